@@ -1,0 +1,90 @@
+"""All TensorFlow private API of this package, each with a test that says what broke.
+
+Seen working on TensorFlow 2.21.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class OutputInfo:
+    """dtype name (``float32``), shape (None: unknown rank; None entries: unknown size), bytes of an element."""
+
+    dtype: str
+    shape: tuple[int | None, ...] | None
+    element_bytes: int
+
+    @property
+    def is_number(self) -> bool:
+        """Neither a handle nor a variant nor a string, so rank 0 means one number (bool included)."""
+        return self.dtype not in ("resource", "variant", "string")
+
+
+def infer_outputs(graph_def) -> dict[str, tuple[OutputInfo, ...]]:
+    """Shapes and dtypes of all outputs, by TensorFlow's own shape functions.
+
+    Goes below ``tf.import_graph_def`` because that takes three times as long: 3.2 s against
+    1.1 s on DenseNet121's 18,904 nodes.
+    """
+    import tensorflow as tf
+    from tensorflow.python.client import pywrap_tf_session
+    from tensorflow.python.framework import c_api_util
+
+    graph = tf.Graph()
+    options = pywrap_tf_session.TF_NewImportGraphDefOptions()
+    try:
+        with graph._c_graph.get() as c_graph, c_api_util.tf_buffer(graph_def.SerializeToString()) as buffer:
+            pywrap_tf_session.TF_GraphImportGraphDefWithResults(c_graph, buffer, options)
+    finally:
+        pywrap_tf_session.TF_DeleteImportGraphDefOptions(options)
+    return {op.name: tuple(map(_info, op.outputs)) for op in graph._add_new_tf_operations()}
+
+
+def _info(tensor) -> OutputInfo:
+    shape = tensor.shape
+    dims = None if shape.rank is None else tuple(shape.as_list())
+    dtype = tensor.dtype.base_dtype
+    return OutputInfo(dtype.name, dims, dtype.size)
+
+
+def is_stateful(op_type: str) -> bool:
+    """Whether TensorFlow registered the op type as having state or side effects."""
+    from tensorflow.python.framework import op_def_registry
+
+    op_def = op_def_registry.get(op_type)
+    return op_def is None or op_def.is_stateful
+
+
+def inline_graph_def(graph_def, fetches: list[str]):
+    """A flat copy of ``graph_def``: function calls inlined, While and If lowered to Switch and Merge.
+
+    Runs Grappler's function optimizer alone, as TensorFlow itself does for TFLite and TensorRT.
+    """
+    import tensorflow as tf
+    from tensorflow.core.protobuf import config_pb2, meta_graph_pb2
+    from tensorflow.python.grappler import tf_optimizer
+
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.import_graph_def(_without_implementations(graph_def), name="")
+    meta_graph = tf.compat.v1.train.export_meta_graph(graph=graph)
+    collection = meta_graph_pb2.CollectionDef()
+    collection.node_list.value.extend(fetches)
+    meta_graph.collection_def["train_op"].CopyFrom(collection)
+    config = config_pb2.ConfigProto()
+    options = config.graph_options.rewrite_options
+    options.min_graph_nodes = -1
+    options.optimizers.append("function")
+    options.function_optimization = options.AGGRESSIVE
+    return tf_optimizer.OptimizeGraph(config, meta_graph)
+
+
+def _without_implementations(graph_def):
+    """Drops ``api_implements``: it would keep the calls that have a cuDNN twin from being inlined."""
+    out = type(graph_def)()
+    out.CopyFrom(graph_def)
+    for function in out.library.function:
+        function.attr.pop("api_implements", None)
+    return out

@@ -1,0 +1,153 @@
+"""Value flow: which op's output can change which op's result, loops and variables included.
+
+This is not the order of execution (``dependencies.py`` has that): control edges carry no value.
+A variable does: a write flows into every later read of the same variable (a RAW hazard, read off
+the control edges that TensorFlow's automatic control dependencies added).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import rustworkx as rx
+
+from grappler_passes.compat import OutputInfo
+
+BACK_EDGE_OP = "NextIteration"
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One data edge: output ``port`` of node ``source``; ``scalar`` for a rank-0 number."""
+
+    source: int
+    port: int
+    scalar: bool
+
+
+@dataclass
+class FlowGraph:
+    """A GraphDef as integer arrays.
+
+    ``data[i]`` are the data edges into node i, ``control[i]`` its control predecessors;
+    ``outputs[i]`` dtype and shape of each output (empty where TensorFlow could not tell).
+    """
+
+    names: list[str]
+    types: list[str]
+    devices: list[str]
+    data: list[list[Edge]]
+    control: list[list[int]]
+    outputs: list[tuple[OutputInfo, ...]]
+    index: dict[str, int] = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def execution_order(self) -> list[int]:
+        """Topological order of data and control edges, loops broken at their back edge."""
+        graph = rx.PyDiGraph()
+        graph.add_nodes_from(range(len(self)))
+        graph.extend_from_edge_list(
+            [
+                (pred, node)
+                for node in range(len(self))
+                for pred in {*(e.source for e in self.data[node]), *self.control[node]}
+                if self.types[pred] != BACK_EDGE_OP
+            ]
+        )
+        return list(rx.topological_sort(graph))
+
+
+def build_flow_graph(graph_def, infos: dict[str, tuple[OutputInfo, ...]]) -> FlowGraph:
+    """Reads the nodes of a flat GraphDef; ``infos`` maps node name to its outputs."""
+    names = [node.name for node in graph_def.node]
+    index = {name: i for i, name in enumerate(names)}
+    outputs = [infos.get(name, ()) for name in names]
+    data: list[list[Edge]] = []
+    control: list[list[int]] = []
+    for node in graph_def.node:
+        edges, controls = [], []
+        for text in node.input:
+            if text.startswith("^"):
+                controls.append(index[text[1:]])
+                continue
+            name, _, port_text = text.partition(":")
+            source, port = index[name], int(port_text or 0)
+            edges.append(Edge(source, port, _is_scalar(outputs[source], port)))
+        data.append(edges)
+        control.append(controls)
+    return FlowGraph(
+        names,
+        [node.op for node in graph_def.node],
+        [node.device for node in graph_def.node],
+        data,
+        control,
+        outputs,
+        index,
+    )
+
+
+def _is_scalar(outputs: Sequence[OutputInfo], port: int) -> bool:
+    """Rank 0 and a number: variants (tensor lists) and handles are rank 0 but carry tensors."""
+    return port < len(outputs) and outputs[port].shape == () and outputs[port].is_number
+
+
+class Propagation:
+    """Bit sets pushed along value edges, once forwards or backwards, cycles handled as one node.
+
+    ``preds[i]`` are the nodes whose value flows into i.
+    """
+
+    def __init__(self, preds: Sequence[Iterable[int]], order: Sequence[int], cyclic: bool):
+        self.preds = [list(p) for p in preds]
+        self._groups = self._components(order) if cyclic else [[node] for node in order]
+
+    def _components(self, order: Sequence[int]) -> list[list[int]]:
+        graph = rx.PyDiGraph()
+        graph.add_nodes_from(range(len(order)))
+        graph.extend_from_edge_list([(p, n) for n, preds in enumerate(self.preds) for p in preds])
+        components = [list(c) for c in rx.strongly_connected_components(graph)]
+        of = {node: c for c, nodes in enumerate(components) for node in nodes}
+        condensed = rx.PyDiGraph()
+        condensed.add_nodes_from(range(len(components)))
+        edges = {(of[p], of[n]) for n, preds in enumerate(self.preds) for p in preds if of[p] != of[n]}
+        condensed.extend_from_edge_list(sorted(edges))
+        return [components[c] for c in rx.topological_sort(condensed)]
+
+    def downstream(self, seeds: dict[int, int], stop: Callable[[int], bool] | None = None) -> list[int]:
+        """bits[i] = OR of the seeds at i and at all nodes that flow into i.
+
+        Nothing flows out of a node for which ``stop`` holds (it keeps its own bits).
+        """
+        bits = [0] * len(self.preds)
+        for group in self._groups:
+            total = 0
+            for node in group:
+                total |= seeds.get(node, 0)
+                for pred in self.preds[node]:
+                    if stop is None or not stop(pred):
+                        total |= bits[pred]
+            if total:
+                for node in group:
+                    bits[node] = total
+        return bits
+
+    def upstream(self, seeds: dict[int, int], stop: Callable[[int], bool] | None = None) -> list[int]:
+        """bits[i] = OR of the seeds at i and at all nodes into which i flows."""
+        bits = [0] * len(self.preds)
+        for node, seed in seeds.items():
+            bits[node] |= seed
+        for group in reversed(self._groups):
+            total = 0
+            for node in group:
+                total |= bits[node]
+            if not total:
+                continue
+            for node in group:
+                bits[node] = total
+                if stop is None or not stop(node):
+                    for pred in self.preds[node]:
+                        bits[pred] |= total
+        return bits

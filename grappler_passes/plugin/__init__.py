@@ -1,0 +1,29 @@
+"""The Grappler plug-in: TensorFlow hands its final training graph to a Python function.
+
+>>> from grappler_passes import plugin
+>>> plugin.load()
+>>> request = plugin.register(plugin.Request("mine", rewrite=lambda graph_def: None))
+>>> with plugin.tracing(request):
+...     train_step(x, y)          # a tf.function: traced, and rewritten before its first run
+>>> plugin.unregister("mine")
+"""
+
+from grappler_passes.plugin.answer import AnswerError, check_answer
+from grappler_passes.plugin.hook import VariableInfo, describe_keras
+from grappler_passes.plugin.loader import PluginError, load, loaded
+from grappler_passes.plugin.requests import Request, RewriteError, register, tracing, unregister
+
+__all__ = [
+    "AnswerError",
+    "PluginError",
+    "Request",
+    "RewriteError",
+    "VariableInfo",
+    "check_answer",
+    "describe_keras",
+    "load",
+    "loaded",
+    "register",
+    "tracing",
+    "unregister",
+]

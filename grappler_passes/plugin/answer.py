@@ -1,0 +1,155 @@
+"""Checks a rewritten graph before TensorFlow gets it.
+
+TensorFlow survives most bad graphs by itself (it logs and runs the original), but a dropped
+``_Retval`` or a malformed device fails the user's call, and a well-formed device that does not exist
+kills the process.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from typing import Any
+
+from grappler_passes.plugin import compat
+from grappler_passes.plugin.ports import PortError, input_types, output_types
+
+ENDS = ("_Arg", "_Retval")
+LOOP_ENDS = ("NextIteration", "RefNextIteration")
+
+
+class AnswerError(Exception):
+    """The rewritten graph cannot be given to TensorFlow; the message names the node."""
+
+
+def check_answer(before: Any, after: Any, devices: Callable[[], Collection[str]] | None = None) -> None:
+    """Raises :class:`AnswerError` unless ``after`` may take the place of ``before`` (both GraphDefs).
+
+    ``devices`` gives the full names of existing devices (default: asks the TensorFlow runtime);
+    called only if a node sits on a device that no node of ``before`` sits on.
+    """
+    if not compat.is_graph_def(after):
+        raise AnswerError(f"a rewrite gave a {type(after).__name__}; expected a GraphDef or None")
+    if not after.node:
+        raise AnswerError("a rewrite gave an empty graph")
+    nodes = _unique_nodes(after)
+    _check_ends(before, after)
+    _check_devices(before, after, devices or compat.runtime_devices)
+    _check_ops(before, after)
+    _check_inputs(nodes, before)
+    _check_acyclic(nodes)
+
+
+def _unique_nodes(graph_def: Any) -> dict[str, Any]:
+    names = Counter(node.name for node in graph_def.node)
+    twice = [name for name, count in names.items() if count > 1]
+    if twice:
+        raise AnswerError(f"two nodes are named {twice[0]!r}")
+    return {node.name: node for node in graph_def.node}
+
+
+def _check_ends(before: Any, after: Any) -> None:
+    def ends(graph_def: Any) -> set[tuple[str, str, int, int]]:
+        return {(n.op, n.name, n.attr["index"].i, n.attr["T"].type) for n in graph_def.node if n.op in ENDS}
+
+    old, new = ends(before), ends(after)
+    for op, name, index, _ in sorted(old ^ new):
+        change = "dropped or changed" if (op, name) in {end[:2] for end in old} else "added"
+        raise AnswerError(f"{op} {name!r} (index {index}) was {change}; arguments and results must stay")
+
+
+def _check_devices(before: Any, after: Any, devices: Callable[[], Collection[str]]) -> None:
+    known = {node.device for node in before.node}
+    changed = [node for node in after.node if node.device not in known]
+    if not changed:
+        return
+    existing = set(devices())
+    for node in changed:
+        if node.device not in existing:
+            there = ", ".join(sorted(existing))
+            raise AnswerError(
+                f"node {node.name!r} was put on {node.device!r}, which does not exist; there are: {there}"
+            )
+
+
+def _check_ops(before: Any, after: Any) -> None:
+    """Every op is known, and no op with side effects was lost."""
+    functions = {function.signature.name for function in after.library.function}
+    op_defs = {op: compat.op_def(op) for op in {n.op for g in (before, after) for n in g.node}}
+    for node in after.node:
+        if op_defs[node.op] is None and node.op not in functions:
+            raise AnswerError(f"node {node.name!r} has op {node.op!r}, which TensorFlow does not know")
+    names = {node.name for node in after.node}
+    for node in before.node:
+        op_def = op_defs[node.op]
+        if node.name not in names and op_def is not None and op_def.is_stateful:
+            raise AnswerError(f"{node.op} {node.name!r} has side effects and was dropped")
+
+
+def _split(source: str) -> tuple[str, int]:
+    """``"^a"`` is ("a", -1), ``"a"`` is ("a", 0), ``"a:2"`` is ("a", 2)."""
+    if source.startswith("^"):
+        return source[1:], -1
+    name, _, port = source.partition(":")
+    return name, int(port or 0)
+
+
+def _check_inputs(nodes: dict[str, Any], before: Any) -> None:
+    """Inputs exist; the inputs of nodes that changed, and of nodes that read one, have the right dtype."""
+    old = {node.name: node for node in before.node}
+    changed = {name for name, node in nodes.items() if old.get(name) != node}
+    for node in nodes.values():
+        sources = [_split(source) for source in node.input]
+        for name, _ in sources:
+            if name not in nodes:
+                raise AnswerError(f"node {node.name!r} has input {name!r}, which is not in the graph")
+        if node.name in changed or any(name in changed for name, _ in sources):
+            _check_types(node, [(nodes[name], port) for name, port in sources if port >= 0])
+
+
+def _check_types(node: Any, sources: list[tuple[Any, int]]) -> None:
+    try:
+        wanted = input_types(node)
+        given = [_type_of(source, port) for source, port in sources]
+    except PortError as error:
+        raise AnswerError(str(error)) from error
+    if wanted is None:
+        return
+    if len(wanted) != len(given):
+        raise AnswerError(f"{node.op} {node.name!r} takes {len(wanted)} inputs, was given {len(given)}")
+    for index, (want, have) in enumerate(zip(wanted, given, strict=True)):
+        if have is not None and want % 100 != have % 100:  # +100: a reference to a value of that type
+            raise AnswerError(f"input {index} of {node.op} {node.name!r} has dtype {have}, expected {want}")
+
+
+def _type_of(source: Any, port: int) -> int | None:
+    types = output_types(source)
+    if types is None:
+        return None
+    if port >= len(types):
+        raise PortError(f"{source.op} {source.name!r} has {len(types)} outputs; output {port} was asked for")
+    return types[port]
+
+
+def _check_acyclic(nodes: dict[str, Any]) -> None:
+    """No cycle, control edges included; a loop's back edge (NextIteration to Merge) is none."""
+    waiting: dict[str, int] = {}
+    readers: dict[str, list[str]] = {name: [] for name in nodes}
+    for node in nodes.values():
+        sources = [_split(source)[0] for source in node.input]
+        if node.op in ("Merge", "RefMerge"):
+            sources = [name for name in sources if nodes[name].op not in LOOP_ENDS]
+        waiting[node.name] = len(sources)
+        for name in sources:
+            readers[name].append(node.name)
+    ready = [name for name, count in waiting.items() if count == 0]
+    done = 0
+    while ready:
+        done += 1
+        for reader in readers[ready.pop()]:
+            waiting[reader] -= 1
+            if waiting[reader] == 0:
+                ready.append(reader)
+    if done < len(nodes):
+        stuck = [name for name, count in waiting.items() if count > 0]
+        raise AnswerError(f"there is a cycle; {len(stuck)} nodes never run, among them {stuck[0]!r}")

@@ -1,0 +1,80 @@
+"""TensorFlow's private API that the plug-in uses, and which TensorFlow versions it was seen with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+OLDEST = (2, 15)
+"""First TensorFlow the plug-in was seen working with."""
+TOO_NEW = (2, 22)
+"""First TensorFlow that nobody has tried."""
+
+
+def tensorflow_version() -> tuple[int, int]:
+    """Major and minor version of the installed TensorFlow; ImportError where there is none."""
+    import tensorflow as tf
+
+    major, minor = tf.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def load_library(path: str) -> None:
+    """Loads a graph optimizer.  A second one for the same device type aborts the process.
+
+    Goes below ``load_pluggable_device_library``, which also rescans the devices and so forgets
+    what the user chose with ``set_visible_devices`` and ``set_memory_growth``.
+    """
+    from tensorflow.python.client import pywrap_tf_session
+
+    pywrap_tf_session.TF_LoadPluggableDeviceLibrary(path)
+
+
+def has_gpu() -> bool:
+    """Whether TensorFlow sees a GPU; does not initialize it."""
+    import tensorflow as tf
+
+    return bool(tf.config.list_physical_devices("GPU"))
+
+
+def runtime_devices() -> frozenset[str]:
+    """Full names of the devices of this process and of the cluster it is connected to."""
+    from tensorflow.python.eager import context
+
+    return frozenset(context.context().devices())
+
+
+def func_graph_transforms() -> list[Callable[[Any], None]]:
+    """The functions that TensorFlow calls with each ``FuncGraph`` it has traced."""
+    from tensorflow.python.eager.polymorphic_function import transform
+
+    transforms: list[Callable[[Any], None]] = transform.FUNC_GRAPH_TRANSFORMS
+    return transforms
+
+
+def set_string_attr(op: Any, name: str, value: str) -> None:
+    """Sets an attribute of an op that is in a graph already."""
+    from tensorflow.core.framework import attr_value_pb2
+
+    op._set_attr(name, attr_value_pb2.AttrValue(s=value.encode()))
+
+
+def op_def(op_type: str) -> Any:
+    """What TensorFlow registered for an op type, None where it knows no such op."""
+    from tensorflow.python.framework import op_def_registry
+
+    return op_def_registry.get(op_type)
+
+
+def parse_graph_def(data: bytes) -> Any:
+    """A GraphDef from its serialized form."""
+    from tensorflow.core.framework import graph_pb2
+
+    return graph_pb2.GraphDef.FromString(data)
+
+
+def is_graph_def(value: Any) -> bool:
+    """Whether a value is a GraphDef message."""
+    from tensorflow.core.framework import graph_pb2
+
+    return isinstance(value, graph_pb2.GraphDef)

@@ -1,0 +1,190 @@
+"""Loads the C shim into TensorFlow, once per process."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from grappler_passes.plugin import callback, compat, hook, requests
+
+EXIT_WAIT_S = 5.0
+"""How long the end of the interpreter waits for rewrites under way on other threads."""
+
+_CALLBACK = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.POINTER(ctypes.c_void_p),
+    ctypes.POINTER(ctypes.c_size_t),
+)
+
+
+class PluginError(Exception):
+    """The graph optimizer cannot be loaded; training runs as if tf_ooo were not there."""
+
+
+class _Shim:
+    """One loaded shim.  Lives as long as the process: TensorFlow cannot unload an optimizer."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.library = _declare(ctypes.CDLL(str(path)))
+        self.callback = _CALLBACK(self._on_graph)
+        self.library.ooo_set_callback(self.callback)
+
+    def _on_graph(self, data: int, length: int, result: Any, result_length: Any) -> int:
+        try:
+            new = callback.answer(ctypes.string_at(data, length))
+            if new is None:
+                return 0
+            buffer = self.library.ooo_alloc(len(new))
+            if not buffer:
+                return 0
+            ctypes.memmove(buffer, new, len(new))
+            result[0], result_length[0] = buffer, len(new)
+            return 1
+        except BaseException:  # Ctrl-C or no memory between the lines above
+            return 0
+
+
+_lock = threading.RLock()
+_shims: dict[str, _Shim] = {}
+
+
+def load() -> None:
+    """Loads the CPU shim, and the GPU shim if TensorFlow sees a GPU, and installs the trace-time hook.
+
+    Does nothing the second time.  Raises :class:`PluginError` before anything is loaded.
+    """
+    with _lock:
+        missing = [device for device in _device_types() if device not in _shims]
+        paths = {device: shim_path(device) for device in missing}
+        if missing:
+            _check_conflicts()
+        for device, path in paths.items():
+            shim = _Shim(path)
+            compat.load_library(str(path))
+            _shims[device] = shim
+        hook.install()
+        requests.connect(_set_enabled)
+
+
+def loaded() -> tuple[str, ...]:
+    """Device types whose shim is loaded: ``("CPU",)``, ``("CPU", "GPU")`` or nothing."""
+    return tuple(_shims)
+
+
+def python_calls() -> int:
+    """How often TensorFlow's calls got as far as Python, in this process."""
+    return sum(shim.library.ooo_python_calls() for shim in _shims.values())
+
+
+def shim_path(device_type: str) -> Path:
+    """The compiled shim for ``"CPU"`` or ``"GPU"``."""
+    folder, module = Path(__file__).parent, f"_shim_{device_type.lower()}"
+    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+        path = folder / f"{module}{suffix}"
+        if path.exists():
+            return path.resolve()
+    raise PluginError(
+        f"the graph optimizer for {device_type} is not compiled ({folder} has no {module}); "
+        "install a C compiler, then reinstall with: pip install ."
+    )
+
+
+def _device_types() -> list[str]:
+    _check_tensorflow()
+    return ["CPU", "GPU"] if compat.has_gpu() else ["CPU"]
+
+
+def _check_tensorflow() -> None:
+    if importlib.util.find_spec("tensorflow") is None:
+        raise PluginError(
+            "TensorFlow is not installed; install one: pip install 'tf_ooo[cpu]' or pip install 'tf_ooo[gpu]'"
+        )
+    version = compat.tensorflow_version()
+    if not compat.OLDEST <= version < compat.TOO_NEW:
+        oldest, too_new = (".".join(map(str, v)) for v in (compat.OLDEST, compat.TOO_NEW))
+        found = ".".join(map(str, version))
+        raise PluginError(
+            f"TensorFlow {found} is not supported, tf_ooo needs >={oldest},<{too_new}; nothing was loaded"
+        )
+
+
+def _check_conflicts() -> None:
+    """Refuses to load beside another optimizer: two for one device type abort the process.
+
+    Which device type the other is for cannot be asked without running its initialization again.
+    """
+    ours = {shim.path for shim in _shims.values()}
+    others = [path for path in _mapped_libraries() if path not in ours and _is_optimizer(path)]
+    if others:
+        names = ", ".join(map(str, others))
+        raise PluginError(
+            f"another graph optimizer is loaded already ({names}) and TensorFlow takes one per device type; "
+            "remove it from tensorflow-plugins or TF_PLUGGABLE_DEVICE_LIBRARY_PATH. Nothing was loaded"
+        )
+
+
+def _mapped_libraries() -> list[Path]:
+    """The shared libraries in this process; where the system does not tell, TensorFlow's plug-in folders."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return [p for entry in sys.path for p in (Path(entry) / "tensorflow-plugins").glob("*.dylib")]
+    fields = (line.split(maxsplit=5) for line in maps.read_text().splitlines())
+    names = {f[5] for f in fields if len(f) == 6 and ".so" in f[5] and f[5].startswith("/")}
+    return sorted(Path(name) for name in names)
+
+
+def _is_optimizer(path: Path) -> bool:
+    """Whether a library that is in this process exports the entry point of a graph optimizer."""
+    try:
+        library = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+    except OSError:  # mapped as data, or deleted since
+        return False
+    return hasattr(library, "TF_InitGraph")
+
+
+def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
+    library.ooo_set_callback.argtypes = [_CALLBACK]
+    library.ooo_set_callback.restype = None
+    library.ooo_set_enabled.argtypes = [ctypes.c_int]
+    library.ooo_set_enabled.restype = None
+    library.ooo_alloc.argtypes = [ctypes.c_size_t]
+    library.ooo_alloc.restype = ctypes.c_void_p
+    library.ooo_python_calls.argtypes = []
+    library.ooo_python_calls.restype = ctypes.c_ulong
+    return library
+
+
+def _set_enabled(value: bool) -> None:
+    for shim in _shims.values():
+        shim.library.ooo_set_enabled(int(value))
+
+
+def _leave() -> None:
+    """TensorFlow's threads outlive the interpreter: no call may start, and those under way must end."""
+    _set_enabled(False)
+    deadline_s = time.monotonic() + EXIT_WAIT_S
+    while any(s.library.ooo_running() for s in _shims.values()) and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+
+
+def _reset_in_child() -> None:
+    """Neither the threads that held the lock nor the calls under way exist in a forked child."""
+    global _lock
+    _lock = threading.RLock()
+    for shim in _shims.values():
+        shim.library.ooo_forget_running()
+
+
+atexit.register(_leave)
+os.register_at_fork(after_in_child=_reset_in_child)

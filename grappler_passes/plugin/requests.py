@@ -1,0 +1,165 @@
+"""Which graphs are to be rewritten, and by what.
+
+A request is *registered* for as long as TensorFlow may compile a function that belongs to it, and
+*active* (:func:`tracing`) on one thread while such functions are traced.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+logger = logging.getLogger("tf_ooo")
+
+REQUEST_ATTR = "_ooo_request"
+"""On the arguments of a graph that belongs to a request: the request's id."""
+VARIABLE_ATTR = "_ooo_variable"
+"""On arguments that are variables: JSON ``{"name": str, "trainable": bool}``."""
+DONE_ATTR = "_ooo_done"
+"""On nodes of a graph that was rewritten: TensorFlow calls a second time, with the first answer."""
+
+
+class RewriteError(Exception):
+    """A rewrite failed and the request is strict; ``__cause__`` is the failure."""
+
+
+@dataclass(eq=False)
+class Request:
+    """One wish: graphs traced while this is active go through ``rewrite`` before they run.
+
+    Args:
+        id: unique among the registered requests; written into the graph.
+        rewrite: GraphDef in, new GraphDef out, None for "nothing to do".  Called with the placed,
+            inlined graph, on whichever thread compiles the function; must not mutate its argument.
+        strict: :meth:`raise_if_failed` raises the first error instead of leaving it logged.
+        describe: given a captured ``tf.Variable``, its ``{"name", "trainable"}`` or None to use the
+            variable's own.  Keras keeps ``trainable`` to itself: see :func:`hook.describe_keras`.
+
+    ``calls``, ``rewrites``, ``skipped`` (reasons) and ``errors`` are filled in by the plug-in.
+    """
+
+    id: str
+    rewrite: Callable[[Any], Any]
+    strict: bool = False
+    describe: Callable[[Any], Any] | None = None
+    calls: int = 0
+    rewrites: int = 0
+    skipped: list[str] = field(default_factory=list)
+    errors: list[BaseException] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _logged: bool = field(default=False, repr=False)
+
+    def count_call(self) -> None:
+        """Notes that TensorFlow asked about a graph of this request."""
+        with self._lock:
+            self.calls += 1
+
+    def count_rewrite(self) -> None:
+        """Notes that TensorFlow was given a new graph."""
+        with self._lock:
+            self.rewrites += 1
+
+    def skip(self, reason: str) -> None:
+        """Notes why a graph was left as it was, though nothing failed."""
+        with self._lock:
+            self.skipped.append(reason)
+
+    def fail(self, error: BaseException) -> None:
+        """Keeps the error; the first one is logged, TensorFlow runs the unmodified graph."""
+        with self._lock:
+            self.errors.append(error)
+            first, self._logged = not self._logged, True
+        if first:
+            what = f"{type(error).__name__}: {error}"
+            logger.warning("%s: the graph runs in its stock order, because %s", self.id, what, exc_info=error)
+
+    def raise_if_failed(self) -> None:
+        """To be called once the function ran: nothing may be raised from within TensorFlow.
+
+        A KeyboardInterrupt or SystemExit that arrived during the rewrite is raised in any case.
+        """
+        for error in self.errors:
+            if not isinstance(error, Exception):
+                self.errors.remove(error)
+                raise error
+        if self.strict and self.errors:
+            raise RewriteError(f"{self.id}: {self.errors[0]}") from self.errors[0]
+
+
+class _Active(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[Request] = []
+
+
+_requests: dict[str, Request] = {}
+_lock = threading.RLock()
+_active = _Active()
+_set_enabled: Callable[[bool], None] | None = None
+
+
+def register(request: Request) -> Request:
+    """From now on graphs marked with the request's id are rewritten; returns the request."""
+    with _lock:
+        if request.id in _requests:
+            raise ValueError(f"a request {request.id!r} is registered already; unregister it first")
+        _requests[request.id] = request
+        _update_enabled()
+    return request
+
+
+def unregister(request_id: str) -> None:
+    """Forgets a request; graphs compiled before stay as they are.  An unknown id is ignored."""
+    with _lock:
+        _requests.pop(request_id, None)
+        _update_enabled()
+
+
+def find(request_id: str) -> Request | None:
+    """The registered request of that id."""
+    with _lock:
+        return _requests.get(request_id)
+
+
+@contextmanager
+def tracing(request: Request) -> Iterator[Request]:
+    """Functions traced on this thread inside the block belong to ``request``; nests."""
+    _active.stack.append(request)
+    try:
+        yield request
+    finally:
+        _active.stack.pop()
+
+
+def active() -> Request | None:
+    """The request that functions traced on this thread belong to now."""
+    return _active.stack[-1] if _active.stack else None
+
+
+def connect(set_enabled: Callable[[bool], None]) -> None:
+    """``set_enabled`` is called, now and at every change, with whether any request is registered."""
+    global _set_enabled
+    with _lock:
+        _set_enabled = set_enabled
+        _update_enabled()
+
+
+def _update_enabled() -> None:
+    if _set_enabled is not None:
+        _set_enabled(bool(_requests))
+
+
+def _forget_in_child() -> None:
+    """A forked child starts with no requests: TensorFlow's threads, and so its results, are the parent's."""
+    global _lock
+    _lock = threading.RLock()  # the old one may be held by a thread that does not exist here
+    _requests.clear()
+    _active.stack.clear()
+    _update_enabled()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,82 @@
+"""Builds the packages and the two small C libraries that TensorFlow loads as graph optimizers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+
+from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
+
+SHIM = "grappler_passes/plugin/shim.c"
+TENSORFLOW = ">=2.21,<2.22"
+
+
+def shim(device_type: str) -> Extension:
+    """The plug-in for one device type; loaded by path, never imported as a module."""
+    return Extension(
+        f"grappler_passes.plugin._shim_{device_type.lower()}",
+        [SHIM],
+        define_macros=[("OOO_DEVICE_TYPE", f'"{device_type}"')],
+        extra_compile_args=["-std=c11", "-O2", "-Wall", "-Wextra"],
+        libraries=["dl"] if sys.platform == "linux" else [],
+    )
+
+
+class BuildShims(build_ext):
+    """Builds each shim in its own folder (one source, two objects); says so where there is no compiler."""
+
+    def build_extensions(self) -> None:
+        """Stops with one line where there is no compiler."""
+        command = getattr(self.compiler, "compiler_so", None) or ["cc"]
+        if shutil.which(command[0]) is None:
+            sys.exit(
+                f"tf_ooo: C compiler {command[0]!r} not found; install one (on Debian: apt-get install gcc) "
+                "or name one with CC=..., then run pip install again"
+            )
+        super().build_extensions()
+
+    def build_extension(self, ext: Extension) -> None:
+        """Gives the extension an object folder of its own."""
+        base = self.build_temp
+        self.build_temp = os.path.join(base, ext.name)
+        try:
+            super().build_extension(ext)
+        finally:
+            self.build_temp = base
+
+
+setup(
+    name="tf_ooo",
+    version="0.1.0",
+    description="Out-of-order backprop for unmodified TensorFlow and Keras",
+    license="Apache-2.0",
+    packages=find_packages(include=["tf_ooo*", "grappler_passes*", "keras_callbacks*"]),
+    package_data={
+        "tf_ooo": ["py.typed", "templates/*"],
+        "grappler_passes": ["py.typed"],
+        "grappler_passes.plugin": ["shim.c"],
+    },
+    python_requires=">=3.10,<3.14",
+    install_requires=["numpy", "rustworkx", "click", "rich", "plotly", "jinja2"],
+    extras_require={
+        "cpu": [f"tensorflow-cpu{TENSORFLOW}"],
+        "gpu": [f"tensorflow[and-cuda]{TENSORFLOW}"],
+        "horovod": ["horovod==0.28.1"],
+        "legacy": ["tensorflow-cpu==2.15.1", "tensorflow-addons==0.23.0"],
+        "dev": [
+            "cmake<4",
+            "hypothesis",
+            "matplotlib",
+            "mypy",
+            "pytest",
+            "pytest-timeout",
+            "ruff",
+            "scikit-learn",
+        ],
+    },
+    entry_points={"console_scripts": ["tf-ooo = tf_ooo.cli:main"]},
+    ext_modules=[shim("CPU"), shim("GPU")],
+    cmdclass={"build_ext": BuildShims},
+)

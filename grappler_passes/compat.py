@@ -34,6 +34,8 @@ def infer_outputs(graph_def) -> dict[str, tuple[OutputInfo, ...]]:
 
     graph = tf.Graph()
     options = pywrap_tf_session.TF_NewImportGraphDefOptions()
+    # Grappler leaves colocation constraints on nodes that it has removed.
+    pywrap_tf_session.TF_ImportGraphDefOptionsSetValidateColocationConstraints(options, False)
     try:
         with graph._c_graph.get() as c_graph, c_api_util.tf_buffer(graph_def.SerializeToString()) as buffer:
             pywrap_tf_session.TF_GraphImportGraphDefWithResults(c_graph, buffer, options)

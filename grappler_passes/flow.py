@@ -97,12 +97,13 @@ def _is_scalar(outputs: Sequence[OutputInfo], port: int) -> bool:
 class Propagation:
     """Bit sets pushed along value edges, once forwards or backwards, cycles handled as one node.
 
-    ``preds[i]`` are the nodes whose value flows into i.
+    ``preds[i]`` are the nodes whose value flows into i; ``groups`` the cycles (single nodes mostly)
+    in topological order.
     """
 
     def __init__(self, preds: Sequence[Iterable[int]], order: Sequence[int], cyclic: bool):
         self.preds = [list(p) for p in preds]
-        self._groups = self._components(order) if cyclic else [[node] for node in order]
+        self.groups = self._components(order) if cyclic else [[node] for node in order]
 
     def _components(self, order: Sequence[int]) -> list[list[int]]:
         graph = rx.PyDiGraph()
@@ -122,7 +123,7 @@ class Propagation:
         Nothing flows out of a node for which ``stop`` holds (it keeps its own bits).
         """
         bits = [0] * len(self.preds)
-        for group in self._groups:
+        for group in self.groups:
             total = 0
             for node in group:
                 total |= seeds.get(node, 0)
@@ -139,7 +140,7 @@ class Propagation:
         bits = [0] * len(self.preds)
         for node, seed in seeds.items():
             bits[node] |= seed
-        for group in reversed(self._groups):
+        for group in reversed(self.groups):
             total = 0
             for node in group:
                 total |= bits[node]

@@ -1,0 +1,137 @@
+"""The backward pass of a training step: where it ends, and what each of its ops is needed for."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from grappler_passes.bits import bits_of, several, union
+from grappler_passes.gradients import GradientFlow
+
+COMMUNICATION_PREFIXES = ("Horovod", "Collective", "Nccl", "_Send", "_Recv", "_HostSend", "_HostRecv")
+
+
+class Backward:
+    """Updates, backward ops and their weights; bit i stands for ``gradients.weights[i]``."""
+
+    def __init__(self, gradients: GradientFlow):
+        self.gradients = gradients
+        self.flow = gradients.flow
+        self.size = len(self.flow)
+        self.successors: list[list[int]] = [[] for _ in range(self.size)]
+        for node, edges in enumerate(self.flow.data):
+            for edge in edges:
+                self.successors[edge.source].append(node)
+
+    def is_communication(self, node: int) -> bool:
+        """Collectives and transfers, told by op type: dataflow cannot see that an op talks."""
+        return self.flow.types[node].startswith(COMMUNICATION_PREFIXES)
+
+    @cached_property
+    def is_update(self) -> list[bool]:
+        """Ops from where a gradient first meets optimizer state, another weight's gradient or the
+        result of a communication, to the writes."""
+        g = self.gradients
+        seeds = {read: 1 for read in self._state_reads()}
+        seeds.update({n: 1 for n, bits in enumerate(g.after) if several(bits)})
+        seeds.update({sink: 1 for i in range(len(g.weights)) for sink in g.sinks(i)})
+        for node in range(self.size):
+            if self.is_communication(node) and g.reach[node]:
+                seeds.update({target: 1 for target in self.successors[node]})
+        marked = g.full.downstream(seeds)
+        # The optimizer's own work on a finished gradient (its square, say) is update as well.
+        for node in range(self.size):
+            seeds.update(self._work_on_finished_gradient(node, marked))
+        marked = g.full.downstream(seeds)
+        return [bool(m) and not g.forward[n] for n, m in enumerate(marked)]
+
+    def _work_on_finished_gradient(self, node: int, marked: list[int]) -> dict[int, int]:
+        """The ops that use a finished gradient on behalf of one weight; none if ``node`` is not one.
+
+        A finished gradient has its weight's shape and meets optimizer state in at least one op.
+        """
+        g = self.gradients
+        if marked[node] or g.forward[node] or not g.from_data[node] or not g.reach[node]:
+            return {}
+        shapes = {output.shape for output in self.flow.outputs[node]}
+        found = {}
+        for target in self.successors[node]:
+            weight = g.reach[target]
+            if marked[target] and weight and not several(weight):
+                if g.weights[weight.bit_length() - 1].shape in shapes:
+                    found.update({t: 1 for t in self.successors[node] if g.reach[t] == weight})
+        return found
+
+    def _state_reads(self) -> list[int]:
+        """Reads of what only updates use: slots, learning rate, step counter, a decayed weight.
+
+        A loss scale is read by the update too, but by dO first: it does not count.
+        """
+        g = self.gradients
+        chain = {
+            n: 1
+            for n, bits in enumerate(g.reach)
+            if several(bits) and g.from_data[n] and not g.forward[n] and not g.after[n]
+        }
+        feeds_chain = g.full.upstream(chain)
+        feeds_sink = g.full.upstream({sink: 1 for i in range(len(g.weights)) for sink in g.sinks(i)})
+        return [
+            read
+            for variable in g.variables
+            for read in variable.reads
+            if feeds_sink[read] and not g.forward[read] and not feeds_chain[read]
+        ]
+
+    def hands_over(self, node: int) -> int:
+        """The weights whose gradient this op computes alone, or hands to an update."""
+        g = self.gradients
+        if not g.from_data[node]:
+            return 0
+        own = 0 if several(g.reach[node]) else g.reach[node]
+        received = (g.reach[t] for t in self.successors[node] if self.is_update[t])
+        return own | union(bits for bits in received if not several(bits))
+
+    @cached_property
+    def is_backward(self) -> list[bool]:
+        """What gradients are computed from, the forward pass and the updates apart."""
+        g = self.gradients
+        outside = [g.forward[n] or self.is_update[n] for n in range(self.size)]
+        ends = {n: 1 for n in range(self.size) if not outside[n] and self.hands_over(n)}
+        found = g.full.upstream(ends)
+        return [bool(f) and not outside[n] and n not in g.handle_nodes for n, f in enumerate(found)]
+
+    def needed_by(self, group_of_weight: list[int]) -> list[int]:
+        """needed[i]: the groups of weights for whose gradients backward op i is needed.
+
+        ``group_of_weight[w]`` is the group (a number) that weight w counts for.
+        """
+        seeds: dict[int, int] = {}
+        for node in range(self.size):
+            if self.is_backward[node]:
+                groups = union(1 << group_of_weight[w] for w in bits_of(self.hands_over(node)))
+                if groups:
+                    seeds[node] = groups
+        return self.gradients.full.upstream(seeds, stop=lambda n: not self.is_backward[n])
+
+    @cached_property
+    def serves_update(self) -> list[int]:
+        """1 for each op on which the write of a weight, of its slots, or of anything else computed
+        from gradients (a loss scale, a moving average of the weights) depends."""
+        g = self.gradients
+        ends = {sink: 1 for i in range(len(g.weights)) for sink in g.sinks(i)}
+        for variable in g.variables:
+            if any(g.after[w] for w in variable.writes) or self._follows_a_weight(variable):
+                ends.update({w: 1 for w in variable.writes})
+        return g.full.upstream(ends)
+
+    def _follows_a_weight(self, variable) -> bool:
+        """Written from the updated value of a weight (a moving average, a lookahead copy), or used
+        by updates only (a step counter)."""
+        g = self.gradients
+        follows = any(self._reads_updated_weights[write] for write in variable.writes)
+        return follows or any(self.is_update[read] for read in variable.reads)
+
+    @cached_property
+    def _reads_updated_weights(self) -> list[int]:
+        g = self.gradients
+        late = {read: 1 for w in g.weights for read in w.late_reads if not g.forward[read]}
+        return g.full.downstream(late)

@@ -1,0 +1,115 @@
+"""Layers: weights whose gradients start from the same dO, numbered by first use."""
+
+from __future__ import annotations
+
+from grappler_passes.backward import Backward
+from grappler_passes.bits import bits_of, several, union
+from grappler_passes.gradients import GradientFlow
+
+# Ops that pass a tensor on unchanged or re-arranged: looking through them, the dO that a kernel's
+# and a bias's gradient start from is the same one.
+VIEW_OPS = frozenset(
+    {"Identity", "Reshape", "Cast", "Squeeze", "ExpandDims", "Transpose", "StopGradient", "Enter",
+     "Switch", "Merge", "Exit"}
+)  # fmt: skip
+
+
+def group_weights(backward: Backward) -> list[list[int]]:
+    """Lists of weight numbers, one list a layer, the layer that the forward pass uses first first."""
+    count = len(backward.gradients.weights)
+    needed = backward.needed_by(list(range(count)))
+    starts: dict[int, set[tuple[int, int]]] = {w: set() for w in range(count)}
+    through = dict.fromkeys(range(count), 0)
+    for node, bits in enumerate(needed):
+        if backward.is_backward[node]:
+            _note(backward, needed, node, bits, starts, through)
+    keys: dict[tuple, list[int]] = {}
+    for weight in range(count):
+        back_through = through[weight] & ~(1 << weight)
+        key = (frozenset(starts[weight]), back_through)
+        keys.setdefault(key if any(key) else (weight,), []).append(weight)
+    use = _first_use(backward.gradients)
+    return sorted(keys.values(), key=lambda members: min(use[w] for w in members))
+
+
+def _note(backward: Backward, needed, node: int, bits: int, starts, through) -> None:
+    """Notes what one backward op says of the weights that it hands a gradient to.
+
+    A weight's own gradient starts at the shared ops that its own ops read.  If its own ops also
+    read another weight's value, its chain goes back *through* that other layer first: it lies
+    further down, although both start from the same shared op.
+    """
+    g = backward.gradients
+    if several(bits):
+        for weight in bits_of(backward.hands_over(node)):
+            starts[weight] |= _origin(backward, node, 0, g.weights[weight].shape)
+        return
+    if not bits:
+        return
+    weight = bits.bit_length() - 1
+    for edge in backward.flow.data[node]:
+        source = edge.source
+        if backward.is_backward[source] and several(needed[source]) and g.from_data[source]:
+            starts[weight] |= _origin(backward, source, edge.port, g.weights[weight].shape)
+        elif not g.from_data[source]:
+            through[weight] |= g.depends[source]
+
+
+def _origin(backward: Backward, node: int, port: int, shape) -> set[tuple[int, int]]:
+    """The dO tensors behind a shared tensor: looks through views, and through what is reduced to a
+    weight's shape (a batch normalization written out shares the sums of its dO with the layer
+    below, yet scale and offset start from that dO)."""
+    flow, found, seen = backward.flow, set(), set()
+    stack = [(node, port)]
+    while stack:
+        node, port = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        edges = [e for e in flow.data[node] if _continues_chain(backward, e.source)]
+        if edges and (flow.types[node] in VIEW_OPS or _is_reduced(backward, node, shape)):
+            stack.extend((e.source, e.port) for e in edges)
+        else:
+            found.add((node, port))
+    return found
+
+
+def _continues_chain(backward: Backward, node: int) -> bool:
+    return backward.is_backward[node] and bool(backward.gradients.from_data[node])
+
+
+def _is_reduced(backward: Backward, node: int, shape) -> bool:
+    """The op's result has the weight's shape, or goes only into ops whose result has."""
+    if _has_shape(backward, node, shape):
+        return True
+    targets = [t for t in backward.successors[node] if backward.is_backward[t]]
+    return bool(targets) and all(_has_shape(backward, t, shape) for t in targets)
+
+
+def _has_shape(backward: Backward, node: int, shape) -> bool:
+    def squeezed(dims):
+        return [d for d in dims if d != 1]
+
+    outputs = [o.shape for o in backward.flow.outputs[node] if o.shape is not None]
+    return bool(shape) and any(squeezed(dims) == squeezed(shape) for dims in outputs)
+
+
+def _first_use(g: GradientFlow) -> list[tuple[int, int]]:
+    """For each weight (depth, position) of the first forward op that mixes it with data."""
+    position = {node: i for i, node in enumerate(g.order)}
+    depth = [0] * len(g.flow)
+    own_reads: dict[int, int] = {}
+    for i, weight in enumerate(g.weights):
+        for read in weight.reads:
+            own_reads[read] = own_reads.get(read, 0) | 1 << i
+    first = [(len(g.flow), len(g.flow))] * len(g.weights)
+    for group in g.cut.groups:
+        outside = (p for node in group for p in g.cut.preds[node] if g.from_data[p])
+        level = 1 + max((depth[p] for p in outside), default=0)
+        for node in group:
+            depth[node] = level
+            if g.forward[node] and g.from_data[node]:
+                mixed = union(g.depends[p] for p in g.cut.preds[node] if not g.from_data[p])
+                for weight in bits_of(mixed | own_reads.get(node, 0)):
+                    first[weight] = min(first[weight], (level, position[node]))
+    return first

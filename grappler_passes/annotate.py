@@ -31,6 +31,7 @@ class AnnotatePass(Pass):
     name: ClassVar[str] = "annotate"
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
+        """Set the attributes on a copy."""
         after = copy_of(graph_def)
         planned = self.plan.annotated_nodes
         modified, marked = False, 0

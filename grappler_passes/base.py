@@ -61,6 +61,7 @@ class Pass(abc.ABC):
 
     def preconditions(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> None:
         """Raise GrapplerPassError where the pass cannot run on this graph."""
+        return
 
     @abc.abstractmethod
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
@@ -70,8 +71,11 @@ class Pass(abc.ABC):
         self, before: graph_pb2.GraphDef, result: PassResult, training_graph: TrainingGraph | None
     ) -> None:
         """Raise GrapplerPassError where the result breaks the pass's promise."""
+        return
 
-    def __call__(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None = None) -> PassResult:
+    def __call__(
+        self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None = None
+    ) -> PassResult:
         """Run with both checks; raises PassError that names the pass and carries the cause."""
         try:
             self.preconditions(graph_def, training_graph)
@@ -109,6 +113,7 @@ class PassPipeline(Pass):
         object.__setattr__(self, "dump_dir", dump_dir)
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
+        """Run each pass on the result of the one before."""
         self._dump(0, "input", graph_def)
         current, modified = graph_def, False
         notes: list[Note] = []

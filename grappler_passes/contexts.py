@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 Branch = tuple[str, int]
 
-_ENTERS = ("Enter", "RefEnter")
-_EXITS = ("Exit", "RefExit")
-_MERGES = ("Merge", "RefMerge")
-_SWITCHES = ("Switch", "RefSwitch", "_SwitchN")
-_NEXT_ITERATIONS = ("NextIteration", "RefNextIteration")
+ENTERS = ("Enter", "RefEnter")
+EXITS = ("Exit", "RefExit")
+MERGES = ("Merge", "RefMerge")
+SWITCHES = ("Switch", "RefSwitch", "_SwitchN")
+NEXT_ITERATIONS = ("NextIteration", "RefNextIteration")
 _COPIES = ("Identity", "LoopCond")
 
 
@@ -40,9 +40,11 @@ class Context:
 _ROOT = Context()
 
 
-def execution_contexts(index: GraphIndex, frame_names: dict[int, str], constant_enters: set[int]) -> list[Context]:
+def execution_contexts(
+    index: GraphIndex, frame_names: dict[int, str], constant_enters: set[int]
+) -> list[Context]:
     """The context of every node.  ``frame_names`` gives each Enter its frame's name."""
-    if not frame_names and not any(op in _SWITCHES for op in index.ops):
+    if not frame_names and not any(op in SWITCHES for op in index.ops):
         return [_ROOT] * len(index)
     return _Contexts(index, frame_names, constant_enters).compute()
 
@@ -60,6 +62,7 @@ class _Contexts:
         self.result: list[Context] = [_ROOT] * len(index)
 
     def compute(self) -> list[Context]:
+        """Visit all nodes."""
         for i in self.index.order:
             if self.index.preds(i):
                 self._visit(i)
@@ -68,19 +71,20 @@ class _Contexts:
     def _visit(self, i: int) -> None:
         op = self.index.ops[i]
         frame = max((self.frames[p] for p in self.index.preds(i)), key=len)
-        branches = self._merge(i) if op in _MERGES else self._all_inputs(i)
+        branches = self._merge(i) if op in MERGES else self._all_inputs(i)
         arrives, visible = frame, True
-        if op in _ENTERS:
+        if op in ENTERS:
             arrives, visible = (*frame, self.frame_names[i]), i in self.constant_enters
-        elif op in _EXITS:
+        elif op in EXITS:
             arrives = frame[:-1]
-        elif op in _NEXT_ITERATIONS:
+        elif op in NEXT_ITERATIONS:
             visible = False
         self.result[i] = Context(frame, arrives if visible else None, branches)
         self.frames[i] = arrives
         # Outside, a loop's value is dead only if the loop as a whole was: branches inside end at the Exit.
-        ends = op in _EXITS
-        self.branches[i] = frozenset(b for b in branches if self.branch_frame[b] != frame) if ends else branches
+        if op in EXITS:
+            branches = frozenset(b for b in branches if self.branch_frame[b] != frame)
+        self.branches[i] = branches
 
     def _all_inputs(self, i: int) -> frozenset[Branch]:
         found: frozenset[Branch] = frozenset()
@@ -91,7 +95,7 @@ class _Contexts:
         return found
 
     def _edge(self, producer: int, port: int) -> frozenset[Branch]:
-        if self.index.ops[producer] not in _SWITCHES:
+        if self.index.ops[producer] not in SWITCHES:
             return self.branches[producer]
         branch = (self._predicate(producer), port)
         self.branch_frame[branch] = self.result[producer].frame
@@ -112,7 +116,7 @@ class _Contexts:
         """
         sides = [self._edge(producer, port) for producer, port in self.index.data_preds[i]]
         common = frozenset.intersection(*sides) if sides else frozenset()
-        if self.index.back_preds[i] or len(sides) == 1:
+        if i in self.index.back_preds or len(sides) == 1:
             return common
         rest = [side - common for side in sides]
         if all(len(r) == 1 for r in rest) and len({next(iter(r))[0] for r in rest}) == 1:

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from tensorflow.core.framework import graph_pb2
 
-from grappler_passes.contexts import Context, execution_contexts
+from grappler_passes.contexts import ENTERS, MERGES, NEXT_ITERATIONS, Context, execution_contexts
 from grappler_passes.errors import GraphError
 
 
@@ -30,7 +30,7 @@ class GraphIndex:
     """Predecessors, successors, topological order, contexts and reachability of a flat GraphDef.
 
     ``data_preds[i]`` are ``(producer, output port)`` in input order; ``control_preds[i]`` and
-    ``back_preds[i]`` (loop back edges, in no other list) are producers; ``succs[i]`` holds every
+    ``back_preds`` (loop back edges by Merge, in no other list) are producers; ``succs[i]`` holds every
     data and control successor once per edge.  Raises GraphError on duplicate names, dangling
     inputs and cycles.  The GraphDef is read once and not kept.
     """
@@ -43,38 +43,44 @@ class GraphIndex:
         if len(self.index) != len(self.names):
             raise GraphError("duplicate node name", _first_duplicate(self.names))
         count = len(self.names)
-        self.data_preds: list[list[tuple[int, int]]] = [[] for _ in range(count)]
-        self.control_preds: list[list[int]] = [[] for _ in range(count)]
-        self.back_preds: list[list[int]] = [[] for _ in range(count)]
+        # Rows without entries share one empty tuple: fewer objects, a third of the time.
+        self.data_preds: list[Sequence[tuple[int, int]]] = [()] * count
+        self.control_preds: list[Sequence[int]] = [()] * count
+        self.back_preds: dict[int, list[int]] = {}
         self.succs: list[list[int]] = [[] for _ in range(count)]
-        self._frame_names: dict[int, str] = {}
-        self._constant_enters: set[int] = set()
+        self.frame_names: dict[int, str] = {}
+        self.constant_enters: set[int] = set()
         for i, node in enumerate(nodes):
             self._add_inputs(i, node.input)
-            if node.op in ("Enter", "RefEnter"):
-                self._frame_names[i] = node.attr["frame_name"].s.decode()
+            if node.op in ENTERS:
+                self.frame_names[i] = node.attr["frame_name"].s.decode()
                 if node.attr["is_constant"].b:
-                    self._constant_enters.add(i)
+                    self.constant_enters.add(i)
         self.order: list[int] = self.topological_order()
         self.position: list[int] = [0] * count
         for place, i in enumerate(self.order):
             self.position[i] = place
 
     def _add_inputs(self, i: int, inputs: Iterable[str]) -> None:
-        is_merge = self.ops[i] in ("Merge", "RefMerge")
+        data: list[tuple[int, int]] = []
+        control: list[int] = []
         for text in inputs:
             name, port = split_input(text)
             producer = self.index.get(name)
             if producer is None:
                 raise GraphError(f"input {text!r} names no node", self.names[i])
-            if is_merge and self.ops[producer] in ("NextIteration", "RefNextIteration"):
-                self.back_preds[i].append(producer)
+            if self.ops[producer] in NEXT_ITERATIONS and self.ops[i] in MERGES:
+                self.back_preds.setdefault(i, []).append(producer)
                 continue
             if port < 0:
-                self.control_preds[i].append(producer)
+                control.append(producer)
             else:
-                self.data_preds[i].append((producer, port))
+                data.append((producer, port))
             self.succs[producer].append(i)
+        if data:
+            self.data_preds[i] = data
+        if control:
+            self.control_preds[i] = control
 
     def __len__(self) -> int:
         return len(self.names)
@@ -88,7 +94,7 @@ class GraphIndex:
 
     def preds(self, i: int) -> list[int]:
         """Data and control predecessors, once per edge."""
-        return [producer for producer, _ in self.data_preds[i]] + self.control_preds[i]
+        return [*(producer for producer, _ in self.data_preds[i]), *self.control_preds[i]]
 
     def topological_order(self, extra: Sequence[tuple[int, int]] = ()) -> list[int]:
         """A topological order of the graph with ``extra`` edges; GraphError names a cycle's node."""
@@ -149,11 +155,19 @@ class GraphIndex:
     @cached_property
     def contexts(self) -> list[Context]:
         """The execution context of each node."""
-        return execution_contexts(self, self._frame_names, self._constant_enters)
+        return execution_contexts(self, self.frame_names, self.constant_enters)
 
     def context(self, node: str | int) -> Context:
         """Where a node runs: its while frame and the branches it is in."""
         return self.contexts[self._as_index(node)]
+
+    def arrival_frame(self, node: str | int) -> tuple[str, ...]:
+        """The while frame that a node's outputs arrive in."""
+        i = self._as_index(node)
+        context = self.contexts[i]
+        if context.output_frame is not None:
+            return context.output_frame
+        return (*context.frame, self.frame_names[i]) if i in self.frame_names else context.frame
 
     def edge_is_legal(self, before: str, after: str) -> tuple[bool, str]:
         """May a control edge be added?  The reason is empty where it may.
@@ -174,7 +188,7 @@ class GraphIndex:
         first, then = self.contexts[source], self.contexts[target]
         if self.ops[target] == "_Arg":
             return "an _Arg takes no inputs"
-        if self.back_preds[target]:
+        if target in self.back_preds:
             return "the target is a loop's Merge, which also runs before the loop's first iteration"
         if first.output_frame is None:
             return f"a control edge out of a {self.ops[source]} would fire in one iteration only"

@@ -1,0 +1,41 @@
+# What a fresh clone needs: make venv, then make demo or make test.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+TF_OOO := $(BIN)/tf-ooo
+LOCKS := requirements/dev.txt requirements/keras-hub.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: venv demo test lint horovod
+
+venv: $(VENV)/.installed
+
+# The locked packages, at their pinned hashes.
+$(VENV)/.locked: $(LOCKS)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -q --require-hashes -r requirements/dev.txt
+	$(PIP) install -q --require-hashes --no-deps -r requirements/keras-hub.txt
+	touch $@
+
+# This package, editable; compiles the graph optimizer.
+$(VENV)/.installed: $(VENV)/.locked setup.py grappler_passes/plugin/shim.c $(wildcard */__init__.py)
+	PYTHONWARNINGS=ignore $(PIP) install -q --no-build-isolation --no-deps -e .
+	touch $@
+
+# Builds a wheel (some minutes) the first time; it is kept outside this folder, see requirements/horovod.sh.
+horovod: $(VENV)/.horovod
+
+$(VENV)/.horovod: $(VENV)/.locked requirements/horovod.sh requirements/horovod.txt
+	requirements/horovod.sh $(VENV)
+	touch $@
+
+demo: venv
+	$(TF_OOO) demo
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: venv horovod lint
+	$(BIN)/python -m pytest

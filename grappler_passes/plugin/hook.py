@@ -50,17 +50,28 @@ def describe_keras(variables: Iterable[Any]) -> Callable[[Any], VariableInfo | N
     Needed because freezing a Keras layer leaves ``tf.Variable.trainable`` as it was.  Trainability
     is read when a function is traced, so layers may be frozen and thawed in between.
     """
-    by_handle = {id(variable.value.handle): variable for variable in variables if _has_handle(variable)}
+    by_handle = {id(handle): variable for variable in variables for handle in _handles(variable)}
 
     def describe(variable: Any) -> VariableInfo | None:
         found = by_handle.get(id(variable.handle))
-        return None if found is None else VariableInfo(name=found.path, trainable=bool(found.trainable))
+        if found is None:
+            return None
+        is_copy = getattr(found.value, "handle", None) is not variable.handle
+        name = _name(variable) if is_copy else found.path
+        return VariableInfo(name=name, trainable=bool(found.trainable))
 
     return describe
 
 
-def _has_handle(keras_variable: Any) -> bool:
-    return getattr(getattr(keras_variable, "value", None), "handle", None) is not None
+def _handles(keras_variable: Any) -> list[Any]:
+    """The handles of a Keras variable: several under a distribution strategy, none for Keras 2."""
+    value = keras_variable.value
+    copies = getattr(value, "values", None) or [value]
+    return [copy.handle for copy in copies if getattr(copy, "handle", None) is not None]
+
+
+def _name(variable: Any) -> str:
+    return str(variable.name).removesuffix(":0")
 
 
 def _mark(func_graph: Any, request: Request) -> None:
@@ -81,7 +92,7 @@ def _info(variable: Any, request: Request) -> VariableInfo:
     described: VariableInfo | None = request.describe(variable) if request.describe else None
     if described is not None:
         return described
-    return VariableInfo(name=variable.name.removesuffix(":0"), trainable=bool(variable.trainable))
+    return VariableInfo(name=_name(variable), trainable=bool(variable.trainable))
 
 
 def _unique(infos: Iterable[VariableInfo]) -> Iterator[VariableInfo]:

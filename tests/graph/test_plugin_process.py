@@ -76,6 +76,30 @@ def test_loading_after_tensorflow_was_used_keeps_its_devices():
     """)
 
 
+def test_every_replica_of_a_mirrored_variable_is_named():
+    run("""
+        import json, keras
+        tf.config.set_logical_device_configuration(
+            tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2)
+        plugin.load()
+        with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+            model = keras.Sequential([keras.Input((4,)), *(keras.layers.Dense(4) for _ in range(2))])
+            model.layers[0].trainable = False
+            model.compile("sgd", "mse", jit_compile=False)
+        graphs = []
+        request = plugin.Request("r", graphs.append, describe=plugin.describe_keras(model.variables))
+        with plugin.tracing(plugin.register(request)):
+            model.fit(tf.ones((8, 4)), tf.ones((8, 4)), batch_size=4, verbose=0)
+        assert not request.errors, request
+        graph = max(graphs, key=lambda g: len(g.node))
+        found = [json.loads(n.attr["_ooo_variable"].s) for n in graph.node if "_ooo_variable" in n.attr]
+        trainable = {info["name"]: info["trainable"] for info in found}
+        for variable in model.variables:
+            assert trainable[variable.path] == variable.trainable, variable.path
+            assert trainable[variable.path + "/replica_1"] == variable.trainable, variable.path
+    """)
+
+
 def test_another_optimizer_is_named_and_nothing_is_loaded(tmp_path):
     other = tmp_path / "libother_optimizer.so"
     compile_c(SHIM_SOURCE, other, "-shared", "-fPIC", '-DOOO_DEVICE_TYPE="CPU"')

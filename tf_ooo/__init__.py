@@ -1,0 +1,40 @@
+"""Out-of-order backprop for unmodified TensorFlow and Keras.
+
+The names load on first use, so ``import tf_ooo`` does not import TensorFlow.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "OOOBackprop": "keras_callbacks.ooo_backprop",
+    "function": "tf_ooo.decorator",
+    "enabled": "tf_ooo.scope",
+    "Options": "tf_ooo.options",
+    "classify": "tf_ooo.planner",
+    "plan": "tf_ooo.planner",
+    "Schedule": "tf_ooo.schedule",
+    "Report": "tf_ooo.report",
+    "OOOError": "tf_ooo.errors",
+    "OptionsError": "tf_ooo.errors",
+    "GraphError": "tf_ooo.errors",
+    "ScheduleError": "tf_ooo.errors",
+    "MemoryLimitError": "tf_ooo.errors",
+    "BackendError": "tf_ooo.errors",
+}
+
+__all__ = ["__version__", *_HOME]  # noqa: PLE0604 - names are strings, from one table
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'tf_ooo' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

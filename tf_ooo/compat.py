@@ -1,0 +1,116 @@
+"""Every TensorFlow and Keras version check and private API of ``tf_ooo``, each with a test.
+
+Seen working on TensorFlow 2.21 and Keras 3.15.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from tf_ooo.errors import BackendError
+
+OLDEST_TENSORFLOW = (2, 21)
+TOO_NEW_TENSORFLOW = (2, 22)
+VARIABLE_ATTR = "_ooo_variable"
+
+
+def check_versions() -> None:
+    """Raises BackendError, naming the version and the way out, outside the supported range."""
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        raise BackendError(
+            f"TensorFlow cannot be imported ({error}); pip install 'tf_ooo[cpu]' or 'tf_ooo[gpu]'"
+        ) from error
+    if not OLDEST_TENSORFLOW <= _version(tf.__version__) < TOO_NEW_TENSORFLOW:
+        raise BackendError(f"TensorFlow {tf.__version__} is not supported; pip install 'tensorflow>=2.21,<2.22'")
+
+
+def check_keras_backend() -> None:
+    """Raises BackendError unless Keras is version 3 on TensorFlow."""
+    import keras
+
+    if _version(keras.__version__) < (3, 0):
+        raise BackendError(f"Keras {keras.__version__} is not supported; pip install 'keras>=3'")
+    if keras.backend.backend() != "tensorflow":
+        raise BackendError(f"Keras runs on {keras.backend.backend()!r}; set KERAS_BACKEND=tensorflow")
+
+
+def _version(text: str) -> tuple[int, int]:
+    major, minor = text.split(".")[:2]
+    return int(major), int(minor)
+
+
+def train_function_of(model: Any) -> Callable[..., Any]:
+    """The function that ``fit`` calls for each batch; makes it if there is none."""
+    if model.train_function is None:
+        model.make_train_function()
+    function: Callable[..., Any] = model.train_function
+    return function
+
+
+def new_train_function(model: Any) -> Callable[..., Any]:
+    """A second, untraced train function; the model keeps its first one."""
+    kept = model.train_function
+    try:
+        model.train_function = None
+        model.make_train_function()
+        function: Callable[..., Any] = model.train_function
+        return function
+    finally:
+        model.train_function = kept
+
+
+def why_not_rewritable(model: Any) -> str | None:
+    """Why no graph of this model's step can be rewritten; None where one can."""
+    if model.run_eagerly:
+        return "run_eagerly=True: every op runs at once, there is no graph to rewrite"
+    if model.jit_compile is True:
+        return "jit_compile=True: XLA compiles the step, TensorFlow's graph optimizers see one opaque call"
+    if not model.trainable_weights:
+        return "the model has no trainable weights: there is no backward pass to reorder"
+    return None
+
+
+def is_concrete_function(value: Any) -> bool:
+    """Whether ``value`` is a traced tf.function."""
+    return hasattr(value, "graph") and hasattr(value, "captured_inputs") and hasattr(value, "structured_outputs")
+
+
+def flat_graph_def(function: Any) -> Any:
+    """A ConcreteFunction's GraphDef, calls inlined, While and If lowered, variables marked.
+
+    Captured variables get ``_ooo_variable`` (JSON ``{"name", "trainable"}``) on their placeholder
+    in the result; the function's own graph is not touched.
+    """
+    from tensorflow.python.framework.convert_to_constants import _run_inline_graph_optimization
+
+    graph_def = _run_inline_graph_optimization(function, True, True)
+    described = _captured_variables(function)
+    for node in graph_def.node:
+        if node.op == "Placeholder" and node.name in described:
+            node.attr[VARIABLE_ATTR].s = json.dumps(described[node.name]).encode()
+    return graph_def
+
+
+def _captured_variables(function: Any) -> dict[str, dict[str, Any]]:
+    """``{placeholder: {"name", "trainable"}}`` of all captured variables."""
+    by_handle = {id(variable.handle): variable for variable in function.graph.variables}
+    found = {}
+    for external, internal in function.graph.captures:
+        variable = by_handle.get(id(external))
+        if variable is not None:
+            name = variable.name.removesuffix(":0")
+            found[internal.op.name] = {"name": name, "trainable": bool(variable.trainable)}
+    return found
+
+
+def synchronize(outputs: Any) -> None:
+    """Waits until all tensors of a nest are computed (a GPU runs behind the Python program)."""
+    import tensorflow as tf
+
+    for value in tf.nest.flatten(outputs):
+        if hasattr(value, "numpy"):
+            value.numpy()

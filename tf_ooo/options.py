@@ -1,0 +1,108 @@
+"""What a user can set.  One frozen object, checked when it is made."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from tf_ooo.errors import OptionsError
+from tf_ooo.schedulers import POLICIES
+
+MODES = ("auto", "single_device")
+LATER_MODES = ("data_parallel", "pipeline", "layerpipe")
+SCHEDULES = ("auto", *POLICIES)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to rewrite a training step.
+
+    Attributes:
+        mode: ``"auto"`` or ``"single_device"``; auto means single_device in this release.
+        schedule: ``"auto"`` (rewrite, measure both orders, keep the faster) or a policy's name,
+            which is applied as asked.
+        memory_limit_bytes: peak bytes that the planned order may keep alive; None: no limit.  With a
+            limit, ``"auto"`` takes the order with the lowest peak.
+        profile_steps: steps of each order that are timed, after one that is not; 0 measures nothing.
+        timeline: folder for ``report.html`` and ``trace.json`` at the end; None writes nothing.
+        strict: raise what went wrong; otherwise the stock step runs on and the report says why.
+        dump_dir: folder for the graph after every pass; None writes nothing.
+
+    Raises:
+        OptionsError: names the option, its value and what is accepted.
+    """
+
+    mode: str = "auto"
+    schedule: str = "auto"
+    memory_limit_bytes: int | None = None
+    profile_steps: int = 3
+    timeline: str | os.PathLike[str] | None = None
+    strict: bool = False
+    dump_dir: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode in LATER_MODES:
+            raise OptionsError(
+                f"mode={self.mode!r} comes with a later release; this one accepts {_listed(MODES)}"
+            )
+        _check_choice("mode", self.mode, MODES)
+        _check_choice("schedule", self.schedule, SCHEDULES)
+        _check_int("memory_limit_bytes", self.memory_limit_bytes, least=1, optional=True)
+        _check_int("profile_steps", self.profile_steps, least=0, optional=False)
+        _check_path("timeline", self.timeline)
+        _check_path("dump_dir", self.dump_dir)
+        if not isinstance(self.strict, bool):
+            raise OptionsError(f"strict={self.strict!r} is not accepted; accepted: True, False")
+
+    @classmethod
+    def from_arguments(cls, **arguments: Any) -> Options:
+        """Options from keyword arguments; an unknown name is an OptionsError, not a TypeError."""
+        known = [item.name for item in fields(cls)]
+        for name, value in arguments.items():
+            if name not in known:
+                raise OptionsError(
+                    f"unknown option {name}={value!r}{_did_you_mean(name, known)}; accepted: {', '.join(known)}"
+                )
+        return cls(**arguments)
+
+    @property
+    def resolved_mode(self) -> str:
+        """The mode that runs: ``"auto"`` is ``"single_device"`` in this release."""
+        return "single_device" if self.mode == "auto" else self.mode
+
+    @property
+    def may_fall_back(self) -> bool:
+        """A named schedule is applied as asked; only ``"auto"`` may go back to the stock order."""
+        return self.schedule == "auto"
+
+
+def _check_choice(name: str, value: object, accepted: Iterable[str]) -> None:
+    accepted = tuple(accepted)
+    if not isinstance(value, str) or value not in accepted:
+        hint = _did_you_mean(value, accepted) if isinstance(value, str) else ""
+        raise OptionsError(f"{name}={value!r} is not accepted{hint}; accepted: {_listed(accepted)}")
+
+
+def _check_int(name: str, value: object, *, least: int, optional: bool) -> None:
+    if value is None and optional:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        also = "None or " if optional else ""
+        raise OptionsError(f"{name}={value!r} is not accepted; accepted: {also}an int of at least {least}")
+
+
+def _check_path(name: str, value: object) -> None:
+    if value is not None and (not isinstance(value, (str, os.PathLike)) or not os.fspath(value)):
+        raise OptionsError(f"{name}={value!r} is not accepted; accepted: None or a folder")
+
+
+def _did_you_mean(value: str, accepted: Iterable[str]) -> str:
+    close = difflib.get_close_matches(value, list(accepted), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _listed(accepted: Iterable[str]) -> str:
+    return ", ".join(repr(item) for item in accepted)

@@ -2,7 +2,7 @@
 
 Scheduler, simulator, passes and verifier all ask here.  Nodes are ints, their index in
 ``graph_def.node``.  The edges NextIteration -> Merge that close a while loop are left out, so the
-relation is acyclic and speaks of one iteration.
+relation is acyclic and speaks of one iteration; a loop's Exits come after all its iterations.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cached_property
 
 from tensorflow.core.framework import graph_pb2
 
-from grappler_passes.contexts import ENTERS, MERGES, NEXT_ITERATIONS, Context, execution_contexts
+from grappler_passes.contexts import ENTERS, EXITS, MERGES, NEXT_ITERATIONS, Context, execution_contexts
 from grappler_passes.errors import GraphError
 
 
@@ -56,7 +56,11 @@ class GraphIndex:
                 self.frame_names[i] = node.attr["frame_name"].s.decode()
                 if node.attr["is_constant"].b:
                     self.constant_enters.add(i)
+        self.loop_preds: dict[int, list[int]] = {}
         self.order: list[int] = self.topological_order()
+        if self.back_preds:
+            self._add_loop_edges()
+            self.order = self.topological_order()
         self.position: list[int] = [0] * count
         for place, i in enumerate(self.order):
             self.position[i] = place
@@ -82,6 +86,29 @@ class GraphIndex:
         if control:
             self.control_preds[i] = control
 
+    def _add_loop_edges(self) -> None:
+        """Let a loop's Exits come after the NextIterations that lead to them over the back edges.
+
+        Without these edges a plan could make a loop's body wait for the loop's own result.
+        """
+        merge_of = {source: merge for merge, sources in self.back_preds.items() for source in sources}
+        frames = [context.frame for context in self.contexts]
+        found: list[tuple[int, int]] = []
+        for merge, sources in self.back_preds.items():
+            seen, todo = {merge}, [merge]
+            while todo:
+                i = todo.pop()
+                if self.ops[i] in EXITS and frames[i] == frames[merge]:
+                    found += [(source, i) for source in sources]
+                    continue
+                following = [merge_of[i]] if i in merge_of else []
+                fresh = {*self.succs[i], *following} - seen
+                seen |= fresh
+                todo += fresh
+        for source, end in found:
+            self.loop_preds.setdefault(end, []).append(source)
+            self.succs[source].append(end)
+
     def __len__(self) -> int:
         return len(self.names)
 
@@ -93,12 +120,15 @@ class GraphIndex:
             raise GraphError("no such node", name) from None
 
     def preds(self, i: int) -> list[int]:
-        """Data and control predecessors, once per edge."""
-        return [*(producer for producer, _ in self.data_preds[i]), *self.control_preds[i]]
+        """Data and control predecessors, once per edge, and for an Exit the loop's NextIterations."""
+        data = [producer for producer, _ in self.data_preds[i]]
+        return [*data, *self.control_preds[i], *self.loop_preds.get(i, ())]
 
     def topological_order(self, extra: Sequence[tuple[int, int]] = ()) -> list[int]:
         """A topological order of the graph with ``extra`` edges; GraphError names a cycle's node."""
         waiting = [len(self.data_preds[i]) + len(self.control_preds[i]) for i in range(len(self))]
+        for end, sources in self.loop_preds.items():
+            waiting[end] += len(sources)
         more: dict[int, list[int]] = {}
         for before, after in extra:
             more.setdefault(before, []).append(after)
@@ -133,7 +163,7 @@ class GraphIndex:
                 bits |= closed[producer]
             for producer in self.control_preds[i]:
                 bits |= closed[producer]
-            for producer in extra.get(i, ()):
+            for producer in (*extra.get(i, ()), *self.loop_preds.get(i, ())):
                 bits |= closed[producer]
             reach[i] = bits
             closed[i] = bits | (1 << place)

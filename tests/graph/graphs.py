@@ -1,0 +1,50 @@
+"""Graphs for the tests of this folder: traced by TensorFlow, inlined, lowered, and run again."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.framework import graph_pb2
+from tensorflow.python.framework import convert_to_constants
+
+
+def node(graph, name, op="NoOp", *inputs, **attrs):
+    made = graph.node.add(name=name, op=op, input=inputs)
+    for key, value in attrs.items():
+        if isinstance(value, bool):
+            made.attr[key].b = value
+        elif isinstance(value, str):
+            made.attr[key].s = value.encode()
+        else:
+            made.attr[key].type = value
+    return made
+
+
+def flat(function, *args):
+    """(GraphDef, inputs, outputs) of a concrete function with calls inlined and control flow lowered."""
+    concrete = function.get_concrete_function(*args)
+    graph_def = convert_to_constants._run_inline_graph_optimization(
+        concrete, lower_control_flow=True, aggressive_inlining=True
+    )
+    inputs = [t.name for t in concrete.inputs if t.dtype != tf.resource]
+    outputs = [t.name for t in concrete.outputs]
+    return graph_def, inputs, outputs
+
+
+def run(graph_def, inputs, outputs, values):
+    """Outputs as numpy arrays."""
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(graph_def, name="")
+        with tf.compat.v1.Session(graph=graph) as session:
+            return session.run(outputs, dict(zip(inputs, values, strict=True)))
+
+
+def assert_bit_equal(one, two):
+    assert len(one) == len(two)
+    assert len(one) > 0
+    for a, b in zip(one, two, strict=True):
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+def edge_set(graph_def: graph_pb2.GraphDef):
+    return {(text, made.name) for made in graph_def.node for text in made.input}

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+from graphs import assert_bit_equal, node, run
+from tensorflow.core.framework import graph_pb2
+
+from grappler_passes.dependencies import GraphIndex
+from grappler_passes.separate import SeparatePass
+from grappler_passes.verify import verify
+
+
+def ops_of(graph):
+    return [made.op for made in graph.node]
+
+
+def separated(graph, **options):
+    text = graph.SerializeToString(deterministic=True)
+    result = SeparatePass(**options)(graph)
+    assert graph.SerializeToString(deterministic=True) == text
+    verify(graph, result.graph_def, replaced=result.replaced)
+    again = SeparatePass(**options)(result.graph_def)
+    assert not again.modified
+    assert again.graph_def == result.graph_def
+    return result
+
+
+@tf.function
+def gated(x, w):
+    with tf.GradientTape() as tape:
+        tape.watch([x, w])
+        loss = tf.reduce_sum(tf.tanh(x @ w))
+    return tf.tuple(tape.gradient(loss, [x, w]))
+
+
+VALUES = [np.linspace(-1, 1, 12).reshape(3, 4).astype("f"), np.linspace(0, 1, 8).reshape(4, 2).astype("f")]
+SPECS = [tf.TensorSpec([3, 4]), tf.TensorSpec([4, 2])]
+
+
+def two_identities(graph):
+    """The two MatMuls of the backward pass, and what the graph's ends hang on."""
+    index = GraphIndex(graph)
+    return index, [index.names[i] for i in index.order if index.ops[i] == "MatMul"][1:]
+
+
+def test_tuple_gate_is_opened():
+    concrete = gated.get_concrete_function(*SPECS)
+    graph = concrete.graph.as_graph_def()
+    inputs, outputs = [t.name for t in concrete.inputs], [t.name for t in concrete.outputs]
+    index, (one, two) = two_identities(graph)
+    ends = [name.split(":")[0] for name in outputs]
+    assert all(index.implied(m, end) for m in (one, two) for end in ends)
+    result = separated(graph)
+    assert result.modified
+    new = GraphIndex(result.graph_def)
+    assert all(sum(new.implied(m, end) for m in (one, two)) == 1 for end in ends)
+    assert_bit_equal(run(graph, inputs, outputs, VALUES), run(result.graph_def, inputs, outputs, VALUES))
+
+
+def test_gate_without_its_group_is_opened():
+    graph = graph_pb2.GraphDef()
+    node(graph, "a", "Placeholder", dtype=1)
+    node(graph, "g", "Exp", "a", T=1)
+    node(graph, "h", "Sin", "a", T=1)
+    node(graph, "p", "Identity", "g", "^h", T=1)
+    node(graph, "q", "Identity", "h", "^g", T=1)
+    node(graph, "r", "Identity", "a", "^h", T=1)  # a wait of another kind
+    after = separated(graph).graph_def
+    assert [list(made.input) for made in after.node][3:] == [["g"], ["h"], ["a", "^h"]]
+
+
+def test_gate_over_side_effects_stays():
+    graph = graph_pb2.GraphDef()
+    node(graph, "a", "Placeholder", dtype=1)
+    node(graph, "g", "Exp", "a", T=1)
+    node(graph, "s", "PrintV2", "a")
+    node(graph, "n", "NoOp", "^g", "^s")
+    node(graph, "p", "Identity", "g", "^n", T=1)
+    assert not separated(graph).modified
+
+
+def test_opened_gate_keeps_the_read_before_the_write():
+    graph = graph_pb2.GraphDef()
+    node(graph, "v", "_Arg")
+    node(graph, "a", "_Arg")
+    node(graph, "read", "ReadVariableOp", "v")
+    node(graph, "g", "Exp", "a", T=1)
+    node(graph, "h", "Mul", "read", "a", T=1)
+    node(graph, "n", "NoOp", "^g", "^h")
+    node(graph, "p", "Identity", "g", "^n", T=1)
+    node(graph, "write", "AssignVariableOp", "v", "p")
+    result = separated(graph)
+    assert list(result.graph_def.node[6].input) == ["g"]
+    assert list(result.graph_def.node[7].input) == ["v", "p", "^read"]
+
+
+def test_identity_n_is_split():
+    @tf.function
+    def function(x, w):
+        a, b = tf.identity_n([tf.exp(x), tf.sin(w)])
+        c, d = tf.identity_n([b, a])
+        with tf.control_dependencies([c]):
+            e = tf.identity(x)
+        return a + 1, b, d, e
+
+    concrete = function.get_concrete_function(*SPECS)
+    graph = concrete.graph.as_graph_def()
+    inputs, outputs = [t.name for t in concrete.inputs], [t.name for t in concrete.outputs]
+    assert "IdentityN" in ops_of(graph)
+    result = separated(graph)
+    assert "IdentityN" not in ops_of(result.graph_def)
+    index = GraphIndex(result.graph_def)
+    add = next(index.names[i] for i in index.order if index.ops[i] == "AddV2")
+    sin = next(index.names[i] for i in index.order if index.ops[i] == "Sin")
+    assert not index.implied(sin, add)
+    assert_bit_equal(run(graph, inputs, outputs, VALUES), run(result.graph_def, inputs, outputs, VALUES))
+
+
+def test_only_named_ops_are_separated():
+    graph = graph_pb2.GraphDef()
+    node(graph, "a", "Placeholder", dtype=1)
+    made = node(graph, "n", "IdentityN", "a", "a")
+    made.attr["T"].list.type.extend([1, 1])
+    node(graph, "b", "Add", "n", "n:1", T=1)
+    assert not separated(graph, ops=("b",)).modified
+    assert separated(graph, ops=("n",)).modified
+
+
+def test_fused_kernels_say_why_they_stay():
+    @tf.function
+    def function(x, scale):
+        with tf.GradientTape() as tape:
+            tape.watch([x, scale])
+            y, _, _ = tf.compat.v1.nn.fused_batch_norm(x, scale, scale)
+        return tape.gradient(y, [x, scale])
+
+    concrete = function.get_concrete_function(tf.TensorSpec([2, 3, 3, 4]), tf.TensorSpec([4]))
+    graph = concrete.graph.as_graph_def()
+    result = separated(graph)
+    name = next(made.name for made in graph.node if made.op.startswith("FusedBatchNormGrad"))
+    assert list(result.mixed) == [name]
+    assert "reductions" in result.mixed[name]
+    # With a frozen scale the kernel computes dO alone.
+    del graph.node[:]
+    node(graph, "a", "Placeholder", dtype=1)
+    node(graph, "bn", "FusedBatchNormGradV3", "a", "a", "a", "a", "a", "a")
+    node(graph, "b", "Exp", "bn", T=1)
+    assert not separated(graph).mixed

@@ -87,27 +87,20 @@ class GraphIndex:
             self.control_preds[i] = control
 
     def _add_loop_edges(self) -> None:
-        """Let a loop's Exits come after the NextIterations that lead to them over the back edges.
+        """Let a loop's Exits come after all Enters and NextIterations of its frame.
 
-        Without these edges a plan could make a loop's body wait for the loop's own result.
+        The executor runs a bounded number of iterations at a time and ends none before all Enters
+        have arrived; without these edges a plan could make a loop wait for its own result.
         """
-        merge_of = {source: merge for merge, sources in self.back_preds.items() for source in sources}
-        frames = [context.frame for context in self.contexts]
-        found: list[tuple[int, int]] = []
-        for merge, sources in self.back_preds.items():
-            seen, todo = {merge}, [merge]
-            while todo:
-                i = todo.pop()
-                if self.ops[i] in EXITS and frames[i] == frames[merge]:
-                    found += [(source, i) for source in sources]
-                    continue
-                following = [merge_of[i]] if i in merge_of else []
-                fresh = {*self.succs[i], *following} - seen
-                seen |= fresh
-                todo += fresh
-        for source, end in found:
-            self.loop_preds.setdefault(end, []).append(source)
-            self.succs[source].append(end)
+        feeding: dict[tuple[str, ...], list[int]] = {}
+        for i, op in enumerate(self.ops):
+            if op in ENTERS or op in NEXT_ITERATIONS:
+                feeding.setdefault(self.arrival_frame(i), []).append(i)
+        for end, op in enumerate(self.ops):
+            if op in EXITS:
+                self.loop_preds[end] = feeding.get(self.contexts[end].frame, [])
+                for source in self.loop_preds[end]:
+                    self.succs[source].append(end)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -120,7 +113,7 @@ class GraphIndex:
             raise GraphError("no such node", name) from None
 
     def preds(self, i: int) -> list[int]:
-        """Data and control predecessors, once per edge, and for an Exit the loop's NextIterations."""
+        """Data and control predecessors, once per edge, and for an Exit what feeds its loop."""
         data = [producer for producer, _ in self.data_preds[i]]
         return [*data, *self.control_preds[i], *self.loop_preds.get(i, ())]
 

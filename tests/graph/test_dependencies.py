@@ -122,7 +122,8 @@ def test_a_loop_comes_after_its_body():
     graph_def, _, _ = flat(loop, tf.TensorSpec([3]))
     index = GraphIndex(graph_def)
     sin = by_op(graph_def, "Sin")
-    end = next(made.name for made in graph_def.node if made.op == "AddV2" and not index.context(made.name).frame)
+    adds = [made.name for made in graph_def.node if made.op == "AddV2"]
+    end = next(name for name in adds if not index.context(name).frame)
     # There is a way only over the back edge of the loop.
     assert index.implied(sin, end)
     for enter in (made for made in graph_def.node if made.op == "Enter"):

@@ -79,12 +79,14 @@ def network():
 
 def test_ordered_network_is_bit_equal_and_runs_in_order(tmp_path):
     frozen = network()
-    graph, inputs, outputs = frozen.graph.as_graph_def(), [frozen.inputs[0].name], [t.name for t in frozen.outputs]
+    graph = frozen.graph.as_graph_def()
+    inputs, outputs = [frozen.inputs[0].name], [t.name for t in frozen.outputs]
     index = GraphIndex(graph)
     matmuls = [index.names[i] for i in index.order if index.ops[i] == "MatMul"]
     # Every MatMul after the one before it, where that is possible, from the back to the front.
     plan = RewritePlan(
-        edges=(*zip(matmuls[:0:-1], matmuls[-2::-1], strict=True), *zip(matmuls[:-1], matmuls[1:], strict=True)),
+        edges=tuple(pair for one, two in zip(matmuls[:-1], matmuls[1:], strict=True)
+                    for pair in ((two, one), (one, two))),
         kinds=dict.fromkeys(matmuls, "dW"), layers={matmuls[0]: 0}, streams=dict.fromkeys(matmuls, 1),
         priorities={matmuls[0]: -1},
     )
@@ -181,8 +183,9 @@ def test_failing_pass_is_named_with_its_cause(caplog):
 def test_verification_between_passes_blames_the_pass():
     graph = graph_pb2.GraphDef()
     node(graph, "a", "Add")
+    pipeline = PassPipeline([Dropping()], between=lambda one, before, after: verify(before, after))
     with pytest.raises(PassError, match="'dropping'") as caught:
-        PassPipeline([Dropping()], between=lambda one, before, after: verify(before, after))(graph)
+        pipeline(graph)
     assert isinstance(caught.value.__cause__, VerifyError)
 
 

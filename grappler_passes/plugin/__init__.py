@@ -9,9 +9,9 @@
 """
 
 from grappler_passes.plugin.answer import AnswerError, check_answer
-from grappler_passes.plugin.hook import VariableInfo, describe_keras
+from grappler_passes.plugin.hook import describe_keras
 from grappler_passes.plugin.loader import PluginError, load, loaded
-from grappler_passes.plugin.requests import Request, RewriteError, register, tracing, unregister
+from grappler_passes.plugin.requests import Request, RewriteError, VariableInfo, register, tracing, unregister
 
 __all__ = [
     "AnswerError",

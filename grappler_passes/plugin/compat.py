@@ -59,6 +59,14 @@ def set_string_attr(op: Any, name: str, value: str) -> None:
     op._set_attr(name, attr_value_pb2.AttrValue(s=value.encode()))
 
 
+def variable_of_keras(variable: Any) -> Any:
+    """The ``tf.Variable`` of a Keras 3 variable; a Keras 2 variable is one already.
+
+    Not the public ``value``: inside an autocast scope that adds a Cast to the graph and returns it.
+    """
+    return getattr(variable, "_value", variable)
+
+
 def op_def(op_type: str) -> Any:
     """What TensorFlow registered for an op type, None where it knows no such op."""
     from tensorflow.python.framework import op_def_registry

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypedDict
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from grappler_passes.plugin import compat
-from grappler_passes.plugin.requests import REQUEST_ATTR, VARIABLE_ATTR, Request, active
+from grappler_passes.plugin.requests import (
+    REQUEST_ATTR,
+    VARIABLE_ATTR,
+    Describe,
+    Request,
+    VariableInfo,
+    active,
+)
 
 _lock = threading.Lock()
-
-
-class VariableInfo(TypedDict):
-    """What the graph says about one variable."""
-
-    name: str
-    trainable: bool
 
 
 def install() -> None:
@@ -44,30 +44,31 @@ def mark_arguments(func_graph: Any) -> None:
         request.fail(error)
 
 
-def describe_keras(variables: Iterable[Any]) -> Callable[[Any], VariableInfo | None]:
-    """A ``Request.describe`` for Keras variables: ``path`` as name, and Keras' own ``trainable``.
+def describe_keras(model: Any) -> Describe:
+    """A ``Request.describe`` for a Keras model: Keras' own ``path`` as name, and its ``trainable``.
 
-    Needed because freezing a Keras layer leaves ``tf.Variable.trainable`` as it was.  Trainability
-    is read when a function is traced, so layers may be frozen and thawed in between.
+    Needed because freezing a Keras layer leaves ``tf.Variable.trainable`` as it was.  The model is
+    read when a function is traced: it may be built, frozen and thawed in between.
     """
-    by_handle = {id(handle): variable for variable in variables for handle in _handles(variable)}
 
-    def describe(variable: Any) -> VariableInfo | None:
-        found = by_handle.get(id(variable.handle))
-        if found is None:
-            return None
-        is_copy = getattr(found.value, "handle", None) is not variable.handle
-        name = _name(variable) if is_copy else found.path
-        return VariableInfo(name=name, trainable=bool(found.trainable))
+    def describe(variables: Sequence[Any]) -> list[VariableInfo | None]:
+        trainable = {id(variable) for variable in model.trainable_variables}
+        by_handle: dict[int, VariableInfo] = {}
+        for keras_variable in model.variables:
+            copies = _copies(compat.variable_of_keras(keras_variable))
+            for number, copy in enumerate(copies):
+                name = _name(copy) if number else getattr(keras_variable, "path", _name(copy))
+                info = VariableInfo(name=name, trainable=id(keras_variable) in trainable)
+                by_handle[id(copy.handle)] = info
+        return [by_handle.get(id(variable.handle)) for variable in variables]
 
     return describe
 
 
-def _handles(keras_variable: Any) -> list[Any]:
-    """The handles of a Keras variable: several under a distribution strategy, none for Keras 2."""
-    value = keras_variable.value
-    copies = getattr(value, "values", None) or [value]
-    return [copy.handle for copy in copies if getattr(copy, "handle", None) is not None]
+def _copies(variable: Any) -> list[Any]:
+    """The variable, or its replicas under a distribution strategy; nothing if it has no handle."""
+    copies = getattr(variable, "values", None) or [variable]
+    return [copy for copy in copies if getattr(copy, "handle", None) is not None]
 
 
 def _name(variable: Any) -> str:
@@ -81,23 +82,25 @@ def _mark(func_graph: Any, request: Request) -> None:
         for external, placeholder in func_graph.captures
         if placeholder.dtype.name == "resource"
     ]
-    infos = _unique([_info(variable, request) for _, variable in captured if variable is not None])
+    if not captured:
+        return
+    infos = _unique(_infos([variable for _, variable in captured if variable is not None], request))
     for op, variable in captured:
         compat.set_string_attr(op, REQUEST_ATTR, request.id)
         if variable is not None:
             compat.set_string_attr(op, VARIABLE_ATTR, json.dumps(next(infos)))
 
 
-def _info(variable: Any, request: Request) -> VariableInfo:
-    described: VariableInfo | None = request.describe(variable) if request.describe else None
-    if described is not None:
-        return described
-    return VariableInfo(name=_name(variable), trainable=bool(variable.trainable))
+def _infos(variables: Sequence[Any], request: Request) -> list[VariableInfo]:
+    own = [VariableInfo(name=_name(v), trainable=bool(v.trainable)) for v in variables]
+    if request.describe is None:
+        return own
+    described = request.describe(variables)
+    return [better or info for better, info in zip(described, own, strict=True)]
 
 
-def _unique(infos: Iterable[VariableInfo]) -> Iterator[VariableInfo]:
+def _unique(infos: Sequence[VariableInfo]) -> Iterator[VariableInfo]:
     """Appends ``_1``, ``_2``, ... to names that were there before."""
-    infos = list(infos)
     taken = {info["name"] for info in infos}
     seen: set[str] = set()
     for info in infos:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 logger = logging.getLogger("tf_ooo")
 
@@ -22,6 +22,16 @@ VARIABLE_ATTR = "_ooo_variable"
 """On arguments that are variables: JSON ``{"name": str, "trainable": bool}``."""
 DONE_ATTR = "_ooo_done"
 """On nodes of a graph that was rewritten: TensorFlow calls a second time, with the first answer."""
+
+
+class VariableInfo(TypedDict):
+    """What the graph says about one variable."""
+
+    name: str
+    trainable: bool
+
+
+Describe = Callable[[Sequence[Any]], Sequence[VariableInfo | None]]
 
 
 class RewriteError(Exception):
@@ -37,8 +47,9 @@ class Request:
         rewrite: GraphDef in, new GraphDef out, None for "nothing to do".  Called with the placed,
             inlined graph, on whichever thread compiles the function; must not mutate its argument.
         strict: :meth:`raise_if_failed` raises the first error instead of leaving it logged.
-        describe: given a captured ``tf.Variable``, its ``{"name", "trainable"}`` or None to use the
-            variable's own.  Keras keeps ``trainable`` to itself: see :func:`hook.describe_keras`.
+        describe: given the ``tf.Variable``s that a function captures, what the graph is to say about
+            each, None for the variable's own.  Called once per traced function.  Keras keeps
+            ``trainable`` to itself: see :func:`hook.describe_keras`.
 
     ``calls``, ``rewrites``, ``skipped`` (reasons) and ``errors`` are filled in by the plug-in.
     """
@@ -46,7 +57,7 @@ class Request:
     id: str
     rewrite: Callable[[Any], Any]
     strict: bool = False
-    describe: Callable[[Any], Any] | None = None
+    describe: Describe | None = None
     calls: int = 0
     rewrites: int = 0
     skipped: list[str] = field(default_factory=list)

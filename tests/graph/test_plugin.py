@@ -292,15 +292,44 @@ def test_keras_fit_names_its_variables(steps_per_execution):
     model.layers[0].trainable = False
     model.compile("adam", "mse", jit_compile=False, steps_per_execution=steps_per_execution)
     graphs = []
-    with rewriting(graphs.append, describe=plugin.describe_keras(model.variables)) as request:
+    with rewriting(graphs.append, describe=plugin.describe_keras(model)) as request:
         model.fit(tf.ones((8, 4)), tf.ones((8, 4)), batch_size=2, verbose=0)
     assert not request.errors
     found = variables_in(max(graphs, key=lambda g: len(g.node)))
-    wanted = {v.path: v.trainable for v in model.variables}
+    trainable = {id(v) for v in model.trainable_variables}
+    wanted = {getattr(v, "path", v.name.removesuffix(":0")): id(v) in trainable for v in model.variables}
     assert {name: found[name] for name in wanted} == wanted
     assert sorted(wanted.values()) == [False] * 2 + [True] * 4
     others = {name: trainable for name, trainable in found.items() if name not in wanted}
     assert not any(others.values()), "optimizer slots and metrics are not trainable"
+
+
+def test_mixed_precision_is_not_disturbed_by_the_hook():
+    """Inside Keras' autocast scope a variable's ``value`` is a Cast: looking must not add one."""
+    keras = pytest.importorskip("keras", "3.0")
+
+    class Branch(keras.layers.Layer):
+        def build(self, shape):
+            self.kernel = self.add_weight(shape=(4,), name="kernel")
+
+        def call(self, x):
+            return tf.cond(tf.reduce_sum(x) > 0, lambda: x * self.kernel, lambda: x)
+
+    def weights() -> list[bytes]:
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([Branch(dtype="mixed_float16")])  # not built before fit
+        model.compile("sgd", "mse", jit_compile=False)
+        describe.append(plugin.describe_keras(model))
+        model.fit(tf.ones((4, 4)), tf.ones((4, 4)), batch_size=2, verbose=0)
+        return [v.numpy().tobytes() for v in model.variables]
+
+    describe: list = []
+    stock = weights()
+    graphs = []
+    with rewriting(graphs.append, describe=lambda variables: describe[-1](variables)) as request:
+        assert weights() == stock
+    assert not request.errors
+    assert any("kernel" in name for name in variables_in(max(graphs, key=lambda g: len(g.node))))
 
 
 def test_variables_of_one_name_are_told_apart():

@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import cached_property
 
 from grappler_passes.bits import bits_of, several, union
-from grappler_passes.gradients import GradientFlow
+from grappler_passes.gradients import GradientFlow, may_equal
 
 COMMUNICATION_PREFIXES = ("Horovod", "Collective", "Nccl", "_Send", "_Recv", "_HostSend", "_HostRecv")
+REARRANGING_OPS = frozenset({"Reshape", "Cast", "Identity", "Squeeze", "ExpandDims", "Transpose"})
 
 
 class Backward:
@@ -38,26 +39,77 @@ class Backward:
             if self.is_communication(node) and g.reach[node]:
                 seeds.update({target: 1 for target in self.successors[node]})
         marked = g.full.downstream(seeds)
-        # The optimizer's own work on a finished gradient (its square, say) is update as well.
+        # The optimizer's own work on a finished gradient (its square, its norm) is update as well.
+        for node in self._finished_gradients():
+            seeds.update({target: 1 for target in self.successors[node]})
         for node in range(self.size):
-            seeds.update(self._work_on_finished_gradient(node, marked))
+            seeds.update(self._work_on_shared_gradient(node, marked))
         marked = g.full.downstream(seeds)
         return [bool(m) and not g.forward[n] for n, m in enumerate(marked)]
 
-    def _work_on_finished_gradient(self, node: int, marked: list[int]) -> dict[int, int]:
-        """The ops that use a finished gradient on behalf of one weight; none if ``node`` is not one.
+    def _finished_gradients(self) -> list[int]:
+        """For each weight the first op of its shape through which all data reach its update.
 
-        A finished gradient has its weight's shape and meets optimizer state in at least one op.
+        Sweeps each weight's own ops in topological order: an op is passed by no data if no edge
+        from before it (or from outside) ends after it.
         """
         g = self.gradients
-        if marked[node] or g.forward[node] or not g.from_data[node] or not g.reach[node]:
+        own: dict[int, list[int]] = {}
+        for node in (n for group in g.cut.groups for n in group):
+            if g.from_data[node] and g.reach[node] and not several(g.reach[node]) and not g.forward[node]:
+                own.setdefault(g.reach[node].bit_length() - 1, []).append(node)
+        found = []
+        for weight, nodes in own.items():
+            dominators = self._dominators(nodes)
+            shape = g.weights[weight].shape
+            exact = (n for n in dominators if any(o.shape == shape for o in self.flow.outputs[n]))
+            near = (n for n in dominators if any(may_equal(o.shape, shape) for o in self.flow.outputs[n]))
+            first = next(exact, next(near, None))
+            if first is not None:
+                found.append(self._behind_views(first))
+        return found
+
+    def _behind_views(self, node: int) -> int:
+        """The end of a chain of re-arrangements, such as a bias' gradient on its way to rank 1."""
+        g = self.gradients
+        while True:
+            targets = [t for t in self.successors[node] if g.from_data[t]]
+            if len(targets) != 1 or self.flow.types[targets[0]] not in REARRANGING_OPS:
+                return node
+            node = targets[0]
+
+    def _dominators(self, nodes: list[int]) -> list[int]:
+        g = self.gradients
+        position = {node: i for i, node in enumerate(nodes)}
+        targets = [[position[t] for t in self.successors[n] if t in position] for n in nodes]
+        outside = (
+            i
+            for i, node in enumerate(nodes)
+            if any(g.from_data[p] and p not in position for p in g.cut.preds[node])
+        )
+        furthest = max(outside, default=0)
+        found = []
+        for i, node in enumerate(nodes):
+            if furthest <= i:
+                found.append(node)
+            furthest = max([furthest, *targets[i]])
+        return found
+
+    def _work_on_shared_gradient(self, node: int, marked: list[int]) -> dict[int, int]:
+        """The ops that use a dO tensor as the gradient of one weight; none if ``node`` is not one.
+
+        Such a tensor has the weight's shape and meets optimizer state in at least one op.
+        """
+        g = self.gradients
+        if marked[node] or g.forward[node] or not g.from_data[node] or not several(g.reach[node]):
             return {}
-        shapes = {output.shape for output in self.flow.outputs[node]}
+        shapes = [output.shape for output in self.flow.outputs[node]]
         found = {}
         for target in self.successors[node]:
             weight = g.reach[target]
             if marked[target] and weight and not several(weight):
-                if g.weights[weight.bit_length() - 1].shape in shapes:
+                wanted = g.weights[weight.bit_length() - 1].shape
+                if any(shape is None or may_equal(shape, wanted) for shape in shapes):
                     found.update({t: 1 for t in self.successors[node] if g.reach[t] == weight})
         return found
 

@@ -113,6 +113,8 @@ def _assemble(backward: Backward) -> TrainingGraph:
     ops = {}
     for node in g.order:
         kind, layer, reason = _kind(backward, node, needed[node], update_layer[node])
+        if g.flow.types[node] == "IdentityN":
+            kind, layer, reason = _kind_of_gate([ops[g.flow.names[e.source]] for e in g.flow.data[node]])
         ops[g.flow.names[node]] = _op(g.flow, node, kind, layer, reason)
     mixed = _mixed(backward, needed, update_layer)
     return TrainingGraph(
@@ -153,6 +155,17 @@ def _kind(backward: Backward, node: int, needed: int, update_layer: int | None):
     return OpKind.OTHER, None, "no gradient and no update depends on it"
 
 
+def _kind_of_gate(producers: Sequence[Op]) -> tuple[OpKind, int | None, str]:
+    """An IdentityN is as late as the latest of what it hands on: it waits for all of it."""
+    order = [OpKind.OTHER, OpKind.FORWARD, OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD, OpKind.UPDATE]
+    kinds = {op.kind for op in producers}
+    layers = {op.layer for op in producers}
+    if OpKind.WEIGHT_GRAD in kinds and len(layers) > 1:
+        return OpKind.UPDATE, None, "a gate in front of the updates: it waits for several layers' gradients"
+    latest = max(kinds, key=lambda k: order.index(k) if k in order else 0, default=OpKind.OTHER)
+    return latest, layers.pop() if len(layers) == 1 else None, "a gate: as late as what it hands on"
+
+
 def _op(flow: FlowGraph, node: int, kind: OpKind, layer: int | None, reason: str) -> Op:
     return Op(
         name=flow.names[node],
@@ -185,7 +198,8 @@ def _mixed(backward: Backward, needed: list[int], update_layer: list[int | None]
         if backward.is_update[node] and layer is not None:
             bits = 1 << layer
         for edge in backward.flow.data[node]:
-            if backward.is_backward[edge.source] and several(needed[edge.source]):
+            source_is_shared = backward.is_backward[edge.source] and several(needed[edge.source])
+            if source_is_shared and backward.gradients.from_data[edge.source]:
                 of_source = ports.setdefault(edge.source, {})
                 of_source[edge.port] = of_source.get(edge.port, 0) | bits
     return {
@@ -199,7 +213,7 @@ def _mixed(backward: Backward, needed: list[int], update_layer: list[int | None]
 
 def _is_pass_through(backward: Backward, node: int) -> bool:
     """Switch and friends: several outputs, but no work that dO and dW would share."""
-    return backward.flow.types[node] in ("Switch", "Merge", "IdentityN")
+    return backward.flow.types[node] in ("Switch", "Merge")
 
 
 def _layers(g: GradientFlow, groups, ops: Mapping[str, Op], mixed: Mapping[int, int]) -> tuple[Layer, ...]:

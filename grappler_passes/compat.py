@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+HANDLE_SHAPES = "_handle_shapes"
+
+
 @dataclass(frozen=True)
 class OutputInfo:
     """dtype name (``float32``), shape (None: unknown rank; None entries: unknown size), bytes of an element."""
@@ -36,12 +39,52 @@ def infer_outputs(graph_def) -> dict[str, tuple[OutputInfo, ...]]:
     options = pywrap_tf_session.TF_NewImportGraphDefOptions()
     # Grappler leaves colocation constraints on nodes that it has removed.
     pywrap_tf_session.TF_ImportGraphDefOptionsSetValidateColocationConstraints(options, False)
+    serialized = _with_handle_shapes(graph_def).SerializeToString()
     try:
-        with graph._c_graph.get() as c_graph, c_api_util.tf_buffer(graph_def.SerializeToString()) as buffer:
+        with graph._c_graph.get() as c_graph, c_api_util.tf_buffer(serialized) as buffer:
             pywrap_tf_session.TF_GraphImportGraphDefWithResults(c_graph, buffer, options)
     finally:
         pywrap_tf_session.TF_DeleteImportGraphDefOptions(options)
     return {op.name: tuple(map(_info, op.outputs)) for op in graph._add_new_tf_operations()}
+
+
+def _with_handle_shapes(graph_def):
+    """Only ``_Arg`` tells shape inference what a variable's handle points to; Placeholder does not."""
+    known = [n for n in graph_def.node if n.op == "Placeholder" and HANDLE_SHAPES in n.attr]
+    if not known:
+        return graph_def
+    out = type(graph_def)()
+    out.CopyFrom(graph_def)
+    for index, node in enumerate(n for n in out.node if n.op == "Placeholder" and HANDLE_SHAPES in n.attr):
+        dtype = node.attr.pop("dtype").type
+        node.attr.pop("shape", None)
+        node.op = "_Arg"
+        node.attr["T"].type = dtype
+        node.attr["index"].i = index
+    return out
+
+
+def graph_def_of(concrete_function):
+    """(GraphDef, names of the result ops) of a ConcreteFunction.
+
+    The GraphDef alone does not say which variable a captured handle is; the placeholders get the
+    attributes that TensorFlow itself puts on function arguments, and ``_ooo_variable``.
+    """
+    import json
+
+    graph = concrete_function.graph
+    graph_def = graph.as_graph_def()
+    captured = {id(external): internal.op.name for external, internal in graph.captures}
+    nodes = {node.name: node for node in graph_def.node}
+    for variable in graph.variables:
+        node = nodes.get(captured.get(id(variable.handle), ""))
+        if node is None:
+            continue
+        node.attr[HANDLE_SHAPES].list.shape.add().CopyFrom(variable.shape.as_proto())
+        node.attr["_handle_dtypes"].list.type.append(variable.dtype.as_datatype_enum)
+        described = {"name": variable.name.partition(":")[0], "trainable": bool(variable.trainable)}
+        node.attr["_ooo_variable"].s = json.dumps(described).encode()
+    return graph_def, [tensor.op.name for tensor in concrete_function.outputs]
 
 
 def _info(tensor) -> OutputInfo:
@@ -71,7 +114,7 @@ def inline_graph_def(graph_def, fetches: list[str]):
     graph = tf.Graph()
     with graph.as_default():
         tf.import_graph_def(_without_implementations(graph_def), name="")
-    meta_graph = tf.compat.v1.train.export_meta_graph(graph=graph)
+        meta_graph = tf.compat.v1.train.export_meta_graph(graph=graph)
     collection = meta_graph_pb2.CollectionDef()
     collection.node_list.value.extend(fetches)
     meta_graph.collection_def["train_op"].CopyFrom(collection)

@@ -78,15 +78,23 @@ def build_flow_graph(graph_def, infos: dict[str, tuple[OutputInfo, ...]]) -> Flo
             edges.append(Edge(source, port, _is_scalar(outputs[source], port)))
         data.append(edges)
         control.append(controls)
+    types = [node.op for node in graph_def.node]
     return FlowGraph(
         names,
-        [node.op for node in graph_def.node],
+        types,
         [node.device for node in graph_def.node],
-        data,
+        [[_behind_gate(edge, types, data) for edge in edges] for edges in data],
         control,
         outputs,
         index,
     )
+
+
+def _behind_gate(edge: Edge, types: list[str], data: list[list[Edge]]) -> Edge:
+    """IdentityN hands each tensor on by itself: as values flow, it joins nothing."""
+    while types[edge.source] == "IdentityN":
+        edge = data[edge.source][edge.port]
+    return edge
 
 
 def _is_scalar(outputs: Sequence[OutputInfo], port: int) -> bool:

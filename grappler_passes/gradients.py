@@ -27,6 +27,8 @@ from grappler_passes.variables import HANDLE_SOURCES, VariableAccess
 STASH_OPS = frozenset(
     {"Merge", "Switch", "Identity", "NextIteration", "TensorListPushBack", "TensorListSetItem"}
 )
+# What these return depends on a tensor's shape only, not on its value.
+METADATA_OPS = frozenset({"Shape", "ShapeN", "Size", "Rank", "VariableShape", "TensorListElementShape"})
 RETURN_OPS = ("_Retval", "_DeviceRetval")
 
 
@@ -53,12 +55,14 @@ class GradientFlow:
         """Value flow without handles; optionally without one-number edges, or without the flow
         through the memory of some variables (by handle)."""
         preds: list[list[int]] = [
-            [
+            []
+            if kind in METADATA_OPS
+            else [
                 e.source
                 for e in edges
                 if e.source not in self.handle_nodes and not (cut_scalars and e.scalar)
             ]
-            for edges in self.flow.data
+            for kind, edges in zip(self.flow.types, self.flow.data, strict=True)
         ]
         for variable in self.variables:
             if variable.handle not in cut_memory_of:
@@ -238,7 +242,7 @@ class GradientFlow:
             weight = of_bit.get(bits)
             if weight is None or not self.from_data[node]:
                 continue
-            if any(o.shape == self.weights[weight].shape for o in self.flow.outputs[node]):
+            if any(may_equal(o.shape, self.weights[weight].shape) for o in self.flow.outputs[node]):
                 found[node] = bits
                 seen |= bits
         for bit, weight in of_bit.items():
@@ -297,13 +301,26 @@ class GradientFlow:
                 continue
             members = set(group)
             feeds = {p for n in group for p in self.full.preds[n] if p not in members}
-            if all(forward[p] or not self.from_data[p] for p in feeds):
+            if all(self._is_plain(p, forward, depth=8) for p in feeds):
                 found += group
                 found += [n for n in range(len(self.flow)) if self._leaves(n, members)]
         return found
 
+    def _is_plain(self, node: int, forward: list[int], depth: int) -> bool:
+        """Computed from the forward pass and constants within a few ops (a shape, a slice)."""
+        if forward[node] or not self.from_data[node]:
+            return True
+        return depth > 0 and all(self._is_plain(p, forward, depth - 1) for p in self.full.preds[node])
+
     def _leaves(self, node: int, loop: set[int]) -> bool:
         return self.flow.types[node] == "Exit" and self.flow.data[node][0].source in loop
+
+
+def may_equal(shape: tuple[int | None, ...] | None, wanted: tuple[int, ...] | None) -> bool:
+    """Whether a shape of known rank equals ``wanted``, unknown sizes counting as equal."""
+    if shape is None or wanted is None or len(shape) != len(wanted):
+        return False
+    return all(a is None or a == b for a, b in zip(shape, wanted, strict=True))
 
 
 def _not_dominated(variables, index, changes):

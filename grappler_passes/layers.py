@@ -79,7 +79,12 @@ def _continues_chain(backward: Backward, node: int) -> bool:
 
 
 def _is_reduced(backward: Backward, node: int, shape) -> bool:
-    """The op's result has the weight's shape, or goes only into ops whose result has."""
+    """The op's result has the vector weight's shape, or goes only into ops whose result has.
+
+    Not for matrices: a dO may have a kernel's shape by chance, as many examples as inputs.
+    """
+    if sum(dim != 1 for dim in shape or ()) > 1:
+        return False
     if _has_shape(backward, node, shape):
         return True
     targets = [t for t in backward.successors[node] if backward.is_backward[t]]

@@ -49,11 +49,13 @@ def find_variables(graph_def, flow: FlowGraph, order: list[int]) -> list[Variabl
     accesses = {h: VariableAccess(**described) for h, described in variables.items()}
     for node in order:
         for handle in {handles[e.source] for e in flow.data[node] if e.source in handles}:
-            if node in handles:
+            if node in handles or flow.types[node] == "VariableShape":
                 continue
             access = accesses[handle]
             (access.first_reads if flow.outputs[node] else access.writes).append(node)
     used = [a for a in accesses.values() if a.first_reads or a.writes]
+    for access in used:
+        access.shape = access.shape if access.shape is not None else _shape_from_use(flow, access)
     _split_reads(flow, order, used)
     return [a for a in used if not _is_iterator(flow, a)]
 
@@ -92,6 +94,16 @@ def _describe(node, default_name: str) -> dict:
             break
     name = info.get("name") or default_name
     return {"name": name, "shape": shape, "trainable": info.get("trainable")}
+
+
+def _shape_from_use(flow: FlowGraph, access: VariableAccess) -> tuple[int, ...] | None:
+    """Shape of what is read whole or assigned whole; None where neither happens or it is unknown."""
+    whole = [flow.outputs[r][0].shape for r in access.first_reads if flow.types[r] == "ReadVariableOp"]
+    for write in access.writes:
+        if flow.types[write].startswith("Assign"):
+            value = flow.data[write][1]
+            whole.append(flow.outputs[value.source][value.port].shape)
+    return next((s for s in whole if s is not None and None not in s), None)
 
 
 def _split_reads(flow: FlowGraph, order: list[int], variables: list[VariableAccess]) -> None:

@@ -114,3 +114,31 @@ def synchronize(outputs: Any) -> None:
     for value in tf.nest.flatten(outputs):
         if hasattr(value, "numpy"):
             value.numpy()
+
+
+def install_train_function(model: Any, ours: Callable[..., Any], stock: Callable[..., Any]) -> None:
+    """Makes ``fit`` call ``ours`` until :func:`remove_train_function` or the next ``fit``.
+
+    ``fit`` begins with ``make_train_function()`` and skips ``on_train_end`` when training raises, so
+    the model's ``make_train_function`` is shadowed by one that first puts ``stock`` back.
+    """
+    make = model.make_train_function
+
+    def restore_and_make(*args: Any, **kwargs: Any) -> Any:
+        remove_train_function(model)
+        return make(*args, **kwargs)
+
+    restore_and_make.ooo = (ours, stock)  # type: ignore[attr-defined]
+    object.__setattr__(model, "make_train_function", restore_and_make)
+    model.train_function = ours
+
+
+def remove_train_function(model: Any) -> None:
+    """Undoes :func:`install_train_function`; keeps a train function that was set in between."""
+    shadow = vars(model).get("make_train_function")
+    if shadow is None or not hasattr(shadow, "ooo"):
+        return
+    object.__delattr__(model, "make_train_function")
+    ours, stock = shadow.ooo
+    if model.train_function is ours:
+        model.train_function = stock

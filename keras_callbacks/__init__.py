@@ -1,0 +1,6 @@
+"""Keras callbacks: thin, the logic is in ``tf_ooo``."""
+
+from keras_callbacks.ooo_backprop import OOOBackprop
+from keras_callbacks.timeline_logger import TimelineLogger
+
+__all__ = ["OOOBackprop", "TimelineLogger"]

@@ -1,0 +1,41 @@
+"""Writes an ``OOOBackprop``'s report while training runs."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import keras
+
+from keras_callbacks.ooo_backprop import OOOBackprop
+from tf_ooo.errors import OptionsError
+from tf_ooo.single_device import save_timeline
+
+
+class TimelineLogger(keras.callbacks.Callback):  # type: ignore[misc]
+    """Writes ``report.html`` and ``trace.json`` at the end, or after every epoch.
+
+    Example:
+        >>> ooo = tf_ooo.OOOBackprop()
+        >>> model.fit(x, y, callbacks=[ooo, TimelineLogger(ooo, "out")])
+
+    Args:
+        callback: the ``OOOBackprop`` whose report is written.
+        folder: where to; made if it is not there.
+        every_epoch: also write ``epoch_001_report.html`` and so on.
+    """
+
+    def __init__(self, callback: OOOBackprop, folder: str | os.PathLike[str], every_epoch: bool = False) -> None:
+        super().__init__()
+        if not isinstance(callback, OOOBackprop):
+            raise OptionsError(f"callback={callback!r} is not accepted; accepted: an OOOBackprop")
+        self._callback, self._folder, self._every_epoch = callback, folder, every_epoch
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Writes the epoch's files where asked to."""
+        if self._every_epoch:
+            save_timeline(self._callback.report, self._folder, f"epoch_{epoch + 1:03d}_")
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Writes the final files."""
+        save_timeline(self._callback.report, self._folder)

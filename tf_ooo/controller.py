@@ -1,0 +1,138 @@
+"""Runs a training step as stock or rewritten, times both, keeps the faster.
+
+Every call runs exactly one of the two, so the training state advances once a call; their results
+are the same bits, so it does not matter which one runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tf_ooo import compat
+from tf_ooo.options import Options
+from tf_ooo.report import Report, fill_plan
+from tf_ooo.session import RewriteSession
+
+_LOG = logging.getLogger("tf_ooo")
+STOCK, REWRITTEN = "stock", "rewritten"
+
+
+class StepController:
+    """Callable in place of the step.
+
+    Args:
+        stock: the step as TensorFlow runs it.
+        rewritten: the same step as a function of its own, not traced yet.
+        session: traced functions are rewritten inside ``session.tracing()``.
+        options: ``profile_steps`` steps of each are timed, alternating, after one of each that is not.
+        report: filled in as things become known.
+
+    Raises (from a call): whatever the step raises; MemoryLimitError; with ``strict`` also why a
+    rewrite failed, after the step has run.
+    """
+
+    def __init__(
+        self,
+        stock: Callable[..., Any],
+        rewritten: Callable[..., Any],
+        session: RewriteSession,
+        options: Options,
+        report: Report,
+    ) -> None:
+        self.stock, self.rewritten, self.session = stock, rewritten, session
+        self.options, self.report = options, report
+        self.choice: str | None = None
+        self.times: dict[str, list[float]] = {STOCK: [], REWRITTEN: []}
+        self._position = 0
+
+    @property
+    def profiling(self) -> bool:
+        """Whether it has not been decided yet which of the two to keep."""
+        return self.choice is None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """One step."""
+        if self.choice == STOCK:
+            return self.stock(*args, **kwargs)
+        if self.choice == REWRITTEN:
+            outputs = self._run_rewritten(args, kwargs)
+            self._check()
+            return outputs
+        return self._profile(args, kwargs)
+
+    def _run_rewritten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # Every call, not only the first: another input shape makes TensorFlow trace again.
+        with self.session.tracing():
+            return self.rewritten(*args, **kwargs)
+
+    def _profile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        which, timed = self._next()
+        started = time.perf_counter()
+        outputs = self.stock(*args, **kwargs) if which == STOCK else self._run_rewritten(args, kwargs)
+        if self.options.profile_steps:
+            compat.synchronize(outputs)
+        elapsed_s = time.perf_counter() - started
+        self._position += 1
+        if timed:
+            self.times[which].append(elapsed_s)
+        else:
+            self.report.profiling_overhead_s += elapsed_s if which == REWRITTEN else 0.0
+        if which == REWRITTEN:
+            self._check()
+        self._decide_if_ready()
+        return outputs
+
+    def _next(self) -> tuple[str, bool]:
+        """What this step runs, and whether it is timed: S R, then S R timed, profile_steps times."""
+        if not self.options.profile_steps:
+            return REWRITTEN, False
+        return (STOCK, REWRITTEN)[self._position % 2], self._position >= 2
+
+    def _check(self) -> None:
+        """Takes note of new plans and failures."""
+        fill_plan(self.report, self.session.result)
+        reason = self._failure()
+        if reason is not None and self.choice != STOCK:
+            self._keep_stock(reason)
+            self.session.raise_if_failed(self.options.strict)
+
+    def _failure(self) -> str | None:
+        """Why the rewritten step is (partly) the stock one; None where it is not."""
+        reason = self.session.failure()
+        if reason is None and self.session.result is None:
+            return "TensorFlow handed no graph over: eager execution, or graph optimizers are switched off"
+        return reason
+
+    def _decide_if_ready(self) -> None:
+        if self.choice is not None or self._position < 2 * (1 + self.options.profile_steps):
+            if not self.options.profile_steps and self.choice is None:
+                self._keep_rewritten()
+            return
+        stock_s, rewritten_s = (statistics.median(self.times[which]) for which in (STOCK, REWRITTEN))
+        self.report.stock_step_s, self.report.measured_step_s = stock_s, rewritten_s
+        if self.options.may_fall_back and rewritten_s > stock_s:
+            self._keep_stock(
+                f"measured {rewritten_s * 1e3:.2f} ms a step against {stock_s * 1e3:.2f} ms in the stock order"
+            )
+        else:
+            self._keep_rewritten()
+
+    def _keep_rewritten(self) -> None:
+        self.choice = REWRITTEN
+        self.report.fell_back, self.report.fallback_reason = False, ""
+        _LOG.info("keeping the rewritten step: %s", self.report.one_line())
+
+    def _keep_stock(self, reason: str) -> None:
+        self.choice = STOCK
+        fall_back(self.report, reason)
+
+
+def fall_back(report: Report, reason: str) -> None:
+    """Notes and logs, in one line, that the stock step runs."""
+    report.fell_back, report.fallback_reason, report.schedule = True, reason, "stock"
+    level = logging.INFO if reason.startswith("measured") else logging.WARNING
+    _LOG.log(level, "keeping the stock step: %s", reason)

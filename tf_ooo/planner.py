@@ -1,0 +1,170 @@
+"""From a graph to a plan: classify, schedule, and the rewrite that a plug-in request runs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from grappler_passes.annotate import AnnotatePass
+from grappler_passes.base import PassPipeline, PassResult
+from grappler_passes.classify import classify_graph_def
+from grappler_passes.graph import TrainingGraph
+from grappler_passes.liveness import peak_bytes
+from grappler_passes.order import OrderPass
+from grappler_passes.separate import SeparatePass
+from grappler_passes.verify import VerifyPass
+from tf_ooo import compat
+from tf_ooo.errors import GraphError, MemoryLimitError, OptionsError
+from tf_ooo.lowering import TaskOps, execution_order, lower, task_ops
+from tf_ooo.options import Options
+from tf_ooo.schedule import Schedule
+from tf_ooo.schedulers import POLICIES
+
+_LOG = logging.getLogger("tf_ooo")
+DEFAULT_POLICY = "fast_forward"
+
+
+@dataclass(frozen=True)
+class RewriteResult:
+    """What was done to one graph.
+
+    ``moved_ops`` counts the ops of the tasks that wait for a control edge that was added;
+    ``plan_seconds`` covers everything from the graph's arrival to the rewritten one.
+    """
+
+    training_graph: TrainingGraph
+    schedule: Schedule
+    graph_def: Any
+    moved_ops: int
+    added_edges: int
+    plan_seconds: float
+    mixed: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def classify(graph: Any) -> TrainingGraph:
+    """Sorts the ops of a training step into F, dO, dW, U, comm and other, by dataflow.
+
+    Args:
+        graph: a ``GraphDef``, or a ConcreteFunction (``train_step.get_concrete_function(...)``).
+
+    Raises:
+        GraphError: it is not a training step; the message says what is missing.
+    """
+    if compat.is_concrete_function(graph):
+        graph = compat.flat_graph_def(graph)
+    if not hasattr(graph, "node"):
+        raise GraphError(f"expected a GraphDef or a ConcreteFunction, got a {type(graph).__name__}")
+    return classify_graph_def(graph)
+
+
+def plan(
+    training_graph: TrainingGraph, schedule: str = DEFAULT_POLICY, memory_limit_bytes: int | None = None
+) -> Schedule:
+    """An order for the backward pass on one device.
+
+    Args:
+        training_graph: from :func:`classify`.
+        schedule: a policy's name; ``"auto"`` is fast_forward.
+        memory_limit_bytes: if the named policy's predicted peak is above it, the order with the
+            lowest peak is taken.  With ``"auto"`` that one is taken at once.
+
+    Raises:
+        OptionsError: no such policy.
+        MemoryLimitError: even the lowest peak is above the limit; says the smallest feasible one.
+    """
+    Options.from_arguments(schedule=schedule, memory_limit_bytes=memory_limit_bytes)
+    return _plan(training_graph, task_ops(training_graph), schedule, memory_limit_bytes)
+
+
+def _plan(graph: TrainingGraph, tasks: TaskOps, name: str, limit_bytes: int | None) -> Schedule:
+    policy = DEFAULT_POLICY if name == "auto" else name
+    if policy not in POLICIES:
+        raise OptionsError(f"schedule={name!r} is not accepted; accepted: {', '.join(POLICIES)}")
+    if limit_bytes is None:
+        return _schedule(graph, tasks, policy)
+    named = _schedule(graph, tasks, policy)
+    if name != "auto" and _peak(named) <= limit_bytes:
+        return named
+    lowest = min((_schedule(graph, tasks, other) for other in POLICIES), key=_peak)
+    if _peak(lowest) > limit_bytes:
+        raise MemoryLimitError(limit_bytes, _peak(lowest))
+    return lowest
+
+
+def _schedule(graph: TrainingGraph, tasks: TaskOps, policy: str) -> Schedule:
+    order = POLICIES[policy](tasks.backward_layers, frozenset(tasks.ops))
+    peak = peak_bytes(graph, execution_order(order, graph, tasks))
+    return Schedule("single_device", policy, {(0, 0): tuple(order)}, predicted_peak_bytes=peak)
+
+
+def _peak(schedule: Schedule) -> int:
+    return schedule.predicted_peak_bytes or 0
+
+
+def rewrite_graph(graph_def: Any, options: Options) -> RewriteResult:
+    """Separates, classifies, plans, orders and verifies; the argument is not changed.
+
+    Raises GraphError where it is no training step, PassError where a pass fails, MemoryLimitError.
+    """
+    started = time.perf_counter()
+    training_graph = classify_graph_def(graph_def)
+    separated = SeparatePass()(graph_def, training_graph)
+    if separated.modified:
+        training_graph = classify_graph_def(separated.graph_def)
+    tasks = task_ops(training_graph)
+    schedule = _plan(training_graph, tasks, options.schedule, options.memory_limit_bytes)
+    rewrite_plan = lower(schedule, training_graph, tasks)
+    passes = [AnnotatePass(rewrite_plan), OrderPass(rewrite_plan), VerifyPass(graph_def, separated.replaced)]
+    dump_dir = None if options.dump_dir is None else str(options.dump_dir)
+    ordered = PassPipeline(passes, dump_dir=dump_dir)(separated.graph_def, training_graph)
+    waiting = _new_waits(separated.graph_def, ordered)
+    return RewriteResult(
+        training_graph=training_graph,
+        schedule=schedule,
+        graph_def=ordered.graph_def,
+        moved_ops=sum(len(names) for names in tasks.ops.values() if waiting.keys() & set(names)),
+        added_edges=sum(waiting.values()),
+        plan_seconds=time.perf_counter() - started,
+        mixed={**training_graph.mixed, **separated.mixed},
+        notes=tuple(str(note) for note in (*separated.notes, *ordered.notes)),
+    )
+
+
+def _new_waits(before: Any, result: PassResult) -> dict[str, int]:
+    """How many control inputs each node gained; nodes that gained none are left out."""
+    had = {node.name: len(node.input) for node in before.node}
+    gained = {node.name: len(node.input) - had.get(node.name, len(node.input)) for node in result.graph_def.node}
+    return {name: count for name, count in gained.items() if count > 0}
+
+
+def make_rewrite(
+    options: Options, on_result: Callable[[RewriteResult], None], on_skip: Callable[[GraphError], None]
+) -> Callable[[Any], Any]:
+    """The ``rewrite(graph_def)`` of a plug-in request.
+
+    ``on_skip`` is told why a graph is no training step (helper functions are traced beside it);
+    other errors go to the plug-in, which keeps them and lets the stock graph run.
+    """
+
+    def rewrite(graph_def: Any) -> Any:
+        try:
+            result = rewrite_graph(graph_def, options)
+        except GraphError as error:
+            on_skip(error)
+            return None
+        _LOG.info(
+            "planned %s for %d layers in %.2f s: %d ops wait for %d added edges",
+            result.schedule.policy,
+            len(result.training_graph.layers),
+            result.plan_seconds,
+            result.moved_ops,
+            result.added_edges,
+        )
+        on_result(result)
+        return result.graph_def
+
+    return rewrite

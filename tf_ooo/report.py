@@ -1,0 +1,187 @@
+"""What was found, planned and measured for one training step."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tf_ooo.schedule import Schedule
+
+if TYPE_CHECKING:
+    from grappler_passes.graph import TrainingGraph
+    from tf_ooo.planner import RewriteResult
+
+_LEFT_OUT = ("rewritten_graph", "planned")
+
+
+@dataclass
+class Report:
+    """Filled in while training runs; plain values, None where something is not known.
+
+    Attributes:
+        mode: single_device.
+        schedule: the policy whose order runs, ``"stock"`` where the stock order runs.
+        fell_back: whether the stock step was kept; ``fallback_reason`` says why.
+        ops: number of ops per kind: F, dO, dW, U, comm, other.
+        moved_ops: ops of the tasks that wait for an added edge; ``added_edges`` counts the edges.
+        unclassified: ``{op of the backward pass: why it has no kind}``.
+        mixed: ``{op that computes dO and dW together: why it was not separated}``.
+        predicted_step_s: None: this release has no cost model.
+        stock_step_s, measured_step_s: median seconds of the timed stock and rewritten steps.
+        predicted_peak_bytes: most bytes alive at once if ops run one at a time; tensors of unknown
+            size count as 0, ``unknown_size_ops`` says how many those are.
+        plan_seconds: from the graph's arrival to the rewritten one.
+        profiling_overhead_s: seconds of the first rewritten step, which traces and plans.
+        layers: one dict per layer: index, name, number of ops of each kind.
+        planned: the schedule that was planned; ``rewritten_graph``: the GraphDef handed to TensorFlow.
+    """
+
+    mode: str = "single_device"
+    schedule: str = "stock"
+    fell_back: bool = False
+    fallback_reason: str = ""
+    ops: dict[str, int] = field(default_factory=dict)
+    moved_ops: int = 0
+    added_edges: int = 0
+    unclassified: dict[str, str] = field(default_factory=dict)
+    mixed: dict[str, str] = field(default_factory=dict)
+    predicted_step_s: float | None = None
+    stock_step_s: float | None = None
+    measured_step_s: float | None = None
+    predicted_peak_bytes: int | None = None
+    unknown_size_ops: int = 0
+    plan_seconds: float | None = None
+    profiling_overhead_s: float = 0.0
+    layers: list[dict[str, Any]] = field(default_factory=list)
+    planned: Schedule | None = None
+    rewritten_graph: Any = None
+
+    @property
+    def state(self) -> str:
+        """What runs now, in a few words."""
+        if self.fell_back:
+            return f"the stock step runs: {self.fallback_reason}"
+        if self.planned is None:
+            return "nothing has been rewritten yet"
+        return f"the rewritten step runs ({self.schedule})"
+
+    def one_line(self) -> str:
+        """Step times before and after, for a log line."""
+        before, after = seconds_text(self.stock_step_s), seconds_text(self.measured_step_s)
+        return f"schedule {self.schedule}, step {before} stock, {after} rewritten, {self.moved_ops} ops moved"
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The summary as (what, value)."""
+        ops = ", ".join(f"{kind} {count}" for kind, count in self.ops.items()) or "-"
+        return [
+            ("state", self.state),
+            ("mode, schedule", f"{self.mode}, {self.schedule}"),
+            ("ops per kind", ops),
+            ("layers", str(len(self.layers))),
+            ("moved ops", f"{self.moved_ops} ({self.added_edges} edges added)"),
+            ("mixed dO and dW", str(len(self.mixed))),
+            ("unclassified", str(len(self.unclassified))),
+            ("step, stock", seconds_text(self.stock_step_s)),
+            ("step, rewritten", seconds_text(self.measured_step_s)),
+            ("predicted peak", bytes_text(self.predicted_peak_bytes, self.unknown_size_ops)),
+            ("planning", seconds_text(self.plan_seconds)),
+        ]
+
+    def summary(self) -> str:
+        """A short table."""
+        rows = self.rows()
+        width = max(len(what) for what, _ in rows)
+        return "\n".join(f"{what:<{width}}  {value}" for what, value in rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as JSON types; the schedule as text; the rewritten graph is left out."""
+        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _LEFT_OUT}
+        values["planned"] = None if self.planned is None else self.planned.to_text()
+        copy: dict[str, Any] = json.loads(json.dumps(values))
+        return copy
+
+    def save_html(self, path: str | os.PathLike[str]) -> Path:
+        """Writes a page that needs no other file; returns its path."""
+        from tf_ooo.report_page import render
+
+        return _write(path, render(self))
+
+    def save_trace(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the planned order as a Chrome trace (chrome://tracing, Perfetto); returns its path.
+
+        No costs are known yet, so every task takes one unit: the picture shows order, not time.
+        """
+        return _write(path, json.dumps({"traceEvents": trace_events(self.planned), "displayTimeUnit": "ms"}))
+
+
+def fill_plan(report: Report, result: RewriteResult | None) -> None:
+    """Copies what a rewrite found into the report."""
+    if result is None or report.rewritten_graph is result.graph_def:
+        return
+    graph = result.training_graph
+    report.ops, report.unclassified = graph.counts(), dict(graph.unclassified)
+    report.mixed, report.layers = dict(result.mixed), layer_rows(graph, result)
+    report.moved_ops, report.added_edges = result.moved_ops, result.added_edges
+    report.planned, report.schedule = result.schedule, result.schedule.policy
+    report.predicted_step_s = result.schedule.predicted_step_s
+    report.predicted_peak_bytes = result.schedule.predicted_peak_bytes
+    report.unknown_size_ops = sum(op.output_bytes is None for op in graph.ops.values())
+    report.plan_seconds, report.rewritten_graph = result.plan_seconds, result.graph_def
+    if report.fell_back:
+        report.schedule = "stock"
+
+
+def layer_rows(graph: TrainingGraph, result: RewriteResult) -> list[dict[str, Any]]:
+    """One row per layer: index, name, ops of dW, U and communication."""
+    scheduled = {str(task) for task in result.schedule.tasks}
+    return [
+        {
+            "index": layer.index,
+            "name": layer.name,
+            "dW": len(layer.weight_grad_ops),
+            "U": len(layer.update_ops),
+            "comm": len(layer.communication_ops),
+            "own_dO": f"dO:{layer.index}" in scheduled,
+        }
+        for layer in graph.layers
+    ]
+
+
+def trace_events(schedule: Schedule | None) -> list[dict[str, Any]]:
+    """Chrome trace events: one process per device, one thread per stream, 1 ms per task."""
+    if schedule is None:
+        return []
+    events: list[dict[str, Any]] = []
+    for (device, stream), tasks in schedule.lanes.items():
+        where = {"pid": device, "tid": stream}
+        events.append({"ph": "M", "name": "process_name", **where, "args": {"name": f"device {device}"}})
+        events.append({"ph": "M", "name": "thread_name", **where, "args": {"name": f"stream {stream}"}})
+        for place, task in enumerate(tasks):
+            what = {"name": str(task), "cat": task.kind, "args": {"layer": task.layer}}
+            events.append({"ph": "X", "ts": place * 1000, "dur": 1000, **what, **where})
+    return events
+
+
+def seconds_text(seconds: float | None) -> str:
+    """``12.34 ms``, ``1.20 s``, or ``-`` for None."""
+    if seconds is None:
+        return "-"
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.2f} ms"
+
+
+def bytes_text(count: int | None, unknown: int = 0) -> str:
+    """``12.3 MB``, or ``-`` for None; says how many sizes are not known."""
+    if count is None:
+        return "-"
+    text = f"{count / 1e6:.1f} MB"
+    return f"{text}, plus {unknown} tensors of unknown size" if unknown else text
+
+
+def _write(path: str | os.PathLike[str], text: str) -> Path:
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text, encoding="utf-8")
+    return target

@@ -1,0 +1,79 @@
+"""The report as one self-contained HTML page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tf_ooo.schedule import Schedule
+
+if TYPE_CHECKING:
+    from tf_ooo.report import Report
+
+_BAR_WIDTH, _BAR_HEIGHT, _PER_ROW = 44, 24, 20
+_KIND_NAMES = {
+    "F": "forward",
+    "dO": "output gradient (critical chain)",
+    "dW": "weight gradient",
+    "U": "weight update",
+    "comm": "communication",
+    "other": "other",
+}
+
+
+def render(report: Report) -> str:
+    """The page's HTML."""
+    import jinja2
+
+    folder = Path(__file__).parent / "templates"
+    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(folder), autoescape=True, trim_blocks=True)
+    template = environment.get_template("report.html")
+    return template.render(
+        report=report,
+        rows=report.rows(),
+        kinds=[(kind, _KIND_NAMES.get(kind, kind), count) for kind, count in report.ops.items()],
+        steps=step_bars(report),
+        lanes=lane_pictures(report.planned),
+        layer_names={row["index"]: row["name"] for row in report.layers},
+    )
+
+
+def step_bars(report: Report) -> list[dict[str, Any]]:
+    """One bar for the stock step and one for the rewritten one, as percent of the longer."""
+    from tf_ooo.report import seconds_text
+
+    times = [("stock", report.stock_step_s), ("rewritten", report.measured_step_s)]
+    longest = max((seconds or 0.0 for _, seconds in times), default=0.0)
+    return [
+        {"name": name, "text": seconds_text(seconds), "percent": 100 * seconds / longest}
+        for name, seconds in times
+        if seconds
+    ]
+
+
+def lane_pictures(schedule: Schedule | None) -> list[dict[str, Any]]:
+    """For each stream the boxes of its tasks in order, wrapped into rows."""
+    pictures = []
+    for (device, stream), tasks in (schedule.lanes if schedule else {}).items():
+        boxes = [
+            {
+                "x": (place % _PER_ROW) * _BAR_WIDTH,
+                "y": (place // _PER_ROW) * (_BAR_HEIGHT + 6),
+                "kind": task.kind,
+                "layer": task.layer,
+                "text": str(task),
+            }
+            for place, task in enumerate(tasks)
+        ]
+        rows = -(-len(tasks) // _PER_ROW)
+        pictures.append(
+            {
+                "title": f"device {device}, stream {stream}",
+                "boxes": boxes,
+                "width": min(len(tasks), _PER_ROW) * _BAR_WIDTH,
+                "height": rows * (_BAR_HEIGHT + 6),
+                "box_width": _BAR_WIDTH - 3,
+                "box_height": _BAR_HEIGHT,
+            }
+        )
+    return pictures

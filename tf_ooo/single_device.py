@@ -1,0 +1,86 @@
+"""``model.fit`` on one device: puts a controller in the place of the model's train function."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from grappler_passes.plugin import describe_keras
+from tf_ooo import compat
+from tf_ooo.controller import StepController, fall_back
+from tf_ooo.errors import GraphError, OOOError
+from tf_ooo.options import Options
+from tf_ooo.report import Report
+from tf_ooo.session import RewriteSession
+
+_LOG = logging.getLogger("tf_ooo")
+
+
+class FitSession:
+    """What the callback does in one or several ``fit`` calls of one model."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.report = Report(mode=options.resolved_mode)
+        self.controller: StepController | None = None
+        self._model: Any = None
+
+    def begin(self, model: Any) -> None:
+        """At the start of training.  Raises OOOError only with ``strict``."""
+        self.end()
+        try:
+            self._begin(model)
+        except Exception as error:
+            self.end()
+            if self.options.strict:
+                raise
+            fall_back(self.report, str(error) if isinstance(error, OOOError) else f"{type(error).__name__}: {error}")
+
+    def _begin(self, model: Any) -> None:
+        compat.check_keras_backend()
+        stock = compat.train_function_of(model)
+        known = self.controller
+        if known is None or known.stock is not stock or known.session.request.errors:
+            self._drop_controller()
+            self.report = Report(mode=self.options.resolved_mode)
+            reason = compat.why_not_rewritable(model)
+            if reason is not None:
+                raise GraphError(reason)
+            session = RewriteSession(self.options, describe=describe_keras(model))
+            rewritten = compat.new_train_function(model)
+            self.controller = StepController(stock, rewritten, session, self.options, self.report)
+        assert self.controller is not None  # for mypy: set above
+        self._model = model
+        compat.install_train_function(model, self.controller, stock)
+
+    def end(self) -> None:
+        """Puts the model's own train function back; does nothing the second time."""
+        if self._model is not None:
+            compat.remove_train_function(self._model)
+            self._model = None
+
+    def finish(self) -> None:
+        """At the end of training: restores, notes an undecided profile, writes the timeline."""
+        self.end()
+        if self.controller is not None and self.controller.profiling and not self.report.fell_back:
+            _LOG.info("training ended before %d steps of each order were timed", self.options.profile_steps)
+        if self.options.timeline is not None:
+            save_timeline(self.report, self.options.timeline)
+
+    def _drop_controller(self) -> None:
+        if self.controller is not None:
+            self.controller.session.close()
+            self.controller = None
+
+
+def save_timeline(report: Report, folder: Any, prefix: str = "") -> tuple[Path, Path] | None:
+    """Writes ``report.html`` and ``trace.json``; a folder that cannot be written is logged, not raised."""
+    try:
+        page = report.save_html(Path(folder) / f"{prefix}report.html")
+        trace = report.save_trace(Path(folder) / f"{prefix}trace.json")
+    except OSError as error:
+        _LOG.warning("the report was not written: %s", error)
+        return None
+    _LOG.info("report: %s, trace: %s", page, trace)
+    return page, trace

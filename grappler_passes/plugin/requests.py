@@ -139,6 +139,10 @@ def find(request_id: str) -> Request | None:
 @contextmanager
 def tracing(request: Request) -> Iterator[Request]:
     """Functions traced on this thread inside the block belong to ``request``; nests."""
+    if _set_enabled is None:
+        raise RuntimeError(
+            "the plug-in is not loaded, so nothing would be rewritten; call plugin.load() first"
+        )
     _active.stack.append(request)
     try:
         yield request

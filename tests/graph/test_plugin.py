@@ -209,6 +209,41 @@ def test_the_rewritten_graph_is_the_one_that_runs():
     assert losses == [-loss for loss in train(steps=1)[1]]
 
 
+def loops_and_branches() -> list[bytes]:
+    """A training step with a loop, a branch and their gradients, all lowered to Switch and Merge."""
+    weight = tf.Variable(tf.fill((2, 2), 0.5), name="w")
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            for _ in tf.range(3):
+                x = tf.tanh(x @ weight)
+            x = tf.cond(tf.reduce_sum(x) > 0, lambda: x * weight, lambda: x)
+            loss = tf.reduce_sum(x)
+        weight.assign_sub(tape.gradient(loss, weight))
+        return loss
+
+    return [step(tf.ones((2, 2))).numpy().tobytes() for _ in range(2)] + [weight.numpy().tobytes()]
+
+
+def test_loops_and_branches_pass_the_check():
+    stock = loops_and_branches()
+    ops = set()
+
+    def touch_everything(graph_def):
+        out = copy_of(graph_def)
+        for node in out.node:
+            ops.add(node.op)
+            node.attr["_ooo_kind"].s = b"F"
+        return out
+
+    with rewriting(touch_everything) as request:
+        assert loops_and_branches() == stock
+    assert not request.errors
+    assert request.rewrites == 1
+    assert {"NextIteration", "Merge", "Switch", "Enter"} <= ops
+
+
 def test_a_rewrite_that_changes_its_argument_does_no_harm():
     stock = train()
 
@@ -300,8 +335,9 @@ def test_keras_fit_names_its_variables(steps_per_execution):
     wanted = {getattr(v, "path", v.name.removesuffix(":0")): id(v) in trainable for v in model.variables}
     assert {name: found[name] for name in wanted} == wanted
     assert sorted(wanted.values()) == [False] * 2 + [True] * 4
-    others = {name: trainable for name, trainable in found.items() if name not in wanted}
-    assert not any(others.values()), "optimizer slots and metrics are not trainable"
+    if hasattr(model.variables[0], "path"):  # Keras 2 leaves some of the optimizer's own marked trainable
+        others = {name: trainable for name, trainable in found.items() if name not in wanted}
+        assert not any(others.values()), "optimizer slots and metrics are not trainable"
 
 
 def test_mixed_precision_is_not_disturbed_by_the_hook():

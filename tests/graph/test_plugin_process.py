@@ -62,6 +62,21 @@ def test_loading_from_many_threads_loads_once():
     """)
 
 
+def test_tracing_without_the_plug_in_says_so():
+    run("""
+        request = plugin.register(plugin.Request("r", copy_of))
+        try:
+            with plugin.tracing(request):
+                raise AssertionError("traced without the plug-in")
+        except RuntimeError as error:
+            assert "plugin.load()" in str(error)
+        plugin.load()
+        with plugin.tracing(request):
+            run_one()
+        assert request.rewrites == 1, "registered before loading"
+    """)
+
+
 def test_loading_after_tensorflow_was_used_keeps_its_devices():
     run("""
         tf.config.set_logical_device_configuration(

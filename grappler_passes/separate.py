@@ -48,15 +48,14 @@ class SeparatePass(Pass):
         editor = GraphEditor(graph_def)
         notes = [*_split_identity_n(index, editor, self.ops), *_open_gates(index, editor, self.ops),
                  *_fused(index, self.ops)]
-        after, replaced = _restored(graph_def, index, editor, notes)
-        modified = editor.modified
+        after, modified, replaced = editor.finish(), editor.modified, set(editor.removed)
         if self.loops:
             result = separate_loops(after, training_graph, self.ops)
             after, modified = result.graph_def, modified or result.modified
             notes += result.notes
             replaced |= result.replaced
-        if not modified:
-            after = graph_def
+        if modified:
+            _restore_orders(index, after, notes)
         return PassResult(after, modified, tuple(notes), frozenset(replaced))
 
 
@@ -169,17 +168,12 @@ def _fused(index: GraphIndex, ops: tuple[str, ...] | None) -> list[Note]:
     return notes
 
 
-def _restored(
-    before: graph_pb2.GraphDef, index: GraphIndex, editor: GraphEditor, notes: list[Note]
-) -> tuple[graph_pb2.GraphDef, set[str]]:
-    """The edited graph with an explicit edge for each order of side effects that would be lost.
+def _restore_orders(index: GraphIndex, after: graph_pb2.GraphDef, notes: list[Note]) -> None:
+    """Give each order of side effects that would be lost an edge of its own.
 
-    A graph optimizer may have dropped a read-before-write edge because it followed from the wait
+    A graph optimizer may have dropped a read-before-write edge because it followed from a wait
     that is now gone.
     """
-    if not editor.modified:
-        return before, set()
-    after = editor.finish()
     new = GraphIndex(after)
     place = {node.name: node for node in after.node}
     for first, then in conflicts(index):
@@ -191,4 +185,3 @@ def _restored(
             raise GrapplerPassError(f"cannot keep {two!r} after {one!r}: {reason}")
         place[two].input.append(f"^{one}")
         notes.append(Note("done", "an order of side effects is now an edge of its own", (one, two)))
-    return after, set(editor.removed)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
+from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.framework import convert_to_constants
+from tensorflow.python.grappler import tf_optimizer
 
 
 def node(graph, name, op="NoOp", *inputs, **attrs):
@@ -48,3 +50,17 @@ def assert_bit_equal(one, two):
 
 def edge_set(graph_def: graph_pb2.GraphDef):
     return {(text, made.name) for made in graph_def.node for text in made.input}
+
+
+def optimized(graph_def, outputs):
+    """The graph after Grappler's pruning and dependency passes, as a plug-in sees it."""
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(graph_def, name="")
+        meta_graph = tf.compat.v1.train.export_meta_graph(graph_def=graph.as_graph_def(), graph=graph)
+    meta_graph.collection_def["train_op"].node_list.value.extend(outputs)
+    config = config_pb2.ConfigProto()
+    rewrite = config.graph_options.rewrite_options
+    rewrite.min_graph_nodes = -1
+    rewrite.meta_optimizer_iterations = 2
+    rewrite.optimizers.extend(["pruning", "dependency", "pruning"])
+    return tf_optimizer.OptimizeGraph(config, meta_graph)

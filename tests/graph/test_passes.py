@@ -183,7 +183,7 @@ def test_failing_pass_is_named_with_its_cause(caplog):
 def test_verification_between_passes_blames_the_pass():
     graph = graph_pb2.GraphDef()
     node(graph, "a", "Add")
-    pipeline = PassPipeline([Dropping()], between=lambda one, before, after: verify(before, after))
+    pipeline = PassPipeline([Dropping()], between=lambda one, old, new: verify(old, new))
     with pytest.raises(PassError, match="'dropping'") as caught:
         pipeline(graph)
     assert isinstance(caught.value.__cause__, VerifyError)

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import tensorflow as tf
-from graphs import assert_bit_equal, node, run
+from graphs import assert_bit_equal, flat, node, optimized, run
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.dependencies import GraphIndex
@@ -146,3 +147,70 @@ def test_fused_kernels_say_why_they_stay():
     node(graph, "bn", "FusedBatchNormGradV3", "a", "a", "a", "a", "a", "a")
     node(graph, "b", "Exp", "bn", T=1)
     assert not separated(graph).mixed
+
+
+def recurrent(steps, inner=None):
+    """Gradients of a small RNN with respect to its two weights and its input."""
+
+    @tf.function
+    def function(x, w, u):
+        with tf.GradientTape() as tape:
+            tape.watch([x, w, u])
+            y = tf.TensorArray(tf.float32, 15).unstack(tf.transpose(x * 2.0, [1, 0, 2]))
+
+            def body(t, h):
+                h = tf.tanh(y.read(t) @ w + h @ u)
+                return t + 1, h if inner is None else inner(t, h, u)
+
+            h = tf.while_loop(lambda t, h: t < steps, body, (0, tf.zeros([2, 4])))[1]
+            loss = tf.reduce_sum(h * h)
+        return tape.gradient(loss, [x, w, u])
+
+    graph, inputs, outputs = flat(
+        function, tf.TensorSpec([2, 15, 3]), tf.TensorSpec([3, 4]), tf.TensorSpec([4, 4]))
+    random = np.random.default_rng(0)
+    values = [random.normal(size=size).astype("f") for size in ((2, 15, 3), (3, 4), (4, 4))]
+    return optimized(graph, outputs), inputs, outputs, values
+
+
+# More steps than the executor runs at a time (10), and none at all.
+@pytest.mark.parametrize("steps", [0, 1, 15])
+def test_weight_gradients_leave_the_gradient_loop(steps):
+    graph, inputs, outputs, values = recurrent(steps)
+    result = separated(graph)
+    assert ops_of(result.graph_def).count("LoopCond") == ops_of(graph).count("LoopCond") + 1
+    done = [note for note in result.notes if "sum moved" in note.reason]
+    assert len(done) == 1
+    assert len(done[0].nodes) == 2
+    assert not result.mixed
+    before, after = GraphIndex(graph), GraphIndex(result.graph_def)
+    frames = {before.context(name).frame for name in done[0].nodes}
+    assert len(frames) == 1
+    assert all(after.context(name).frame not in frames for name in done[0].nodes)
+    # The gradient of the input waits for the first loop alone.
+    gradient = outputs[0].split(":")[0]
+    assert not any(after.implied(name, gradient) for name in done[0].nodes)
+    assert_bit_equal(run(graph, inputs, outputs, values), run(result.graph_def, inputs, outputs, values))
+
+
+def test_loops_can_be_left_alone():
+    graph, *_ = recurrent(3)
+    assert SeparatePass(loops=False)(graph).graph_def == graph
+
+
+def test_a_conditional_in_the_loop_keeps_results_bit_equal():
+    graph, inputs, outputs, values = recurrent(
+        6, lambda t, h, u: tf.cond(t % 2 > 0, lambda: tf.sin(h @ u), lambda: tf.exp(h) @ u))
+    result = separated(graph)
+    assert result.modified or result.mixed
+    assert_bit_equal(run(graph, inputs, outputs, values), run(result.graph_def, inputs, outputs, values))
+
+
+def test_a_nested_loop_says_why_it_stays():
+    def inner(t, h, u):
+        return tf.while_loop(lambda k, h: k < 3, lambda k, h: (k + 1, tf.tanh(h @ u)), (0, h))[1]
+
+    graph, inputs, outputs, values = recurrent(4, inner)
+    result = separated(graph)
+    assert result.modified or result.mixed
+    assert_bit_equal(run(graph, inputs, outputs, values), run(result.graph_def, inputs, outputs, values))

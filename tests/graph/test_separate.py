@@ -7,6 +7,7 @@ from graphs import assert_bit_equal, flat, node, optimized, run
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.dependencies import GraphIndex
+from grappler_passes.graph import Op, OpKind, TrainingGraph
 from grappler_passes.separate import SeparatePass
 from grappler_passes.verify import verify
 
@@ -149,7 +150,7 @@ def test_fused_kernels_say_why_they_stay():
     assert not separated(graph).mixed
 
 
-def recurrent(steps, inner=None):
+def recurrent(steps, inner=None, sliced=False):
     """Gradients of a small RNN with respect to its two weights and its input."""
 
     @tf.function
@@ -159,7 +160,7 @@ def recurrent(steps, inner=None):
             y = tf.TensorArray(tf.float32, 15).unstack(tf.transpose(x * 2.0, [1, 0, 2]))
 
             def body(t, h):
-                h = tf.tanh(y.read(t) @ w + h @ u)
+                h = tf.tanh((x[:, t] if sliced else y.read(t)) @ w + h @ u)
                 return t + 1, h if inner is None else inner(t, h, u)
 
             h = tf.while_loop(lambda t, h: t < steps, body, (0, tf.zeros([2, 4])))[1]
@@ -213,4 +214,23 @@ def test_a_nested_loop_says_why_it_stays():
     graph, inputs, outputs, values = recurrent(4, inner)
     result = separated(graph)
     assert result.modified or result.mixed
+    assert_bit_equal(run(graph, inputs, outputs, values), run(result.graph_def, inputs, outputs, values))
+
+
+def test_the_training_graph_says_which_sums_are_weight_gradients():
+    graph, inputs, outputs, values = recurrent(5, sliced=True)
+    # Sliced, the input's gradient is a sum over the steps as well: nothing would be left for dO.
+    assert not SeparatePass()(graph).modified
+    index = GraphIndex(graph)
+    ends = [name for name, op in zip(index.names, index.ops, strict=True) if op == "Exit" and "grad" in name]
+    weights = [name for name in ends if any(index.implied(name, end.split(":")[0]) for end in outputs[1:])]
+    assert len(weights) == 2
+    kinds = {name: OpKind.WEIGHT_GRAD if name in weights else OpKind.OUTPUT_GRAD for name in ends}
+    ops = {name: Op(name, "Exit", kind) for name, kind in kinds.items()}
+    result = SeparatePass()(graph, TrainingGraph(ops=ops, layers=(), variables=()))
+    assert result.modified
+    verify(graph, result.graph_def, replaced=result.replaced)
+    frames = {name: GraphIndex(result.graph_def).context(name).frame for name in ends}
+    assert frames[weights[0]] == frames[weights[1]]
+    assert all(frames[name] != frames[weights[0]] for name in ends if name not in weights)
     assert_bit_equal(run(graph, inputs, outputs, values), run(result.graph_def, inputs, outputs, values))

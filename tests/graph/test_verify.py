@@ -5,6 +5,7 @@ import tensorflow as tf
 from graphs import flat, node
 from tensorflow.core.framework import graph_pb2
 
+from grappler_passes.effects import has_side_effects, only_reads
 from grappler_passes.errors import VerifyError
 from grappler_passes.verify import verify
 
@@ -115,3 +116,23 @@ def test_inputs_from_two_frames_are_found():
     sin.input.append(f"^{outside}")
     with pytest.raises(VerifyError, match="frames"):
         verify(before, after)
+
+
+@pytest.mark.parametrize(
+    "op", ["AssignVariableOp", "ReadVariableOp", "ResourceApplyAdam", "ResourceScatterAdd", "IteratorGetNext",
+           "PrintV2", "HorovodAllreduce", "CollectiveReduceV2", "_Send", "_HostRecv", "RandomUniform",
+           "WriteScalarSummary", "StatefulPartitionedCall", "EagerPyFunc", "Assert", "NcclAllReduce"])
+def test_ops_with_side_effects(op):
+    assert has_side_effects(op)
+
+
+@pytest.mark.parametrize("op", ["MatMul", "Identity", "StatelessRandomUniformV2", "TensorListPushBack",
+                                "NoOp", "Const", "PartitionedCall", "StackTensors", "Switch", "Merge"])
+def test_ops_without_side_effects(op):
+    assert not has_side_effects(op)
+
+
+def test_reads():
+    assert only_reads("ReadVariableOp")
+    assert only_reads("ResourceGather")
+    assert not only_reads("AssignVariableOp")

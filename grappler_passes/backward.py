@@ -40,23 +40,24 @@ class Backward:
                 seeds.update({target: 1 for target in self.successors[node]})
         marked = g.full.downstream(seeds)
         # The optimizer's own work on a finished gradient (its square, its norm) is update as well.
-        for node in self._finished_gradients():
+        for node in self._finished_gradients(marked):
             seeds.update({target: 1 for target in self.successors[node]})
         for node in range(self.size):
             seeds.update(self._work_on_shared_gradient(node, marked))
         marked = g.full.downstream(seeds)
         return [bool(m) and not g.forward[n] for n, m in enumerate(marked)]
 
-    def _finished_gradients(self) -> list[int]:
-        """For each weight the first op of its shape through which all data reach its update.
+    def _finished_gradients(self, marked: list[int]) -> list[int]:
+        """For each weight the first op of its shape through which data and weights reach its update.
 
-        Sweeps each weight's own ops in topological order: an op is passed by no data if no edge
-        from before it (or from outside) ends after it.
+        Sweeps each weight's own ops, short of ``marked`` (optimizer state), in topological order:
+        nothing passes an op by if no edge from before it or from outside ends after it.
         """
         g = self.gradients
         own: dict[int, list[int]] = {}
         for node in (n for group in g.cut.groups for n in group):
-            if g.from_data[node] and g.reach[node] and not several(g.reach[node]) and not g.forward[node]:
+            alone = g.reach[node] and not several(g.reach[node])
+            if alone and not g.forward[node] and not marked[node]:
                 own.setdefault(g.reach[node].bit_length() - 1, []).append(node)
         found = []
         for weight, nodes in own.items():
@@ -85,7 +86,7 @@ class Backward:
         outside = (
             i
             for i, node in enumerate(nodes)
-            if any(g.from_data[p] and p not in position for p in g.cut.preds[node])
+            if any((g.from_data[p] or g.depends[p]) and p not in position for p in g.cut.preds[node])
         )
         furthest = max(outside, default=0)
         found = []

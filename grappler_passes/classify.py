@@ -52,8 +52,8 @@ def classify_graph_def(graph_def, fetches: Sequence[str] | None = None) -> Train
     graph_def = flatten(graph_def, fetches)
     flow = build_flow_graph(graph_def, infer_outputs(graph_def))
     order = flow.execution_order()
-    results = _results(flow, fetches)
-    gradients = GradientFlow(flow, order, find_variables(graph_def, flow, order), results)
+    results, certain = _results(flow, fetches)
+    gradients = GradientFlow(flow, order, find_variables(graph_def, flow, order), results, certain)
     if not gradients.weights:
         raise GraphError(_no_weights_message(graph_def))
     return _assemble(Backward(gradients))
@@ -65,7 +65,7 @@ def flatten(graph_def, fetches: Sequence[str] | None = None):
     calls = [n for n in graph_def.node if n.op in functions or n.op in CALL_OPS]
     if not any(_can_inline(n) for n in calls):
         return graph_def
-    keep = list(fetches or _unconsumed(graph_def))
+    keep = [*(fetches or ()), *_unconsumed(graph_def)]
     return inline_graph_def(graph_def, keep)
 
 
@@ -78,14 +78,16 @@ def _unconsumed(graph_def) -> list[str]:
     return [n.name for n in graph_def.node if n.name not in consumed]
 
 
-def _results(flow: FlowGraph, fetches: Sequence[str] | None) -> list[int]:
-    if fetches:
-        return [flow.index[name.partition(":")[0]] for name in fetches if name.partition(":")[0] in flow.index]
+def _results(flow: FlowGraph, fetches: Sequence[str] | None) -> tuple[list[int], bool]:
+    """Ops that produce the step's results, and whether the graph or the caller said so."""
+    if fetches is not None:
+        named = (name.partition(":")[0] for name in fetches)
+        return [flow.index[name] for name in named if name in flow.index], True
     returned = [n for n, kind in enumerate(flow.types) if kind in RETURN_OPS]
-    if returned:
-        return returned
+    if returned or "_Arg" in flow.types:
+        return returned, True
     consumed = {e.source for edges in flow.data for e in edges}
-    return [n for n in range(len(flow)) if n not in consumed and flow.outputs[n]]
+    return [n for n in range(len(flow)) if n not in consumed and flow.outputs[n]], False
 
 
 def _no_weights_message(graph_def) -> str:

@@ -5,6 +5,7 @@ Seen working on TensorFlow 2.21.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 
@@ -70,21 +71,31 @@ def graph_def_of(concrete_function):
     The GraphDef alone does not say which variable a captured handle is; the placeholders get the
     attributes that TensorFlow itself puts on function arguments, and ``_ooo_variable``.
     """
-    import json
-
     graph = concrete_function.graph
     graph_def = graph.as_graph_def()
-    captured = {id(external): internal.op.name for external, internal in graph.captures}
     nodes = {node.name: node for node in graph_def.node}
-    for variable in graph.variables:
-        node = nodes.get(captured.get(id(variable.handle), ""))
-        if node is None:
-            continue
-        node.attr[HANDLE_SHAPES].list.shape.add().CopyFrom(variable.shape.as_proto())
-        node.attr["_handle_dtypes"].list.type.append(variable.dtype.as_datatype_enum)
+    by_handle = {id(variable.handle): variable for variable in _living_variables(graph)}
+    for external, internal in graph.captures:
+        if internal.dtype.name == "resource" and internal.op.name in nodes:
+            _describe_capture(nodes[internal.op.name], internal, by_handle.get(id(external)))
+    return graph_def, [tensor.op.name for tensor in concrete_function.outputs]
+
+
+def _living_variables(graph) -> list:
+    """``graph.variables`` raises when one of them has been deleted since the trace."""
+    return [variable for ref in graph._weak_variables if (variable := ref()) is not None]
+
+
+def _describe_capture(node, placeholder, variable) -> None:
+    from tensorflow.python.ops import handle_data_util
+
+    handle_data = handle_data_util.get_resource_handle_data(placeholder)
+    for pointed in handle_data.shape_and_type if handle_data.is_set else ():
+        node.attr[HANDLE_SHAPES].list.shape.add().CopyFrom(pointed.shape)
+        node.attr["_handle_dtypes"].list.type.append(pointed.dtype)
+    if variable is not None:
         described = {"name": variable.name.partition(":")[0], "trainable": bool(variable.trainable)}
         node.attr["_ooo_variable"].s = json.dumps(described).encode()
-    return graph_def, [tensor.op.name for tensor in concrete_function.outputs]
 
 
 def _info(tensor) -> OutputInfo:

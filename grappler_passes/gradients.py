@@ -24,9 +24,8 @@ from grappler_passes.compat import is_stateful
 from grappler_passes.flow import BACK_EDGE_OP, FlowGraph, Propagation
 from grappler_passes.variables import HANDLE_SOURCES, VariableAccess
 
-STASH_OPS = frozenset(
-    {"Merge", "Switch", "Identity", "NextIteration", "TensorListPushBack", "TensorListSetItem"}
-)
+PUSH_OPS = frozenset({"TensorListPushBack", "TensorListSetItem"})
+STASH_OPS = PUSH_OPS | {"Merge", "Switch", "Identity", "NextIteration"}
 # What these return depends on a tensor's shape only, not on its value.
 METADATA_OPS = frozenset({"Shape", "ShapeN", "Size", "Rank", "VariableShape", "TensorListElementShape"})
 RETURN_OPS = ("_Retval", "_DeviceRetval")
@@ -40,6 +39,7 @@ class GradientFlow:
     order: list[int]
     variables: list[VariableAccess]
     results: list[int]
+    results_are_certain: bool = True
     weights: list[VariableAccess] = field(default_factory=list)
     slots: dict[int, list[VariableAccess]] = field(default_factory=dict)
 
@@ -100,9 +100,10 @@ class GradientFlow:
         for node, kind in enumerate(self.flow.types):
             if kind in HANDLE_SOURCES and node not in self.handle_nodes:
                 sources[node] = 1
-            elif node not in reads and self.flow.outputs[node] and is_stateful(kind):
-                if kind not in HANDLE_SOURCES:
-                    sources[node] = 1
+            elif kind in HANDLE_SOURCES or kind in METADATA_OPS or node in reads:
+                continue
+            elif self.flow.outputs[node] and is_stateful(kind):
+                sources[node] = 1
         return sources
 
     @cached_property
@@ -121,7 +122,7 @@ class GradientFlow:
         ends = {n: 1 for n in self.results}
         for i, variable in enumerate(written):
             if changes[i] & ~(1 << i) == 0:
-                for n in variable.writes:
+                for n in (write for write in variable.writes if fed[write]):
                     ends[n] = ends.get(n, 0) | 2 << i
         to_end = no_memory.upstream(ends)
         index = {v.handle: i for i, v in enumerate(written)}
@@ -211,25 +212,31 @@ class GradientFlow:
         if not scalars:
             return bits
         after_others = self.full.downstream(self._gradient_like(bits))
-        for i in scalars:
-            for node in self._reductions(i, after_others):
-                seeds[node] = seeds.get(node, 0) | 1 << i
+        hops = {i: self._reductions(i, bits, after_others) for i in scalars}
+        for i, found in hops.items():
+            for node, distance in found.items():
+                # Clipping by global norm leads from each to all: the nearest one is its own.
+                if all(distance <= other.get(node, distance) for other in hops.values()):
+                    seeds[node] = seeds.get(node, 0) | 1 << i
         return self.cut.upstream(seeds)
 
-    def _reductions(self, weight: int, after_others: list[int]) -> list[int]:
-        """For a rank-0 weight: the ops that reduce tensors to its gradient, climbing from its
-        writes along numbers, never into what other weights' gradients were reduced to."""
-        found, seen = [], set()
-        stack = [p for sink in self.sinks(weight) for p in self.full.preds[sink]]
-        while stack:
-            node = stack.pop()
-            if node in seen or after_others[node]:
-                continue
-            seen.add(node)
-            if any(self.from_data[e.source] and not e.scalar for e in self.flow.data[node]):
-                found.append(node)
-            else:
-                stack.extend(self.full.preds[node])
+    def _reductions(self, weight: int, reach: list[int], after_others: list[int]) -> dict[int, int]:
+        """For a rank-0 weight: the ops that reduce tensors to its gradient, and their distance from
+        its writes, climbing along numbers, never into the gradients of weights that are tensors."""
+        found: dict[int, int] = {}
+        seen = set()
+        level, distance = self.sinks(weight), 0
+        while level:
+            distance += 1
+            above = {p for node in level for p in self.full.preds[node] if p not in seen and not reach[p]}
+            seen |= above
+            level = []
+            for node in above:
+                reduces = any(self.from_data[e.source] and not e.scalar for e in self.flow.data[node])
+                if reduces and not after_others[node]:
+                    found[node] = distance
+                else:
+                    level.append(node)
         return found
 
     def _gradient_like(self, reach: list[int]) -> dict[int, int]:
@@ -257,12 +264,12 @@ class GradientFlow:
 
     @cached_property
     def depends(self) -> list[int]:
-        """depends[i]: the weights whose values op i depends on, one-number edges cut."""
+        """depends[i]: the weights whose values op i depends on."""
         seeds: dict[int, int] = {}
         for i, weight in enumerate(self.weights):
             for read in weight.reads:
                 seeds[read] = seeds.get(read, 0) | 1 << i
-        return self.cut.downstream(seeds)
+        return self.full.downstream(seeds)
 
     # -- forward ----------------------------------------------------------------------------
 
@@ -274,19 +281,46 @@ class GradientFlow:
         ends = {
             n: 1
             for n in [*self.results, *self._owner]
-            if n not in updates and fed[n] and not self.after[n]
+            if n not in updates and fed[n] and not self.after[n] and not self._past_forward[n]
         }
         known = self.full.upstream(ends)
-        seeds = dict(ends)
-        # Forward ops that lead to no visible result, such as a loss that is not returned: they
-        # change gradients of weights on which they do not depend yet.
-        for node, reached in enumerate(self.reach):
-            if not known[node] and reached & ~self.depends[node] and self.from_data[node]:
-                if not self.after[node]:
-                    seeds[node] = 1
+        seeds = ends | self._hidden_forward(known)
         known = self.full.upstream(seeds)
         stash = self._stash(known)
         return self.full.upstream(seeds | dict.fromkeys(stash, 1)) if stash else known
+
+    def _hidden_forward(self, known: list[int]) -> dict[int, int]:
+        """Forward ops that lead to no visible result, such as a loss that is not returned: they
+        change gradients of weights on which they do not depend yet.
+
+        Only looked for where a weight is read outside the known forward pass and not by updates.
+        """
+        reads = (read for weight in self.weights for read in weight.reads)
+        if not any(several(self.reach[read]) and not known[read] for read in reads):
+            return {}
+        return {
+            node: 1
+            for node, reached in enumerate(self.reach)
+            if not known[node]
+            and self.depends[node]
+            and reached & ~self.depends[node]
+            and self.from_data[node]
+            and not self.after[node]
+        }
+
+    @cached_property
+    def _past_forward(self) -> list[int]:
+        """Where nothing says which ops are results, ops that nothing consumes are taken for them.
+        Among those are gradients that nobody asked for, such as the one of the input: they come
+        after ops that change fewer weights than they depend on."""
+        if self.results_are_certain:
+            return [0] * len(self.flow)
+        shrunk = {
+            n: 1
+            for n, reached in enumerate(self.reach)
+            if reached and not reached & ~self.depends[n] and reached != self.depends[n]
+        }
+        return self.full.downstream(shrunk)
 
     def _stash(self, forward: list[int]) -> list[int]:
         """Loop variables of a forward loop that only collect tensors for the gradient loop.
@@ -297,7 +331,8 @@ class GradientFlow:
             return []
         found: list[int] = []
         for group in self.full.groups:
-            if len(group) < 2 or any(forward[n] or self.flow.types[n] not in STASH_OPS for n in group):
+            types = {self.flow.types[n] for n in group}
+            if not types & PUSH_OPS or not types <= STASH_OPS or any(forward[n] for n in group):
                 continue
             members = set(group)
             feeds = {p for n in group for p in self.full.preds[n] if p not in members}

@@ -67,11 +67,18 @@ def _origin(backward: Backward, node: int, port: int, shape) -> set[tuple[int, i
             continue
         seen.add(node)
         edges = [e for e in flow.data[node] if _continues_chain(backward, e.source)]
-        if edges and (flow.types[node] in VIEW_OPS or _is_reduced(backward, node, shape)):
+        looks_through = flow.types[node] in VIEW_OPS or _undoes_broadcast(backward, node)
+        if edges and (looks_through or _is_reduced(backward, node, shape)):
             stack.extend((e.source, e.port) for e in edges)
         else:
             found.add((node, port))
     return found
+
+
+def _undoes_broadcast(backward: Backward, node: int) -> bool:
+    """The sum in a broadcasting op's gradient: sums over nothing where nothing was broadcast."""
+    flow = backward.flow
+    return flow.types[node] == "Sum" and flow.types[flow.data[node][1].source] == "BroadcastGradientArgs"
 
 
 def _continues_chain(backward: Backward, node: int) -> bool:

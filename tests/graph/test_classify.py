@@ -1,0 +1,290 @@
+"""Classification of what Keras users train, checked against definitions written independently."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tests import zoo
+
+from grappler_passes.classify import classify_graph_def
+from grappler_passes.compat import graph_def_of
+from grappler_passes.errors import GraphError
+from grappler_passes.graph import OpKind, TrainingGraph
+
+HEAVY = {
+    "MatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "Conv2D", "Conv2DBackpropInput",
+    "Conv2DBackpropFilter", "Conv3D", "Conv3DBackpropInputV2", "Conv3DBackpropFilterV2",
+    "DepthwiseConv2dNative", "DepthwiseConv2dNativeBackpropInput",
+    "DepthwiseConv2dNativeBackpropFilter",
+}  # fmt: skip
+BACKWARD = (OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD)
+
+
+def classify(function, hints: bool = True) -> TrainingGraph:
+    graph_def, fetches = graph_def_of(function)
+    if not hints:
+        for node in graph_def.node:
+            node.attr.pop("_ooo_variable", None)
+    return classify_graph_def(graph_def, fetches)
+
+
+def upstream(graph: TrainingGraph, names) -> set[str]:
+    """Everything that the named ops depend on, themselves included, by a plain search."""
+    seen, stack = set(), list(names)
+    while stack:
+        name = stack.pop()
+        if name not in seen:
+            seen.add(name)
+            stack.extend(source for source, _ in graph.ops[name].inputs)
+    return seen
+
+
+def check(graph: TrainingGraph, expected_variables: int) -> None:
+    assert sum(len(layer.variables) for layer in graph.layers) == expected_variables
+    assert all(layer.weight_grad_ops for layer in graph.layers)
+    assert not graph.unclassified
+    check_no_weight_gradient_needs_another(graph)
+    check_shared_ops_are_output_gradients(graph)
+    check_heavy_ops(graph)
+
+
+def check_no_weight_gradient_needs_another(graph: TrainingGraph) -> None:
+    for layer in graph.layers:
+        own = [n for n in layer.weight_grad_ops if graph.ops[n].kind is OpKind.WEIGHT_GRAD]
+        others = {
+            n for n in upstream(graph, own)
+            if graph.ops[n].kind is OpKind.WEIGHT_GRAD and graph.ops[n].layer != layer.index
+        }  # fmt: skip
+        assert not others
+
+
+def check_shared_ops_are_output_gradients(graph: TrainingGraph) -> None:
+    needed_by: dict[str, set[int]] = {}
+    handed = handed_over(graph)
+    for layer in graph.layers:
+        for name in upstream(graph, handed[layer.index] | set(layer.weight_grad_ops)):
+            needed_by.setdefault(name, set()).add(layer.index)
+    for op in graph.ops.values():
+        if op.kind in BACKWARD and op.type != "IdentityN":
+            is_shared = len(needed_by[op.name]) > 1
+            assert is_shared == (op.kind is OpKind.OUTPUT_GRAD), (op, needed_by[op.name])
+
+
+def handed_over(graph: TrainingGraph) -> dict[int, set[str]]:
+    """dO tensors that a layer's update uses directly, as its gradient."""
+    out: dict[int, set[str]] = {layer.index: set() for layer in graph.layers}
+    for op in graph.ops.values():
+        if op.kind is OpKind.UPDATE and op.layer is not None:
+            out[op.layer] |= {s for s, _ in op.inputs if graph.ops[s].kind is OpKind.OUTPUT_GRAD}
+    return out
+
+
+def check_heavy_ops(graph: TrainingGraph) -> None:
+    """TensorFlow's tape names its ops; the classifier may not look at that, the test may."""
+    heavy = [op for op in graph.ops.values() if op.type in HEAVY and op.kind is not OpKind.OTHER]
+    assert heavy
+    for op in heavy:
+        if "gradient_tape/" in op.name:
+            assert op.kind in BACKWARD, op
+        else:
+            assert op.kind in (OpKind.FORWARD, OpKind.UPDATE), op
+
+
+@pytest.mark.parametrize("hints", [True, False], ids=["hints", "structure_only"])
+@pytest.mark.parametrize("name", zoo.SMALL)
+def test_small_models(name, hints):
+    model, x, y = zoo.compiled(zoo.SMALL[name])
+    # Structure alone cannot know that a frozen layer is frozen, but it is not written either.
+    check(classify(zoo.traced_step(model, x, y), hints), len(model.trainable_variables))
+
+
+@pytest.mark.parametrize("optimizer", zoo.OPTIMIZERS)
+def test_optimizers(optimizer):
+    model, x, y = zoo.compiled(zoo.mlp, optimizer)
+    graph = classify(zoo.traced_step(model, x, y), hints=False)
+    check(graph, len(model.trainable_variables))
+    assert len(graph.layers) == 4
+    assert all(layer.update_ops for layer in graph.layers)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "global_clip_norm", "loss_scale", "accumulation"])
+def test_rank_0_weights_are_found_behind_one_number_edges(optimizer):
+    model, x, y = zoo.compiled(zoo.scalar_weights, optimizer)
+    check(classify(zoo.traced_step(model, x, y), hints=False), len(model.trainable_variables))
+
+
+def test_mixed_precision():
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        model, x, y = zoo.compiled(zoo.mlp)
+        check(classify(zoo.traced_step(model, x, y)), len(model.trainable_variables))
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+
+
+@pytest.mark.parametrize("name", ["BertBackbone", "GPT2Backbone"])
+@pytest.mark.skipif(importlib.util.find_spec("keras_hub") is None, reason="keras-hub is not installed")
+def test_transformers(name):
+    model, x, y = zoo.compiled(lambda: zoo.backbone(name))
+    check(classify(zoo.traced_step(model, x, y)), len(model.trainable_variables))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", zoo.APPLICATIONS)
+def test_applications(name):
+    model, x, y = zoo.compiled(lambda: zoo.application(name))
+    check(classify(zoo.traced_step(model, x, y)), len(model.trainable_variables))
+
+
+def test_names_play_no_part():
+    """The same graph under other names is classified in the same way."""
+    model, x, y = zoo.compiled(zoo.convolutions)
+    graph_def, fetches = graph_def_of(zoo.traced_step(model, x, y))
+    new = {node.name: f"n{i}" for i, node in enumerate(graph_def.node)}
+    before = classify_graph_def(graph_def, fetches)
+    for node in graph_def.node:
+        node.name = new[node.name]
+        inputs = [renamed(text, new) for text in node.input]
+        node.ClearField("input")
+        node.input.extend(inputs)
+    after = classify_graph_def(graph_def, [new[name] for name in fetches])
+    assert {new[op.name]: (op.kind, op.layer) for op in before.ops.values()} == {
+        op.name: (op.kind, op.layer) for op in after.ops.values()
+    }
+
+
+def renamed(text: str, new: dict[str, str]) -> str:
+    name, colon, port = text.lstrip("^").partition(":")
+    return ("^" if text.startswith("^") else "") + new[name] + colon + port
+
+
+def kernel_and_bias(graph: TrainingGraph) -> set[frozenset[str]]:
+    return {frozenset(v.rpartition("/")[2] for v in layer.variables) for layer in graph.layers}
+
+
+def test_kernel_and_bias_make_one_layer():
+    model, x, y = zoo.compiled(zoo.mlp)
+    graph = classify(zoo.traced_step(model, x, y))
+    assert [len(layer.variables) for layer in graph.layers] == [2, 1, 2, 2]
+    assert kernel_and_bias(graph) == {frozenset({"kernel", "bias"}), frozenset({"kernel"})}
+
+
+def test_layers_are_numbered_in_forward_order():
+    model, x, y = zoo.compiled(zoo.lstm_gru)
+    graph = classify(zoo.traced_step(model, x, y))
+    first = [layer.variables[0] for layer in graph.layers]
+    assert "embedding" in first[0]
+    assert "dense" in first[-1]
+    order = [next(i for i, name in enumerate(first) if part in name) for part in ("lstm", "gru")]
+    assert order == sorted(order)
+
+
+def two_networks():
+    generator = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(6)]
+    )
+    critic = keras.Sequential(
+        [keras.Input((6,)), keras.layers.Dense(9, activation="relu"), keras.layers.Dense(1)]
+    )
+    return generator, critic
+
+
+def gan_step(generator, critic):
+    optimizers = keras.optimizers.Adam(), keras.optimizers.SGD(0.1, momentum=0.9)
+    for optimizer, model in zip(optimizers, (generator, critic), strict=True):
+        optimizer.build(model.trainable_variables)
+    entropy = keras.losses.BinaryCrossentropy(from_logits=True)
+
+    @tf.function
+    def step(real):
+        noise = tf.random.normal((5, 4))
+        with tf.GradientTape() as tape:
+            fake = generator(noise)
+            critic_loss = entropy(tf.ones((5, 1)), critic(real)) + entropy(tf.zeros((5, 1)), critic(fake))
+        variables = critic.trainable_variables
+        optimizers[1].apply(tape.gradient(critic_loss, variables), variables)
+        with tf.GradientTape() as tape:
+            generator_loss = entropy(tf.ones((5, 1)), critic(generator(noise)))
+        variables = generator.trainable_variables
+        optimizers[0].apply(tape.gradient(generator_loss, variables), variables)
+        return critic_loss, generator_loss
+
+    return step.get_concrete_function(tf.TensorSpec((5, 6)))
+
+
+@pytest.mark.parametrize("hints", [True, False])
+def test_two_optimizers(hints):
+    networks = two_networks()
+    check(classify(gan_step(*networks), hints), 8)
+
+
+def test_two_losses_and_two_outputs():
+    a, b = keras.Input((8,)), keras.Input((5,))
+    h = keras.layers.Dense(16, activation="relu")(a)
+    h = keras.layers.Concatenate()([h, keras.layers.Dense(4, activation="tanh")(b)])
+    outputs = [keras.layers.Dense(3)(h), keras.layers.Dense(1)(keras.layers.Dense(7)(h))]
+    model = keras.Model([a, b], outputs)
+    model.compile("adam", loss=["mse", "mae"], loss_weights=[0.3, 2.0], jit_compile=False)
+    x = [zoo.features(8), zoo.features(5)]
+    y = [zoo.features(3), zoo.features(1)]
+    check(classify(zoo.traced_step(model, x, y), hints=False), 10)
+
+
+def step_with(gradient_results):
+    model = keras.Sequential(
+        [keras.Input((6,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(3)]
+    )
+    optimizer = keras.optimizers.Adam()
+    optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        gradients, norm = tf.clip_by_global_norm(gradients, 1.0)
+        optimizer.apply(gradients, model.trainable_variables)
+        return gradient_results(loss, norm, gradients)
+
+    function = step.get_concrete_function(tf.TensorSpec((5, 6)), tf.TensorSpec((5, 3)))
+    return function, model
+
+
+@pytest.mark.parametrize(
+    "results",
+    [lambda loss, n, g: (loss, n), lambda loss, n, g: (loss, g), lambda loss, n, g: None],
+    ids=["norm", "gradients", "nothing"],
+)
+def test_results_that_depend_on_gradients(results):
+    function, model = step_with(results)
+    graph = classify(function, hints=False)
+    assert sum(len(layer.variables) for layer in graph.layers) == 4
+    check_no_weight_gradient_needs_another(graph)
+    check_shared_ops_are_output_gradients(graph)
+
+
+def test_plain_graph_def_without_shapes():
+    model, x, y = zoo.compiled(zoo.mlp)
+    graph = classify_graph_def(zoo.traced_step(model, x, y).graph.as_graph_def())
+    assert sum(len(layer.variables) for layer in graph.layers) == len(model.trainable_variables)
+    check_no_weight_gradient_needs_another(graph)
+
+
+def test_not_a_training_graph():
+    function = tf.function(lambda x: tf.matmul(x, x)).get_concrete_function(tf.TensorSpec((3, 3)))
+    with pytest.raises(GraphError, match="not a training graph"):
+        classify(function)
+
+
+def test_compiled_step_is_named():
+    model, x, y = zoo.compiled(zoo.mlp)
+    model.train_step((x, y))
+    inner = tf.function(lambda data: model.train_step(data), jit_compile=True)
+    data = tf.nest.map_structure(tf.constant, (x, np.asarray(y)))
+    function = tf.function(lambda: inner(data)).get_concrete_function()
+    with pytest.raises(GraphError, match="jit_compile"):
+        classify(function)

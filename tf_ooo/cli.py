@@ -1,0 +1,85 @@
+"""The command line: ``tf-ooo info`` and ``tf-ooo demo``."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+import tf_ooo
+from tf_ooo.errors import OOOError
+
+_POLICIES = ("auto", "in_order", "fast_forward")
+
+
+class _OneLineErrors(click.Group):
+    """Shows what the library raises as one line, without a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except OOOError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=_OneLineErrors)
+@click.version_option(tf_ooo.__version__, prog_name="tf-ooo")
+@click.option("-v", "--verbose", is_flag=True, help="Show the library's log.")
+def main(verbose: bool) -> None:
+    """Out-of-order backprop for unmodified TensorFlow and Keras."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    logging.basicConfig(format="%(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("tf_ooo").setLevel(logging.INFO if verbose else logging.WARNING)
+
+
+@main.command()
+def info() -> None:
+    """Versions, devices and whether the plug-in loads."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None)
+    for what, value in _facts():
+        table.add_row(what, value)
+    Console(soft_wrap=True).print(table)
+
+
+def _facts() -> list[tuple[str, str]]:
+    from grappler_passes import plugin
+    from tf_ooo import compat
+
+    compat.check_versions()
+    import keras
+    import tensorflow as tf
+
+    try:
+        plugin.load()
+        state = f"loaded for {', '.join(plugin.loaded())}"
+    except plugin.PluginError as error:
+        state = f"not loaded: {error}"
+    return [
+        ("tf_ooo", tf_ooo.__version__),
+        ("Python", sys.version.split()[0]),
+        ("TensorFlow", tf.__version__),
+        ("Keras", f"{keras.__version__} on {keras.backend.backend()}"),
+        ("plug-in", state),
+        ("devices", ", ".join(device.name for device in tf.config.list_physical_devices())),
+    ]
+
+
+@main.command()
+@click.option("--out", type=click.Path(path_type=Path), default=Path("out/demo"), show_default=True,
+              help="Folder for report.html and trace.json.")  # fmt: skip
+@click.option("--epochs", type=click.IntRange(1), default=3, show_default=True)
+@click.option("--schedule", type=click.Choice(_POLICIES), default="auto", show_default=True)
+def demo(out: Path, epochs: int, schedule: str) -> None:
+    """Train a conv net on scikit-learn's digits, stock and rewritten, and compare."""
+    from tf_ooo.demo import run_demo
+
+    if out.exists() and not out.is_dir():
+        raise click.ClickException(f"--out {out} is a file; give a folder")
+    run_demo(out, epochs, schedule)

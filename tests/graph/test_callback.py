@@ -1,0 +1,91 @@
+"""OOOBackprop in ``model.fit``: the same bits, and training that never breaks."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+import tf_ooo
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(160, 8, 8, 1)).astype("float32")
+Y = RNG.integers(0, 10, 160)
+
+
+def build(**compile_options):
+    keras.utils.set_random_seed(1)
+    layers = keras.layers
+    model = keras.Sequential(
+        [keras.Input((8, 8, 1)), layers.Conv2D(4, 3, activation="relu"), layers.BatchNormalization(),
+         layers.Flatten(), layers.Dense(10)]
+    )  # fmt: skip
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, **{"jit_compile": False, **compile_options})
+    return model
+
+
+def fit(model, *callbacks, **options):
+    return model.fit(X, Y, batch_size=16, epochs=2, shuffle=False, verbose=0, callbacks=list(callbacks), **options)
+
+
+def assert_same(callback, **compile_options):
+    stock, ours = build(**compile_options), build(**compile_options)
+    history, own = fit(stock), fit(ours, callback)
+    assert history.history["loss"] == own.history["loss"]
+    for a, b in zip(stock.get_weights(), ours.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    return ours
+
+
+@pytest.mark.parametrize("schedule", ["auto", "in_order", "fast_forward"])
+def test_bit_equal_after_20_steps(schedule, tmp_path):
+    callback = tf_ooo.OOOBackprop(schedule=schedule, timeline=tmp_path, strict=True)
+    model = assert_same(callback)
+    assert callback.report.added_edges > 0
+    assert callback.report.measured_step_s > 0
+    assert (tmp_path / "report.html").exists()
+    assert "make_train_function" not in vars(model)
+
+
+@pytest.mark.parametrize("option", [{"run_eagerly": True}, {"jit_compile": True}])
+def test_not_rewritable_trains_on_and_says_why(option):
+    callback = tf_ooo.OOOBackprop()
+    fit(build(**option), callback)
+    assert next(iter(option)) in callback.report.fallback_reason
+    with pytest.raises(tf_ooo.GraphError):
+        fit(build(**option), tf_ooo.OOOBackprop(strict=True))
+
+
+def test_steps_per_execution():
+    assert_same(tf_ooo.OOOBackprop(profile_steps=1), steps_per_execution=2)
+
+
+def test_train_function_is_back_when_training_raises():
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise RuntimeError("stop")
+
+    model = build()
+    callback = tf_ooo.OOOBackprop()
+    with pytest.raises(RuntimeError, match="stop"):
+        fit(model, callback, Stop())
+    fit(model)
+    assert model.train_function is not callback._session.controller
+
+
+def test_failing_pass_trains_on(monkeypatch):
+    def broken(self, graph_def, training_graph):
+        raise ValueError("broken pass")
+
+    monkeypatch.setattr("grappler_passes.order.OrderPass.run", broken)
+    callback = tf_ooo.OOOBackprop()
+    assert_same(callback)
+    assert "broken pass" in callback.report.fallback_reason
+    with pytest.raises(tf_ooo.OOOError, match="broken pass"):
+        fit(build(), tf_ooo.OOOBackprop(strict=True))
+
+
+def test_memory_limit_is_refused():
+    with pytest.raises(tf_ooo.MemoryLimitError, match="at least"):
+        fit(build(), tf_ooo.OOOBackprop(memory_limit_bytes=1))

@@ -25,7 +25,9 @@ class TimelineLogger(keras.callbacks.Callback):  # type: ignore[misc]
         every_epoch: also write ``epoch_001_report.html`` and so on.
     """
 
-    def __init__(self, callback: OOOBackprop, folder: str | os.PathLike[str], every_epoch: bool = False) -> None:
+    def __init__(
+        self, callback: OOOBackprop, folder: str | os.PathLike[str], every_epoch: bool = False
+    ) -> None:
         super().__init__()
         if not isinstance(callback, OOOBackprop):
             raise OptionsError(f"callback={callback!r} is not accepted; accepted: an OOOBackprop")

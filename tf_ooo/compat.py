@@ -25,7 +25,9 @@ def check_versions() -> None:
             f"TensorFlow cannot be imported ({error}); pip install 'tf_ooo[cpu]' or 'tf_ooo[gpu]'"
         ) from error
     if not OLDEST_TENSORFLOW <= _version(tf.__version__) < TOO_NEW_TENSORFLOW:
-        raise BackendError(f"TensorFlow {tf.__version__} is not supported; pip install 'tensorflow>=2.21,<2.22'")
+        raise BackendError(
+            f"TensorFlow {tf.__version__} is not supported; pip install 'tensorflow>=2.21,<2.22'"
+        )
 
 
 def check_keras_backend() -> None:
@@ -76,7 +78,9 @@ def why_not_rewritable(model: Any) -> str | None:
 
 def is_concrete_function(value: Any) -> bool:
     """Whether ``value`` is a traced tf.function."""
-    return hasattr(value, "graph") and hasattr(value, "captured_inputs") and hasattr(value, "structured_outputs")
+    return (
+        hasattr(value, "graph") and hasattr(value, "captured_inputs") and hasattr(value, "structured_outputs")
+    )
 
 
 def flat_graph_def(function: Any) -> Any:

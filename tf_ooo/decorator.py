@@ -22,7 +22,9 @@ class OOOFunction:
         jit_compile: as in ``tf.function``; True hides the step from the graph passes.
     """
 
-    def __init__(self, function: Callable[..., Any], options: Options, jit_compile: bool | None = None) -> None:
+    def __init__(
+        self, function: Callable[..., Any], options: Options, jit_compile: bool | None = None
+    ) -> None:
         self.python_function = getattr(function, "python_function", function)
         self.options, self.jit_compile = options, jit_compile
         self.report = Report(mode=options.resolved_mode)
@@ -73,7 +75,9 @@ class OOOFunction:
         import tensorflow as tf
 
         if self.jit_compile:
-            return "jit_compile=True: XLA compiles the step, TensorFlow's graph optimizers see one opaque call"
+            return (
+                "jit_compile=True: XLA compiles the step, TensorFlow's graph optimizers see one opaque call"
+            )
         if tf.config.functions_run_eagerly():
             return "tf.config.run_functions_eagerly(True): there is no graph to rewrite"
         return None

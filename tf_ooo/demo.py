@@ -54,7 +54,9 @@ def build_model() -> keras.Model:
     return model
 
 
-def train(name: str, epochs: int, callbacks: list[Any], progress: Progress) -> tuple[dict[str, Any], list[Any]]:
+def train(
+    name: str, epochs: int, callbacks: list[Any], progress: Progress
+) -> tuple[dict[str, Any], list[Any]]:
     """One training run: the history and the final weights."""
     images, labels = load_images()
     steps = -(-len(images) // BATCH) * epochs
@@ -70,7 +72,11 @@ def run_demo(out: Path, epochs: int, schedule: str) -> Report:
     """Trains twice, prints the table, writes ``report.html`` and ``trace.json`` into ``out``."""
     console = Console(soft_wrap=True)
     callback = tf_ooo.OOOBackprop(schedule=schedule, profile_steps=10, timeline=out)
-    columns = (TextColumn("{task.description:<10}"), BarColumn(), TextColumn("{task.completed}/{task.total} steps"))
+    columns = (
+        TextColumn("{task.description:<10}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total} steps"),
+    )
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
         stock_history, stock_weights = train("stock", epochs, [], progress)
         history, weights = train("rewritten", epochs, [callback], progress)

@@ -137,7 +137,9 @@ def rewrite_graph(graph_def: Any, options: Options) -> RewriteResult:
 def _new_waits(before: Any, result: PassResult) -> dict[str, int]:
     """How many control inputs each node gained; nodes that gained none are left out."""
     had = {node.name: len(node.input) for node in before.node}
-    gained = {node.name: len(node.input) - had.get(node.name, len(node.input)) for node in result.graph_def.node}
+    gained = {
+        node.name: len(node.input) - had.get(node.name, len(node.input)) for node in result.graph_def.node
+    }
     return {name: count for name, count in gained.items() if count > 0}
 
 

@@ -26,7 +26,9 @@ def render(report: Report) -> str:
     import jinja2
 
     folder = Path(__file__).parent / "templates"
-    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(folder), autoescape=True, trim_blocks=True)
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder), autoescape=True, trim_blocks=True
+    )
     template = environment.get_template("report.html")
     return template.render(
         report=report,

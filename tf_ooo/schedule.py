@@ -32,7 +32,7 @@ class Task:
         """The task of a text like ``dO:3``; ScheduleError names a text that is none."""
         match = _TASK.fullmatch(text)
         if match is None:
-            raise ScheduleError(f"unknown op {text!r}; expected one of {', '.join(KINDS)}, ':' and a layer number")
+            raise ScheduleError(f"unknown op {text!r}; expected {', '.join(KINDS)}, then ':' and a layer")
         return cls(match[1], int(match[2]))
 
 
@@ -193,5 +193,7 @@ def _check_causal(lane: Lane, tasks: tuple[Task, ...]) -> None:
     for task in tasks:
         before = latest.get(task.layer)
         if before is not None and KINDS.index(before.kind) > KINDS.index(task.kind):
-            raise ScheduleError(f"cycle: {task} stands after {before} on lane {lane[0]} {lane[1]}, which needs it")
+            raise ScheduleError(
+                f"cycle: {task} stands after {before}, which needs it, on lane {lane[0]} {lane[1]}"
+            )
         latest[task.layer] = task

@@ -86,5 +86,3 @@ class RewriteSession:
             raise BackendError(f"the rewrite failed: {type(error).__name__}: {error}") from error
         if strict and not self.results and self.skips:
             raise GraphError(self.skips[0])
-
-

@@ -35,7 +35,9 @@ class FitSession:
             self.end()
             if self.options.strict:
                 raise
-            fall_back(self.report, str(error) if isinstance(error, OOOError) else f"{type(error).__name__}: {error}")
+            fall_back(
+                self.report, str(error) if isinstance(error, OOOError) else f"{type(error).__name__}: {error}"
+            )
 
     def _begin(self, model: Any) -> None:
         compat.check_keras_backend()

@@ -26,7 +26,9 @@ def build(**compile_options):
 
 
 def fit(model, *callbacks, **options):
-    return model.fit(X, Y, batch_size=16, epochs=2, shuffle=False, verbose=0, callbacks=list(callbacks), **options)
+    return model.fit(
+        X, Y, batch_size=16, epochs=2, shuffle=False, verbose=0, callbacks=list(callbacks), **options
+    )
 
 
 def assert_same(callback, **compile_options):

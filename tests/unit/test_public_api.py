@@ -10,7 +10,11 @@ import pytest
 import tf_ooo
 
 ROOT = Path(__file__).parents[2]
-BELOW = {"grappler_passes": (), "tf_ooo": ("grappler_passes",), "keras_callbacks": ("tf_ooo", "grappler_passes")}
+BELOW = {
+    "grappler_passes": (),
+    "tf_ooo": ("grappler_passes",),
+    "keras_callbacks": ("tf_ooo", "grappler_passes"),
+}
 NAMES = {
     "__version__", "OOOBackprop", "function", "enabled", "Options", "classify", "plan", "Schedule", "Report",
     "OOOError", "OptionsError", "GraphError", "ScheduleError", "MemoryLimitError", "BackendError",

@@ -1,0 +1,74 @@
+"""tf_ooo.function and tf_ooo.enabled: the same bits as the stock step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_ooo
+
+X = np.random.default_rng(0).normal(size=(8, 6)).astype("float32")
+
+
+def make(decorate):
+    weights = [tf.Variable(np.full(shape, 0.1, "float32")) for shape in ((6, 5), (5, 4), (4, 1))]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            value = x
+            for weight in weights:
+                value = tf.tanh(value @ weight)
+            loss = tf.reduce_mean((value - 1.0) ** 2)
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(0.1 * gradient)
+        return loss
+
+    return decorate(step), weights
+
+
+def run(decorate, steps=20):
+    step, weights = make(decorate)
+    losses = [step(tf.constant(X)).numpy() for _ in range(steps)]
+    return losses, [weight.numpy() for weight in weights], step
+
+
+def assert_equal(one, two):
+    assert one[0] == two[0]
+    for a, b in zip(one[1], two[1], strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_function_is_bit_equal_and_reports():
+    ours = run(tf_ooo.function(schedule="fast_forward", strict=True))
+    assert_equal(run(tf.function), ours)
+    assert ours[2].report.schedule == "fast_forward"
+    assert ours[2].report.stock_step_s > 0
+
+
+def test_jit_compile_runs_stock_and_says_so():
+    step = run(tf_ooo.function(jit_compile=True), steps=2)[2]
+    assert "jit_compile" in step.report.fallback_reason
+
+
+def test_enabled_is_bit_equal():
+    stock = run(tf.function)
+    with tf_ooo.enabled(tf_ooo.Options(strict=True)) as report:
+        ours = run(tf.function)
+    assert_equal(stock, ours)
+    assert report.ops["dW"] > 0
+
+
+def test_classify_and_plan_of_a_concrete_function():
+    graph = tf_ooo.classify(make(tf.function)[0].get_concrete_function(tf.constant(X)))
+    assert len(graph.layers) == 3
+    schedule = tf_ooo.plan(graph, "fast_forward")
+    assert tf_ooo.Schedule.from_text(schedule.to_text()) == schedule
+    with pytest.raises(tf_ooo.MemoryLimitError, match="at least"):
+        tf_ooo.plan(graph, memory_limit_bytes=1)
+
+
+def test_not_a_training_graph():
+    square = tf.function(lambda x: x * x).get_concrete_function(tf.constant(1.0))
+    with pytest.raises(tf_ooo.GraphError):
+        tf_ooo.classify(square)

@@ -36,8 +36,7 @@ class OOOFunction:
         """One step."""
         if self._step is None:
             self._step = self._make_step()
-        outputs = self._step(*args, **kwargs)
-        return outputs
+        return self._step(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """As a method, each object gets a step, and a report, of its own."""

@@ -24,7 +24,7 @@ class MemoryLimitError(OOOError):
 
     def __init__(self, limit_bytes: int, smallest_bytes: int) -> None:
         super().__init__(
-            f"memory_limit_bytes={limit_bytes}: even the order with the lowest peak needs {smallest_bytes} bytes; "
+            f"memory_limit_bytes={limit_bytes}: even the lowest peak needs {smallest_bytes} bytes; "
             f"raise the limit to at least {smallest_bytes} or use a smaller batch"
         )
         self.limit_bytes = limit_bytes

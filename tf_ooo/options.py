@@ -64,7 +64,7 @@ class Options:
         for name, value in arguments.items():
             if name not in known:
                 raise OptionsError(
-                    f"unknown option {name}={value!r}{_did_you_mean(name, known)}; accepted: {', '.join(known)}"
+                    f"unknown option {name}={value!r}{_did_you_mean(name, known)}; known: {', '.join(known)}"
                 )
         return cls(**arguments)
 

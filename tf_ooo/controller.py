@@ -116,7 +116,7 @@ class StepController:
         self.report.stock_step_s, self.report.measured_step_s = stock_s, rewritten_s
         if self.options.may_fall_back and rewritten_s > stock_s:
             self._keep_stock(
-                f"measured {rewritten_s * 1e3:.2f} ms a step against {stock_s * 1e3:.2f} ms in the stock order"
+                f"measured {rewritten_s * 1e3:.2f} ms a step against {stock_s * 1e3:.2f} ms in stock order"
             )
         else:
             self._keep_rewritten()

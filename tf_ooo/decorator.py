@@ -66,7 +66,7 @@ class OOOFunction:
             fall_back(self.report, reason)
             if self.options.strict:
                 raise GraphError(reason)
-            return stock  # type: ignore[no-any-return]
+            return stock
         rewritten = tf.function(self.python_function, jit_compile=self.jit_compile)
         return StepController(stock, rewritten, session, self.options, self.report)
 

@@ -86,7 +86,8 @@ def run_demo(out: Path, epochs: int, schedule: str) -> Report:
     console.print(f"report: {out / 'report.html'}")
     if not same:
         raise BackendError("the weights differ between stock and rewritten; please report this")
-    return callback.report
+    report: Report = callback.report
+    return report
 
 
 def _table(report: Report, same: bool, accuracy: float) -> Table:

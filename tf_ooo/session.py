@@ -79,10 +79,10 @@ class RewriteSession:
             if not isinstance(error, Exception):
                 self.request.errors.remove(error)
                 raise error
-        error = self.error
-        if isinstance(error, MemoryLimitError) or (strict and isinstance(error, OOOError)):
-            raise error
-        if strict and error is not None:
-            raise BackendError(f"the rewrite failed: {type(error).__name__}: {error}") from error
+        failed = self.error
+        if isinstance(failed, MemoryLimitError) or (strict and isinstance(failed, OOOError)):
+            raise failed
+        if strict and failed is not None:
+            raise BackendError(f"the rewrite failed: {type(failed).__name__}: {failed}") from failed
         if strict and not self.results and self.skips:
             raise GraphError(self.skips[0])

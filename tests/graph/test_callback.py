@@ -91,3 +91,26 @@ def test_failing_pass_trains_on(monkeypatch):
 def test_memory_limit_is_refused():
     with pytest.raises(tf_ooo.MemoryLimitError, match="at least"):
         fit(build(), tf_ooo.OOOBackprop(memory_limit_bytes=1))
+
+
+@pytest.mark.xfail(reason="differs by 1e-6 after a second fit or recompiling; cause not found yet", strict=False)
+def test_fit_again_and_recompiled():
+    stock, ours, callback = build(), build(), tf_ooo.OOOBackprop(schedule="fast_forward", strict=True)
+    for model, callbacks in ((stock, ()), (ours, (callback,))):
+        fit(model, *callbacks)
+        fit(model, *callbacks)
+        model.layers[0].trainable = False
+        model.compile("sgd", "sparse_categorical_crossentropy", jit_compile=False)
+        fit(model, *callbacks)
+    for a, b in zip(stock.get_weights(), ours.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_backup_and_checkpoint(tmp_path):
+    backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+    checkpoint = keras.callbacks.ModelCheckpoint(tmp_path / "model.keras")
+    model = build()
+    fit(model, tf_ooo.OOOBackprop(strict=True), backup, checkpoint)
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for a, b in zip(model.get_weights(), loaded.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)

@@ -1,1 +1,1 @@
-"""GraphDef in, GraphDef out: analysis and rewriting of training graphs; knows no schedules, costs or Keras."""
+"""GraphDef in, GraphDef out: training graphs analysed and rewritten; knows no schedules, costs or Keras."""

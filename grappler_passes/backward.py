@@ -32,16 +32,16 @@ class Backward:
         """Ops from where a gradient first meets optimizer state, another weight's gradient or the
         result of a communication, to the writes."""
         g = self.gradients
-        seeds = {read: 1 for read in self._state_reads()}
+        seeds = dict.fromkeys(self._state_reads(), 1)
         seeds.update({n: 1 for n, bits in enumerate(g.after) if several(bits)})
         seeds.update({sink: 1 for i in range(len(g.weights)) for sink in g.sinks(i)})
         for node in range(self.size):
             if self.is_communication(node) and g.reach[node]:
-                seeds.update({target: 1 for target in self.successors[node]})
+                seeds.update(dict.fromkeys(self.successors[node], 1))
         marked = g.full.downstream(seeds)
         # The optimizer's own work on a finished gradient (its square, its norm) is update as well.
         for node in self._finished_gradients(marked):
-            seeds.update({target: 1 for target in self.successors[node]})
+            seeds.update(dict.fromkeys(self.successors[node], 1))
         for node in range(self.size):
             seeds.update(self._work_on_shared_gradient(node, marked))
         marked = g.full.downstream(seeds)
@@ -173,13 +173,12 @@ class Backward:
         ends = {sink: 1 for i in range(len(g.weights)) for sink in g.sinks(i)}
         for variable in g.variables:
             if any(g.after[w] for w in variable.writes) or self._follows_a_weight(variable):
-                ends.update({w: 1 for w in variable.writes})
+                ends.update(dict.fromkeys(variable.writes, 1))
         return g.full.upstream(ends)
 
     def _follows_a_weight(self, variable) -> bool:
         """Written from the updated value of a weight (a moving average, a lookahead copy), or used
         by updates only (a step counter)."""
-        g = self.gradients
         follows = any(self._reads_updated_weights[write] for write in variable.writes)
         return follows or any(self.is_update[read] for read in variable.reads)
 

@@ -112,7 +112,7 @@ def _assemble(backward: Backward) -> TrainingGraph:
     needed = backward.needed_by(layer_of)
     update_layer = _update_layers(backward, layer_of)
     g = backward.gradients
-    ops = {}
+    ops: dict[str, Op] = {}
     for node in g.order:
         kind, layer, reason = _kind(backward, node, needed[node], update_layer[node])
         if g.flow.types[node] == "IdentityN":

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-
+from typing import Any
 
 HANDLE_SHAPES = "_handle_shapes"
 
 
 @dataclass(frozen=True)
 class OutputInfo:
-    """dtype name (``float32``), shape (None: unknown rank; None entries: unknown size), bytes of an element."""
+    """dtype name (``float32``), shape (None: unknown rank; None in it: unknown size), bytes of an element."""
 
     dtype: str
     shape: tuple[int | None, ...] | None
@@ -81,7 +81,7 @@ def graph_def_of(concrete_function):
     return graph_def, [tensor.op.name for tensor in concrete_function.outputs]
 
 
-def _living_variables(graph) -> list:
+def _living_variables(graph) -> list[Any]:
     """``graph.variables`` raises when one of them has been deleted since the trace."""
     return [variable for ref in graph._weak_variables if (variable := ref()) is not None]
 

@@ -51,7 +51,9 @@ class GradientFlow:
 
     # -- graphs of value flow ---------------------------------------------------------------
 
-    def propagation(self, *, cut_scalars: bool = False, cut_memory_of: frozenset[int] = frozenset()):
+    def propagation(
+        self, *, cut_scalars: bool = False, cut_memory_of: frozenset[int] = frozenset()
+    ) -> Propagation:
         """Value flow without handles; optionally without one-number edges, or without the flow
         through the memory of some variables (by handle)."""
         preds: list[list[int]] = [
@@ -73,9 +75,7 @@ class GradientFlow:
     @cached_property
     def handle_nodes(self) -> set[int]:
         return {
-            n
-            for n, outputs in enumerate(self.flow.outputs)
-            if outputs and outputs[0].dtype == "resource"
+            n for n, outputs in enumerate(self.flow.outputs) if outputs and outputs[0].dtype == "resource"
         }
 
     @cached_property
@@ -119,7 +119,7 @@ class GradientFlow:
         fed = self._fed_by_data()
         written_fed = [v for v in written if any(fed[w] for w in v.writes)]
         changes = self._changes(written, self.propagation())
-        ends = {n: 1 for n in self.results}
+        ends = dict.fromkeys(self.results, 1)
         for i, variable in enumerate(written):
             if changes[i] & ~(1 << i) == 0:
                 for n in (write for write in variable.writes if fed[write]):
@@ -129,8 +129,7 @@ class GradientFlow:
         candidates = [
             v
             for v in written_fed
-            if v.trainable is not False
-            and any(to_end[r] & ~(2 << index[v.handle]) for r in v.first_reads)
+            if v.trainable is not False and any(to_end[r] & ~(2 << index[v.handle]) for r in v.first_reads)
         ]
         if not candidates:
             candidates = _not_dominated(written_fed, index, changes)
@@ -141,9 +140,7 @@ class GradientFlow:
         """Like from_data, but blind to booleans only: a scalar weight's gradient is one number, a
         loss scale is merely switched by one."""
         graph = self.propagation()
-        preds = [
-            [p for p in graph.preds[n] if not self._is_predicate(p)] for n in range(len(self.flow))
-        ]
+        preds = [[p for p in graph.preds[n] if not self._is_predicate(p)] for n in range(len(self.flow))]
         return Propagation(preds, self.order, self.cyclic).downstream(self.data_sources)
 
     def _is_predicate(self, node: int) -> bool:
@@ -167,7 +164,7 @@ class GradientFlow:
         graph = self.propagation(cut_memory_of=frozenset(v.handle for v in candidates))
         own_writes = {n for v in candidates for n in v.writes}
         forward = graph.upstream({n: 1 for n in ends if n not in own_writes})
-        seeds = {}
+        seeds: dict[int, int] = {}
         for i, variable in enumerate(candidates):
             for write in variable.writes:
                 seeds[write] = seeds.get(write, 0) | 1 << i
@@ -254,7 +251,7 @@ class GradientFlow:
                 seen |= bits
         for bit, weight in of_bit.items():
             if not seen & bit:
-                found.update({n: bit for n in self.weights[weight].writes})
+                found.update(dict.fromkeys(self.weights[weight].writes, bit))
         return found
 
     @cached_property
@@ -368,4 +365,3 @@ def _not_dominated(variables, index, changes):
         if others and not is_slot and v.trainable is not False:
             kept.append(v)
     return kept
-

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from grappler_passes.backward import Backward
 from grappler_passes.bits import bits_of, several, union
 from grappler_passes.gradients import GradientFlow
@@ -23,7 +25,7 @@ def group_weights(backward: Backward) -> list[list[int]]:
     for node, bits in enumerate(needed):
         if backward.is_backward[node]:
             _note(backward, needed, node, bits, starts, through)
-    keys: dict[tuple, list[int]] = {}
+    keys: dict[tuple[Any, ...], list[int]] = {}
     for weight in range(count):
         back_through = through[weight] & ~(1 << weight)
         key = (frozenset(starts[weight]), back_through)
@@ -111,8 +113,8 @@ def _first_use(g: GradientFlow) -> list[tuple[int, int]]:
     position = {node: i for i, node in enumerate(g.order)}
     depth = [0] * len(g.flow)
     own_reads: dict[int, int] = {}
-    for i, weight in enumerate(g.weights):
-        for read in weight.reads:
+    for i, access in enumerate(g.weights):
+        for read in access.reads:
             own_reads[read] = own_reads.get(read, 0) | 1 << i
     first = [(len(g.flow), len(g.flow))] * len(g.weights)
     for group in g.cut.groups:

@@ -55,8 +55,13 @@ def find_loops(index: GraphIndex) -> Iterator[Loop]:
 
 def _consumers(index: GraphIndex, i: int, merge_of: dict[int, int]) -> set[int]:
     # index.succs also holds the order of an Exit after its loop, which no tensor flows along.
-    real = {s for s in index.succs[i] if i not in index.loop_preds.get(s, ())
-            or i in index.control_preds[s] or any(p == i for p, _ in index.data_preds[s])}
+    real = {
+        s
+        for s in index.succs[i]
+        if i not in index.loop_preds.get(s, ())
+        or i in index.control_preds[s]
+        or any(p == i for p, _ in index.data_preds[s])
+    }
     return real | ({merge_of[i]} if i in merge_of else set())
 
 

@@ -45,8 +45,9 @@ class OrderPass(Pass):
         self, before: graph_pb2.GraphDef, result: PassResult, training_graph: TrainingGraph | None
     ) -> None:
         """Edges were added only if the result says so; run() has sorted the graph with its edges."""
-        if not result.modified and any(a.input != b.input for a, b in
-                                       zip(before.node, result.graph_def.node, strict=True)):
+        if not result.modified and any(
+            a.input != b.input for a, b in zip(before.node, result.graph_def.node, strict=True)
+        ):
             raise PlanError("edges were added and not reported")
 
 

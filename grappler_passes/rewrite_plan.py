@@ -41,8 +41,13 @@ class RewritePlan:
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     def __hash__(self) -> int:
-        return hash((self.edges, self.separate, *(tuple(sorted(getattr(self, m).items()))
-                                                  for m in (*_STRING_MAPS, *_INT_MAPS))))
+        return hash(
+            (
+                self.edges,
+                self.separate,
+                *(tuple(sorted(getattr(self, m).items())) for m in (*_STRING_MAPS, *_INT_MAPS)),
+            )
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A read-only mapping does not pickle, so a plan travels as its text.

@@ -23,11 +23,26 @@ from grappler_passes.separate_loops import separate_loops
 
 _NORM = "one kernel computes both: dO needs the reductions that are the scale and offset gradients"
 _RNN = "one kernel runs all time steps backward and sums the weight gradient inside"
-_NORM_OPS = ("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3", "_FusedBatchNormGradEx",
-             "BatchNormWithGlobalNormalizationGrad", "LayerNormGrad", "_MklFusedBatchNormGrad",
-             "_MklFusedBatchNormGradV2", "_MklFusedBatchNormGradV3")
-_RNN_OPS = ("CudnnRNNBackprop", "CudnnRNNBackpropV2", "CudnnRNNBackpropV3", "BlockLSTMGrad",
-            "BlockLSTMGradV2", "LSTMBlockCellGrad", "GRUBlockCellGrad")
+_NORM_OPS = (
+    "FusedBatchNormGrad",
+    "FusedBatchNormGradV2",
+    "FusedBatchNormGradV3",
+    "_FusedBatchNormGradEx",
+    "BatchNormWithGlobalNormalizationGrad",
+    "LayerNormGrad",
+    "_MklFusedBatchNormGrad",
+    "_MklFusedBatchNormGradV2",
+    "_MklFusedBatchNormGradV3",
+)
+_RNN_OPS = (
+    "CudnnRNNBackprop",
+    "CudnnRNNBackpropV2",
+    "CudnnRNNBackpropV3",
+    "BlockLSTMGrad",
+    "BlockLSTMGradV2",
+    "LSTMBlockCellGrad",
+    "GRUBlockCellGrad",
+)
 _FUSED = {**dict.fromkeys(_NORM_OPS, _NORM), **dict.fromkeys(_RNN_OPS, _RNN)}
 
 
@@ -46,8 +61,11 @@ class SeparatePass(Pass):
         """Take apart what can be; restore the orders of side effects that hung on the removed waits."""
         index = GraphIndex(graph_def)
         editor = GraphEditor(graph_def)
-        notes = [*_split_identity_n(index, editor, self.ops), *_open_gates(index, editor, self.ops),
-                 *_fused(index, self.ops)]
+        notes = [
+            *_split_identity_n(index, editor, self.ops),
+            *_open_gates(index, editor, self.ops),
+            *_fused(index, self.ops),
+        ]
         after, modified, replaced = editor.finish(), editor.modified, set(editor.removed)
         if self.loops:
             result = separate_loops(after, training_graph, self.ops)
@@ -93,8 +111,11 @@ def _split(index: GraphIndex, editor: GraphEditor, i: int) -> None:
 
     consumers = {index.names[s] for s in index.succs[i]}
     # An IdentityN split earlier may have been a consumer: its parts read this one as well.
-    consumers |= {name for name in editor.added if any(
-        text.lstrip("^").split(":")[0] == old.name for text in editor.nodes[name].input)}
+    consumers |= {
+        name
+        for name in editor.added
+        if any(text.lstrip("^").split(":")[0] == old.name for text in editor.nodes[name].input)
+    }
     for consumer in consumers - editor.removed:
         editor.map_inputs(consumer, replace)
     editor.removed.add(old.name)
@@ -145,15 +166,22 @@ def _group_members(index: GraphIndex, group: int) -> set[int]:
 
 def _is_sibling(index: GraphIndex, other: int, wait: int, producer: int) -> bool:
     """Identity ``other`` hands on ``wait`` and waits for ``producer``: the two gate each other."""
-    return (index.ops[other] == "Identity" and wait != producer and index.data_preds[other][0][0] == wait
-            and producer in index.control_preds[other])
+    return (
+        index.ops[other] == "Identity"
+        and wait != producer
+        and index.data_preds[other][0][0] == wait
+        and producer in index.control_preds[other]
+    )
 
 
 def _must_wait(index: GraphIndex, member: int, producer: int) -> bool:
     """Side effects must be waited for, and so must an op that can be dead on its own."""
     there, here = index.contexts[member], index.contexts[producer]
-    return (has_side_effects(index.ops[member]) or there.output_frame != here.output_frame
-            or not there.branches <= here.branches)
+    return (
+        has_side_effects(index.ops[member])
+        or there.output_frame != here.output_frame
+        or not there.branches <= here.branches
+    )
 
 
 def _fused(index: GraphIndex, ops: tuple[str, ...] | None) -> list[Note]:

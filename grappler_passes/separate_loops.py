@@ -19,8 +19,12 @@ from grappler_passes.graph import OpKind, TrainingGraph
 from grappler_passes.loops import Accumulator, Loop, accumulator_of, find_loops, only_for
 
 _DTYPES = {
-    "float16": types_pb2.DT_HALF, "bfloat16": types_pb2.DT_BFLOAT16, "float32": types_pb2.DT_FLOAT,
-    "float64": types_pb2.DT_DOUBLE, "int32": types_pb2.DT_INT32, "int64": types_pb2.DT_INT64,
+    "float16": types_pb2.DT_HALF,
+    "bfloat16": types_pb2.DT_BFLOAT16,
+    "float32": types_pb2.DT_FLOAT,
+    "float64": types_pb2.DT_DOUBLE,
+    "int32": types_pb2.DT_INT32,
+    "int64": types_pb2.DT_INT64,
     "bool": types_pb2.DT_BOOL,
 }
 _FLOATS = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16, types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE)
@@ -68,12 +72,18 @@ def _weight_sums(
 ) -> list[Accumulator]:
     """The weight gradients summed in a loop that also computes something the rest waits for."""
     exits = loop.exits(index)
-    found = [s for s in (accumulator_of(index, loop, end) for end in exits) if s is not None
-             and editor.nodes[index.names[s.merge]].attr["T"].type in _FLOATS]
+    found = [
+        s
+        for s in (accumulator_of(index, loop, end) for end in exits)
+        if s is not None and editor.nodes[index.names[s.merge]].attr["T"].type in _FLOATS
+    ]
     if training_graph is not None:
         ops = training_graph.ops
-        found = [s for s in found if index.names[s.exit] in ops
-                 and ops[index.names[s.exit]].kind is OpKind.WEIGHT_GRAD]
+        found = [
+            s
+            for s in found
+            if index.names[s.exit] in ops and ops[index.names[s.exit]].kind is OpKind.WEIGHT_GRAD
+        ]
     elif not any(index.ops[i] == "TensorListPopBack" for i in loop.members):
         return []
     return found if len(found) < len(exits) else []
@@ -100,7 +110,11 @@ class _Split:
     """One loop taken apart: ``plan`` finds what crosses, ``apply`` edits."""
 
     def __init__(
-        self, index: GraphIndex, editor: GraphEditor, loop: Loop, moved: set[int],
+        self,
+        index: GraphIndex,
+        editor: GraphEditor,
+        loop: Loop,
+        moved: set[int],
         dtypes: dict[str, tuple[str, ...]],
     ) -> None:
         self.index, self.editor, self.loop, self.moved, self.dtypes = index, editor, loop, moved, dtypes
@@ -135,8 +149,10 @@ class _Split:
             dtype = self.dtypes[name][port]
             if dtype not in _DTYPES:
                 return f"the weight gradient reads a {dtype} of each step: {name}"
-            if index.contexts[source].branches - index.contexts[self.loop.condition].branches and \
-                    len(index.contexts[source].branches) > 1:
+            if (
+                index.contexts[source].branches - index.contexts[self.loop.condition].branches
+                and len(index.contexts[source].branches) > 1
+            ):
                 return f"the weight gradient reads the result of a conditional in the loop: {name}"
             self.stored[source, port] = _DTYPES[dtype]
         return ""
@@ -234,13 +250,26 @@ class _Split:
         source, at = self.index.names[key[0]], f"store_{k}"
         device = self.editor.nodes[source].device
         limit = f"{self.prefix}/minus_one"
-        empty = self._add(f"{at}/empty", "EmptyTensorList", limit, limit, device=device,
-                          element_dtype=dtype, shape_type=_INT32)
+        empty = self._add(
+            f"{at}/empty",
+            "EmptyTensorList",
+            limit,
+            limit,
+            device=device,
+            element_dtype=dtype,
+            shape_type=_INT32,
+        )
         enter = self._enter(f"{at}/enter", empty, _VARIANT, self.loop.frame[0], constant=False)
         condition = self.index.names[self.loop.condition]
         switch, following = self._variable(at, enter, condition, _VARIANT)
-        pushed = self._add(f"{at}/push", "TensorListPushBack", f"{switch}:1", tensor(source, key[1]),
-                           device=device, element_dtype=dtype)
+        pushed = self._add(
+            f"{at}/push",
+            "TensorListPushBack",
+            f"{switch}:1",
+            tensor(source, key[1]),
+            device=device,
+            element_dtype=dtype,
+        )
         following.input.append(pushed)
         return self._add(f"{at}/exit", "Exit", switch, T=_VARIANT)
 
@@ -261,8 +290,15 @@ class _Split:
     def _load(self, k: int, key: Tensor, one_list: str, dtype: int) -> str:
         entered = self._enter_constant(f"load_{k}/list", one_list, _VARIANT)
         device = self.editor.nodes[self.index.names[key[0]]].device
-        return self._add(f"load_{k}/get", "TensorListGetItem", entered, f"{self.prefix}/step",
-                         f"{self.prefix}/any_shape", device=device, element_dtype=dtype)
+        return self._add(
+            f"load_{k}/get",
+            "TensorListGetItem",
+            entered,
+            f"{self.prefix}/step",
+            f"{self.prefix}/any_shape",
+            device=device,
+            element_dtype=dtype,
+        )
 
     def _clone(self, source: int) -> str:
         old = self.editor.nodes[self.index.names[source]]

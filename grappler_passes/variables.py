@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from typing import Any
 
 from grappler_passes.flow import BACK_EDGE_OP, FlowGraph
 
@@ -42,8 +43,7 @@ def find_variables(graph_def, flow: FlowGraph, order: list[int]) -> list[Variabl
     """
     handles = _handle_of(flow, order)
     variables = {
-        handle: _describe(graph_def.node[handle], flow.names[handle])
-        | {"handle": handle}
+        handle: _describe(graph_def.node[handle], flow.names[handle]) | {"handle": handle}
         for handle in sorted(set(handles.values()))
     }
     accesses = {h: VariableAccess(**described) for h, described in variables.items()}
@@ -82,7 +82,7 @@ def _is_iterator(flow: FlowGraph, access: VariableAccess) -> bool:
     return all("Iterator" in t or "Dataset" in t or "Table" in t or "Stack" in t for t in touched)
 
 
-def _describe(node, default_name: str) -> dict:
+def _describe(node, default_name: str) -> dict[str, Any]:
     info = json.loads(node.attr[VARIABLE_ATTR].s) if VARIABLE_ATTR in node.attr else {}
     shape = None
     for key in ("_handle_shapes", "shape"):
@@ -103,7 +103,11 @@ def _shape_from_use(flow: FlowGraph, access: VariableAccess) -> tuple[int, ...] 
         if flow.types[write].startswith("Assign"):
             value = flow.data[write][1]
             whole.append(flow.outputs[value.source][value.port].shape)
-    return next((s for s in whole if s is not None and None not in s), None)
+    for shape in whole:
+        known = [dim for dim in shape or () if dim is not None]
+        if shape is not None and len(known) == len(shape):
+            return tuple(known)
+    return None
 
 
 def _split_reads(flow: FlowGraph, order: list[int], variables: list[VariableAccess]) -> None:
@@ -112,7 +116,7 @@ def _split_reads(flow: FlowGraph, order: list[int], variables: list[VariableAcce
     A read comes after a write when data or control edges lead from the write to it, loop back
     edges apart.
     """
-    write_bits = {}
+    write_bits: dict[int, int] = {}
     for variable in variables:
         for write in variable.writes:
             write_bits[write] = 1 << len(write_bits)

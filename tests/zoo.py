@@ -62,19 +62,17 @@ def convolutions():
 
 
 def conv3d():
-    return stack(features(5, 6, 7, 2), layers.Conv3D(4, 2, activation="relu"), layers.GlobalAveragePooling3D())
+    return stack(
+        features(5, 6, 7, 2), layers.Conv3D(4, 2, activation="relu"), layers.GlobalAveragePooling3D()
+    )
 
 
 def conv1d_transpose():
-    return stack(
-        features(9, 2), layers.Conv1DTranspose(5, 3, activation="relu"), layers.GlobalMaxPooling1D()
-    )
+    return stack(features(9, 2), layers.Conv1DTranspose(5, 3, activation="relu"), layers.GlobalMaxPooling1D())
 
 
 def lstm_gru():
-    return stack(
-        tokens(7), layers.Embedding(11, 8), layers.LSTM(6, return_sequences=True), layers.GRU(5)
-    )
+    return stack(tokens(7), layers.Embedding(11, 8), layers.LSTM(6, return_sequences=True), layers.GRU(5))
 
 
 def unrolled_rnn():
@@ -128,9 +126,7 @@ def residual():
 
 
 def frozen_layer():
-    model, x, y = stack(
-        features(7), layers.Dense(13, activation="relu"), layers.Dense(9, activation="relu")
-    )
+    model, x, y = stack(features(7), layers.Dense(13, activation="relu"), layers.Dense(9, activation="relu"))
     model.layers[1].trainable = False
     return model, x, y
 
@@ -183,10 +179,10 @@ def backbone(name: str):
     """A KerasHub backbone from its configuration, without weights to download."""
     import keras_hub
 
-    sizes = dict(
-        vocabulary_size=31, num_layers=2, num_heads=2, hidden_dim=16, intermediate_dim=24,
-        max_sequence_length=9,
-    )  # fmt: skip
+    sizes = {
+        "vocabulary_size": 31, "num_layers": 2, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 24,
+        "max_sequence_length": 9,
+    }  # fmt: skip
     x = {"token_ids": tokens(9, size=31), "padding_mask": np.ones((BATCH, 9), "int32")}
     if name == "BertBackbone":
         x["segment_ids"] = np.zeros((BATCH, 9), "int32")
@@ -219,7 +215,7 @@ def compiled(build, optimizer: str = "adam", **kwargs):
     keras.utils.set_random_seed(7)
     model, x, y = build()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    arguments = dict(loss=loss, metrics=["accuracy"], jit_compile=False)
+    arguments = {"loss": loss, "metrics": ["accuracy"], "jit_compile": False}
     model.compile(optimizer=OPTIMIZERS[optimizer](), **(arguments | kwargs))
     return model, x, y
 

@@ -8,9 +8,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tests import zoo
 
 import tf_ooo
+from tests import zoo
 
 EPOCHS, BATCH_SIZE = 10, 3  # two steps an epoch
 

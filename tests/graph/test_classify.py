@@ -8,12 +8,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tests import zoo
 
 from grappler_passes.classify import classify_graph_def
 from grappler_passes.compat import graph_def_of
 from grappler_passes.errors import GraphError
 from grappler_passes.graph import OpKind, TrainingGraph
+from tests import zoo
 
 HEAVY = {
     "MatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "Conv2D", "Conv2DBackpropInput",

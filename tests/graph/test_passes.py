@@ -83,15 +83,21 @@ def test_ordered_network_is_bit_equal_and_runs_in_order(tmp_path):
     matmuls = [index.names[i] for i in index.order if index.ops[i] == "MatMul"]
     # Every MatMul after the one before it, where that is possible, from the back to the front.
     plan = RewritePlan(
-        edges=tuple(pair for one, two in zip(matmuls[:-1], matmuls[1:], strict=True)
-                    for pair in ((two, one), (one, two))),
-        kinds=dict.fromkeys(matmuls, "dW"), layers={matmuls[0]: 0}, streams=dict.fromkeys(matmuls, 1),
+        edges=tuple(
+            pair
+            for one, two in zip(matmuls[:-1], matmuls[1:], strict=True)
+            for pair in ((two, one), (one, two))
+        ),
+        kinds=dict.fromkeys(matmuls, "dW"),
+        layers={matmuls[0]: 0},
+        streams=dict.fromkeys(matmuls, 1),
         priorities={matmuls[0]: -1},
     )
     seen = []
     pipeline = PassPipeline(
         [OrderPass(plan), AnnotatePass(plan), VerifyPass(graph)],
-        between=lambda one, before, after: seen.append((one.name, before is after)), dump_dir=tmp_path,
+        between=lambda one, before, after: seen.append((one.name, before is after)),
+        dump_dir=tmp_path,
     )
     text = graph.SerializeToString(deterministic=True)
     result = pipeline(graph)
@@ -101,7 +107,11 @@ def test_ordered_network_is_bit_equal_and_runs_in_order(tmp_path):
     assert [name for name, _ in seen] == ["order", "annotate", "verify"]
     assert seen[2][1]
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "00_input.pbtxt", "01_order.pbtxt", "02_annotate.pbtxt", "03_verify.pbtxt"]
+        "00_input.pbtxt",
+        "01_order.pbtxt",
+        "02_annotate.pbtxt",
+        "03_verify.pbtxt",
+    ]
     value = np.linspace(0, 1, 32).reshape(4, 8).astype("f")
     assert_bit_equal(run(graph, inputs, outputs, [value]), run(result.graph_def, inputs, outputs, [value]))
     first = next(made for made in result.graph_def.node if made.name == matmuls[0])

@@ -168,7 +168,8 @@ def recurrent(steps, inner=None, sliced=False):
         return tape.gradient(loss, [x, w, u])
 
     graph, inputs, outputs = flat(
-        function, tf.TensorSpec([2, 15, 3]), tf.TensorSpec([3, 4]), tf.TensorSpec([4, 4]))
+        function, tf.TensorSpec([2, 15, 3]), tf.TensorSpec([3, 4]), tf.TensorSpec([4, 4])
+    )
     random = np.random.default_rng(0)
     values = [random.normal(size=size).astype("f") for size in ((2, 15, 3), (3, 4), (4, 4))]
     return optimized(graph, outputs), inputs, outputs, values
@@ -201,7 +202,8 @@ def test_loops_can_be_left_alone():
 
 def test_a_conditional_in_the_loop_keeps_results_bit_equal():
     graph, inputs, outputs, values = recurrent(
-        6, lambda t, h, u: tf.cond(t % 2 > 0, lambda: tf.sin(h @ u), lambda: tf.exp(h) @ u))
+        6, lambda t, h, u: tf.cond(t % 2 > 0, lambda: tf.sin(h @ u), lambda: tf.exp(h) @ u)
+    )
     result = separated(graph)
     assert result.modified or result.mixed
     assert_bit_equal(run(graph, inputs, outputs, values), run(result.graph_def, inputs, outputs, values))

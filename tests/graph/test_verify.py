@@ -119,15 +119,45 @@ def test_inputs_from_two_frames_are_found():
 
 
 @pytest.mark.parametrize(
-    "op", ["AssignVariableOp", "ReadVariableOp", "ResourceApplyAdam", "ResourceScatterAdd", "IteratorGetNext",
-           "PrintV2", "HorovodAllreduce", "CollectiveReduceV2", "_Send", "_HostRecv", "RandomUniform",
-           "WriteScalarSummary", "StatefulPartitionedCall", "EagerPyFunc", "Assert", "NcclAllReduce"])
+    "op",
+    [
+        "AssignVariableOp",
+        "ReadVariableOp",
+        "ResourceApplyAdam",
+        "ResourceScatterAdd",
+        "IteratorGetNext",
+        "PrintV2",
+        "HorovodAllreduce",
+        "CollectiveReduceV2",
+        "_Send",
+        "_HostRecv",
+        "RandomUniform",
+        "WriteScalarSummary",
+        "StatefulPartitionedCall",
+        "EagerPyFunc",
+        "Assert",
+        "NcclAllReduce",
+    ],
+)
 def test_ops_with_side_effects(op):
     assert has_side_effects(op)
 
 
-@pytest.mark.parametrize("op", ["MatMul", "Identity", "StatelessRandomUniformV2", "TensorListPushBack",
-                                "NoOp", "Const", "PartitionedCall", "StackTensors", "Switch", "Merge"])
+@pytest.mark.parametrize(
+    "op",
+    [
+        "MatMul",
+        "Identity",
+        "StatelessRandomUniformV2",
+        "TensorListPushBack",
+        "NoOp",
+        "Const",
+        "PartitionedCall",
+        "StackTensors",
+        "Switch",
+        "Merge",
+    ],
+)
 def test_ops_without_side_effects(op):
     assert not has_side_effects(op)
 

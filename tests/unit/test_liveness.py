@@ -11,14 +11,27 @@ def graph(*rows):
     ops = {}
     for name, output_bytes, *rest in rows:
         inputs = tuple((p, 0) for p in (rest[0] if rest else ""))
-        ops[name] = Op(name, rest[1] if len(rest) > 1 else "MatMul", OpKind.FORWARD, inputs=inputs,
-                       output_bytes=output_bytes)
+        ops[name] = Op(
+            name,
+            rest[1] if len(rest) > 1 else "MatMul",
+            OpKind.FORWARD,
+            inputs=inputs,
+            output_bytes=output_bytes,
+        )
     return TrainingGraph(ops=ops, layers=(), variables=())
 
 
 # Two layers: f1 -> f2 -> g (loss gradient); o2, o1 are dO; w2, w1 are dW; u2, u1 the updates.
-STEP = graph(("a", 10), ("f", 7, "a"), ("g", 3, "f"), ("o", 5, "g"), ("w", 20, "fg"), ("u", 0, "w"),
-             ("v", 30, "ao"), ("x", 0, "v"))
+STEP = graph(
+    ("a", 10),
+    ("f", 7, "a"),
+    ("g", 3, "f"),
+    ("o", 5, "g"),
+    ("w", 20, "fg"),
+    ("u", 0, "w"),
+    ("v", 30, "ao"),
+    ("x", 0, "v"),
+)
 
 
 def test_stock_order_by_hand():

@@ -20,6 +20,8 @@ NAMES = {
     "OOOError", "OptionsError", "GraphError", "ScheduleError", "MemoryLimitError", "BackendError",
 }  # fmt: skip
 
+PRIVATE = ("tensorflow.python", "tensorflow.compiler", "tensorflow.tsl", "keras.src")
+
 
 def _files():
     return [path for package in BELOW for path in sorted((ROOT / package).rglob("*.py"))]
@@ -47,11 +49,43 @@ def test_all_errors_have_one_base():
     assert all(issubclass(error, tf_ooo.OOOError) for error in errors)
 
 
+def _text_constants(path):
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+
+
+def _is_module(text):
+    dotted = "." in text and text.replace(".", "").isidentifier()
+    return dotted and (ROOT / f"{text.replace('.', '/')}.py").exists()
+
+
+def test_every_file_is_looked_at():
+    compat = {str(path.relative_to(ROOT)) for path in _files() if path.name == "compat.py"}
+    assert compat == {"grappler_passes/compat.py", "grappler_passes/plugin/compat.py", "tf_ooo/compat.py"}
+    assert {path.relative_to(ROOT).parts[0] for path in _files()} == set(BELOW)
+
+
 @pytest.mark.parametrize("path", _files(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_import_direction(path):
     own = path.relative_to(ROOT).parts[0]
     for module in _imports(path):
         package = module.split(".")[0]
         assert package not in BELOW or package == own or package in BELOW[own], module
-        private = module.startswith("tensorflow.python")
+        assert package != "keras" or own != "grappler_passes", "the graph passes know nothing of Keras"
+        private = module.startswith(PRIVATE)
         assert not private or path.name == "compat.py", f"{module}: private API belongs in compat.py"
+
+
+@pytest.mark.parametrize("path", _files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_import_by_name(path):
+    """What importlib is given is text, not an import; only tf_ooo/__init__.py may name keras_callbacks."""
+    relative = path.relative_to(ROOT)
+    if relative == Path("tf_ooo/__init__.py"):
+        return
+    above = [package for package in BELOW if package not in (relative.parts[0], *BELOW[relative.parts[0]])]
+    named = [
+        t
+        for t in _text_constants(path)
+        if t.startswith(PRIVATE) or (_is_module(t) and t.split(".")[0] in above)
+    ]
+    assert not named or path.name == "compat.py", named

@@ -1,0 +1,269 @@
+"""One test per function of the three compat.py.
+
+A failure here after an upgrade names what TensorFlow or Keras changed; the message says what in this
+package stops working, the file to read is the compat.py of the test's class.
+"""
+
+from __future__ import annotations
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from grappler_passes import compat as graph_compat
+from grappler_passes.plugin import compat as plugin_compat
+from tf_ooo import BackendError
+from tf_ooo import compat as ooo_compat
+
+
+def square_step():
+    """A variable and a function that calls another one, reads the variable and has a branch."""
+    weight = tf.Variable([1.0, 2.0], name="weight")
+
+    @tf.function
+    def inner(x):
+        return tf.cond(tf.reduce_sum(x) > 0, lambda: x * weight, lambda: x - weight)
+
+    function = tf.function(lambda x: inner(x) + 1.0)
+    return weight, function.get_concrete_function(tf.TensorSpec([None, 2]))
+
+
+def dense_model(**compile_options):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse", **{"jit_compile": False, **compile_options})
+    return model
+
+
+def ops_of(graph_def):
+    return [node.op for node in graph_def.node]
+
+
+def described(graph_def):
+    """The JSON of ``_ooo_variable``, one per placeholder that has it."""
+    return [json.loads(n.attr["_ooo_variable"].s) for n in graph_def.node if "_ooo_variable" in n.attr]
+
+
+class TestGrapplerPasses:
+    """grappler_passes/compat.py"""
+
+    def test_infer_outputs(self):
+        graph_def, _ = graph_compat.graph_def_of(square_step()[1])
+        outputs = graph_compat.infer_outputs(graph_def)
+        assert set(outputs) == {node.name for node in graph_def.node}, "infer_outputs lost nodes"
+        handles = [o for info in outputs.values() for o in info if o.dtype == "resource"]
+        assert handles, "a variable's handle is no longer of dtype resource"
+        argument = next(n.name for n in graph_def.node if n.op == "Placeholder" and n.name == "x")
+        assert outputs[argument] == (graph_compat.OutputInfo("float32", (None, 2), 4),), (
+            "the C API import no longer gives shapes: costs, peaks and layers go wrong"
+        )
+
+    def test_infer_outputs_reads_the_shape_behind_a_handle(self):
+        """Read of a variable: known only if the handle's shape reaches shape inference."""
+        weight = tf.Variable(np.zeros((4, 5), "float32"))
+        function = tf.function(lambda: weight.read_value()).get_concrete_function()
+        graph_def, _ = graph_compat.graph_def_of(function)
+        outputs = graph_compat.infer_outputs(graph_def)
+        shapes = {outputs[n.name][0].shape for n in graph_def.node if n.op == "ReadVariableOp"}
+        assert shapes == {(4, 5)}, "_Arg with _handle_shapes no longer tells what a handle points to"
+
+    def test_output_info_is_number(self):
+        assert graph_compat.OutputInfo("bool", (), 1).is_number
+        assert not any(graph_compat.OutputInfo(d, (), 1).is_number for d in ("resource", "variant", "string"))
+
+    def test_graph_def_of(self):
+        weight, function = square_step()
+        graph_def, fetches = graph_compat.graph_def_of(function)
+        assert described(graph_def) == [{"name": "weight", "trainable": True}], (
+            "FuncGraph.captures, Variable.handle or FuncGraph._weak_variables changed: no variable is found"
+        )
+        handle = next(node for node in graph_def.node if "_ooo_variable" in node.attr)
+        shape = handle.attr[graph_compat.HANDLE_SHAPES].list.shape[0]
+        assert [dim.size for dim in shape.dim] == weight.shape, "handle_data_util no longer knows the shape"
+        assert set(fetches) <= {node.name for node in graph_def.node}
+
+    def test_graph_def_of_survives_a_deleted_variable(self):
+        weight, function = square_step()
+        del weight
+        assert graph_compat.graph_def_of(function)[1]
+
+    def test_is_stateful(self):
+        assert graph_compat.is_stateful("AssignVariableOp"), "op_def_registry: state is no longer told"
+        assert graph_compat.is_stateful("NoSuchOpAnywhere"), "an unknown op must count as stateful"
+        assert not graph_compat.is_stateful("MatMul")
+
+    def test_inline_graph_def(self):
+        weight, function = square_step()
+        graph_def, fetches = graph_compat.graph_def_of(function)
+        flat = graph_compat.inline_graph_def(graph_def, fetches)
+        ops = ops_of(flat)
+        assert "PartitionedCall" not in ops, "Grappler's function optimizer no longer inlines calls"
+        assert "Switch" in ops, "control flow is no longer lowered to Switch and Merge"
+        assert not {"If", "StatelessIf"} & set(ops)
+        assert described(flat) == [{"name": "weight", "trainable": True}], "node attributes were dropped"
+        del weight
+
+
+class TestTfOoo:
+    """tf_ooo/compat.py"""
+
+    def test_check_versions(self, monkeypatch):
+        ooo_compat.check_versions()
+        for version in ("2.20.1", "2.22.0-rc1"):
+            monkeypatch.setattr(tf, "__version__", version)
+            with pytest.raises(BackendError, match=f"TensorFlow {version} is not supported; pip install"):
+                ooo_compat.check_versions()
+
+    def test_check_keras_backend(self, monkeypatch):
+        ooo_compat.check_keras_backend()
+        monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+        with pytest.raises(BackendError, match="set KERAS_BACKEND=tensorflow"):
+            ooo_compat.check_keras_backend()
+        monkeypatch.setattr(keras, "__version__", "2.15.0")
+        with pytest.raises(BackendError, match=r"Keras 2\.15\.0 is not supported"):
+            ooo_compat.check_keras_backend()
+
+    def test_train_function_of(self):
+        model = dense_model()
+        assert model.train_function is None, "Keras makes the train function before fit now"
+        function = ooo_compat.train_function_of(model)
+        assert function is model.train_function is ooo_compat.train_function_of(model), (
+            "Keras keeps its train function elsewhere: OOOBackprop would not be called"
+        )
+
+    def test_new_train_function(self):
+        model = dense_model()
+        first = ooo_compat.train_function_of(model)
+        second = ooo_compat.new_train_function(model)
+        assert model.train_function is first
+        assert second is not first, "make_train_function no longer makes a new function: nothing is retraced"
+        logs = second(iter([(np.ones((4, 3), "float32"), np.ones((4, 2), "float32"))]))
+        assert "loss" in logs, "a train function no longer takes an iterator and returns logs"
+
+    def test_why_not_rewritable(self):
+        model = dense_model()
+        assert ooo_compat.why_not_rewritable(model) is None
+        assert "run_eagerly" in ooo_compat.why_not_rewritable(dense_model(run_eagerly=True))
+        assert "jit_compile" in ooo_compat.why_not_rewritable(dense_model(jit_compile=True))
+        model.trainable = False
+        assert "no trainable weights" in ooo_compat.why_not_rewritable(model)
+
+    def test_is_concrete_function(self):
+        weight, concrete = square_step()
+        assert ooo_compat.is_concrete_function(concrete), "ConcreteFunction lost an attribute"
+        assert not ooo_compat.is_concrete_function(tf.function(lambda x: x))
+        assert not ooo_compat.is_concrete_function(concrete.graph.as_graph_def())
+        del weight
+
+    def test_synchronize(self):
+        """Waits for each tensor, passes over what is none."""
+        seen = []
+
+        class Value:
+            def numpy(self):
+                seen.append(1)
+
+        ooo_compat.synchronize({"loss": Value(), "more": [Value(), 3, None]})
+        ooo_compat.synchronize(tf.constant(1.0))
+        assert len(seen) == 2, "tf.nest.flatten no longer reaches into a dict of logs"
+
+    def test_install_train_function(self):
+        model, calls = dense_model(), []
+        stock = ooo_compat.train_function_of(model)
+
+        def ours(iterator):
+            calls.append(1)
+            return stock(iterator)
+
+        class Install(keras.callbacks.Callback):
+            def on_train_begin(self, logs=None):
+                ooo_compat.install_train_function(self.model, ours, stock)
+
+        x, y = np.ones((8, 3), "float32"), np.ones((8, 2), "float32")
+        model.fit(x, y, batch_size=4, verbose=0, callbacks=[Install()])
+        assert len(calls) == 2, "fit no longer looks self.train_function up for each batch"
+        model.fit(x, y, batch_size=4, verbose=0)
+        assert len(calls) == 2, "fit no longer begins with make_train_function: ours stays installed"
+        assert model.train_function is stock
+
+    def test_remove_train_function(self):
+        model = dense_model()
+        stock = ooo_compat.train_function_of(model)
+        ooo_compat.install_train_function(model, print, stock)
+        assert model.train_function is print
+        ooo_compat.remove_train_function(model)
+        assert model.train_function is stock
+        assert "make_train_function" not in vars(model), "the model's own make_train_function stays shadowed"
+        ooo_compat.remove_train_function(model)
+        ooo_compat.install_train_function(model, print, stock)
+        model.train_function = max
+        ooo_compat.remove_train_function(model)
+        assert model.train_function is max, "a train function set by someone else must be kept"
+
+
+class TestPlugin:
+    """grappler_passes/plugin/compat.py"""
+
+    def test_tensorflow_version(self):
+        version = plugin_compat.tensorflow_version()
+        assert plugin_compat.OLDEST <= version < plugin_compat.TOO_NEW
+        assert tf.__version__.startswith("{}.{}.".format(*version))
+
+    def test_load_library(self):
+        """Loading itself is tested in test_plugin_process.py: a second library ends the process."""
+        with pytest.raises(tf.errors.NotFoundError):
+            plugin_compat.load_library("/no/such/library.so")
+
+    def test_has_gpu(self):
+        assert plugin_compat.has_gpu() is bool(tf.config.list_physical_devices("GPU"))
+
+    def test_runtime_devices(self):
+        assert "/job:localhost/replica:0/task:0/device:CPU:0" in plugin_compat.runtime_devices(), (
+            "full device names changed: the check of an answer's devices would refuse every graph"
+        )
+
+    def test_func_graph_transforms(self):
+        seen = []
+        transforms = plugin_compat.func_graph_transforms()
+        transforms.append(seen.append)
+        try:
+            tf.function(lambda x: x + 1.0)(tf.constant(1.0))
+        finally:
+            transforms.remove(seen.append)
+        assert seen, "FUNC_GRAPH_TRANSFORMS is no longer called: no graph is marked, nothing is rewritten"
+        assert hasattr(seen[0], "captures")
+        assert hasattr(seen[0], "variables")
+
+    def test_set_string_attr(self):
+        with tf.Graph().as_default() as graph:
+            op = tf.constant(1.0, name="one").op
+            plugin_compat.set_string_attr(op, "_ooo_test", "value")
+        node = graph.as_graph_def().node[0]
+        assert node.attr["_ooo_test"].s == b"value", "Operation._set_attr no longer writes into the graph"
+
+    def test_variable_of_keras(self):
+        variable = keras.Variable([1.0], name="v")
+        assert isinstance(plugin_compat.variable_of_keras(variable), tf.Variable), (
+            "keras.Variable._value is no longer the tf.Variable: frozen layers are not recognized"
+        )
+        own = tf.Variable(1.0)
+        assert plugin_compat.variable_of_keras(own) is own
+
+    def test_op_def(self):
+        assert plugin_compat.op_def("MatMul").input_arg[0].name == "a"
+        assert plugin_compat.op_def("NoSuchOpAnywhere") is None
+
+    def test_parse_graph_def(self):
+        _, function = square_step()
+        graph_def = function.graph.as_graph_def()
+        parsed = plugin_compat.parse_graph_def(graph_def.SerializeToString())
+        assert parsed == graph_def
+        with pytest.raises(Exception, match="(?i)pars|decod"):
+            plugin_compat.parse_graph_def(b"no graph")
+
+    def test_is_graph_def(self):
+        assert plugin_compat.is_graph_def(tf.compat.v1.GraphDef())
+        assert not plugin_compat.is_graph_def(b"")
+        assert not plugin_compat.is_graph_def(tf.compat.v1.NodeDef())

@@ -5,7 +5,6 @@ Seen working on TensorFlow 2.21 and Keras 3.15.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,6 @@ from tf_ooo.errors import BackendError
 
 OLDEST_TENSORFLOW = (2, 21)
 TOO_NEW_TENSORFLOW = (2, 22)
-VARIABLE_ATTR = "_ooo_variable"
 
 
 def check_versions() -> None:
@@ -71,7 +69,8 @@ def why_not_rewritable(model: Any) -> str | None:
         return "run_eagerly=True: every op runs at once, there is no graph to rewrite"
     if model.jit_compile is True:
         return "jit_compile=True: XLA compiles the step, TensorFlow's graph optimizers see one opaque call"
-    if not model.trainable_weights:
+    # A model without any weights is not built yet: its first step builds it.
+    if model.weights and not model.trainable_weights:
         return "the model has no trainable weights: there is no backward pass to reorder"
     return None
 
@@ -81,34 +80,6 @@ def is_concrete_function(value: Any) -> bool:
     return (
         hasattr(value, "graph") and hasattr(value, "captured_inputs") and hasattr(value, "structured_outputs")
     )
-
-
-def flat_graph_def(function: Any) -> Any:
-    """A ConcreteFunction's GraphDef, calls inlined, While and If lowered, variables marked.
-
-    Captured variables get ``_ooo_variable`` (JSON ``{"name", "trainable"}``) on their placeholder
-    in the result; the function's own graph is not touched.
-    """
-    from tensorflow.python.framework.convert_to_constants import _run_inline_graph_optimization
-
-    graph_def = _run_inline_graph_optimization(function, True, True)
-    described = _captured_variables(function)
-    for node in graph_def.node:
-        if node.op == "Placeholder" and node.name in described:
-            node.attr[VARIABLE_ATTR].s = json.dumps(described[node.name]).encode()
-    return graph_def
-
-
-def _captured_variables(function: Any) -> dict[str, dict[str, Any]]:
-    """``{placeholder: {"name", "trainable"}}`` of all captured variables."""
-    by_handle = {id(variable.handle): variable for variable in function.graph.variables}
-    found = {}
-    for external, internal in function.graph.captures:
-        variable = by_handle.get(id(external))
-        if variable is not None:
-            name = variable.name.removesuffix(":0")
-            found[internal.op.name] = {"name": name, "trainable": bool(variable.trainable)}
-    return found
 
 
 def synchronize(outputs: Any) -> None:

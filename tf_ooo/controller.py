@@ -1,7 +1,9 @@
 """Runs a training step as stock or rewritten, times both, keeps the faster.
 
 Every call runs exactly one of the two, so the training state advances once a call; their results
-are the same bits, so it does not matter which one runs.
+are the same bits, so it does not matter which one runs.  One thing forbids going to and fro: random
+numbers drawn from a state that each compiled op keeps to itself (``tf.random.normal`` and friends;
+Keras' own layers keep theirs in variables).  Then the first function that ran stays.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from grappler_passes import plugin
 from tf_ooo import compat
 from tf_ooo.options import Options
 from tf_ooo.report import Report, fill_plan
@@ -48,6 +51,7 @@ class StepController:
         self.choice: str | None = None
         self.times: dict[str, list[float]] = {STOCK: [], REWRITTEN: []}
         self._position = 0
+        self._random_op = ""
 
     @property
     def profiling(self) -> bool:
@@ -72,7 +76,8 @@ class StepController:
     def _profile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         which, timed = self._next()
         started = time.perf_counter()
-        outputs = self.stock(*args, **kwargs) if which == STOCK else self._run_rewritten(args, kwargs)
+        with plugin.watching(self._look_for_random_state):
+            outputs = self.stock(*args, **kwargs) if which == STOCK else self._run_rewritten(args, kwargs)
         if self.options.profile_steps:
             compat.synchronize(outputs)
         elapsed_s = time.perf_counter() - started
@@ -83,14 +88,35 @@ class StepController:
             self.report.profiling_overhead_s += elapsed_s if which == REWRITTEN else 0.0
         if which == REWRITTEN:
             self._check()
+        if self._random_op and self.choice is None:
+            self._stay_with(which)
         self._decide_if_ready()
         return outputs
 
+    def _look_for_random_state(self, func_graph: Any) -> None:
+        for op in func_graph.get_operations():
+            if not self._random_op and plugin.keeps_random_state(op.type):
+                self._random_op = op.name
+
+    def _stay_with(self, which: str) -> None:
+        """After the first step of a function that draws from op-held random state."""
+        if which == REWRITTEN:
+            self._keep_rewritten()
+        else:
+            self._keep_stock(
+                f"{self._random_op} draws random numbers from a state of its own, which the rewritten step "
+                "would not share; use tf.random.stateless_* or keras.random, or name a schedule"
+            )
+
     def _next(self) -> tuple[str, bool]:
-        """What this step runs, and whether it is timed: S R, then S R timed, profile_steps times."""
+        """What this step runs, and whether it is timed: one of each, then profile_steps of each timed.
+
+        Which comes first is what stays if the two cannot be mixed.
+        """
         if not self.options.profile_steps:
             return REWRITTEN, False
-        return (STOCK, REWRITTEN)[self._position % 2], self._position >= 2
+        order = (STOCK, REWRITTEN) if self.options.may_fall_back else (REWRITTEN, STOCK)
+        return order[self._position % 2], self._position >= 2
 
     def _check(self) -> None:
         """Takes note of new plans and failures."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from grappler_passes.annotate import AnnotatePass
 from grappler_passes.base import PassPipeline, PassResult
 from grappler_passes.classify import classify_graph_def
+from grappler_passes.compat import graph_def_of
 from grappler_passes.graph import TrainingGraph
 from grappler_passes.liveness import peak_bytes
 from grappler_passes.order import OrderPass
@@ -55,7 +58,7 @@ def classify(graph: Any) -> TrainingGraph:
         GraphError: it is not a training step; the message says what is missing.
     """
     if compat.is_concrete_function(graph):
-        graph = compat.flat_graph_def(graph)
+        return classify_graph_def(*graph_def_of(graph))
     if not hasattr(graph, "node"):
         raise GraphError(f"expected a GraphDef or a ConcreteFunction, got a {type(graph).__name__}")
     return classify_graph_def(graph)
@@ -110,6 +113,24 @@ def rewrite_graph(graph_def: Any, options: Options) -> RewriteResult:
 
     Raises GraphError where it is no training step, PassError where a pass fails, MemoryLimitError.
     """
+    with _garbage_collector_paused():
+        return _rewrite_graph(graph_def, options)
+
+
+@contextlib.contextmanager
+def _garbage_collector_paused() -> Iterator[None]:
+    """Looking for cycles among millions of new objects, none of which is garbage yet, takes almost
+    as long as the planning itself (2.7 of 6.3 s on DenseNet121)."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _rewrite_graph(graph_def: Any, options: Options) -> RewriteResult:
     started = time.perf_counter()
     training_graph = classify_graph_def(graph_def)
     separated = SeparatePass()(graph_def, training_graph)

@@ -9,18 +9,23 @@ from typing import Any
 
 from grappler_passes.plugin import compat
 from grappler_passes.plugin.answer import check_answer
-from grappler_passes.plugin.requests import DONE_ATTR, REQUEST_ATTR, Request, find, logger
+from grappler_passes.plugin.requests import DONE_ATTR, REQUEST_ATTR, SEEN_ATTR, Request, find, logger
 
 
-def answer(data: bytes) -> bytes | None:
-    """The serialized new graph for a serialized graph; None to leave it as it is.  Never raises."""
+def answer(data: bytes, device_type: str = "CPU") -> bytes | None:
+    """The serialized new graph for a serialized graph; None to leave it as it is.  Never raises.
+
+    TensorFlow runs its optimizers twice, plug-ins last in each round, one per device type.  The
+    graph is rewritten in the second round, after everything else: control edges and attributes
+    added earlier would keep TensorFlow from fusing some ops, and a fused op may round differently.
+    """
     request: Request | None = None
     try:
         graph_def = compat.parse_graph_def(data)
         request = _request_of(graph_def)
         if request is None:
             return None
-        return _rewrite(request, graph_def)
+        return _answer(request, graph_def, device_type)
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: see Request.raise_if_failed
         _record(request, error)
         return None
@@ -34,11 +39,20 @@ def _request_of(graph_def: Any) -> Request | None:
     return None
 
 
-def _rewrite(request: Request, graph_def: Any) -> bytes | None:
+def _answer(request: Request, graph_def: Any, device_type: str) -> bytes | None:
     request.count_call()
     if any(DONE_ATTR in node.attr for node in graph_def.node):
         request.skip("rewritten already")
         return None
+    seen = f"{SEEN_ATTR}_{device_type}"
+    if not any(seen in node.attr for node in graph_def.node):
+        _mark(graph_def, seen)
+        data: bytes = graph_def.SerializeToString()
+        return data
+    return _rewrite(request, graph_def)
+
+
+def _rewrite(request: Request, graph_def: Any) -> bytes | None:
     before = type(graph_def)()
     before.CopyFrom(graph_def)  # what the check compares with, whatever the rewrite does to its argument
     after = request.rewrite(graph_def)
@@ -48,17 +62,17 @@ def _rewrite(request: Request, graph_def: Any) -> bytes | None:
     check_answer(before, after)
     out = type(graph_def)()
     out.CopyFrom(after)
-    _mark_done(out)
+    _mark(out, DONE_ATTR)
     data: bytes = out.SerializeToString()
     request.count_rewrite()
     return data
 
 
-def _mark_done(graph_def: Any) -> None:
+def _mark(graph_def: Any, attribute: str) -> None:
     """On the arguments, whose attributes nothing between the two calls drops."""
     for node in graph_def.node:
         if node.op == "_Arg" and REQUEST_ATTR in node.attr:
-            node.attr[DONE_ATTR].b = True
+            node.attr[attribute].b = True
 
 
 def _record(request: Request | None, error: BaseException) -> None:

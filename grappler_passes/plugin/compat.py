@@ -74,6 +74,14 @@ def op_def(op_type: str) -> Any:
     return op_def_registry.get(op_type)
 
 
+def keeps_random_state(op_type: str) -> bool:
+    """Whether an op draws random numbers from a state that its own kernel keeps (``tf.random.*``)."""
+    definition = op_def(op_type)
+    if definition is None or not definition.is_stateful:
+        return False
+    return {"seed", "seed2"} <= {attribute.name for attribute in definition.attr}
+
+
 def parse_graph_def(data: bytes) -> Any:
     """A GraphDef from its serialized form."""
     from tensorflow.core.framework import graph_pb2

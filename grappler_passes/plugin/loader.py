@@ -34,15 +34,16 @@ class PluginError(Exception):
 class _Shim:
     """One loaded shim.  Lives as long as the process: TensorFlow cannot unload an optimizer."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, device_type: str) -> None:
         self.path = path
+        self.device_type = device_type
         self.library = _declare(ctypes.CDLL(str(path)))
         self.callback = _CALLBACK(self._on_graph)
         self.library.ooo_set_callback(self.callback)
 
     def _on_graph(self, data: int, length: int, result: Any, result_length: Any) -> int:
         try:
-            new = callback.answer(ctypes.string_at(data, length))
+            new = callback.answer(ctypes.string_at(data, length), self.device_type)
             if new is None:
                 return 0
             buffer = self.library.ooo_alloc(len(new))
@@ -70,7 +71,7 @@ def load() -> None:
         if missing:
             _check_conflicts()
         for device, path in paths.items():
-            shim = _Shim(path)
+            shim = _Shim(path, device)
             compat.load_library(str(path))
             _shims[device] = shim
         hook.install()

@@ -21,7 +21,9 @@ REQUEST_ATTR = "_ooo_request"
 VARIABLE_ATTR = "_ooo_variable"
 """On arguments that are variables: JSON ``{"name": str, "trainable": bool}``."""
 DONE_ATTR = "_ooo_done"
-"""On nodes of a graph that was rewritten: TensorFlow calls a second time, with the first answer."""
+"""On nodes of a graph that was rewritten."""
+SEEN_ATTR = "_ooo_seen"
+"""With ``_CPU`` or ``_GPU`` behind it, on the arguments of a graph in TensorFlow's second round."""
 
 
 class VariableInfo(TypedDict):

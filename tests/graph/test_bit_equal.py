@@ -114,3 +114,28 @@ def test_custom_train_step():
         return model, zoo.features(7), zoo.labels()
 
     assert_same_bits(build, metrics=None)
+
+
+class Noisy(keras.Model):
+    """Draws from TensorFlow's op-held random state, as many GAN and VAE scripts do."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = keras.Sequential([keras.layers.Dense(9, activation="relu"), keras.layers.Dense(3)])
+
+    def call(self, x):
+        return self.inner(x + tf.random.normal(tf.shape(x)))
+
+
+@pytest.mark.parametrize("schedule", ["auto", "fast_forward"])
+def test_op_held_random_state_is_drawn_from_by_one_function_only(schedule):
+    def build():
+        return Noisy(), zoo.features(7), zoo.labels()
+
+    stock, stock_losses, _ = trained(build)
+    ours, losses, report = trained(build, schedule=schedule)
+    assert losses == stock_losses
+    for a, b in zip(ours, stock, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert report.fell_back == (schedule == "auto")
+    assert report.fell_back == ("random" in report.fallback_reason)

@@ -93,9 +93,6 @@ def test_memory_limit_is_refused():
         fit(build(), tf_ooo.OOOBackprop(memory_limit_bytes=1))
 
 
-@pytest.mark.xfail(
-    reason="differs by 1e-6 after a second fit or recompiling; cause not found yet", strict=False
-)
 def test_fit_again_and_recompiled():
     stock, ours, callback = build(), build(), tf_ooo.OOOBackprop(schedule="fast_forward", strict=True)
     for model, callbacks in ((stock, ()), (ours, (callback,))):

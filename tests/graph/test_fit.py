@@ -1,0 +1,175 @@
+"""OOOBackprop beside what else ``fit`` does: validation, partial batches, resuming, logging."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_ooo
+from keras_callbacks import TimelineLogger
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(48, 6)).astype("float32")
+Y = RNG.integers(0, 3, 48)
+
+
+class Net(keras.Model):
+    """Not built before its first batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = keras.layers.Dense(8, activation="tanh")
+        self.second = keras.layers.Dense(3)
+
+    def call(self, x):
+        return self.second(self.first(x))
+
+
+def functional(trainable=True):
+    model = keras.Sequential(
+        [keras.Input((6,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(3)]
+    )
+    model.trainable = trainable
+    return model
+
+
+def compiled(build=functional, **options):
+    keras.utils.set_random_seed(3)
+    model = build()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, jit_compile=False, **options)
+    return model
+
+
+def fit(model, *callbacks, count=48, batch_size=8, epochs=2, **options):
+    return model.fit(
+        X[:count], Y[:count], batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0,
+        callbacks=list(callbacks), **options,
+    ).history  # fmt: skip
+
+
+def ours():
+    return tf_ooo.OOOBackprop(schedule="fast_forward", profile_steps=1, strict=True)
+
+
+def assert_same_weights(one, two):
+    for a, b in zip(one.get_weights(), two.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def assert_same_training(build=functional, callback=None, **options):
+    callback = callback or ours()
+    stock, rewritten = compiled(build), compiled(build)
+    assert fit(stock, **options) == fit(rewritten, callback, **options)
+    assert_same_weights(stock, rewritten)
+    assert callback.report.rewritten_graph is not None
+    assert not callback.report.fell_back
+    return callback.report
+
+
+def test_validation_data():
+    """The histories are equal, ``val_loss`` included."""
+    assert_same_training(validation_data=(X[:10], Y[:10]))
+
+
+def test_validation_split_and_class_weight():
+    assert_same_training(validation_split=0.25, class_weight={0: 1.0, 1: 2.0, 2: 0.5})
+
+
+@pytest.mark.parametrize("schedule", ["auto", "fast_forward"])
+def test_last_batch_is_smaller(schedule):
+    """43 examples, batches of 8: another shape, so TensorFlow traces again in the middle of an epoch."""
+    callback = tf_ooo.OOOBackprop(schedule=schedule, profile_steps=1, strict=True)
+    stock, rewritten = compiled(), compiled()
+    assert fit(stock, count=43) == fit(rewritten, callback, count=43)
+    assert_same_weights(stock, rewritten)
+
+
+def test_unbuilt_model():
+    assert_same_training(Net)
+
+
+def test_without_trainable_weights_trains_on_with_one_warning(caplog):
+    model, stock = (
+        compiled(lambda: functional(trainable=False)),
+        compiled(lambda: functional(trainable=False)),
+    )
+    callback = tf_ooo.OOOBackprop()
+    with caplog.at_level(logging.WARNING, logger="tf_ooo"):
+        assert fit(model, callback) == fit(stock)
+    ours_said = [record.message for record in caplog.records if record.name == "tf_ooo"]
+    assert len(ours_said) == 1
+    assert "no trainable weights" in ours_said[0]
+    assert "no trainable weights" in callback.report.fallback_reason
+
+
+def test_without_trainable_weights_strict_raises():
+    with pytest.raises(tf_ooo.GraphError, match="no trainable weights"):
+        fit(compiled(lambda: functional(trainable=False)), ours())
+
+
+def test_timeline_logger(tmp_path):
+    callback = ours()
+    fit(compiled(), callback, TimelineLogger(callback, tmp_path, every_epoch=True))
+    names = {path.name for path in tmp_path.iterdir()}
+    pair = {"report.html", "trace.json"}
+    assert names == pair | {f"epoch_{n:03d}_{name}" for n in (1, 2) for name in pair}
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {event["name"] for event in events if event["ph"] == "X"} >= {"dO:1", "dW:1", "dW:0"}
+    with pytest.raises(tf_ooo.OptionsError, match="an OOOBackprop"):
+        TimelineLogger("report.html", tmp_path)
+
+
+def test_timeline_that_cannot_be_written_does_not_stop_training(tmp_path, caplog):
+    file = tmp_path / "file"
+    file.write_text("")
+    with caplog.at_level(logging.WARNING, logger="tf_ooo"):
+        fit(compiled(), tf_ooo.OOOBackprop(timeline=file, profile_steps=1))
+    assert "the report was not written" in caplog.text
+
+
+def test_dump_dir_holds_the_graph_after_each_pass(tmp_path):
+    callback = tf_ooo.OOOBackprop(schedule="fast_forward", profile_steps=0, dump_dir=tmp_path, strict=True)
+    fit(compiled(), callback, epochs=1)
+    names = sorted(path.name for path in tmp_path.rglob("*.pbtxt"))
+    assert names[0] == "00_input.pbtxt"
+    assert names[-1].endswith("_verify.pbtxt")
+    assert "_ooo_kind" in next(tmp_path.rglob("*_verify.pbtxt")).read_text()
+
+
+def test_enabled_leaves_a_function_without_gradients_alone():
+    square = tf.function(lambda x: x * x + 1.0)
+    weight = tf.Variable(2.0)
+    scaled = tf.function(lambda x: weight * x)
+    with tf_ooo.enabled(tf_ooo.Options(strict=True)) as report:
+        assert square(tf.constant(3.0)).numpy() == 10.0
+        assert scaled(tf.constant(3.0)).numpy() == 6.0
+    assert report.rewritten_graph is None
+    assert not report.fell_back
+
+
+class StopAfter(keras.callbacks.Callback):
+    """An interruption in the middle of the second epoch."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.model.optimizer.iterations.numpy() == 9:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("where", ["first", "both"])
+def test_backup_and_restore_resumes(where, tmp_path):
+    """Interrupted and resumed: the weights of three epochs without a break."""
+    whole = compiled()
+    fit(whole, epochs=3)
+    with pytest.raises(KeyboardInterrupt):
+        fit(compiled(), ours(), keras.callbacks.BackupAndRestore(tmp_path), StopAfter(), epochs=3)
+    resumed = compiled()
+    again = [ours()] if where == "both" else []
+    history = fit(resumed, *again, keras.callbacks.BackupAndRestore(tmp_path), epochs=3)
+    assert len(history["loss"]) == 2
+    assert_same_weights(whole, resumed)

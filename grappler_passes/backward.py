@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cached_property
 
 from grappler_passes.bits import bits_of, several, union
+from grappler_passes.flow import PACK_OPS, SPLIT_OPS, is_communication
 from grappler_passes.gradients import GradientFlow, may_equal
 
-COMMUNICATION_PREFIXES = ("Horovod", "Collective", "Nccl", "_Send", "_Recv", "_HostSend", "_HostRecv")
 REARRANGING_OPS = frozenset({"Reshape", "Cast", "Identity", "Squeeze", "ExpandDims", "Transpose"})
 
 
@@ -24,8 +24,21 @@ class Backward:
                 self.successors[edge.source].append(node)
 
     def is_communication(self, node: int) -> bool:
-        """Collectives and transfers, told by op type: dataflow cannot see that an op talks."""
-        return self.flow.types[node].startswith(COMMUNICATION_PREFIXES)
+        """A collective, a transfer, or the packing and unpacking of tensors for one."""
+        kind = self.flow.types[node]
+        return is_communication(kind) or node in self._packing
+
+    @cached_property
+    def _packing(self) -> set[int]:
+        """Concatenations in front of a communication that nothing else reads, and the splits behind."""
+        targets = self.flow.raw_targets
+        found = set()
+        for node, kind in enumerate(self.flow.types):
+            if is_communication(kind):
+                before = [p for p in self.flow.raw_sources[node] if self.flow.types[p] in PACK_OPS]
+                found |= {p for p in before if targets[p] == [node]}
+                found |= {t for t in targets[node] if self.flow.types[t] in SPLIT_OPS}
+        return found
 
     @cached_property
     def is_update(self) -> list[bool]:

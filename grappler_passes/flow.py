@@ -9,12 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import rustworkx as rx
 
 from grappler_passes.compat import OutputInfo
 
 BACK_EDGE_OP = "NextIteration"
+COMMUNICATION_PREFIXES = ("Horovod", "Collective", "Nccl", "_Send", "_Recv", "_HostSend", "_HostRecv")
+GROUPED_COMMUNICATION = ("HorovodGrouped",)
+SPLIT_OPS = frozenset({"SplitV", "Split", "Unpack"})
+PACK_OPS = frozenset({"ConcatV2", "Pack"})
+# What may stand between packing, communicating and splitting: scaling, compression, shape.
+ON_THE_WAY = frozenset({"Identity", "Reshape", "Cast", "Mul", "RealDiv"})
+
+
+def is_communication(op_type: str) -> bool:
+    """Collectives and transfers, told by op type: dataflow cannot see that an op talks."""
+    return op_type.startswith(COMMUNICATION_PREFIXES)
 
 
 @dataclass(frozen=True)
@@ -30,8 +42,9 @@ class Edge:
 class FlowGraph:
     """A GraphDef as integer arrays.
 
-    ``data[i]`` are the data edges into node i, ``control[i]`` its control predecessors;
-    ``outputs[i]`` dtype and shape of each output (empty where TensorFlow could not tell).
+    ``data[i]`` are the data edges into node i, gates looked through; ``raw_sources[i]`` the producers
+    of its inputs as written; ``control[i]`` its control predecessors; ``outputs[i]`` dtype and shape
+    of each output (empty where TensorFlow could not tell).
     """
 
     names: list[str]
@@ -41,6 +54,16 @@ class FlowGraph:
     control: list[list[int]]
     outputs: list[tuple[OutputInfo, ...]]
     index: dict[str, int] = field(repr=False)
+    raw_sources: list[list[int]] = field(repr=False)
+
+    @cached_property
+    def raw_targets(self) -> list[list[int]]:
+        """The consumers of each node's outputs, as written."""
+        targets: list[list[int]] = [[] for _ in range(len(self))]
+        for node, sources in enumerate(self.raw_sources):
+            for source in sources:
+                targets[source].append(node)
+        return targets
 
     def __len__(self) -> int:
         return len(self.names)
@@ -87,14 +110,38 @@ def build_flow_graph(graph_def, infos: dict[str, tuple[OutputInfo, ...]]) -> Flo
         control,
         outputs,
         index,
+        [[edge.source for edge in edges] for edges in data],
     )
 
 
 def _behind_gate(edge: Edge, types: list[str], data: list[list[Edge]]) -> Edge:
-    """IdentityN hands each tensor on by itself: as values flow, it joins nothing."""
-    while types[edge.source] == "IdentityN":
-        edge = data[edge.source][edge.port]
-    return edge
+    """The tensor that an edge really carries.
+
+    IdentityN hands each tensor on by itself, and so does a communication of several tensors, be it
+    one op with many outputs or a concatenation that is split again: as values flow, they join nothing.
+    """
+    while True:
+        kind = types[edge.source]
+        if kind == "IdentityN" or kind.startswith(GROUPED_COMMUNICATION):
+            edge = data[edge.source][edge.port]
+            continue
+        packed = _pack_behind_split(edge.source, types, data) if kind in SPLIT_OPS else None
+        if packed is None or edge.port >= len(packed):
+            return edge
+        edge = packed[edge.port]
+
+
+def _pack_behind_split(split: int, types: list[str], data: list[list[Edge]]) -> list[Edge] | None:
+    """The tensors that were packed, communicated and are now split; None if that is not what it is."""
+    edge, communicated = data[split][1 if types[split] == "Split" else 0], False
+    while types[edge.source] not in PACK_OPS:
+        communicated |= is_communication(types[edge.source])
+        tensors = [e for e in data[edge.source] if not e.scalar]
+        if types[edge.source] not in ON_THE_WAY and not is_communication(types[edge.source]) or not tensors:
+            return None
+        edge = tensors[0]
+    inputs = data[edge.source]
+    return (inputs[:-1] if types[edge.source] == "ConcatV2" else inputs) if communicated else None
 
 
 def _is_scalar(outputs: Sequence[OutputInfo], port: int) -> bool:

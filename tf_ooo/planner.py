@@ -23,7 +23,7 @@ from tf_ooo import compat
 from tf_ooo.errors import GraphError, MemoryLimitError, OptionsError
 from tf_ooo.lowering import TaskOps, execution_order, lower, task_ops
 from tf_ooo.options import Options
-from tf_ooo.schedule import Schedule
+from tf_ooo.schedule import Schedule, Task
 from tf_ooo.schedulers import POLICIES
 
 _LOG = logging.getLogger("tf_ooo")
@@ -99,9 +99,14 @@ def _plan(graph: TrainingGraph, tasks: TaskOps, name: str, limit_bytes: int | No
 
 
 def _schedule(graph: TrainingGraph, tasks: TaskOps, policy: str) -> Schedule:
+    """One lane for each device: replicas of one model in one graph must not wait for each other."""
     order = POLICIES[policy](tasks.backward_layers, frozenset(tasks.ops))
     peak = peak_bytes(graph, execution_order(order, graph, tasks))
-    return Schedule("single_device", policy, {(0, 0): tuple(order)}, predicted_peak_bytes=peak)
+    lanes: dict[str, list[Task]] = {}
+    for task in order:
+        lanes.setdefault(graph.ops[tasks.ops[task][0]].device, []).append(task)
+    numbered = {(number, 0): tuple(lane) for number, (_, lane) in enumerate(sorted(lanes.items()))}
+    return Schedule("single_device", policy, numbered or {(0, 0): ()}, predicted_peak_bytes=peak)
 
 
 def _peak(schedule: Schedule) -> int:

@@ -1,12 +1,16 @@
-"""The examples run as they stand."""
+"""The examples and the README's code run as they stand."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
@@ -21,3 +25,22 @@ def test_example(name, tmp_path):
     assert run.returncode == 0, run.stdout + run.stderr
     assert "moved ops" in run.stdout
     assert "nothing has been rewritten" not in run.stdout
+
+
+def test_readme(capsys):
+    """The code blocks of the README, with a model and data."""
+    blocks = re.findall(r"```python\n(.*?)```", (EXAMPLES.parent / "README.md").read_text(), re.DOTALL)
+    assert len(blocks) == 2
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(5, "relu"), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+    x, y = np.ones((320, 4), "float32"), np.ones((320, 1), "float32")
+    given = {
+        "model": model, "x": x, "y": y, "loss_fn": keras.losses.MeanSquaredError(),
+        "optimizer": keras.optimizers.SGD(0.1), "data": tf.data.Dataset.from_tensor_slices((x, y)).batch(32),
+    }  # fmt: skip
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), given)
+    out = capsys.readouterr().out
+    assert out.count("moved ops") == 2
+    assert "nothing has been rewritten" not in out
+    assert given["train_step"].report.rewritten_graph is not None

@@ -123,8 +123,8 @@ def _assemble(backward: Backward) -> TrainingGraph:
         ops=ops,
         layers=_layers(g, groups, ops, mixed),
         variables=_variables(g),
-        unclassified=_unclassified(ops),
-        mixed={g.flow.names[n]: FUSED_REASON for n in mixed},
+        unclassified=_unclassified(g, ops),
+        mixed={g.flow.names[n]: _mixed_reason(g.flow.types[n]) for n in mixed},
     )
 
 
@@ -245,10 +245,23 @@ def _variables(g: GradientFlow) -> tuple[Variable, ...]:
     )
 
 
-def _unclassified(ops: Mapping[str, Op]) -> dict[str, str]:
-    """Backward ops that cannot be looked into."""
-    return {
-        op.name: "a function call that cannot be inlined: dO and dW inside it cannot be told apart"
-        for op in ops.values()
-        if op.type in CALL_OPS and op.kind in (OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD)
+def _unclassified(g: GradientFlow, ops: Mapping[str, Op]) -> dict[str, str]:
+    """Ops that hide what they do to variables: calls that cannot be inlined and are given a handle."""
+    hidden = {
+        node: edge.source
+        for node, edges in enumerate(g.flow.data)
+        for edge in edges
+        if g.flow.types[node] in CALL_OPS and edge.source in g.handle_nodes
     }
+    return {
+        g.flow.names[node]: f"a call that cannot be inlined and uses {g.flow.names[handle]}: "
+        "which gradients it computes or applies cannot be told"
+        for node, handle in hidden.items()
+        if ops[g.flow.names[node]].kind is not OpKind.FORWARD
+    }
+
+
+def _mixed_reason(op_type: str) -> str:
+    if op_type in CALL_OPS:
+        return "XLA compiles this call whole (jit_compile=True inside the step): dO and dW leave it together"
+    return FUSED_REASON

@@ -18,7 +18,12 @@ def train(*callbacks):
     keras.utils.set_random_seed(3)
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         model = keras.Sequential(
-            [keras.Input((7,)), keras.layers.Dense(9, activation="relu"), keras.layers.Dense(5), keras.layers.Dense(3)]
+            [
+                keras.Input((7,)),
+                keras.layers.Dense(9, activation="relu"),
+                keras.layers.Dense(5),
+                keras.layers.Dense(3),
+            ]
         )
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile("adam", loss, jit_compile=False)

@@ -11,7 +11,9 @@ SCRIPT = Path(__file__).with_name("mirrored_fit.py")
 
 
 def test_two_replicas_are_rewritten_and_keep_their_bits():
-    run = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=300, check=False)
+    run = subprocess.run(
+        [sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=300, check=False
+    )
     assert run.returncode == 0, run.stderr[-2000:]
     result = json.loads(run.stdout.splitlines()[-1])
     assert result["equal"]

@@ -45,7 +45,6 @@ class GradientFlow:
 
     def __post_init__(self) -> None:
         self._owner = {n: v for v in self.variables for n in v.writes}
-        self._handles = {v.handle for v in self.variables}
         self.cyclic = BACK_EDGE_OP in set(self.flow.types)
         self._find_weights()
 

@@ -13,6 +13,7 @@ venv: $(VENV)/.installed
 # The locked packages, at their pinned hashes.
 $(VENV)/.locked: $(LOCKS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing the locked packages into $(VENV) (a minute or two)"
 	$(PIP) install -q --require-hashes -r requirements/dev.txt
 	$(PIP) install -q --require-hashes --no-deps -r requirements/keras-hub.txt
 	touch $@

@@ -188,6 +188,8 @@ def test_a_good_rewrite_runs_once_after_all_of_tensorflows_own_optimizers():
     with rewriting(rewrite) as request:
         assert train() == stock
     assert (request.calls, request.rewrites, len(seen)) == (2, 1, 1)
+    assert not request.errors
+    assert not any(DONE_ATTR in node.attr for node in seen[0].node)
     assert any("_ooo_seen_CPU" in node.attr for node in seen[0].node)
 
 
@@ -208,8 +210,6 @@ def request_graph(request_id, mark):
     node.attr["T"].type, node.attr["index"].i = 1, 0
     node.attr["_ooo_request"].s, node.attr[mark].b = request_id.encode(), True
     return graph_def.SerializeToString()
-    assert not request.errors
-    assert not any(DONE_ATTR in node.attr for node in seen[0].node)
 
 
 def test_the_rewritten_graph_is_the_one_that_runs():

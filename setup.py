@@ -56,6 +56,7 @@ setup(
     package_data={
         "tf_ooo": ["py.typed", "templates/*"],
         "grappler_passes": ["py.typed"],
+        "keras_callbacks": ["py.typed"],
         "grappler_passes.plugin": ["shim.c"],
     },
     python_requires=">=3.10,<3.14",

@@ -40,13 +40,24 @@ def infer_outputs(graph_def) -> dict[str, tuple[OutputInfo, ...]]:
     options = pywrap_tf_session.TF_NewImportGraphDefOptions()
     # Grappler leaves colocation constraints on nodes that it has removed.
     pywrap_tf_session.TF_ImportGraphDefOptionsSetValidateColocationConstraints(options, False)
-    serialized = _with_handle_shapes(graph_def).SerializeToString()
+    serialized = _without_library(_with_handle_shapes(graph_def)).SerializeToString()
     try:
         with graph._c_graph.get() as c_graph, c_api_util.tf_buffer(serialized) as buffer:
             pywrap_tf_session.TF_GraphImportGraphDefWithResults(c_graph, buffer, options)
     finally:
         pywrap_tf_session.TF_DeleteImportGraphDefOptions(options)
     return {op.name: tuple(map(_info, op.outputs)) for op in graph._add_new_tf_operations()}
+
+
+def _without_library(graph_def):
+    """Functions tell shape inference nothing about a PartitionedCall, and those that Grappler leaves
+    behind may be inconsistent; only ops that are functions by name need theirs."""
+    functions = {function.signature.name for function in graph_def.library.function}
+    if not functions or any(node.op in functions for node in graph_def.node):
+        return graph_def
+    out = type(graph_def)(versions=graph_def.versions)
+    out.node.extend(graph_def.node)
+    return out
 
 
 def _with_handle_shapes(graph_def):

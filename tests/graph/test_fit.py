@@ -94,6 +94,22 @@ def test_unbuilt_model():
     assert_same_training(Net)
 
 
+@tf.function(jit_compile=True)
+def compiled_tanh(x):
+    return tf.tanh(x)
+
+
+class WithCompiledPart(Net):
+    """A call that stays a call: TensorFlow gives the plug-in a stub of the function."""
+
+    def call(self, x):
+        return self.second(compiled_tanh(self.first(x)))
+
+
+def test_a_compiled_part_of_a_model_is_no_obstacle():
+    assert_same_training(WithCompiledPart)
+
+
 def test_without_trainable_weights_trains_on_with_one_warning(caplog):
     model, stock = (
         compiled(lambda: functional(trainable=False)),

@@ -47,7 +47,7 @@ class Backward:
         g = self.gradients
         seeds = dict.fromkeys(self._state_reads(), 1)
         seeds.update({n: 1 for n, bits in enumerate(g.after) if several(bits)})
-        seeds.update({sink: 1 for i in range(len(g.weights)) for sink in g.sinks(i)})
+        seeds.update(g.all_sinks)
         for node in range(self.size):
             if self.is_communication(node) and g.reach[node]:
                 seeds.update(dict.fromkeys(self.successors[node], 1))
@@ -139,7 +139,7 @@ class Backward:
             if several(bits) and g.from_data[n] and not g.forward[n] and not g.after[n]
         }
         feeds_chain = g.full.upstream(chain)
-        feeds_sink = g.full.upstream({sink: 1 for i in range(len(g.weights)) for sink in g.sinks(i)})
+        feeds_sink = g.full.upstream(g.all_sinks)
         return [
             read
             for variable in g.variables
@@ -183,7 +183,7 @@ class Backward:
         """1 for each op on which the write of a weight, of its slots, or of anything else computed
         from gradients (a loss scale, a moving average of the weights) depends."""
         g = self.gradients
-        ends = {sink: 1 for i in range(len(g.weights)) for sink in g.sinks(i)}
+        ends = dict(g.all_sinks)
         for variable in g.variables:
             if any(g.after[w] for w in variable.writes) or self._follows_a_weight(variable):
                 ends.update(dict.fromkeys(variable.writes, 1))

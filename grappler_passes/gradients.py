@@ -197,6 +197,11 @@ class GradientFlow:
         ]
 
     @cached_property
+    def all_sinks(self) -> dict[int, int]:
+        """1 for the writes of all weights and slots, as seeds for a propagation."""
+        return {sink: 1 for i in range(len(self.weights)) for sink in self.sinks(i)}
+
+    @cached_property
     def reach(self) -> list[int]:
         """reach[i]: the weights whose update op i changes, one-number edges cut."""
         seeds: dict[int, int] = {}
@@ -272,12 +277,11 @@ class GradientFlow:
     @cached_property
     def forward(self) -> list[int]:
         """1 for each op of the forward pass."""
-        updates = {n for i in range(len(self.weights)) for n in self.sinks(i)}
         fed = self.full.downstream(self.data_sources)
         ends = {
             n: 1
             for n in [*self.results, *self._owner]
-            if n not in updates and fed[n] and not self.after[n] and not self._past_forward[n]
+            if n not in self.all_sinks and fed[n] and not self.after[n] and not self._past_forward[n]
         }
         known = self.full.upstream(ends)
         seeds = ends | self._hidden_forward(known)

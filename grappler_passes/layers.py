@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from grappler_passes.backward import Backward
+from grappler_passes.backward import REARRANGING_OPS, Backward
 from grappler_passes.bits import bits_of, several, union
 from grappler_passes.gradients import GradientFlow
 
 # Ops that pass a tensor on unchanged or re-arranged: looking through them, the dO that a kernel's
 # and a bias's gradient start from is the same one.
-VIEW_OPS = frozenset(
-    {"Identity", "Reshape", "Cast", "Squeeze", "ExpandDims", "Transpose", "StopGradient", "Enter",
-     "Switch", "Merge", "Exit"}
-)  # fmt: skip
+VIEW_OPS = REARRANGING_OPS | {"StopGradient", "Enter", "Switch", "Merge", "Exit"}
 
 
 def group_weights(backward: Backward) -> list[list[int]]:

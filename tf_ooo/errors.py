@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from grappler_passes.errors import GraphError
 from grappler_passes.errors import GrapplerPassError as OOOError
 
-__all__ = ["BackendError", "GraphError", "MemoryLimitError", "OOOError", "OptionsError", "ScheduleError"]
+__all__ = ["BackendError", "CostError", "GraphError", "MemoryLimitError", "OOOError", "OptionsError", "ScheduleError"]
 
 
 class OptionsError(OOOError, ValueError):
     """An option has an unknown name or a value that is not accepted."""
+
+
+class CostError(OOOError, ValueError):
+    """Costs are missing, negative or not a number; the message names the layer or the op."""
 
 
 class ScheduleError(OOOError, ValueError):
@@ -19,16 +25,28 @@ class ScheduleError(OOOError, ValueError):
 class MemoryLimitError(OOOError):
     """No order stays within ``memory_limit_bytes``.
 
-    ``smallest_bytes`` is the lowest limit that can be kept.
+    ``smallest_bytes`` is the lowest limit that can be kept, None where sizes are not known; the ops
+    of unknown size are in ``unknown``.
     """
 
-    def __init__(self, limit_bytes: int, smallest_bytes: int) -> None:
-        super().__init__(
-            f"memory_limit_bytes={limit_bytes}: even the lowest peak needs {smallest_bytes} bytes; "
-            f"raise the limit to at least {smallest_bytes} or use a smaller batch"
-        )
+    def __init__(self, limit_bytes: int, smallest_bytes: int | None, unknown: Sequence[str] = ()) -> None:
+        super().__init__(f"memory_limit_bytes={limit_bytes}: " + _why_not(smallest_bytes, unknown))
+        self.unknown = tuple(unknown)
         self.limit_bytes = limit_bytes
         self.smallest_bytes = smallest_bytes
+
+
+def _why_not(smallest_bytes: int | None, unknown: Sequence[str]) -> str:
+    if unknown:
+        return (
+            f"the sizes of {len(unknown)} tensors are not known before the step runs, first {unknown[0]!r}; "
+            "give batch_size= (rows of one batch on one device), or inputs of fixed shape; a loop's lists "
+            "of tensors have no known size in either case (Keras' RNN layers: unroll=True)"
+        )
+    return (
+        f"even the lowest peak needs {smallest_bytes} bytes; "
+        f"raise the limit to at least {smallest_bytes} or use a smaller batch"
+    )
 
 
 class BackendError(OOOError):

@@ -1,0 +1,144 @@
+"""Costs of one layer and of a link: what schedulers and the simulator read.
+
+No TensorFlow here.  Seconds and bytes are for ONE micro-batch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tf_ooo.errors import CostError
+
+_SECONDS = ("forward_s", "output_grad_s", "weight_grad_s", "update_s")
+_BYTES = ("activation_bytes", "weight_bytes", "output_bytes", "slot_bytes")
+_PER_MICROBATCH = ("forward_s", "output_grad_s", "weight_grad_s", "activation_bytes", "output_bytes")
+
+
+@dataclass(frozen=True)
+class LayerCosts:
+    """Seconds and bytes of one layer for one micro-batch.
+
+    Attributes:
+        forward_s, output_grad_s, weight_grad_s: seconds of F, dO and dW.
+        update_s: seconds of the weight update, once a step.
+        activation_bytes: kept from the start of F until both dO and dW are done.
+        weight_bytes: the weights, there all the time; their gradient takes the same from the first
+            dW until the update.
+        output_bytes: what F sends to the next layer, and what dO sends back.
+        weight_grad_bytes: what dW alone still needs after dO is done (M_W in Zero Bubble,
+            arXiv 2401.10241, section 2.3); None: all of ``activation_bytes``.
+        inputs: layers whose outputs this one reads; None: the layer before (none for the first).
+        occupancy: shares of the device in (0, 1] that F, dO and dW keep busy, for streams that run
+            side by side; None: streams do not slow each other down.
+        slot_bytes: optimizer state and other variables that have no gradient: there all the time,
+            never communicated.
+
+    Raises:
+        CostError: a number is negative, NaN or infinite, or an input is no earlier layer.
+    """
+
+    forward_s: float
+    output_grad_s: float
+    weight_grad_s: float
+    update_s: float = 0.0
+    activation_bytes: float = 0
+    weight_bytes: float = 0
+    output_bytes: float = 0
+    weight_grad_bytes: float | None = None
+    inputs: tuple[int, ...] | None = None
+    occupancy: tuple[float, float, float] | None = None
+    name: str = ""
+    slot_bytes: float = 0
+
+    def __post_init__(self) -> None:
+        for field in (*_SECONDS, *_BYTES, "weight_grad_bytes"):
+            _check_number(self.name, field, getattr(self, field), optional=field == "weight_grad_bytes")
+        if self.weight_grad_bytes is not None and self.weight_grad_bytes > self.activation_bytes:
+            raise CostError(
+                f"{_where(self.name)}weight_grad_bytes={self.weight_grad_bytes} is above "
+                f"activation_bytes={self.activation_bytes}: dO frees memory, it does not add any"
+            )
+        for share in self.occupancy or ():
+            if not 0 < share <= 1:
+                raise CostError(f"{_where(self.name)}occupancy must be in (0, 1], got {share!r}")
+
+    @property
+    def kept_bytes(self) -> float:
+        """Bytes alive between dO and dW."""
+        return self.activation_bytes if self.weight_grad_bytes is None else self.weight_grad_bytes
+
+    def scaled(self, factor: float) -> LayerCosts:
+        """The costs of ``factor`` times the micro-batch: all but the update and the weights."""
+        changed = {name: getattr(self, name) * factor for name in _PER_MICROBATCH}
+        kept = None if self.weight_grad_bytes is None else self.weight_grad_bytes * factor
+        return LayerCosts(
+            **changed,
+            update_s=self.update_s,
+            weight_bytes=self.weight_bytes,
+            weight_grad_bytes=kept,
+            inputs=self.inputs,
+            occupancy=self.occupancy,
+            name=self.name,
+            slot_bytes=self.slot_bytes,
+        )
+
+
+@dataclass(frozen=True)
+class Link:
+    """A connection between two devices, one for each direction.
+
+    A message of n bytes occupies it for ``n / bytes_per_s`` and arrives ``latency_s`` later.
+
+    Raises:
+        CostError: a negative latency, or a bandwidth that is not positive.
+    """
+
+    latency_s: float = 0.0
+    bytes_per_s: float = math.inf
+
+    def __post_init__(self) -> None:
+        _check_number("", "latency_s", self.latency_s)
+        if not isinstance(self.bytes_per_s, (int, float)) or not self.bytes_per_s > 0:
+            raise CostError(f"bytes_per_s must be above 0, got {self.bytes_per_s!r}")
+
+    def occupied_s(self, size_bytes: float) -> float:
+        """Seconds for which a message keeps the link busy."""
+        return size_bytes / self.bytes_per_s
+
+    def seconds(self, size_bytes: float) -> float:
+        """Seconds from sending until a message is there, on an idle link."""
+        return self.latency_s + self.occupied_s(size_bytes)
+
+
+def check_layers(layers: object) -> tuple[LayerCosts, ...]:
+    """The layers as a tuple.  CostError names the one that is missing, or reads no earlier layer."""
+    if not isinstance(layers, (list, tuple)) or not layers:
+        raise CostError(f"expected a list with one LayerCosts for each layer, got {layers!r:.80}")
+    for index, layer in enumerate(layers):
+        if not isinstance(layer, LayerCosts):
+            raise CostError(f"layer {index}: costs are missing; expected a LayerCosts, got {layer!r:.80}")
+        for source in layer.inputs or ():
+            if not 0 <= source < index:
+                raise CostError(f"layer {index}: reads layer {source}, which is not before it")
+    return tuple(layers)
+
+
+def layer_inputs(layers: tuple[LayerCosts, ...], index: int) -> tuple[int, ...]:
+    """The layers whose outputs a layer reads."""
+    inputs = layers[index].inputs
+    if inputs is None:
+        return (index - 1,) if index else ()
+    return inputs
+
+
+def _where(name: str) -> str:
+    return f"layer {name!r}: " if name else ""
+
+
+def _check_number(name: str, field: str, value: object, optional: bool = False) -> None:
+    if value is None and optional:
+        return
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 <= value < math.inf:  # type: ignore[operator]
+        raise CostError(f"{_where(name)}{field} must be a finite number that is not negative, got {value!r}")

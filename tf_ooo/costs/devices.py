@@ -61,7 +61,9 @@ class DeviceModel:
     def __post_init__(self) -> None:
         for field in ("flop_per_s", "bytes_per_s", "parallel_width"):
             if not getattr(self, field) > 0:
-                raise CostError(f"device {self.name!r}: {field} must be above 0, got {getattr(self, field)!r}")
+                raise CostError(
+                    f"device {self.name!r}: {field} must be above 0, got {getattr(self, field)!r}"
+                )
         if not 0 <= self.launch_s < math.inf:
             raise CostError(f"device {self.name!r}: launch_s must not be negative, got {self.launch_s!r}")
 
@@ -113,9 +115,11 @@ def gemm(rows: float, columns: float, summed: float, element_bytes: int, batch: 
 
 
 def elementwise(elements: float, passes: float, element_bytes: int) -> Work:
-    """A kernel that goes over ``elements`` elements ``passes`` times, reading or writing."""
+    """A kernel that goes over ``elements`` elements ``passes`` times, reading or writing.
+
+    Its few operations are not counted, as in published FLOP figures: memory is what it waits for.
+    """
     return Work(
-        flop=elements,
         moved_bytes=elements * passes * element_bytes,
         pieces=max(1.0, elements / ELEMENTS_A_PIECE),
     )

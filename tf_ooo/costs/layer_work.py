@@ -1,0 +1,245 @@
+"""FLOP and bytes of whole layers by formula, without any graph.
+
+A :class:`LayerWork` lists the kernels of F, dO and dW; :meth:`LayerWork.costs` turns them into seconds
+on a device.  Elementwise work is counted as fused the way XLA and cuDNN fuse it: a normalization with
+its activation reads the tensor twice and writes it once forward, and goes over it five times backward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tf_ooo.costs.devices import DeviceModel, Work, elementwise, gemm, gemm_pieces
+from tf_ooo.costs.layer_costs import LayerCosts
+
+NORM_FORWARD, NORM_BACKWARD = 3, 5
+# Plain SGD reads weight and gradient and writes the weight; each slot is read and written as well.
+_UPDATE_PASSES, _SLOT_PASSES = 3, 2
+
+
+@dataclass(frozen=True)
+class LayerWork:
+    """One layer's kernels and sizes for one micro-batch.
+
+    Attributes:
+        forward, output_grad, weight_grad: kernels of F, dO and dW, in the order in which they run.
+        parameters: weights that are trained, elements.
+        activation_bytes, output_bytes, weight_grad_bytes, inputs: as in :class:`LayerCosts`.
+        element_bytes: of a weight.
+    """
+
+    name: str
+    forward: tuple[Work, ...]
+    output_grad: tuple[Work, ...]
+    weight_grad: tuple[Work, ...]
+    parameters: int = 0
+    activation_bytes: float = 0
+    output_bytes: float = 0
+    weight_grad_bytes: float | None = None
+    inputs: tuple[int, ...] | None = None
+    element_bytes: int = 4
+
+    def flop(self) -> tuple[float, float, float]:
+        """Floating-point operations of the matrix products and convolutions of F, dO and dW."""
+        kinds = (self.forward, self.output_grad, self.weight_grad)
+        forward, output_grad, weight_grad = (sum(work.flop for work in kind) for kind in kinds)
+        return forward, output_grad, weight_grad
+
+    def costs(self, device: DeviceModel, slots: int = 0) -> LayerCosts:
+        """Seconds and bytes on a device; ``slots`` optimizer variables for each weight."""
+        weight_bytes = float(self.parameters * self.element_bytes)
+        passes = _UPDATE_PASSES + slots * _SLOT_PASSES
+        update = (elementwise(self.parameters, passes, self.element_bytes),) if self.parameters else ()
+        kinds = (self.forward, self.output_grad, self.weight_grad)
+        forward_share, output_share, weight_share = (device.occupancy(kind) for kind in kinds)
+        return LayerCosts(
+            forward_s=device.seconds(*self.forward),
+            output_grad_s=device.seconds(*self.output_grad),
+            weight_grad_s=device.seconds(*self.weight_grad),
+            update_s=device.seconds(*update),
+            activation_bytes=self.activation_bytes,
+            weight_bytes=weight_bytes,
+            output_bytes=self.output_bytes,
+            weight_grad_bytes=self.weight_grad_bytes,
+            inputs=self.inputs,
+            occupancy=(forward_share, output_share, weight_share),
+            name=self.name,
+            slot_bytes=slots * weight_bytes,
+        )
+
+
+def transformer_flop(hidden: int, seq: int, microbatch: int) -> tuple[float, float, float]:
+    """FLOP of F, dO and dW of one transformer layer (Zero Bubble, arXiv 2401.10241, table 1).
+
+    F is sbh(24h + 4s), dO is sbh(24h + 8s), dW is sbh(24h); norms and softmax are left out there.
+    """
+    sbh = float(seq * microbatch * hidden)
+    return sbh * (24 * hidden + 4 * seq), sbh * (24 * hidden + 8 * seq), sbh * 24 * hidden
+
+
+def transformer_activation_bytes(hidden: int, heads: int, seq: int, microbatch: int) -> float:
+    """Activations that one layer keeps, in bytes: sbh(34 + 5as/h).
+
+    Korthikanti et al., arXiv 2205.05198, equation 1: two bytes an element, one for dropout masks,
+    nothing recomputed, no tensor parallelism.
+    """
+    return float(seq * microbatch * (34 * hidden + 5 * heads * seq))
+
+
+def transformer_layer(hidden: int, heads: int, seq: int, microbatch: int, name: str = "") -> LayerWork:
+    """One GPT/BERT layer in 16-bit numbers, feed-forward width 4h, attention written out.
+
+    Its matrix products add up to :func:`transformer_flop`.  A message between layers is 2sbh bytes.
+    dW alone still needs 32sbh bytes (Zero Bubble, table 1).
+    """
+    rows, size = seq * microbatch, 2
+    products = ((3 * hidden, hidden), (hidden, hidden), (4 * hidden, hidden), (hidden, 4 * hidden))
+    forward = [gemm(rows, columns, summed, size) for columns, summed in products]
+    output_grad = [gemm(rows, summed, columns, size) for columns, summed in products]
+    weight_grad = [gemm(summed, columns, rows, size) for columns, summed in products]
+    pairs = microbatch * heads
+    scores = gemm(seq, seq, hidden / heads, size, pairs)
+    context = gemm(seq, hidden / heads, seq, size, pairs)
+    # Two layer norms (3 passes), two dropout + residual (3), GeLU on 4h (2 x 4); softmax + dropout (4).
+    around = [elementwise(rows * hidden, passes, size) for passes in (3, 3, 3, 3, 8)]
+    attention = [elementwise(pairs * seq * seq, 4, size)]
+    # Their gradients: 5 for each norm, 2 and 2 for dropout, 3 x 4 for GeLU; 6 for softmax + dropout.
+    around_back = [elementwise(rows * hidden, passes, size) for passes in (5, 5, 2, 2, 12)]
+    attention_back = [elementwise(pairs * seq * seq, 6, size)]
+    return LayerWork(
+        name=name,
+        forward=(*forward, scores, context, *around, *attention),
+        output_grad=(*output_grad, scores, scores, context, context, *around_back, *attention_back),
+        weight_grad=tuple(weight_grad),
+        # Four products with biases, and the scale and offset of two norms.
+        parameters=12 * hidden * hidden + 13 * hidden,
+        activation_bytes=transformer_activation_bytes(hidden, heads, seq, microbatch),
+        output_bytes=2.0 * rows * hidden,
+        weight_grad_bytes=32.0 * rows * hidden,
+        element_bytes=size,
+    )
+
+
+def dense_layer(
+    rows: int,
+    units_in: int,
+    units_out: int,
+    *,
+    element_bytes: int = 4,
+    first: bool = False,
+    name: str = "",
+    inputs: tuple[int, ...] | None = None,
+) -> LayerWork:
+    """A fully connected layer with bias and activation on ``rows`` examples; ``first``: no dO is needed."""
+    out = rows * units_out
+    activation = elementwise(out, 2, element_bytes)
+    return LayerWork(
+        name=name,
+        forward=(gemm(rows, units_out, units_in, element_bytes), activation),
+        output_grad=() if first else (activation, gemm(rows, units_in, units_out, element_bytes)),
+        weight_grad=(gemm(units_in, units_out, rows, element_bytes),),
+        parameters=units_in * units_out + units_out,
+        activation_bytes=float(rows * (units_in + units_out) * element_bytes),
+        output_bytes=float(out * element_bytes),
+        inputs=inputs,
+        element_bytes=element_bytes,
+    )
+
+
+@dataclass(frozen=True)
+class Conv:
+    """The shape of a 2-D convolution with "same" padding: sizes in pixels of a side."""
+
+    batch: int
+    size: int
+    channels_in: int
+    channels_out: int
+    kernel: int
+    stride: int = 1
+    groups: int = 1
+
+    @property
+    def size_out(self) -> int:
+        """Pixels of a side of the output."""
+        return -(-self.size // self.stride)
+
+    @property
+    def elements_in(self) -> int:
+        """Elements of the input."""
+        return self.batch * self.size**2 * self.channels_in
+
+    @property
+    def elements_out(self) -> int:
+        """Elements of the output."""
+        return self.batch * self.size_out**2 * self.channels_out
+
+    @property
+    def weights(self) -> int:
+        """Elements of the kernel."""
+        return self.kernel**2 * self.channels_in * self.channels_out // self.groups
+
+    @property
+    def flop(self) -> float:
+        """Of each of F, dO and dW: two for each weight that an output element uses."""
+        return 2.0 * self.elements_out * self.weights / self.channels_out
+
+    def work(self, kind: str, element_bytes: int) -> Work:
+        """The kernel of ``"F"``, ``"dO"`` or ``"dW"``, as an implicit matrix product."""
+        summed = self.weights / self.channels_out
+        group_in, group_out = self.channels_in / self.groups, self.channels_out / self.groups
+        pixels_in, pixels_out = self.batch * self.size**2, self.batch * self.size_out**2
+        shapes = {
+            "F": (pixels_out, group_out, summed),
+            "dO": (pixels_in, group_in, group_out * self.kernel**2),
+            "dW": (summed, group_out, pixels_out),
+        }
+        moved = self.elements_in + self.weights + self.elements_out
+        return Work(self.flop, float(moved * element_bytes), gemm_pieces(*shapes[kind], batch=self.groups))
+
+
+def conv_layer(
+    shape: Conv,
+    *,
+    norm: str = "after",
+    element_bytes: int = 4,
+    first: bool = False,
+    residual: bool = False,
+    name: str = "",
+    inputs: tuple[int, ...] | None = None,
+) -> LayerWork:
+    """A convolution with what surrounds it.
+
+    Args:
+        shape: of the convolution.
+        norm: ``"after"``: normalization and activation of the output; ``"before"``: of the input, which
+            is stored twice then (as it is, and normalized); ``"none"``: bias and activation only.
+        element_bytes: 4 in single precision.
+        first: its input is the data, so dO has no convolution.
+        residual: another tensor of the output's size is added to the output.
+        name: of the layer.
+        inputs: as in :class:`LayerCosts`.
+    """
+    normed = shape.elements_in if norm == "before" else shape.elements_out
+    forward = [shape.work("F", element_bytes), elementwise(normed, NORM_FORWARD, element_bytes)]
+    output_grad = [elementwise(normed, NORM_BACKWARD, element_bytes)]
+    if norm == "none":
+        forward[1:] = [elementwise(shape.elements_out, 2, element_bytes)]
+        output_grad = [elementwise(shape.elements_out, 3, element_bytes)]
+    if not first:
+        output_grad.append(shape.work("dO", element_bytes))
+    if residual:
+        forward.append(elementwise(shape.elements_out, 3, element_bytes))
+        output_grad.append(elementwise(shape.elements_out, 3, element_bytes))
+    kept = shape.elements_in + (normed if norm != "none" else 0)
+    norm_weights = {"after": 2 * shape.channels_out, "before": 2 * shape.channels_in}
+    return LayerWork(
+        name=name,
+        forward=tuple(forward),
+        output_grad=tuple(output_grad),
+        weight_grad=(shape.work("dW", element_bytes),),
+        parameters=shape.weights + norm_weights.get(norm, shape.channels_out),
+        activation_bytes=float(kept * element_bytes),
+        output_bytes=float(shape.elements_out * element_bytes),
+        inputs=inputs,
+        element_bytes=element_bytes,
+    )

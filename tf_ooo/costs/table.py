@@ -1,0 +1,217 @@
+"""Costs in a file: JSON that a person can edit, and that is refused with the reason if edited wrongly.
+
+Every key says its unit.  Loading fills nothing in: a seconds or bytes field that is missing is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from tf_ooo.costs.layer_costs import LayerCosts, Link, check_layers
+from tf_ooo.errors import CostError
+
+VERSION = 1
+SOURCES = ("measured", "analytic", "mixed", "edited")
+# What a bandwidth without limit is written as: JSON has no infinity.
+UNLIMITED = "unlimited"
+# May be left out or null, with the meaning that LayerCosts gives to None.
+_OPTIONAL = ("weight_grad_bytes", "inputs", "occupancy", "name")
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """What a plan is made from.
+
+    Attributes:
+        layers: costs of each layer, for one micro-batch.
+        link: between two neighbouring devices.
+        source: ``"measured"``, ``"analytic"``, ``"mixed"`` (measured, where that was possible) or
+            ``"edited"`` (by hand).
+        device: what the numbers are for, in words.
+        assumptions: what was assumed to get them.
+        notes: what else a reader should know, such as ops that could not be measured.
+        op_seconds: seconds of single ops, by node name; empty where only layers are known.
+
+    Raises:
+        CostError: no layer, a layer that reads no earlier one, an op's seconds that are no time.
+    """
+
+    layers: tuple[LayerCosts, ...]
+    link: Link = Link()
+    source: str = "edited"
+    device: str = ""
+    assumptions: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    op_seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", check_layers(self.layers))
+        if self.source not in SOURCES:
+            raise CostError(f"source must be one of {', '.join(SOURCES)}, got {self.source!r}")
+        for name, seconds in self.op_seconds.items():
+            if not _is_number(seconds) or not 0 <= seconds <= sys.float_info.max:
+                raise CostError(f"op_seconds: op {name!r}: must be a finite number >= 0, got {seconds!r}")
+
+    def to_json(self) -> str:
+        """The text of the file; the same table gives the same text."""
+        layers = [{"name": layer.name, **asdict(layer)} for layer in self.layers]
+        bandwidth = self.link.bytes_per_s
+        content = {
+            "version": VERSION,
+            "source": self.source,
+            "device": self.device,
+            "assumptions": list(self.assumptions),
+            "notes": list(self.notes),
+            "link": {
+                "latency_s": self.link.latency_s,
+                "bytes_per_s": UNLIMITED if math.isinf(bandwidth) else bandwidth,
+            },
+            "layers": layers,
+            "op_seconds": dict(sorted(self.op_seconds.items())),
+        }
+        return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the file; returns its path."""
+        path = Path(path)
+        path.write_text(self.to_json(), encoding="utf-8")
+        return path
+
+    @classmethod
+    def from_json(cls, text: str, where: str = "costs") -> CostTable:
+        """Reads what :meth:`to_json` wrote.  CostError names ``where``, the layer and the field."""
+        try:
+            content = json.loads(text, object_pairs_hook=_without_duplicates)
+            return _table(content)
+        except json.JSONDecodeError as error:
+            raise CostError(f"{where}: line {error.lineno}: no JSON: {error.msg}") from error
+        except RecursionError as error:
+            raise CostError(f"{where}: no cost table: nested too deeply") from error
+        except CostError as error:
+            raise CostError(f"{where}: {error}") from error
+        except ValueError as error:  # an integer with thousands of digits
+            raise CostError(f"{where}: no cost table: {error}") from error
+
+    @classmethod
+    def load(cls, path: str | Path) -> CostTable:
+        """Reads a file.  CostError names the file, the layer and the field that is wrong."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CostError(f"{path}: cannot be read: {error}") from error
+        return cls.from_json(text, where=str(path))
+
+
+def _table(content: object) -> CostTable:
+    known = {f.name for f in fields(CostTable)} | {"version"}
+    content = _object(content, "the file", known, required={"version", "source", "link", "layers"})
+    if content["version"] != VERSION or isinstance(content["version"], bool):
+        raise CostError(f"version: this program reads version {VERSION}, got {content['version']!r}")
+    if not isinstance(content["layers"], list):
+        raise CostError(f"layers: expected a list, got {content['layers']!r:.80}")
+    op_seconds = content.get("op_seconds", {})
+    if not isinstance(op_seconds, dict):
+        raise CostError(f"op_seconds: expected an object, got {op_seconds!r:.80}")
+    return CostTable(
+        layers=tuple(_layer(index, layer) for index, layer in enumerate(content["layers"])),
+        link=_link(content["link"]),
+        source=_text(content, "source"),
+        device=_text(content, "device"),
+        assumptions=_texts(content, "assumptions"),
+        notes=_texts(content, "notes"),
+        op_seconds=op_seconds,
+    )
+
+
+def _layer(index: int, content: object) -> LayerCosts:
+    named = isinstance(content, dict) and isinstance(content.get("name"), str) and content["name"]
+    where = f"layer {index} ({content['name']})" if named else f"layer {index}"  # type: ignore[index]
+    names = {f.name for f in fields(LayerCosts)}
+    content = _object(content, where, names, required=names - set(_OPTIONAL))
+    values = {name: value for name, value in content.items() if value is not None}
+    for name in names - set(_OPTIONAL):
+        _number(f"{where}: {name}", content[name])
+    if "weight_grad_bytes" in values:
+        _number(f"{where}: weight_grad_bytes", values["weight_grad_bytes"])
+    if not isinstance(values.get("name", ""), str):
+        raise CostError(f"{where}: name: expected text, got {values['name']!r:.80}")
+    for name, kind in (("inputs", int), ("occupancy", float)):
+        if name in values:
+            values[name] = _numbers(f"{where}: {name}", values[name], kind)
+    if "occupancy" in values and len(values["occupancy"]) != 3:
+        raise CostError(f"{where}: occupancy: expected the shares of F, dO and dW, got {values['occupancy']}")
+    try:
+        return LayerCosts(**values)
+    except CostError as error:
+        raise CostError(f"layer {index}: {error}") from error
+
+
+def _link(content: object) -> Link:
+    content = _object(content, "link", {"latency_s", "bytes_per_s"}, {"latency_s", "bytes_per_s"})
+    bandwidth = content["bytes_per_s"]
+    if bandwidth == UNLIMITED:
+        bandwidth = math.inf
+    else:
+        _number("link: bytes_per_s", bandwidth)
+    _number("link: latency_s", content["latency_s"])
+    try:
+        return Link(content["latency_s"], bandwidth)
+    except CostError as error:
+        raise CostError(f"link: {error}") from error
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in out:
+            raise CostError(f"key {key!r} is there twice in one object")
+        out[key] = value
+    return out
+
+
+def _object(content: object, where: str, known: set[str], required: set[str]) -> dict[str, Any]:
+    if not isinstance(content, dict):
+        raise CostError(f"{where}: expected an object, got {content!r:.80}")
+    if unknown := sorted(content.keys() - known):
+        raise CostError(f"{where}: unknown key {unknown[0]!r}; known: {', '.join(sorted(known))}")
+    if missing := sorted(required - content.keys()):
+        raise CostError(f"{where}: {missing[0]} is missing")
+    return content
+
+
+def _text(content: dict[str, Any], key: str) -> str:
+    value = content.get(key, "")
+    if not isinstance(value, str):
+        raise CostError(f"{key}: expected text, got {value!r:.80}")
+    return value
+
+
+def _texts(content: dict[str, Any], key: str) -> tuple[str, ...]:
+    value = content.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise CostError(f"{key}: expected a list of texts, got {value!r:.80}")
+    return tuple(value)
+
+
+def _numbers(where: str, value: object, kind: type) -> tuple[float, ...]:
+    if not isinstance(value, list):
+        raise CostError(f"{where}: expected a list of numbers or null, got {value!r:.80}")
+    for item in value:
+        if not _is_number(item) or (kind is int and not isinstance(item, int)):
+            raise CostError(f"{where}: expected a list of numbers or null, got {item!r:.80} in it")
+    return tuple(value)
+
+
+def _number(where: str, value: object) -> None:
+    if not _is_number(value) or not 0 <= value <= sys.float_info.max:  # type: ignore[operator]
+        raise CostError(f"{where}: must be a finite number that is not negative, got {value!r:.80}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from grappler_passes.errors import GraphError
 from grappler_passes.errors import GrapplerPassError as OOOError
 
-__all__ = ["BackendError", "CostError", "GraphError", "MemoryLimitError", "OOOError", "OptionsError", "ScheduleError"]
+__all__ = [
+    "BackendError",
+    "CostError",
+    "GraphError",
+    "MemoryLimitError",
+    "OOOError",
+    "OptionsError",
+    "ScheduleError",
+]
 
 
 class OptionsError(OOOError, ValueError):

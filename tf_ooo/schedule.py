@@ -3,97 +3,137 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+import numpy as np
+
 from tf_ooo.errors import ScheduleError
+from tf_ooo.task import KIND_NUMBER, KINDS, Fields, Task, TaskList
 
-KINDS = ("F", "dO", "dW", "U")
+__all__ = ["KINDS", "NAME", "After", "Lane", "Schedule", "Task", "TaskList"]
+
 Lane = tuple[int, int]
-_HEADER = "tf_ooo schedule v1"
-_TASK = re.compile(r"(F|dO|dW|U):(0|[1-9][0-9]{0,8})", re.ASCII)
-_LANE = re.compile(r"lane (0|[1-9][0-9]{0,8}) (0|[1-9][0-9]{0,8}):", re.ASCII)
-_NAME = re.compile(r"[A-Za-z0-9_]+", re.ASCII)
-
-
-@dataclass(frozen=True, order=True)
-class Task:
-    """All ops of one kind that belong to one layer; its text is ``dW:3``."""
-
-    kind: str
-    layer: int
-
-    def __str__(self) -> str:
-        return f"{self.kind}:{self.layer}"
-
-    @classmethod
-    def parse(cls, text: str) -> Task:
-        """The task of a text like ``dO:3``; ScheduleError names a text that is none."""
-        match = _TASK.fullmatch(text)
-        if match is None:
-            raise ScheduleError(f"unknown op {text!r}; expected {', '.join(KINDS)}, then ':' and a layer")
-        return cls(match[1], int(match[2]))
+After = tuple[Task, Task, int]
+NAME = re.compile(r"[A-Za-z0-9_]+", re.ASCII)
+_SHOWN = 5
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """An order of tasks for each (device, stream).
+    """An order of tasks for each (device, stream), for one step; steps follow without a barrier.
 
     Attributes:
-        mode: single_device.
+        mode: single_device, data_parallel, pipeline or layerpipe.
         policy: name of the policy that made it.
         lanes: ``{(device, stream): tasks}``; stream 0 is the main stream, 1 the sub stream.
+        microbatches: micro-batches of one step.
+        stages: first and last layer of each stage; empty: stage i is layer i.
+        workers: processes that all run these lanes on their own data (data parallel).
+        fused_backward: a stage sends its dO only after its dW (PyTorch's backward, GPipe, 1F1B).
+        asynchronous: every micro-batch is a step of its own with its own update, and no forward
+            waits for an update (PipeDream, LayerPipe).
+        priority_lanes: lanes that run whatever is ready, most urgent (first listed) first; all
+            others keep their order.
+        parts: ``{(kind, stage): shares}`` of tasks that are divided; shares add up to 1.
+        after: ``(task, other, steps)``: besides what it needs anyway, the task waits until the other
+            one is done, that of ``steps`` steps later.
         predicted_step_s: seconds of one step, None where no costs are known.
-        predicted_peak_bytes: most bytes alive at once when ops run one at a time, None if not computed.
+        predicted_peak_bytes: most bytes alive at once on one device, None if not computed.
 
     Raises:
         ScheduleError: a task occurs twice, a dO stands after the dW that needs it in one lane (a
-            cycle), or a name is malformed.
+            cycle), or a name or number is malformed.
     """
 
     mode: str
     policy: str
-    lanes: Mapping[Lane, tuple[Task, ...]] = field(default_factory=dict)
+    lanes: Mapping[Lane, TaskList] = field(default_factory=dict)
     predicted_step_s: float | None = None
     predicted_peak_bytes: int | None = None
+    microbatches: int = 1
+    stages: tuple[tuple[int, int], ...] = ()
+    workers: int = 1
+    fused_backward: bool = False
+    asynchronous: bool = False
+    priority_lanes: frozenset[Lane] = frozenset()
+    parts: Mapping[tuple[str, int], tuple[float, ...]] = field(default_factory=dict)
+    after: tuple[After, ...] = ()
 
     def __post_init__(self) -> None:
         for name in (self.mode, self.policy):
-            if not _NAME.fullmatch(name):
+            if not NAME.fullmatch(name):
                 raise ScheduleError(f"mode and policy are single words, got {name!r}")
-        lanes = {lane: tuple(tasks) for lane, tasks in sorted(self.lanes.items())}
+        lanes = {lane: TaskList(tasks) for lane, tasks in sorted(self.lanes.items())}
+        parts = {key: tuple(map(float, shares)) for key, shares in sorted(self.parts.items())}
         object.__setattr__(self, "lanes", MappingProxyType(lanes))
-        _check_unique(lanes)
-        for lane, tasks in lanes.items():
-            _check_causal(lane, tasks)
+        object.__setattr__(self, "parts", MappingProxyType(parts))
+        check_lanes(lanes, self.priority_lanes, self.asynchronous)
+        self._check_numbers()
+        self._check_stages()
+
+    def _check_numbers(self) -> None:
+        for what in ("microbatches", "workers"):
+            if getattr(self, what) < 1:
+                raise ScheduleError(f"{what} must be at least 1, got {getattr(self, what)}")
+        for lane in self.priority_lanes - self.lanes.keys():
+            raise ScheduleError(f"priority lane {lane[0]} {lane[1]} has no tasks")
+        for (kind, stage), shares in self.parts.items():
+            if len(shares) < 2 or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
+                raise ScheduleError(
+                    f"the parts of {kind}:{stage} must be above 0 and add up to 1, got {shares}"
+                )
+        for lane, tasks in self.lanes.items():
+            if len(tasks) and int(Fields.of(tasks.codes).microbatch.max()) >= self.microbatches:
+                late = next(task for task in tasks if task.microbatch >= self.microbatches)
+                where = f"lane {lane[0]} {lane[1]}"
+                count = f"there are {self.microbatches} micro-batches"
+                raise ScheduleError(f"unknown op {late} on {where}: {count}")
+
+    def _check_stages(self) -> None:
+        expected = 0
+        for stage, (first, last) in enumerate(self.stages):
+            if first != expected or last < first:
+                raise ScheduleError(
+                    f"stage {stage} must begin with layer {expected} and hold a layer, got {first}-{last}"
+                )
+            expected = last + 1
 
     def __hash__(self) -> int:
-        return hash(self.to_text())
+        return hash((self.mode, self.policy, tuple(self.lanes.items())))
 
     @property
-    def tasks(self) -> tuple[Task, ...]:
+    def tasks(self) -> TaskList:
         """All tasks, lane after lane."""
-        return tuple(task for tasks in self.lanes.values() for task in tasks)
+        return TaskList(np.concatenate([np.zeros(0, np.int64), *(t.codes for t in self.lanes.values())]))
 
-    def require(self, tasks: set[Task]) -> None:
+    @property
+    def devices(self) -> int:
+        """How many devices there are: one more than the highest number."""
+        return max((device for device, _ in self.lanes), default=0) + 1
+
+    def layers_of(self, stage: int) -> range:
+        """The layers of a stage."""
+        if not self.stages:
+            return range(stage, stage + 1)
+        first, last = self.stages[stage]
+        return range(first, last + 1)
+
+    def require(self, tasks: Iterable[Task]) -> None:
         """Raises ScheduleError unless exactly these tasks are scheduled; names what is wrong."""
-        have = set(self.tasks)
-        for task in sorted(tasks - have):
-            raise ScheduleError(f"missing: {task} is in the training graph and not in the schedule")
-        for task in sorted(have - tasks):
-            raise ScheduleError(f"unknown op {task}: the training graph has no such task")
+        have, needed = set(self.tasks), set(tasks)
+        missing, unknown = sorted(needed - have), sorted(have - needed)
+        if missing:
+            raise ScheduleError(f"missing: {_names(missing)} in the training graph and not in the schedule")
+        if unknown:
+            raise ScheduleError(f"unknown op {_names(unknown)}: the training graph has no such task")
 
     def to_text(self) -> str:
         """The schedule as text; :meth:`from_text` gives an equal schedule back."""
-        lines = [_HEADER, f"mode {self.mode}", f"policy {self.policy}"]
-        if self.predicted_step_s is not None:
-            lines.append(f"predicted_step_s {self.predicted_step_s!r}")
-        if self.predicted_peak_bytes is not None:
-            lines.append(f"predicted_peak_bytes {self.predicted_peak_bytes}")
-        for (device, stream), tasks in self.lanes.items():
-            lines.append(" ".join([f"lane {device} {stream}:", *map(str, tasks)]))
-        return "\n".join(lines) + "\n"
+        from tf_ooo.schedule_text import write  # noqa: PLC0415 - reader and writer need this class
+
+        return write(self)
 
     @classmethod
     def from_text(cls, text: str) -> Schedule:
@@ -101,99 +141,48 @@ class Schedule:
 
         Raises ScheduleError with the number of the offending line.
         """
-        return _Reader().read(text)
+        from tf_ooo.schedule_text import read  # noqa: PLC0415
+
+        return read(text)
 
 
-class _Reader:
-    def __init__(self) -> None:
-        self.values: dict[str, str] = {}
-        self.lanes: dict[Lane, tuple[Task, ...]] = {}
-
-    def read(self, text: str) -> Schedule:
-        header = False
-        for number, raw in enumerate(text.split("\n"), 1):
-            line = raw.split("#", 1)[0].strip()
-            try:
-                if line and not header:
-                    header = _check_header(line)
-                elif line:
-                    self.line(line)
-            except ScheduleError as error:
-                raise ScheduleError(f"line {number}: {error}") from None
-        if not header:
-            raise ScheduleError(f"line 1: missing: the first line must be {_HEADER!r}")
-        return self.schedule()
-
-    def line(self, line: str) -> None:
-        lane = _LANE.match(line)
-        if lane is None:
-            self.value(line)
-            return
-        key = int(lane[1]), int(lane[2])
-        if key in self.lanes:
-            raise ScheduleError(f"duplicate lane {key[0]} {key[1]}")
-        tasks = tuple(Task.parse(word) for word in line[lane.end() :].split())
-        self.lanes[key] = tasks
-        _check_unique(self.lanes)
-        _check_causal(key, tasks)
-
-    def value(self, line: str) -> None:
-        key, _, value = line.partition(" ")
-        if key not in ("mode", "policy", "predicted_step_s", "predicted_peak_bytes"):
-            raise ScheduleError(f"unknown entry {key!r}; expected mode, policy, predicted_*, or 'lane D S:'")
-        if key in self.values:
-            raise ScheduleError(f"duplicate {key!r}")
-        if key in ("mode", "policy") and not _NAME.fullmatch(value):
-            raise ScheduleError(f"{key} must be a single word, got {value!r}")
-        if key.startswith("predicted"):
-            _number(key, value)
-        self.values[key] = value
-
-    def schedule(self) -> Schedule:
-        for key in ("mode", "policy"):
-            if key not in self.values:
-                raise ScheduleError(f"missing: there is no {key!r} line")
-        seconds, peak = self.values.get("predicted_step_s"), self.values.get("predicted_peak_bytes")
-        return Schedule(
-            mode=self.values["mode"],
-            policy=self.values["policy"],
-            lanes=self.lanes,
-            predicted_step_s=None if seconds is None else float(seconds),
-            predicted_peak_bytes=None if peak is None else int(peak),
-        )
+def check_lanes(
+    lanes: Mapping[Lane, TaskList], priority_lanes: frozenset[Lane] = frozenset(), asynchronous: bool = False
+) -> None:
+    """Raises ScheduleError where a task occurs twice, or stands after one that needs it."""
+    codes = np.concatenate([np.zeros(0, np.int64), *(tasks.codes for tasks in lanes.values())])
+    codes.sort()
+    twice = np.flatnonzero(codes[1:] == codes[:-1])
+    if len(twice):
+        raise ScheduleError(f"duplicate: {Task.of_code(int(codes[twice[0]]))} is scheduled twice")
+    for lane, tasks in lanes.items():
+        if lane not in priority_lanes:
+            _check_causal(lane, tasks, asynchronous)
 
 
-def _check_header(line: str) -> bool:
-    if line != _HEADER:
-        raise ScheduleError(f"not a schedule: the first line must be {_HEADER!r}, got {line[:60]!r}")
-    return True
+def _check_causal(lane: Lane, tasks: TaskList, asynchronous: bool) -> None:
+    """F, dO, dW, comm, U of one stage and micro-batch depend on each other in this order.
 
-
-def _number(key: str, value: str) -> None:
-    try:
-        number = int(value) if key.endswith("_bytes") else float(value)
-    except ValueError:
-        raise ScheduleError(f"{key} is not a number: {value!r}") from None
-    if not 0 <= number < float("inf"):
-        raise ScheduleError(f"{key} must be finite and not negative, got {value!r}")
-
-
-def _check_unique(lanes: Mapping[Lane, tuple[Task, ...]]) -> None:
-    seen: set[Task] = set()
-    for tasks in lanes.values():
-        for task in tasks:
-            if task in seen:
-                raise ScheduleError(f"duplicate: {task} is scheduled twice")
-            seen.add(task)
-
-
-def _check_causal(lane: Lane, tasks: tuple[Task, ...]) -> None:
-    """F, dO, dW, U of one layer depend on each other in this order."""
-    latest: dict[int, Task] = {}
-    for task in tasks:
-        before = latest.get(task.layer)
-        if before is not None and KINDS.index(before.kind) > KINDS.index(task.kind):
+    What a synchronous step has once, comm and U, comes after the dW of all micro-batches.
+    """
+    fields = Fields.of(tasks.codes)
+    each = fields.stage.astype(np.int64) << 24 | fields.microbatch
+    last = KIND_NUMBER["U"] if asynchronous else KIND_NUMBER["dW"]
+    checks = [(fields.kind <= last, each)]
+    if not asynchronous:
+        checks.append((fields.kind >= KIND_NUMBER["dW"], fields.stage.astype(np.int64)))
+    for chosen, key in checks:
+        places = np.flatnonzero(chosen)
+        order = places[np.argsort(key[places], kind="stable")]
+        falls = (key[order][1:] == key[order][:-1]) & (fields.kind[order][1:] < fields.kind[order][:-1])
+        for at in np.flatnonzero(falls)[:1]:
+            before, after = tasks[int(order[at])], tasks[int(order[at + 1])]
             raise ScheduleError(
-                f"cycle: {task} stands after {before}, which needs it, on lane {lane[0]} {lane[1]}"
+                f"cycle: {after} stands after {before}, which needs it, on lane {lane[0]} {lane[1]}"
             )
-        latest[task.layer] = task
+
+
+def _names(tasks: list[Task]) -> str:
+    shown = ", ".join(map(str, tasks[:_SHOWN]))
+    more = f" and {len(tasks) - _SHOWN} more" if len(tasks) > _SHOWN else ""
+    return f"{shown}{more} {'is' if len(tasks) == 1 else 'are'}"

@@ -16,8 +16,9 @@ BELOW = {
     "keras_callbacks": ("tf_ooo", "grappler_passes"),
 }
 NAMES = {
-    "__version__", "OOOBackprop", "function", "enabled", "Options", "classify", "plan", "Schedule", "Report",
-    "OOOError", "OptionsError", "GraphError", "ScheduleError", "MemoryLimitError", "BackendError",
+    "__version__", "OOOBackprop", "function", "enabled", "Options", "classify", "plan", "simulate", "Timeline",
+    "LayerCosts", "Link", "Schedule", "Report", "OOOError", "OptionsError", "GraphError", "ScheduleError",
+    "CostError", "MemoryLimitError", "BackendError",
 }  # fmt: skip
 
 PRIVATE = ("tensorflow.python", "tensorflow.compiler", "tensorflow.tsl", "keras.src")

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tf_ooo.errors import ScheduleError
 from tf_ooo.schedule import KINDS, Schedule, Task
-from tf_ooo.schedulers import POLICIES
+from tf_ooo.schedulers import BACKWARD_ORDERS
 
 HEAD = "tf_ooo schedule v1\nmode m\npolicy p\n"
 
@@ -58,7 +58,7 @@ def test_missing_and_unknown_tasks_are_named():
 
 def test_policies_by_hand():
     tasks = frozenset(Task(kind, layer) for kind in ("dO", "dW") for layer in range(3)) - {Task("dO", 0)}
-    text = {name: " ".join(map(str, policy((2, 1, 0), tasks))) for name, policy in POLICIES.items()}
+    text = {name: " ".join(map(str, policy((2, 1, 0), tasks))) for name, policy in BACKWARD_ORDERS.items()}
     assert text == {
         "in_order": "dO:2 dW:2 dO:1 dW:1 dW:0",
         "fast_forward": "dO:2 dO:1 dW:0 dW:1 dW:2",

@@ -110,6 +110,11 @@ class Link:
         """Seconds from sending until a message is there, on an idle link."""
         return self.latency_s + self.occupied_s(size_bytes)
 
+    def allreduce_s(self, size_bytes: float, workers: int) -> float:
+        """Seconds of a ring allreduce: 2 (n - 1) rounds that each send 1/n (Patarasuk & Yuan 2009)."""
+        rounds = 2 * (workers - 1)
+        return rounds * self.seconds(size_bytes / workers) if size_bytes else 0.0
+
 
 def check_layers(layers: object) -> tuple[LayerCosts, ...]:
     """The layers as a tuple.  CostError names the one that is missing, or reads no earlier layer."""

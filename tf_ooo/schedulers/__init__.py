@@ -1,17 +1,26 @@
-"""Policies: each gives the order of the backward tasks.  One file each, one explicit table."""
+"""Policies: one file each, one explicit table of names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from tf_ooo.schedule import Task
-from tf_ooo.schedulers.fast_forward import fast_forward
-from tf_ooo.schedulers.in_order import in_order
+from tf_ooo.schedulers import fast_forward, in_order
+from tf_ooo.schedulers.problem import Policy, Problem
+from tf_ooo.task import Task
 
-Policy = Callable[[Sequence[int], frozenset[Task]], list[Task]]
+__all__ = ["BACKWARD_ORDERS", "POLICIES", "Policy", "Problem"]
 
-POLICIES: Mapping[str, Policy] = {
-    "in_order": in_order,
-    "fast_forward": fast_forward,
+_POLICIES = [
+    Policy("in_order", ("single_device", "data_parallel"), in_order.make),
+    Policy("fast_forward", ("single_device", "data_parallel", "pipeline"), fast_forward.make),
+]
+
+POLICIES: Mapping[str, Policy] = {policy.name: policy for policy in _POLICIES}
+
+# For the graph of one device: given the layers in the order in which backward reaches them and the
+# tasks there are, the order of the backward tasks.
+BackwardOrder = Callable[[Sequence[int], frozenset[Task]], list[Task]]
+BACKWARD_ORDERS: Mapping[str, BackwardOrder] = {
+    "in_order": in_order.backward_order,
+    "fast_forward": fast_forward.backward_order,
 }
-"""Layers in the order in which backward reaches them, and the tasks there are: gives their order."""

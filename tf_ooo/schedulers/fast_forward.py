@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tf_ooo.schedule import Task
+from tf_ooo.schedule import Schedule, Task
+from tf_ooo.schedulers.common import one_worker
+from tf_ooo.schedulers.problem import Problem
 
 
-def fast_forward(backward_layers: Sequence[int], tasks: frozenset[Task]) -> list[Task]:
+def make(problem: Problem) -> Schedule:
+    """All dO first; then dW, lowest layer first, because the next forward needs its weights first."""
+    layers = range(len(problem.layers))
+    backward = [Task("dO", layer) for layer in reversed(layers)] + [Task("dW", layer) for layer in layers]
+    return one_worker("fast_forward", problem, backward, communication=list(layers))
+
+
+def backward_order(backward_layers: Sequence[int], tasks: frozenset[Task]) -> list[Task]:
     """All dO first; then dW, lowest layer first, because the next forward needs its weights first.
 
     Args:

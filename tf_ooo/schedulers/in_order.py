@@ -1,13 +1,25 @@
-"""dW of a layer as early as possible: the order with the lowest peak of memory."""
+"""dW of a layer as early as possible: the stock order, and the one with the lowest peak of memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tf_ooo.schedule import Task
+from tf_ooo.schedule import Schedule, Task
+from tf_ooo.schedulers.common import one_worker
+from tf_ooo.schedulers.problem import Problem
 
 
-def in_order(backward_layers: Sequence[int], tasks: frozenset[Task]) -> list[Task]:
+def make(problem: Problem) -> Schedule:
+    """F upwards, then dO and dW layer by layer downwards; several devices are data parallel workers.
+
+    Gradients are communicated in the order in which they are made, as stock Horovod does.
+    """
+    down = range(len(problem.layers) - 1, -1, -1)
+    backward = [Task(kind, layer) for layer in down for kind in ("dO", "dW")]
+    return one_worker("in_order", problem, backward, communication=list(down))
+
+
+def backward_order(backward_layers: Sequence[int], tasks: frozenset[Task]) -> list[Task]:
     """dO and dW layer by layer; a layer's stored input and dO can be freed at once.
 
     Args:

@@ -1,0 +1,143 @@
+"""Tasks, and compact sequences of them: a schedule may hold tens of millions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import numpy as np
+
+from tf_ooo.errors import ScheduleError
+
+KINDS = ("F", "dO", "dW", "comm", "U")
+KIND_NUMBER = {kind: number for number, kind in enumerate(KINDS)}
+# A task is 59 bits: kind, part, stage, micro-batch.
+_PART_AT, _STAGE_AT, _KIND_AT = 44, 24, 56
+MAX_MICROBATCH, MAX_STAGE, MAX_PART = (1 << 24) - 1, (1 << 20) - 1, (1 << 12) - 1
+_NUMBER = "(0|[1-9][0-9]{0,8})"
+_TASK = re.compile(rf"(F|dO|dW|comm|U):{_NUMBER}(?:\.{_NUMBER})?(?:@{_NUMBER})?", re.ASCII)
+
+
+@dataclass(frozen=True, order=True)
+class Task:
+    """All ops of one kind of one stage, for one micro-batch; its text is ``dW:3@5``.
+
+    A stage is a group of layers; without pipelining it is one layer.  ``part`` numbers the pieces of
+    a task that is divided: slices of a communication, or LayerPipe's two halves of a dO (``dO:3.1``).
+    """
+
+    kind: str
+    stage: int
+    microbatch: int = 0
+    part: int = 0
+
+    def __str__(self) -> str:
+        part = f".{self.part}" if self.part else ""
+        return f"{self.kind}:{self.stage}{part}" + (f"@{self.microbatch}" if self.microbatch else "")
+
+    @classmethod
+    def parse(cls, text: str) -> Task:
+        """The task of a text like ``dO:3@5``; ScheduleError names a text that is none."""
+        match = _TASK.fullmatch(text)
+        if match is None:
+            expected = (
+                f"{', '.join(KINDS)}, then ':' and a stage, and '@' and a micro-batch if there are several"
+            )
+            raise ScheduleError(f"unknown op {text!r}; expected {expected}")
+        task = cls(match[1], int(match[2]), int(match[4] or 0), int(match[3] or 0))
+        task.code()
+        return task
+
+    def code(self) -> int:
+        """The task as an int; :meth:`of_code` gives it back.  ScheduleError where a number is too large."""
+        for what, value, limit in (
+            ("stage", self.stage, MAX_STAGE),
+            ("micro-batch", self.microbatch, MAX_MICROBATCH),
+            ("part", self.part, MAX_PART),
+        ):
+            if not 0 <= value <= limit:
+                raise ScheduleError(f"{self}: {what} must be within 0..{limit}, got {value}")
+        if self.kind not in KIND_NUMBER:
+            raise ScheduleError(f"unknown op {self}; expected {', '.join(KINDS)}")
+        kind = KIND_NUMBER[self.kind] << _KIND_AT
+        return kind | self.part << _PART_AT | self.stage << _STAGE_AT | self.microbatch
+
+    @classmethod
+    def of_code(cls, code: int) -> Task:
+        """The task that :meth:`code` was made of."""
+        kind, part = KINDS[code >> _KIND_AT], code >> _PART_AT & MAX_PART
+        return cls(kind, code >> _STAGE_AT & MAX_STAGE, code & MAX_MICROBATCH, part)
+
+
+def encode(kind: str, stage: Any, microbatch: Any = 0, part: Any = 0) -> Any:
+    """Codes of many tasks at once: ints or arrays that broadcast."""
+    stages, batches, parts = (np.asarray(a, np.int64) for a in (stage, microbatch, part))
+    return (KIND_NUMBER[kind] << _KIND_AT) | parts << _PART_AT | stages << _STAGE_AT | batches
+
+
+@dataclass(frozen=True)
+class Fields:
+    """The fields of many codes, as arrays; ``kind`` are indices into KINDS."""
+
+    kind: Any
+    stage: Any
+    microbatch: Any
+    part: Any
+
+    @classmethod
+    def of(cls, codes: Any) -> Fields:
+        """Takes codes apart."""
+        return cls(
+            (codes >> _KIND_AT).astype(np.int8),
+            (codes >> _STAGE_AT & MAX_STAGE).astype(np.int32),
+            (codes & MAX_MICROBATCH).astype(np.int32),
+            (codes >> _PART_AT & MAX_PART).astype(np.int32),
+        )
+
+
+class TaskList(Sequence[Task]):
+    """An immutable sequence of tasks: 8 bytes each; equal to a tuple of the same tasks."""
+
+    __slots__ = ("codes",)
+
+    def __init__(self, tasks: Iterable[Task] | Any) -> None:
+        codes: Any
+        if isinstance(tasks, TaskList):
+            codes = tasks.codes
+        elif isinstance(tasks, np.ndarray):
+            codes = np.array(tasks, np.int64)
+        else:
+            codes = np.array([task.code() for task in tasks], np.int64)
+        codes.setflags(write=False)
+        self.codes: Any = codes
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @overload
+    def __getitem__(self, place: int) -> Task: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> TaskList: ...
+
+    def __getitem__(self, place: int | slice) -> Task | TaskList:
+        if isinstance(place, slice):
+            return TaskList(self.codes[place])
+        return Task.of_code(int(self.codes[place]))
+
+    def __iter__(self) -> Iterator[Task]:
+        return map(Task.of_code, self.codes.tolist())
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, TaskList):
+            return np.array_equal(self.codes, other.codes)
+        return isinstance(other, tuple) and tuple(self) == other
+
+    def __hash__(self) -> int:
+        return hash(self.codes.tobytes())
+
+    def __repr__(self) -> str:
+        shown = " ".join(map(str, self[:20]))
+        return f"TaskList({shown}{' ...' if len(self) > 20 else ''})"

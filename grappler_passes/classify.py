@@ -13,7 +13,6 @@ A layer is the set of variables whose gradients start from the same dO.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 from grappler_passes.backward import Backward
@@ -24,6 +23,7 @@ from grappler_passes.flow import FlowGraph, build_flow_graph
 from grappler_passes.gradients import RETURN_OPS, GradientFlow
 from grappler_passes.graph import Layer, Op, OpKind, TrainingGraph, Variable
 from grappler_passes.layers import group_weights
+from grappler_passes.sizes import output_bytes
 from grappler_passes.variables import find_variables
 
 CALL_OPS = frozenset(
@@ -178,17 +178,8 @@ def _op(flow: FlowGraph, node: int, kind: OpKind, layer: int | None, reason: str
         inputs=tuple((flow.names[e.source], e.port) for e in flow.data[node]),
         control_inputs=tuple(flow.names[c] for c in flow.control[node]),
         device=flow.devices[node],
-        output_bytes=_total_bytes(flow.outputs[node]),
+        output_bytes=output_bytes(flow.types[node], flow.outputs[node]),
     )
-
-
-def _total_bytes(outputs) -> int | None:
-    total = 0
-    for output in outputs:
-        if output.shape is None or None in output.shape:
-            return None
-        total += math.prod(output.shape) * output.element_bytes
-    return total
 
 
 def _mixed(backward: Backward, needed: list[int], update_layer: list[int | None]) -> dict[int, int]:

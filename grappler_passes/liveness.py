@@ -83,6 +83,42 @@ def peak_bytes(training_graph: TrainingGraph, order: Sequence[str], resident_byt
     return max(memory_curve(training_graph, order, resident_bytes), default=resident_bytes)
 
 
+def peak_bytes_by_device(training_graph: TrainingGraph, order: Sequence[str]) -> dict[str, int]:
+    """The most bytes alive at once on each device when ops run one at a time in ``order``.
+
+    A tensor that another device reads counts there too, for as long: it is copied.
+    """
+    places = _devices_of(training_graph, order)
+    alive: dict[str, int] = {}
+    peak: dict[str, int] = {}
+    for name, done in zip(order, freed_after(training_graph, order), strict=True):
+        size = _own_bytes(training_graph.ops[name])
+        for device in places[name]:
+            alive[device] = alive.get(device, 0) + size
+            peak[device] = max(peak.get(device, 0), alive[device])
+        for gone in done:
+            for device in places[gone]:
+                alive[device] -= _own_bytes(training_graph.ops[gone])
+    return peak
+
+
+def _devices_of(training_graph: TrainingGraph, order: Sequence[str]) -> dict[str, set[str]]:
+    """For each op the devices that its outputs are on: its own and those of its readers."""
+    owners: dict[str, str] = {}
+    devices = {name: {training_graph.ops[name].device} for name in order}
+    for name in order:
+        op = training_graph.ops[name]
+        owners[name] = _owner(op, owners)
+        for producer, _ in op.inputs:
+            devices.get(owners.get(producer, producer), set()).add(op.device)
+    return devices
+
+
+def unknown_sizes(training_graph: TrainingGraph) -> list[str]:
+    """Ops whose outputs take memory, nobody knows how much."""
+    return [op.name for op in training_graph.ops.values() if op.output_bytes is None and owns_memory(op)]
+
+
 def owns_memory(op: Op) -> bool:
     """False for views and for what is resident anyway."""
     return op.type not in _VIEWS and op.type not in _RESIDENT

@@ -5,7 +5,11 @@ Seen working on TensorFlow 2.21 and Keras 3.15.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tf_ooo.errors import BackendError
@@ -82,6 +86,16 @@ def is_concrete_function(value: Any) -> bool:
     )
 
 
+def untraced_copy(function: Any) -> Any:
+    """A ``tf.function`` with the settings of ``function`` (input_signature and so on), not traced yet."""
+    return function._clone(None)
+
+
+def compiles_with_xla(function: Any) -> bool:
+    """Whether a ``tf.function`` was made with ``jit_compile=True``."""
+    return bool(getattr(function, "_jit_compile", None))
+
+
 def synchronize(outputs: Any) -> None:
     """Waits until all tensors of a nest are computed (a GPU runs behind the Python program)."""
     import tensorflow as tf
@@ -89,6 +103,45 @@ def synchronize(outputs: Any) -> None:
     for value in tf.nest.flatten(outputs):
         if hasattr(value, "numpy"):
             value.numpy()
+
+
+def shapes_of(values: Any) -> tuple[tuple[int, tuple[int | None, ...]], ...]:
+    """(number of the dtype, shape) of every tensor and array in a nest, each once."""
+    import tensorflow as tf
+
+    flat = tf.nest.flatten(values, expand_composites=True)
+    tensors = [value for value in flat if hasattr(value, "shape") and hasattr(value, "dtype")]
+    found = [(tf.as_dtype(t.dtype), tf.TensorShape(t.shape)) for t in tensors]
+    return tuple({(d.as_datatype_enum, tuple(s.as_list())): None for d, s in found if s.rank is not None})
+
+
+def is_iterator(value: Any) -> bool:
+    """Whether ``value`` hands out the elements of a ``tf.data.Dataset`` on one device."""
+    import tensorflow as tf
+
+    return isinstance(value, tf.data.Iterator)
+
+
+def take(iterator: Any, count: int) -> list[Any]:
+    """Up to ``count`` elements; fewer where the data end."""
+    return [element for _, element in zip(range(count), iterator, strict=False)]
+
+
+def iterator_over(elements: list[Any], like: Any) -> Any:
+    """An iterator over ``elements`` that functions traced for the iterator ``like`` accept as it is.
+
+    The public ``iter(dataset)`` would have the elements' own, more precise shapes: another trace.
+    """
+    import tensorflow as tf
+    from tensorflow.python.data.ops import iterator_ops
+
+    dataset = tf.data.Dataset.from_tensors(elements[0])
+    for element in elements[1:]:
+        dataset = dataset.concatenate(tf.data.Dataset.from_tensors(element))
+    inner = iter(dataset)
+    out = iterator_ops.OwnedIterator(components=[inner._iterator_resource], element_spec=like.element_spec)
+    out._ooo_inner = inner  # keeps the dataset alive
+    return out
 
 
 def install_train_function(model: Any, ours: Callable[..., Any], stock: Callable[..., Any]) -> None:
@@ -117,3 +170,67 @@ def remove_train_function(model: Any) -> None:
     ours, stock = shadow.ooo
     if model.train_function is ours:
         model.train_function = stock
+
+
+STEP_MARK = "tf_ooo_step"
+
+
+@dataclass(frozen=True)
+class TracedEvent:
+    """One event of TensorFlow's profiler; times in seconds since the same moment.
+
+    ``line`` is the thread or GPU stream, ``label`` the event's name, or for a GPU kernel the
+    ``<node>:<op>`` that issued it.
+    """
+
+    plane: str
+    line: str
+    label: str
+    begin_s: float
+    duration_s: float
+
+
+@contextlib.contextmanager
+def traced_events(events: list[TracedEvent]) -> Iterator[None]:
+    """Fills ``events`` with what TensorFlow's profiler sees inside the block.
+
+    Raises BackendError if the profiler is in use (``TensorBoard(profile_batch=...)`` uses it too).
+    """
+    import tensorflow as tf
+
+    with tempfile.TemporaryDirectory(prefix="tf_ooo_profile_") as folder:
+        try:
+            tf.profiler.experimental.start(folder)
+        except tf.errors.AlreadyExistsError as error:
+            raise BackendError("TensorFlow's profiler is already running; stop it first") from error
+        try:
+            yield
+        except BaseException:
+            tf.profiler.experimental.stop(save=False)
+            raise
+        tf.profiler.experimental.stop()
+        for path in Path(folder).rglob("*.xplane.pb"):
+            events += _read_xplane(path.read_bytes())
+
+
+def mark_step(number: int) -> Any:
+    """A context manager: what runs inside is one step, in the trace an event named STEP_MARK."""
+    import tensorflow as tf
+
+    return tf.profiler.experimental.Trace(STEP_MARK, step_num=number)
+
+
+def _read_xplane(content: bytes) -> Iterator[TracedEvent]:
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    space = xplane_pb2.XSpace.FromString(content)
+    for plane in space.planes:
+        tf_op = {key for key, meta in plane.stat_metadata.items() if meta.name == "tf_op"}
+        for line in plane.lines:
+            for event in line.events:
+                label = plane.event_metadata[event.metadata_id].name
+                for stat in event.stats:
+                    if stat.metadata_id in tf_op:
+                        label = stat.str_value or plane.stat_metadata[stat.ref_value].name
+                begin_s = line.timestamp_ns * 1e-9 + event.offset_ps * 1e-12
+                yield TracedEvent(plane.name, line.name, label, begin_s, event.duration_ps * 1e-12)

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from tf_ooo import compat
 from tf_ooo.controller import StepController, fall_back
 from tf_ooo.errors import GraphError, OOOError
 from tf_ooo.options import Options
@@ -67,13 +68,13 @@ class OOOFunction:
             if self.options.strict:
                 raise GraphError(reason)
             return stock
-        rewritten = tf.function(self.python_function, jit_compile=self.jit_compile)
+        rewritten = compat.untraced_copy(stock)
         return StepController(stock, rewritten, session, self.options, self.report)
 
     def _why_not(self) -> str | None:
         import tensorflow as tf
 
-        if self.jit_compile:
+        if self.jit_compile or compat.compiles_with_xla(self._given):
             return (
                 "jit_compile=True: XLA compiles the step, TensorFlow's graph optimizers see one opaque call"
             )

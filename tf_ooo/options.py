@@ -9,11 +9,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from tf_ooo.errors import OptionsError
-from tf_ooo.schedulers import POLICIES
+from tf_ooo.schedulers import BACKWARD_ORDERS
 
 MODES = ("auto", "single_device")
 LATER_MODES = ("data_parallel", "pipeline", "layerpipe")
-SCHEDULES = ("auto", *POLICIES)
+SCHEDULES = ("auto", *BACKWARD_ORDERS)
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,13 @@ class Options:
         schedule: ``"auto"`` (rewrite, measure both orders, keep the faster) or a policy's name,
             which is applied as asked.
         memory_limit_bytes: peak bytes that the planned order may keep alive; None: no limit.  With a
-            limit, ``"auto"`` takes the order with the lowest peak.
+            limit, ``"auto"`` takes the order with the lowest peak.  Holds for each device.
         profile_steps: steps of each order that are timed, after one that is not; 0 measures nothing.
         timeline: folder for ``report.html`` and ``trace.json`` at the end; None writes nothing.
         strict: raise what went wrong; otherwise the stock step runs on and the report says why.
         dump_dir: folder for the graph after every pass; None writes nothing.
+        batch_size: rows of one batch on one device, where the graph leaves the number open; used to
+            count bytes only.  None: that of the first batch.
 
     Raises:
         OptionsError: names the option, its value and what is accepted.
@@ -42,6 +44,7 @@ class Options:
     timeline: str | os.PathLike[str] | None = None
     strict: bool = False
     dump_dir: str | os.PathLike[str] | None = None
+    batch_size: int | None = None
 
     def __post_init__(self) -> None:
         if self.mode in LATER_MODES:
@@ -51,6 +54,7 @@ class Options:
         _check_choice("mode", self.mode, MODES)
         _check_choice("schedule", self.schedule, SCHEDULES)
         _check_int("memory_limit_bytes", self.memory_limit_bytes, least=1, optional=True)
+        _check_int("batch_size", self.batch_size, least=1, optional=True)
         _check_int("profile_steps", self.profile_steps, least=0, optional=False)
         _check_path("timeline", self.timeline)
         _check_path("dump_dir", self.dump_dir)

@@ -6,25 +6,29 @@ import contextlib
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grappler_passes.annotate import AnnotatePass
 from grappler_passes.base import PassPipeline, PassResult
 from grappler_passes.classify import classify_graph_def
 from grappler_passes.compat import graph_def_of
 from grappler_passes.graph import TrainingGraph
-from grappler_passes.liveness import peak_bytes
+from grappler_passes.liveness import peak_bytes_by_device, unknown_sizes
 from grappler_passes.order import OrderPass
 from grappler_passes.separate import SeparatePass
+from grappler_passes.sizes import KnownShapes, with_sizes
 from grappler_passes.verify import VerifyPass
 from tf_ooo import compat
 from tf_ooo.errors import GraphError, MemoryLimitError, OptionsError
 from tf_ooo.lowering import TaskOps, execution_order, lower, task_ops
 from tf_ooo.options import Options
-from tf_ooo.schedule import Schedule, Task
-from tf_ooo.schedulers import POLICIES
+from tf_ooo.schedule import Schedule, Task, TaskList
+from tf_ooo.schedulers import BACKWARD_ORDERS
+
+if TYPE_CHECKING:
+    from tf_ooo.costs.table import CostTable
 
 _LOG = logging.getLogger("tf_ooo")
 DEFAULT_POLICY = "fast_forward"
@@ -35,7 +39,8 @@ class RewriteResult:
     """What was done to one graph.
 
     ``moved_ops`` counts the ops of the tasks that wait for a control edge that was added;
-    ``plan_seconds`` covers everything from the graph's arrival to the rewritten one.
+    ``plan_seconds`` covers everything from the graph's arrival to the rewritten one;
+    ``execution_order`` is the order for which the peak was predicted.
     """
 
     training_graph: TrainingGraph
@@ -44,6 +49,7 @@ class RewriteResult:
     moved_ops: int
     added_edges: int
     plan_seconds: float
+    execution_order: tuple[str, ...] = ()
     mixed: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -64,13 +70,17 @@ def classify(graph: Any) -> TrainingGraph:
     return classify_graph_def(graph)
 
 
-def plan(
-    training_graph: TrainingGraph, schedule: str = DEFAULT_POLICY, memory_limit_bytes: int | None = None
+def plan_graph(
+    training_graph: TrainingGraph,
+    costs: CostTable | None = None,
+    schedule: str = DEFAULT_POLICY,
+    memory_limit_bytes: int | None = None,
 ) -> Schedule:
     """An order for the backward pass on one device.
 
     Args:
         training_graph: from :func:`classify`.
+        costs: seconds of its ops.
         schedule: a policy's name; ``"auto"`` is fast_forward.
         memory_limit_bytes: if the named policy's predicted peak is above it, the order with the
             lowest peak is taken.  With ``"auto"`` that one is taken at once.
@@ -78,6 +88,7 @@ def plan(
     Raises:
         OptionsError: no such policy.
         MemoryLimitError: even the lowest peak is above the limit; says the smallest feasible one.
+            Also where sizes are not known: trace the step with a fixed batch size.
     """
     Options.from_arguments(schedule=schedule, memory_limit_bytes=memory_limit_bytes)
     return _plan(training_graph, task_ops(training_graph), schedule, memory_limit_bytes)
@@ -85,14 +96,15 @@ def plan(
 
 def _plan(graph: TrainingGraph, tasks: TaskOps, name: str, limit_bytes: int | None) -> Schedule:
     policy = DEFAULT_POLICY if name == "auto" else name
-    if policy not in POLICIES:
-        raise OptionsError(f"schedule={name!r} is not accepted; accepted: {', '.join(POLICIES)}")
+    if policy not in BACKWARD_ORDERS:
+        raise OptionsError(f"schedule={name!r} is not accepted; accepted: {', '.join(BACKWARD_ORDERS)}")
     if limit_bytes is None:
         return _schedule(graph, tasks, policy)
+    _require_sizes(graph, limit_bytes)
     named = _schedule(graph, tasks, policy)
     if name != "auto" and _peak(named) <= limit_bytes:
         return named
-    lowest = min((_schedule(graph, tasks, other) for other in POLICIES), key=_peak)
+    lowest = min((_schedule(graph, tasks, other) for other in BACKWARD_ORDERS), key=_peak)
     if _peak(lowest) > limit_bytes:
         raise MemoryLimitError(limit_bytes, _peak(lowest))
     return lowest
@@ -100,26 +112,47 @@ def _plan(graph: TrainingGraph, tasks: TaskOps, name: str, limit_bytes: int | No
 
 def _schedule(graph: TrainingGraph, tasks: TaskOps, policy: str) -> Schedule:
     """One lane for each device: replicas of one model in one graph must not wait for each other."""
-    order = POLICIES[policy](tasks.backward_layers, frozenset(tasks.ops))
-    peak = peak_bytes(graph, execution_order(order, graph, tasks))
+    order = BACKWARD_ORDERS[policy](tasks.backward_layers, frozenset(tasks.ops))
+    peak = _highest_peak(graph, execution_order(order, graph, tasks))
     lanes: dict[str, list[Task]] = {}
     for task in order:
         lanes.setdefault(graph.ops[tasks.ops[task][0]].device, []).append(task)
-    numbered = {(number, 0): tuple(lane) for number, (_, lane) in enumerate(sorted(lanes.items()))}
-    return Schedule("single_device", policy, numbered or {(0, 0): ()}, predicted_peak_bytes=peak)
+    numbered = {(number, 0): TaskList(lane) for number, (_, lane) in enumerate(sorted(lanes.items()))}
+    return Schedule("single_device", policy, numbered or {(0, 0): TaskList([])}, predicted_peak_bytes=peak)
 
 
 def _peak(schedule: Schedule) -> int:
     return schedule.predicted_peak_bytes or 0
 
 
-def rewrite_graph(graph_def: Any, options: Options) -> RewriteResult:
+def _highest_peak(graph: TrainingGraph, order: Sequence[str]) -> int:
+    """Of all devices: a limit holds for each of them."""
+    return max(peak_bytes_by_device(graph, order).values(), default=0)
+
+
+def _require_sizes(graph: TrainingGraph, limit_bytes: int) -> None:
+    unknown = unknown_sizes(graph)
+    if unknown:
+        raise MemoryLimitError(limit_bytes, None, unknown)
+
+
+def check_memory(result: RewriteResult, known: KnownShapes, limit_bytes: int) -> None:
+    """Raises MemoryLimitError if what was planned goes over the limit with inputs of these shapes."""
+    graph = with_sizes(result.training_graph, result.graph_def, known)
+    _require_sizes(graph, limit_bytes)
+    peak = _highest_peak(graph, result.execution_order)
+    if peak > limit_bytes:
+        raise MemoryLimitError(limit_bytes, peak)
+
+
+def rewrite_graph(graph_def: Any, options: Options, known: KnownShapes | None = None) -> RewriteResult:
     """Separates, classifies, plans, orders and verifies; the argument is not changed.
 
+    ``known`` are shapes of the step's inputs that the graph leaves open.
     Raises GraphError where it is no training step, PassError where a pass fails, MemoryLimitError.
     """
     with _garbage_collector_paused():
-        return _rewrite_graph(graph_def, options)
+        return _rewrite_graph(graph_def, options, known or KnownShapes(options.batch_size))
 
 
 @contextlib.contextmanager
@@ -135,12 +168,14 @@ def _garbage_collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _rewrite_graph(graph_def: Any, options: Options) -> RewriteResult:
+def _rewrite_graph(graph_def: Any, options: Options, known: KnownShapes) -> RewriteResult:
     started = time.perf_counter()
     training_graph = classify_graph_def(graph_def)
     separated = SeparatePass()(graph_def, training_graph)
     if separated.modified:
         training_graph = classify_graph_def(separated.graph_def)
+    if (known or options.memory_limit_bytes is not None) and unknown_sizes(training_graph):
+        training_graph = with_sizes(training_graph, separated.graph_def, known)
     tasks = task_ops(training_graph)
     schedule = _plan(training_graph, tasks, options.schedule, options.memory_limit_bytes)
     rewrite_plan = lower(schedule, training_graph, tasks)
@@ -155,6 +190,7 @@ def _rewrite_graph(graph_def: Any, options: Options) -> RewriteResult:
         moved_ops=sum(len(names) for names in tasks.ops.values() if waiting.keys() & set(names)),
         added_edges=sum(waiting.values()),
         plan_seconds=time.perf_counter() - started,
+        execution_order=tuple(execution_order(list(schedule.tasks), training_graph, tasks)),
         mixed={**training_graph.mixed, **separated.mixed},
         notes=tuple(str(note) for note in (*separated.notes, *ordered.notes)),
     )
@@ -170,17 +206,21 @@ def _new_waits(before: Any, result: PassResult) -> dict[str, int]:
 
 
 def make_rewrite(
-    options: Options, on_result: Callable[[RewriteResult], None], on_skip: Callable[[GraphError], None]
+    options: Options,
+    on_result: Callable[[RewriteResult], None],
+    on_skip: Callable[[GraphError], None],
+    known_shapes: Callable[[], KnownShapes | None] = lambda: None,
 ) -> Callable[[Any], Any]:
     """The ``rewrite(graph_def)`` of a plug-in request.
 
+    ``known_shapes`` tells what is known of the inputs of the step that is being compiled.
     ``on_skip`` is told why a graph is no training step (helper functions are traced beside it);
     other errors go to the plug-in, which keeps them and lets the stock graph run.
     """
 
     def rewrite(graph_def: Any) -> Any:
         try:
-            result = rewrite_graph(graph_def, options)
+            result = rewrite_graph(graph_def, options, known_shapes())
         except GraphError as error:
             on_skip(error)
             return None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grappler_passes.liveness import unknown_sizes
 from tf_ooo.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -31,8 +32,9 @@ class Report:
         mixed: ``{op that computes dO and dW together: why it was not separated}``.
         predicted_step_s: None: this release has no cost model.
         stock_step_s, measured_step_s: median seconds of the timed stock and rewritten steps.
-        predicted_peak_bytes: most bytes alive at once if ops run one at a time; tensors of unknown
-            size count as 0, ``unknown_size_ops`` says how many those are.
+        step_noise_s: median distance of a timed step from its median, the larger of the two orders'.
+        predicted_peak_bytes: most bytes alive at once if ops run one at a time, on the device where that
+            is most; tensors of unknown size count as 0, ``unknown_size_ops`` says how many those are.
         plan_seconds: from the graph's arrival to the rewritten one.
         profiling_overhead_s: seconds of the first rewritten step, which traces and plans.
         layers: one dict per layer: index, name, number of ops of each kind.
@@ -51,6 +53,7 @@ class Report:
     predicted_step_s: float | None = None
     stock_step_s: float | None = None
     measured_step_s: float | None = None
+    step_noise_s: float | None = None
     predicted_peak_bytes: int | None = None
     unknown_size_ops: int = 0
     plan_seconds: float | None = None
@@ -86,6 +89,7 @@ class Report:
             ("unclassified", str(len(self.unclassified))),
             ("step, stock", seconds_text(self.stock_step_s)),
             ("step, rewritten", seconds_text(self.measured_step_s)),
+            ("step, noise", seconds_text(self.step_noise_s)),
             ("predicted peak", bytes_text(self.predicted_peak_bytes, self.unknown_size_ops)),
             ("planning", seconds_text(self.plan_seconds)),
         ]
@@ -128,7 +132,7 @@ def fill_plan(report: Report, result: RewriteResult | None) -> None:
     report.planned, report.schedule = result.schedule, result.schedule.policy
     report.predicted_step_s = result.schedule.predicted_step_s
     report.predicted_peak_bytes = result.schedule.predicted_peak_bytes
-    report.unknown_size_ops = sum(op.output_bytes is None for op in graph.ops.values())
+    report.unknown_size_ops = len(unknown_sizes(graph))
     report.plan_seconds, report.rewritten_graph = result.plan_seconds, result.graph_def
     if report.fell_back:
         report.schedule = "stock"
@@ -160,7 +164,7 @@ def trace_events(schedule: Schedule | None) -> list[dict[str, Any]]:
         events.append({"ph": "M", "name": "process_name", **where, "args": {"name": f"device {device}"}})
         events.append({"ph": "M", "name": "thread_name", **where, "args": {"name": f"stream {stream}"}})
         for place, task in enumerate(tasks):
-            what = {"name": str(task), "cat": task.kind, "args": {"layer": task.layer}}
+            what = {"name": str(task), "cat": task.kind, "args": {"layer": task.stage}}
             events.append({"ph": "X", "ts": place * 1000, "dur": 1000, **what, **where})
     return events
 

@@ -19,10 +19,13 @@ def enabled(options: Options | None = None) -> Iterator[Report]:
     """Rewrites every training step that this thread traces inside the block; nothing is measured.
 
     Functions that are no training step run as they are.  Yields a Report, complete after the block.
+    What was rewritten stays so.  A trace made after the block is not rewritten: call the function
+    inside with each shape and type of arguments that it is to be rewritten for.
 
     Raises:
         BackendError: with ``strict``, the plug-in cannot be used.  Without, the block runs as it is.
         OOOError: with ``strict``, at the end of the block, why a rewrite failed.
+        MemoryLimitError: from the call of the step, which has not run.
     """
     options = options or Options()
     report = Report(mode=options.resolved_mode)
@@ -38,6 +41,9 @@ def enabled(options: Options | None = None) -> Iterator[Report]:
     try:
         with session.tracing():
             yield report
+    except Exception:
+        session.raise_if_refused()
+        raise
     finally:
         session.close()
     fill_plan(report, session.result)

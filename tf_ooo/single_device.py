@@ -10,6 +10,7 @@ from grappler_passes.plugin import describe_keras
 from tf_ooo import compat
 from tf_ooo.controller import StepController, fall_back
 from tf_ooo.errors import GraphError, OOOError
+from tf_ooo.inputs import Inputs
 from tf_ooo.options import Options
 from tf_ooo.report import Report
 from tf_ooo.session import RewriteSession
@@ -51,10 +52,16 @@ class FitSession:
                 raise GraphError(reason)
             session = RewriteSession(self.options, describe=describe_keras(model))
             rewritten = compat.new_train_function(model)
-            self.controller = StepController(stock, rewritten, session, self.options, self.report)
+            inputs = self._inputs(model)
+            self.controller = StepController(stock, rewritten, session, self.options, self.report, inputs)
         assert self.controller is not None  # for mypy: set above
         self._model = model
         compat.install_train_function(model, self.controller, stock)
+
+    def _inputs(self, model: Any) -> Inputs:
+        if self.options.batch_size is not None:
+            return Inputs()
+        return Inputs(elements_per_call=lambda: int(model.steps_per_execution))
 
     def end(self) -> None:
         """Puts the model's own train function back; does nothing the second time."""

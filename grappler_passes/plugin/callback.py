@@ -9,6 +9,7 @@ from typing import Any
 
 from grappler_passes.plugin import compat
 from grappler_passes.plugin.answer import check_answer
+from grappler_passes.plugin.refuse import refusing
 from grappler_passes.plugin.requests import DONE_ATTR, REQUEST_ATTR, SEEN_ATTR, Request, find, logger
 
 
@@ -55,7 +56,11 @@ def _answer(request: Request, graph_def: Any, device_type: str) -> bytes | None:
 def _rewrite(request: Request, graph_def: Any) -> bytes | None:
     before = type(graph_def)()
     before.CopyFrom(graph_def)  # what the check compares with, whatever the rewrite does to its argument
-    after = request.rewrite(graph_def)
+    try:
+        after = request.rewrite(graph_def)
+    except request.refuse_on as error:
+        request.fail(error)
+        after = refusing(before, str(error))
     if after is None:
         request.skip("nothing to rewrite")
         return None

@@ -82,6 +82,22 @@ def keeps_random_state(op_type: str) -> bool:
     return {"seed", "seed2"} <= {attribute.name for attribute in definition.attr}
 
 
+def tensor_proto(value: Any) -> Any:
+    """A value as it stands in a constant node."""
+    import tensorflow as tf
+
+    return tf.make_tensor_proto(value)
+
+
+def host_device(device: str) -> str:
+    """The CPU of the machine that a full device name is on."""
+    import tensorflow as tf
+
+    spec = tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0)
+    name: str = spec.to_string()
+    return name
+
+
 def parse_graph_def(data: bytes) -> Any:
     """A GraphDef from its serialized form."""
     from tensorflow.core.framework import graph_pb2

@@ -52,6 +52,8 @@ class Request:
         describe: given the ``tf.Variable``s that a function captures, what the graph is to say about
             each, None for the variable's own.  Called once per traced function.  Keras keeps
             ``trainable`` to itself: see :func:`hook.describe_keras`.
+        refuse_on: after these errors of ``rewrite`` the graph must not run in stock order either: the
+            call raises ``tf.errors.InvalidArgumentError`` before any op has had an effect.
 
     ``calls``, ``rewrites``, ``skipped`` (reasons) and ``errors`` are filled in by the plug-in.
     """
@@ -60,6 +62,7 @@ class Request:
     rewrite: Callable[[Any], Any]
     strict: bool = False
     describe: Describe | None = None
+    refuse_on: tuple[type[BaseException], ...] = ()
     calls: int = 0
     rewrites: int = 0
     skipped: list[str] = field(default_factory=list)
@@ -83,11 +86,14 @@ class Request:
             self.skipped.append(reason)
 
     def fail(self, error: BaseException) -> None:
-        """Keeps the error; the first one is logged, TensorFlow runs the unmodified graph."""
+        """Keeps the error; the first one is logged, TensorFlow runs the unmodified graph.
+
+        Those of ``refuse_on`` are not logged: the call raises.
+        """
         with self._lock:
             self.errors.append(error)
             first, self._logged = not self._logged, True
-        if first:
+        if first and not isinstance(error, self.refuse_on):
             what = f"{type(error).__name__}: {error}"
             logger.warning("%s: the graph runs in its stock order, because %s", self.id, what, exc_info=error)
 

@@ -76,7 +76,7 @@ def test_train_function_is_back_when_training_raises():
     assert model.train_function is not callback._session.controller
 
 
-def test_failing_pass_trains_on(monkeypatch):
+def test_failing_pass_trains_on_and_is_logged_once(monkeypatch, caplog):
     def broken(self, graph_def, training_graph):
         raise ValueError("broken pass")
 
@@ -84,6 +84,10 @@ def test_failing_pass_trains_on(monkeypatch):
     callback = tf_ooo.OOOBackprop()
     assert_same(callback)
     assert "broken pass" in callback.report.fallback_reason
+    said = [
+        record for record in caplog.records if record.name == "tf_ooo" and "broken pass" in record.message
+    ]
+    assert len(said) == 1
     with pytest.raises(tf_ooo.OOOError, match="broken pass"):
         fit(build(), tf_ooo.OOOBackprop(strict=True))
 

@@ -202,6 +202,51 @@ class TestTfOoo:
         ooo_compat.remove_train_function(model)
         assert model.train_function is max, "a train function set by someone else must be kept"
 
+    def test_untraced_copy(self):
+        function = tf.function(lambda x: x, input_signature=[tf.TensorSpec((None, 2))], reduce_retracing=True)
+        function(tf.ones((3, 2)))
+        copy = ooo_compat.untraced_copy(function)
+        assert copy.experimental_get_tracing_count() == 0, (
+            "Function._clone keeps traces: nothing is rewritten"
+        )
+        assert copy.input_signature == function.input_signature
+        assert copy.python_function is function.python_function
+
+    def test_compiles_with_xla(self):
+        assert ooo_compat.compiles_with_xla(tf.function(abs, jit_compile=True)), "Function lost _jit_compile"
+        assert not ooo_compat.compiles_with_xla(tf.function(abs))
+        assert not ooo_compat.compiles_with_xla(None)
+
+    def test_shapes_of(self):
+        floats, ints = tf.float32.as_datatype_enum, tf.int64.as_datatype_enum
+        values = (
+            np.ones((2, 3), "float32"),
+            {"a": tf.ones((2, 3)), "b": tf.constant(1, tf.int64), "c": None},
+        )
+        assert ooo_compat.shapes_of(values) == ((floats, (2, 3)), (ints, ()))
+        rows = tf.ragged.constant([[1.0], [2.0, 3.0]])
+        assert (floats, (3,)) in ooo_compat.shapes_of(rows)
+
+    def test_is_iterator(self):
+        data = tf.data.Dataset.range(3)
+        assert ooo_compat.is_iterator(iter(data))
+        assert not ooo_compat.is_iterator(data)
+        assert not ooo_compat.is_iterator(iter([1]))
+
+    def test_take(self):
+        iterator = iter(tf.data.Dataset.range(3))
+        assert [int(value) for value in ooo_compat.take(iterator, 2)] == [0, 1]
+        assert [int(value) for value in ooo_compat.take(iterator, 2)] == [2], "take lost an element"
+
+    def test_iterator_over(self):
+        data = tf.data.Dataset.from_tensor_slices(np.arange(7.0)).batch(4)
+        iterator = iter(data)
+        total = tf.function(lambda it: tf.reduce_sum(next(it)))
+        again = ooo_compat.iterator_over(ooo_compat.take(iterator, 2), iterator)
+        assert [float(total(again)), float(total(again))] == [6.0, 15.0]
+        total(iter(data))
+        assert total.experimental_get_tracing_count() == 1, "the first batch would run in a trace of its own"
+
 
 class TestPlugin:
     """grappler_passes/plugin/compat.py"""
@@ -254,6 +299,15 @@ class TestPlugin:
     def test_op_def(self):
         assert plugin_compat.op_def("MatMul").input_arg[0].name == "a"
         assert plugin_compat.op_def("NoSuchOpAnywhere") is None
+
+    def test_tensor_proto(self):
+        assert tf.make_ndarray(plugin_compat.tensor_proto("text")) == b"text"
+        assert not tf.make_ndarray(plugin_compat.tensor_proto(False))
+
+    @pytest.mark.parametrize("device", ["/job:localhost/replica:0/task:0/device:GPU:1", ""])
+    def test_host_device(self, device):
+        wanted = device.replace("GPU:1", "CPU:0") or "/device:CPU:0"
+        assert plugin_compat.host_device(device) == wanted
 
     def test_parse_graph_def(self):
         _, function = square_step()

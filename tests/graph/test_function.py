@@ -46,9 +46,44 @@ def test_function_is_bit_equal_and_reports():
     assert ours[2].report.stock_step_s > 0
 
 
-def test_jit_compile_runs_stock_and_says_so():
-    step = run(tf_ooo.function(jit_compile=True), steps=2)[2]
+@pytest.mark.parametrize(
+    "decorate",
+    [tf_ooo.function(jit_compile=True), lambda f: tf_ooo.function(tf.function(f, jit_compile=True))],
+)
+def test_jit_compile_runs_stock_and_says_so(decorate):
+    step = run(decorate, steps=2)[2]
     assert "jit_compile" in step.report.fallback_reason
+
+
+def test_a_tf_function_keeps_its_signature():
+    traces = []
+
+    def decorate(step):
+        def counted(x):
+            traces.append(x.shape)
+            return step(x)
+
+        function = tf.function(counted, input_signature=[tf.TensorSpec((None, 6))])
+        return tf_ooo.function(function, profile_steps=0, strict=True)
+
+    step, _ = make(decorate)
+    step(X)
+    step(X[:3])
+    assert [shape.as_list() for shape in traces] == [[None, 6]]
+
+
+def test_a_trace_made_after_enabled_runs_in_stock_order():
+    """As documented: what was traced inside stays rewritten, another shape later is not."""
+    stock, weights = make(tf.function)
+    ours, own_weights = make(tf.function)
+    with tf_ooo.enabled(tf_ooo.Options(strict=True)) as report:
+        ours(tf.constant(X))
+    stock(tf.constant(X))
+    planned = report.rewritten_graph
+    for x in (X[:3], X):
+        assert stock(tf.constant(x)).numpy() == ours(tf.constant(x)).numpy()
+    assert report.rewritten_graph is planned
+    assert_equal(([], weights), ([], own_weights))
 
 
 def test_enabled_is_bit_equal():
@@ -63,7 +98,7 @@ def test_classify_and_plan_of_a_concrete_function():
     step, weights = make(tf.function)
     graph = tf_ooo.classify(step.get_concrete_function(tf.constant(X)))
     assert len(graph.layers) == len(weights)
-    schedule = tf_ooo.plan(graph, "fast_forward")
+    schedule = tf_ooo.plan(graph, schedule="fast_forward")
     assert tf_ooo.Schedule.from_text(schedule.to_text()) == schedule
     with pytest.raises(tf_ooo.MemoryLimitError, match="at least"):
         tf_ooo.plan(graph, memory_limit_bytes=1)

@@ -262,6 +262,28 @@ def test_loops_and_branches_pass_the_check():
     assert {"NextIteration", "Merge", "Switch", "Enter"} <= ops
 
 
+def test_a_refused_graph_raises_before_anything_has_an_effect():
+    weight = tf.Variable(tf.fill((2, 2), 0.5))
+    count = tf.Variable(0.0)
+
+    @tf.function
+    def step(x, value):
+        count.assign(value)
+        for _ in tf.range(3):
+            x = tf.cond(tf.reduce_sum(x) > 0, lambda: tf.tanh(x @ weight), lambda: x)  # noqa: B023
+            count.assign_add(1.0)
+        weight.assign_sub(x)
+        return x
+
+    with rewriting(raises(MemoryError), refuse_on=(MemoryError,)) as request:
+        for _ in range(2):
+            with pytest.raises(tf.errors.InvalidArgumentError, match="on purpose"):
+                step(tf.ones((2, 2)), tf.constant(7.0))
+    assert isinstance(request.errors[0], MemoryError)
+    assert float(count) == 0.0
+    assert weight.numpy().tolist() == [[0.5, 0.5], [0.5, 0.5]]
+
+
 def test_a_rewrite_that_changes_its_argument_does_no_harm():
     stock = train()
 

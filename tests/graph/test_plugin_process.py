@@ -247,3 +247,33 @@ def test_the_shim_has_the_layout_of_the_installed_header(tmp_path):
         assert list(values)[:count] == wanted
         library.ooo_device_type.restype = ctypes.c_char_p
         assert library.ooo_device_type().decode() == device_type
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [("meta_optimizer_iterations = 1", "meta_optimizer_iterations=ONE"),
+     ("disable_meta_optimizer = True", "graph optimizers are switched off")],
+)  # fmt: skip
+def test_settings_that_keep_steps_from_being_rewritten_are_named(option, reason):
+    output = run(f"""
+        from tensorflow.python.eager import context
+        import tf_ooo
+        config = tf.compat.v1.ConfigProto()
+        config.graph_options.rewrite_options.{option}
+        context.context()._config = config
+        weights = [tf.Variable([[1.0, 2.0], [3.0, 4.0]]) for _ in range(2)]
+
+        @tf_ooo.function(profile_steps=1)
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.tanh(x @ weights[0]) @ weights[1])
+            for weight, gradient in zip(weights, tape.gradient(loss, weights)):
+                weight.assign_sub(0.1 * gradient)
+            return loss
+
+        for _ in range(3):
+            step(tf.ones((2, 2)))
+        print("reason:", step.report.fallback_reason)
+    """)
+    assert reason in output
+    assert output.strip().count("\n") == 0, "one line"

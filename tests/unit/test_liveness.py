@@ -4,7 +4,14 @@ import pytest
 
 from grappler_passes.errors import PlanError
 from grappler_passes.graph import Op, OpKind, TrainingGraph
-from grappler_passes.liveness import freed_after, last_uses, memory_curve, peak_bytes
+from grappler_passes.liveness import (
+    freed_after,
+    last_uses,
+    memory_curve,
+    peak_bytes,
+    peak_bytes_by_device,
+    unknown_sizes,
+)
 
 
 def graph(*rows):
@@ -72,6 +79,31 @@ def test_views_take_no_memory_and_keep_their_source():
 def test_resident_and_unknown_sizes_count_as_nothing():
     ops = graph(("a", 8, "", "_Arg"), ("b", None, "a"), ("c", 2, "b"))
     assert memory_curve(ops, ["a", "b", "c"]) == [0, 0, 2]
+
+
+def test_each_device_has_its_own_peak():
+    ops = {
+        "a": Op("a", "MatMul", OpKind.FORWARD, device="/CPU:0", output_bytes=10),
+        "b": Op("b", "MatMul", OpKind.FORWARD, inputs=(("a", 0),), device="/CPU:1", output_bytes=3),
+        "c": Op("c", "MatMul", OpKind.FORWARD, device="/CPU:1", output_bytes=4),
+        "d": Op("d", "MatMul", OpKind.FORWARD, inputs=(("b", 0), ("c", 0)), device="/CPU:1", output_bytes=1),
+    }
+    step = TrainingGraph(ops=ops, layers=(), variables=())
+    # CPU:0 holds a alone.  CPU:1: the copy of a 10; +b 3, then a goes; +c 4: 7; +d 1: 8
+    assert peak_bytes_by_device(step, ["a", "b", "c", "d"]) == {"/CPU:0": 10, "/CPU:1": 13}
+    # CPU:1: c 4; the copy of a 14; +b 17
+    assert peak_bytes_by_device(step, ["c", "a", "b", "d"]) == {"/CPU:0": 10, "/CPU:1": 17}
+    assert peak_bytes_by_device(step, []) == {}
+
+
+def test_on_one_device_both_peaks_are_the_same():
+    order = ["a", "f", "g", "o", "w", "v", "u", "x"]
+    assert peak_bytes_by_device(STEP, order) == {"": peak_bytes(STEP, order)}
+
+
+def test_unknown_sizes_are_those_that_take_memory():
+    ops = graph(("a", None, "", "_Arg"), ("b", None, "a", "Reshape"), ("c", None, "b"), ("d", 4, "c"))
+    assert unknown_sizes(ops) == ["c"]
 
 
 def test_empty_order():

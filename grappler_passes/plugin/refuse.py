@@ -1,0 +1,41 @@
+"""A graph that may not run at all: it raises before any of its ops has an effect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grappler_passes.plugin import compat
+
+NAME = "ooo_refused"
+
+
+def refusing(graph_def: Any, message: str) -> Any:
+    """A copy of the graph in which all work waits for an assertion that fails with ``message``.
+
+    What only reads arguments is where work begins; everything else follows from it.
+    """
+    out = type(graph_def)()
+    out.CopyFrom(graph_def)
+    arguments = {node.name for node in out.node if node.op == "_Arg"}
+    for node in out.node:
+        if node.op not in ("_Arg", "_Retval") and all(
+            text in arguments for text in map(_producer, node.input)
+        ):
+            node.input.append(f"^{NAME}")
+    device = compat.host_device(out.node[0].device)
+    _constant(out, f"{NAME}/condition", device, compat.tensor_proto(False))
+    _constant(out, f"{NAME}/message", device, compat.tensor_proto(message))
+    check = out.node.add(name=NAME, op="Assert", device=device)
+    check.input.extend([f"{NAME}/condition", f"{NAME}/message"])
+    check.attr["T"].list.type.append(compat.tensor_proto("").dtype)
+    return out
+
+
+def _producer(text: str) -> str:
+    return text.removeprefix("^").partition(":")[0]
+
+
+def _constant(graph_def: Any, name: str, device: str, value: Any) -> None:
+    node = graph_def.node.add(name=name, op="Const", device=device)
+    node.attr["dtype"].type = value.dtype
+    node.attr["value"].tensor.CopyFrom(value)

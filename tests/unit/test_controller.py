@@ -1,0 +1,74 @@
+"""What the controller keeps, and what it says, for given times."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+
+import pytest
+
+from tf_ooo import controller
+from tf_ooo.controller import StepController, fall_back
+from tf_ooo.options import Options
+from tf_ooo.report import Report
+
+
+class Session:
+    """Of a rewrite that worked."""
+
+    error = result = None
+
+
+def decide(stock_s, rewritten_s, schedule="auto"):
+    report = Report()
+    options = Options(schedule=schedule, profile_steps=len(stock_s))
+    step = StepController(lambda: None, lambda: None, Session(), options, report)
+    step.times = {controller.STOCK: list(stock_s), controller.REWRITTEN: list(rewritten_s)}
+    step._position = 2 * (1 + len(stock_s))
+    step._decide_if_ready()
+    return step.choice, report
+
+
+@pytest.mark.parametrize(
+    ("stock_s", "rewritten_s", "kept"),
+    [
+        ((10.0, 10.0, 10.0), (9.0, 9.0, 9.0), "rewritten"),
+        ((10.0, 10.0, 10.0), (10.0, 10.0, 10.0), "stock"),  # no gain: nothing to keep it for
+        ((10.0, 12.0, 8.0), (9.5, 9.0, 9.6), "stock"),  # 0.5 faster, stock moves by 2
+        ((10.0, 12.0, 8.0), (7.5, 7.0, 7.6), "rewritten"),  # 2.5 faster
+        ((10.0, 10.1, 9.9), (9.0, 6.0, 12.0), "stock"),  # 1 faster, itself moves by 3
+        ((10.0, 10.1, 90.0), (9.0, 9.1, 70.0), "rewritten"),  # one slow step in each does not count
+        ((10.0,), (9.0,), "rewritten"),  # a single step shows no noise
+    ],
+)
+def test_kept_only_if_faster_by_more_than_the_noise(stock_s, rewritten_s, kept):
+    choice, report = decide(stock_s, rewritten_s)
+    assert choice == kept
+    assert report.fell_back == (kept == "stock")
+    assert ("noise" in report.fallback_reason) == (kept == "stock")
+
+
+def test_noise_is_the_larger_median_distance_from_the_median():
+    assert decide((10.0, 12.0, 8.0), (1.0, 1.5, 9.0))[1].step_noise_s == 2.0
+
+
+def test_a_named_schedule_is_kept_however_slow():
+    assert decide((1.0,), (9.0,), schedule="in_order")[0] == "rewritten"
+
+
+@pytest.mark.parametrize(("logged", "times"), list(zip((False, True), (1, 0), strict=True)))
+def test_a_reason_is_logged_once(caplog, logged, times):
+    report = Report()
+    with caplog.at_level(logging.INFO, logger="tf_ooo"):
+        fall_back(report, "the reason", logged=logged)
+    assert sum("the reason" in record.message for record in caplog.records) == times
+    assert report.fallback_reason == "the reason"
+
+
+def test_timed_steps_alternate():
+    step = StepController(lambda: None, lambda: None, Session(), Options(profile_steps=2), Report())
+    order = []
+    for step._position in itertools.islice(itertools.count(), 6):
+        order.append(step._next())
+    assert [which for which, _ in order] == ["stock", "rewritten"] * 3
+    assert [timed for _, timed in order] == [False] * 2 + [True] * 4

@@ -71,6 +71,7 @@ setup(
             "hypothesis",
             "matplotlib",
             "mypy",
+            "ortools",
             "pytest",
             "pytest-timeout",
             "ruff",

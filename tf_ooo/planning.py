@@ -18,6 +18,7 @@ from tf_ooo.timeline import Timeline
 DEFAULT_POLICY = "fast_forward"
 # Above this, simulating takes most of the time of planning; simulate() tells what plan() leaves open.
 _TASKS_TO_PREDICT = 2_000_000
+_STEADY_STEPS = 4
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ def _of_mode(mode: str) -> Iterator[Policy]:
 def _candidate(policy: Policy, problem: Problem) -> Candidate:
     try:
         schedule = make(policy, problem)
-        timeline = simulate(schedule, problem.layers, problem.link)
+        timeline = simulated(schedule, problem)
     except MemoryLimitError as error:
         return Candidate(policy.name, reason=f"needs {error.smallest_bytes} bytes")
     except OOOError as error:
@@ -204,14 +205,20 @@ def step_s(timeline: Timeline) -> float:
     return timeline.makespan_s if schedule.mode == "pipeline" else timeline.steady_step_s
 
 
+def simulated(schedule: Schedule, problem: Problem) -> Timeline:
+    """One step; where steps overlap as many as show the steady state, in time and in memory."""
+    overlap = schedule.mode in ("single_device", "data_parallel") and len(schedule.lanes) > 1
+    return simulate(schedule, problem.layers, problem.link, _STEADY_STEPS if overlap else 1)
+
+
 def _peak(schedule: Schedule, problem: Problem) -> int:
-    return max(simulate(schedule, problem.layers, problem.link).peak_bytes, default=0)
+    return max(simulated(schedule, problem).peak_bytes, default=0)
 
 
 def _predicted(schedule: Schedule, problem: Problem) -> Schedule:
     if len(schedule.tasks) > _TASKS_TO_PREDICT:
         return schedule
-    return _with_prediction(schedule, simulate(schedule, problem.layers, problem.link))
+    return _with_prediction(schedule, simulated(schedule, problem))
 
 
 def _with_prediction(schedule: Schedule, timeline: Timeline) -> Schedule:

@@ -8,7 +8,7 @@ Validator, simulator, schedulers and pictures all ask here.  (Between the nodes 
   only after its whole backward pass);
 - dW(s, m) needs dO(s, m);
 - comm(s) needs dW(s, m) of all m, and U(s) needs comm(s), or dW where nothing is communicated;
-- F(s, m) of the next step needs U(s).
+- F(s, m) of the next step needs U(s); with a barrier between steps, U of all stages.
 
 A kind that a schedule leaves out for a stage is looked through: two layers that share one dO.
 """
@@ -110,6 +110,8 @@ class Relation:
             found += self._backward(stage)
             found += self._update(stage)
             found += self._next_step(stage)
+        if self.schedule.barrier and self.stages:
+            found += self._barrier()
         found += self._after()
         return _merged(found)
 
@@ -147,22 +149,34 @@ class Relation:
 
     def _update(self, stage: int) -> Iterator[Edges]:
         last = "comm" if self.has("comm", stage) else "dW"
+        every = "the gradient of every micro-batch"
         if self.schedule.asynchronous:
             if last == "comm":
                 yield from self._pairs(("dW", stage), ("comm", stage), None, "the weight gradient")
             yield from self._pairs((last, stage), ("U", stage), None, "the weight gradient")
             return
         if last == "comm":
-            yield from self._all_to_all("dW", "comm", stage, "the gradient of every micro-batch")
-        yield from self._all_to_all(last, "U", stage, "the gradient of every micro-batch")
+            yield from self._all_to_all(("dW", stage), ("comm", stage), every)
+        yield from self._all_to_all((last, stage), ("U", stage), every)
 
     def _next_step(self, stage: int) -> Iterator[Edges]:
-        if self.schedule.asynchronous or not self.has("F", stage):
+        if self.schedule.asynchronous or self.schedule.barrier or not self.has("F", stage):
             return
-        for kind in ("U", "comm", "dW"):
-            if self.has(kind, stage):
-                yield from self._all_to_all(kind, "F", stage, "the weights of the step before", steps=1)
-                return
+        last = self._last_kind(stage)
+        if last is not None:
+            pairs = (last, stage), ("F", stage)
+            yield from self._all_to_all(*pairs, "the weights of the step before", steps=1)
+
+    def _barrier(self) -> Iterator[Edges]:
+        """What changes any weights, before all forwards of the next step."""
+        kinds = [(self._last_kind(stage), stage) for stage in range(self.stages)]
+        last = [self.nodes(kind, stage).ravel() for kind, stage in kinds if kind is not None]
+        forward = [self.nodes("F", stage).ravel() for stage in range(self.stages)]
+        yield from self._join(np.concatenate(last), np.concatenate(forward), "the barrier between steps", 1)
+
+    def _last_kind(self, stage: int) -> str | None:
+        """What changes a stage's weights, or comes last before that."""
+        return next((kind for kind in ("U", "comm", "dW") if self.has(kind, stage)), None)
 
     def _after(self) -> Iterator[Edges]:
         for task, other, steps in self.schedule.after:
@@ -215,9 +229,13 @@ class Relation:
                 if both.any():
                     yield Edges(first[both], then[both], size, why)
 
-    def _all_to_all(self, source: str, target: str, stage: int, why: str, steps: int = 0) -> Iterator[Edges]:
+    def _all_to_all(
+        self, source: tuple[str, int], target: tuple[str, int], why: str, steps: int = 0
+    ) -> Iterator[Edges]:
         """Edges from all micro-batches to all; where a lane's order implies some, only the others."""
-        sources, targets = self.nodes(source, stage).ravel(), self.nodes(target, stage).ravel()
+        yield from self._join(self.nodes(*source).ravel(), self.nodes(*target).ravel(), why, steps)
+
+    def _join(self, sources: Any, targets: Any, why: str, steps: int) -> Iterator[Edges]:
         sources = self._one_of_each_lane(sources[sources >= 0], last=True)
         targets = self._one_of_each_lane(targets[targets >= 0], last=False)
         if len(sources) and len(targets):

@@ -22,7 +22,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Schedule:
-    """An order of tasks for each (device, stream), for one step; steps follow without a barrier.
+    """An order of tasks for each (device, stream), for one step, which is repeated.
 
     Attributes:
         mode: single_device, data_parallel, pipeline or layerpipe.
@@ -34,6 +34,8 @@ class Schedule:
         fused_backward: a stage sends its dO only after its dW (PyTorch's backward, GPipe, 1F1B).
         asynchronous: every micro-batch is a step of its own with its own update, and no forward
             waits for an update (PipeDream, LayerPipe).
+        barrier: no forward of a step starts before all updates of the step before are done, as in stock
+            Horovod; else a layer's forward waits for its own update only.
         priority_lanes: lanes that run whatever is ready, most urgent (first listed) first; all
             others keep their order.
         parts: ``{(kind, stage): shares}`` of tasks that are divided; shares add up to 1.
@@ -57,6 +59,7 @@ class Schedule:
     workers: int = 1
     fused_backward: bool = False
     asynchronous: bool = False
+    barrier: bool = False
     priority_lanes: frozenset[Lane] = frozenset()
     parts: Mapping[tuple[str, int], tuple[float, ...]] = field(default_factory=dict)
     after: tuple[After, ...] = ()

@@ -197,10 +197,13 @@ _DEFAULTS: dict[str, Any] = {
     "workers": 1,
     "fused_backward": False,
     "asynchronous": False,
+    "barrier": False,
     "predicted_step_s": None,
     "predicted_peak_bytes": None,
 }
-_WRITE: dict[str, Callable[[Any], str]] = {"fused_backward": lambda _: "yes", "asynchronous": lambda _: "yes"}
+_WRITE: dict[str, Callable[[Any], str]] = {
+    key: lambda _: "yes" for key, default in _DEFAULTS.items() if default is False
+}
 _READ: dict[str, Callable[[str, str], Any]] = {
     "mode": _word,
     "policy": _word,
@@ -208,6 +211,7 @@ _READ: dict[str, Callable[[str, str], Any]] = {
     "workers": _whole,
     "fused_backward": _yes,
     "asynchronous": _yes,
+    "barrier": _yes,
     "predicted_step_s": _seconds,
     "predicted_peak_bytes": _whole,
 }

@@ -72,7 +72,12 @@ def task_seconds(relation: Relation, layers: Sequence[LayerCosts], link: Link) -
         seconds[chosen] = per_stage[fields.stage[chosen]]
     for (kind, stage), shares in schedule.parts.items():
         for part, nodes in enumerate(relation.nodes(kind, stage)):
-            seconds[nodes[nodes >= 0]] *= shares[part]
+            there = nodes[nodes >= 0]
+            if kind == "comm":  # every slice pays the latency
+                sizes = [layers[i].weight_bytes * shares[part] for i in schedule.layers_of(stage)]
+                seconds[there] = sum(link.allreduce_s(size, schedule.workers) for size in sizes)
+            else:
+                seconds[there] *= shares[part]
     return seconds
 
 

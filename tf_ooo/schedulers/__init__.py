@@ -11,7 +11,7 @@ from tf_ooo.task import Task
 __all__ = ["BACKWARD_ORDERS", "POLICIES", "Policy", "Problem"]
 
 _POLICIES = [
-    Policy("in_order", ("single_device", "data_parallel"), in_order.make),
+    Policy("in_order", ("single_device", "data_parallel"), in_order.make, ("barrier",)),
     Policy("fast_forward", ("single_device", "data_parallel", "pipeline"), fast_forward.make),
 ]
 

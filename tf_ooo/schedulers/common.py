@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tf_ooo.errors import OptionsError
 from tf_ooo.schedule import Schedule, Task, TaskList
 from tf_ooo.schedulers.problem import Problem
 
-COMPUTE, COMMUNICATION = (0, 0), (0, 1)
+COMPUTE, COMMUNICATION, UPDATE = (0, 0), (0, 1), (0, 2)
 
 
 def one_worker(
-    policy: str, problem: Problem, backward: Sequence[Task], communication: Sequence[int] = ()
+    policy: str,
+    problem: Problem,
+    backward: Sequence[Task],
+    communication: Sequence[Task] = (),
+    *,
+    barrier: bool = False,
+    by_priority: bool = False,
+    shares: Mapping[int, tuple[float, ...]] | None = None,
 ) -> Schedule:
     """The whole model on one device: forward, the given backward tasks, updates.
 
@@ -21,7 +28,10 @@ def one_worker(
         policy: its name.
         problem: with several devices the schedule is that of each data parallel worker.
         backward: dO and dW tasks in their order.
-        communication: layers in the order of their gradients' allreduce; only with several devices.
+        communication: allreduces (or their slices) in their order; only with several devices.
+        barrier: the next step waits for all updates, not layer by layer.
+        by_priority: whatever gradient is ready is communicated, the first listed first.
+        shares: for each layer whose gradient is sliced, what share of it each slice holds.
 
     Raises:
         OptionsError: several micro-batches.
@@ -36,17 +46,22 @@ def one_worker(
     if problem.devices == 1:
         done = [task for task in backward for task in _with_update(task)]
         return dataclasses.replace(schedule, lanes={COMPUTE: TaskList([*forward, *done])})
-    updates = [Task("U", layer) for layer in communication]
-    # Forward of the next step waits for its own layer's update only: updates run where they are ready.
+    # Updates have a lane of their own: each runs as soon as its gradient is there.
+    last = {task.stage: place for place, task in enumerate(communication)}
+    updates = [Task("U", layer) for layer in sorted(last, key=last.__getitem__)]
+    lanes = {
+        COMPUTE: TaskList([*forward, *backward]),
+        COMMUNICATION: TaskList(communication),
+        UPDATE: TaskList(updates),
+    }
     return dataclasses.replace(
         schedule,
         mode="data_parallel",
         workers=problem.devices,
-        lanes={
-            COMPUTE: TaskList([*forward, *backward]),
-            COMMUNICATION: TaskList([Task("comm", layer) for layer in communication]),
-            (0, 2): TaskList(updates),
-        },
+        lanes=lanes,
+        barrier=barrier,
+        priority_lanes=frozenset({COMMUNICATION, UPDATE} if by_priority else ()),
+        parts={("comm", layer): held for layer, held in (shares or {}).items()},
     )
 
 

@@ -13,7 +13,7 @@ def make(problem: Problem) -> Schedule:
     """All dO first; then dW, lowest layer first, because the next forward needs its weights first."""
     layers = range(len(problem.layers))
     backward = [Task("dO", layer) for layer in reversed(layers)] + [Task("dW", layer) for layer in layers]
-    return one_worker("fast_forward", problem, backward, communication=list(layers))
+    return one_worker("fast_forward", problem, backward, [Task("comm", layer) for layer in layers])
 
 
 def backward_order(backward_layers: Sequence[int], tasks: frozenset[Task]) -> list[Task]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from grappler_passes.compat import OutputInfo, infer_outputs
@@ -22,6 +22,8 @@ _ITERATORS = frozenset(
 )  # fmt: skip
 # What they hold depends on how often a loop runs; the graph says that of none of them.
 _LISTS = frozenset({"TensorListReserve", "EmptyTensorList"})
+
+_NESTED_CONDITIONALS = 8
 
 Shape = tuple[int | None, ...]
 
@@ -67,7 +69,7 @@ def with_sizes(training_graph: TrainingGraph, graph_def, known: KnownShapes) -> 
     ``graph_def`` is the flat graph that was classified.  Shapes that contradict it tell nothing.
     """
     try:
-        outputs = infer_outputs(_filled(graph_def, known))
+        outputs = _outputs(_filled(graph_def, known))
     except Exception as error:  # TensorFlow's shape functions raise whatever they like
         _LOG.debug("the shapes of the inputs do not fit the graph: %s", error)
         return with_sizes(training_graph, graph_def, KnownShapes()) if known else training_graph
@@ -89,6 +91,35 @@ def output_bytes(op_type: str, outputs: Iterable[OutputInfo]) -> int | None:
             return None
         total += math.prod(d for d in output.shape if d is not None) * output.element_bytes
     return total
+
+
+def _outputs(graph_def) -> dict[str, tuple[OutputInfo, ...]]:
+    """Shapes of all outputs; that of a conditional is the largest of its branches."""
+    for _ in range(_NESTED_CONDITIONALS):
+        outputs = infer_outputs(graph_def)
+        merges = [node for node in graph_def.node if _is_open_merge(node, outputs)]
+        if not merges:
+            break
+        for merge in merges:
+            _take_largest(merge, outputs)
+    return outputs
+
+
+def _is_open_merge(node, outputs: Mapping[str, tuple[OutputInfo, ...]]) -> bool:
+    """A Merge of unknown size with branches of known sizes."""
+    if node.op not in MERGES or output_bytes(node.op, outputs[node.name][:1]) is not None:
+        return False
+    return None not in _branch_bytes(node, outputs).values()
+
+
+def _branch_bytes(merge, outputs: Mapping[str, tuple[OutputInfo, ...]]) -> dict[str, int | None]:
+    ends = {text: split_input(text) for text in merge.input if not text.startswith("^")}
+    return {text: output_bytes("", outputs[name][port : port + 1]) for text, (name, port) in ends.items()}
+
+
+def _take_largest(merge, outputs: Mapping[str, tuple[OutputInfo, ...]]) -> None:
+    sizes = _branch_bytes(merge, outputs)
+    _make_identity(merge, [max(sizes, key=lambda text: sizes[text] or 0)])
 
 
 def _filled(graph_def, known: KnownShapes):

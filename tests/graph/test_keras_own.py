@@ -18,8 +18,9 @@ CHOSEN = (
     "fit_flow", "val_split", "custom_train_step", "on_batch_methods", "recompile", "constraints", "loss_scal",
     "nested_inputs", "partial_loss", "multiple_compiles", "can_update_state", "raggeds", "loss_weights",
     "different_batch_size", "training_arg", "internal_only_loss", "compute_loss", "retracing",
+    "data_adapter",
 )  # fmt: skip
-LEFT_OUT = ("jit", "torch", "eager", "grain", "jax", "evaluate", "predict")
+LEFT_OUT = ("torch", "eager", "grain", "jax", "evaluate", "predict")
 
 
 @pytest.mark.slow

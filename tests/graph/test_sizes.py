@@ -37,12 +37,13 @@ def test_fill(known, shape, filled):
 
 @pytest.fixture(scope="module")
 def step():
-    """(GraphDef, TrainingGraph) of a step on batches of any size, with a loop that keeps no lists."""
+    """(GraphDef, TrainingGraph) of a step on batches of any size, with a conditional, and a loop that keeps no lists."""
     weight = tf.Variable(np.ones((3, 2), "float32"))
 
     @tf.function
     def train(iterator):
         x = next(iterator)
+        x = tf.cond(tf.shape(x)[0] > 0, lambda: x, lambda: tf.zeros((0, 3)))
         for _ in tf.range(4):
             x = tf.tanh(x)
         with tf.GradientTape() as tape:
@@ -61,7 +62,7 @@ def bytes_of(graph, op_type):
 
 
 @pytest.mark.parametrize("known", [KnownShapes(7), KnownShapes(seen=((FLOAT, (7, 3)),))])
-def test_sizes_inside_loops_too(step, known):
+def test_sizes_inside_loops_and_behind_conditionals_too(step, known):
     graph_def, graph = step
     assert bytes_of(graph, "Tanh") == {None}
     sized = with_sizes(graph, graph_def, known)

@@ -1,0 +1,151 @@
+"""Measured seconds of ops on real TensorFlow."""
+
+from collections import Counter
+
+import pytest
+import tensorflow as tf
+
+from tests import zoo
+from tf_ooo import compat
+from tf_ooo.costs.analytic import base_type
+from tf_ooo.costs.profile import OpProfile, StepProfiler, profile_ops, read_profile
+from tf_ooo.errors import BackendError, CostError, OptionsError
+
+
+def _step(size=256, layers=3):
+    weights = [tf.Variable(tf.random.stateless_normal((size, size), (i, 0))) for i in range(layers)]
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            y = x
+            for w in weights:
+                y = tf.nn.relu(y @ w)
+            loss = tf.reduce_mean(y * y)
+        for w, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            w.assign_sub(1e-9 * gradient)
+        return loss
+
+    return step
+
+
+def test_every_matmul_is_measured_and_the_sum_is_plausible():
+    step, x = _step(), tf.ones((512, 256))
+    profile = profile_ops(lambda: step(x))
+    graph = step.get_concrete_function(x).graph
+    products = [op.name for op in graph.get_operations() if op.type == "MatMul"]
+    assert len(products) == 8
+    assert profile.coverage(products) == 1
+    assert profile.steps == 3
+    assert all(seconds >= 0 for seconds in profile.seconds.values())
+    busy_s = sum(profile.seconds.values())
+    # Two cores: at most twice as much op time as wall time, and most of the step is ops.
+    assert 0.2 * profile.step_s < busy_s < 2.5 * profile.step_s
+    assert sum(profile.seconds[name] for name in products) > 0.4 * busy_s
+    assert 0 < profile.overhead_s < 10
+
+
+def test_every_convolution_of_a_keras_model_is_measured_inside_fit_s_function():
+    model, x, y = zoo.convolutions()
+    model.compile("sgd", zoo.keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+    model.fit(x, y, batch_size=len(x), epochs=1, verbose=0)
+    batches = iter(tf.data.Dataset.from_tensors((x, y)).repeat(8))
+    profile = profile_ops(lambda: model.train_function(batches), steps=2)
+    types = [base_type(op_type) for op_type in profile.types.values()]
+    kinds = Counter(types)
+    # One convolution and the pointwise half of the separable one; one depthwise and its other half.
+    assert kinds["Conv2D"] == kinds["Conv2DBackpropFilter"] == 2
+    assert kinds["DepthwiseConv2dNative"] == kinds["DepthwiseConv2dNativeBackpropFilter"] == 2
+
+
+def test_run_hands_the_result_through_and_profiles_only_once():
+    step, x = _step(8, 1), tf.ones((4, 8))
+    profiler = StepProfiler(steps=2)
+    first = profiler.run(step, x)
+    assert float(first) == pytest.approx(float(step(x)), rel=1e-3)
+    assert profiler.profile is None
+    profiler.run(step, x)
+    profile = profiler.profile
+    assert profile is not None
+    profiler.run(step, x)
+    assert profiler.profile is profile
+
+
+def test_a_step_that_raises_ends_the_trace():
+    profiler = StepProfiler()
+
+    def fails():
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        profiler.run(fails)
+    step, x = _step(8, 1), tf.ones((4, 8))
+    assert profile_ops(lambda: step(x), steps=1).seconds
+
+
+def test_close_ends_a_trace_that_is_under_way():
+    step, x = _step(8, 1), tf.ones((4, 8))
+    profiler = StepProfiler()
+    profiler.run(step, x)
+    profiler.close()
+    assert profile_ops(lambda: step(x), steps=1).seconds
+
+
+def test_profiler_in_use_is_said(tmp_path):
+    step, x = _step(8, 1), tf.ones((4, 8))
+    tf.profiler.experimental.start(str(tmp_path))
+    try:
+        with pytest.raises(BackendError, match="already running"):
+            StepProfiler().run(step, x)
+    finally:
+        tf.profiler.experimental.stop(save=False)
+
+
+def test_step_without_ops_is_said():
+    with pytest.raises(CostError, match="no op in it"):
+        profile_ops(lambda: None)
+
+
+@pytest.mark.parametrize("steps", [0, 4, True, 1.5])
+def test_steps_out_of_range(steps):
+    with pytest.raises(OptionsError, match="1 to 3"):
+        StepProfiler(steps)
+
+
+def _event(label, begin_s, duration_s, plane="/host:CPU", line="tf_Compute/1"):
+    return compat.TracedEvent(plane, line, label, begin_s, duration_s)
+
+
+def test_median_over_steps_of_the_sum_in_a_step():
+    events = [_event(compat.STEP_MARK, start, 9.0, line="python") for start in (0.0, 10.0, 20.0)]
+    for start, duration in ((0.0, 5.0), (10.0, 1.0), (20.0, 2.0)):
+        events += [
+            _event("a/b:MatMul", start + 1, duration / 2),
+            _event("a/b:MatMul", start + 2, duration / 2),
+        ]
+    events += [
+        _event("late:Mul", 19.5, 1.0),
+        _event("in_data:Mul", 1.0, 1.0, line="tf_data_private/3"),
+        _event("ExecutorState::Process", 1.0, 1.0),
+        _event("EagerLocalExecute: __inference_f_45", 1.0, 1.0),
+    ]
+    profile = read_profile(events)
+    assert profile == OpProfile({"a/b": 2.0}, {"a/b": "MatMul"}, 3, 9.0, 0.0)
+    assert profile.coverage(["a/b", "c"]) == 0.5
+    assert profile.coverage([]) == 1
+
+
+def test_gpu_kernels_count_instead_of_their_launch():
+    events = [
+        _event(compat.STEP_MARK, 0.0, 9.0),
+        _event("m:MatMul", 1.0, 0.1),
+        _event("m:MatMul", 2.0, 3.0, plane="/device:GPU:0", line="Stream #1"),
+        _event("m:MatMul", 5.0, 1.0, plane="/device:GPU:0", line="Stream #1"),
+        _event("host:Identity", 1.0, 0.2),
+    ]
+    assert read_profile(events).seconds == {"host": 0.2, "m": 4.0}
+
+
+def test_trace_without_steps_is_said():
+    with pytest.raises(CostError, match="no step"):
+        read_profile([_event("m:MatMul", 1.0, 0.1)])

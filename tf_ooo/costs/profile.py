@@ -1,0 +1,177 @@
+"""Measured seconds of each op, from TensorFlow's own profiler, on steps of the running training.
+
+At most three steps are traced, all within the first fifty or so: later the executor treats ops that
+were cheap so far as not worth an event.  Seconds are those of the op's kernel on the CPU thread that ran
+it, or on the GPU the sum of its kernels; what runs beside it is not taken out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tf_ooo import compat
+from tf_ooo.errors import CostError, OptionsError
+
+MOST_STEPS = 3
+# TensorFlow's grammar for node names, and for op types ("_MklMatMul" and the like are private ones).
+_EVENT = re.compile(r"([A-Za-z0-9.][A-Za-z0-9_.\\/>-]*):(_?[A-Za-z]\w*)")
+_GPU_PLANE = "/device:GPU"
+# Threads that run tf.data's functions, whose ops may have the names of ours.
+_INPUT_THREADS = "tf_data"
+
+
+@dataclass(frozen=True)
+class OpProfile:
+    """What was measured.
+
+    Attributes:
+        seconds: of each op that ran, by node name: the median over the steps of its time in one step
+            (an op in a loop runs several times a step).
+        types: op type of each of them, as the executor knows it.
+        steps: how many steps were traced.
+        step_s: median seconds of one of them.
+        overhead_s: seconds spent on starting and stopping the profiler and on reading the trace.
+    """
+
+    seconds: Mapping[str, float]
+    types: Mapping[str, str]
+    steps: int
+    step_s: float
+    overhead_s: float
+
+    def coverage(self, ops: Iterable[str]) -> float:
+        """The share of the ops that was measured; 1 of no ops."""
+        names = list(ops)
+        return sum(name in self.seconds for name in names) / len(names) if names else 1.0
+
+
+class StepProfiler:
+    """Traces the next steps that are run through it.
+
+    Args:
+        steps: how many, 1 to 3.
+
+    Use::
+
+        profiler = StepProfiler()
+        while profiler.profile is None:
+            outputs = profiler.run(train_step, x, y)
+
+    Raises:
+        OptionsError: ``steps`` out of range.
+    """
+
+    def __init__(self, steps: int = MOST_STEPS) -> None:
+        if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MOST_STEPS:
+            raise OptionsError(f"steps must be 1 to {MOST_STEPS}, got {steps!r}")
+        self.steps = steps
+        self.profile: OpProfile | None = None
+        self._events: list[compat.TracedEvent] = []
+        self._stack = contextlib.ExitStack()
+        self._done = 0
+        self._overhead_s = 0.0
+
+    def run(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Runs one step, waits for it, returns its result; traced until there is a profile.
+
+        Raises BackendError if the profiler is in use.  What the step raises ends the trace.
+        """
+        if self.profile is not None:
+            return step(*args, **kwargs)
+        if not self._done:
+            started = time.perf_counter()
+            self._stack.enter_context(compat.traced_events(self._events))
+            self._overhead_s = time.perf_counter() - started
+        try:
+            with compat.mark_step(self._done):
+                outputs = step(*args, **kwargs)
+                compat.synchronize(outputs)
+        except BaseException as error:
+            self._done = 0
+            self._stack.__exit__(type(error), error, error.__traceback__)
+            raise
+        self._done += 1
+        if self._done == self.steps:
+            self.profile = self._finish()
+        return outputs
+
+    def close(self) -> None:
+        """Ends a trace that got too few steps; its events are dropped."""
+        self._stack.close()
+        self._events.clear()
+        self._done = 0
+
+    def _finish(self) -> OpProfile:
+        started = time.perf_counter()
+        self._stack.close()
+        profile = read_profile(self._events)
+        self._events.clear()
+        return replace(profile, overhead_s=self._overhead_s + time.perf_counter() - started)
+
+
+def profile_ops(step: Callable[[], Any], steps: int = MOST_STEPS) -> OpProfile:
+    """Runs ``step`` once without and ``steps`` times with the profiler.
+
+    Args:
+        step: runs one training step, each call a whole one (they train!), for example
+            ``lambda: train_step(x, y)``; the first call traces it.
+        steps: 1 to 3.
+
+    Raises:
+        CostError: no op was seen: the step runs no TensorFlow ops, or one compiled by XLA.
+    """
+    profiler = StepProfiler(steps)
+    compat.synchronize(step())
+    while profiler.profile is None:
+        profiler.run(step)
+    return profiler.profile
+
+
+def read_profile(events: Iterable[compat.TracedEvent]) -> OpProfile:
+    """Sums up a trace in which every step is marked.  CostError if it has no step or no op."""
+    events = list(events)
+    marks = sorted((e.begin_s, e.duration_s) for e in events if e.label.partition("#")[0] == compat.STEP_MARK)
+    if not marks:
+        raise CostError("the profile has no step in it")
+    ops = list(_ops(events))
+    on_gpu = {name for name, _, event in ops if event.plane.startswith(_GPU_PLANE)}
+    sums = [defaultdict[str, float](float) for _ in marks]
+    types: dict[str, str] = {}
+    for name, op_type, event in ops:
+        # For an op with kernels on a GPU the CPU's event is only their launch.
+        if name in on_gpu and not event.plane.startswith(_GPU_PLANE):
+            continue
+        number = _step_of(event.begin_s, marks)
+        if number is not None:
+            sums[number][name] += event.duration_s
+            types[name] = op_type
+    if not types:
+        raise CostError(
+            "the profile has no op in it: the step runs no TensorFlow graph, or one compiled by XLA, "
+            "or it ran too often before"
+        )
+    seconds = {name: statistics.median(s[name] for s in sums if name in s) for name in types}
+    step_s = statistics.median(duration for _, duration in marks)
+    return OpProfile(dict(sorted(seconds.items())), types, len(marks), step_s, 0.0)
+
+
+def _ops(events: Iterable[compat.TracedEvent]) -> Iterable[tuple[str, str, compat.TracedEvent]]:
+    for event in events:
+        match = _EVENT.fullmatch(event.label)
+        if match and not event.line.startswith(_INPUT_THREADS):
+            yield match[1], match[2], event
+
+
+def _step_of(begin_s: float, marks: list[tuple[float, float]]) -> int | None:
+    """The step during which something began; None before the first and between two."""
+    for number, (start_s, duration_s) in enumerate(marks):
+        if start_s <= begin_s <= start_s + duration_s:
+            return number
+    return None

@@ -1,0 +1,183 @@
+"""Seconds of communication: latency + bytes / bandwidth, fitted to a measurement of the real link.
+
+Allreduces follow the usual models (Thakur, Rabenseifner, Gropp, "Optimization of Collective
+Communication Operations in MPICH", 2005), without the time of the additions.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+from tf_ooo.costs.layer_costs import Link
+from tf_ooo.errors import CostError
+
+# Messages that a measurement sends: latency shows in the small ones, bandwidth in the large ones.
+MEASURED_BYTES = (1024, 16 * 1024, 256 * 1024, 1024**2, 4 * 1024**2)
+
+_PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_BINARY = {"": 1, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_AMOUNT = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z/]*)\s*", re.IGNORECASE)
+_TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+
+
+def point_to_point_s(link: Link, size_bytes: float) -> float:
+    """Seconds of one message on an idle link."""
+    return link.seconds(size_bytes)
+
+
+def ring_allreduce_s(link: Link, size_bytes: float, workers: int) -> float:
+    """Seconds of a ring allreduce: 2 (n - 1) messages one after the other, of 1/n of the bytes each."""
+    _check_workers(workers)
+    return 2 * (workers - 1) * link.seconds(size_bytes / workers)
+
+
+def tree_allreduce_s(link: Link, size_bytes: float, workers: int) -> float:
+    """Seconds of a reduction along a binary tree and a broadcast back: 2 ceil(log2 n) whole messages."""
+    _check_workers(workers)
+    return 2 * math.ceil(math.log2(workers)) * link.seconds(size_bytes)
+
+
+def allreduce_s(link: Link, size_bytes: float, workers: int) -> float:
+    """Seconds of the faster of ring and tree, as libraries choose by size."""
+    both = (ring_allreduce_s, tree_allreduce_s)
+    return min(seconds(link, size_bytes, workers) for seconds in both)
+
+
+def _check_workers(workers: int) -> None:
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        raise CostError(f"workers must be a whole number from 1, got {workers!r}")
+
+
+def fit_link(samples: Sequence[tuple[float, float]]) -> Link:
+    """The link that explains measured messages best.
+
+    The slope is the median of the slopes between all pairs (Theil-Sen), the latency the median of what
+    it leaves over: up to 29% of the samples may be disturbed without moving the line far.
+
+    Args:
+        samples: (bytes, seconds) of single messages; of at least two different sizes.
+
+    Raises:
+        CostError: too few samples or sizes, a number that is none, or larger messages not slower.
+    """
+    samples = [_sample(index, sample) for index, sample in enumerate(samples)]
+    sizes = {size for size, _ in samples}
+    if len(sizes) < 2:
+        raise CostError(
+            f"a link needs messages of at least two sizes to be fitted, got {len(samples)} samples "
+            f"of {len(sizes)}"
+        )
+    slopes = [
+        (later[1] - earlier[1]) / (later[0] - earlier[0])
+        for index, earlier in enumerate(samples)
+        for later in samples[index + 1 :]
+        if earlier[0] != later[0]
+    ]
+    seconds_per_byte = statistics.median(slopes)
+    if not seconds_per_byte > 0:
+        raise CostError(
+            "a link cannot be fitted: larger messages were not slower; send larger ones, up to "
+            f"{max(sizes):.0f} bytes is too little"
+        )
+    latency_s = statistics.median(seconds - size * seconds_per_byte for size, seconds in samples)
+    return Link(max(0.0, latency_s), 1 / seconds_per_byte)
+
+
+def _sample(index: int, sample: tuple[float, float]) -> tuple[float, float]:
+    try:
+        size, seconds = (float(value) for value in sample)
+    except (TypeError, ValueError) as error:
+        raise CostError(f"sample {index}: expected (bytes, seconds), got {sample!r:.80}") from error
+    if not (0 <= size < math.inf and 0 <= seconds < math.inf):
+        raise CostError(f"sample {index}: bytes and seconds must be finite and >= 0, got {sample!r:.80}")
+    return size, seconds
+
+
+def measure_link(
+    send: Callable[[int], object], sizes: Sequence[int] = MEASURED_BYTES, repeats: int = 5
+) -> Link:
+    """Times messages and fits a link to them.
+
+    Args:
+        send: sends so many bytes and returns when they are there.  For an allreduce, see
+            :func:`link_of_ring`.
+        sizes: of the messages, bytes; each is sent once before it is timed.
+        repeats: timed messages of each size.
+
+    Raises:
+        CostError: see :func:`fit_link`.
+    """
+    samples = []
+    for size in sizes:
+        send(size)
+        for _ in range(repeats):
+            started = time.perf_counter()
+            send(size)
+            samples.append((float(size), time.perf_counter() - started))
+    return fit_link(samples)
+
+
+def link_of_ring(allreduce: Link, workers: int) -> Link:
+    """The link between neighbours, given :func:`measure_link` of whole ring allreduces of n workers.
+
+    A ring of n takes 2 (n - 1) latencies and 2 (n - 1) / n of the bytes' time.
+    """
+    _check_workers(workers)
+    if workers == 1:
+        raise CostError("one worker communicates with nobody: no link can be told")
+    rounds = 2 * (workers - 1)
+    return Link(allreduce.latency_s / rounds, allreduce.bytes_per_s * rounds / workers)
+
+
+def parse_link(text: str) -> Link:
+    """A link from text: ``25Gbit``, ``1.5 GB/s``, ``10Gbit,20us`` (bandwidth, then latency).
+
+    ``bit`` and ``B`` are decimal (k, M, G, T), ``KiB`` and the like binary; "/s" and "ps" may be left out.
+
+    Raises:
+        CostError: says what was expected.
+    """
+    bandwidth_text, comma, latency_text = text.partition(",")
+    bytes_per_s = _bandwidth(bandwidth_text)
+    if bytes_per_s is None or not 0 < bytes_per_s < math.inf:
+        raise CostError(f"link {text!r}: expected a bandwidth such as 25Gbit, 1.5GB/s or 10Gbit,20us")
+    latency_s = _duration(latency_text) if comma else 0.0
+    if latency_s is None:
+        raise CostError(f"link {text!r}: expected a latency such as 20us or 1ms after the comma")
+    return Link(latency_s, bytes_per_s)
+
+
+def parse_bytes(text: str) -> int:
+    """A number of bytes from text: ``16GiB``, ``16GB``, ``512 MiB``, ``1000000``.  CostError otherwise."""
+    match = _AMOUNT.fullmatch(text)
+    unit = match[2].lower().removesuffix("b") if match else ""
+    factor = _BINARY.get(unit, _PREFIXES.get(unit))
+    if match is None or factor is None or (unit and not match[2].endswith("B")):
+        raise CostError(f"{text!r}: expected bytes such as 16GiB, 16GB or 512MiB (upper-case B)")
+    size = float(match[1]) * factor
+    if not 0 < size < 2**63:
+        raise CostError(f"{text!r}: expected more than 0 and fewer than 2^63 bytes")
+    return round(size)
+
+
+def _bandwidth(text: str) -> float | None:
+    """Bytes a second, None where the text is no bandwidth."""
+    match = _AMOUNT.fullmatch(text)
+    if match is None:
+        return None
+    unit = re.sub(r"(/s|ps)$", "", match[2])
+    for suffix, bits in (("bits", 1), ("bit", 1), ("B", 8), ("b", 1)):
+        if unit.endswith(suffix):
+            prefix = unit.removesuffix(suffix).lower()
+            factor = _BINARY.get(prefix, _PREFIXES.get(prefix))
+            return None if factor is None else float(match[1]) * factor * bits / 8
+    return None
+
+
+def _duration(text: str) -> float | None:
+    match = _AMOUNT.fullmatch(text)
+    return float(match[1]) * _TIMES[match[2]] if match and match[2] in _TIMES else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from tf_ooo.schedulers import fast_forward, in_order
+from tf_ooo.schedulers import dualpipe_v, fast_forward, in_order, v_half, v_min, zb_v
 from tf_ooo.schedulers.problem import Policy, Problem
 from tf_ooo.task import Task
 
@@ -13,6 +13,10 @@ __all__ = ["BACKWARD_ORDERS", "POLICIES", "Policy", "Problem"]
 _POLICIES = [
     Policy("in_order", ("single_device", "data_parallel"), in_order.make, ("barrier",)),
     Policy("fast_forward", ("single_device", "data_parallel", "pipeline"), fast_forward.make),
+    Policy("zb_v", ("pipeline",), zb_v.make),
+    Policy("v_half", ("pipeline",), v_half.make),
+    Policy("v_min", ("pipeline",), v_min.make),
+    Policy("dualpipe_v", ("pipeline",), dualpipe_v.make),
 ]
 
 POLICIES: Mapping[str, Policy] = {policy.name: policy for policy in _POLICIES}

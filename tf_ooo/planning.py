@@ -81,7 +81,7 @@ def plan(
     if table is None:
         raise OptionsError("plan() needs a training graph, or layers=[LayerCosts, ...]")
     between: Link = link if link is not None else getattr(layers, "link", Link())
-    problem = Problem(check_layers(table), devices, microbatches, between, memory_limit_bytes, options)
+    problem = Problem(check_layers(table), devices, microbatches, between, memory_limit_bytes, options, mode)
     check_problem(problem)
     if schedule == "auto":
         return best(candidates(problem, mode), problem)
@@ -148,7 +148,7 @@ def candidates(
         if on_progress is not None:
             on_progress(policy.name)
         chosen = {name: value for name, value in problem.options.items() if name in policy.options}
-        found.append(_candidate(policy, dataclasses.replace(problem, options=chosen)))
+        found.append(_candidate(policy, dataclasses.replace(problem, options=chosen, mode=wanted)))
     return sorted(found, key=lambda candidate: candidate.step_s)
 
 

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from tf_ooo.schedulers import dualpipe_v, fast_forward, in_order, v_half, v_min, zb_v
+from tf_ooo.schedulers import (
+    dualpipe_v,
+    fast_forward,
+    gpipe,
+    in_order,
+    interleaved_1f1b,
+    modulo,
+    one_f_one_b,
+    v_half,
+    v_min,
+    zb_auto,
+    zb_h1,
+    zb_h2,
+    zb_v,
+)
 from tf_ooo.schedulers.problem import Policy, Problem
 from tf_ooo.task import Task
 
@@ -13,6 +27,13 @@ __all__ = ["BACKWARD_ORDERS", "POLICIES", "Policy", "Problem"]
 _POLICIES = [
     Policy("in_order", ("single_device", "data_parallel"), in_order.make, ("barrier",)),
     Policy("fast_forward", ("single_device", "data_parallel", "pipeline"), fast_forward.make),
+    Policy("gpipe", ("pipeline",), gpipe.make),
+    Policy("1f1b", ("pipeline",), one_f_one_b.make),
+    Policy("interleaved_1f1b", ("pipeline",), interleaved_1f1b.make, ("chunks",)),
+    Policy("modulo", ("pipeline",), modulo.make, ("group",)),
+    Policy("zb_h1", ("pipeline",), zb_h1.make),
+    Policy("zb_h2", ("pipeline",), zb_h2.make),
+    Policy("zb_auto", ("pipeline",), zb_auto.make),
     Policy("zb_v", ("pipeline",), zb_v.make),
     Policy("v_half", ("pipeline",), v_half.make),
     Policy("v_min", ("pipeline",), v_min.make),

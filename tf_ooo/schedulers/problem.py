@@ -22,6 +22,7 @@ class Problem:
         link: between each two devices, in each direction.
         memory_limit_bytes: of each device; None: no limit.
         options: what the policy itself offers (``group`` of modulo, ``k`` of reverse_first_k).
+        mode: what the devices are for, where a policy serves several modes; None: not said.
     """
 
     layers: tuple[LayerCosts, ...]
@@ -30,6 +31,7 @@ class Problem:
     link: Link = field(default_factory=Link)
     memory_limit_bytes: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    mode: str | None = None
 
     def option(self, name: str, default: int, least: int = 0) -> int:
         """A whole-number option of the policy; OptionsError if it is none or below ``least``."""

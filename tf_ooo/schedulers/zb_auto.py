@@ -1,0 +1,41 @@
+"""An automatic zero bubble schedule under a memory limit (arXiv 2401.10241, section 3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tf_ooo.schedule import Schedule
+from tf_ooo.schedulers import one_f_one_b, zb_h1, zb_h2
+from tf_ooo.schedulers.choice import fastest, quickest
+from tf_ooo.schedulers.list_schedule import Taste, list_lanes
+from tf_ooo.schedulers.pipeline import Stages, paced
+from tf_ooo.schedulers.problem import Problem
+
+NAME = "zb_auto"
+_TASKS_TO_SEARCH = 100_000
+_PATIENCE = (0.0, 0.5, 1.0)
+
+
+def make(problem: Problem) -> Schedule:
+    """The quickest of the handcrafted paces and of list schedules, each within the memory limit.
+
+    Never slower than zb_h1 or zb_h2 within the same limit.  Without one, at most 2p - 1 micro-batches
+    are in flight on a device, as in ZB-H2.  Above 100,000 tasks only the handcrafted ones are compared.
+    """
+    stages = Stages.of(problem)
+    paces = (zb_h2.pace(problem), zb_h1.pace(problem), one_f_one_b.pace(problem))
+    candidates = [paced(NAME, stages, pace) for pace in paces]
+    if 3 * problem.microbatches * problem.devices > _TASKS_TO_SEARCH:
+        return quickest(stages, candidates)
+    return fastest(problem, [*candidates, *_lists(stages)])
+
+
+def _lists(stages: Stages) -> Iterator[Schedule]:
+    devices = stages.problem.devices
+    device = np.arange(devices)
+    for ahead in (devices - device, 2 * (devices - device) - 1, np.full(devices, 2 * devices - 1)):
+        for patience in _PATIENCE:
+            taste = Taste(2 * devices - 1, patience=patience, ahead=ahead)
+            yield stages.schedule(NAME, list_lanes(stages, taste))

@@ -123,20 +123,23 @@ def _labels(bars: Bars, schedule: Schedule) -> list[str]:
 
 
 def _hover_columns(bars: Bars, schedule: Schedule, unit: Unit) -> Any:
-    """stage, first layer, last layer, micro-batch, part, step, start, end: numbers take little room."""
+    """stage, first layer, last layer, micro-batch, part, step, start, end, seconds: numbers take little room."""
     f = bars.fields
     stages = int(f.stage.max()) + 1
     ranges = [schedule.layers_of(stage) for stage in range(stages)]
     first, last = (np.array([each[i] for each in ranges])[f.stage] for i in (0, -1))
     columns = (f.stage, first, last, f.microbatch, f.part, bars.step)
-    times = bars.start_s / unit.size, bars.end_s / unit.size
+    times = (time_s / unit.size for time_s in (bars.start_s, bars.end_s, bars.end_s - bars.start_s))
     return np.stack([*columns, *times], axis=1).astype(np.float32)
 
 
 def _hover(kind: str, bars: Bars, unit: Unit, run: str) -> str:
     part = "." + "%{customdata[4]}" if bars.fields.part.any() else ""
     times = (
-        "%{customdata[6]:.5~g} – %{customdata[7]:.5~g} " + f"{unit.name} (" + "%{x:.4~g}" + f" {unit.name})"
+        "%{customdata[6]:.5~g} – %{customdata[7]:.5~g} "
+        + f"{unit.name} ("
+        + "%{customdata[8]:.4~g}"
+        + f" {unit.name})"
     )
     lines = [
         f"<b>{kind}:" + "%{customdata[0]}" + part + "@%{customdata[3]}</b>" + (f" {run}" if run else ""),
@@ -187,7 +190,8 @@ def _add_memory(made: go.Figure, run: Run, place: int, unit: Unit, end_s: float)
             yaxis=_MEMORY,
             mode="lines",
             line={"shape": "hv", "width": 1.5, "color": colour, "dash": "dot" if place else "solid"},
-            name=f"memory, device {device}",
+            name=f"device {device}",
+            legend="legend2",
             legendgroup=f"memory {device}",
             showlegend=place == 0 and len(devices) <= _MOST_LEGEND,
             hovertemplate=f"<b>device {device}</b> {run.name}<br>"
@@ -197,7 +201,8 @@ def _add_memory(made: go.Figure, run: Run, place: int, unit: Unit, end_s: float)
             + f"{unit.name}<extra></extra>",
         )
     if place == 0:
-        made.update_layout({"yaxis3": {"title": {"text": f"memory, {size.name}"}}})
+        many = f"<br>{devices[0]} dark, {devices[-1]} light" if len(devices) > _MOST_LEGEND else ""
+        made.update_layout({"yaxis3": {"title": {"text": f"memory, {size.name}{many}"}}})
 
 
 def _lay_out(made: go.Figure, rows: _Rows, links: list[str], unit: Unit, end: float) -> None:
@@ -211,6 +216,7 @@ def _lay_out(made: go.Figure, rows: _Rows, links: list[str], unit: Unit, end: fl
         dragmode="zoom",
         uniformtext={"mode": "hide", "minsize": 9},
         margin={"l": 10, "r": 20, "t": _TOP_PX, "b": _BOTTOM_PX},
+        legend2={"orientation": "h", "x": 1, "xanchor": "right", "yanchor": "bottom"},
         legend={"orientation": "h", "x": 0, "y": 1, "yref": "container", "yanchor": "top"},
         xaxis={"title": {"text": f"time, {unit.name}"}, "range": [0, end], "anchor": "free", "position": 0,
                "gridcolor": "#E5E5E5"},
@@ -253,6 +259,7 @@ def _heights(rows: _Rows, links: list[str], shown: bool, has_memory: bool) -> di
         "yaxis.domain": [1 - rows.height_px / total, 1],
         "yaxis2.domain": links_at if link_px else [0, 0.001],
         "yaxis2.visible": bool(link_px),
+        "legend2.y": memory[1],
         "yaxis3.domain": memory if has_memory else [0, 0.001],
     }
 

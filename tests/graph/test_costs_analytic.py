@@ -199,3 +199,14 @@ def test_every_op_of_a_keras_step_has_a_number(name):
     found = analytic_ops(graph_def, DEVICE)
     assert not found.unknown
     assert sum(found.seconds.values()) > 0
+
+
+def test_reduction_of_open_size_counts_as_writing_what_it_reads():
+    @tf.function
+    def step(x, axes):
+        return tf.reduce_sum(x, axes)
+
+    specs = (tf.TensorSpec((8, 4)), tf.TensorSpec((None,), tf.int32))
+    graph_def = step.get_concrete_function(*specs).graph.as_graph_def()
+    (name,) = (node.name for node in graph_def.node if node.op == "Sum")
+    assert analytic_ops(graph_def, DEVICE).work[name].moved_bytes == 2 * _bytes((8, 4))

@@ -42,6 +42,8 @@ _EXTRA_READS = {
     "SoftmaxCrossEntropyWithLogits": 1,
     "SparseSoftmaxCrossEntropyWithLogits": 1,
 }
+# The sizes of what they put out may be known only at run time; it is never more than what they read.
+_REDUCTIONS = ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any")
 # They touch only as much of their first input as they put out.
 _PARTIAL_READS = ("Gather", "ResourceGather", "Slice", "StridedSlice", "Split", "Unpack", "DynamicSlice")
 
@@ -144,8 +146,9 @@ _Rule = Callable[[Any, Sequence["OutputInfo | None"], Sequence[OutputInfo]], Wor
 def _by_bytes(node: Any, inputs: Sequence[OutputInfo | None], outputs: Sequence[OutputInfo]) -> Work:
     """Memory traffic only: inputs read once, outputs written once, variables read and written."""
     kind = base_type(node.op)
-    written = _tensor_bytes(outputs)
-    if kind in _PARTIAL_READS:
+    is_open = kind in _REDUCTIONS and (outputs[0].shape is None or None in outputs[0].shape)
+    written = _tensor_bytes(inputs[:1] if is_open else outputs)
+    if is_open or kind in _PARTIAL_READS:
         moved = 2 * written
     else:
         moved = written + _tensor_bytes(inputs)

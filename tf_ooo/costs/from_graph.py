@@ -1,0 +1,258 @@
+"""From a classified graph and the seconds of its ops to the costs of its layers.
+
+No TensorFlow here.  Which op counts where is written down in docs/design/costs.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from grappler_passes.graph import Layer, Op, OpKind, TrainingGraph
+from grappler_passes.liveness import owns_memory
+from tf_ooo.costs.layer_costs import LayerCosts
+from tf_ooo.errors import CostError
+from tf_ooo.lowering import TaskOps, task_ops
+
+_ASSUMED_ELEMENT_BYTES = 4
+_BACKWARD = (OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD)
+_FORWARD = (OpKind.FORWARD, OpKind.OTHER)
+
+
+@dataclass(frozen=True)
+class GraphCosts:
+    """The layers of a graph.
+
+    Attributes:
+        layers: one for each of ``TrainingGraph.layers``, in the same order.
+        left_out_s: seconds of ops that belong to no layer, by kind: updates shared by all weights (a
+            clipping by global norm), communication, ops that serve no training.
+        notes: sizes that were not known and count as 0, or were assumed.
+    """
+
+    layers: tuple[LayerCosts, ...]
+    left_out_s: Mapping[str, float]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass
+class _Sizes:
+    """Bytes by layer, filled in one walk over the graph."""
+
+    kept: dict[int, float] = field(default_factory=dict)
+    weight_grad: dict[int, float] = field(default_factory=dict)
+    output: dict[int, float] = field(default_factory=dict)
+    unknown: list[str] = field(default_factory=list)
+
+
+def graph_costs(
+    graph: TrainingGraph, seconds: Mapping[str, float], tasks: TaskOps | None = None
+) -> GraphCosts:
+    """Sums op seconds up to layers.
+
+    Args:
+        graph: from ``classify``, with sizes of tensors where they are known.
+        seconds: of each op by name, as from ``op_seconds``.
+        tasks: ``task_ops(graph)`` if the caller has it.
+
+    Raises:
+        CostError: names the op of a layer whose seconds are missing or no time.
+    """
+    tasks = tasks or task_ops(graph)
+    forward = forward_layers(graph)
+    by_task = _ops_by_task(graph, tasks, forward)
+    counted = {name for names in by_task.values() for name in names}
+    sizes = _sizes(graph, tasks, forward)
+    notes: list[str] = []
+    if sizes.unknown:
+        shown = ", ".join(sizes.unknown[:5])
+        notes.append(f"{len(sizes.unknown)} tensors of unknown size count as 0 bytes: {shown}")
+    inputs = _layer_inputs(graph, forward)
+    weights = _variable_bytes(graph, notes)
+    layers = []
+    for layer in graph.layers:
+        times = {
+            kind: _total_s(graph, by_task.get((kind, layer.index), ()), seconds)
+            for kind in ("F", "dO", "dW", "U")
+        }
+        layers.append(_layer(layer, times, sizes, weights[layer.index], inputs[layer.index]))
+    return GraphCosts(tuple(layers), _left_out(graph, seconds, counted), tuple(notes))
+
+
+def layer_costs(graph: TrainingGraph, seconds: Mapping[str, float]) -> tuple[LayerCosts, ...]:
+    """The layers of :func:`graph_costs` alone."""
+    return graph_costs(graph, seconds).layers
+
+
+def forward_layers(graph: TrainingGraph) -> dict[str, int]:
+    """The layer that each forward op counts for.
+
+    That is the highest layer whose weights the op's result depends on.  An op that depends on no
+    weights (a dropout mask, preprocessing) counts for the lowest layer that reads its result, and one
+    that no layer reads (a metric of the labels) for the last.
+    """
+    own = {
+        v.handle: layer.index for layer in graph.layers for v in graph.variables if v.name in layer.variables
+    }
+    latest: dict[str, int] = {}
+    for name, op in graph.ops.items():
+        if op.kind in _FORWARD or name in own:
+            above = [latest[producer] for producer, _ in op.inputs if producer in latest]
+            found = max([own[name]] if name in own else above, default=None)
+            if found is not None:
+                latest[name] = found
+    earliest = _earliest_reader(graph, latest)
+    last = len(graph.layers) - 1
+    forward = graph.of_kind(OpKind.FORWARD)
+    return {name: latest.get(name, earliest.get(name, last)) for name in forward}
+
+
+def _earliest_reader(graph: TrainingGraph, latest: Mapping[str, int]) -> dict[str, int]:
+    """For ops that depend on no weights, the lowest layer among the forward ops that read them."""
+    earliest: dict[str, int] = {}
+    for name in reversed(list(graph.ops)):
+        op = graph.ops[name]
+        reader = latest.get(name, earliest.get(name)) if op.kind is OpKind.FORWARD else None
+        if reader is not None:
+            for producer, _ in op.inputs:
+                if producer not in latest:
+                    earliest[producer] = min(earliest.get(producer, reader), reader)
+    return earliest
+
+
+def _ops_by_task(
+    graph: TrainingGraph, tasks: TaskOps, forward: Mapping[str, int]
+) -> dict[tuple[str, int], list[str]]:
+    by_task: dict[tuple[str, int], list[str]] = {}
+    for task, names in tasks.ops.items():
+        by_task[task.kind, task.stage] = list(names)
+    for layer in graph.layers:
+        by_task["U", layer.index] = [name for name in layer.update_ops if name in graph.ops]
+    for name, index in forward.items():
+        by_task.setdefault(("F", index), []).append(name)
+    return by_task
+
+
+def _total_s(graph: TrainingGraph, names: Iterable[str], seconds: Mapping[str, float]) -> float:
+    total_s = 0.0
+    for name in names:
+        if name not in seconds:
+            if graph.ops[name].type == "Const":
+                continue
+            raise CostError(f"op {name!r} ({graph.ops[name].type}): its seconds are missing")
+        if not 0 <= seconds[name] < math.inf:
+            raise CostError(f"op {name!r}: seconds must be finite and >= 0, got {seconds[name]!r}")
+        total_s += seconds[name]
+    return total_s
+
+
+def _layer(
+    layer: Layer,
+    times: Mapping[str, float],
+    sizes: _Sizes,
+    weights: tuple[float, float],
+    inputs: tuple[int, ...],
+) -> LayerCosts:
+    kept = sizes.kept.get(layer.index, 0.0)
+    weight_grad = sizes.weight_grad.get(layer.index, 0.0)
+    return LayerCosts(
+        forward_s=times["F"],
+        output_grad_s=times["dO"],
+        weight_grad_s=times["dW"],
+        update_s=times["U"],
+        # dW also needs the gradient that dO made; where that is larger than what dO frees, it counts
+        # from the start: rather too much memory than too little.
+        activation_bytes=max(kept, weight_grad),
+        weight_bytes=weights[0],
+        output_bytes=sizes.output.get(layer.index, 0.0),
+        weight_grad_bytes=weight_grad,
+        inputs=inputs,
+        name=layer.name,
+        slot_bytes=weights[1],
+    )
+
+
+def _left_out(graph: TrainingGraph, seconds: Mapping[str, float], counted: set[str]) -> dict[str, float]:
+    left: dict[str, float] = {}
+    for name, op in graph.ops.items():
+        if name not in counted and seconds.get(name, 0.0) > 0:
+            left[op.kind.value] = left.get(op.kind.value, 0.0) + seconds[name]
+    return left
+
+
+def _sizes(graph: TrainingGraph, tasks: TaskOps, forward: Mapping[str, int]) -> _Sizes:
+    """Activations, each counted once: where dW reads it, else at the lowest layer whose dO does."""
+    task_of = {name: task for task, names in tasks.ops.items() for name in names}
+    readers: dict[str, set[tuple[str, int]]] = {}
+    outside: set[str] = set()
+    for name, op in graph.ops.items():
+        for tensor in _tensors_read(graph, op):
+            if op.kind in _BACKWARD and name in task_of:
+                readers.setdefault(tensor, set()).add((task_of[name].kind, task_of[name].stage))
+            elif name in forward and tensor in forward and forward[tensor] != forward[name]:
+                outside.add(tensor)
+    sizes = _Sizes()
+    for tensor, reading in readers.items():
+        weight_readers = sorted(stage for kind, stage in reading if kind == "dW")
+        size = graph.ops[tensor].output_bytes
+        if graph.ops[tensor].kind not in (OpKind.FORWARD, OpKind.OUTPUT_GRAD):
+            continue
+        if size is None:
+            sizes.unknown.append(tensor)
+            continue
+        if tensor in forward:
+            _add(sizes.kept, (weight_readers or sorted(stage for _, stage in reading))[0], size)
+        if weight_readers:
+            _add(sizes.weight_grad, weight_readers[0], size)
+    for tensor in outside:
+        _add(sizes.output, forward[tensor], graph.ops[tensor].output_bytes or 0)
+    return sizes
+
+
+def _add(sums: dict[int, float], index: int, size: float) -> None:
+    sums[index] = sums.get(index, 0.0) + size
+
+
+def _tensors_read(graph: TrainingGraph, op: Op) -> Iterator[str]:
+    """The ops whose memory an op reads: looks through views, leaves out weights and constants."""
+    for producer in {producer for producer, _ in op.inputs}:
+        owner = producer
+        while owner in graph.ops and not owns_memory(graph.ops[owner]):
+            above = graph.ops[owner].inputs
+            owner = above[0][0] if above else ""
+        if owner in graph.ops:
+            yield owner
+
+
+def _layer_inputs(graph: TrainingGraph, forward: Mapping[str, int]) -> list[tuple[int, ...]]:
+    """For each layer the lower layers whose tensors its forward ops read; skip connections are in it."""
+    found: list[set[int]] = [set() for _ in graph.layers]
+    for name, reader in forward.items():
+        for tensor in _tensors_read(graph, graph.ops[name]):
+            if tensor in forward and forward[tensor] < reader:
+                found[reader].add(forward[tensor])
+    return [tuple(sorted(indices)) for indices in found]
+
+
+def _variable_bytes(graph: TrainingGraph, notes: list[str]) -> list[tuple[float, float]]:
+    """(bytes of the weights, bytes of their slots) for each layer; a slot is as large as its weight."""
+    read = {
+        op.inputs[0][0]: op.output_bytes
+        for op in graph.ops.values()
+        if op.type == "ReadVariableOp" and op.output_bytes is not None
+    }
+    variables = {variable.name: variable for variable in graph.variables}
+    out = []
+    for layer in graph.layers:
+        weight_bytes, slot_bytes = 0.0, 0.0
+        for variable in (variables[name] for name in layer.variables):
+            size: float | None = read.get(variable.handle)
+            if size is None:
+                size = float(math.prod(variable.shape or (0,)) * _ASSUMED_ELEMENT_BYTES)
+                how = f"{_ASSUMED_ELEMENT_BYTES} bytes an element" if variable.shape else "0 bytes"
+                notes.append(f"variable {variable.name!r} is never read whole: {how} assumed")
+            weight_bytes += size
+            slot_bytes += size * len(variable.slots)
+        out.append((weight_bytes, slot_bytes))
+    return out

@@ -1,0 +1,180 @@
+"""Costs of the layers of a Keras model: one training step is traced, its ops measured or calculated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grappler_passes.classify import classify_graph_def, flatten
+from grappler_passes.compat import graph_def_of
+from grappler_passes.graph import TrainingGraph
+from grappler_passes.liveness import unknown_sizes
+from grappler_passes.separate import SeparatePass
+from grappler_passes.sizes import KnownShapes, with_sizes
+from tf_ooo import compat
+from tf_ooo.costs.devices import device as device_named
+from tf_ooo.costs.from_graph import graph_costs
+from tf_ooo.costs.layer_costs import Link
+from tf_ooo.costs.op_seconds import op_seconds
+from tf_ooo.costs.profile import OpProfile, profile_ops
+from tf_ooo.costs.table import CostTable
+from tf_ooo.errors import OptionsError
+
+_OPTIMIZER, _LOSS = "adam", "mse"
+
+
+def costs_of_file(path: str | Path, batch: int, device: str, measure: bool = False) -> CostTable:
+    """Costs of a saved model; see :func:`costs_of_model`.  OptionsError where it cannot be loaded."""
+    compat.check_versions()
+    compat.check_keras_backend()
+    import keras
+
+    try:
+        model = keras.saving.load_model(path)
+    except Exception as error:  # whatever Keras, h5py or zipfile raise
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise OptionsError(f"{path}: Keras cannot load it: {reason[0]}") from error
+    return costs_of_model(model, batch, device, measure)
+
+
+def costs_of_model(model: Any, batch: int, device: str, measure: bool = False) -> CostTable:
+    """Costs of one micro-batch.
+
+    Args:
+        model: a built Keras model; compiled with Adam and a mean squared error if it is not compiled.
+        batch: rows of one micro-batch.
+        device: name of a device model, see ``tf_ooo.costs.devices``; with ``measure`` that of the ops
+            that could not be measured.
+        measure: run four steps on zeros on this machine; they change the model's weights.
+
+    Raises:
+        OptionsError: the model is not built, or its step cannot be traced.
+        GraphError: the step trains nothing.
+        CostError: unknown device, or an op without known costs.
+    """
+    roofline = device_named(device)
+    step = _Step(model, batch)
+    graph_def, graph = step.classified(batch)
+    profile = step.profiled() if measure else None
+    seconds = op_seconds(graph_def, roofline, profile)
+    costs = graph_costs(graph, seconds.seconds)
+    notes = [*step.notes, *costs.notes, *seconds.notes]
+    for kind, left_s in costs.left_out_s.items():
+        notes.append(f"{left_s * 1e3:.3g} ms of {kind} ops belong to no layer and are left out")
+    return CostTable(
+        costs.layers,
+        Link(),
+        seconds.source,
+        _device_text(device, profile),
+        (f"micro-batches of {batch} rows", "the link takes no time unless one is given"),
+        tuple(notes),
+        dict(seconds.seconds),
+    )
+
+
+def _device_text(device: str, profile: OpProfile | None) -> str:
+    if profile is None:
+        return device
+    return f"this machine (step {profile.step_s * 1e3:.3g} ms, profiling {profile.overhead_s:.2g} s)"
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What a step is called with, as (shape, dtype) each."""
+
+    inputs: Any
+    targets: Any
+
+
+class _Step:
+    """One training step of a model, traced for a fixed batch size."""
+
+    def __init__(self, model: Any, batch: int) -> None:
+        import tensorflow as tf
+
+        self.notes: list[str] = []
+        if not getattr(model, "compiled", False) or model.optimizer is None:
+            model.compile(_OPTIMIZER, _LOSS, jit_compile=False)
+            self.notes.append(f"the model is not compiled: {_OPTIMIZER} and {_LOSS} assumed")
+        model.jit_compile = False
+        given = _given(model, batch)
+        zeros = [_nested(lambda spec: tf.zeros(*spec), part) for part in (given.inputs, given.targets)]
+        self._data = tuple(zeros)
+        model.optimizer.build(model.trainable_variables)
+        self._function = tf.function(lambda x, y: model.train_step((x, y)), jit_compile=False)
+        try:
+            self._concrete = self._function.get_concrete_function(*self._data)
+        except Exception as error:  # whatever the user's layers raise
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            raise OptionsError(
+                f"model {model.name!r}: its training step cannot be traced: {reason[-1]}"
+            ) from error
+
+    def classified(self, batch: int) -> tuple[Any, TrainingGraph]:
+        """The flat graph with dO and dW separated, and its classification."""
+        graph_def, fetches = graph_def_of(self._concrete)
+        graph_def = flatten(graph_def, fetches)
+        graph = classify_graph_def(graph_def, fetches)
+        separated = SeparatePass()(graph_def, graph)
+        if separated.modified:
+            graph_def = separated.graph_def
+            graph = classify_graph_def(graph_def, fetches)
+        if unknown_sizes(graph):
+            graph = with_sizes(graph, graph_def, KnownShapes(batch))
+        return graph_def, graph
+
+    def profiled(self) -> OpProfile:
+        """Seconds of the ops, from a few steps on zeros."""
+        return profile_ops(lambda: self._concrete(*self._data))
+
+
+def _given(model: Any, batch: int) -> _Given:
+    inputs, outputs = getattr(model, "inputs", None), getattr(model, "outputs", None)
+    if not inputs or not outputs:
+        raise OptionsError(
+            f"model {model.name!r} has no inputs of known shape; save a Functional or Sequential model that is built"
+        )
+    targets = [_target(_loss_of(model, place), tensor, batch) for place, tensor in enumerate(outputs)]
+    shapes = [_spec(tensor, batch) for tensor in inputs]
+    return _Given(_like(model.input, shapes), _like(model.output, targets))
+
+
+def _like(structure: Any, values: Sequence[Any]) -> Any:
+    """The values as one alone, a list, or a dictionary, as the model's own inputs are given."""
+    if isinstance(structure, dict):
+        return dict(zip(structure, values, strict=True))
+    return list(values) if isinstance(structure, (list, tuple)) else values[0]
+
+
+def _nested(make: Any, value: Any) -> Any:
+    """Calls ``make`` with each (shape, dtype)."""
+    if isinstance(value, dict):
+        return {key: make(spec) for key, spec in value.items()}
+    return [make(spec) for spec in value] if isinstance(value, list) else make(value)
+
+
+def _spec(tensor: Any, batch: int) -> tuple[tuple[int, ...], str]:
+    shape = (batch, *tensor.shape[1:])
+    if None in shape:
+        raise OptionsError(
+            f"input or output {tensor.name!r} has an open shape {tensor.shape}: only the batch may be open"
+        )
+    return shape, str(tensor.dtype)
+
+
+def _loss_of(model: Any, place: int) -> Any:
+    loss = model.loss
+    if isinstance(loss, dict):
+        return list(loss.values())[place] if place < len(loss) else None
+    if isinstance(loss, (list, tuple)):
+        return loss[place] if place < len(loss) else None
+    return loss
+
+
+def _target(loss: Any, output: Any, batch: int) -> tuple[tuple[int, ...], str]:
+    """Class numbers where the loss is a sparse one, else what the output is."""
+    shape, dtype = _spec(output, batch)
+    name = loss if isinstance(loss, str) else getattr(loss, "name", None) or getattr(loss, "__name__", "")
+    return (shape[:-1], "int32") if str(name).startswith("sparse_") else (shape, dtype)

@@ -1,0 +1,74 @@
+"""Seconds of all ops of a graph: measured where that was possible, else from shapes, and it is said which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grappler_passes.compat import OutputInfo
+from tf_ooo.costs.analytic import FREE_OPS, analytic_ops
+from tf_ooo.costs.devices import DeviceModel
+from tf_ooo.costs.profile import OpProfile
+
+_NAMED = 5
+
+
+@dataclass(frozen=True)
+class OpSeconds:
+    """Seconds of ops by node name.
+
+    Attributes:
+        seconds: of every op that could be measured or calculated.
+        source: ``"measured"``, ``"analytic"`` or ``"mixed"``, as in ``CostTable``.
+        measured_share: ops that were measured, of those that compute something.
+        notes: which numbers are not measured, and which ops have none, with the reason.
+    """
+
+    seconds: Mapping[str, float]
+    source: str
+    measured_share: float
+    notes: tuple[str, ...] = ()
+
+
+def op_seconds(
+    graph_def: Any,
+    device: DeviceModel,
+    profile: OpProfile | None = None,
+    outputs: Mapping[str, Sequence[OutputInfo]] | None = None,
+) -> OpSeconds:
+    """Puts the two sources together.
+
+    oneDNN merges some ops after the graph was planned (a bias gradient into that of the kernel): the one
+    that is gone counts as not measured, and its calculated seconds come on top.
+
+    Args:
+        graph_def: the flat graph that ran.
+        device: for the ops that were not measured.
+        profile: of this graph; None: nothing was measured.
+        outputs: as for :func:`analytic_ops`.
+    """
+    analytic = analytic_ops(graph_def, device, outputs)
+    measured = profile.seconds if profile else {}
+    names = [node.name for node in graph_def.node]
+    computing = [node.name for node in graph_def.node if node.op not in FREE_OPS]
+    seconds = {n: measured[n] if n in measured else analytic.seconds.get(n) for n in names}
+    filled = [n for n in computing if n not in measured and n in analytic.seconds]
+    missing = [n for n in computing if n not in measured and n not in analytic.seconds]
+    share = sum(n in measured for n in computing) / len(computing) if computing else 1.0
+    notes = []
+    if profile and filled:
+        total_s = sum(analytic.seconds[n] for n in filled)
+        notes.append(
+            f"{len(filled)} of {len(computing)} ops were not measured; their {total_s * 1e3:.3g} ms are "
+            f"calculated for {device.name or 'the device given'}: {_some(filled)}"
+        )
+    if missing:
+        reasons = "; ".join(analytic.unknown[n] for n in missing[:_NAMED])
+        notes.append(f"{len(missing)} ops have no costs: {reasons}{' ...' if len(missing) > _NAMED else ''}")
+    source = "analytic" if not profile else "mixed" if filled else "measured"
+    return OpSeconds({n: s for n, s in seconds.items() if s is not None}, source, share, tuple(notes))
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")

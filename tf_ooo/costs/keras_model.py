@@ -134,7 +134,7 @@ def _given(model: Any, batch: int) -> _Given:
     inputs, outputs = getattr(model, "inputs", None), getattr(model, "outputs", None)
     if not inputs or not outputs:
         raise OptionsError(
-            f"model {model.name!r} has no inputs of known shape; save a Functional or Sequential model that is built"
+            f"model {model.name!r} has no inputs of known shape; save a built Functional or Sequential model"
         )
     targets = [_target(_loss_of(model, place), tensor, batch) for place, tensor in enumerate(outputs)]
     shapes = [_spec(tensor, batch) for tensor in inputs]

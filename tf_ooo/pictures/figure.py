@@ -123,7 +123,7 @@ def _labels(bars: Bars, schedule: Schedule) -> list[str]:
 
 
 def _hover_columns(bars: Bars, schedule: Schedule, unit: Unit) -> Any:
-    """stage, first layer, last layer, micro-batch, part, step, start, end, seconds: numbers take little room."""
+    """stage, first and last layer, micro-batch, part, step, start, end, length: numbers take little room."""
     f = bars.fields
     stages = int(f.stage.max()) + 1
     ranges = [schedule.layers_of(stage) for stage in range(stages)]

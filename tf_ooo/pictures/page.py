@@ -11,7 +11,8 @@ from tf_ooo.pictures.bars import view_of
 from tf_ooo.pictures.style import bytes_text, time_text
 from tf_ooo.timeline import Timeline
 
-# A browser draws 12,000 bars in 5 s and 37,000 in 20 s (Chromium without a GPU, two cores); above, the page shows a part and says which.
+# A browser draws 12,000 bars in 5 s, 37,000 in 20 s (Chromium without a GPU, two cores);
+# above the limit the page shows a part and says which.
 MOST_TASKS, MOST_LANES = 16_000, 96
 _SETTINGS = {
     "displaylogo": False,

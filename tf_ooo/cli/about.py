@@ -1,42 +1,18 @@
-"""The command line: ``tf-ooo info`` and ``tf-ooo demo``."""
+"""``tf-ooo info`` and ``tf-ooo demo``."""
 
 from __future__ import annotations
 
-import logging
-import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
 import tf_ooo
-from tf_ooo.errors import OOOError
 
 _POLICIES = ("auto", "in_order", "fast_forward")
 
 
-class _OneLineErrors(click.Group):
-    """Shows what the library raises as one line, without a traceback."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except OOOError as error:
-            raise click.ClickException(str(error)) from error
-
-
-@click.group(cls=_OneLineErrors)
-@click.version_option(tf_ooo.__version__, prog_name="tf-ooo")
-@click.option("-v", "--verbose", is_flag=True, help="Show the library's log.")
-def main(verbose: bool) -> None:
-    """Out-of-order backprop for unmodified TensorFlow and Keras."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    logging.basicConfig(format="%(name)s: %(message)s", stream=sys.stderr)
-    logging.getLogger("tf_ooo").setLevel(logging.INFO if verbose else logging.WARNING)
-
-
-@main.command()
+@click.command()
 def info() -> None:
     """Versions, devices and whether the plug-in loads."""
     from rich.console import Console
@@ -71,7 +47,7 @@ def _facts() -> list[tuple[str, str]]:
     ]
 
 
-@main.command()
+@click.command()
 @click.option("--out", type=click.Path(path_type=Path), default=Path("out/demo"), show_default=True,
               help="Folder for report.html and trace.json.")  # fmt: skip
 @click.option("--epochs", type=click.IntRange(1), default=3, show_default=True)

@@ -1,0 +1,37 @@
+"""The command ``tf-ooo`` itself, and how it shows errors."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Any
+
+import click
+
+import tf_ooo
+from tf_ooo.errors import OOOError
+
+
+class Refused(click.ClickException):
+    """What the library raises: one line, exit code 2, as for a wrong option."""
+
+    exit_code = 2
+
+
+class _OneLineErrors(click.Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except OOOError as error:
+            raise Refused(str(error)) from error
+
+
+@click.group(cls=_OneLineErrors)
+@click.version_option(tf_ooo.__version__, prog_name="tf-ooo")
+@click.option("-v", "--verbose", is_flag=True, help="Show the library's log.")
+def main(verbose: bool) -> None:
+    """Out-of-order backprop for unmodified TensorFlow and Keras."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    logging.basicConfig(format="%(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("tf_ooo").setLevel(logging.INFO if verbose else logging.WARNING)

@@ -1,0 +1,84 @@
+"""Reads what the commands are given: costs, schedules, amounts with units, policies' options."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tf_ooo.costs.communication import parse_bytes, parse_link
+from tf_ooo.costs.layer_costs import Link
+from tf_ooo.costs.table import CostTable
+from tf_ooo.errors import OOOError, OptionsError, ScheduleError
+from tf_ooo.schedule import Schedule
+from tf_ooo.schedulers import POLICIES
+
+MODEL_SUFFIXES = (".keras", ".h5", ".hdf5")
+
+
+class _Amount(click.ParamType):  # type: ignore[type-arg]
+    """A value that one of the library's parsers reads."""
+
+    def __init__(self, name: str, parse: Any) -> None:
+        self.name, self._parse = name, parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except OOOError as error:
+            self.fail(str(error), param, ctx)
+
+
+LINK = _Amount("link", parse_link)
+BYTES = _Amount("bytes", parse_bytes)
+
+
+def is_model(path: Path) -> bool:
+    """Whether a file is a saved Keras model, by its ending."""
+    return path.suffix.lower() in MODEL_SUFFIXES
+
+
+def load_table(path: Path, link: Link | None) -> CostTable:
+    """The cost table of a JSON file, with another link if one is given."""
+    table = CostTable.load(path)
+    return table if link is None else dataclasses.replace(table, link=link)
+
+
+def load_schedule(path: Path) -> Schedule:
+    """The schedule of a text file; ScheduleError names the file and the line."""
+    try:
+        return Schedule.from_text(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ScheduleError(f"{path}: cannot be read: {error}") from error
+    except ScheduleError as error:
+        raise ScheduleError(f"{path}: {error}") from error
+
+
+def policy_options(texts: tuple[str, ...]) -> dict[str, Any]:
+    """``("group=2",)`` as ``{"group": 2}``; OptionsError names what no policy offers."""
+    found: dict[str, Any] = {}
+    offered = sorted({name for policy in POLICIES.values() for name in policy.options})
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not value:
+            raise OptionsError(f"--option {text!r}: expected NAME=VALUE, for example group=2")
+        if name not in offered:
+            raise OptionsError(f"--option {name}: no schedule offers it; offered: {', '.join(offered)}")
+        found[name] = _value(value)
+    return found
+
+
+def _value(text: str) -> Any:
+    words = {"true": True, "yes": True, "false": False, "no": False}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

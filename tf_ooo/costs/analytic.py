@@ -130,6 +130,10 @@ def _dims(info: OutputInfo | None) -> tuple[int, ...]:
     return info.shape  # type: ignore[return-value]
 
 
+def _is_known(info: OutputInfo) -> bool:
+    return info.shape is not None and None not in info.shape
+
+
 def _elements(info: OutputInfo | None) -> int:
     return math.prod(_dims(info))
 
@@ -146,9 +150,11 @@ _Rule = Callable[[Any, Sequence["OutputInfo | None"], Sequence[OutputInfo]], Wor
 def _by_bytes(node: Any, inputs: Sequence[OutputInfo | None], outputs: Sequence[OutputInfo]) -> Work:
     """Memory traffic only: inputs read once, outputs written once, variables read and written."""
     kind = base_type(node.op)
-    is_open = kind in _REDUCTIONS and (outputs[0].shape is None or None in outputs[0].shape)
-    written = _tensor_bytes(inputs[:1] if is_open else outputs)
-    if is_open or kind in _PARTIAL_READS:
+    if kind in _REDUCTIONS:  # the axes are a few numbers, of which even the count may be open
+        inputs = inputs[:1]
+        outputs = [*outputs] if _is_known(outputs[0]) else [info for info in inputs if info]
+    written = _tensor_bytes(outputs)
+    if kind in _PARTIAL_READS:
         moved = 2 * written
     else:
         moved = written + _tensor_bytes(inputs)

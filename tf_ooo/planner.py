@@ -40,7 +40,7 @@ class RewriteResult:
 
     ``moved_ops`` counts the ops of the tasks that wait for a control edge that was added;
     ``plan_seconds`` covers everything from the graph's arrival to the rewritten one;
-    ``execution_order`` is the order for which the peak was predicted.
+    ``execution_order`` is the order for which the peak was predicted, with a memory limit only.
     """
 
     training_graph: TrainingGraph
@@ -101,9 +101,10 @@ def _plan(graph: TrainingGraph, tasks: TaskOps, name: str, limit_bytes: int | No
     if limit_bytes is None:
         return _schedule(graph, tasks, policy)
     _require_sizes(graph, limit_bytes)
-    named = _schedule(graph, tasks, policy)
-    if name != "auto" and _peak(named) <= limit_bytes:
-        return named
+    if name != "auto":
+        named = _schedule(graph, tasks, policy)
+        if _peak(named) <= limit_bytes:
+            return named
     lowest = min((_schedule(graph, tasks, other) for other in BACKWARD_ORDERS), key=_peak)
     if _peak(lowest) > limit_bytes:
         raise MemoryLimitError(limit_bytes, _peak(lowest))
@@ -169,15 +170,15 @@ def _garbage_collector_paused() -> Iterator[None]:
 
 
 def _rewrite_graph(graph_def: Any, options: Options, known: KnownShapes) -> RewriteResult:
-    started = time.perf_counter()
+    started, limit_bytes = time.perf_counter(), options.memory_limit_bytes
     training_graph = classify_graph_def(graph_def)
     separated = SeparatePass()(graph_def, training_graph)
     if separated.modified:
         training_graph = classify_graph_def(separated.graph_def)
-    if (known or options.memory_limit_bytes is not None) and unknown_sizes(training_graph):
+    if (known or limit_bytes is not None) and unknown_sizes(training_graph):
         training_graph = with_sizes(training_graph, separated.graph_def, known)
     tasks = task_ops(training_graph)
-    schedule = _plan(training_graph, tasks, options.schedule, options.memory_limit_bytes)
+    schedule = _plan(training_graph, tasks, options.schedule, limit_bytes)
     rewrite_plan = lower(schedule, training_graph, tasks)
     passes = [AnnotatePass(rewrite_plan), OrderPass(rewrite_plan), VerifyPass(graph_def, separated.replaced)]
     dump_dir = None if options.dump_dir is None else str(options.dump_dir)
@@ -190,10 +191,14 @@ def _rewrite_graph(graph_def: Any, options: Options, known: KnownShapes) -> Rewr
         moved_ops=sum(len(names) for names in tasks.ops.values() if waiting.keys() & set(names)),
         added_edges=sum(waiting.values()),
         plan_seconds=time.perf_counter() - started,
-        execution_order=tuple(execution_order(list(schedule.tasks), training_graph, tasks)),
+        execution_order=() if limit_bytes is None else _order_of(schedule, training_graph, tasks),
         mixed={**training_graph.mixed, **separated.mixed},
         notes=tuple(str(note) for note in (*separated.notes, *ordered.notes)),
     )
+
+
+def _order_of(schedule: Schedule, graph: TrainingGraph, tasks: TaskOps) -> tuple[str, ...]:
+    return tuple(execution_order(list(schedule.tasks), graph, tasks))
 
 
 def _new_waits(before: Any, result: PassResult) -> dict[str, int]:

@@ -71,13 +71,13 @@ def task_seconds(relation: Relation, layers: Sequence[LayerCosts], link: Link) -
         chosen = fields.kind == KIND_NUMBER[kind]
         seconds[chosen] = per_stage[fields.stage[chosen]]
     for (kind, stage), shares in schedule.parts.items():
-        for part, nodes in enumerate(relation.nodes(kind, stage)):
+        for share, nodes in zip(shares, relation.nodes(kind, stage), strict=False):
             there = nodes[nodes >= 0]
             if kind == "comm":  # every slice pays the latency
-                sizes = [layers[i].weight_bytes * shares[part] for i in schedule.layers_of(stage)]
+                sizes = [layers[i].weight_bytes * share for i in schedule.layers_of(stage)]
                 seconds[there] = sum(link.allreduce_s(size, schedule.workers) for size in sizes)
             else:
-                seconds[there] *= shares[part]
+                seconds[there] *= share
     return seconds
 
 
@@ -102,18 +102,24 @@ class _Repeated:
 
     def at(self, nodes: Any, step: int) -> Any:
         """Nodes of one step."""
+        if self.steps == 1:
+            return nodes
         lane = self.relation.lane[nodes]
         place = nodes - self.relation.bases[lane]
         return self.starts[lane] + step * self.relation.lengths[lane] + place
 
     def tile(self, per_node: Any) -> Any:
         """Values of one step's nodes, for the nodes of all steps."""
+        if self.steps == 1:
+            return per_node
         bases = self.relation.bases
         blocks = [np.tile(per_node[a:b], self.steps) for a, b in zip(bases, bases[1:], strict=False)]
         return np.concatenate(blocks) if blocks else per_node
 
     def order(self, values: Any) -> Any:
         """Values by (step, node), shape (steps, nodes)."""
+        if self.steps == 1:
+            return values[None, : len(self.relation)]
         nodes = np.arange(len(self.relation))
         return np.stack([values[self.at(nodes, step)] for step in range(self.steps)])
 
@@ -131,12 +137,16 @@ class _Repeated:
 
 @dataclass
 class Messages:
-    """What is sent from device to device: one row for each message."""
+    """What is sent from device to device: one row for each message.
+
+    ``nodes`` are the transfers, or the tasks that send where a transfer takes no time.
+    """
 
     source_device: Any
     target_device: Any
     size_bytes: Any
     nodes: Any
+    instant: bool = False
 
     def timed(self, start: Any, end: Any) -> dict[str, Any]:
         """The messages with the times during which they occupy their link."""
@@ -144,45 +154,57 @@ class Messages:
             "source": self.source_device,
             "target": self.target_device,
             "bytes": self.size_bytes,
-            "start_s": start[self.nodes],
+            "start_s": (end if self.instant else start)[self.nodes],
             "end_s": end[self.nodes],
         }
 
 
 def _work(plan: _Repeated, layers: Sequence[LayerCosts], link: Link, seconds: Any) -> tuple[Work, Messages]:
-    relation = plan.relation
-    device = plan.tile(relation.device)
-    sources, targets, lags, sent = [], [], [], []
-    for edges in relation.edges:
-        source, target = plan.pairs(edges)
-        crossing = device[source] != device[target]
-        if edges.message_bytes is None or not crossing.any():
-            crossing = np.zeros(len(source), bool)
-        sources.append(source[~crossing])
-        targets.append(target[~crossing])
-        lags.append(np.zeros(len(source) - int(crossing.sum())))
-        if crossing.any():
-            size_bytes = np.full(int(crossing.sum()), edges.message_bytes)
-            sent.append((source[crossing], target[crossing], size_bytes))
+    device = plan.tile(plan.relation.device)
+    sources, targets, sent = _edges(plan, device)
     links = _Links(plan, device, sent)
-    count = len(device)
     transfer_s = links.size_bytes / link.bytes_per_s
-    sources += [links.producer, links.message_of + count]
-    targets += [np.arange(len(links.producer)) + count, links.consumer]
-    lags += [np.zeros(len(links.producer)), np.full(len(links.consumer), link.latency_s)]
-    occupancy, lane_device = _occupancy(plan, layers, links)
+    # Transfers that take no time need no nodes: what is sent is there at once, or a latency later.
+    instant = not transfer_s.any()
+    nodes = links.producer if instant else np.arange(len(links.producer)) + len(device)
+    lags = [np.zeros(sum(map(len, sources))), np.full(len(links.consumer), link.latency_s)]
+    sources.append(nodes[links.message_of])
+    targets.append(links.consumer)
+    lane_starts, link_kinds = links.starts[1:] + len(device), links.kinds
+    if instant:
+        transfer_s, lane_starts, link_kinds = transfer_s[:0], lane_starts[:0], link_kinds[:0]
+    else:
+        sources.append(links.producer)
+        targets.append(nodes)
+        lags.append(np.zeros(len(nodes)))
+    occupancy, lane_device = _occupancy(plan, layers, len(transfer_s), len(link_kinds))
     work = Work(
         duration_s=np.concatenate([plan.tile(seconds), transfer_s]),
-        lane_starts=np.concatenate([plan.starts, links.starts[1:] + count]),
-        lane_kinds=np.concatenate([_lane_kinds(relation), links.kinds]),
+        lane_starts=np.concatenate([plan.starts, lane_starts]),
+        lane_kinds=np.concatenate([_lane_kinds(plan.relation), link_kinds]),
         source=np.concatenate(sources),
         target=np.concatenate(targets),
         lag_s=np.concatenate(lags),
         occupancy=occupancy,
         lane_device=lane_device,
     )
-    nodes = np.arange(len(links.producer)) + count
-    return work, Messages(links.source_device, links.target_device, links.size_bytes, nodes)
+    return work, Messages(links.source_device, links.target_device, links.size_bytes, nodes, instant)
+
+
+def _edges(plan: _Repeated, device: Any) -> tuple[list[Any], list[Any], list[tuple[Any, Any, Any]]]:
+    """Edges without a message, sources and targets, and those with one: (source, target, bytes)."""
+    sources, targets, sent = [], [], []
+    for edges in plan.relation.edges:
+        source, target = plan.pairs(edges)
+        if edges.message_bytes is not None:
+            crossing = device[source] != device[target]
+            if crossing.any():
+                size_bytes = np.full(int(crossing.sum()), edges.message_bytes)
+                sent.append((source[crossing], target[crossing], size_bytes))
+                source, target = source[~crossing], target[~crossing]
+        sources.append(source)
+        targets.append(target)
+    return sources, targets, sent
 
 
 def _lane_kinds(relation: Relation) -> Any:
@@ -227,7 +249,7 @@ class _Links:
         return kinds
 
 
-def _occupancy(plan: _Repeated, layers: Sequence[LayerCosts], links: _Links) -> tuple[Any, Any]:
+def _occupancy(plan: _Repeated, layers: Sequence[LayerCosts], messages: int, links: int) -> tuple[Any, Any]:
     """Shares of the device, where costs tell them and a device runs more than one stream."""
     relation = plan.relation
     devices = [device for device, _ in relation.lanes]
@@ -241,5 +263,5 @@ def _occupancy(plan: _Repeated, layers: Sequence[LayerCosts], links: _Links) -> 
             # Layers of one stage run one after the other: the largest share counts.
             share[nodes[nodes >= 0]] = max((layer.occupancy or (1, 1, 1))[column] for layer in group)
     share[relation.fields.kind == KIND_NUMBER["U"]] = 1.0
-    lane_device = np.array([*devices, *[-1] * len(links.kinds)], np.int32)
-    return np.concatenate([plan.tile(share), np.zeros(len(links.producer))]), lane_device
+    lane_device = np.array([*devices, *[-1] * links], np.int32)
+    return np.concatenate([plan.tile(share), np.zeros(messages)]), lane_device

@@ -37,7 +37,7 @@ def test_fill(known, shape, filled):
 
 @pytest.fixture(scope="module")
 def step():
-    """(GraphDef, TrainingGraph) of a step on batches of any size, with a conditional, and a loop that keeps no lists."""
+    """(GraphDef, TrainingGraph) of a step on batches of any size, with a branch and a loop without lists."""
     weight = tf.Variable(np.ones((3, 2), "float32"))
 
     @tf.function

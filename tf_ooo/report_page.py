@@ -62,7 +62,7 @@ def lane_pictures(schedule: Schedule | None) -> list[dict[str, Any]]:
                 "x": (place % _PER_ROW) * _BAR_WIDTH,
                 "y": (place // _PER_ROW) * (_BAR_HEIGHT + 6),
                 "kind": task.kind,
-                "layer": task.layer,
+                "layer": task.stage,
                 "text": str(task),
             }
             for place, task in enumerate(tasks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,9 @@ def costs_of_file(path: str | Path, batch: int, device: str, measure: bool = Fal
     import keras
 
     try:
-        model = keras.saving.load_model(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the optimizer's state does not fit: it is not needed
+            model = keras.saving.load_model(path)
     except Exception as error:  # whatever Keras, h5py or zipfile raise
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise OptionsError(f"{path}: Keras cannot load it: {reason[0]}") from error
@@ -138,7 +141,9 @@ def _given(model: Any, batch: int) -> _Given:
         )
     targets = [_target(_loss_of(model, place), tensor, batch) for place, tensor in enumerate(outputs)]
     shapes = [_spec(tensor, batch) for tensor in inputs]
-    return _Given(_like(model.input, shapes), _like(model.output, targets))
+    # A Sequential model has neither input nor output as attributes; its one of each goes in alone.
+    given, made = getattr(model, "input", None), getattr(model, "output", None)
+    return _Given(_like(given, shapes), _like(made, targets))
 
 
 def _like(structure: Any, values: Sequence[Any]) -> Any:

@@ -28,6 +28,7 @@ from tf_ooo.timeline import Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _MOST_TASKS, _MOST_LANES, _MOST_LEGEND = 100_000, 128, 8
 _BAR = 0.84
@@ -42,6 +43,17 @@ def save_png(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     Raises:
         BackendError: matplotlib is not installed, or the ending is unknown to it.
     """
+    made = draw(timeline)
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        made.savefig(target, dpi=150)
+    except ValueError as error:
+        raise BackendError(f"{path}: {error}") from error
+
+
+def draw(timeline: Timeline) -> Figure:
+    """The picture as a matplotlib figure; BackendError without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -56,12 +68,7 @@ def save_png(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     _draw_tasks(above, timeline, view, unit, end_s)
     _draw_memory(below, timeline, view, unit, end_s)
     made.suptitle(_heading(timeline, view), fontsize=10, x=0.01, ha="left")
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        made.savefig(target, dpi=150)
-    except ValueError as error:
-        raise BackendError(f"{path}: {error}") from error
+    return made
 
 
 def _heading(timeline: Timeline, view: View) -> str:

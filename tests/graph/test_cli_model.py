@@ -1,0 +1,88 @@
+"""``tf-ooo plan`` on saved Keras models."""
+
+from __future__ import annotations
+
+import json
+
+import keras
+import pytest
+from click.testing import CliRunner
+from keras import layers
+
+from tf_ooo.cli import main
+from tf_ooo.costs.keras_model import costs_of_model
+from tf_ooo.costs.table import CostTable
+from tf_ooo.errors import OptionsError
+
+
+def _run(*arguments):
+    return CliRunner().invoke(main, ["plan", *map(str, arguments)], env={"COLUMNS": "160"})
+
+
+def _classifier():
+    model = keras.Sequential(
+        [keras.Input((20,)), layers.Dense(30, "relu"), layers.BatchNormalization(), layers.Dense(5)]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(), loss, metrics=["accuracy"])
+    return model
+
+
+def test_plan_of_a_file(tmp_path):
+    path, costs = tmp_path / "m.keras", tmp_path / "c.json"
+    _classifier().save(path)
+    problem = ("--devices", 2, "--microbatches", 4, "--link", "25Gbit", "--memory", "16GiB")
+    result = _run(path, *problem, "--batch", 8, "--costs-out", costs, "--json")
+    assert result.exit_code == 0, result.stderr
+    content = json.loads(result.stdout)
+    assert (content["mode"], content["devices"], content["microbatches"]) == ("pipeline", 2, 4)
+    table = CostTable.load(costs)
+    assert table.link.bytes_per_s == 25e9 / 8
+    assert (table.source, table.device) == ("analytic", "v100")
+    assert "micro-batches of 8 rows" in table.assumptions
+
+
+def test_costs_by_hand():
+    """Weights are 4 bytes each; Adam has two slots."""
+    table = costs_of_model(_classifier(), 8, "cpu-core")
+    assert [layer.weight_bytes for layer in table.layers] == [4 * (20 * 30 + 30), 4 * 60, 4 * (30 * 5 + 5)]
+    assert all(layer.slot_bytes == 2 * layer.weight_bytes for layer in table.layers)
+    assert all(layer.forward_s > 0 and layer.weight_grad_s > 0 for layer in table.layers)
+
+
+def test_measured():
+    table = costs_of_model(_classifier(), 8, "cpu-core", measure=True)
+    assert table.source in ("measured", "mixed")
+    assert "this machine" in table.device
+
+
+def test_several_inputs_and_no_compile():
+    a, b = keras.Input((4,), name="a"), keras.Input((3,), name="b")
+    joined = layers.Concatenate()([layers.Dense(5)(a), layers.Dense(6)(b)])
+    model = keras.Model({"a": a, "b": b}, [layers.Dense(2)(joined), layers.Dense(1)(joined)])
+    table = costs_of_model(model, 4, "v100")
+    assert len(table.layers) >= 3
+    assert any("not compiled" in note for note in table.notes)
+
+
+@pytest.mark.parametrize("name", ["m.keras", "m.h5"])
+def test_no_model(tmp_path, name):
+    path = tmp_path / name
+    path.write_text("not a model")
+    result = _run(path)
+    assert result.exit_code == 2
+    assert f"{path}: Keras cannot load it" in result.stderr
+
+
+def test_unknown_device(tmp_path):
+    path = tmp_path / "m.keras"
+    _classifier().save(path)
+    result = _run(path, "--device", "v1000")
+    assert result.exit_code == 2
+    assert "unknown device 'v1000'; known: v100" in result.stderr
+
+
+def test_open_shapes_are_refused():
+    model = keras.Sequential([keras.Input((None, 4)), layers.Dense(3)])
+    with pytest.raises(OptionsError, match="only the batch may be open"):
+        costs_of_model(model, 4, "v100")

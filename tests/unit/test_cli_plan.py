@@ -1,0 +1,153 @@
+"""``tf-ooo plan`` and ``tf-ooo simulate`` on cost tables, without TensorFlow."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from tf_ooo.cli import main
+from tf_ooo.costs import LayerCosts, Link
+from tf_ooo.costs.table import CostTable
+from tf_ooo.schedule import Schedule
+from tf_ooo.schedulers import POLICIES
+
+LAYERS = tuple(
+    LayerCosts(1e-3 * (1 + i % 3), 2e-3, 1e-3, 1e-4, 3e6, 1e6, 1e5, name=f"block {i}") for i in range(8)
+)
+
+
+@pytest.fixture(name="costs")
+def _costs(tmp_path):
+    return CostTable(LAYERS, Link(1e-5, 1e9), notes=("made up",)).save(tmp_path / "costs.json")
+
+
+def _run(*arguments):
+    return CliRunner().invoke(main, list(map(str, arguments)), env={"COLUMNS": "160"})
+
+
+def test_the_table_names_all_and_the_chosen(costs, tmp_path):
+    out = tmp_path / "s.txt"
+    result = _run("plan", costs, "--devices", 2, "--microbatches", 4, "--out", out, "--grid")
+    assert result.exit_code == 0, result.output
+    policies = [name for name, policy in POLICIES.items() if "pipeline" in policy.modes]
+    assert all(f" {name} " in result.output for name in policies)
+    assert result.output.count("chosen") == 1
+    assert "device 1 |" in result.output
+    assert "note: made up" in result.output
+    schedule = Schedule.from_text(out.read_text())
+    assert schedule.microbatches == 4
+    assert f"wrote {out}" in result.output
+
+
+def test_json_and_files(costs, tmp_path):
+    files = [tmp_path / name for name in ("t.html", "t.png", "t.json", "s.txt", "c.json")]
+    flags = ("--html", "--png", "--trace", "--out", "--costs-out")
+    named = [part for pair in zip(flags, files, strict=True) for part in pair]
+    result = _run("plan", costs, "--devices", 2, "--schedule", "1f1b", "--microbatches", 2, "--json", *named)
+    assert result.exit_code == 0, result.output
+    content = json.loads(result.stdout)
+    assert content["policy"] == "1f1b"
+    assert [candidate["schedule"] for candidate in content["candidates"]] == ["1f1b"]
+    assert len(content["peak_bytes"]) == 2
+    assert sorted(content["files"]) == sorted(map(str, files))
+    assert all(path.stat().st_size > 100 for path in files)
+    assert CostTable.load(files[4]) == CostTable.load(costs)
+    again = _run("simulate", files[3], files[4], "--json")
+    assert json.loads(again.stdout)["makespan_s"] == pytest.approx(content["makespan_s"])
+
+
+def test_the_link_of_the_option_counts(costs, tmp_path):
+    out = tmp_path / "s.txt"
+    arguments = ("plan", costs, "--devices", 2, "--schedule", "1f1b", "--json", "--out", out)
+    fast, slow = (json.loads(_run(*arguments, "--link", link).stdout) for link in ("100Gbit", "1Mbit,1ms"))
+    assert slow["step_s"] > fast["step_s"]
+    simulated = json.loads(_run("simulate", out, costs, "--link", "1Mbit,1ms", "--json").stdout)
+    assert simulated["step_s"] == pytest.approx(slow["step_s"])
+
+
+def test_steps_and_options(costs, tmp_path):
+    out = tmp_path / "s.txt"
+    arguments = ("--devices", 2, "--schedule", "modulo", "--option", "group=2", "--out", out)
+    assert _run("plan", costs, *arguments).exit_code == 0
+    result = _run("simulate", out, costs, "--steps", 5, "--json")
+    assert json.loads(result.stdout)["steps"] == 5
+    assert "steady step" in _run("simulate", out, costs, "--grid").output
+
+
+def test_a_memory_limit_is_kept(costs):
+    result = _run("plan", costs, "--devices", 2, "--microbatches", 8, "--memory", "80MB", "--json")
+    content = json.loads(result.stdout)
+    assert max(content["peak_bytes"]) <= 80e6
+    refused = [c for c in content["candidates"] if c["reason"]]
+    assert refused
+    assert all(c["step_s"] is None for c in refused)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--memory", "1MB", "--devices", "2"), "raise the limit to at least"),
+        (("--schedule", "fastest"), "schedule='fastest' is not accepted"),
+        (("--option", "grou=2"), "no schedule offers it; offered: "),
+        (("--option", "group"), "expected NAME=VALUE"),
+        (("--devices", "9"), "more than the 8 layers"),
+        (("--link", "3 apples"), "expected a bandwidth such as 25Gbit"),
+        (("--memory", "3 apples"), "expected bytes such as 16GiB"),
+        (("--measure",), "needs a saved Keras model"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(costs, arguments, message):
+    result = _run("plan", costs, *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_errors_name_file_line_and_op(costs, tmp_path):
+    path = tmp_path / "s.txt"
+    path.write_text("tf_ooo schedule v1\nmode pipeline\npolicy mine\nlane 0 0: F:0 dX:0\n")
+    result = _run("simulate", path, costs)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"Error: {path}: line 4: unknown op 'dX:0'")
+    assert result.stderr.count("\n") == 1
+    path.write_bytes(b"\xff\xfe\x00")
+    assert "cannot be read" in _run("simulate", path, costs).stderr
+
+
+def test_costs_that_are_wrong_are_named(costs, tmp_path):
+    costs.write_text(costs.read_text().replace('"forward_s": 0.001', '"forward_s": -1', 1))
+    result = _run("plan", costs)
+    assert result.exit_code == 2
+    assert "block 0" in result.stderr
+    assert "forward_s" in result.stderr
+
+
+def test_a_folder_that_cannot_be_made(costs, tmp_path):
+    (tmp_path / "file").write_text("")
+    result = _run("plan", costs, "--html", tmp_path / "file" / "t.html")
+    assert result.exit_code == 1
+    assert "cannot be written" in result.stderr
+
+
+def test_tensorflow_is_not_imported(costs, tmp_path):
+    out = tmp_path / "s.txt"
+    code = (
+        "import sys\n"
+        "from tf_ooo.cli import main\n"
+        f"costs, out = {str(costs)!r}, {str(out)!r}\n"
+        "plan = ['plan', costs, '--out', out, '--html', out + '.html']\n"
+        "for args in (['--help'], plan, ['simulate', out, costs]):\n"
+        "    try:\n"
+        "        main(args, standalone_mode=False)\n"
+        "    except SystemExit:\n"
+        "        pass\n"
+        "heavy = {'tensorflow', 'keras'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    assert out.exists()

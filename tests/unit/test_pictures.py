@@ -1,0 +1,219 @@
+"""Every picture holds every event, and the grid is the one drawn by hand."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from tf_ooo.costs import LayerCosts, Link
+from tf_ooo.errors import BackendError
+from tf_ooo.memory import MemoryCurve
+from tf_ooo.pictures import page
+from tf_ooo.pictures.bars import bars_of, curve_points, links_of, view_of
+from tf_ooo.pictures.figure import Run, figure
+from tf_ooo.pictures.grid import coloured, grid
+from tf_ooo.pictures.page import render
+from tf_ooo.pictures.png import draw
+from tf_ooo.pictures.style import COLOURS, bytes_text, lane_label, time_text
+from tf_ooo.planning import plan
+from tf_ooo.schedule import Schedule
+from tf_ooo.simulator import simulate
+from tf_ooo.timeline import Timeline
+
+SECOND_BY_SECOND = """tf_ooo schedule v1
+mode pipeline
+policy by_hand
+microbatches 2
+lane 0 0: F:0@0 F:0@1 dO:0@0 dW:0@0 dO:0@1 dW:0@1 U:0@0
+lane 1 0: F:1@0 dO:1@0 dW:1@0 F:1@1 dO:1@1 dW:1@1 U:1@0
+"""
+COSTS = (
+    LayerCosts(1, 1, 1, 1, activation_bytes=100, weight_bytes=10, output_bytes=5),
+    LayerCosts(1, 2, 1, 1, activation_bytes=30, weight_bytes=20, output_bytes=5),
+)
+
+
+@pytest.fixture(name="timeline")
+def _timeline():
+    return simulate(Schedule.from_text(SECOND_BY_SECOND), COSTS)
+
+
+@pytest.fixture(name="sending")
+def _sending():
+    """Three steps with messages that take time and with unequal costs."""
+    return simulate(Schedule.from_text(SECOND_BY_SECOND), COSTS, Link(0.25, 10), steps=3)
+
+
+def _data_parallel():
+    layers = [LayerCosts(1 + i, 2, 3, 0.5, 40, 30, 5) for i in range(4)]
+    schedule = plan(
+        layers=layers, schedule="fast_forward", devices=4, link=Link(0.1, 50), mode="data_parallel"
+    )
+    return simulate(schedule, layers, Link(0.1, 50), steps=2)
+
+
+def test_grid_by_hand(timeline):
+    """dO:0 of a micro-batch waits for dO:1, which takes two seconds."""
+    assert grid(timeline, 60).splitlines() == [
+        "device 0 |F0 F1 .  .  o0 w0 .  .  o1 w1 u0",
+        "device 1 |.  F0 o0 -- w0 F1 o1 -- w1 u0 .",
+        "F forward  o output grad  w weight grad  u update  . idle  - goes on; numbers: micro-batch",
+        "a column is 1 s; makespan 11 s, bubble 27.3%",
+    ]
+    assert timeline.to_text(60) == grid(timeline, 60)
+
+
+def test_grid_says_what_it_hides(timeline):
+    lines = grid(timeline, 34).splitlines()
+    assert all(len(line) <= 34 for line in lines[:2])
+    assert lines[-1].endswith("too short to be seen at this width")
+
+
+def test_coloured_grid_has_the_same_text(timeline):
+    text = coloured(timeline, 60)
+    shown = [line.rstrip() for line in text.plain.splitlines()]
+    assert shown == grid(timeline, 60).splitlines()
+    styles = {str(span.style) for span in text.spans}
+    assert any(COLOURS["dO"] in style for style in styles)
+
+
+def test_streams_are_named():
+    schedule = _data_parallel().schedule
+    labels = [lane_label(schedule, lane) for lane in schedule.lanes]
+    assert labels == ["device 0 main", "device 0 comm", "device 0 update"]
+
+
+@pytest.mark.parametrize(
+    "made", [_data_parallel(), simulate(Schedule.from_text(SECOND_BY_SECOND), COSTS, steps=2)]
+)
+def test_page_holds_every_event(made):
+    drawn = figure([Run(made, view_of(made, 1000, 10))])
+    bars = [trace for trace in drawn.data if trace.type == "bar" and trace.yaxis != "y2"]
+    assert Counter(trace.legendgroup for trace in bars for _ in trace.base) == Counter(
+        event.task.kind for event in made.events
+    )
+    rows = np.concatenate([trace.customdata for trace in bars])
+    shown = sorted(tuple(row[[0, 3, 5, 6, 7]].tolist()) for row in rows)
+    events = [(e.task.stage, e.task.microbatch, e.step, e.start_s, e.end_s) for e in made.events]
+    assert np.allclose(shown, sorted(events), rtol=1e-6)
+    assert all(trace.marker.color == COLOURS[trace.legendgroup] for trace in bars)
+
+
+def test_page_holds_messages_and_memory(sending):
+    drawn = figure([Run(sending, view_of(sending, 1000, 10))])
+    messages = [trace for trace in drawn.data if trace.yaxis == "y2"]
+    assert sum(len(trace.base) for trace in messages) == len(sending.messages) == 12
+    curves = [trace for trace in drawn.data if trace.type == "scatter"]
+    assert [max(trace.y) for trace in curves] == sending.peak_bytes
+
+
+def test_page_needs_no_other_file(timeline, tmp_path):
+    path = tmp_path / "new folder" / "page.html"
+    timeline.save_html(path)
+    html = path.read_text()
+    assert "src=" not in html.split("<body>")[0]
+    assert '<script src="' not in html
+    assert "by_hand, pipeline, 2 devices, 2 micro-batches" in html
+    assert "27.27%" in html
+    assert "11 s" in html
+
+
+def test_measured_beside_predicted(timeline, sending):
+    drawn = figure(
+        [
+            Run(timeline, view_of(timeline, 99, 9), "predicted"),
+            Run(sending, view_of(sending, 99, 9), "measured"),
+        ]
+    )
+    assert list(drawn.layout.yaxis.ticktext) == [
+        "device 0 predicted",
+        "device 0 measured",
+        "device 1 predicted",
+        "device 1 measured",
+    ]
+    bars = [trace for trace in drawn.data if trace.type == "bar" and trace.yaxis != "y2"]
+    assert sum(len(trace.base) for trace in bars) == len(timeline.events) + len(sending.events)
+    html = render(timeline, sending)
+    assert "<small>measured</small>" in html
+
+
+def test_trace_is_a_chrome_trace(sending, tmp_path):
+    path = tmp_path / "trace.json"
+    sending.save_trace(path)
+    trace = json.loads(path.read_text())
+    kinds = Counter(event["ph"] for event in trace["traceEvents"])
+    assert set(kinds) == {"X", "M", "C"}
+    assert kinds["X"] == len(sending.events) + len(sending.messages)
+    for event in trace["traceEvents"]:
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        assert event["ph"] == "M" or event["ts"] >= 0
+    tasks = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["cat"] != "message"]
+    shown = sorted((e["ts"], e["pid"], e["tid"], e["name"], e["args"]["step"]) for e in tasks)
+    assert shown == sorted((e.start_s * 1e6, e.device, e.stream, str(e.task), e.step) for e in sending.events)
+    names = {e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"}
+    assert names == {"device 0", "device 1", "links"}
+    memory = [e["args"]["bytes"] for e in trace["traceEvents"] if e["ph"] == "C" and e["pid"] == 0]
+    assert max(memory) == sending.peak_bytes[0]
+
+
+def test_png_holds_every_event(sending, tmp_path):
+    above, below = draw(sending).axes
+    assert sum(len(boxes.get_paths()) for boxes in above.collections) == len(sending.events)
+    assert len(below.lines) == 2
+    sending.save_png(tmp_path / "a" / "t.png")
+    assert (tmp_path / "a" / "t.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(BackendError, match="t.nonsense"):
+        sending.save_png(tmp_path / "t.nonsense")
+
+
+def test_what_does_not_fit_is_cut_and_said(sending, caplog):
+    view = view_of(sending, most_tasks=10, most_lanes=9)
+    bars = bars_of(sending, view)
+    assert len(bars) == 10
+    assert f"(10 of {len(sending.events)} tasks)" in view.note
+    assert view.note in caplog.text
+    assert bars.start_s.max() < view.until_s
+    assert (links_of(sending, view).start_s < view.until_s).all()
+
+
+def test_the_page_says_what_it_leaves_out(sending, monkeypatch):
+    monkeypatch.setattr(page, "MOST_TASKS", 10)
+    assert "Only a part is shown" in render(sending)
+    assert "Only a part" in render(sending, sending)
+
+
+def test_some_devices_of_many():
+    lanes = "".join(f"lane {i} 0: F:{i} dO:{i} dW:{i}\n" for i in range(10))
+    text = f"tf_ooo schedule v1\nmode pipeline\npolicy p\n{lanes}"
+    timeline = simulate(Schedule.from_text(text), [LayerCosts(1, 1, 1)] * 10)
+    view = view_of(timeline, 1000, 4)
+    assert view.devices == [0, 3, 6, 9]
+    assert "4 of 10 devices" in view.note
+
+
+def test_curve_keeps_its_peak_when_thinned():
+    time_s = np.arange(100_000.0)
+    alive = np.where(time_s == 54_321, 7.0, time_s % 3)
+    shown_s, shown = curve_points(MemoryCurve(time_s, alive), float("inf"), 100_000.0)
+    assert len(shown_s) < 6000
+    assert shown.max() == 7
+    assert (np.diff(shown_s) >= 0).all()
+
+
+def test_a_run_without_memory_that_takes_no_time(tmp_path):
+    schedule = Schedule.from_text(SECOND_BY_SECOND)
+    times_s = np.zeros((1, len(schedule.tasks)))
+    nothing = Timeline(schedule, times_s, times_s)
+    assert grid(nothing).startswith("device 0 |\ndevice 1 |\n")
+    assert "not known" in render(nothing)
+    nothing.save_png(tmp_path / "t.png")
+    nothing.save_trace(tmp_path / "t.json")
+
+
+def test_units():
+    assert [time_text(s) for s in (2, 0.0125, 3e-6)] == ["2 s", "12.5 ms", "3 µs"]
+    assert [bytes_text(b) for b in (12, 2048, 3 * 1024**3)] == ["12 bytes", "2 KiB", "3 GiB"]

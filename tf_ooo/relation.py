@@ -138,14 +138,17 @@ class Relation:
             yield from self._pairs((kind, source), ("dW", stage), size, incoming)
 
     def _stored_input(self, stage: int) -> Iterator[Edges]:
-        """dW reads the layer's input too: an edge that matters where it runs on another device than F."""
-        size = sum(size for _, size in self._stage_inputs[stage])
-        for edges in self._pairs(("F", stage), ("dW", stage), size, "the stored input"):
-            elsewhere = self.device[edges.source] != self.device[edges.target]
+        """dW reads the stage's input too; where F runs on another device, whoever made it sends it there."""
+        for edges in self._pairs(("F", stage), ("dW", stage), None, "the stored input"):
+            away = self.device[edges.source] != self.device[edges.target]
             if not self.has("dO", stage):
-                elsewhere[:] = True
-            if elsewhere.any():
-                yield Edges(edges.source[elsewhere], edges.target[elsewhere], size, edges.why)
+                yield edges
+            if not away.any():
+                continue
+            microbatches = self.fields.microbatch[edges.target[away]]
+            for source, size in self._providers("F", stage):
+                for made in self.nodes("F", source):
+                    yield Edges(made[microbatches], edges.target[away], size, edges.why)
 
     def _update(self, stage: int) -> Iterator[Edges]:
         last = "comm" if self.has("comm", stage) else "dW"
@@ -222,12 +225,17 @@ class Relation:
     def _pairs(
         self, source: tuple[str, int], target: tuple[str, int], size: float | None, why: str
     ) -> Iterator[Edges]:
-        """Edges micro-batch by micro-batch, from every part to every part."""
-        for first in self.nodes(*source):
+        """Edges micro-batch by micro-batch, from every part to every part.
+
+        A part makes, and sends, its share of the result.
+        """
+        shares = self.schedule.parts.get(source, ())
+        for part, first in enumerate(self.nodes(*source)):
+            made = size * shares[part] if size is not None and part < len(shares) else size
             for then in self.nodes(*target):
                 both = (first >= 0) & (then >= 0)
                 if both.any():
-                    yield Edges(first[both], then[both], size, why)
+                    yield Edges(first[both], then[both], made, why)
 
     def _all_to_all(
         self, source: tuple[str, int], target: tuple[str, int], why: str, steps: int = 0

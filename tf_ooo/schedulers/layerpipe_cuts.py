@@ -1,0 +1,242 @@
+"""Cuts the line of all layers' tasks into one piece for each processor (arXiv 2108.06629).
+
+Each layer's F, dO and dW stand on the line in any order; a cut may fall between two of them or inside a
+dO, whose parts then run on two consecutive processors.  Without cuts inside layers these are PipeDream's
+stages.  First the slowest processor is made as fast as possible, then as few bytes as possible are sent.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tf_ooo.costs.layer_costs import LayerCosts
+
+# A dO is cut at multiples of this; the shares are refined afterwards.
+_GRID = 8
+_HALVINGS = 24
+_WHOLE = ("F", "dO", "dW")
+_ORDERS = tuple(itertools.permutations(_WHOLE))
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One cut.
+
+    Attributes:
+        at_s: seconds of work to the left of it.
+        low_s, high_s: where it may be shifted to: only a cut inside a dO may.
+        layer: inside this layer, or before it.
+        order: of the layer's tasks on the line, empty for a cut before the layer.
+        before: how many of them are wholly on the left.
+        share: of the task after those, how much is on the left; above 0 for dO only.
+        sent_bytes: what is sent over the cut for one micro-batch, weights included.
+    """
+
+    at_s: float
+    low_s: float
+    high_s: float
+    layer: int
+    order: tuple[str, ...] = ()
+    before: int = 0
+    share: float = 0.0
+    sent_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Line:
+    """The layers' work on a line, and all places where it may be cut, in their order."""
+
+    layers: tuple[LayerCosts, ...]
+    starts_s: tuple[float, ...]
+    cuts: tuple[Cut, ...]
+
+    @classmethod
+    def of(cls, layers: Sequence[LayerCosts], inside: bool) -> Line:
+        """``inside``: whether layers may be cut."""
+        work = [sum(seconds(layer).values()) for layer in layers]
+        starts = tuple(itertools.accumulate(work, initial=0.0))
+        cuts = [_between(layers, layer, starts[layer]) for layer in range(1, len(layers))]
+        if inside:
+            for layer in range(len(layers)):
+                cuts += _inside(layers, layer, starts[layer])
+        return cls(tuple(layers), starts, tuple(sorted(cuts, key=lambda cut: (cut.at_s, cut.layer))))
+
+
+def seconds(layer: LayerCosts) -> dict[str, float]:
+    """What each of a layer's tasks takes; the update runs with dW."""
+    return {
+        "F": layer.forward_s,
+        "dO": layer.output_grad_s,
+        "dW": layer.weight_grad_s + layer.update_s,
+    }
+
+
+def _between(layers: Sequence[LayerCosts], layer: int, start_s: float) -> Cut:
+    sent = 2 * layers[layer - 1].output_bytes
+    return Cut(start_s, start_s, start_s, layer, sent_bytes=sent)
+
+
+def _inside(layers: Sequence[LayerCosts], layer: int, start_s: float) -> list[Cut]:
+    cuts: dict[tuple[Any, ...], Cut] = {}
+    takes = {kind: s for kind, s in seconds(layers[layer]).items() if s > 0}
+    for order in dict.fromkeys(tuple(kind for kind in one if kind in takes) for one in _ORDERS):
+        done_s = start_s
+        for before, kind in enumerate(order):
+            steps = _GRID if kind == "dO" else 1
+            for step in range(0 if before else 1, steps):
+                share = step / steps
+                moves = (done_s, done_s + takes[kind]) if share else (done_s, done_s)
+                cut = Cut(done_s + share * takes[kind], *moves, layer, order, before, share)
+                cuts[order, before, share] = replace(cut, sent_bytes=_sent_bytes(layers, cut))
+            done_s += takes[kind]
+    return list(cuts.values())
+
+
+def left_shares(cut: Cut) -> dict[str, float]:
+    """How much of each of the cut layer's tasks is to the left of the cut."""
+    shares = {kind: float(place < cut.before) for place, kind in enumerate(cut.order)}
+    if cut.share:
+        shares[cut.order[cut.before]] = cut.share
+    return shares
+
+
+def _sent_bytes(layers: Sequence[LayerCosts], cut: Cut) -> float:
+    """What one cut inside a layer makes the processors to its left and right send each other."""
+    read = layers[cut.layer - 1].output_bytes if cut.layer else 0.0
+    made, weights = layers[cut.layer].output_bytes, layers[cut.layer].weight_bytes
+    left = {"F": 0.0, "dO": 0.0, "dW": 0.0} | left_shares(cut)
+    forward_left, weight_left = left["F"] == 1, left["dW"] == 1
+    sent = read if not (forward_left and weight_left) else 0.0
+    sent += made if forward_left or left["dO"] else 0.0
+    sent += made if left["dO"] else 0.0
+    sent += made * (1 - left["dO"] if weight_left else left["dO"])
+    sent += read * (1 - left["dO"])
+    here = (forward_left or left["dO"] > 0, not forward_left or left["dO"] < 1)
+    return sent + (weights if here[1 if weight_left else 0] else 0.0)
+
+
+def best_cuts(line: Line, processors: int, slack: float = 0.0) -> tuple[Cut, ...] | None:
+    """The cuts with the fewest bytes whose slowest processor is within ``1 + slack`` of the best.
+
+    None where the line has too few places to cut.
+    """
+    total_s = line.starts_s[-1]
+    search = _Search(line, processors)
+    low_s, high_s = total_s / processors, total_s
+    if search.cuts(low_s) is None:
+        if search.cuts(high_s) is None:
+            return None
+        for _ in range(_HALVINGS):
+            middle_s = (low_s + high_s) / 2
+            low_s, high_s = (middle_s, high_s) if search.cuts(middle_s) is None else (low_s, middle_s)
+    else:
+        high_s = low_s
+    found = search.cuts(high_s * (1 + slack))
+    return None if found is None else refined(line, found)
+
+
+class _Search:
+    """The cheapest way from the left end to the right end in pieces of at most a given length."""
+
+    def __init__(self, line: Line, processors: int) -> None:
+        self.line, self.pieces = line, processors
+        self.at_s = np.array([cut.at_s for cut in line.cuts])
+        self.cost = np.array([cut.sent_bytes for cut in line.cuts])
+        self.first_inside = np.searchsorted(
+            self.at_s, [line.starts_s[cut.layer] + 1e-12 * line.starts_s[-1] for cut in line.cuts]
+        )
+        self.same = self._same_layer()
+
+    def _same_layer(self) -> list[list[int]]:
+        """For each cut the ones before it in the same layer that it goes together with."""
+        by_order: dict[tuple[int, tuple[str, ...]], list[int]] = {}
+        for index, cut in enumerate(self.line.cuts):
+            if cut.order:
+                by_order.setdefault((cut.layer, cut.order), []).append(index)
+        same: list[list[int]] = [[] for _ in self.line.cuts]
+        for group in by_order.values():
+            for a, b in itertools.combinations(group, 2):
+                first, second = self.line.cuts[a], self.line.cuts[b]
+                if not (first.share and second.share) and first.at_s < second.at_s:
+                    same[b].append(a)
+        return same
+
+    def cuts(self, longest_s: float) -> list[Cut] | None:
+        """The cuts, None if there is no way."""
+        longest_s *= 1 + 1e-9
+        total_s = self.line.starts_s[-1]
+        if self.pieces == 1:
+            return [] if total_s <= longest_s else None
+        reach = np.where(self.at_s <= longest_s, self.cost, np.inf)
+        origins: list[Any] = []
+        start = np.searchsorted(self.at_s, self.at_s - longest_s)
+        for _ in range(self.pieces - 2):
+            reach, origin = self._extend(reach, start, longest_s)
+            origins.append(origin)
+        ends = np.where(total_s - self.at_s <= longest_s, reach, np.inf)
+        if not len(ends) or not np.isfinite(ends.min()):
+            return None
+        index = int(ends.argmin())
+        found = [self.line.cuts[index]]
+        for origin in reversed(origins):
+            index = int(origin[index])
+            found.append(self.line.cuts[index])
+        return found[::-1]
+
+    def _extend(self, reach: Any, start: Any, longest_s: float) -> tuple[Any, Any]:
+        best, origin = np.full(len(reach), np.inf), np.full(len(reach), -1)
+        for index in range(len(reach)):
+            # Cuts in layers before this one, and the one just before this one's layer.
+            low, high = int(start[index]), int(min(self.first_inside[index], index))
+            if low < high:
+                place = low + int(reach[low:high].argmin())
+                if self.at_s[place] < self.at_s[index]:
+                    best[index], origin[index] = reach[place], place
+            for place in self.same[index]:
+                if place >= low and reach[place] < best[index]:
+                    best[index], origin[index] = reach[place], place
+        return best + self.cost, origin
+
+
+def refined(line: Line, cuts: Sequence[Cut]) -> tuple[Cut, ...]:
+    """Shifts the cuts inside dO so that the slowest processor is as fast as possible."""
+    total_s = line.starts_s[-1]
+    low_s, high_s = total_s / (len(cuts) + 1), _longest(line, [cut.at_s for cut in cuts])
+    best = [cut.at_s for cut in cuts]
+    for _ in range(_HALVINGS):
+        middle_s = (low_s + high_s) / 2
+        places = _shifted(cuts, middle_s)
+        if places is not None and total_s - (places or [0.0])[-1] <= middle_s:
+            high_s, best = middle_s, places
+        else:
+            low_s = middle_s
+    return tuple(_moved(cut, at_s) for cut, at_s in zip(cuts, best, strict=True))
+
+
+def _longest(line: Line, places: list[float]) -> float:
+    ends = [0.0, *places, line.starts_s[-1]]
+    return max(b - a for a, b in zip(ends, ends[1:], strict=False))
+
+
+def _shifted(cuts: Sequence[Cut], longest_s: float) -> list[float] | None:
+    """Each cut as far to the right as the piece before it allows; None if it does not get there."""
+    places: list[float] = []
+    for cut in cuts:
+        width_s = cut.high_s - cut.low_s
+        inner = (cut.low_s + width_s / 64, cut.high_s - width_s / 64)
+        at_s = min((places or [0.0])[-1] + longest_s, inner[1])
+        if at_s < inner[0] - 1e-12 * inner[0]:
+            return None
+        places.append(max(at_s, inner[0]))
+    return places
+
+
+def _moved(cut: Cut, at_s: float) -> Cut:
+    if cut.high_s == cut.low_s:
+        return cut
+    return replace(cut, at_s=at_s, share=(at_s - cut.low_s) / (cut.high_s - cut.low_s))

@@ -1,0 +1,65 @@
+"""PipeDream: asynchronous 1F1B with weight stashing (SOSP 2019, doi 10.1145/3341301.3359646)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tf_ooo.errors import OptionsError
+from tf_ooo.schedule import Schedule, Task, TaskList
+from tf_ooo.schedulers.layerpipe_cuts import Line, best_cuts
+from tf_ooo.schedulers.problem import Problem
+from tf_ooo.simulator import simulate
+
+
+def make(problem: Problem) -> Schedule:
+    """Contiguous stages, the slowest as fast as possible, and of those cuts the ones that send least.
+
+    Each micro-batch is a step with its own update; a backward pass is one task, so a stage sends its
+    gradient after its dW.  Stage s of p has at most p - s micro-batches in flight (NOAM = p) and keeps as
+    many versions of its weights; stages are not replicated.  A memory limit lowers NOAM, down to 1.
+    """
+    stages = contiguous(problem)
+    limit = problem.memory_limit_bytes
+    for noam in range(problem.devices, 0, -1) if limit != 0 else [1]:
+        schedule = _schedule(problem, stages, noam)
+        if limit is None or max(simulate(schedule, problem.layers, problem.link).peak_bytes) <= limit:
+            break
+    return schedule
+
+
+def contiguous(problem: Problem) -> tuple[tuple[int, int], ...]:
+    """(first, last) layer of each stage.  OptionsError: more devices than layers."""
+    layers, devices = problem.layers, problem.devices
+    cuts = best_cuts(Line.of(layers, inside=False), devices)
+    if cuts is None:
+        raise OptionsError(f"{devices} stages are more than the {len(layers)} layers; use fewer devices")
+    bounds = [0, *(cut.layer for cut in cuts), len(layers)]
+    return tuple((first, after - 1) for first, after in zip(bounds, bounds[1:], strict=False))
+
+
+def _schedule(problem: Problem, stages: tuple[tuple[int, int], ...], noam: int) -> Schedule:
+    count = problem.microbatches
+    lanes = {
+        (stage, 0): TaskList(list(_lane(stage, min(noam, len(stages) - stage), count)))
+        for stage in range(len(stages))
+    }
+    return Schedule(
+        "layerpipe",
+        "pipedream",
+        lanes,
+        microbatches=count,
+        stages=stages,
+        fused_backward=True,
+        asynchronous=True,
+    )
+
+
+def _lane(stage: int, in_flight: int, microbatches: int) -> Iterator[Task]:
+    ahead = min(in_flight, microbatches)
+    for microbatch in range(ahead):
+        yield Task("F", stage, microbatch)
+    for microbatch in range(microbatches):
+        for kind in ("dO", "dW", "U"):
+            yield Task(kind, stage, microbatch)
+        if microbatch + ahead < microbatches:
+            yield Task("F", stage, microbatch + ahead)

@@ -10,8 +10,10 @@ from tf_ooo.schedulers import (
     gpipe,
     in_order,
     interleaved_1f1b,
+    layerpipe,
     modulo,
     one_f_one_b,
+    pipedream,
     v_half,
     v_min,
     zb_auto,
@@ -38,6 +40,8 @@ _POLICIES = [
     Policy("v_half", ("pipeline",), v_half.make),
     Policy("v_min", ("pipeline",), v_min.make),
     Policy("dualpipe_v", ("pipeline",), dualpipe_v.make),
+    Policy("pipedream", ("layerpipe",), pipedream.make),
+    Policy("layerpipe", ("layerpipe",), layerpipe.make, ("slack_percent",)),
 ]
 
 POLICIES: Mapping[str, Policy] = {policy.name: policy for policy in _POLICIES}

@@ -206,9 +206,13 @@ def traced_events(events: list[TracedEvent]) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            tf.profiler.experimental.stop(save=False)
+            with contextlib.suppress(tf.errors.UnavailableError):
+                tf.profiler.experimental.stop(save=False)
             raise
-        tf.profiler.experimental.stop()
+        try:
+            tf.profiler.experimental.stop()
+        except tf.errors.UnavailableError as error:
+            raise BackendError("TensorFlow's profiler was stopped while it ran for the costs") from error
         for path in Path(folder).rglob("*.xplane.pb"):
             events += _read_xplane(path.read_bytes())
 

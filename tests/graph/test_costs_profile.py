@@ -101,6 +101,15 @@ def test_profiler_in_use_is_said(tmp_path):
         tf.profiler.experimental.stop(save=False)
 
 
+def test_profiler_stopped_by_somebody_else_is_said():
+    step, x = _step(8, 1), tf.ones((4, 8))
+    profiler = StepProfiler(steps=2)
+    profiler.run(step, x)
+    tf.profiler.experimental.stop(save=False)
+    with pytest.raises(BackendError, match="was stopped"):
+        profiler.run(step, x)
+
+
 def test_step_without_ops_is_said():
     with pytest.raises(CostError, match="no op in it"):
         profile_ops(lambda: None)

@@ -1,5 +1,8 @@
 """What tasks cost: seconds and bytes, measured or from formulas, as plain data."""
 
+from tf_ooo.costs.devices import DEVICES, DeviceModel, device
 from tf_ooo.costs.layer_costs import LayerCosts, Link
+from tf_ooo.costs.models import model_costs
+from tf_ooo.costs.table import CostTable
 
-__all__ = ["LayerCosts", "Link"]
+__all__ = ["DEVICES", "CostTable", "DeviceModel", "LayerCosts", "Link", "device", "model_costs"]

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tf_ooo.cli.inputs import BYTES, LINK, is_model, load_table, policy_options
 from tf_ooo.cli.outputs import (
@@ -23,10 +21,11 @@ from tf_ooo.cli.outputs import (
     write_pictures,
     write_text,
 )
+from tf_ooo.cli.progress import Bar
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OptionsError
-from tf_ooo.planning import Candidate, best, candidates, check_problem
+from tf_ooo.planning import Candidate, best, candidates, check_problem, policy_named
 from tf_ooo.planning import plan as plan_schedule
 from tf_ooo.schedule import Schedule
 from tf_ooo.schedulers import POLICIES, Problem
@@ -108,18 +107,17 @@ def _table(source: Path, link: Link | None, batch: int, device: str | None, meas
 
 
 def _compare(problem: Problem, schedule: str, mode: str | None) -> list[Candidate]:
-    if schedule != "auto":
-        return [_named(problem, schedule, mode)]
     wanted = mode or ("pipeline" if problem.devices > 1 else "single_device")
-    total = sum(wanted in policy.modes for policy in POLICIES.values())
-    columns = (TextColumn("{task.description:<24}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    errors = Console(file=sys.stderr)
-    with Progress(*columns, TimeElapsedColumn(), console=errors, transient=True,
-                  disable=not errors.is_terminal) as progress:  # fmt: skip
-        bar = progress.add_task("", total=total, completed=-1)
-        return candidates(
-            problem, mode, lambda name: progress.update(bar, advance=1, description=f"simulating {name}")
-        )
+    auto = schedule == "auto"
+    total = sum(wanted in policy.modes for policy in POLICIES.values()) if auto else 1
+    with Bar(total) as bar:
+        if auto or "progress" in policy_named(schedule, mode).options:
+            watched = {**problem.options, "progress": bar.search}
+            problem = dataclasses.replace(problem, options=watched)
+        if auto:
+            return candidates(problem, mode, bar.policy)
+        bar.policy(schedule)
+        return [_named(problem, schedule, mode)]
 
 
 def _named(problem: Problem, schedule: str, mode: str | None) -> Candidate:

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from tf_ooo.data_parallel import DataParallelFit, launched_with_workers
 from tf_ooo.options import Options
 from tf_ooo.report import Report
 from tf_ooo.single_device import FitSession
@@ -24,12 +25,13 @@ class OOOBackprop(keras.callbacks.Callback):  # type: ignore[misc]
         >>> print(callback.report.summary())
 
     Args:
-        mode: ``"auto"`` or ``"single_device"``.
+        mode: ``"single_device"``, ``"data_parallel"``, or ``"auto"``: data_parallel where horovodrun
+            started several processes.
         schedule: ``"auto"`` keeps the faster of stock and rewritten; a policy's name is applied as asked.
-        memory_limit_bytes: peak bytes that the planned order may keep alive.
+        memory_limit_bytes: peak bytes that the planned order may keep alive on each device.
         profile_steps: steps of each order that are timed.
         timeline: folder for ``report.html`` and ``trace.json``, written when training ends.
-        **mode_options: other fields of :class:`tf_ooo.Options`, such as ``strict``.
+        **mode_options: other fields of :class:`tf_ooo.Options`, such as ``strict``, ``op``.
 
     Raises:
         OptionsError: an unknown option or value.
@@ -53,7 +55,8 @@ class OOOBackprop(keras.callbacks.Callback):  # type: ignore[misc]
             timeline=timeline,
             **mode_options,
         )
-        self._session = FitSession(options)
+        parallel = options.mode == "data_parallel" or (options.mode == "auto" and launched_with_workers())
+        self._session = DataParallelFit(options) if parallel else FitSession(options)
 
     @property
     def report(self) -> Report:
@@ -62,7 +65,19 @@ class OOOBackprop(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Puts the controller in the place of the model's train function."""
-        self._session.begin(self.model)
+        self._session.begin(self.model, self.params)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Data parallel: the ranks agree on the steps of the epoch."""
+        self._session.epoch_begin(epoch)
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Data parallel: takes note of the samples trained on, before validation resets the count."""
+        self._session.test_begin()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Data parallel: averages ``logs`` over all ranks, for the callbacks listed after this one."""
+        self._session.epoch_end(epoch, logs)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Puts the model's own train function back and writes the timeline."""

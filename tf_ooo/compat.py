@@ -55,9 +55,16 @@ def train_function_of(model: Any) -> Callable[..., Any]:
     return function
 
 
-def new_train_function(model: Any) -> Callable[..., Any]:
-    """A second, untraced train function; the model keeps its first one."""
+def new_train_function(
+    model: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+) -> Callable[..., Any]:
+    """A second, untraced train function; the model keeps its first one.
+
+    ``wrap`` makes of the model's ``train_step`` the one that the function is made of.
+    """
     kept = model.train_function
+    if wrap is not None:
+        shadow(model, "train_step", wrap(model.train_step))
     try:
         model.train_function = None
         model.make_train_function()
@@ -65,6 +72,94 @@ def new_train_function(model: Any) -> Callable[..., Any]:
         return function
     finally:
         model.train_function = kept
+        if wrap is not None:
+            unshadow(model, "train_step")
+
+
+_SHADOWED = "_ooo_shadowed"
+
+
+def shadow(owner: Any, name: str, value: Any) -> None:
+    """Sets an attribute of this one object, behind Keras' tracking, until :func:`unshadow`."""
+    before = vars(owner).setdefault(_SHADOWED, {})
+    before.setdefault(name, []).append(vars(owner).get(name, _SHADOWED))
+    object.__setattr__(owner, name, value)
+
+
+def unshadow(owner: Any, name: str) -> None:
+    """Puts back what was there before the latest :func:`shadow` of ``name``."""
+    before = vars(owner)[_SHADOWED]
+    value = before[name].pop()
+    if value is _SHADOWED:
+        object.__delattr__(owner, name)
+    else:
+        object.__setattr__(owner, name, value)
+    if not any(before.values()):
+        del vars(owner)[_SHADOWED]
+
+
+def is_optimizer(value: Any) -> bool:
+    """Whether ``value`` is a Keras 3 optimizer."""
+    import keras
+
+    return isinstance(value, keras.optimizers.Optimizer)
+
+
+def parts_of(model: Any) -> list[Any]:
+    """The model and all layers and models in it."""
+    return list(model._flatten_layers(include_self=True, recursive=True))
+
+
+def attributes_of(owner: Any) -> list[Any]:
+    """The values of an object's own attributes."""
+    return list(vars(owner).values())
+
+
+def variables_to_apply(optimizer: Any, given: Any) -> list[Any]:
+    """The variables that ``optimizer.apply(grads, given)`` updates."""
+    return list(optimizer._trainable_variables if given is None else given)
+
+
+def state_of(optimizer: Any) -> list[Any]:
+    """The variables of an optimizer; also of Horovod's wrapper, whose own property fails with Keras 3."""
+    import keras
+
+    inner = getattr(optimizer, "inner_optimizer", None)
+    own = list(keras.optimizers.Optimizer.variables.fget(optimizer))
+    return own if inner is None else own + state_of(inner)
+
+
+def path_of(variable: Any) -> str:
+    """The name of a Keras or TensorFlow variable."""
+    return str(getattr(variable, "path", None) or variable.name)
+
+
+def is_overwritten_with_gradient(variable: Any) -> bool:
+    """Whether an optimizer assigns the gradient to the variable instead of stepping along it."""
+    return bool(getattr(variable, "overwrite_with_gradient", False))
+
+
+def ops_called_by(op: Any) -> list[str]:
+    """The types of the ops in the functions that a graph op calls directly."""
+    keys = {attr.name for attr in op.op_def.attr} & {"f", "then_branch", "else_branch"}
+    functions = [op.graph._get_function(op.get_attr(key).name) for key in sorted(keys)]
+    return [node.op for f in functions if f is not None for node in f.cached_definition.node_def]
+
+
+def start_epoch_of(model: Any) -> int:
+    """The epoch that ``BackupAndRestore`` wants ``fit`` to begin with; 0 if none."""
+    return int(model._initial_epoch or 0)
+
+
+def set_start_epoch(model: Any, epoch: int) -> None:
+    """See :func:`start_epoch_of`."""
+    model._initial_epoch = epoch or None
+
+
+def samples_seen(model: Any) -> float:
+    """How many samples the model's loss has been averaged over since its metrics were reset; 0 unknown."""
+    tracker = getattr(model, "_loss_tracker", None)
+    return 0.0 if tracker is None else float(tracker.count.numpy())
 
 
 def why_not_rewritable(model: Any) -> str | None:

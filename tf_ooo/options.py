@@ -11,8 +11,15 @@ from typing import Any
 from tf_ooo.errors import OptionsError
 from tf_ooo.schedulers import BACKWARD_ORDERS
 
-MODES = ("auto", "single_device")
-LATER_MODES = ("data_parallel", "pipeline", "layerpipe")
+MODES = ("auto", "single_device", "data_parallel")
+LATER_MODES = ("pipeline", "layerpipe")
+# Data parallel: which library communicates, how gradients are combined, what they travel as.
+ENGINES = ("auto", "horovod", "collectives", "single")
+OPS = ("Average", "Sum", "Adasum")
+COMPRESSIONS = ("none", "fp16", "bf16")
+WEIGHTINGS = ("ranks", "samples")
+LOCKSTEPS = ("epoch", "execution")
+_OF_ONE_PROCESS = ("timeline", "dump_dir")
 SCHEDULES = ("auto", *BACKWARD_ORDERS)
 
 
@@ -21,7 +28,8 @@ class Options:
     """How to rewrite a training step.
 
     Attributes:
-        mode: ``"auto"`` or ``"single_device"``; auto means single_device in this release.
+        mode: ``"auto"``, ``"single_device"`` or ``"data_parallel"``; auto means single_device, and in
+            ``model.fit`` data_parallel where horovodrun started several processes.
         schedule: ``"auto"`` (rewrite, measure both orders, keep the faster) or a policy's name,
             which is applied as asked.
         memory_limit_bytes: peak bytes that the planned order may keep alive; None: no limit.  With a
@@ -32,6 +40,14 @@ class Options:
         dump_dir: folder for the graph after every pass; None writes nothing.
         batch_size: rows of one batch on one device, where the graph leaves the number open; used to
             count bytes only.  None: that of the first batch.
+        engine: data_parallel: ``"horovod"``, ``"collectives"`` (TensorFlow's own), ``"single"``; auto takes
+            the one that this process was launched with.
+        op: data_parallel: how gradients are combined, ``"Average"``, ``"Sum"`` or ``"Adasum"``.
+        compression: data_parallel: what gradients travel as, ``"none"``, ``"fp16"`` or ``"bf16"``.
+        weighting: data_parallel: in an average every rank counts the same (``"ranks"``), or every sample
+            does (``"samples"``), for batches of unequal size.
+        lockstep: data_parallel: ranks agree on the number of steps once an ``"epoch"``, or before each
+            ``"execution"``, so that one rank alone may stop within an epoch.
 
     Raises:
         OptionsError: names the option, its value and what is accepted.
@@ -45,6 +61,11 @@ class Options:
     strict: bool = False
     dump_dir: str | os.PathLike[str] | None = None
     batch_size: int | None = None
+    engine: str = "auto"
+    op: str = "Average"
+    compression: str = "none"
+    weighting: str = "ranks"
+    lockstep: str = "epoch"
 
     def __post_init__(self) -> None:
         if self.mode in LATER_MODES:
@@ -53,6 +74,10 @@ class Options:
             )
         _check_choice("mode", self.mode, MODES)
         _check_choice("schedule", self.schedule, SCHEDULES)
+        for name, accepted in _CHOICES.items():
+            _check_choice(name, getattr(self, name), accepted)
+        if self.weighting == "samples" and self.op != "Average":
+            raise OptionsError(f"weighting='samples' goes with op='Average' only, not with op={self.op!r}")
         _check_int("memory_limit_bytes", self.memory_limit_bytes, least=1, optional=True)
         _check_int("batch_size", self.batch_size, least=1, optional=True)
         _check_int("profile_steps", self.profile_steps, least=0, optional=False)
@@ -77,10 +102,25 @@ class Options:
         """The mode that runs: ``"auto"`` is ``"single_device"`` in this release."""
         return "single_device" if self.mode == "auto" else self.mode
 
+    def shared(self) -> dict[str, Any]:
+        """What all processes of one training must agree on, as JSON types."""
+        return {
+            item.name: getattr(self, item.name) for item in fields(self) if item.name not in _OF_ONE_PROCESS
+        }
+
     @property
     def may_fall_back(self) -> bool:
         """A named schedule is applied as asked; only ``"auto"`` may go back to the stock order."""
         return self.schedule == "auto"
+
+
+_CHOICES = {
+    "engine": ENGINES,
+    "op": OPS,
+    "compression": COMPRESSIONS,
+    "weighting": WEIGHTINGS,
+    "lockstep": LOCKSTEPS,
+}
 
 
 def _check_choice(name: str, value: object, accepted: Iterable[str]) -> None:

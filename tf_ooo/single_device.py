@@ -27,7 +27,16 @@ class FitSession:
         self.controller: StepController | None = None
         self._model: Any = None
 
-    def begin(self, model: Any) -> None:
+    def epoch_begin(self, epoch: int) -> None:
+        """Nothing to do on one device."""
+
+    def epoch_end(self, epoch: int, logs: dict[str, Any] | None) -> None:
+        """Nothing to do on one device."""
+
+    def test_begin(self) -> None:
+        """Nothing to do on one device."""
+
+    def begin(self, model: Any, params: dict[str, Any] | None = None) -> None:
         """At the start of training.  Raises OOOError only with ``strict``."""
         self.end()
         try:

@@ -12,7 +12,7 @@ def test_defaults():
     assert not Options(schedule="in_order").may_fall_back
 
 
-@pytest.mark.parametrize("mode", ["data_parallel", "pipeline", "layerpipe"])
+@pytest.mark.parametrize("mode", ["pipeline", "layerpipe"])
 def test_later_modes_say_so(mode):
     with pytest.raises(OptionsError, match=f"{mode}.*later release"):
         Options(mode=mode)
@@ -21,7 +21,8 @@ def test_later_modes_say_so(mode):
 @pytest.mark.parametrize(
     ("name", "value"),
     [("mode", "fast"), ("schedule", 3), ("memory_limit_bytes", 0), ("memory_limit_bytes", True),
-     ("profile_steps", -1), ("profile_steps", 1.5), ("strict", "yes"), ("timeline", 3), ("dump_dir", "")],
+     ("profile_steps", -1), ("profile_steps", 1.5), ("strict", "yes"), ("timeline", 3), ("dump_dir", ""),
+     ("engine", "mpi"), ("op", "average"), ("compression", "int8"), ("weighting", 1), ("lockstep", "batch")],
 )  # fmt: skip
 def test_bad_value_names_option_and_value(name, value):
     with pytest.raises(OptionsError) as caught:

@@ -1,0 +1,128 @@
+"""Small models, data that differ by rank, and training them: with tf_ooo, with stock Horovod, alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_ooo
+
+STEPS, ROWS = 50, 8
+
+
+def data(rank: int, rows: int = STEPS * ROWS) -> tuple[np.ndarray, np.ndarray]:
+    """Features of length 12 and one of 4 classes; other numbers on every rank."""
+    random = np.random.default_rng(100 + rank)
+    x = random.normal(size=(rows, 12)).astype("float32")
+    return x, (x @ np.arange(48).reshape(12, 4) % 7).argmax(-1)
+
+
+def words(rank: int, rows: int = STEPS * ROWS) -> tuple[np.ndarray, np.ndarray]:
+    """Sequences of 6 words of 20, and a class."""
+    x = np.random.default_rng(200 + rank).integers(0, 20, size=(rows, 6))
+    return x, x.sum(1) % 4
+
+
+def mlp() -> keras.Model:
+    return keras.Sequential(
+        [keras.Input((12,)), keras.layers.Dense(16, activation="tanh"), keras.layers.Dense(4)]
+    )
+
+
+def with_batch_norm() -> keras.Model:
+    layers = keras.layers
+    return keras.Sequential(
+        [keras.Input((12,)), layers.Dense(16), layers.BatchNormalization(), layers.ReLU(), layers.Dense(4)]
+    )
+
+
+def with_embedding() -> keras.Model:
+    layers = keras.layers
+    return keras.Sequential(
+        [keras.Input((6,), dtype="int32"), layers.Embedding(20, 8), layers.Flatten(), layers.Dense(4)]
+    )
+
+
+def tied() -> keras.Model:
+    """One layer used twice."""
+    x = keras.Input((12,))
+    shared = keras.layers.Dense(12, activation="tanh")
+    return keras.Model(x, keras.layers.Dense(4)(shared(shared(x))))
+
+
+def compiled(model: keras.Model, optimizer: Any, rank: int = 0, **more: Any) -> keras.Model:
+    """Compiled; the same first weights on all ranks unless ``rank`` is given."""
+    random = np.random.default_rng(7 + rank)
+    model.set_weights([random.normal(size=w.shape, scale=0.3).astype(w.dtype) for w in model.get_weights()])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, jit_compile=False, **more)
+    return model
+
+
+def fit(model: keras.Model, xy: tuple[Any, Any], callbacks: Any = (), **more: Any) -> Any:
+    settings: dict[str, Any] = {"batch_size": ROWS, "epochs": 1, "shuffle": False, "verbose": 0} | more
+    return model.fit(*xy, callbacks=list(callbacks), **settings)
+
+
+def ours(
+    model: keras.Model, xy: tuple[Any, Any], callbacks: Any = (), options: Any = None, **more: Any
+) -> Any:
+    """Trains with the callback; returns the history."""
+    callback = tf_ooo.OOOBackprop(mode="data_parallel", **(options or {}))
+    return fit(model, xy, [callback, *callbacks], **more)
+
+
+def stock_in_apply(model: keras.Model, xy: tuple[Any, Any], **more: Any) -> None:
+    """Stock Horovod, averaging where the optimizer applies."""
+    import horovod.tensorflow as hvd
+
+    optimizer = model.optimizer
+    apply = optimizer.apply
+
+    def averaging(grads: Any, variables: Any = None) -> Any:
+        return apply([hvd.allreduce(grad, op=hvd.Average) for grad in grads], variables)
+
+    object.__setattr__(optimizer, "apply", averaging)
+    fit(model, xy, **more)
+
+
+def tape_model(of: keras.Model) -> keras.Model:
+    """The same model with a train step that averages in Horovod's tape."""
+    import horovod.tensorflow as hvd
+
+    class WithTape(keras.Model):
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x, training=True))
+            tape = hvd.DistributedGradientTape(tape)
+            grads = tape.gradient(loss, [v.value for v in self.trainable_variables])
+            self.optimizer.apply_gradients(zip(grads, self.trainable_variables, strict=True))
+            return {"loss": loss}
+
+    return WithTape(of.inputs, of.outputs)
+
+
+def joint(per_rank: Callable[[int], tuple[np.ndarray, np.ndarray]], size: int, rows: int = ROWS) -> Any:
+    """The batches of all ranks joined: what one process trains on with batches of ``size * rows``."""
+    parts = [per_rank(rank) for rank in range(size)]
+    count = len(parts[0][0])
+    cuts = range(0, count, rows)
+    return tuple(
+        np.concatenate([part[i][cut : cut + rows] for cut in cuts for part in parts]) for i in (0, 1)
+    )
+
+
+def same_bits(a: keras.Model, b: keras.Model) -> bool:
+    pairs = list(zip(a.get_weights(), b.get_weights(), strict=True))
+    return len(pairs) > 0 and all(x.tobytes() == y.tobytes() for x, y in pairs)
+
+
+def equal_on_all_ranks(engine: Any, model: keras.Model) -> bool:
+    from tf_ooo.data_parallel.sync import checksum
+
+    return len(set(engine.gather(checksum(model.trainable_variables)))) == 1

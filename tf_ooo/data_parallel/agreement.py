@@ -1,0 +1,103 @@
+"""Ranks that do not train the same thing are refused by name before the first step."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tf_ooo import compat
+from tf_ooo.data_parallel.engine import Engine
+from tf_ooo.errors import OptionsError
+
+
+def description_of(model: Any, optimizers: Sequence[Any]) -> dict[str, Any]:
+    """What must be the same on all ranks: names of parts, each with a JSON value."""
+    import keras
+    import tensorflow as tf
+
+    return {
+        "versions": {
+            "python": platform.python_version(),
+            "tensorflow": tf.__version__,
+            "keras": keras.__version__,
+        },
+        "weights": [_variable(variable) for variable in model.weights],
+        "optimizers": [_optimizer(optimizer) for optimizer in optimizers],
+        "steps_per_execution": int(model.steps_per_execution),
+        "run_eagerly": bool(model.run_eagerly),
+    }
+
+
+def _variable(variable: Any) -> list[Any]:
+    # Keras numbers layers within a process; where they are in the model says which they are.
+    return [list(variable.shape), str(variable.dtype), bool(variable.trainable), variable.name]
+
+
+def _optimizer(optimizer: Any) -> dict[str, Any]:
+    config: dict[str, Any] = {"class": type(optimizer).__name__}
+    try:
+        config |= json.loads(json.dumps(optimizer.get_config(), default=_plain))
+    except (NotImplementedError, TypeError, ValueError):
+        config["config"] = "not serializable"
+    config.pop("name", None)
+    # The state counts slots; the rate may change between fits and is broadcast.
+    config["state"] = len(compat.state_of(optimizer))
+    return config
+
+
+def _plain(value: Any) -> Any:
+    return float(value) if hasattr(value, "__float__") else type(value).__name__
+
+
+def batch_of(element: Any) -> list[Any]:
+    """Rows, rank and dtype of each tensor of a batch; other dimensions may change from batch to batch."""
+    rows = []
+    for number, shape in compat.shapes_of(element):
+        rows.append([number, len(shape), shape[0] if shape else None])
+    return rows
+
+
+def refuse_different(engine: Engine, mine: Mapping[str, Any]) -> None:
+    """Raises the same OptionsError on every rank where any rank's description is not rank 0's."""
+    everyone = engine.gather(dict(mine))
+    lines = [
+        line
+        for rank, theirs in enumerate(everyone)
+        for line in differences(f"rank {rank}", theirs, "rank 0", everyone[0])
+    ]
+    if lines:
+        more = f" (and {len(lines) - 3} more differences)" if len(lines) > 3 else ""
+        raise OptionsError(f"the ranks do not train the same thing: {'; '.join(lines[:3])}{more}")
+
+
+def differences(who: str, theirs: Any, whose: str, ours: Any, where: str = "") -> list[str]:
+    """Each place where two JSON values differ, in words."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        keys = sorted(set(theirs) | set(ours))
+        return [
+            line
+            for key in keys
+            for line in differences(who, theirs.get(key), whose, ours.get(key), f"{where}.{key}".lstrip("."))
+        ]
+    if isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours) and _nested(ours):
+        return [
+            line
+            for place, (a, b) in enumerate(zip(theirs, ours, strict=True))
+            for line in differences(who, a, whose, b, f"{where}[{place}]")
+        ]
+    if theirs == ours:
+        return []
+    if isinstance(theirs, list) and isinstance(ours, list) and len(theirs) != len(ours) and _nested(ours):
+        return [f"{who} has {len(theirs)} {where}, {whose} has {len(ours)}"]
+    return [f"{who} has {where} {_text(theirs)}, {whose} has {_text(ours)}"]
+
+
+def _nested(value: list[Any]) -> bool:
+    return any(isinstance(item, (list, dict)) for item in value)
+
+
+def _text(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,116 @@
+"""TensorFlow's own collective operations between the workers that TF_CONFIG names."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tf_ooo.data_parallel.compression import compressed, restored
+from tf_ooo.data_parallel.engine import Engine
+from tf_ooo.errors import BackendError
+
+_GROUP = 0x7F000  # far from the keys that tf.distribute counts up from 1
+_LOST = ("Collective ops is aborted", "UNAVAILABLE", "UnavailableError", "failed to connect", "Socket closed")
+
+
+class CollectiveEngine(Engine):
+    """One ``CollectiveReduceV2`` for each dense gradient; IndexedSlices travel as dense tensors.
+
+    Args:
+        config: the content of TF_CONFIG.
+
+    Raises:
+        BackendError: TensorFlow has computed something already; collectives must be set up first.
+    """
+
+    name = "collectives"
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        import tensorflow as tf
+
+        try:
+            # Never entered: it sets the cluster up, starts this worker's server and watches the others.
+            self._strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        except (RuntimeError, ValueError) as error:
+            raise BackendError(
+                f"TensorFlow's collectives did not start ({error}); call tf_ooo.data_parallel.connect() "
+                "before the first tensor or model is made"
+            ) from error
+        resolver = self._strategy.cluster_resolver
+        spec = resolver.cluster_spec().as_dict()
+        order = [("chief", i) for i in range(len(spec.get("chief", [])))]
+        order += [("worker", i) for i in range(len(spec.get("worker", [])))]
+        self.rank, self.size = order.index((resolver.task_type, int(resolver.task_id))), len(order)
+        hosts = [spec[kind][index].rsplit(":", 1)[0] for kind, index in order]
+        self.local_rank = hosts[: self.rank].count(hosts[self.rank])
+        self._keys: dict[int, str] = {}
+
+    def allreduce(self, gradients: Sequence[tuple[str, Any]], op: str, compression: str) -> list[Any]:
+        """One ``CollectiveReduceV2`` each."""
+        import tensorflow as tf
+
+        if op == "Adasum":
+            raise BackendError("op='Adasum' needs Horovod; TensorFlow's collectives have Average and Sum")
+        out = []
+        for name, gradient in gradients:
+            dense = tf.convert_to_tensor(gradient)
+            reduced = restored(self.sum(compressed(dense, compression), name), dense)
+            out.append(reduced / self.size if op == "Average" else reduced)
+        return out
+
+    def sum(self, tensor: Any, name: str) -> Any:
+        import tensorflow as tf
+
+        return tf.raw_ops.CollectiveReduceV2(
+            input=tensor,
+            group_size=tf.constant(self.size),
+            group_key=tf.constant(_GROUP),
+            instance_key=tf.constant(self._key(name, tensor)),
+            ordering_token=[],
+            merge_op="Add",
+            final_op="Id",
+            name=name,
+        )
+
+    def _key(self, name: str, tensor: Any) -> int:
+        """The same on all ranks for what is the same tensor, however often each rank traces.
+
+        Within a graph a name is used once; two of the same name get the graph's numbering.
+        """
+        import tensorflow as tf
+
+        if not tf.executing_eagerly():
+            name = tf.compat.v1.get_default_graph().unique_name(name, mark_as_used=False)
+        text = f"{name} {tensor.dtype.name} {tensor.shape}"
+        key = zlib.crc32(text.encode()) & 0x7FFFFFFF
+        while self._keys.setdefault(key, text) != text:
+            key = (key + 1) & 0x7FFFFFFF
+        return key
+
+    def broadcast_bytes(self, data: Any) -> Any:
+        return self._sum_bytes(data if self.rank == 0 else np.zeros_like(data), "broadcast")
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        lengths = np.zeros(self.size, np.int32)
+        lengths[self.rank] = len(data)
+        lengths = self._run(lengths, "lengths")
+        rows = np.zeros((self.size, int(lengths.max())), np.uint8)
+        rows[self.rank, : len(data)] = np.frombuffer(data, np.uint8)
+        rows = self._sum_bytes(rows.reshape(-1), "values").reshape(rows.shape)
+        return [row[:length].tobytes() for row, length in zip(rows, lengths, strict=True)]
+
+    def _sum_bytes(self, data: Any, name: str) -> Any:
+        """Adds bytes of which at most one rank's is not 0, as the integers that collectives can add."""
+        padded = np.pad(data, (0, -len(data) % 4)).view(np.int32)
+        return self._run(padded, name).view(np.uint8)[: len(data)]
+
+    def _run(self, values: Any, name: str) -> Any:
+        import tensorflow as tf
+
+        return self.sum(tf.constant(values), f"tf_ooo_{name}").numpy()
+
+    def is_lost(self, error: BaseException) -> bool:
+        return any(text in f"{type(error).__name__}: {error}" for text in _LOST)

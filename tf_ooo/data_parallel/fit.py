@@ -1,0 +1,182 @@
+"""``model.fit`` on several processes: gradients averaged, ranks in step, state shared."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from tf_ooo import compat
+from tf_ooo.data_parallel import agreement, sync
+from tf_ooo.data_parallel.averaging import Averaging, is_horovod_optimizer, optimizers_of
+from tf_ooo.data_parallel.engine import Engine, choose_engine
+from tf_ooo.data_parallel.lockstep import Lockstep
+from tf_ooo.data_parallel.step import ParallelStep, lost
+from tf_ooo.errors import BackendError
+from tf_ooo.options import Options
+from tf_ooo.report import Report
+
+_LOG = logging.getLogger("tf_ooo")
+
+
+class DataParallelFit:
+    """What the callback does in one or several ``fit`` calls of one model.
+
+    Nothing falls back silently here: ranks that cannot be averaged must not train.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.report = Report(mode="data_parallel")
+        self.engine: Engine | None = None
+        self.averaging: Averaging | None = None
+        self.lockstep: Lockstep | None = None
+        self.step: ParallelStep | None = None
+        self._stock: Callable[..., Any] | None = None
+        self._function: Callable[..., Any] | None = None
+        self._model: Any = None
+        self._params: dict[str, Any] = {}
+        self._train_samples = 0.0
+
+    def begin(self, model: Any, params: dict[str, Any] | None = None) -> None:
+        """At the start of training.
+
+        Raises:
+            BackendError: the engine, or a step that cannot be averaged.
+        """
+        self.end()
+        compat.check_keras_backend()
+        self.engine = choose_engine(self.options.engine)
+        if self.engine.size == 1:
+            _LOG.info("one process: nothing to average")
+            return
+        _check(model)
+        self._params = params or {}
+        stock = compat.train_function_of(model)
+        if self._stock is not stock:
+            self._stock = stock
+            self.averaging = Averaging(
+                self.engine, self.options.op, self.options.compression, self.options.weighting
+            )
+            self._function = compat.new_train_function(model, self.averaging.wrap(model))
+            self.report = Report(mode="data_parallel", fallback_reason="data_parallel keeps the stock order")
+        assert self._function is not None  # for mypy: set with _stock
+        self.lockstep = Lockstep(self.engine, self.options.lockstep == "execution")
+        self.step = ParallelStep(
+            self._function, self.engine, self.lockstep, model, self._prepare, self._verify
+        )
+        self._model = model
+        start = self._guarded(lambda engine: engine.gather(compat.start_epoch_of(model)), "before training")
+        compat.set_start_epoch(model, start[0])
+        compat.install_train_function(model, self.step, stock)
+
+    def _prepare(self, batch: Any, iterator: Any) -> None:
+        """Before the first step of a ``fit``: build, compare, broadcast."""
+        model, engine = self._model, self.engine
+        assert engine is not None  # for mypy: begin has run
+        sync.build(model, optimizers_of(model), model.train_step, iterator)
+        optimizers = optimizers_of(model)
+        mine = agreement.description_of(model, optimizers) | {"options": self.options.shared()}
+        if self.options.weighting == "ranks":
+            mine["batch"] = agreement.batch_of(batch)
+        agreement.refuse_different(engine, mine)
+        for optimizer in optimizers:
+            if is_horovod_optimizer(optimizer):
+                _LOG.warning(
+                    "hvd.DistributedOptimizer averages nothing with Keras 3; tf_ooo averages instead: "
+                    "compile with the optimizer itself"
+                )
+        sync.broadcast_state(engine, sync.shared_variables(model, optimizers))
+
+    def _verify(self) -> None:
+        """After the first step: something must have been averaged."""
+        assert self.averaging is not None  # for mypy: begin has run
+        if not self.averaging.averaged and not self.averaging.left_alone:
+            raise BackendError(
+                "no gradient was averaged: train_step applies none through a Keras optimizer that is an "
+                "attribute of the model; use optimizer.apply_gradients or optimizer.apply"
+            )
+
+    def epoch_begin(self, epoch: int) -> None:
+        """Agrees on the steps of this epoch."""
+        if self.lockstep is not None and self._model is not None:
+            lockstep, steps = self.lockstep, self._params.get("steps")
+            self._guarded(lambda _: lockstep.begin_epoch(epoch, steps), "at the start of an epoch")
+
+    def test_begin(self) -> None:
+        """Before validation, which resets the metrics."""
+        if self._model is not None:
+            self._train_samples = compat.samples_seen(self._model)
+
+    def epoch_end(self, epoch: int, logs: dict[str, Any] | None) -> None:
+        """Averages the logs, in place, weighted by samples; looks whether the ranks have drifted apart."""
+        if self.lockstep is None or self._model is None:
+            return
+        lockstep, logs = self.lockstep, {} if logs is None else logs
+        seen = compat.samples_seen(self._model)
+        validated = any(key.startswith("val_") for key in logs)
+        mine = {
+            "logs": {key: float(value) for key, value in logs.items() if _is_number(value)},
+            "train": self._train_samples if validated else seen,
+            "test": seen if validated else 0.0,
+            "weights": sync.checksum(self._model.trainable_weights),
+        }
+        replies = self._guarded(lambda _: lockstep.end_epoch(mine), "at the end of an epoch")
+        if len(replies) == 1:
+            return
+        logs.update(_averaged(replies))
+        if len({reply["weights"] for reply in replies}) > 1:
+            _LOG.warning("after epoch %d the trainable weights are not the same on all ranks", epoch + 1)
+
+    def end(self) -> None:
+        """Puts the model's own train function back; does nothing the second time."""
+        if self._model is not None:
+            compat.remove_train_function(self._model)
+            self._model = None
+
+    def finish(self) -> None:
+        """At the end of training: tells the other ranks, restores."""
+        if self._model is not None and self.lockstep is not None:
+            self._guarded(lambda _: self.lockstep.end(), "at the end of training")  # type: ignore[union-attr]
+        self.end()
+
+    def _guarded(self, talk: Callable[[Engine], Any], where: str) -> Any:
+        assert self.engine is not None  # for mypy: begin has run
+        try:
+            return talk(self.engine)
+        except Exception as error:
+            if not self.engine.is_lost(error):
+                raise
+            raise lost(self.engine, error, where) from error
+
+
+def _check(model: Any) -> None:
+    if model.jit_compile is True:
+        raise BackendError(
+            "jit_compile=True: XLA cannot communicate; compile the model with jit_compile=False"
+        )
+    if model.distribute_strategy.num_replicas_in_sync > 1:
+        raise BackendError(
+            "the model was made in the scope of a tf.distribute strategy, which averages by itself; "
+            "make it outside"
+        )
+
+
+def _averaged(replies: list[dict[str, Any]]) -> dict[str, float]:
+    """Logs of training and of validation, each weighted by their own samples."""
+    out: dict[str, float] = {}
+    for test in (False, True):
+        logs = [
+            {key: value for key, value in reply["logs"].items() if key.startswith("val_") == test}
+            for reply in replies
+        ]
+        out |= sync.average_logs(logs, [reply["test" if test else "train"] for reply in replies])
+    return out
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True

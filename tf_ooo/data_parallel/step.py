@@ -1,0 +1,85 @@
+"""What ``fit`` calls for each batch in data parallel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tf_ooo import compat
+from tf_ooo.data_parallel.engine import Engine
+from tf_ooo.data_parallel.lockstep import Lockstep
+from tf_ooo.errors import BackendError
+
+
+class ParallelStep:
+    """Callable in place of the train function.
+
+    Args:
+        function: the train function that averages.
+        engine, lockstep: the ranks, and how many steps they all run.
+        model: the one that is trained.
+        prepare: called once, with the first batch and the iterator, before the first step of a ``fit``.
+        verify: called once, after that step.
+
+    Raises (from a call): whatever the step raises; StopIteration where the epoch is over for some rank;
+    BackendError when another rank is gone.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        engine: Engine,
+        lockstep: Lockstep,
+        model: Any,
+        prepare: Callable[[Any, Any], None],
+        verify: Callable[[], None],
+    ) -> None:
+        self.function, self.engine, self.lockstep, self.model = function, engine, lockstep, model
+        self._prepare, self._verify = prepare, verify
+        self.prepared = False
+        self.executions = 0
+
+    def __call__(self, iterator: Any) -> Any:
+        """One execution: ``steps_per_execution`` steps, or as many as all ranks have data for."""
+        try:
+            return self._run(iterator)
+        except Exception as error:
+            if not self.engine.is_lost(error):
+                raise
+            raise lost(self.engine, error, f"in execution {self.executions + 1}") from error
+
+    def _run(self, iterator: Any) -> Any:
+        wanted = int(self.model.steps_per_execution)
+        taken = None
+        if not self.prepared:
+            taken = compat.take(iterator, wanted)
+            self._prepare(taken[0] if taken else None, iterator)
+        if self.lockstep.counts_known:
+            count = self.lockstep.may_run(wanted)
+        else:
+            taken = compat.take(iterator, wanted) if taken is None else taken
+            count = self.lockstep.may_run(len(taken))
+        if count == 0:
+            self.model.stop_training = self.model.stop_training or self.lockstep.others_ended
+            raise StopIteration
+        if taken is None and count < wanted:
+            taken = compat.take(iterator, count)
+        if taken is not None:
+            iterator = compat.iterator_over(taken[:count], iterator)
+        outputs = self.function(iterator)
+        self.executions += 1
+        if not self.prepared:
+            self._verify()
+            self.prepared = True
+        return outputs
+
+
+def lost(engine: Engine, error: BaseException, where: str) -> BackendError:
+    """The error of a rank whose partner is gone."""
+    lines = [line.strip() for line in str(error).splitlines() if engine.is_lost(RuntimeError(line))]
+    said = max(lines, key=len)[:300] if lines else type(error).__name__
+    return BackendError(
+        f"rank {engine.rank} of {engine.size} stopped {where}: another worker ended or cannot be reached. "
+        f"Restart all workers; with BackupAndRestore or ModelCheckpoint training continues from the last "
+        f"file. ({said})"
+    )

@@ -1,0 +1,75 @@
+"""State that all ranks share: weights and optimizers at the start, logs at the end of an epoch."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tf_ooo import compat
+from tf_ooo.data_parallel.engine import Engine
+
+
+def build(model: Any, optimizers: Sequence[Any], train_step: Any, iterator: Any) -> None:
+    """Creates all variables of the model and its optimizers; no step runs.
+
+    What cannot be built directly is built as Keras does in its first step: by tracing one, which
+    is thrown away.
+    """
+    import tensorflow as tf
+
+    main: Any = getattr(model, "optimizer", None)
+    if model.built and compat.is_optimizer(main) and not main.built and model.trainable_weights:
+        main.build(model.trainable_weights)
+    if model.built and all(optimizer.built for optimizer in optimizers):
+        return
+    if not model.run_eagerly:
+        tf.function(lambda data: train_step(data)).get_concrete_function(iterator.element_spec)
+
+
+def shared_variables(model: Any, optimizers: Sequence[Any]) -> list[Any]:
+    """Weights and optimizer state, each once.  Random seeds stay each rank's own."""
+    found: dict[int, Any] = {}
+    for variable in [*model.weights, *(v for optimizer in optimizers for v in compat.state_of(optimizer))]:
+        found.setdefault(id(variable), variable)
+    return list(found.values())
+
+
+def broadcast_state(engine: Engine, variables: Sequence[Any]) -> None:
+    """Gives the variables of every rank the values of rank 0."""
+    if engine.size == 1:
+        return
+    values = engine.broadcast([variable.numpy() for variable in variables])
+    if engine.rank != 0:
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+
+
+def checksum(variables: Sequence[Any]) -> int:
+    """One number for the bits of all values."""
+    total = 0
+    for variable in variables:
+        total = zlib.crc32(variable.numpy().tobytes(), total)
+    return total
+
+
+def average_logs(everyone: Sequence[Mapping[str, float]], weights: Sequence[float]) -> dict[str, float]:
+    """The mean of each entry over the ranks that have it.
+
+    Args:
+        everyone: the logs of each rank.
+        weights: samples behind each rank's logs; if all are 0, every rank counts the same.
+    """
+    if not sum(weights):
+        weights = [1.0] * len(everyone)
+    out = {}
+    for key in dict.fromkeys(key for logs in everyone for key in logs):
+        pairs = [
+            (logs[key], weight)
+            for logs, weight in zip(everyone, weights, strict=True)
+            if key in logs and weight
+        ]
+        total = sum(weight for _, weight in pairs)
+        out[key] = math.fsum(value * weight for value, weight in pairs) / total if total else math.nan
+    return out

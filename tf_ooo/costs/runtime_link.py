@@ -1,0 +1,81 @@
+"""The link between two devices of a TensorFlow cluster, measured through TensorFlow's own runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tf_ooo.costs.communication import MEASURED_BYTES, fit_link
+from tf_ooo.costs.layer_costs import Link
+from tf_ooo.errors import CostError
+
+_HOPS = 8
+
+
+def measure_runtime_link(
+    target: str,
+    sender: str,
+    receiver: str,
+    sizes: Sequence[int] = MEASURED_BYTES,
+    repeats: int = 5,
+) -> Link:
+    """Sends tensors to and fro between two devices of a cluster and fits a link to the times.
+
+    A run makes 8 hops, and one that makes none is taken off, so that what starting a run costs does
+    not count as latency.  Sessions are used: the eager context of this process stays as it is.
+
+    Args:
+        target: of a server of the cluster, ``server.target`` of a ``tf.distribute.Server``.
+        sender, receiver: devices such as ``"/job:worker/task:0/cpu:0"``.
+        sizes: of the messages, bytes.
+        repeats: timed runs of each size.
+
+    Raises:
+        CostError: no such device, the cluster does not answer, or no link explains the times.
+    """
+    import tensorflow as tf
+
+    samples = []
+    for size in sizes:
+        try:
+            samples += [
+                (float(size), hop_s) for hop_s in _hop_seconds(target, sender, receiver, size, repeats)
+            ]
+        except (tf.errors.OpError, ValueError) as error:
+            raise CostError(f"link {sender} - {receiver}: cannot be measured: {error}") from error
+    return fit_link(samples)
+
+
+def _hop_seconds(target: str, sender: str, receiver: str, size: int, repeats: int) -> list[float]:
+    import time
+
+    import tensorflow as tf
+
+    config = tf.compat.v1.ConfigProto(operation_timeout_in_ms=60_000)
+    # Or it would take the copies out.
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    with tf.Graph().as_default() as graph:
+        start, end = _ping_pong(tf, sender, receiver, size)
+        with tf.compat.v1.Session(target, graph=graph, config=config) as session:
+
+            def run_s(op: Any) -> float:
+                started = time.perf_counter()
+                session.run(op)
+                return time.perf_counter() - started
+
+            for op in (start, end):
+                run_s(op)
+            empty_s = min(run_s(start) for _ in range(repeats))
+            return [max(0.0, run_s(end) - empty_s) / _HOPS for _ in range(repeats)]
+
+
+def _ping_pong(tf: Any, sender: str, receiver: str, size: int) -> tuple[Any, Any]:
+    """(op that makes the tensor, op that ends its last hop); the tensor stays on the devices."""
+    with tf.device(sender):
+        # Not a constant: that would be made on both sides.
+        made = tf.random.stateless_uniform((max(1, size // 4),), seed=(1, 2))
+        tensor = made
+    for hop in range(_HOPS):
+        with tf.device(sender if hop % 2 else receiver):
+            tensor = tf.identity(tensor)
+    return made.op, tensor.op

@@ -60,7 +60,7 @@ setup(
         "grappler_passes.plugin": ["shim.c"],
     },
     python_requires=">=3.10,<3.14",
-    install_requires=["numpy", "rustworkx", "click", "rich", "plotly", "jinja2"],
+    install_requires=["numpy", "rustworkx", "click", "rich", "plotly", "jinja2", "matplotlib"],
     extras_require={
         "cpu": [f"tensorflow-cpu{TENSORFLOW}"],
         "gpu": [f"tensorflow[and-cuda]{TENSORFLOW}"],
@@ -69,7 +69,6 @@ setup(
         "dev": [
             "cmake<4",
             "hypothesis",
-            "matplotlib",
             "mypy",
             "ortools",
             "pytest",

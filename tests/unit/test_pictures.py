@@ -66,9 +66,18 @@ def test_grid_by_hand(timeline):
     assert timeline.to_text(60) == grid(timeline, 60)
 
 
-def test_grid_says_what_it_hides(timeline):
-    lines = grid(timeline, 34).splitlines()
-    assert all(len(line) <= 34 for line in lines[:2])
+def test_narrow_grid_by_hand(timeline):
+    """No room for numbers: with them only four columns would fit."""
+    assert grid(timeline, 22).splitlines()[:3] == [
+        "device 0 |FF..ow..owu",
+        "device 1 |.FoowFoowu.",
+        "F forward  o output grad  w weight grad  u update  . idle",
+    ]
+
+
+def test_grid_says_what_it_hides(sending):
+    lines = grid(sending, 22).splitlines()
+    assert all(len(line) <= 22 for line in lines[:2])
     assert lines[-1].endswith("too short to be seen at this width")
 
 

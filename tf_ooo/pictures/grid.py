@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _MOST_TASKS, _MOST_LANES, _LEAST_COLUMNS = 200_000, 64, 8
 _IDLE = "."
+# Share of the tasks; above it the numbers of tasks are given up.
+_MOST_HIDDEN = 0.2
 _MEANING = {"F": "forward", "dO": "output grad", "dW": "weight grad", "U": "update", "comm": "comm"}
 
 
@@ -69,12 +71,21 @@ def coloured(timeline: Timeline, width: int = 100) -> Text:
 
 
 def make_grid(timeline: Timeline, width: int) -> Grid:
-    """Fills the cells: each shows the task that runs in the middle of its slice."""
+    """Fills the cells: each shows the task that runs in the middle of its slice.
+
+    Where too many tasks would be hidden, cells are one letter wide and show the kind only.
+    """
     view = view_of(timeline, _MOST_TASKS, _MOST_LANES)
     bars = bars_of(timeline, view)
-    which = numbering(timeline.schedule)
+    made = _filled(timeline, view, bars, width, numbering(timeline.schedule))
+    if made.hidden > len(bars) * _MOST_HIDDEN:
+        made = _filled(timeline, view, bars, width, "kind")
+    return made
+
+
+def _filled(timeline: Timeline, view: View, bars: Bars, width: int, which: str) -> Grid:
     labels = [lane_label(timeline.schedule, lane) for lane in view.lanes]
-    cell_width = _cell_width(bars, which)
+    cell_width = 1 if which == "kind" else _cell_width(bars, which)
     columns = max((width - max(map(len, labels), default=0) - 2) // cell_width, _LEAST_COLUMNS)
     end_s = min(timeline.makespan_s, float(bars.end_s.max(initial=0.0)))
     slice_s = _slice_s(bars, end_s, columns)
@@ -131,6 +142,8 @@ def _row(bars: Bars, lane: int, middles_s: Any, which: str, seen: set[int]) -> l
 def _cell(bars: Bars, task: int, which: str, goes_on: bool) -> Cell:
     fields = bars.fields
     kind = KINDS[fields.kind[task]]
+    if which == "kind":
+        return Cell(SHORT[kind], kind)
     text = task_label(kind, int(fields.stage[task]), int(fields.microbatch[task]), which)
     return Cell("-" * len(text) if goes_on else text, kind)
 
@@ -140,7 +153,7 @@ def _legend(timeline: Timeline, view: View, bars: Bars, which: str, slice_s: flo
     there = [KINDS[i] for i in np.unique(bars.fields.kind)]
     kinds = "  ".join(f"{SHORT[kind]} {_MEANING[kind]}" for kind in there)
     lines = [
-        f"{kinds}  {_IDLE} idle  - goes on; numbers: {number[which]}",
+        f"{kinds}  {_IDLE} idle" + ("" if which == "kind" else f"  - goes on; numbers: {number[which]}"),
         f"a column is {time_text(slice_s)}; makespan {time_text(timeline.makespan_s)}, "
         f"bubble {timeline.bubble_fraction:.1%}",
     ]

@@ -151,8 +151,12 @@ def test_gpu_kernels_count_instead_of_their_launch():
         _event("m:MatMul", 2.0, 3.0, plane="/device:GPU:0", line="Stream #1"),
         _event("m:MatMul", 5.0, 1.0, plane="/device:GPU:0", line="Stream #1"),
         _event("host:Identity", 1.0, 0.2),
+        _event("host:Identity", 9.5, 0.2),
+        _event("update:AssignSub", 0.5, 0.1),
+        _event("update:AssignSub", 9.5, 2.0, plane="/device:GPU:0", line="Stream #1"),
     ]
-    assert read_profile(events).seconds == {"host": 0.2, "m": 4.0}
+    # The last kernel began after the step's results were there.
+    assert read_profile(events).seconds == {"host": 0.2, "m": 4.0, "update": 2.0}
 
 
 def test_trace_without_steps_is_said():

@@ -7,7 +7,9 @@ it, or on the GPU the sum of its kernels; what runs beside it is not taken out.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
+import math
 import re
 import statistics
 import time
@@ -148,7 +150,7 @@ def read_profile(events: Iterable[compat.TracedEvent]) -> OpProfile:
         # For an op with kernels on a GPU the CPU's event is only their launch.
         if name in on_gpu and not event.plane.startswith(_GPU_PLANE):
             continue
-        number = _step_of(event.begin_s, marks)
+        number = _step_of(event, marks)
         if number is not None:
             sums[number][name] += event.duration_s
             types[name] = op_type
@@ -169,9 +171,15 @@ def _ops(events: Iterable[compat.TracedEvent]) -> Iterable[tuple[str, str, compa
             yield match[1], match[2], event
 
 
-def _step_of(begin_s: float, marks: list[tuple[float, float]]) -> int | None:
-    """The step during which something began; None before the first and between two."""
-    for number, (start_s, duration_s) in enumerate(marks):
-        if start_s <= begin_s <= start_s + duration_s:
-            return number
-    return None
+def _step_of(event: compat.TracedEvent, marks: list[tuple[float, float]]) -> int | None:
+    """The step during which an event began; None before the first and between two.
+
+    A GPU may still be at a step's updates when its results are there: what a GPU begins between two
+    steps belongs to the first of them.
+    """
+    number = bisect.bisect_right(marks, (event.begin_s, math.inf)) - 1
+    if number < 0:
+        return None
+    start_s, duration_s = marks[number]
+    is_late = event.begin_s > start_s + duration_s
+    return None if is_late and not event.plane.startswith(_GPU_PLANE) else number

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from grappler_passes.bits import bits_of, several, union
+from grappler_passes.dominators import dominators
 from grappler_passes.flow import PACK_OPS, SPLIT_OPS, is_communication
 from grappler_passes.gradients import GradientFlow, may_equal
 
@@ -74,14 +75,23 @@ class Backward:
                 own.setdefault(g.reach[node].bit_length() - 1, []).append(node)
         found = []
         for weight, nodes in own.items():
-            dominators = self._dominators(nodes)
+            passed = dominators(nodes, g.cut, self._entries(nodes))
             shape = g.weights[weight].shape
-            exact = (n for n in dominators if any(o.shape == shape for o in self.flow.outputs[n]))
-            near = (n for n in dominators if any(may_equal(o.shape, shape) for o in self.flow.outputs[n]))
+            exact = (n for n in passed if any(o.shape == shape for o in self.flow.outputs[n]))
+            near = (n for n in passed if any(may_equal(o.shape, shape) for o in self.flow.outputs[n]))
             first = next(exact, next(near, None))
             if first is not None:
                 found.append(self._behind_views(first))
         return found
+
+    def _entries(self, nodes: list[int]) -> list[int]:
+        """The nodes that read data or weights from outside ``nodes``."""
+        g, members = self.gradients, set(nodes)
+        return [
+            node
+            for node in nodes
+            if any((g.from_data[p] or g.depends[p]) and p not in members for p in g.cut.preds[node])
+        ]
 
     def _behind_views(self, node: int) -> int:
         """The end of a chain of re-arrangements, such as a bias' gradient on its way to rank 1."""
@@ -91,23 +101,6 @@ class Backward:
             if len(targets) != 1 or self.flow.types[targets[0]] not in REARRANGING_OPS:
                 return node
             node = targets[0]
-
-    def _dominators(self, nodes: list[int]) -> list[int]:
-        g = self.gradients
-        position = {node: i for i, node in enumerate(nodes)}
-        targets = [[position[t] for t in self.successors[n] if t in position] for n in nodes]
-        outside = (
-            i
-            for i, node in enumerate(nodes)
-            if any((g.from_data[p] or g.depends[p]) and p not in position for p in g.cut.preds[node])
-        )
-        furthest = max(outside, default=0)
-        found = []
-        for i, node in enumerate(nodes):
-            if furthest <= i:
-                found.append(node)
-            furthest = max([furthest, *targets[i]])
-        return found
 
     def _work_on_shared_gradient(self, node: int, marked: list[int]) -> dict[int, int]:
         """The ops that use a dO tensor as the gradient of one weight; none if ``node`` is not one.
@@ -138,6 +131,8 @@ class Backward:
             for n, bits in enumerate(g.reach)
             if several(bits) and g.from_data[n] and not g.forward[n] and not g.after[n]
         }
+        for weight in g.lone_reads(g.reach):
+            chain.update(dict.fromkeys(self._meets_forward(weight), 1))
         feeds_chain = g.full.upstream(chain)
         feeds_sink = g.full.upstream(g.all_sinks)
         return [
@@ -146,6 +141,16 @@ class Backward:
             for read in variable.reads
             if feeds_sink[read] and not g.forward[read] and not feeds_chain[read]
         ]
+
+    def _meets_forward(self, weight: int) -> list[int]:
+        """The ops of a lone weight's backward pass in which dO meets tensors of the forward pass."""
+        g = self.gradients
+        return [
+            n
+            for n, bits in enumerate(g.reach)
+            if bits == 1 << weight and not g.forward[n] and n not in g.all_sinks
+            and any(g.forward[e.source] and g.from_data[e.source] and not e.scalar for e in self.flow.data[n])
+        ]  # fmt: skip
 
     def hands_over(self, node: int) -> int:
         """The weights whose gradient this op computes alone, or hands to an update."""
@@ -162,7 +167,7 @@ class Backward:
         g = self.gradients
         outside = [g.forward[n] or self.is_update[n] for n in range(self.size)]
         ends = {n: 1 for n in range(self.size) if not outside[n] and self.hands_over(n)}
-        found = g.full.upstream(ends)
+        found = g.needed.upstream(ends)
         return [bool(f) and not outside[n] and n not in g.handle_nodes for n, f in enumerate(found)]
 
     def needed_by(self, group_of_weight: list[int]) -> list[int]:
@@ -176,7 +181,7 @@ class Backward:
                 groups = union(1 << group_of_weight[w] for w in bits_of(self.hands_over(node)))
                 if groups:
                     seeds[node] = groups
-        return self.gradients.full.upstream(seeds, stop=lambda n: not self.is_backward[n])
+        return self.gradients.needed.upstream(seeds, stop=lambda n: not self.is_backward[n])
 
     @cached_property
     def serves_update(self) -> list[int]:
@@ -187,7 +192,7 @@ class Backward:
         for variable in g.variables:
             if any(g.after[w] for w in variable.writes) or self._follows_a_weight(variable):
                 ends.update(dict.fromkeys(variable.writes, 1))
-        return g.full.upstream(ends)
+        return g.needed.upstream(ends)
 
     def _follows_a_weight(self, variable) -> bool:
         """Written from the updated value of a weight (a moving average, a lookahead copy), or used

@@ -1,17 +1,15 @@
-"""Which variables a graph trains, which ops are its forward pass, and how far a gradient reaches.
+"""How far a gradient reaches: which weights' updates each op of a training step changes.
 
 Everything here follows values through the graph; no layer name, no op name, no name scope.  The
 ideas, in order:
 
-1. A *weight* is written with a value that depends on data, and is itself read on the way to a
-   result of the step (a fetched tensor, a metric, a moving average).  A *slot* (momentum, ...) is
-   written too, but all it ever changes is one weight.
+1. ``weights.py`` tells which variables are weights.
 2. Cut the edges that carry one number (rank 0).  Clipping by global norm, loss scaling, learning
    rates and step counters tie all weights together through one number; gradients flow through
    tensors.  On the cut graph, *reach* of an op = the weights whose update it changes.
 3. An op that has a weight's shape and reaches that weight alone is its gradient, or comes after
    it.  Results of the step that do not depend on any such op are results of the forward pass, and
-   the forward pass is what they are computed from.
+   the forward pass (``forward.py``) is what they are computed from.
 """
 
 from __future__ import annotations
@@ -19,66 +17,33 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from grappler_passes.bits import several, union
-from grappler_passes.compat import is_stateful
-from grappler_passes.flow import BACK_EDGE_OP, FlowGraph, Propagation
-from grappler_passes.variables import HANDLE_SOURCES, VariableAccess
+from grappler_passes.dominators import dominators
+from grappler_passes.flow import Propagation
+from grappler_passes.forward import forward_ops
+from grappler_passes.values import ValueFlow
+from grappler_passes.variables import VariableAccess
+from grappler_passes.weights import Slots, find_weights
 
-PUSH_OPS = frozenset({"TensorListPushBack", "TensorListSetItem"})
-STASH_OPS = PUSH_OPS | {"Merge", "Switch", "Identity", "NextIteration"}
-# What these return depends on a tensor's shape only, not on its value.
-METADATA_OPS = frozenset({"Shape", "ShapeN", "Size", "Rank", "VariableShape", "TensorListElementShape"})
 RETURN_OPS = ("_Retval", "_DeviceRetval")
 
 
 @dataclass
-class GradientFlow:
+class GradientFlow(ValueFlow):
     """The facts that classification is made of; bit i stands for ``weights[i]``."""
 
-    flow: FlowGraph
-    order: list[int]
-    variables: list[VariableAccess]
-    results: list[int]
+    results: list[int] = field(default_factory=list)
     results_are_certain: bool = True
-    weights: list[VariableAccess] = field(default_factory=list)
-    slots: dict[int, list[VariableAccess]] = field(default_factory=dict)
+    weights: list[VariableAccess] = field(init=False)
+    slots: Slots = field(init=False)
 
     def __post_init__(self) -> None:
-        self._owner = {n: v for v in self.variables for n in v.writes}
-        self.cyclic = BACK_EDGE_OP in set(self.flow.types)
-        self._find_weights()
+        self.weights, self.slots = find_weights(self, self.results)
 
     # -- graphs of value flow ---------------------------------------------------------------
 
-    def propagation(
-        self, *, cut_scalars: bool = False, cut_memory_of: frozenset[int] = frozenset()
-    ) -> Propagation:
-        """Value flow without handles; optionally without one-number edges, or without the flow
-        through the memory of some variables (by handle)."""
-        preds: list[list[int]] = [
-            []
-            if kind in METADATA_OPS
-            else [
-                e.source
-                for e in edges
-                if e.source not in self.handle_nodes and not (cut_scalars and e.scalar)
-            ]
-            for kind, edges in zip(self.flow.types, self.flow.data, strict=True)
-        ]
-        for variable in self.variables:
-            if variable.handle not in cut_memory_of:
-                for read, writes in variable.late_read_sources.items():
-                    preds[read].extend(writes)
-        return Propagation(preds, self.order, self.cyclic)
-
-    @cached_property
-    def handle_nodes(self) -> set[int]:
-        return {
-            n for n, outputs in enumerate(self.flow.outputs) if outputs and outputs[0].dtype == "resource"
-        }
-
     @cached_property
     def weight_handles(self) -> frozenset[int]:
+        """The handles of all weights."""
         return frozenset(w.handle for w in self.weights)
 
     @cached_property
@@ -88,104 +53,19 @@ class GradientFlow:
         return self.propagation(cut_memory_of=self.weight_handles)
 
     @cached_property
-    def cut(self) -> Propagation:
-        return self.propagation(cut_scalars=True, cut_memory_of=self.weight_handles)
+    def needed(self) -> Propagation:
+        """Like ``full``, with the ops that are needed for their shape alone."""
+        return self.propagation(cut_memory_of=self.weight_handles, cut_metadata=False)
 
     @cached_property
-    def data_sources(self) -> dict[int, int]:
-        """Ops through which data (or randomness) enters: not constants, not variables."""
-        reads = {r for v in self.variables for r in v.reads}
-        sources = {}
-        for node, kind in enumerate(self.flow.types):
-            if kind in HANDLE_SOURCES and node not in self.handle_nodes:
-                sources[node] = 1
-            elif kind in HANDLE_SOURCES or kind in METADATA_OPS or node in reads:
-                continue
-            elif self.flow.outputs[node] and is_stateful(kind):
-                sources[node] = 1
-        return sources
+    def cut(self) -> Propagation:
+        """Like ``full``, without one-number edges."""
+        return self.propagation(cut_scalars=True, cut_memory_of=self.weight_handles)
 
     @cached_property
     def from_data(self) -> list[int]:
         """1 for each op whose value changes with the data other than through one number."""
         return self.cut.downstream(self.data_sources)
-
-    # -- weights and slots ------------------------------------------------------------------
-
-    def _find_weights(self) -> None:
-        written = [v for v in self.variables if v.writes]
-        no_memory = self.propagation(cut_memory_of=frozenset(v.handle for v in self.variables))
-        fed = self._fed_by_data()
-        written_fed = [v for v in written if any(fed[w] for w in v.writes)]
-        changes = self._changes(written, self.propagation())
-        ends = dict.fromkeys(self.results, 1)
-        for i, variable in enumerate(written):
-            if changes[i] & ~(1 << i) == 0:
-                for n in (write for write in variable.writes if fed[write]):
-                    ends[n] = ends.get(n, 0) | 2 << i
-        to_end = no_memory.upstream(ends)
-        index = {v.handle: i for i, v in enumerate(written)}
-        candidates = [
-            v
-            for v in written_fed
-            if v.trainable is not False and any(to_end[r] & ~(2 << index[v.handle]) for r in v.first_reads)
-        ]
-        if not candidates:
-            candidates = _not_dominated(written_fed, index, changes)
-        self.weights = self._without_state(candidates, ends)
-        self._find_slots(written)
-
-    def _fed_by_data(self) -> list[int]:
-        """Like from_data, but blind to booleans only: a scalar weight's gradient is one number, a
-        loss scale is merely switched by one."""
-        graph = self.propagation()
-        preds = [[p for p in graph.preds[n] if not self._is_predicate(p)] for n in range(len(self.flow))]
-        return Propagation(preds, self.order, self.cyclic).downstream(self.data_sources)
-
-    def _is_predicate(self, node: int) -> bool:
-        outputs = self.flow.outputs[node]
-        return bool(outputs) and all(o.dtype == "bool" and o.shape == () for o in outputs)
-
-    def _changes(self, written: list[VariableAccess], graph: Propagation) -> list[int]:
-        """For each written variable, the written variables that its value changes."""
-        seeds: dict[int, int] = {}
-        for i, variable in enumerate(written):
-            for write in variable.writes:
-                seeds[write] = seeds.get(write, 0) | 1 << i
-        bits = graph.upstream(seeds)
-        return [union(bits[r] for r in v.reads) for v in written]
-
-    def _without_state(self, candidates, ends: dict[int, int]):
-        """Drops state that forward passes carry along (an RNN's state, a queue of keys): what is
-        written there comes straight from the forward pass, and shares no gradient with others."""
-        if len(candidates) < 2:
-            return candidates
-        graph = self.propagation(cut_memory_of=frozenset(v.handle for v in candidates))
-        own_writes = {n for v in candidates for n in v.writes}
-        forward = graph.upstream({n: 1 for n in ends if n not in own_writes})
-        seeds: dict[int, int] = {}
-        for i, variable in enumerate(candidates):
-            for write in variable.writes:
-                seeds[write] = seeds.get(write, 0) | 1 << i
-        bits = graph.upstream(seeds)
-        shared = 0
-        for node, reached in enumerate(bits):
-            if not forward[node] and several(reached):
-                shared |= reached
-        kept = [v for i, v in enumerate(candidates) if shared >> i & 1]
-        return kept or candidates
-
-    def _find_slots(self, written: list[VariableAccess]) -> None:
-        others = [v for v in written if v.handle not in self.weight_handles]
-        seeds: dict[int, int] = {}
-        for i, weight in enumerate(self.weights):
-            for write in weight.writes:
-                seeds[write] = seeds.get(write, 0) | 1 << i
-        bits = self.full.upstream(seeds)
-        for variable in others:
-            changed = union(bits[read] for read in variable.reads)
-            if changed and not several(changed):
-                self.slots.setdefault(changed.bit_length() - 1, []).append(variable)
 
     # -- reach ------------------------------------------------------------------------------
 
@@ -246,9 +126,12 @@ class GradientFlow:
         of_bit = {1 << i: i for i in range(len(self.weights))}
         found: dict[int, int] = {}
         seen = 0
+        lone = {
+            1 << i: self._from_gradient_on(i, reads, reach) for i, reads in self.lone_reads(reach).items()
+        }
         for node, bits in enumerate(reach):
             weight = of_bit.get(bits)
-            if weight is None or not self.from_data[node]:
+            if weight is None or not self.from_data[node] or node not in lone.get(bits, (node,)):
                 continue
             if any(may_equal(o.shape, self.weights[weight].shape) for o in self.flow.outputs[node]):
                 found[node] = bits
@@ -257,6 +140,37 @@ class GradientFlow:
             if not seen & bit:
                 found.update(dict.fromkeys(self.weights[weight].writes, bit))
         return found
+
+    def lone_reads(self, reach: list[int]) -> dict[int, set[int]]:
+        """The weights whose forward pass changes no other weight's update: number -> forward reads.
+
+        With several weights all forward ops reach several; in a model with one they reach it alone, as
+        its gradient does.
+        """
+        to_results = self.full.upstream(dict.fromkeys(self.results, 1))
+        found: dict[int, set[int]] = {}
+        for i, weight in enumerate(self.weights):
+            reads = {r for r in weight.first_reads if to_results[r]}
+            if reads and all(reach[r] == 1 << i for r in reads):
+                found[i] = reads
+        return found
+
+    def _from_gradient_on(self, weight: int, reads: set[int], reach: list[int]) -> set[int]:
+        """The ops of a lone weight from its finished gradient on.
+
+        In ``y = x @ w; dw = transpose(x) @ (y - t)`` ``y`` may have the shape of w by chance.  But x
+        passes ``y`` by, and nothing passes ``dw`` by.
+        """
+        fed = self.cut.downstream(dict.fromkeys([*self.data_sources, *reads], 1))
+        own = [n for group in self.cut.groups for n in group if fed[n] and reach[n] == 1 << weight]
+        members = set(own)
+        entries = {n for n in own if n in reads or n in self.data_sources}
+        entries |= {n for n in own if any(fed[p] and p not in members for p in self.cut.preds[n])}
+        shape = self.weights[weight].shape
+        for node in dominators(own, self.cut, entries):
+            if any(may_equal(o.shape, shape) for o in self.flow.outputs[node]):
+                return set(own[own.index(node) :])
+        return set()
 
     @cached_property
     def after(self) -> list[int]:
@@ -272,83 +186,10 @@ class GradientFlow:
                 seeds[read] = seeds.get(read, 0) | 1 << i
         return self.full.downstream(seeds)
 
-    # -- forward ----------------------------------------------------------------------------
-
     @cached_property
     def forward(self) -> list[int]:
         """1 for each op of the forward pass."""
-        fed = self.full.downstream(self.data_sources)
-        ends = {
-            n: 1
-            for n in [*self.results, *self._owner]
-            if n not in self.all_sinks and fed[n] and not self.after[n] and not self._past_forward[n]
-        }
-        known = self.full.upstream(ends)
-        seeds = ends | self._hidden_forward(known)
-        known = self.full.upstream(seeds)
-        stash = self._stash(known)
-        return self.full.upstream(seeds | dict.fromkeys(stash, 1)) if stash else known
-
-    def _hidden_forward(self, known: list[int]) -> dict[int, int]:
-        """Forward ops that lead to no visible result, such as a loss that is not returned: they
-        change gradients of weights on which they do not depend yet.
-
-        Only looked for where a weight is read outside the known forward pass and not by updates.
-        """
-        reads = (read for weight in self.weights for read in weight.reads)
-        if not any(several(self.reach[read]) and not known[read] for read in reads):
-            return {}
-        return {
-            node: 1
-            for node, reached in enumerate(self.reach)
-            if not known[node]
-            and self.depends[node]
-            and reached & ~self.depends[node]
-            and self.from_data[node]
-            and not self.after[node]
-        }
-
-    @cached_property
-    def _past_forward(self) -> list[int]:
-        """Where nothing says which ops are results, ops that nothing consumes are taken for them.
-        Among those are gradients that nobody asked for, such as the one of the input: they come
-        after ops that change fewer weights than they depend on."""
-        if self.results_are_certain:
-            return [0] * len(self.flow)
-        shrunk = {
-            n: 1
-            for n, reached in enumerate(self.reach)
-            if reached and not reached & ~self.depends[n] and reached != self.depends[n]
-        }
-        return self.full.downstream(shrunk)
-
-    def _stash(self, forward: list[int]) -> list[int]:
-        """Loop variables of a forward loop that only collect tensors for the gradient loop.
-
-        No result depends on them, but it is the forward loop that runs them.
-        """
-        if not self.cyclic:
-            return []
-        found: list[int] = []
-        for group in self.full.groups:
-            types = {self.flow.types[n] for n in group}
-            if not types & PUSH_OPS or not types <= STASH_OPS or any(forward[n] for n in group):
-                continue
-            members = set(group)
-            feeds = {p for n in group for p in self.full.preds[n] if p not in members}
-            if all(self._is_plain(p, forward, depth=8) for p in feeds):
-                found += group
-                found += [n for n in range(len(self.flow)) if self._leaves(n, members)]
-        return found
-
-    def _is_plain(self, node: int, forward: list[int], depth: int) -> bool:
-        """Computed from the forward pass and constants within a few ops (a shape, a slice)."""
-        if forward[node] or not self.from_data[node]:
-            return True
-        return depth > 0 and all(self._is_plain(p, forward, depth - 1) for p in self.full.preds[node])
-
-    def _leaves(self, node: int, loop: set[int]) -> bool:
-        return self.flow.types[node] == "Exit" and self.flow.data[node][0].source in loop
+        return forward_ops(self)
 
 
 def may_equal(shape: tuple[int | None, ...] | None, wanted: tuple[int, ...] | None) -> bool:
@@ -356,15 +197,3 @@ def may_equal(shape: tuple[int | None, ...] | None, wanted: tuple[int, ...] | No
     if shape is None or wanted is None or len(shape) != len(wanted):
         return False
     return all(a is None or a == b for a, b in zip(shape, wanted, strict=True))
-
-
-def _not_dominated(variables, index, changes):
-    """Of variables in a graph that returns nothing: those that are nobody's slot."""
-    kept = []
-    for v in variables:
-        mine = changes[index[v.handle]]
-        others = [changes[index[w.handle]] for w in variables if w is not v and mine >> index[w.handle] & 1]
-        is_slot = any(mine != other and mine & ~other == 0 for other in others)
-        if others and not is_slot and v.trainable is not False:
-            kept.append(v)
-    return kept

@@ -18,7 +18,8 @@ class VariableAccess:
     """All accesses to one variable; node indices into the FlowGraph.
 
     ``trainable`` is None where the graph does not say.  ``late_reads`` come after a write in the
-    same step, ``first_reads`` do not.
+    same step, ``first_reads`` do not.  ``prepared_read_sources`` maps a read to the writes of the forward
+    pass that it sees; those are not in ``writes``.
     """
 
     handle: int
@@ -29,6 +30,7 @@ class VariableAccess:
     first_reads: list[int] = field(default_factory=list)
     late_reads: list[int] = field(default_factory=list)
     late_read_sources: dict[int, list[int]] = field(default_factory=dict)
+    prepared_read_sources: dict[int, list[int]] = field(default_factory=dict)
 
     @property
     def reads(self) -> list[int]:

@@ -61,7 +61,7 @@ def graph_costs(
     """
     tasks = tasks or task_ops(graph)
     forward = forward_layers(graph)
-    by_task = _ops_by_task(graph, tasks, forward)
+    by_task = ops_by_task(graph, tasks, forward)
     counted = {name for names in by_task.values() for name in names}
     sizes = _sizes(graph, tasks, forward)
     notes: list[str] = []
@@ -121,9 +121,10 @@ def _earliest_reader(graph: TrainingGraph, latest: Mapping[str, int]) -> dict[st
     return earliest
 
 
-def _ops_by_task(
+def ops_by_task(
     graph: TrainingGraph, tasks: TaskOps, forward: Mapping[str, int]
 ) -> dict[tuple[str, int], list[str]]:
+    """The ops of each (kind, layer): F by ``forward_layers``, dO and dW of ``tasks``, U of the layers."""
     by_task: dict[tuple[str, int], list[str]] = {}
     for task, names in tasks.ops.items():
         by_task[task.kind, task.stage] = list(names)

@@ -1,0 +1,46 @@
+"""How much of a device the tasks of a graph keep busy: what a second stream could gain, calculated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from grappler_passes.graph import TrainingGraph
+from tf_ooo.costs.devices import DeviceModel, Work
+from tf_ooo.costs.from_graph import forward_layers, ops_by_task
+from tf_ooo.costs.layer_costs import LayerCosts
+from tf_ooo.errors import CostError
+from tf_ooo.lowering import TaskOps, task_ops
+
+
+def with_occupancy(
+    layers: Sequence[LayerCosts],
+    graph: TrainingGraph,
+    work: Mapping[str, Work],
+    device: DeviceModel,
+    tasks: TaskOps | None = None,
+) -> tuple[LayerCosts, ...]:
+    """The layers with the shares of the device that their F, dO and dW keep busy.
+
+    Args:
+        layers: of ``graph``, measured or calculated; their seconds stay.
+        graph: from ``classify``.
+        work: ``analytic_ops(...).work``; ops that are not in it, and views, count for nothing.
+        device: whose launch gaps and unfilled processors count as idle.
+        tasks: ``task_ops(graph)`` if the caller has it.
+
+    Raises:
+        CostError: there are not as many layers as in the graph.
+    """
+    if len(layers) != len(graph.layers):
+        raise CostError(f"{len(layers)} layers have costs, the graph has {len(graph.layers)}")
+    by_task = ops_by_task(graph, tasks or task_ops(graph), forward_layers(graph))
+
+    def share(kind: str, index: int) -> float:
+        kernels = [work[n] for n in by_task.get((kind, index), ()) if n in work]
+        return device.occupancy(kernel for kernel in kernels if kernel.flop or kernel.moved_bytes)
+
+    return tuple(
+        replace(layer, occupancy=(share("F", index), share("dO", index), share("dW", index)))
+        for index, layer in enumerate(layers)
+    )

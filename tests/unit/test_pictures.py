@@ -100,7 +100,7 @@ def test_streams_are_named():
 )
 def test_page_holds_every_event(made):
     drawn = figure([Run(made, view_of(made, 1000, 10))])
-    bars = [trace for trace in drawn.data if trace.type == "bar" and trace.yaxis != "y2"]
+    bars = [trace for trace in drawn.data if trace.type == "bar" and trace.yaxis == "y2"]
     assert Counter(trace.legendgroup for trace in bars for _ in trace.base) == Counter(
         event.task.kind for event in made.events
     )
@@ -113,7 +113,7 @@ def test_page_holds_every_event(made):
 
 def test_page_holds_messages_and_memory(sending):
     drawn = figure([Run(sending, view_of(sending, 1000, 10))])
-    messages = [trace for trace in drawn.data if trace.yaxis == "y2"]
+    messages = [trace for trace in drawn.data if trace.type == "bar" and trace.yaxis == "y"]
     assert sum(len(trace.base) for trace in messages) == len(sending.messages) == 12
     curves = [trace for trace in drawn.data if trace.type == "scatter"]
     assert [max(trace.y) for trace in curves] == sending.peak_bytes
@@ -137,13 +137,13 @@ def test_measured_beside_predicted(timeline, sending):
             Run(sending, view_of(sending, 99, 9), "measured"),
         ]
     )
-    assert list(drawn.layout.yaxis.ticktext) == [
+    assert list(drawn.layout.yaxis2.ticktext) == [
         "device 0 predicted",
         "device 0 measured",
         "device 1 predicted",
         "device 1 measured",
     ]
-    bars = [trace for trace in drawn.data if trace.type == "bar" and trace.yaxis != "y2"]
+    bars = [trace for trace in drawn.data if trace.type == "bar" and trace.yaxis == "y2"]
     assert sum(len(trace.base) for trace in bars) == len(timeline.events) + len(sending.events)
     html = render(timeline, sending)
     assert "<small>measured</small>" in html

@@ -31,7 +31,8 @@ _BAR, _LINK_BAR = 0.84, 0.7
 _ROW_PX, _LEAST_ROW_PX, _ALL_ROWS_PX, _LINK_PX = 34, 13, 580, 11
 _MEMORY_PX, _GAP_PX, _TOP_PX, _BOTTOM_PX = 230, 34, 70, 50
 _MOST_LABELS, _MOST_LINKS_OPEN, _MOST_LINK_TICKS, _MOST_LEGEND = 800, 8, 24, 12
-_LANES, _LINKS, _MEMORY = "y", "y2", "y3"
+# Links come first: plotly (4.1) forgets which labels are too small when another part with bars follows.
+_LINKS, _LANES, _MEMORY = "y", "y2", "y3"
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,9 @@ def figure(runs: Sequence[Run]) -> go.Figure:
     unit = time_unit(end_s)
     rows = _Rows(runs)
     made = go.Figure()
+    links = _add_links(made, runs[0], unit)
     for place, run in enumerate(runs):
         _add_tasks(made, run, rows, place, unit)
-    links = _add_links(made, runs[0], unit)
     for place, run in enumerate(runs):
         _add_memory(made, run, place, unit, end_s)
     _lay_out(made, rows, links, unit, end_s / unit.size)
@@ -92,6 +93,7 @@ def _add_tasks(made: go.Figure, run: Run, rows: _Rows, place: int, unit: Unit) -
         made.add_bar(
             **_bar_columns(some.start_s, some.end_s, unit),
             y=row_of_lane[some.lane],
+            yaxis=_LANES,
             width=_BAR,
             name=NAMES[kind],
             legendgroup=kind,
@@ -166,6 +168,7 @@ def _add_links(made: go.Figure, run: Run, unit: Unit) -> list[str]:
         yaxis=_LINKS,
         width=_LINK_BAR,
         name="message",
+        legendrank=2000,
         marker={"color": MESSAGE_COLOUR, "line": {"width": 0}},
         customdata=np.stack([*columns, *times], axis=1).astype(np.float32),
         hovertemplate="<b>device %{customdata[0]} to %{customdata[1]}</b><br>%{customdata[2]:.4~g} "
@@ -214,14 +217,14 @@ def _lay_out(made: go.Figure, rows: _Rows, links: list[str], unit: Unit, end: fl
         template="plotly_white",
         hovermode="closest",
         dragmode="zoom",
-        uniformtext={"mode": "hide", "minsize": 9},
+        uniformtext={"mode": "hide", "minsize": 8},
         margin={"l": 10, "r": 20, "t": _TOP_PX, "b": _BOTTOM_PX},
         legend2={"orientation": "h", "x": 1, "xanchor": "right", "yanchor": "bottom"},
         legend={"orientation": "h", "x": 0, "y": 1, "yref": "container", "yanchor": "top"},
         xaxis={"title": {"text": f"time, {unit.name}"}, "range": [0, end], "anchor": "free", "position": 0,
                "gridcolor": "#E5E5E5"},
-        yaxis={**axis, **_ticks(rows.labels), "automargin": True},
-        yaxis2={**axis, **_link_ticks(links), "anchor": "x", "automargin": True},
+        yaxis={**axis, **_link_ticks(links), "anchor": "x", "automargin": True},
+        yaxis2={**axis, **_ticks(rows.labels), "anchor": "x", "automargin": True},
         yaxis3={**axis, "showgrid": True, "rangemode": "tozero", "anchor": "x", "visible": has_memory},
     )  # fmt: skip
     made.update_layout(_heights(rows, links, shown, has_memory))
@@ -256,9 +259,9 @@ def _heights(rows: _Rows, links: list[str], shown: bool, has_memory: bool) -> di
     links_at = [after_memory, after_memory + link_px / total]
     return {
         "height": total + _TOP_PX + _BOTTOM_PX,
-        "yaxis.domain": [1 - rows.height_px / total, 1],
-        "yaxis2.domain": links_at if link_px else [0, 0.001],
-        "yaxis2.visible": bool(link_px),
+        "yaxis.domain": links_at if link_px else [0, 0.001],
+        "yaxis.visible": bool(link_px),
+        "yaxis2.domain": [1 - rows.height_px / total, 1],
         "legend2.y": memory[1],
         "yaxis3.domain": memory if has_memory else [0, 0.001],
     }

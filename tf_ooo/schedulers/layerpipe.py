@@ -57,6 +57,11 @@ def make(problem: Problem) -> Schedule:
     return min(tried, key=lambda row: row[:3])[-1]
 
 
+def placed(problem: Problem, cuts: Sequence[Cut]) -> Schedule:
+    """The schedule of given cuts, within the memory limit if that is possible."""
+    return _within_limit(problem, place(problem.layers, cuts))
+
+
 def _placements(problem: Problem) -> list[Placement]:
     line = Line.of(problem.layers, inside=True)
     slacks: Sequence[int] = _SLACKS
@@ -69,7 +74,8 @@ def _placements(problem: Problem) -> list[Placement]:
         cuts = best_cuts(line, problem.devices, slack / 100)
         if cuts is None:
             raise OptionsError(
-                f"{problem.devices} processors are more than the tasks of {len(problem.layers)} layers can use"
+                f"{problem.devices} processors are more than the tasks of {len(problem.layers)} layers; "
+                "use fewer devices"
             )
         found.append(place(problem.layers, cuts))
     return found
@@ -170,8 +176,28 @@ def _schedule(
     return Schedule(
         "layerpipe",
         "layerpipe",
-        lanes={(processor, 0): TaskList([row[-1] for row in sorted(lane)]) for processor, lane in rounds.items()},
+        lanes={
+            (processor, 0): TaskList([row[-1] for row in sorted(lane)]) for processor, lane in rounds.items()
+        },
         microbatches=count,
         asynchronous=True,
         parts=placement.shares,
     )
+
+
+def weights_sent_bytes(schedule: Schedule, layers: Sequence[LayerCosts]) -> float:
+    """Bytes of new weights that go, after each update, to the processors of F and dO.
+
+    Counted, not simulated: no task waits for them.
+    """
+    home: dict[tuple[str, int], set[int]] = {}
+    for (device, _), tasks in schedule.lanes.items():
+        for task in tasks:
+            if not task.microbatch:
+                home.setdefault((task.kind, task.stage), set()).add(device)
+    sent = 0.0
+    for stage in {stage for _, stage in home}:
+        readers = home.get(("F", stage), set()) | home.get(("dO", stage), set())
+        away = readers - home.get(("U", stage), set())
+        sent += len(away) * sum(layers[layer].weight_bytes for layer in schedule.layers_of(stage))
+    return sent

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from tf_ooo.costs.layer_costs import LayerCosts
+from tf_ooo.costs.layer_costs import LayerCosts, layer_inputs
 
 # A dO is cut at multiples of this; the shares are refined afterwards.
 _GRID = 8
-_HALVINGS = 24
+_HALVINGS = 20
 _WHOLE = ("F", "dO", "dW")
 _ORDERS = tuple(itertools.permutations(_WHOLE))
 
@@ -77,13 +77,24 @@ def seconds(layer: LayerCosts) -> dict[str, float]:
 
 
 def _between(layers: Sequence[LayerCosts], layer: int, start_s: float) -> Cut:
-    sent = 2 * layers[layer - 1].output_bytes
-    return Cut(start_s, start_s, start_s, layer, sent_bytes=sent)
+    return Cut(start_s, start_s, start_s, layer, sent_bytes=_crossing_bytes(layers, layer, layer))
+
+
+def _crossing_bytes(layers: Sequence[LayerCosts], before: int, after: int) -> float:
+    """What layers below ``before`` and from ``after`` on send each other: outputs, and their gradients."""
+    made: set[int] = set()
+    gradients = 0.0
+    for reader in range(after, len(layers)):
+        crossing = {source for source in layer_inputs(tuple(layers), reader) if source < before}
+        made |= crossing
+        gradients += sum(layers[source].output_bytes for source in crossing)
+    return gradients + sum(layers[source].output_bytes for source in made)
 
 
 def _inside(layers: Sequence[LayerCosts], layer: int, start_s: float) -> list[Cut]:
     cuts: dict[tuple[Any, ...], Cut] = {}
     takes = {kind: s for kind, s in seconds(layers[layer]).items() if s > 0}
+    passing = _crossing_bytes(layers, layer, layer + 1)
     for order in dict.fromkeys(tuple(kind for kind in one if kind in takes) for one in _ORDERS):
         done_s = start_s
         for before, kind in enumerate(order):
@@ -92,7 +103,7 @@ def _inside(layers: Sequence[LayerCosts], layer: int, start_s: float) -> list[Cu
                 share = step / steps
                 moves = (done_s, done_s + takes[kind]) if share else (done_s, done_s)
                 cut = Cut(done_s + share * takes[kind], *moves, layer, order, before, share)
-                cuts[order, before, share] = replace(cut, sent_bytes=_sent_bytes(layers, cut))
+                cuts[order, before, share] = replace(cut, sent_bytes=passing + _sent_bytes(layers, cut))
             done_s += takes[kind]
     return list(cuts.values())
 
@@ -107,7 +118,7 @@ def left_shares(cut: Cut) -> dict[str, float]:
 
 def _sent_bytes(layers: Sequence[LayerCosts], cut: Cut) -> float:
     """What one cut inside a layer makes the processors to its left and right send each other."""
-    read = layers[cut.layer - 1].output_bytes if cut.layer else 0.0
+    read = sum(layers[source].output_bytes for source in layer_inputs(tuple(layers), cut.layer))
     made, weights = layers[cut.layer].output_bytes, layers[cut.layer].weight_bytes
     left = {"F": 0.0, "dO": 0.0, "dW": 0.0} | left_shares(cut)
     forward_left, weight_left = left["F"] == 1, left["dW"] == 1
@@ -152,19 +163,19 @@ class _Search:
         )
         self.same = self._same_layer()
 
-    def _same_layer(self) -> list[list[int]]:
-        """For each cut the ones before it in the same layer that it goes together with."""
+    def _same_layer(self) -> tuple[Any, Any]:
+        """Pairs of cuts in one layer that go together: one order of tasks, one cut inside its dO."""
         by_order: dict[tuple[int, tuple[str, ...]], list[int]] = {}
         for index, cut in enumerate(self.line.cuts):
             if cut.order:
                 by_order.setdefault((cut.layer, cut.order), []).append(index)
-        same: list[list[int]] = [[] for _ in self.line.cuts]
-        for group in by_order.values():
-            for a, b in itertools.combinations(group, 2):
-                first, second = self.line.cuts[a], self.line.cuts[b]
-                if not (first.share and second.share) and first.at_s < second.at_s:
-                    same[b].append(a)
-        return same
+        pairs = [
+            (a, b)
+            for group in by_order.values()
+            for a, b in itertools.combinations(group, 2)
+            if not (self.line.cuts[a].share and self.line.cuts[b].share) and self.at_s[a] < self.at_s[b]
+        ]
+        return tuple(np.array(pairs, np.int64).reshape(-1, 2).T)
 
     def cuts(self, longest_s: float) -> list[Cut] | None:
         """The cuts, None if there is no way."""
@@ -176,7 +187,7 @@ class _Search:
         origins: list[Any] = []
         start = np.searchsorted(self.at_s, self.at_s - longest_s)
         for _ in range(self.pieces - 2):
-            reach, origin = self._extend(reach, start, longest_s)
+            reach, origin = self._extend(reach, start)
             origins.append(origin)
         ends = np.where(total_s - self.at_s <= longest_s, reach, np.inf)
         if not len(ends) or not np.isfinite(ends.min()):
@@ -188,19 +199,38 @@ class _Search:
             found.append(self.line.cuts[index])
         return found[::-1]
 
-    def _extend(self, reach: Any, start: Any, longest_s: float) -> tuple[Any, Any]:
-        best, origin = np.full(len(reach), np.inf), np.full(len(reach), -1)
-        for index in range(len(reach)):
-            # Cuts in layers before this one, and the one just before this one's layer.
-            low, high = int(start[index]), int(min(self.first_inside[index], index))
-            if low < high:
-                place = low + int(reach[low:high].argmin())
-                if self.at_s[place] < self.at_s[index]:
-                    best[index], origin[index] = reach[place], place
-            for place in self.same[index]:
-                if place >= low and reach[place] < best[index]:
-                    best[index], origin[index] = reach[place], place
-        return best + self.cost, origin
+    def _extend(self, reach: Any, start: Any) -> tuple[Any, Any]:
+        """One piece more: the cheapest cut before each, in another layer or in the same one."""
+        index = np.arange(len(reach))
+        origin = _lowest(reach, start, np.minimum(self.first_inside, index))
+        best = np.where(origin >= 0, reach[origin], np.inf)
+        # At the same place a cut of the layer before would leave a piece without work.
+        best[(origin >= 0) & (self.at_s[origin] >= self.at_s)] = np.inf
+        before, after = self.same
+        near = before >= start[after]
+        before, after = before[near], after[near]
+        order = np.argsort(-reach[before], kind="stable")  # the cheapest is written last
+        before, after = before[order], after[order]
+        inside, inside_origin = np.full(len(reach), np.inf), np.full(len(reach), -1)
+        inside[after], inside_origin[after] = reach[before], before
+        better = inside < best
+        return np.where(better, inside, best) + self.cost, np.where(better, inside_origin, origin)
+
+
+def _lowest(values: Any, low: Any, high: Any) -> Any:
+    """Place of the lowest of ``values[low[i]:high[i]]`` for each i, -1 where there is none."""
+    levels = [np.arange(len(values))]
+    while 2 ** len(levels) <= len(values):
+        half = 2 ** (len(levels) - 1)
+        left, right = levels[-1][:-half], levels[-1][half:]
+        levels.append(np.where(values[left] <= values[right], left, right))
+    found = np.full(len(low), -1)
+    length = high - low
+    for level, places in enumerate(levels):
+        here = (length >= 2**level) & (length < 2 ** (level + 1))
+        left, right = places[low[here]], places[high[here] - 2**level]
+        found[here] = np.where(values[left] <= values[right], left, right)
+    return found
 
 
 def refined(line: Line, cuts: Sequence[Cut]) -> tuple[Cut, ...]:

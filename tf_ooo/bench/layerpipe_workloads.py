@@ -1,0 +1,82 @@
+"""The layers that planner_layerpipe compares LayerPipe and PipeDream on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tf_ooo.costs.layer_costs import LayerCosts
+from tf_ooo.costs.layer_work import LayerWork, dense_layer
+from tf_ooo.costs.models import resnet, vgg16
+
+BATCH = 32
+# A plain network for 28 x 28 images; three of its layers are equal and heavy.
+MLP_WIDTHS = (784, 2048, 2048, 2048, 2048, 10)
+# Of VGG-16's layers: pixels of a side of the output, sums of a product, outputs.
+_CHANNELS = (3, 64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512)
+_SIZES = (224, 224, 112, 112, 56, 56, 56, 28, 28, 28, 14, 14, 14)
+_DENSE = ((1, 25088, 4096), (1, 4096, 4096), (1, 4096, 1000))
+
+
+def flop_costs(works: Sequence[LayerWork]) -> tuple[LayerCosts, ...]:
+    """F, dO and dW of a layer take its forward GFLOP each; the first layer has no dO."""
+    takes = [work.flop()[0] / 1e9 for work in works]
+    return tuple(
+        _costs(work, (one, one if index else 0.0, one))
+        for index, (work, one) in enumerate(zip(works, takes, strict=True))
+    )
+
+
+def cycle_costs(array: int) -> tuple[LayerCosts, ...]:
+    """VGG-16 in millions of clock cycles on ``array`` x ``array`` multipliers.
+
+    A product of M x K times K x N takes M cycles for each full or partly filled array that its K x N
+    weights need; dO is M x N times N x K, dW as long as F.
+    """
+    convolutions = zip(_SIZES, _CHANNELS, _CHANNELS[1:], strict=False)
+    shapes = [(size**2, 9 * read, made) for size, read, made in convolutions]
+    made = []
+    for index, (work, shape) in enumerate(zip(vgg16(BATCH), [*shapes, *_DENSE], strict=True)):
+        rows, sums, outputs = shape
+        cycles = BATCH * rows * math.ceil(sums / array) * math.ceil(outputs / array) / 1e6
+        made.append(_costs(work, (cycles, cycles if index else 0.0, cycles)))
+    return tuple(made)
+
+
+def mlp(batch: int) -> tuple[LayerWork, ...]:
+    """A fully connected network of :data:`MLP_WIDTHS`."""
+    pairs = zip(MLP_WIDTHS, MLP_WIDTHS[1:], strict=False)
+    return tuple(
+        dense_layer(batch, a, b, first=not i, name=f"dense{i}", inputs=(i - 1,) if i else ())
+        for i, (a, b) in enumerate(pairs)
+    )
+
+
+def _costs(work: LayerWork, takes: tuple[float, float, float]) -> LayerCosts:
+    return LayerCosts(
+        *takes,
+        activation_bytes=work.activation_bytes,
+        weight_bytes=float(work.parameters * work.element_bytes),
+        output_bytes=work.output_bytes,
+        inputs=work.inputs,
+        name=work.name,
+    )
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Layers, and in what unit their "seconds" are."""
+
+    layers: Callable[[], tuple[LayerCosts, ...]]
+    unit: str
+
+
+WORKLOADS = {
+    "vgg16": Workload(lambda: flop_costs(vgg16(BATCH)), "GFLOP"),
+    "resnet50": Workload(lambda: flop_costs(resnet(50, BATCH)), "GFLOP"),
+    "mlp": Workload(lambda: flop_costs(mlp(BATCH)), "GFLOP"),
+    "vgg16-array64": Workload(lambda: cycle_costs(64), "million cycles"),
+    "vgg16-array128": Workload(lambda: cycle_costs(128), "million cycles"),
+    "vgg16-array256": Workload(lambda: cycle_costs(256), "million cycles"),
+}

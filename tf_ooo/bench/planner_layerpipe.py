@@ -1,0 +1,221 @@
+"""LayerPipe against PipeDream, simulated, for 2 to 16 processors (arXiv 2108.06629).
+
+``python -m tf_ooo.bench.planner_layerpipe --json FILE [--png FILE] [--quick]``
+
+Published: 25% faster on average and upwards of 80% with 7 to 9 processors, with less communication, in
+clock cycles; which processors and costs is not known here, ours are in :data:`ASSUMPTIONS`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tf_ooo.bench.layerpipe_workloads import BATCH, WORKLOADS, Workload
+from tf_ooo.costs.layer_costs import LayerCosts
+from tf_ooo.schedule import Schedule
+from tf_ooo.schedulers import layerpipe, pipedream
+from tf_ooo.schedulers.layerpipe_cuts import Line, best_cuts
+from tf_ooo.schedulers.problem import Problem
+from tf_ooo.simulator import simulate
+
+PROCESSORS = range(2, 17)
+MICROBATCHES = 128
+PUBLISHED_AVERAGE, PUBLISHED_7_TO_9 = 1.25, 1.80
+ASSUMPTIONS = (
+    f"micro-batches of {BATCH}, 224 x 224 images (mlp: 784 numbers), 4-byte numbers; each is a step",
+    "GFLOP: F, dO and dW of a layer take its forward FLOP each; the first layer has no dO",
+    "arrayN (VGG-16): clock cycles of its products on N x N multipliers, partly filled ones counted whole",
+    "messages take no time, as clock cycles are the metric; their bytes are counted, and so are the "
+    "weights that one processor updates and another one reads",
+    "PipeDream: contiguous layers, a backward pass is one task, stages are not replicated and no more than "
+    "layers; of all cuts with the fastest slowest stage the ones that send least",
+    "same speed: the fewest bytes with which LayerPipe, on as many processors or fewer, keeps PipeDream's "
+    "period",
+    "replicated PipeDream: stages on several processors, fewest bytes with LayerPipe's period; ring "
+    "allreduce of 2 (r - 1) / r weights for each micro-batch; by formula, not simulated",
+)
+
+
+def rows(names: Sequence[str], processors: Sequence[int] = PROCESSORS) -> Iterator[dict[str, Any]]:
+    """One row for each workload and number of processors."""
+    for name in names:
+        workload = WORKLOADS[name]
+        layers = workload.layers()
+        runs = {count: _run(layers, count, 0) for count in (1, *processors)}
+        for count in processors:
+            yield _row(name, workload, layers, count, runs)
+
+
+def _run(layers: tuple[LayerCosts, ...], count: int, slack_percent: int) -> tuple[float, float]:
+    """LayerPipe's period, and bytes for one micro-batch."""
+    problem = Problem(layers, count, MICROBATCHES, options={"slack_percent": slack_percent})
+    return measured(layerpipe.make(problem), layers)
+
+
+def measured(schedule: Schedule, layers: Sequence[LayerCosts]) -> tuple[float, float]:
+    """Period of a schedule and bytes sent for one micro-batch, by simulation."""
+    timeline = simulate(schedule, layers)
+    sent = timeline.message_bytes / schedule.microbatches + layerpipe.weights_sent_bytes(schedule, layers)
+    return timeline.steady_step_s, sent
+
+
+def _row(
+    name: str,
+    workload: Workload,
+    layers: tuple[LayerCosts, ...],
+    count: int,
+    runs: Mapping[int, tuple[float, float]],
+) -> dict[str, Any]:
+    stages = min(count, len(layers))
+    base_s, base_bytes = measured(pipedream.make(Problem(layers, stages, MICROBATCHES)), layers)
+    period_s, sent_bytes = runs[count]
+    fewest, fewest_bytes = _same_speed(layers, runs, count, base_s)
+    return {
+        "workload": name,
+        "unit": workload.unit,
+        "mode": "layerpipe",
+        "schedule": "layerpipe",
+        "baseline": "pipedream",
+        "devices": count,
+        "microbatches": MICROBATCHES,
+        "predicted_step_s": period_s,
+        "predicted_baseline_step_s": base_s,
+        "predicted_speedup": base_s / period_s,
+        "bound_s": sum(layer.forward_s + layer.output_grad_s + layer.weight_grad_s for layer in layers)
+        / count,
+        "sent_bytes": sent_bytes,
+        "baseline_sent_bytes": base_bytes,
+        "same_speed_devices": fewest,
+        "same_speed_sent_bytes": fewest_bytes,
+        "replicated_baseline_sent_bytes": replicated_bytes(layers, count, period_s),
+    }
+
+
+def _same_speed(
+    layers: tuple[LayerCosts, ...], runs: Mapping[int, tuple[float, float]], count: int, base_s: float
+) -> tuple[int, float]:
+    """On how many of at most ``count`` processors LayerPipe sends least at PipeDream's period; the bytes."""
+    best = (count, float("inf"))
+    line = Line.of(layers, inside=True)
+    for fewer, (period_s, _) in sorted(runs.items()):
+        if fewer > count or period_s > base_s * (1 + 1e-9):
+            continue
+        problem = Problem(layers, fewer, MICROBATCHES)
+        for slack in {0.0, base_s / period_s - 1, (base_s / period_s - 1) / 2}:
+            cuts = best_cuts(line, fewer, slack)
+            found_s, sent = measured(layerpipe.placed(problem, cuts or ()), layers)
+            if found_s <= base_s * (1 + 1e-6) and sent < best[1]:
+                best = (fewer, sent)
+    return best
+
+
+def replicated_bytes(layers: Sequence[LayerCosts], count: int, period_s: float) -> float:
+    """Fewest bytes for a micro-batch with which PipeDream with replicated stages keeps a period."""
+    work = [layer.forward_s + layer.output_grad_s + layer.weight_grad_s for layer in layers]
+    none = float("inf")
+    # fewest[i][q]: the first i layers on q processors.
+    fewest = [[0.0] + [none] * count] + [[none] * (count + 1) for _ in layers]
+    for last in range(1, len(layers) + 1):
+        total_s = weights = 0.0
+        for first in range(last - 1, -1, -1):
+            total_s += work[first]
+            weights += layers[first].weight_bytes
+            cut = 2 * layers[first - 1].output_bytes if first else 0.0
+            for replicas in range(1, count + 1):
+                if total_s / replicas > period_s * (1 + 1e-9):
+                    continue
+                sent = cut + 2 * (replicas - 1) / replicas * weights
+                for used in range(replicas, count + 1):
+                    fewest[last][used] = min(fewest[last][used], fewest[first][used - replicas] + sent)
+    return min(fewest[-1])
+
+
+def summary(found: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """For each workload the average gain, the best with 7 to 9 processors, and what was possible there."""
+    out = {}
+    for name in dict.fromkeys(row["workload"] for row in found):
+        mine = [row for row in found if row["workload"] == name]
+        near = [row for row in mine if 7 <= row["devices"] <= 9] or mine
+        out[name] = {
+            "average": sum(row["predicted_speedup"] for row in mine) / len(mine),
+            "best_7_to_9": max(row["predicted_speedup"] for row in near),
+            "bound_7_to_9": max(row["predicted_baseline_step_s"] / row["bound_s"] for row in near),
+            "bytes": sum(row["sent_bytes"] / row["baseline_sent_bytes"] for row in mine) / len(mine),
+            "bytes_same_speed": sum(row["same_speed_sent_bytes"] / row["baseline_sent_bytes"] for row in mine)
+            / len(mine),
+        }
+    return out
+
+
+def table(found: Sequence[Mapping[str, Any]]) -> str:
+    """The rows and the averages as text."""
+    lines = [
+        "workload         P  PipeDream  LayerPipe  gain  possible | MB sent: PD      LP  LP same speed (P)  "
+        "PD replicated"
+    ]
+    for row in found:
+        lines.append(
+            f"{row['workload']:<14} {row['devices']:>3} {row['predicted_baseline_step_s']:10.2f} "
+            f"{row['predicted_step_s']:10.2f} {row['predicted_speedup']:5.2f} "
+            f"{row['predicted_baseline_step_s'] / row['bound_s']:9.2f} | "
+            f"{row['baseline_sent_bytes'] / 1e6:11.1f} "
+            f"{row['sent_bytes'] / 1e6:7.1f} {row['same_speed_sent_bytes'] / 1e6:9.1f} "
+            f"({row['same_speed_devices']:>2}) {row['replicated_baseline_sent_bytes'] / 1e6:14.1f}"
+        )
+    for name, numbers in summary(found).items():
+        lines.append(f"{name:<14} " + "  ".join(f"{key} {value:.3f}" for key, value in numbers.items()))
+    return "\n".join(lines)
+
+
+def save_png(found: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Gain and bytes over the number of processors."""
+    import matplotlib  # noqa: PLC0415
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt  # noqa: PLC0415
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.8), layout="constrained")
+    for name in dict.fromkeys(row["workload"] for row in found):
+        mine = [row for row in found if row["workload"] == name]
+        counts = [row["devices"] for row in mine]
+        left.plot(counts, [row["predicted_speedup"] for row in mine], "o-", markersize=4, label=name)
+        ratios = [row["same_speed_sent_bytes"] / row["baseline_sent_bytes"] for row in mine]
+        right.plot(counts, ratios, "o-", markersize=4, label=name)
+    left.axhline(PUBLISHED_AVERAGE, color="grey", linestyle=":", label="published average, 1.25")
+    left.plot([7, 9], [PUBLISHED_7_TO_9] * 2, color="black", linewidth=3, label="published, 7-9: 1.80")
+    left.set(xlabel="processors", ylabel="PipeDream's period / LayerPipe's", title="LayerPipe over PipeDream")
+    right.axhline(1, color="grey", linestyle=":")
+    right.set(
+        xlabel="PipeDream's processors",
+        ylabel="LayerPipe's bytes / PipeDream's",
+        title="Bytes sent by LayerPipe at PipeDream's speed",
+    )
+    right.set_ylim(bottom=0)
+    left.legend(fontsize=8)
+    right.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Prints the table and the assumptions."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--json", type=Path, help="file for the rows")
+    parser.add_argument("--png", type=Path, help="file for the picture")
+    parser.add_argument("--quick", action="store_true", help="VGG-16 and mlp on 4 and 8 processors")
+    options = parser.parse_args(arguments)
+    found = list(rows(("vgg16", "mlp"), (4, 8)) if options.quick else rows(list(WORKLOADS)))
+    print(table(found))
+    print("Assumptions:", *(f"- {line}" for line in ASSUMPTIONS), sep="\n")
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    if options.png:
+        save_png(found, options.png)
+
+
+if __name__ == "__main__":
+    main()

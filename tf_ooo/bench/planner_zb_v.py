@@ -1,0 +1,129 @@
+"""Predicted gain of V-shaped pipelines over 1F1B, ZB-V's beside the published one.
+
+``python -m tf_ooo.bench.planner_zb_v --json FILE [--quick]``
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tf_ooo.costs.layer_costs import LayerCosts, Link
+from tf_ooo.costs.layer_work import transformer_activation_bytes, transformer_flop
+from tf_ooo.planning import plan
+from tf_ooo.simulator import simulate
+
+INPUTS = Path(__file__).parents[2] / "docs" / "benchmarks" / "planner" / "zb_v_inputs.json"
+SCHEDULES = ("zb_v", "v_half", "v_min", "dualpipe_v")
+ASSUMPTIONS = (
+    "seconds are proportional to the published FLOP of a transformer layer: F sbh(24h+4s), dO sbh(24h+8s), "
+    "dW sbh(24h); norms, softmax, dropout and kernel launches are left out",
+    "embedding and head take as long as a layer each, so that 2p stages of one layer are equal",
+    "three micro-batches for each device; layers, devices and sizes as published",
+    "messages take no time, but for rows with bytes_per_s: 2sbh bytes a message, no latency",
+    "steps follow without a barrier (the paper's post-validation of the optimizer); the period of repeated "
+    "steps is compared",
+    "dualpipe_v runs F and backward one after the other: what overlapping them gains is not predicted",
+)
+
+
+def load(path: Path = INPUTS) -> dict[str, Any]:
+    """The models and published figures."""
+    inputs: dict[str, Any] = json.loads(path.read_text())
+    return inputs
+
+
+def layer_costs(inputs: Mapping[str, Any], model: Mapping[str, Any]) -> list[LayerCosts]:
+    """Costs of one micro-batch for each layer, embedding and head included."""
+    hidden, sequence, batch = model["hidden"], inputs["sequence"], model["microbatch"]
+    forward_s, output_grad_s, weight_grad_s = (
+        flop / inputs["flop_per_s"] for flop in transformer_flop(hidden, sequence, batch)
+    )
+    layer = LayerCosts(
+        forward_s,
+        output_grad_s,
+        weight_grad_s,
+        activation_bytes=transformer_activation_bytes(hidden, model["heads"], sequence, batch),
+        output_bytes=2.0 * sequence * batch * hidden,
+    )
+    return [layer] * (model["layers"] + 2)
+
+
+def rows(inputs: Mapping[str, Any], quick: bool = False) -> Iterator[dict[str, Any]]:
+    """One row for each model, link and schedule; ``quick``: zb_v of the first model, on a free link."""
+    for model in inputs["models"][: 1 if quick else None]:
+        layers = layer_costs(inputs, model)
+        for link in (Link(), Link(bytes_per_s=inputs["bytes_per_s"]))[: 1 if quick else None]:
+            base = _run("1f1b", model, layers, link)
+            for name in SCHEDULES[: 1 if quick else None]:
+                yield _row(name, model, link, base, _run(name, model, layers, link))
+
+
+def _run(name: str, model: Mapping[str, Any], layers: list[LayerCosts], link: Link) -> tuple[float, int]:
+    """Seconds of a step and bytes of activations."""
+    count = {"devices": model["devices"], "microbatches": model["microbatches"]}
+    timeline = simulate(plan(layers=layers, schedule=name, link=link, **count), layers, link)
+    return timeline.steady_step_s, max(timeline.peak_bytes)
+
+
+def _row(
+    name: str, model: Mapping[str, Any], link: Link, base: tuple[float, int], run: tuple[float, int]
+) -> dict[str, Any]:
+    row = {
+        "workload": f"gpt-{model['name']}",
+        "mode": "pipeline",
+        "schedule": name,
+        "baseline": "1f1b",
+        "devices": model["devices"],
+        "microbatches": model["microbatches"],
+        "predicted_step_s": run[0],
+        "predicted_baseline_step_s": base[0],
+        "predicted_speedup": base[0] / run[0],
+        "peak_bytes": run[1],
+        "baseline_peak_bytes": base[1],
+    }
+    if link != Link():
+        row["bandwidth_bit_s"] = link.bytes_per_s * 8
+    if name == "zb_v":
+        published = model["published"]["zb_v"] / model["published"]["1f1b"]
+        row["published_speedup"] = published
+        row["deviation"] = row["predicted_speedup"] / published - 1
+    return row
+
+
+def table(found: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as text."""
+    heads = ("model", "p", "m", "schedule", "link", "predicted", "published", "off by", "memory")
+    lines = ["{:>6} {:>3} {:>3} {:>10} {:>10} {:>9} {:>9} {:>7} {:>7}".format(*heads)]
+    for row in found:
+        rate = row.get("bandwidth_bit_s")
+        link = f"{rate / 1e9:.0f} Gbit/s" if rate else "free"
+        known = "published_speedup" in row
+        published = f"{row['published_speedup']:9.3f} {row['deviation']:+7.1%}" if known else " " * 17
+        memory = row["peak_bytes"] / row["baseline_peak_bytes"]
+        lines.append(
+            f"{row['workload'][4:]:>6} {row['devices']:>3} {row['microbatches']:>3} {row['schedule']:>10} "
+            f"{link:>10} {row['predicted_speedup']:9.3f} {published} {memory:7.3f}"
+        )
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Prints predicted beside published, and the assumptions."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--json", type=Path, help="file for the rows")
+    parser.add_argument("--inputs", type=Path, default=INPUTS, help="models and published figures")
+    parser.add_argument("--quick", action="store_true", help="zb_v of the smallest model only")
+    options = parser.parse_args(arguments)
+    found = list(rows(load(options.inputs), options.quick))
+    print(table(found))
+    print("Assumptions:", *(f"- {line}" for line in ASSUMPTIONS), sep="\n")
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

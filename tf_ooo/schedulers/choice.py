@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -13,29 +13,12 @@ from tf_ooo.simulator import simulate
 from tf_ooo.timeline import Timeline
 
 # Above this, choosing takes longer than the choice is worth; the first candidate is taken.
-_TASKS_TO_SIMULATE = 1_000_000
+TASKS_TO_SIMULATE = 1_000_000
 
 
-def quickest(stages: Stages, candidates: Sequence[Schedule]) -> Schedule:
-    """The first candidate where stages are equal and closed forms hold; else the quickest by simulation.
-
-    Above a million tasks the first one is taken unseen.
-    """
-    if stages.uniform or 3 * stages.problem.microbatches * len(stages.bounds) > _TASKS_TO_SIMULATE:
-        return candidates[0]
-    return fastest(stages.problem, candidates)
-
-
-def fastest(problem: Problem, candidates: Sequence[Schedule]) -> Schedule:
-    """The candidate within the memory limit with the shortest span; the leanest where none is within."""
-    limit = np.inf if problem.memory_limit_bytes is None else problem.memory_limit_bytes
-    rows = []
-    for number, schedule in enumerate(candidates):
-        timeline = simulate(schedule, problem.layers, problem.link)
-        peak = max(timeline.peak_bytes, default=0)
-        within = peak <= limit
-        rows.append((not within, span_s(timeline) if within else peak, timeline.makespan_s, number))
-    return candidates[min(rows)[-1]]
+def makespan_s(timeline: Timeline) -> float:
+    """Seconds of a step that ends for all devices together."""
+    return timeline.makespan_s
 
 
 def span_s(timeline: Timeline) -> float:
@@ -49,3 +32,32 @@ def span_s(timeline: Timeline) -> float:
         if piece.stop > piece.start:
             spans.append(float(timeline.end_s[0, piece].max() - timeline.start_s[0, piece].min()))
     return max(spans)
+
+
+def quickest(
+    stages: Stages, candidates: Sequence[Schedule], cost: Callable[[Timeline], float] = makespan_s
+) -> Schedule:
+    """The first candidate where stages are equal and closed forms hold; else :func:`fastest`.
+
+    Above a million tasks the first one is taken unseen.
+    """
+    if stages.uniform or 3 * stages.problem.microbatches * len(stages.bounds) > TASKS_TO_SIMULATE:
+        return candidates[0]
+    return fastest(stages.problem, candidates, cost)
+
+
+def fastest(
+    problem: Problem, candidates: Sequence[Schedule], cost: Callable[[Timeline], float] = makespan_s
+) -> Schedule:
+    """The candidate with the lowest cost within the memory limit; the leanest where none is within.
+
+    Of equals the one with the shortest span is taken.
+    """
+    limit = np.inf if problem.memory_limit_bytes is None else problem.memory_limit_bytes
+    rows = []
+    for number, schedule in enumerate(candidates):
+        timeline = simulate(schedule, problem.layers, problem.link)
+        peak = max(timeline.peak_bytes, default=0)
+        within = peak <= limit
+        rows.append((not within, cost(timeline) if within else peak, span_s(timeline), number))
+    return candidates[min(rows)[-1]]

@@ -6,7 +6,7 @@ import numpy as np
 
 from tf_ooo.schedule import Schedule
 from tf_ooo.schedulers import one_f_one_b, zb_h1
-from tf_ooo.schedulers.choice import quickest
+from tf_ooo.schedulers.choice import quickest, span_s
 from tf_ooo.schedulers.pipeline import Pace, Stages, paced
 from tf_ooo.schedulers.problem import Problem
 
@@ -23,7 +23,7 @@ def make(problem: Problem) -> Schedule:
     """
     stages = Stages.of(problem)
     paces = (pace(problem), zb_h1.pace(problem), one_f_one_b.pace(problem))
-    return quickest(stages, [paced(NAME, stages, p) for p in paces])
+    return quickest(stages, [paced(NAME, stages, p) for p in paces], span_s)
 
 
 def pace(problem: Problem) -> Pace:

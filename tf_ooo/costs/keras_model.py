@@ -15,9 +15,11 @@ from grappler_passes.liveness import unknown_sizes
 from grappler_passes.separate import SeparatePass
 from grappler_passes.sizes import KnownShapes, with_sizes
 from tf_ooo import compat
+from tf_ooo.costs.analytic import analytic_ops
 from tf_ooo.costs.devices import device as device_named
 from tf_ooo.costs.from_graph import graph_costs
 from tf_ooo.costs.layer_costs import Link
+from tf_ooo.costs.occupancy import with_occupancy
 from tf_ooo.costs.op_seconds import op_seconds
 from tf_ooo.costs.profile import OpProfile, profile_ops
 from tf_ooo.costs.table import CostTable
@@ -63,11 +65,12 @@ def costs_of_model(model: Any, batch: int, device: str, measure: bool = False) -
     profile = step.profiled() if measure else None
     seconds = op_seconds(graph_def, roofline, profile)
     costs = graph_costs(graph, seconds.seconds)
+    layers = with_occupancy(costs.layers, graph, analytic_ops(graph_def, roofline).work, roofline)
     notes = [*step.notes, *costs.notes, *seconds.notes]
     for kind, left_s in costs.left_out_s.items():
         notes.append(f"{left_s * 1e3:.3g} ms of {kind} ops belong to no layer and are left out")
     return CostTable(
-        costs.layers,
+        layers,
         Link(),
         seconds.source,
         _device_text(device, profile),

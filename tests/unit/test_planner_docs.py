@@ -1,0 +1,53 @@
+"""The user page of the planner and the example without a model do what they say."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tf_ooo.costs import LayerCosts
+from tf_ooo.schedule import Schedule
+from tf_ooo.schedulers import POLICIES
+from tf_ooo.simulator import simulate
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "planner.md").read_text()
+
+
+def test_every_schedule_is_in_the_table():
+    rows = [line for line in PAGE.splitlines() if line.startswith("|")]
+    for name, policy in POLICIES.items():
+        row = next((row for row in rows if f"`{name}`" in row), "")
+        assert row, name
+        assert all(
+            f"`{option}`" in row for option in policy.options if option not in ("progress", "gains")
+        ), row
+
+
+def test_the_text_form_runs():
+    block = next(block for block in re.findall(r"```\n(.*?)```", PAGE, re.DOTALL) if "schedule v1" in block)
+    layers = [LayerCosts(0.25, 0.25, 0.25, 0.25)] * 8
+    assert simulate(Schedule.from_text(block), layers).makespan_s == pytest.approx(9)
+
+
+def test_every_field_and_picture_is_there():
+    named = set(re.findall(r"`(\w+)`", PAGE))
+    assert set(LayerCosts.__dataclass_fields__) - {"name"} <= named
+    assert all((ROOT / "docs" / path).exists() for path in re.findall(r"!\[.*?\]\((.*?)\)", PAGE))
+
+
+def test_example(tmp_path):
+    example = ROOT / "examples" / "06_plan_only.py"
+    run = subprocess.run(
+        [sys.executable, str(example)], capture_output=True, text=True, cwd=tmp_path, timeout=120
+    )
+    assert run.returncode == 0, run.stderr
+    assert re.search(r"gpipe +needs [0-9.]+ GiB", run.stdout)
+    assert re.search(r"zb_h1 +[0-9.]+ s", run.stdout)
+    assert "auto took " in run.stdout
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == ["plan_only.html", "plan_only.png", "plan_only.txt"]

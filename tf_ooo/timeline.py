@@ -88,7 +88,8 @@ class Timeline:
         """Seconds between the ends of two steps, once steps repeat.
 
         An asynchronous schedule has a step for each micro-batch: the mean distance of the middle
-        half of its micro-batches.
+        half of its micro-batches, but not less than the busiest lane's work for each (while idler
+        lanes catch up, micro-batches end faster than they can in the long run).
         """
         if self.schedule.asynchronous:
             return self._microbatch_period_s()
@@ -104,10 +105,12 @@ class Timeline:
         done_s = np.zeros(self.schedule.microbatches)
         np.maximum.at(done_s, Fields.of(self.schedule.tasks.codes).microbatch, self.end_s[0])
         done_s.sort()
-        first, last = len(done_s) // 4, max(len(done_s) * 3 // 4, 1)
+        first, last = len(done_s) // 4, len(done_s) * 3 // 4
         if last - first < 1:
             return self.makespan_s / len(done_s)
-        return float(done_s[last] - done_s[first]) / (last - first) if last < len(done_s) else self.makespan_s
+        took_s = self.end_s[0] - self.start_s[0]
+        busiest_s = max(float(took_s[piece].sum()) for _, piece in self.lane_slices())
+        return max(float(done_s[last] - done_s[first]) / (last - first), busiest_s / len(done_s))
 
     @cached_property
     def busy_s(self) -> list[float]:

@@ -66,7 +66,7 @@ def render(timeline: Timeline, measured: Timeline | None = None) -> str:
 def title(timeline: Timeline) -> str:
     """What ran, in one line."""
     schedule = timeline.schedule
-    parts = [schedule.policy, schedule.mode.replace("_", " ")]
+    parts = list(dict.fromkeys([schedule.policy, schedule.mode.replace("_", " ")]))
     if schedule.devices > 1 or schedule.workers == 1:
         parts.append(_count(schedule.devices, "device"))
     if schedule.workers > 1:

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 _MOST_TASKS, _MOST_LANES, _MOST_LEGEND = 100_000, 128, 8
 _BAR = 0.84
 _WIDTH_IN, _ROW_IN, _LEAST_ROW_IN, _ALL_ROWS_IN, _MEMORY_IN = 12.0, 0.36, 0.12, 6.0, 1.8
-# Inches that a letter of a label takes.
-_LETTER_IN = 0.085
+# Inches that a letter of a label takes, and the least distance to the ends of its bar.
+_LETTER_IN, _MARGIN_IN = 0.06, 0.04
 
 
 def save_png(timeline: Timeline, path: str | os.PathLike[str]) -> None:
@@ -115,7 +115,7 @@ def _write_labels(axes: Axes, bars: Bars, timeline: Timeline, unit: Unit, end_s:
     for i in np.flatnonzero(room_in > 2 * _LETTER_IN).tolist():
         kind = KINDS[f.kind[i]]
         text = task_label(kind, int(f.stage[i]), int(f.microbatch[i]), which)
-        if room_in[i] > len(text) * _LETTER_IN:
+        if room_in[i] > len(text) * _LETTER_IN + _MARGIN_IN:
             middle = (bars.start_s[i] + bars.end_s[i]) / 2 / unit.size
             axes.text(middle, bars.lane[i], text, ha="center", va="center", fontsize=7,
                       color=TEXT_COLOURS[kind], clip_on=True)  # fmt: skip

@@ -32,12 +32,15 @@ class Taste:
         stage_first: of ready F take that of the lowest stage; else that of the oldest micro-batch.
         patience: wait for a dO or F that will come within this share of dW's time, rather than start dW.
         ahead: for each device, most micro-batches whose F is done and dO is not; None: memory decides.
+        by_room: a device starts no F that its memory has no room for, but for the first.  With several
+            stages on a device they could block each other; there ``in_flight`` bounds the memory.
     """
 
     in_flight: int
     stage_first: bool = False
     patience: float = 0.0
     ahead: Any = None
+    by_room: bool = True
 
 
 def list_lanes(stages: Stages, taste: Taste) -> dict[Lane, TaskList]:
@@ -184,7 +187,7 @@ class _Run:
             return None
         first, second = self.forwards[device][0]
         stage, batch = (first, second) if self.taste.stage_first else (second, first)
-        if self.used[device] + self.full[stage] > self.room[device] and self.used[device] > 0:
+        if self.taste.by_room and self._full(device, stage):
             return None
         if self.taste.ahead is not None and self.ahead[device] >= self.taste.ahead[device]:
             return None
@@ -192,6 +195,11 @@ class _Run:
         self.used[device] += self.full[stage]
         self.ahead[device] += 1
         return stage, batch
+
+    def _full(self, device: int, stage: int) -> bool:
+        """Whether memory has no room for one more, and holds one already."""
+        size, used = self.full[stage], self.used[device]
+        return used + size > self.room[device] and used > 1e-6 * size
 
     def _waits(self, device: int, now: float) -> bool:
         """Whether something more urgent than a dW comes soon; nothing does where memory is full."""

@@ -64,4 +64,4 @@ def _schedules(problem: Problem, group: int) -> Iterator[Schedule]:
     room = np.floor(stages.room_bytes[one > 0] / one[one > 0] + 1e-9).min(initial=np.inf)
     in_flight = int(max(1, min(problem.devices, problem.microbatches, room)))
     for stage_first in (False, True):
-        yield stages.schedule(NAME, list_lanes(stages, Taste(in_flight, stage_first)))
+        yield stages.schedule(NAME, list_lanes(stages, Taste(in_flight, stage_first, by_room=False)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tf_ooo.pictures.style import COLOURS, TEXT_COLOURS
 from tf_ooo.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ def render(report: Report) -> str:
     template = environment.get_template("report.html")
     return template.render(
         report=report,
+        colours=COLOURS,
+        text_colours=TEXT_COLOURS,
         rows=report.rows(),
         kinds=[(kind, _KIND_NAMES.get(kind, kind), count) for kind, count in report.ops.items()],
         steps=step_bars(report),

@@ -132,7 +132,8 @@ def _show(
     console: Console, chosen: Schedule, table: CostTable, found: list[Candidate], wanted: dict[str, Any]
 ) -> None:
     """Pictures and files of the schedule that was chosen."""
-    steps = 1 if chosen.mode == "pipeline" else _SEVERAL_STEPS
+    # An asynchronous schedule's micro-batches are steps, and a pipeline's steps do not overlap.
+    steps = 1 if chosen.asynchronous or chosen.mode == "pipeline" else _SEVERAL_STEPS
     timeline = simulate(chosen, table.layers, table.link, steps)
     files = write_pictures(timeline, wanted["html"], wanted["png"], wanted["trace"])
     if wanted["out"] is not None:

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tf_ooo.bench import planner_scale, planner_zero_bubble
+
+
+@pytest.fixture(scope="module")
+def zero_bubble():
+    return list(planner_zero_bubble.rows(planner_zero_bubble.load(), quick=True))
+
+
+@pytest.mark.parametrize(
+    ("model", "published"), [("1.5B", 1.229), ("6.2B", 1.234), ("14.6B", 1.293), ("28.3B", 1.303)]
+)
+def test_zb_2p_over_1f1b_is_within_5_percent_of_the_published_ratio(zero_bubble, model, published):
+    rows = [row for row in zero_bubble if row["workload"] == f"gpt-{model}"]
+    assert len(rows) == 4
+    for row in rows:
+        assert row["published_speedup"] == pytest.approx(published, abs=6e-4)
+        assert row["deviation"] == pytest.approx(row["predicted_speedup"] / row["published_speedup"] - 1)
+        if "bandwidth_bit_s" not in row:
+            assert abs(row["deviation"]) < 0.05
+    # The authors' ZB-2p is limited to twice 1F1B's memory.
+    assert all(row["peak_bytes"] <= 2 * row["baseline_peak_bytes"] for row in rows)
+
+
+def test_stage_costs_of_the_smallest_model():
+    """1.5B: sbh = 1024 x 6 x 2304; F is sbh(24h + 4s) a layer; 2 layers at the ends, 3 between."""
+    inputs = planner_zero_bubble.load()
+    stages = planner_zero_bubble.stage_costs(inputs, inputs["models"][0], equal=False)
+    forward = 1024 * 6 * 2304 * (24 * 2304 + 4 * 1024)
+    assert [round(stage.forward_s * 156e12 / forward, 9) for stage in stages] == [2, *[3] * 6, 2]
+    assert stages[0].output_grad_s / stages[0].weight_grad_s == pytest.approx((24 * 2304 + 8 * 1024) / 55296)
+
+
+def test_zero_bubble_bench_prints_and_writes(tmp_path, capsys):
+    path = tmp_path / "rows.json"
+    planner_zero_bubble.main(["--quick", "--json", str(path)])
+    printed = capsys.readouterr().out
+    assert "Assumptions:" in printed
+    assert len(json.loads(path.read_text())) == 16
+
+
+def test_scale_rows_meet_the_closed_form():
+    row = planner_scale.measure_apart((32, 64, 64))
+    assert row["predicted_step_s"] == row["bound_s"] == 2 * (64 * 9 + 31 * 5)
+    assert row["peak_bytes"] == 32 * 2 * (1 << 20)
+    assert row["tasks"] == 32 * (3 * 64 + 1)
+
+
+def test_exponent_of_growth():
+    rows = [{"devices": n, "microbatches": n, "plan_s": 0.0, "simulate_s": float(n**3)} for n in (2, 4, 8)]
+    assert planner_scale.exponent(rows) == pytest.approx(1.5)
+
+
+@pytest.mark.slow
+def test_a_thousand_devices_in_a_minute():
+    """1,024 devices x 4,096 micro-batches x 2,048 layers on one core: under 60 s and 8 GB."""
+    row = planner_scale.measure_apart(planner_scale.SIZES[-1])
+    assert row["predicted_step_s"] == row["bound_s"]
+    assert row["plan_s"] + row["simulate_s"] < planner_scale.LIMIT_S
+    assert row["process_bytes"] < planner_scale.LIMIT_BYTES

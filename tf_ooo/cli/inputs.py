@@ -16,7 +16,7 @@ from tf_ooo.schedule import Schedule
 from tf_ooo.schedulers import POLICIES
 
 # Options that only a program can give: functions and maps.
-_NO_TEXT = {"progress", "gains", "placement"}
+NO_TEXT = {"progress", "gains", "placement"}
 MODEL_SUFFIXES = (".keras", ".h5", ".hdf5")
 
 
@@ -63,7 +63,7 @@ def load_schedule(path: Path) -> Schedule:
 def policy_options(texts: tuple[str, ...]) -> dict[str, Any]:
     """``("group=2",)`` as ``{"group": 2}``; OptionsError names what no policy offers."""
     found: dict[str, Any] = {}
-    offered = sorted({name for policy in POLICIES.values() for name in policy.options} - _NO_TEXT)
+    offered = sorted({name for policy in POLICIES.values() for name in policy.options} - NO_TEXT)
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not value:

@@ -2,7 +2,7 @@
 
 Per stage and device:
 
-- weights: all the time, on the devices that run its F or dO;
+- weights: all the time, on the devices that run its F or dO; optimizer state on the first of them;
 - activations: from the start of F(m) until dO(m) and dW(m) are done; what dW alone needs
   (``weight_grad_bytes``) until dW(m) is done;
 - gradient: as large as the weights, from the start of the step's first dW to the end of its update;
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -86,7 +87,7 @@ class MemoryUse:
         stages = range(relation.stages)
         has = {kind: np.array([relation.has(kind, s) for s in stages]) for kind in ("F", "dO", "dW")}
         kept = np.where(has["dW"], np.where(has["dO"], kept, activation), 0)
-        home = self._home()
+        home = self._home
         share = self._part_shares()
         for kind, freed in (("dO", activation - kept), ("dW", kept)):
             nodes = np.flatnonzero(fields.kind == KIND_NUMBER[kind])
@@ -114,10 +115,11 @@ class MemoryUse:
     def _part_shares(self) -> Any:
         share = np.ones(len(self.relation))
         for (kind, stage), shares in self.relation.schedule.parts.items():
-            for part, nodes in enumerate(self.relation.nodes(kind, stage)):
-                share[nodes[nodes >= 0]] = shares[part]
+            for held, nodes in zip(shares, self.relation.nodes(kind, stage), strict=False):
+                share[nodes[nodes >= 0]] = held
         return share
 
+    @cached_property
     def _home(self) -> Any:
         """The device that stores each stage's activations: where its F runs."""
         home = np.zeros(self.relation.stages, np.int32)
@@ -134,13 +136,13 @@ class MemoryUse:
         return nodes[nodes >= 0]
 
     def _weights(self, stage: int) -> None:
-        size = sum(self.layers[i].weight_bytes for i in self.relation.schedule.layers_of(stage))
-        if not size:
-            return
-        readers = np.concatenate([self._nodes("F", stage), self._nodes("dO", stage)])
-        holders = np.unique(self.relation.device[readers])
-        self._add(holders, np.zeros(len(holders)), float(size))
+        group = [self.layers[i] for i in self.relation.schedule.layers_of(stage)]
+        size = sum(layer.weight_bytes for layer in group)
         weight_grads = self._nodes("dW", stage)
+        readers = np.concatenate([self._nodes("F", stage), self._nodes("dO", stage)])
+        holders = np.unique(self.relation.device[readers if len(readers) else weight_grads])
+        self._add(holders, np.zeros(len(holders)), float(size))
+        self._add(self._home[stage], 0.0, float(sum(layer.slot_bytes for layer in group)))
         if not len(weight_grads):
             return
         if self.relation.schedule.asynchronous:
@@ -166,5 +168,5 @@ class MemoryUse:
         last_use_s = np.zeros(len(update_s) + 1)
         np.maximum.at(last_use_s, version, self.end_s[:, grads].ravel())
         old = np.flatnonzero(last_use_s[:-1] > update_s)
-        self._add(self._home()[stage], update_s[old], float(size))
-        self._add(self._home()[stage], last_use_s[old], -float(size))
+        self._add(self._home[stage], update_s[old], float(size))
+        self._add(self._home[stage], last_use_s[old], -float(size))

@@ -208,7 +208,8 @@ def step_s(timeline: Timeline) -> float:
 def simulated(schedule: Schedule, problem: Problem) -> Timeline:
     """One step; where steps overlap as many as show the steady state, in time and in memory."""
     overlap = schedule.mode in ("single_device", "data_parallel") and len(schedule.lanes) > 1
-    return simulate(schedule, problem.layers, problem.link, _STEADY_STEPS if overlap else 1)
+    steps = _STEADY_STEPS + schedule.steps_ahead if overlap else 1
+    return simulate(schedule, problem.layers, problem.link, steps)
 
 
 def _peak(schedule: Schedule, problem: Problem) -> int:

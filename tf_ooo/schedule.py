@@ -116,6 +116,11 @@ class Schedule:
         """How many devices there are: one more than the highest number."""
         return max((device for device, _ in self.lanes), default=0) + 1
 
+    @property
+    def steps_ahead(self) -> int:
+        """How many steps later the last of the tasks is that another one waits for, see ``after``."""
+        return max((steps for _, _, steps in self.after), default=0)
+
     def layers_of(self, stage: int) -> range:
         """The layers of a stage."""
         if not self.stages:

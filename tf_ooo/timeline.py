@@ -93,11 +93,14 @@ class Timeline:
         """
         if self.schedule.asynchronous:
             return self._microbatch_period_s()
-        if self.steps < _STEPS_TO_STEADY:
-            return self.makespan_s if self._repeat is None else self._repeat(_STEPS_TO_STEADY).steady_step_s
-        ends_s = self.end_s.max(axis=1)
-        half = self.steps // 2
-        return float(ends_s[-1] - ends_s[half - 1]) / (self.steps - half)
+        # Tasks of the last steps that wait for a step that is not there end too early to count.
+        whole = self.steps - self.schedule.steps_ahead
+        if whole < _STEPS_TO_STEADY:
+            more = _STEPS_TO_STEADY + self.schedule.steps_ahead
+            return self.makespan_s if self._repeat is None else self._repeat(more).steady_step_s
+        ends_s = self.end_s[:whole].max(axis=1)
+        half = whole // 2
+        return float(ends_s[-1] - ends_s[half - 1]) / (whole - half)
 
     def _microbatch_period_s(self) -> float:
         from tf_ooo.task import Fields  # noqa: PLC0415

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from tf_ooo.errors import OptionsError
+from tf_ooo.errors import OptionsError, ScheduleError
 from tf_ooo.schedule import Schedule, Task, TaskList
 from tf_ooo.schedulers.problem import Problem
+from tf_ooo.simulator import simulate
 
 COMPUTE, COMMUNICATION, UPDATE = (0, 0), (0, 1), (0, 2)
 
@@ -67,3 +68,26 @@ def one_worker(
 
 def _with_update(task: Task) -> list[Task]:
     return [task, Task("U", task.stage)] if task.kind == "dW" else [task]
+
+
+def within_memory(problem: Problem, schedules: Iterable[Schedule]) -> Schedule:
+    """The first schedule that keeps the memory limit; where none does, the one that needs least."""
+    limit = problem.memory_limit_bytes
+    leanest: tuple[int, Schedule] | None = None
+    for schedule in schedules:
+        if limit is None:
+            return schedule
+        peak = peak_bytes(problem, schedule)
+        if peak <= limit:
+            return schedule
+        if leanest is None or peak < leanest[0]:
+            leanest = peak, schedule
+    if leanest is None:
+        raise ScheduleError("there is no schedule to choose from")
+    return leanest[1]
+
+
+def peak_bytes(problem: Problem, schedule: Schedule) -> int:
+    """The most bytes alive at once on one device; steps overlap, so that several are simulated."""
+    steps = 4 + schedule.steps_ahead  # as plan() does
+    return max(simulate(schedule, problem.layers, problem.link, steps).peak_bytes, default=0)

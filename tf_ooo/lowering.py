@@ -78,18 +78,23 @@ def _producers(op: Op) -> list[str]:
     return [producer for producer, _ in op.inputs] + list(op.control_inputs)
 
 
-def lower(schedule: Schedule, graph: TrainingGraph, tasks: TaskOps | None = None) -> RewritePlan:
-    """The rewrite plan that makes TensorFlow run the tasks in the schedule's order.
+def lower(
+    schedule: Schedule, graph: TrainingGraph, tasks: TaskOps | None = None, notes: list[str] | None = None
+) -> RewritePlan:
+    """The rewrite plan that makes TensorFlow run the backward tasks in the schedule's order.
 
-    Raises ScheduleError unless the schedule names exactly the graph's tasks.
+    F and U of a schedule stay where the graph has them: their data order them.
+
+    ``notes`` is told where edges were left out.  Raises ScheduleError unless the schedule names exactly the graph's tasks.
     """
     tasks = tasks or task_ops(graph)
-    schedule.require(set(tasks.ops))
+    schedule.require(tasks.ops)
+    lanes = {lane: [task for task in order if task in tasks.ops] for lane, order in schedule.lanes.items()}
     edges: list[tuple[str, str]] = []
     streams: dict[str, int] = {}
     priorities: dict[str, int] = {}
-    for (_, stream), lane in schedule.lanes.items():
-        edges += _lane_edges(graph, tasks.ops, lane)
+    for (_, stream), lane in lanes.items():
+        edges += _lane_edges(graph, tasks.ops, lane, [] if notes is None else notes)
         for rank, task in enumerate(lane):
             streams.update(dict.fromkeys(tasks.ops[task], stream))
             priorities.update(dict.fromkeys(tasks.ops[task], rank))
@@ -104,7 +109,7 @@ def lower(schedule: Schedule, graph: TrainingGraph, tasks: TaskOps | None = None
 
 
 def _lane_edges(
-    graph: TrainingGraph, ops: Mapping[Task, tuple[str, ...]], lane: Sequence[Task]
+    graph: TrainingGraph, ops: Mapping[Task, tuple[str, ...]], lane: Sequence[Task], notes: list[str]
 ) -> list[tuple[str, str]]:
     """Edges from the last ops of each block to the first ops of the next.
 
@@ -118,7 +123,14 @@ def _lane_edges(
             blocks.append((task.kind, list(ops[task])))
     edges = []
     for (_, before), (_, after) in zip(blocks, blocks[1:], strict=False):
-        edges += _between(_last(graph, before), _first(graph, after))
+        lasts, firsts = _last(graph, before), _first(graph, after)
+        pairs = _between(lasts, firsts)
+        if len(pairs) < len(lasts) * len(firsts):
+            notes.append(
+                f"loosely ordered: {len(pairs)} of {len(lasts) * len(firsts)} edges between the tasks around "
+                f"{after[0]!r}; the ops that end the first one early may still run during the second"
+            )
+        edges += pairs
     return edges
 
 
@@ -147,14 +159,7 @@ def execution_order(schedule_tasks: Sequence[Task], graph: TrainingGraph, tasks:
     for layer in graph.layers:
         rank.update(dict.fromkeys(layer.update_ops, rank_of.get(Task("dW", layer.index), len(rank_of)) + 0.5))
     place = {name: i for i, name in enumerate(graph.ops)}
-    waiting: dict[str, int] = {}
-    readers: dict[str, list[str]] = {name: [] for name in graph.ops}
-    for name, op in graph.ops.items():
-        # A producer that stands later closes a loop: it is no dependency within one iteration.
-        producers = {p for p in _producers(op) if p in place and place[p] < place[name]}
-        waiting[name] = len(producers)
-        for producer in producers:
-            readers[producer].append(name)
+    waiting, readers = dependencies(graph)
     ready = [(rank.get(name, -1.0), place[name], name) for name, count in waiting.items() if not count]
     heapq.heapify(ready)
     order = []
@@ -166,3 +171,17 @@ def execution_order(schedule_tasks: Sequence[Task], graph: TrainingGraph, tasks:
             if not waiting[reader]:
                 heapq.heappush(ready, (rank.get(reader, -1.0), place[reader], reader))
     return order
+
+
+def dependencies(graph: TrainingGraph) -> tuple[dict[str, int], dict[str, list[str]]]:
+    """How many producers each op waits for, and its readers."""
+    place = {name: i for i, name in enumerate(graph.ops)}
+    waiting: dict[str, int] = {}
+    readers: dict[str, list[str]] = {name: [] for name in graph.ops}
+    for name, op in graph.ops.items():
+        # A producer that stands later closes a loop: it is no dependency within one iteration.
+        producers = {p for p in _producers(op) if p in place and place[p] < place[name]}
+        waiting[name] = len(producers)
+        for producer in producers:
+            readers[producer].append(name)
+    return waiting, readers

@@ -6,16 +6,16 @@ import contextlib
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from grappler_passes.annotate import AnnotatePass
 from grappler_passes.base import PassPipeline, PassResult
 from grappler_passes.classify import classify_graph_def
 from grappler_passes.compat import graph_def_of
 from grappler_passes.graph import TrainingGraph
-from grappler_passes.liveness import peak_bytes_by_device, unknown_sizes
+from grappler_passes.liveness import unknown_sizes
 from grappler_passes.order import OrderPass
 from grappler_passes.separate import SeparatePass
 from grappler_passes.sizes import KnownShapes, with_sizes
@@ -24,11 +24,9 @@ from tf_ooo import compat
 from tf_ooo.errors import GraphError, MemoryLimitError, OptionsError
 from tf_ooo.lowering import TaskOps, execution_order, lower, task_ops
 from tf_ooo.options import Options
+from tf_ooo.peaks import highest_peak, require_sizes, stock_order, stock_peak
 from tf_ooo.schedule import Schedule, Task, TaskList
 from tf_ooo.schedulers import BACKWARD_ORDERS
-
-if TYPE_CHECKING:
-    from tf_ooo.costs.table import CostTable
 
 _LOG = logging.getLogger("tf_ooo")
 DEFAULT_POLICY = "fast_forward"
@@ -40,7 +38,9 @@ class RewriteResult:
 
     ``moved_ops`` counts the ops of the tasks that wait for a control edge that was added;
     ``plan_seconds`` covers everything from the graph's arrival to the rewritten one;
-    ``execution_order`` is the order for which the peak was predicted, with a memory limit only.
+    With a memory limit only: ``execution_order`` is the order for which the peak was predicted,
+    ``stock_order`` the one that TensorFlow would choose, with its own peak, and ``open_sizes`` says
+    that the graph leaves sizes open, so that inputs of another size may come without another trace.
     """
 
     training_graph: TrainingGraph
@@ -50,6 +50,9 @@ class RewriteResult:
     added_edges: int
     plan_seconds: float
     execution_order: tuple[str, ...] = ()
+    stock_order: tuple[str, ...] = ()
+    stock_peak_bytes: int = 0
+    open_sizes: bool = False
     mixed: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -71,25 +74,27 @@ def classify(graph: Any) -> TrainingGraph:
 
 
 def plan_graph(
-    training_graph: TrainingGraph,
-    costs: CostTable | None = None,
-    schedule: str = DEFAULT_POLICY,
-    memory_limit_bytes: int | None = None,
+    training_graph: TrainingGraph, schedule: str = DEFAULT_POLICY, memory_limit_bytes: int | None = None
 ) -> Schedule:
     """An order for the backward pass on one device.
 
     Args:
         training_graph: from :func:`classify`.
-        costs: seconds of its ops.
         schedule: a policy's name; ``"auto"`` is fast_forward.
         memory_limit_bytes: if the named policy's predicted peak is above it, the order with the
             lowest peak is taken.  With ``"auto"`` that one is taken at once.
 
     Raises:
+        GraphError: not a training graph.
         OptionsError: no such policy.
         MemoryLimitError: even the lowest peak is above the limit; says the smallest feasible one.
             Also where sizes are not known: trace the step with a fixed batch size.
     """
+    if not isinstance(training_graph, TrainingGraph):
+        raise GraphError(
+            f"plan() takes a training graph, got a {type(training_graph).__name__}; "
+            "make one with tf_ooo.classify(graph_def or concrete_function)"
+        )
     Options.from_arguments(schedule=schedule, memory_limit_bytes=memory_limit_bytes)
     return _plan(training_graph, task_ops(training_graph), schedule, memory_limit_bytes)
 
@@ -100,7 +105,7 @@ def _plan(graph: TrainingGraph, tasks: TaskOps, name: str, limit_bytes: int | No
         raise OptionsError(f"schedule={name!r} is not accepted; accepted: {', '.join(BACKWARD_ORDERS)}")
     if limit_bytes is None:
         return _schedule(graph, tasks, policy)
-    _require_sizes(graph, limit_bytes)
+    require_sizes(graph, limit_bytes)
     if name != "auto":
         named = _schedule(graph, tasks, policy)
         if _peak(named) <= limit_bytes:
@@ -114,7 +119,7 @@ def _plan(graph: TrainingGraph, tasks: TaskOps, name: str, limit_bytes: int | No
 def _schedule(graph: TrainingGraph, tasks: TaskOps, policy: str) -> Schedule:
     """One lane for each device: replicas of one model in one graph must not wait for each other."""
     order = BACKWARD_ORDERS[policy](tasks.backward_layers, frozenset(tasks.ops))
-    peak = _highest_peak(graph, execution_order(order, graph, tasks))
+    peak = highest_peak(graph, execution_order(order, graph, tasks))
     lanes: dict[str, list[Task]] = {}
     for task in order:
         lanes.setdefault(graph.ops[tasks.ops[task][0]].device, []).append(task)
@@ -124,26 +129,6 @@ def _schedule(graph: TrainingGraph, tasks: TaskOps, policy: str) -> Schedule:
 
 def _peak(schedule: Schedule) -> int:
     return schedule.predicted_peak_bytes or 0
-
-
-def _highest_peak(graph: TrainingGraph, order: Sequence[str]) -> int:
-    """Of all devices: a limit holds for each of them."""
-    return max(peak_bytes_by_device(graph, order).values(), default=0)
-
-
-def _require_sizes(graph: TrainingGraph, limit_bytes: int) -> None:
-    unknown = unknown_sizes(graph)
-    if unknown:
-        raise MemoryLimitError(limit_bytes, None, unknown)
-
-
-def check_memory(result: RewriteResult, known: KnownShapes, limit_bytes: int) -> None:
-    """Raises MemoryLimitError if what was planned goes over the limit with inputs of these shapes."""
-    graph = with_sizes(result.training_graph, result.graph_def, known)
-    _require_sizes(graph, limit_bytes)
-    peak = _highest_peak(graph, result.execution_order)
-    if peak > limit_bytes:
-        raise MemoryLimitError(limit_bytes, peak)
 
 
 def rewrite_graph(graph_def: Any, options: Options, known: KnownShapes | None = None) -> RewriteResult:
@@ -171,29 +156,46 @@ def _garbage_collector_paused() -> Iterator[None]:
 
 def _rewrite_graph(graph_def: Any, options: Options, known: KnownShapes) -> RewriteResult:
     started, limit_bytes = time.perf_counter(), options.memory_limit_bytes
-    training_graph = classify_graph_def(graph_def)
-    separated = SeparatePass()(graph_def, training_graph)
-    if separated.modified:
-        training_graph = classify_graph_def(separated.graph_def)
-    if (known or limit_bytes is not None) and unknown_sizes(training_graph):
+    original = classify_graph_def(graph_def)
+    separated = SeparatePass()(graph_def, original)
+    training_graph = classify_graph_def(separated.graph_def) if separated.modified else original
+    open_sizes = bool(known or limit_bytes is not None) and bool(unknown_sizes(training_graph))
+    if open_sizes:
         training_graph = with_sizes(training_graph, separated.graph_def, known)
     tasks = task_ops(training_graph)
     schedule = _plan(training_graph, tasks, options.schedule, limit_bytes)
-    rewrite_plan = lower(schedule, training_graph, tasks)
+    loose: list[str] = []
+    rewrite_plan = lower(schedule, training_graph, tasks, loose)
     passes = [AnnotatePass(rewrite_plan), OrderPass(rewrite_plan), VerifyPass(graph_def, separated.replaced)]
     dump_dir = None if options.dump_dir is None else str(options.dump_dir)
     ordered = PassPipeline(passes, dump_dir=dump_dir)(separated.graph_def, training_graph)
     waiting = _new_waits(separated.graph_def, ordered)
-    return RewriteResult(
+    result = RewriteResult(
         training_graph=training_graph,
         schedule=schedule,
         graph_def=ordered.graph_def,
         moved_ops=sum(len(names) for names in tasks.ops.values() if waiting.keys() & set(names)),
         added_edges=sum(waiting.values()),
-        plan_seconds=time.perf_counter() - started,
-        execution_order=() if limit_bytes is None else _order_of(schedule, training_graph, tasks),
+        plan_seconds=0.0,
         mixed={**training_graph.mixed, **separated.mixed},
-        notes=tuple(str(note) for note in (*separated.notes, *ordered.notes)),
+        notes=(*loose, *(str(note) for note in (*separated.notes, *ordered.notes))),
+    )
+    if limit_bytes is not None:
+        result = _with_orders(result, original, tasks, open_sizes)
+    return replace(result, plan_seconds=time.perf_counter() - started)
+
+
+def _with_orders(
+    result: RewriteResult, original: TrainingGraph, tasks: TaskOps, open_sizes: bool
+) -> RewriteResult:
+    """What the memory limit is checked with, for the planned order and for the stock one."""
+    order = tuple(stock_order(original))
+    return replace(
+        result,
+        execution_order=_order_of(result.schedule, result.training_graph, tasks),
+        stock_order=order,
+        stock_peak_bytes=stock_peak(result.training_graph, order),
+        open_sizes=open_sizes,
     )
 
 

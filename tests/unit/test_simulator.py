@@ -140,3 +140,8 @@ def test_missing_costs_name_the_layer():
         plan(layers=[LAYERS[0], None], schedule="in_order")
     with pytest.raises(CostError, match="layer 1: reads layer 1"):
         plan(layers=[LAYERS[0], LayerCosts(1, 1, 1, inputs=(1,))], schedule="in_order")
+
+
+def test_optimizer_state_is_there_all_the_time_and_has_no_gradient():
+    layers = [LayerCosts(1, 1, 1, weight_bytes=100, slot_bytes=30, activation_bytes=5)]
+    assert simulate(plan(layers=layers, schedule="in_order"), layers).peak_bytes == [100 + 100 + 30 + 5]

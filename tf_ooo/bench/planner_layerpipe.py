@@ -23,7 +23,7 @@ from tf_ooo.schedulers.problem import Problem
 from tf_ooo.simulator import simulate
 
 PROCESSORS = range(2, 17)
-MICROBATCHES = 128
+MICROBATCHES = 64
 PUBLISHED_AVERAGE, PUBLISHED_7_TO_9 = 1.25, 1.80
 ASSUMPTIONS = (
     f"micro-batches of {BATCH}, 224 x 224 images (mlp: 784 numbers), 4-byte numbers; each is a step",
@@ -99,18 +99,20 @@ def _same_speed(
     layers: tuple[LayerCosts, ...], runs: Mapping[int, tuple[float, float]], count: int, base_s: float
 ) -> tuple[int, float]:
     """On how many of at most ``count`` processors LayerPipe sends least at PipeDream's period; the bytes."""
-    best = (count, float("inf"))
     line = Line.of(layers, inside=True)
-    for fewer, (period_s, _) in sorted(runs.items()):
-        if fewer > count or period_s > base_s * (1 + 1e-9):
-            continue
-        problem = Problem(layers, fewer, MICROBATCHES)
-        for slack in {0.0, base_s / period_s - 1, (base_s / period_s - 1) / 2}:
-            cuts = best_cuts(line, fewer, slack)
-            found_s, sent = measured(layerpipe.placed(problem, cuts or ()), layers)
-            if found_s <= base_s * (1 + 1e-6) and sent < best[1]:
-                best = (fewer, sent)
-    return best
+    clean = best_cuts(Line.of(layers, inside=False), min(count, len(layers))) or ()
+    ways = [(0.0, len(clean) + 1, clean)]  # PipeDream's own cuts are LayerPipe's too
+    for fewer, (period_s, _) in runs.items():
+        if fewer <= count and period_s <= base_s * (1 + 1e-9):
+            cuts = best_cuts(line, fewer, max(0.0, base_s / period_s - 1)) or ()
+            ways.append((sum(cut.sent_bytes for cut in cuts), fewer, cuts))
+    tried = []
+    # What single cuts send adds up to the bytes unless two cuts lie close together: the cheapest few count.
+    for _, fewer, cuts in sorted(ways, key=lambda way: way[:2])[:4]:
+        found_s, sent = measured(layerpipe.placed(Problem(layers, fewer, MICROBATCHES), cuts), layers)
+        tried.append((found_s > base_s * (1 + 1e-6), sent, fewer))
+    slower, sent, fewer = min(tried)
+    return (count, runs[count][1]) if slower else (fewer, sent)
 
 
 def replicated_bytes(layers: Sequence[LayerCosts], count: int, period_s: float) -> float:
@@ -182,9 +184,10 @@ def save_png(found: Sequence[Mapping[str, Any]], path: Path) -> None:
     for name in dict.fromkeys(row["workload"] for row in found):
         mine = [row for row in found if row["workload"] == name]
         counts = [row["devices"] for row in mine]
-        left.plot(counts, [row["predicted_speedup"] for row in mine], "o-", markersize=4, label=name)
+        style = "o--" if "array" in name else "o-"
+        left.plot(counts, [row["predicted_speedup"] for row in mine], style, markersize=4, label=name)
         ratios = [row["same_speed_sent_bytes"] / row["baseline_sent_bytes"] for row in mine]
-        right.plot(counts, ratios, "o-", markersize=4, label=name)
+        right.plot(counts, ratios, style, markersize=4, label=name)
     left.axhline(PUBLISHED_AVERAGE, color="grey", linestyle=":", label="published average, 1.25")
     left.plot([7, 9], [PUBLISHED_7_TO_9] * 2, color="black", linewidth=3, label="published, 7-9: 1.80")
     left.set(xlabel="processors", ylabel="PipeDream's period / LayerPipe's", title="LayerPipe over PipeDream")

@@ -175,7 +175,8 @@ class _Search:
             for a, b in itertools.combinations(group, 2)
             if not (self.line.cuts[a].share and self.line.cuts[b].share) and self.at_s[a] < self.at_s[b]
         ]
-        return tuple(np.array(pairs, np.int64).reshape(-1, 2).T)
+        table = np.array(pairs, np.int64).reshape(-1, 2)
+        return table[:, 0], table[:, 1]
 
     def cuts(self, longest_s: float) -> list[Cut] | None:
         """The cuts, None if there is no way."""

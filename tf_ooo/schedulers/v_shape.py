@@ -29,7 +29,7 @@ from tf_ooo.timeline import Timeline
 _FAMILY = (ZB, HALF, MIN)
 STYLES = (Style(), Style(patience=0.0), Style(fill="F"), Style(yielding=False))
 # Beyond this many tasks one style is tried, not all.
-_TASKS_TO_COMPARE = 200_000
+_TASKS_TO_COMPARE = 50_000
 
 
 def make(policy: str, steps: Steps, problem: Problem) -> Schedule:

@@ -2,7 +2,7 @@
 
 Per stage and device:
 
-- weights: all the time, on the devices that run its F or dO; optimizer state on the first of them;
+- weights: all the time, on the devices that run its F, dO or update; optimizer state where the update is;
 - activations: from the start of F(m) until dO(m) and dW(m) are done; what dW alone needs
   (``weight_grad_bytes``) until dW(m) is done;
 - gradient: as large as the weights, from the start of the step's first dW to the end of its update;
@@ -139,10 +139,12 @@ class MemoryUse:
         group = [self.layers[i] for i in self.relation.schedule.layers_of(stage)]
         size = sum(layer.weight_bytes for layer in group)
         weight_grads = self._nodes("dW", stage)
-        readers = np.concatenate([self._nodes("F", stage), self._nodes("dO", stage)])
+        updates = self._nodes("U", stage)
+        readers = np.concatenate([self._nodes("F", stage), self._nodes("dO", stage), updates])
         holders = np.unique(self.relation.device[readers if len(readers) else weight_grads])
+        keeper = self.relation.device[updates[0]] if len(updates) else self._home[stage]
         self._add(holders, np.zeros(len(holders)), float(size))
-        self._add(self._home[stage], 0.0, float(sum(layer.slot_bytes for layer in group)))
+        self._add(keeper, 0.0, float(sum(layer.slot_bytes for layer in group)))
         if not len(weight_grads):
             return
         if self.relation.schedule.asynchronous:
@@ -168,5 +170,7 @@ class MemoryUse:
         last_use_s = np.zeros(len(update_s) + 1)
         np.maximum.at(last_use_s, version, self.end_s[:, grads].ravel())
         old = np.flatnonzero(last_use_s[:-1] > update_s)
-        self._add(self._home[stage], update_s[old], float(size))
-        self._add(self._home[stage], last_use_s[old], -float(size))
+        readers = np.concatenate([forwards, self._nodes("dO", stage)])
+        for holder in np.unique(self.relation.device[readers]):
+            self._add(holder, update_s[old], float(size))
+            self._add(holder, last_use_s[old], -float(size))

@@ -212,3 +212,18 @@ def test_weights_of_another_processor_are_counted():
     layers = WORKLOADS["mlp"].layers()
     assert layerpipe.weights_sent_bytes(made("pipedream", layers, 4, 3), layers) == 0
     assert layerpipe.weights_sent_bytes(made("layerpipe", layers, 4, 3), layers) > 0
+
+
+def test_weights_and_their_versions_lie_where_they_are_read_and_updated():
+    layers = [LayerCosts(1.0, 1.0, 1.0, weight_bytes=100, slot_bytes=7)]
+    tasks = [(0, "F"), (1, "dO"), (2, "dW"), (2, "U")]
+    lanes = {}
+    for device, kind in tasks:
+        lanes.setdefault((device, 0), []).extend(Task(kind, 0, m) for m in range(4))
+    lanes[2, 0] = [Task(kind, 0, m) for m in range(4) for kind in ("dW", "U")]
+    schedule = Schedule("layerpipe", "hand", lanes, microbatches=4, asynchronous=True)
+    # Updates at 3, 4, 5, 6.  F:0@0 to @2 read the first version, needed until dW:0@2 ends at 5; F:0@3
+    # starts with the second at 3 and needs it until 6: from 4 to 5 both are kept beside the newest.
+    peaks = simulate(schedule, layers).peak_bytes
+    assert peaks[2] == 100 + 100 + 7  # weights, one gradient, slots
+    assert peaks[:2] == [300, 300]

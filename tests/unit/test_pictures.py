@@ -11,7 +11,7 @@ import pytest
 from tf_ooo.costs import LayerCosts, Link
 from tf_ooo.errors import BackendError
 from tf_ooo.memory import MemoryCurve
-from tf_ooo.pictures import page
+from tf_ooo.pictures import page, style
 from tf_ooo.pictures.bars import bars_of, curve_points, links_of, view_of
 from tf_ooo.pictures.figure import Run, figure
 from tf_ooo.pictures.grid import coloured, grid
@@ -221,6 +221,13 @@ def test_a_run_without_memory_that_takes_no_time(tmp_path):
     assert "not known" in render(nothing)
     nothing.save_png(tmp_path / "t.png")
     nothing.save_trace(tmp_path / "t.json")
+
+
+def test_a_steady_step_that_takes_long_to_simulate_is_left_open(timeline, monkeypatch):
+    assert style.steady_step_s(timeline) == timeline.steady_step_s
+    monkeypatch.setattr(style, "_MOST_TO_REPEAT", 3)
+    assert style.steady_step_s(timeline) is None
+    assert "<dd>-</dd>" in render(timeline)
 
 
 def test_units():

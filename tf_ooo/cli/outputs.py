@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from tf_ooo.pictures.style import bytes_text, time_text
+from tf_ooo.pictures.style import bytes_text, steady_step_s, time_text
 from tf_ooo.planning import Candidate, step_s
 from tf_ooo.timeline import Timeline
 
@@ -114,7 +114,7 @@ def timeline_table(timeline: Timeline) -> Table:
         ("schedule", f"{schedule.policy}, {schedule.mode}"),
         ("tasks", f"{timeline.start_s.size:,} in {timeline.steps} step{'s' if timeline.steps > 1 else ''}"),
         ("makespan", time_text(timeline.makespan_s)),
-        ("steady step", time_text(timeline.steady_step_s)),
+        ("steady step", time_text(steady_step_s(timeline))),
         ("bubble", f"{timeline.bubble_fraction:.2%}"),
         ("peak memory", f"{bytes_text(max(peaks))} on device {peaks.index(max(peaks))}" if peaks else "-"),
         ("sent", bytes_text(timeline.message_bytes)),
@@ -136,7 +136,7 @@ def timeline_facts(timeline: Timeline) -> dict[str, Any]:
         "tasks": int(timeline.start_s.size),
         "step_s": step_s(timeline),
         "makespan_s": timeline.makespan_s,
-        "steady_step_s": timeline.steady_step_s,
+        "steady_step_s": steady_step_s(timeline),
         "bubble_fraction": timeline.bubble_fraction,
         "peak_bytes": timeline.peak_bytes,
         "message_bytes": timeline.message_bytes,

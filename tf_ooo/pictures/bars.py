@@ -79,7 +79,7 @@ def view_of(timeline: Timeline, most_tasks: int, most_lanes: int) -> View:
     note = ""
     if notes:
         drawn = int((start_s < until_s).sum())
-        note = f"Only a part is shown: {' and '.join(notes)} ({drawn:,} of {timeline.start_s.size:,} tasks)."
+        note = f"Only a part is shown: {', and '.join(notes)} ({drawn:,} of {timeline.start_s.size:,} tasks)."
         LOG.warning("%s", note)
     return View(lanes, until_s, note)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tf_ooo.errors import BackendError
 from tf_ooo.pictures.bars import view_of
-from tf_ooo.pictures.style import bytes_text, time_text
+from tf_ooo.pictures.style import bytes_text, steady_step_s, time_text
 from tf_ooo.timeline import Timeline
 
 # A browser draws 12,000 bars in 5 s, 37,000 in 20 s (Chromium without a GPU, two cores);
@@ -88,7 +88,7 @@ def _facts(timelines: list[Timeline]) -> list[tuple[str, list[str]]]:
         ("policy", lambda t: t.schedule.policy),
         ("mode", lambda t: t.schedule.mode),
         ("makespan", lambda t: time_text(t.makespan_s)),
-        ("steady step", lambda t: time_text(t.steady_step_s)),
+        ("steady step", lambda t: time_text(steady_step_s(t))),
         ("bubble", lambda t: f"{t.bubble_fraction:.2%}"),
         ("peak memory", _peak),
         ("tasks", lambda t: f"{t.start_s.size:,}"),

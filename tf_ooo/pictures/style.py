@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tf_ooo.schedule import Lane, Schedule
-from tf_ooo.task import KINDS, Task
+from tf_ooo.task import Fields
+from tf_ooo.timeline import Timeline
 
 # The palette of Okabe and Ito, which readers with a colour vision deficiency can tell apart.
 COLOURS = {"F": "#56B4E9", "dO": "#D55E00", "dW": "#0072B2", "U": "#009E73", "comm": "#CC79A7"}
@@ -20,6 +21,7 @@ NAMES = {
 }
 # One or two letters for where there is little room.
 SHORT = {"F": "F", "dO": "o", "dW": "w", "U": "u", "comm": "c"}
+_MOST_TO_REPEAT = 300_000
 _STREAMS = {0: "main", 1: "sub"}
 
 
@@ -47,8 +49,10 @@ def bytes_unit(count: float) -> Unit:
     return Unit("bytes", 1.0)
 
 
-def time_text(seconds: float) -> str:
-    """``12.3 ms``."""
+def time_text(seconds: float | None) -> str:
+    """``12.3 ms``; a dash for None."""
+    if seconds is None:
+        return "-"
     unit = time_unit(seconds)
     return f"{seconds / unit.size:.4g} {unit.name}"
 
@@ -57,6 +61,12 @@ def bytes_text(count: float) -> str:
     """``1.23 GiB``."""
     unit = bytes_unit(count)
     return f"{count / unit.size:.4g} {unit.name}" if unit.size > 1 else f"{count:.0f} bytes"
+
+
+def steady_step_s(timeline: Timeline) -> float | None:
+    """Seconds of a repeated step; None where it would take a long simulation of several steps."""
+    known = timeline.steps > 1 or timeline.schedule.asynchronous
+    return timeline.steady_step_s if known or timeline.start_s.size <= _MOST_TO_REPEAT else None
 
 
 def lane_label(schedule: Schedule, lane: Lane) -> str:
@@ -75,13 +85,9 @@ def numbering(schedule: Schedule) -> str:
     """Which numbers tell the tasks of one lane apart: ``stage``, ``microbatch`` or ``both``."""
     if schedule.microbatches == 1:
         return "stage"
-    one_each = all(len({task.stage for task in _first(schedule, lane)}) <= 1 for lane in schedule.lanes)
+    stages = (Fields.of(tasks.codes).stage for tasks in schedule.lanes.values())
+    one_each = all(not len(stage) or stage.min() == stage.max() for stage in stages)
     return "microbatch" if one_each else "both"
-
-
-def _first(schedule: Schedule, lane: Lane) -> list[Task]:
-    """A lane's tasks, as many as show which stages it has."""
-    return list(schedule.lanes[lane][: 4096 * len(KINDS)])
 
 
 def task_label(kind: str, stage: int, microbatch: int, which: str) -> str:

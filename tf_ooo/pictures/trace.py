@@ -16,13 +16,13 @@ from tf_ooo.pictures.style import lane_label
 from tf_ooo.task import KINDS, Task
 from tf_ooo.timeline import Timeline
 
-# A viewer takes a minute for this many.
-_MOST_TASKS, _MOST_LANES = 1_000_000, 4096
+# Half a minute to write, 200 MB; viewers become slow above.
+_MOST_TASKS, _MOST_LANES = 500_000, 4096
 _MICROSECONDS = 1e6
 
 
 def save_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
-    """Writes the file; above a million tasks the first seconds only, with a warning in the log."""
+    """Writes the file; above half a million tasks the first seconds only, with a warning in the log."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     view = view_of(timeline, _MOST_TASKS, _MOST_LANES)

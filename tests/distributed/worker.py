@@ -7,6 +7,7 @@ A check is a function of MODULE whose name starts with ``check_``; it asserts.
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
 import os
@@ -28,6 +29,7 @@ def main() -> None:
     results = {}
     for name in names:
         print(f"-- {name}", flush=True)
+        faulthandler.dump_traceback_later(60, repeat=True)  # where a check hangs
         started = time.perf_counter()
         try:
             getattr(checks, name)(engine)

@@ -42,8 +42,9 @@ def _optimizer(optimizer: Any) -> dict[str, Any]:
     except (NotImplementedError, TypeError, ValueError):
         config["config"] = "not serializable"
     config.pop("name", None)
-    # The state counts slots; the rate may change between fits and is broadcast.
-    config["state"] = len(compat.state_of(optimizer))
+    if not isinstance(config.get("learning_rate"), dict):
+        config.pop("learning_rate", None)  # a variable, which is broadcast; a schedule is not
+    config["state variables"] = len(compat.state_of(optimizer))
     return config
 
 

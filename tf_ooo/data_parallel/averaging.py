@@ -130,8 +130,13 @@ class Averaging:
 
 
 def _name(variable: Any, place: int) -> str:
-    path = "".join(c if c.isalnum() else "_" for c in compat.path_of(variable))
-    return f"tf_ooo_{place}_{path}"
+    """The same on all ranks.
+
+    Not the path: Keras numbers layers within a process, so that a rank which has made one layer more
+    would wait for ever for a "dense_7" that the others call "dense_6".
+    """
+    short = compat.path_of(variable).rsplit("/", 1)[-1]
+    return f"tf_ooo_{place}_" + "".join(c if c.isalnum() else "_" for c in short)
 
 
 def optimizers_of(model: Any) -> list[Any]:

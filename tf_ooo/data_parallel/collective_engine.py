@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tf_ooo.data_parallel.adasum import adasum, check_ranks
 from tf_ooo.data_parallel.compression import compressed, restored
 from tf_ooo.data_parallel.engine import Engine
 from tf_ooo.errors import BackendError
@@ -53,13 +54,25 @@ class CollectiveEngine(Engine):
         import tensorflow as tf
 
         if op == "Adasum":
-            raise BackendError("op='Adasum' needs Horovod; TensorFlow's collectives have Average and Sum")
+            check_ranks(self.size)
         out = []
         for name, gradient in gradients:
             dense = tf.convert_to_tensor(gradient)
-            reduced = restored(self.sum(compressed(dense, compression), name), dense)
+            packed = compressed(dense, compression)
+            reduced = self._own_adasum(name, packed) if op == "Adasum" else self.sum(packed, name)
+            reduced = restored(reduced, dense)
             out.append(reduced / self.size if op == "Average" else reduced)
         return out
+
+    def _own_adasum(self, name: str, tensor: Any) -> Any:
+        """Every rank gets all gradients, each in a row of its own, and combines them."""
+        import tensorflow as tf
+
+        mine = tf.reshape(
+            tf.one_hot(self.rank, self.size, dtype=tensor.dtype), [-1] + [1] * tensor.shape.rank
+        )
+        rows = self.sum(mine * tensor[None], name)
+        return adasum([rows[rank] for rank in range(self.size)])
 
     def sum(self, tensor: Any, name: str) -> Any:
         import tensorflow as tf

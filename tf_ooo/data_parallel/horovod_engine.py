@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tf_ooo.data_parallel.adasum import adasum, check_ranks
 from tf_ooo.data_parallel.compression import compressed, restored
 from tf_ooo.data_parallel.engine import Engine
 from tf_ooo.errors import BackendError
@@ -20,7 +21,7 @@ class HorovodEngine(Engine):
     """Calls ``hvd.init()`` if nobody has.
 
     Dense gradients are one ``hvd.allreduce`` each, IndexedSlices two allgathers, as in Horovod's own
-    tape: the same bits.
+    tape: the same bits.  The names of these ops are the same on all ranks.
 
     Raises:
         BackendError: Horovod is not installed, or it cannot reach the other processes.
@@ -50,26 +51,38 @@ class HorovodEngine(Engine):
         import tensorflow as tf
 
         if isinstance(gradient, tf.IndexedSlices) and op != "Adasum":
-            return self._hvd.allreduce(gradient, op=getattr(self._hvd, op))
+            return self._allgather_slices(name, gradient, op)
         if isinstance(gradient, tf.IndexedSlices):
             gradient = tf.convert_to_tensor(gradient)
         packed = compressed(gradient, compression)
+        if op == "Adasum":
+            check_ranks(self.size)
+            if not self._hvd.mpi_enabled():
+                return restored(self._own_adasum(name, packed), gradient)
         if packed.dtype == tf.bfloat16:
             return restored(self._allreduce_bf16(name, packed, op), gradient)
-        try:
-            reduced = self._hvd.allreduce(packed, op=getattr(self._hvd, op), name=name)
-        except NotImplementedError as error:
-            raise BackendError(f"op={op!r} with {self.size} ranks: {error}") from error
-        return restored(reduced, gradient)
+        return restored(self._hvd.allreduce(packed, op=getattr(self._hvd, op), name=name), gradient)
+
+    def _own_adasum(self, name: str, tensor: Any) -> Any:
+        """Horovod has Adasum over MPI only; over Gloo every rank gets all gradients and combines them."""
+        import tensorflow as tf
+
+        bits = tf.bitcast(tensor, tf.uint16) if tensor.dtype == tf.bfloat16 else tensor
+        rows = tf.bitcast(self._hvd.allgather(bits[None], name=name), tensor.dtype)
+        return adasum([rows[rank] for rank in range(self.size)])
+
+    def _allgather_slices(self, name: str, slices: Any, op: str) -> Any:
+        import tensorflow as tf
+
+        values = self._hvd.allgather(slices.values, name=f"{name}_values")
+        indices = self._hvd.allgather(slices.indices, name=f"{name}_indices")
+        values = values / tf.cast(self.size, values.dtype) if op == "Average" else values
+        return tf.IndexedSlices(values, indices, slices.dense_shape)
 
     def _allreduce_bf16(self, name: str, tensor: Any, op: str) -> Any:
         """Horovod cannot add bfloat16, but it can move it: every rank adds one slice in float32."""
         import tensorflow as tf
 
-        if op == "Adasum":
-            raise BackendError(
-                "compression='bf16' does not go with op='Adasum' in Horovod; use 'fp16' or 'none'"
-            )
         count = tf.size(tensor)
         padded = tf.pad(tf.reshape(tensor, [-1]), [[0, -count % self.size]])
         mine = self._hvd.alltoall(tf.bitcast(padded, tf.uint16), name=f"{name}_slices")

@@ -30,6 +30,7 @@ _HOME = {
     "ScheduleError": "tf_ooo.errors",
     "MemoryLimitError": "tf_ooo.errors",
     "BackendError": "tf_ooo.errors",
+    "PassError": "tf_ooo.errors",
 }
 
 __all__ = ["__version__", *_HOME]  # noqa: PLE0604 - names are strings, from one table

@@ -162,12 +162,25 @@ def samples_seen(model: Any) -> float:
     return 0.0 if tracker is None else float(tracker.count.numpy())
 
 
+HIDDEN_BY_XLA = "jit_compile=True: XLA compiles the step, TensorFlow's graph optimizers see one opaque call"
+RUN_EAGERLY = "tf.config.run_functions_eagerly(True): there is no graph to rewrite"
+
+
+def functions_run_eagerly() -> bool:
+    """Whether ``tf.function`` is switched off for the whole process."""
+    import tensorflow as tf
+
+    return bool(tf.config.functions_run_eagerly())
+
+
 def why_not_rewritable(model: Any) -> str | None:
     """Why no graph of this model's step can be rewritten; None where one can."""
     if model.run_eagerly:
         return "run_eagerly=True: every op runs at once, there is no graph to rewrite"
     if model.jit_compile is True:
-        return "jit_compile=True: XLA compiles the step, TensorFlow's graph optimizers see one opaque call"
+        return HIDDEN_BY_XLA
+    if functions_run_eagerly():
+        return RUN_EAGERLY
     # A model without any weights is not built yet: its first step builds it.
     if model.weights and not model.trainable_weights:
         return "the model has no trainable weights: there is no backward pass to reorder"

@@ -3,30 +3,32 @@
 Every call runs exactly one of the two, so the training state advances once a call; their results
 are the same bits, so it does not matter which one runs.  One thing forbids going to and fro: random
 numbers drawn from a state that each compiled op keeps to itself (``tf.random.normal`` and friends;
-Keras' own layers keep theirs in variables).  Then the first function that ran stays.
+Keras' own layers keep theirs in variables).  Both are looked through for such ops before the first step.
 """
 
 from __future__ import annotations
 
 import logging
-import statistics
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from grappler_passes import plugin
-from tf_ooo import compat
+from tf_ooo import compat, traces
+from tf_ooo.errors import GraphError
 from tf_ooo.inputs import Inputs
 from tf_ooo.options import Options
 from tf_ooo.report import Report, fill_plan
 from tf_ooo.session import RewriteSession
+from tf_ooo.step_times import REWRITTEN, STOCK, StepTimes
 
 _LOG = logging.getLogger("tf_ooo")
-STOCK, REWRITTEN = "stock", "rewritten"
+_AS_ASKED = "applied as asked"
 
 
 class StepController:
-    """Callable in place of the step.
+    """Callable in place of the step, from any thread.
 
     Args:
         stock: the step as TensorFlow runs it.
@@ -35,9 +37,10 @@ class StepController:
         options: ``profile_steps`` steps of each are timed, alternating, after one of each that is not.
         report: filled in as things become known.
         inputs: finds the real sizes of batches, for the memory limit.
+        on_decided: called once it is known which of the two is kept.
 
     Raises (from a call): whatever the step raises; MemoryLimitError, before the step has changed
-    anything; with ``strict`` also why a rewrite failed, after the step has run.
+    anything; with ``strict`` also why a rewrite failed, after the first step has run.
     """
 
     def __init__(
@@ -48,14 +51,19 @@ class StepController:
         options: Options,
         report: Report,
         inputs: Inputs | None = None,
+        on_decided: Callable[[], None] | None = None,
     ) -> None:
         self.stock, self.rewritten, self.session = stock, rewritten, session
         self.options, self.report = options, report
         self.inputs = inputs or Inputs()
         self.choice: str | None = None
-        self.times: dict[str, list[float]] = {STOCK: [], REWRITTEN: []}
-        self._position = 0
-        self._random_op = ""
+        # What stays if the two cannot be mixed comes first.  With a memory limit that is the rewritten
+        # one: if it has to be refused, nothing has changed yet.  Strict: a failure shows at the first call.
+        self._stock_may_stay = options.may_fall_back and options.memory_limit_bytes is None
+        self.times = StepTimes(options.profile_steps, self._stock_may_stay and not options.strict)
+        self._started = False
+        self._lock = threading.RLock()
+        self._on_decided = on_decided
 
     @property
     def profiling(self) -> bool:
@@ -64,105 +72,116 @@ class StepController:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One step."""
-        if self.choice == STOCK:
-            return self.stock(*args, **kwargs)
         if self.options.memory_limit_bytes is not None:
-            args = self._look_at_inputs(args, kwargs)
-        if self.choice == REWRITTEN:
-            outputs = self._run_rewritten(args, kwargs)
-            self._check()
-            return outputs
-        return self._profile(args, kwargs)
+            with self._lock:  # two steps at once would keep the sum of their peaks alive
+                return self._with_limit(args, kwargs)
+        if self.choice is not None:
+            return self._run(self.choice, args, kwargs)
+        if not self._lock.acquire(blocking=False):
+            # Another thread is timing a step.  Waiting for it could be a deadlock: steps may communicate.
+            return self._run(STOCK if self._stock_may_stay else REWRITTEN, args, kwargs)
+        try:
+            return self._profile(args, kwargs)
+        finally:
+            self._lock.release()
 
-    def _look_at_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    def _with_limit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the peaks are is known after planning, so new kinds of inputs go to the rewritten step."""
         args, seen = self.inputs.look(args, kwargs)
         if seen is not None:
             self.session.prepare(seen)
-        return args
+        if self.choice is None and (seen is None or not self._started):
+            return self._profile(args, kwargs)
+        mixing = self.choice is None or self.report.measured_step_s is not None
+        plan_first = seen is not None and mixing and self.session.error is None
+        return self._run(REWRITTEN if plan_first else self.choice, args, kwargs)
 
-    def _run_rewritten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(self, which: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if which == STOCK:
+            return self.stock(*args, **kwargs)
         # Every call, not only the first: another input shape makes TensorFlow trace again.
         try:
             with self.session.tracing():
-                return self.rewritten(*args, **kwargs)
+                outputs = self.rewritten(*args, **kwargs)
         except Exception:
             self.session.raise_if_refused()
             raise
+        self._check()
+        return outputs
 
     def _profile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        which, timed = self._next()
-        started = time.perf_counter()
-        with plugin.watching(self._look_for_random_state):
-            outputs = self.stock(*args, **kwargs) if which == STOCK else self._run_rewritten(args, kwargs)
+        if not self._started:
+            self._started = True
+            self._look_for_random_state(args, kwargs)
+        if self.choice is not None:
+            return self._run(self.choice, args, kwargs)
+        which = self.times.next
+        step = self.stock if which == STOCK else self.rewritten
+        before, started = traces.trace_count(step), time.perf_counter()
+        outputs = self._run(which, args, kwargs)
         if self.options.profile_steps:
             compat.synchronize(outputs)
         elapsed_s = time.perf_counter() - started
-        self._position += 1
-        if timed:
-            self.times[which].append(elapsed_s)
-        else:
-            self.report.profiling_overhead_s += elapsed_s if which == REWRITTEN else 0.0
-        if which == REWRITTEN:
-            self._check()
-        if self._random_op and self.choice is None:
-            self._stay_with(which)
-        self._decide_if_ready()
+        counts = self.times.add(which, elapsed_s, traces.trace_count(step) > before)
+        if which == REWRITTEN and not counts:
+            self.report.profiling_overhead_s += elapsed_s
+        if self.choice is None:
+            self._decide_if_ready()
         return outputs
 
-    def _look_for_random_state(self, func_graph: Any) -> None:
-        for op in func_graph.get_operations():
-            if not self._random_op and plugin.keeps_random_state(op.type):
-                self._random_op = op.name
-
-    def _stay_with(self, which: str) -> None:
-        """After the first step of a function that draws from op-held random state."""
-        if which == REWRITTEN:
-            self._keep_rewritten()
-        else:
-            self._keep_stock(
-                f"{self._random_op} draws random numbers from a state of its own, which the rewritten step "
-                "would not share; use tf.random.stateless_* or keras.random, or name a schedule"
-            )
-
-    def _next(self) -> tuple[str, bool]:
-        """What this step runs, and whether it is timed: one of each, then profile_steps of each timed.
-
-        Which comes first is what stays if the two cannot be mixed.  With a memory limit the rewritten
-        one does: if it has to be refused, nothing has changed yet.
-        """
+    def _look_for_random_state(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keeps to one of the two if the step draws from op-held random state."""
         if not self.options.profile_steps:
-            return REWRITTEN, False
-        stock_first = self.options.may_fall_back and self.options.memory_limit_bytes is None
-        order = (STOCK, REWRITTEN) if stock_first else (REWRITTEN, STOCK)
-        return order[self._position % 2], self._position >= 2
+            return
+        with self.session.tracing():
+            traces.trace(self.rewritten, args, kwargs)
+        found = (traces.first_op(step, plugin.keeps_random_state) for step in (self.stock, self.rewritten))
+        name = next(filter(None, found), None)
+        if name is None:
+            return
+        draws = f"{name} draws random numbers from a state of its own"
+        if self._stock_may_stay:
+            self._keep_stock(
+                f"{draws}, which the rewritten step would not share; use tf.random.stateless_* or "
+                "keras.random, or name a schedule"
+            )
+        else:
+            self._keep_rewritten(
+                f"{draws}, which this step begins anew; no turns with the stock step"
+            )
 
     def _check(self) -> None:
-        """Takes note of new plans and failures."""
-        fill_plan(self.report, self.session.result)
-        reason = self._failure()
-        if reason is not None and self.choice != STOCK:
-            self._keep_stock(reason)
-            self.session.raise_if_failed(self.options.strict)
-
-    def _failure(self) -> str | None:
-        """Why the rewritten step is (partly) the stock one; None where it is not."""
+        """Takes note of new plans and failures of the rewritten step, which has just run."""
+        result, limit_bytes = self.session.result, self.options.memory_limit_bytes
+        fill_plan(self.report, result)
         reason = self.session.failure()
-        if reason is not None or self.session.result is not None:
-            return reason
-        if self.session.request.calls:
-            return (
-                "TensorFlow ran its graph optimizers once only (meta_optimizer_iterations=ONE), steps are "
-                "rewritten in the second round: leave meta_optimizer_iterations at its default, TWO"
-            )
-        return "TensorFlow handed no graph over: eager execution, or graph optimizers are switched off"
+        if reason is not None:
+            if self.choice != STOCK:
+                self._keep_stock(
+                    reason if limit_bytes is None else f"{reason}; memory_limit_bytes is not checked"
+                )
+            self.session.raise_if_failed(self.options.strict)
+            if self.options.strict:
+                raise GraphError(reason)
+        elif limit_bytes is not None:
+            self.report.stock_predicted_peak_bytes = peak = self.session.stock_peak_bytes
+            if peak > limit_bytes and self.choice != REWRITTEN:
+                self._keep_rewritten(
+                    f"the stock order's predicted peak, {peak} bytes, is above the limit, {limit_bytes} bytes"
+                )
 
     def _decide_if_ready(self) -> None:
-        if self.choice is not None or self._position < 2 * (1 + self.options.profile_steps):
-            if not self.options.profile_steps and self.choice is None:
-                self._keep_rewritten()
+        if not self.times.done:
+            if self.options.may_fall_back:
+                self.report.undecided = self.times.progress
+            else:
+                self.report.kept_because = _AS_ASKED
             return
-        stock_s, rewritten_s = (statistics.median(self.times[which]) for which in (STOCK, REWRITTEN))
-        noise_s = max(map(_spread_s, self.times.values()))
+        if not self.options.profile_steps:
+            self._keep_rewritten()
+            return
+        stock_s, rewritten_s = self.times.medians_s()
+        noise_s = self.times.noise_s()
         self.report.stock_step_s, self.report.measured_step_s = stock_s, rewritten_s
         self.report.step_noise_s = noise_s
         if self.options.may_fall_back and rewritten_s >= stock_s - noise_s:
@@ -173,21 +192,25 @@ class StepController:
         else:
             self._keep_rewritten()
 
-    def _keep_rewritten(self) -> None:
+    def _keep_rewritten(self, because: str = "") -> None:
         self.choice = REWRITTEN
         self.report.fell_back, self.report.fallback_reason = False, ""
+        self.report.kept_because = because or ("" if self.options.may_fall_back else _AS_ASKED)
+        if self.report.planned is not None:
+            self.report.schedule = self.report.planned.policy
         _LOG.info("keeping the rewritten step: %s", self.report.one_line())
+        self._decided()
 
     def _keep_stock(self, reason: str) -> None:
         self.choice = STOCK
         # The plug-in has logged its first error already.
         fall_back(self.report, reason, logged=self.session.error is not None)
+        self._decided()
 
-
-def _spread_s(times_s: Sequence[float]) -> float:
-    """Median distance from the median: one slow step does not count."""
-    middle_s = statistics.median(times_s)
-    return statistics.median(abs(time_s - middle_s) for time_s in times_s)
+    def _decided(self) -> None:
+        self.report.undecided = ""
+        if self._on_decided is not None:
+            self._on_decided()
 
 
 def fall_back(report: Report, reason: str, logged: bool = False) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
 from tf_ooo import compat
 from tf_ooo.controller import StepController, fall_back
-from tf_ooo.errors import GraphError, OOOError
+from tf_ooo.environment import environment
+from tf_ooo.errors import GraphError, OOOError, OptionsError
 from tf_ooo.options import Options
 from tf_ooo.report import Report
 from tf_ooo.session import RewriteSession
+from tf_ooo.single_device import save_timeline
 
 
 class OOOFunction:
@@ -31,12 +34,14 @@ class OOOFunction:
         self.report = Report(mode=options.resolved_mode)
         self._given = function if function is not self.python_function else None
         self._step: Callable[..., Any] | None = None
+        self._lock = threading.Lock()
         functools.update_wrapper(self, self.python_function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One step."""
-        if self._step is None:
-            self._step = self._make_step()
+        with self._lock:
+            if self._step is None:
+                self._step = self._make_step()
         return self._step(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -47,14 +52,14 @@ class OOOFunction:
         bound = instance.__dict__.get(name)
         if bound is None:
             function = self.python_function.__get__(instance, owner)
-            bound = OOOFunction(function, self.options, self.jit_compile)
-            instance.__dict__[name] = bound
+            bound = instance.__dict__.setdefault(name, OOOFunction(function, self.options, self.jit_compile))
         return bound
 
     def _make_step(self) -> Callable[..., Any]:
         import tensorflow as tf
 
         stock = self._given or tf.function(self.python_function, jit_compile=self.jit_compile)
+        self.report.model, self.report.environment = self.python_function.__qualname__, environment()
         reason = self._why_not()
         if reason is None:
             try:
@@ -65,21 +70,24 @@ class OOOFunction:
                 reason = str(error)
         if reason is not None:
             fall_back(self.report, reason)
+            self._write_timeline()
             if self.options.strict:
                 raise GraphError(reason)
             return stock
         rewritten = compat.untraced_copy(stock)
-        return StepController(stock, rewritten, session, self.options, self.report)
+        return StepController(
+            stock, rewritten, session, self.options, self.report, on_decided=self._write_timeline
+        )
+
+    def _write_timeline(self) -> None:
+        if self.options.timeline is not None:
+            save_timeline(self.report, self.options.timeline)
 
     def _why_not(self) -> str | None:
-        import tensorflow as tf
-
         if self.jit_compile or compat.compiles_with_xla(self._given):
-            return (
-                "jit_compile=True: XLA compiles the step, TensorFlow's graph optimizers see one opaque call"
-            )
-        if tf.config.functions_run_eagerly():
-            return "tf.config.run_functions_eagerly(True): there is no graph to rewrite"
+            return compat.HIDDEN_BY_XLA
+        if compat.functions_run_eagerly():
+            return compat.RUN_EAGERLY
         return None
 
 
@@ -97,12 +105,19 @@ def function(
     >>> train_step.report.summary()
 
     The first calls alternate between the stock and the rewritten step (each call runs one of them);
-    then the faster is kept.
+    then the faster is kept.  ``timeline=`` is written once that is decided.
 
     Raises:
-        OptionsError: an unknown option or value.
+        OptionsError: an unknown option or value, or what is decorated is no function.
     """
     checked = Options.from_arguments(mode=mode, **options)
     if fn is None:
-        return lambda later: OOOFunction(later, checked, jit_compile)
-    return OOOFunction(fn, checked, jit_compile)
+        return lambda later: OOOFunction(_callable(later), checked, jit_compile)
+    return OOOFunction(_callable(fn), checked, jit_compile)
+
+
+def _callable(fn: Any) -> Callable[..., Any]:
+    if callable(fn):
+        return fn  # type: ignore[no-any-return]
+    hint = f", for example tf_ooo.function(schedule={fn!r})" if isinstance(fn, str) else ""
+    raise OptionsError(f"tf_ooo.function takes a function, got {fn!r:.80}; name its options{hint}")

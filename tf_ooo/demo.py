@@ -14,6 +14,7 @@ from rich.table import Table
 import tf_ooo
 from tf_ooo.errors import BackendError
 from tf_ooo.report import Report, seconds_text
+from tf_ooo.single_device import save_timeline
 
 BATCH, SEED = 64, 7
 
@@ -71,7 +72,7 @@ def train(
 def run_demo(out: Path, epochs: int, schedule: str) -> Report:
     """Trains twice, prints the table, writes ``report.html`` and ``trace.json`` into ``out``."""
     console = Console(soft_wrap=True)
-    callback = tf_ooo.OOOBackprop(schedule=schedule, profile_steps=10, timeline=out)
+    callback = tf_ooo.OOOBackprop(schedule=schedule, profile_steps=10)
     columns = (
         TextColumn("{task.description:<10}"),
         BarColumn(),
@@ -83,9 +84,15 @@ def run_demo(out: Path, epochs: int, schedule: str) -> Report:
     same_loss = stock_history["loss"] == history["loss"]
     same = same_loss and all(np.array_equal(a, b) for a, b in zip(stock_weights, weights, strict=True))
     console.print(_table(callback.report, same, history["accuracy"][-1]))
-    console.print(f"report: {out / 'report.html'}")
+    written = save_timeline(callback.report, out)
+    if written is not None:
+        console.print(f"report: {written[0]}")
     if not same:
         raise BackendError("the weights differ between stock and rewritten; please report this")
+    if written is None:
+        raise BackendError(
+            f"no report was written: {out} cannot be written to; give another folder with --out"
+        )
     report: Report = callback.report
     return report
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from grappler_passes.errors import GraphError
+from grappler_passes.errors import GraphError, PassError
 from grappler_passes.errors import GrapplerPassError as OOOError
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "MemoryLimitError",
     "OOOError",
     "OptionsError",
+    "PassError",
     "ScheduleError",
 ]
 

@@ -85,7 +85,9 @@ def lower(
 
     F and U of a schedule stay where the graph has them: their data order them.
 
-    ``notes`` is told where edges were left out.  Raises ScheduleError unless the schedule names exactly the graph's tasks.
+    ``notes`` is told where edges were left out.
+
+    Raises ScheduleError unless the schedule names exactly the graph's tasks.
     """
     tasks = tasks or task_ops(graph)
     schedule.require(tasks.ops)

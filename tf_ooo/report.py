@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,9 @@ class Report:
         mode: single_device.
         schedule: the policy whose order runs, ``"stock"`` where the stock order runs.
         fell_back: whether the stock step was kept; ``fallback_reason`` says why.
+        kept_because: why the rewritten step was kept, other than for its speed.
+        undecided: while both are timed, how far that is; ``""`` once it is decided.
+        model, environment, date: what was trained, with what and on what, when.
         ops: number of ops per kind: F, dO, dW, U, comm, other.
         moved_ops: ops of the tasks that wait for an added edge; ``added_edges`` counts the edges.
         unclassified: ``{op of the backward pass: why it has no kind}``.
@@ -33,11 +37,13 @@ class Report:
         predicted_step_s: None: this release has no cost model.
         stock_step_s, measured_step_s: median seconds of the timed stock and rewritten steps.
         step_noise_s: median distance of a timed step from its median, the larger of the two orders'.
+        stock_predicted_peak_bytes: the same for the order that TensorFlow would choose; with a limit only.
         predicted_peak_bytes: most bytes alive at once if ops run one at a time, on the device where that
-            is most; tensors of unknown size count as 0, ``unknown_size_ops`` says how many those are.
+            is most; None where ``unknown_size_ops`` tensors have no known size.
         plan_seconds: from the graph's arrival to the rewritten one.
         profiling_overhead_s: seconds of the first rewritten step, which traces and plans.
         layers: one dict per layer: index, name, number of ops of each kind.
+        notes: what was not done as planned, and why.
         planned: the schedule that was planned; ``rewritten_graph``: the GraphDef handed to TensorFlow.
     """
 
@@ -45,6 +51,11 @@ class Report:
     schedule: str = "stock"
     fell_back: bool = False
     fallback_reason: str = ""
+    kept_because: str = ""
+    undecided: str = ""
+    model: str = ""
+    environment: str = ""
+    date: str = field(default_factory=lambda: time.strftime("%Y-%m-%d %H:%M"))
     ops: dict[str, int] = field(default_factory=dict)
     moved_ops: int = 0
     added_edges: int = 0
@@ -55,21 +66,39 @@ class Report:
     measured_step_s: float | None = None
     step_noise_s: float | None = None
     predicted_peak_bytes: int | None = None
+    stock_predicted_peak_bytes: int | None = None
     unknown_size_ops: int = 0
     plan_seconds: float | None = None
     profiling_overhead_s: float = 0.0
     layers: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     planned: Schedule | None = None
     rewritten_graph: Any = None
+
+    @property
+    def slower(self) -> bool:
+        """Whether the rewritten step was measured and is slower by more than the noise."""
+        if self.measured_step_s is None or self.stock_step_s is None:
+            return False
+        return self.measured_step_s > self.stock_step_s + (self.step_noise_s or 0.0)
 
     @property
     def state(self) -> str:
         """What runs now, in a few words."""
         if self.fell_back:
             return f"the stock step runs: {self.fallback_reason}"
+        if self.undecided:
+            return f"not decided, {self.undecided}"
         if self.planned is None:
             return "nothing has been rewritten yet"
-        return f"the rewritten step runs ({self.schedule})"
+        reasons = [self.kept_because, "measured slower than the stock step" if self.slower else ""]
+        because = "; ".join(filter(None, reasons))
+        return f"the rewritten step runs ({self.schedule})" + (f": {because}" if because else "")
+
+    @property
+    def good(self) -> bool:
+        """Whether the rewritten step runs and is not slower."""
+        return self.planned is not None and not (self.fell_back or self.undecided or self.slower)
 
     def one_line(self) -> str:
         """Step times before and after, for a log line."""
@@ -77,21 +106,29 @@ class Report:
         return f"schedule {self.schedule}, step {before} stock, {after} rewritten, {self.moved_ops} ops moved"
 
     def rows(self) -> list[tuple[str, str]]:
-        """The summary as (what, value)."""
-        ops = ", ".join(f"{kind} {count}" for kind, count in self.ops.items()) or "-"
-        return [
+        """The summary as (what, value); what is not known is left out."""
+        rows = [
             ("state", self.state),
             ("mode, schedule", f"{self.mode}, {self.schedule}"),
-            ("ops per kind", ops),
-            ("layers", str(len(self.layers))),
-            ("moved ops", f"{self.moved_ops} ({self.added_edges} edges added)"),
-            ("mixed dO and dW", str(len(self.mixed))),
-            ("unclassified", str(len(self.unclassified))),
+            ("model", self.model),
+            *(self._plan_rows() if self.ops else ()),
             ("step, stock", seconds_text(self.stock_step_s)),
             ("step, rewritten", seconds_text(self.measured_step_s)),
             ("step, noise", seconds_text(self.step_noise_s)),
             ("predicted peak", bytes_text(self.predicted_peak_bytes, self.unknown_size_ops)),
+            ("predicted peak, stock", bytes_text(self.stock_predicted_peak_bytes)),
             ("planning", seconds_text(self.plan_seconds)),
+            ("run", f"{self.date}  {self.environment}".strip()),
+        ]
+        return [(what, value) for what, value in rows if value not in ("", "-")]
+
+    def _plan_rows(self) -> list[tuple[str, str]]:
+        return [
+            ("ops per kind", ", ".join(f"{kind} {count}" for kind, count in self.ops.items())),
+            ("layers", str(len(self.layers))),
+            ("moved ops", f"{self.moved_ops} ({self.added_edges} edges added)"),
+            ("mixed dO and dW", str(len(self.mixed))),
+            ("unclassified", str(len(self.unclassified))),
         ]
 
     def summary(self) -> str:
@@ -127,12 +164,13 @@ def fill_plan(report: Report, result: RewriteResult | None) -> None:
         return
     graph = result.training_graph
     report.ops, report.unclassified = graph.counts(), dict(graph.unclassified)
+    report.notes = list(result.notes)
     report.mixed, report.layers = dict(result.mixed), layer_rows(graph, result)
     report.moved_ops, report.added_edges = result.moved_ops, result.added_edges
     report.planned, report.schedule = result.schedule, result.schedule.policy
     report.predicted_step_s = result.schedule.predicted_step_s
-    report.predicted_peak_bytes = result.schedule.predicted_peak_bytes
     report.unknown_size_ops = len(unknown_sizes(graph))
+    report.predicted_peak_bytes = None if report.unknown_size_ops else result.schedule.predicted_peak_bytes
     report.plan_seconds, report.rewritten_graph = result.plan_seconds, result.graph_def
     if report.fell_back:
         report.schedule = "stock"
@@ -177,11 +215,12 @@ def seconds_text(seconds: float | None) -> str:
 
 
 def bytes_text(count: int | None, unknown: int = 0) -> str:
-    """``12.3 MB``, or ``-`` for None; says how many sizes are not known."""
+    """``12.3 MB``, or ``-`` for None; no number where sizes are not known."""
+    if unknown:
+        return f"not known: {unknown} tensors have open sizes (with batch_size= or memory_limit_bytes= it is)"
     if count is None:
         return "-"
-    text = f"{count / 1e6:.1f} MB"
-    return f"{text}, plus {unknown} tensors of unknown size" if unknown else text
+    return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
 
 
 def _write(path: str | os.PathLike[str], text: str) -> Path:

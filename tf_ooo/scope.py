@@ -4,31 +4,46 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
-from tf_ooo.errors import OOOError
+from tf_ooo.environment import environment
+from tf_ooo.errors import OOOError, OptionsError
 from tf_ooo.options import Options
 from tf_ooo.report import Report, fill_plan
 from tf_ooo.session import RewriteSession
+from tf_ooo.single_device import save_timeline
 
 _LOG = logging.getLogger("tf_ooo")
 
 
-@contextmanager
-def enabled(options: Options | None = None) -> Iterator[Report]:
+def enabled(options: Options | None = None) -> AbstractContextManager[Report]:
     """Rewrites every training step that this thread traces inside the block; nothing is measured.
 
     Functions that are no training step run as they are.  Yields a Report, complete after the block.
     What was rewritten stays so.  A trace made after the block is not rewritten: call the function
-    inside with each shape and type of arguments that it is to be rewritten for.
+    inside with each shape and type of arguments that it is to be rewritten for.  ``timeline`` is
+    written at the end of the block.
 
     Raises:
+        OptionsError: not Options, or ``profile_steps`` among them.
         BackendError: with ``strict``, the plug-in cannot be used.  Without, the block runs as it is.
         OOOError: with ``strict``, at the end of the block, why a rewrite failed.
         MemoryLimitError: from the call of the step, which has not run.
     """
-    options = options or Options()
-    report = Report(mode=options.resolved_mode)
+    options = Options() if options is None else options
+    if not isinstance(options, Options):
+        raise OptionsError(f"enabled() takes tf_ooo.Options(...), got {options!r:.80}")
+    if options.profile_steps not in (0, Options.profile_steps):
+        raise OptionsError(
+            f"profile_steps={options.profile_steps} is not accepted: enabled() measures nothing; "
+            "leave it out, or use OOOBackprop or tf_ooo.function"
+        )
+    return _enabled(options)
+
+
+@contextmanager
+def _enabled(options: Options) -> Iterator[Report]:
+    report = Report(mode=options.resolved_mode, environment=environment())
     try:
         session = RewriteSession(options)
     except OOOError as error:
@@ -47,6 +62,10 @@ def enabled(options: Options | None = None) -> Iterator[Report]:
     finally:
         session.close()
     fill_plan(report, session.result)
+    if session.error is None and session.result is not None and not options.may_fall_back:
+        report.kept_because = "applied as asked"
     if session.error is not None:
         report.fell_back, report.fallback_reason = True, session.failure() or ""
-        session.raise_if_failed(options.strict)
+    if options.timeline is not None:
+        save_timeline(report, options.timeline)
+    session.raise_if_failed(options.strict)

@@ -14,10 +14,40 @@ from grappler_passes.sizes import KnownShapes
 from tf_ooo import compat
 from tf_ooo.errors import BackendError, GraphError, MemoryLimitError, OOOError
 from tf_ooo.options import Options
-from tf_ooo.planner import RewriteResult, check_memory, make_rewrite
+from tf_ooo.peaks import check_memory
+from tf_ooo.planner import RewriteResult, make_rewrite
 
 _LOG = logging.getLogger("tf_ooo")
 _numbers = itertools.count(1)
+
+
+class _Found:
+    """What the rewrites of one request gave.  A graph is large: few of them are kept.
+
+    Attributes:
+        best: the largest training graph rewritten so far; of equals the latest.
+        open: those whose peaks depend on the inputs that are still to come (memory limit only).
+        stock_peak_bytes: the highest predicted peak of the stock orders (memory limit only).
+        skip: why a graph was no training step.
+        known: shapes of the inputs of the next step.
+    """
+
+    def __init__(self, known: KnownShapes) -> None:
+        self.best: RewriteResult | None = None
+        self.open: list[RewriteResult] = []
+        self.stock_peak_bytes = 0
+        self.skip: str | None = None
+        self.known = known
+
+    def add(self, result: RewriteResult) -> None:
+        if self.best is None or len(result.training_graph.ops) >= len(self.best.training_graph.ops):
+            self.best = result
+        if result.open_sizes:
+            self.open.append(result)
+        self.stock_peak_bytes = max(self.stock_peak_bytes, result.stock_peak_bytes)
+
+    def add_skip(self, error: GraphError) -> None:
+        self.skip = self.skip or str(error)
 
 
 class RewriteSession:
@@ -37,20 +67,11 @@ class RewriteSession:
             plugin.load()
         except plugin.PluginError as error:
             raise BackendError(str(error)) from error
-        self.results: list[RewriteResult] = []
-        self.skips: list[str] = []
         self.options = options
-        self._known = known = [KnownShapes(options.batch_size)]
-        results, skips = self.results, self.skips  # no reference to self: see the finalizer below
-        rewrite = make_rewrite(
-            options, results.append, lambda error: skips.append(str(error)), lambda: known[0]
-        )
+        self._found = found = _Found(KnownShapes(options.batch_size))  # no reference to self: see below
+        rewrite = make_rewrite(options, found.add, found.add_skip, lambda: found.known)
         self.request = plugin.Request(
-            f"tf_ooo-{next(_numbers)}",
-            rewrite,
-            strict=options.strict,
-            describe=describe,
-            refuse_on=(MemoryLimitError,),
+            f"tf_ooo-{next(_numbers)}", rewrite, describe=describe, refuse_on=(MemoryLimitError,)
         )
         plugin.register(self.request)
         # A function that is dropped without close() must not stay registered for ever.
@@ -59,7 +80,12 @@ class RewriteSession:
     @property
     def result(self) -> RewriteResult | None:
         """The largest training graph rewritten so far; of equals the latest."""
-        return max(reversed(self.results), key=lambda r: len(r.training_graph.ops), default=None)
+        return self._found.best
+
+    @property
+    def stock_peak_bytes(self) -> int:
+        """With a memory limit: the highest predicted peak of the stock order so far."""
+        return self._found.stock_peak_bytes
 
     def tracing(self) -> AbstractContextManager[Any]:
         """Functions traced on this thread inside the block are rewritten."""
@@ -70,10 +96,12 @@ class RewriteSession:
 
         Raises MemoryLimitError if the plans made so far go over the limit with them.
         """
-        self._known[0] = known = KnownShapes(self.options.batch_size, tuple(seen))
-        if self.options.memory_limit_bytes is not None:
-            for result in self.results:
-                check_memory(result, known, self.options.memory_limit_bytes)
+        found, limit_bytes = self._found, self.options.memory_limit_bytes
+        found.known = KnownShapes(self.options.batch_size, tuple(seen))
+        if limit_bytes is not None:
+            for result in found.open:
+                peak = check_memory(result, found.known, limit_bytes)
+                found.stock_peak_bytes = max(found.stock_peak_bytes, peak)
 
     def raise_if_refused(self) -> None:
         """Raises the MemoryLimitError for which the step did not run, if that is what happened."""
@@ -91,24 +119,33 @@ class RewriteSession:
         return self.request.errors[0] if self.request.errors else None
 
     def failure(self) -> str | None:
-        """Why nothing was rewritten, in one line; None where something was or nothing was tried."""
+        """Why (some of) the step runs in stock order, in one line; None where something was rewritten."""
         if self.error is not None:
             return f"{type(self.error).__name__}: {self.error}"
-        if self.results:
+        if self.result is not None:
             return None
-        return self.skips[0] if self.skips else None
+        return self._found.skip or self._why_not_called()
+
+    def _why_not_called(self) -> str:
+        """Why no rewrite was tried for a step that has run."""
+        if self.request.calls:
+            return (
+                "TensorFlow ran its graph optimizers once only (meta_optimizer_iterations=ONE), steps are "
+                "rewritten in the second round: leave meta_optimizer_iterations at its default, TWO"
+            )
+        if self.request.traced and not self.request.marked:
+            return (
+                "not a training graph: the step captures no variables (it must use them from outside, "
+                "not take them as arguments)"
+            )
+        return "TensorFlow handed no graph over: eager execution, or graph optimizers are switched off"
 
     def raise_if_failed(self, strict: bool) -> None:
         """Raises an interrupt or a MemoryLimitError in any case, other failures if ``strict``."""
-        for error in list(self.request.errors):
-            if not isinstance(error, Exception):
-                self.request.errors.remove(error)
-                raise error
+        self.request.raise_interrupt()
         self.raise_if_refused()
         failed = self.error
         if strict and isinstance(failed, OOOError):
             raise failed
         if strict and failed is not None:
             raise BackendError(f"the rewrite failed: {type(failed).__name__}: {failed}") from failed
-        if strict and not self.results and self.skips:
-            raise GraphError(self.skips[0])

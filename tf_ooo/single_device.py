@@ -9,6 +9,7 @@ from typing import Any
 from grappler_passes.plugin import describe_keras
 from tf_ooo import compat
 from tf_ooo.controller import StepController, fall_back
+from tf_ooo.environment import environment
 from tf_ooo.errors import GraphError, OOOError
 from tf_ooo.inputs import Inputs
 from tf_ooo.options import Options
@@ -55,7 +56,9 @@ class FitSession:
         known = self.controller
         if known is None or known.stock is not stock or known.session.request.errors:
             self._drop_controller()
-            self.report = Report(mode=self.options.resolved_mode)
+            self.report = Report(
+                mode=self.options.resolved_mode, model=str(model.name), environment=environment()
+            )
             reason = compat.why_not_rewritable(model)
             if reason is not None:
                 raise GraphError(reason)

@@ -10,15 +10,14 @@
 
 from grappler_passes.plugin.answer import AnswerError, check_answer
 from grappler_passes.plugin.compat import keeps_random_state
-from grappler_passes.plugin.hook import describe_keras, watching
+from grappler_passes.plugin.hook import describe_keras
 from grappler_passes.plugin.loader import PluginError, load, loaded
-from grappler_passes.plugin.requests import Request, RewriteError, VariableInfo, register, tracing, unregister
+from grappler_passes.plugin.requests import Request, VariableInfo, register, tracing, unregister
 
 __all__ = [
     "AnswerError",
     "PluginError",
     "Request",
-    "RewriteError",
     "VariableInfo",
     "check_answer",
     "describe_keras",
@@ -28,5 +27,4 @@ __all__ = [
     "register",
     "tracing",
     "unregister",
-    "watching",
 ]

@@ -27,7 +27,7 @@ def answer(data: bytes, device_type: str = "CPU") -> bytes | None:
         if request is None:
             return None
         return _answer(request, graph_def, device_type)
-    except BaseException as error:  # SystemExit and KeyboardInterrupt too: see Request.raise_if_failed
+    except BaseException as error:  # SystemExit and KeyboardInterrupt too: see Request.raise_interrupt
         _record(request, error)
         return None
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from grappler_passes.plugin import compat
@@ -34,28 +33,8 @@ def install() -> None:
             transforms.append(mark_arguments)
 
 
-class _Watchers(threading.local):
-    def __init__(self) -> None:
-        self.stack: list[Callable[[Any], None]] = []
-
-
-_watchers = _Watchers()
-
-
-@contextmanager
-def watching(look: Callable[[Any], None]) -> Iterator[None]:
-    """``look`` is shown every ``FuncGraph`` that this thread traces inside the block; must not raise."""
-    _watchers.stack.append(look)
-    try:
-        yield
-    finally:
-        _watchers.stack.pop()
-
-
 def mark_arguments(func_graph: Any) -> None:
     """Marks the captured resources of a ``FuncGraph``, if a request is active on this thread."""
-    for look in _watchers.stack:
-        look(func_graph)
     request = active()
     if request is None:
         return
@@ -103,6 +82,7 @@ def _mark(func_graph: Any, request: Request) -> None:
         for external, placeholder in func_graph.captures
         if placeholder.dtype.name == "resource"
     ]
+    request.count_trace(marked=bool(captured))
     if not captured:
         return
     infos = _unique(_infos([variable for _, variable in captured if variable is not None], request))

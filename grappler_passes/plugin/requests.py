@@ -36,10 +36,6 @@ class VariableInfo(TypedDict):
 Describe = Callable[[Sequence[Any]], Sequence[VariableInfo | None]]
 
 
-class RewriteError(Exception):
-    """A rewrite failed and the request is strict; ``__cause__`` is the failure."""
-
-
 @dataclass(eq=False)
 class Request:
     """One wish: graphs traced while this is active go through ``rewrite`` before they run.
@@ -48,27 +44,34 @@ class Request:
         id: unique among the registered requests; written into the graph.
         rewrite: GraphDef in, new GraphDef out, None for "nothing to do".  Called with the placed,
             inlined graph, on whichever thread compiles the function; must not mutate its argument.
-        strict: :meth:`raise_if_failed` raises the first error instead of leaving it logged.
         describe: given the ``tf.Variable``s that a function captures, what the graph is to say about
             each, None for the variable's own.  Called once per traced function.  Keras keeps
             ``trainable`` to itself: see :func:`hook.describe_keras`.
         refuse_on: after these errors of ``rewrite`` the graph must not run in stock order either: the
             call raises ``tf.errors.InvalidArgumentError`` before any op has had an effect.
 
-    ``calls``, ``rewrites``, ``skipped`` (reasons) and ``errors`` are filled in by the plug-in.
+    Filled in by the plug-in: ``traced`` functions, of which ``marked`` capture a resource; ``calls`` by
+    TensorFlow, ``rewrites``, ``skipped`` (reasons) and ``errors``.
     """
 
     id: str
     rewrite: Callable[[Any], Any]
-    strict: bool = False
     describe: Describe | None = None
     refuse_on: tuple[type[BaseException], ...] = ()
+    traced: int = 0
+    marked: int = 0
     calls: int = 0
     rewrites: int = 0
     skipped: list[str] = field(default_factory=list)
     errors: list[BaseException] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _logged: bool = field(default=False, repr=False)
+
+    def count_trace(self, marked: bool) -> None:
+        """Notes that a function was traced, and whether its graph can be told by a mark."""
+        with self._lock:
+            self.traced += 1
+            self.marked += marked
 
     def count_call(self) -> None:
         """Notes that TensorFlow asked about a graph of this request."""
@@ -95,19 +98,18 @@ class Request:
             first, self._logged = not self._logged, True
         if first and not isinstance(error, self.refuse_on):
             what = f"{type(error).__name__}: {error}"
-            logger.warning("%s: the graph runs in its stock order, because %s", self.id, what, exc_info=error)
+            logger.warning("%s: the graph runs in its stock order, because %s", self.id, what)
+            logger.debug("%s: where it failed", self.id, exc_info=error)
 
-    def raise_if_failed(self) -> None:
-        """To be called once the function ran: nothing may be raised from within TensorFlow.
+    def raise_interrupt(self) -> None:
+        """Raises a KeyboardInterrupt or SystemExit that arrived during a rewrite.
 
-        A KeyboardInterrupt or SystemExit that arrived during the rewrite is raised in any case.
+        To be called once the function ran: nothing may be raised from within TensorFlow.
         """
-        for error in self.errors:
+        for error in list(self.errors):
             if not isinstance(error, Exception):
                 self.errors.remove(error)
                 raise error
-        if self.strict and self.errors:
-            raise RewriteError(f"{self.id}: {self.errors[0]}") from self.errors[0]
 
 
 class _Active(threading.local):

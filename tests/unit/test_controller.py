@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 
 import pytest
 
-from tf_ooo import controller
 from tf_ooo.controller import StepController, fall_back
 from tf_ooo.options import Options
 from tf_ooo.report import Report
+from tf_ooo.step_times import REWRITTEN, STOCK, StepTimes
 
 
 class Session:
@@ -23,8 +22,8 @@ def decide(stock_s, rewritten_s, schedule="auto"):
     report = Report()
     options = Options(schedule=schedule, profile_steps=len(stock_s))
     step = StepController(lambda: None, lambda: None, Session(), options, report)
-    step.times = {controller.STOCK: list(stock_s), controller.REWRITTEN: list(rewritten_s)}
-    step._position = 2 * (1 + len(stock_s))
+    step.times.seconds = {STOCK: list(stock_s), REWRITTEN: list(rewritten_s)}
+    step.times._steps = 2 * (1 + len(stock_s))
     step._decide_if_ready()
     return step.choice, report
 
@@ -66,9 +65,21 @@ def test_a_reason_is_logged_once(caplog, logged, times):
 
 
 def test_timed_steps_alternate():
-    step = StepController(lambda: None, lambda: None, Session(), Options(profile_steps=2), Report())
+    times = StepTimes(2, stock_first=True)
     order = []
-    for step._position in itertools.islice(itertools.count(), 6):
-        order.append(step._next())
+    for _ in range(6):
+        assert not times.done
+        which = times.next
+        order.append((which, times.add(which, 1.0, traced=False)))
+    assert times.done
     assert [which for which, _ in order] == ["stock", "rewritten"] * 3
     assert [timed for _, timed in order] == [False] * 2 + [True] * 4
+
+
+def test_a_step_that_traced_is_no_sample():
+    times = StepTimes(1, stock_first=False)
+    for seconds, traced in ((9.0, True), (9.0, True), (9.0, True), (1.0, False), (2.0, False)):
+        times.add(times.next, seconds, traced)
+    assert times.done
+    assert times.medians_s() == (1.0, 2.0)
+    assert times.progress == "2 of 2 steps timed"

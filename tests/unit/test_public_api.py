@@ -18,7 +18,7 @@ BELOW = {
 NAMES = {
     "__version__", "OOOBackprop", "function", "enabled", "Options", "classify", "plan", "simulate", "Timeline",
     "LayerCosts", "Link", "Schedule", "Report", "OOOError", "OptionsError", "GraphError", "ScheduleError",
-    "CostError", "MemoryLimitError", "BackendError",
+    "CostError", "MemoryLimitError", "BackendError", "PassError",
 }  # fmt: skip
 
 PRIVATE = ("tensorflow.python", "tensorflow.compiler", "tensorflow.tsl", "keras.src")

@@ -1,0 +1,27 @@
+"""With what, and on what, a step was trained: one line for reports."""
+
+from __future__ import annotations
+
+import os
+import platform
+
+
+def environment() -> str:
+    """Versions and device.  Starts no GPU."""
+    import keras
+    import tensorflow as tf
+
+    from tf_ooo import __version__
+
+    versions = f"tf_ooo {__version__}, TensorFlow {tf.__version__}, Keras {keras.__version__}"
+    return f"{versions}, Python {platform.python_version()}, {_device()}"
+
+
+def _device() -> str:
+    import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        return f"CPU {platform.machine()}, {os.cpu_count()} cores"
+    names = [tf.config.experimental.get_device_details(gpu).get("device_name", "GPU") for gpu in gpus]
+    return f"{len(gpus)} x {names[0]}"

@@ -1,0 +1,67 @@
+"""What the ``tf.function``s behind a step have been traced to.  Private API as in ``compat``, with tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+_DEPTH = 3
+
+
+def tf_functions_of(step: Callable[..., Any]) -> list[Any]:
+    """The ``tf.function`` itself, or those that a Python function closes over, outermost first.
+
+    Keras' train function is a Python function around a ``tf.function`` around another.
+    """
+    return list(_found(step, _DEPTH))
+
+
+def _found(value: Any, depth: int) -> Iterator[Any]:
+    if hasattr(value, "_list_all_concrete_functions"):
+        yield value
+    elif depth:
+        for cell in getattr(value, "__closure__", None) or ():
+            yield from _found(_content(cell), depth - 1)
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled yet
+        return None
+
+
+def trace_count(step: Callable[..., Any]) -> int:
+    """How often the step has been traced."""
+    return sum(function.experimental_get_tracing_count() for function in tf_functions_of(step))
+
+
+def trace(step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Traces the step for these arguments without running it; the call that follows uses that trace.
+
+    What cannot be traced is left to that call, which raises the user's own error.
+    """
+    for function in tf_functions_of(step)[:1]:
+        try:
+            function.get_concrete_function(*args, **kwargs)
+        except Exception:  # see above
+            return
+
+
+def first_op(step: Callable[..., Any], wanted: Callable[[str], bool]) -> str | None:
+    """The name of an op whose type is ``wanted``, in what was traced and all functions it calls."""
+    for function in tf_functions_of(step):
+        for concrete in function._list_all_concrete_functions():
+            for name, op_type in _ops(concrete.graph):
+                if wanted(op_type):
+                    return name
+    return None
+
+
+def _ops(graph: Any) -> Iterator[tuple[str, str]]:
+    for op in graph.get_operations():
+        yield op.name, op.type
+    # All functions that can be reached from the graph, those traced long before it included.
+    for function in graph._functions.values():
+        for node in function.cached_definition.node_def:
+            yield f"{function.cached_definition.signature.name}/{node.name}", node.op

@@ -1,5 +1,6 @@
 """V-shaped pipelines: closed forms, memory, unequal costs, golden orders, published ratios."""
 
+import json
 from collections import Counter
 from math import ceil
 from pathlib import Path
@@ -195,6 +196,14 @@ def test_golden(name):
     layers = [LayerCosts(1.0, 2.0, 1.0), *equal(6), LayerCosts(2.0, 1.0, 3.0)]
     text = made(name, layers, 3, 6).to_text()
     assert text == (GOLDEN / f"{name}.txt").read_text()
+
+
+def test_checked_in_rows_are_near_the_published_ratios():
+    rows = json.loads((planner_zb_v.INPUTS.parent / "zb_v.json").read_text())
+    mine = [row for row in rows if row["schedule"] == "zb_v"]
+    assert len(mine) == 6
+    assert all(abs(row["deviation"]) < 0.05 for row in mine)
+    assert all(row["peak_bytes"] <= row["baseline_peak_bytes"] * (1 + 1e-9) for row in mine)
 
 
 def test_published_ratio_of_zb_v():

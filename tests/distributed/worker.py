@@ -1,8 +1,8 @@
 """One worker: runs the checks named on the command line, in order, and writes what came of them.
 
-    worker.py MODULE FOLDER [CHECK ...]
+    worker.py MODULE[,MODULE...] FOLDER [CHECK ...]
 
-A check is a function of MODULE whose name starts with ``check_``; it asserts.
+A check is a function of a MODULE whose name starts with ``check_``; it asserts.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 
 def main() -> None:
-    module, folder, *names = sys.argv[1:]
+    modules, folder, *names = sys.argv[1:]
     from tf_ooo import data_parallel
 
     engine = data_parallel.connect()
-    checks = importlib.import_module(module)
-    names = names or [name for name in vars(checks) if name.startswith("check_")]
+    imported = [vars(importlib.import_module(module)) for module in modules.split(",")]
+    checks = {name: f for found in imported for name, f in found.items() if name.startswith("check_")}
     results = {}
-    for name in names:
+    for name in names or checks:
         print(f"-- {name}", flush=True)
         faulthandler.dump_traceback_later(60, repeat=True)  # where a check hangs
         started = time.perf_counter()
         try:
-            getattr(checks, name)(engine)
+            checks[name](engine)
             results[name] = ""
         except BaseException:
             results[name] = traceback.format_exc()

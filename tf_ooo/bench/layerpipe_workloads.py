@@ -10,12 +10,15 @@ from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.costs.layer_work import LayerWork, dense_layer
 from tf_ooo.costs.models import resnet, vgg16
 
+Shape = tuple[int, int, int]
 BATCH = 32
 # A plain network for 28 x 28 images; three of its layers are equal and heavy.
 MLP_WIDTHS = (784, 2048, 2048, 2048, 2048, 10)
 # Of VGG-16's layers: pixels of a side of the output, sums of a product, outputs.
 _CHANNELS = (3, 64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512)
 _SIZES = (224, 224, 112, 112, 56, 56, 56, 28, 28, 28, 14, 14, 14)
+# Layers of ResNet-50 whose output is pooled: the sums of their products.
+_POOLED_SUMS = {"conv1": 147, "stage4/block3/conv3": 512}
 _DENSE = ((1, 25088, 4096), (1, 4096, 4096), (1, 4096, 1000))
 
 
@@ -28,20 +31,40 @@ def flop_costs(works: Sequence[LayerWork]) -> tuple[LayerCosts, ...]:
     )
 
 
-def cycle_costs(array: int) -> tuple[LayerCosts, ...]:
-    """VGG-16 in millions of clock cycles on ``array`` x ``array`` multipliers.
+def cycle_costs(works: Sequence[LayerWork], shapes: Sequence[Shape], array: int) -> tuple[LayerCosts, ...]:
+    """Millions of clock cycles on ``array`` x ``array`` multipliers.
 
     A product of M x K times K x N takes M cycles for each full or partly filled array that its K x N
     weights need; dO is M x N times N x K, dW as long as F.
     """
-    convolutions = zip(_SIZES, _CHANNELS, _CHANNELS[1:], strict=False)
-    shapes = [(size**2, 9 * read, made) for size, read, made in convolutions]
     made = []
-    for index, (work, shape) in enumerate(zip(vgg16(BATCH), [*shapes, *_DENSE], strict=True)):
-        rows, sums, outputs = shape
+    for index, (work, (rows, sums, outputs)) in enumerate(zip(works, shapes, strict=True)):
         cycles = BATCH * rows * math.ceil(sums / array) * math.ceil(outputs / array) / 1e6
         made.append(_costs(work, (cycles, cycles if index else 0.0, cycles)))
     return tuple(made)
+
+
+def vgg16_shapes() -> list[Shape]:
+    """(M, K, N) of VGG-16's layers."""
+    convolutions = zip(_SIZES, _CHANNELS, _CHANNELS[1:], strict=False)
+    return [*((size**2, 9 * read, made) for size, read, made in convolutions), *_DENSE]
+
+
+def vgg16_cycles(array: int) -> tuple[LayerCosts, ...]:
+    """Cycles of VGG-16."""
+    return cycle_costs(vgg16(BATCH), vgg16_shapes(), array)
+
+
+def resnet50_shapes() -> list[Shape]:
+    """(M, K, N) of ResNet-50's layers, from their FLOP, weights (with two of a norm) and outputs."""
+    shapes = []
+    for work in resnet(50, BATCH):
+        forward = work.flop()[0]
+        made = work.output_bytes / work.element_bytes
+        sums = _POOLED_SUMS.get(work.name) or round(forward / 2 / made)
+        outputs = round(work.parameters / (sums + 2))
+        shapes.append((round(forward / 2 / sums / outputs / BATCH), sums, outputs))
+    return shapes
 
 
 def mlp(batch: int) -> tuple[LayerWork, ...]:
@@ -76,7 +99,10 @@ WORKLOADS = {
     "vgg16": Workload(lambda: flop_costs(vgg16(BATCH)), "GFLOP"),
     "resnet50": Workload(lambda: flop_costs(resnet(50, BATCH)), "GFLOP"),
     "mlp": Workload(lambda: flop_costs(mlp(BATCH)), "GFLOP"),
-    "vgg16-array64": Workload(lambda: cycle_costs(64), "million cycles"),
-    "vgg16-array128": Workload(lambda: cycle_costs(128), "million cycles"),
-    "vgg16-array256": Workload(lambda: cycle_costs(256), "million cycles"),
+    "vgg16-array64": Workload(lambda: vgg16_cycles(64), "million cycles"),
+    "vgg16-array128": Workload(lambda: vgg16_cycles(128), "million cycles"),
+    "vgg16-array256": Workload(lambda: vgg16_cycles(256), "million cycles"),
+    "resnet50-array128": Workload(
+        lambda: cycle_costs(resnet(50, BATCH), resnet50_shapes(), 128), "million cycles"
+    ),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -123,6 +124,16 @@ def test_killed_worker_ends_the_others_with_collectives(tmp_path):
     elapsed_s, said = _kill_when_ready(processes, tmp_path)
     assert elapsed_s < 60
     assert "BackendError: rank 0 of 2 stopped in execution 24: another worker ended" in said, said
+
+
+@pytest.mark.slow
+def test_example():
+    status, output = launch.horovodrun(2, [launch.HERE.parents[1] / "examples" / "03_horovod.py"])
+    assert status == 0, output
+    found = re.findall(r"worker (\d) of 2 \(horovod\): val_accuracy of all ([\d.]+)", output)
+    assert sorted(rank for rank, _ in found) == ["0", "1"]
+    assert len({accuracy for _, accuracy in found}) == 1
+    assert float(found[0][1]) > 0.8
 
 
 def test_horovod_is_not_needed_to_import():

@@ -102,7 +102,7 @@ def _problem(
 def _plan(problem: Problem, schedule: str, mode: str | None) -> Schedule:
     if schedule == "auto":
         return best(candidates(problem, mode), problem)
-    return _predicted(make(policy_named(schedule, mode), problem), problem)
+    return _predicted(make(policy_named(schedule, mode), dataclasses.replace(problem, mode=mode)), problem)
 
 
 def _only_tasks_of(training_graph: Any, schedule: Schedule) -> Schedule:

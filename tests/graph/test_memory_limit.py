@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tf_ooo
+from tf_ooo import controller
 
 BATCH, WIDTH = 10, 40
 RNG = np.random.default_rng(0)
@@ -185,3 +186,55 @@ def test_lists_of_a_loop_are_said_to_be_unknown():
     with pytest.raises(tf_ooo.MemoryLimitError, match="unroll"):
         model.fit(X.reshape(-1, 1, WIDTH).repeat(5, 1), Y, verbose=0,
                   callbacks=[tf_ooo.OOOBackprop(memory_limit_bytes=HUGE)])  # fmt: skip
+
+
+def gated_model():
+    """Global norm: in stock order all gradients are alive together."""
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [keras.Input((WIDTH,)), *(keras.layers.Dense(WIDTH) for _ in range(4)), keras.layers.Dense(3)]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(), loss, jit_compile=False)
+    return model
+
+
+def test_the_stock_order_is_neither_measured_nor_kept_above_the_limit(monkeypatch):
+    callback = tf_ooo.OOOBackprop(memory_limit_bytes=HUGE, profile_steps=1)
+    stock = fit(gated_model(), callback)
+    planned, wanted = callback.report.predicted_peak_bytes, callback.report.stock_predicted_peak_bytes
+    assert planned < wanted
+    runs = []
+    original = controller.StepController._run
+
+    def run(self, which, args, kwargs):
+        runs.append(which)
+        return original(self, which, args, kwargs)
+
+    monkeypatch.setattr(controller.StepController, "_run", run)
+    callback = tf_ooo.OOOBackprop(memory_limit_bytes=wanted - 1, profile_steps=1)
+    ours = fit(gated_model(), callback)
+    assert set(runs) == {"rewritten"}
+    assert "the stock order's predicted peak" in callback.report.state
+    assert stock[0] == ours[0]
+    assert_equal(stock[1], ours[1])
+
+
+def test_a_stock_step_that_was_kept_is_left_when_larger_inputs_come():
+    weights = make_weights()
+    step = step_over(weights, profile_steps=1)
+    step(X[:8])
+    inner, ran = step._step, []
+    inner.choice, inner.report.measured_step_s = "stock", 1.0  # as if measured
+    inner.stock = lambda x: ran.append(len(x))
+    step(X[:8])
+    before = inner.session.stock_peak_bytes
+    step(X[:10])  # a new kind of input: planned first
+    step(X[:10])
+    assert ran == [8, 10]
+    assert inner.session.stock_peak_bytes > before
+    vars(inner.session)["_found"].stock_peak_bytes = HUGE + 1
+    step(X[:12])
+    step(X[:12])
+    assert ran == [8, 10]
+    assert inner.choice == "rewritten"

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_ooo.bench import planner_layerpipe
-from tf_ooo.bench.layerpipe_workloads import WORKLOADS
+from tf_ooo.bench import planner_layerpipe, planner_zb_v
+from tf_ooo.bench.layerpipe_workloads import BATCH, WORKLOADS, resnet50_shapes, vgg16_shapes
 from tf_ooo.costs.layer_costs import LayerCosts, Link
+from tf_ooo.costs.models import resnet, vgg16
 from tf_ooo.errors import MemoryLimitError, OptionsError
 from tf_ooo.planning import plan
 from tf_ooo.schedule import Schedule, Task
@@ -227,3 +228,23 @@ def test_weights_and_their_versions_lie_where_they_are_read_and_updated():
     peaks = simulate(schedule, layers).peak_bytes
     assert peaks[2] == 100 + 100 + 7  # weights, one gradient, slots
     assert peaks[:2] == [300, 300]
+
+
+@pytest.mark.parametrize("name", ["vgg16", "resnet50"])
+def test_shapes_of_the_cycle_costs_give_the_flop(name):
+    works = {"vgg16": vgg16, "resnet50": lambda batch: resnet(50, batch)}[name](BATCH)
+    shapes = {"vgg16": vgg16_shapes, "resnet50": resnet50_shapes}[name]()
+    assert [2 * BATCH * m * k * n for m, k, n in shapes] == [work.flop()[0] for work in works]
+
+
+def test_checked_in_rows_reach_the_goals():
+    text = (planner_zb_v.INPUTS.parent / "layerpipe.json").read_text()
+    rows = json.loads(text)
+    numbers = planner_layerpipe.summary(rows)
+    assert all(one["average"] >= 1.05 for one in numbers.values())
+    assert numbers["vgg16"]["average"] >= 1.25
+    assert max(one["best_7_to_9"] for one in numbers.values()) >= 1.8
+    assert all(one["bytes_same_speed"] <= 1 for one in numbers.values())
+    again = next(planner_layerpipe.rows(["vgg16"], [8]))
+    kept = next(row for row in rows if (row["workload"], row["devices"]) == ("vgg16", 8))
+    assert again["predicted_speedup"] == pytest.approx(kept["predicted_speedup"], rel=1e-6)

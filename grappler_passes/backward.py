@@ -7,9 +7,12 @@ from functools import cached_property
 from grappler_passes.bits import bits_of, several, union
 from grappler_passes.dominators import dominators
 from grappler_passes.flow import PACK_OPS, SPLIT_OPS, is_communication
+from grappler_passes.forward import STASH_OPS
 from grappler_passes.gradients import GradientFlow, may_equal
 
 REARRANGING_OPS = frozenset({"Reshape", "Cast", "Identity", "Squeeze", "ExpandDims", "Transpose"})
+
+UNSTASH_OPS = STASH_OPS | {"Enter", "Exit", "TensorListPopBack", "TensorListGetItem"}
 
 
 class Backward:
@@ -169,6 +172,27 @@ class Backward:
         ends = {n: 1 for n in range(self.size) if not outside[n] and self.hands_over(n)}
         found = g.needed.upstream(ends)
         return [bool(f) and not outside[n] and n not in g.handle_nodes for n, f in enumerate(found)]
+
+    @cached_property
+    def unstashing(self) -> set[int]:
+        """Ops of a gradient loop that only hand out what the forward loop has stashed: no gradients.
+
+        The greatest set of list and loop ops whose inputs are forward ops, constants or in the set.
+        """
+        g = self.gradients
+        if not g.cyclic:
+            return set()
+        found = {n for n, kind in enumerate(self.flow.types) if kind in UNSTASH_OPS and self.is_backward[n]}
+        while outside := {
+            n
+            for n in found
+            if any(
+                g.from_data[e.source] and not e.scalar and not g.forward[e.source] and e.source not in found
+                for e in self.flow.data[n]
+            )
+        }:
+            found -= outside
+        return found
 
     def needed_by(self, group_of_weight: list[int]) -> list[int]:
         """needed[i]: the groups of weights for whose gradients backward op i is needed.

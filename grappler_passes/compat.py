@@ -5,9 +5,14 @@ Seen working on TensorFlow 2.21.
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
+
+from grappler_passes.errors import GraphError
 
 HANDLE_SHAPES = "_handle_shapes"
 
@@ -24,6 +29,17 @@ class OutputInfo:
     def is_number(self) -> bool:
         """Neither a handle nor a variant nor a string, so rank 0 means one number (bool included)."""
         return self.dtype not in ("resource", "variant", "string")
+
+
+@contextlib.contextmanager
+def graph_errors() -> Iterator[None]:
+    """Turns what TensorFlow says of a graph that it cannot read into a GraphError."""
+    import tensorflow as tf
+
+    try:
+        yield
+    except (tf.errors.OpError, ValueError) as error:
+        raise GraphError(f"TensorFlow cannot read the graph: {str(error).splitlines()[0]}") from error
 
 
 def infer_outputs(graph_def) -> dict[str, tuple[OutputInfo, ...]]:
@@ -116,12 +132,45 @@ def _info(tensor) -> OutputInfo:
     return OutputInfo(dtype.name, dims, dtype.size)
 
 
-def is_stateful(op_type: str) -> bool:
-    """Whether TensorFlow registered the op type as having state or side effects."""
+def _op_def(op_type: str) -> Any:
     from tensorflow.python.framework import op_def_registry
 
-    op_def = op_def_registry.get(op_type)
+    return op_def_registry.get(op_type)
+
+
+def is_known_op(op_type: str) -> bool:
+    """Whether an op of this type is registered; libraries such as Horovod register theirs when loaded."""
+    return _op_def(op_type) is not None
+
+
+def is_stateful(op_type: str) -> bool:
+    """Whether TensorFlow registered the op type as having state or side effects; True if unknown."""
+    op_def = _op_def(op_type)
     return op_def is None or op_def.is_stateful
+
+
+def has_reference_inputs(op_type: str) -> bool:
+    """Whether the op may change a reference variable that it is given; control flow only hands it on."""
+    op_def = _op_def(op_type)
+    return (
+        op_def is not None
+        and not op_type.startswith("Ref")
+        and any(argument.is_ref for argument in op_def.input_arg)
+    )
+
+
+@lru_cache(maxsize=4096)
+def resource_inputs(op_type: str) -> tuple[int, ...]:
+    """The places of the inputs that are handles; those behind an input of variable length are left out."""
+    from tensorflow.core.framework import types_pb2
+
+    found: list[int] = []
+    for place, argument in enumerate(op_def.input_arg if (op_def := _op_def(op_type)) else ()):
+        if argument.number_attr or argument.type_list_attr:
+            break
+        if argument.type == types_pb2.DT_RESOURCE:
+            found.append(place)
+    return tuple(found)
 
 
 def inline_graph_def(graph_def, fetches: list[str]):

@@ -14,16 +14,7 @@ from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.contexts import ENTERS, EXITS, MERGES, NEXT_ITERATIONS, Context, execution_contexts
 from grappler_passes.errors import GraphError
-
-
-def split_input(text: str) -> tuple[str, int]:
-    """``"^a"`` is ``("a", -1)``, ``"a:2"`` is ``("a", 2)``, ``"a"`` is ``("a", 0)``."""
-    if text.startswith("^"):
-        return text[1:], -1
-    name, colon, port = text.rpartition(":")
-    if colon and port.isdecimal():
-        return name, int(port)
-    return text, 0
+from grappler_passes.node_input import split_input as split_input
 
 
 class GraphIndex:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from grappler_passes.base import copy_of
-from grappler_passes.dependencies import split_input
 from grappler_passes.errors import GraphError
+from grappler_passes.node_input import split_input
 
 
 class GraphEditor:

@@ -1,4 +1,7 @@
-"""Which ops have side effects, and on what: the orders that a rewrite may not lose."""
+"""Which ops have side effects, and on what: the orders that a rewrite may not lose.
+
+TensorFlow says which ops have state (``op_def.is_stateful``); the tables here are the exceptions.
+"""
 
 from __future__ import annotations
 
@@ -7,34 +10,29 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import combinations
 
+from grappler_passes.compat import has_reference_inputs, is_stateful, resource_inputs
 from grappler_passes.dependencies import GraphIndex
 
-# Ops whose effect is on the resource that their first input names.
-_ON_RESOURCE = re.compile(
-    r"(ReadVariableOp|Resource\w+|Assign\w*VariableOp|VarIsInitializedOp|DestroyResourceOp|VariableShape"
-    r"|Iterator\w+|MultiDeviceIterator\w+|Lookup\w+|Queue\w+|TensorArray\w+V3|Stack\w+V2|Barrier\w+"
-    r"|Write\w*Summary\w*|FlushSummaryWriter|Mutex\w+|\w*Summary(Scalar|Histogram|Image)\w*)"
-)
-_READS = re.compile(r"ReadVariableOp|ResourceGather(Nd)?|VarIsInitializedOp|VariableShape")
-# Ops with an effect outside the graph or on hidden state: kept in order among themselves.
-_ON_THE_WORLD = re.compile(
-    r"(Assign\w*|Scatter\w+|Print\w*|Assert|Abort|(Eager)?PyFunc\w*|_?(Host)?(Send|Recv)|_\w*Recv\w*|_\w*Send\w*"
-    r"|Collective\w+|Nccl\w+|Horovod\w+|Random(Uniform|StandardNormal|Gamma|Shuffle|UniformInt|Poisson)\w*"
-    r"|Multinomial|TruncatedNormal|ParameterizedTruncatedNormal|WriteFile|Save\w*|Restore\w*|MergeV2Checkpoints"
-    r"|Infeed\w+|Outfeed\w+|(Stateful)?PartitionedCall|StatefulPartitionedCall|XlaLaunch\w*|NcclAllReduce"
-    r"|Barrier|While|If|Case|\w*Dataset\w*|OptionalGetValue|IteratorGetNext\w*)"
-)
-_COPIES = frozenset({"Identity", "Enter", "RefEnter", "Switch", "RefSwitch", "NextIteration"})
-_STATELESS = frozenset({"PartitionedCall"})
+# Registered as stateful so that they are not folded or shared, but they only name or hand on a value.
+_HARMLESS = frozenset({"_Arg", "_Retval", "_DeviceArg", "_DeviceRetval", "VarHandleOp", "_VarHandlesOp"})
+# Not registered as stateful, and yet seen outside.
+_HARMFUL = frozenset({"Abort"})
+# They read a variable (or its shape) and change nothing.
+_READS = re.compile(r"ReadVariableOp|_ReadVariablesOp|ResourceGather(Nd)?|VarIsInitializedOp|VariableShape")
+_COPIES = frozenset({"Identity", "Enter", "RefEnter", "Switch", "RefSwitch", "NextIteration", "Merge"})
 WORLD = ""
 
 
 @lru_cache(maxsize=4096)
 def has_side_effects(op_type: str) -> bool:
-    """True for an op that reads or changes state, waits for another process, or is seen outside."""
-    if op_type in _STATELESS:
+    """True for an op that reads or changes state, waits for another process, or is seen outside.
+
+    Also for an op that TensorFlow does not know.  Assignments to reference variables (TensorFlow 1)
+    are not registered as stateful, but the type of their input shows what they do.
+    """
+    if op_type in _HARMLESS:
         return False
-    return bool(_ON_RESOURCE.fullmatch(op_type) or _ON_THE_WORLD.fullmatch(op_type))
+    return op_type in _HARMFUL or is_stateful(op_type) or has_reference_inputs(op_type)
 
 
 @lru_cache(maxsize=4096)
@@ -43,14 +41,17 @@ def only_reads(op_type: str) -> bool:
     return bool(_READS.fullmatch(op_type))
 
 
-def state_of(index: GraphIndex, i: int) -> str:
-    """What the effect of node ``i`` is on: the name of the resource's source, or WORLD."""
-    if not _ON_RESOURCE.fullmatch(index.ops[i]) or not index.data_preds[i]:
-        return WORLD
-    source = index.data_preds[i][0][0]
-    while (index.ops[source] in _COPIES or index.ops[source] == "Merge") and index.data_preds[source]:
+def states_of(index: GraphIndex, i: int) -> set[str]:
+    """What the effect of node ``i`` is on: the names of the resources' sources, or WORLD."""
+    inputs = index.data_preds[i]
+    sources = [inputs[place][0] for place in resource_inputs(index.ops[i]) if place < len(inputs)]
+    return {index.names[_origin(index, source)] for source in sources} or {WORLD}
+
+
+def _origin(index: GraphIndex, source: int) -> int:
+    while index.ops[source] in _COPIES and index.data_preds[source]:
         source = index.data_preds[source][0][0]
-    return index.names[source]
+    return source
 
 
 def conflicts(index: GraphIndex) -> Iterator[tuple[int, int]]:
@@ -61,10 +62,13 @@ def conflicts(index: GraphIndex) -> Iterator[tuple[int, int]]:
     by_state: dict[str, list[int]] = {}
     for i in index.order:
         if has_side_effects(index.ops[i]):
-            by_state.setdefault(state_of(index, i), []).append(i)
+            for state in states_of(index, i):
+                by_state.setdefault(state, []).append(i)
+    found: set[tuple[int, int]] = set()
     for members in by_state.values():
         for first, then in combinations(members, 2):
             if only_reads(index.ops[first]) and only_reads(index.ops[then]):
                 continue
-            if index.implied(first, then):
+            if (first, then) not in found and index.implied(first, then):
+                found.add((first, then))
                 yield first, then

@@ -14,7 +14,12 @@ from functools import cached_property
 import rustworkx as rx
 
 from grappler_passes.compat import OutputInfo
+from grappler_passes.node_input import split_input
 
+CALL_OPS = frozenset(
+    {"PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile", "If", "StatelessIf",
+     "Case", "StatelessCase"}
+)  # fmt: skip
 BACK_EDGE_OP = "NextIteration"
 COMMUNICATION_PREFIXES = ("Horovod", "Collective", "Nccl", "_Send", "_Recv", "_HostSend", "_HostRecv")
 GROUPED_COMMUNICATION = ("HorovodGrouped",)
@@ -93,11 +98,11 @@ def build_flow_graph(graph_def, infos: dict[str, tuple[OutputInfo, ...]]) -> Flo
     for node in graph_def.node:
         edges, controls = [], []
         for text in node.input:
-            if text.startswith("^"):
-                controls.append(index[text[1:]])
+            name, port = split_input(text)
+            source = index[name]
+            if port < 0:
+                controls.append(source)
                 continue
-            name, _, port_text = text.partition(":")
-            source, port = index[name], int(port_text or 0)
             edges.append(Edge(source, port, _is_scalar(outputs[source], port)))
         data.append(edges)
         control.append(controls)

@@ -180,11 +180,19 @@ class GradientFlow(ValueFlow):
     @cached_property
     def depends(self) -> list[int]:
         """depends[i]: the weights whose values op i depends on."""
+        return self.full.downstream(self._read_bits())
+
+    @cached_property
+    def depends_on_tensors(self) -> list[int]:
+        """Like ``depends``, one-number edges cut: a loop's counter depends on no weight."""
+        return self.cut.downstream(self._read_bits())
+
+    def _read_bits(self) -> dict[int, int]:
         seeds: dict[int, int] = {}
         for i, weight in enumerate(self.weights):
             for read in weight.reads:
                 seeds[read] = seeds.get(read, 0) | 1 << i
-        return self.full.downstream(seeds)
+        return seeds
 
     @cached_property
     def forward(self) -> list[int]:

@@ -89,7 +89,8 @@ class TrainingGraph:
     """A classified training step.
 
     ``ops`` is in a topological order of data edges (loops broken at their back edge).
-    ``unclassified`` maps an op of the backward pass that got no kind to the reason.
+    ``unclassified`` maps an op of the backward pass that got no kind, and a trainable variable for
+    which no gradient was found, to the reason.
     ``mixed`` maps an op that computes dO and dW together to the reason it was not separated.
     """
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from grappler_passes.backward import REARRANGING_OPS, Backward
 from grappler_passes.bits import bits_of, several, union
-from grappler_passes.gradients import GradientFlow
+from grappler_passes.flow import SPLIT_OPS
+from grappler_passes.gradients import GradientFlow, may_equal
 
 # Ops that pass a tensor on unchanged or re-arranged: looking through them, the dO that a kernel's
 # and a bias's gradient start from is the same one.
@@ -41,7 +42,8 @@ def _note(backward: Backward, needed, node: int, bits: int, starts, through) -> 
     g = backward.gradients
     if several(bits):
         for weight in bits_of(backward.hands_over(node)):
-            starts[weight] |= _origin(backward, node, 0, g.weights[weight].shape)
+            for port in _ports_to_update(backward, node, weight):
+                starts[weight] |= _start(backward, needed, node, port, weight)
         return
     if not bits:
         return
@@ -49,9 +51,49 @@ def _note(backward: Backward, needed, node: int, bits: int, starts, through) -> 
     for edge in backward.flow.data[node]:
         source = edge.source
         if backward.is_backward[source] and several(needed[source]) and g.from_data[source]:
-            starts[weight] |= _origin(backward, source, edge.port, g.weights[weight].shape)
+            if source not in backward.unstashing:
+                starts[weight] |= _start(backward, needed, source, edge.port, weight)
         elif not g.from_data[source]:
-            through[weight] |= g.depends[source]
+            through[weight] |= g.depends_on_tensors[source]
+
+
+def _ports_to_update(backward: Backward, node: int, weight: int) -> set[int]:
+    """The outputs of a shared op that a weight's update takes as its gradient."""
+    g = backward.gradients
+    return {
+        edge.port
+        for target in backward.successors[node]
+        if backward.is_update[target] and g.reach[target] == 1 << weight
+        for edge in backward.flow.data[target]
+        if edge.source == node
+    }
+
+
+def _start(backward: Backward, needed, node: int, port: int, weight: int) -> set[tuple[int, int]]:
+    """The dO tensors that a weight's gradient starts from, given the shared tensor that it reads."""
+    shape = backward.gradients.weights[weight].shape
+    if _is_fused_gradient(backward, needed, node, port, weight):
+        chain = [e for e in backward.flow.data[node] if _continues_chain(backward, e.source)]
+        return set().union(*(_origin(backward, e.source, e.port, shape) for e in chain))
+    return _origin(backward, node, port, shape)
+
+
+def _is_fused_gradient(backward: Backward, needed, node: int, port: int, weight: int) -> bool:
+    """One op computes dO and, at an output of its own, this weight's gradient: a call that XLA
+    compiles whole, a fused kernel.  The gradient starts from what that op reads."""
+    g, flow = backward.gradients, backward.flow
+    if flow.types[node] in VIEW_OPS | SPLIT_OPS:
+        return False
+    serves: dict[int, int] = {}
+    for target in backward.successors[node]:
+        bits = needed[target] if backward.is_backward[target] else g.reach[target]
+        for edge in flow.data[target]:
+            if edge.source == node:
+                serves[edge.port] = serves.get(edge.port, 0) | bits
+    if len(serves) < 2 or serves.get(port) != 1 << weight:
+        return False
+    shape = flow.outputs[node][port].shape if port < len(flow.outputs[node]) else None
+    return shape is None or may_equal(shape, g.weights[weight].shape)
 
 
 def _origin(backward: Backward, node: int, port: int, shape) -> set[tuple[int, int]]:

@@ -18,32 +18,10 @@ from grappler_passes.dependencies import GraphIndex
 from grappler_passes.edit import GraphEditor, tensor
 from grappler_passes.effects import conflicts, has_side_effects
 from grappler_passes.errors import GrapplerPassError
+from grappler_passes.fused import FUSED_REASONS
 from grappler_passes.graph import TrainingGraph
+from grappler_passes.node_input import split_input
 from grappler_passes.separate_loops import separate_loops
-
-_NORM = "one kernel computes both: dO needs the reductions that are the scale and offset gradients"
-_RNN = "one kernel runs all time steps backward and sums the weight gradient inside"
-_NORM_OPS = (
-    "FusedBatchNormGrad",
-    "FusedBatchNormGradV2",
-    "FusedBatchNormGradV3",
-    "_FusedBatchNormGradEx",
-    "BatchNormWithGlobalNormalizationGrad",
-    "LayerNormGrad",
-    "_MklFusedBatchNormGrad",
-    "_MklFusedBatchNormGradV2",
-    "_MklFusedBatchNormGradV3",
-)
-_RNN_OPS = (
-    "CudnnRNNBackprop",
-    "CudnnRNNBackpropV2",
-    "CudnnRNNBackpropV3",
-    "BlockLSTMGrad",
-    "BlockLSTMGradV2",
-    "LSTMBlockCellGrad",
-    "GRUBlockCellGrad",
-)
-_FUSED = {**dict.fromkeys(_NORM_OPS, _NORM), **dict.fromkeys(_RNN_OPS, _RNN)}
 
 
 @dataclass(frozen=True)
@@ -114,7 +92,7 @@ def _split(index: GraphIndex, editor: GraphEditor, i: int) -> None:
     consumers |= {
         name
         for name in editor.added
-        if any(text.lstrip("^").split(":")[0] == old.name for text in editor.nodes[name].input)
+        if any(split_input(text)[0] == old.name for text in editor.nodes[name].input)
     }
     for consumer in consumers - editor.removed:
         editor.map_inputs(consumer, replace)
@@ -187,7 +165,7 @@ def _must_wait(index: GraphIndex, member: int, producer: int) -> bool:
 def _fused(index: GraphIndex, ops: tuple[str, ...] | None) -> list[Note]:
     notes = []
     for i, name in enumerate(index.names):
-        reason = _FUSED.get(index.ops[i])
+        reason = FUSED_REASONS.get(index.ops[i])
         if reason is None or not _in_scope(name, ops):
             continue
         used = {port for s in index.succs[i] for p, port in index.data_preds[s] if p == i}

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from grappler_passes.compat import OutputInfo, infer_outputs
 from grappler_passes.contexts import ENTERS, MERGES, NEXT_ITERATIONS
-from grappler_passes.dependencies import split_input
 from grappler_passes.graph import TrainingGraph
+from grappler_passes.node_input import split_input
 
 _LOG = logging.getLogger("tf_ooo")
 _ITERATORS = frozenset(
@@ -69,7 +69,7 @@ def with_sizes(training_graph: TrainingGraph, graph_def, known: KnownShapes) -> 
     ``graph_def`` is the flat graph that was classified.  Shapes that contradict it tell nothing.
     """
     try:
-        outputs = _outputs(_filled(graph_def, known))
+        outputs = outputs_with_sizes(graph_def, known)
     except Exception as error:  # TensorFlow's shape functions raise whatever they like
         _LOG.debug("the shapes of the inputs do not fit the graph: %s", error)
         return with_sizes(training_graph, graph_def, KnownShapes()) if known else training_graph
@@ -91,6 +91,14 @@ def output_bytes(op_type: str, outputs: Iterable[OutputInfo]) -> int | None:
             return None
         total += math.prod(d for d in output.shape if d is not None) * output.element_bytes
     return total
+
+
+def outputs_with_sizes(graph_def, known: KnownShapes) -> dict[str, tuple[OutputInfo, ...]]:
+    """Shapes of all outputs of a flat graph, open dimensions filled where ``known`` tells them.
+
+    Raises what TensorFlow's shape functions raise where ``known`` contradicts the graph.
+    """
+    return _outputs(_filled(graph_def, known))
 
 
 def _outputs(graph_def) -> dict[str, tuple[OutputInfo, ...]]:

@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from grappler_passes.compat import resource_inputs
+from grappler_passes.effects import only_reads
 from grappler_passes.flow import BACK_EDGE_OP, FlowGraph
 
 HANDLE_SOURCES = ("_Arg", "Placeholder", "VarHandleOp")
@@ -42,6 +44,7 @@ def find_variables(graph_def, flow: FlowGraph, order: list[int]) -> list[Variabl
 
     An access is told by its shape, not by its name: an op on a handle that has no output writes
     (Assign*, ResourceApply*, ResourceScatter*), one with outputs reads (ReadVariableOp, gathers).
+    A generator's counter is read and moved on by one op.
     """
     handles = _handle_of(flow, order)
     variables = {
@@ -54,12 +57,21 @@ def find_variables(graph_def, flow: FlowGraph, order: list[int]) -> list[Variabl
             if node in handles or flow.types[node] == "VariableShape":
                 continue
             access = accesses[handle]
-            (access.first_reads if flow.outputs[node] else access.writes).append(node)
+            if flow.outputs[node]:
+                access.first_reads.append(node)
+            if not flow.outputs[node] or _changes_what_it_reads(flow.types[node]):
+                access.writes.append(node)
     used = [a for a in accesses.values() if a.first_reads or a.writes]
     for access in used:
         access.shape = access.shape if access.shape is not None else _shape_from_use(flow, access)
     _split_reads(flow, order, used)
     return [a for a in used if not _is_iterator(flow, a)]
+
+
+def _changes_what_it_reads(op_type: str) -> bool:
+    """RngReadAndSkip, ResourceCountUpTo and the like; not a call, which is only known to be given the
+    handle."""
+    return 0 in resource_inputs(op_type) and not only_reads(op_type)
 
 
 def _handle_of(flow: FlowGraph, order: list[int]) -> dict[int, int]:
@@ -131,7 +143,7 @@ def _split_reads(flow: FlowGraph, order: list[int], variables: list[VariableAcce
         past[node] = bits
     for variable in variables:
         for read in variable.first_reads:
-            seen = [w for w in variable.writes if past[read] & write_bits[w]]
+            seen = [w for w in variable.writes if w != read and past[read] & write_bits[w]]
             if seen:
                 variable.late_read_sources[read] = seen
         variable.late_reads = [r for r in variable.first_reads if r in variable.late_read_sources]

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any
 
+from grappler_passes.node_input import split_input
 from grappler_passes.plugin import compat
 from grappler_passes.plugin.ports import PortError, input_types, output_types
 
@@ -86,20 +87,12 @@ def _check_ops(before: Any, after: Any) -> None:
             raise AnswerError(f"{node.op} {node.name!r} has side effects and was dropped")
 
 
-def _split(source: str) -> tuple[str, int]:
-    """``"^a"`` is ("a", -1), ``"a"`` is ("a", 0), ``"a:2"`` is ("a", 2)."""
-    if source.startswith("^"):
-        return source[1:], -1
-    name, _, port = source.partition(":")
-    return name, int(port or 0)
-
-
 def _check_inputs(nodes: dict[str, Any], before: Any) -> None:
     """Inputs exist; the inputs of nodes that changed, and of nodes that read one, have the right dtype."""
     old = {node.name: node for node in before.node}
     changed = {name for name, node in nodes.items() if old.get(name) != node}
     for node in nodes.values():
-        sources = [_split(source) for source in node.input]
+        sources = [split_input(source) for source in node.input]
         for name, _ in sources:
             if name not in nodes:
                 raise AnswerError(f"node {node.name!r} has input {name!r}, which is not in the graph")
@@ -136,7 +129,7 @@ def _check_acyclic(nodes: dict[str, Any]) -> None:
     waiting: dict[str, int] = {}
     readers: dict[str, list[str]] = {name: [] for name in nodes}
     for node in nodes.values():
-        sources = [_split(source)[0] for source in node.input]
+        sources = [split_input(source)[0] for source in node.input]
         if node.op in ("Merge", "RefMerge"):
             sources = [name for name in sources if nodes[name].op not in LOOP_ENDS]
         waiting[node.name] = len(sources)

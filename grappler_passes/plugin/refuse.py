@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from grappler_passes.node_input import split_input
 from grappler_passes.plugin import compat
 
 NAME = "ooo_refused"
@@ -19,7 +20,7 @@ def refusing(graph_def: Any, message: str) -> Any:
     arguments = {node.name for node in out.node if node.op == "_Arg"}
     for node in out.node:
         if node.op not in ("_Arg", "_Retval") and all(
-            text in arguments for text in map(_producer, node.input)
+            split_input(text)[0] in arguments for text in node.input
         ):
             node.input.append(f"^{NAME}")
     device = compat.host_device(out.node[0].device)
@@ -29,10 +30,6 @@ def refusing(graph_def: Any, message: str) -> Any:
     check.input.extend([f"{NAME}/condition", f"{NAME}/message"])
     check.attr["T"].list.type.append(compat.tensor_proto("").dtype)
     return out
-
-
-def _producer(text: str) -> str:
-    return text.removeprefix("^").partition(":")[0]
 
 
 def _constant(graph_def: Any, name: str, device: str, value: Any) -> None:

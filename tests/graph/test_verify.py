@@ -153,7 +153,7 @@ def test_ops_with_side_effects(op):
         "NoOp",
         "Const",
         "PartitionedCall",
-        "StackTensors",
+        "Pack",
         "Switch",
         "Merge",
     ],

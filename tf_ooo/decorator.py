@@ -11,7 +11,7 @@ from tf_ooo import compat
 from tf_ooo.controller import StepController, fall_back
 from tf_ooo.environment import environment
 from tf_ooo.errors import GraphError, OOOError, OptionsError
-from tf_ooo.options import Options
+from tf_ooo.options import Options, refuse_data_parallel
 from tf_ooo.report import Report
 from tf_ooo.session import RewriteSession
 from tf_ooo.single_device import save_timeline
@@ -111,6 +111,7 @@ def function(
         OptionsError: an unknown option or value, or what is decorated is no function.
     """
     checked = Options.from_arguments(mode=mode, **options)
+    refuse_data_parallel(checked, "tf_ooo.function")
     if fn is None:
         return lambda later: OOOFunction(_callable(later), checked, jit_compile)
     return OOOFunction(_callable(fn), checked, jit_compile)

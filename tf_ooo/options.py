@@ -123,6 +123,14 @@ _CHOICES = {
 }
 
 
+def refuse_data_parallel(options: Options, where: str) -> None:
+    """Raises OptionsError: data parallel needs a model, whose ``fit`` it takes part in."""
+    if options.mode == "data_parallel":
+        raise OptionsError(
+            f"mode='data_parallel' is for model.fit with tf_ooo.OOOBackprop; {where} accepts 'single_device'"
+        )
+
+
 def _check_choice(name: str, value: object, accepted: Iterable[str]) -> None:
     accepted = tuple(accepted)
     if not isinstance(value, str) or value not in accepted:

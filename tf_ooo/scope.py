@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 from tf_ooo.environment import environment
 from tf_ooo.errors import OOOError, OptionsError
-from tf_ooo.options import Options
+from tf_ooo.options import Options, refuse_data_parallel
 from tf_ooo.report import Report, fill_plan
 from tf_ooo.session import RewriteSession
 from tf_ooo.single_device import save_timeline
@@ -33,6 +33,7 @@ def enabled(options: Options | None = None) -> AbstractContextManager[Report]:
     options = Options() if options is None else options
     if not isinstance(options, Options):
         raise OptionsError(f"enabled() takes tf_ooo.Options(...), got {options!r:.80}")
+    refuse_data_parallel(options, "enabled()")
     if options.profile_steps not in (0, Options.profile_steps):
         raise OptionsError(
             f"profile_steps={options.profile_steps} is not accepted: enabled() measures nothing; "

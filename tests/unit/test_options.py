@@ -37,3 +37,25 @@ def test_did_you_mean():
         Options(schedule="fast_foward")
     with pytest.raises(OptionsError, match="did you mean 'schedule'"):
         Options.from_arguments(shedule="auto")
+
+
+def test_data_parallel_is_for_fit():
+    import tf_ooo
+
+    with pytest.raises(OptionsError, match="model.fit.*tf_ooo.function accepts 'single_device'"):
+        tf_ooo.function(lambda x: x, mode="data_parallel")
+    with pytest.raises(OptionsError, match="model.fit"):
+        tf_ooo.enabled(Options(mode="data_parallel"))
+
+
+@pytest.mark.parametrize("option", [{"schedule": "in_order"}, {"memory_limit_bytes": 10**9}])
+def test_data_parallel_refuses_what_it_does_not_do_yet(option):
+    from tf_ooo.data_parallel import DataParallelFit
+
+    with pytest.raises(OptionsError, match="stock order"):
+        DataParallelFit(Options(mode="data_parallel", **option))
+
+
+def test_weighting_by_samples_is_an_average():
+    with pytest.raises(OptionsError, match="weighting='samples' goes with op='Average'"):
+        Options(weighting="samples", op="Sum")

@@ -12,9 +12,10 @@ from tf_ooo.data_parallel.averaging import Averaging, is_horovod_optimizer, opti
 from tf_ooo.data_parallel.engine import Engine, choose_engine
 from tf_ooo.data_parallel.lockstep import Lockstep
 from tf_ooo.data_parallel.step import ParallelStep, lost
-from tf_ooo.errors import BackendError
+from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.options import Options
 from tf_ooo.report import Report
+from tf_ooo.single_device import save_timeline
 
 _LOG = logging.getLogger("tf_ooo")
 
@@ -23,9 +24,18 @@ class DataParallelFit:
     """What the callback does in one or several ``fit`` calls of one model.
 
     Nothing falls back silently here: ranks that cannot be averaged must not train.
+
+    Raises OptionsError for what is not there yet: another order, a memory limit.
     """
 
     def __init__(self, options: Options) -> None:
+        for name in ("schedule", "memory_limit_bytes"):
+            given = getattr(options, name)
+            if given != getattr(Options, name):
+                raise OptionsError(
+                    f"{name}={given!r} does not go with mode='data_parallel', which keeps the stock "
+                    "order in this release; leave it out"
+                )
         self.options = options
         self.report = Report(mode="data_parallel")
         self.engine: Engine | None = None
@@ -135,10 +145,12 @@ class DataParallelFit:
             self._model = None
 
     def finish(self) -> None:
-        """At the end of training: tells the other ranks, restores."""
+        """At the end of training: tells the other ranks, restores; rank 0 writes the timeline."""
         if self._model is not None and self.lockstep is not None:
             self._guarded(lambda _: self.lockstep.end(), "at the end of training")  # type: ignore[union-attr]
         self.end()
+        if self.options.timeline is not None and self.engine is not None and self.engine.rank == 0:
+            save_timeline(self.report, self.options.timeline)
 
     def _guarded(self, talk: Callable[[Engine], Any], where: str) -> Any:
         assert self.engine is not None  # for mypy: begin has run

@@ -105,6 +105,13 @@ def is_optimizer(value: Any) -> bool:
     return isinstance(value, keras.optimizers.Optimizer)
 
 
+def is_layer(value: Any) -> bool:
+    """Whether ``value`` is a Keras layer or model."""
+    import keras
+
+    return isinstance(value, keras.layers.Layer)
+
+
 def parts_of(model: Any) -> list[Any]:
     """The model and all layers and models in it."""
     return list(model._flatten_layers(include_self=True, recursive=True))

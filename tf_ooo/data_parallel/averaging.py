@@ -142,23 +142,27 @@ def _name(variable: Any, place: int) -> str:
 def optimizers_of(model: Any) -> list[Any]:
     """Every Keras optimizer that the model, a part of it or a loss-scaling optimizer holds, each once."""
     found: dict[int, Any] = {}
-    for holder in compat.parts_of(model):
-        for value in compat.attributes_of(holder):
-            _collect(value, found)
+    seen: set[int] = set()
+    for part in compat.parts_of(model):
+        _collect(part, found, seen)
     return list(found.values())
 
 
-def _collect(value: Any, found: dict[int, Any], depth: int = 0) -> None:
+def _collect(value: Any, found: dict[int, Any], seen: set[int]) -> None:
+    if id(value) in seen:
+        return
     if compat.is_optimizer(value):
-        if id(value) not in found:
-            found[id(value)] = value
-            _collect(getattr(value, "inner_optimizer", None), found)
-    elif isinstance(value, (list, tuple)) and depth < 3:
-        for item in value:
-            _collect(item, found, depth + 1)
-    elif isinstance(value, dict) and depth < 3:
-        for item in value.values():
-            _collect(item, found, depth + 1)
+        found.setdefault(id(value), value)
+        within = [getattr(value, "inner_optimizer", None)]
+    elif compat.is_layer(value):
+        within = compat.attributes_of(value)
+    elif isinstance(value, (list, tuple, dict)):
+        within = list(value.values()) if isinstance(value, dict) else list(value)
+    else:
+        return
+    seen.add(id(value))
+    for item in within:
+        _collect(item, found, seen)
 
 
 def is_horovod_optimizer(optimizer: Any) -> bool:

@@ -1,0 +1,168 @@
+"""What data parallel decides without communicating; ranks are threads here."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from tf_ooo.data_parallel import agreement, shard, sync
+from tf_ooo.data_parallel.averaging import Averaging, optimizers_of
+from tf_ooo.data_parallel.engine import Engine, choose_engine
+from tf_ooo.data_parallel.lockstep import Lockstep
+from tf_ooo.data_parallel.single_engine import SingleEngine
+from tf_ooo.errors import BackendError, OptionsError
+
+
+class Threads:
+    """Gathers between threads; each may be late."""
+
+    def __init__(self, size: int, delays: random.Random) -> None:
+        self.barrier, self.values = threading.Barrier(size, timeout=20), [None] * size
+        self.delays = delays
+
+    def engine(self, rank: int) -> Any:
+        shared = self
+
+        class One:
+            size = len(shared.values)
+
+            def gather(self, value: Any) -> list[Any]:
+                time.sleep(shared.delays.random() * 0.002)
+                shared.values[rank] = value
+                shared.barrier.wait()
+                out = list(shared.values)
+                shared.barrier.wait()
+                return out
+
+        return One()
+
+
+def _fit(lockstep: Lockstep, epochs: int, batches: int, known: bool, stop_at: int, out: list[int]) -> None:
+    """The loop of ``model.fit``; stops by itself after ``stop_at`` steps."""
+    steps, stopping = 0, False
+    for epoch in range(epochs):
+        lockstep.begin_epoch(epoch, batches if known else None)
+        done = 0
+        while not stopping and (done < batches or not known):
+            if lockstep.may_run(1 if done < batches else 0) == 0:
+                stopping = lockstep.others_ended
+                break
+            done, steps = done + 1, steps + 1
+            stopping = steps == stop_at
+        lockstep.end_epoch({"logs": {}})
+        if stopping:
+            break
+    lockstep.end()
+    out.append(steps)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_ranks_run_as_many_steps_whoever_is_late(seed):
+    """8 random cases each: uneven data, sizes not known, one rank that stops; 2-4 ranks."""
+    chance = random.Random(seed)
+    for _ in range(8):
+        ranks, known, per_execution = chance.randint(2, 4), chance.random() < 0.5, chance.random() < 0.5
+        threads = Threads(ranks, random.Random(chance.random()))
+        may_stop_alone = per_execution or not known
+        everyone_stops = chance.choice([0, chance.randint(1, 9)])
+        outs: list[list[int]] = [[] for _ in range(ranks)]
+        workers = []
+        for rank in range(ranks):
+            stop_at = chance.choice([0, chance.randint(1, 9)]) if may_stop_alone else everyone_stops
+            lockstep = Lockstep(threads.engine(rank), per_execution)
+            arguments = (lockstep, 3, chance.randint(1, 6), known, stop_at, outs[rank])
+            workers.append(threading.Thread(target=_fit, args=arguments, daemon=True))
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(30)
+        assert all(len(out) == 1 for out in outs), "a rank waits for ever"
+        assert len({out[0] for out in outs}) == 1
+
+
+def test_different_epochs_are_refused():
+    threads, errors = Threads(2, random.Random(0)), []
+
+    def begin(rank: int) -> None:
+        try:
+            Lockstep(threads.engine(rank), False).begin_epoch(3 * rank, 5)
+        except OptionsError as error:
+            errors.append(str(error))
+
+    workers = [threading.Thread(target=begin, args=(rank,)) for rank in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(30)
+    assert len(errors) == 2
+    assert "[0, 3]" in errors[0]
+
+
+def test_differences_name_rank_place_and_both_values():
+    ours = {"weights": [[[3, 4], "float32"], [[4], "float32"]], "options": {"op": "Sum"}}
+    theirs = {"weights": [[[3, 5], "float32"], [[4], "float32"]], "options": {"op": "Average"}}
+    assert agreement.differences("rank 2", theirs, "rank 0", ours) == [
+        'rank 2 has options.op "Average", rank 0 has "Sum"',
+        "rank 2 has weights[0][0] [3, 5], rank 0 has [3, 4]",
+    ]
+    assert agreement.differences("rank 2", ours, "rank 0", ours) == []
+
+
+def test_logs_are_weighted_by_samples():
+    logs = [{"loss": 1.0, "only_here": 5.0}, {"loss": 4.0}]
+    assert sync.average_logs(logs, [30, 10]) == {"loss": 1.75, "only_here": 5.0}
+    assert sync.average_logs(logs, [0, 0]) == {"loss": 2.5, "only_here": 5.0}
+
+
+def test_all_optimizers_are_found():
+    inner = keras.optimizers.SGD(0.1)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.LossScaleOptimizer(inner), "mse")
+    part = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    part.compile("adam", "mse")
+    model.part, model.others = part, {"a": [keras.optimizers.Adam(0.1)]}
+    found = optimizers_of(model)
+    assert len(found) == 4
+    assert model.optimizer in found
+    assert inner in found
+    assert part.optimizer in found
+    assert model.others["a"][0] in found
+
+
+def test_apply_is_put_back_after_an_error():
+    optimizer = keras.optimizers.SGD(0.1)
+    averaging = Averaging(SingleEngine(), "Average", "none")
+    with averaging.active([optimizer]):
+        assert "apply" in vars(optimizer)
+    with pytest.raises(KeyError), averaging.active([optimizer]):
+        {}["missing"]
+    assert "apply" not in vars(optimizer)
+
+
+def test_broadcast_keeps_shapes_and_types():
+    class Copies(SingleEngine):
+        size = 2
+
+    values = [np.float32(3), np.arange(4, dtype=np.int64), np.zeros((0, 2)), np.ones((2, 2), bool)]
+    for before, after in zip(values, Engine.broadcast(Copies(), values), strict=True):
+        assert after.shape == np.shape(before)
+        assert after.dtype == before.dtype
+        np.testing.assert_array_equal(before, after)
+
+
+def test_one_process_without_a_launcher(monkeypatch):
+    for name in ("HOROVOD_RANK", "HOROVOD_SIZE", "TF_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    assert choose_engine().size == 1
+    assert shard(np.arange(5)).tolist() == [0, 1, 2, 3, 4]
+    monkeypatch.setenv("TF_CONFIG", "not json")
+    with pytest.raises(BackendError, match="TF_CONFIG is not JSON"):
+        choose_engine()
+    with pytest.raises(OptionsError, match="engine='mpi'"):
+        choose_engine("mpi")

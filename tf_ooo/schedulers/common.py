@@ -47,13 +47,13 @@ def one_worker(
     if problem.devices == 1:
         done = [task for task in backward for task in _with_update(task)]
         return dataclasses.replace(schedule, lanes={COMPUTE: TaskList([*forward, *done])})
-    # Updates have a lane of their own: each runs as soon as its gradient is there.
-    last = {task.stage: place for place, task in enumerate(communication)}
-    updates = [Task("U", layer) for layer in sorted(last, key=last.__getitem__)]
+    # What has no bytes is not communicated, and would have to wait for what has.
+    sent = [task for task in communication if problem.layers[task.stage].weight_bytes]
     lanes = {
         COMPUTE: TaskList([*forward, *backward]),
-        COMMUNICATION: TaskList(communication),
-        UPDATE: TaskList(updates),
+        **({COMMUNICATION: TaskList(sent)} if sent else {}),
+        # Updates have a lane of their own: each runs as soon as its gradient is there.
+        UPDATE: TaskList([Task("U", layer) for layer in layers]),
     }
     return dataclasses.replace(
         schedule,
@@ -61,7 +61,7 @@ def one_worker(
         workers=problem.devices,
         lanes=lanes,
         barrier=barrier,
-        priority_lanes=frozenset({COMMUNICATION, UPDATE} if by_priority else ()),
+        priority_lanes=frozenset({COMMUNICATION, UPDATE} & lanes.keys() if by_priority else {UPDATE}),
         parts={("comm", layer): held for layer, held in (shares or {}).items()},
     )
 

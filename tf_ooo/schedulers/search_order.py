@@ -93,7 +93,7 @@ class OrderSearch:
         self.tail_s = [model.update_s[stage] + ahead_s[stage] for stage in stages]
         self.floor_s = model.lower_bound_s * (_GAP if model.layers > _SMALL else 1 + 1e-12)
         self.close = _CLOSE_OF_MANY if model.layers > _SMALL else _CLOSE
-        self.branches = max(4, _LINK_WORK // len(model.comms))
+        self.branches = max(4, _LINK_WORK // max(1, len(model.comms)))
         self._looked: dict[tuple[int, ...], Found] = {}
         self._fits: dict[tuple[int, ...], bool] = {}
 

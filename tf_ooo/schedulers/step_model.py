@@ -70,6 +70,7 @@ class StepModel:
         )
         self.comm_needs = _restricted(of["comm"], needs, of["dW"])
         self.update_needs = _restricted(of["U"], needs, of["comm"])
+        self.update_needs_grad = _restricted(of["U"], needs, of["dW"])  # where nothing is communicated
         self.forward_needs = _restricted(of["F"], needs_before, of["U"])
         self.compute_s = sum(self.forward_s) + sum(self.output_grad_s) + sum(self.weight_grad_s)
         self.lower_bound_s = self._lower_bound_s()
@@ -120,12 +121,11 @@ class StepModel:
             comm_end_s, sent = serve(ready_s, self.comm_s)
         else:
             comm_end_s, sent = _in_order(ready_s, self.comm_s, order), list(order)
-        updated_s = [max(map(comm_end_s.__getitem__, needs), default=0.0) for needs in self.update_needs]
-        if order is None:
-            updated_s, _ = serve(updated_s, self.update_s)
-        else:
-            last = {self.comms[place].stage: at for at, place in enumerate(order)}
-            updated_s = _in_order(updated_s, self.update_s, sorted(last, key=last.__getitem__))
+        updated_s = [
+            max((*map(comm_end_s.__getitem__, sent_first), *map(done_s.__getitem__, grads)), default=0.0)
+            for sent_first, grads in zip(self.update_needs, self.update_needs_grad, strict=True)
+        ]
+        updated_s, _ = serve(updated_s, self.update_s)
         for layer, needs in enumerate(self.forward_needs):
             now_s = max(now_s, max(map(updated_s.__getitem__, needs), default=0.0)) + self.forward_s[layer]
         return Step(now_s, ready_s, comm_end_s, sent)

@@ -82,7 +82,7 @@ def needs(name):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(data=st.data())
 def test_every_schedule_is_whole_and_runs(name, data):
     problem = data.draw(problems().filter(lambda p: len(p.layers) >= needs(name) * p.devices))
@@ -97,7 +97,7 @@ def test_every_schedule_is_whole_and_runs(name, data):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(data=st.data())
 def test_memory_limit(name, data):
     """At the leanest limit and above it is kept; below it the error says the leanest."""

@@ -9,12 +9,14 @@ import numpy as np
 from tf_ooo.schedule import Schedule
 from tf_ooo.schedulers import one_f_one_b, zb_h1, zb_h2
 from tf_ooo.schedulers.choice import TASKS_TO_SIMULATE, fastest
+from tf_ooo.schedulers.lane_search import improved
 from tf_ooo.schedulers.list_schedule import Taste, list_lanes
 from tf_ooo.schedulers.pipeline import Stages, paced
 from tf_ooo.schedulers.problem import Problem
 
 NAME = "zb_auto"
 _TASKS_TO_SEARCH = 100_000
+_TASKS_TO_MOVE = 100
 _PATIENCE = (0.0, 0.5, 1.0)
 
 
@@ -23,8 +25,9 @@ def make(problem: Problem) -> Schedule:
 
     What counts is the time until all devices are done, then the time of the slowest device.  Never slower
     than zb_h1 or zb_h2 within the same limit.  Without one, at most 2p - 1 micro-batches are in flight on
-    a device, as in ZB-H2.  Above 100,000 tasks only the handcrafted paces are compared; above a million
-    it is ZB-H2's without a memory limit and ZB-H1's with one.
+    a device, as in ZB-H2, but for pipelines of up to 100 tasks, whose orders are searched further.
+    Above 100,000 tasks only the handcrafted paces are compared; above a million it is ZB-H2's without a
+    memory limit and ZB-H1's with one.
     """
     stages = Stages.of(problem)
     paces = (zb_h2.pace(problem), zb_h1.pace(problem), one_f_one_b.pace(problem))
@@ -34,7 +37,10 @@ def make(problem: Problem) -> Schedule:
         return candidates[0 if problem.memory_limit_bytes is None else 1]
     if tasks > _TASKS_TO_SEARCH:
         return fastest(problem, candidates)
-    return fastest(problem, [*candidates, *_lists(stages)])
+    first = fastest(problem, [*candidates, *_lists(stages)])
+    if tasks > _TASKS_TO_MOVE:
+        return first
+    return fastest(problem, [first, *(improved(stages, start) for start in (first, *candidates))])
 
 
 def _lists(stages: Stages) -> Iterator[Schedule]:

@@ -23,8 +23,8 @@ ASSUMPTIONS = (
     "costs are a roofline of a V100 in single precision at 80% of its published peaks, which gives ResNet-50 "
     "about 380 images/s; pipelines with tensor cores too; nothing here was measured on a V100",
     "data parallel: each GPU has a link of its own that reaches 10, 5 or 2.5 Gbit/s, a gradient "
-    "of n bytes occupies it for 2 (w - 1) / w n bytes (ring; the published runs used BytePS) and pays two hops of 50 us; GPUs that "
-    "share a machine and its network card are not modelled",
+    "of n bytes occupies it for 2 (w - 1) / w n bytes (ring; the published runs used "
+    "BytePS) and pays two hops of 50 us; GPUs that share a machine and its network card are not modelled",
     "data parallel: 'in_order' is the stock order with the barrier between steps, 'in_order, no barrier' is "
     "the published baseline k=0; k counts layers with weights as in the authors' code",
     "one device: kernels share the device in proportion to what each could fill (LayerCosts.occupancy); "

@@ -8,20 +8,17 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from classification import (
+    check,
+    check_no_weight_gradient_needs_another,
+    check_shared_ops_are_output_gradients,
+)
 
 from grappler_passes.classify import classify_graph_def
 from grappler_passes.compat import graph_def_of
 from grappler_passes.errors import GraphError
-from grappler_passes.graph import OpKind, TrainingGraph
+from grappler_passes.graph import TrainingGraph
 from tests import zoo
-
-HEAVY = {
-    "MatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "Conv2D", "Conv2DBackpropInput",
-    "Conv2DBackpropFilter", "Conv3D", "Conv3DBackpropInputV2", "Conv3DBackpropFilterV2",
-    "DepthwiseConv2dNative", "DepthwiseConv2dNativeBackpropInput",
-    "DepthwiseConv2dNativeBackpropFilter",
-}  # fmt: skip
-BACKWARD = (OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD)
 
 
 def classify(function, hints: bool = True) -> TrainingGraph:
@@ -30,68 +27,6 @@ def classify(function, hints: bool = True) -> TrainingGraph:
         for node in graph_def.node:
             node.attr.pop("_ooo_variable", None)
     return classify_graph_def(graph_def, fetches)
-
-
-def upstream(graph: TrainingGraph, names) -> set[str]:
-    """Everything that the named ops depend on, themselves included, by a plain search."""
-    seen, stack = set(), list(names)
-    while stack:
-        name = stack.pop()
-        if name not in seen:
-            seen.add(name)
-            stack.extend(source for source, _ in graph.ops[name].inputs)
-    return seen
-
-
-def check(graph: TrainingGraph, expected_variables: int) -> None:
-    assert sum(len(layer.variables) for layer in graph.layers) == expected_variables
-    assert all(layer.weight_grad_ops for layer in graph.layers)
-    assert not graph.unclassified
-    check_no_weight_gradient_needs_another(graph)
-    check_shared_ops_are_output_gradients(graph)
-    check_heavy_ops(graph)
-
-
-def check_no_weight_gradient_needs_another(graph: TrainingGraph) -> None:
-    for layer in graph.layers:
-        own = [n for n in layer.weight_grad_ops if graph.ops[n].kind is OpKind.WEIGHT_GRAD]
-        others = {
-            n for n in upstream(graph, own)
-            if graph.ops[n].kind is OpKind.WEIGHT_GRAD and graph.ops[n].layer != layer.index
-        }  # fmt: skip
-        assert not others
-
-
-def check_shared_ops_are_output_gradients(graph: TrainingGraph) -> None:
-    needed_by: dict[str, set[int]] = {}
-    handed = handed_over(graph)
-    for layer in graph.layers:
-        for name in upstream(graph, handed[layer.index] | set(layer.weight_grad_ops)):
-            needed_by.setdefault(name, set()).add(layer.index)
-    for op in graph.ops.values():
-        if op.kind in BACKWARD and op.type != "IdentityN":
-            is_shared = len(needed_by[op.name]) > 1
-            assert is_shared == (op.kind is OpKind.OUTPUT_GRAD), (op, needed_by[op.name])
-
-
-def handed_over(graph: TrainingGraph) -> dict[int, set[str]]:
-    """dO tensors that a layer's update uses directly, as its gradient."""
-    out: dict[int, set[str]] = {layer.index: set() for layer in graph.layers}
-    for op in graph.ops.values():
-        if op.kind is OpKind.UPDATE and op.layer is not None:
-            out[op.layer] |= {s for s, _ in op.inputs if graph.ops[s].kind is OpKind.OUTPUT_GRAD}
-    return out
-
-
-def check_heavy_ops(graph: TrainingGraph) -> None:
-    """TensorFlow's tape names its ops; the classifier may not look at that, the test may."""
-    heavy = [op for op in graph.ops.values() if op.type in HEAVY and op.kind is not OpKind.OTHER]
-    assert heavy
-    for op in heavy:
-        if "gradient_tape/" in op.name:
-            assert op.kind in BACKWARD, op
-        else:
-            assert op.kind in (OpKind.FORWARD, OpKind.UPDATE), op
 
 
 @pytest.mark.parametrize("hints", [True, False], ids=["hints", "structure_only"])

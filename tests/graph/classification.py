@@ -1,0 +1,106 @@
+"""What must hold of every classified training graph, checked without the classifier's own means."""
+
+from __future__ import annotations
+
+from grappler_passes.graph import OpKind, TrainingGraph
+from grappler_passes.sizes import KnownShapes, outputs_with_sizes
+from tf_ooo.costs.analytic import analytic_ops
+from tf_ooo.costs.devices import DeviceModel
+
+HEAVY = {
+    "MatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "Conv2D", "Conv2DBackpropInput",
+    "Conv2DBackpropFilter", "Conv3D", "Conv3DBackpropInputV2", "Conv3DBackpropFilterV2",
+    "DepthwiseConv2dNative", "DepthwiseConv2dNativeBackpropInput",
+    "DepthwiseConv2dNativeBackpropFilter", "_FusedConv2D", "_FusedMatMul", "_FusedBatchMatMulV2",
+}  # fmt: skip
+BACKWARD = (OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD)
+_ANY_DEVICE = DeviceModel(flop_per_s=1e9, bytes_per_s=1e9)
+
+
+def check(graph: TrainingGraph, expected_variables: int) -> None:
+    assert sum(len(layer.variables) for layer in graph.layers) == expected_variables
+    assert all(layer.weight_grad_ops for layer in graph.layers)
+    assert not graph.unclassified
+    check_no_weight_gradient_needs_another(graph)
+    check_shared_ops_are_output_gradients(graph)
+    check_heavy_ops(graph)
+
+
+def upstream(graph: TrainingGraph, names) -> set[str]:
+    """Everything that the named ops depend on, themselves included, by a plain search."""
+    seen, stack = set(), list(names)
+    while stack:
+        name = stack.pop()
+        if name not in seen:
+            seen.add(name)
+            stack.extend(source for source, _ in graph.ops[name].inputs)
+    return seen
+
+
+def check_no_weight_gradient_needs_another(graph: TrainingGraph) -> None:
+    for layer in graph.layers:
+        own = [n for n in layer.weight_grad_ops if graph.ops[n].kind is OpKind.WEIGHT_GRAD]
+        others = {
+            n for n in upstream(graph, own)
+            if graph.ops[n].kind is OpKind.WEIGHT_GRAD and graph.ops[n].layer != layer.index
+        }  # fmt: skip
+        assert not others
+
+
+def check_shared_ops_are_output_gradients(graph: TrainingGraph) -> None:
+    needed_by: dict[str, set[int]] = {}
+    handed = handed_over(graph)
+    for layer in graph.layers:
+        for name in upstream(graph, handed[layer.index] | set(layer.weight_grad_ops)):
+            needed_by.setdefault(name, set()).add(layer.index)
+    for op in graph.ops.values():
+        if op.kind in BACKWARD and op.type != "IdentityN":
+            is_shared = len(needed_by[op.name]) > 1
+            assert is_shared == (op.kind is OpKind.OUTPUT_GRAD), (op, needed_by[op.name])
+
+
+def handed_over(graph: TrainingGraph) -> dict[int, set[str]]:
+    """dO tensors that a layer's update uses directly, as its gradient."""
+    out: dict[int, set[str]] = {layer.index: set() for layer in graph.layers}
+    for op in graph.ops.values():
+        if op.kind is OpKind.UPDATE and op.layer is not None:
+            out[op.layer] |= {s for s, _ in op.inputs if graph.ops[s].kind is OpKind.OUTPUT_GRAD}
+    return out
+
+
+def check_heavy_ops(graph: TrainingGraph) -> None:
+    heavy = [op for op in graph.ops.values() if op.type in HEAVY and op.kind is not OpKind.OTHER]
+    assert heavy
+    for op in heavy:
+        if is_of_the_tape(op.name):
+            assert op.kind in BACKWARD, op
+        else:
+            assert op.kind in (OpKind.FORWARD, OpKind.UPDATE), op
+
+
+def is_of_the_tape(name: str) -> bool:
+    """TensorFlow's tape names its ops; the classifier may not look at that, the tests may.
+
+    The second name is that of gradients inside the body of a loop.
+    """
+    return "gradient_tape/" in name or "/gradients/" in name
+
+
+def classified_share(graph: TrainingGraph, graph_def, known: KnownShapes, dead_ops: bool) -> float:
+    """The share of the backward FLOP, as the tape names its ops, that is classified dO or dW.
+
+    ``dead_ops``: the graph still has gradients that nobody reads, which do not count.  A product in a
+    loop whose sizes the graph does not tell must be classified.
+    """
+    outputs = outputs_with_sizes(graph_def, known)
+    work = analytic_ops(graph_def, _ANY_DEVICE, outputs).work
+    total = classified = 0.0
+    for op in graph.ops.values():
+        if not is_of_the_tape(op.name) or (dead_ops and op.kind is OpKind.OTHER):
+            continue
+        if op.type in HEAVY and op.name not in work:
+            assert op.kind in BACKWARD, op
+        flop = work[op.name].flop if op.name in work else 0.0
+        total += flop
+        classified += flop if op.kind in BACKWARD else 0.0
+    return classified / total

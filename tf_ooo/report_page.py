@@ -11,14 +11,17 @@ from tf_ooo.schedule import Schedule
 if TYPE_CHECKING:
     from tf_ooo.report import Report
 
-_BAR_WIDTH, _BAR_HEIGHT, _PER_ROW = 44, 24, 20
+_BAR_HEIGHT, _ROW_WIDTH = 24, 900
+# Of a box: pixels per character of its label at 11 px, and beside the label.
+_CHARACTER_WIDTH, _PADDING, _GAP = 6.6, 8, 3
+_MOST_NOTES = 20
 _KIND_NAMES = {
     "F": "forward",
     "dO": "output gradient (critical chain)",
     "dW": "weight gradient",
     "U": "weight update",
     "comm": "communication",
-    "other": "other",
+    "other": "beside the training step",
 }
 
 
@@ -38,6 +41,7 @@ def render(report: Report) -> str:
         rows=report.rows(),
         kinds=[(kind, _KIND_NAMES.get(kind, kind), count) for kind, count in report.ops.items()],
         steps=step_bars(report),
+        most_notes=_MOST_NOTES,
         lanes=lane_pictures(report.planned),
         layer_names={row["index"]: row["name"] for row in report.layers},
     )
@@ -57,27 +61,29 @@ def step_bars(report: Report) -> list[dict[str, Any]]:
 
 
 def lane_pictures(schedule: Schedule | None) -> list[dict[str, Any]]:
-    """For each stream the boxes of its tasks in order, wrapped into rows."""
+    """For each stream the boxes of its tasks in order, wrapped into rows; a box holds its label."""
     pictures = []
     for (device, stream), tasks in (schedule.lanes if schedule else {}).items():
+        labels = [str(task) for task in tasks]
+        width = int(max(map(len, labels), default=0) * _CHARACTER_WIDTH + _PADDING + _GAP)
+        per_row = max(1, _ROW_WIDTH // width)
         boxes = [
             {
-                "x": (place % _PER_ROW) * _BAR_WIDTH,
-                "y": (place // _PER_ROW) * (_BAR_HEIGHT + 6),
+                "x": (place % per_row) * width,
+                "y": (place // per_row) * (_BAR_HEIGHT + 6),
                 "kind": task.kind,
                 "layer": task.stage,
-                "text": str(task),
+                "text": label,
             }
-            for place, task in enumerate(tasks)
+            for place, (task, label) in enumerate(zip(tasks, labels, strict=True))
         ]
-        rows = -(-len(tasks) // _PER_ROW)
         pictures.append(
             {
                 "title": f"device {device}, stream {stream}",
                 "boxes": boxes,
-                "width": min(len(tasks), _PER_ROW) * _BAR_WIDTH,
-                "height": rows * (_BAR_HEIGHT + 6),
-                "box_width": _BAR_WIDTH - 3,
+                "width": min(len(tasks), per_row) * width,
+                "height": -(-len(tasks) // per_row) * (_BAR_HEIGHT + 6),
+                "box_width": width - _GAP,
                 "box_height": _BAR_HEIGHT,
             }
         )

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 
 from tf_ooo.report import Report, bytes_text, seconds_text
+from tf_ooo.report_page import lane_pictures
 from tf_ooo.schedule import Schedule, Task
 
 
@@ -40,3 +41,51 @@ def test_summary_of_an_empty_and_a_fallen_back_report():
 def test_units():
     assert (seconds_text(0.0015), seconds_text(2.0), seconds_text(None)) == ("1.50 ms", "2.00 s", "-")
     assert bytes_text(2_500_000) == "2.5 MB"
+
+
+def test_a_named_schedule_that_is_slower_is_not_praised(tmp_path):
+    report = make()
+    report.kept_because, report.stock_step_s, report.measured_step_s = "applied as asked", 1.0, 2.0
+    assert report.state.endswith("applied as asked; measured slower than the stock step")
+    assert 'class="state back"' in report.save_html(tmp_path / "report.html").read_text()
+    report.measured_step_s = 0.5
+    assert report.state.endswith("(in_order): applied as asked")
+    assert 'class="state"' in report.save_html(tmp_path / "report.html").read_text()
+
+
+def test_an_undecided_report_says_so(tmp_path):
+    report = make()
+    report.undecided = "3 of 6 steps timed"
+    assert report.state == "not decided, 3 of 6 steps timed"
+    assert 'class="state back"' in report.save_html(tmp_path / "report.html").read_text()
+
+
+def test_a_peak_of_unknown_sizes_is_no_number():
+    text = bytes_text(None, 1240)
+    assert "not known: 1240 tensors" in text
+    assert "MB" not in text
+    assert bytes_text(1_500) == "1.5 kB"
+
+
+def test_a_stock_report_has_no_empty_rows():
+    report = Report(fell_back=True, fallback_reason="run_eagerly", model="net", environment="TensorFlow 2")
+    rows = dict(report.rows())
+    assert set(rows) == {"state", "mode, schedule", "model", "run"}
+    assert rows["run"].startswith(report.date)
+    assert rows["run"].endswith("TensorFlow 2")
+
+
+def test_long_labels_fit_their_boxes():
+    schedule = Schedule("single_device", "in_order", {(0, 0): (Task("dO", 1), Task("dW", 116))})
+    (lane,) = lane_pictures(schedule)
+    assert lane["box_width"] >= len("dW:116") * 6.6
+    assert lane["boxes"][1]["x"] > lane["box_width"]
+
+
+def test_many_notes_are_cut(tmp_path):
+    report = make()
+    report.notes = [f"note {i}" for i in range(30)]
+    page = report.save_html(tmp_path / "report.html").read_text()
+    assert "note 19" in page
+    assert "note 20" not in page
+    assert "and 10 more" in page

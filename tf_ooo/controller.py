@@ -19,6 +19,7 @@ from tf_ooo import compat, traces
 from tf_ooo.errors import GraphError
 from tf_ooo.inputs import Inputs
 from tf_ooo.options import Options
+from tf_ooo.prediction import StepPrediction
 from tf_ooo.report import Report, fill_plan
 from tf_ooo.session import RewriteSession
 from tf_ooo.step_times import REWRITTEN, STOCK, StepTimes
@@ -64,6 +65,7 @@ class StepController:
         self._started = False
         self._lock = threading.RLock()
         self._on_decided = on_decided
+        self.prediction = StepPrediction(report)
 
     @property
     def profiling(self) -> bool:
@@ -76,7 +78,7 @@ class StepController:
             with self._lock:  # two steps at once would keep the sum of their peaks alive
                 return self._with_limit(args, kwargs)
         if self.choice is not None:
-            return self._run(self.choice, args, kwargs)
+            return self._predicting(args, kwargs)
         if not self._lock.acquire(blocking=False):
             # Another thread is timing a step.  Waiting for it could be a deadlock: steps may communicate.
             return self._run(STOCK if self._stock_may_stay else REWRITTEN, args, kwargs)
@@ -84,6 +86,16 @@ class StepController:
             return self._profile(args, kwargs)
         finally:
             self._lock.release()
+
+    def _predicting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The first step after both were timed shows what each op takes."""
+        if not self.prediction.due or self.report.measured_step_s is None or self.session.error is not None:
+            return self._run(self.choice, args, kwargs)
+
+        def step() -> Any:
+            return self._run(REWRITTEN, args, kwargs)
+
+        return self.prediction.run(step, self.session.result)
 
     def _with_limit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the peaks are is known after planning, so new kinds of inputs go to the rewritten step."""

@@ -14,9 +14,10 @@ from tf_ooo.schedule import Schedule
 
 if TYPE_CHECKING:
     from grappler_passes.graph import TrainingGraph
+    from tf_ooo.costs.table import CostTable
     from tf_ooo.planner import RewriteResult
 
-_LEFT_OUT = ("rewritten_graph", "planned")
+_LEFT_OUT = ("rewritten_graph", "planned", "costs")
 
 
 @dataclass
@@ -34,14 +35,17 @@ class Report:
         moved_ops: ops of the tasks that wait for an added edge; ``added_edges`` counts the edges.
         unclassified: ``{op of the backward pass: why it has no kind}``.
         mixed: ``{op that computes dO and dW together: why it was not separated}``.
-        predicted_step_s: None: this release has no cost model.
+        predicted_step_s: seconds if all ops ran one after the other, as measured in one step; None until
+            then.  Where TensorFlow runs ops side by side the step takes less.
+        costs: seconds of each op and costs of each layer, to save and plan with; None until measured.
         stock_step_s, measured_step_s: median seconds of the timed stock and rewritten steps.
         step_noise_s: median distance of a timed step from its median, the larger of the two orders'.
         stock_predicted_peak_bytes: the same for the order that TensorFlow would choose; with a limit only.
         predicted_peak_bytes: most bytes alive at once if ops run one at a time, on the device where that
             is most; None where ``unknown_size_ops`` tensors have no known size.
         plan_seconds: from the graph's arrival to the rewritten one.
-        profiling_overhead_s: seconds of the first rewritten step, which traces and plans.
+        profiling_overhead_s: seconds of the first rewritten step, which traces and plans, and of starting
+            and reading the profiler.
         layers: one dict per layer: index, name, number of ops of each kind.
         notes: what was not done as planned, and why.
         planned: the schedule that was planned; ``rewritten_graph``: the GraphDef handed to TensorFlow.
@@ -62,6 +66,7 @@ class Report:
     unclassified: dict[str, str] = field(default_factory=dict)
     mixed: dict[str, str] = field(default_factory=dict)
     predicted_step_s: float | None = None
+    costs: CostTable | None = None
     stock_step_s: float | None = None
     measured_step_s: float | None = None
     step_noise_s: float | None = None
@@ -115,6 +120,7 @@ class Report:
             ("step, stock", seconds_text(self.stock_step_s)),
             ("step, rewritten", seconds_text(self.measured_step_s)),
             ("step, noise", seconds_text(self.step_noise_s)),
+            ("step, all ops one by one", seconds_text(self.predicted_step_s)),
             ("predicted peak", bytes_text(self.predicted_peak_bytes, self.unknown_size_ops)),
             ("predicted peak, stock", bytes_text(self.stock_predicted_peak_bytes)),
             ("planning", seconds_text(self.plan_seconds)),
@@ -138,7 +144,7 @@ class Report:
         return "\n".join(f"{what:<{width}}  {value}" for what, value in rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as JSON types; the schedule as text; the rewritten graph is left out."""
+        """All fields as JSON types; the schedule as text; the rewritten graph and the costs are left out."""
         values = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _LEFT_OUT}
         values["planned"] = None if self.planned is None else self.planned.to_text()
         copy: dict[str, Any] = json.loads(json.dumps(values))
@@ -168,7 +174,6 @@ def fill_plan(report: Report, result: RewriteResult | None) -> None:
     report.mixed, report.layers = dict(result.mixed), layer_rows(graph, result)
     report.moved_ops, report.added_edges = result.moved_ops, result.added_edges
     report.planned, report.schedule = result.schedule, result.schedule.policy
-    report.predicted_step_s = result.schedule.predicted_step_s
     report.unknown_size_ops = len(unknown_sizes(graph))
     report.predicted_peak_bytes = None if report.unknown_size_ops else result.schedule.predicted_peak_bytes
     report.plan_seconds, report.rewritten_graph = result.plan_seconds, result.graph_def

@@ -103,3 +103,17 @@ def only_for(index: GraphIndex, loop: Loop, ends: set[int]) -> set[int]:
         kept -= outside
         changed = bool(outside)
     return kept
+
+
+def obstacle(index: GraphIndex, loop: Loop, sums: list[Accumulator], moved: set[int]) -> str:
+    """Why the sums cannot move to a loop of their own; empty where they can."""
+    if len(loop.frame) > 1:
+        return "the gradient loop is nested in another loop"
+    if any(index.contexts[i].branches for i in loop.members if index.ops[i] in ENTERS):
+        return "the gradient loop is in a branch of a conditional"
+    if not all({s.exit, s.switch, s.merge, s.next_iteration, s.add} <= moved for s in sums):
+        return "a weight gradient's sum is read by other ops of the loop"
+    body = index.contexts[sums[0].add].branches
+    if any(not index.contexts[i].branches <= body for i in moved - {s.exit for s in sums}):
+        return "the weight gradient is computed in a conditional inside the loop"
+    return ""

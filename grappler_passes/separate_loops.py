@@ -16,7 +16,7 @@ from grappler_passes.contexts import ENTERS, SWITCHES
 from grappler_passes.dependencies import GraphIndex
 from grappler_passes.edit import GraphEditor, tensor
 from grappler_passes.graph import OpKind, TrainingGraph
-from grappler_passes.loops import Accumulator, Loop, accumulator_of, find_loops, only_for
+from grappler_passes.loops import Accumulator, Loop, accumulator_of, find_loops, obstacle, only_for
 
 _DTYPES = {
     "float16": types_pb2.DT_HALF,
@@ -52,7 +52,7 @@ def separate_loops(
         if not sums or (ops is not None and names.isdisjoint(ops)):
             continue
         moved = only_for(index, loop, {s.exit for s in sums})
-        reason = _obstacle(index, loop, sums, moved)
+        reason = obstacle(index, loop, sums, moved)
         if not reason:
             dtypes = dtypes or _dtypes(graph_def)
             split = _Split(index, editor, loop, moved, dtypes)
@@ -87,19 +87,6 @@ def _weight_sums(
     elif not any(index.ops[i] == "TensorListPopBack" for i in loop.members):
         return []
     return found if len(found) < len(exits) else []
-
-
-def _obstacle(index: GraphIndex, loop: Loop, sums: list[Accumulator], moved: set[int]) -> str:
-    if len(loop.frame) > 1:
-        return "the gradient loop is nested in another loop"
-    if any(index.contexts[i].branches for i in loop.members if index.ops[i] in ENTERS):
-        return "the gradient loop is in a branch of a conditional"
-    if not all({s.exit, s.switch, s.merge, s.next_iteration, s.add} <= moved for s in sums):
-        return "a weight gradient's sum is read by other ops of the loop"
-    body = index.contexts[sums[0].add].branches
-    if any(not index.contexts[i].branches <= body for i in moved - {s.exit for s in sums}):
-        return "the weight gradient is computed in a conditional inside the loop"
-    return ""
 
 
 def _dtypes(graph_def: graph_pb2.GraphDef) -> dict[str, tuple[str, ...]]:

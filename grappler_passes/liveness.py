@@ -45,9 +45,10 @@ def last_uses(training_graph: TrainingGraph, order: Sequence[str]) -> dict[str, 
     for name in order:
         op = training_graph.ops[name]
         owners[name] = _owner(op, owners)
-        for producer in {producer for producer, _ in op.inputs} & place.keys():
-            owner = owners.get(producer, producer)
-            last[owner] = max(last[owner], place[name])
+        for producer, _ in op.inputs:
+            if producer in place:
+                owner = owners.get(producer, producer)
+                last[owner] = max(last[owner], place[name])
     for name, op in training_graph.ops.items():
         if name not in place:
             for producer in {producer for producer, _ in op.inputs} & place.keys():
@@ -88,6 +89,9 @@ def peak_bytes_by_device(training_graph: TrainingGraph, order: Sequence[str]) ->
 
     A tensor that another device reads counts there too, for as long: it is copied.
     """
+    devices = {training_graph.ops[name].device for name in order}
+    if len(devices) == 1:
+        return {devices.pop(): peak_bytes(training_graph, order)}
     places = _devices_of(training_graph, order)
     alive: dict[str, int] = {}
     peak: dict[str, int] = {}

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from grappler_passes.compat import OutputInfo, infer_outputs
+from grappler_passes.compat import OutputInfo, infer_some_outputs
 from grappler_passes.contexts import ENTERS, MERGES, NEXT_ITERATIONS
 from grappler_passes.graph import TrainingGraph
 from grappler_passes.node_input import split_input
@@ -63,19 +63,23 @@ def _fits(shape: Shape | None, seen: Shape) -> bool:
     return len(shape) == len(seen) and all(a is None or a == b for a, b in zip(shape, seen, strict=True))
 
 
-def with_sizes(training_graph: TrainingGraph, graph_def, known: KnownShapes) -> TrainingGraph:
+def with_sizes(
+    training_graph: TrainingGraph, graph_def, known: KnownShapes, only_open: bool = False
+) -> TrainingGraph:
     """The training graph with ``output_bytes`` wherever ``known`` tells them.
 
     ``graph_def`` is the flat graph that was classified.  Shapes that contradict it tell nothing.
+    ``only_open``: sizes that are there already are right (they were not filled in for other inputs).
     """
     try:
-        outputs = outputs_with_sizes(graph_def, known)
+        outputs = _outputs(_filled(graph_def, known))
     except Exception as error:  # TensorFlow's shape functions raise whatever they like
         _LOG.debug("the shapes of the inputs do not fit the graph: %s", error)
-        return with_sizes(training_graph, graph_def, KnownShapes()) if known else training_graph
+        return with_sizes(training_graph, graph_def, KnownShapes(), only_open) if known else training_graph
     ops = dict(training_graph.ops)
     for name, op in ops.items():
-        ops[name] = replace(op, output_bytes=output_bytes(op.type, outputs.get(name, ())))
+        if op.output_bytes is None or not only_open:
+            ops[name] = replace(op, output_bytes=output_bytes(op.type, outputs.get(name, ())))
     return replace(training_graph, ops=ops)
 
 
@@ -98,13 +102,13 @@ def outputs_with_sizes(graph_def, known: KnownShapes) -> dict[str, tuple[OutputI
 
     Raises what TensorFlow's shape functions raise where ``known`` contradicts the graph.
     """
-    return _outputs(_filled(graph_def, known))
+    return dict(_outputs(_filled(graph_def, known)))
 
 
-def _outputs(graph_def) -> dict[str, tuple[OutputInfo, ...]]:
+def _outputs(graph_def) -> Mapping[str, tuple[OutputInfo, ...]]:
     """Shapes of all outputs; that of a conditional is the largest of its branches."""
     for _ in range(_NESTED_CONDITIONALS):
-        outputs = infer_outputs(graph_def)
+        outputs = infer_some_outputs(graph_def)
         merges = [node for node in graph_def.node if _is_open_merge(node, outputs)]
         if not merges:
             break

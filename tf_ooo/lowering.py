@@ -15,10 +15,15 @@ _MAX_EDGES_PER_PAIR = 64
 
 @dataclass(frozen=True)
 class TaskOps:
-    """The ops of each dO and dW task, and the layers in the order in which backward reaches them."""
+    """The ops of each dO and dW task, and the layers in the order in which backward reaches them.
+
+    ``waiting`` and ``readers`` are the :func:`dependencies` of the graph's ops.
+    """
 
     ops: Mapping[Task, tuple[str, ...]]
     backward_layers: tuple[int, ...]
+    waiting: Mapping[str, int]
+    readers: Mapping[str, list[str]]
 
 
 def task_ops(graph: TrainingGraph) -> TaskOps:
@@ -42,7 +47,7 @@ def task_ops(graph: TrainingGraph) -> TaskOps:
         found = _upstream(graph, reads[index], claimed, place)
         if found:
             ops[Task("dO", index)] = tuple(found)
-    return TaskOps(ops, tuple(reached))
+    return TaskOps(ops, tuple(reached), *dependencies(graph))
 
 
 def _computing(graph: TrainingGraph, names: Iterable[str]) -> list[str]:
@@ -161,7 +166,7 @@ def execution_order(schedule_tasks: Sequence[Task], graph: TrainingGraph, tasks:
     for layer in graph.layers:
         rank.update(dict.fromkeys(layer.update_ops, rank_of.get(Task("dW", layer.index), len(rank_of)) + 0.5))
     place = {name: i for i, name in enumerate(graph.ops)}
-    waiting, readers = dependencies(graph)
+    waiting, readers = dict(tasks.waiting), tasks.readers
     ready = [(rank.get(name, -1.0), place[name], name) for name, count in waiting.items() if not count]
     heapq.heapify(ready)
     order = []

@@ -161,7 +161,7 @@ def _rewrite_graph(graph_def: Any, options: Options, known: KnownShapes) -> Rewr
     training_graph = classify_graph_def(separated.graph_def) if separated.modified else original
     open_sizes = bool(known or limit_bytes is not None) and bool(unknown_sizes(training_graph))
     if open_sizes:
-        training_graph = with_sizes(training_graph, separated.graph_def, known)
+        training_graph = with_sizes(training_graph, separated.graph_def, known, only_open=True)
     tasks = task_ops(training_graph)
     schedule = _plan(training_graph, tasks, options.schedule, limit_bytes)
     loose: list[str] = []
@@ -181,20 +181,19 @@ def _rewrite_graph(graph_def: Any, options: Options, known: KnownShapes) -> Rewr
         notes=(*loose, *(str(note) for note in (*separated.notes, *ordered.notes))),
     )
     if limit_bytes is not None:
-        result = _with_orders(result, original, tasks, open_sizes)
+        result = _with_orders(result, tuple(stock_order(original)), tasks, open_sizes)
     return replace(result, plan_seconds=time.perf_counter() - started)
 
 
 def _with_orders(
-    result: RewriteResult, original: TrainingGraph, tasks: TaskOps, open_sizes: bool
+    result: RewriteResult, stock: tuple[str, ...], tasks: TaskOps, open_sizes: bool
 ) -> RewriteResult:
     """What the memory limit is checked with, for the planned order and for the stock one."""
-    order = tuple(stock_order(original))
     return replace(
         result,
         execution_order=_order_of(result.schedule, result.training_graph, tasks),
-        stock_order=order,
-        stock_peak_bytes=stock_peak(result.training_graph, order),
+        stock_order=stock,
+        stock_peak_bytes=stock_peak(result.training_graph, stock),
         open_sizes=open_sizes,
     )
 

@@ -11,20 +11,12 @@ from grappler_passes.base import Note, Pass, PassResult, copy_of
 from grappler_passes.graph import TrainingGraph
 from grappler_passes.rewrite_plan import RewritePlan
 
-DONE = "_ooo_done"
-
-
-def is_done(graph_def: graph_pb2.GraphDef) -> bool:
-    """True if the graph carries the mark of an earlier rewrite."""
-    return any(DONE in node.attr for node in graph_def.node)
-
 
 @dataclass(frozen=True)
 class AnnotatePass(Pass):
     """Sets ``_ooo_kind``, ``_ooo_layer``, ``_ooo_stream`` and ``_ooo_priority``.
 
-    Every node of the plan also gets ``_ooo_done`` (b"1"), because other optimizers may fold any
-    single node away; a graph of which the plan names no node gets it on its first node.
+    That a graph was rewritten is marked by the plug-in's callback, not here.
     """
 
     plan: RewritePlan
@@ -39,13 +31,10 @@ class AnnotatePass(Pass):
             if node.name in planned:
                 modified |= self._annotate(node)
                 marked += 1
-        if not marked and after.node:
-            modified |= _set_bytes(after.node[0], DONE, b"1")
         return PassResult(after, modified, tuple(self._unknown(graph_def, planned, marked)))
 
     def _annotate(self, node: node_def_pb2.NodeDef) -> bool:
-        plan, name = self.plan, node.name
-        changed = _set_bytes(node, DONE, b"1")
+        plan, name, changed = self.plan, node.name, False
         if name in plan.kinds:
             changed |= _set_bytes(node, "_ooo_kind", plan.kinds[name].encode())
         if name in plan.layers:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grappler_passes.plugin.compat import TOO_NEW as TOO_NEW_TENSORFLOW
 from tf_ooo.errors import BackendError
 
+# The plug-in alone also works with older ones, see there.
 OLDEST_TENSORFLOW = (2, 21)
-TOO_NEW_TENSORFLOW = (2, 22)
 
 
 def check_versions() -> None:
@@ -27,8 +28,9 @@ def check_versions() -> None:
             f"TensorFlow cannot be imported ({error}); pip install 'tf_ooo[cpu]' or 'tf_ooo[gpu]'"
         ) from error
     if not OLDEST_TENSORFLOW <= _version(tf.__version__) < TOO_NEW_TENSORFLOW:
+        oldest, too_new = (f"{major}.{minor}" for major, minor in (OLDEST_TENSORFLOW, TOO_NEW_TENSORFLOW))
         raise BackendError(
-            f"TensorFlow {tf.__version__} is not supported; pip install 'tensorflow>=2.21,<2.22'"
+            f"TensorFlow {tf.__version__} is not supported; pip install 'tensorflow>={oldest},<{too_new}'"
         )
 
 
@@ -74,6 +76,38 @@ def new_train_function(
         model.train_function = kept
         if wrap is not None:
             unshadow(model, "train_step")
+
+
+def step_on_data(model: Any, train_step: Callable[..., Any]) -> Callable[..., Any]:
+    """What Keras' train function does with one batch, not made into a ``tf.function``."""
+
+    def step(data: Any) -> Any:
+        return model.distribute_strategy.run(model._autoconvert_optionals(train_step), args=(data,))
+
+    return step
+
+
+def same_spec(a: Any, b: Any) -> bool:
+    """Whether two nests of type specs are equal."""
+    import tensorflow as tf
+
+    try:
+        tf.nest.assert_same_structure(a, b)
+    except (TypeError, ValueError):
+        return False
+    return bool(tf.nest.flatten(a) == tf.nest.flatten(b))
+
+
+@contextlib.contextmanager
+def numbered_step(number: int, attribute: str, scope: str) -> Iterator[None]:
+    """Ops made inside say which step they belong to: by an attribute, and by their name's scope."""
+    import tensorflow as tf
+    from tensorflow.core.framework import attr_value_pb2
+
+    graph = tf.compat.v1.get_default_graph()
+    mark = {attribute: attr_value_pb2.AttrValue(i=number)}
+    with graph._attr_scope(mark), tf.name_scope(f"{scope}{number}"):
+        yield
 
 
 _SHADOWED = "_ooo_shadowed"

@@ -83,7 +83,7 @@ def test_validation_split_and_class_weight():
 
 @pytest.mark.parametrize("schedule", ["auto", "fast_forward"])
 def test_last_batch_is_smaller(schedule):
-    """43 examples, batches of 8: another shape, so TensorFlow traces again in the middle of an epoch."""
+    """43 examples, batches of 8: Keras leaves the batch open, one trace serves both sizes."""
     callback = tf_ooo.OOOBackprop(schedule=schedule, profile_steps=1, strict=True)
     stock, rewritten = compiled(), compiled()
     assert fit(stock, count=43) == fit(rewritten, callback, count=43)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorflow.core.framework import graph_pb2
 
-from grappler_passes.annotate import AnnotatePass, is_done
+from grappler_passes.annotate import AnnotatePass
 from grappler_passes.base import Pass, PassPipeline, PassResult
 from grappler_passes.dependencies import GraphIndex
 from grappler_passes.errors import PassError, PlanError, VerifyError
@@ -150,19 +150,17 @@ def test_any_legal_edges_keep_control_flow_running(seed):
         assert_bit_equal(stock, run(result.graph_def, inputs, outputs, [value]))
 
 
-def test_annotate_marks_every_planned_node_and_reports_lacking_ones():
+def test_annotate_writes_on_planned_nodes_and_reports_lacking_ones():
     graph = graph_pb2.GraphDef()
     node(graph, "a")
     node(graph, "b")
-    assert not is_done(graph)
     result = AnnotatePass(RewritePlan(kinds={"b": "F", "zzz": "dO"}))(graph)
-    assert ["_ooo_done" in made.attr for made in result.graph_def.node] == [False, True]
+    assert [list(made.attr) for made in result.graph_def.node] == [[], ["_ooo_kind"]]
     assert [note.nodes for note in result.notes] == [("zzz",)]
-    assert is_done(result.graph_def)
-    assert not is_done(graph)
+    assert not any(made.attr for made in graph.node)
     empty = AnnotatePass(RewritePlan())(graph)
-    assert is_done(empty.graph_def)
-    assert empty.modified
+    assert empty.graph_def == graph
+    assert not empty.modified
 
 
 class Broken(Pass):

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tf_ooo
-from tests import zoo
+from tests import zoo, zoo_more
 
 EPOCHS, BATCH_SIZE = 10, 3  # two steps an epoch
 
@@ -41,6 +41,27 @@ def assert_same_bits(build, optimizer: str = "adam", schedule: str = "fast_forwa
 @pytest.mark.parametrize("name", zoo.SMALL)
 def test_models(name):
     assert_same_bits(zoo.SMALL[name])
+
+
+@pytest.mark.parametrize("name", zoo_more.MORE)
+def test_more_models(name):
+    assert_same_bits(zoo_more.MORE[name])
+
+
+def test_gan():
+    """Two networks, two optimizers, fresh noise for each."""
+
+    def trained_gan(callbacks):
+        keras.utils.set_random_seed(7)
+        model, x, y = zoo_more.gan()
+        losses = model.fit(x, y, batch_size=3, epochs=10, verbose=0, callbacks=callbacks).history["loss"]
+        slots = [v for optimizer in model.optimizers for v in optimizer.variables]
+        return [losses, *(v.numpy() for v in (*model.variables, *slots))]
+
+    callback = tf_ooo.OOOBackprop(schedule="fast_forward", profile_steps=2, strict=True)
+    for a, b in zip(trained_gan([]), trained_gan([callback]), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert not callback.report.fell_back
 
 
 @pytest.mark.parametrize("optimizer", sorted(set(zoo.OPTIMIZERS) - {"adam"}))

@@ -12,12 +12,14 @@ from classification import (
     check,
     check_no_weight_gradient_needs_another,
     check_shared_ops_are_output_gradients,
+    classified_share,
 )
 
-from grappler_passes.classify import classify_graph_def
+from grappler_passes.classify import classify_graph_def, flatten
 from grappler_passes.compat import graph_def_of
 from grappler_passes.errors import GraphError
 from grappler_passes.graph import TrainingGraph
+from grappler_passes.sizes import KnownShapes
 from tests import zoo
 
 
@@ -35,6 +37,17 @@ def test_small_models(name, hints):
     model, x, y = zoo.compiled(zoo.SMALL[name])
     # Structure alone cannot know that a frozen layer is frozen, but it is not written either.
     check(classify(zoo.traced_step(model, x, y), hints), len(model.trainable_variables))
+
+
+@pytest.mark.parametrize("name", zoo.SMALL)
+def test_backward_flop_is_classified(name):
+    graph_def, fetches = graph_def_of(zoo.traced_step(*zoo.compiled(zoo.SMALL[name])))
+    flat = flatten(graph_def, fetches)
+    graph = classify_graph_def(flat, fetches)
+    for node in flat.node:
+        for dim in node.attr["shape"].shape.dim if node.op == "Placeholder" else ():
+            dim.size = zoo.BATCH if dim.size < 0 else dim.size
+    assert classified_share(graph, flat, KnownShapes(batch_size=zoo.BATCH), dead_ops=True) >= 0.99
 
 
 @pytest.mark.parametrize("optimizer", zoo.OPTIMIZERS)

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import pytest
 from click.testing import CliRunner
 
+import tf_ooo
+from tf_ooo import demo
 from tf_ooo.cli import main
 
 
@@ -24,3 +27,14 @@ def test_out_is_a_file(tmp_path):
     result = CliRunner().invoke(main, ["demo", "--out", str(path)])
     assert result.exit_code == 1
     assert "is a file" in result.output
+
+
+def test_demo_says_that_the_report_was_not_written(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "file"
+    file.write_text("")
+    monkeypatch.setattr(demo, "train", lambda *_: ({"loss": [1.0], "accuracy": [0.5]}, []))
+    with pytest.raises(tf_ooo.BackendError, match="no report was written.*--out"):
+        demo.run_demo(file / "below", 1, "auto")
+    assert "report:" not in capsys.readouterr().out
+    demo.run_demo(tmp_path / "new", 1, "auto")
+    assert "report.html" in capsys.readouterr().out

@@ -174,18 +174,14 @@ def _variables(g: GradientFlow) -> tuple[Variable, ...]:
 
 
 def _without_gradient(g: GradientFlow, layers: tuple[Layer, ...]) -> dict[str, str]:
-    """Variables that are said to be trainable, yet no op was found that computes their gradient."""
+    """Variables that are said to be trainable and are written, yet no op computes their gradient.
+
+    One that the step only reads is frozen, whatever its own ``trainable`` says (Keras' does not reach
+    the variable underneath).
+    """
     found = {name for layer in layers if layer.weight_grad_ops for name in layer.variables}
-    return {
-        v.name: "a trainable variable without a dW: "
-        + (
-            "no value written to it was found to depend on its gradient"
-            if v.writes
-            else "this step reads it and never writes it"
-        )
-        for v in g.variables
-        if v.trainable and v.name not in found
-    }
+    reason = "a trainable variable without a dW: no value written to it was found to depend on its gradient"
+    return {v.name: reason for v in g.variables if v.trainable and v.writes and v.name not in found}
 
 
 def _hidden_updates(g: GradientFlow, ops: Mapping[str, Op]) -> dict[str, str]:

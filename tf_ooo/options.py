@@ -48,6 +48,8 @@ class Options:
             does (``"samples"``), for batches of unequal size.
         lockstep: data_parallel: ranks agree on the number of steps once an ``"epoch"``, or before each
             ``"execution"``, so that one rank alone may stop within an epoch.
+        unroll: data_parallel: at most so many of the model's ``steps_per_execution`` go into one graph, in
+            which no step waits for all of the step before; 1: Keras' own loop.
 
     Raises:
         OptionsError: names the option, its value and what is accepted.
@@ -66,6 +68,7 @@ class Options:
     compression: str = "none"
     weighting: str = "ranks"
     lockstep: str = "epoch"
+    unroll: int = 8
 
     def __post_init__(self) -> None:
         if self.mode in LATER_MODES:
@@ -80,6 +83,7 @@ class Options:
             raise OptionsError(f"weighting='samples' goes with op='Average' only, not with op={self.op!r}")
         _check_int("memory_limit_bytes", self.memory_limit_bytes, least=1, optional=True)
         _check_int("batch_size", self.batch_size, least=1, optional=True)
+        _check_int("unroll", self.unroll, least=1, optional=False)
         _check_int("profile_steps", self.profile_steps, least=0, optional=False)
         _check_path("timeline", self.timeline)
         _check_path("dump_dir", self.dump_dir)

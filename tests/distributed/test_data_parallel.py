@@ -36,12 +36,14 @@ def results_of(folder: Path, output: list[str]) -> dict[str, str]:
     return {name: next((r[name] for r in everyone if r[name]), "") for name in everyone[0]}
 
 
-BY_HOROVOD = ("checks_stock", "checks_fit", "checks_horovod")
+BY_HOROVOD = ("checks_stock", "checks_fit", "checks_horovod", "checks_unrolled")
 # Those that compare with stock Horovod need Horovod.
 WITH_COLLECTIVES = names_in("checks_fit") + [
     "check_joint_batch",
     "check_joint_batch_of_uneven_parts",
     "check_eager",
+    "check_unrolled_logs_are_those_of_keras",
+    "check_unrolled_in_parts",
 ]
 WITH_FOUR = [
     "check_joint_batch",
@@ -61,7 +63,7 @@ def started_by_hand(tmp_path_factory):
 @pytest.fixture(scope="module")
 def collectives(tmp_path_factory):
     folder = tmp_path_factory.mktemp("collectives")
-    modules = "checks_stock,checks_fit"
+    modules = "checks_stock,checks_fit,checks_unrolled"
     return results_of(folder, launch.run_collectives(2, [WORKER, modules, folder, *WITH_COLLECTIVES]))
 
 

@@ -12,6 +12,7 @@ from tf_ooo.data_parallel.averaging import Averaging, is_horovod_optimizer, opti
 from tf_ooo.data_parallel.engine import Engine, choose_engine
 from tf_ooo.data_parallel.lockstep import Lockstep
 from tf_ooo.data_parallel.step import ParallelStep, lost
+from tf_ooo.data_parallel.unrolled import Unrolled, steps_together
 from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.options import Options
 from tf_ooo.report import Report
@@ -44,6 +45,7 @@ class DataParallelFit:
         self.step: ParallelStep | None = None
         self._stock: Callable[..., Any] | None = None
         self._function: Callable[..., Any] | None = None
+        self._unrolled: Unrolled | None = None
         self._model: Any = None
         self._params: dict[str, Any] = {}
         self._train_samples = 0.0
@@ -69,16 +71,31 @@ class DataParallelFit:
                 self.engine, self.options.op, self.options.compression, self.options.weighting
             )
             self._function = compat.new_train_function(model, self.averaging.wrap(model))
+            self._unrolled = None
             self.report = Report(mode="data_parallel", fallback_reason="data_parallel keeps the stock order")
         assert self._function is not None  # for mypy: set with _stock
         self.lockstep = Lockstep(self.engine, self.options.lockstep == "execution")
+        on_batches = self._run_batches if self._together(model) else None
         self.step = ParallelStep(
-            self._function, self.engine, self.lockstep, model, self._prepare, self._verify
+            self._function, self.engine, self.lockstep, model, self._prepare, self._verify, on_batches
         )
         self._model = model
         start = self._guarded(lambda engine: engine.gather(compat.start_epoch_of(model)), "before training")
         compat.set_start_epoch(model, start[0])
         compat.install_train_function(model, self.step, stock)
+
+    def _together(self, model: Any) -> bool:
+        """Whether steps of one execution go into one function."""
+        return min(int(model.steps_per_execution), self.options.unroll) > 1 and not _runs_eagerly(model)
+
+    def _run_batches(self, batches: list[Any], iterator: Any) -> Any:
+        assert self.averaging is not None  # for mypy: begin has run
+        model, known = self._model, self._unrolled
+        if known is None or not compat.same_spec(known.element_spec, iterator.element_spec):
+            steps = steps_together(int(model.steps_per_execution), self.options.unroll)
+            known = Unrolled(model, self.averaging.wrap(model), iterator.element_spec, steps)
+            self._unrolled = known
+        return known(batches)
 
     def _prepare(self, batch: Any, iterator: Any) -> None:
         """Before the first step of a ``fit``: build, compare, broadcast."""
@@ -160,6 +177,10 @@ class DataParallelFit:
             if not self.engine.is_lost(error):
                 raise
             raise lost(self.engine, error, where) from error
+
+
+def _runs_eagerly(model: Any) -> bool:
+    return bool(model.run_eagerly) or compat.functions_run_eagerly()
 
 
 def _check(model: Any) -> None:

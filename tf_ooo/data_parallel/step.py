@@ -18,6 +18,8 @@ class ParallelStep:
         function: the train function that averages.
         engine, lockstep: the ranks, and how many steps they all run.
         model: the one that is trained.
+        on_batches: called with the batches of an execution and their iterator in place of ``function``, if
+            given: what runs several steps together must not run out of data in the middle.
         prepare: called once, with the first batch and the iterator, before the first step of a ``fit``.
         verify: called once, after that step.
 
@@ -33,9 +35,10 @@ class ParallelStep:
         model: Any,
         prepare: Callable[[Any, Any], None],
         verify: Callable[[], None],
+        on_batches: Callable[[list[Any], Any], Any] | None = None,
     ) -> None:
         self.function, self.engine, self.lockstep, self.model = function, engine, lockstep, model
-        self._prepare, self._verify = prepare, verify
+        self._prepare, self._verify, self._on_batches = prepare, verify, on_batches
         self.prepared = False
         self.executions = 0
 
@@ -62,16 +65,26 @@ class ParallelStep:
         if count == 0:
             self.model.stop_training = self.model.stop_training or self.lockstep.others_ended
             raise StopIteration
-        if taken is None and count < wanted:
-            taken = compat.take(iterator, count)
-        if taken is not None:
-            iterator = compat.iterator_over(taken[:count], iterator)
-        outputs = self.function(iterator)
+        outputs = self._execute(iterator, taken, count, wanted)
         self.executions += 1
         if not self.prepared:
             self._verify()
             self.prepared = True
         return outputs
+
+    def _execute(self, iterator: Any, taken: list[Any] | None, count: int, wanted: int) -> Any:
+        if taken is None and (count < wanted or self._on_batches is not None):
+            taken = compat.take(iterator, count)
+        if taken is None:
+            return self.function(iterator)
+        if len(taken) < count:
+            raise BackendError(
+                f"rank {self.engine.rank}'s data ended {count - len(taken)} batches before the end of the "
+                "epoch that all ranks agreed on; give fit the right steps_per_epoch"
+            )
+        if self._on_batches is not None:
+            return self._on_batches(taken[:count], iterator)
+        return self.function(compat.iterator_over(taken[:count], iterator))
 
 
 def lost(engine: Engine, error: BaseException, where: str) -> BackendError:

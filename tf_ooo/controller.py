@@ -143,8 +143,8 @@ class StepController:
 
     def _look_for_random_state(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keeps to one of the two if the step draws from op-held random state."""
-        if not self.options.profile_steps:
-            return
+        if not self.options.profile_steps and not self._stock_may_stay:
+            return  # the rewritten step runs in any case
         with self.session.tracing():
             traces.trace(self.rewritten, args, kwargs)
         found = (traces.first_op(step, plugin.keeps_random_state) for step in (self.stock, self.rewritten))

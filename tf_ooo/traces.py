@@ -51,6 +51,8 @@ def trace(step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
 def first_op(step: Callable[..., Any], wanted: Callable[[str], bool]) -> str | None:
     """The name of an op whose type is ``wanted``, in what was traced and all functions it calls."""
     for function in tf_functions_of(step):
+        if not function.experimental_get_tracing_count():
+            continue  # asked for its traces, one with an input_signature would make one
         for concrete in function._list_all_concrete_functions():
             for name, op_type in _ops(concrete.graph):
                 if wanted(op_type):

@@ -85,6 +85,12 @@ def test_random_state_that_others_have_begun_stays_with_the_stock_step(case):
     assert "draws random numbers" in ours[1].report.fallback_reason
 
 
+def test_random_state_counts_without_profiling_too():
+    ours = tf_ooo.OOOBackprop(profile_steps=0)
+    assert fitted(None, [[], []])[0] == fitted(None, [[], [ours]])[0]
+    assert "draws random numbers" in ours.report.fallback_reason
+
+
 def test_several_threads():
     step, errors = make_step(profile_steps=2), []
 
@@ -268,6 +274,11 @@ class TestTraces:
         traces.trace(function, (np.ones(3, "float32"),), {"k": 3})
         function(np.ones(3, "float32"), k=3)
         assert traces.trace_count(function) == 1
+
+    def test_first_op_traces_nothing(self):
+        function = tf.function(lambda x: x, input_signature=[tf.TensorSpec((None,))])
+        assert traces.first_op(function, bool) is None
+        assert traces.trace_count(function) == 0
 
     def test_first_op_looks_into_functions_traced_before(self):
         inner = tf.function(lambda x: x + tf.random.normal(tf.shape(x)))

@@ -3,40 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tf_ooo.candidates import best, candidates, make, policy_named, predicted
 from tf_ooo.costs.layer_costs import LayerCosts, Link, check_layers
-from tf_ooo.errors import CostError, MemoryLimitError, OOOError, OptionsError
+from tf_ooo.errors import CostError, OptionsError
 from tf_ooo.schedule import Schedule, TaskList
-from tf_ooo.schedulers import POLICIES
-from tf_ooo.schedulers.problem import Policy, Problem
-from tf_ooo.simulator import simulate
-from tf_ooo.timeline import Timeline
+from tf_ooo.schedulers.problem import Problem
 
 DEFAULT_POLICY = "fast_forward"
-# Above this, simulating takes most of the time of planning; simulate() tells what plan() leaves open.
-_TASKS_TO_PREDICT = 2_000_000
-_STEADY_STEPS = 4
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One schedule that ``auto`` has looked at.
-
-    ``reason`` says why it cannot be taken, empty where it can; then there is a timeline.
-    """
-
-    name: str
-    schedule: Schedule | None = None
-    timeline: Timeline | None = None
-    reason: str = ""
-
-    @property
-    def step_s(self) -> float:
-        """Predicted seconds of one step; infinite where there is none."""
-        return float("inf") if self.timeline is None else step_s(self.timeline)
 
 
 def plan(
@@ -102,7 +78,7 @@ def _problem(
 def _plan(problem: Problem, schedule: str, mode: str | None) -> Schedule:
     if schedule == "auto":
         return best(candidates(problem, mode), problem)
-    return _predicted(make(policy_named(schedule, mode), dataclasses.replace(problem, mode=mode)), problem)
+    return predicted(make(policy_named(schedule, mode), dataclasses.replace(problem, mode=mode)), problem)
 
 
 def _only_tasks_of(training_graph: Any, schedule: Schedule) -> Schedule:
@@ -148,127 +124,3 @@ def check_problem(problem: Problem) -> None:
         raise OptionsError(f"memory_limit_bytes must be above 0, got {limit!r}")
     if not isinstance(problem.link, Link):
         raise CostError(f"link must be a tf_ooo.Link, got {problem.link!r:.80}")
-
-
-def policy_named(name: str, mode: str | None = None) -> Policy:
-    """A row of the table.  OptionsError names the ones there are."""
-    if name not in POLICIES:
-        raise OptionsError(f"schedule={name!r} is not accepted; accepted: auto, {', '.join(POLICIES)}")
-    policy = POLICIES[name]
-    if mode is not None and mode not in policy.modes:
-        raise OptionsError(f"schedule={name!r} is one of mode {' or '.join(policy.modes)}, not {mode!r}")
-    return policy
-
-
-def make(policy: Policy, problem: Problem) -> Schedule:
-    """The policy's schedule, within the memory limit; MemoryLimitError where it has none."""
-    for name in problem.options:
-        if name not in policy.options:
-            known = f"its options are {', '.join(policy.options)}" if policy.options else "it has no options"
-            raise OptionsError(
-                f"schedule {policy.name!r}: {name}={problem.options[name]!r} is unknown; {known}"
-            )
-    schedule = policy.make(problem)
-    limit = problem.memory_limit_bytes
-    if limit is None or _peak(schedule, problem) <= limit:
-        return schedule
-    lean = policy.make(dataclasses.replace(problem, memory_limit_bytes=0))
-    smallest = _peak(lean, problem)
-    if smallest > limit:
-        raise MemoryLimitError(limit, smallest)
-    return lean
-
-
-def candidates(
-    problem: Problem, mode: str | None = None, on_progress: Callable[[str], None] | None = None
-) -> list[Candidate]:
-    """Every schedule that is legal for the mode, simulated; the fastest first.
-
-    Args:
-        problem: what to schedule; options of policies are left to the policies' own search.
-        mode: None: pipeline if there are several devices, else single_device.
-        on_progress: is told the name of each policy before it is tried.
-    """
-    wanted = mode or ("pipeline" if problem.devices > 1 else "single_device")
-    found = []
-    for policy in _of_mode(wanted):
-        if on_progress is not None:
-            on_progress(policy.name)
-        chosen = {name: value for name, value in problem.options.items() if name in policy.options}
-        found.append(_candidate(policy, dataclasses.replace(problem, options=chosen, mode=wanted)))
-    return sorted(found, key=lambda candidate: candidate.step_s)
-
-
-def _of_mode(mode: str) -> Iterator[Policy]:
-    rows = [policy for policy in POLICIES.values() if mode in policy.modes]
-    if not rows:
-        modes = sorted({mode for policy in POLICIES.values() for mode in policy.modes})
-        raise OptionsError(f"mode={mode!r} is not accepted; accepted: {', '.join(modes)}")
-    yield from rows
-
-
-def _candidate(policy: Policy, problem: Problem) -> Candidate:
-    try:
-        schedule = make(policy, problem)
-        timeline = simulated(schedule, problem)
-    except MemoryLimitError as error:
-        return Candidate(policy.name, reason=f"needs {error.smallest_bytes} bytes")
-    except OOOError as error:
-        return Candidate(policy.name, reason=str(error))
-    return Candidate(policy.name, schedule, timeline)
-
-
-def best(found: Sequence[Candidate], problem: Problem) -> Schedule:
-    """The fastest candidate's schedule with its predictions; MemoryLimitError where there is none."""
-    first = min(found, key=lambda candidate: candidate.step_s)
-    if first.schedule is None or first.timeline is None:
-        raise _none_left(found, problem)
-    return _with_prediction(first.schedule, first.timeline)
-
-
-def _none_left(found: Sequence[Candidate], problem: Problem) -> OOOError:
-    peaks = []
-    for candidate in found:
-        policy = POLICIES[candidate.name]
-        lean = dataclasses.replace(problem, memory_limit_bytes=0, options={})
-        try:
-            peaks.append(_peak(policy.make(lean), problem))
-        except OOOError:
-            continue
-    if problem.memory_limit_bytes is not None and peaks:
-        return MemoryLimitError(problem.memory_limit_bytes, min(peaks))
-    return OptionsError(f"no schedule is possible: {'; '.join(f'{c.name}: {c.reason}' for c in found)}")
-
-
-def step_s(timeline: Timeline) -> float:
-    """Predicted seconds of one step.
-
-    A pipeline's step ends for all stages together.  In data parallel training and on one device steps
-    overlap; in an asynchronous schedule each micro-batch is a step, and this is the time of all of them.
-    """
-    schedule = timeline.schedule
-    if schedule.asynchronous:
-        return timeline.steady_step_s * schedule.microbatches
-    return timeline.makespan_s if schedule.mode == "pipeline" else timeline.steady_step_s
-
-
-def simulated(schedule: Schedule, problem: Problem) -> Timeline:
-    """One step; where steps overlap as many as show the steady state, in time and in memory."""
-    overlap = schedule.mode in ("single_device", "data_parallel") and len(schedule.lanes) > 1
-    steps = _STEADY_STEPS + schedule.steps_ahead if overlap else 1
-    return simulate(schedule, problem.layers, problem.link, steps)
-
-
-def _peak(schedule: Schedule, problem: Problem) -> int:
-    return max(simulated(schedule, problem).peak_bytes, default=0)
-
-
-def _predicted(schedule: Schedule, problem: Problem) -> Schedule:
-    if len(schedule.tasks) > _TASKS_TO_PREDICT:
-        return schedule
-    return _with_prediction(schedule, simulated(schedule, problem))
-
-
-def _with_prediction(schedule: Schedule, timeline: Timeline) -> Schedule:
-    peak = max(timeline.peak_bytes, default=0)
-    return dataclasses.replace(schedule, predicted_step_s=step_s(timeline), predicted_peak_bytes=peak)

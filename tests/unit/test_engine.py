@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_ooo.engine import LaneKind, Work, run, run_waves
+from tf_ooo.engine import LaneKind, Work, run, run_paths, run_waves
 from tf_ooo.engine_events import run_events
 
 
@@ -79,9 +79,10 @@ def test_events_as_the_clock_says(work):
 
 @settings(max_examples=300, deadline=None)
 @given(works(kinds=(LaneKind.ORDERED,)))
-def test_waves_are_the_same_floats(work):
-    for waves, events in zip(run_waves(work), run_events(work), strict=True):
+def test_waves_and_paths_are_the_same_floats(work):
+    for waves, paths, events in zip(run_waves(work), run_paths(work), run_events(work), strict=True):
         np.testing.assert_array_equal(waves, events)
+        np.testing.assert_array_equal(paths, events)
 
 
 def _pair(occupancy, devices=(0, 0)):

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tf_ooo.candidates import make, policy_named
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import MemoryLimitError, OptionsError
-from tf_ooo.planning import make, plan, policy_named
+from tf_ooo.planning import plan
 from tf_ooo.schedule import Schedule
 from tf_ooo.schedulers.choice import span_s
 from tf_ooo.schedulers.problem import Problem

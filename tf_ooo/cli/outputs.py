@@ -14,8 +14,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from tf_ooo.candidates import Candidate, step_s
 from tf_ooo.pictures.style import bytes_text, steady_step_s, time_text
-from tf_ooo.planning import Candidate, step_s
 from tf_ooo.timeline import Timeline
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -84,13 +84,13 @@ def print_grid(console: Console, timeline: Timeline) -> None:
 def candidates_table(found: Sequence[Candidate], chosen: str) -> Table:
     """What was compared: the fastest first, with the reason why others cannot be taken."""
     table = Table("schedule", title="Predicted, the fastest first", title_justify="left")
-    for column in ("step", "bubble", "peak memory"):
+    for column in ("step", "makespan", "bubble", "peak memory"):
         table.add_column(column, justify="right")
     table.add_column("remark")
     for candidate in found:
         mine = candidate.name == chosen
         remark = "chosen" if mine else _readable(candidate.reason)
-        table.add_row(candidate.name, *_row(candidate.timeline), remark, style="bold" if mine else "")
+        table.add_row(candidate.name, *_row(candidate), remark, style="bold" if mine else "")
     return table
 
 
@@ -98,11 +98,13 @@ def _readable(reason: str) -> str:
     return re.sub(r"\b(\d{4,}) bytes", lambda match: bytes_text(int(match[1])), reason)
 
 
-def _row(timeline: Timeline | None) -> tuple[str, str, str]:
+def _row(candidate: Candidate) -> tuple[str, str, str, str]:
+    timeline = candidate.timeline
     if timeline is None:
-        return "-", "-", "-"
+        return "-", "-", "-", "-"
     peak = bytes_text(max(timeline.peak_bytes, default=0))
-    return time_text(step_s(timeline)), f"{timeline.bubble_fraction:.1%}", peak
+    step, makespan = time_text(candidate.step_s), time_text(candidate.makespan_s)
+    return step, makespan, f"{timeline.bubble_fraction:.1%}", peak
 
 
 def timeline_table(timeline: Timeline) -> Table:
@@ -150,6 +152,7 @@ def candidate_facts(candidate: Candidate) -> dict[str, Any]:
     return {
         "schedule": candidate.name,
         "step_s": candidate.step_s if known else None,
+        "makespan_s": candidate.makespan_s if known else None,
         "bubble_fraction": timeline.bubble_fraction if timeline else None,
         "peak_bytes": timeline.peak_bytes if timeline else None,
         "reason": candidate.reason,

@@ -9,6 +9,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from tf_ooo.candidates import Candidate, best, candidates, policy_named
 from tf_ooo.cli.inputs import BYTES, LINK, is_model, load_table, policy_options
 from tf_ooo.cli.outputs import (
     candidate_facts,
@@ -25,7 +26,7 @@ from tf_ooo.cli.progress import Bar
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OptionsError
-from tf_ooo.planning import Candidate, best, candidates, check_problem, policy_named
+from tf_ooo.planning import check_problem
 from tf_ooo.planning import plan as plan_schedule
 from tf_ooo.schedule import Schedule
 from tf_ooo.schedulers import POLICIES, Problem
@@ -132,7 +133,7 @@ def _show(
     console: Console, chosen: Schedule, table: CostTable, found: list[Candidate], wanted: dict[str, Any]
 ) -> None:
     """Pictures and files of the schedule that was chosen."""
-    # An asynchronous schedule's micro-batches are steps, and a pipeline's steps do not overlap.
+    # An asynchronous schedule's micro-batches are steps, and a pipeline's bubble is that of one step.
     steps = 1 if chosen.asynchronous or chosen.mode == "pipeline" else _SEVERAL_STEPS
     timeline = simulate(chosen, table.layers, table.link, steps)
     files = write_pictures(timeline, wanted["html"], wanted["png"], wanted["trace"])

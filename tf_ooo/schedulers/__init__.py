@@ -29,19 +29,22 @@ from tf_ooo.task import Task
 
 __all__ = ["BACKWARD_ORDERS", "POLICIES", "Policy", "Problem"]
 
+# For what is scheduled task by task in Python, in 50 to 300 us each.
+_MANY = 10_000
+
 _POLICIES = [
     Policy("in_order", ("single_device", "data_parallel"), in_order.make, ("barrier",)),
     Policy("fast_forward", ("single_device", "data_parallel", "pipeline"), fast_forward.make),
     Policy("gpipe", ("pipeline",), gpipe.make),
     Policy("1f1b", ("pipeline",), one_f_one_b.make),
     Policy("interleaved_1f1b", ("pipeline",), interleaved_1f1b.make, ("chunks",)),
-    Policy("modulo", ("pipeline",), modulo.make, ("group",)),
+    Policy("modulo", ("pipeline",), modulo.make, ("group",), auto_tasks=_MANY),
     Policy("zb_h1", ("pipeline",), zb_h1.make),
     Policy("zb_h2", ("pipeline",), zb_h2.make),
-    Policy("zb_auto", ("pipeline",), zb_auto.make),
-    Policy("zb_v", ("pipeline",), zb_v.make),
-    Policy("v_half", ("pipeline",), v_half.make),
-    Policy("v_min", ("pipeline",), v_min.make),
+    Policy("zb_auto", ("pipeline",), zb_auto.make, auto_tasks=_MANY),
+    Policy("zb_v", ("pipeline",), zb_v.make, auto_tasks=_MANY),
+    Policy("v_half", ("pipeline",), v_half.make, auto_tasks=_MANY),
+    Policy("v_min", ("pipeline",), v_min.make, auto_tasks=_MANY),
     Policy("dualpipe_v", ("pipeline",), dualpipe_v.make),
     Policy("multi_stream", ("single_device",), multi_stream.make, multi_stream.OPTIONS),
     Policy("reverse_first_k", ("data_parallel",), reverse_first_k.make, ("k",)),

@@ -47,10 +47,12 @@ class Policy:
 
     ``make`` returns a schedule without predictions.  It keeps the memory limit if it can, and returns
     its leanest schedule if it cannot; whoever calls it checks by simulation.  ``options`` are the
-    names that ``Problem.options`` may hold.
+    names that ``Problem.options`` may hold.  ``auto_tasks``: above so many F, dO and dW of one stage on
+    each device, planning takes more than some seconds, and ``auto`` does without; None: never.
     """
 
     name: str
     modes: tuple[str, ...]
     make: Callable[[Problem], Schedule]
     options: tuple[str, ...] = ()
+    auto_tasks: int | None = None

@@ -82,7 +82,11 @@ class _Run:
         self.order: list[list[Task]] = [[] for _ in lanes]
         self.stored = [0] * len(lanes)
         self.free_s = [0.0] * len(lanes)
-        self.end_s: dict[Task, float] = {}
+        count = 1 + max((task.microbatch for lane in lanes for task in lane), default=-1)
+        # By kind, stage and micro-batch; None until the task has begun.
+        self.end_s: dict[str, list[list[float | None]]] = {
+            kind: [[None] * count for _ in times.device] for kind in _STORES
+        }
         self.wake = [(0.0, device) for device in range(len(lanes))]
 
     def run(self) -> None:
@@ -102,7 +106,7 @@ class _Run:
             return
         task = self.left[device].pop(place)
         end_s = now + self.times.seconds[task.kind][task.stage]
-        self.free_s[device] = self.end_s[task] = end_s
+        self.free_s[device] = self.end_s[task.kind][task.stage][task.microbatch] = end_s
         self.stored[device] += _STORES[task.kind]
         self.order[device].append(task)
         heapq.heappush(self.wake, (end_s, device))
@@ -149,23 +153,20 @@ class _Run:
 
     def _ready_s(self, task: Task) -> float | None:
         """When all that a task needs is there; None while that is not known."""
-        needs = []
-        if task.kind == "F" and task.stage:
-            needs.append((Task("F", task.stage - 1, task.microbatch), task.stage - 1))
-        if task.kind == "dO" and task.stage + 1 < len(self.times.device):
-            needs.append((Task("dO", task.stage + 1, task.microbatch), task.stage))
+        kind, stage, batch = task.kind, task.stage, task.microbatch
+        if kind == "dW":
+            return self.end_s["dO"][stage][batch]
+        other = stage - 1 if kind == "F" else stage + 1
         ready_s = 0.0
-        for other, hop in needs:
-            if other not in self.end_s:
+        if 0 <= other < len(self.times.device):
+            there_s = self.end_s[kind][other][batch]
+            if there_s is None:
                 return None
-            crosses = self.times.device[other.stage] != self.times.device[task.stage]
-            ready_s = max(ready_s, self.end_s[other] + (self.times.hop_s[hop] if crosses else 0.0))
-        if task.kind != "F":
-            own = Task("F" if task.kind == "dO" else "dO", task.stage, task.microbatch)
-            if own not in self.end_s:
-                return None
-            ready_s = max(ready_s, self.end_s[own])
-        return ready_s
+            device = self.times.device
+            crosses = device[other] != device[stage]
+            ready_s = there_s + (self.times.hop_s[min(other, stage)] if crosses else 0.0)
+        own_s = ready_s if kind == "F" else self.end_s["F"][stage][batch]
+        return None if own_s is None else max(ready_s, own_s)
 
     def _choose(self, choices: list[_Choice], now: float) -> _Choice | None:
         ready = [c for c in choices if c.allowed and c.ready_s is not None and c.ready_s <= now]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 from tf_ooo.costs.layer_costs import LayerCosts
@@ -28,8 +29,11 @@ from tf_ooo.timeline import Timeline
 # From the most memory to the least.
 _FAMILY = (ZB, HALF, MIN)
 STYLES = (Style(), Style(patience=0.0), Style(fill="F"), Style(yielding=False))
-# Beyond this many tasks one style is tried, not all.
-_TASKS_TO_COMPARE = 50_000
+# Beyond this many tasks styles are compared for fewer micro-batches.
+_TASKS_TO_COMPARE = 4_000
+# Micro-batches for each device that show the steady state.
+_PERIODS = 4
+_KINDS = ("F", "dO", "dW")
 
 
 def make(policy: str, steps: Steps, problem: Problem) -> Schedule:
@@ -39,13 +43,22 @@ def make(policy: str, steps: Steps, problem: Problem) -> Schedule:
     are repeated less often, last one micro-batch after the other.
     """
     stages = v_stages(problem)
-    limit = problem.memory_limit_bytes
-    blocks = _blocks(steps, problem.devices) if limit != 0 else iter([sequential(problem.devices)])
-    for one in blocks:
+    last = sequential(problem.devices)
+    for one in _blocks(steps, problem.devices) if problem.memory_limit_bytes != 0 else ():
+        if not _fits(policy, problem, stages, one):
+            continue
         schedule, timeline = _fastest(policy, problem, stages, one)
-        if limit is None or max(timeline.peak_bytes, default=0) <= limit:
-            break
-    return schedule
+        if not _rank(problem, timeline)[0]:
+            return schedule
+    return _fastest(policy, problem, stages, last)[0]
+
+
+def _fits(policy: str, problem: Problem, stages: tuple[tuple[int, int], ...], of: Block) -> bool:
+    """Whether the block's own order keeps the limit; squeezed ones store as many micro-batches."""
+    if problem.memory_limit_bytes is None:
+        return True
+    own = v_schedule(policy, problem, stages, lanes(of, problem.microbatches))
+    return not _rank(problem, simulate(own, problem.layers, problem.link))[0]
 
 
 def v_stages(problem: Problem) -> tuple[tuple[int, int], ...]:
@@ -61,22 +74,44 @@ def _blocks(steps: Steps, devices: int) -> Iterator[Block]:
     while period < last.period:
         yield block(MIN, devices, period)
         period += 2 * (period // 8)  # even: in odd ones, ticks of the way there and back meet
-    yield last
 
 
 def _fastest(
     policy: str, problem: Problem, stages: tuple[tuple[int, int], ...], of: Block
 ) -> tuple[Schedule, Timeline]:
-    """The block's own order, and what each style makes of it, simulated."""
+    """The block's own order, and what each style makes of it, simulated.
+
+    What fits the memory limit comes first, else what needs least.
+    """
     order = lanes(of, problem.microbatches)
     times = stage_times(problem, stages)
-    styles = STYLES if sum(map(len, order)) <= _TASKS_TO_COMPARE else STYLES[:1]
-    orders = [squeeze(order, times, of.limit, style) for style in styles] + [order]
-    tried = []
-    for candidate in orders:
-        schedule = v_schedule(policy, problem, stages, candidate)
-        tried.append((schedule, simulate(schedule, problem.layers, problem.link)))
-    return min(tried, key=lambda row: row[1].makespan_s)
+    made = [squeeze(order, times, of.limit, style) for style in _styles(policy, problem, stages, of)]
+    schedules = [v_schedule(policy, problem, stages, one) for one in (*made, order)]
+    rows = [(schedule, simulate(schedule, problem.layers, problem.link)) for schedule in schedules]
+    return min(rows, key=lambda row: _rank(problem, row[1]))
+
+
+def _rank(problem: Problem, timeline: Timeline) -> tuple[bool, float]:
+    peak, limit = max(timeline.peak_bytes, default=0), problem.memory_limit_bytes
+    within = limit is None or peak <= limit
+    return not within, timeline.makespan_s if within else peak
+
+
+def _styles(
+    policy: str, problem: Problem, stages: tuple[tuple[int, int], ...], of: Block
+) -> tuple[Style, ...]:
+    """All; with many tasks the one that is best for so few micro-batches as show the steady state."""
+    few = dataclasses.replace(problem, microbatches=_PERIODS * problem.devices)
+    tasks = len(_KINDS) * len(stages) * problem.microbatches
+    if tasks <= _TASKS_TO_COMPARE or problem.microbatches <= few.microbatches:
+        return STYLES
+    order, times = lanes(of, few.microbatches), stage_times(few, stages)
+
+    def rank(style: Style) -> tuple[bool, float]:
+        schedule = v_schedule(policy, few, stages, squeeze(order, times, of.limit, style))
+        return _rank(few, simulate(schedule, few.layers, few.link))
+
+    return (min(STYLES, key=rank),)
 
 
 def v_schedule(
@@ -101,7 +136,7 @@ def stage_times(problem: Problem, stages: tuple[tuple[int, int], ...]) -> StageT
     shape = Schedule("pipeline", "shape", stages=stages)
     seconds = {
         kind: stage_seconds(shape, problem.layers, kind, problem.link, len(stages)).tolist()
-        for kind in ("F", "dO", "dW")
+        for kind in _KINDS
     }
     device = [device_of(stage, problem.devices) for stage in range(len(stages))]
     sizes = _sizes(shape, problem.layers, len(stages))

@@ -158,9 +158,7 @@ class StepController:
                 "keras.random, or name a schedule"
             )
         else:
-            self._keep_rewritten(
-                f"{draws}, which this step begins anew; no turns with the stock step"
-            )
+            self._keep_rewritten(f"{draws}, which this step begins anew; no turns with the stock step")
 
     def _check(self) -> None:
         """Takes note of new plans and failures of the rewritten step, which has just run."""

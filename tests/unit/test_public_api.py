@@ -16,9 +16,9 @@ BELOW = {
     "keras_callbacks": ("tf_ooo", "grappler_passes"),
 }
 NAMES = {
-    "__version__", "OOOBackprop", "function", "enabled", "Options", "classify", "plan", "simulate", "Timeline",
-    "LayerCosts", "Link", "Schedule", "Report", "OOOError", "OptionsError", "GraphError", "ScheduleError",
-    "CostError", "MemoryLimitError", "BackendError", "PassError",
+    "__version__", "OOOBackprop", "function", "enabled", "Options", "classify", "plan", "simulate",
+    "Timeline", "LayerCosts", "Link", "Schedule", "Report", "OOOError", "OptionsError", "GraphError",
+    "ScheduleError", "CostError", "MemoryLimitError", "BackendError", "PassError",
 }  # fmt: skip
 
 PRIVATE = ("tensorflow.python", "tensorflow.compiler", "tensorflow.tsl", "keras.src")

@@ -87,6 +87,15 @@ def step_on_data(model: Any, train_step: Callable[..., Any]) -> Callable[..., An
     return step
 
 
+def traced_once(function: Any, signature: Any) -> Any:
+    """A ``tf.function`` with one trace; TensorFlow does not warn that there are several such functions."""
+    import tensorflow as tf
+
+    made = tf.function(tf.autograph.experimental.do_not_convert(function), input_signature=signature)
+    made._omit_frequent_tracing_warning = True
+    return made
+
+
 def same_spec(a: Any, b: Any) -> bool:
     """Whether two nests of type specs are equal."""
     import tensorflow as tf

@@ -20,7 +20,9 @@ COMPRESSIONS = ("none", "fp16", "bf16")
 WEIGHTINGS = ("ranks", "samples")
 LOCKSTEPS = ("epoch", "execution")
 _OF_ONE_PROCESS = ("timeline", "dump_dir")
-SCHEDULES = ("auto", *BACKWARD_ORDERS)
+# Orders of computation and of communication; need data_parallel.
+PARALLEL_SCHEDULES = ("reverse_first_k", "search")
+SCHEDULES = ("auto", *BACKWARD_ORDERS, *PARALLEL_SCHEDULES)
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Options:
         mode: ``"auto"``, ``"single_device"`` or ``"data_parallel"``; auto means single_device, and in
             ``model.fit`` data_parallel where horovodrun started several processes.
         schedule: ``"auto"`` (rewrite, measure both orders, keep the faster) or a policy's name,
-            which is applied as asked.
+            which is applied as asked; reverse_first_k and search are for ``mode="data_parallel"``.
         memory_limit_bytes: peak bytes that the planned order may keep alive; None: no limit.  With a
             limit, ``"auto"`` takes the order with the lowest peak.  Holds for each device.
         profile_steps: steps of each order that are timed, after one that is not; 0 measures nothing.
@@ -50,6 +52,7 @@ class Options:
             ``"execution"``, so that one rank alone may stop within an epoch.
         unroll: data_parallel: at most so many of the model's ``steps_per_execution`` go into one graph, in
             which no step waits for all of the step before; 1: Keras' own loop.
+        k: reverse_first_k: how many layers' dW wait; None: chosen by simulation from measured costs.
 
     Raises:
         OptionsError: names the option, its value and what is accepted.
@@ -69,6 +72,7 @@ class Options:
     weighting: str = "ranks"
     lockstep: str = "epoch"
     unroll: int = 8
+    k: int | None = None
 
     def __post_init__(self) -> None:
         if self.mode in LATER_MODES:
@@ -83,6 +87,13 @@ class Options:
             raise OptionsError(f"weighting='samples' goes with op='Average' only, not with op={self.op!r}")
         _check_int("memory_limit_bytes", self.memory_limit_bytes, least=1, optional=True)
         _check_int("batch_size", self.batch_size, least=1, optional=True)
+        if self.schedule in PARALLEL_SCHEDULES and self.mode != "data_parallel":
+            raise OptionsError(
+                f"schedule={self.schedule!r} orders communication: it needs mode='data_parallel'"
+            )
+        _check_int("k", self.k, least=0, optional=True)
+        if self.k is not None and self.schedule != "reverse_first_k":
+            raise OptionsError(f"k={self.k} goes with schedule='reverse_first_k' only")
         _check_int("unroll", self.unroll, least=1, optional=False)
         _check_int("profile_steps", self.profile_steps, least=0, optional=False)
         _check_path("timeline", self.timeline)

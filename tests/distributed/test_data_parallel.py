@@ -36,7 +36,7 @@ def results_of(folder: Path, output: list[str]) -> dict[str, str]:
     return {name: next((r[name] for r in everyone if r[name]), "") for name in everyone[0]}
 
 
-BY_HOROVOD = ("checks_stock", "checks_fit", "checks_horovod", "checks_unrolled")
+BY_HOROVOD = ("checks_stock", "checks_fit", "checks_horovod", "checks_unrolled", "checks_schedules")
 # Those that compare with stock Horovod need Horovod.
 WITH_COLLECTIVES = names_in("checks_fit") + [
     "check_joint_batch",
@@ -44,6 +44,7 @@ WITH_COLLECTIVES = names_in("checks_fit") + [
     "check_eager",
     "check_unrolled_logs_are_those_of_keras",
     "check_unrolled_in_parts",
+    "check_every_schedule_gives_the_bits_of_the_stock_order",
 ]
 WITH_FOUR = [
     "check_joint_batch",
@@ -51,6 +52,7 @@ WITH_FOUR = [
     "check_first_weights_and_optimizer_state_come_from_rank_0",
     "check_adasum",
     "check_compression",
+    "check_all_ranks_are_equal",
 ]
 
 
@@ -63,14 +65,15 @@ def started_by_hand(tmp_path_factory):
 @pytest.fixture(scope="module")
 def collectives(tmp_path_factory):
     folder = tmp_path_factory.mktemp("collectives")
-    modules = "checks_stock,checks_fit,checks_unrolled"
+    modules = "checks_stock,checks_fit,checks_unrolled,checks_schedules"
     return results_of(folder, launch.run_collectives(2, [WORKER, modules, folder, *WITH_COLLECTIVES]))
 
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory):
     folder = tmp_path_factory.mktemp("four")
-    status, output = launch.horovodrun(4, [WORKER, "checks_stock,checks_fit", folder, *WITH_FOUR])
+    modules = "checks_stock,checks_fit,checks_schedules"
+    status, output = launch.horovodrun(4, [WORKER, modules, folder, *WITH_FOUR])
     assert status == 0, output
     return results_of(folder, [output] * 4)
 

@@ -48,12 +48,27 @@ def test_data_parallel_is_for_fit():
         tf_ooo.enabled(Options(mode="data_parallel"))
 
 
-@pytest.mark.parametrize("option", [{"schedule": "in_order"}, {"memory_limit_bytes": 10**9}])
-def test_data_parallel_refuses_what_it_does_not_do_yet(option):
+def test_data_parallel_refuses_what_it_does_not_do_yet():
     from tf_ooo.data_parallel import DataParallelFit
 
-    with pytest.raises(OptionsError, match="stock order"):
-        DataParallelFit(Options(mode="data_parallel", **option))
+    with pytest.raises(OptionsError, match="memory_limit_bytes=1000 does not go with"):
+        DataParallelFit(Options(mode="data_parallel", memory_limit_bytes=1000))
+
+
+@pytest.mark.parametrize("schedule", ["reverse_first_k", "search"])
+def test_orders_of_communication_need_data_parallel(schedule):
+    Options(mode="data_parallel", schedule=schedule)
+    for mode in ("auto", "single_device"):
+        with pytest.raises(OptionsError, match="it needs mode='data_parallel'"):
+            Options(mode=mode, schedule=schedule)
+
+
+def test_k_is_for_reverse_first_k():
+    assert Options(mode="data_parallel", schedule="reverse_first_k", k=0).k == 0
+    with pytest.raises(OptionsError, match="k=3 goes with schedule='reverse_first_k' only"):
+        Options(mode="data_parallel", schedule="search", k=3)
+    with pytest.raises(OptionsError, match="k=-1"):
+        Options(mode="data_parallel", schedule="reverse_first_k", k=-1)
 
 
 def test_weighting_by_samples_is_an_average():

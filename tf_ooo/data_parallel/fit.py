@@ -11,8 +11,10 @@ from tf_ooo.data_parallel import agreement, sync
 from tf_ooo.data_parallel.averaging import Averaging, is_horovod_optimizer, optimizers_of
 from tf_ooo.data_parallel.engine import Engine, choose_engine
 from tf_ooo.data_parallel.lockstep import Lockstep
+from tf_ooo.data_parallel.scheduled import ScheduledSteps
 from tf_ooo.data_parallel.step import ParallelStep, lost
-from tf_ooo.data_parallel.unrolled import Unrolled, steps_together
+from tf_ooo.data_parallel.unrolled import steps_together
+from tf_ooo.environment import environment
 from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.options import Options
 from tf_ooo.report import Report
@@ -26,17 +28,15 @@ class DataParallelFit:
 
     Nothing falls back silently here: ranks that cannot be averaged must not train.
 
-    Raises OptionsError for what is not there yet: another order, a memory limit.
+    Raises OptionsError for what is not there yet: a memory limit.
     """
 
     def __init__(self, options: Options) -> None:
-        for name in ("schedule", "memory_limit_bytes"):
-            given = getattr(options, name)
-            if given != getattr(Options, name):
-                raise OptionsError(
-                    f"{name}={given!r} does not go with mode='data_parallel', which keeps the stock "
-                    "order in this release; leave it out"
-                )
+        if options.memory_limit_bytes is not None:
+            raise OptionsError(
+                f"memory_limit_bytes={options.memory_limit_bytes} does not go with mode='data_parallel' in "
+                "this release; leave it out"
+            )
         self.options = options
         self.report = Report(mode="data_parallel")
         self.engine: Engine | None = None
@@ -45,7 +45,7 @@ class DataParallelFit:
         self.step: ParallelStep | None = None
         self._stock: Callable[..., Any] | None = None
         self._function: Callable[..., Any] | None = None
-        self._unrolled: Unrolled | None = None
+        self._scheduled: ScheduledSteps | None = None
         self._model: Any = None
         self._params: dict[str, Any] = {}
         self._train_samples = 0.0
@@ -71,8 +71,8 @@ class DataParallelFit:
                 self.engine, self.options.op, self.options.compression, self.options.weighting
             )
             self._function = compat.new_train_function(model, self.averaging.wrap(model))
-            self._unrolled = None
-            self.report = Report(mode="data_parallel", fallback_reason="data_parallel keeps the stock order")
+            self._scheduled = None
+            self.report = Report(mode="data_parallel", model=str(model.name), environment=environment())
         assert self._function is not None  # for mypy: set with _stock
         self.lockstep = Lockstep(self.engine, self.options.lockstep == "execution")
         on_batches = self._run_batches if self._together(model) else None
@@ -85,16 +85,26 @@ class DataParallelFit:
         compat.install_train_function(model, self.step, stock)
 
     def _together(self, model: Any) -> bool:
-        """Whether steps of one execution go into one function."""
-        return min(int(model.steps_per_execution), self.options.unroll) > 1 and not _runs_eagerly(model)
+        """Whether steps go into one function of ours; notes why not."""
+        if _runs_eagerly(model):
+            self.report.fallback_reason = "run eagerly: there is no graph whose order could be changed"
+            return False
+        if min(int(model.steps_per_execution), self.options.unroll) > 1 or not self.options.may_fall_back:
+            return True
+        self.report.fallback_reason = (
+            "each execution is one step, so that steps cannot overlap; compile with steps_per_execution=8"
+        )
+        return False
 
     def _run_batches(self, batches: list[Any], iterator: Any) -> Any:
         assert self.averaging is not None  # for mypy: begin has run
-        model, known = self._model, self._unrolled
+        assert self.engine is not None
+        model, known = self._model, self._scheduled
         if known is None or not compat.same_spec(known.element_spec, iterator.element_spec):
             steps = steps_together(int(model.steps_per_execution), self.options.unroll)
-            known = Unrolled(model, self.averaging.wrap(model), iterator.element_spec, steps)
-            self._unrolled = known
+            wrap, spec = self.averaging.wrap(model), iterator.element_spec
+            known = ScheduledSteps(model, wrap, spec, steps, self.engine, self.options, self.report)
+            self._scheduled = known
         return known(batches)
 
     def _prepare(self, batch: Any, iterator: Any) -> None:
@@ -157,6 +167,8 @@ class DataParallelFit:
 
     def end(self) -> None:
         """Puts the model's own train function back; does nothing the second time."""
+        if self._scheduled is not None:
+            self._scheduled.close()
         if self._model is not None:
             compat.remove_train_function(self._model)
             self._model = None

@@ -54,6 +54,11 @@ class Unrolled:
         with self._tracing():
             return self.function(len(batches))(batches)[-1]
 
+    @property
+    def traced(self) -> int:
+        """How many functions have been made."""
+        return len(self._functions)
+
     def function(self, count: int) -> Any:
         """The ``tf.function`` of so many steps."""
         if count not in self._functions:
@@ -61,8 +66,6 @@ class Unrolled:
         return self._functions[count]
 
     def _make(self, count: int) -> Any:
-        import tensorflow as tf
-
         step = compat.step_on_data(self.model, self._wrap(self.model.train_step))
 
         def steps(batches: Any) -> list[Any]:
@@ -73,8 +76,7 @@ class Unrolled:
             # All of them: what a step returns tells its forward pass from its backward pass.
             return logs
 
-        signature = [[self.element_spec] * count]
-        return tf.function(tf.autograph.experimental.do_not_convert(steps), input_signature=signature)
+        return compat.traced_once(steps, [[self.element_spec] * count])
 
 
 def steps_together(steps_per_execution: int, most: int) -> int:

@@ -1,0 +1,115 @@
+"""Checks run by worker.py on every rank: the order of computation and communication."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import training as t
+from checks_fit import warnings_of_tf_ooo
+
+import tf_ooo
+from tf_ooo.data_parallel import ordering
+
+
+def deep() -> keras.Model:
+    layers = [keras.layers.Dense(16, activation="tanh") for _ in range(4)]
+    return keras.Sequential([keras.Input((12,)), *layers, keras.layers.Dense(4)])
+
+
+def _against_stock(
+    engine: Any, optimizer: Any, make: Any = deep, per_rank: Any = t.data, **options: Any
+) -> Any:
+    """50 steps in executions of 8: the bits of stock Horovod.  Returns the report."""
+    a = t.compiled(make(), optimizer())
+    b = t.compiled(make(), optimizer(), steps_per_execution=8)
+    t.stock_in_apply(a, per_rank(engine.rank))
+    callback = tf_ooo.OOOBackprop(mode="data_parallel", **options)
+    t.fit(b, per_rank(engine.rank), [callback])
+    assert t.same_bits(a, b)
+    assert t.equal_on_all_ranks(engine, b)
+    return callback.report
+
+
+def check_reverse_first_k(engine: Any) -> None:
+    report = _against_stock(engine, lambda: keras.optimizers.Adam(0.01), schedule="reverse_first_k", k=3)
+    assert not report.fell_back, report.fallback_reason
+    assert report.schedule == "reverse_first_k"
+    assert report.added_edges >= 8
+    assert report.ops["comm"] == 10
+
+
+def check_fast_forward_with_momentum(engine: Any) -> None:
+    report = _against_stock(
+        engine, lambda: keras.optimizers.SGD(0.05, momentum=0.9), schedule="fast_forward", profile_steps=1
+    )
+    assert not report.fell_back, report.fallback_reason
+    assert report.measured_step_s is not None
+    assert report.stock_step_s is not None
+
+
+def check_one_step_at_a_time(engine: Any) -> None:
+    """A named schedule also applies where an execution is one step."""
+    model = t.compiled(deep(), keras.optimizers.SGD(0.05))
+    callback = tf_ooo.OOOBackprop(mode="data_parallel", schedule="reverse_first_k", k=2)
+    t.fit(model, t.data(engine.rank), [callback])
+    assert not callback.report.fell_back, callback.report.fallback_reason
+    assert t.equal_on_all_ranks(engine, model)
+
+
+def check_k_is_chosen(engine: Any) -> None:
+    report = _against_stock(engine, lambda: keras.optimizers.Adam(0.01), schedule="reverse_first_k")
+    assert not report.fell_back, report.fallback_reason
+    assert report.predicted_step_s is not None
+    plans = engine.gather(report.planned.to_text())
+    assert len(set(plans)) == 1
+
+
+def check_search(engine: Any) -> None:
+    report = _against_stock(engine, lambda: keras.optimizers.AdamW(0.01), schedule="search")
+    assert not report.fell_back, report.fallback_reason
+    assert len(set(engine.gather(report.planned.to_text()))) == 1
+
+
+def check_auto(engine: Any) -> None:
+    report = _against_stock(engine, lambda: keras.optimizers.Adam(0.01))
+    said = engine.gather([report.fell_back, report.schedule, report.undecided])
+    assert all(one == said[0] for one in said)
+
+
+def check_a_pass_that_fails_on_one_rank_keeps_all_in_the_stock_order(engine: Any) -> None:
+    ends = ordering.communication_edges
+
+    def failing(*arguments: Any) -> Any:
+        raise ValueError("made to fail")
+
+    if engine.rank == 1:
+        ordering.communication_edges = failing
+    try:
+        with warnings_of_tf_ooo():
+            report = _against_stock(engine, lambda: keras.optimizers.Adam(0.01), schedule="fast_forward")
+    finally:
+        ordering.communication_edges = ends
+    assert report.fell_back
+    assert "made to fail" in report.fallback_reason
+
+
+def check_every_schedule_gives_the_bits_of_the_stock_order(engine: Any) -> None:
+    """Also with TensorFlow's collectives, where there is no stock Horovod to compare with."""
+    one = t.compiled(deep(), keras.optimizers.Adam(0.01))
+    t.ours(one, t.data(engine.rank))
+    for options in ({"schedule": "reverse_first_k", "k": 4}, {"schedule": "search"}, {}):
+        model = t.compiled(deep(), keras.optimizers.Adam(0.01), steps_per_execution=4)
+        callback = tf_ooo.OOOBackprop(mode="data_parallel", **options)
+        t.fit(model, t.data(engine.rank), [callback])
+        assert not options or not callback.report.fell_back, callback.report.fallback_reason
+        assert t.same_bits(one, model)
+
+
+def check_all_ranks_are_equal(engine: Any) -> None:
+    for options in ({"schedule": "reverse_first_k", "k": 4}, {"schedule": "search"}):
+        model = t.compiled(deep(), keras.optimizers.Adam(0.01), steps_per_execution=4)
+        callback = tf_ooo.OOOBackprop(mode="data_parallel", **options)
+        t.fit(model, t.data(engine.rank, 24 * t.ROWS), [callback])
+        assert not callback.report.fell_back, callback.report.fallback_reason
+        assert t.equal_on_all_ranks(engine, model)

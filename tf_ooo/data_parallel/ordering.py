@@ -1,0 +1,184 @@
+"""A schedule's order for every step of an unrolled graph: computation and communication."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grappler_passes.annotate import AnnotatePass
+from grappler_passes.base import PassPipeline, copy_of
+from grappler_passes.classify import classify_graph_def
+from grappler_passes.dependencies import GraphIndex
+from grappler_passes.graph import OpKind, TrainingGraph
+from grappler_passes.order import OrderPass
+from grappler_passes.steps import split_steps, steps_of
+from grappler_passes.verify import VerifyPass
+from tf_ooo.errors import ScheduleError
+from tf_ooo.lowering import lower, task_ops
+from tf_ooo.planner import RewriteResult
+from tf_ooo.schedule import Schedule, Task, TaskList
+from tf_ooo.schedulers.common import COMMUNICATION, COMPUTE
+
+ScheduleFor = Callable[[TrainingGraph], Schedule]
+
+
+@dataclass(frozen=True)
+class _Ordered:
+    """One step: its new control inputs and attributes, by node."""
+
+    graph: TrainingGraph
+    schedule: Schedule
+    controls: Mapping[str, Sequence[str]]
+    attributes: Mapping[str, Mapping[str, Any]]
+    moved_ops: int
+    notes: tuple[str, ...]
+
+
+def order_steps(graph_def: Any, schedule_for: ScheduleFor) -> RewriteResult:
+    """Orders each step by itself, as ``schedule_for`` says for the first of them.
+
+    Edges are added within a step only, so that steps stay free to overlap.  The argument is not changed.
+
+    Raises:
+        GraphError: a step is no training step.
+        ScheduleError: the schedule is not one of this graph, or the steps have different layers.
+        PassError: a pass fails, or what comes out does not compute what went in.
+    """
+    started = time.perf_counter()
+    graphs = split_steps(graph_def)
+    classified = [classify_graph_def(graph) for graph in graphs]
+    layers = [[sorted(layer.variables) for layer in graph.layers] for graph in classified]
+    if any(names != layers[0] for names in layers):
+        raise ScheduleError("the steps of the unrolled graph do not have the same layers")
+    schedule = schedule_for(classified[0])
+    steps = [_order(g, c, schedule) for g, c in zip(graphs, classified, strict=True)]
+    merged = _merged(graph_def, steps)
+    VerifyPass(graph_def)(merged)
+    return RewriteResult(
+        training_graph=steps[-1].graph,
+        schedule=steps[-1].schedule,
+        graph_def=merged,
+        moved_ops=sum(step.moved_ops for step in steps),
+        added_edges=sum(len(controls) for step in steps for controls in step.controls.values()),
+        plan_seconds=time.perf_counter() - started,
+        mixed=dict(steps[-1].graph.mixed),
+        notes=tuple(dict.fromkeys(note for step in steps for note in step.notes)),
+    )
+
+
+def _order(graph_def: Any, graph: TrainingGraph, schedule: Schedule) -> _Ordered:
+    tasks = task_ops(graph)
+    stages = {task.stage for task in schedule.lanes.get(COMPUTE, ())}
+    if stages != set(range(len(graph.layers))):
+        raise ScheduleError(f"the schedule has {len(stages)} layers, the graph {len(graph.layers)}")
+    schedule = only_tasks(schedule, tasks.ops)
+    notes: list[str] = []
+    plan = lower(schedule, graph, tasks, notes)
+    edges = (*_robust(plan.edges, tasks.ops, graph_def), *communication_edges(schedule, graph))
+    plan = dataclasses.replace(plan, edges=edges)
+    done = PassPipeline([AnnotatePass(plan), OrderPass(plan)])(graph_def, graph)
+    controls, attributes = _difference(graph_def, done.graph_def)
+    moved = [names for names in tasks.ops.values() if controls.keys() & set(names)]
+    return _Ordered(
+        graph,
+        schedule,
+        controls,
+        attributes,
+        sum(map(len, moved)),
+        (*notes, *(str(note) for note in done.notes)),
+    )
+
+
+def _robust(
+    edges: Iterable[tuple[str, str]], ops: Mapping[Task, Sequence[str]], graph_def: Any
+) -> list[tuple[str, str]]:
+    """Leaves out edges that close a cycle if ops of one task become one op.
+
+    oneDNN merges a bias gradient into that of the kernel after all graph optimizers have run.  If the
+    bias gradient is to come before an op that the kernel's gradient needs (its shape), that is a cycle,
+    and the step fails.
+    """
+    index = GraphIndex(graph_def)
+    members = {name: names for names in ops.values() for name in names}
+    return [
+        (before, after)
+        for before, after in edges
+        if not any(index.implied(after, name) for name in members.get(before, ()))
+    ]
+
+
+def only_tasks(schedule: Schedule, there: Iterable[Task]) -> Schedule:
+    """Layers of a graph may lack a dO of their own."""
+    known = set(there)
+    lanes = {
+        lane: TaskList([task for task in tasks if task in known or task.kind not in ("dO", "dW")])
+        for lane, tasks in schedule.lanes.items()
+    }
+    return dataclasses.replace(schedule, lanes=lanes)
+
+
+def communication_edges(schedule: Schedule, graph: TrainingGraph) -> list[tuple[str, str]]:
+    """Edges between the communications of layers, where the wanted order is not that of the dW.
+
+    Communication libraries take gradients as they come.  Where one is to go before another that is
+    ready earlier, the other waits until the first is through.
+    """
+    ready = {task.stage: place for place, task in enumerate(schedule.lanes.get(COMPUTE, ()))}
+    wanted = list(dict.fromkeys(task.stage for task in schedule.lanes.get(COMMUNICATION, ())))
+    edges: list[tuple[str, str]] = []
+    latest = -1
+    for number, layer in enumerate(wanted):
+        if number and ready.get(layer, -1) < latest:
+            lasts = _ends(graph, wanted[number - 1], last=True)
+            edges += [(a, b) for a in lasts for b in _ends(graph, layer, last=False)]
+        latest = max(latest, ready.get(layer, -1))
+    return edges
+
+
+def _ends(graph: TrainingGraph, layer: int, last: bool) -> list[str]:
+    """The first or the last communication ops of a layer."""
+    names = [n for n in graph.layers[layer].communication_ops if graph.ops[n].type != "Const"]
+    inside = set(names)
+    inputs = {name: {producer for producer, _ in graph.ops[name].inputs} for name in names}
+    if last:
+        read = set().union(*inputs.values()) if inputs else set()
+        return [name for name in names if name not in read]
+    return [name for name in names if not inputs[name] & inside]
+
+
+def _difference(before: Any, after: Any) -> tuple[dict[str, list[str]], dict[str, dict[str, Any]]]:
+    """The control inputs and the attributes that each node has gained."""
+    controls, attributes = {}, {}
+    for old, new in zip(before.node, after.node, strict=True):
+        if len(new.input) > len(old.input):
+            controls[new.name] = list(new.input[len(old.input) :])
+        gained = {key: value for key, value in new.attr.items() if key.startswith("_ooo_")}
+        if gained:
+            attributes[new.name] = gained
+    return controls, attributes
+
+
+def _merged(graph_def: Any, steps: Sequence[_Ordered]) -> Any:
+    """The whole graph with what each step has gained; a node of another step is left as it is."""
+    merged = copy_of(graph_def)
+    for node, number in zip(merged.node, steps_of(graph_def), strict=True):
+        if number is None:
+            continue
+        step = steps[number]
+        node.input.extend(step.controls.get(node.name, ()))
+        for key, value in step.attributes.get(node.name, {}).items():
+            node.attr[key].CopyFrom(value)
+    return merged
+
+
+def digest(result: RewriteResult) -> str:
+    """A short text that is the same on ranks that run the same order of the same ops."""
+    graph = result.training_graph
+    counts = [len(graph.of_kind(kind)) for kind in OpKind]
+    layers = [(len(x.weight_grad_ops), len(x.update_ops), len(x.communication_ops)) for x in graph.layers]
+    text = f"{result.schedule.to_text()} {counts} {layers} {result.added_edges}"
+    return f"{zlib.crc32(text.encode()):08x}"

@@ -1,0 +1,104 @@
+"""The plug-in request of data parallel training: orders the unrolled steps, or only looks at them."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from grappler_passes import plugin
+from grappler_passes.steps import STEP_ATTR
+from tf_ooo import compat
+from tf_ooo.data_parallel.ordering import ScheduleFor, order_steps
+from tf_ooo.errors import BackendError, GraphError
+from tf_ooo.planner import RewriteResult
+
+_LOG = logging.getLogger("tf_ooo")
+_numbers = itertools.count(1)
+
+
+class _Seen:
+    """What came of the graphs of one request."""
+
+    def __init__(self) -> None:
+        self.result: RewriteResult | None = None
+        self.graph_def: Any = None
+        self.skipped = ""
+
+
+class StepRequest:
+    """Graphs of unrolled steps that are traced inside :meth:`tracing`.
+
+    Args:
+        model: names its variables.
+        schedule_for: the order, given the first step's graph; None: the graphs are looked at only.
+
+    Raises:
+        BackendError: unsupported TensorFlow, or the plug-in cannot be loaded.
+    """
+
+    def __init__(self, model: Any, schedule_for: ScheduleFor | None = None) -> None:
+        compat.check_versions()
+        try:
+            plugin.load()
+        except plugin.PluginError as error:
+            raise BackendError(str(error)) from error
+        self._seen = seen = _Seen()
+        self.request = plugin.Request(
+            f"tf_ooo-parallel-{next(_numbers)}",
+            _rewrite(seen, schedule_for),
+            describe=plugin.describe_keras(model),
+        )
+        plugin.register(self.request)
+        self._close = weakref.finalize(self, plugin.unregister, self.request.id)
+
+    def tracing(self) -> AbstractContextManager[Any]:
+        """Functions traced on this thread inside the block belong to this request."""
+        return plugin.tracing(self.request)
+
+    @property
+    def result(self) -> RewriteResult | None:
+        """What was done to the largest graph."""
+        return self._seen.result
+
+    @property
+    def graph_def(self) -> Any:
+        """The largest graph as TensorFlow runs it, if none was to be rewritten."""
+        return self._seen.graph_def
+
+    def failure(self) -> str:
+        """Why the steps run in stock order; empty where they do not."""
+        if self.request.errors:
+            error = self.request.errors[0]
+            return f"{type(error).__name__}: {error}"
+        if self.result is not None:
+            return ""
+        return self._seen.skipped or "TensorFlow handed no graph over to be ordered"
+
+    def close(self) -> None:
+        """Stops; what was compiled stays as it is."""
+        self._close()
+
+
+def _rewrite(seen: _Seen, schedule_for: ScheduleFor | None) -> Callable[[Any], Any]:
+    def rewrite(graph_def: Any) -> Any:
+        if not any(STEP_ATTR in node.attr for node in graph_def.node):
+            return None
+        if schedule_for is None:
+            if seen.graph_def is None or len(graph_def.node) >= len(seen.graph_def.node):
+                seen.graph_def = graph_def
+            return None
+        try:
+            result = order_steps(graph_def, schedule_for)
+        except GraphError as error:  # helper functions are traced beside the steps
+            seen.skipped = seen.skipped or str(error)
+            return None
+        if seen.result is None or result.moved_ops >= seen.result.moved_ops:
+            seen.result = result
+        _LOG.info("ordered the steps by %s in %.2f s", result.schedule.policy, result.plan_seconds)
+        return result.graph_def
+
+    return rewrite

@@ -1,0 +1,267 @@
+"""Unrolled steps in the stock order and in a planned one; all ranks change over together."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from grappler_passes import plugin
+from tf_ooo import compat, traces
+from tf_ooo.controller import fall_back
+from tf_ooo.costs.profile import MOST_STEPS, StepProfiler
+from tf_ooo.data_parallel import planned
+from tf_ooo.data_parallel.engine import Engine
+from tf_ooo.data_parallel.ordering import digest
+from tf_ooo.data_parallel.rewriting import StepRequest
+from tf_ooo.data_parallel.unrolled import Unrolled, Wrapper
+from tf_ooo.errors import GraphError, OOOError
+from tf_ooo.options import Options
+from tf_ooo.report import Report, fill_plan
+from tf_ooo.schedule import Schedule
+from tf_ooo.step_times import REWRITTEN, STOCK, StepTimes
+
+_LOG = logging.getLogger("tf_ooo")
+_NEED_COSTS = ("auto", "search", "reverse_first_k")
+
+
+class ScheduledSteps:
+    """Callable with the batches of an execution.
+
+    Phases, each of which all ranks enter at the same execution: *profile* (one step at a time, costs
+    measured), *compare* (stock and planned order in turns), *decided*.  A schedule that needs no costs begins
+    with *compare*.  Whatever goes wrong on one rank keeps all of them in the stock order.
+
+    Args:
+        model, wrap, element_spec, steps: see :class:`Unrolled`.
+        engine: the ranks.
+        options: ``schedule``, ``k``, ``profile_steps``, ``strict``.
+        report: filled in.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        wrap: Wrapper,
+        element_spec: Any,
+        steps: int,
+        engine: Engine,
+        options: Options,
+        report: Report,
+    ) -> None:
+        self.model, self.engine, self.options, self.report = model, engine, options, report
+        self.element_spec, self.steps, self._wrap = element_spec, steps, wrap
+        self.stock = Unrolled(model, wrap, element_spec, steps)
+        self.ordered: Unrolled | None = None
+        self.request: StepRequest | None = None
+        self._probe: StepRequest | None = None
+        self._profiler = StepProfiler(MOST_STEPS)
+        self._profiled = 0
+        self._single: Unrolled | None = None
+        self._plan_failed = ""
+        self._times = StepTimes(options.profile_steps, options.may_fall_back and not options.strict)
+        self._agreed_on = 0
+        needs_costs = options.schedule in _NEED_COSTS and options.k is None
+        self._phase: Callable[[Sequence[Any]], Any] = self._profile if needs_costs else self._begin
+
+    def __call__(self, batches: Sequence[Any]) -> Any:
+        """Trains on the batches of one execution; the logs of the last step."""
+        return self._phase(batches)
+
+    def close(self) -> None:
+        """Ends a profile under way."""
+        self._profiler.close()
+
+    # -- profile ---------------------------------------------------------------------------------
+
+    def _profile(self, batches: Sequence[Any]) -> Any:
+        """Step by step: one that traces, then up to three with the profiler on rank 0."""
+        outputs = None
+        for batch in batches:
+            outputs = self._profile_one(batch)
+        if self._profiled > MOST_STEPS:
+            self._make_plan()
+        return outputs
+
+    def _profile_one(self, batch: Any) -> Any:
+        if self._single is None:
+            self._single = self._first_single()
+        self._profiled += 1
+        ran: list[Any] = []
+
+        def once() -> Any:
+            ran.append(self._single([batch]))  # type: ignore[misc]
+            return ran[0]
+
+        if self.engine.rank != 0 or not 2 <= self._profiled <= 1 + MOST_STEPS or self._plan_failed:
+            return once()
+        try:
+            return self._profiler.run(once)
+        except OOOError as error:
+            self._plan_failed = str(error)
+            return ran[0] if ran else once()
+
+    def _first_single(self) -> Unrolled:
+        try:
+            self._probe = StepRequest(self.model)
+        except OOOError as error:
+            self._plan_failed = str(error)
+            return Unrolled(self.model, self._wrap, self.element_spec, 1)
+        return Unrolled(self.model, self._wrap, self.element_spec, 1, self._probe.tracing)
+
+    def _make_plan(self) -> None:
+        """Measures the link; rank 0 plans; all ranks take what it says."""
+        started = time.perf_counter()
+        found: dict[str, Any] = {}
+        try:
+            link = planned.measure_allreduce(self.engine)
+        except OOOError as error:
+            if self.engine.rank == 0:
+                self._plan_failed = self._plan_failed or str(error)
+        else:
+            found = self._plan_on_rank_0(link) if self.engine.rank == 0 and not self._plan_failed else {}
+        if self._probe is not None:
+            self._probe.close()
+        said = self.engine.gather(found | {"failed": self._plan_failed})
+        failed = next((one["failed"] for one in said if one["failed"]), "")
+        self.report.plan_seconds = time.perf_counter() - started
+        if failed:
+            self._keep_stock(f"no plan: {failed}")
+            return
+        first = said[0]
+        self.report.predicted_step_s = first["step_s"]
+        gain = 1 - first["step_s"] / first["stock_s"] if first["stock_s"] else 0.0
+        if self.options.may_fall_back and gain < planned.WORTH:
+            self._keep_stock(f"no gain is predicted ({gain:.1%})", quiet=True)
+            return
+        schedule = Schedule.from_text(first["plan"])
+        self._start(lambda graph: schedule)
+        self._phase = self._compare
+
+    def _plan_on_rank_0(self, link: Any) -> dict[str, Any]:
+        try:
+            if self._probe is None or self._profiler.profile is None or self._probe.graph_def is None:
+                raise GraphError("the step was not profiled")
+            layers = planned.measured_layers(self._probe.graph_def, self._profiler.profile)
+            made = planned.make_plan(layers, link, self.engine.size, self.options.schedule, self.steps)
+        except Exception as error:  # the other ranks wait to be told
+            self._plan_failed = f"{type(error).__name__}: {error}"
+            return {}
+        _LOG.info("planned %s, predicted gain %.1f%%", made.schedule.policy, 100 * made.gain)
+        return {"plan": made.schedule.to_text(), "step_s": made.step_s, "stock_s": made.stock_s}
+
+    # -- compare ---------------------------------------------------------------------------------
+
+    def _begin(self, batches: Sequence[Any]) -> Any:
+        """A schedule that needs no costs."""
+        options, workers = self.options, self.engine.size
+        self._start(lambda graph: planned.plain_schedule(graph, options.schedule, workers, options.k))
+        self._phase = self._compare
+        return self._compare(batches)
+
+    def _start(self, schedule_for: Callable[[Any], Schedule]) -> None:
+        try:
+            self.request = StepRequest(self.model, schedule_for)
+        except OOOError as error:
+            self._plan_failed = str(error)
+            self.ordered = Unrolled(self.model, self._wrap, self.element_spec, self.steps)
+            return
+        self.ordered = Unrolled(self.model, self._wrap, self.element_spec, self.steps, self.request.tracing)
+
+    def _compare(self, batches: Sequence[Any]) -> Any:
+        which = self._times.next
+        steps = self.stock if which == STOCK else self.ordered
+        assert steps is not None  # for mypy: _start has run
+        before, started = steps.traced, time.perf_counter()
+        outputs = steps(batches)
+        compat.synchronize(outputs)
+        elapsed_s = time.perf_counter() - started
+        if steps is self.ordered and steps.traced > before and not self._agree():
+            return outputs
+        if which == STOCK and steps.traced > before and self._draws_from_own_state(len(batches)):
+            return outputs
+        whole = len(batches) % self.steps == 0
+        self._times.add(which, elapsed_s / len(batches), steps.traced > before or not whole)
+        if self._times.done:
+            self._decide()
+        return outputs
+
+    def _agree(self) -> bool:
+        """After a trace: whether all ranks run the same order.  If not, all go back to the stock order."""
+        request = self.request
+        failed = self._plan_failed or (request.failure() if request is not None else "")
+        result = None if request is None else request.result
+        mine = {"failed": failed, "digest": "" if result is None else digest(result)}
+        said = self.engine.gather(mine)
+        failed = next((one["failed"] for one in said if one["failed"]), "")
+        if not failed and len({one["digest"] for one in said}) > 1:
+            failed = "the ranks' graphs differ"
+        predicted_s, plan_seconds = self.report.predicted_step_s, self.report.plan_seconds
+        fill_plan(self.report, result)
+        self.report.predicted_step_s = predicted_s
+        self.report.plan_seconds = (plan_seconds or 0.0) + (self.report.plan_seconds or 0.0)
+        if failed:
+            self._keep_stock(failed)
+            if self.options.strict:
+                raise GraphError(failed)
+        return not failed
+
+    def _draws_from_own_state(self, count: int) -> bool:
+        """An op that keeps random numbers to itself forbids going to and fro between two functions."""
+        if not self.options.may_fall_back:
+            return False
+        steps = self.stock.function(self.steps if count >= self.steps else 1)
+        name = traces.first_op(steps, plugin.keeps_random_state)
+        if name is not None:
+            self._keep_stock(f"{name} draws random numbers from a state of its own; name a schedule")
+        return name is not None
+
+    def _decide(self) -> None:
+        """Medians of the slowest rank's times: the same on all ranks."""
+        if not self.options.profile_steps:
+            self._keep_ordered()
+            return
+        everyone = self.engine.gather(self._times.seconds)
+        slowest = {
+            which: [max(times) for times in zip(*(one[which] for one in everyone), strict=False)]
+            for which in (STOCK, REWRITTEN)
+        }
+        stock_s, ordered_s = (statistics.median(slowest[which]) for which in (STOCK, REWRITTEN))
+        noise_s = max(
+            statistics.median(abs(s - m) for s in slowest[which])
+            for which, m in ((STOCK, stock_s), (REWRITTEN, ordered_s))
+        )
+        self.report.stock_step_s, self.report.measured_step_s = stock_s, ordered_s
+        self.report.step_noise_s = noise_s
+        if self.options.may_fall_back and ordered_s >= stock_s - noise_s:
+            self._keep_stock(
+                f"measured {ordered_s * 1e3:.2f} ms a step against {stock_s * 1e3:.2f} ms in stock order, "
+                f"noise {noise_s * 1e3:.2f} ms"
+            )
+        else:
+            self._keep_ordered()
+
+    # -- decided ---------------------------------------------------------------------------------
+
+    def _keep_ordered(self) -> None:
+        self.report.fell_back, self.report.fallback_reason, self.report.undecided = False, "", ""
+        self.report.kept_because = "" if self.options.may_fall_back else "applied as asked"
+        self._phase = self._run_ordered
+
+    def _run_ordered(self, batches: Sequence[Any]) -> Any:
+        assert self.ordered is not None  # for mypy: _start has run
+        before = self.ordered.traced
+        outputs = self.ordered(batches)
+        if self.ordered.traced > before:
+            self._agree()
+        return outputs
+
+    def _keep_stock(self, reason: str, quiet: bool = False) -> None:
+        fall_back(self.report, reason, logged=quiet)
+        self.report.undecided = ""
+        if self.request is not None:
+            self.request.close()
+        self.ordered = None
+        self._phase = self.stock

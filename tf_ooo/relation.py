@@ -27,7 +27,8 @@ from tf_ooo.errors import ScheduleError
 from tf_ooo.schedule import Schedule
 from tf_ooo.task import KIND_NUMBER, KINDS, Fields, Task
 
-_TABLE_LIMIT = 1 << 30
+# A table of all tasks there could be: at most so many places for each task that there is, and some.
+_PLACES_PER_TASK, _PLACES = 64, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,9 @@ class Relation:
             return None
         part = self.fields.part[chosen]
         shape = (int(part.max()) + 1, self.stages, self.schedule.microbatches)
-        if shape[0] * shape[1] * shape[2] > _TABLE_LIMIT:
+        if shape[0] * shape[1] * shape[2] > _PLACES_PER_TASK * len(self) + _PLACES:
             size = f"{shape[0]} parts x {shape[1]} stages x {shape[2]} micro-batches"
-            raise ScheduleError(f"too many {kind}: {size}")
+            raise ScheduleError(f"missing: most {kind} of {size}; the schedule has {len(self)} tasks")
         table = np.full(shape, -1, np.int32)
         table[part, self.fields.stage[chosen], self.fields.microbatch[chosen]] = chosen
         return table

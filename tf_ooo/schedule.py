@@ -102,6 +102,13 @@ class Schedule:
                     f"stage {stage} must begin with layer {expected} and hold a layer, got {first}-{last}"
                 )
             expected = last + 1
+        if not self.stages:
+            return
+        for lane, tasks in self.lanes.items():
+            if len(tasks) and int(Fields.of(tasks.codes).stage.max()) >= len(self.stages):
+                unknown = next(task for task in tasks if task.stage >= len(self.stages))
+                where = f"lane {lane[0]} {lane[1]}"
+                raise ScheduleError(f"unknown op {unknown} on {where}: there are {len(self.stages)} stages")
 
     def __hash__(self) -> int:
         return hash((self.mode, self.policy, tuple(self.lanes.items())))

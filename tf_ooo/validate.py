@@ -33,6 +33,11 @@ def validate(schedule: Schedule, layers: Sequence[LayerCosts] | None = None) -> 
     check_complete(relation, checked)
     if np.isnan(run(_untimed(relation))[0]).any():
         raise deadlock(relation)
+    if schedule.steps_ahead:
+        from tf_ooo.simulator import simulate  # noqa: PLC0415 - the simulator needs this module
+
+        ends = [relation.stages, *(last + 1 for _, last in schedule.stages)]
+        simulate(schedule, checked or [LayerCosts(0, 0, 0)] * max(ends), steps=schedule.steps_ahead + 2)
 
 
 def check_complete(relation: Relation, layers: Sequence[LayerCosts] | None) -> None:
@@ -56,9 +61,6 @@ def _check_layer_count(relation: Relation, layers: int) -> None:
     needed = schedule.stages[-1][1] + 1 if schedule.stages else relation.stages
     if needed > layers:
         raise CostError(f"costs are missing for layer {layers}: the schedule has {needed} layers")
-    if schedule.stages and relation.stages > len(schedule.stages):
-        stage = relation.stages - 1
-        raise ScheduleError(f"unknown op of stage {stage}: there are {len(schedule.stages)} stages")
     if needed < layers:
         raise ScheduleError(f"missing: layer {needed} has costs and is in no stage of the schedule")
 
@@ -69,12 +71,19 @@ def _costs(schedule: Schedule, layers: Sequence[LayerCosts], kind: str, stage: i
 
 def _check_all_there(relation: Relation, kind: str, stage: int) -> None:
     once = kind == "U" and not relation.schedule.asynchronous
-    for part, nodes in enumerate(relation.nodes(kind, stage)):
-        absent = np.flatnonzero(nodes < 0)
-        if once and len(absent) == len(nodes) - 1 and nodes[0] >= 0:
+    parts = len(relation.schedule.parts.get((kind, stage), (1.0,)))
+    nodes = relation.nodes(kind, stage)
+    beyond = np.flatnonzero((nodes[parts:] >= 0).any(axis=1))
+    if len(beyond):
+        slot = f"{kind}:{stage}.{parts + beyond[0]}"
+        given = f"there are {parts} parts" if parts > 1 else f"there is no line 'parts {kind}:{stage}: ...'"
+        raise ScheduleError(f"unknown op {slot}: {given}")
+    for part in range(parts):
+        slot = f".{part}" if part else ""
+        absent = np.flatnonzero(nodes[part] < 0) if part < len(nodes) else np.zeros(1, int)
+        if once and len(absent) == nodes.shape[1] - 1 and nodes[part, 0] >= 0:
             continue
-        if len(absent) and (part == 0 or (nodes >= 0).any()):
-            slot = f".{part}" if part else ""
+        if len(absent):
             raise ScheduleError(f"missing: {kind}:{stage}{slot}@{absent[0]} is not in the schedule")
 
 
@@ -93,6 +102,9 @@ def deadlock(relation: Relation) -> ScheduleError:
     start, _ = run(_untimed(relation))
     stuck = np.isnan(start)
     waits = _waits(relation, stuck)
+    if not waits:  # within one step all is well
+        tasks = "; ".join(f"{a} waits for {b} of {n} steps later" for a, b, n in relation.schedule.after if n)
+        return ScheduleError(f"cycle: over several steps: {tasks}")
     seen: dict[int, int] = {}
     node = next(iter(waits))
     path: list[tuple[int, str]] = []

@@ -248,3 +248,30 @@ def test_checked_in_rows_reach_the_goals():
     again = next(planner_layerpipe.rows(["vgg16"], [8]))
     kept = next(row for row in rows if (row["workload"], row["devices"]) == ("vgg16", 8))
     assert again["predicted_speedup"] == pytest.approx(kept["predicted_speedup"], rel=1e-6)
+
+
+@pytest.mark.timeout(60)
+def test_a_link_of_millions_of_rounds_under_a_memory_limit():
+    """A message takes two million times as long as a round: this once simulated each of them."""
+    layers = [LayerCosts(0, 0, 0, update_s=0.5, activation_bytes=9, weight_bytes=5, output_bytes=4)] * 4
+    with pytest.raises(MemoryLimitError) as raised:
+        plan(
+            layers=layers,
+            schedule="layerpipe",
+            devices=2,
+            microbatches=3,
+            link=Link(1e6),
+            memory_limit_bytes=1,
+        )
+    assert raised.value.smallest_bytes > 1
+
+
+def test_tasks_of_a_nanosecond_beside_tasks_of_a_million_seconds():
+    """Once a cut at the end of the short F was taken for one between the layers, and F was divided."""
+    layers = [LayerCosts(1, 0, 0), LayerCosts(1e-9, 1, 1e6)]
+    for devices in range(1, 4):
+        made = plan(layers=layers, schedule="layerpipe", devices=devices, microbatches=2)
+        validate(made, layers)
+        assert not any(task.part for task in made.tasks if task.kind != "dO")
+    with pytest.raises(OptionsError, match="more than the tasks"):
+        plan(layers=layers, schedule="layerpipe", devices=9, microbatches=2)

@@ -4,9 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import ScheduleError
 from tf_ooo.schedule import KINDS, Schedule, Task
 from tf_ooo.schedulers import BACKWARD_ORDERS
+from tf_ooo.simulator import simulate
+from tf_ooo.validate import validate
 
 HEAD = "tf_ooo schedule v1\nmode m\npolicy p\n"
 
@@ -46,6 +49,38 @@ def test_any_text_parses_or_raises_schedule_error(text):
 def test_errors_name_line_and_op(line, message):
     with pytest.raises(ScheduleError, match=message):
         Schedule.from_text(HEAD + line)
+
+
+def test_a_stage_that_is_not_there_is_named():
+    with pytest.raises(ScheduleError, match=r"unknown op F:7 on lane 0 0: there are 1 stages"):
+        Schedule.from_text(HEAD + "stage 0: 0-1\nlane 0 0: F:0 dO:0 dW:0 F:7")
+
+
+def test_more_microbatches_than_tasks_are_refused_at_once():
+    """Tables of all tasks there could be took gigabytes."""
+    schedule = Schedule.from_text(HEAD + "microbatches 99999999\nlane 0 0: F:0@0 dO:0@0 dW:0@0")
+    with pytest.raises(ScheduleError, match="missing: most F of .* 99999999 micro-batches"):
+        validate(schedule)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("lane 0 0: dO:0 dW:0 dW:0.4095", "unknown op dW:0.4095: there is no line 'parts dW:0: ...'"),
+     ("parts dO:0: 0.5 0.5\nlane 0 0: dO:0 dO:0.1 dO:0.2 dW:0", "unknown op dO:0.2: there are 2 parts"),
+     ("parts dO:0: 0.5 0.5\nlane 0 0: dO:0 dW:0", "missing: dO:0.1@0 is not"),
+     ("parts dO:0: 0.2 0.4 0.4\nlane 0 0: dO:0 dO:0.2 dW:0", "missing: dO:0.1@0 is not")],
+)  # fmt: skip
+def test_parts_are_those_that_are_given(text, message):
+    with pytest.raises(ScheduleError, match=message):
+        validate(Schedule.from_text(HEAD + text))
+
+
+def test_a_circle_over_several_steps():
+    """dW of a step waits for dO of the next one, which stands behind it."""
+    schedule = Schedule.from_text(HEAD + "after dW:0: dO:0 steps 1\nlane 0 0: F:0 dO:0 dW:0")
+    for check in (validate, lambda made: simulate(made, [LayerCosts(1, 1, 1)], steps=3)):
+        with pytest.raises(ScheduleError, match="cycle: over several steps: dW:0 waits for dO:0 of 1 steps"):
+            check(schedule)
 
 
 def test_missing_and_unknown_tasks_are_named():

@@ -120,11 +120,20 @@ def _within_limit(problem: Problem, placement: Placement) -> Schedule:
     limit = problem.memory_limit_bytes
     depths = _depths(problem, placement)
     slowest = max(depths.values()) + 1
-    for pause in range(1, slowest + 1) if limit != 0 else [slowest]:
+    for pause in _pauses(slowest) if limit != 0 else [slowest]:
         schedule = _schedule(problem, placement, depths, pause)
         if limit is None or max(simulate(schedule, problem.layers, problem.link).peak_bytes) <= limit:
             break
     return schedule
+
+
+def _pauses(slowest: int) -> Iterator[int]:
+    """From no pause to one micro-batch after the other; on a slow link that is millions of rounds."""
+    pause = 1
+    while pause < slowest:
+        yield pause
+        pause += max(1, pause // 8)
+    yield slowest
 
 
 def _depths(problem: Problem, placement: Placement) -> dict[Task, int]:

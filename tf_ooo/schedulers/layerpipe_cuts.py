@@ -19,6 +19,8 @@ from tf_ooo.costs.layer_costs import LayerCosts, layer_inputs
 # A dO is cut at multiples of this; the shares are refined afterwards.
 _GRID = 8
 _HALVINGS = 20
+# Tasks that take less than this share of the whole are not told from none: rounding is near.
+_LEAST_SHARE = 1e-9
 _WHOLE = ("F", "dO", "dW")
 _ORDERS = tuple(itertools.permutations(_WHOLE))
 
@@ -63,7 +65,7 @@ class Line:
         cuts = [_between(layers, layer, starts[layer]) for layer in range(1, len(layers))]
         if inside:
             for layer in range(len(layers)):
-                cuts += _inside(layers, layer, starts[layer])
+                cuts += _inside(layers, layer, starts[layer], _LEAST_SHARE * starts[-1])
         return cls(tuple(layers), starts, tuple(sorted(cuts, key=lambda cut: (cut.at_s, cut.layer))))
 
 
@@ -91,9 +93,9 @@ def _crossing_bytes(layers: Sequence[LayerCosts], before: int, after: int) -> fl
     return gradients + sum(layers[source].output_bytes for source in made)
 
 
-def _inside(layers: Sequence[LayerCosts], layer: int, start_s: float) -> list[Cut]:
+def _inside(layers: Sequence[LayerCosts], layer: int, start_s: float, least_s: float) -> list[Cut]:
     cuts: dict[tuple[Any, ...], Cut] = {}
-    takes = {kind: s for kind, s in seconds(layers[layer]).items() if s > 0}
+    takes = {kind: s for kind, s in seconds(layers[layer]).items() if s > least_s}
     passing = _crossing_bytes(layers, layer, layer + 1)
     for order in dict.fromkeys(tuple(kind for kind in one if kind in takes) for one in _ORDERS):
         done_s = start_s
@@ -270,4 +272,6 @@ def _shifted(cuts: Sequence[Cut], longest_s: float) -> list[float] | None:
 def _moved(cut: Cut, at_s: float) -> Cut:
     if cut.high_s == cut.low_s:
         return cut
-    return replace(cut, at_s=at_s, share=(at_s - cut.low_s) / (cut.high_s - cut.low_s))
+    # Beside tasks a million million times as long, rounding may leave the dO.
+    share = min(max((at_s - cut.low_s) / (cut.high_s - cut.low_s), 1 / 64), 63 / 64)
+    return replace(cut, at_s=at_s, share=share)

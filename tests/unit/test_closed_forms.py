@@ -116,7 +116,7 @@ def test_few_microbatches(name, costs, p, m):
 whole = st.integers(1, 9)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.tuples(whole, whole, whole), st.integers(1, 6), st.integers(1, 14))
 def test_zero_bubble_is_never_slower_than_1f1b(costs, p, m):
     times = {name: run(name, costs, p, m) for name in ("1f1b", "fast_forward", "zb_h1", "zb_h2", "zb_auto")}
@@ -125,7 +125,7 @@ def test_zero_bubble_is_never_slower_than_1f1b(costs, p, m):
     assert span_s(times["zb_h2"]) <= span_s(times["zb_h1"])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     st.lists(st.tuples(whole, whole, whole), min_size=2, max_size=6),
     st.integers(1, 12),

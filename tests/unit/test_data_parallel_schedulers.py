@@ -178,7 +178,7 @@ def test_step_model_is_the_simulator(instance, k, sliced):
         assert model.run(backward, order).period_s == pytest.approx(expected.steady_step_s)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(instances())
 def test_search_is_valid_and_never_worse(instance):
     layers, link = instance

@@ -93,7 +93,7 @@ def test_memory_limit_brings_dw_back():
     assert any(task.kind == "dW" for task in free.lanes[0, 1])
     stock = plan(layers=layers, schedule="in_order", mode="single_device").predicted_peak_bytes
     assert free.predicted_peak_bytes > stock
-    for limit in range(stock, free.predicted_peak_bytes, 3):
+    for limit in range(stock, free.predicted_peak_bytes, 9):
         for policy in ("multi_stream", "search"):
             assert planned(layers, policy, memory_limit_bytes=limit).predicted_peak_bytes <= limit
     with pytest.raises(MemoryLimitError) as error:

@@ -30,7 +30,7 @@ def unequal(count):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("microbatches", [32, 512, 2048])
+@pytest.mark.parametrize("microbatches", [32, 512])
 def test_eight_devices_take_seconds(microbatches):
     """2 to 15 s on a machine with other work; 84 s were once needed for the middle one."""
     began_s = time.process_time()

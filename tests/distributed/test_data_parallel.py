@@ -36,7 +36,8 @@ def results_of(folder: Path, output: list[str]) -> dict[str, str]:
     return {name: next((r[name] for r in everyone if r[name]), "") for name in everyone[0]}
 
 
-BY_HOROVOD = ("checks_stock", "checks_fit", "checks_horovod", "checks_unrolled", "checks_schedules")
+BY_HOROVOD = ("checks_stock", "checks_fit", "checks_horovod")
+TOGETHER = ("checks_unrolled", "checks_schedules")
 # Those that compare with stock Horovod need Horovod.
 WITH_COLLECTIVES = names_in("checks_fit") + [
     "check_joint_batch",
@@ -63,10 +64,16 @@ def started_by_hand(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("together")
+    return results_of(folder, launch.run_horovod(2, [WORKER, ",".join(TOGETHER), folder], 900))
+
+
+@pytest.fixture(scope="module")
 def collectives(tmp_path_factory):
     folder = tmp_path_factory.mktemp("collectives")
     modules = "checks_stock,checks_fit,checks_unrolled,checks_schedules"
-    return results_of(folder, launch.run_collectives(2, [WORKER, modules, folder, *WITH_COLLECTIVES]))
+    return results_of(folder, launch.run_collectives(2, [WORKER, modules, folder, *WITH_COLLECTIVES], 900))
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +89,12 @@ def four(tmp_path_factory):
 @pytest.mark.parametrize("check", names_in(*BY_HOROVOD))
 def test_two_workers_started_by_hand(started_by_hand, check):
     assert not started_by_hand[check], started_by_hand[check]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", names_in(*TOGETHER))
+def test_two_workers_with_steps_together(together, check):
+    assert not together[check], together[check]
 
 
 @pytest.mark.slow

@@ -186,6 +186,8 @@ class ScheduledSteps:
         self._times.add(which, elapsed_s / len(batches), steps.traced > before or not whole)
         if self._times.done:
             self._decide()
+        elif self.options.may_fall_back:
+            self.report.undecided = self._times.progress
         return outputs
 
     def _agree(self) -> bool:

@@ -1,0 +1,77 @@
+"""Steps together: how many, and which communications are chained."""
+
+from __future__ import annotations
+
+import pytest
+
+from grappler_passes.graph import Layer, Op, OpKind, TrainingGraph
+from tf_ooo.costs.layer_costs import LayerCosts, Link
+from tf_ooo.data_parallel.ordering import communication_edges
+from tf_ooo.data_parallel.planned import make_plan, step_seconds
+from tf_ooo.data_parallel.unrolled import steps_together
+from tf_ooo.planning import plan
+from tf_ooo.schedule import Schedule, Task, TaskList
+
+
+@pytest.mark.parametrize(
+    ("steps", "most", "expected"),
+    [(8, 8, 8), (3, 8, 3), (20, 8, 5), (16, 8, 8), (100, 8, 5), (11, 8, 8), (14, 8, 7), (9, 1, 1)],
+)
+def test_steps_together(steps, most, expected):
+    assert steps_together(steps, most) == expected
+
+
+def graph_of(layers):
+    """Each layer has two communications, a kernel's and a bias'."""
+    ops = {}
+    rows = []
+    for layer in range(layers):
+        names = (f"comm{layer}k", f"comm{layer}b")
+        for name in names:
+            ops[name] = Op(name, "HorovodAllreduce", OpKind.COMMUNICATION, layer=layer)
+        rows.append(Layer(layer, (f"w{layer}",), communication_ops=names))
+    return TrainingGraph(ops, tuple(rows), ())
+
+
+def schedule_of(weight_grads, communications):
+    lanes = {
+        (0, 0): TaskList([Task("dW", layer) for layer in weight_grads]),
+        (0, 1): TaskList([Task("comm", layer) for layer in communications]),
+    }
+    return Schedule("data_parallel", "search", lanes, workers=2)
+
+
+def pairs(edges):
+    return sorted({(before[4], after[4]) for before, after in edges})
+
+
+def test_the_order_in_which_gradients_are_made_needs_no_edges():
+    assert communication_edges(schedule_of([3, 2, 0, 1], [3, 2, 0, 1]), graph_of(4)) == []
+
+
+def test_what_is_ready_and_has_to_wait_gets_an_edge():
+    edges = communication_edges(schedule_of([3, 2, 1, 0], [3, 0, 1, 2]), graph_of(4))
+    # 0 is made last and goes second: 1 and 2 wait, each for the one before it.
+    assert pairs(edges) == [("0", "1"), ("1", "2")]
+    assert len(edges) == 8
+
+
+LAYERS = [LayerCosts(1.0, 1.0, 1.0, 0.1, weight_bytes=w) for w in (4, 3, 2, 1, 4)]
+
+
+def test_the_plan_is_never_predicted_slower_than_the_stock_order():
+    for bytes_per_s in (0.5, 1.0, 4.0, 100.0):
+        link = Link(0.0, bytes_per_s)
+        made = make_plan(LAYERS, link, 2, "auto", steps=8)
+        assert made.step_s <= made.stock_s
+        assert made.step_s == pytest.approx(step_seconds(made.schedule, LAYERS, link, 8))
+
+
+def test_the_barrier_after_an_execution_counts():
+    link = Link(0.0, 1.0)
+    schedule = plan(
+        layers=LAYERS, schedule="reverse_first_k", mode="data_parallel", devices=2, link=link, k=3
+    )
+    alone, many = (step_seconds(schedule, LAYERS, link, steps) for steps in (1, 16))
+    assert many < alone
+    assert many == pytest.approx((alone + 15 * schedule.predicted_step_s) / 16, rel=0.02)

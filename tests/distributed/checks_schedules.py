@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+import time
 from typing import Any
 
 import keras
+import tensorflow as tf
 import training as t
 from checks_fit import warnings_of_tf_ooo
 
@@ -92,6 +95,45 @@ def check_a_pass_that_fails_on_one_rank_keeps_all_in_the_stock_order(engine: Any
         ordering.communication_edges = ends
     assert report.fell_back
     assert "made to fail" in report.fallback_reason
+
+
+class Delays(keras.layers.Layer):
+    """Waits for up to 10 ms, for another time on each rank, going forward and going back."""
+
+    def call(self, x: Any) -> Any:
+        @tf.custom_gradient
+        def waiting(x: Any) -> Any:
+            return _late(x), _late
+
+        return waiting(x)
+
+
+def _late(x: Any) -> Any:
+    def wait(value: Any) -> Any:
+        time.sleep(random.random() * 0.01)
+        return value
+
+    out = tf.numpy_function(wait, [x], x.dtype)
+    out.set_shape(x.shape)
+    return out
+
+
+def check_random_delays(engine: Any) -> None:
+    """800 delays in 200 steps: no deadlock, and the same weights."""
+    random.seed(engine.rank)
+
+    def make() -> keras.Model:
+        layers = [keras.layers.Dense(16), Delays(), keras.layers.Dense(16), Delays(), keras.layers.Dense(4)]
+        return keras.Sequential([keras.Input((12,)), *layers])
+
+    models = [t.compiled(make(), keras.optimizers.SGD(0.05), steps_per_execution=8) for _ in range(2)]
+    xy = t.data(engine.rank, 200 * t.ROWS)
+    for model, options in zip(models, ({"unroll": 1}, {"schedule": "search"}), strict=True):
+        callback = tf_ooo.OOOBackprop(mode="data_parallel", **options)
+        t.fit(model, xy, [callback])
+    assert not callback.report.fell_back, callback.report.fallback_reason
+    assert t.equal_on_all_ranks(engine, models[1])
+    assert t.same_bits(*models)
 
 
 def check_every_schedule_gives_the_bits_of_the_stock_order(engine: Any) -> None:

@@ -1,0 +1,77 @@
+"""Several machines on one: a link of chosen bandwidth, and a share of the CPU for each worker.
+
+Needs root, ``ip`` and ``tc`` for the link, and cgroup version 1 for the shares.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+CPU_GROUPS = Path("/sys/fs/cgroup/cpu")
+PERIOD_US = 10_000
+
+
+def why_not() -> str:
+    """Why this machine cannot be confined; empty where it can."""
+    if os.geteuid() != 0:
+        return "needs root for a network namespace and CPU quotas"
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    if missing:
+        return f"needs {' and '.join(missing)} (package iproute2)"
+    if not (CPU_GROUPS / "cpu.cfs_quota_us").exists() and not (CPU_GROUPS / "cgroup.procs").exists():
+        return f"needs CPU groups of version 1 at {CPU_GROUPS}"
+    return ""
+
+
+@contextlib.contextmanager
+def link(name: str, bits_per_s: float | None) -> Iterator[list[str]]:
+    """A network namespace; yields what to put before a command.  None: as fast as the machine is."""
+    _run("ip", "netns", "add", name)
+    try:
+        inside = ["ip", "netns", "exec", name]
+        _run(*inside, "ip", "link", "set", "lo", "up")
+        if bits_per_s is not None:
+            shape = ("tbf", "rate", f"{bits_per_s:.0f}bit", "burst", "512kb", "latency", "400ms")
+            _run(*inside, "tc", "qdisc", "add", "dev", "lo", "root", *shape)
+        yield inside
+    finally:
+        _run("ip", "netns", "delete", name)
+
+
+@contextlib.contextmanager
+def shares(prefix: str, workers: int, cores_each: float) -> Iterator[None]:
+    """CPU groups ``<prefix>0``, ``<prefix>1``, ... for :func:`enter`."""
+    groups = [CPU_GROUPS / f"{prefix}{rank}" for rank in range(workers)]
+    for group in groups:
+        group.mkdir()
+        (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+        (group / "cpu.cfs_quota_us").write_text(str(round(PERIOD_US * cores_each)))
+        (group / "cpu.shares").write_text("65536")
+    try:
+        yield
+    finally:
+        for group in groups:
+            with contextlib.suppress(OSError):  # a worker that has not ended yet
+                group.rmdir()
+
+
+def threads() -> set[int]:
+    """The threads of this process."""
+    return {int(name) for name in os.listdir("/proc/self/task")}
+
+
+def enter(prefix: str, rank: int, free: set[int]) -> None:
+    """Puts all threads of this process but ``free`` ones into the group of ``rank``."""
+    tasks = CPU_GROUPS / f"{prefix}{rank}" / "tasks"
+    for thread in threads() - free:
+        with contextlib.suppress(OSError):  # it has ended
+            tasks.write_text(str(thread))
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)

@@ -1,0 +1,135 @@
+"""Data parallel training against stock Horovod, on one machine: ``python -m tf_ooo.bench.data_parallel``.
+
+Each worker has its share of the CPU, all of them one link of chosen bandwidth.  In every run all
+configurations take turns, so that a disturbance hits all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tf_ooo.bench import confine
+from tf_ooo.bench.data_parallel_worker import CONFIGURATIONS, WORKLOADS
+
+# Horovod's own knobs: what it ships with, and what suits a slow link and few tensors.
+HOROVOD = {"horovod": {}, "horovod_tuned": {"HOROVOD_CYCLE_TIME": "3", "HOROVOD_FUSION_THRESHOLD": "8388608"}}
+WORKERS = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the benchmark and writes its rows."""
+    options = _parser().parse_args(arguments)
+    reason = confine.why_not()
+    if reason:
+        print(f"skipped: {reason}")
+        return
+    rows: list[dict[str, Any]] = []
+    for bandwidth in options.mbit:
+        found = {
+            name: _run(options, bandwidth, name) for name in (HOROVOD if not options.quick else ["horovod"])
+        }
+        rows += rows_of(found, options.workload, bandwidth)
+        for row in rows[-len(CONFIGURATIONS) :]:
+            print(text_of(row), flush=True)
+    if options.json:
+        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="one workload, one bandwidth, under 5 minutes")
+    parser.add_argument("--json", help="file for the rows")
+    parser.add_argument("--workload", default="mlp_small", choices=WORKLOADS)
+    parser.add_argument(
+        "--mbit", type=float, nargs="+", default=[1000.0], help="bandwidths in Mbit/s; 0: no limit"
+    )
+    parser.add_argument("--cores", type=float, default=0.7, help="of each worker, for computing")
+    parser.add_argument("--steps", type=int, default=8, help="of one execution")
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--configurations", default=",".join(CONFIGURATIONS))
+    return parser
+
+
+def _run(options: argparse.Namespace, mbit: float, horovod: str) -> dict[str, Any]:
+    """What rank 0 of one run has found."""
+    prefix = f"tf_ooo_bench_{os.getpid()}_"
+    names = options.configurations if horovod == "horovod" else "horovod"
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        confine.link(prefix + "net", mbit * 1e6 if mbit else None) as inside,
+        confine.shares(prefix, WORKERS, options.cores),
+    ):
+        out = Path(folder) / "out.json"
+        launcher = Path(sys.executable).with_name("horovodrun")
+        command = [*inside, str(launcher), "--gloo", "--network-interfaces", "lo", "-np", str(WORKERS)]
+        command += [sys.executable, "-m", "tf_ooo.bench.data_parallel_worker", "--out", str(out)]
+        command += ["--workload", options.workload, "--group", prefix, "--configurations", names]
+        command += ["--steps", str(options.steps), "--repetitions", str(options.repetitions)]
+        path = f"{launcher.parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        environment = os.environ | HOROVOD[horovod] | {"PATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode or not out.exists():
+            raise SystemExit(f"a worker failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+        result: dict[str, Any] = json.loads(out.read_text())
+        return result
+
+
+def rows_of(found: dict[str, Any], workload: str, mbit: float) -> list[dict[str, Any]]:
+    """One row for each configuration, beside stock Horovod as it ships."""
+    first = found["horovod"]
+    runs = dict(first["configurations"])
+    if "horovod_tuned" in found:
+        runs["horovod_tuned"] = found["horovod_tuned"]["configurations"]["horovod"]
+    local_s = statistics.median(runs.pop("local")["seconds"]) if "local" in runs else None
+    stock_s = statistics.median(runs["horovod"]["seconds"])
+    bound_s = None if local_s is None else max(local_s, first["communication_s"])
+    rows = []
+    for name, one in runs.items():
+        step_s = statistics.median(one["seconds"])
+        row = {
+            "workload": workload,
+            "mode": "data_parallel",
+            "schedule": name,
+            "runs": one.get("schedule"),
+            "baseline": "horovod",
+            "devices": WORKERS,
+            "bandwidth_bit_s": mbit * 1e6 or None,
+            "step_s": step_s,
+            "step_s_min": min(one["seconds"]),
+            "step_s_max": max(one["seconds"]),
+            "baseline_step_s": stock_s,
+            "speedup": stock_s / step_s,
+            "predicted_step_s": one.get("predicted_step_s"),
+            "bound_s": bound_s,
+            "compute_s": local_s,
+            "communication_s": first["communication_s"],
+            "bit_equal": one["bits"] == runs["horovod"]["bits"],
+            "reason": one.get("reason") or None,
+        }
+        rows.append({key: value for key, value in row.items() if value is not None})
+    return rows
+
+
+def text_of(row: dict[str, Any]) -> str:
+    """One line."""
+    mbit = row.get("bandwidth_bit_s", 0) / 1e6
+    more = f", predicted {row['predicted_step_s'] * 1e3:.0f} ms" if "predicted_step_s" in row else ""
+    bits = "same bits" if row["bit_equal"] else "OTHER BITS"
+    return (
+        f"{row['workload']} {mbit:6.0f} Mbit/s  {row['schedule']:16s} {row['step_s'] * 1e3:7.1f} ms "
+        f"({row['step_s_min'] * 1e3:.0f}-{row['step_s_max'] * 1e3:.0f})  {row['speedup']:.2f}x"
+        f"{more}, bound {row.get('bound_s', 0) * 1e3:.0f} ms, {bits}"
+    )
+
+
+if __name__ == "__main__":
+    main()

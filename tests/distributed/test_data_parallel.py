@@ -19,6 +19,9 @@ pytest.importorskip("horovod", reason="Horovod is not installed; run: make horov
 sys.path.insert(0, str(Path(__file__).parent))
 import launch  # noqa: E402
 
+# The first test of each launch waits for all its checks; the launches have limits of their own.
+pytestmark = pytest.mark.timeout(1000)
+
 WORKER, KILLED = launch.HERE / "worker.py", launch.HERE / "killed_worker.py"
 
 

@@ -24,7 +24,8 @@ CONFIGURATIONS: dict[str, dict[str, Any] | None] = {
     "search": {"schedule": "search", "profile_steps": 0},
     "auto": {"profile_steps": 2},
 }
-WORKLOADS = {"mlp_small": (8, 512, 256), "mlp": (8, 1024, 256)}
+# Layers, width, rows of a batch.
+WORKLOADS = {"mlp_small": (8, 512, 768), "mlp": (8, 1024, 768)}
 
 
 def main() -> None:
@@ -119,7 +120,8 @@ class Trainer:
         """Seconds of a step, over the second half of some."""
         marks = self._fit()
         half = len(marks) // 2
-        return float(marks[-1] - marks[half - 1]) / self.steps
+        seconds: float = (marks[-1] - marks[half - 1]) / self.steps
+        return seconds
 
     def _fit(self) -> list[float]:
         """Trains twice ``steps`` steps; when each execution ended."""

@@ -16,6 +16,10 @@ from tf_ooo.errors import BackendError
 # What Horovod's errors contain when a process or the connection to it is gone.
 _LOST = ("Horovod has been shut down", "HorovodInternalError", "Connection closed by peer", "gloo", "NCCL")
 
+# Names of tensors whose negotiation is remembered: those of unrolled steps differ by step, and
+# Horovod's 1024 would be too few for a ResNet-50 in 8 steps.
+_CACHED = "16384"
+
 
 class HorovodEngine(Engine):
     """Calls ``hvd.init()`` if nobody has.
@@ -36,6 +40,7 @@ class HorovodEngine(Engine):
             raise BackendError(f"Horovod cannot be imported ({error}); see docs/data_parallel.md") from error
         _fill_in_environment()
         if not hvd.is_initialized():
+            os.environ.setdefault("HOROVOD_CACHE_CAPACITY", _CACHED)
             try:
                 hvd.init()
             except Exception as error:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from click.testing import CliRunner
 
 from grappler_passes.graph import Layer, Op, OpKind, TrainingGraph
+from tf_ooo.bench.data_parallel import rows_of, text_of
+from tf_ooo.cli import main
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.data_parallel.ordering import communication_edges
 from tf_ooo.data_parallel.planned import make_plan, step_seconds
@@ -54,6 +57,24 @@ def test_what_is_ready_and_has_to_wait_gets_an_edge():
     # 0 is made last and goes second: 1 and 2 wait, each for the one before it.
     assert pairs(edges) == [("0", "1"), ("1", "2")]
     assert len(edges) == 8
+
+
+def test_rows_of_the_bench():
+    one = {"seconds": [0.3, 0.2, 0.25], "bits": 7}
+    planned = {"seconds": [0.2], "bits": 7, "schedule": "search", "predicted_step_s": 0.19, "reason": ""}
+    runs = {"horovod": one, "local": {"seconds": [0.1], "bits": 3}, "search": planned}
+    rows = rows_of({"horovod": {"configurations": runs, "communication_s": 0.15}}, "mlp", 1000.0)
+    assert [row["schedule"] for row in rows] == ["horovod", "search"]
+    assert rows[1]["speedup"] == pytest.approx(1.25)
+    assert rows[1]["bound_s"] == 0.15
+    assert rows[1]["bit_equal"]
+    assert "1.25x, predicted 190 ms" in text_of(rows[1])
+
+
+def test_bench_is_a_command():
+    done = CliRunner().invoke(main, ["bench", "data-parallel", "--help"])
+    assert done.exit_code == 0
+    assert "--mbit" in done.output
 
 
 LAYERS = [LayerCosts(1.0, 1.0, 1.0, 0.1, weight_bytes=w) for w in (4, 3, 2, 1, 4)]

@@ -1,4 +1,4 @@
-"""Data parallel training against stock Horovod, on one machine: ``python -m tf_ooo.bench.data_parallel``.
+"""Data parallel training against stock Horovod, on one machine: ``tf-ooo bench data-parallel``.
 
 Each worker has its share of the CPU, all of them one link of chosen bandwidth.  In every run all
 configurations take turns, so that a disturbance hits all of them.
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser("tf-ooo bench data-parallel", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one workload, one bandwidth, under 5 minutes")
     parser.add_argument("--json", help="file for the rows")
     parser.add_argument("--workload", default="mlp_small", choices=WORKLOADS)

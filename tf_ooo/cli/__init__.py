@@ -1,14 +1,15 @@
-"""The command line: ``tf-ooo info``, ``demo``, ``plan`` and ``simulate``.
+"""The command line: ``tf-ooo info``, ``demo``, ``plan``, ``simulate`` and ``bench``.
 
 Modules here import neither TensorFlow nor Keras before a command needs them.
 """
 
 from tf_ooo.cli.about import demo, info
+from tf_ooo.cli.bench import bench
 from tf_ooo.cli.group import main
 from tf_ooo.cli.plan import plan
 from tf_ooo.cli.simulate import simulate
 
 __all__ = ["main"]
 
-for _command in (info, demo, plan, simulate):
+for _command in (info, demo, plan, simulate, bench):
     main.add_command(_command)

@@ -1,0 +1,19 @@
+"""``tf-ooo bench``: benchmarks to run on one's own machine."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.group()
+def bench() -> None:
+    """Benchmarks to run on your own machine."""
+
+
+@bench.command("data-parallel", add_help_option=False, context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def data_parallel(arguments: tuple[str, ...]) -> None:
+    """Data parallel training against stock Horovod; --help lists its options."""
+    from tf_ooo.bench.data_parallel import main  # noqa: PLC0415 - only where it is asked for
+
+    main(arguments)

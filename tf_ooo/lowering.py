@@ -98,10 +98,11 @@ def lower(
     schedule.require(tasks.ops)
     lanes = {lane: [task for task in order if task in tasks.ops] for lane, order in schedule.lanes.items()}
     edges: list[tuple[str, str]] = []
+    needs = _ancestors(graph)
     streams: dict[str, int] = {}
     priorities: dict[str, int] = {}
     for (_, stream), lane in lanes.items():
-        edges += _lane_edges(graph, tasks.ops, lane, [] if notes is None else notes)
+        edges += _lane_edges(graph, tasks.ops, lane, needs, [] if notes is None else notes)
         for rank, task in enumerate(lane):
             streams.update(dict.fromkeys(tasks.ops[task], stream))
             priorities.update(dict.fromkeys(tasks.ops[task], rank))
@@ -115,10 +116,29 @@ def lower(
     )
 
 
+def _ancestors(graph: TrainingGraph) -> dict[str, int]:
+    """For each op the bit set of the ops that it needs; bit i is the i-th op of the graph."""
+    needs: dict[str, int] = {}
+    for place, (name, op) in enumerate(graph.ops.items()):
+        bits = 1 << place
+        for producer in _producers(op):
+            bits |= needs.get(producer, 0)
+        needs[name] = bits
+    return needs
+
+
 def _lane_edges(
-    graph: TrainingGraph, ops: Mapping[Task, tuple[str, ...]], lane: Sequence[Task], notes: list[str]
+    graph: TrainingGraph,
+    ops: Mapping[Task, tuple[str, ...]],
+    lane: Sequence[Task],
+    needs: Mapping[str, int],
+    notes: list[str],
 ) -> list[tuple[str, str]]:
     """Edges from the last ops of each block to the first ops of the next.
+
+    What an earlier block needs gets no edge (the shape that a kernel's gradient and the next dO share): it
+    has to run before.  It would not always be a cycle yet, but one once ops are merged: after all graph
+    optimizers oneDNN makes one op of a bias gradient and that of the kernel.
 
     Consecutive dO tasks are one block: data edges order the chain, and parallel branches of it stay parallel.
     """
@@ -128,14 +148,18 @@ def _lane_edges(
             blocks[-1][1].extend(ops[task])
         else:
             blocks.append((task.kind, list(ops[task])))
-    edges = []
+    place = {name: i for i, name in enumerate(graph.ops)}
+    edges, needed = [], 0
     for (_, before), (_, after) in zip(blocks, blocks[1:], strict=False):
-        lasts, firsts = _last(graph, before), _first(graph, after)
+        for name in before:
+            needed |= needs[name]
+        free = [name for name in after if not needed >> place[name] & 1]
+        lasts, firsts = _last(graph, before), _first(graph, free)
         pairs = _between(lasts, firsts)
         if len(pairs) < len(lasts) * len(firsts):
             notes.append(
                 f"loosely ordered: {len(pairs)} of {len(lasts) * len(firsts)} edges between the tasks around "
-                f"{after[0]!r}; the ops that end the first one early may still run during the second"
+                f"{free[0]!r}; the ops that end the first one early may still run during the second"
             )
         edges += pairs
     return edges

@@ -12,7 +12,6 @@ from typing import Any
 from grappler_passes.annotate import AnnotatePass
 from grappler_passes.base import PassPipeline, copy_of
 from grappler_passes.classify import classify_graph_def
-from grappler_passes.dependencies import GraphIndex
 from grappler_passes.graph import OpKind, TrainingGraph
 from grappler_passes.order import OrderPass
 from grappler_passes.steps import split_steps, steps_of
@@ -78,7 +77,7 @@ def _order(graph_def: Any, graph: TrainingGraph, schedule: Schedule) -> _Ordered
     schedule = only_tasks(schedule, tasks.ops)
     notes: list[str] = []
     plan = lower(schedule, graph, tasks, notes)
-    edges = (*_robust(plan.edges, tasks.ops, graph_def), *communication_edges(schedule, graph))
+    edges = (*plan.edges, *communication_edges(schedule, graph))
     plan = dataclasses.replace(plan, edges=edges)
     done = PassPipeline([AnnotatePass(plan), OrderPass(plan)])(graph_def, graph)
     controls, attributes = _difference(graph_def, done.graph_def)
@@ -91,24 +90,6 @@ def _order(graph_def: Any, graph: TrainingGraph, schedule: Schedule) -> _Ordered
         sum(map(len, moved)),
         (*notes, *(str(note) for note in done.notes)),
     )
-
-
-def _robust(
-    edges: Iterable[tuple[str, str]], ops: Mapping[Task, Sequence[str]], graph_def: Any
-) -> list[tuple[str, str]]:
-    """Leaves out edges that close a cycle if ops of one task become one op.
-
-    oneDNN merges a bias gradient into that of the kernel after all graph optimizers have run.  If the
-    bias gradient is to come before an op that the kernel's gradient needs (its shape), that is a cycle,
-    and the step fails.
-    """
-    index = GraphIndex(graph_def)
-    members = {name: names for names in ops.values() for name in names}
-    return [
-        (before, after)
-        for before, after in edges
-        if not any(index.implied(after, name) for name in members.get(before, ()))
-    ]
 
 
 def only_tasks(schedule: Schedule, there: Iterable[Task]) -> Schedule:

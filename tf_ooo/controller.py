@@ -20,9 +20,9 @@ from tf_ooo.errors import GraphError
 from tf_ooo.inputs import Inputs
 from tf_ooo.options import Options
 from tf_ooo.prediction import StepPrediction
-from tf_ooo.report import Report, fill_plan
+from tf_ooo.report import Report, fill_plan, fill_times
 from tf_ooo.session import RewriteSession
-from tf_ooo.step_times import REWRITTEN, STOCK, StepTimes
+from tf_ooo.step_times import REWRITTEN, STOCK, Comparison, StepTimes
 
 _LOG = logging.getLogger("tf_ooo")
 _AS_ASKED = "applied as asked"
@@ -190,15 +190,10 @@ class StepController:
         if not self.options.profile_steps:
             self._keep_rewritten()
             return
-        stock_s, rewritten_s = self.times.medians_s()
-        noise_s = self.times.noise_s()
-        self.report.stock_step_s, self.report.measured_step_s = stock_s, rewritten_s
-        self.report.step_noise_s = noise_s
-        if self.options.may_fall_back and rewritten_s >= stock_s - noise_s:
-            self._keep_stock(
-                f"measured {rewritten_s * 1e3:.2f} ms a step against {stock_s * 1e3:.2f} ms in stock order, "
-                f"noise {noise_s * 1e3:.2f} ms"
-            )
+        found = Comparison.of(self.times.seconds)
+        fill_times(self.report, found)
+        if self.options.may_fall_back and found.why_not:
+            self._keep_stock(found.why_not)
         else:
             self._keep_rewritten()
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from grappler_passes.graph import TrainingGraph
     from tf_ooo.costs.table import CostTable
     from tf_ooo.planner import RewriteResult
+    from tf_ooo.step_times import Comparison
 
 _LEFT_OUT = ("rewritten_graph", "planned", "costs")
 
@@ -162,6 +163,12 @@ class Report:
         No costs are known yet, so every task takes one unit: the picture shows order, not time.
         """
         return _write(path, json.dumps({"traceEvents": trace_events(self.planned), "displayTimeUnit": "ms"}))
+
+
+def fill_times(report: Report, found: Comparison) -> None:
+    """Copies the measured steps into the report."""
+    report.stock_step_s, report.measured_step_s = found.stock_s, found.rewritten_s
+    report.step_noise_s = found.noise_s
 
 
 def fill_plan(report: Report, result: RewriteResult | None) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 STOCK, REWRITTEN = "stock", "rewritten"
 
@@ -44,13 +45,35 @@ class StepTimes:
         timed = sum(min(len(times), self.profile_steps) for times in self.seconds.values())
         return f"{timed} of {2 * self.profile_steps} steps timed"
 
-    def medians_s(self) -> tuple[float, float]:
-        """Of the stock and of the rewritten steps."""
-        return statistics.median(self.seconds[STOCK]), statistics.median(self.seconds[REWRITTEN])
 
-    def noise_s(self) -> float:
-        """The larger of the two median distances from the median: one slow step does not count."""
-        return max(map(_spread_s, self.seconds.values()))
+@dataclass(frozen=True)
+class Comparison:
+    """Stock and rewritten steps side by side.
+
+    Attributes:
+        stock_s, rewritten_s: the medians.
+        noise_s: the larger of the two median distances from the median: one slow step does not count.
+    """
+
+    stock_s: float
+    rewritten_s: float
+    noise_s: float
+
+    @classmethod
+    def of(cls, seconds: Mapping[str, Sequence[float]]) -> Comparison:
+        """Compares ``StepTimes.seconds``."""
+        stock_s, rewritten_s = (statistics.median(seconds[which]) for which in (STOCK, REWRITTEN))
+        return cls(stock_s, rewritten_s, max(map(_spread_s, seconds.values())))
+
+    @property
+    def why_not(self) -> str:
+        """Why the rewritten step is not worth keeping; empty where it is faster by more than the noise."""
+        if self.rewritten_s < self.stock_s - self.noise_s:
+            return ""
+        return (
+            f"measured {self.rewritten_s * 1e3:.2f} ms a step against {self.stock_s * 1e3:.2f} ms in stock "
+            f"order, noise {self.noise_s * 1e3:.2f} ms"
+        )
 
 
 def _spread_s(times_s: Sequence[float]) -> float:

@@ -83,6 +83,11 @@ def test_samples_that_no_link_explains(samples, message):
         fit_link(samples)
 
 
+def test_a_link_too_fast_to_measure_has_at_least_the_fastest_message_s_bandwidth():
+    link = fit_link([(1000, 2e-3), (1_000_000, 1e-3)], flat_ok=True)
+    assert link == Link(1e-3, 1e9)
+
+
 def test_measuring_a_real_delay():
     link = measure_link(lambda size: time.sleep(2e-3 + size / 1e6), sizes=(1000, 10_000, 30_000), repeats=3)
     assert link.bytes_per_s == pytest.approx(1e6, rel=0.2)

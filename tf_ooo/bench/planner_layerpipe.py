@@ -8,12 +8,11 @@ clock cycles; which processors and costs is not known here, ours are in :data:`A
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tf_ooo.bench.command import parser_of, show, write_rows
 from tf_ooo.bench.layerpipe_workloads import BATCH, WORKLOADS, Workload
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.schedule import Schedule
@@ -214,16 +213,12 @@ def save_png(found: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the table and the assumptions."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--json", type=Path, help="file for the rows")
+    parser = parser_of(__doc__, quick="VGG-16 and mlp on 4 and 8 processors")
     parser.add_argument("--png", type=Path, help="file for the picture")
-    parser.add_argument("--quick", action="store_true", help="VGG-16 and mlp on 4 and 8 processors")
     options = parser.parse_args(arguments)
     found = list(rows(("vgg16", "mlp"), (4, 8)) if options.quick else rows(list(WORKLOADS)))
-    print(table(found))
-    print("Assumptions:", *(f"- {line}" for line in ASSUMPTIONS), sep="\n")
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    show(found, table, ASSUMPTIONS)
+    write_rows(options.json, found)
     if options.png:
         save_png(found, options.png)
 

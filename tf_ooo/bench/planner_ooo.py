@@ -5,7 +5,6 @@ EuroSys 2022, doi 10.1145/3492321.3519563.  ``python -m tf_ooo.bench.planner_ooo
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tf_ooo.bench.command import parser_of, show, write_rows
 from tf_ooo.costs.devices import DeviceModel, device
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.models import model_costs
@@ -180,16 +180,12 @@ def table(found: Sequence[Mapping[str, Any]]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints predicted beside published, and the assumptions."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--json", type=Path, help="file for the rows")
+    parser = parser_of(__doc__, quick="the first configuration of each kind")
     parser.add_argument("--inputs", type=Path, default=INPUTS, help="configurations and published ranges")
-    parser.add_argument("--quick", action="store_true", help="the first configuration of each kind")
     options = parser.parse_args(arguments)
     found = list(rows(load(options.inputs), options.quick))
-    print(table(found))
-    print("Assumptions:", *(f"- {line}" for line in ASSUMPTIONS), sep="\n")
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    show(found, table, ASSUMPTIONS)
+    write_rows(options.json, found)
 
 
 if __name__ == "__main__":

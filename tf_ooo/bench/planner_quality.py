@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
+from tf_ooo.bench.command import parser_of, write_rows
 from tf_ooo.bench.exact import ExactLayer, optimum
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.planning import plan
@@ -107,14 +105,11 @@ def summary(found: Sequence[dict[str, Any]]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the gaps."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--json", type=Path, help="file for the rows")
-    parser.add_argument("--quick", action="store_true", help="20 instances")
+    parser = parser_of(__doc__, quick="20 instances")
     options = parser.parse_args(arguments)
     found = list(rows(20 if options.quick else INSTANCES))
     print(summary(found))
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    write_rows(options.json, found)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -16,6 +15,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from tf_ooo.bench.command import parser_of, write_rows
 
 # (devices, micro-batches, layers)
 SIZES = ((128, 512, 256), (256, 1024, 512), (512, 2048, 1024), (1024, 4096, 2048))
@@ -121,10 +122,8 @@ def save_png(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures four sizes, prints a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--json", type=Path, help="file for the rows")
+    parser = parser_of(__doc__, quick="without the largest size")
     parser.add_argument("--png", type=Path, help="file for the curve")
-    parser.add_argument("--quick", action="store_true", help="without the largest size")
     parser.add_argument("--one", type=int, nargs=3, metavar=("DEVICES", "MICROBATCHES", "LAYERS"))
     options = parser.parse_args(arguments)
     if options.one:
@@ -142,8 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             flush=True,
         )
     print(f"seconds grow with (devices x micro-batches) to the power of {exponent(rows):.2f}")
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    write_rows(options.json, rows)
     if options.png:
         save_png(rows, options.png)
 

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tf_ooo.bench.command import link_text, parser_of, show, write_rows
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.layer_work import transformer_activation_bytes, transformer_flop
 from tf_ooo.planning import plan
@@ -118,8 +118,7 @@ def table(found: Sequence[Mapping[str, Any]]) -> str:
     lines = [" model   p    m     ends       link predicted published  off by"]
     for row in found:
         if "published_speedup" in row:
-            rate = row.get("bandwidth_bit_s")
-            link = f"{rate / 1e9:.0f} Gbit/s" if rate else "free"
+            link = link_text(row)
             lines.append(
                 f"{row['workload'][4:]:>6} {row['devices']:>3} {row['microbatches']:>4} {row['ends']:>8} "
                 f"{link:>10} {row['predicted_speedup']:9.3f} {row['published_speedup']:9.3f} "
@@ -130,16 +129,12 @@ def table(found: Sequence[Mapping[str, Any]]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints predicted beside published, and the assumptions."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--json", type=Path, help="file for the rows")
+    parser = parser_of(__doc__, quick="only the numbers of micro-batches published")
     parser.add_argument("--inputs", type=Path, default=INPUTS, help="models and published figures")
-    parser.add_argument("--quick", action="store_true", help="only the numbers of micro-batches published")
     options = parser.parse_args(arguments)
     found = list(rows(load(options.inputs), options.quick))
-    print(table(found))
-    print("Assumptions:", *(f"- {line}" for line in ASSUMPTIONS), sep="\n")
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    show(found, table, ASSUMPTIONS)
+    write_rows(options.json, found)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def _check_workers(workers: int) -> None:
         raise CostError(f"workers must be a whole number from 1, got {workers!r}")
 
 
-def fit_link(samples: Sequence[tuple[float, float]]) -> Link:
+def fit_link(samples: Sequence[tuple[float, float]], *, flat_ok: bool = False) -> Link:
     """The link that explains measured messages best.
 
     The slope is the median of the slopes between all pairs (Theil-Sen), the latency the median of what
@@ -60,6 +60,8 @@ def fit_link(samples: Sequence[tuple[float, float]]) -> Link:
 
     Args:
         samples: (bytes, seconds) of single messages; of at least two different sizes.
+        flat_ok: where larger messages were not slower, take the fastest message's bytes a second, which
+            the link has at least, instead of raising.
 
     Raises:
         CostError: too few samples or sizes, a number that is none, or larger messages not slower.
@@ -79,6 +81,9 @@ def fit_link(samples: Sequence[tuple[float, float]]) -> Link:
     ]
     seconds_per_byte = statistics.median(slopes)
     if not seconds_per_byte > 0:
+        if flat_ok:
+            least_s = min(taken_s for _, taken_s in samples)
+            return Link(least_s, max((size / s for size, s in samples if s), default=math.inf))
         raise CostError(
             "a link cannot be fitted: larger messages were not slower; send larger ones, up to "
             f"{max(sizes):.0f} bytes is too little"
@@ -109,16 +114,16 @@ def measure_link(
         repeats: timed messages of each size.
 
     Raises:
-        CostError: see :func:`fit_link`.
+        CostError: fewer than two sizes.
     """
-    samples = []
+    samples: list[tuple[float, float]] = []
     for size in sizes:
         send(size)
         for _ in range(repeats):
             started = time.perf_counter()
             send(size)
             samples.append((float(size), time.perf_counter() - started))
-    return fit_link(samples)
+    return fit_link(samples, flat_ok=True)
 
 
 def link_of_ring(allreduce: Link, workers: int) -> Link:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,9 +18,9 @@ from tf_ooo.data_parallel.rewriting import StepRequest
 from tf_ooo.data_parallel.unrolled import Unrolled, Wrapper
 from tf_ooo.errors import GraphError, OOOError
 from tf_ooo.options import Options
-from tf_ooo.report import Report, fill_plan
+from tf_ooo.report import Report, fill_plan, fill_times
 from tf_ooo.schedule import Schedule
-from tf_ooo.step_times import REWRITTEN, STOCK, StepTimes
+from tf_ooo.step_times import REWRITTEN, STOCK, Comparison, StepTimes
 
 _LOG = logging.getLogger("tf_ooo")
 _NEED_COSTS = ("auto", "search", "reverse_first_k")
@@ -230,18 +229,10 @@ class ScheduledSteps:
             which: [max(times) for times in zip(*(one[which] for one in everyone), strict=False)]
             for which in (STOCK, REWRITTEN)
         }
-        stock_s, ordered_s = (statistics.median(slowest[which]) for which in (STOCK, REWRITTEN))
-        noise_s = max(
-            statistics.median(abs(s - m) for s in slowest[which])
-            for which, m in ((STOCK, stock_s), (REWRITTEN, ordered_s))
-        )
-        self.report.stock_step_s, self.report.measured_step_s = stock_s, ordered_s
-        self.report.step_noise_s = noise_s
-        if self.options.may_fall_back and ordered_s >= stock_s - noise_s:
-            self._keep_stock(
-                f"measured {ordered_s * 1e3:.2f} ms a step against {stock_s * 1e3:.2f} ms in stock order, "
-                f"noise {noise_s * 1e3:.2f} ms"
-            )
+        found = Comparison.of(slowest)
+        fill_times(self.report, found)
+        if self.options.may_fall_back and found.why_not:
+            self._keep_stock(found.why_not)
         else:
             self._keep_ordered()
 

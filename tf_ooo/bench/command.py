@@ -1,0 +1,37 @@
+"""The command line that the planner's benches share."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Row = Mapping[str, Any]
+
+
+def parser_of(doc: str | None, quick: str) -> argparse.ArgumentParser:
+    """With ``--json`` and ``--quick``, which all benches have."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--json", type=Path, help="file for the rows")
+    parser.add_argument("--quick", action="store_true", help=quick)
+    return parser
+
+
+def write_rows(path: Path | None, found: Sequence[Row]) -> None:
+    """Writes the rows as JSON; nothing without a path."""
+    if path:
+        path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def show(found: Sequence[Row], table: Callable[[Sequence[Row]], str], assumptions: Iterable[str]) -> None:
+    """Prints the rows and what was assumed."""
+    print(table(found))
+    print("Assumptions:", *(f"- {line}" for line in assumptions), sep="\n")
+
+
+def link_text(row: Row) -> str:
+    """``200 Gbit/s``, or ``free`` for a link that takes no time."""
+    rate = row.get("bandwidth_bit_s")
+    return f"{rate / 1e9:.0f} Gbit/s" if rate else "free"

@@ -21,11 +21,16 @@ NAMES = {
     "ScheduleError", "CostError", "MemoryLimitError", "BackendError", "PassError",
 }  # fmt: skip
 
-PRIVATE = ("tensorflow.python", "tensorflow.compiler", "tensorflow.tsl", "keras.src")
+PRIVATE = ("tensorflow.python", "tensorflow.compiler", "tensorflow.tsl", "keras.src", "tf_keras")
 
 
 def _files():
     return [path for package in BELOW for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def _is_compat(path):
+    """A file called compat.py, or one of the package ``tf_ooo.compat``."""
+    return path.name == "compat.py" or path.parent.name == "compat"
 
 
 def _imports(path):
@@ -61,8 +66,10 @@ def _is_module(text):
 
 
 def test_every_file_is_looked_at():
-    compat = {str(path.relative_to(ROOT)) for path in _files() if path.name == "compat.py"}
-    assert compat == {"grappler_passes/compat.py", "grappler_passes/plugin/compat.py", "tf_ooo/compat.py"}
+    compat = {str(path.relative_to(ROOT)) for path in _files() if _is_compat(path)}
+    topics = ("__init__", "functions", "parts", "profiler", "train_function", "versions")
+    ours = {f"tf_ooo/compat/{topic}.py" for topic in topics}
+    assert compat == {"grappler_passes/compat.py", "grappler_passes/plugin/compat.py", *ours}
     assert {path.relative_to(ROOT).parts[0] for path in _files()} == set(BELOW)
 
 
@@ -74,7 +81,7 @@ def test_import_direction(path):
         assert package not in BELOW or package == own or package in BELOW[own], module
         assert package != "keras" or own != "grappler_passes", "the graph passes know nothing of Keras"
         private = module.startswith(PRIVATE)
-        assert not private or path.name == "compat.py", f"{module}: private API belongs in compat.py"
+        assert not private or _is_compat(path), f"{module}: private API belongs in compat.py"
 
 
 @pytest.mark.parametrize("path", _files(), ids=lambda path: str(path.relative_to(ROOT)))
@@ -89,4 +96,4 @@ def test_no_import_by_name(path):
         for t in _text_constants(path)
         if t.startswith(PRIVATE) or (_is_module(t) and t.split(".")[0] in above)
     ]
-    assert not named or path.name == "compat.py", named
+    assert not named or _is_compat(path), named

@@ -1,0 +1,111 @@
+"""``tf.function``, graphs, and the data they are called with."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+
+def traced_once(function: Any, signature: Any) -> Any:
+    """A ``tf.function`` with one trace; TensorFlow does not warn that there are several such functions."""
+    import tensorflow as tf
+
+    made = tf.function(tf.autograph.experimental.do_not_convert(function), input_signature=signature)
+    made._omit_frequent_tracing_warning = True
+    return made
+
+
+def same_spec(a: Any, b: Any) -> bool:
+    """Whether two nests of type specs are equal."""
+    import tensorflow as tf
+
+    try:
+        tf.nest.assert_same_structure(a, b)
+    except (TypeError, ValueError):
+        return False
+    return bool(tf.nest.flatten(a) == tf.nest.flatten(b))
+
+
+@contextlib.contextmanager
+def numbered_step(number: int, attribute: str, scope: str) -> Iterator[None]:
+    """Ops made inside say which step they belong to: by an attribute, and by their name's scope."""
+    import tensorflow as tf
+    from tensorflow.core.framework import attr_value_pb2
+
+    graph = tf.compat.v1.get_default_graph()
+    mark = {attribute: attr_value_pb2.AttrValue(i=number)}
+    with graph._attr_scope(mark), tf.name_scope(f"{scope}{number}"):
+        yield
+
+
+def ops_called_by(op: Any) -> list[str]:
+    """The types of the ops in the functions that a graph op calls directly."""
+    keys = {attr.name for attr in op.op_def.attr} & {"f", "then_branch", "else_branch"}
+    functions = [op.graph._get_function(op.get_attr(key).name) for key in sorted(keys)]
+    return [node.op for f in functions if f is not None for node in f.cached_definition.node_def]
+
+
+def is_concrete_function(value: Any) -> bool:
+    """Whether ``value`` is a traced tf.function."""
+    return (
+        hasattr(value, "graph") and hasattr(value, "captured_inputs") and hasattr(value, "structured_outputs")
+    )
+
+
+def untraced_copy(function: Any) -> Any:
+    """A ``tf.function`` with the settings of ``function`` (input_signature and so on), not traced yet."""
+    return function._clone(None)
+
+
+def compiles_with_xla(function: Any) -> bool:
+    """Whether a ``tf.function`` was made with ``jit_compile=True``."""
+    return bool(getattr(function, "_jit_compile", None))
+
+
+def synchronize(outputs: Any) -> None:
+    """Waits until all tensors of a nest are computed (a GPU runs behind the Python program)."""
+    import tensorflow as tf
+
+    for value in tf.nest.flatten(outputs):
+        if hasattr(value, "numpy"):
+            value.numpy()
+
+
+def shapes_of(values: Any) -> tuple[tuple[int, tuple[int | None, ...]], ...]:
+    """(number of the dtype, shape) of every tensor and array in a nest, each once."""
+    import tensorflow as tf
+
+    flat = tf.nest.flatten(values, expand_composites=True)
+    tensors = [value for value in flat if hasattr(value, "shape") and hasattr(value, "dtype")]
+    found = [(tf.as_dtype(t.dtype), tf.TensorShape(t.shape)) for t in tensors]
+    return tuple({(d.as_datatype_enum, tuple(s.as_list())): None for d, s in found if s.rank is not None})
+
+
+def is_iterator(value: Any) -> bool:
+    """Whether ``value`` hands out the elements of a ``tf.data.Dataset`` on one device."""
+    import tensorflow as tf
+
+    return isinstance(value, tf.data.Iterator)
+
+
+def take(iterator: Any, count: int) -> list[Any]:
+    """Up to ``count`` elements; fewer where the data end."""
+    return [element for _, element in zip(range(count), iterator, strict=False)]
+
+
+def iterator_over(elements: list[Any], like: Any) -> Any:
+    """An iterator over ``elements`` that functions traced for the iterator ``like`` accept as it is.
+
+    The public ``iter(dataset)`` would have the elements' own, more precise shapes: another trace.
+    """
+    import tensorflow as tf
+    from tensorflow.python.data.ops import iterator_ops
+
+    dataset = tf.data.Dataset.from_tensors(elements[0])
+    for element in elements[1:]:
+        dataset = dataset.concatenate(tf.data.Dataset.from_tensors(element))
+    inner = iter(dataset)
+    out = iterator_ops.OwnedIterator(components=[inner._iterator_resource], element_spec=like.element_spec)
+    out._ooo_inner = inner  # keeps the dataset alive
+    return out

@@ -1,0 +1,79 @@
+"""TensorFlow's profiler."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tf_ooo.errors import BackendError
+
+STEP_MARK = "tf_ooo_step"
+
+
+@dataclass(frozen=True)
+class TracedEvent:
+    """One event of TensorFlow's profiler; times in seconds since the same moment.
+
+    ``line`` is the thread or GPU stream, ``label`` the event's name, or for a GPU kernel the
+    ``<node>:<op>`` that issued it.
+    """
+
+    plane: str
+    line: str
+    label: str
+    begin_s: float
+    duration_s: float
+
+
+@contextlib.contextmanager
+def traced_events(events: list[TracedEvent]) -> Iterator[None]:
+    """Fills ``events`` with what TensorFlow's profiler sees inside the block.
+
+    Raises BackendError if the profiler is in use (``TensorBoard(profile_batch=...)`` uses it too).
+    """
+    import tensorflow as tf
+
+    with tempfile.TemporaryDirectory(prefix="tf_ooo_profile_") as folder:
+        try:
+            tf.profiler.experimental.start(folder)
+        except tf.errors.AlreadyExistsError as error:
+            raise BackendError("TensorFlow's profiler is already running; stop it first") from error
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(tf.errors.UnavailableError):
+                tf.profiler.experimental.stop(save=False)
+            raise
+        try:
+            tf.profiler.experimental.stop()
+        except tf.errors.UnavailableError as error:
+            raise BackendError("TensorFlow's profiler was stopped while it ran for the costs") from error
+        for path in Path(folder).rglob("*.xplane.pb"):
+            events += _read_xplane(path.read_bytes())
+
+
+def mark_step(number: int) -> Any:
+    """A context manager: what runs inside is one step, in the trace an event named STEP_MARK."""
+    import tensorflow as tf
+
+    return tf.profiler.experimental.Trace(STEP_MARK, step_num=number)
+
+
+def _read_xplane(content: bytes) -> Iterator[TracedEvent]:
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    space = xplane_pb2.XSpace.FromString(content)
+    for plane in space.planes:
+        tf_op = {key for key, meta in plane.stat_metadata.items() if meta.name == "tf_op"}
+        for line in plane.lines:
+            for event in line.events:
+                label = plane.event_metadata[event.metadata_id].name
+                for stat in event.stats:
+                    if stat.metadata_id in tf_op:
+                        label = stat.str_value or plane.stat_metadata[stat.ref_value].name
+                begin_s = line.timestamp_ns * 1e-9 + event.offset_ps * 1e-12
+                yield TracedEvent(plane.name, line.name, label, begin_s, event.duration_ps * 1e-12)

@@ -1,4 +1,4 @@
-"""The command line: ``tf-ooo info``, ``demo``, ``plan``, ``simulate`` and ``bench``.
+"""The command line: ``tf-ooo info``, ``demo``, ``plan``, ``simulate``, ``bench`` and ``worker``.
 
 Modules here import neither TensorFlow nor Keras before a command needs them.
 """
@@ -8,8 +8,9 @@ from tf_ooo.cli.bench import bench
 from tf_ooo.cli.group import main
 from tf_ooo.cli.plan import plan
 from tf_ooo.cli.simulate import simulate
+from tf_ooo.cli.worker import worker
 
 __all__ = ["main"]
 
-for _command in (info, demo, plan, simulate, bench):
+for _command in (info, demo, plan, simulate, bench, worker):
     main.add_command(_command)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tf_ooo.costs.communication import MEASURED_BYTES, fit_link
@@ -46,9 +48,73 @@ def measure_runtime_link(
     return fit_link(samples, flat_ok=True)
 
 
-def _hop_seconds(target: str, sender: str, receiver: str, size: int, repeats: int) -> list[float]:
-    import time
+def measure_device_link(
+    sender: str, receiver: str, sizes: Sequence[int] = MEASURED_BYTES, repeats: int = 5
+) -> Link:
+    """As :func:`measure_runtime_link`, between two devices that this process' eager context has.
 
+    Args:
+        sender, receiver: full names, as ``tf.config.list_logical_devices`` has them.
+
+    Raises:
+        CostError: no such device, or it does not answer.
+    """
+    import tensorflow as tf
+
+    samples = []
+    for size in sizes:
+        try:
+            samples += [
+                (float(size), hop_s) for hop_s in _eager_hop_seconds(tf, sender, receiver, size, repeats)
+            ]
+        except (tf.errors.OpError, ValueError) as error:
+            raise CostError(f"link {sender} - {receiver}: cannot be measured: {error}") from error
+    return fit_link(samples, flat_ok=True)
+
+
+def _eager_hop_seconds(tf: Any, sender: str, receiver: str, size: int, repeats: int) -> list[float]:
+    with _no_optimizers(tf):
+        start, end = _hops(tf, sender, receiver, size, 0), _hops(tf, sender, receiver, size, _HOPS)
+        for function in (start, end):
+            function().numpy()
+        empty_s = min(_seconds(start) for _ in range(repeats))
+        return [max(0.0, _seconds(end) - empty_s) / _HOPS for _ in range(repeats)]
+
+
+@contextlib.contextmanager
+def _no_optimizers(tf: Any) -> Iterator[None]:
+    """Or they would take the copies out."""
+    name = "disable_meta_optimizer"
+    before = tf.config.optimizer.get_experimental_options().get(name, False)
+    tf.config.optimizer.set_experimental_options({name: True})
+    try:
+        yield
+    finally:
+        tf.config.optimizer.set_experimental_options({name: before})
+
+
+def _hops(tf: Any, sender: str, receiver: str, size: int, hops: int) -> Any:
+    """A function that sends a tensor to and fro and returns one number of it."""
+
+    def function() -> Any:
+        with tf.device(sender):
+            tensor = tf.random.stateless_uniform((max(1, size // 4),), seed=(1, 2))
+        for hop in range(hops):
+            with tf.device(sender if hop % 2 else receiver):
+                tensor = tf.identity(tensor)
+        with tf.device(sender):
+            return tensor[0]
+
+    return tf.function(function, autograph=False)
+
+
+def _seconds(function: Any) -> float:
+    started = time.perf_counter()
+    function().numpy()
+    return time.perf_counter() - started
+
+
+def _hop_seconds(target: str, sender: str, receiver: str, size: int, repeats: int) -> list[float]:
     import tensorflow as tf
 
     config = tf.compat.v1.ConfigProto(operation_timeout_in_ms=60_000)

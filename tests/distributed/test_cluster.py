@@ -1,0 +1,134 @@
+"""Workers in processes of their own: joining, refusing, losing them."""
+
+import signal
+import threading
+import time
+
+import pytest
+
+from tests.distributed.clusters import addresses, heard, kill, start_client, start_worker, workers
+from tf_ooo.errors import BackendError, OptionsError
+from tf_ooo.pipeline import facts
+from tf_ooo.pipeline.cluster import _check
+from tf_ooo.pipeline.facts import Line, own_facts
+from tf_ooo.pipeline.worker import serve
+
+
+def test_join_and_measure_and_end_cleanly():
+    cluster = addresses(2)
+    with workers(cluster, [1]) as started:
+        client = start_client(cluster, "link")
+        joined, link = heard(client), heard(client)
+        assert joined["devices"] == [
+            "/job:localhost/replica:0/task:0/device:CPU:0",
+            "/job:worker/replica:0/task:1/device:CPU:0",
+        ]
+        assert joined["own_task"] == 0
+        assert joined["again"]
+        assert joined["before"] == 3.0
+        assert link["latency_s"] < 0.2
+        assert 1e6 < link["bytes_per_s"] < 1e11
+        assert client.wait(60) == 0
+        started[1].terminate()
+        out, _ = started[1].communicate(timeout=30)
+        assert started[1].returncode == 0
+        assert "ended by SIGTERM" in out
+
+
+def test_workers_for_all_tasks():
+    cluster = addresses(2)
+    with workers(cluster, [0, 1]):
+        client = start_client(cluster, "link")
+        joined = heard(client)
+        assert joined["own_task"] is None
+        assert joined["devices"] == [f"/job:worker/replica:0/task:{i}/device:CPU:0" for i in range(2)]
+        kill(client)
+
+
+def _lose(how, when):
+    """The client's error, its refusal to join again, and the seconds from the signal to the error."""
+    cluster = addresses(3)
+    with workers(cluster, [1, 2]) as started:
+        client = start_client(cluster, when)
+        try:
+            heard(client), heard(client)
+            send = threading.Timer(0.0 if when == "between" else 1.0, started[2].send_signal, [how])
+            if when == "between":
+                send.run()
+            else:
+                send.start()
+            killed = time.monotonic()
+            client.stdin.write("go\n")
+            client.stdin.flush()
+            error, refused = heard(client), heard(client)
+            return cluster.split(",")[2], error, refused, time.monotonic() - killed
+        finally:
+            kill(client)
+
+
+@pytest.mark.parametrize(
+    ("how", "when"),
+    [
+        (signal.SIGKILL, "step"),
+        (signal.SIGKILL, "between"),
+        (signal.SIGKILL, "tracing"),
+        pytest.param(signal.SIGSTOP, "step", marks=pytest.mark.slow),
+    ],
+)
+def test_lost_worker_is_named(how, when):
+    address, error, refused, seconds = _lose(how, when)
+    assert error["kind"] == "BackendError"
+    assert f"worker {address} (task 2)" in error["error"]
+    assert "last checkpoint" in error["error"]
+    assert "new process" in refused["refused"]
+    assert seconds < 60
+
+
+def test_missing_worker_is_named(monkeypatch):
+    from tf_ooo.pipeline import cluster
+
+    with pytest.raises(BackendError, match=r"127.0.0.1:\d+ \(task 1\) is not there: .*refused.*--task 1"):
+        cluster.connect(addresses(2), wait_s=0.1)
+
+
+def test_other_versions_are_refused():
+    """What a real worker says is changed in its own runtime."""
+    cluster = addresses(2)
+    where = cluster.split(",")
+    with workers(cluster, [1]):
+        target = f"grpc://{where[1]}"
+        with Line(target, 1) as line:
+            said = line.ask(20.0)
+        assert said == facts.Facts(tuple(where), 1, said.tensorflow, said.tf_ooo, said.started)
+        facts.publish(target, facts.dataclasses.replace(said, tensorflow="2.20.0"))
+        client = start_client(cluster, "step")
+        error = heard(client)
+        kill(client)
+    assert error["kind"] == "BackendError"
+    assert f"worker {where[1]} (task 1) runs TensorFlow 2.20.0" in error["error"]
+    with pytest.raises(BackendError, match=r"\(task 1\) runs tf_ooo 0.0.9, this process"):
+        _check(where, 1, facts.dataclasses.replace(said, tf_ooo="0.0.9"))
+
+
+def test_other_cluster_is_refused():
+    mine = own_facts(("a:1", "b:2"), 1)
+    with pytest.raises(BackendError, match="was started as task 1 of a:1,b:2"):
+        _check(("a:1", "b:3"), 1, mine)
+
+
+def test_second_worker_at_an_address_is_refused():
+    cluster = addresses(1)
+    with workers(cluster, [0]):
+        second = start_worker(cluster, 0, wait=False)
+        _, error = second.communicate(timeout=60)
+        assert second.returncode == 2
+        assert "running there already" in error
+
+
+def test_worker_checks_its_arguments():
+    with pytest.raises(OptionsError, match="tasks 0 to 1"):
+        serve("a:1,b:2", 2)
+    with pytest.raises(OptionsError, match="at least 4"):
+        serve("a:1,b:2", 1, inter_op_threads=1)
+    with pytest.raises(OptionsError, match="given twice"):
+        serve("a:1,a:1", 1)

@@ -1,0 +1,22 @@
+"""``tf-ooo worker``: a process that computes stages of a pipeline."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command()
+@click.option("--cluster", required=True, metavar="HOST:PORT,...",
+              help="Addresses of all tasks, the same list everywhere; 0 is where fit runs.")  # fmt: skip
+@click.option("--task", type=click.IntRange(0), required=True, help="Which of them this process is.")
+@click.option("--inter-op-threads", type=click.IntRange(4), help="Ops side by side; default: one per core.")
+@click.option("--intra-op-threads", type=click.IntRange(0), default=0, show_default=True,
+              help="Within one op; 0: one per core.")  # fmt: skip
+def worker(cluster: str, task: int, inter_op_threads: int | None, intra_op_threads: int) -> None:
+    """Serve one task of a cluster until SIGTERM or Ctrl-C.
+
+    Whoever can reach the port can run anything that TensorFlow can: use it in a private network only.
+    """
+    from tf_ooo.pipeline.worker import serve  # noqa: PLC0415 - imports TensorFlow
+
+    serve(cluster, task, inter_op_threads, intra_op_threads, say=lambda text: click.echo(text))

@@ -1,0 +1,85 @@
+"""``host1:port,host2:port``: who takes part in a cluster.  Plain text, no TensorFlow."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Sequence
+
+from tf_ooo.errors import OptionsError
+
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
+_DEVICE = re.compile(r"(CPU|GPU|TPU|XLA_CPU|XLA_GPU):\d+", re.IGNORECASE)
+
+
+def is_cluster(text: object) -> bool:
+    """Whether ``devices=`` was given addresses: ``"host1:2222,host2:2222"``, and not ``"CPU:0,CPU:1"``."""
+    if not isinstance(text, str):
+        return False
+    parts = [part.strip() for part in text.split(",")]
+    return all(_ADDRESS.fullmatch(part) and not _DEVICE.fullmatch(part) for part in parts)
+
+
+def parse(text: str | Sequence[str]) -> tuple[str, ...]:
+    """The addresses, in the order of the tasks.
+
+    Raises:
+        OptionsError: names the part that is no address, or the address given twice.
+    """
+    parts = text.split(",") if isinstance(text, str) else list(text)
+    addresses = tuple(part.strip() for part in parts)
+    for address in addresses:
+        match = _ADDRESS.fullmatch(address)
+        if match is None or not 0 < int(match[2]) < 65536:
+            raise OptionsError(f"cluster: {address!r} is no address; expected host:port, such as node1:2222")
+        if addresses.count(address) > 1:
+            raise OptionsError(f"cluster: {address} is given twice; each task needs an address of its own")
+    return addresses
+
+
+def host_port(address: str) -> tuple[str, int]:
+    """``("::1", 2222)`` of ``"[::1]:2222"``."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def can_listen(address: str) -> str:
+    """Why this machine cannot listen at that address; empty where it can."""
+    host, port = host_port(address)
+    try:
+        family, kind, proto, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, proto) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(where)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def answers(address: str, timeout_s: float = 5.0) -> str:
+    """Why nobody accepts connections at that address; empty where someone does."""
+    try:
+        with socket.create_connection(host_port(address), timeout=timeout_s):
+            return ""
+    except OSError as error:
+        return error.strerror or str(error) or type(error).__name__
+
+
+def outward_host(addresses: Sequence[str]) -> str:
+    """The name under which the machines at these addresses can reach this one."""
+    for address in addresses:
+        try:
+            with socket.create_connection(host_port(address), timeout=5.0) as connection:
+                host: str = connection.getsockname()[0]
+        except OSError:
+            continue
+        return f"[{host}]" if ":" in host else host
+    return "localhost"
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens at now."""
+    with socket.socket() as one:
+        one.bind(("", 0))
+        port: int = one.getsockname()[1]
+    return port

@@ -1,0 +1,125 @@
+"""What a worker says of itself: a string in its own TensorFlow runtime, read through that runtime.
+
+Read with a session rather than eagerly: it can be given a deadline, and it asks the one worker
+without having joined its cluster.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from typing import Any
+
+import tf_ooo
+from tf_ooo.errors import BackendError
+
+_CONTAINER = "tf_ooo_worker"
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """Of one worker process.
+
+    Attributes:
+        addresses: of the cluster that it was started for.
+        task: its number there.
+        started: tells two processes at the same address apart.
+    """
+
+    addresses: tuple[str, ...]
+    task: int
+    tensorflow: str
+    tf_ooo: str
+    started: str
+
+    def to_text(self) -> str:
+        """JSON."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> Facts:
+        """Fields that a later version may have added are left out."""
+        found = json.loads(text)
+        known = {field.name: found[field.name] for field in dataclasses.fields(cls)}
+        return cls(**{**known, "addresses": tuple(found["addresses"])})
+
+
+def own_facts(addresses: tuple[str, ...], task: int) -> Facts:
+    """Those of this process."""
+    import tensorflow as tf
+
+    started = f"{os.getpid()}@{time.time():.6f}"
+    return Facts(addresses, task, tf.__version__, tf_ooo.__version__, started)
+
+
+def publish(target: str, facts: Facts) -> None:
+    """Puts them into the runtime of the server at ``target``, of this process."""
+    import tensorflow as tf
+
+    with Line(target, facts.task, write=facts.to_text()) as line:
+        try:
+            line.run(30.0)
+        except tf.errors.OpError as error:
+            raise BackendError(f"the worker's own server does not answer: {error.message}") from error
+
+
+class Line:
+    """A connection to one worker, kept open: what it says of itself, again and again.
+
+    Args:
+        target: ``grpc://host:port``.
+        task: the worker's number in its cluster.
+        write: what it says from now on; None: only asks.
+    """
+
+    def __init__(self, target: str, task: int, write: str | None = None) -> None:
+        self._target, self._task, self._write = target, task, write
+        self._session: Any = None
+        self._op: Any = None
+
+    def ask(self, timeout_s: float) -> Facts:
+        """What the worker says.
+
+        Raises:
+            tf.errors.OpError: it does not answer within ``timeout_s``, or has never said anything.
+        """
+        return Facts.from_text(self.run(timeout_s).decode())
+
+    def run(self, timeout_s: float) -> Any:
+        """Reads or writes the string."""
+        import tensorflow as tf
+
+        if self._session is None:
+            self._open(tf, timeout_s)
+        options = tf.compat.v1.RunOptions(timeout_in_ms=round(timeout_s * 1e3))
+        try:
+            return self._session.run(self._op, options=options)
+        except tf.errors.OpError:
+            self._session = None  # not closed: that would wait for the worker, too
+            raise
+
+    def _open(self, tf: Any, timeout_s: float) -> None:
+        where = f"/job:worker/task:{self._task}"
+        # The filter: or the session waits until all workers of the cluster have come.
+        config = tf.compat.v1.ConfigProto(
+            device_filters=[where], operation_timeout_in_ms=round(timeout_s * 1e3)
+        )
+        with tf.Graph().as_default() as graph, tf.device(f"{where}/device:CPU:0"):
+            handle = tf.raw_ops.VarHandleOp(
+                dtype=tf.string, shape=[], shared_name="facts", container=_CONTAINER
+            )
+            if self._write is None:
+                self._op = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.string)
+            else:
+                self._op = tf.raw_ops.AssignVariableOp(resource=handle, value=self._write)
+        self._session = tf.compat.v1.Session(self._target, graph=graph, config=config)
+
+    def __enter__(self) -> Line:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None

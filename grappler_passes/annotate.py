@@ -14,7 +14,7 @@ from grappler_passes.rewrite_plan import RewritePlan
 
 @dataclass(frozen=True)
 class AnnotatePass(Pass):
-    """Sets ``_ooo_kind``, ``_ooo_layer``, ``_ooo_stream`` and ``_ooo_priority``.
+    """Sets ``_ooo_kind``, ``_ooo_layer``, ``_ooo_stream``, ``_ooo_priority`` and ``_ooo_stage``.
 
     That a graph was rewritten is marked by the plug-in's callback, not here.
     """
@@ -43,6 +43,8 @@ class AnnotatePass(Pass):
             changed |= _set_int(node, "_ooo_stream", plan.streams[name])
         if name in plan.priorities:
             changed |= _set_int(node, "_ooo_priority", plan.priorities[name])
+        if name in plan.stages:
+            changed |= _set_int(node, "_ooo_stage", plan.stages[name])
         return changed
 
     def _unknown(self, graph_def: graph_pb2.GraphDef, planned: set[str], marked: int) -> list[Note]:

@@ -11,8 +11,8 @@ from typing import Any
 from grappler_passes.errors import PlanError
 
 _FORMAT = "tf_ooo.rewrite_plan.v1"
-_STRING_MAPS = ("kinds", "devices")
-_INT_MAPS = ("layers", "streams", "priorities")
+_STRING_MAPS = ("kinds", "devices", "joins")
+_INT_MAPS = ("layers", "streams", "priorities", "stages")
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,9 @@ class RewritePlan:
 
     ``edges`` are ``(before, after)`` pairs: ``before`` must have run when ``after`` starts.
     ``kinds`` is F, dO, dW, U, comm or other; ``streams`` 0 is the main stream, 1 the sub stream;
-    ``priorities`` lower is more urgent; ``separate`` names ops to split into dO and dW parts.
+    ``priorities`` lower is more urgent; ``separate`` names ops to split into dO and dW parts;
+    ``stages`` are those of a pipeline; ``joins`` are ops to add that do nothing, with their devices, for
+    edges to lead through.
     The mappings are copied and read-only; iteration keeps the order given.
     """
 
@@ -32,6 +34,8 @@ class RewritePlan:
     priorities: Mapping[str, int] = field(default_factory=dict)
     devices: Mapping[str, str] = field(default_factory=dict)
     separate: tuple[str, ...] = ()
+    stages: Mapping[str, int] = field(default_factory=dict)
+    joins: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         pairs = tuple((str(before), str(after)) for before, after in self.edges)
@@ -56,7 +60,7 @@ class RewritePlan:
     @property
     def annotated_nodes(self) -> set[str]:
         """Names of all nodes that get at least one attribute."""
-        return {*self.kinds, *self.layers, *self.streams, *self.priorities}
+        return {*self.kinds, *self.layers, *self.streams, *self.priorities, *self.stages}
 
     def to_json(self) -> str:
         """The plan as text; ``from_json`` gives an equal plan back."""

@@ -1,0 +1,108 @@
+"""``devices=``: from a count, names or a cluster to full names of devices that exist."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from tf_ooo.errors import BackendError, OptionsError
+
+_TYPES = ("GPU", "CPU")
+_PARTS = re.compile(r"(?:/?(?:device:)?)(CPU|GPU|TPU):(\d+)", re.IGNORECASE)
+_FULL = re.compile(r"/job:[^/]+/(?:replica:\d+/)?task:\d+/(?:device:)?(?:CPU|GPU|TPU):\d+", re.IGNORECASE)
+
+
+def check_devices(value: Any) -> None:
+    """OptionsError unless ``value`` can be ``devices=``; whether they exist is known once TensorFlow runs."""
+    if isinstance(value, bool) or (isinstance(value, int) and value < 1):
+        raise OptionsError(f"devices={value!r} is not accepted; accepted: an int of at least 1, or names")
+    if isinstance(value, int) or value is None or not isinstance(value, (str, bytes)) and _is_cluster(value):
+        return
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence) or not value:
+        raise OptionsError(
+            f"devices={value!r:.80} is not accepted; accepted: an int, a list of device names such as "
+            "['CPU:0', 'CPU:1'], or a cluster"
+        )
+    for name in value:
+        text = str(getattr(name, "name", name))
+        if not (_PARTS.fullmatch(text) or _FULL.fullmatch(text)) and ":physical_device:" not in text:
+            raise OptionsError(f"devices: {text!r} is no device name; write 'CPU:0', 'GPU:1' or a full name")
+
+
+def _is_cluster(value: Any) -> bool:
+    return hasattr(value, "devices") and not isinstance(value, Sequence)
+
+
+def available_devices() -> tuple[str, ...]:
+    """Full names of all devices that ops can be placed on."""
+    from grappler_passes.plugin import compat
+
+    return tuple(sorted(compat.runtime_devices()))
+
+
+def full_names(value: Any) -> tuple[str, ...]:
+    """The devices of a pipeline, in its order.
+
+    Args:
+        value: an int (the first so many GPUs, or CPUs where there are no GPUs; None: all of these), names
+            of logical or physical devices, or an object with ``devices``.
+
+    Raises:
+        BackendError: one does not exist, or stands there twice; says which there are.
+    """
+    import tensorflow as tf
+
+    if value is None or isinstance(value, int):
+        return _first(value, tf)
+    names = value.devices if _is_cluster(value) else value
+    there = available_devices()
+    found = [_full_name(str(getattr(name, "name", name)), there, tf) for name in names]
+    twice = [name for name in found if found.count(name) > 1]
+    if twice:
+        raise BackendError(f"devices: {twice[0]} is named twice; a device runs one part of the pipeline")
+    return tuple(found)
+
+
+def _first(count: int | None, tf: Any) -> tuple[str, ...]:
+    there: list[Any] = []
+    for kind in _TYPES:
+        there = tf.config.list_logical_devices(kind)
+        if there:
+            break
+    by_name = {device.name: device for device in there}
+    if count is not None and count > len(by_name):
+        raise BackendError(
+            f"devices={count}: there are {len(by_name)} ({', '.join(by_name) or 'none'}); CPU devices are made, "
+            "before the first op, by tf.config.set_logical_device_configuration(tf.config."
+            f"list_physical_devices('CPU')[0], [tf.config.LogicalDeviceConfiguration()] * {count})"
+        )
+    return tuple(_full_name(name, available_devices(), tf) for name in list(by_name)[:count])
+
+
+def _full_name(text: str, there: Sequence[str], tf: Any) -> str:
+    if ":physical_device:" in text:
+        text = text.rsplit("physical_device:", 1)[1]
+    try:
+        wanted = tf.DeviceSpec.from_string(text if text.startswith("/") else f"/device:{text.split('/')[-1]}")
+    except ValueError as error:
+        raise BackendError(f"devices: {text!r} is no device name: {error}") from error
+    asked = (wanted.job, wanted.replica, wanted.task, (wanted.device_type or "").upper(), wanted.device_index)
+    mine = _local_job(tf)
+    matches = []
+    for name in there:
+        has = tf.DeviceSpec.from_string(name)
+        have = (has.job, has.replica, has.task, has.device_type, has.device_index)
+        if all(a in (None, "") or a == b for a, b in zip(asked, have, strict=True)):
+            matches.append(name)
+    if len(matches) > 1:
+        matches = [name for name in matches if name.startswith(mine)] or matches
+    if len(matches) != 1:
+        raise BackendError(f"devices: there is no {text!r}; there are {', '.join(there)}")
+    return matches[0]
+
+
+def _local_job(tf: Any) -> str:
+    """Where the CPU of this process is."""
+    name = tf.config.list_logical_devices("CPU")[0].name
+    return str(name).rsplit("/device:", 1)[0]

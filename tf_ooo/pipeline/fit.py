@@ -1,0 +1,302 @@
+"""``model.fit`` as a pipeline: profile, plan, move the variables, run, move them back."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from tf_ooo import compat
+from tf_ooo.costs.layer_costs import Link
+from tf_ooo.costs.profile import MOST_STEPS, StepProfiler
+from tf_ooo.data_parallel import sync
+from tf_ooo.data_parallel.averaging import optimizers_of
+from tf_ooo.environment import environment
+from tf_ooo.errors import BackendError, OOOError
+from tf_ooo.options import Options
+from tf_ooo.pipeline.devices import available_devices, full_names
+from tf_ooo.pipeline.measured import link_between, measured_costs
+from tf_ooo.pipeline.naming import named, variable_layers
+from tf_ooo.pipeline.partition import units_of
+from tf_ooo.pipeline.planning import Planned, Wanted, make_plan
+from tf_ooo.pipeline.reporting import fill_report, fill_times
+from tf_ooo.pipeline.rewriting import PipelineRequest, Plan
+from tf_ooo.pipeline.step import StepFunctions
+from tf_ooo.pipeline.unrolled_tasks import Step, take_apart
+from tf_ooo.pipeline.variables import Moved, all_variables
+from tf_ooo.report import Report
+from tf_ooo.single_device import save_timeline
+
+_LOG = logging.getLogger("tf_ooo")
+_TIMED = 100
+
+
+class PipelineFit:
+    """What the callback does in one or several ``fit`` calls of one model.
+
+    Nothing falls back here: the model is distributed by request.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.report = Report(mode="pipeline")
+        self.planned: Planned | None = None
+        self.devices: tuple[str, ...] = ()
+        self._model: Any = None
+        self._plan: Plan | None = None
+        self._layers: dict[str, int] = {}
+        self._planned_for: Any = None
+        self._moved: Moved | None = None
+        self._functions: StepFunctions | None = None
+        self._request: PipelineRequest | None = None
+        self._profiler: StepProfiler | None = None
+        self._profiled = 0
+        self._seen = 0
+        self._step_s: deque[float] = deque(maxlen=_TIMED)
+
+    # -- what the callback calls -----------------------------------------------------------------
+
+    def begin(self, model: Any, params: dict[str, Any] | None = None) -> None:
+        """At the start of training.
+
+        Raises:
+            BackendError: no such devices, or a model that cannot be cut.
+        """
+        self.end()
+        compat.check_keras_backend()
+        _check(model)
+        devices = full_names(self.options.devices)
+        stock = compat.train_function_of(model)
+        self._model = model
+        if self._planned_for != (id(model), devices):
+            self._forget(model, devices)
+        self.devices = devices
+        compat.install_train_function(model, self._execution, stock)
+
+    def _forget(self, model: Any, devices: tuple[str, ...]) -> None:
+        self.report = Report(mode="pipeline", model=str(model.name), environment=environment())
+        self.planned, self._plan, self._planned_for = None, None, (id(model), devices)
+
+    def epoch_begin(self, epoch: int) -> None:
+        """Nothing to do."""
+
+    def epoch_end(self, epoch: int, logs: dict[str, Any] | None) -> None:
+        """Takes note of the step times so far."""
+        fill_times(self.report, self._step_s)
+
+    def test_begin(self) -> None:
+        """Nothing to do."""
+
+    def end(self) -> None:
+        """Puts variables and the model's own train function back; does nothing the second time."""
+        if self._profiler is not None:
+            self._profiler.close()
+            self._profiler = None
+        if self._request is not None:
+            self._request.close()
+        self._request, self._functions = None, None
+        lost = self._moved.restore() if self._moved is not None else []
+        self._moved = None
+        if lost:
+            _LOG.warning(
+                "%d variables, first %s, were on a device that is gone; they have the values that they had "
+                "before this fit: load the last checkpoint",
+                len(lost),
+                lost[0],
+            )
+        if self._model is not None:
+            compat.remove_train_function(self._model)
+            self._model = None
+
+    def finish(self) -> None:
+        """At the end of training: restores, writes the timeline."""
+        fill_times(self.report, self._step_s)
+        self.end()
+        if self.options.timeline is not None:
+            save_timeline(self.report, self.options.timeline)
+
+    # -- steps -----------------------------------------------------------------------------------
+
+    def _execution(self, iterator: Any) -> Any:
+        """One execution: ``steps_per_execution`` steps, or as many as there are data for."""
+        batches = compat.take(iterator, int(self._model.steps_per_execution))
+        if not batches:
+            raise StopIteration
+        outputs = None
+        try:
+            for batch in batches:
+                outputs = self._step(batch, iterator)
+        except BaseException as error:
+            model = self._model
+            explained = self._explained(error)
+            self.end()
+            compat.remove_train_function(model)
+            if explained is error:
+                raise
+            raise explained from error
+        return outputs
+
+    def _explained(self, error: BaseException) -> BaseException:
+        explain = getattr(self.options.devices, "explain", None)
+        if explain is None or not isinstance(error, Exception):
+            return error
+        explained: BaseException = explain(error)
+        return explained
+
+    def _step(self, batch: Any, iterator: Any) -> Any:
+        if self._moved is None and self._plan is not None:
+            self._start()
+        if self._plan is not None:
+            return self._run(batch)
+        return self._profile(batch, iterator)
+
+    # -- profile ---------------------------------------------------------------------------------
+
+    def _profile(self, batch: Any, iterator: Any) -> Any:
+        """Steps on one device: the first traces, the next ones are profiled; then the plan is made."""
+        if self._functions is None:
+            sync.build(self._model, optimizers_of(self._model), self._model.train_step, iterator)
+            self._request = PipelineRequest(self._model)
+            self._functions = StepFunctions(self._model, self._microbatches, self._request.tracing)
+            self._profiled, self._seen = 0, 0
+        functions = self._functions
+        traced = functions.traced
+        steps = min(self.options.profile_steps, MOST_STEPS)
+        if self._profiled == 0 or not steps or self._seen > steps:
+            outputs = functions(batch)
+        else:
+            outputs = self._with_profiler(lambda: functions(batch), steps)
+        self._seen += 1
+        if functions.traced > traced:
+            self._profiled = 0 if self._profiler is None else self._profiled
+        self._profiled += 1
+        self._raise_failure()
+        if self._seen > steps:
+            compat.synchronize(outputs)
+            self._make_plan()
+        return outputs
+
+    def _with_profiler(self, step: Callable[[], Any], steps: int) -> Any:
+        if self._profiler is None:
+            self._profiler = StepProfiler(steps)
+        ran: list[Any] = []
+
+        def once() -> Any:
+            ran.append(step())
+            return ran[0]
+
+        try:
+            return self._profiler.run(once)
+        except OOOError as error:
+            self.report.notes.append(f"costs are calculated from shapes, not measured: {error}")
+            return ran[0] if ran else step()
+
+    @property
+    def _microbatches(self) -> int:
+        return self.options.microbatches
+
+    def _make_plan(self) -> None:
+        """Takes the step apart, plans, and closes what was needed for it."""
+        started = time.perf_counter()
+        request, profiler = self._request, self._profiler
+        assert request is not None  # for mypy: _profile has run
+        if request.graph_def is None:
+            raise BackendError("TensorFlow handed no graph of the step over to be looked at")
+        step = take_apart(request.graph_def)
+        costs = measured_costs(step, None if profiler is None else profiler.profile)
+        link = self._link()
+        wanted = Wanted(
+            schedule=self.options.schedule,
+            devices=len(self.devices),
+            microbatches=step.count,
+            link=link,
+            memory_limit_bytes=self.options.memory_limit_bytes,
+            chunks=self.options.chunks,
+            group=self.options.group,
+        )
+        planned = make_plan(costs.layers, units_of(len(costs.layers), step.glued), wanted)
+        self.planned, self._layers = planned, variable_layers(step)
+        self._plan = self._plan_of(step, planned)
+        self.report.costs = costs
+        self.report.plan_seconds = time.perf_counter() - started
+        fill_report(self.report, planned, step, costs, link, self.devices)
+        request.close()
+        if profiler is not None:
+            profiler.close()
+        self._request, self._functions, self._profiler = None, None, None
+
+    def _plan_of(self, step: Step, planned: Planned) -> Plan:
+        stage_of_layer = [s for s, (first, last) in enumerate(planned.bounds) for _ in range(first, last + 1)]
+        return Plan(
+            schedule=planned.schedule,
+            layers=[tuple(sorted(layer.variables)) for layer in step.graph.layers],
+            stage_of_layer=stage_of_layer,
+            device_of_stage=[self.devices[number] for number in planned.device_of_stage],
+            available=available_devices(),
+        )
+
+    def _link(self) -> Link:
+        given = getattr(self.options.devices, "link", None)
+        return given if given is not None else link_between(self.devices)
+
+    # -- pipeline --------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        """Moves the variables; from now on steps are placed and ordered."""
+        model, plan = self._model, self._plan
+        assert plan is not None  # for mypy: _make_plan has run
+        self._moved = Moved(model)
+        variables = named(all_variables(model))
+        devices = {
+            id(variable): plan.device_of_stage[plan.stage_of_layer[self._layers[name]]]
+            for name, variable in variables.items()
+            if name in self._layers
+        }
+        self._moved.move(devices, variables.values())
+        self._request = PipelineRequest(model, plan, self.options.dump_dir)
+        self._functions = StepFunctions(model, self._microbatches, self._request.tracing)
+
+    def _run(self, batch: Any) -> Any:
+        functions, request = self._functions, self._request
+        assert functions is not None  # for mypy: _start has run
+        assert request is not None
+        traced, started = functions.traced, time.perf_counter()
+        outputs = functions(batch)
+        if functions.traced > traced:
+            compat.synchronize(outputs)
+            self._raise_failure()
+            fill_report_of_graph(self.report, request)
+        else:
+            compat.synchronize(outputs)
+            self._step_s.append(time.perf_counter() - started)
+        return outputs
+
+    def _raise_failure(self) -> None:
+        failure = None if self._request is None else self._request.failure()
+        if failure is None:
+            return
+        if isinstance(failure, OOOError) or not isinstance(failure, Exception):
+            raise failure
+        raise BackendError(f"the step could not be cut: {type(failure).__name__}: {failure}") from failure
+
+
+def fill_report_of_graph(report: Report, request: PipelineRequest) -> None:
+    """What was done to the graph that runs."""
+    if not request.results:
+        raise BackendError("TensorFlow handed no graph of the step over, so that it was not cut")
+    result = request.results[0]
+    report.rewritten_graph = result.graph_def
+    report.moved_ops, report.added_edges = result.moved_ops, result.added_edges
+    report.notes += [note for note in result.notes if note not in report.notes]
+
+
+def _check(model: Any) -> None:
+    reason = compat.why_not_rewritable(model)
+    if reason is not None:
+        raise BackendError(f"mode='pipeline': {reason}")
+    if model.distribute_strategy.num_replicas_in_sync > 1:
+        raise BackendError(
+            "the model was made in the scope of a tf.distribute strategy; mode='pipeline' needs one made outside"
+        )

@@ -1,0 +1,67 @@
+"""A batch in parts: how many rows each micro-batch has, and what its gradients count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tf_ooo.errors import BackendError
+
+
+def split_rows(rows: int, microbatches: int) -> tuple[int, ...]:
+    """Rows of each micro-batch: as equal as can be, larger ones first, none empty.
+
+    A batch of fewer rows than micro-batches has one row in each.
+    """
+    count = max(1, min(rows, microbatches))
+    return tuple(rows // count + (number < rows % count) for number in range(count))
+
+
+def rows_of(batch: Any) -> int:
+    """The rows of a batch.  BackendError where its tensors do not have the same number."""
+    import tensorflow as tf
+
+    found = {
+        int(tensor.shape[0])
+        for tensor in tf.nest.flatten(batch, expand_composites=False)
+        if getattr(tensor, "shape", None) is not None and tensor.shape.rank
+    }
+    if len(found) != 1:
+        said = f"has {sorted(found)}" if found else "none has rows"
+        raise BackendError(
+            f"the tensors of a batch must all have as many rows, to be cut into micro-batches: {said}"
+        )
+    return found.pop()
+
+
+def parts_of(batch: Any, rows: Sequence[int]) -> list[Any]:
+    """The batch's micro-batches; the batch itself where there is one."""
+    import tensorflow as tf
+
+    if len(rows) == 1:
+        return [batch]
+    parts, begin = [], 0
+    for count in rows:
+        end = begin + count
+        parts.append(tf.nest.map_structure(lambda t, a=begin, b=end: _slice(t, a, b), batch))
+        begin = end
+    return parts
+
+
+def _slice(tensor: Any, begin: int, end: int) -> Any:
+    import tensorflow as tf
+
+    if isinstance(tensor, tf.SparseTensor):
+        shape = [end - begin, *tensor.shape[1:]]
+        return tf.sparse.slice(tensor, [begin] + [0] * (len(shape) - 1), shape)
+    if tensor.shape.rank == 0:
+        return tensor
+    return tensor[begin:end]
+
+
+def relative_weights(rows: Sequence[int]) -> tuple[tuple[float, ...], float]:
+    """What each micro-batch's mean gradient is multiplied by, and then their sum, for the batch's mean.
+
+    The first is 1, so that gradients of equal micro-batches are multiplied once, after they are added.
+    """
+    return tuple(count / rows[0] for count in rows), rows[0] / sum(rows)

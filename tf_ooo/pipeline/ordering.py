@@ -1,0 +1,109 @@
+"""The order of each device: control edges from task to task within its lane, none between devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from grappler_passes.dependencies import GraphIndex
+from tf_ooo.pipeline.unrolled_tasks import Step
+from tf_ooo.schedule import Schedule, Task
+
+_ORDERED = ("F", "dO", "dW")
+# Up to so many edges lead from task to task without a join between.
+_WITHOUT_JOIN = 2
+
+
+@dataclass(frozen=True)
+class LaneOrder:
+    """What a lane adds to a graph.
+
+    Attributes:
+        edges: (before, after), to and from joins included.
+        joins: names of the joins.
+        ranks: place in the lane of each op.
+    """
+
+    edges: list[tuple[str, str]] = field(default_factory=list)
+    joins: list[str] = field(default_factory=list)
+    ranks: dict[str, int] = field(default_factory=dict)
+
+
+def ops_of_tasks(step: Step, stage_of_layer: Sequence[int]) -> dict[Task, list[int]]:
+    """Nodes of each task in topological order; sums of gradients belong to none."""
+    names = step.index.names
+    ops: dict[Task, list[int]] = {}
+    for i in step.index.order:
+        at = step.where.get(names[i])
+        if at is None or names[i] in step.sums or step.index.ops[i] == "Const":
+            continue
+        kind, layer, microbatch = at
+        ops.setdefault(Task(kind, stage_of_layer[layer], 0 if kind == "U" else microbatch), []).append(i)
+    return ops
+
+
+def lane_tasks(schedule: Schedule, count: int) -> Iterator[tuple[int, list[Task]]]:
+    """Each lane's device and its tasks that are to be ordered, of a step with ``count`` micro-batches."""
+    for (device, _), tasks in schedule.lanes.items():
+        yield device, [t for t in tasks if t.kind in _ORDERED and t.microbatch < count]
+
+
+def order_lane(
+    step: Step, lane: Sequence[Task], ops: Mapping[Task, Sequence[int]], reach: Sequence[int], name: str
+) -> LaneOrder:
+    """Edges that make the tasks run one after the other.
+
+    What an earlier task needs gets no edge: it has to run before.  It would not always be a cycle, but one
+    once ops are merged: after all graph optimizers oneDNN makes one op of a bias gradient and that of
+    the kernel.
+
+    Args:
+        lane: the tasks in their order.
+        ops: nodes of each task; tasks without any are looked through.
+        reach: ancestors of each node, as bits by its position in ``step.index.order``.
+        name: of the lane, for the names of joins.
+    """
+    index, found = step.index, LaneOrder()
+    there = [task for task in lane if ops.get(task)]
+    needed = 0
+    for rank, task in enumerate(there):
+        found.ranks.update((index.names[i], rank) for i in ops[task])
+        if rank + 1 == len(there):
+            break
+        after = there[rank + 1]
+        for i in ops[task]:
+            needed |= reach[i] | 1 << index.position[i]
+        free = [i for i in ops[after] if not needed >> index.position[i] & 1]
+        _join(index, _lasts(index, ops[task], reach), _firsts(index, free, reach), f"{name}/{rank}", found)
+    return found
+
+
+def _join(index: GraphIndex, lasts: list[int], firsts: list[int], name: str, found: LaneOrder) -> None:
+    before, after = [index.names[i] for i in lasts], [index.names[i] for i in firsts]
+    if len(before) * len(after) <= max(_WITHOUT_JOIN, len(before), len(after)):
+        found.edges += [(a, b) for a in before for b in after]
+        return
+    found.joins.append(name)
+    found.edges += [(a, name) for a in before]
+    found.edges += [(name, b) for b in after]
+
+
+def _lasts(index: GraphIndex, nodes: Sequence[int], reach: Sequence[int]) -> list[int]:
+    """The ops that no other op of the task depends on; those in loops and branches end with these."""
+    able = [i for i in nodes if index.contexts[i].output_frame == () and not index.contexts[i].branches]
+    kept: list[int] = []
+    covered = 0
+    for i in sorted(able, key=lambda i: -index.position[i]):
+        if not covered >> index.position[i] & 1:
+            kept.append(i)
+        covered |= reach[i]
+    return kept
+
+
+def _firsts(index: GraphIndex, nodes: Sequence[int], reach: Sequence[int]) -> list[int]:
+    """The ops that depend on no other op of the task."""
+    able = [i for i in nodes if index.contexts[i].frame == () and i not in index.back_preds]
+    inside = 0
+    for i in able:
+        inside |= 1 << index.position[i]
+    return [i for i in able if not reach[i] & inside]

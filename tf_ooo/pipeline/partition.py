@@ -1,0 +1,161 @@
+"""Where a model is cut: by measured seconds, by what would have to be sent, and by memory.
+
+No TensorFlow here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tf_ooo.costs.layer_costs import LayerCosts, Link, layer_inputs
+from tf_ooo.errors import OptionsError
+
+Bounds = tuple[tuple[int, int], ...]
+# How much slower than the best cut the slowest stage may be, for less to send.
+_SLACK = (1.0, 1.02, 1.05, 1.1, 1.2, 1.35, 1.6)
+
+
+def units_of(layers: int, glued: Sequence[tuple[int, int]]) -> Bounds:
+    """The smallest ranges of layers that may be cut from each other."""
+    units: list[tuple[int, int]] = []
+    for layer in range(layers):
+        joined = any(first < layer <= last for first, last in glued)
+        if units and joined:
+            units[-1] = (units[-1][0], layer)
+        else:
+            units.append((layer, layer))
+    return tuple(units)
+
+
+@dataclass(frozen=True)
+class Cutter:
+    """Cuts layers into stages.
+
+    Attributes:
+        layers: costs of one micro-batch.
+        units: ranges that stay whole.
+        link: between devices.
+        microbatches: of one step.
+    """
+
+    layers: tuple[LayerCosts, ...]
+    units: Bounds
+    link: Link
+    microbatches: int
+
+    def cut(self, stages: int) -> Bounds:
+        """(first, last) layer of each stage: the best found of cuts with a short slowest stage.
+
+        The step is estimated as all micro-batches through the slowest stage, and the first one's messages.
+
+        Raises OptionsError: more stages than units.
+        """
+        if stages > len(self.units):
+            whole = "" if len(self.units) == len(self.layers) else " that can be cut (a loop stays whole)"
+            raise OptionsError(
+                f"{stages} stages are more than the {len(self.units)} layers{whole}; use fewer devices"
+            )
+        seconds = np.array([self._seconds(unit) for unit in self.units])
+        sums = np.concatenate([[0.0], np.cumsum(seconds)])
+        messages = np.array([self._message_s(unit[1]) for unit in self.units])
+        limit = _shortest(sums, stages)
+        found = [_cheapest(sums, messages, stages, limit * slack) for slack in _SLACK]
+
+        def step_s(ends: list[int]) -> float:
+            bounds = [0, *ends]
+            longest = max(sums[b] - sums[a] for a, b in zip(bounds, ends, strict=False))
+            sent = sum(messages[end - 1] for end in ends[:-1])
+            busiest = max((messages[end - 1] for end in ends[:-1]), default=0.0)
+            return float(max(longest, busiest) * self.microbatches + sent)
+
+        ends = min((one for one in found if one), key=step_s)
+        starts = [0, *ends[:-1]]
+        return tuple((self.units[a][0], self.units[b - 1][1]) for a, b in zip(starts, ends, strict=True))
+
+    def _seconds(self, unit: tuple[int, int]) -> float:
+        return sum(
+            x.forward_s + x.output_grad_s + x.weight_grad_s for x in self.layers[unit[0] : unit[1] + 1]
+        )
+
+    def _message_s(self, last: int) -> float:
+        """Seconds of what crosses the cut behind a layer, there and back."""
+        return 2 * self.link.seconds(crossing_bytes(self.layers, last))
+
+
+def crossing_bytes(layers: tuple[LayerCosts, ...], last: int) -> float:
+    """Bytes that layers behind ``last`` read of layers up to it."""
+    read = {s for i in range(last + 1, len(layers)) for s in layer_inputs(layers, i) if s <= last}
+    return float(sum(layers[source].output_bytes for source in read))
+
+
+def _shortest(sums: np.ndarray, stages: int) -> float:
+    """The shortest possible slowest stage."""
+    count = len(sums) - 1
+    best = sums[1:].copy()
+    for _ in range(1, stages):
+        following = np.full(count, np.inf)
+        for end in range(1, count):
+            following[end] = np.maximum(best[:end], sums[end + 1] - sums[1 : end + 1]).min()
+        best = following
+    return float(best[-1])
+
+
+def _cheapest(sums: np.ndarray, messages: np.ndarray, stages: int, limit: float) -> list[int]:
+    """Ends of stages, none longer than the limit, with the least to send; empty where there are none."""
+    count = len(messages)
+    cost = np.where(sums[1:] <= limit * (1 + 1e-9), 0.0, np.inf)
+    back: list[np.ndarray] = []
+    for _ in range(1, stages):
+        following, chosen = np.full(count, np.inf), np.zeros(count, int)
+        for end in range(1, count):
+            fits = sums[end + 1] - sums[1 : end + 1] <= limit * (1 + 1e-9)
+            total = np.where(fits, cost[:end] + messages[:end], np.inf)
+            chosen[end] = int(total.argmin())
+            following[end] = total[chosen[end]]
+        back.append(chosen)
+        cost = following
+    if not np.isfinite(cost[-1]):
+        return []
+    ends = [count]
+    for chosen in reversed(back):
+        ends.append(int(chosen[ends[-1] - 1]) + 1)
+    return ends[::-1]
+
+
+def merged(layers: tuple[LayerCosts, ...], bounds: Bounds) -> tuple[LayerCosts, ...]:
+    """The costs of stages, each as one layer."""
+    stage_of = [stage for stage, (first, last) in enumerate(bounds) for _ in range(first, last + 1)]
+    inputs: list[set[int]] = [set() for _ in bounds]
+    sent: list[set[int]] = [set() for _ in bounds]
+    for layer in range(len(layers)):
+        for source in layer_inputs(layers, layer):
+            if stage_of[source] != stage_of[layer]:
+                inputs[stage_of[layer]].add(stage_of[source])
+                sent[stage_of[source]].add(source)
+    return tuple(
+        _sum(layers[first : last + 1], tuple(sorted(inputs[stage])), [layers[i] for i in sorted(sent[stage])])
+        for stage, (first, last) in enumerate(bounds)
+    )
+
+
+def _sum(group: Sequence[LayerCosts], inputs: tuple[int, ...], sent: Sequence[LayerCosts]) -> LayerCosts:
+    def total(attribute: str) -> float:
+        return float(sum(getattr(layer, attribute) for layer in group))
+
+    names = [layer.name for layer in group]
+    return LayerCosts(
+        forward_s=total("forward_s"),
+        output_grad_s=total("output_grad_s"),
+        weight_grad_s=total("weight_grad_s"),
+        update_s=total("update_s"),
+        activation_bytes=total("activation_bytes"),
+        weight_bytes=total("weight_bytes"),
+        output_bytes=float(sum(layer.output_bytes for layer in sent)),
+        weight_grad_bytes=total("kept_bytes"),
+        inputs=inputs,
+        name=names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}",
+        slot_bytes=total("slot_bytes"),
+    )

@@ -1,0 +1,202 @@
+"""The plug-in request of a pipeline: looks at a step's graph, or places and orders it."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+import weakref
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from grappler_passes import plugin
+from grappler_passes.annotate import AnnotatePass
+from grappler_passes.base import PassPipeline
+from grappler_passes.graph import TrainingGraph
+from grappler_passes.joins import JoinsPass
+from grappler_passes.local_constants import LocalConstantsPass
+from grappler_passes.order import OrderPass
+from grappler_passes.placement import PlacementPass
+from grappler_passes.rewrite_plan import RewritePlan
+from grappler_passes.verify import VerifyPass
+from tf_ooo import compat
+from tf_ooo.errors import BackendError, ScheduleError
+from tf_ooo.pipeline.ordering import lane_tasks, ops_of_tasks, order_lane
+from tf_ooo.pipeline.placing import place
+from tf_ooo.pipeline.unrolled_tasks import Step, is_unrolled, take_apart
+from tf_ooo.planner import RewriteResult
+from tf_ooo.schedule import Schedule
+
+_LOG = logging.getLogger("tf_ooo")
+_numbers = itertools.count(1)
+_JOIN = "tf_ooo_join"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a step's graph is rewritten to.
+
+    Attributes:
+        schedule: lanes of devices; its stages are groups of layers.
+        layers: the variables of each layer, to know the layers again.
+        stage_of_layer: for each of them.
+        device_of_stage: full names.
+        available: all devices that exist.
+    """
+
+    schedule: Schedule
+    layers: Sequence[Sequence[str]]
+    stage_of_layer: Sequence[int]
+    device_of_stage: Sequence[str]
+    available: tuple[str, ...]
+
+    def stages_for(self, graph: TrainingGraph) -> list[int]:
+        """The stage of each layer of a graph; ScheduleError if a layer is not known."""
+        by_variables = {tuple(sorted(v)): s for v, s in zip(self.layers, self.stage_of_layer, strict=True)}
+        found = []
+        for layer in graph.layers:
+            stage = by_variables.get(tuple(sorted(layer.variables)))
+            if stage is None:
+                raise ScheduleError(f"layer {layer.name!r} is not one of those that were planned")
+            found.append(stage)
+        return found
+
+
+def rewrite_step(graph_def: Any, plan: Plan, dump_dir: Any = None) -> RewriteResult:
+    """Places all ops on their stages' devices and orders each device's tasks.
+
+    Raises:
+        GraphError: the graph is no training step of micro-batches.
+        ScheduleError: its layers are not those of the plan.
+        PassError: a pass fails, or what comes out does not compute what went in.
+    """
+    started = time.perf_counter()
+    step = take_apart(graph_def)
+    rewrite, moved = _rewrite_plan(step, plan)
+    passes = [
+        PlacementPass(rewrite, plan.available),
+        LocalConstantsPass(),
+        JoinsPass(rewrite),
+        OrderPass(rewrite),
+        AnnotatePass(rewrite),
+    ]
+    done = PassPipeline(passes, dump_dir=None if dump_dir is None else str(dump_dir))(graph_def, step.graph)
+    VerifyPass(graph_def, done.replaced)(done.graph_def)
+    return RewriteResult(
+        training_graph=step.graph,
+        schedule=plan.schedule,
+        graph_def=done.graph_def,
+        moved_ops=moved,
+        added_edges=_controls(done.graph_def) - _controls(graph_def),
+        plan_seconds=time.perf_counter() - started,
+        mixed=dict(step.graph.mixed),
+        notes=tuple(str(note) for note in done.notes),
+    )
+
+
+def _rewrite_plan(step: Step, plan: Plan) -> tuple[RewritePlan, int]:
+    stages = plan.stages_for(step.graph)
+    sizes = {name: op.output_bytes or 0 for name, op in step.graph.ops.items()}
+    devices = place(step, [plan.device_of_stage[stage] for stage in stages], sizes)
+    ops = ops_of_tasks(step, stages)
+    reach = step.index.ancestor_bits(step.index.order, {})
+    edges: list[tuple[str, str]] = []
+    joins: dict[str, str] = {}
+    ranks: dict[str, int] = {}
+    device_of_lane = lane_devices(plan.schedule, plan.device_of_stage)
+    for device, tasks in lane_tasks(plan.schedule, step.count):
+        lane = order_lane(step, tasks, ops, reach, f"{_JOIN}/{device}")
+        edges += lane.edges
+        joins.update(dict.fromkeys(lane.joins, device_of_lane[device]))
+        ranks.update(lane.ranks)
+    where = step.where
+    rewrite = RewritePlan(
+        edges=tuple(edges),
+        kinds={name: kind for name, (kind, _, _) in where.items()},
+        layers={name: layer for name, (_, layer, _) in where.items()},
+        stages={name: stages[layer] for name, (_, layer, _) in where.items()},
+        streams=dict.fromkeys(where, 0),
+        priorities=ranks,
+        devices=devices,
+        joins=joins,
+    )
+    return rewrite, len(ranks)
+
+
+def lane_devices(schedule: Schedule, device_of_stage: Sequence[str]) -> dict[int, str]:
+    """The name of each numbered device of a schedule."""
+    return {
+        device: device_of_stage[task.stage]
+        for (device, _), tasks in schedule.lanes.items()
+        for task in itertools.islice(tasks, 1)
+    }
+
+
+def _controls(graph_def: Any) -> int:
+    return sum(text[0] == "^" for node in graph_def.node for text in node.input)
+
+
+class PipelineRequest:
+    """Graphs of steps that are traced inside :meth:`tracing`.
+
+    Args:
+        model: names its variables.
+        plan: None: graphs are looked at only.
+        dump_dir: folder for the graph after every pass.
+
+    Attributes:
+        graph_def: the latest step's graph that was only looked at.
+        results: what was done, by the number of micro-batches.
+
+    Raises:
+        BackendError: unsupported TensorFlow, or the plug-in cannot be loaded.
+    """
+
+    def __init__(self, model: Any, plan: Plan | None = None, dump_dir: Any = None) -> None:
+        compat.check_versions()
+        try:
+            plugin.load()
+        except plugin.PluginError as error:
+            raise BackendError(str(error)) from error
+        self.graph_def: Any = None
+        self.results: list[RewriteResult] = []
+        me = weakref.ref(self)
+
+        def rewrite(graph_def: Any) -> Any:
+            owner = me()
+            return None if owner is None or not is_unrolled(graph_def) else owner._take(graph_def, plan, dump_dir)
+
+        self.request = plugin.Request(
+            f"tf_ooo-pipeline-{next(_numbers)}", rewrite, describe=plugin.describe_keras(model)
+        )
+        plugin.register(self.request)
+        self._close = weakref.finalize(self, plugin.unregister, self.request.id)
+
+    def _take(self, graph_def: Any, plan: Plan | None, dump_dir: Any) -> Any:
+        if plan is None:
+            self.graph_def = graph_def
+            return None
+        result = rewrite_step(graph_def, plan, dump_dir)
+        self.results.append(result)
+        _LOG.info(
+            "placed and ordered a step by %s in %.2f s: %d edges added",
+            result.schedule.policy,
+            result.plan_seconds,
+            result.added_edges,
+        )
+        return result.graph_def
+
+    def tracing(self) -> AbstractContextManager[Any]:
+        """Functions traced on this thread inside the block belong to this request."""
+        return plugin.tracing(self.request)
+
+    def failure(self) -> BaseException | None:
+        """The first error of a rewrite."""
+        return self.request.errors[0] if self.request.errors else None
+
+    def close(self) -> None:
+        """Stops; what was compiled stays as it is."""
+        self._close()
+

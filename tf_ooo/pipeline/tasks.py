@@ -1,0 +1,104 @@
+"""What each op of a micro-batch is for, and with which layer it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from grappler_passes.dependencies import GraphIndex
+from grappler_passes.graph import OpKind, TrainingGraph
+from tf_ooo.costs.from_graph import forward_layers
+from tf_ooo.lowering import TaskOps
+from tf_ooo.schedule import Task
+
+_KINDS = {OpKind.FORWARD: "F", OpKind.OUTPUT_GRAD: "dO", OpKind.WEIGHT_GRAD: "dW", OpKind.UPDATE: "U"}
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """Ops of one micro-batch and of the updates.
+
+    Attributes:
+        where: ``{op: (kind, layer)}``; ops that serve several layers' updates are not in it.
+        glued: layers that run in one while loop, so that no cut may part them: (first, last) each.
+    """
+
+    where: Mapping[str, tuple[str, int]]
+    glued: tuple[tuple[int, int], ...] = ()
+
+
+def assign(graph: TrainingGraph, index: GraphIndex) -> Assigned:
+    """Kind and layer of each op.
+
+    A forward op belongs to the highest layer whose weights its result depends on.  A dO op belongs to the
+    layer whose forward op it is the gradient of: see :func:`_output_grad_layers`.
+
+    Args:
+        graph: of one micro-batch with its updates.
+        index: of the same graph.
+    """
+    forward = forward_layers(graph)
+    where = {name: ("F", layer) for name, layer in forward.items()}
+    for name, op in graph.ops.items():
+        if op.kind in (OpKind.WEIGHT_GRAD, OpKind.UPDATE) and op.layer is not None:
+            where[name] = (_KINDS[op.kind], op.layer)
+    for name, layer in _output_grad_layers(graph, forward).items():
+        where[name] = ("dO", layer)
+    glued = _glue_loops(index, where)
+    return Assigned({name: at for name, at in where.items() if graph.ops[name].type != "Const"}, glued)
+
+
+def _output_grad_layers(graph: TrainingGraph, forward: Mapping[str, int]) -> dict[str, int]:
+    """The layer of each dO op.
+
+    The forward tensors that it reads say whose gradient it is: such a tensor was made by one layer and
+    is read by others, and the op is the gradient of one of these.  Backward goes down from layer to layer,
+    so it is the highest of them that is not above the layers of the dO that the op reads.
+    """
+    touching = {name: {layer} for name, layer in forward.items()}
+    for name, layer in forward.items():
+        for producer, _ in graph.ops[name].inputs:
+            if producer in touching:
+                touching[producer].add(layer)
+    found: dict[str, int] = {}
+    last = len(graph.layers) - 1
+    for name, op in graph.ops.items():
+        if op.kind is not OpKind.OUTPUT_GRAD:
+            continue
+        producers = [producer for producer, _ in op.inputs]
+        cap = min((found[p] for p in producers if p in found), default=last)
+        layers = set().union(*(touching.get(p, set()) for p in producers))
+        found[name] = max((layer for layer in layers if layer <= cap), default=cap)
+    return found
+
+
+def _glue_loops(index: GraphIndex, where: dict[str, tuple[str, int]]) -> tuple[tuple[int, int], ...]:
+    """Gives all ops of a while loop one kind and layer, in place; the ranges of layers in one loop."""
+    loops: dict[str, list[str]] = {}
+    for i, name in enumerate(index.names):
+        frame = index.contexts[i].frame or index.arrival_frame(i)
+        if frame and name in where:
+            loops.setdefault(frame[0], []).append(name)
+    glued = []
+    for names in loops.values():
+        kinds = {where[name][0] for name in names}
+        layers = [where[name][1] for name in names]
+        kind = next(k for k in ("F", "dO", "dW", "U") if k in kinds)
+        where.update(dict.fromkeys(names, (kind, max(layers))))
+        glued.append((min(layers), max(layers)))
+    return tuple(sorted(set(glued)))
+
+
+def tasks_for_costs(assigned: Assigned) -> TaskOps:
+    """The dO and dW tasks of layers, in the form in which costs are summed up."""
+    ops: dict[Task, list[str]] = {}
+    for name, (kind, layer) in assigned.where.items():
+        if kind in ("dO", "dW"):
+            ops.setdefault(Task(kind, layer), []).append(name)
+    frozen = {task: tuple(names) for task, names in ops.items()}
+    return TaskOps(frozen, (), {}, {})
+
+
+def layers_by_name(graphs: Iterable[TrainingGraph]) -> list[list[list[str]]]:
+    """For each graph the variables of its layers, to compare them."""
+    return [[sorted(layer.variables) for layer in graph.layers] for graph in graphs]

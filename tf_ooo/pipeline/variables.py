@@ -1,0 +1,87 @@
+"""Variables on the devices of their stages, and back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tf_ooo import compat
+from tf_ooo.data_parallel.averaging import optimizers_of
+from tf_ooo.pipeline import compat as private
+
+_LOG = logging.getLogger("tf_ooo")
+
+
+def all_variables(model: Any) -> list[Any]:
+    """Weights, states, metrics and optimizers' variables of a model, each once."""
+    optimizers = optimizers_of(model)
+    metrics = [variable for metric in model.metrics for variable in metric.variables]
+    found: dict[int, Any] = {}
+    for variable in [*model.variables, *metrics, *(v for o in optimizers for v in compat.state_of(o))]:
+        found.setdefault(id(variable), variable)
+    return list(found.values())
+
+
+class Moved:
+    """Keras variables that stand on other devices until :meth:`restore`.
+
+    Each gets a new ``tf.Variable``; the old one waits, and functions traced with the old ones (evaluate,
+    predict) are put away with them.
+
+    Args:
+        model: whose functions are put away.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self._before: list[tuple[Any, Any]] = []
+        self._functions: dict[str, Any] | None = None
+
+    def move(self, devices: Mapping[int, str], variables: Iterable[Any]) -> None:
+        """Moves variables: ``devices`` are full names by the id of the Keras variable."""
+        import tensorflow as tf
+
+        if self._functions is None:
+            self._functions = private.functions_of(self.model)
+            private.set_functions_of(self.model, dict.fromkeys(self._functions))
+        for variable in variables:
+            old, device = private.value_of(variable), devices.get(id(variable))
+            if device is None or old is None or _same(old.device, device):
+                continue
+            with tf.init_scope(), tf.device(device):
+                new = tf.Variable(
+                    old.read_value(),
+                    trainable=old.trainable,
+                    dtype=old.dtype,
+                    shape=old.shape,
+                    name=old.name.split(":")[0],
+                    synchronization=old.synchronization,
+                    aggregation=old.aggregation,
+                )
+            self._before.append((variable, old))
+            private.set_value_of(variable, new)
+
+    def restore(self) -> list[str]:
+        """Puts the variables back with their present values; names those whose device is gone.
+
+        These keep the values that they had when they were moved.
+        """
+        lost = []
+        while self._before:
+            variable, old = self._before.pop()
+            try:
+                old.assign(private.value_of(variable).read_value())
+            except Exception as error:  # a worker that has died: nothing else may stop this
+                _LOG.debug("%s is lost", compat.path_of(variable), exc_info=error)
+                lost.append(compat.path_of(variable))
+            private.set_value_of(variable, old)
+        if self._functions is not None:
+            private.set_functions_of(self.model, self._functions)
+            self._functions = None
+        return lost
+
+
+def _same(a: str, b: str) -> bool:
+    """Whether two device names mean one device; the client's own has several names."""
+    return a == b

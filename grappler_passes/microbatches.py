@@ -70,11 +70,11 @@ class _Chosen:
         producers = [self.index.index[split_input(text)[0]] for text in inputs]
         for text, producer in zip(inputs, producers, strict=True):
             if producer not in self.sums and self.steps[producer] == self.number:
-                return text
+                return str(text)
         earlier = [t for t, p in zip(inputs, producers, strict=True) if p in self.sums]
         after = self.steps[i] is not None and self.steps[i] > self.number
         if after:
-            return (earlier or inputs)[0]
+            return str((earlier or inputs)[0])
         return None
 
     def members(self) -> set[int]:

@@ -9,6 +9,7 @@ import keras
 
 from tf_ooo.data_parallel import DataParallelFit, launched_with_workers
 from tf_ooo.options import Options
+from tf_ooo.pipeline import PipelineFit
 from tf_ooo.report import Report
 from tf_ooo.single_device import FitSession
 
@@ -25,8 +26,8 @@ class OOOBackprop(keras.callbacks.Callback):  # type: ignore[misc]
         >>> print(callback.report.summary())
 
     Args:
-        mode: ``"single_device"``, ``"data_parallel"``, or ``"auto"``: data_parallel where horovodrun
-            started several processes.
+        mode: ``"single_device"``, ``"data_parallel"``, ``"pipeline"``, or ``"auto"``: data_parallel where
+            horovodrun started several processes.
         schedule: ``"auto"`` keeps the faster of stock and rewritten; a policy's name is applied as asked.
         memory_limit_bytes: peak bytes that the planned order may keep alive on each device.
         profile_steps: steps of each order that are timed.
@@ -55,8 +56,7 @@ class OOOBackprop(keras.callbacks.Callback):  # type: ignore[misc]
             timeline=timeline,
             **mode_options,
         )
-        parallel = options.mode == "data_parallel" or (options.mode == "auto" and launched_with_workers())
-        self._session = DataParallelFit(options) if parallel else FitSession(options)
+        self._session = _session(options)
 
     @property
     def report(self) -> Report:
@@ -82,3 +82,10 @@ class OOOBackprop(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Puts the model's own train function back and writes the timeline."""
         self._session.finish()
+
+
+def _session(options: Options) -> DataParallelFit | FitSession | PipelineFit:
+    if options.mode == "pipeline":
+        return PipelineFit(options)
+    parallel = options.mode == "data_parallel" or (options.mode == "auto" and launched_with_workers())
+    return DataParallelFit(options) if parallel else FitSession(options)

@@ -8,11 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
+from tf_ooo.device_names import check_devices
 from tf_ooo.errors import OptionsError
-from tf_ooo.schedulers import BACKWARD_ORDERS
+from tf_ooo.schedulers import BACKWARD_ORDERS, POLICIES
 
-MODES = ("auto", "single_device", "data_parallel")
-LATER_MODES = ("pipeline", "layerpipe")
+MODES = ("auto", "single_device", "data_parallel", "pipeline")
+LATER_MODES = ("layerpipe",)
 # Data parallel: which library communicates, how gradients are combined, what they travel as.
 ENGINES = ("auto", "horovod", "collectives", "single")
 OPS = ("Average", "Sum", "Adasum")
@@ -22,7 +23,9 @@ LOCKSTEPS = ("epoch", "execution")
 _OF_ONE_PROCESS = ("timeline", "dump_dir")
 # Orders of computation and of communication; need data_parallel.
 PARALLEL_SCHEDULES = ("reverse_first_k", "search")
-SCHEDULES = ("auto", *BACKWARD_ORDERS, *PARALLEL_SCHEDULES)
+# Need pipeline; fast_forward is one of them and of one device.
+PIPELINE_SCHEDULES = tuple(policy.name for policy in POLICIES.values() if "pipeline" in policy.modes)
+SCHEDULES = tuple(dict.fromkeys(("auto", *BACKWARD_ORDERS, *PARALLEL_SCHEDULES, *PIPELINE_SCHEDULES)))
 
 
 @dataclass(frozen=True)
@@ -30,13 +33,15 @@ class Options:
     """How to rewrite a training step.
 
     Attributes:
-        mode: ``"auto"``, ``"single_device"`` or ``"data_parallel"``; auto means single_device, and in
-            ``model.fit`` data_parallel where horovodrun started several processes.
+        mode: ``"auto"``, ``"single_device"``, ``"data_parallel"`` or ``"pipeline"``; auto means
+            single_device, and in ``model.fit`` data_parallel where horovodrun started several processes.
         schedule: ``"auto"`` (rewrite, measure both orders, keep the faster) or a policy's name,
-            which is applied as asked; reverse_first_k and search are for ``mode="data_parallel"``.
+            which is applied as asked; reverse_first_k and search are for ``mode="data_parallel"``.  For
+            ``mode="pipeline"`` auto takes the schedule with the shortest predicted step.
         memory_limit_bytes: peak bytes that the planned order may keep alive; None: no limit.  With a
             limit, ``"auto"`` takes the order with the lowest peak.  Holds for each device.
         profile_steps: steps of each order that are timed, after one that is not; 0 measures nothing.
+            pipeline: steps (3 at most) that are profiled on one device before the model is cut.
         timeline: folder for ``report.html`` and ``trace.json`` at the end; None writes nothing.
         strict: raise what went wrong; otherwise the stock step runs on and the report says why.
         dump_dir: folder for the graph after every pass; None writes nothing.
@@ -53,6 +58,11 @@ class Options:
         unroll: data_parallel: at most so many of the model's ``steps_per_execution`` go into one graph, in
             which no step waits for all of the step before; 1: Keras' own loop.
         k: reverse_first_k: how many layers' dW wait; None: chosen by simulation from measured costs.
+        devices: pipeline: a number, device names, or a cluster (see docs/pipeline.md); None: all GPUs, or
+            all CPU devices.
+        microbatches: pipeline: parts of a batch.
+        chunks: interleaved_1f1b: stages on each device; None: 2 to 4 are tried.
+        group: modulo: layers of a group; None: tried.
 
     Raises:
         OptionsError: names the option, its value and what is accepted.
@@ -73,6 +83,10 @@ class Options:
     lockstep: str = "epoch"
     unroll: int = 8
     k: int | None = None
+    devices: Any = None
+    microbatches: int = 8
+    chunks: int | None = None
+    group: int | None = None
 
     def __post_init__(self) -> None:
         if self.mode in LATER_MODES:
@@ -94,12 +108,33 @@ class Options:
         _check_int("k", self.k, least=0, optional=True)
         if self.k is not None and self.schedule != "reverse_first_k":
             raise OptionsError(f"k={self.k} goes with schedule='reverse_first_k' only")
+        self._check_pipeline()
         _check_int("unroll", self.unroll, least=1, optional=False)
         _check_int("profile_steps", self.profile_steps, least=0, optional=False)
         _check_path("timeline", self.timeline)
         _check_path("dump_dir", self.dump_dir)
         if not isinstance(self.strict, bool):
             raise OptionsError(f"strict={self.strict!r} is not accepted; accepted: True, False")
+
+    def _check_pipeline(self) -> None:
+        _check_int("microbatches", self.microbatches, least=1, optional=False)
+        for name, schedule in (("chunks", "interleaved_1f1b"), ("group", "modulo")):
+            value = getattr(self, name)
+            _check_int(name, value, least=1, optional=True)
+            if value is not None and self.schedule != schedule:
+                raise OptionsError(f"{name}={value} goes with schedule={schedule!r} only")
+        if self.mode == "pipeline":
+            if self.schedule not in ("auto", *PIPELINE_SCHEDULES):
+                raise OptionsError(
+                    f"schedule={self.schedule!r} is none of mode='pipeline'; accepted: 'auto', "
+                    f"{_listed(PIPELINE_SCHEDULES)}"
+                )
+            check_devices(self.devices)
+            return
+        if self.schedule in PIPELINE_SCHEDULES and self.schedule not in BACKWARD_ORDERS:
+            raise OptionsError(f"schedule={self.schedule!r} needs mode='pipeline'")
+        if self.devices is not None:
+            raise OptionsError(f"devices={self.devices!r:.80} needs mode='pipeline'")
 
     @classmethod
     def from_arguments(cls, **arguments: Any) -> Options:
@@ -139,10 +174,10 @@ _CHOICES = {
 
 
 def refuse_data_parallel(options: Options, where: str) -> None:
-    """Raises OptionsError: data parallel needs a model, whose ``fit`` it takes part in."""
-    if options.mode == "data_parallel":
+    """Raises OptionsError: these modes need a model, whose ``fit`` they take part in."""
+    if options.mode in ("data_parallel", "pipeline"):
         raise OptionsError(
-            f"mode='data_parallel' is for model.fit with tf_ooo.OOOBackprop; {where} accepts 'single_device'"
+            f"mode={options.mode!r} is for model.fit with tf_ooo.OOOBackprop; {where} accepts 'single_device'"
         )
 
 

@@ -49,6 +49,7 @@ class Report:
             and reading the profiler.
         layers: one dict per layer: index, name, number of ops of each kind.
         notes: what was not done as planned, and why.
+        pipeline: what docs/pipeline.md says about a pipeline; empty in other modes.
         planned: the schedule that was planned; ``rewritten_graph``: the GraphDef handed to TensorFlow.
     """
 
@@ -78,6 +79,7 @@ class Report:
     profiling_overhead_s: float = 0.0
     layers: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    pipeline: dict[str, Any] = field(default_factory=dict)
     planned: Schedule | None = None
     rewritten_graph: Any = None
 
@@ -118,16 +120,31 @@ class Report:
             ("mode, schedule", f"{self.mode}, {self.schedule}"),
             ("model", self.model),
             *(self._plan_rows() if self.ops else ()),
+            *self._pipeline_rows(),
             ("step, stock", seconds_text(self.stock_step_s)),
             ("step, rewritten", seconds_text(self.measured_step_s)),
             ("step, noise", seconds_text(self.step_noise_s)),
-            ("step, all ops one by one", seconds_text(self.predicted_step_s)),
+            ("step, all ops one by one", "" if self.pipeline else seconds_text(self.predicted_step_s)),
             ("predicted peak", bytes_text(self.predicted_peak_bytes, self.unknown_size_ops)),
             ("predicted peak, stock", bytes_text(self.stock_predicted_peak_bytes)),
             ("planning", seconds_text(self.plan_seconds)),
             ("run", f"{self.date}  {self.environment}".strip()),
         ]
         return [(what, value) for what, value in rows if value not in ("", "-")]
+
+    def _pipeline_rows(self) -> list[tuple[str, str]]:
+        """Where the stages went."""
+        rows = []
+        for row in self.pipeline.get("stages", ()):
+            layers = row["layers"]
+            shown = layers[0] if len(layers) == 1 else f"{layers[0]} .. {layers[-1]} ({len(layers)} layers)"
+            rows.append((f"stage {row['stage']}", f"{row['device']}: {shown}; {row['why']}"))
+        if rows:
+            bubbles = self.pipeline["predicted_bubble_fraction"]
+            rows.append(("micro-batches", str(self.pipeline["microbatches"])))
+            rows.append(("step, predicted", seconds_text(self.predicted_step_s)))
+            rows.append(("bubbles, predicted", f"{bubbles:.0%}"))
+        return rows
 
     def _plan_rows(self) -> list[tuple[str, str]]:
         return [
@@ -199,6 +216,20 @@ def layer_rows(graph: TrainingGraph, result: RewriteResult) -> list[dict[str, An
             "U": len(layer.update_ops),
             "comm": len(layer.communication_ops),
             "own_dO": f"dO:{layer.index}" in scheduled,
+        }
+        for layer in graph.layers
+    ]
+
+
+def layer_rows_of(graph: TrainingGraph) -> list[dict[str, Any]]:
+    """One row per layer of a pipeline: index, name, ops of dW, U and communication."""
+    return [
+        {
+            "index": layer.index,
+            "name": layer.name,
+            "dW": len(layer.weight_grad_ops),
+            "U": len(layer.update_ops),
+            "comm": len(layer.communication_ops),
         }
         for layer in graph.layers
     ]

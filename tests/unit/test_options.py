@@ -12,7 +12,7 @@ def test_defaults():
     assert not Options(schedule="in_order").may_fall_back
 
 
-@pytest.mark.parametrize("mode", ["pipeline", "layerpipe"])
+@pytest.mark.parametrize("mode", ["layerpipe"])
 def test_later_modes_say_so(mode):
     with pytest.raises(OptionsError, match=f"{mode}.*later release"):
         Options(mode=mode)

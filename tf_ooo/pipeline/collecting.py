@@ -80,7 +80,9 @@ class Collecting:
             self.applied.append(_Applied(optimizer, variables, explicit, [None] * len(grads)))
             self.collected_after.append(_ops_so_far())
         if call >= len(self.applied) or len(self.applied[call].sums) != len(grads):
-            raise BackendError("train_step applies other gradients for a later micro-batch than for the first")
+            raise BackendError(
+                "train_step applies other gradients for a later micro-batch than for the first"
+            )
         into = self.applied[call]
         for place, grad in enumerate(grads):
             self._add(into, place, grad)

@@ -34,6 +34,27 @@ def set_value_of(variable: Any, value: Any) -> None:
     object.__setattr__(variable, "_value", value)
 
 
+def copy_on(device: str, variable: Any) -> Any:
+    """A new ``tf.Variable`` on a device with the value and the identity of another one.
+
+    Optimizers of Keras know the variables that they were built with by ``_unique_id``.
+    """
+    import tensorflow as tf
+
+    with tf.init_scope(), tf.device(device):
+        new = tf.Variable(
+            variable.read_value(),
+            trainable=variable.trainable,
+            dtype=variable.dtype,
+            shape=variable.shape,
+            name=variable.name.split(":")[0],
+            synchronization=variable.synchronization,
+            aggregation=variable.aggregation,
+        )
+    new._unique_id = variable._unique_id
+    return new
+
+
 def functions_of(model: Any) -> dict[str, Any]:
     """The functions that a model keeps for evaluate and predict."""
     return {name: getattr(model, name, None) for name in ("test_function", "predict_function")}
@@ -46,7 +67,7 @@ def set_functions_of(model: Any, functions: dict[str, Any]) -> None:
 
 
 def make_on_demand(function: Any) -> Any:
-    """A ``tf.function`` around ``function`` as it is, without autograph; no warning that there are several."""
+    """A ``tf.function`` without autograph; TensorFlow does not warn that there are several."""
     import tensorflow as tf
 
     made = tf.function(tf.autograph.experimental.do_not_convert(function))

@@ -2,36 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
-from tf_ooo.errors import BackendError, OptionsError
+from tf_ooo.device_names import is_cluster
+from tf_ooo.errors import BackendError
 
 _TYPES = ("GPU", "CPU")
-_PARTS = re.compile(r"(?:/?(?:device:)?)(CPU|GPU|TPU):(\d+)", re.IGNORECASE)
-_FULL = re.compile(r"/job:[^/]+/(?:replica:\d+/)?task:\d+/(?:device:)?(?:CPU|GPU|TPU):\d+", re.IGNORECASE)
-
-
-def check_devices(value: Any) -> None:
-    """OptionsError unless ``value`` can be ``devices=``; whether they exist is known once TensorFlow runs."""
-    if isinstance(value, bool) or (isinstance(value, int) and value < 1):
-        raise OptionsError(f"devices={value!r} is not accepted; accepted: an int of at least 1, or names")
-    if isinstance(value, int) or value is None or not isinstance(value, (str, bytes)) and _is_cluster(value):
-        return
-    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence) or not value:
-        raise OptionsError(
-            f"devices={value!r:.80} is not accepted; accepted: an int, a list of device names such as "
-            "['CPU:0', 'CPU:1'], or a cluster"
-        )
-    for name in value:
-        text = str(getattr(name, "name", name))
-        if not (_PARTS.fullmatch(text) or _FULL.fullmatch(text)) and ":physical_device:" not in text:
-            raise OptionsError(f"devices: {text!r} is no device name; write 'CPU:0', 'GPU:1' or a full name")
-
-
-def _is_cluster(value: Any) -> bool:
-    return hasattr(value, "devices") and not isinstance(value, Sequence)
 
 
 def available_devices() -> tuple[str, ...]:
@@ -55,7 +32,7 @@ def full_names(value: Any) -> tuple[str, ...]:
 
     if value is None or isinstance(value, int):
         return _first(value, tf)
-    names = value.devices if _is_cluster(value) else value
+    names = value.devices if is_cluster(value) else value
     there = available_devices()
     found = [_full_name(str(getattr(name, "name", name)), there, tf) for name in names]
     twice = [name for name in found if found.count(name) > 1]
@@ -73,8 +50,8 @@ def _first(count: int | None, tf: Any) -> tuple[str, ...]:
     by_name = {device.name: device for device in there}
     if count is not None and count > len(by_name):
         raise BackendError(
-            f"devices={count}: there are {len(by_name)} ({', '.join(by_name) or 'none'}); CPU devices are made, "
-            "before the first op, by tf.config.set_logical_device_configuration(tf.config."
+            f"devices={count}: there are {len(by_name)} ({', '.join(by_name) or 'none'}); CPU devices are "
+            "made, before the first op, by tf.config.set_logical_device_configuration(tf.config."
             f"list_physical_devices('CPU')[0], [tf.config.LogicalDeviceConfiguration()] * {count})"
         )
     return tuple(_full_name(name, available_devices(), tf) for name in list(by_name)[:count])

@@ -216,7 +216,7 @@ class PipelineFit:
             chunks=self.options.chunks,
             group=self.options.group,
         )
-        planned = make_plan(costs.layers, units_of(len(costs.layers), step.glued), wanted)
+        planned = make_plan(costs.layers, units_of(len(costs.layers), step.known.glued), wanted)
         self.planned, self._layers = planned, variable_layers(step)
         self._plan = self._plan_of(step, planned)
         self.report.costs = costs
@@ -231,7 +231,7 @@ class PipelineFit:
         stage_of_layer = [s for s, (first, last) in enumerate(planned.bounds) for _ in range(first, last + 1)]
         return Plan(
             schedule=planned.schedule,
-            layers=[tuple(sorted(layer.variables)) for layer in step.graph.layers],
+            known=step.known,
             stage_of_layer=stage_of_layer,
             device_of_stage=[self.devices[number] for number in planned.device_of_stage],
             available=available_devices(),
@@ -298,5 +298,6 @@ def _check(model: Any) -> None:
         raise BackendError(f"mode='pipeline': {reason}")
     if model.distribute_strategy.num_replicas_in_sync > 1:
         raise BackendError(
-            "the model was made in the scope of a tf.distribute strategy; mode='pipeline' needs one made outside"
+            "the model was made in the scope of a tf.distribute strategy; mode='pipeline' needs one "
+            "made outside"
         )

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from grappler_passes.microbatches import microbatch_graph
 from tf_ooo.costs.communication import fit_link
 from tf_ooo.costs.devices import device
 from tf_ooo.costs.from_graph import graph_costs
@@ -16,8 +15,8 @@ from tf_ooo.costs.op_seconds import op_seconds
 from tf_ooo.costs.profile import OpProfile
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError
-from tf_ooo.pipeline.tasks import Assigned, tasks_for_costs
-from tf_ooo.pipeline.unrolled_tasks import Step
+from tf_ooo.pipeline.tasks import tasks_for_costs
+from tf_ooo.pipeline.unrolled_tasks import Step, general
 
 _HOPS = 8
 _REPEATS = 3
@@ -31,13 +30,14 @@ def measured_costs(step: Step, profile: OpProfile | None) -> CostTable:
 
     Without a profile seconds are calculated from shapes.
     """
-    alone = microbatch_graph(step.graph_def, step.index, step.steps, step.count - 1, step.count)
+    known = step.known
     if profile is not None:
         profile = dataclasses.replace(profile, seconds=step.averaged(profile.seconds))
-    seconds = op_seconds(alone, device("cpu-core"), profile)
-    in_graph = {name: seconds.seconds.get(name, 0.0) for name in step.graph.ops}
-    last = {name: (kind, layer) for name, (kind, layer, _) in step.where.items() if name in step.graph.ops}
-    found = graph_costs(step.graph, in_graph, tasks_for_costs(Assigned(last)))
+    seconds = op_seconds(known.alone, device("cpu-core"), profile)
+    in_graph = {name: seconds.seconds.get(name, 0.0) for name in known.graph.ops}
+    where = {name: known.where.get(general(name, step.count)) for name in known.graph.ops}
+    tasks = tasks_for_costs({name: at for name, at in where.items() if at is not None})
+    found = graph_costs(known.graph, in_graph, tasks)
     notes = (*seconds.notes, *found.notes)
     return CostTable(found.layers, source=seconds.source, op_seconds=in_graph, notes=notes)
 
@@ -73,9 +73,7 @@ def _measured(sender: str, receiver: str) -> Link:
             for hop in (there, home):
                 hop().numpy()
             base_s = min(_seconds(home) for _ in range(_REPEATS))
-            samples += [
-                (float(size), max(_seconds(there) - base_s, 0.0) / _HOPS) for _ in range(_REPEATS)
-            ]
+            samples += [(float(size), max(_seconds(there) - base_s, 0.0) / _HOPS) for _ in range(_REPEATS)]
     except tf.errors.OpError as error:
         raise BackendError(f"the link {sender} - {receiver} cannot be measured: {error.message}") from error
     return fit_link(samples, flat_ok=True)

@@ -48,16 +48,16 @@ def variable_layers(step: Step) -> dict[str, int]:
     ops that read or write it, or are computed from it.
     """
     found: dict[str, int] = {}
-    by_name = {variable.name: variable for variable in step.graph.variables}
-    for layer in step.graph.layers:
+    by_name = {variable.name: variable for variable in step.known.graph.variables}
+    for layer in step.known.graph.layers:
         for name in layer.variables:
             found[name] = layer.index
             found.update(dict.fromkeys(by_name[name].slots, layer.index))
     for name, arguments in _arguments(step).items():
         if name not in found:
-            layer = _used_with(step, arguments)
-            if layer is not None:
-                found[name] = layer
+            used_with = _used_with(step, arguments)
+            if used_with is not None:
+                found[name] = used_with
     return found
 
 
@@ -73,7 +73,11 @@ def _arguments(step: Step) -> dict[str, list[int]]:
 def _used_with(step: Step, arguments: Sequence[int]) -> int | None:
     index = step.index
     users = [s for i in arguments for s in index.succs[i]]
-    near = [*users, *(p for u in users for p, _ in index.data_preds[u]), *(s for u in users for s in index.succs[u])]
+    near = [
+        *users,
+        *(p for u in users for p, _ in index.data_preds[u]),
+        *(s for u in users for s in index.succs[u]),
+    ]
     for nodes in (users, near):
         places = [step.where[index.names[i]] for i in nodes if index.names[i] in step.where]
         layers = [layer for kind, layer, _ in places if kind == "F"]

@@ -81,11 +81,11 @@ def order_lane(
 def _join(index: GraphIndex, lasts: list[int], firsts: list[int], name: str, found: LaneOrder) -> None:
     before, after = [index.names[i] for i in lasts], [index.names[i] for i in firsts]
     if len(before) * len(after) <= max(_WITHOUT_JOIN, len(before), len(after)):
-        found.edges += [(a, b) for a in before for b in after]
+        found.edges.extend((a, b) for a in before for b in after)
         return
     found.joins.append(name)
-    found.edges += [(a, name) for a in before]
-    found.edges += [(name, b) for b in after]
+    found.edges.extend((a, name) for a in before)
+    found.edges.extend((name, b) for b in after)
 
 
 def _lasts(index: GraphIndex, nodes: Sequence[int], reach: Sequence[int]) -> list[int]:

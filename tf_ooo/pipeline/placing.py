@@ -75,7 +75,9 @@ def _slices_at_home(step: Step, nodes: Mapping[str, Any], placed: dict[str, str]
                 placed[name] = nodes[index.names[source]].device
 
 
-def _follow(step: Step, nodes: Mapping[str, Any], placed: dict[str, str], bytes_of: Mapping[str, int]) -> None:
+def _follow(
+    step: Step, nodes: Mapping[str, Any], placed: dict[str, str], bytes_of: Mapping[str, int]
+) -> None:
     index = step.index
 
     def rest(order: Sequence[int]) -> list[int]:
@@ -90,4 +92,3 @@ def _follow(step: Step, nodes: Mapping[str, Any], placed: dict[str, str], bytes_
         readers = [index.names[s] for s in index.succs[i] if index.names[s] in placed]
         if readers:
             placed[index.names[i]] = placed[readers[0]]
-

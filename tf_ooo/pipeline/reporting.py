@@ -21,7 +21,7 @@ def fill_report(
     report: Report, planned: Planned, step: Step, costs: CostTable, link: Link, devices: Sequence[str]
 ) -> None:
     """Copies the plan into the report."""
-    graph = step.graph
+    graph = step.known.graph
     report.ops, report.unclassified = graph.counts(), dict(graph.unclassified)
     report.mixed = dict(graph.mixed)
     report.planned, report.schedule = planned.schedule, planned.schedule.policy

@@ -14,7 +14,6 @@ from typing import Any
 from grappler_passes import plugin
 from grappler_passes.annotate import AnnotatePass
 from grappler_passes.base import PassPipeline
-from grappler_passes.graph import TrainingGraph
 from grappler_passes.joins import JoinsPass
 from grappler_passes.local_constants import LocalConstantsPass
 from grappler_passes.order import OrderPass
@@ -22,10 +21,12 @@ from grappler_passes.placement import PlacementPass
 from grappler_passes.rewrite_plan import RewritePlan
 from grappler_passes.verify import VerifyPass
 from tf_ooo import compat
-from tf_ooo.errors import BackendError, ScheduleError
+from tf_ooo.errors import BackendError
+from tf_ooo.pipeline.naming import describe
 from tf_ooo.pipeline.ordering import lane_tasks, ops_of_tasks, order_lane
 from tf_ooo.pipeline.placing import place
-from tf_ooo.pipeline.unrolled_tasks import Step, is_unrolled, take_apart
+from tf_ooo.pipeline.unrolled_tasks import Known, Step, is_unrolled, take_apart
+from tf_ooo.pipeline.variables import all_variables
 from tf_ooo.planner import RewriteResult
 from tf_ooo.schedule import Schedule
 
@@ -40,40 +41,28 @@ class Plan:
 
     Attributes:
         schedule: lanes of devices; its stages are groups of layers.
-        layers: the variables of each layer, to know the layers again.
-        stage_of_layer: for each of them.
+        known: the ops of the step that was planned.
+        stage_of_layer: for each of its layers.
         device_of_stage: full names.
         available: all devices that exist.
     """
 
     schedule: Schedule
-    layers: Sequence[Sequence[str]]
+    known: Known
     stage_of_layer: Sequence[int]
     device_of_stage: Sequence[str]
     available: tuple[str, ...]
-
-    def stages_for(self, graph: TrainingGraph) -> list[int]:
-        """The stage of each layer of a graph; ScheduleError if a layer is not known."""
-        by_variables = {tuple(sorted(v)): s for v, s in zip(self.layers, self.stage_of_layer, strict=True)}
-        found = []
-        for layer in graph.layers:
-            stage = by_variables.get(tuple(sorted(layer.variables)))
-            if stage is None:
-                raise ScheduleError(f"layer {layer.name!r} is not one of those that were planned")
-            found.append(stage)
-        return found
 
 
 def rewrite_step(graph_def: Any, plan: Plan, dump_dir: Any = None) -> RewriteResult:
     """Places all ops on their stages' devices and orders each device's tasks.
 
     Raises:
-        GraphError: the graph is no training step of micro-batches.
-        ScheduleError: its layers are not those of the plan.
+        GraphError: the graph is not the step that was planned.
         PassError: a pass fails, or what comes out does not compute what went in.
     """
     started = time.perf_counter()
-    step = take_apart(graph_def)
+    step = take_apart(graph_def, plan.known)
     rewrite, moved = _rewrite_plan(step, plan)
     passes = [
         PlacementPass(rewrite, plan.available),
@@ -82,24 +71,23 @@ def rewrite_step(graph_def: Any, plan: Plan, dump_dir: Any = None) -> RewriteRes
         OrderPass(rewrite),
         AnnotatePass(rewrite),
     ]
-    done = PassPipeline(passes, dump_dir=None if dump_dir is None else str(dump_dir))(graph_def, step.graph)
+    done = PassPipeline(passes, dump_dir=None if dump_dir is None else str(dump_dir))(graph_def)
     VerifyPass(graph_def, done.replaced)(done.graph_def)
     return RewriteResult(
-        training_graph=step.graph,
+        training_graph=plan.known.graph,
         schedule=plan.schedule,
         graph_def=done.graph_def,
         moved_ops=moved,
         added_edges=_controls(done.graph_def) - _controls(graph_def),
         plan_seconds=time.perf_counter() - started,
-        mixed=dict(step.graph.mixed),
+        mixed=dict(plan.known.graph.mixed),
         notes=tuple(str(note) for note in done.notes),
     )
 
 
 def _rewrite_plan(step: Step, plan: Plan) -> tuple[RewritePlan, int]:
-    stages = plan.stages_for(step.graph)
-    sizes = {name: op.output_bytes or 0 for name, op in step.graph.ops.items()}
-    devices = place(step, [plan.device_of_stage[stage] for stage in stages], sizes)
+    stages = plan.stage_of_layer
+    devices = place(step, [plan.device_of_stage[stage] for stage in stages], step.sizes)
     ops = ops_of_tasks(step, stages)
     reach = step.index.ancestor_bits(step.index.order, {})
     edges: list[tuple[str, str]] = []
@@ -163,13 +151,18 @@ class PipelineRequest:
         self.graph_def: Any = None
         self.results: list[RewriteResult] = []
         me = weakref.ref(self)
+        describe_variables = describe(model, lambda: all_variables(model))
 
         def rewrite(graph_def: Any) -> Any:
             owner = me()
-            return None if owner is None or not is_unrolled(graph_def) else owner._take(graph_def, plan, dump_dir)
+            return (
+                None
+                if owner is None or not is_unrolled(graph_def)
+                else owner._take(graph_def, plan, dump_dir)
+            )
 
         self.request = plugin.Request(
-            f"tf_ooo-pipeline-{next(_numbers)}", rewrite, describe=plugin.describe_keras(model)
+            f"tf_ooo-pipeline-{next(_numbers)}", rewrite, describe=describe_variables
         )
         plugin.register(self.request)
         self._close = weakref.finalize(self, plugin.unregister, self.request.id)
@@ -199,4 +192,3 @@ class PipelineRequest:
     def close(self) -> None:
         """Stops; what was compiled stays as it is."""
         self._close()
-

@@ -102,9 +102,9 @@ def _refuse_reads_after(collecting: Collecting) -> None:
         for op in operations[begin:]:
             if op.type in _READS and id(op.inputs[0]) in handles:
                 raise BackendError(
-                    f"train_step reads {handles[id(op.inputs[0])]} again after it has applied its gradient (op "
-                    f"{op.name}); in a pipeline all updates come after all micro-batches, so it would not see "
-                    "the update: train such a model on one device"
+                    f"train_step reads {handles[id(op.inputs[0])]} again after it has applied its gradient "
+                    f"(op {op.name}); in a pipeline all updates come after all micro-batches, so it would "
+                    "not see the update: train such a model on one device"
                 )
 
 

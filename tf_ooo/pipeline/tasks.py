@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from grappler_passes.dependencies import GraphIndex
 from grappler_passes.graph import OpKind, TrainingGraph
@@ -14,21 +13,14 @@ from tf_ooo.schedule import Task
 _KINDS = {OpKind.FORWARD: "F", OpKind.OUTPUT_GRAD: "dO", OpKind.WEIGHT_GRAD: "dW", OpKind.UPDATE: "U"}
 
 
-@dataclass(frozen=True)
-class Assigned:
-    """Ops of one micro-batch and of the updates.
-
-    Attributes:
-        where: ``{op: (kind, layer)}``; ops that serve several layers' updates are not in it.
-        glued: layers that run in one while loop, so that no cut may part them: (first, last) each.
-    """
-
-    where: Mapping[str, tuple[str, int]]
-    glued: tuple[tuple[int, int], ...] = ()
+Where = Mapping[str, tuple[str, int]]
+Glued = tuple[tuple[int, int], ...]
 
 
-def assign(graph: TrainingGraph, index: GraphIndex) -> Assigned:
-    """Kind and layer of each op.
+def assign(graph: TrainingGraph, index: GraphIndex) -> tuple[Where, Glued]:
+    """Kind and layer of each op, and the layers that run in one loop, so that no cut may part them.
+
+    Ops that serve several layers' updates are left out.
 
     A forward op belongs to the highest layer whose weights its result depends on.  A dO op belongs to the
     layer whose forward op it is the gradient of: see :func:`_output_grad_layers`.
@@ -45,7 +37,7 @@ def assign(graph: TrainingGraph, index: GraphIndex) -> Assigned:
     for name, layer in _output_grad_layers(graph, forward).items():
         where[name] = ("dO", layer)
     glued = _glue_loops(index, where)
-    return Assigned({name: at for name, at in where.items() if graph.ops[name].type != "Const"}, glued)
+    return {name: at for name, at in where.items() if graph.ops[name].type != "Const"}, glued
 
 
 def _output_grad_layers(graph: TrainingGraph, forward: Mapping[str, int]) -> dict[str, int]:
@@ -89,16 +81,11 @@ def _glue_loops(index: GraphIndex, where: dict[str, tuple[str, int]]) -> tuple[t
     return tuple(sorted(set(glued)))
 
 
-def tasks_for_costs(assigned: Assigned) -> TaskOps:
+def tasks_for_costs(where: Where) -> TaskOps:
     """The dO and dW tasks of layers, in the form in which costs are summed up."""
     ops: dict[Task, list[str]] = {}
-    for name, (kind, layer) in assigned.where.items():
+    for name, (kind, layer) in where.items():
         if kind in ("dO", "dW"):
             ops.setdefault(Task(kind, layer), []).append(name)
     frozen = {task: tuple(names) for task, names in ops.items()}
     return TaskOps(frozen, (), {}, {})
-
-
-def layers_by_name(graphs: Iterable[TrainingGraph]) -> list[list[list[str]]]:
-    """For each graph the variables of its layers, to compare them."""
-    return [[sorted(layer.variables) for layer in graph.layers] for graph in graphs]

@@ -13,9 +13,33 @@ from grappler_passes.graph import TrainingGraph
 from grappler_passes.microbatches import is_sum, microbatch_graph
 from grappler_passes.steps import STEP_ATTR, STEP_SCOPE, steps_of
 from tf_ooo.errors import GraphError
-from tf_ooo.pipeline.tasks import Assigned, assign
+from tf_ooo.pipeline.tasks import assign
 
 Where = tuple[str, int, int]
+_STEP = re.compile(rf"{STEP_SCOPE}(\d+)(?=/|$)")
+_ONCE, _EACH = f"{STEP_SCOPE}once", f"{STEP_SCOPE}each"
+# Of the computing ops of a step that is not classified itself, so many must be known by name.
+_KNOWN_SHARE = 0.8
+_COUNTED = ("Const", "NoOp", "Identity", "_Arg", "_Retval")
+
+
+@dataclass(frozen=True)
+class Known:
+    """What one classified micro-batch says about all, of any batch.
+
+    Attributes:
+        graph: it; its layers are those of all.
+        alone: its GraphDef.
+        where: ``{op: (kind, layer)}`` by :func:`general` names.
+        sizes: bytes of the ops' outputs, by general names.
+        glued: ranges of layers that no cut may part.
+    """
+
+    graph: TrainingGraph
+    alone: Any
+    where: Mapping[str, tuple[str, int]]
+    sizes: Mapping[str, int]
+    glued: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -26,9 +50,8 @@ class Step:
         graph_def, index: the whole graph.
         steps: the micro-batch of each node, ``count`` for what comes once.
         count: micro-batches.
-        graph: the classified last micro-batch with the updates; its layers are those of all.
+        known: what is known of its ops.
         where: ``{op: (kind, layer, micro-batch)}``.
-        glued: ranges of layers that no cut may part.
         sums: names of the sums of gradients.
     """
 
@@ -36,20 +59,24 @@ class Step:
     index: GraphIndex
     steps: Sequence[int | None]
     count: int
-    graph: TrainingGraph
+    known: Known
     where: Mapping[str, Where]
-    glued: tuple[tuple[int, int], ...]
     sums: frozenset[str]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes of ops' outputs, where known."""
+        sizes = self.known.sizes
+        general_names = ((name, general(name, self.count)) for name in self.index.names)
+        return {name: sizes[key] for name, key in general_names if key in sizes}
 
     def averaged(self, seconds: Mapping[str, float]) -> dict[str, float]:
         """Seconds of the classified micro-batch's ops: the mean over all micro-batches that were measured."""
-        found = {}
-        for name in self.graph.ops:
-            others = [renamed(name, self.count - 1, number) for number in range(self.count)]
-            measured = [seconds[other] for other in dict.fromkeys(others) if other in seconds]
-            if measured:
-                found[name] = sum(measured) / len(measured)
-        return found
+        measured: dict[str, list[float]] = {}
+        for name, value in seconds.items():
+            measured.setdefault(general(name, self.count), []).append(value)
+        names = ((name, measured.get(general(name, self.count))) for name in self.known.graph.ops)
+        return {name: sum(values) / len(values) for name, values in names if values}
 
 
 def is_unrolled(graph_def: Any) -> bool:
@@ -57,66 +84,58 @@ def is_unrolled(graph_def: Any) -> bool:
     return any(STEP_ATTR in node.attr for node in graph_def.node)
 
 
-def take_apart(graph_def: Any) -> Step:
-    """Classifies the micro-batches of a step.
+def general(name: str, count: int) -> str:
+    """The name that an op has in common with those of the other micro-batches, and of other batches."""
+    return _STEP.sub(lambda match: _ONCE if int(match[1]) == count else _EACH, name)
 
-    Raises GraphError where it is no training step, or micro-batches have different layers.
+
+def take_apart(graph_def: Any, known: Known | None = None) -> Step:
+    """The ops of a step.
+
+    Args:
+        known: from another trace of the same step; None: the last micro-batch is classified.
+
+    Raises:
+        GraphError: it is no training step, or not the one that is known.
     """
     index = GraphIndex(graph_def)
     steps = steps_of(graph_def, index)
     count = max((step for step in steps if step is not None), default=0)
     if not count:
         raise GraphError("the graph holds no micro-batch and updates")
-    graph, assigned = _classified(graph_def, index, steps, count - 1, count)
+    if known is None:
+        known = _classified(graph_def, index, steps, count)
+    else:
+        _check_known(index, count, known)
     where: dict[str, Where] = {}
-    for number in range(count):
-        _add(where, graph_def, index, steps, number, count, graph, assigned)
-    _add_rest(where, index, steps, assigned, count)
+    for name, number in zip(index.names, steps, strict=True):
+        at = known.where.get(general(name, count))
+        if at is not None and index.ops[index.index[name]] not in ("Const", "_Arg", "_Retval"):
+            where[name] = (*at, 0 if number is None else min(number, count - 1))
     sums = frozenset(node.name for node in graph_def.node if is_sum(node))
-    return Step(graph_def, index, steps, count, graph, where, assigned.glued, sums)
+    return Step(graph_def, index, steps, count, known, where, sums)
 
 
-def _classified(graph_def, index, steps, number: int, count: int) -> tuple[TrainingGraph, Assigned]:
-    alone = microbatch_graph(graph_def, index, steps, number, count)
+def _classified(graph_def: Any, index: GraphIndex, steps: Sequence[int | None], count: int) -> Known:
+    """Ops that graph optimizers have merged for several micro-batches are in the graph of the last one."""
+    alone = microbatch_graph(graph_def, index, steps, count - 1, count)
     graph = classify_graph_def(alone)
-    return graph, assign(graph, GraphIndex(alone))
-
-
-def _add(where, graph_def, index, steps, number: int, count: int, graph, assigned: Assigned) -> None:
-    """The ops of one micro-batch, by the names that they have in the classified one; else classified itself."""
-    mine = [index.names[i] for i, step in enumerate(steps) if step == number]
-    known = {name: assigned.where.get(renamed(name, number, count - 1)) for name in mine}
-    have = {renamed(name, number, count - 1) in graph.ops for name in mine}
-    if number != count - 1 and have == {True, False} and _differs(graph_def, mine, known, graph, number, count):
-        other, own = _classified(graph_def, index, steps, number, count)
-        if [sorted(x.variables) for x in other.layers] != [sorted(x.variables) for x in graph.layers]:
-            raise GraphError(f"micro-batch {number} does not have the layers of the last one")
-        known = {name: own.where.get(name) for name in mine}
-    for name, at in known.items():
-        if at is not None:
-            where[name] = (*at, number)
-
-
-def _differs(graph_def, mine, known, graph, number: int, count: int) -> bool:
-    """Whether a micro-batch has computing ops that the classified one lacks (another number of rows)."""
-    types = {node.name: node.op for node in graph_def.node}
-    return any(
-        renamed(name, number, count - 1) not in graph.ops and types[name] not in ("Const", "NoOp", "Identity")
-        for name in mine
+    where, glued = assign(graph, GraphIndex(alone))
+    return Known(
+        graph,
+        alone,
+        {general(name, count): at for name, at in where.items()},
+        {general(name, count): op.output_bytes for name, op in graph.ops.items() if op.output_bytes},
+        glued,
     )
 
 
-def _add_rest(where, index, steps, assigned: Assigned, count: int) -> None:
-    """Updates, and what graph optimizers have merged for several micro-batches."""
-    number = {index.names[i]: step for i, step in enumerate(steps)}
-    for name, (kind, layer) in assigned.where.items():
-        if name not in where and name in number:
-            step = number[name]
-            where[name] = (kind, layer, 0 if step is None else min(step, count - 1))
-
-
-def renamed(name: str, number: int, other: int) -> str:
-    """The name that an op of one micro-batch has in another."""
-    if number == other:
-        return name
-    return re.sub(rf"{STEP_SCOPE}{number}(?=/|$)", f"{STEP_SCOPE}{other}", name)
+def _check_known(index: GraphIndex, count: int, known: Known) -> None:
+    general_names = {general(name, count) for name in known.graph.ops} | known.where.keys()
+    computing = [name for name, op in zip(index.names, index.ops, strict=True) if op not in _COUNTED]
+    met = sum(general(name, count) in general_names for name in computing)
+    if met < _KNOWN_SHARE * len(computing):
+        raise GraphError(
+            f"{len(computing) - met} of the step's {len(computing)} ops are not those of the step "
+            "that was planned"
+        )

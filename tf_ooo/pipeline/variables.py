@@ -40,25 +40,14 @@ class Moved:
 
     def move(self, devices: Mapping[int, str], variables: Iterable[Any]) -> None:
         """Moves variables: ``devices`` are full names by the id of the Keras variable."""
-        import tensorflow as tf
-
         if self._functions is None:
             self._functions = private.functions_of(self.model)
             private.set_functions_of(self.model, dict.fromkeys(self._functions))
         for variable in variables:
             old, device = private.value_of(variable), devices.get(id(variable))
-            if device is None or old is None or _same(old.device, device):
+            if device is None or old is None or old.device == device:
                 continue
-            with tf.init_scope(), tf.device(device):
-                new = tf.Variable(
-                    old.read_value(),
-                    trainable=old.trainable,
-                    dtype=old.dtype,
-                    shape=old.shape,
-                    name=old.name.split(":")[0],
-                    synchronization=old.synchronization,
-                    aggregation=old.aggregation,
-                )
+            new = private.copy_on(device, old)
             self._before.append((variable, old))
             private.set_value_of(variable, new)
 
@@ -80,8 +69,3 @@ class Moved:
             private.set_functions_of(self.model, self._functions)
             self._functions = None
         return lost
-
-
-def _same(a: str, b: str) -> bool:
-    """Whether two device names mean one device; the client's own has several names."""
-    return a == b

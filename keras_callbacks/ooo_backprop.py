@@ -9,7 +9,7 @@ import keras
 
 from tf_ooo.data_parallel import DataParallelFit, launched_with_workers
 from tf_ooo.options import Options
-from tf_ooo.pipeline import PipelineFit
+from tf_ooo.pipeline.fit import PipelineFit
 from tf_ooo.report import Report
 from tf_ooo.single_device import FitSession
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tf_ooo.errors import OptionsError
+from tf_ooo.pipeline.addresses import parse
 
 _PARTS = re.compile(r"(?:/?(?:device:)?)(CPU|GPU|TPU):(\d+)", re.IGNORECASE)
 _FULL = re.compile(r"/job:[^/]+/(?:replica:\d+/)?task:\d+/(?:device:)?(?:CPU|GPU|TPU):\d+", re.IGNORECASE)
@@ -16,12 +17,15 @@ def check_devices(value: Any) -> None:
     """OptionsError unless ``value`` can be ``devices=``; whether they exist is known once TensorFlow runs."""
     if isinstance(value, bool) or (isinstance(value, int) and value < 1):
         raise OptionsError(f"devices={value!r} is not accepted; accepted: an int of at least 1, or names")
-    if isinstance(value, int) or value is None or not isinstance(value, (str, bytes)) and is_cluster(value):
+    if isinstance(value, int) or value is None or is_cluster(value):
+        return
+    if isinstance(value, str) and not _PARTS.fullmatch(value):
+        parse(value)
         return
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence) or not value:
         raise OptionsError(
             f"devices={value!r:.80} is not accepted; accepted: an int, a list of device names such as "
-            "['CPU:0', 'CPU:1'], or a cluster"
+            "['CPU:0', 'CPU:1'], or a cluster, 'host1:port,host2:port'"
         )
     for name in value:
         text = str(getattr(name, "name", name))

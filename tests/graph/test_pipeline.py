@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 SCRIPT = Path(__file__).with_name("pipeline_fit.py")
+ROOT = SCRIPT.parents[2]
+ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def checks(devices, *names):
     command = [sys.executable, str(SCRIPT), str(devices), *names]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=ENV)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

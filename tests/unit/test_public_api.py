@@ -69,7 +69,12 @@ def test_every_file_is_looked_at():
     compat = {str(path.relative_to(ROOT)) for path in _files() if _is_compat(path)}
     topics = ("__init__", "functions", "parts", "profiler", "train_function", "versions")
     ours = {f"tf_ooo/compat/{topic}.py" for topic in topics}
-    assert compat == {"grappler_passes/compat.py", "grappler_passes/plugin/compat.py", *ours}
+    assert compat == {
+        "grappler_passes/compat.py",
+        "grappler_passes/plugin/compat.py",
+        "tf_ooo/pipeline/compat.py",
+        *ours,
+    }
     assert {path.relative_to(ROOT).parts[0] for path in _files()} == set(BELOW)
 
 

@@ -16,6 +16,7 @@ from tf_ooo.data_parallel.averaging import optimizers_of
 from tf_ooo.environment import environment
 from tf_ooo.errors import BackendError, OOOError
 from tf_ooo.options import Options
+from tf_ooo.pipeline.addresses import is_cluster
 from tf_ooo.pipeline.devices import available_devices, full_names
 from tf_ooo.pipeline.measured import link_between, measured_costs
 from tf_ooo.pipeline.naming import named, variable_layers
@@ -44,6 +45,7 @@ class PipelineFit:
         self.report = Report(mode="pipeline")
         self.planned: Planned | None = None
         self.devices: tuple[str, ...] = ()
+        self._target: Any = None
         self._model: Any = None
         self._plan: Plan | None = None
         self._layers: dict[str, int] = {}
@@ -67,7 +69,8 @@ class PipelineFit:
         self.end()
         compat.check_keras_backend()
         _check(model)
-        devices = full_names(self.options.devices)
+        self._target = _joined(self.options.devices)
+        devices = full_names(self._target)
         stock = compat.train_function_of(model)
         self._model = model
         if self._planned_for != (id(model), devices):
@@ -139,7 +142,7 @@ class PipelineFit:
         return outputs
 
     def _explained(self, error: BaseException) -> BaseException:
-        explain = getattr(self.options.devices, "explain", None)
+        explain = getattr(self._target, "explain", None)
         if explain is None or not isinstance(error, Exception):
             return error
         explained: BaseException = explain(error)
@@ -238,7 +241,7 @@ class PipelineFit:
         )
 
     def _link(self) -> Link:
-        given = getattr(self.options.devices, "link", None)
+        given = getattr(self._target, "link", None)
         return given if given is not None else link_between(self.devices)
 
     # -- pipeline --------------------------------------------------------------------------------
@@ -280,6 +283,15 @@ class PipelineFit:
         if isinstance(failure, OOOError) or not isinstance(failure, Exception):
             raise failure
         raise BackendError(f"the step could not be cut: {type(failure).__name__}: {failure}") from failure
+
+
+def _joined(devices: Any) -> Any:
+    """The cluster, where ``devices`` are addresses."""
+    if not is_cluster(devices):
+        return devices
+    from tf_ooo.pipeline.cluster import connect  # noqa: PLC0415 - with several hosts only
+
+    return connect(devices)
 
 
 def fill_report_of_graph(report: Report, request: PipelineRequest) -> None:

@@ -60,6 +60,12 @@ class InferredOutputs(Mapping[str, "tuple[OutputInfo, ...]"]):
     def __len__(self) -> int:
         return len(self._ops)
 
+    def constant(self, name: str, port: int) -> Any:
+        """The value, as an array, of a tensor that follows from constants and static shapes; else None."""
+        from tensorflow.python.framework import tensor_util
+
+        return tensor_util.try_evaluate_constant(self._ops[name].outputs[port])
+
 
 def infer_outputs(graph_def) -> dict[str, tuple[OutputInfo, ...]]:
     """Shapes and dtypes of all outputs, by TensorFlow's own shape functions."""

@@ -1,0 +1,116 @@
+"""Optimization barriers: the only order that XLA's own scheduler has to keep.
+
+A tensor behind a barrier is there only when all that went into the barrier is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from grappler_passes.edit import GraphEditor, tensor
+from grappler_passes.graph import OpKind, TrainingGraph
+from tf_ooo.xla import compat
+from tf_ooo.xla.outline import Call
+from tf_ooo.xla.regions import FlatStep, Port
+
+STORES = ("all", "backward", "none")
+_BACKWARD = (OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD)
+# Arguments and variables are in memory already.
+_THERE_ANYWAY = frozenset({"_Arg", "Placeholder", "ReadVariableOp", "Const"})
+
+
+def add_barrier(editor: GraphEditor, step: FlatStep, name: str, ports: Sequence[Port], types: Sequence[str]) -> None:
+    """A barrier over tensors; its output i is tensor i."""
+    node = compat.barrier_node(name, [tensor(*port) for port in ports], types)
+    editor.add(name, node.op, node.input).CopyFrom(node)
+
+
+def store_activations(
+    editor: GraphEditor, step: FlatStep, graph: TrainingGraph, calls: Sequence[Call], readers: str
+) -> dict[Port, Port]:
+    """Puts each forward tensor that a call reads behind a barrier: it is computed once and kept.
+
+    XLA would rather compute it again where the backward pass reads it, merged into a kernel that
+    comes later, and the call would have to wait for that.
+
+    Args:
+        editor, step, graph: the step.
+        calls: whose inputs are looked at; made afterwards, from what this returns.
+        readers: ``"all"``: the forward pass reads the stored tensor too, ``"backward"``: it may
+            merge its own copy into what comes next, ``"none"``: nothing is done.
+
+    Returns:
+        Where the tensors are now.
+    """
+    if readers == "none":
+        return {}
+    found = dict.fromkeys(port for call in calls for port in call.region.inputs)
+    stored: dict[Port, Port] = {}
+    for port in found:
+        op = graph.ops.get(port[0])
+        if op is None or op.kind is not OpKind.FORWARD or op.type in _THERE_ANYWAY:
+            continue
+        name = f"ooo_stored_{len(stored)}"
+        add_barrier(editor, step, name, [port], [_dtype(step, port)])
+        stored[port] = (name, 0)
+        for reader in _readers(step, graph, port, readers == "backward"):
+            _read_behind(editor, reader, port, stored[port])
+    return stored
+
+
+def _readers(step: FlatStep, graph: TrainingGraph, port: Port, backward_only: bool) -> list[str]:
+    names = {reader for reader, number in step.readers[port[0]] if number == port[1]}
+    if backward_only:
+        names = {name for name in names if name in graph.ops and graph.ops[name].kind in _BACKWARD}
+    return sorted(names)
+
+
+def _read_behind(editor: GraphEditor, reader: str, port: Port, behind: Port) -> None:
+    editor.map_inputs(reader, lambda p, n: [tensor(*(behind if (p, n) == port else (p, n)))])
+
+
+def hold_back(editor: GraphEditor, step: FlatStep, calls: Sequence[Call], moved: Mapping[Port, Port]) -> int:
+    """Each call's first input goes through a barrier with what the call waits for; returns how many."""
+    held = [call for call in calls if call.waits_for and call.region.inputs]
+    for call in held:
+        first = call.region.inputs[0]
+        ports = [moved.get(port, port) for port in (first, *call.waits_for)]
+        name = f"{call.name}_after"
+        add_barrier(editor, step, name, ports, [_dtype(step, p) for p in (first, *call.waits_for)])
+        inputs = [name, *list(editor.nodes[call.name].input)[1:]]
+        editor.set_inputs(call.name, inputs)
+    return len(held)
+
+
+def join(
+    editor: GraphEditor, step: FlatStep, calls: Sequence[Call], moved: Mapping[Port, Port], last: Sequence[Port]
+) -> bool:
+    """One barrier over everything that the calls return and ``last`` of the main stream.
+
+    Whoever reads a gradient reads it behind the barrier, so that no update makes the main stream
+    wait for a call while there is other work.  Returns whether there is one.
+    """
+    from_calls = [(old, moved[old]) for call in calls for old in call.region.outputs]
+    ports = [(old, old) for old in dict.fromkeys(last) if old not in moved]
+    if not from_calls or not ports:
+        return False
+    name = "ooo_join"
+    everything = [*from_calls, *ports]
+    add_barrier(editor, step, name, [new for _, new in everything], [_dtype(step, old) for old, _ in everything])
+    behind = {new: (name, number) for number, (_, new) in enumerate(from_calls)}
+    names = {call.name for call in calls}
+
+    def replace(producer: str, port: int) -> list[str]:
+        return [tensor(*behind.get((producer, port), (producer, port)))]
+
+    for old in dict.fromkeys(old for old, _ in from_calls):
+        for reader, port in step.readers[old[0]]:
+            if port == old[1] and reader not in editor.removed and reader not in names:
+                editor.map_inputs(reader, replace)
+    return True
+
+
+def _dtype(step: FlatStep, port: Port) -> str:
+    info = step.info(port)
+    assert info is not None  # for mypy: only tensors with known types come here
+    return info.dtype

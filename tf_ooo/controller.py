@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from grappler_passes import plugin
@@ -21,7 +21,7 @@ from tf_ooo.inputs import Inputs
 from tf_ooo.options import Options
 from tf_ooo.prediction import StepPrediction
 from tf_ooo.report import Report, fill_plan, fill_times
-from tf_ooo.session import RewriteSession
+from tf_ooo.session import Session
 from tf_ooo.step_times import REWRITTEN, STOCK, Comparison, StepTimes
 
 _LOG = logging.getLogger("tf_ooo")
@@ -39,6 +39,7 @@ class StepController:
         report: filled in as things become known.
         inputs: finds the real sizes of batches, for the memory limit.
         on_decided: called once it is known which of the two is kept.
+        others: more rewritten steps by name; of all the fastest is kept.
 
     Raises (from a call): whatever the step raises; MemoryLimitError, before the step has changed
     anything; with ``strict`` also why a rewrite failed, after the first step has run.
@@ -48,20 +49,23 @@ class StepController:
         self,
         stock: Callable[..., Any],
         rewritten: Callable[..., Any],
-        session: RewriteSession,
+        session: Session,
         options: Options,
         report: Report,
         inputs: Inputs | None = None,
         on_decided: Callable[[], None] | None = None,
+        others: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
         self.stock, self.rewritten, self.session = stock, rewritten, session
+        self.steps = {STOCK: stock, REWRITTEN: rewritten, **(others or {})}
         self.options, self.report = options, report
         self.inputs = inputs or Inputs()
         self.choice: str | None = None
         # What stays if the two cannot be mixed comes first.  With a memory limit that is the rewritten
         # one: if it has to be refused, nothing has changed yet.  Strict: a failure shows at the first call.
         self._stock_may_stay = options.may_fall_back and options.memory_limit_bytes is None
-        self.times = StepTimes(options.profile_steps, self._stock_may_stay and not options.strict)
+        stock_first = self._stock_may_stay and not options.strict
+        self.times = StepTimes(options.profile_steps, stock_first, [n for n in self.steps if n != STOCK])
         self._started = False
         self._lock = threading.RLock()
         self._on_decided = on_decided
@@ -93,7 +97,7 @@ class StepController:
             return self._run(self.choice, args, kwargs)
 
         def step() -> Any:
-            return self._run(REWRITTEN, args, kwargs)
+            return self._run(self.choice, args, kwargs)
 
         return self.prediction.run(step, self.session.result)
 
@@ -114,7 +118,7 @@ class StepController:
         # Every call, not only the first: another input shape makes TensorFlow trace again.
         try:
             with self.session.tracing():
-                outputs = self.rewritten(*args, **kwargs)
+                outputs = self.steps[which or REWRITTEN](*args, **kwargs)
         except Exception:
             self.session.raise_if_refused()
             raise
@@ -128,14 +132,14 @@ class StepController:
         if self.choice is not None:
             return self._run(self.choice, args, kwargs)
         which = self.times.next
-        step = self.stock if which == STOCK else self.rewritten
+        step = self.steps[which]
         before, started = traces.trace_count(step), time.perf_counter()
         outputs = self._run(which, args, kwargs)
         if self.options.profile_steps:
             compat.synchronize(outputs)
         elapsed_s = time.perf_counter() - started
         counts = self.times.add(which, elapsed_s, traces.trace_count(step) > before)
-        if which == REWRITTEN and not counts:
+        if which != STOCK and not counts:
             self.report.profiling_overhead_s += elapsed_s
         if self.choice is None:
             self._decide_if_ready()
@@ -192,13 +196,15 @@ class StepController:
             return
         found = Comparison.of(self.times.seconds)
         fill_times(self.report, found)
+        if len(self.steps) > 2:
+            self.report.notes.append(f"compared: {self.times.shown()}")
         if self.options.may_fall_back and found.why_not:
             self._keep_stock(found.why_not)
         else:
-            self._keep_rewritten()
+            self._keep_rewritten(which=found.best)
 
-    def _keep_rewritten(self, because: str = "") -> None:
-        self.choice = REWRITTEN
+    def _keep_rewritten(self, because: str = "", which: str = REWRITTEN) -> None:
+        self.choice = which
         self.report.fell_back, self.report.fallback_reason = False, ""
         self.report.kept_because = because or ("" if self.options.may_fall_back else _AS_ASKED)
         if self.report.planned is not None:

@@ -11,7 +11,7 @@ from tf_ooo import compat
 from tf_ooo.controller import StepController, fall_back
 from tf_ooo.environment import environment
 from tf_ooo.errors import GraphError, OOOError, OptionsError
-from tf_ooo.options import Options, refuse_data_parallel
+from tf_ooo.options import COMPILED_SCHEDULES, NEEDS_XLA, Options, refuse_data_parallel
 from tf_ooo.report import Report
 from tf_ooo.session import RewriteSession
 from tf_ooo.single_device import save_timeline
@@ -23,7 +23,7 @@ class OOOFunction:
     Args:
         function: a Python function or a ``tf.function`` over one.
         options: see :class:`tf_ooo.Options`.
-        jit_compile: as in ``tf.function``; True hides the step from the graph passes.
+        jit_compile: as in ``tf.function``; with True dW goes to streams of its own, on a GPU.
     """
 
     def __init__(
@@ -60,20 +60,32 @@ class OOOFunction:
 
         stock = self._given or tf.function(self.python_function, jit_compile=self.jit_compile)
         self.report.model, self.report.environment = self.python_function.__qualname__, environment()
-        reason = self._why_not()
+        controller: Callable[..., Any] | None = None
+        reason = compat.RUN_EAGERLY if compat.functions_run_eagerly() else None
         if reason is None:
             try:
-                session = RewriteSession(self.options)
+                controller = self._make_controller(stock)
             except OOOError as error:
                 if self.options.strict:
                     raise
                 reason = str(error)
-        if reason is not None:
-            fall_back(self.report, reason)
-            self._write_timeline()
-            if self.options.strict:
-                raise GraphError(reason)
-            return stock
+        if controller is not None:
+            return controller
+        fall_back(self.report, reason or "")
+        self._write_timeline()
+        if self.options.strict:
+            raise GraphError(reason or "")
+        return stock
+
+    def _make_controller(self, stock: Any) -> StepController:
+        if self.jit_compile or compat.compiles_with_xla(self._given):
+            from tf_ooo.xla.controller import for_function  # noqa: PLC0415 - imports TensorFlow's XLA ops
+
+            plain = self.python_function
+            return for_function(plain, stock, self.options, self.report, self._write_timeline)
+        if self.options.schedule in COMPILED_SCHEDULES:
+            raise GraphError(f"schedule={self.options.schedule!r} {NEEDS_XLA}")
+        session = RewriteSession(self.options)
         rewritten = compat.untraced_copy(stock)
         return StepController(
             stock, rewritten, session, self.options, self.report, on_decided=self._write_timeline
@@ -82,13 +94,6 @@ class OOOFunction:
     def _write_timeline(self) -> None:
         if self.options.timeline is not None:
             save_timeline(self.report, self.options.timeline)
-
-    def _why_not(self) -> str | None:
-        if self.jit_compile or compat.compiles_with_xla(self._given):
-            return compat.HIDDEN_BY_XLA
-        if compat.functions_run_eagerly():
-            return compat.RUN_EAGERLY
-        return None
 
 
 def function(

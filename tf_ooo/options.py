@@ -25,7 +25,15 @@ _OF_ONE_PROCESS = ("timeline", "dump_dir")
 PARALLEL_SCHEDULES = ("reverse_first_k", "search")
 # Need pipeline; fast_forward is one of them and of one device.
 PIPELINE_SCHEDULES = tuple(policy.name for policy in POLICIES.values() if "pipeline" in policy.modes)
-SCHEDULES = tuple(dict.fromkeys(("auto", *BACKWARD_ORDERS, *PARALLEL_SCHEDULES, *PIPELINE_SCHEDULES)))
+# For steps that XLA compiles.
+COMPILED_SCHEDULES = ("multi_stream",)
+NEEDS_XLA = "is for steps that XLA compiles: it needs jit_compile=True"
+STORES = ("auto", "all", "backward", "none")
+SCHEDULES = tuple(
+    dict.fromkeys(
+        ("auto", *BACKWARD_ORDERS, *COMPILED_SCHEDULES, *PARALLEL_SCHEDULES, *PIPELINE_SCHEDULES)
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,12 @@ class Options:
             ``"execution"``, so that one rank alone may stop within an epoch.
         unroll: data_parallel: at most so many of the model's ``steps_per_execution`` go into one graph, in
             which no step waits for all of the step before; 1: Keras' own loop.
+        streams: jit_compile=True: how many side streams dW is dealt out to.
+        store_activations: jit_compile=True: who reads the activations that dW needs from memory, rather than
+            computing them again: ``"all"``, ``"backward"`` or ``"none"``; auto: all, and with
+            ``schedule="auto"`` what is measured to be fastest.
+        any_platform: jit_compile=True: rewrite also where XLA has no streams, such as on a CPU.  The
+            calls then run one after the other: for tests, there is no gain.
         k: reverse_first_k: how many layers' dW wait; None: chosen by simulation from measured costs.
         devices: pipeline: a number, device names, or a cluster (see docs/pipeline.md); None: all GPUs, or
             all CPU devices.
@@ -87,6 +101,9 @@ class Options:
     microbatches: int = 8
     chunks: int | None = None
     group: int | None = None
+    streams: int = 1
+    store_activations: str = "auto"
+    any_platform: bool = False
 
     def __post_init__(self) -> None:
         if self.mode in LATER_MODES:
@@ -113,8 +130,11 @@ class Options:
         _check_int("profile_steps", self.profile_steps, least=0, optional=False)
         _check_path("timeline", self.timeline)
         _check_path("dump_dir", self.dump_dir)
-        if not isinstance(self.strict, bool):
-            raise OptionsError(f"strict={self.strict!r} is not accepted; accepted: True, False")
+        _check_int("streams", self.streams, least=1, optional=False)
+        for name in ("strict", "any_platform"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise OptionsError(f"{name}={value!r} is not accepted; accepted: True, False")
 
     def _check_pipeline(self) -> None:
         _check_int("microbatches", self.microbatches, least=1, optional=False)
@@ -170,6 +190,7 @@ _CHOICES = {
     "compression": COMPRESSIONS,
     "weighting": WEIGHTINGS,
     "lockstep": LOCKSTEPS,
+    "store_activations": STORES,
 }
 
 

@@ -7,7 +7,7 @@ import logging
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol
 
 from grappler_passes import plugin
 from grappler_passes.sizes import KnownShapes
@@ -50,6 +50,33 @@ class _Found:
         self.skip = self.skip or str(error)
 
 
+class Session(Protocol):
+    """What a controller asks of whoever rewrites its step."""
+
+    request: Any
+
+    @property
+    def stock_peak_bytes(self) -> int: ...
+
+    @property
+    def result(self) -> RewriteResult | None: ...
+
+    @property
+    def error(self) -> BaseException | None: ...
+
+    def tracing(self) -> AbstractContextManager[Any]: ...
+
+    def prepare(self, seen: Sequence[tuple[int, tuple[int | None, ...]]]) -> None: ...
+
+    def raise_if_refused(self) -> None: ...
+
+    def raise_if_failed(self, strict: bool) -> None: ...
+
+    def failure(self) -> str | None: ...
+
+    def close(self) -> None: ...
+
+
 class RewriteSession:
     """A plug-in request for the functions traced inside :meth:`tracing`, until :meth:`close`.
 
@@ -70,7 +97,7 @@ class RewriteSession:
         self.options = options
         self._found = found = _Found(KnownShapes(options.batch_size))  # no reference to self: see below
         rewrite = make_rewrite(options, found.add, found.add_skip, lambda: found.known)
-        self.request = plugin.Request(
+        self.request: Any = plugin.Request(
             f"tf_ooo-{next(_numbers)}", rewrite, describe=describe, refuse_on=(MemoryLimitError,)
         )
         plugin.register(self.request)

@@ -12,7 +12,7 @@ from tf_ooo.controller import StepController, fall_back
 from tf_ooo.environment import environment
 from tf_ooo.errors import GraphError, OOOError
 from tf_ooo.inputs import Inputs
-from tf_ooo.options import Options
+from tf_ooo.options import COMPILED_SCHEDULES, NEEDS_XLA, Options
 from tf_ooo.report import Report
 from tf_ooo.session import RewriteSession
 
@@ -62,13 +62,21 @@ class FitSession:
             reason = compat.why_not_rewritable(model)
             if reason is not None:
                 raise GraphError(reason)
-            session = RewriteSession(self.options, describe=describe_keras(model))
-            rewritten = compat.new_train_function(model)
-            inputs = self._inputs(model)
-            self.controller = StepController(stock, rewritten, session, self.options, self.report, inputs)
+            self.controller = self._make_controller(model, stock)
         assert self.controller is not None  # for mypy: set above
         self._model = model
         compat.install_train_function(model, self.controller, stock)
+
+    def _make_controller(self, model: Any, stock: Any) -> StepController:
+        if model.jit_compile is True:
+            from tf_ooo.xla.controller import for_model  # noqa: PLC0415 - imports TensorFlow's XLA ops
+
+            return for_model(model, stock, self.options, self.report)
+        if self.options.schedule in COMPILED_SCHEDULES:
+            raise GraphError(f"schedule={self.options.schedule!r} {NEEDS_XLA}")
+        session = RewriteSession(self.options, describe=describe_keras(model))
+        rewritten = compat.new_train_function(model)
+        return StepController(stock, rewritten, session, self.options, self.report, self._inputs(model))
 
     def _inputs(self, model: Any) -> Inputs:
         if self.options.batch_size is not None:

@@ -146,7 +146,6 @@ class TestTfOoo:
         model = dense_model()
         assert ooo_compat.why_not_rewritable(model) is None
         assert "run_eagerly" in ooo_compat.why_not_rewritable(dense_model(run_eagerly=True))
-        assert "jit_compile" in ooo_compat.why_not_rewritable(dense_model(jit_compile=True))
         model.trainable = False
         assert "no trainable weights" in ooo_compat.why_not_rewritable(model)
 

@@ -33,7 +33,6 @@ from tf_ooo.compat.parts import (
 )
 from tf_ooo.compat.profiler import STEP_MARK, TracedEvent, mark_step, traced_events
 from tf_ooo.compat.train_function import (
-    HIDDEN_BY_XLA,
     RUN_EAGERLY,
     functions_run_eagerly,
     install_train_function,
@@ -54,7 +53,6 @@ __all__ = [
     "check_versions",
     "compiles_with_xla",
     "functions_run_eagerly",
-    "HIDDEN_BY_XLA",
     "install_train_function",
     "is_concrete_function",
     "is_iterator",

@@ -62,7 +62,6 @@ def samples_seen(model: Any) -> float:
     return 0.0 if tracker is None else float(tracker.count.numpy())
 
 
-HIDDEN_BY_XLA = "jit_compile=True: XLA compiles the step, TensorFlow's graph optimizers see one opaque call"
 RUN_EAGERLY = "tf.config.run_functions_eagerly(True): there is no graph to rewrite"
 
 
@@ -77,8 +76,6 @@ def why_not_rewritable(model: Any) -> str | None:
     """Why no graph of this model's step can be rewritten; None where one can."""
     if model.run_eagerly:
         return "run_eagerly=True: every op runs at once, there is no graph to rewrite"
-    if model.jit_compile is True:
-        return HIDDEN_BY_XLA
     if functions_run_eagerly():
         return RUN_EAGERLY
     # A model without any weights is not built yet: its first step builds it.

@@ -19,7 +19,9 @@ _BACKWARD = (OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD)
 _THERE_ANYWAY = frozenset({"_Arg", "Placeholder", "ReadVariableOp", "Const"})
 
 
-def add_barrier(editor: GraphEditor, step: FlatStep, name: str, ports: Sequence[Port], types: Sequence[str]) -> None:
+def add_barrier(
+    editor: GraphEditor, step: FlatStep, name: str, ports: Sequence[Port], types: Sequence[str]
+) -> None:
     """A barrier over tensors; its output i is tensor i."""
     node = compat.barrier_node(name, [tensor(*port) for port in ports], types)
     editor.add(name, node.op, node.input).CopyFrom(node)
@@ -50,6 +52,8 @@ def store_activations(
         op = graph.ops.get(port[0])
         if op is None or op.kind is not OpKind.FORWARD or op.type in _THERE_ANYWAY:
             continue
+        if not _dtype(step, port).startswith(("float", "bfloat", "complex")):
+            continue  # XLA may have to know a count or an index; behind a barrier it would not
         name = f"ooo_stored_{len(stored)}"
         add_barrier(editor, step, name, [port], [_dtype(step, port)])
         stored[port] = (name, 0)
@@ -83,7 +87,11 @@ def hold_back(editor: GraphEditor, step: FlatStep, calls: Sequence[Call], moved:
 
 
 def join(
-    editor: GraphEditor, step: FlatStep, calls: Sequence[Call], moved: Mapping[Port, Port], last: Sequence[Port]
+    editor: GraphEditor,
+    step: FlatStep,
+    calls: Sequence[Call],
+    moved: Mapping[Port, Port],
+    last: Sequence[Port],
 ) -> bool:
     """One barrier over everything that the calls return and ``last`` of the main stream.
 
@@ -96,7 +104,9 @@ def join(
         return False
     name = "ooo_join"
     everything = [*from_calls, *ports]
-    add_barrier(editor, step, name, [new for _, new in everything], [_dtype(step, old) for old, _ in everything])
+    add_barrier(
+        editor, step, name, [new for _, new in everything], [_dtype(step, old) for old, _ in everything]
+    )
     behind = {new: (name, number) for number, (_, new) in enumerate(from_calls)}
     names = {call.name for call in calls}
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,9 @@ _OPS = "tensorflow.compiler.tf2xla.ops.gen_xla_ops"
 _numbers = itertools.count(1)
 
 MLIR_TYPES = {
-    "bool": "i1", "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64", "uint8": "ui8", "uint16": "ui16",
-    "uint32": "ui32", "uint64": "ui64", "float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64",
-    "complex64": "complex<f32>", "complex128": "complex<f64>",
+    "bool": "i1", "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64", "uint8": "ui8",
+    "uint16": "ui16", "uint32": "ui32", "uint64": "ui64", "float16": "f16", "bfloat16": "bf16",
+    "float32": "f32", "float64": "f64", "complex64": "complex<f32>", "complex128": "complex<f64>",
 }  # fmt: skip
 
 
@@ -37,7 +38,9 @@ def why_no_streams() -> str | None:
 
     version = tuple(int(part) for part in tf.__version__.split(".")[:2])
     if version < OLDEST_TENSORFLOW:
-        return f"TensorFlow {tf.__version__}: its XLA inlines calls that are to run on a stream; 2.21 is needed"
+        return (
+            f"TensorFlow {tf.__version__}: its XLA inlines calls that are to run on a stream; 2.21 is needed"
+        )
     try:
         module = importlib.import_module(_OPS)
         importlib.import_module("tensorflow.compiler.xla.xla_data_pb2")
@@ -71,10 +74,14 @@ def unique_name(prefix: str) -> str:
 
 
 def flat_trace(function: Callable[..., Any], specs: Sequence[Any]) -> Any:
-    """The ConcreteFunction of ``function(*specs)``.  Raises whatever tracing raises."""
+    """The ConcreteFunction of ``function(*specs)``.  Raises whatever tracing raises.
+
+    It is one that XLA would compile: loops are traced in another way for XLA.
+    """
     import tensorflow as tf
 
-    made = tf.function(tf.autograph.experimental.do_not_convert(function), autograph=False)
+    plain = tf.autograph.experimental.do_not_convert(function)
+    made = tf.function(plain, autograph=False, jit_compile=True)
     made._omit_frequent_tracing_warning = True
     return made.get_concrete_function(*specs)
 
@@ -102,7 +109,9 @@ def flat_graphs(graph_def: Any, fetches: list[str]) -> tuple[Any, Any]:
     return inline_graph_def(functional, fetches), inline_graph_def(graph_def, fetches)
 
 
-def function_def(name: str, nodes: Any, inputs: Sequence[tuple[str, Any, Any]], outputs: Sequence[str]) -> Any:
+def function_def(
+    name: str, nodes: Any, inputs: Sequence[tuple[str, Any, Any]], outputs: Sequence[str]
+) -> Any:
     """A FunctionDef.
 
     Args:
@@ -190,10 +199,105 @@ def import_here(graph_def: Any, replaced: dict[str, Any], wanted: Sequence[str])
     return list(tf.graph_util.import_graph_def(graph_def, inside, list(wanted), name=""))
 
 
-def tensors_in(values: Any) -> Iterator[Any]:
-    """The tensors of a nest, the parts of composite ones too."""
+def without_placeholders(graph_def: Any) -> Any:
+    """The graph without its inputs, which whoever imports it provides."""
+    made = type(graph_def)()
+    made.CopyFrom(graph_def)
+    del made.node[:]
+    made.node.extend(node for node in graph_def.node if node.op != "Placeholder")
+    return made
+
+
+class Packed:
+    """A nest of values taken apart into its tensors, the parts of composite ones too, and the rest.
+
+    Numpy arrays count as tensors, as they do for a ``tf.function``.
+    """
+
+    def __init__(self, values: Any) -> None:
+        import tensorflow as tf
+
+        self._like = values
+        self._flat = tf.nest.flatten(values, expand_composites=True)
+        self._places = [place for place, value in enumerate(self._flat) if _is_tensor(value)]
+        self.tensors = [self._flat[place] for place in self._places]
+
+    @property
+    def specs(self) -> list[Any]:
+        """TensorSpecs of the tensors."""
+        import tensorflow as tf
+
+        return [tf.TensorSpec(tensor.shape, tf.as_dtype(tensor.dtype)) for tensor in self.tensors]
+
+    def tensors_of(self, values: Any) -> list[Any]:
+        """The tensors of a nest with the same signature."""
+        import tensorflow as tf
+
+        flat = tf.nest.flatten(values, expand_composites=True)
+        return [flat[place] for place in self._places]
+
+    def unpack(self, tensors: Sequence[Any]) -> Any:
+        """The nest with other tensors in it."""
+        import tensorflow as tf
+
+        flat = list(self._flat)
+        for place, tensor in zip(self._places, tensors, strict=True):
+            flat[place] = tensor
+        return tf.nest.pack_sequence_as(self._like, flat, expand_composites=True)
+
+
+def as_tensors(values: Any) -> Any:
+    """What a ``tf.function`` makes of its results: numbers and variables become tensors, None stays."""
     import tensorflow as tf
 
-    for value in tf.nest.flatten(values, expand_composites=True):
-        if isinstance(value, tf.Tensor):
-            yield value
+    def convert(value: Any) -> Any:
+        return value if value is None or tf.is_tensor(value) else tf.convert_to_tensor(value)
+
+    return tf.nest.map_structure(convert, values, expand_composites=True)
+
+
+def _is_tensor(value: Any) -> bool:
+    import tensorflow as tf
+
+    return isinstance(value, (tf.Tensor, np.ndarray, np.generic))
+
+
+def signature(values: Any) -> Any:
+    """Equal for nests of the same structure, shapes, dtypes and other values."""
+    import tensorflow as tf
+
+    flat = tf.nest.flatten(values, expand_composites=True)
+    parts = [(tuple(v.shape), str(v.dtype)) if _is_tensor(v) else _hashable(v) for v in flat]
+    return repr(tf.nest.map_structure(lambda _: None, values, expand_composites=False)), tuple(parts)
+
+
+def _hashable(value: Any) -> Any:
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return value
+
+
+def compiled_function(body: Callable[..., Any], specs: Sequence[Any]) -> Any:
+    """A ``tf.function`` that XLA compiles, for these inputs only."""
+    import tensorflow as tf
+
+    plain = tf.autograph.experimental.do_not_convert(body)
+    made = tf.function(plain, input_signature=list(specs), jit_compile=True, autograph=False)
+    made._omit_frequent_tracing_warning = True
+    return made
+
+
+def hlo_of(function: Any, specs: Sequence[Any], stage: str = "hlo") -> str:
+    """The HLO text of a compiled function before (``hlo``) or after (``optimized_hlo``) XLA's passes."""
+    text: str = function.experimental_get_compiler_ir(*specs)(stage=stage)
+    return text
+
+
+_CALL = re.compile(r"= .* call\(.*" + STREAM_ATTRIBUTE + r'="(\d+)"')
+
+
+def stream_calls(hlo: str) -> list[int]:
+    """The stream of each annotated call in an HLO text."""
+    return [int(match[1]) for line in hlo.splitlines() if (match := _CALL.search(line))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,11 +18,12 @@ from tf_ooo.xla.compat import MLIR_TYPES
 Port = tuple[str, int]
 # What is worth a kernel on another stream; all else XLA makes part of another kernel.
 CONTRACTIONS = frozenset(
-    {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "XlaDot", "XlaDotV2", "XlaConv", "XlaConvV2",
-     "Conv2D", "Conv2DBackpropFilter", "Conv2DBackpropInput", "Conv3D", "Conv3DBackpropFilterV2",
+    {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "XlaDot", "XlaDotV2", "XlaConv",
+     "XlaConvV2", "Conv2D", "Conv2DBackpropFilter", "Conv2DBackpropInput", "Conv3D", "Conv3DBackpropFilterV2",
      "Conv3DBackpropInputV2", "DepthwiseConv2dNative", "DepthwiseConv2dNativeBackpropFilter",
      "DepthwiseConv2dNativeBackpropInput", "UnsortedSegmentSum", "TensorScatterAdd", "ScatterNd"}
 )  # fmt: skip
+_LOOPS = frozenset({"While", "StatelessWhile"})
 # They move or rename data: cheap enough to be there twice.
 VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "ExpandDims", "Const", "Cast", "Transpose"})
 # Larger integers are data (token ids), not shapes or axes.
@@ -128,7 +130,11 @@ def _upstream(step: FlatStep, name: str, inside: set[str]) -> set[str]:
 
 def _is_pure(step: FlatStep, name: str) -> bool:
     node = step.nodes[name]
-    if is_stateful(node.op) or node.op in CALL_OPS - {"StatelessWhile", "StatelessIf"} or node.op == "Placeholder":
+    if (
+        is_stateful(node.op)
+        or node.op in CALL_OPS - {"StatelessWhile", "StatelessIf"}
+        or node.op == "Placeholder"
+    ):
         return False
     tensors = [*step.data_inputs(name), *((name, port) for port in range(len(step.outputs.get(name, ()))))]
     return all((info := step.info(port)) is not None and info.dtype in MLIR_TYPES for port in tensors)
@@ -153,8 +159,9 @@ def _is_static(step: FlatStep, port: Port) -> bool:
 
 
 def _why_none(step: FlatStep, names: Sequence[str], outside: Sequence[str]) -> str:
-    if outside:
-        return "its gradient is computed inside a loop, together with dO"
+    loops = [name for name in names if name in step.nodes and step.nodes[name].op in _LOOPS]
+    if outside or loops:
+        return "its gradient is computed in a loop, together with dO"
     there = [name for name in names if name in step.nodes]
     impure = [name for name in there if not _is_pure(step, name)]
     if impure:
@@ -199,7 +206,7 @@ def _constant(step: FlatStep, port: Port) -> np.ndarray[Any, Any] | None:
     info = step.info(port)
     if info is None or not info.dtype.startswith(("int", "uint", "bool")) or info.shape is None:
         return None
-    if int(np.prod(info.shape)) > _MOST_CONSTANT_ELEMENTS:
+    if math.prod(dim or 0 for dim in info.shape) > _MOST_CONSTANT_ELEMENTS:
         return None
     if step.nodes[port[0]].op == "ShapeN":  # TensorFlow's evaluator knows Shape only
         measured = step.info(step.data_inputs(port[0])[port[1]])
@@ -207,5 +214,3 @@ def _constant(step: FlatStep, port: Port) -> np.ndarray[Any, Any] | None:
             return np.asarray(measured.shape, info.dtype)
     found = step.outputs.constant(*port)
     return None if found is None else np.asarray(found)
-
-

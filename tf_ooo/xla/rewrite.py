@@ -110,7 +110,7 @@ def apply_schedule(
     moved = store_activations(editor, step, graph, calls, store)
     moved |= outline(editor, step, calls, moved)
     barriers = hold_back(editor, step, calls, moved)
-    joined = join(editor, step, calls, moved, last_of_main(step, graph, tasks, calls))
+    joined = join(editor, step, calls, moved, last_of_main(step, graph, calls))
     fetches = tuple(_fetch(port, moved, joined, calls) for port in step.fetches)
     made = editor.finish()
     for node in made.node:
@@ -127,7 +127,11 @@ def _fetch(port: Port, moved: Mapping[Port, Port], joined: bool, calls: Sequence
 
 
 def make_calls(
-    step: FlatStep, graph: TrainingGraph, tasks: TaskOps, schedule: Schedule, regions: Mapping[int, list[Region]]
+    step: FlatStep,
+    graph: TrainingGraph,
+    tasks: TaskOps,
+    schedule: Schedule,
+    regions: Mapping[int, list[Region]],
 ) -> list[Call]:
     """The calls of all dW in side lanes, in the lanes' order."""
     waits = {task: other for task, other, steps in schedule.after if not steps}
@@ -161,22 +165,36 @@ def _is_number(step: FlatStep, port: Port) -> bool:
     return info is not None and info.dtype in compat.MLIR_TYPES
 
 
-def last_of_main(
-    step: FlatStep, graph: TrainingGraph, tasks: TaskOps, calls: Sequence[Call]
-) -> tuple[Port, ...]:
-    """What the main stream's backward pass ends with: gradients, and the last dO, that nothing of it reads."""
+def last_of_main(step: FlatStep, graph: TrainingGraph, calls: Sequence[Call]) -> tuple[Port, ...]:
+    """The tensors that the main stream's backward pass ends with: nothing of it reads them."""
     backward = {OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD}
-    inside = {name for call in calls for name in call.region.own}
-    names = [
+    behind = _downstream(step, {name for call in calls for name in call.region.own})
+    mine = {
         name
         for name, op in graph.ops.items()
-        if op.kind in backward and name in step.nodes and name not in inside and step.nodes[name].op == op.type
-    ]
-    mine = set(names)
+        if op.kind in backward
+        and name in step.nodes
+        and name not in behind
+        and step.nodes[name].op == op.type
+    }
     ends = []
-    for name in names:
+    for name in sorted(mine):
         read = [(reader, port) for reader, port in step.readers[name] if port >= 0]
         if not any(reader in mine for reader, _ in read):
             ends += [(name, port) for port in sorted({port for _, port in read})]
-    floats = [port for port in ends if _is_number(step, port) and step.info(port).dtype.startswith(("float", "bfloat"))]  # type: ignore[union-attr]
-    return tuple(floats)
+    return tuple(port for port in ends if _is_float(step, port))
+
+
+def _downstream(step: FlatStep, names: set[str]) -> set[str]:
+    found, stack = set(names), list(names)
+    while stack:
+        for reader, _ in step.readers[stack.pop()]:
+            if reader not in found:
+                found.add(reader)
+                stack.append(reader)
+    return found
+
+
+def _is_float(step: FlatStep, port: Port) -> bool:
+    info = step.info(port)
+    return info is not None and info.dtype.startswith(("float", "bfloat"))

@@ -1,0 +1,173 @@
+"""Compiled steps with dW on side streams: equal numbers, calls that survive XLA, reasons for what stays."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_ooo
+from tests import zoo
+from tf_ooo.errors import GraphError, OptionsError
+from tf_ooo.xla import compat
+
+# XLA compiles the two graphs on their own and merges other ops; what that changes is shown by
+# test_two_compilations_of_one_step_differ_as_much.
+TOLERANCE = 1e-5
+ASKED = {"schedule": "multi_stream", "any_platform": True, "profile_steps": 0, "strict": True}
+
+
+def fitted(build, callback=None, epochs=2, optimizer="momentum", batch_size=6):
+    """The model and its losses."""
+    model, x, y = zoo.compiled(build, optimizer, jit_compile=True)
+    callbacks = [] if callback is None else [callback]
+    history = model.fit(
+        x, y, batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0, callbacks=callbacks
+    )
+    return model, history.history
+
+
+def differences(build, optimizer="momentum", **options):
+    """(largest difference of a weight, the callback)."""
+    stock, stock_history = fitted(build, optimizer=optimizer)
+    callback = tf_ooo.OOOBackprop(**{**ASKED, **options})
+    ours, history = fitted(build, callback, optimizer=optimizer)
+    np.testing.assert_allclose(history["loss"], stock_history["loss"], rtol=1e-4)
+    pairs = zip(stock.get_weights(), ours.get_weights(), strict=True)
+    return max(float(np.abs(a.astype(float) - b).max(initial=0)) for a, b in pairs), callback
+
+
+class TestNumbers:
+    @pytest.mark.parametrize("name", ["convolutions", "attention"])
+    def test_weights_are_those_of_the_stock_step(self, name):
+        difference, callback = differences(zoo.SMALL[name])
+        assert callback.report.moved_ops, callback.report.notes
+        assert not callback.report.fell_back
+        assert difference <= TOLERANCE
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        "name", ["unrolled_rnn", "lstm_gru", "residual", "tied", "regularized", "frozen_layer"]
+    )
+    def test_weights_of_more_networks(self, name):
+        difference, callback = differences(zoo.SMALL[name])
+        assert callback.report.moved_ops, callback.report.notes
+        assert difference <= TOLERANCE
+
+    @pytest.mark.parametrize(
+        "optimizer",
+        ["global_clip_norm", *(pytest.param(n, marks=pytest.mark.slow) for n in ("adam", "accumulation"))],
+    )
+    def test_optimizers(self, optimizer):
+        difference, _ = differences(zoo.mlp, optimizer)
+        assert difference <= TOLERANCE
+
+    @pytest.mark.parametrize("store", ["backward", pytest.param("none", marks=pytest.mark.slow)])
+    def test_several_streams_and_ways_to_store_activations(self, store):
+        difference, callback = differences(zoo.mlp, streams=2, store_activations=store)
+        assert difference <= TOLERANCE
+        assert {stream for _, stream in callback.report.planned.lanes} == {0, 1, 2}
+
+    def test_a_function(self):
+        weights = []
+        for decorate in (tf.function(jit_compile=True), tf_ooo.function(jit_compile=True, **ASKED)):
+            keras.utils.set_random_seed(1)
+            model, x, y = zoo.mlp()
+            optimizer = keras.optimizers.SGD(0.1)
+            optimizer.build(model.trainable_variables)
+            step = decorate(_step_of(model, optimizer))
+            for size in (4, 4, 3):
+                out = step(x[:size], y=y[:size])
+            assert out["none"] is None
+            assert int(out["count"]) == 3
+            weights.append(model.get_weights())
+        assert step.report.moved_ops
+        for one, two in zip(*weights, strict=True):
+            np.testing.assert_allclose(one, two, atol=TOLERANCE)
+
+
+def _step_of(model, optimizer):
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, model(x, training=True))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return {"loss": loss, "count": 3, "none": None}
+
+    return step
+
+
+class TestHlo:
+    def test_calls_keep_their_streams_through_optimization(self):
+        callback = tf_ooo.OOOBackprop(**ASKED, streams=2)
+        fitted(zoo.convolutions, callback, epochs=1)
+        step = callback._session.controller.rewritten.step
+        for compiled in step._made.values():
+            wanted = [call.stream for call in compiled.made.calls]
+            assert len(wanted) == 4
+            for stage in ("hlo", "optimized_hlo"):
+                hlo = compat.hlo_of(compiled._run, compiled.inputs.specs, stage)
+                assert sorted(compat.stream_calls(hlo)) == sorted(wanted), stage
+        notes = "\n".join(callback.report.notes)
+        assert "dW stays on the main stream: it has no matrix product" in notes
+
+
+class TestFallback:
+    def test_without_streams_the_stock_step_runs(self):
+        callback = tf_ooo.OOOBackprop()
+        fitted(zoo.mlp, callback, epochs=1)
+        assert "compiles for CPU" in callback.report.fallback_reason
+
+    def test_named_orders_are_those_of_the_graph_executor(self):
+        with pytest.raises(OptionsError, match="orders the graph executor"):
+            fitted(zoo.mlp, tf_ooo.OOOBackprop(schedule="in_order", strict=True), epochs=1)
+        model, x, y = zoo.compiled(zoo.mlp)
+        callback = tf_ooo.OOOBackprop(schedule="multi_stream", strict=True)
+        with pytest.raises(GraphError, match="needs jit_compile=True"):
+            model.fit(x, y, callbacks=[callback], verbose=0)
+
+    def test_open_shapes(self):
+        keras.utils.set_random_seed(1)
+        model, x, y = zoo.mlp()
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build(model.trainable_variables)
+        inner = tf.function(_step_of(model, optimizer), jit_compile=True)
+
+        def open_step(x, y):
+            keep = tf.where(y >= 0)  # a size that only the data tell
+            return inner(tf.gather(x, keep[:, 0]), tf.gather(y, keep[:, 0]))
+
+        step = tf_ooo.function(open_step, jit_compile=True, any_platform=True)
+        step(x, y)
+        step(x, y)
+        assert step.report.fell_back
+        assert step.report.fallback_reason
+
+    def test_random_state_of_an_op(self):
+        keras.utils.set_random_seed(1)
+        model, x, y = zoo.mlp()
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build(model.trainable_variables)
+        plain = _step_of(model, optimizer)
+        noisy = tf_ooo.function(
+            lambda x, y: plain(x + tf.random.normal(x.shape), y), jit_compile=True, any_platform=True
+        )
+        for _ in range(3):
+            noisy(x, y)
+        assert "draws random numbers" in noisy.report.fallback_reason
+
+    def test_no_training_step(self):
+        square = tf_ooo.function(lambda x: x * x, jit_compile=True, any_platform=True)
+        for _ in range(3):
+            assert float(square(tf.constant(3.0))) == 9.0
+        assert "not a training graph" in square.report.fallback_reason
+
+    def test_auto_compares_and_keeps_one(self):
+        callback = tf_ooo.OOOBackprop(any_platform=True, profile_steps=1)
+        fitted(zoo.mlp, callback, epochs=7)
+        assert not callback.report.undecided
+        assert callback.report.stock_step_s is not None
+        assert any(note.startswith("compared: stock") for note in callback.report.notes)

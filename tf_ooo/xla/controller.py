@@ -1,0 +1,89 @@
+"""The controller of a compiled step: stock beside one or several rewritten ones."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tf_ooo.controller import StepController
+from tf_ooo.errors import GraphError, OptionsError
+from tf_ooo.options import COMPILED_SCHEDULES, Options
+from tf_ooo.report import Report
+from tf_ooo.step_times import REWRITTEN
+from tf_ooo.xla import plans
+from tf_ooo.xla.fit import FitSteps
+from tf_ooo.xla.session import StreamSession
+from tf_ooo.xla.step import Rewriter, StreamStep, default_rewriter
+
+# What auto measures beside the first: name -> who reads stored activations.
+_OTHERS = {"rewritten, activations recomputed in the forward pass": "backward"}
+
+
+def for_model(model: Any, stock: Callable[..., Any], options: Options, report: Report) -> StepController:
+    """The controller for ``fit`` of a model compiled with ``jit_compile=True``.
+
+    Raises:
+        OOOError: why it cannot be rewritten.
+    """
+    if model.distribute_strategy.num_replicas_in_sync > 1:
+        raise GraphError("jit_compile=True: steps of several replicas are not rewritten")
+
+    def make(session: StreamSession, rewriter: Rewriter) -> Callable[..., Any]:
+        return FitSteps(model, stock, session, rewriter)
+
+    return _controller(stock, make, options, report)
+
+
+def for_function(
+    function: Callable[..., Any],
+    stock: Callable[..., Any],
+    options: Options,
+    report: Report,
+    on_decided: Callable[[], None] | None = None,
+) -> StepController:
+    """The controller of a ``tf.function(jit_compile=True)``.  Raises OOOError: why it cannot be rewritten."""
+
+    def make(session: StreamSession, rewriter: Rewriter) -> Callable[..., Any]:
+        return StreamStep(function, stock, session, rewriter)
+
+    return _controller(stock, make, options, report, on_decided)
+
+
+def _controller(
+    stock: Callable[..., Any],
+    make: Callable[[StreamSession, Rewriter], Callable[..., Any]],
+    options: Options,
+    report: Report,
+    on_decided: Callable[[], None] | None = None,
+) -> StepController:
+    _check(options)
+    session = StreamSession(options)
+    steps = {name: make(session, rewriter) for name, rewriter in rewriters(options).items()}
+    first = steps.pop(REWRITTEN)
+    made = StepController(stock, first, session, options, report, None, on_decided, steps)
+    made.prediction.due = False  # the profiler sees XLA's kernels, not the graph's ops
+    return made
+
+
+def _check(options: Options) -> None:
+    if options.schedule not in ("auto", *COMPILED_SCHEDULES):
+        raise OptionsError(
+            f"schedule={options.schedule!r} orders the graph executor; jit_compile=True takes 'auto' or "
+            f"{', '.join(map(repr, COMPILED_SCHEDULES))}"
+        )
+    if options.memory_limit_bytes is not None:
+        raise OptionsError(
+            f"memory_limit_bytes={options.memory_limit_bytes} cannot be kept with jit_compile=True: XLA "
+            "decides what is in memory; leave it out, or compile with jit_compile=False"
+        )
+
+
+def rewriters(options: Options) -> Mapping[str, Rewriter]:
+    """The rewrites to compare, by name; the first is REWRITTEN."""
+    plan = functools.partial(plans.every_layer, streams=options.streams)
+    store = "all" if options.store_activations == "auto" else options.store_activations
+    found = {REWRITTEN: default_rewriter(plan, store)}
+    if options.may_fall_back and options.profile_steps and options.store_activations == "auto":
+        found |= {name: default_rewriter(plan, other) for name, other in _OTHERS.items()}
+    return found

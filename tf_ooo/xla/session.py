@@ -1,0 +1,120 @@
+"""What became of rewriting one compiled step; the counterpart of ``tf_ooo.session`` for XLA."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+from tf_ooo.errors import BackendError, MemoryLimitError, OOOError
+from tf_ooo.options import Options
+from tf_ooo.planner import RewriteResult
+from tf_ooo.xla import compat
+from tf_ooo.xla.rewrite import StreamRewrite
+
+_LOG = logging.getLogger("tf_ooo")
+_WHERE_STREAMS_ARE = "CUDA"
+
+
+class StreamSession:
+    """Collects rewrites and failures of one step.
+
+    Raises:
+        BackendError: this TensorFlow or this platform has no streams to call on; says which.
+    """
+
+    def __init__(self, options: Options) -> None:
+        reason = why_not(options)
+        if reason is not None:
+            raise BackendError(reason)
+        self.options = options
+        self.result: RewriteResult | None = None
+        self.rewrites: list[StreamRewrite] = []
+        self.stock_peak_bytes = 0
+        self.request = SimpleNamespace(errors=[])
+
+    def add(self, made: StreamRewrite) -> None:
+        """Takes note of a rewritten step; of several the one with most ops is reported."""
+        self.rewrites.append(made)
+        if self.result is None or len(made.training_graph.ops) >= len(self.result.training_graph.ops):
+            self.result = _as_result(made)
+
+    def fail(self, error: BaseException) -> None:
+        """Takes note of why a step was not rewritten; logs the first."""
+        if not self.request.errors:
+            _LOG.debug("not rewritten", exc_info=error)
+        self.request.errors.append(error)
+
+    def tracing(self) -> AbstractContextManager[Any]:
+        """Nothing has to be marked: the step is rewritten before it is traced for good."""
+        return nullcontext()
+
+    def prepare(self, seen: Sequence[Any]) -> None:
+        """Shapes are known when a compiled step is traced."""
+
+    def raise_if_refused(self) -> None:
+        """Raises the MemoryLimitError for which the step did not run, if that is what happened."""
+        for error in self.request.errors:
+            if isinstance(error, MemoryLimitError):
+                raise error
+
+    def close(self) -> None:
+        """Nothing is registered anywhere."""
+
+    @property
+    def error(self) -> BaseException | None:
+        """The first failure."""
+        return self.request.errors[0] if self.request.errors else None
+
+    def failure(self) -> str | None:
+        """Why the stock step runs (for some shapes), in one line; None where it does not."""
+        error = self.error
+        if error is None:
+            return None if self.result is not None else "the step has not been traced"
+        return str(error) if isinstance(error, OOOError) else f"{type(error).__name__}: {_first_line(error)}"
+
+    def raise_if_failed(self, strict: bool) -> None:
+        """Raises a MemoryLimitError in any case, other failures if ``strict``."""
+        self.raise_if_refused()
+        if strict and isinstance(self.error, OOOError):
+            raise self.error
+        if strict and self.error is not None:
+            raise BackendError(f"the rewrite failed: {self.failure()}") from self.error
+
+
+def why_not(options: Options) -> str | None:
+    """Why no compiled step can be rewritten in this process; None where it can."""
+    reason = compat.why_no_streams()
+    if reason is not None:
+        return f"jit_compile=True: {reason}"
+    platform = compat.platform()
+    if platform != _WHERE_STREAMS_ARE and not options.any_platform:
+        return (
+            f"jit_compile=True: XLA compiles for {platform} here, which has no streams to run dW on; "
+            "that needs a CUDA GPU (jit_compile=False is reordered on every device)"
+        )
+    return None
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), "")
+
+
+def _as_result(made: StreamRewrite) -> RewriteResult:
+    streams = {call.stream for call in made.calls}
+    notes = [
+        f"{len(made.calls)} calls on {len(streams)} side streams, {made.barriers} barriers",
+        *(f"{layer}: dW stays on the main stream: {reason}" for layer, reason in made.left.items()),
+    ]
+    return RewriteResult(
+        training_graph=made.training_graph,
+        schedule=made.schedule,
+        graph_def=made.graph_def,
+        moved_ops=made.moved_ops,
+        added_edges=made.barriers,
+        plan_seconds=made.plan_seconds,
+        mixed=dict(made.training_graph.mixed),
+        notes=tuple(notes),
+    )

@@ -30,9 +30,7 @@ COMPILED_SCHEDULES = ("multi_stream",)
 NEEDS_XLA = "is for steps that XLA compiles: it needs jit_compile=True"
 STORES = ("auto", "all", "backward", "none")
 SCHEDULES = tuple(
-    dict.fromkeys(
-        ("auto", *BACKWARD_ORDERS, *COMPILED_SCHEDULES, *PARALLEL_SCHEDULES, *PIPELINE_SCHEDULES)
-    )
+    dict.fromkeys(("auto", *BACKWARD_ORDERS, *COMPILED_SCHEDULES, *PARALLEL_SCHEDULES, *PIPELINE_SCHEDULES))
 )
 
 
@@ -122,6 +120,8 @@ class Options:
             raise OptionsError(
                 f"schedule={self.schedule!r} orders communication: it needs mode='data_parallel'"
             )
+        if self.schedule in COMPILED_SCHEDULES and self.mode not in ("auto", "single_device"):
+            raise OptionsError(f"schedule={self.schedule!r} {NEEDS_XLA} and mode='single_device'")
         _check_int("k", self.k, least=0, optional=True)
         if self.k is not None and self.schedule != "reverse_first_k":
             raise OptionsError(f"k={self.k} goes with schedule='reverse_first_k' only")

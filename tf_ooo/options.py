@@ -67,6 +67,8 @@ class Options:
         store_activations: jit_compile=True: who reads the activations that dW needs from memory, rather than
             computing them again: ``"all"``, ``"backward"`` or ``"none"``; auto: all, and with
             ``schedule="auto"`` what is measured to be fastest.
+        gains: jit_compile=True: file of a :class:`tf_ooo.xla.gains.GainTable`, seconds saved by running a dW
+            beside a part of the main stream; None: ``schedule="auto"`` calculates them.
         any_platform: jit_compile=True: rewrite also where XLA has no streams, such as on a CPU.  The
             calls then run one after the other: for tests, there is no gain.
         k: reverse_first_k: how many layers' dW wait; None: chosen by simulation from measured costs.
@@ -102,6 +104,7 @@ class Options:
     streams: int = 1
     store_activations: str = "auto"
     any_platform: bool = False
+    gains: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         if self.mode in LATER_MODES:
@@ -130,6 +133,7 @@ class Options:
         _check_int("profile_steps", self.profile_steps, least=0, optional=False)
         _check_path("timeline", self.timeline)
         _check_path("dump_dir", self.dump_dir)
+        _check_path("gains", self.gains)
         _check_int("streams", self.streams, least=1, optional=False)
         for name in ("strict", "any_platform"):
             value = getattr(self, name)

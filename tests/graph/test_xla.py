@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -10,7 +12,11 @@ import tensorflow as tf
 import tf_ooo
 from tests import zoo
 from tf_ooo.errors import GraphError, OptionsError
+from tf_ooo.options import Options
 from tf_ooo.xla import compat
+from tf_ooo.xla.controller import rewriters
+from tf_ooo.xla.session import StreamSession
+from tf_ooo.xla.step import StreamStep
 
 # XLA compiles the two graphs on their own and merges other ops; what that changes is shown by
 # test_two_compilations_of_one_step_differ_as_much.
@@ -165,9 +171,38 @@ class TestFallback:
             assert float(square(tf.constant(3.0))) == 9.0
         assert "not a training graph" in square.report.fallback_reason
 
+    def test_what_xla_cannot_compile(self):
+        """The graph lowers to HLO, but XLA's backend knows no such custom call."""
+        keras.utils.set_random_seed(1)
+        model, x, y = zoo.mlp()
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build(model.trainable_variables)
+        plain = _step_of(model, optimizer)
+        options = Options(schedule="multi_stream", any_platform=True)
+        session = StreamSession(options)
+
+        def rewrite(graph_def, fetches):
+            made = rewriters(options)["rewritten"](graph_def, fetches)
+            unknown = made.graph_def.node.add(name="unknown", op="XlaCustomCallV2", input=[made.fetches[1]])
+            unknown.attr["operand_dtypes"].list.type.append(tf.float32.as_datatype_enum)
+            unknown.attr["result_dtypes"].list.type.append(tf.float32.as_datatype_enum)
+            unknown.attr["result_shapes"].list.shape.add()
+            unknown.attr["call_target_name"].s = b"nobody_knows"
+            unknown.attr["backend_config"].s = b""
+            unknown.attr["has_side_effect"].b = False
+            return dataclasses.replace(made, fetches=(made.fetches[0], "unknown:0"))
+
+        step = StreamStep(plain, tf.function(plain, jit_compile=True), session, rewrite)
+        before = model.get_weights()
+        assert float(step(tf.constant(x), tf.constant(y))["loss"]) > 0
+        assert "nobody_knows" in session.failure()
+        again = float(step(tf.constant(x), tf.constant(y))["loss"])
+        assert again > 0
+        assert not np.array_equal(before[0], model.get_weights()[0])
+
     def test_auto_compares_and_keeps_one(self):
         callback = tf_ooo.OOOBackprop(any_platform=True, profile_steps=1)
-        fitted(zoo.mlp, callback, epochs=7)
+        fitted(zoo.mlp, callback, epochs=10)
         assert not callback.report.undecided
         assert callback.report.stock_step_s is not None
         assert any(note.startswith("compared: stock") for note in callback.report.notes)

@@ -14,6 +14,7 @@ from tf_ooo.xla.outline import Call
 from tf_ooo.xla.regions import FlatStep, Port
 
 STORES = ("all", "backward", "none")
+_STORED = (OpKind.FORWARD, OpKind.OUTPUT_GRAD)
 _BACKWARD = (OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD)
 # Arguments and variables are in memory already.
 _THERE_ANYWAY = frozenset({"_Arg", "Placeholder", "ReadVariableOp", "Const"})
@@ -30,16 +31,16 @@ def add_barrier(
 def store_activations(
     editor: GraphEditor, step: FlatStep, graph: TrainingGraph, calls: Sequence[Call], readers: str
 ) -> dict[Port, Port]:
-    """Puts each forward tensor that a call reads behind a barrier: it is computed once and kept.
+    """Puts each tensor that a call reads behind a barrier: it is computed once and kept.
 
-    XLA would rather compute it again where the backward pass reads it, merged into a kernel that
+    XLA would rather compute it again where somebody else reads it, merged into a kernel that
     comes later, and the call would have to wait for that.
 
     Args:
         editor, step, graph: the step.
         calls: whose inputs are looked at; made afterwards, from what this returns.
-        readers: ``"all"``: the forward pass reads the stored tensor too, ``"backward"``: it may
-            merge its own copy into what comes next, ``"none"``: nothing is done.
+        readers: of activations; ``"all"``: the forward pass reads the stored tensor too, ``"backward"``:
+            it may merge its own copy into what comes next, ``"none"``: nothing is done.
 
     Returns:
         Where the tensors are now.
@@ -50,7 +51,7 @@ def store_activations(
     stored: dict[Port, Port] = {}
     for port in found:
         op = graph.ops.get(port[0])
-        if op is None or op.kind is not OpKind.FORWARD or op.type in _THERE_ANYWAY:
+        if op is None or op.kind not in _STORED or op.type in _THERE_ANYWAY:
             continue
         if not _dtype(step, port).startswith(("float", "bfloat", "complex")):
             continue  # XLA may have to know a count or an index; behind a barrier it would not

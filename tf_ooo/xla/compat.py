@@ -289,6 +289,13 @@ def compiled_function(body: Callable[..., Any], specs: Sequence[Any]) -> Any:
     return made
 
 
+def run_errors() -> tuple[type[BaseException], ...]:
+    """What a compiled function raises where XLA cannot compile or start it."""
+    import tensorflow as tf
+
+    return (tf.errors.OpError,)
+
+
 def hlo_of(function: Any, specs: Sequence[Any], stage: str = "hlo") -> str:
     """The HLO text of a compiled function before (``hlo``) or after (``optimized_hlo``) XLA's passes."""
     text: str = function.experimental_get_compiler_ir(*specs)(stage=stage)

@@ -13,11 +13,13 @@ from tf_ooo.report import Report
 from tf_ooo.step_times import REWRITTEN
 from tf_ooo.xla import plans
 from tf_ooo.xla.fit import FitSteps
+from tf_ooo.xla.gains import GainTable
 from tf_ooo.xla.session import StreamSession
 from tf_ooo.xla.step import Rewriter, StreamStep, default_rewriter
 
-# What auto measures beside the first: name -> who reads stored activations.
-_OTHERS = {"rewritten, activations recomputed in the forward pass": "backward"}
+# What auto measures beside "rewritten", which moves every dW as early as it can.
+JOINT = "joint schedule"
+RECOMPUTED = "activations recomputed in the forward pass"
 
 
 def for_model(model: Any, stock: Callable[..., Any], options: Options, report: Report) -> StepController:
@@ -81,9 +83,14 @@ def _check(options: Options) -> None:
 
 def rewriters(options: Options) -> Mapping[str, Rewriter]:
     """The rewrites to compare, by name; the first is REWRITTEN."""
-    plan = functools.partial(plans.every_layer, streams=options.streams)
-    store = "all" if options.store_activations == "auto" else options.store_activations
-    found = {REWRITTEN: default_rewriter(plan, store)}
-    if options.may_fall_back and options.profile_steps and options.store_activations == "auto":
-        found |= {name: default_rewriter(plan, other) for name, other in _OTHERS.items()}
+    early = functools.partial(plans.every_layer, streams=options.streams)
+    table = None if options.gains is None else GainTable.load(options.gains).saved_s
+    joint = functools.partial(plans.joint, streams=options.streams, gains=table)
+    auto_store = options.store_activations == "auto"
+    store = "all" if auto_store else options.store_activations
+    if not (options.may_fall_back and options.profile_steps):
+        return {REWRITTEN: default_rewriter(early if table is None else joint, store)}
+    found = {REWRITTEN: default_rewriter(early, store), JOINT: default_rewriter(joint, store)}
+    if auto_store:
+        found[RECOMPUTED] = default_rewriter(early, "backward")
     return found

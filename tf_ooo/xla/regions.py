@@ -26,6 +26,8 @@ CONTRACTIONS = frozenset(
 _LOOPS = frozenset({"While", "StatelessWhile"})
 # They move or rename data: cheap enough to be there twice.
 VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "ExpandDims", "Const", "Cast", "Transpose"})
+# Of a sum; more calls than this cost more than they gain.
+_MOST_TERMS = 16
 # Larger integers are data (token ids), not shapes or axes.
 _MOST_CONSTANT_ELEMENTS = 64
 
@@ -91,17 +93,23 @@ def find_regions(step: FlatStep, graph: TrainingGraph, names: Iterable[str]) -> 
 
 
 def _parts(step: FlatStep, ops: Sequence[str]) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """(all ops, those of its own) for each result that contractions go into.
+    """(all ops, those of its own) for each result that takes a contraction of its own.
 
-    Results that share a contraction are one part; what parts share but views is left outside.
+    What several results need stays outside, but views.  Results that share all their contractions
+    (one gradient that is cut into several) are one part.
     """
-    needs = {port: _upstream(step, port[0], set(ops)) for port in _results(step, ops, ops)}
-    heavy = {p: {n for n in of if step.nodes[n].op in CONTRACTIONS} for p, of in needs.items()}
-    groups: list[set[Port]] = []
-    for port in (port for port, of in heavy.items() if of):
-        together = [group for group in groups if any(heavy[port] & heavy[other] for other in group)]
-        groups = [group for group in groups if group not in together]
-        groups.append({port}.union(*together))
+    needs = _needs(step, ops)
+    wanted: dict[Port, set[str]] = {}
+    for port, of in needs.items():
+        alone = of - set().union(*(other for key, other in needs.items() if key != port))
+        wanted[port] = {name for name in alone if step.nodes[name].op in CONTRACTIONS}
+    groups = [{port} for port, heavy in wanted.items() if heavy]
+    taken = set().union(*(needs[port] for group in groups for port in group)) if groups else set()
+    rest = {port: of for port, of in needs.items() if not wanted[port]}
+    for port, of in rest.items():
+        heavy = {name for name in of - taken if step.nodes[name].op in CONTRACTIONS}
+        if heavy and not any(port in group for group in groups):
+            groups.append({other for other, theirs in rest.items() if heavy & theirs})
     parts = []
     for group in groups:
         mine = set().union(*(needs[port] for port in group))
@@ -109,6 +117,25 @@ def _parts(step: FlatStep, ops: Sequence[str]) -> list[tuple[tuple[str, ...], tu
         kept = tuple(n for n in ops if n in mine and (n not in others or step.nodes[n].op in VIEWS))
         parts.append((kept, tuple(n for n in kept if n not in others)))
     return parts
+
+
+def _needs(step: FlatStep, ops: Sequence[str]) -> dict[Port, set[str]]:
+    """For each result what it is computed from, within ``ops``.
+
+    A sum over several contractions (one for each step of an unrolled recurrence) is not waited for:
+    each of its terms is a result, and the sum stays on the main stream.
+    """
+    inside, results, cut = set(ops), [], set()
+    stack = _results(step, ops, ops)
+    while stack:
+        port = stack.pop()
+        terms = [p for p in step.data_inputs(port[0]) if p[0] in inside]
+        if step.nodes[port[0]].op == "AddN" and 2 <= len(terms) <= _MOST_TERMS:
+            cut.add(port[0])
+            stack += terms
+        elif port not in results:
+            results.append(port)
+    return {port: _upstream(step, port[0], inside - cut) for port in sorted(results)}
 
 
 def _results(step: FlatStep, own: Iterable[str], ops: Iterable[str]) -> list[Port]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from tf_ooo.xla.barriers import hold_back, join, store_activations
 from tf_ooo.xla.outline import CALL_PREFIX, Call, outline
 from tf_ooo.xla.regions import FlatStep, Port, Region, find_regions
 
-Plan = Callable[[TrainingGraph, TaskOps, Mapping[int, list[Region]]], Schedule]
+Plan = Callable[[TrainingGraph, TaskOps, Collection[int], Any], Schedule]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,13 @@ class StreamRewrite:
     calls: tuple[Call, ...]
     left: Mapping[str, str]
     barriers: int
+    store: str
     plan_seconds: float = 0.0
+
+    @property
+    def key(self) -> Any:
+        """Equal for rewrites of one graph that come to the same."""
+        return self.store, tuple((call.name, call.stream, call.waits_for) for call in self.calls)
 
     @property
     def moved_ops(self) -> int:
@@ -55,7 +61,8 @@ def rewrite_step(graph_def: Any, fetches: Sequence[str], plan: Plan, store: str 
     Args:
         graph_def: of the traced step; not changed.
         fetches: the tensors of its results, ``node:port``.
-        plan: makes the schedule, given the regions that can be moved.
+        plan: makes the schedule from the classified step, its tasks, the layers whose dW can be moved,
+            and the flat graph.
         store: who reads stored activations, see ``barriers.store_activations``.
 
     Raises:
@@ -70,7 +77,7 @@ def rewrite_step(graph_def: Any, fetches: Sequence[str], plan: Plan, store: str 
     regions, left = regions_by_layer(step, graph, tasks)
     if not regions:
         raise GraphError(f"no weight gradient can run on a stream of its own: {_shown(left)}")
-    schedule = plan(graph, tasks, regions)
+    schedule = plan(graph, tasks, set(regions), lowered)
     made = apply_schedule(step, graph, tasks, schedule, regions, store)
     return replace(made, left=left, plan_seconds=time.perf_counter() - started)
 
@@ -115,7 +122,7 @@ def apply_schedule(
     made = editor.finish()
     for node in made.node:
         node.attr.pop("_class", None)
-    return StreamRewrite(graph, schedule, made, fetches, tuple(calls), {}, barriers + joined)
+    return StreamRewrite(graph, schedule, made, fetches, tuple(calls), {}, barriers + joined, store)
 
 
 def _fetch(port: Port, moved: Mapping[Port, Port], joined: bool, calls: Sequence[Call]) -> str:

@@ -31,6 +31,7 @@ class StreamSession:
             raise BackendError(reason)
         self.options = options
         self.result: RewriteResult | None = None
+        self.compiled: dict[Any, Any] = {}
         self.rewrites: list[StreamRewrite] = []
         self.stock_peak_bytes = 0
         self.request = SimpleNamespace(errors=[])

@@ -41,7 +41,14 @@ class StreamStep:
         compiled = self.compiled(args, kwargs)
         if compiled is None:
             return self.stock(*args, **kwargs)
-        return compiled(args, kwargs)
+        if compiled.has_run:
+            return compiled(args, kwargs)
+        try:
+            return compiled(args, kwargs)
+        except compat.run_errors() as error:  # XLA compiles in the first call, before anything has changed
+            self.session.fail(error)
+            self._made[compat.signature((args, kwargs))] = None
+            return self.stock(*args, **kwargs)
 
     def compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledStep | None:
         """The rewritten step for such inputs; None where there is none, and the session knows why."""
@@ -80,10 +87,14 @@ class CompiledStep:
         if step.session.options.may_fall_back:
             _refuse_random_state(traced.graph_def)
         self.made = step.rewrite(traced.graph_def, traced.fetches)
-        self._run = compat.compiled_function(self._body(traced), specs)
-        self.hlo = compat.hlo_of(self._run, specs)
-        check_calls(self.hlo, self.made)
+        key = (compat.signature((args, kwargs)), self.made.key)
+        if key not in step.session.compiled:
+            run = compat.compiled_function(self._body(traced), specs)
+            check_calls(compat.hlo_of(run, specs), self.made)
+            step.session.compiled[key] = run
+        self._run = step.session.compiled[key]
         self._outputs = traced.outputs
+        self.has_run = False
         step.session.add(self.made)
 
     def _body(self, traced: _Traced) -> Callable[..., list[Any]]:
@@ -99,7 +110,9 @@ class CompiledStep:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One step."""
-        return self._outputs.unpack(self._run(*self.inputs.tensors_of((args, kwargs))))
+        outputs = self._run(*self.inputs.tensors_of((args, kwargs)))
+        self.has_run = True
+        return self._outputs.unpack(outputs)
 
 
 class _Traced:

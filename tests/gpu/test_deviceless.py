@@ -1,0 +1,101 @@
+"""Compiled for an H100, dW runs beside the dO chain: starts early, is waited for at the end."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from tests.gpu.hlo_compiler import scheduled_hlo, why_not
+from tf_ooo.options import Options
+from tf_ooo.xla import hlo_order
+from tf_ooo.xla.compat import hlo_of
+from tf_ooo.xla.controller import rewriters
+from tf_ooo.xla.gains import GainTable
+from tf_ooo.xla.session import StreamSession
+from tf_ooo.xla.step import CompiledStep, StreamStep
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+BATCH = 8
+
+
+def dense():
+    hidden = [layers.Dense(512, activation="relu") for _ in range(4)]
+    return keras.Sequential([keras.Input((512,)), *hidden, layers.Dense(10)])
+
+
+def conv():
+    blocks = [layers.Conv2D(32, 3, padding="same", activation="relu") for _ in range(4)]
+    return keras.Sequential(
+        [keras.Input((16, 16, 8)), *blocks, layers.GlobalAveragePooling2D(), layers.Dense(10)]
+    )
+
+
+def depthwise():
+    def block():
+        for conv in (layers.DepthwiseConv2D(3, padding="same", use_bias=False), layers.Conv2D(48, 1)):
+            yield from (conv, layers.BatchNormalization(), layers.ReLU())
+
+    body = [layer for _ in range(3) for layer in block()]
+    return keras.Sequential(
+        [keras.Input((16, 16, 24)), *body, layers.GlobalAveragePooling2D(), layers.Dense(10)]
+    )
+
+
+def attention():
+    inputs = keras.Input((32, 64))
+    h = inputs
+    for _ in range(2):
+        h = layers.LayerNormalization()(h + layers.MultiHeadAttention(4, 16)(h, h))
+        h = layers.LayerNormalization()(h + layers.Dense(64)(layers.Dense(128, activation="gelu")(h)))
+    return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling1D()(h)))
+
+
+def lstm():
+    rnn = [layers.LSTM(64, return_sequences=True, unroll=True), layers.LSTM(64, unroll=True)]
+    return keras.Sequential([keras.Input((6, 32)), *rnn, layers.Dense(10)])
+
+
+NETWORKS = {f.__name__: f for f in (dense, conv, depthwise, attention, lstm)}
+
+
+def order_of(name: str, rewriter=None, **options) -> list[hlo_order.Launch]:
+    """What the rewritten train step of a network launches on an H100."""
+    keras.utils.set_random_seed(0)
+    model = NETWORKS[name]()
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=True)
+    model.optimizer.build(model.trainable_variables)
+    data = (tf.zeros((BATCH, *model.input_shape[1:])), tf.zeros((BATCH,), tf.int32))
+    model.train_step(data)
+    session = StreamSession(Options(schedule="multi_stream", any_platform=True, **options))
+    rewrite = rewriter or rewriters(session.options)["rewritten"]
+    step = StreamStep(model.train_step, model.train_step, session, rewrite)
+    compiled = CompiledStep(step, (data,), {})
+    return hlo_order.launches(scheduled_hlo(hlo_of(compiled._run, compiled.inputs.specs)))
+
+
+@pytest.mark.parametrize("name", sorted(NETWORKS))
+def test_weight_gradients_run_beside_the_output_gradients(name):
+    order = order_of(name)
+    starts = [place for place, launch in enumerate(order) if launch.kind == "start"]
+    dones = [place for place, launch in enumerate(order) if launch.kind == "done"]
+    assert len(starts) == len(dones) >= 3
+    assert max(starts) < min(dones), "a call is waited for before the last one has started"
+    gaps = np.diff(starts)
+    assert (gaps > 1).sum() >= len(gaps) // 2, "calls start in one heap, not between the dO"
+    assert np.median(list(hlo_order.beside(order).values())) >= 2
+
+
+def test_gains_hold_a_weight_gradient_back(tmp_path):
+    """dW of the last layer gains beside dO:1 only: it starts once dO:2 is there, after the one below."""
+    gains = {("dO:1", 4): 1.0, ("dO:2", 3): 1.0}
+    table = GainTable(gains).save(tmp_path / "gains.json")
+    order = [launch.name for launch in order_of("dense", gains=table) if launch.kind == "start"]
+    assert order == ["ooo_dW_3_0", "ooo_dW_4_0"]
+
+
+def test_streams_are_kept():
+    order = order_of("dense", streams=2)
+    assert {launch.stream for launch in order if launch.kind == "start"} == {1, 2}

@@ -1,0 +1,90 @@
+"""Private TensorFlow API of the XLA mode; a failure says what an upgrade broke."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from grappler_passes.compat import OutputInfo
+from tf_ooo.xla import compat
+from tf_ooo.xla.outline import module_text
+
+
+def test_the_ops_are_there():
+    assert compat.why_no_streams() is None, (
+        "xla_call_module, xla_optimization_barrier or xla_data_pb2 is gone"
+    )
+
+
+def test_frontend_attributes_are_what_xla_reads():
+    from tensorflow.compiler.xla import xla_data_pb2
+
+    attributes = xla_data_pb2.FrontendAttributes.FromString(compat.frontend_attributes(3))
+    assert dict(attributes.map) == {"_xla_stream_annotation": "3", "inlineable": "false"}
+
+
+def test_a_call_reaches_hlo_with_its_stream():
+    """Built from nodes alone: function, call, barrier."""
+    info = OutputInfo("float32", (2, 2), 4)
+    graph = tf.Graph()
+    with graph.as_default():
+        a = tf.compat.v1.placeholder(tf.float32, (2, 2), name="in_function")
+        tf.linalg.matmul(a, a, name="square")
+    nodes = compat.without_placeholders(graph.as_graph_def())
+    name = compat.unique_name("ooo_test")
+    inputs = [("in_function", "float32", (2, 2))]
+    function = compat.function_def(name, nodes, inputs, ["square:0"])
+    body = tf.compat.v1.GraphDef(versions=graph.as_graph_def().versions)
+    body.library.function.append(function)
+    module = module_text([info], [info])
+    body.node.append(compat.call_node("call", 3, name, module, ["x:0"], ([info], [info])))
+    body.node.append(compat.barrier_node("behind", ["call:0", "x:0"], ["float32", "float32"]))
+    compat.register_functions(body, "ooo_test")
+    spec = tf.TensorSpec((2, 2))
+    run = compat.compiled_function(lambda x: compat.import_here(body, {"x:0": x}, ["behind:0"]), [spec])
+    assert compat.stream_calls(compat.hlo_of(run, [spec])) == [3], "the call lost its frontend attributes"
+    x = np.array([[1.0, 2.0], [3.0, 4.0]], "float32")
+    np.testing.assert_array_equal(run(x)[0], x @ x)
+
+
+def test_traced_as_for_xla():
+    """Loops are traced in another way then."""
+    from tensorflow.python.ops import control_flow_util
+
+    seen = []
+
+    def step(x):
+        seen.append(control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
+        return [x]
+
+    compat.flat_trace(step, [tf.TensorSpec(())])
+    assert seen == [True]
+
+
+def test_packed_nests():
+    values = ({"x": tf.constant(1.0), "n": None, "k": 3}, [np.zeros((2,), "int32")])
+    packed = compat.Packed(values)
+    assert [spec.shape.as_list() for spec in packed.specs] == [[], [2]]
+    again = packed.unpack([tf.constant(5.0), tf.constant([1, 2])])
+    assert float(again[0]["x"]) == 5.0
+    assert again[0]["k"] == 3
+    assert compat.signature(values) == compat.signature(packed.unpack(packed.tensors))
+    assert compat.signature(values) != compat.signature(({**values[0], "k": 4}, values[1]))
+
+
+def test_flat_graphs_agree_on_names():
+    @tf.function(jit_compile=True)
+    def step(x):
+        return tf.while_loop(lambda i, _: i < 3, lambda i, a: (i + 1, a * 2.0), (0, x))[1]
+
+    graph_def = step.get_concrete_function(tf.TensorSpec(())).graph.as_graph_def()
+    functional, _ = compat.flat_graphs(graph_def, ["Identity"])
+    assert any("While" in node.op for node in functional.node)
+
+
+def test_platform():
+    assert compat.platform() in ("CPU", "CUDA", "ROCM")
+
+
+def test_run_errors_are_exceptions():
+    assert all(issubclass(error, Exception) for error in compat.run_errors())

@@ -14,13 +14,15 @@ from pathlib import Path
 
 CPU_GROUPS = Path("/sys/fs/cgroup/cpu")
 PERIOD_US = 10_000
+# What TensorFlow calls the threads of its executors.
+_COMPUTING = "tf_Compute"
 
 
-def why_not() -> str:
-    """Why this machine cannot be confined; empty where it can."""
+def why_not(with_link: bool = True) -> str:
+    """Why this machine cannot be confined; empty where it can.  ``with_link``: :func:`link` is needed too."""
     if os.geteuid() != 0:
-        return "needs root for a network namespace and CPU quotas"
-    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+        return "needs root for CPU quotas" + (" and a network namespace" if with_link else "")
+    missing = [tool for tool in ("ip", "tc") if with_link and shutil.which(tool) is None]
     if missing:
         return f"needs {' and '.join(missing)} (package iproute2)"
     if not (CPU_GROUPS / "cpu.cfs_quota_us").exists() and not (CPU_GROUPS / "cgroup.procs").exists():
@@ -71,6 +73,20 @@ def enter(prefix: str, rank: int, free: set[int]) -> None:
     for thread in threads() - free:
         with contextlib.suppress(OSError):  # it has ended
             tasks.write_text(str(thread))
+
+
+def enter_computing(prefix: str, rank: int, process: int) -> int:
+    """Puts the threads with which TensorFlow computes in another process into the group of ``rank``.
+
+    Those that communicate are left free, as on a machine whose devices compute.  Returns how many.
+    """
+    tasks, moved = CPU_GROUPS / f"{prefix}{rank}" / "tasks", 0
+    for thread in Path(f"/proc/{process}/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            if (thread / "comm").read_text().startswith(_COMPUTING):
+                tasks.write_text(thread.name)
+                moved += 1
+    return moved
 
 
 def _run(*command: str) -> None:

@@ -17,3 +17,12 @@ def data_parallel(arguments: tuple[str, ...]) -> None:
     from tf_ooo.bench.data_parallel import main  # noqa: PLC0415 - only where it is asked for
 
     main(arguments)
+
+
+@bench.command("pipeline", add_help_option=False, context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def pipeline(arguments: tuple[str, ...]) -> None:
+    """Pipeline schedules against each other on worker processes; --help lists its options."""
+    from tf_ooo.bench.pipeline import main  # noqa: PLC0415 - only where it is asked for
+
+    main(arguments)

@@ -31,7 +31,7 @@ from tf_ooo.compat.parts import (
     unshadow,
     variables_to_apply,
 )
-from tf_ooo.compat.profiler import STEP_MARK, TracedEvent, mark_step, traced_events
+from tf_ooo.compat.profiler import STEP_MARK, TracedEvent, mark_step, trace_workers, traced_events
 from tf_ooo.compat.train_function import (
     RUN_EAGERLY,
     functions_run_eagerly,
@@ -80,6 +80,7 @@ __all__ = [
     "step_on_data",
     "synchronize",
     "take",
+    "trace_workers",
     "traced_events",
     "traced_once",
     "TracedEvent",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +77,36 @@ def _read_xplane(content: bytes) -> Iterator[TracedEvent]:
                         label = stat.str_value or plane.stat_metadata[stat.ref_value].name
                 begin_s = line.timestamp_ns * 1e-9 + event.offset_ps * 1e-12
                 yield TracedEvent(plane.name, line.name, label, begin_s, event.duration_ps * 1e-12)
+
+
+def trace_workers(addresses: Sequence[str], seconds: float) -> dict[str, list[TracedEvent]]:
+    """What the profilers of TensorFlow servers see from now on, by address; times since the epoch.
+
+    Returns once they are through.  The servers' clocks are taken as they are.
+
+    Raises:
+        BackendError: a server does not answer.
+    """
+    import tensorflow as tf
+
+    with tempfile.TemporaryDirectory(prefix="tf_ooo_profile_") as folder:
+        where = ",".join(f"grpc://{address}" for address in addresses)
+        try:
+            tf.profiler.experimental.client.trace(where, folder, round(seconds * 1e3), num_tracing_attempts=1)
+        except tf.errors.OpError as error:
+            raise BackendError(f"{where}: cannot be profiled: {error.message}") from error
+        found = {path.name: path.read_bytes() for path in Path(folder).rglob("*.xplane.pb")}
+    names = {f"{address.replace(':', '_')}.xplane.pb": address for address in addresses}
+    return {names[name]: list(_since_epoch(content)) for name, content in found.items() if name in names}
+
+
+def _since_epoch(content: bytes) -> Iterator[TracedEvent]:
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    began_s = 0.0
+    for plane in xplane_pb2.XSpace.FromString(content).planes:
+        for stat in plane.stats:
+            if plane.stat_metadata[stat.metadata_id].name == "profile_start_time":
+                began_s = (stat.uint64_value or stat.int64_value) * 1e-9
+    for event in _read_xplane(content):
+        yield replace(event, begin_s=began_s + event.begin_s)

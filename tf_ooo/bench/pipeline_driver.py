@@ -1,0 +1,174 @@
+"""The process that trains in the pipeline benchmark; started by ``tf_ooo.bench.pipeline``.
+
+Its workers' computing threads have their share of the CPU; this process has none, it only waits.
+All schedules take turns, step by step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tf_ooo.bench import confine
+from tf_ooo.bench.pipeline_gantt import busy_share, measured_timeline, task_times, traced
+from tf_ooo.bench.pipeline_runs import Scheduled, Stock
+from tf_ooo.bench.pipeline_workloads import make
+from tf_ooo.costs.layer_costs import LayerCosts, Link
+from tf_ooo.simulator import simulate
+
+
+def main() -> None:
+    """Reads the command line, runs, writes what was found as JSON."""
+    parser = argparse.ArgumentParser()
+    for name in ("cluster", "group", "processes", "workload", "schedules", "out"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--cores", type=float, required=True)
+    parser.add_argument("--microbatches", type=int, required=True)
+    parser.add_argument("--repetitions", type=int, default=8)
+    parser.add_argument("--pictures", default="")
+    options = parser.parse_args()
+    Path(options.out).write_text(json.dumps(Driver(options).run()))
+    os._exit(0)
+
+
+class Devices:
+    """What the callback is given as ``devices=``: the workers, with their link as seen at full speed.
+
+    Costs are measured in this process, which computes ``slower`` times as fast as a worker: the plan is made in
+    its seconds, with a link that is so many times as fast.
+    """
+
+    def __init__(self, cluster: Any, link: Link, slower: float) -> None:
+        self.devices, self.explain = cluster.devices, cluster.explain
+        self.link = Link(link.latency_s / slower, link.bytes_per_s * slower)
+
+
+class Driver:
+    """One workload on one number of devices."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        import tensorflow as tf
+
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+        from tf_ooo.pipeline.cluster import connect  # noqa: PLC0415 - threads first
+
+        self.options = options
+        self.cluster = connect(options.cluster)
+        self._confine()
+        self.link = self.cluster.link or Link()
+
+    def _confine(self) -> None:
+        for rank, process in enumerate(self.options.processes.split(",")):
+            confine.enter_computing(self.options.group, rank, int(process))
+
+    def run(self) -> dict[str, Any]:
+        """Times and reports of everything."""
+        options, devices = self.options, self.cluster.devices
+        microbatches = options.microbatches
+        runs: dict[str, Any] = {"serial": Stock(options.workload, microbatches, devices[:1])}
+        if microbatches % len(devices) == 0:
+            runs["local"] = Stock(options.workload, microbatches, devices)
+        given = Devices(self.cluster, self.link, 1 / options.cores)
+        for name in options.schedules.split(","):
+            arguments = {"devices": given, "microbatches": microbatches, "schedule": name}
+            runs[name] = Scheduled(make(options.workload, microbatches), arguments)
+        for run in runs.values():
+            run.start()
+        self._confine()  # threads that have come since
+        times = self._rounds(runs)
+        return self._found(runs, times)
+
+    def _rounds(self, runs: dict[str, Any]) -> dict[str, list[float]]:
+        times: dict[str, list[float]] = {name: [] for name in runs}
+        for _ in range(self.options.repetitions):
+            for name, run in runs.items():
+                times[name].append(run.step_s())
+        return times
+
+    def _found(self, runs: dict[str, Any], times: dict[str, list[float]]) -> dict[str, Any]:
+        slower = self._slower(runs, times)
+        found = {
+            name: self._of(name, run, times[name], slower)
+            for name, run in runs.items()
+            if isinstance(run, Scheduled)
+        }
+        for name, run in runs.items():
+            if isinstance(run, Scheduled):
+                found[name]["bits"] = run.finish()
+        return {
+            "devices": len(self.cluster.devices),
+            "times": times,
+            "slower": slower,
+            "link": dataclasses.asdict(self.link),
+            "schedules": found,
+        }
+
+    def _slower(self, runs: dict[str, Any], times: dict[str, list[float]]) -> float:
+        """How many times slower the workers compute than this process: local control beside its profile."""
+        if "local" not in runs:
+            return 1 / self.options.cores
+        works = [
+            run.callback.report.pipeline["serial_step_s"]
+            for run in runs.values()
+            if isinstance(run, Scheduled)
+        ]
+        return statistics.median(times["local"]) * len(self.cluster.devices) / statistics.median(works)
+
+    def _of(self, name: str, run: Scheduled, seconds: list[float], slower: float) -> dict[str, Any]:
+        from tf_ooo.pipeline import tasks_of
+
+        report = run.callback.report
+        predicted = simulate(report.planned, _stages(report.pipeline["stages"], slower), self.link)
+        tasks = tasks_of(report.rewritten_graph)
+        events = traced(run.step_s, self.options.cluster.split(","), statistics.median(seconds))
+        timeline = measured_timeline(report.planned, task_times(events, tasks))
+        if self.options.pictures:
+            self._draw(name, predicted, timeline)
+        return {
+            "schedule": report.schedule,
+            "predicted_step_s": predicted.makespan_s,
+            "predicted_bubble_fraction": predicted.bubble_fraction,
+            "bubble_fraction": 1 - busy_share(events, tasks, len(self.cluster.devices)),
+            "peak_bytes": report.pipeline["predicted_peak_bytes"],
+            "tasks_seen": len(task_times(events, tasks)) / max(1, len(report.planned.tasks)),
+            "plan": report.planned.to_text(),
+            "stages": report.pipeline["stages"],
+            "work_s": report.pipeline["serial_step_s"],
+        }
+
+    def _draw(self, name: str, predicted: Any, measured: Any) -> None:
+        stem = Path(self.options.pictures) / (
+            f"{self.options.workload}_{len(self.cluster.devices)}x{self.options.microbatches}_{name}"
+        )
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        measured.save_png(f"{stem}.png")
+        predicted.save_html(f"{stem}.html", measured)
+
+
+def _stages(rows: Sequence[dict[str, Any]], slower: float) -> list[LayerCosts]:
+    """The costs of the stages as the report has them, on devices that are so many times slower."""
+    kinds = {"F": "forward_s", "dO": "output_grad_s", "dW": "weight_grad_s", "U": "update_s"}
+    stages = []
+    for row in rows:
+        seconds = {kinds[kind]: slower * value for kind, value in row["seconds"].items()}
+        sent = max(row["sends"].values(), default=0)
+        stages.append(
+            LayerCosts(
+                **seconds,
+                activation_bytes=row["activation_bytes"],
+                weight_bytes=row["weight_bytes"],
+                output_bytes=sent,
+            )
+        )
+    return stages
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""What the pipeline benchmark runs in turns: schedules, the model on one device, and its parts side by side.
+
+Each has ``step_s()``: seconds of one training step, from the call to its end.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tf_ooo.bench.pipeline_workloads import Workload, make
+
+
+class Scheduled:
+    """The callback's step, run without ``fit``: several of them can take turns."""
+
+    def __init__(self, workload: Workload, options: dict[str, Any]) -> None:
+        import tensorflow as tf
+
+        import tf_ooo
+
+        self.workload = workload
+        self.callback = tf_ooo.OOOBackprop(mode="pipeline", **options)
+        data = tf.data.Dataset.from_tensors((workload.x, workload.y)).repeat()
+        self._iterator = iter(data)
+        model = workload.model
+        model.make_train_function()
+        self.callback.set_model(model)
+        self.callback.set_params({})
+        self.callback.on_train_begin()
+        self.steps = 0
+
+    def start(self) -> None:
+        """Runs until the model is distributed, and two steps more."""
+        while self.callback.report.rewritten_graph is None:
+            self.step_s()
+        for _ in range(2):
+            self.step_s()
+
+    def step_s(self) -> float:
+        """One step."""
+        started = time.perf_counter()
+        self.workload.model.train_function(self._iterator)
+        self.steps += 1
+        return time.perf_counter() - started
+
+    def finish(self) -> int:
+        """Puts the model back together; a check sum of its weights."""
+        self.callback.on_train_end()
+        bits = 0
+        for variable in self.workload.model.trainable_variables:
+            bits = zlib.crc32(variable.numpy().tobytes(), bits)
+        return bits
+
+
+class Stock:
+    """Keras' own training step of the model on one device, or of several of them side by side.
+
+    With several, each device trains a model of its own on its part of the batch: the work of the pipeline,
+    equally divided, without dependencies and messages.  No schedule can be faster here.
+    """
+
+    def __init__(self, name: str, microbatches: int, devices: Sequence[str]) -> None:
+        import tensorflow as tf
+
+        parts = []
+        for device in devices:
+            with tf.device(device):
+                workload = make(name, microbatches // len(devices))
+                workload.model.optimizer.build(workload.model.trainable_variables)
+                x, y = tf.constant(workload.x), tf.constant(workload.y)
+            parts.append((device, workload.model, x, y))
+        self._step = tf.function(_side_by_side(parts), autograph=False)
+
+    def start(self) -> None:
+        """Traces, and runs two steps."""
+        for _ in range(3):
+            self.step_s()
+
+    def step_s(self) -> float:
+        """One step."""
+        started = time.perf_counter()
+        for loss in self._step():
+            loss.numpy()
+        return time.perf_counter() - started
+
+
+def _side_by_side(parts: Sequence[tuple[str, Any, Any, Any]]) -> Callable[[], Any]:
+    import tensorflow as tf
+
+    def step() -> Any:
+        losses = []
+        for device, model, x, y in parts:
+            with tf.device(device):
+                losses.append(model.train_step((x, y))["loss"])
+        return losses
+
+    return step

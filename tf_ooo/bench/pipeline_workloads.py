@@ -1,0 +1,163 @@
+"""Models and batches of the pipeline benchmark: deep enough to be cut, narrow enough for a share of a core.
+
+All are made by :func:`make`; the same seed gives the same weights and data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+SEED = 1
+CLASSES = 16
+VOCABULARY = 512
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A compiled model and one batch of made-up data for it."""
+
+    model: Any
+    x: Any
+    y: Any
+
+
+def _compiled(inputs: Any, outputs: Any, x: Any, y: Any, optimizer: Any = None) -> Workload:
+    import keras
+
+    model = keras.Model(inputs, outputs)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer or keras.optimizers.SGD(0.01), loss, jit_compile=False)
+    return Workload(model, x, y)
+
+
+def _tokens(rows: int, length: int) -> Any:
+    import numpy as np
+
+    return np.random.default_rng(SEED).integers(0, VOCABULARY, (rows, length)).astype("int32")
+
+
+def _labels(*shape: int, classes: int = CLASSES) -> Any:
+    import numpy as np
+
+    return np.random.default_rng(SEED + 1).integers(0, classes, shape).astype("int32")
+
+
+def _embedded(tokens: Any, length: int, width: int) -> Any:
+    import keras
+
+    places = keras.ops.expand_dims(keras.ops.arange(length), 0)
+    return keras.layers.Embedding(VOCABULARY, width)(tokens) + keras.layers.Embedding(length, width)(places)
+
+
+def _block(x: Any, width: int, causal: bool) -> Any:
+    """A transformer layer; norms first if causal, as in GPT-2, last if not, as in BERT."""
+    import keras
+
+    layers = keras.layers
+    attention = layers.MultiHeadAttention(4, width // 4)
+    if causal:
+        y = layers.LayerNormalization()(x)
+        x = x + attention(y, y, use_causal_mask=True)
+        y = layers.Dense(4 * width, activation="gelu")(layers.LayerNormalization()(x))
+        return x + layers.Dense(width)(y)
+    x = layers.LayerNormalization()(x + attention(x, x))
+    y = layers.Dense(4 * width, activation="gelu")(x)
+    return layers.LayerNormalization()(x + layers.Dense(width)(y))
+
+
+def _bert(depth: int, width: int, length: int, rows: int) -> Workload:
+    import keras
+
+    tokens = keras.Input((length,), dtype="int32", batch_size=rows)
+    x = keras.layers.LayerNormalization()(_embedded(tokens, length, width))
+    for _ in range(depth):
+        x = _block(x, width, causal=False)
+    pooled = keras.layers.Dense(width, activation="tanh")(x[:, 0])
+    return _compiled(tokens, keras.layers.Dense(CLASSES)(pooled), _tokens(rows, length), _labels(rows))
+
+
+def _gpt2(depth: int, width: int, length: int, rows: int) -> Workload:
+    import keras
+
+    tokens = keras.Input((length,), dtype="int32", batch_size=rows)
+    x = _embedded(tokens, length, width)
+    for _ in range(depth):
+        x = _block(x, width, causal=True)
+    logits = keras.layers.Dense(VOCABULARY)(keras.layers.LayerNormalization()(x))
+    data = _tokens(rows, length + 1)
+    return _compiled(tokens, logits, data[:, :-1], data[:, 1:])
+
+
+def _feed_forward(depth: int, width: int, rows: int) -> Workload:
+    import keras
+
+    inputs = keras.Input((width,), batch_size=rows)
+    x = inputs
+    for _ in range(depth):
+        x = keras.layers.Dense(width, activation="relu")(x)
+    return _compiled(inputs, keras.layers.Dense(CLASSES)(x), _numbers(rows, width), _labels(rows))
+
+
+def _numbers(*shape: int) -> Any:
+    import numpy as np
+
+    return np.random.default_rng(SEED).normal(size=shape).astype("float32")
+
+
+def _rnn(depth: int, width: int, length: int, rows: int) -> Workload:
+    """Unrolled, so that sizes are known and a layer's steps are ops of the graph."""
+    import keras
+
+    inputs = keras.Input((length, width), batch_size=rows)
+    x = inputs
+    for number in range(depth):
+        last = number == depth - 1
+        x = keras.layers.SimpleRNN(width, return_sequences=not last, unroll=True)(x)
+    return _compiled(inputs, keras.layers.Dense(CLASSES)(x), _numbers(rows, length, width), _labels(rows))
+
+
+def _resnet(blocks: int, width: int, size: int, rows: int) -> Workload:
+    """Residual blocks of two convolutions; three stages, each at half the size and twice the width."""
+    import keras
+
+    inputs = keras.Input((size, size, 3), batch_size=rows)
+    x = keras.layers.Conv2D(width, 3, padding="same", activation="relu")(inputs)
+    for number in range(3 * blocks):
+        stride = 2 if number in (blocks, 2 * blocks) else 1
+        x = _residual(x, width * 2 ** (number // blocks), stride)
+    outputs = keras.layers.Dense(CLASSES)(keras.layers.GlobalAveragePooling2D()(x))
+    return _compiled(inputs, outputs, _numbers(rows, size, size, 3), _labels(rows))
+
+
+def _residual(x: Any, width: int, stride: int) -> Any:
+    import keras
+
+    layers = keras.layers
+    y = layers.Conv2D(width, 3, strides=stride, padding="same", use_bias=False)(x)
+    y = layers.ReLU()(layers.BatchNormalization()(y))
+    y = layers.BatchNormalization()(layers.Conv2D(width, 3, padding="same", use_bias=False)(y))
+    if stride != 1 or x.shape[-1] != width:
+        x = layers.Conv2D(width, 1, strides=stride, use_bias=False)(x)
+    return layers.ReLU()(x + y)
+
+
+WORKLOADS: dict[str, Callable[[int], Workload]] = {
+    "bert12": lambda rows: _bert(12, 128, 64, rows),
+    "bert24": lambda rows: _bert(24, 128, 64, rows),
+    "gpt2": lambda rows: _gpt2(12, 128, 64, rows),
+    "feed_forward": lambda rows: _feed_forward(16, 512, rows),
+    "rnn16": lambda rows: _rnn(16, 128, 8, rows),
+    "resnet": lambda rows: _resnet(4, 16, 32, rows),
+}
+# Rows of one micro-batch: some 20 to 60 ms of work each on one core.
+ROWS = {"bert12": 2, "bert24": 1, "gpt2": 2, "feed_forward": 128, "rnn16": 32, "resnet": 4}
+
+
+def make(name: str, microbatches: int) -> Workload:
+    """The workload of that name, with a batch of so many micro-batches."""
+    import keras
+
+    keras.utils.set_random_seed(SEED)
+    return WORKLOADS[name](ROWS[name] * microbatches)

@@ -16,6 +16,7 @@ CPU_GROUPS = Path("/sys/fs/cgroup/cpu")
 PERIOD_US = 10_000
 # What TensorFlow calls the threads of its executors.
 _COMPUTING = "tf_Compute"
+_FREE = "free"
 
 
 def why_not(with_link: bool = True) -> str:
@@ -47,13 +48,17 @@ def link(name: str, bits_per_s: float | None) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def shares(prefix: str, workers: int, cores_each: float) -> Iterator[None]:
-    """CPU groups ``<prefix>0``, ``<prefix>1``, ... for :func:`enter`."""
+    """CPU groups ``<prefix>0``, ``<prefix>1``, ... for :func:`enter`, and one without a quota."""
     groups = [CPU_GROUPS / f"{prefix}{rank}" for rank in range(workers)]
     for group in groups:
         group.mkdir()
         (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
         (group / "cpu.cfs_quota_us").write_text(str(round(PERIOD_US * cores_each)))
         (group / "cpu.shares").write_text("65536")
+    groups.append(CPU_GROUPS / f"{prefix}{_FREE}")
+    groups[-1].mkdir()
+    # More than the others: what communicates must not wait for what computes.
+    (groups[-1] / "cpu.shares").write_text("262144")
     try:
         yield
     finally:
@@ -78,15 +83,20 @@ def enter(prefix: str, rank: int, free: set[int]) -> None:
 def enter_computing(prefix: str, rank: int, process: int) -> int:
     """Puts the threads with which TensorFlow computes in another process into the group of ``rank``.
 
-    Those that communicate are left free, as on a machine whose devices compute.  Returns how many.
+    Those that communicate get no quota, as on a machine whose devices compute.  Returns how many compute.
     """
-    tasks, moved = CPU_GROUPS / f"{prefix}{rank}" / "tasks", 0
+    computing, moved = CPU_GROUPS / f"{prefix}{rank}" / "tasks", 0
     for thread in Path(f"/proc/{process}/task").iterdir():
         with contextlib.suppress(OSError):  # it has ended
-            if (thread / "comm").read_text().startswith(_COMPUTING):
-                tasks.write_text(thread.name)
-                moved += 1
+            computes = (thread / "comm").read_text().startswith(_COMPUTING)
+            moved += computes
+            (computing if computes else CPU_GROUPS / f"{prefix}{_FREE}" / "tasks").write_text(thread.name)
     return moved
+
+
+def leave_free(prefix: str, process: int) -> None:
+    """Puts a process, all its threads, into the group without a quota."""
+    (CPU_GROUPS / f"{prefix}{_FREE}" / "cgroup.procs").write_text(str(process))
 
 
 def _run(*command: str) -> None:

@@ -40,8 +40,8 @@ def main() -> None:
 class Devices:
     """What the callback is given as ``devices=``: the workers, with their link as seen at full speed.
 
-    Costs are measured in this process, which computes ``slower`` times as fast as a worker: the plan is made in
-    its seconds, with a link that is so many times as fast.
+    Costs are measured in this process, which computes ``slower`` times as fast as a worker: the plan is
+    made in its seconds, with a link that is so many times as fast.
     """
 
     def __init__(self, cluster: Any, link: Link, slower: float) -> None:
@@ -56,7 +56,9 @@ class Driver:
         import tensorflow as tf
 
         tf.config.threading.set_intra_op_parallelism_threads(1)
-        tf.config.threading.set_inter_op_parallelism_threads(1)
+        # The workers' executors take this number from here.
+        tf.config.threading.set_inter_op_parallelism_threads(4)
+        confine.leave_free(options.group, os.getpid())
         from tf_ooo.pipeline.cluster import connect  # noqa: PLC0415 - threads first
 
         self.options = options
@@ -113,16 +115,17 @@ class Driver:
     def _slower(self, runs: dict[str, Any], times: dict[str, list[float]]) -> float:
         """How many times slower the workers compute than this process: local control beside its profile."""
         if "local" not in runs:
-            return 1 / self.options.cores
+            return float(1 / self.options.cores)
         works = [
             run.callback.report.pipeline["serial_step_s"]
             for run in runs.values()
             if isinstance(run, Scheduled)
         ]
-        return statistics.median(times["local"]) * len(self.cluster.devices) / statistics.median(works)
+        local_s, work_s = statistics.median(times["local"]), statistics.median(works)
+        return float(local_s * len(self.cluster.devices) / work_s)
 
     def _of(self, name: str, run: Scheduled, seconds: list[float], slower: float) -> dict[str, Any]:
-        from tf_ooo.pipeline import tasks_of
+        from tf_ooo.pipeline import tasks_of  # noqa: PLC0415 - imports TensorFlow
 
         report = run.callback.report
         predicted = simulate(report.planned, _stages(report.pipeline["stages"], slower), self.link)

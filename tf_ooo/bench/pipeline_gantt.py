@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from tf_ooo.task import Task
 from tf_ooo.timeline import Timeline
 
 _MARGIN_S = 0.4
+_UPDATES = re.compile(r":(Assign|Resource(Apply|Scatter))")
 
 
 def traced(step: Callable[[], float], addresses: Sequence[str], step_s: float) -> Mapping[str, Any]:
@@ -31,8 +33,8 @@ def task_times(events: Mapping[str, Any], tasks: Mapping[str, Task]) -> dict[Tas
     found: dict[Task, tuple[float, float]] = {}
     for one in (event for per_worker in events.values() for event in per_worker):
         task = tasks.get(one.label.partition(":")[0])
-        if task is None:
-            continue
+        if task is None or (task.kind == "U" and not _UPDATES.search(one.label)):
+            continue  # constants and the like of an update are made at any time
         begin_s, end_s = found.get(task, (float("inf"), 0.0))
         found[task] = min(begin_s, one.begin_s), max(end_s, one.begin_s + one.duration_s)
     return found

@@ -152,7 +152,7 @@ WORKLOADS: dict[str, Callable[[int], Workload]] = {
     "resnet": lambda rows: _resnet(4, 16, 32, rows),
 }
 # Rows of one micro-batch: some 20 to 60 ms of work each on one core.
-ROWS = {"bert12": 2, "bert24": 1, "gpt2": 2, "feed_forward": 128, "rnn16": 32, "resnet": 4}
+ROWS = {"bert12": 2, "bert24": 1, "gpt2": 2, "feed_forward": 256, "rnn16": 32, "resnet": 4}
 
 
 def make(name: str, microbatches: int) -> Workload:

@@ -15,13 +15,14 @@ def tasks_of(graph_def: Any) -> dict[str, Task]:
 
     Sums of gradients belong to the dW that they add, what comes once to the U that it serves.
     """
-    from grappler_passes.steps import STEP_ATTR  # noqa: PLC0415 - a worker needs no graphs
+    from grappler_passes.steps import steps_of  # noqa: PLC0415 - a worker needs no graphs
     from tf_ooo.schedule import Task  # noqa: PLC0415
 
     found = {}
-    for node in graph_def.node:
-        if "_ooo_stage" in node.attr and STEP_ATTR in node.attr:
+    # By name where a graph optimizer dropped the mark, as from a product that it merged with an addition.
+    for node, step in zip(graph_def.node, steps_of(graph_def), strict=True):
+        if "_ooo_stage" in node.attr and step is not None:
             kind = node.attr["_ooo_kind"].s.decode()
-            microbatch = 0 if kind == "U" else int(node.attr[STEP_ATTR].i)
+            microbatch = 0 if kind == "U" else step
             found[node.name] = Task(kind, int(node.attr["_ooo_stage"].i), microbatch)
     return found

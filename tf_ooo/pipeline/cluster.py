@@ -178,9 +178,9 @@ def _join(addresses: Sequence[str], workers: Mapping[int, Facts], own_task: int 
     import tensorflow as tf
 
     with contextlib.suppress(RuntimeError):  # TensorFlow runs already, with the threads that it has
-        if not tf.config.threading.get_inter_op_parallelism_threads():
-            threads = max(LEAST_THREADS, os.cpu_count() or 1)
-            tf.config.threading.set_inter_op_parallelism_threads(threads)
+        # The workers' executors take the number from here.
+        asked = tf.config.threading.get_inter_op_parallelism_threads() or os.cpu_count() or 1
+        tf.config.threading.set_inter_op_parallelism_threads(max(LEAST_THREADS, asked))
     tasks = {task: addresses[task] for task in workers}
     own = (
         addresses[own_task] if own_task is not None else f"{outward_host(list(tasks.values()))}:{free_port()}"

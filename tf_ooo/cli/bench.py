@@ -26,3 +26,12 @@ def pipeline(arguments: tuple[str, ...]) -> None:
     from tf_ooo.bench.pipeline import main  # noqa: PLC0415 - only where it is asked for
 
     main(arguments)
+
+
+@bench.command("single", add_help_option=False, context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def single(arguments: tuple[str, ...]) -> None:
+    """One GPU: dW on side streams against stock XLA; --help lists its options."""
+    from tf_ooo.bench.single import main  # noqa: PLC0415 - only where it is asked for
+
+    main(arguments)

@@ -1,0 +1,222 @@
+"""One GPU: dW on side streams inside XLA, against what else trains the model: ``tf-ooo bench single``.
+
+Stock Keras (XLA), XLA with concurrent command buffers, TensorFlow without XLA and, where it is installed,
+PyTorch with torch.compile and CUDA graphs.  All take turns, a few steps at a time.  Without a GPU small
+networks run as a check of the machinery, and the rows say ``device: cpu``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from tf_ooo.bench.single_networks import BATCHES, NETWORKS, SMALL
+from tf_ooo.bench.single_worker import BASE, OURS
+
+CONCURRENT = "--xla_gpu_command_buffer_scheduling_mode=CONCURRENT --xla_gpu_graph_min_graph_size=1"
+BASELINE = "xla"
+
+
+class Worker:
+    """A process that runs steps when told to."""
+
+    def __init__(self, module: str, request: dict[str, Any], prefix: str = "", flags: str = "") -> None:
+        self._prefix = prefix
+        flags = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
+        environment = os.environ | {
+            "XLA_FLAGS": flags, "TF_FORCE_GPU_ALLOW_GROWTH": "true", "TF_CPP_MIN_LOG_LEVEL": "3",
+        }  # fmt: skip
+        command = [sys.executable, "-m", f"tf_ooo.bench.{module}", json.dumps(request)]
+        self._process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        try:
+            first = self._read()
+        except RuntimeError as error:
+            first = {"ready": [], "said": {"": str(error)}, "device": "unknown"}
+        self.device = first["device"]
+        self.names = {prefix + name: name for name in first["ready"]}
+        self.said = {prefix + name: text for name, text in first["said"].items()}
+
+    def run(self, name: str, steps: int) -> dict[str, Any]:
+        """What the worker answers; RuntimeError where it has ended."""
+        assert self._process.stdin is not None  # for mypy: a pipe was asked for
+        self._process.stdin.write(f"{self.names[name]} {steps}\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None  # for mypy: a pipe was asked for
+        for line in self._process.stdout:
+            if line.startswith("ANSWER "):
+                found: dict[str, Any] = json.loads(line.removeprefix("ANSWER "))
+                return found
+        raise RuntimeError(f"the process ended with {self._process.wait()}")
+
+    def close(self) -> None:
+        """Ends the process."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+@contextmanager
+def _workers(network: str, batch: int, names: Sequence[str], gpu: bool) -> Iterator[list[Worker]]:
+    request = {"network": network, "batch": batch}
+    with ExitStack() as stack:
+        found = []
+
+        def start(*arguments: Any) -> None:
+            found.append(Worker(*arguments))
+            stack.callback(found[-1].close)
+
+        start("single_worker", {**request, "steps": list(names)})
+        if gpu:
+            start("single_worker", {**request, "steps": ["xla"]}, "command buffers, ", CONCURRENT)
+            start("single_worker", {**request, "steps": ["early"], "priority": -5}, "main stream urgent, ")
+        start("single_torch", request)
+        yield found
+
+
+def measure(
+    network: str, batch: int, names: Sequence[str], rounds: int, steps: int, gpu: bool
+) -> list[dict[str, Any]]:
+    """One row for each way of training that runs; the others are printed with their reasons."""
+    with _workers(network, batch, names, gpu) as workers:
+        taken: dict[str, list[float]] = {name: [] for worker in workers for name in worker.names}
+        peaks: dict[str, int] = {}
+        for _ in range(rounds):
+            for worker in workers:
+                for name in worker.names:
+                    found = worker.run(name, steps)
+                    taken[name].append(found["step_s"])
+                    peaks[name] = max(peaks.get(name, 0), found.get("peak_bytes", 0))
+        said = {name: text for worker in workers for name, text in worker.said.items()}
+        device = workers[0].device
+    for name in said.keys() - taken.keys():
+        print(f"{network} batch {batch}  {name}: not run: {said[name]}", flush=True)
+    return rows_of(network, batch, device, taken, peaks, said)
+
+
+def rows_of(
+    network: str,
+    batch: int,
+    device: str,
+    taken: dict[str, list[float]],
+    peaks: dict[str, int],
+    said: dict[str, str],
+) -> list[dict[str, Any]]:
+    """Medians beside those of stock XLA."""
+    stock_s = statistics.median(taken[BASELINE]) if BASELINE in taken else None
+    rows = []
+    for name, seconds in taken.items():
+        step_s = statistics.median(seconds)
+        row = {
+            "workload": f"{network} batch {batch}",
+            "mode": "single_device",
+            "schedule": name,
+            "baseline": BASELINE,
+            "device": device,
+            "step_s": step_s,
+            "step_s_min": min(seconds),
+            "step_s_max": max(seconds),
+            "baseline_step_s": stock_s,
+            "speedup": None if stock_s is None else stock_s / step_s,
+            "peak_bytes": peaks.get(name) or None,
+            "note": said.get(name) or None,
+        }
+        rows.append({key: value for key, value in row.items() if value is not None})
+    return rows
+
+
+def text_of(row: dict[str, Any]) -> str:
+    """One line."""
+    low, high = row["step_s_min"] * 1e3, row["step_s_max"] * 1e3
+    peak = f"  {row['peak_bytes'] / 2**20:.0f} MiB" if "peak_bytes" in row else ""
+    return (
+        f"{row['workload']:32s} {row['schedule']:36s} {row['step_s'] * 1e3:8.2f} ms ({low:.2f}-{high:.2f})  "
+        f"{row.get('speedup', 0):.2f}x{peak}  device: {row['device']}"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the benchmark and writes its rows."""
+    options = _parser().parse_args(arguments)
+    gpu = has_gpu()
+    if not gpu:
+        print("no GPU: small networks, to check the machinery; the times say nothing about streams")
+    small = options.quick or not gpu
+    networks = options.networks or (list(SMALL) if small else [n for n in NETWORKS if n not in SMALL])
+    batches = options.batches or ([8] if small else BATCHES)
+    names = list(BASE) if options.quick else [*BASE, *(n for n in OURS if n not in BASE)]
+    rows: list[dict[str, Any]] = []
+    for network in networks:
+        for batch in batches:
+            found = measure(network, batch, names, options.rounds, options.steps, gpu)
+            rows += found
+            for row in found:
+                print(text_of(row), flush=True)
+            if options.json:
+                Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+    if options.picture:
+        draw(rows, Path(options.picture))
+
+
+def has_gpu() -> bool:
+    """Whether TensorFlow sees one; asked in a process of its own, so that this one holds no memory."""
+    code = "import tensorflow as tf; print('GPUS', len(tf.config.list_physical_devices('GPU')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    return "GPUS 0" not in done.stdout and "GPUS" in done.stdout
+
+
+def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Bars of speed over stock XLA, one group a workload; says so where matplotlib is missing."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        print("no picture: matplotlib is not installed")
+        return
+    workloads = list(dict.fromkeys(row["workload"] for row in rows))
+    schedules = list(dict.fromkeys(row["schedule"] for row in rows))
+    speed = {(row["workload"], row["schedule"]): row.get("speedup", 0.0) for row in rows}
+    figure = Figure(figsize=(max(6, 1.6 * len(workloads)), 4), layout="constrained")
+    axes = figure.subplots()
+    width = 0.8 / max(1, len(schedules))
+    for number, schedule in enumerate(schedules):
+        places = [place + number * width for place in range(len(workloads))]
+        axes.bar(places, [speed.get((w, schedule), 0.0) for w in workloads], width, label=schedule)
+    axes.axhline(1.0, color="black", linewidth=0.8)
+    axes.set_xticks([p + 0.4 for p in range(len(workloads))], workloads, rotation=30, ha="right", fontsize=7)
+    axes.set_ylabel("speed, stock XLA = 1")
+    axes.legend(fontsize=6)
+    figure.savefig(path)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("tf-ooo bench single", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small networks, few ways; under 5 minutes")
+    parser.add_argument("--json", help="file for the rows")
+    parser.add_argument("--picture", help="file for a bar chart (.png or .svg)")
+    parser.add_argument(
+        "--networks", nargs="+", choices=sorted(NETWORKS), metavar="NAME", help="|".join(NETWORKS)
+    )
+    parser.add_argument("--batches", type=int, nargs="+", help="images or sequences of a step")
+    parser.add_argument("--rounds", type=int, default=7, help="turns of each way")
+    parser.add_argument("--steps", type=int, default=10, help="steps of one turn")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""One process of ``tf-ooo bench single``: builds steps of one network, then runs them when told to.
+
+Reads lines ``NAME STEPS`` and answers each with a line of JSON; XLA's flags are those of the process.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tf_ooo.bench.single_networks import NETWORKS, batch
+from tf_ooo.xla import plans
+
+Step = Callable[[], Any]
+
+# name -> (plan, side streams, who reads stored activations)
+OURS: Mapping[str, tuple[Any, int, str]] = {
+    "early": (plans.every_layer, 1, "all"),
+    "early, 2 streams": (plans.every_layer, 2, "all"),
+    "early, recompute": (plans.every_layer, 1, "backward"),
+    "early, no barriers on activations": (plans.every_layer, 1, "none"),
+    "joint": (plans.joint, 1, "all"),
+}
+BASE = ("xla", "no xla", "early", "joint")
+
+
+def main() -> None:
+    """``python -m tf_ooo.bench.single_worker '{"network": ..., "batch": ..., "steps": [...]}'``."""
+    request = json.loads(sys.argv[1])
+    if request.get("priority") is not None:
+        set_priority(int(request["priority"]))
+    steps, said = make(request["network"], request["batch"], request["steps"])
+    _answer({"ready": list(steps), "said": said, "device": device()})
+    for line in sys.stdin:
+        name, _, count = line.strip().rpartition(" ")
+        _answer(run(steps[name], int(count)))
+
+
+def _answer(value: Any) -> None:
+    print("ANSWER " + json.dumps(value), flush=True)
+
+
+def set_priority(priority: int) -> None:
+    """Streams of the first GPU get this CUDA priority (lower is more urgent); before TensorFlow starts it."""
+    import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:
+        one = tf.config.LogicalDeviceConfiguration(memory_limit=32768, experimental_priority=priority)
+        tf.config.set_logical_device_configuration(gpus[0], [one])
+
+
+def device() -> str:
+    """The GPU's name, or ``cpu``."""
+    import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        return "cpu"
+    return str(tf.config.experimental.get_device_details(gpus[0]).get("device_name", "gpu"))
+
+
+def make(network: str, count: int, names: list[str]) -> tuple[dict[str, Step], dict[str, str]]:
+    """The steps that can be made, warmed up, and what there is to say about each."""
+    import keras
+
+    keras.utils.set_random_seed(0)
+    model = NETWORKS[network]()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss)
+    model.optimizer.build(model.trainable_variables)
+    data = batch(model, count)
+    model.compute_loss(y=data[1], y_pred=model(data[0]))
+    steps: dict[str, Step] = {}
+    said: dict[str, str] = {}
+    for name in names:
+        try:
+            steps[name], said[name] = _step(name, model, data)
+            for _ in range(2):
+                _wait(steps[name]())
+        except Exception as error:  # one that cannot be made must not stop the others
+            steps.pop(name, None)
+            said[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"
+    return steps, said
+
+
+def _step(name: str, model: Any, data: Any) -> tuple[Step, str]:
+    import tensorflow as tf
+
+    from tf_ooo.options import Options
+    from tf_ooo.xla.session import StreamSession
+    from tf_ooo.xla.step import CompiledStep, StreamStep, default_rewriter
+
+    if name not in OURS:
+        function = tf.function(model.train_step, jit_compile=name != "no xla", autograph=False)
+        return lambda: function(data), ""
+    plan, streams, store = OURS[name]
+    rewriter = default_rewriter(functools.partial(plan, streams=streams), store)
+    session = StreamSession(Options(schedule="multi_stream", any_platform=True))
+    step = StreamStep(model.train_step, model.train_step, session, rewriter)
+    compiled = CompiledStep(step, (data,), {})
+    made = compiled.made
+    said = f"{len(made.calls)} calls, {made.barriers} barriers, planned in {made.plan_seconds:.1f} s"
+    return lambda: compiled((data,), {}), said
+
+
+def run(step: Step, count: int) -> dict[str, Any]:
+    """Seconds of one step, on average over ``count``, and the peak of the GPU's memory in bytes."""
+    import tensorflow as tf
+
+    on_gpu = bool(tf.config.list_logical_devices("GPU"))
+    if on_gpu:
+        tf.config.experimental.reset_memory_stats("GPU:0")
+    _wait(step())
+    started = time.perf_counter()
+    for _ in range(count):
+        out = step()
+    _wait(out)
+    found: dict[str, Any] = {"step_s": (time.perf_counter() - started) / count}
+    if on_gpu:
+        found["peak_bytes"] = tf.config.experimental.get_memory_info("GPU:0")["peak"]
+    return found
+
+
+def _wait(out: Any) -> None:
+    import tensorflow as tf
+
+    for value in tf.nest.flatten(out):
+        value.numpy()
+
+
+if __name__ == "__main__":
+    main()

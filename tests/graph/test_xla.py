@@ -15,6 +15,7 @@ from tf_ooo.errors import GraphError, OptionsError
 from tf_ooo.options import Options
 from tf_ooo.xla import compat
 from tf_ooo.xla.controller import rewriters
+from tf_ooo.xla.gains import GainTable
 from tf_ooo.xla.session import StreamSession
 from tf_ooo.xla.step import StreamStep
 
@@ -24,9 +25,9 @@ TOLERANCE = 1e-5
 ASKED = {"schedule": "multi_stream", "any_platform": True, "profile_steps": 0, "strict": True}
 
 
-def fitted(build, callback=None, epochs=2, optimizer="momentum", batch_size=6):
+def fitted(build, callback=None, epochs=2, optimizer="momentum", batch_size=6, compile_options=None):
     """The model and its losses."""
-    model, x, y = zoo.compiled(build, optimizer, jit_compile=True)
+    model, x, y = zoo.compiled(build, optimizer, jit_compile=True, **(compile_options or {}))
     callbacks = [] if callback is None else [callback]
     history = model.fit(
         x, y, batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0, callbacks=callbacks
@@ -104,6 +105,23 @@ def _step_of(model, optimizer):
         return {"loss": loss, "count": 3, "none": None}
 
     return step
+
+
+class TestSeveralSteps:
+    def test_weight_gradients_wait_for_the_next_forward_pass(self, tmp_path):
+        """dW of the last layer is to run beside the next step's second layer."""
+        gains = GainTable({("F:1", 3): 1.0, ("dO:1", 2): 1.0}).save(tmp_path / "gains.json")
+        callback = tf_ooo.OOOBackprop(**ASKED, gains=gains, unroll=2)
+        together = {"steps_per_execution": 2}
+        stock, losses = fitted(zoo.mlp, batch_size=2, compile_options=together)
+        ours, our_losses = fitted(zoo.mlp, callback, batch_size=2, compile_options=together)
+        np.testing.assert_allclose(our_losses["loss"], losses["loss"], rtol=1e-4)
+        for one, two in zip(stock.get_weights(), ours.get_weights(), strict=True):
+            np.testing.assert_allclose(one, two, atol=TOLERANCE)
+        steps = callback._session.controller.rewritten.steps
+        (compiled,) = steps._made.values()
+        delayed = [call.name for call in compiled.made.calls if call.delayed]
+        assert delayed == ["ooo_dW_s0_3_0"], "only the first of two steps has a next one"
 
 
 class TestHlo:

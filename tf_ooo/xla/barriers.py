@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from grappler_passes.edit import GraphEditor, tensor
-from grappler_passes.graph import OpKind, TrainingGraph
+from grappler_passes.graph import Op, OpKind
 from tf_ooo.xla import compat
 from tf_ooo.xla.outline import Call
 from tf_ooo.xla.regions import FlatStep, Port
@@ -29,7 +29,7 @@ def add_barrier(
 
 
 def store_activations(
-    editor: GraphEditor, step: FlatStep, graph: TrainingGraph, calls: Sequence[Call], readers: str
+    editor: GraphEditor, step: FlatStep, ops: Mapping[str, Op], calls: Sequence[Call], readers: str
 ) -> dict[Port, Port]:
     """Puts each tensor that a call reads behind a barrier: it is computed once and kept.
 
@@ -37,7 +37,7 @@ def store_activations(
     comes later, and the call would have to wait for that.
 
     Args:
-        editor, step, graph: the step.
+        editor, step, ops: the step, and its classified ops by name.
         calls: whose inputs are looked at; made afterwards, from what this returns.
         readers: of activations; ``"all"``: the forward pass reads the stored tensor too, ``"backward"``:
             it may merge its own copy into what comes next, ``"none"``: nothing is done.
@@ -50,7 +50,7 @@ def store_activations(
     found = dict.fromkeys(port for call in calls for port in call.region.inputs)
     stored: dict[Port, Port] = {}
     for port in found:
-        op = graph.ops.get(port[0])
+        op = ops.get(port[0])
         if op is None or op.kind not in _STORED or op.type in _THERE_ANYWAY:
             continue
         if not _dtype(step, port).startswith(("float", "bfloat", "complex")):
@@ -58,15 +58,15 @@ def store_activations(
         name = f"ooo_stored_{len(stored)}"
         add_barrier(editor, step, name, [port], [_dtype(step, port)])
         stored[port] = (name, 0)
-        for reader in _readers(step, graph, port, readers == "backward"):
+        for reader in _readers(step, ops, port, readers == "backward"):
             _read_behind(editor, reader, port, stored[port])
     return stored
 
 
-def _readers(step: FlatStep, graph: TrainingGraph, port: Port, backward_only: bool) -> list[str]:
+def _readers(step: FlatStep, ops: Mapping[str, Op], port: Port, backward_only: bool) -> list[str]:
     names = {reader for reader, number in step.readers[port[0]] if number == port[1]}
     if backward_only:
-        names = {name for name in names if name in graph.ops and graph.ops[name].kind in _BACKWARD}
+        names = {name for name in names if name in ops and ops[name].kind in _BACKWARD}
     return sorted(names)
 
 
@@ -90,20 +90,21 @@ def hold_back(editor: GraphEditor, step: FlatStep, calls: Sequence[Call], moved:
 def join(
     editor: GraphEditor,
     step: FlatStep,
+    name: str,
     calls: Sequence[Call],
     moved: Mapping[Port, Port],
     last: Sequence[Port],
-) -> bool:
+) -> dict[Port, Port]:
     """One barrier over everything that the calls return and ``last`` of the main stream.
 
     Whoever reads a gradient reads it behind the barrier, so that no update makes the main stream
-    wait for a call while there is other work.  Returns whether there is one.
+    wait for a call while there is other work.  Returns where the calls' results are now; nothing
+    where there is no call, or nothing to wait for.
     """
     from_calls = [(old, moved[old]) for call in calls for old in call.region.outputs]
     ports = [(old, old) for old in dict.fromkeys(last) if old not in moved]
     if not from_calls or not ports:
-        return False
-    name = "ooo_join"
+        return {}
     everything = [*from_calls, *ports]
     add_barrier(
         editor, step, name, [new for _, new in everything], [_dtype(step, old) for old, _ in everything]
@@ -118,7 +119,7 @@ def join(
         for reader, port in step.readers[old[0]]:
             if port == old[1] and reader not in editor.removed and reader not in names:
                 editor.map_inputs(reader, replace)
-    return True
+    return {old: behind[new] for old, new in from_calls}
 
 
 def _dtype(step: FlatStep, port: Port) -> str:

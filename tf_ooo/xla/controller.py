@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tf_ooo.controller import StepController
+from tf_ooo.data_parallel.unrolled import steps_together
 from tf_ooo.errors import GraphError, OptionsError
 from tf_ooo.options import COMPILED_SCHEDULES, Options
 from tf_ooo.report import Report
@@ -19,6 +20,7 @@ from tf_ooo.xla.step import Rewriter, StreamStep, default_rewriter
 
 # What auto measures beside "rewritten", which moves every dW as early as it can.
 JOINT = "joint schedule"
+DELAYED = "several steps in one function, dW beside the next forward pass"
 RECOMPUTED = "activations recomputed in the forward pass"
 
 
@@ -31,10 +33,13 @@ def for_model(model: Any, stock: Callable[..., Any], options: Options, report: R
     if model.distribute_strategy.num_replicas_in_sync > 1:
         raise GraphError("jit_compile=True: steps of several replicas are not rewritten")
 
-    def make(session: StreamSession, rewriter: Rewriter) -> Callable[..., Any]:
-        return FitSteps(model, stock, session, rewriter)
+    together = steps_together(int(model.steps_per_execution), options.unroll)
 
-    return _controller(stock, make, options, report)
+    def make(session: StreamSession, name: str, rewriter: Rewriter) -> Callable[..., Any]:
+        unrolled = name == DELAYED or not (options.may_fall_back and options.profile_steps)
+        return FitSteps(model, stock, session, rewriter, together if unrolled else 1)
+
+    return _controller(stock, make, options, report, together)
 
 
 def for_function(
@@ -46,24 +51,26 @@ def for_function(
 ) -> StepController:
     """The controller of a ``tf.function(jit_compile=True)``.  Raises OOOError: why it cannot be rewritten."""
 
-    def make(session: StreamSession, rewriter: Rewriter) -> Callable[..., Any]:
+    def make(session: StreamSession, _: str, rewriter: Rewriter) -> Callable[..., Any]:
         return StreamStep(function, stock, session, rewriter)
 
-    return _controller(stock, make, options, report, on_decided)
+    return _controller(stock, make, options, report, 1, on_decided)
 
 
 def _controller(
     stock: Callable[..., Any],
-    make: Callable[[StreamSession, Rewriter], Callable[..., Any]],
+    make: Callable[[StreamSession, str, Rewriter], Callable[..., Any]],
     options: Options,
     report: Report,
+    steps: int,
     on_decided: Callable[[], None] | None = None,
 ) -> StepController:
     _check(options)
     session = StreamSession(options)
-    steps = {name: make(session, rewriter) for name, rewriter in rewriters(options).items()}
-    first = steps.pop(REWRITTEN)
-    made = StepController(stock, first, session, options, report, None, on_decided, steps)
+    made_of = rewriters(options, steps).items()
+    others = {name: make(session, name, rewriter) for name, rewriter in made_of}
+    first = others.pop(REWRITTEN)
+    made = StepController(stock, first, session, options, report, None, on_decided, others)
     made.prediction.due = False  # the profiler sees XLA's kernels, not the graph's ops
     return made
 
@@ -81,16 +88,23 @@ def _check(options: Options) -> None:
         )
 
 
-def rewriters(options: Options) -> Mapping[str, Rewriter]:
-    """The rewrites to compare, by name; the first is REWRITTEN."""
+def rewriters(options: Options, steps: int = 1) -> Mapping[str, Rewriter]:
+    """The rewrites to compare, by name; the first is REWRITTEN.
+
+    ``steps``: so many steps go into one function for the rewrite DELAYED, or for the one that is asked for.
+    """
     early = functools.partial(plans.every_layer, streams=options.streams)
     table = None if options.gains is None else GainTable.load(options.gains).saved_s
     joint = functools.partial(plans.joint, streams=options.streams, gains=table)
+    delayed = functools.partial(joint, delay=True)
     auto_store = options.store_activations == "auto"
     store = "all" if auto_store else options.store_activations
     if not (options.may_fall_back and options.profile_steps):
-        return {REWRITTEN: default_rewriter(early if table is None else joint, store)}
+        asked = delayed if steps > 1 else early if table is None else joint
+        return {REWRITTEN: default_rewriter(asked, store)}
     found = {REWRITTEN: default_rewriter(early, store), JOINT: default_rewriter(joint, store)}
     if auto_store:
         found[RECOMPUTED] = default_rewriter(early, "backward")
+    if steps > 1:
+        found[DELAYED] = default_rewriter(delayed, store)
     return found

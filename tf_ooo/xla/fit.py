@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from grappler_passes.steps import STEP_ATTR, STEP_SCOPE
 from tf_ooo import compat
 from tf_ooo.xla.session import StreamSession
 from tf_ooo.xla.step import Rewriter, StreamStep
@@ -20,18 +21,33 @@ class FitSteps:
         model: whose ``train_step`` runs.
         stock: Keras' train function, for batches whose step cannot be rewritten.
         session, rewrite: see :class:`StreamStep`.
+        together: so many steps go into one compiled function; what is left over runs step by step.
     """
 
     def __init__(
-        self, model: Any, stock: Callable[..., Any], session: StreamSession, rewrite: Rewriter
+        self,
+        model: Any,
+        stock: Callable[..., Any],
+        session: StreamSession,
+        rewrite: Rewriter,
+        together: int = 1,
     ) -> None:
-        self.model = model
-        self._convert = compat.step_on_data(model, lambda data: data)
+        self.model, self.together = model, together
+        one = compat.step_on_data(model, model.train_step)
 
-        def stock_step(data: Any) -> Any:
-            return stock([data])
+        def several(batches: list[Any]) -> list[Any]:
+            logs = []
+            for number, batch in enumerate(batches):
+                with compat.numbered_step(number, STEP_ATTR, STEP_SCOPE):
+                    logs.append(one(batch))
+            # All of them: what a step returns tells its forward pass from its backward pass.
+            return logs
 
-        self.step = StreamStep(compat.step_on_data(model, model.train_step), stock_step, session, rewrite)
+        def stock_steps(batches: list[Any]) -> list[Any]:
+            return [stock([batch]) for batch in batches]
+
+        self.step = StreamStep(one, lambda batch: stock([batch]), session, rewrite)
+        self.steps = StreamStep(several, stock_steps, session, rewrite)
 
     def __call__(self, iterator: Any) -> Any:
         """One execution: ``steps_per_execution`` steps; the logs of the last.  StopIteration at the end."""
@@ -39,13 +55,15 @@ class FitSteps:
         if not batches:
             raise StopIteration
         logs = None
-        for batch in batches:
-            logs = self.step(batch)
+        while batches:
+            count = self.together if 1 < self.together <= len(batches) else 1
+            logs = self.step(batches[0]) if count == 1 else self.steps(batches[:count])[-1]
+            batches = batches[count:]
         return logs
 
     def experimental_get_tracing_count(self) -> int:
-        """For how many kinds of batches the step was made."""
-        return self.step.experimental_get_tracing_count()
+        """For how many kinds of batches steps were made."""
+        return sum(step.experimental_get_tracing_count() for step in (self.step, self.steps))
 
     def _list_all_concrete_functions(self) -> list[Any]:
         return []

@@ -20,13 +20,14 @@ class Call:
     """A region on a side stream.
 
     ``waits_for`` are tensors of the main stream that have to be there before the call may start,
-    besides its inputs.
+    besides its inputs.  ``delayed``: into the next step's forward pass; no join waits for it.
     """
 
     name: str
     region: Region
     stream: int
     waits_for: tuple[Port, ...] = ()
+    delayed: bool = False
 
 
 def outline(

@@ -55,6 +55,7 @@ def joint(
     streams: int = 1,
     gains: Gains | None = None,
     device_name: str = "h100",
+    delay: bool = False,
 ) -> Schedule:
     """Joint scheduling over regions: each dW into the region beside which it saves most.
 
@@ -65,6 +66,7 @@ def joint(
         streams: side streams, taken in turn.
         gains: measured seconds; None: calculated from the shapes, for ``device_name``.
         device_name: a device that ``tf_ooo.costs`` knows.
+        delay: dW may wait for the next step's forward pass; the graph has several steps.
 
     Raises:
         OptionsError: gains of regions or layers that the step does not have.
@@ -78,7 +80,7 @@ def joint(
     for layer, region in placement.items():
         if layer not in movable or region is None:
             placement[layer] = None
-        elif region.kind == "F":  # that is in the next step: here, as early as it can be
+        elif region.kind == "F" and not delay:  # there is no next step: as early as it can be
             placement[layer] = own(layer)
     made = schedule(multi_stream.NAME, problem, placement)
     return dealt_out(only_of(made, tasks), streams)

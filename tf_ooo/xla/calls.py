@@ -1,0 +1,122 @@
+"""From a schedule to calls: which region goes to which stream, and what each call waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from grappler_passes.graph import OpKind, TrainingGraph
+from tf_ooo.costs.from_graph import forward_layers
+from tf_ooo.lowering import TaskOps
+from tf_ooo.schedule import Schedule, Task
+from tf_ooo.xla import compat
+from tf_ooo.xla.outline import CALL_PREFIX, Call
+from tf_ooo.xla.regions import FlatStep, Port, Region
+
+
+@dataclass(frozen=True)
+class Parts:
+    """One step of the graph, classified; ``regions`` are those of each layer that has any."""
+
+    number: int
+    graph: TrainingGraph
+    tasks: TaskOps
+    regions: Mapping[int, list[Region]]
+
+
+def make_calls(step: FlatStep, steps: Sequence[Parts], schedule: Schedule) -> list[list[Call]]:
+    """For each step the calls of all dW in side lanes, in the lanes' order.
+
+    A dW that the schedule has in the next step's forward waits for that; in the last step, and where
+    that forward needs the dW, it starts as soon as it can.
+    """
+    made = []
+    for parts, following in zip(steps, [*steps[1:], None], strict=True):
+        prefix = f"{CALL_PREFIX}_s{parts.number}" if len(steps) > 1 else CALL_PREFIX
+        pins = _Pins(step, schedule, parts, following)
+        found: list[Call] = []
+        for (_, stream), lane in schedule.lanes.items():
+            tasks = [task for task in lane if stream and task.kind == "dW"]
+            for task in tasks:
+                for number, region in enumerate(parts.regions.get(task.stage, ())):
+                    after, delayed = pins.of(task, region)
+                    found.append(Call(f"{prefix}_{task.stage}_{number}", region, stream, after, delayed))
+        made.append(found)
+    return made
+
+
+class _Pins:
+    """What the schedule's dW wait for, as tensors of the graph."""
+
+    def __init__(self, step: FlatStep, schedule: Schedule, parts: Parts, following: Parts | None) -> None:
+        self.step, self.parts, self.following = step, parts, following
+        self._waits = {task: (other, steps) for task, other, steps in schedule.after}
+        layers = {} if following is None else forward_layers(following.graph)
+        self._forward: dict[int, list[str]] = {}
+        for name, layer in layers.items():
+            self._forward.setdefault(layer, []).append(name)
+
+    def of(self, task: Task, region: Region) -> tuple[tuple[Port, ...], bool]:
+        """(tensors to wait for, whether they are the next step's)."""
+        other, steps = self._waits.get(task, (None, 0))
+        if other is None or steps > 1:
+            return (), False
+        if not steps:
+            graph, names = self.parts.graph, self.parts.tasks.ops.get(other, ())
+        elif self.following is not None:
+            graph, names = self.following.graph, tuple(self._forward.get(other.stage, ()))
+        else:
+            return (), False
+        ends = ends_of(self.step, graph, names)
+        needed = downstream(self.step, region.own)
+        if not ends or any(name in needed for name, _ in ends):
+            return (), False
+        return ends, bool(steps)
+
+
+def ends_of(step: FlatStep, graph: TrainingGraph, names: Sequence[str]) -> tuple[Port, ...]:
+    """The tensors that are there when these ops are done: those that others read."""
+    inside = set(names)
+    ends: list[Port] = []
+    for name in names:
+        if not _is_there(step, graph, name):
+            continue
+        read = {(reader, port) for reader, port in step.readers[name] if port >= 0}
+        if any(reader in inside for reader, _ in read):
+            continue
+        ends += [(name, port) for port in sorted({port for _, port in read})]
+    return tuple(port for port in ends if _is_float(step, port))
+
+
+def last_of_main(step: FlatStep, graph: TrainingGraph, calls: Sequence[Call]) -> tuple[Port, ...]:
+    """The tensors that the main stream's backward pass ends with: nothing of it reads them."""
+    backward = {OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD}
+    behind = downstream(step, [name for call in calls for name in call.region.own])
+    mine = [
+        name
+        for name, op in graph.ops.items()
+        if op.kind in backward and name not in behind and _is_there(step, graph, name)
+    ]
+    return ends_of(step, graph, mine)
+
+
+def downstream(step: FlatStep, names: Iterable[str]) -> set[str]:
+    """The ops that need one of these, themselves included."""
+    found = set(names)
+    stack = list(found)
+    while stack:
+        for reader, _ in step.readers[stack.pop()]:
+            if reader not in found:
+                found.add(reader)
+                stack.append(reader)
+    return found
+
+
+def _is_there(step: FlatStep, graph: TrainingGraph, name: str) -> bool:
+    """Not so for what belongs to a loop."""
+    return name in step.nodes and step.nodes[name].op == graph.ops[name].type
+
+
+def _is_float(step: FlatStep, port: Port) -> bool:
+    info = step.info(port)
+    return info is not None and info.dtype in compat.MLIR_TYPES and info.dtype.startswith(("float", "bfloat"))

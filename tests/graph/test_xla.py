@@ -19,9 +19,9 @@ from tf_ooo.xla.gains import GainTable
 from tf_ooo.xla.session import StreamSession
 from tf_ooo.xla.step import StreamStep
 
-# XLA compiles the two graphs on their own and merges other ops; what that changes is shown by
-# test_two_compilations_of_one_step_differ_as_much.
-TOLERANCE = 1e-5
+# XLA compiles the two graphs on their own and may merge other ops.  Seen on x86: 0 with momentum, 7e-8
+# after ten steps of Adam on convolutions.
+TOLERANCE = 1e-6
 ASKED = {"schedule": "multi_stream", "any_platform": True, "profile_steps": 0, "strict": True}
 
 

@@ -15,11 +15,12 @@ from grappler_passes.node_input import split_input
 
 SUM_ATTR = "_ooo_sum"
 _CONCAT = ("ConcatV2", "Concat")
+_SUMS = ("AddV2", "Add", "AddN", *_CONCAT)
 
 
 def is_sum(node: node_def_pb2.NodeDef) -> bool:
     """Whether a node adds the gradients of micro-batches."""
-    return SUM_ATTR in node.attr
+    return SUM_ATTR in node.attr and node.op in _SUMS
 
 
 def microbatch_graph(

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
+from tf_ooo.costs.table import CostTable
 from tf_ooo.device_names import check_devices
 from tf_ooo.errors import OptionsError
 from tf_ooo.schedulers import BACKWARD_ORDERS, POLICIES
@@ -77,6 +78,8 @@ class Options:
         microbatches: pipeline: parts of a batch.
         chunks: interleaved_1f1b: stages on each device; None: 2 to 4 are tried.
         group: modulo: layers of a group; None: tried.
+        costs: pipeline: a CostTable of the model's layers, such as ``report.costs`` of an earlier run; None:
+            measured.
 
     Raises:
         OptionsError: names the option, its value and what is accepted.
@@ -105,6 +108,7 @@ class Options:
     store_activations: str = "auto"
     any_platform: bool = False
     gains: str | os.PathLike[str] | None = None
+    costs: CostTable | None = None
 
     def __post_init__(self) -> None:
         if self.mode in LATER_MODES:
@@ -154,11 +158,14 @@ class Options:
                     f"{_listed(PIPELINE_SCHEDULES)}"
                 )
             check_devices(self.devices)
+            if self.costs is not None and not isinstance(self.costs, CostTable):
+                raise OptionsError(f"costs={self.costs!r:.80} is not accepted; accepted: a CostTable")
             return
         if self.schedule in PIPELINE_SCHEDULES and self.schedule not in BACKWARD_ORDERS:
             raise OptionsError(f"schedule={self.schedule!r} needs mode='pipeline'")
-        if self.devices is not None:
-            raise OptionsError(f"devices={self.devices!r:.80} needs mode='pipeline'")
+        for name in ("devices", "costs"):
+            if getattr(self, name) is not None:
+                raise OptionsError(f"{name}={getattr(self, name)!r:.80} needs mode='pipeline'")
 
     @classmethod
     def from_arguments(cls, **arguments: Any) -> Options:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -19,7 +20,8 @@ import tf_ooo
 
 DEVICES = int(sys.argv[1])
 RNG = np.random.default_rng(0)
-X, Y = RNG.normal(size=(52, 7)).astype("float32"), RNG.integers(0, 3, 52)
+X_UNEVEN, Y_UNEVEN = RNG.normal(size=(52, 7)).astype("float32"), RNG.integers(0, 3, 52)
+X, Y = X_UNEVEN[:48], Y_UNEVEN[:48]
 
 
 def mlp():
@@ -32,7 +34,7 @@ def mlp():
     return keras.Sequential([keras.Input((7,)), *layers])
 
 
-def train(make, optimizer, *callbacks, data=(X, Y), epochs=5, batch_size=16, **compiled):
+def train(make, optimizer, *callbacks, data=(X, Y), epochs=7, batch_size=16, **compiled):
     keras.utils.set_random_seed(3)
     model = make()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -67,23 +69,313 @@ def where_ops_are(report):
     return {device: sorted(kinds - {""}) for device, kinds in found.items()}
 
 
-def check_schedules():
-    """5 epochs of 4 steps, the last one uneven: bits of all schedules; against the unsplit batch."""
-    stock, before = train(mlp, lambda: keras.optimizers.Adam(0.01))
+ALL = [
+    "gpipe",
+    "1f1b",
+    "interleaved_1f1b",
+    "fast_forward",
+    "modulo",
+    "zb_h1",
+    "zb_h2",
+    "zb_auto",
+    "zb_v",
+    "v_half",
+    "v_min",
+    "dualpipe_v",
+    "auto",
+]
+
+
+def compared(make, optimizer, schedules, options=None, **more):
+    """Bits of schedules against the first, and distances from the unsplit batch; 20 steps."""
+    stock, before = train(make, optimizer, **more)
     first, out = None, {}
-    for schedule in ("gpipe", "zb_h1"):
-        callback = pipelined(schedule)
-        model, history = train(mlp, lambda: keras.optimizers.Adam(0.01), callback)
+    for schedule in schedules:
+        callback = pipelined(schedule, **(options or {}))
+        model, history = train(make, optimizer, callback, **more)
         first = first or model
+        report = callback.report
         out[schedule] = {
             "equal": same(first, model),
             "distance": distance(stock, model),
             "loss": float(np.abs(np.subtract(history["loss"], before["loss"])).max()),
-            "accuracy": history["accuracy"] == before["accuracy"],
-            "ops": where_ops_are(callback.report),
+            "accuracy": history.get("accuracy") == before.get("accuracy"),
+            "ops": where_ops_are(report),
             "back": sorted({v.value.device[-5:] for v in model.variables}),
-            "edges": callback.report.added_edges,
+            "edges": report.added_edges,
+            "schedule": report.schedule,
+            "notes": report.notes,
+            "skipped": [note for note in report.notes if note.startswith("skipped")],
         }
+    return out
+
+
+def adam():
+    return keras.optimizers.Adam(0.01)
+
+
+def check_schedules():
+    """20 steps, every fourth with fewer rows."""
+    return compared(mlp, adam, ("gpipe", "zb_h1"), data=(X_UNEVEN, Y_UNEVEN), epochs=5)
+
+
+def deep():
+    """Sixteen layers and an output, sizes odd and unequal: stages for 8 devices in a V."""
+    widths = [33, 21, 17, 40, 9, 13, 29, 31, 11, 27, 19, 23, 37, 15, 25, 35]
+    layers = [keras.layers.Dense(w, activation="tanh") for w in widths]
+    return keras.Sequential([keras.Input((7,)), *layers, keras.layers.Dense(3)])
+
+
+def check_all_schedules():
+    return compared(deep, adam, ALL)
+
+
+IMAGES = RNG.normal(size=(48, 9, 9, 2)).astype("float32")
+
+
+def conv_with_skips():
+    """A small U-Net: two skips, pooling, upsampling."""
+    inputs = keras.Input((9, 9, 2))
+    a = keras.layers.Conv2D(5, 3, padding="same", activation="relu")(inputs)
+    b = keras.layers.Conv2D(7, 3, strides=3, padding="same", activation="relu")(a)
+    c = keras.layers.Conv2D(6, 3, padding="same")(b)
+    d = keras.layers.Add()([keras.layers.Conv2D(6, 1)(b), c])
+    e = keras.layers.Concatenate()([keras.layers.UpSampling2D(3)(d), a])
+    f = keras.layers.Conv2D(4, 3, padding="same", activation="gelu")(e)
+    return keras.Model(inputs, keras.layers.Dense(3)(keras.layers.GlobalAveragePooling2D()(f)))
+
+
+def check_conv_with_skips():
+    clipped = lambda: keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.1)  # noqa: E731
+    return compared(conv_with_skips, clipped, ("gpipe", "modulo", "zb_v"), data=(IMAGES, Y))
+
+
+WORDS = RNG.integers(0, 29, size=(48, 6))
+
+
+class Tied(keras.Model):
+    """An embedding that is the output's kernel too."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = keras.layers.Embedding(29, 8)
+        self.middle = [keras.layers.Dense(8, activation="relu"), keras.layers.Dense(8)]
+        self.norm = keras.layers.LayerNormalization()
+
+    def call(self, words):
+        hidden = self.embedding(words)
+        for layer in self.middle:
+            hidden = hidden + layer(hidden)
+        return keras.ops.matmul(self.norm(hidden), keras.ops.transpose(self.embedding.embeddings))
+
+
+def check_tied_embedding():
+    decayed = lambda: keras.optimizers.AdamW(0.01, weight_decay=0.02)  # noqa: E731
+    return compared(Tied, decayed, ("gpipe", "fast_forward", "1f1b"), data=(WORDS, np.roll(WORDS, 1, 1)))
+
+
+def check_untied_embedding():
+    """Its gradient is IndexedSlices."""
+
+    def make():
+        layers = [
+            keras.layers.Embedding(29, 8),
+            keras.layers.Flatten(),
+            keras.layers.Dense(9),
+            keras.layers.Dense(3),
+        ]
+        return keras.Sequential([keras.Input((6,)), *layers])
+
+    return compared(make, adam, ("gpipe", "zb_h2"), data=(WORDS, Y))
+
+
+def check_two_inputs():
+    def make():
+        a, b = keras.Input((7,)), keras.Input((6,))
+        left = keras.layers.Dense(11, activation="relu")(a)
+        right = keras.layers.Dense(13, activation="relu")(b)
+        both = keras.layers.Dropout(0.3, seed=5)(keras.layers.Concatenate()([left, right]))
+        return keras.Model([a, b], keras.layers.Dense(3)(keras.layers.Dense(10)(both)))
+
+    data = ([X, WORDS.astype("float32")], Y)
+    return compared(make, adam, ("gpipe", "zb_h1", "modulo"), data=data)
+
+
+def check_mixed_precision():
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        out = compared(mlp, adam, ("gpipe", "dualpipe_v"))
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    scaled = lambda: keras.optimizers.LossScaleOptimizer(adam(), dynamic_growth_steps=5)  # noqa: E731
+    try:
+        return out | {
+            f"{name} scaled": one for name, one in compared(mlp, scaled, ("gpipe", "zb_h1")).items()
+        }
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+
+
+class Custom(keras.Model):
+    """A train_step of its own that returns a loss which is no metric."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers_ = [
+            keras.layers.Dense(12, activation="relu"),
+            keras.layers.Dense(9),
+            keras.layers.Dense(3),
+        ]
+
+    def call(self, x, training=False):
+        for layer in self.layers_:
+            x = layer(x)
+        return x
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(x, training=True) - tf.one_hot(y, 3)))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+def check_custom_train_step():
+    return compared(Custom, adam, ("gpipe", "zb_h1"), metrics=[], loss=None)
+
+
+def check_rnn():
+    def make():
+        layers = [keras.layers.LSTM(6, return_sequences=True), keras.layers.GRU(5), keras.layers.Dense(3)]
+        return keras.Sequential([keras.Input((4, 2)), *layers])
+
+    data = (RNG.normal(size=(48, 4, 2)).astype("float32"), Y)
+    return compared(make, adam, ("gpipe", "zb_h1"), data=data)
+
+
+def check_one_device_is_stock():
+    """One device and one micro-batch: the bits of the stock step."""
+    out = {}
+    for make, data in ((mlp, (X, Y)), (conv_with_skips, (IMAGES, Y))):
+        stock, before = train(make, adam, data=data)
+        callback = pipelined("gpipe", devices=1, microbatches=1)
+        model, history = train(make, adam, callback, data=data)
+        out[make.__name__] = same(stock, model) and history == before
+    return out
+
+
+class Interrupt(keras.callbacks.Callback):
+    def __init__(self, at):
+        super().__init__()
+        self.at = at
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.at -= 1
+        if not self.at:
+            raise RuntimeError("stopped here")
+
+
+def places(model):
+    variables = [*model.variables, *model.optimizer.variables]
+    return sorted({v.value.device[-5:] for v in variables})
+
+
+def check_variables_move_and_return():
+    """During a fit; after an exception elsewhere and the next fit; after the data raise; files in between."""
+    out = {}
+    callback = pipelined("zb_h1")
+    path = tempfile.mkdtemp() + "/weights.weights.h5"
+    seen = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: out.setdefault("during", []).append(places(callback.model))
+    )
+    saving = keras.callbacks.ModelCheckpoint(path, save_weights_only=True)
+    model, _ = train(mlp, adam, callback, seen, saving, epochs=3)
+    out["after"] = places(model)
+    other = mlp()
+    other.load_weights(path)
+    out["file"] = same(model, other)
+
+    try:
+        model.fit(X, Y, batch_size=16, epochs=3, verbose=0, callbacks=[pipelined("gpipe"), Interrupt(7)])
+    except RuntimeError:
+        out["interrupted"] = places(model)
+    before = model.get_weights()
+    model.fit(X, Y, batch_size=16, epochs=1, verbose=0)
+    out["next fit"] = places(model)
+    out["trained on"] = not np.array_equal(before[0], model.get_weights()[0])
+
+    def rows():
+        for _ in range(6):
+            yield X[:16], Y[:16]
+        raise ValueError("no more data")
+
+    try:
+        model.fit(rows(), verbose=0, epochs=2, steps_per_epoch=5, callbacks=[pipelined("gpipe")])
+    except Exception as error:
+        out["data"] = [type(error).__name__, *places(model)]
+    return out
+
+
+def check_fit_again_and_executions():
+    """Two fits with one callback; several steps an execution; validation within."""
+    first, _ = train(mlp, adam, pipelined("zb_h1"), epochs=4)
+    callback = pipelined("zb_h1")
+    second, _ = train(mlp, adam, callback, epochs=2, steps_per_execution=3)
+    second.fit(
+        X, Y, batch_size=16, epochs=2, verbose=0, shuffle=False, callbacks=[callback], validation_data=(X, Y)
+    )
+    values = second.evaluate(X, Y, batch_size=16, verbose=0)
+    return {
+        "equal": same(first, second),
+        "val": float(abs(second.history.history["val_loss"][-1] - values[0])),
+        "steps": len(callback.report.pipeline["step_s"]),
+        "places": places(second),
+    }
+
+
+class Twice(keras.Model):
+    """Applies its gradients, then reads the weights again."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = keras.layers.Dense(5), keras.layers.Dense(3)
+
+    def call(self, x):
+        return self.two(self.one(x))
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(data[0])))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": tf.reduce_mean(self(data[0]))}
+
+
+def check_refusals():
+    """Each with its error and whether the weights are untouched."""
+    summed = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+    cases = {
+        "xla": (mlp, {"jit_compile": True}, {}),
+        "eager": (mlp, {"run_eagerly": True}, {}),
+        "sum": (mlp, {"loss": summed}, {}),
+        "reads": (Twice, {"loss": None, "metrics": []}, {}),
+        "device": (mlp, {}, {"devices": ["CPU:0", "CPU:7"]}),
+        "same": (mlp, {}, {"devices": ["CPU:0", "CPU:0"]}),
+        "many": (mlp, {}, {"devices": DEVICES + 1}),
+        "layers": (mlp, {}, {"schedule": "zb_v", "devices": 3}),
+    }
+    out = {}
+    for name, (make, compiled, options) in cases.items():
+        options = {"schedule": "gpipe", **options}
+        callback = pipelined(options.pop("schedule"), **options)
+        try:
+            train(make, adam, callback, **compiled)
+        except tf_ooo.OOOError as error:
+            out[name] = [type(error).__name__, str(error)]
+        else:
+            out[name] = ["nothing", ""]
     return out
 
 

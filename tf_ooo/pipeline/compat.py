@@ -73,3 +73,19 @@ def make_on_demand(function: Any) -> Any:
     made = tf.function(tf.autograph.experimental.do_not_convert(function))
     made._omit_frequent_tracing_warning = True
     return made
+
+
+def batch_normalizations(model: Any) -> list[str]:
+    """Paths of the layers that normalize over the rows of a batch."""
+    import keras
+
+    layers = model._flatten_layers(include_self=False, recursive=True)
+    return [layer.path for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
+
+
+def summed_losses(model: Any) -> list[str]:
+    """Names of the losses given to ``compile`` that add up a batch instead of averaging it."""
+    import keras
+
+    losses = keras.tree.flatten(getattr(model, "loss", None))
+    return [x.name for x in losses if isinstance(x, keras.losses.Loss) and x.reduction == "sum"]

@@ -18,6 +18,14 @@ def available_devices() -> tuple[str, ...]:
     return tuple(sorted(compat.runtime_devices()))
 
 
+def home_device() -> str:
+    """Where TensorFlow puts what no device is asked for: this process' first GPU, or CPU."""
+    import tensorflow as tf
+
+    with tf.init_scope():
+        return str(tf.constant(0.0).device)
+
+
 def full_names(value: Any) -> tuple[str, ...]:
     """The devices of a pipeline, in its order.
 

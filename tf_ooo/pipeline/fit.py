@@ -14,10 +14,11 @@ from tf_ooo.costs.profile import MOST_STEPS, StepProfiler
 from tf_ooo.data_parallel import sync
 from tf_ooo.data_parallel.averaging import optimizers_of
 from tf_ooo.environment import environment
-from tf_ooo.errors import BackendError, OOOError
+from tf_ooo.errors import BackendError, OOOError, OptionsError
 from tf_ooo.options import Options
+from tf_ooo.pipeline import compat as private
 from tf_ooo.pipeline.addresses import is_cluster
-from tf_ooo.pipeline.devices import available_devices, full_names
+from tf_ooo.pipeline.devices import available_devices, full_names, home_device
 from tf_ooo.pipeline.measured import link_between, measured_costs
 from tf_ooo.pipeline.naming import named, variable_layers
 from tf_ooo.pipeline.partition import units_of
@@ -25,13 +26,14 @@ from tf_ooo.pipeline.planning import Planned, Wanted, make_plan
 from tf_ooo.pipeline.reporting import fill_report, fill_times
 from tf_ooo.pipeline.rewriting import PipelineRequest, Plan
 from tf_ooo.pipeline.step import StepFunctions
-from tf_ooo.pipeline.unrolled_tasks import Step, take_apart
+from tf_ooo.pipeline.unrolled_tasks import Step
 from tf_ooo.pipeline.variables import Moved, all_variables
 from tf_ooo.report import Report
 from tf_ooo.single_device import save_timeline
 
 _LOG = logging.getLogger("tf_ooo")
 _TIMED = 100
+_NO_GRAPH = "TensorFlow handed no graph of it over"
 
 
 class PipelineFit:
@@ -73,14 +75,14 @@ class PipelineFit:
         devices = full_names(self._target)
         stock = compat.train_function_of(model)
         self._model = model
-        if self._planned_for != (id(model), devices):
-            self._forget(model, devices)
+        if self._planned_for is None or self._planned_for[0] is not stock or self._planned_for[1] != devices:
+            self._forget(model, stock, devices)
         self.devices = devices
         compat.install_train_function(model, self._execution, stock)
 
-    def _forget(self, model: Any, devices: tuple[str, ...]) -> None:
+    def _forget(self, model: Any, stock: Any, devices: tuple[str, ...]) -> None:
         self.report = Report(mode="pipeline", model=str(model.name), environment=environment())
-        self.planned, self._plan, self._planned_for = None, None, (id(model), devices)
+        self.planned, self._plan, self._planned_for = None, None, (stock, devices)
 
     def epoch_begin(self, epoch: int) -> None:
         """Nothing to do."""
@@ -124,11 +126,9 @@ class PipelineFit:
 
     def _execution(self, iterator: Any) -> Any:
         """One execution: ``steps_per_execution`` steps, or as many as there are data for."""
-        batches = compat.take(iterator, int(self._model.steps_per_execution))
-        if not batches:
-            raise StopIteration
-        outputs = None
+        outputs, batches = None, []
         try:
+            batches = compat.take(iterator, int(self._model.steps_per_execution))
             for batch in batches:
                 outputs = self._step(batch, iterator)
         except BaseException as error:
@@ -139,6 +139,8 @@ class PipelineFit:
             if explained is error:
                 raise
             raise explained from error
+        if not batches:
+            raise StopIteration
         return outputs
 
     def _explained(self, error: BaseException) -> BaseException:
@@ -161,12 +163,12 @@ class PipelineFit:
         """Steps on one device: the first traces, the next ones are profiled; then the plan is made."""
         if self._functions is None:
             sync.build(self._model, optimizers_of(self._model), self._model.train_step, iterator)
-            self._request = PipelineRequest(self._model)
+            self._request = PipelineRequest(self._model, None, home_device())
             self._functions = StepFunctions(self._model, self._microbatches, self._request.tracing)
             self._profiled, self._seen = 0, 0
         functions = self._functions
         traced = functions.traced
-        steps = min(self.options.profile_steps, MOST_STEPS)
+        steps = 0 if self.options.costs is not None else min(self.options.profile_steps, MOST_STEPS)
         if self._profiled == 0 or not steps or self._seen > steps:
             outputs = functions(batch)
         else:
@@ -205,10 +207,13 @@ class PipelineFit:
         started = time.perf_counter()
         request, profiler = self._request, self._profiler
         assert request is not None  # for mypy: _profile has run
-        if request.graph_def is None:
-            raise BackendError("TensorFlow handed no graph of the step over to be looked at")
-        step = take_apart(request.graph_def)
-        costs = measured_costs(step, None if profiler is None else profiler.profile)
+        step = request.step
+        if step is None:
+            raise BackendError(f"the step cannot be cut: {request.skipped or _NO_GRAPH}")
+        costs = self.options.costs or measured_costs(step, None if profiler is None else profiler.profile)
+        layers = len(step.known.graph.layers)
+        if len(costs.layers) != layers:
+            raise OptionsError(f"costs= has {len(costs.layers)} layers, the model {layers}: not its costs")
         link = self._link()
         wanted = Wanted(
             schedule=self.options.schedule,
@@ -223,6 +228,7 @@ class PipelineFit:
         self.planned, self._layers = planned, variable_layers(step)
         self._plan = self._plan_of(step, planned)
         self.report.costs = costs
+        self._note(step.count)
         self.report.plan_seconds = time.perf_counter() - started
         fill_report(self.report, planned, step, costs, link, self.devices)
         request.close()
@@ -239,6 +245,14 @@ class PipelineFit:
             device_of_stage=[self.devices[number] for number in planned.device_of_stage],
             available=available_devices(),
         )
+
+    def _note(self, count: int) -> None:
+        """What micro-batches change, said once."""
+        names = private.batch_normalizations(self._model)
+        if names and count > 1:
+            text = f"{len(names)} BatchNormalization layers normalize each micro-batch by itself: {names[0]}"
+            self.report.notes.append(text)
+            _LOG.info("%s", text)
 
     def _link(self) -> Link:
         given = getattr(self._target, "link", None)
@@ -258,7 +272,7 @@ class PipelineFit:
             if name in self._layers
         }
         self._moved.move(devices, variables.values())
-        self._request = PipelineRequest(model, plan, self.options.dump_dir)
+        self._request = PipelineRequest(model, plan, dump_dir=self.options.dump_dir)
         self._functions = StepFunctions(model, self._microbatches, self._request.tracing)
 
     def _run(self, batch: Any) -> Any:
@@ -270,6 +284,8 @@ class PipelineFit:
         if functions.traced > traced:
             compat.synchronize(outputs)
             self._raise_failure()
+            if len(request.results) < functions.traced:
+                raise BackendError(f"the step cannot be cut: {request.skipped or _NO_GRAPH}")
             fill_report_of_graph(self.report, request)
         else:
             compat.synchronize(outputs)
@@ -296,8 +312,6 @@ def _joined(devices: Any) -> Any:
 
 def fill_report_of_graph(report: Report, request: PipelineRequest) -> None:
     """What was done to the graph that runs."""
-    if not request.results:
-        raise BackendError("TensorFlow handed no graph of the step over, so that it was not cut")
     result = request.results[0]
     report.rewritten_graph = result.graph_def
     report.moved_ops, report.added_edges = result.moved_ops, result.added_edges
@@ -312,4 +326,10 @@ def _check(model: Any) -> None:
         raise BackendError(
             "the model was made in the scope of a tf.distribute strategy; mode='pipeline' needs one "
             "made outside"
+        )
+    summed = private.summed_losses(model)
+    if summed:
+        raise BackendError(
+            f"loss {summed[0]!r} has reduction='sum': micro-batches' gradients are averaged by rows; use "
+            "reduction='sum_over_batch_size' and a learning rate that is larger by the batch size"
         )

@@ -15,6 +15,8 @@ from tf_ooo.costs.table import CostTable
 from tf_ooo.pipeline.tasks import tasks_for_costs
 from tf_ooo.pipeline.unrolled_tasks import Step, general
 
+# A step of very small ops takes many times as long as they do: most of that is the call of the function.
+_MOST_BETWEEN = 4.0
 # Between devices of one process a tensor is handed over, not copied; seconds that the executors take.
 _HAND_OVER_S = 30e-6
 
@@ -25,15 +27,28 @@ def measured_costs(step: Step, profile: OpProfile | None) -> CostTable:
     Without a profile seconds are calculated from shapes.
     """
     known = step.known
+    mean = profile
     if profile is not None:
-        profile = dataclasses.replace(profile, seconds=step.averaged(profile.seconds))
-    seconds = op_seconds(known.alone, device("cpu-core"), profile)
+        mean = dataclasses.replace(profile, seconds=step.averaged(profile.seconds))
+    seconds = op_seconds(known.alone, device("cpu-core"), mean)
     in_graph = {name: seconds.seconds.get(name, 0.0) for name in known.graph.ops}
     where = {name: known.where.get(general(name, step.count)) for name in known.graph.ops}
     tasks = tasks_for_costs({name: at for name, at in where.items() if at is not None})
+    factor = 1.0 if profile is None else _between_ops(step, profile)
+    in_graph = {name: value * factor for name, value in in_graph.items()}
     found = graph_costs(known.graph, in_graph, tasks)
     notes = (*seconds.notes, *found.notes)
     return CostTable(found.layers, source=seconds.source, op_seconds=in_graph, notes=notes)
+
+
+def _between_ops(step: Step, profile: OpProfile) -> float:
+    """What a step took over what its ops took: the executor's part of it, which each op brings with it.
+
+    The step ran its layers one after the other; where some of its ops still ran side by side this may
+    come out below 1, and counts as 1.
+    """
+    ops_s = sum(value for name, value in profile.seconds.items() if name in step.index.index)
+    return min(max(profile.step_s / ops_s, 1.0), _MOST_BETWEEN) if ops_s else 1.0
 
 
 def link_between(names: Sequence[str]) -> Link:

@@ -49,13 +49,21 @@ def lane_tasks(schedule: Schedule, count: int) -> Iterator[tuple[int, list[Task]
 
 
 def order_lane(
-    step: Step, lane: Sequence[Task], ops: Mapping[Task, Sequence[int]], reach: Sequence[int], name: str
+    step: Step,
+    lane: Sequence[Task],
+    ops: Mapping[Task, Sequence[int]],
+    reach: Sequence[int],
+    name: str,
+    fused: bool = False,
 ) -> LaneOrder:
     """Edges that make the tasks run one after the other.
 
     What an earlier task needs gets no edge: it has to run before.  It would not always be a cycle, but one
     once ops are merged: after all graph optimizers oneDNN makes one op of a bias gradient and that of
     the kernel.
+
+    With ``fused`` a dO and the dW that follows are one task, whose result is sent at its end, as where
+    the two are computed together.
 
     Args:
         lane: the tasks in their order.
@@ -64,18 +72,49 @@ def order_lane(
         name: of the lane, for the names of joins.
     """
     index, found = step.index, LaneOrder()
-    there = [task for task in lane if ops.get(task)]
+    blocks = _blocks([task for task in lane if ops.get(task)], fused)
+    nodes = [[i for task in block for i in ops[task]] for block in blocks]
     needed = 0
-    for rank, task in enumerate(there):
-        found.ranks.update((index.names[i], rank) for i in ops[task])
-        if rank + 1 == len(there):
+    for rank, (block, mine) in enumerate(zip(blocks, nodes, strict=True)):
+        found.ranks.update((index.names[i], rank) for i in mine)
+        if len(block) > 1:
+            _send_last(index, ops[block[0]], ops[block[1]], reach, f"{name}/{rank}/sent", found)
+        if rank + 1 == len(blocks):
             break
-        after = there[rank + 1]
-        for i in ops[task]:
+        for i in mine:
             needed |= reach[i] | 1 << index.position[i]
-        free = [i for i in ops[after] if not needed >> index.position[i] & 1]
-        _join(index, _lasts(index, ops[task], reach), _firsts(index, free, reach), f"{name}/{rank}", found)
+        free = [i for i in nodes[rank + 1] if not needed >> index.position[i] & 1]
+        _join(index, _lasts(index, mine, reach), _firsts(index, free, reach), f"{name}/{rank}", found)
     return found
+
+
+def _blocks(tasks: Sequence[Task], fused: bool) -> list[list[Task]]:
+    blocks: list[list[Task]] = []
+    for task in tasks:
+        before = blocks[-1][-1] if blocks else None
+        if fused and task.kind == "dW" and before == Task("dO", task.stage, task.microbatch):
+            blocks[-1].append(task)
+        else:
+            blocks.append([task])
+    return blocks
+
+
+def _send_last(
+    index: GraphIndex,
+    output_grads: Sequence[int],
+    weight_grads: Sequence[int],
+    reach: Sequence[int],
+    name: str,
+    found: LaneOrder,
+) -> None:
+    """What leaves a dO task waits for the dW of the same stage."""
+    inside = {*output_grads, *weight_grads}
+    able = [i for i in output_grads if index.contexts[i].frame == () and i not in index.back_preds]
+    leaving = [i for i in able if any(s not in inside for s in index.succs[i])]
+    free = [i for i in weight_grads if not any(reach[i] >> index.position[j] & 1 for j in leaving)]
+    lasts = _lasts(index, free, reach)
+    if lasts and leaving:
+        _join(index, lasts, leaving, name, found)
 
 
 def _join(index: GraphIndex, lasts: list[int], firsts: list[int], name: str, found: LaneOrder) -> None:

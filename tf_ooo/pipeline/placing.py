@@ -30,7 +30,14 @@ def place(step: Step, device_of_layer: Sequence[str], bytes_of: Mapping[str, int
             placed.setdefault(name, device_of_layer[layer])
     _slices_at_home(step, nodes, placed)
     _follow(step, nodes, placed, bytes_of)
-    return placed
+    return {name: _able(nodes[name].device, device) for name, device in placed.items()}
+
+
+def _able(now: str, device: str) -> str:
+    """The device, or the CPU beside it for an op that TensorFlow has put on a CPU though there was a GPU."""
+    host, _, kind = device.rpartition("/device:")
+    on_cpu = "/device:CPU:" in now and kind.startswith("GPU")
+    return f"{host}/device:CPU:0" if on_cpu else device
 
 
 def _on_variables(step: Step, nodes: Mapping[str, Any]) -> dict[str, str]:

@@ -21,14 +21,15 @@ from grappler_passes.placement import PlacementPass
 from grappler_passes.rewrite_plan import RewritePlan
 from grappler_passes.verify import VerifyPass
 from tf_ooo import compat
-from tf_ooo.errors import BackendError
+from tf_ooo.errors import BackendError, GraphError
+from tf_ooo.pipeline.devices import available_devices
 from tf_ooo.pipeline.naming import describe
 from tf_ooo.pipeline.ordering import lane_tasks, ops_of_tasks, order_lane
 from tf_ooo.pipeline.placing import place
 from tf_ooo.pipeline.unrolled_tasks import Known, Step, is_unrolled, take_apart
 from tf_ooo.pipeline.variables import all_variables
 from tf_ooo.planner import RewriteResult
-from tf_ooo.schedule import Schedule
+from tf_ooo.schedule import Schedule, Task, TaskList
 
 _LOG = logging.getLogger("tf_ooo")
 _numbers = itertools.count(1)
@@ -52,6 +53,18 @@ class Plan:
     stage_of_layer: Sequence[int]
     device_of_stage: Sequence[str]
     available: tuple[str, ...]
+
+
+def serial_plan(step: Step, device: str, available: tuple[str, ...]) -> Plan:
+    """One layer after the other on one device, micro-batch by micro-batch: to measure them undisturbed."""
+    layers = range(len(step.known.graph.layers))
+    tasks: list[Task] = []
+    for number in range(step.count):
+        tasks += [Task("F", layer, number) for layer in layers]
+        for layer in reversed(layers):
+            tasks += [Task("dO", layer, number), Task("dW", layer, number)]
+    schedule = Schedule("pipeline", "serial", {(0, 0): TaskList(tasks)}, microbatches=step.count)
+    return Plan(schedule, step.known, layers, [device] * len(layers), available)
 
 
 def rewrite_step(graph_def: Any, plan: Plan, dump_dir: Any = None) -> RewriteResult:
@@ -95,7 +108,7 @@ def _rewrite_plan(step: Step, plan: Plan) -> tuple[RewritePlan, int]:
     ranks: dict[str, int] = {}
     device_of_lane = lane_devices(plan.schedule, plan.device_of_stage)
     for device, tasks in lane_tasks(plan.schedule, step.count):
-        lane = order_lane(step, tasks, ops, reach, f"{_JOIN}/{device}")
+        lane = order_lane(step, tasks, ops, reach, f"{_JOIN}/{device}", plan.schedule.fused_backward)
         edges += lane.edges
         joins.update(dict.fromkeys(lane.joins, device_of_lane[device]))
         ranks.update(lane.ranks)
@@ -131,24 +144,28 @@ class PipelineRequest:
 
     Args:
         model: names its variables.
-        plan: None: graphs are looked at only.
+        plan: None: steps are taken apart and run layer by layer on ``device``.
+        device: full name.
         dump_dir: folder for the graph after every pass.
 
     Attributes:
-        graph_def: the latest step's graph that was only looked at.
-        results: what was done, by the number of micro-batches.
+        step: the first step that was taken apart.
+        results: what was done, one for each step that was traced.
+        skipped: why a graph is no step.
 
     Raises:
         BackendError: unsupported TensorFlow, or the plug-in cannot be loaded.
     """
 
-    def __init__(self, model: Any, plan: Plan | None = None, dump_dir: Any = None) -> None:
+    def __init__(self, model: Any, plan: Plan | None, device: str = "", dump_dir: Any = None) -> None:
         compat.check_versions()
         try:
             plugin.load()
         except plugin.PluginError as error:
             raise BackendError(str(error)) from error
-        self.graph_def: Any = None
+        self.step: Step | None = None
+        self._device = device
+        self.skipped = ""
         self.results: list[RewriteResult] = []
         me = weakref.ref(self)
         describe_variables = describe(model, lambda: all_variables(model))
@@ -158,7 +175,7 @@ class PipelineRequest:
             return (
                 None
                 if owner is None or not is_unrolled(graph_def)
-                else owner._take(graph_def, plan, dump_dir)
+                else owner._take_step(graph_def, plan, dump_dir)
             )
 
         self.request = plugin.Request(
@@ -167,10 +184,18 @@ class PipelineRequest:
         plugin.register(self.request)
         self._close = weakref.finalize(self, plugin.unregister, self.request.id)
 
+    def _take_step(self, graph_def: Any, plan: Plan | None, dump_dir: Any) -> Any:
+        try:
+            return self._take(graph_def, plan, dump_dir)
+        except GraphError as error:  # branches and bodies of loops are optimized beside the step
+            self.skipped = self.skipped or str(error)
+            return None
+
     def _take(self, graph_def: Any, plan: Plan | None, dump_dir: Any) -> Any:
         if plan is None:
-            self.graph_def = graph_def
-            return None
+            step = take_apart(graph_def, None if self.step is None else self.step.known)
+            self.step = self.step or step
+            plan = serial_plan(step, self._device, available_devices())
         result = rewrite_step(graph_def, plan, dump_dir)
         self.results.append(result)
         _LOG.info(

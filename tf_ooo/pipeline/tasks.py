@@ -34,24 +34,32 @@ def assign(graph: TrainingGraph, index: GraphIndex) -> tuple[Where, Glued]:
     for name, op in graph.ops.items():
         if op.kind in (OpKind.WEIGHT_GRAD, OpKind.UPDATE) and op.layer is not None:
             where[name] = (_KINDS[op.kind], op.layer)
-    for name, layer in _output_grad_layers(graph, forward).items():
-        where[name] = ("dO", layer)
+    touching = _touching(graph, forward)
+    output_grads = _output_grad_layers(graph, touching)
+    where.update((name, ("dO", layer)) for name, layer in output_grads.items())
+    away = _weight_grads_away(graph, touching, output_grads)
+    where.update((name, ("dW", layer)) for name, layer in away.items())
     glued = _glue_loops(index, where)
     return {name: at for name, at in where.items() if graph.ops[name].type != "Const"}, glued
 
 
-def _output_grad_layers(graph: TrainingGraph, forward: Mapping[str, int]) -> dict[str, int]:
+def _touching(graph: TrainingGraph, forward: Mapping[str, int]) -> dict[str, set[int]]:
+    """The layers that make or read each forward tensor."""
+    touching = {name: {layer} for name, layer in forward.items()}
+    for name, layer in forward.items():
+        for producer, _ in graph.ops[name].inputs:
+            if producer in touching:
+                touching[producer].add(layer)
+    return touching
+
+
+def _output_grad_layers(graph: TrainingGraph, touching: Mapping[str, set[int]]) -> dict[str, int]:
     """The layer of each dO op.
 
     The forward tensors that it reads say whose gradient it is: such a tensor was made by one layer and
     is read by others, and the op is the gradient of one of these.  Backward goes down from layer to layer,
     so it is the highest of them that is not above the layers of the dO that the op reads.
     """
-    touching = {name: {layer} for name, layer in forward.items()}
-    for name, layer in forward.items():
-        for producer, _ in graph.ops[name].inputs:
-            if producer in touching:
-                touching[producer].add(layer)
     found: dict[str, int] = {}
     last = len(graph.layers) - 1
     for name, op in graph.ops.items():
@@ -61,6 +69,30 @@ def _output_grad_layers(graph: TrainingGraph, forward: Mapping[str, int]) -> dic
         cap = min((found[p] for p in producers if p in found), default=last)
         layers = set().union(*(touching.get(p, set()) for p in producers))
         found[name] = max((layer for layer in layers if layer <= cap), default=cap)
+    return found
+
+
+def _weight_grads_away(
+    graph: TrainingGraph, touching: Mapping[str, set[int]], output_grads: Mapping[str, int]
+) -> dict[str, int]:
+    """dW ops that do not run with their weight's layer, but with the one that used the weight.
+
+    A weight that two layers use (an embedding that is the output's kernel) has gradients from both; each
+    is computed where the activations are, and the weight's own layer adds them up.
+    """
+    found: dict[str, int] = {}
+    for name, op in graph.ops.items():
+        if op.kind is not OpKind.WEIGHT_GRAD or op.layer is None:
+            continue
+        producers = [producer for producer, _ in op.inputs]
+        layers = set().union(*(touching.get(p, set()) for p in producers))
+        if layers and op.layer not in layers:
+            cap = min((output_grads[p] for p in producers if p in output_grads), default=max(layers))
+            found[name] = max((layer for layer in layers if layer <= cap), default=cap)
+            continue
+        above = [p for p in producers if p in graph.ops and graph.ops[p].kind is OpKind.WEIGHT_GRAD]
+        if not layers and above and len({found.get(p) for p in above}) == 1 and above[0] in found:
+            found[name] = found[above[0]]
     return found
 
 

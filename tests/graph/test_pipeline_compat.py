@@ -1,0 +1,91 @@
+"""The private API that the pipeline mode uses: what breaks here when an upgrade changes it."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from grappler_passes import plugin
+from grappler_passes.microbatches import SUM_ATTR
+from tf_ooo.pipeline import compat
+from tf_ooo.pipeline.variables import Moved
+
+
+def model():
+    made = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.BatchNormalization()])
+    made.compile("adam", "mse")
+    return made
+
+
+def test_grappler_leaves_marked_sums_a_chain():
+    plugin.load()
+    seen = []
+    request = plugin.register(plugin.Request("sums", rewrite=seen.append))
+    weight = tf.Variable(np.ones((5, 5), "float32"))
+
+    @tf.function
+    def step(x):
+        total = None
+        for part in tf.split(x, 4):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.square(part @ weight))
+            gradient = tape.gradient(loss, weight)
+            with compat.marked_sums():
+                total = gradient if total is None else total + gradient
+        weight.assign_sub(0.1 * total)
+
+    try:
+        with plugin.tracing(request):
+            step(tf.ones((8, 5)))
+    finally:
+        plugin.unregister("sums")
+    sums = [node for node in seen[-1].node if SUM_ATTR in node.attr]
+    assert [node.op for node in sums].count("AddV2") == 3
+    assert not any(node.op == "AddN" for node in seen[-1].node)
+
+
+def test_a_variable_s_copy_is_known_to_the_optimizer():
+    made = model()
+    made.optimizer.build(made.trainable_variables)
+    kernel = made.trainable_variables[0]
+    old = compat.value_of(kernel)
+    compat.set_value_of(kernel, compat.copy_on("/device:CPU:0", old))
+    assert compat.value_of(kernel) is not old
+    assert np.array_equal(kernel.numpy(), old.numpy())
+    made.optimizer.apply([tf.ones_like(v) for v in made.trainable_variables], made.trainable_variables)
+    assert not np.array_equal(kernel.numpy(), old.numpy())
+
+
+def test_functions_are_put_away_and_come_back():
+    made = model()
+    made.predict(np.ones((2, 3)), verbose=0)
+    function = made.predict_function
+    moved = Moved(made)
+    moved.move({}, [])
+    assert made.predict_function is None
+    assert moved.restore() == []
+    assert made.predict_function is function
+
+
+def test_moved_variables_come_back_with_their_new_values():
+    made = model()
+    kernel = made.trainable_variables[0]
+    old = compat.value_of(kernel)
+    moved = Moved(made)
+    moved.move({id(kernel): "/job:localhost/replica:0/task:0/device:CPU:00"}, made.variables)
+    assert compat.value_of(kernel) is not old
+    kernel.assign(np.full((3, 4), 7.0))
+    moved.restore()
+    assert compat.value_of(kernel) is old
+    assert (old.numpy() == 7).all()
+
+
+def test_what_is_said_about_layers_and_losses():
+    made = model()
+    assert [path.split("/")[-1].startswith("batch_norm") for path in compat.batch_normalizations(made)] == [
+        True
+    ]
+    assert compat.summed_losses(made) == []
+    made.compile("adam", keras.losses.MeanSquaredError(reduction="sum"))
+    assert compat.summed_losses(made) == ["mean_squared_error"]

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from tf_ooo.costs.layer_costs import LayerCosts, Link
+from tf_ooo.errors import MemoryLimitError, OptionsError
+from tf_ooo.options import Options
+from tf_ooo.pipeline.micro_batches import relative_weights, split_rows
+from tf_ooo.pipeline.partition import Cutter, crossing_bytes, merged, units_of
+from tf_ooo.pipeline.planning import SCHEDULES, Wanted, make_plan
+
+
+def layer(seconds, output_bytes=0, inputs=None, **more):
+    return LayerCosts(
+        seconds,
+        2 * seconds,
+        3 * seconds,
+        output_bytes=output_bytes,
+        inputs=inputs,
+        name=f"l{seconds}",
+        **more,
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "parts", "expected"),
+    [(8, 4, (2, 2, 2, 2)), (10, 4, (3, 3, 2, 2)), (3, 8, (1, 1, 1)), (7, 1, (7,)), (1, 5, (1,))],
+)
+def test_rows_of_micro_batches(rows, parts, expected):
+    assert split_rows(rows, parts) == expected
+
+
+@pytest.mark.parametrize("rows", [(2, 2, 2), (3, 3, 2, 2), (1,)])
+def test_weights_make_the_mean_of_the_batch(rows):
+    values = np.random.default_rng(1).normal(size=sum(rows))
+    parts = np.split(values, np.cumsum(rows)[:-1])
+    weights, scale = relative_weights(rows)
+    assert weights[0] == 1.0
+    total = sum(part.mean() * weight for part, weight in zip(parts, weights, strict=True)) * scale
+    assert total == pytest.approx(values.mean(), rel=1e-12)
+
+
+def test_units_stay_whole():
+    assert units_of(5, [(1, 2), (2, 3)]) == ((0, 0), (1, 3), (4, 4))
+    assert units_of(3, []) == ((0, 0), (1, 1), (2, 2))
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+def test_cuts_have_the_shortest_slowest_stage(stages):
+    rng = np.random.default_rng(stages)
+    layers = tuple(layer(float(s)) for s in rng.uniform(0.5, 3.0, size=9))
+    cutter = Cutter(layers, units_of(9, []), Link(), 8)
+
+    def slowest(bounds):
+        return max(sum(x.forward_s for x in layers[a : b + 1]) for a, b in bounds)
+
+    every = [
+        tuple(itertools.pairwise((0, *ends, 9))) for ends in itertools.combinations(range(1, 9), stages - 1)
+    ]
+    best = min(slowest([(a, b - 1) for a, b in bounds]) for bounds in every)
+    cut = cutter.cut(stages)
+    assert len(cut) == stages
+    assert [a for a, _ in cut] == [0, *(b + 1 for _, b in cut[:-1])]
+    assert slowest(cut) == pytest.approx(best)
+
+
+def test_a_slow_link_moves_the_cut_to_where_little_is_sent():
+    layers = (layer(1.0, 100), layer(1.0, 10_000), layer(1.0, 100), layer(1.3, 100))
+    fast = Cutter(layers, units_of(4, []), Link(), 4).cut(2)
+    slow = Cutter(layers, units_of(4, []), Link(bytes_per_s=100), 4).cut(2)
+    assert fast == ((0, 1), (2, 3))
+    assert slow == ((0, 2), (3, 3))
+
+
+def test_a_skip_crosses_every_cut_that_it_spans():
+    layers = (layer(1.0, 100), layer(1.0, 10), layer(1.0, 1, inputs=(1,)), layer(1.0, 1, inputs=(0, 2)))
+    assert [crossing_bytes(layers, last) for last in range(3)] == [100, 110, 101]
+    stages = merged(layers, ((0, 0), (1, 2), (3, 3)))
+    assert [stage.inputs for stage in stages] == [(), (0,), (0, 1)]
+    assert [stage.output_bytes for stage in stages] == [100, 1, 0]
+    assert stages[1].weight_grad_s == 6.0
+
+
+def test_more_stages_than_layers_say_so():
+    with pytest.raises(OptionsError, match="3 stages are more than the 2 layers"):
+        make_plan([layer(1.0), layer(2.0)], units_of(2, []), Wanted("gpipe", 3, 4))
+    with pytest.raises(OptionsError, match="a loop stays whole"):
+        make_plan([layer(1.0), layer(2.0)], units_of(2, [(0, 1)]), Wanted("gpipe", 2, 4))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_has_one_task_of_each_kind(schedule):
+    rng = np.random.default_rng(3)
+    layers = [layer(float(s), 10) for s in rng.uniform(0.5, 3.0, size=11)]
+    planned = make_plan(layers, units_of(11, [(4, 5)]), Wanted(schedule, 3, 4, Link(1e-3, 1e6)))
+    assert planned.bounds[-1][1] == 10
+    assert not any(first == 5 for first, _ in planned.bounds)
+    devices = planned.device_of_stage
+    assert set(devices) == {0, 1, 2}
+    for kind in ("F", "dO", "dW"):
+        found = [(t.stage, t.microbatch) for t in planned.schedule.tasks if t.kind == kind]
+        assert sorted(found) == [(s, m) for s in range(len(planned.bounds)) for m in range(4)]
+
+
+def test_auto_takes_the_shortest_step_of_all():
+    layers = [layer(s, 10, activation_bytes=5) for s in (1.0, 2.0, 1.5, 0.5, 1.0, 1.2, 0.7)]
+    units, link = units_of(7, []), Link(1e-2, 1e4)
+    auto = make_plan(layers, units, Wanted("auto", 2, 4, link))
+    each = [make_plan(layers, units, Wanted(name, 2, 4, link)).makespan_s for name in SCHEDULES]
+    assert auto.makespan_s == pytest.approx(min(each))
+    assert {row["schedule"] for row in auto.candidates} >= {"gpipe", "zb_v", "modulo"}
+
+
+def test_the_memory_limit_is_kept_or_named():
+    layers = [layer(s, 10, activation_bytes=100, weight_bytes=7) for s in (1.0, 2.0, 1.5, 0.5)]
+    units = units_of(4, [])
+    free = make_plan(layers, units, Wanted("gpipe", 2, 8))
+    assert max(free.timeline.peak_bytes) > 1000
+    tight = make_plan(layers, units, Wanted("auto", 2, 8, memory_limit_bytes=700))
+    assert max(tight.timeline.peak_bytes) <= 700
+    with pytest.raises(MemoryLimitError) as error:
+        make_plan(layers, units, Wanted("auto", 2, 8, memory_limit_bytes=50))
+    least = make_plan(layers, units, Wanted("auto", 2, 8, memory_limit_bytes=error.value.smallest_bytes))
+    assert max(least.timeline.peak_bytes) <= error.value.smallest_bytes
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"devices": 0}, "devices=0"),
+        ({"devices": True}, "devices=True"),
+        ({"devices": ["CPU:0", "disk"]}, "'disk' is no device name"),
+        ({"devices": []}, "accepted: an int"),
+        ({"microbatches": 0}, "microbatches=0"),
+        ({"schedule": "in_order"}, "none of mode='pipeline'"),
+        ({"chunks": 2}, "interleaved_1f1b"),
+        ({"group": 2, "schedule": "gpipe"}, "modulo"),
+    ],
+)
+def test_options_that_are_refused(options, said):
+    with pytest.raises(OptionsError, match=said):
+        Options(mode="pipeline", **options)
+
+
+@pytest.mark.parametrize("options", [{"schedule": "zb_h1"}, {"devices": 2}])
+def test_pipeline_options_need_the_mode(options):
+    with pytest.raises(OptionsError, match="mode='pipeline'"):
+        Options(**options)
+
+
+@pytest.mark.parametrize(
+    "devices", [1, ["CPU:0"], ["/GPU:0", "/job:worker/replica:0/task:1/device:CPU:0"], "host1:22,host2:22"]
+)
+def test_devices_that_are_accepted(devices):
+    assert Options(mode="pipeline", devices=devices).devices == devices

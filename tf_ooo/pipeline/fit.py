@@ -320,6 +320,8 @@ def fill_report_of_graph(report: Report, request: PipelineRequest) -> None:
 
 def _check(model: Any) -> None:
     reason = compat.why_not_rewritable(model)
+    if model.jit_compile is True:
+        reason = "jit_compile=True: XLA compiles the step for one device; compile with jit_compile=False"
     if reason is not None:
         raise BackendError(f"mode='pipeline': {reason}")
     if model.distribute_strategy.num_replicas_in_sync > 1:

@@ -63,8 +63,8 @@ class Options:
         lockstep: data_parallel: ranks agree on the number of steps once an ``"epoch"``, or before each
             ``"execution"``, so that one rank alone may stop within an epoch.
         unroll: data_parallel, and jit_compile=True on a GPU: at most so many of the model's
-            ``steps_per_execution`` go into one graph, in which no step waits for all of the step before; 1: Keras'
-            own loop.
+            ``steps_per_execution`` go into one graph, in which no step waits for all of the step before; 1:
+            Keras' own loop.
         streams: jit_compile=True: how many side streams dW is dealt out to.
         store_activations: jit_compile=True: who reads the activations that dW needs from memory, rather than
             computing them again: ``"all"``, ``"backward"`` or ``"none"``; auto: all, and with

@@ -9,6 +9,8 @@ import numpy as np
 import training as t
 from checks_fit import CountSteps
 
+from tf_ooo.bench.workloads import encoder
+
 
 def _against_stock(engine: Any, make: Any, optimizer: Any, per_rank: Any = t.data, **more: Any) -> None:
     """50 steps, 8 of them together, then 2: the bits of stock Horovod step by step."""
@@ -35,6 +37,13 @@ def check_unrolled_weight_decay_and_batch_norm(engine: Any) -> None:
 
 def check_unrolled_embedding(engine: Any) -> None:
     _against_stock(engine, t.with_embedding, lambda: keras.optimizers.Adam(0.01), t.words)
+
+
+def check_unrolled_encoder(engine: Any) -> None:
+    def make() -> keras.Model:
+        return encoder(layers=2, width=16, heads=2, length=6, vocabulary=20, classes=4)
+
+    _against_stock(engine, make, lambda: keras.optimizers.SGD(0.05, momentum=0.9), t.words)
 
 
 def check_unrolled_gradient_accumulation(engine: Any) -> None:

@@ -50,12 +50,16 @@ def test_bit_equal_after_20_steps(schedule, tmp_path):
     assert "make_train_function" not in vars(model)
 
 
-@pytest.mark.parametrize("option", [{"run_eagerly": True}, {"jit_compile": True}])
-def test_not_rewritable_trains_on_and_says_why(option):
+@pytest.mark.parametrize(
+    ("option", "error"),
+    # XLA on this platform has no streams to put weight gradients on.
+    [({"run_eagerly": True}, tf_ooo.GraphError), ({"jit_compile": True}, tf_ooo.BackendError)],
+)
+def test_not_rewritable_trains_on_and_says_why(option, error):
     callback = tf_ooo.OOOBackprop()
     fit(build(**option), callback)
     assert next(iter(option)) in callback.report.fallback_reason
-    with pytest.raises(tf_ooo.GraphError):
+    with pytest.raises(error):
         fit(build(**option), tf_ooo.OOOBackprop(strict=True))
 
 

@@ -139,7 +139,7 @@ def test_median_over_steps_of_the_sum_in_a_step():
         _event("EagerLocalExecute: __inference_f_45", 1.0, 1.0),
     ]
     profile = read_profile(events)
-    assert profile == OpProfile({"a/b": 2.0}, {"a/b": "MatMul"}, 3, 9.0, 0.0)
+    assert profile == OpProfile({"a/b": pytest.approx(2.0)}, {"a/b": "MatMul"}, 3, 9.0, 0.0)
     assert profile.coverage(["a/b", "c"]) == 0.5
     assert profile.coverage([]) == 1
 
@@ -156,7 +156,17 @@ def test_gpu_kernels_count_instead_of_their_launch():
         _event("update:AssignSub", 9.5, 2.0, plane="/device:GPU:0", line="Stream #1"),
     ]
     # The last kernel began after the step's results were there.
-    assert read_profile(events).seconds == {"host": 0.2, "m": 4.0, "update": 2.0}
+    assert read_profile(events).seconds == pytest.approx({"host": 0.2, "m": 4.0, "update": 2.0})
+
+
+def test_threads_that_compute_at_the_same_time_share_the_seconds():
+    events = [
+        _event(compat.STEP_MARK, 0.0, 9.0, line="python"),
+        _event("a:MatMul", 1.0, 4.0, line="tf_Compute/1"),
+        _event("b:MatMul", 3.0, 4.0, line="tf_Compute/2"),
+        _event("c:Mul", 3.0, 1.0, line="tf_Compute/2"),  # called by b
+    ]
+    assert read_profile(events).seconds == pytest.approx({"a": 3.0, "b": 3.0, "c": 0.5})
 
 
 def test_trace_without_steps_is_said():

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from grappler_passes.graph import Layer, Op, OpKind, TrainingGraph
+from grappler_passes.graph import Layer, Op, OpKind, TrainingGraph, Variable
 from tf_ooo.bench.data_parallel import rows_of, text_of
 from tf_ooo.cli import main
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.data_parallel.ordering import communication_edges
-from tf_ooo.data_parallel.planned import make_plan, step_seconds
+from tf_ooo.data_parallel.planned import calibrated, link_from, make_plan, step_seconds
 from tf_ooo.data_parallel.unrolled import steps_together
 from tf_ooo.planning import plan
 from tf_ooo.schedule import Schedule, Task, TaskList
@@ -24,16 +24,20 @@ def test_steps_together(steps, most, expected):
     assert steps_together(steps, most) == expected
 
 
-def graph_of(layers):
-    """Each layer has two communications, a kernel's and a bias'."""
+def graph_of(layers, sizes=None):
+    """Each layer has two communications, a kernel's and a bias'; kernels of so many floats."""
     ops = {}
     rows = []
+    variables = []
     for layer in range(layers):
         names = (f"comm{layer}k", f"comm{layer}b")
         for name in names:
-            ops[name] = Op(name, "HorovodAllreduce", OpKind.COMMUNICATION, layer=layer)
+            ops[f"grad{name[4:]}"] = Op(f"grad{name[4:]}", "MatMul", OpKind.WEIGHT_GRAD, layer=layer)
+            inputs = ((f"grad{name[4:]}", 0),)
+            ops[name] = Op(name, "HorovodAllreduce", OpKind.COMMUNICATION, layer=layer, inputs=inputs)
         rows.append(Layer(layer, (f"w{layer}",), communication_ops=names))
-    return TrainingGraph(ops, tuple(rows), ())
+        variables.append(Variable(f"w{layer}", f"handle{layer}", ((sizes or [1] * layers)[layer],)))
+    return TrainingGraph(ops, tuple(rows), tuple(variables))
 
 
 def schedule_of(weight_grads, communications):
@@ -45,18 +49,34 @@ def schedule_of(weight_grads, communications):
 
 
 def pairs(edges):
-    return sorted({(before[4], after[4]) for before, after in edges})
+    return sorted({(before.rstrip("kb"), after.rstrip("kb")) for before, after in edges})
 
 
-def test_the_order_in_which_gradients_are_made_needs_no_edges():
+def test_small_gradients_in_the_order_in_which_they_are_made_need_no_edges():
     assert communication_edges(schedule_of([3, 2, 0, 1], [3, 2, 0, 1]), graph_of(4)) == []
 
 
-def test_what_is_ready_and_has_to_wait_gets_an_edge():
+def test_what_is_ready_too_early_waits_until_the_one_before_it_can_be_handed_over():
     edges = communication_edges(schedule_of([3, 2, 1, 0], [3, 0, 1, 2]), graph_of(4))
-    # 0 is made last and goes second: 1 and 2 wait, each for the one before it.
-    assert pairs(edges) == [("0", "1"), ("1", "2")]
+    # 0 is made last and goes second; 2 would be ready before 1.
+    assert pairs(edges) == [("grad0", "comm1"), ("grad1", "comm2")]
     assert len(edges) == 8
+
+
+def test_two_layers_are_under_way_at_least_and_as_many_bytes_as_asked_for():
+    schedule = schedule_of([3, 2, 1, 0], [3, 2, 1, 0])
+    large = communication_edges(schedule, graph_of(4, [100] * 4), flight_bytes=4)
+    assert pairs(large) == [("comm2", "comm0"), ("comm3", "comm1")]
+    # Before 0: 1 has 4 bytes, with 2 they are 404; so 3 has to be through.
+    mixed = communication_edges(schedule, graph_of(4, [100, 1, 100, 1]), flight_bytes=400)
+    assert pairs(mixed) == [("comm3", "comm0"), ("comm3", "comm1")]
+
+
+def test_the_smallest_messages_that_use_the_link_well():
+    found = link_from({100: 1.0, 200: 1.2, 400: 2.2}, workers=2)
+    # 100, 167, 182 bytes a second.
+    assert found.flight_bytes == 200
+    assert found.link == Link(0.0, 200 / 1.2)
 
 
 def test_rows_of_the_bench():
@@ -86,6 +106,15 @@ def test_the_plan_is_never_predicted_slower_than_the_stock_order():
         made = make_plan(LAYERS, link, 2, "auto", steps=8)
         assert made.step_s <= made.stock_s
         assert made.step_s == pytest.approx(step_seconds(made.schedule, LAYERS, link, 8))
+
+
+def test_calibrated_costs_predict_the_step_that_was_measured():
+    link = Link(0.1, 1.0)
+    for step_s in (7.0, 70.0):
+        layers, scaled = calibrated(LAYERS, link, 2, step_s)
+        stock = plan(layers=list(layers), schedule="in_order", mode="data_parallel", devices=2, link=scaled)
+        assert step_seconds(stock, layers, scaled, 1) == pytest.approx(step_s)
+    assert layers[0].weight_bytes == LAYERS[0].weight_bytes
 
 
 def test_the_barrier_after_an_execution_counts():

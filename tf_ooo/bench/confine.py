@@ -1,11 +1,12 @@
 """Several machines on one: a link of chosen bandwidth, and a share of the CPU for each worker.
 
-Needs root, ``ip`` and ``tc`` for the link, and cgroup version 1 for the shares.
+Needs root, ``ip``, ``tc`` and ``nsenter`` for the link, and cgroup version 1 for the shares.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import subprocess
@@ -23,9 +24,9 @@ def why_not(with_link: bool = True) -> str:
     """Why this machine cannot be confined; empty where it can.  ``with_link``: :func:`link` is needed too."""
     if os.geteuid() != 0:
         return "needs root for CPU quotas" + (" and a network namespace" if with_link else "")
-    missing = [tool for tool in ("ip", "tc") if with_link and shutil.which(tool) is None]
+    missing = [tool for tool in ("ip", "tc", "nsenter") if with_link and shutil.which(tool) is None]
     if missing:
-        return f"needs {' and '.join(missing)} (package iproute2)"
+        return f"needs {' and '.join(missing)} (packages iproute2 and util-linux)"
     if not (CPU_GROUPS / "cpu.cfs_quota_us").exists() and not (CPU_GROUPS / "cgroup.procs").exists():
         return f"needs CPU groups of version 1 at {CPU_GROUPS}"
     return ""
@@ -36,7 +37,8 @@ def link(name: str, bits_per_s: float | None) -> Iterator[list[str]]:
     """A network namespace; yields what to put before a command.  None: as fast as the machine is."""
     _run("ip", "netns", "add", name)
     try:
-        inside = ["ip", "netns", "exec", name]
+        # Not "ip netns exec": that mounts a new /sys, without the CPU groups.
+        inside = ["nsenter", f"--net=/var/run/netns/{name}"]
         _run(*inside, "ip", "link", "set", "lo", "up")
         if bits_per_s is not None:
             shape = ("tbf", "rate", f"{bits_per_s:.0f}bit", "burst", "512kb", "latency", "400ms")
@@ -73,11 +75,11 @@ def threads() -> set[int]:
 
 
 def enter(prefix: str, rank: int, free: set[int]) -> None:
-    """Puts all threads of this process but ``free`` ones into the group of ``rank``."""
-    tasks = CPU_GROUPS / f"{prefix}{rank}" / "tasks"
-    for thread in threads() - free:
-        with contextlib.suppress(OSError):  # it has ended
-            tasks.write_text(str(thread))
+    """Puts this process into the group of ``rank``, its ``free`` threads into that without a quota."""
+    for thread in threads():
+        group = f"{prefix}{_FREE if thread in free else rank}"
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            (CPU_GROUPS / group / "tasks").write_text(str(thread))
 
 
 def enter_computing(prefix: str, rank: int, process: int) -> int:
@@ -97,6 +99,12 @@ def enter_computing(prefix: str, rank: int, process: int) -> int:
 def leave_free(prefix: str, process: int) -> None:
     """Puts a process, all its threads, into the group without a quota."""
     (CPU_GROUPS / f"{prefix}{_FREE}" / "cgroup.procs").write_text(str(process))
+
+
+def keep_memory() -> None:
+    """Pages of this process stay where they are: a machine short of memory would take back its code."""
+    everything_once_touched = 1 | 2 | 4  # MCL_CURRENT, MCL_FUTURE, MCL_ONFAULT
+    ctypes.CDLL(None, use_errno=True).mlockall(everything_once_touched)
 
 
 def _run(*command: str) -> None:

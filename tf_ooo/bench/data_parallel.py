@@ -18,7 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from tf_ooo.bench import confine
-from tf_ooo.bench.data_parallel_worker import CONFIGURATIONS, WORKLOADS
+from tf_ooo.bench.bars import save_bars
+from tf_ooo.bench.command import write_rows
+from tf_ooo.bench.data_parallel_worker import CONFIGURATIONS
+from tf_ooo.bench.workloads import WORKLOADS
 
 # Horovod's own knobs: what it ships with, and what suits a slow link and few tensors.
 HOROVOD = {"horovod": {}, "horovod_tuned": {"HOROVOD_CYCLE_TIME": "3", "HOROVOD_FUSION_THRESHOLD": "8388608"}}
@@ -40,20 +43,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows += rows_of(found, options.workload, bandwidth)
         for row in rows[-len(CONFIGURATIONS) :]:
             print(text_of(row), flush=True)
-    if options.json:
-        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+    write_rows(options.json, rows)
+    if options.png:
+        save_bars(rows, options.png)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("tf-ooo bench data-parallel", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one workload, one bandwidth, under 5 minutes")
-    parser.add_argument("--json", help="file for the rows")
-    parser.add_argument("--workload", default="mlp_small", choices=WORKLOADS)
+    parser.add_argument("--json", type=Path, help="file for the rows")
+    parser.add_argument("--png", type=Path, help="file for a picture")
+    parser.add_argument("--workload", default="mlp", choices=WORKLOADS)
     parser.add_argument(
         "--mbit", type=float, nargs="+", default=[1000.0], help="bandwidths in Mbit/s; 0: no limit"
     )
-    parser.add_argument("--cores", type=float, default=0.7, help="of each worker, for computing")
-    parser.add_argument("--steps", type=int, default=8, help="of one execution")
+    parser.add_argument("--cores", type=float, default=0.5, help="of each worker, for computing")
+    parser.add_argument("--steps", type=int, default=4, help="of one execution")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--configurations", default=",".join(CONFIGURATIONS))
     return parser
@@ -62,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace, mbit: float, horovod: str) -> dict[str, Any]:
     """What rank 0 of one run has found."""
     prefix = f"tf_ooo_bench_{os.getpid()}_"
-    names = options.configurations if horovod == "horovod" else "horovod"
+    names = options.configurations if horovod == "horovod" else "horovod,horovod_tape"
     with (
         tempfile.TemporaryDirectory() as folder,
         confine.link(prefix + "net", mbit * 1e6 if mbit else None) as inside,
@@ -87,8 +92,8 @@ def rows_of(found: dict[str, Any], workload: str, mbit: float) -> list[dict[str,
     """One row for each configuration, beside stock Horovod as it ships."""
     first = found["horovod"]
     runs = dict(first["configurations"])
-    if "horovod_tuned" in found:
-        runs["horovod_tuned"] = found["horovod_tuned"]["configurations"]["horovod"]
+    for name, run in found.get("horovod_tuned", {}).get("configurations", {}).items():
+        runs[name + "_tuned"] = run
     local_s = statistics.median(runs.pop("local")["seconds"]) if "local" in runs else None
     stock_s = statistics.median(runs["horovod"]["seconds"])
     bound_s = None if local_s is None else max(local_s, first["communication_s"])

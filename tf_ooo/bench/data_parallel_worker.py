@@ -14,27 +14,28 @@ from pathlib import Path
 from typing import Any
 
 from tf_ooo.bench import confine
+from tf_ooo.bench.workloads import WORKLOADS, Workload
 
 # Name: what the callback is given; None: without tf_ooo.
 CONFIGURATIONS: dict[str, dict[str, Any] | None] = {
     "horovod": None,
+    "horovod_tape": None,
     "local": None,
+    "in_order": {"schedule": "in_order", "profile_steps": 0},
     "k=0": {"schedule": "reverse_first_k", "k": 0, "profile_steps": 0},
     "reverse_first_k": {"schedule": "reverse_first_k", "profile_steps": 0},
     "search": {"schedule": "search", "profile_steps": 0},
     "auto": {"profile_steps": 2},
 }
-# Layers, width, rows of a batch.
-WORKLOADS = {"mlp_small": (8, 512, 768), "mlp": (8, 1024, 768)}
 
 
 def main() -> None:
     """Reads the command line; rank 0 writes the results."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True)
-    parser.add_argument("--workload", default="mlp_small", choices=WORKLOADS)
+    parser.add_argument("--workload", default="mlp", choices=WORKLOADS)
     parser.add_argument("--configurations", default=",".join(CONFIGURATIONS))
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--group", default="")
     options = parser.parse_args()
@@ -56,9 +57,11 @@ def run(options: argparse.Namespace) -> tuple[int, dict[str, Any]]:
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
+    # With one thread a gradient that is to be handed over would wait for the matmul that runs.
+    tf.config.threading.set_inter_op_parallelism_threads(4)
     if options.group:
         confine.enter(options.group, hvd.rank(), communicating)
+        confine.keep_memory()
     names = options.configurations.split(",")
     trainers = {name: Trainer(name, options, hvd) for name in names}
     for trainer in trainers.values():
@@ -90,26 +93,19 @@ class Trainer:
     """One configuration: a model, its data and how it is trained."""
 
     def __init__(self, name: str, options: argparse.Namespace, hvd: Any) -> None:
-        import numpy as np
-
         import tf_ooo
 
-        layers, width, self.batch = WORKLOADS[options.workload]
-        self.name, self.steps = name, options.steps
+        workload = WORKLOADS[options.workload]
+        self.name, self.steps, self.batch = name, options.steps, workload.batch
         chosen = CONFIGURATIONS[name]
-        self.model = _mlp(layers, width, options.steps if chosen is not None else 1)
-        if name == "horovod":
-            _average_in_apply(self.model.optimizer, hvd)
+        self.model = _compiled(workload, options.steps if chosen is not None else 1, name, hvd)
         self.callback = None if chosen is None else tf_ooo.OOOBackprop(mode="data_parallel", **chosen)
-        random = np.random.default_rng(1 + hvd.rank())
-        rows = 2 * self.steps * self.batch
-        self.x = random.normal(size=(rows, width)).astype("float32")
-        self.y = random.integers(0, 10, rows)
+        self.x, self.y = workload.data(2 * self.steps * self.batch, 1 + hvd.rank())
         self._first = [v.numpy() for v in (*self.model.variables, *self.model.optimizer.variables)]
 
     def warm_up(self) -> None:
         """Until everything is traced, planned and decided."""
-        for _ in range({"auto": 4, "horovod": 1, "local": 1}.get(self.name, 2)):
+        for _ in range(4 if self.name == "auto" else 1 if self.callback is None else 2):
             self._fit()
         for variable, value in zip(
             (*self.model.variables, *self.model.optimizer.variables), self._first, strict=True
@@ -155,17 +151,38 @@ class Trainer:
         return row
 
 
-def _mlp(layers: int, width: int, steps_per_execution: int) -> Any:
+def _compiled(workload: Workload, steps_per_execution: int, name: str, hvd: Any) -> Any:
     import keras
 
     keras.utils.set_random_seed(1)
-    inner = [keras.layers.Dense(width, activation="relu") for _ in range(layers)]
-    model = keras.Sequential([keras.Input((width,)), *inner, keras.layers.Dense(10)])
+    model = workload.build()
+    if name == "horovod_tape":
+        model = _taped(hvd)(model.inputs, model.outputs)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    optimizer = keras.optimizers.SGD(0.01)
+    optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
     model.compile(optimizer, loss, jit_compile=False, steps_per_execution=steps_per_execution)
     optimizer.build(model.trainable_variables)
+    if name == "horovod":
+        _average_in_apply(optimizer, hvd)
     return model
+
+
+def _taped(hvd: Any) -> Any:
+    """Stock Horovod with a train step of one's own: averaging where the tape computes gradients."""
+    import keras
+    import tensorflow as tf
+
+    class Taped(keras.Model):  # type: ignore[misc]
+        def train_step(self, data: Any) -> dict[str, Any]:
+            x, y = data
+            with tf.GradientTape() as inner:
+                loss = self.compute_loss(x, y, self(x, training=True))
+            variables = [variable.value for variable in self.trainable_variables]
+            gradients = hvd.DistributedGradientTape(inner).gradient(loss, variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {"loss": loss}
+
+    return Taped
 
 
 def _average_in_apply(optimizer: Any, hvd: Any) -> None:

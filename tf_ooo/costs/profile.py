@@ -1,8 +1,9 @@
 """Measured seconds of each op, from TensorFlow's own profiler, on steps of the running training.
 
 At most three steps are traced, all within the first fifty or so: later the executor treats ops that
-were cheap so far as not worth an event.  Seconds are those of the op's kernel on the CPU thread that ran
-it, or on the GPU the sum of its kernels; what runs beside it is not taken out.
+were cheap so far as not worth an event.  Seconds on a GPU are the sum of the op's kernels.  On the CPU they
+are those of its thread, and while several threads compute each second is divided among them: the ops of
+a step one after the other would take that long, and that is what schedules are made of.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import math
 import re
 import statistics
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -144,24 +145,43 @@ def read_profile(events: Iterable[compat.TracedEvent]) -> OpProfile:
         raise CostError("the profile has no step in it")
     ops = list(_ops(events))
     on_gpu = {name for name, _, event in ops if event.plane.startswith(_GPU_PLANE)}
+    share_s = _shared_seconds([event for _, _, event in ops])
     sums = [defaultdict[str, float](float) for _ in marks]
     types: dict[str, str] = {}
-    for name, op_type, event in ops:
+    for (name, op_type, event), seconds in zip(ops, share_s, strict=True):
         # For an op with kernels on a GPU the CPU's event is only their launch.
         if name in on_gpu and not event.plane.startswith(_GPU_PLANE):
             continue
         number = _step_of(event, marks)
         if number is not None:
-            sums[number][name] += event.duration_s
+            sums[number][name] += seconds
             types[name] = op_type
     if not types:
         raise CostError(
             "the profile has no op in it: the step runs no TensorFlow graph, or one compiled by XLA, "
             "or it ran too often before"
         )
-    seconds = {name: statistics.median(s[name] for s in sums if name in s) for name in types}
+    medians = {name: statistics.median(s[name] for s in sums if name in s) for name in types}
     step_s = statistics.median(duration for _, duration in marks)
-    return OpProfile(dict(sorted(seconds.items())), types, len(marks), step_s, 0.0)
+    return OpProfile(dict(sorted(medians.items())), types, len(marks), step_s, 0.0)
+
+
+def _shared_seconds(events: list[compat.TracedEvent]) -> list[float]:
+    """Each event's seconds; while several CPU threads compute, each second is divided among them."""
+    on_cpu = [event for event in events if not event.plane.startswith(_GPU_PLANE)]
+    changes = [(e.begin_s, 1, e.line) for e in on_cpu]
+    changes += [(e.begin_s + e.duration_s, -1, e.line) for e in on_cpu]
+    under_way: Counter[str] = Counter()  # of each thread: an op may call a function of other ops
+    share_s, before_s, got = 0.0, 0.0, {}
+    for now_s, change, line in sorted(changes):
+        threads = sum(count > 0 for count in under_way.values())
+        share_s += (now_s - before_s) / threads if threads else 0.0
+        got[now_s], before_s = share_s, now_s
+        under_way[line] += change
+    return [
+        got[e.begin_s + e.duration_s] - got[e.begin_s] if not e.plane.startswith(_GPU_PLANE) else e.duration_s
+        for e in events
+    ]
 
 
 def _ops(events: Iterable[compat.TracedEvent]) -> Iterable[tuple[str, str, compat.TracedEvent]]:

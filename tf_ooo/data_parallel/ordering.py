@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,6 +23,10 @@ from tf_ooo.planner import RewriteResult
 from tf_ooo.schedule import Schedule, Task, TaskList
 from tf_ooo.schedulers.common import COMMUNICATION, COMPUTE
 
+# How much is handed over and not through where nothing was measured.
+FLIGHT_BYTES = 2 * 2**20
+_ELEMENT_BYTES = 4
+
 ScheduleFor = Callable[[TrainingGraph], Schedule]
 
 
@@ -37,10 +42,13 @@ class _Ordered:
     notes: tuple[str, ...]
 
 
-def order_steps(graph_def: Any, schedule_for: ScheduleFor) -> RewriteResult:
+def order_steps(
+    graph_def: Any, schedule_for: ScheduleFor, flight_bytes: float = FLIGHT_BYTES
+) -> RewriteResult:
     """Orders each step by itself, as ``schedule_for`` says for the first of them.
 
     Edges are added within a step only, so that steps stay free to overlap.  The argument is not changed.
+    ``flight_bytes``: see :func:`communication_edges`.
 
     Raises:
         GraphError: a step is no training step.
@@ -54,7 +62,7 @@ def order_steps(graph_def: Any, schedule_for: ScheduleFor) -> RewriteResult:
     if any(names != layers[0] for names in layers):
         raise ScheduleError("the steps of the unrolled graph do not have the same layers")
     schedule = schedule_for(classified[0])
-    steps = [_order(g, c, schedule) for g, c in zip(graphs, classified, strict=True)]
+    steps = [_order(g, c, schedule, flight_bytes) for g, c in zip(graphs, classified, strict=True)]
     merged = _merged(graph_def, steps)
     VerifyPass(graph_def)(merged)
     return RewriteResult(
@@ -69,7 +77,7 @@ def order_steps(graph_def: Any, schedule_for: ScheduleFor) -> RewriteResult:
     )
 
 
-def _order(graph_def: Any, graph: TrainingGraph, schedule: Schedule) -> _Ordered:
+def _order(graph_def: Any, graph: TrainingGraph, schedule: Schedule, flight_bytes: float) -> _Ordered:
     tasks = task_ops(graph)
     stages = {task.stage for task in schedule.lanes.get(COMPUTE, ())}
     if stages != set(range(len(graph.layers))):
@@ -77,7 +85,7 @@ def _order(graph_def: Any, graph: TrainingGraph, schedule: Schedule) -> _Ordered
     schedule = only_tasks(schedule, tasks.ops)
     notes: list[str] = []
     plan = lower(schedule, graph, tasks, notes)
-    edges = (*plan.edges, *communication_edges(schedule, graph))
+    edges = (*plan.edges, *communication_edges(schedule, graph, flight_bytes))
     plan = dataclasses.replace(plan, edges=edges)
     done = PassPipeline([AnnotatePass(plan), OrderPass(plan)])(graph_def, graph)
     controls, attributes = _difference(graph_def, done.graph_def)
@@ -102,22 +110,54 @@ def only_tasks(schedule: Schedule, there: Iterable[Task]) -> Schedule:
     return dataclasses.replace(schedule, lanes=lanes)
 
 
-def communication_edges(schedule: Schedule, graph: TrainingGraph) -> list[tuple[str, str]]:
-    """Edges between the communications of layers, where the wanted order is not that of the dW.
+def communication_edges(
+    schedule: Schedule, graph: TrainingGraph, flight_bytes: float = FLIGHT_BYTES
+) -> list[tuple[str, str]]:
+    """Edges that make layers communicate in the schedule's order, a certain amount at a time.
 
-    Communication libraries take gradients as they come.  Where one is to go before another that is
-    ready earlier, the other waits until the first is through.
+    Communication libraries take gradients as they come, and while one is under way they gather what
+    comes into one large message, all of which arrives together.  So a layer is handed over when what
+    was handed over before is through, but for two layers and ``flight_bytes``: ranks negotiate about the
+    next while one is under way.  Where the wanted order is not that of the dW, a layer also waits until the
+    one before it can be handed over.
     """
     ready = {task.stage: place for place, task in enumerate(schedule.lanes.get(COMPUTE, ()))}
     wanted = list(dict.fromkeys(task.stage for task in schedule.lanes.get(COMMUNICATION, ())))
+    sizes = _weight_bytes(graph)
     edges: list[tuple[str, str]] = []
-    latest = -1
-    for number, layer in enumerate(wanted):
-        if number and ready.get(layer, -1) < latest:
-            lasts = _ends(graph, wanted[number - 1], last=True)
-            edges += [(a, b) for a in lasts for b in _ends(graph, layer, last=False)]
-        latest = max(latest, ready.get(layer, -1))
+    for place, layer in enumerate(wanted):
+        before: list[str] = []
+        through = _through(wanted, sizes, place, flight_bytes)
+        if through is not None:
+            before += _ends(graph, through, last=True)
+        if place and ready.get(layer, -1) < ready.get(wanted[place - 1], -1):
+            before += _sources(graph, wanted[place - 1])
+        edges += [(a, b) for a in before for b in _ends(graph, layer, last=False)]
     return edges
+
+
+def _through(wanted: list[int], sizes: list[float], place: int, flight_bytes: float) -> int | None:
+    """The latest layer that has to be through before that at ``place`` is handed over; None: none has."""
+    flying_bytes = 0.0
+    for before in range(place - 1, -1, -1):
+        if before < place - 1 and flying_bytes >= flight_bytes:
+            return wanted[before]
+        flying_bytes += sizes[wanted[before]]
+    return None
+
+
+def _weight_bytes(graph: TrainingGraph) -> list[float]:
+    shapes = {variable.name: variable.shape or () for variable in graph.variables}
+    return [
+        float(sum(math.prod(shapes.get(name, ())) * _ELEMENT_BYTES for name in layer.variables))
+        for layer in graph.layers
+    ]
+
+
+def _sources(graph: TrainingGraph, layer: int) -> list[str]:
+    """What the first communications of a layer send."""
+    firsts = _ends(graph, layer, last=False)
+    return list(dict.fromkeys(name for first in firsts for name, _ in graph.ops[first].inputs))
 
 
 def _ends(graph: TrainingGraph, layer: int, last: bool) -> list[str]:

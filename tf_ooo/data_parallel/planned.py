@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from grappler_passes.classify import classify_graph_def
 from grappler_passes.graph import TrainingGraph
 from grappler_passes.steps import split_steps
-from tf_ooo.costs.communication import link_of_ring, measure_link
+from tf_ooo.costs.communication import link_of_ring
 from tf_ooo.costs.devices import device
 from tf_ooo.costs.from_graph import graph_costs
 from tf_ooo.costs.layer_costs import LayerCosts, Link
@@ -21,8 +23,11 @@ from tf_ooo.planning import plan
 from tf_ooo.schedule import Schedule
 from tf_ooo.simulator import simulate
 
-_SIZES = (16 * 1024, 256 * 1024, 1024**2, 4 * 1024**2)
+_SIZES = (64 * 1024, 256 * 1024, 1024**2, 4 * 1024**2)
+_MESSAGES = 6
 _REPEATS = 3
+# The share of the best bandwidth that is worth messages four times as large.
+_GOOD = 0.85
 _SEARCH_S = 5.0
 # A predicted gain below this is within what the model of a step leaves out.
 WORTH = 0.02
@@ -42,16 +47,56 @@ class Planned:
         return 1 - self.step_s / self.stock_s if self.stock_s else 0.0
 
 
-def measure_allreduce(engine: Engine) -> Link:
-    """The link between neighbours of the ring; all ranks call it.  CostError if none can be told."""
+@dataclass(frozen=True)
+class MeasuredLink:
+    """What the ranks' allreduces reach when they follow one another as those of a step do.
+
+    Attributes:
+        link: between neighbours of the ring; its bandwidth holds what ranks negotiate meanwhile.
+        flight_bytes: the smallest amount under way that reaches most of the best bandwidth.
+    """
+
+    link: Link
+    flight_bytes: float
+
+
+def measure_allreduce(engine: Engine) -> MeasuredLink:
+    """Times streams of messages of several sizes; all ranks call it.
+
+    CostError if nothing can be told.
+    """
+    seconds = {size: _seconds_each(engine, size) for size in _SIZES}
+    return link_from(seconds, engine.size)
+
+
+def link_from(seconds: Mapping[int, float], workers: int) -> MeasuredLink:
+    """From seconds of one allreduce in a stream, by its bytes."""
+    best = max(size / each_s for size, each_s in seconds.items())
+    size = min(size for size, each_s in seconds.items() if size / each_s >= _GOOD * best)
+    whole = Link(0.0, size / seconds[size])
+    return MeasuredLink(link_of_ring(whole, workers), float(size))
+
+
+def _seconds_each(engine: Engine, size: int) -> float:
+    """Seconds of one of some allreduces, each of which begins when the last but one is through."""
     import tensorflow as tf
 
-    tensors = {size: tf.zeros([size // 4]) for size in _SIZES}
-    engine.barrier()
-    whole = measure_link(
-        lambda size: engine.sum(tensors[size], f"tf_ooo_link_{size}").numpy(), _SIZES, _REPEATS
-    )
-    return link_of_ring(whole, engine.size)
+    def stream(tensor: Any) -> Any:
+        done: list[Any] = []
+        for number in range(_MESSAGES):
+            with tf.control_dependencies(done[-2:-1]):
+                done.append(engine.sum(tensor + float(number), f"tf_ooo_link_{size}_{number}"))
+        return tf.add_n([each[0] for each in done])
+
+    tensor, function = tf.zeros([size // 4]), tf.function(stream, autograph=False)
+    function(tensor)
+    taken_s = []
+    for _ in range(_REPEATS):
+        engine.barrier()
+        started = time.perf_counter()
+        function(tensor).numpy()
+        taken_s.append(time.perf_counter() - started)
+    return max(statistics.median(taken_s), 1e-9) / _MESSAGES
 
 
 def measured_layers(graph_def: Any, profile: OpProfile) -> tuple[LayerCosts, ...]:
@@ -60,6 +105,29 @@ def measured_layers(graph_def: Any, profile: OpProfile) -> tuple[LayerCosts, ...
     graph = classify_graph_def(step)
     seconds = op_seconds(step, device("cpu-core"), profile)
     return graph_costs(graph, {name: seconds.seconds.get(name, 0.0) for name in graph.ops}).layers
+
+
+def calibrated(
+    layers: Sequence[LayerCosts], link: Link, workers: int, step_s: float
+) -> tuple[tuple[LayerCosts, ...], Link]:
+    """Costs with which a single step in the stock order is predicted to take ``step_s``, as it did.
+
+    Ops are slower under the profiler, and computing and communicating slow each other down where they share
+    the machine's cores; both are taken to change by the same factor.
+    """
+    stock = _plan(layers, link, workers, "in_order", barrier=True)
+    factor = step_s / max(step_seconds(stock, layers, link, 1), 1e-9)
+    names = ("forward_s", "output_grad_s", "weight_grad_s", "update_s")
+    scaled = [
+        dataclasses.replace(layer, **{name: getattr(layer, name) * factor for name in names})
+        for layer in layers
+    ]
+    return tuple(scaled), Link(link.latency_s * factor, link.bytes_per_s / factor)
+
+
+def _scaled(layer: LayerCosts, factor: float) -> LayerCosts:
+    names = ("forward_s", "output_grad_s", "weight_grad_s", "update_s")
+    return dataclasses.replace(layer, **{name: getattr(layer, name) * factor for name in names})
 
 
 def plain_schedule(graph: TrainingGraph, policy: str, workers: int, k: int | None) -> Schedule:

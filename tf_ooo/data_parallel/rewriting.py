@@ -12,7 +12,7 @@ from typing import Any
 from grappler_passes import plugin
 from grappler_passes.steps import STEP_ATTR
 from tf_ooo import compat
-from tf_ooo.data_parallel.ordering import ScheduleFor, order_steps
+from tf_ooo.data_parallel.ordering import FLIGHT_BYTES, ScheduleFor, order_steps
 from tf_ooo.errors import BackendError, GraphError
 from tf_ooo.planner import RewriteResult
 
@@ -35,12 +35,15 @@ class StepRequest:
     Args:
         model: names its variables.
         schedule_for: the order, given the first step's graph; None: the graphs are looked at only.
+        flight_bytes: see :func:`tf_ooo.data_parallel.ordering.communication_edges`.
 
     Raises:
         BackendError: unsupported TensorFlow, or the plug-in cannot be loaded.
     """
 
-    def __init__(self, model: Any, schedule_for: ScheduleFor | None = None) -> None:
+    def __init__(
+        self, model: Any, schedule_for: ScheduleFor | None = None, flight_bytes: float = FLIGHT_BYTES
+    ) -> None:
         compat.check_versions()
         try:
             plugin.load()
@@ -49,7 +52,7 @@ class StepRequest:
         self._seen = seen = _Seen()
         self.request = plugin.Request(
             f"tf_ooo-parallel-{next(_numbers)}",
-            _rewrite(seen, schedule_for),
+            _rewrite(seen, schedule_for, flight_bytes),
             describe=plugin.describe_keras(model),
         )
         plugin.register(self.request)
@@ -83,7 +86,7 @@ class StepRequest:
         self._close()
 
 
-def _rewrite(seen: _Seen, schedule_for: ScheduleFor | None) -> Callable[[Any], Any]:
+def _rewrite(seen: _Seen, schedule_for: ScheduleFor | None, flight_bytes: float) -> Callable[[Any], Any]:
     def rewrite(graph_def: Any) -> Any:
         if not any(STEP_ATTR in node.attr for node in graph_def.node):
             return None
@@ -92,7 +95,7 @@ def _rewrite(seen: _Seen, schedule_for: ScheduleFor | None) -> Callable[[Any], A
                 seen.graph_def = graph_def
             return None
         try:
-            result = order_steps(graph_def, schedule_for)
+            result = order_steps(graph_def, schedule_for, flight_bytes)
         except GraphError as error:  # helper functions are traced beside the steps
             seen.skipped = seen.skipped or str(error)
             return None

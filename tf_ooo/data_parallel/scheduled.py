@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from tf_ooo.controller import fall_back
 from tf_ooo.costs.profile import MOST_STEPS, StepProfiler
 from tf_ooo.data_parallel import planned
 from tf_ooo.data_parallel.engine import Engine
-from tf_ooo.data_parallel.ordering import digest
+from tf_ooo.data_parallel.ordering import FLIGHT_BYTES, digest
 from tf_ooo.data_parallel.rewriting import StepRequest
 from tf_ooo.data_parallel.unrolled import Unrolled, Wrapper
 from tf_ooo.errors import GraphError, OOOError
@@ -23,6 +24,8 @@ from tf_ooo.schedule import Schedule
 from tf_ooo.step_times import REWRITTEN, STOCK, Comparison, StepTimes
 
 _LOG = logging.getLogger("tf_ooo")
+# Steps that are only timed, after those that are profiled.
+_TIMED_STEPS = 2
 _NEED_COSTS = ("auto", "search", "reverse_first_k")
 
 
@@ -58,6 +61,7 @@ class ScheduledSteps:
         self._probe: StepRequest | None = None
         self._profiler = StepProfiler(MOST_STEPS)
         self._profiled = 0
+        self._single_s: list[float] = []
         self._single: Unrolled | None = None
         self._plan_failed = ""
         self._times = StepTimes(options.profile_steps, options.may_fall_back and not options.strict)
@@ -76,11 +80,11 @@ class ScheduledSteps:
     # -- profile ---------------------------------------------------------------------------------
 
     def _profile(self, batches: Sequence[Any]) -> Any:
-        """Step by step: one that traces, then up to three with the profiler on rank 0."""
+        """Step by step: one that traces, some with the profiler on rank 0, some that are timed."""
         outputs = None
         for batch in batches:
             outputs = self._profile_one(batch)
-        if self._profiled > MOST_STEPS:
+        if self._profiled >= 1 + MOST_STEPS + _TIMED_STEPS:
             self._make_plan()
         return outputs
 
@@ -92,6 +96,12 @@ class ScheduledSteps:
 
         def once() -> Any:
             ran.append(self._single([batch]))  # type: ignore[misc]
+            return ran[0]
+
+        if self._profiled > 1 + MOST_STEPS:
+            started = time.perf_counter()
+            compat.synchronize(once())
+            self._single_s.append(time.perf_counter() - started)
             return ran[0]
 
         if self.engine.rank != 0 or not 2 <= self._profiled <= 1 + MOST_STEPS or self._plan_failed:
@@ -115,12 +125,12 @@ class ScheduledSteps:
         started = time.perf_counter()
         found: dict[str, Any] = {}
         try:
-            link = planned.measure_allreduce(self.engine)
+            measured = planned.measure_allreduce(self.engine)
         except OOOError as error:
             if self.engine.rank == 0:
                 self._plan_failed = self._plan_failed or str(error)
         else:
-            found = self._plan_on_rank_0(link) if self.engine.rank == 0 and not self._plan_failed else {}
+            found = self._plan_on_rank_0(measured) if self.engine.rank == 0 and not self._plan_failed else {}
         if self._probe is not None:
             self._probe.close()
         said = self.engine.gather(found | {"failed": self._plan_failed})
@@ -136,20 +146,27 @@ class ScheduledSteps:
             self._keep_stock(f"no gain is predicted ({gain:.1%})", quiet=True)
             return
         schedule = Schedule.from_text(first["plan"])
-        self._start(lambda graph: schedule)
+        self._start(lambda graph: schedule, first["flight_bytes"])
         self._phase = self._compare
 
-    def _plan_on_rank_0(self, link: Any) -> dict[str, Any]:
+    def _plan_on_rank_0(self, measured: planned.MeasuredLink) -> dict[str, Any]:
         try:
             if self._probe is None or self._profiler.profile is None or self._probe.graph_def is None:
                 raise GraphError("the step was not profiled")
             layers = planned.measured_layers(self._probe.graph_def, self._profiler.profile)
-            made = planned.make_plan(layers, link, self.engine.size, self.options.schedule, self.steps)
+            size, policy = self.engine.size, self.options.schedule
+            layers, link = planned.calibrated(layers, measured.link, size, statistics.median(self._single_s))
+            made = planned.make_plan(layers, link, size, policy, self.steps)
         except Exception as error:  # the other ranks wait to be told
             self._plan_failed = f"{type(error).__name__}: {error}"
             return {}
         _LOG.info("planned %s, predicted gain %.1f%%", made.schedule.policy, 100 * made.gain)
-        return {"plan": made.schedule.to_text(), "step_s": made.step_s, "stock_s": made.stock_s}
+        return {
+            "plan": made.schedule.to_text(),
+            "step_s": made.step_s,
+            "stock_s": made.stock_s,
+            "flight_bytes": measured.flight_bytes,
+        }
 
     # -- compare ---------------------------------------------------------------------------------
 
@@ -160,9 +177,9 @@ class ScheduledSteps:
         self._phase = self._compare
         return self._compare(batches)
 
-    def _start(self, schedule_for: Callable[[Any], Schedule]) -> None:
+    def _start(self, schedule_for: Callable[[Any], Schedule], flight_bytes: float = FLIGHT_BYTES) -> None:
         try:
-            self.request = StepRequest(self.model, schedule_for)
+            self.request = StepRequest(self.model, schedule_for, flight_bytes)
         except OOOError as error:
             self._plan_failed = str(error)
             self.ordered = Unrolled(self.model, self._wrap, self.element_spec, self.steps)

@@ -151,8 +151,8 @@ WORKLOADS: dict[str, Callable[[int], Workload]] = {
     "rnn16": lambda rows: _rnn(16, 128, 8, rows),
     "resnet": lambda rows: _resnet(4, 16, 32, rows),
 }
-# Rows of one micro-batch.  A task must take several periods of the CPU quota: a device that has waited runs at
-# full speed until its quota of that period is used up, and short tasks would never meet the limit.
+# Rows of one micro-batch.  A task must take several periods of the CPU quota: a device that has waited
+# runs at full speed until its quota of that period is used up, and short tasks would never meet it.
 ROWS = {"bert12": 2, "bert24": 1, "gpt2": 2, "feed_forward": 256, "rnn16": 32, "resnet": 4}
 
 

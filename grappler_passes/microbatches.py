@@ -51,12 +51,17 @@ def microbatch_graph(
     return graph
 
 
+def _reads_data(node: node_def_pb2.NodeDef) -> bool:
+    return any(text[0] != "^" for text in node.input)
+
+
 class _Chosen:
     """Which nodes are in the graph, and what each sum in it hands on."""
 
     def __init__(self, graph_def, index: GraphIndex, steps, number: int, count: int) -> None:
         self.index, self.steps, self.number, self.count = index, steps, number, count
-        self.sums = {i for i, node in enumerate(graph_def.node) if is_sum(node)}
+        # A constant that a sum of slices needs carries the mark too, and hands on nothing.
+        self.sums = {i for i, node in enumerate(graph_def.node) if is_sum(node) and _reads_data(node)}
         self.instead: dict[int, str] = {}
         for i in self.sums:
             source = self._handed_on(i, graph_def.node[i])

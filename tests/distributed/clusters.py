@@ -48,8 +48,8 @@ def kill(process):
     process.communicate()
 
 
-def start_client(cluster, what):
-    command = [sys.executable, str(HERE / "cluster_client.py"), cluster, what]
+def start_client(cluster, *what, script="cluster_client.py"):
+    command = [sys.executable, str(HERE / script), cluster, *map(str, what)]
     return subprocess.Popen(
         command,
         stdin=subprocess.PIPE,

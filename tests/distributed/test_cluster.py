@@ -84,6 +84,35 @@ def test_lost_worker_is_named(how, when):
     assert seconds < 60
 
 
+@pytest.mark.slow
+def test_killed_worker_then_resume_to_the_same_bits(tmp_path):
+    """Three epochs in one go; and with the worker killed in the second, from the first one's checkpoint."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    cluster = addresses(2)
+
+    def fit(checkpoint, *arguments):
+        return start_client(cluster, checkpoint, *arguments, script="cluster_fit.py")
+
+    with workers(cluster, [1]) as started:
+        client = fit(whole, 0)
+        assert heard(client) == {"epoch": 1, "batch": 5}
+        expected = heard(client)
+        kill(client)
+        client = fit(broken, 0, 1)
+        heard(client)
+        started[1].kill()
+        said = heard(client)
+        kill(client)
+    assert f"worker {cluster.split(',')[1]} (task 1)" in said["error"]
+    with workers(cluster, [1]):
+        client = fit(broken, 1)
+        heard(client)
+        assert heard(client) == expected
+        kill(client)
+    assert len(set(expected["devices"])) == 2
+    assert expected["steps"] == 72
+
+
 def test_missing_worker_is_named(monkeypatch):
     from tf_ooo.pipeline import cluster
 

@@ -44,3 +44,14 @@ def test_readme(capsys):
     assert out.count("moved ops") == 2
     assert "nothing has been rewritten" not in out
     assert given["train_step"].report.rewritten_graph is not None
+
+
+@pytest.mark.slow
+def test_pipeline_example(tmp_path):
+    """With two worker processes of its own; it stops them."""
+    command = [sys.executable, str(EXAMPLES / "04_pipeline.py")]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=500)
+    assert run.returncode == 0, run.stdout + run.stderr
+    for task in range(2):
+        assert f" on /job:worker/replica:0/task:{task}/device:CPU:0: " in run.stdout
+    assert "accuracy" in run.stdout

@@ -20,6 +20,7 @@ from tf_ooo.bench.pipeline_gantt import busy_share, measured_timeline, task_time
 from tf_ooo.bench.pipeline_runs import Scheduled, Stock
 from tf_ooo.bench.pipeline_workloads import make
 from tf_ooo.costs.layer_costs import LayerCosts, Link
+from tf_ooo.costs.table import CostTable
 from tf_ooo.simulator import simulate
 
 
@@ -38,15 +39,27 @@ def main() -> None:
 
 
 class Devices:
-    """What the callback is given as ``devices=``: the workers, with their link as seen at full speed.
+    """What the callback is given as ``devices=``: the workers, and what the layers cost there.
 
-    Costs are measured in this process, which computes ``slower`` times as fast as a worker: the plan is
-    made in its seconds, with a link that is so many times as fast.
+    All schedules are planned with the same costs, those that were measured first.
     """
 
     def __init__(self, cluster: Any, link: Link, slower: float) -> None:
-        self.devices, self.explain = cluster.devices, cluster.explain
-        self.link = Link(link.latency_s / slower, link.bytes_per_s * slower)
+        self.devices, self.explain, self.link = cluster.devices, cluster.explain, link
+        self._slower = slower
+        self._table: CostTable | None = None
+
+    def costs(self, table: CostTable) -> CostTable:
+        """Costs measured in this process, on devices that are ``slower`` times as slow."""
+        if self._table is None:
+            layers = tuple(_slowed(layer, self._slower) for layer in table.layers)
+            self._table = dataclasses.replace(table, layers=layers)
+        return self._table
+
+
+def _slowed(layer: LayerCosts, factor: float) -> LayerCosts:
+    seconds = ("forward_s", "output_grad_s", "weight_grad_s", "update_s")
+    return dataclasses.replace(layer, **{name: factor * getattr(layer, name) for name in seconds})
 
 
 class Driver:
@@ -113,16 +126,12 @@ class Driver:
         }
 
     def _slower(self, runs: dict[str, Any], times: dict[str, list[float]]) -> float:
-        """How many times slower the workers compute than this process: local control beside its profile."""
+        """How many times slower the workers compute than planned: local control beside the plan."""
         if "local" not in runs:
-            return float(1 / self.options.cores)
-        works = [
-            run.callback.report.pipeline["serial_step_s"]
-            for run in runs.values()
-            if isinstance(run, Scheduled)
-        ]
-        local_s, work_s = statistics.median(times["local"]), statistics.median(works)
-        return float(local_s * len(self.cluster.devices) / work_s)
+            return 1.0
+        planned = next(run for run in runs.values() if isinstance(run, Scheduled))
+        work_s = planned.callback.report.pipeline["serial_step_s"]
+        return float(statistics.median(times["local"]) * len(self.cluster.devices) / work_s)
 
     def _of(self, name: str, run: Scheduled, seconds: list[float], slower: float) -> dict[str, Any]:
         from tf_ooo.pipeline import tasks_of  # noqa: PLC0415 - imports TensorFlow
@@ -160,16 +169,15 @@ def _stages(rows: Sequence[dict[str, Any]], slower: float) -> list[LayerCosts]:
     kinds = {"F": "forward_s", "dO": "output_grad_s", "dW": "weight_grad_s", "U": "update_s"}
     stages = []
     for row in rows:
-        seconds = {kinds[kind]: slower * value for kind, value in row["seconds"].items()}
+        seconds = {kinds[kind]: value for kind, value in row["seconds"].items()}
         sent = max(row["sends"].values(), default=0)
-        stages.append(
-            LayerCosts(
-                **seconds,
-                activation_bytes=row["activation_bytes"],
-                weight_bytes=row["weight_bytes"],
-                output_bytes=sent,
-            )
+        costs = LayerCosts(
+            **seconds,
+            activation_bytes=row["activation_bytes"],
+            weight_bytes=row["weight_bytes"],
+            output_bytes=sent,
         )
+        stages.append(_slowed(costs, slower))
     return stages
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from tf_ooo import compat
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.profile import MOST_STEPS, StepProfiler
+from tf_ooo.costs.table import CostTable
 from tf_ooo.data_parallel import sync
 from tf_ooo.data_parallel.averaging import optimizers_of
 from tf_ooo.environment import environment
@@ -73,6 +74,7 @@ class PipelineFit:
         _check(model)
         self._target = _joined(self.options.devices)
         devices = full_names(self._target)
+        getattr(self._target, "renew", lambda model: None)(model)
         stock = compat.train_function_of(model)
         self._model = model
         if self._planned_for is None or self._planned_for[0] is not stock or self._planned_for[1] != devices:
@@ -102,7 +104,8 @@ class PipelineFit:
         if self._request is not None:
             self._request.close()
         self._request, self._functions = None, None
-        lost = self._moved.restore() if self._moved is not None else []
+        reachable = getattr(self._target, "reachable", lambda device: True)
+        lost = self._moved.restore(reachable) if self._moved is not None else []
         self._moved = None
         if lost:
             _LOG.warning(
@@ -210,7 +213,8 @@ class PipelineFit:
         step = request.step
         if step is None:
             raise BackendError(f"the step cannot be cut: {request.skipped or _NO_GRAPH}")
-        costs = self.options.costs or measured_costs(step, None if profiler is None else profiler.profile)
+        measured = measured_costs(step, None if profiler is None else profiler.profile)
+        costs = self.options.costs or self._on_devices(measured)
         layers = len(step.known.graph.layers)
         if len(costs.layers) != layers:
             raise OptionsError(f"costs= has {len(costs.layers)} layers, the model {layers}: not its costs")
@@ -253,6 +257,11 @@ class PipelineFit:
             text = f"{len(names)} BatchNormalization layers normalize each micro-batch by itself: {names[0]}"
             self.report.notes.append(text)
             _LOG.info("%s", text)
+
+    def _on_devices(self, costs: CostTable) -> CostTable:
+        """What the layers cost where they will be, if whoever gave the devices knows."""
+        told = getattr(self._target, "costs", None)
+        return costs if told is None else told(costs)
 
     def _link(self) -> Link:
         given = getattr(self._target, "link", None)

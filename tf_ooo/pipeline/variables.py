@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tf_ooo import compat
 from tf_ooo.data_parallel.averaging import optimizers_of
+from tf_ooo.errors import BackendError
 from tf_ooo.pipeline import compat as private
 
 _LOG = logging.getLogger("tf_ooo")
@@ -51,8 +52,10 @@ class Moved:
             self._before.append((variable, old))
             private.set_value_of(variable, new)
 
-    def restore(self) -> list[str]:
+    def restore(self, reachable: Callable[[str], bool] = lambda device: True) -> list[str]:
         """Puts the variables back with their present values; names those whose device is gone.
+
+        Those on devices that are not ``reachable`` are not read: TensorFlow would wait for ever.
 
         These keep the values that they had when they were moved.
         """
@@ -60,6 +63,8 @@ class Moved:
         while self._before:
             variable, old = self._before.pop()
             try:
+                if not reachable(private.value_of(variable).device):
+                    raise BackendError("its worker was lost")
                 old.assign(private.value_of(variable).read_value())
             except Exception as error:  # a worker that has died: nothing else may stop this
                 _LOG.debug("%s is lost", compat.path_of(variable), exc_info=error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import socket
 import threading
@@ -19,6 +20,7 @@ from typing import Any, Generic, TypeVar
 from tf_ooo.pipeline.addresses import answers, host_port
 from tf_ooo.pipeline.facts import Facts, Line
 
+logger = logging.getLogger("tf_ooo")
 INTERVAL_S = 5.0
 SILENCE_S = 30.0
 _ANSWER_S = 10.0
@@ -57,7 +59,7 @@ class Watch:
         """Ends the threads: one inside TensorFlow would crash the process at its end."""
         self._ended.set()
         for one in self._threads:
-            one.join(2.0)
+            one.join(_ANSWER_S + 2.0)
 
     def look(self) -> dict[int, str]:
         """Asks all workers now; why each lost one is lost, by task."""
@@ -87,14 +89,22 @@ class Watch:
 
     def _ask(self, task: int) -> None:
         """Asks one worker for ever; a call may hang although it was given a deadline."""
-        line = Line(f"grpc://{self._workers[task].addresses[task]}", task)
+        address = self._workers[task].addresses[task]
+        line = Line(f"grpc://{address}", task)
         while not self._ended.is_set() and task not in self.lost:
-            with contextlib.suppress(Exception):
-                reason = self._if_restarted(task, line.ask(_ANSWER_S))
-                self._answered[task] = time.monotonic()
-                if reason:
-                    self._lose(task, reason)
+            refused = answers(address, _ANSWER_S)
+            if "refused" in refused:  # the machine lives, the process does not
+                self._lose(task, f"it does not answer: {refused}")
+            elif not refused:
+                self._ask_once(task, line)
             self._ended.wait(self._interval_s)
+
+    def _ask_once(self, task: int, line: Line) -> None:
+        with contextlib.suppress(Exception):
+            reason = self._if_restarted(task, line.ask(_ANSWER_S))
+            self._answered[task] = time.monotonic()
+            if reason:
+                self._lose(task, reason)
 
     def _watch(self) -> None:
         while not self._ended.wait(1.0):
@@ -104,8 +114,11 @@ class Watch:
                     self._lose(task, f"it has not answered for {self._silence_s:.0f} s")
 
     def _lose(self, task: int, reason: str) -> None:
+        address = self._workers[task].addresses[task]
+        if task not in self.lost and not self._ended.is_set():
+            logger.error("lost worker %s (task %d): %s", address, task, reason)
         self.lost.setdefault(task, reason)
-        cut(self._workers[task].addresses[task])
+        cut(address)
 
 
 class _Call(Generic[T]):

@@ -1,0 +1,121 @@
+"""A small BERT on two worker processes: does the second sentence answer the first?
+
+The pairs are made by a rule, as no installed package ships any.  A question asks who, where or when; an
+answer names somebody, a place or a time.  Two of three are of the kind that was asked for (label 1).
+
+Both workers run on this machine.  On two machines start on each, with the same list,
+    tf-ooo worker --cluster host1:2222,host2:2222 --task 0        (--task 1 on the other)
+"""
+
+import os
+import subprocess
+import sys
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+from keras import layers, ops
+
+import tf_ooo
+from tf_ooo.pipeline.addresses import free_port
+
+WHO = ["anna", "ben", "clara", "david", "emma", "felix", "grace", "henry"]
+WHERE = ["paris", "rome", "cairo", "lima", "oslo", "tokyo", "delhi", "boston"]
+WHEN = ["dawn", "noon", "dusk", "midnight", "six", "seven", "eight", "nine"]
+DOES = ["sleep", "run", "eat", "sing", "talk", "work", "wait", "smile"]
+QUESTIONS = (
+    "who did {does} in {where} at {when} ?",
+    "where did {who} {does} at {when} ?",
+    "when did {who} {does} in {where} ?",
+)
+ANSWERS = ("it was {who}", "it was in {where}", "it was at {when}")
+WORDS = (
+    ["[PAD]", "[CLS]", "[SEP]", "who", "where", "when", "did", "in", "at", "?", "it", "was"]
+    + WHO
+    + WHERE
+    + WHEN
+    + DOES
+)
+TOKEN = {word: number for number, word in enumerate(WORDS)}
+LENGTH, WIDTH, DEPTH, HEADS = 16, 32, 2, 4
+BATCH, MICROBATCHES, EPOCHS = 64, 2, 3
+
+
+def pairs(count, seed):
+    """Tokens and segments (0 in the first sentence, 1 in the second), labels."""
+    random = np.random.default_rng(seed)
+    tokens, segments, labels = np.zeros((count, LENGTH), "int32"), np.zeros((count, LENGTH), "int32"), []
+    for row in range(count):
+        asked, answered = random.integers(3), random.integers(3)
+        if random.integers(2):
+            answered = asked
+        question = ["[CLS]", *filled(QUESTIONS[asked], random), "[SEP]"]
+        answer = [*filled(ANSWERS[answered], random), "[SEP]"]
+        numbers = [TOKEN[word] for word in question + answer]
+        tokens[row, : len(numbers)] = numbers
+        segments[row, len(question) : len(numbers)] = 1
+        labels.append(asked == answered)
+    return (tokens, segments), np.array(labels, "int32")
+
+
+def filled(sentence, random):
+    """The words of a sentence, each blank with one of its words."""
+    words = {"who": WHO, "where": WHERE, "when": WHEN, "does": DOES}
+    return sentence.format(**{blank: random.choice(choices) for blank, choices in words.items()}).split()
+
+
+def bert():
+    """Token, position and segment embeddings, encoder layers, a pooler on [CLS], a classifier."""
+    tokens, segments = keras.Input((LENGTH,), dtype="int32"), keras.Input((LENGTH,), dtype="int32")
+    places = ops.expand_dims(ops.arange(LENGTH), 0)
+    x = layers.Embedding(len(WORDS), WIDTH)(tokens) + layers.Embedding(2, WIDTH)(segments)
+    x = layers.LayerNormalization()(x + layers.Embedding(LENGTH, WIDTH)(places))
+    for _ in range(DEPTH):
+        x = layers.LayerNormalization()(x + layers.MultiHeadAttention(HEADS, WIDTH // HEADS)(x, x))
+        y = layers.Dense(WIDTH)(layers.Dense(4 * WIDTH, activation="gelu")(x))
+        x = layers.LayerNormalization()(x + y)
+    pooled = layers.Dense(WIDTH, activation="tanh")(x[:, 0])
+    return keras.Model([tokens, segments], layers.Dense(2)(pooled))
+
+
+def main():
+    """Starts the workers, trains, prints where the layers went."""
+    cluster = f"127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "tf_ooo", "worker", "--cluster", cluster, "--task"]
+    workers = [
+        subprocess.Popen([*command, str(task)], stdout=subprocess.PIPE, text=True) for task in range(2)
+    ]
+    try:
+        for worker in workers:
+            print(worker.stdout.readline().strip())
+        train(cluster)
+    finally:
+        for worker in workers:
+            worker.terminate()
+            worker.wait()
+
+
+def train(cluster):
+    """Trains and prints the partition."""
+    keras.utils.set_random_seed(1)
+    model = bert()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(2e-3), loss, metrics=["accuracy"], jit_compile=False)
+    callback = tf_ooo.OOOBackprop(mode="pipeline", devices=cluster, microbatches=MICROBATCHES)
+    x, y = pairs(100 * BATCH, seed=1)
+    model.fit(x, y, batch_size=BATCH, epochs=EPOCHS, verbose=2, callbacks=[callback])
+    test_x, test_y = pairs(1000, seed=2)
+    test_loss, accuracy = model.evaluate(test_x, test_y, verbose=0)
+    print(f"1000 other pairs: loss {test_loss:.4f}, accuracy {accuracy:.3f}")
+    for stage in callback.report.pipeline["stages"]:
+        print(
+            f"stage {stage['stage']} on {stage['device']}: {', '.join(stage['layers'])}\n    {stage['why']}"
+        )
+    report = callback.report
+    print(f"schedule {report.schedule}: predicted {report.predicted_step_s * 1e3:.0f} ms a step, ", end="")
+    print(f"measured {report.measured_step_s * 1e3:.0f} ms")
+
+
+if __name__ == "__main__":
+    main()

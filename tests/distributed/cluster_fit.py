@@ -1,0 +1,74 @@
+"""Trains three epochs as a pipeline over a cluster; prints JSON lines.
+
+Arguments: addresses, checkpoint, first epoch, seconds to wait in the second.
+"""
+
+import json
+import os
+import sys
+import time
+import zlib
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+
+import keras
+import numpy as np
+
+import tf_ooo
+
+BATCHES, ROWS = 24, 12
+
+
+def say(**what):
+    print(json.dumps(what), flush=True)
+
+
+class Progress(keras.callbacks.Callback):
+    """Says where the second epoch is, so that a worker can be killed there."""
+
+    def __init__(self, pause_s):
+        super().__init__()
+        self._epoch, self._pause_s = 0, pause_s
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self._epoch == 1 and batch == 5:
+            say(epoch=1, batch=5)
+            time.sleep(float(self._pause_s))
+
+
+def made():
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((9,)), *(keras.layers.Dense(11, "tanh") for _ in range(4))])
+    model.compile(keras.optimizers.Adam(1e-2), "mse", jit_compile=False)
+    return model
+
+
+def main(addresses, checkpoint, first_epoch, pause_s=0):
+    first_epoch = int(first_epoch)
+    model = keras.models.load_model(f"{checkpoint}_{first_epoch}.keras") if first_epoch else made()
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(BATCHES * ROWS, 9)), random.normal(size=(BATCHES * ROWS, 11))
+    pipeline = tf_ooo.OOOBackprop(mode="pipeline", devices=addresses, microbatches=3, schedule="fast_forward")
+    callbacks = [
+        pipeline,
+        Progress(pause_s),
+        keras.callbacks.ModelCheckpoint(f"{checkpoint}_{{epoch}}.keras"),
+    ]
+    settings = {"batch_size": ROWS, "shuffle": False, "verbose": 0, "initial_epoch": first_epoch}
+    try:
+        model.fit(x, y, epochs=3, callbacks=callbacks, **settings)
+    except tf_ooo.BackendError as error:
+        say(error=str(error))
+        os._exit(0)
+    bits = 0
+    for variable in (*model.variables, *model.optimizer.variables):
+        bits = zlib.crc32(np.asarray(variable).tobytes(), bits)
+    devices = [stage["device"] for stage in pipeline.report.pipeline["stages"]]
+    say(bits=bits, devices=devices, steps=int(model.optimizer.iterations.numpy()))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

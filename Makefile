@@ -6,7 +6,7 @@ TF_OOO := $(BIN)/tf-ooo
 LOCKS := requirements/dev.txt requirements/keras-hub.txt
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: venv demo test lint horovod
+.PHONY: venv demo test test-graph test-others lint horovod
 
 venv: $(VENV)/.installed
 
@@ -38,5 +38,12 @@ lint: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Two processes: most tests use one core.
 test: venv horovod lint
-	$(BIN)/python -m pytest
+	$(MAKE) -j2 --output-sync=target test-graph test-others
+
+test-graph:
+	$(BIN)/python -m pytest tests/graph
+
+test-others:
+	$(BIN)/python -m pytest tests/distributed tests/unit tests/gpu tests/test_smoke.py

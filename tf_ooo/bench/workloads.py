@@ -102,7 +102,8 @@ def encoder(layers: int, width: int, heads: int, length: int, vocabulary: int, c
 
     inputs = keras.Input((length,), dtype="int32")
     x = keras.layers.Embedding(vocabulary, width)(inputs)
-    x = x + keras.layers.Embedding(length, width)(keras.ops.arange(length))
+    # Of the inputs: an embedding of a constant would be computed at once, and be no part of the model.
+    x = x + keras.layers.Embedding(length, width)(keras.ops.arange(length) + 0 * inputs)
     x = keras.layers.LayerNormalization()(x)
     for _ in range(layers):
         attended = keras.layers.MultiHeadAttention(heads, width // heads)(x, x)

@@ -40,7 +40,7 @@ def check_unrolled_embedding(engine: Any) -> None:
 
 
 def check_unrolled_encoder(engine: Any) -> None:
-    """Close to stock, not its bits: TensorFlow's arithmetic optimizer rewrites a flat step's sums differently.
+    """Close to stock, not its bits: TensorFlow's arithmetic optimizer rewrites sums of a flat step anew.
 
     With that optimizer off they are the same bits, also without any averaging.
     """

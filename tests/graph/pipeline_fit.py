@@ -243,7 +243,7 @@ class Custom(keras.Model):
 
 
 def check_custom_train_step():
-    return compared(Custom, adam, ("gpipe", "zb_h1"), metrics=[], loss=None)
+    return compared(Custom, adam, ("gpipe", "zb_h1"), metrics=None, loss=None)
 
 
 def check_rnn():

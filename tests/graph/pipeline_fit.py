@@ -248,7 +248,8 @@ def check_custom_train_step():
 
 def check_rnn():
     def make():
-        layers = [keras.layers.LSTM(6, return_sequences=True), keras.layers.GRU(5), keras.layers.Dense(3)]
+        one, two = keras.layers.LSTM(6, return_sequences=True, unroll=True), keras.layers.GRU(5, unroll=True)
+        layers = [one, two, keras.layers.Dense(3)]
         return keras.Sequential([keras.Input((4, 2)), *layers])
 
     data = (RNG.normal(size=(48, 4, 2)).astype("float32"), Y)
@@ -305,6 +306,8 @@ def check_variables_move_and_return():
     model.fit(X, Y, batch_size=16, epochs=1, verbose=0)
     out["next fit"] = places(model)
     out["trained on"] = not np.array_equal(before[0], model.get_weights()[0])
+
+    model, _ = train(mlp, adam, epochs=1)
 
     def rows():
         for _ in range(6):

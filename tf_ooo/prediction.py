@@ -36,21 +36,10 @@ class StepPrediction:
         """Runs one step, with the profiler, and returns its result."""
         self.due = False
         profiler = StepProfiler(1)
-        ran: list[Any] = []
-
-        def once() -> Any:
-            ran.append(step())
-            return ran[0]
-
-        try:
-            profiler.run(once)
-        except OOOError as error:
-            # Somebody else's profiler runs (TensorBoard's), or the trace shows no op.
-            self._not_known(error)
-            return ran[0] if ran else step()
+        outputs = profiler.run_anyway(step, self._not_known)
         if profiler.profile is not None and result is not None:
             self._fill(profiler.profile, result)
-        return ran[0]
+        return outputs
 
     def _fill(self, profile: OpProfile, result: RewriteResult) -> None:
         self.report.profiling_overhead_s += profile.overhead_s

@@ -206,23 +206,13 @@ def fill_plan(report: Report, result: RewriteResult | None) -> None:
 
 
 def layer_rows(graph: TrainingGraph, result: RewriteResult) -> list[dict[str, Any]]:
-    """One row per layer: index, name, ops of dW, U and communication."""
+    """As :func:`layer_rows_of`, and whether the schedule has a dO of the layer's own."""
     scheduled = {str(task) for task in result.schedule.tasks}
-    return [
-        {
-            "index": layer.index,
-            "name": layer.name,
-            "dW": len(layer.weight_grad_ops),
-            "U": len(layer.update_ops),
-            "comm": len(layer.communication_ops),
-            "own_dO": f"dO:{layer.index}" in scheduled,
-        }
-        for layer in graph.layers
-    ]
+    return [row | {"own_dO": f"dO:{row['index']}" in scheduled} for row in layer_rows_of(graph)]
 
 
 def layer_rows_of(graph: TrainingGraph) -> list[dict[str, Any]]:
-    """One row per layer of a pipeline: index, name, ops of dW, U and communication."""
+    """One row per layer: index, name, ops of dW, U and communication."""
     return [
         {
             "index": layer.index,

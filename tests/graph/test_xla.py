@@ -113,6 +113,15 @@ def _step_of(model, optimizer):
     return step
 
 
+def _plain_step():
+    """An MLP, a step of it, and a batch."""
+    keras.utils.set_random_seed(1)
+    model, x, y = zoo.mlp()
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build(model.trainable_variables)
+    return model, _step_of(model, optimizer), x, y
+
+
 class TestSeveralSteps:
     def test_weight_gradients_wait_for_the_next_forward_pass(self, tmp_path):
         """dW of the last layer is to run beside the next step's second layer."""
@@ -177,11 +186,7 @@ class TestFallback:
         assert step.report.fallback_reason
 
     def test_random_state_of_an_op(self):
-        keras.utils.set_random_seed(1)
-        model, x, y = zoo.mlp()
-        optimizer = keras.optimizers.SGD(0.1)
-        optimizer.build(model.trainable_variables)
-        plain = _step_of(model, optimizer)
+        _, plain, x, y = _plain_step()
         noisy = tf_ooo.function(
             lambda x, y: plain(x + tf.random.normal(x.shape), y), jit_compile=True, any_platform=True
         )
@@ -197,11 +202,7 @@ class TestFallback:
 
     def test_what_xla_cannot_compile(self):
         """The graph lowers to HLO, but XLA's backend knows no such custom call."""
-        keras.utils.set_random_seed(1)
-        model, x, y = zoo.mlp()
-        optimizer = keras.optimizers.SGD(0.1)
-        optimizer.build(model.trainable_variables)
-        plain = _step_of(model, optimizer)
+        model, plain, x, y = _plain_step()
         options = Options(schedule="multi_stream", any_platform=True)
         session = StreamSession(options)
 

@@ -69,7 +69,7 @@ def graph_costs(
         shown = ", ".join(sizes.unknown[:5])
         notes.append(f"{len(sizes.unknown)} tensors of unknown size count as 0 bytes: {shown}")
     inputs = _layer_inputs(graph, forward)
-    weights = _variable_bytes(graph, notes)
+    weights = variable_bytes(graph, notes)
     layers = []
     for layer in graph.layers:
         times = {
@@ -236,7 +236,7 @@ def _layer_inputs(graph: TrainingGraph, forward: Mapping[str, int]) -> list[tupl
     return [tuple(sorted(indices)) for indices in found]
 
 
-def _variable_bytes(graph: TrainingGraph, notes: list[str]) -> list[tuple[float, float]]:
+def variable_bytes(graph: TrainingGraph, notes: list[str]) -> list[tuple[float, float]]:
     """(bytes of the weights, bytes of their slots) for each layer; a slot is as large as its weight."""
     read = {
         op.inputs[0][0]: op.output_bytes

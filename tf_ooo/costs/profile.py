@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tf_ooo import compat
-from tf_ooo.errors import CostError, OptionsError
+from tf_ooo.errors import CostError, OOOError, OptionsError
 
 MOST_STEPS = 3
 # TensorFlow's grammar for node names, and for op types ("_MklMatMul" and the like are private ones).
@@ -104,6 +104,23 @@ class StepProfiler:
         if self._done == self.steps:
             self.profile = self._finish()
         return outputs
+
+    def run_anyway(self, step: Callable[[], Any], failed: Callable[[OOOError], None]) -> Any:
+        """Runs one step exactly once and returns its result, also where it cannot be traced.
+
+        ``failed`` is told why: somebody else's profiler runs (TensorBoard's), or the trace shows no op.
+        """
+        ran: list[Any] = []
+
+        def once() -> Any:
+            ran.append(step())
+            return ran[0]
+
+        try:
+            return self.run(once)
+        except OOOError as error:
+            failed(error)
+            return ran[0] if ran else step()
 
     def close(self) -> None:
         """Ends a trace that got too few steps; its events are dropped."""

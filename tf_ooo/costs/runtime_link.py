@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tf_ooo.costs.communication import MEASURED_BYTES, fit_link
@@ -35,17 +36,7 @@ def measure_runtime_link(
     Raises:
         CostError: no such device, or the cluster does not answer.
     """
-    import tensorflow as tf
-
-    samples = []
-    for size in sizes:
-        try:
-            samples += [
-                (float(size), hop_s) for hop_s in _hop_seconds(target, sender, receiver, size, repeats)
-            ]
-        except (tf.errors.OpError, ValueError) as error:
-            raise CostError(f"link {sender} - {receiver}: cannot be measured: {error}") from error
-    return fit_link(samples, flat_ok=True)
+    return _fitted(functools.partial(_hop_seconds, target), sender, receiver, sizes, repeats)
 
 
 def measure_device_link(
@@ -59,20 +50,31 @@ def measure_device_link(
     Raises:
         CostError: no such device, or it does not answer.
     """
+    return _fitted(_eager_hop_seconds, sender, receiver, sizes, repeats)
+
+
+def _fitted(
+    hop_seconds: Callable[[str, str, int, int], list[float]],
+    sender: str,
+    receiver: str,
+    sizes: Sequence[int],
+    repeats: int,
+) -> Link:
+    """The link that explains the seconds of hops of several sizes."""
     import tensorflow as tf
 
     samples = []
     for size in sizes:
         try:
-            samples += [
-                (float(size), hop_s) for hop_s in _eager_hop_seconds(tf, sender, receiver, size, repeats)
-            ]
+            samples += [(float(size), hop_s) for hop_s in hop_seconds(sender, receiver, size, repeats)]
         except (tf.errors.OpError, ValueError) as error:
             raise CostError(f"link {sender} - {receiver}: cannot be measured: {error}") from error
     return fit_link(samples, flat_ok=True)
 
 
-def _eager_hop_seconds(tf: Any, sender: str, receiver: str, size: int, repeats: int) -> list[float]:
+def _eager_hop_seconds(sender: str, receiver: str, size: int, repeats: int) -> list[float]:
+    import tensorflow as tf
+
     with _no_optimizers(tf):
         start, end = _hops(tf, sender, receiver, size, 0), _hops(tf, sender, receiver, size, _HOPS)
         for function in (start, end):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +16,7 @@ from grappler_passes.graph import OpKind, TrainingGraph
 from grappler_passes.order import OrderPass
 from grappler_passes.steps import split_steps, steps_of
 from grappler_passes.verify import VerifyPass
+from tf_ooo.costs.from_graph import variable_bytes
 from tf_ooo.errors import ScheduleError
 from tf_ooo.lowering import lower, task_ops
 from tf_ooo.planner import RewriteResult
@@ -25,7 +25,6 @@ from tf_ooo.schedulers.common import COMMUNICATION, COMPUTE
 
 # How much is handed over and not through where nothing was measured.
 FLIGHT_BYTES = 2 * 2**20
-_ELEMENT_BYTES = 4
 
 ScheduleFor = Callable[[TrainingGraph], Schedule]
 
@@ -123,7 +122,7 @@ def communication_edges(
     """
     ready = {task.stage: place for place, task in enumerate(schedule.lanes.get(COMPUTE, ()))}
     wanted = list(dict.fromkeys(task.stage for task in schedule.lanes.get(COMMUNICATION, ())))
-    sizes = _weight_bytes(graph)
+    sizes = [weight_bytes for weight_bytes, _ in variable_bytes(graph, [])]
     edges: list[tuple[str, str]] = []
     for place, layer in enumerate(wanted):
         before: list[str] = []
@@ -144,14 +143,6 @@ def _through(wanted: list[int], sizes: list[float], place: int, flight_bytes: fl
             return wanted[before]
         flying_bytes += sizes[wanted[before]]
     return None
-
-
-def _weight_bytes(graph: TrainingGraph) -> list[float]:
-    shapes = {variable.name: variable.shape or () for variable in graph.variables}
-    return [
-        float(sum(math.prod(shapes.get(name, ())) * _ELEMENT_BYTES for name in layer.variables))
-        for layer in graph.layers
-    ]
 
 
 def _sources(graph: TrainingGraph, layer: int) -> list[str]:

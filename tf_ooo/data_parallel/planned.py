@@ -117,12 +117,8 @@ def calibrated(
     """
     stock = _plan(layers, link, workers, "in_order", barrier=True)
     factor = step_s / max(step_seconds(stock, layers, link, 1), 1e-9)
-    names = ("forward_s", "output_grad_s", "weight_grad_s", "update_s")
-    scaled = [
-        dataclasses.replace(layer, **{name: getattr(layer, name) * factor for name in names})
-        for layer in layers
-    ]
-    return tuple(scaled), Link(link.latency_s * factor, link.bytes_per_s / factor)
+    scaled = tuple(_scaled(layer, factor) for layer in layers)
+    return scaled, Link(link.latency_s * factor, link.bytes_per_s / factor)
 
 
 def _scaled(layer: LayerCosts, factor: float) -> LayerCosts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import statistics
 import time
@@ -92,25 +93,19 @@ class ScheduledSteps:
         if self._single is None:
             self._single = self._first_single()
         self._profiled += 1
-        ran: list[Any] = []
-
-        def once() -> Any:
-            ran.append(self._single([batch]))  # type: ignore[misc]
-            return ran[0]
-
+        once = functools.partial(self._single, [batch])
         if self._profiled > 1 + MOST_STEPS:
             started = time.perf_counter()
-            compat.synchronize(once())
+            outputs = once()
+            compat.synchronize(outputs)
             self._single_s.append(time.perf_counter() - started)
-            return ran[0]
-
+            return outputs
         if self.engine.rank != 0 or not 2 <= self._profiled <= 1 + MOST_STEPS or self._plan_failed:
             return once()
-        try:
-            return self._profiler.run(once)
-        except OOOError as error:
-            self._plan_failed = str(error)
-            return ran[0] if ran else once()
+        return self._profiler.run_anyway(once, self._cannot_plan)
+
+    def _cannot_plan(self, error: OOOError) -> None:
+        self._plan_failed = str(error)
 
     def _first_single(self) -> Unrolled:
         try:

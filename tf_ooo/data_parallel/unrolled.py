@@ -68,15 +68,21 @@ class Unrolled:
     def _make(self, count: int) -> Any:
         step = compat.step_on_data(self.model, self._wrap(self.model.train_step))
 
-        def steps(batches: Any) -> list[Any]:
-            logs = []
-            for number, batch in enumerate(batches):
-                with compat.numbered_step(number, STEP_ATTR, STEP_SCOPE):
-                    logs.append(step(batch))
-            # All of them: what a step returns tells its forward pass from its backward pass.
-            return logs
+        return compat.traced_once(numbered_steps(step), [[self.element_spec] * count])
 
-        return compat.traced_once(steps, [[self.element_spec] * count])
+
+def numbered_steps(step: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
+    """``step`` on one batch after the other, each marked so that the passes can tell them apart."""
+
+    def steps(batches: Any) -> list[Any]:
+        logs = []
+        for number, batch in enumerate(batches):
+            with compat.numbered_step(number, STEP_ATTR, STEP_SCOPE):
+                logs.append(step(batch))
+        # All of them: what a step returns tells its forward pass from its backward pass.
+        return logs
+
+    return steps
 
 
 def steps_together(steps_per_execution: int, most: int) -> int:

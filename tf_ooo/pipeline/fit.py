@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from tf_ooo import compat
@@ -175,7 +174,8 @@ class PipelineFit:
         if self._profiled == 0 or not steps or self._seen > steps:
             outputs = functions(batch)
         else:
-            outputs = self._with_profiler(lambda: functions(batch), steps)
+            self._profiler = self._profiler or StepProfiler(steps)
+            outputs = self._profiler.run_anyway(lambda: functions(batch), self._not_measured)
         self._seen += 1
         if functions.traced > traced:
             self._profiled = 0 if self._profiler is None else self._profiled
@@ -186,20 +186,8 @@ class PipelineFit:
             self._make_plan()
         return outputs
 
-    def _with_profiler(self, step: Callable[[], Any], steps: int) -> Any:
-        if self._profiler is None:
-            self._profiler = StepProfiler(steps)
-        ran: list[Any] = []
-
-        def once() -> Any:
-            ran.append(step())
-            return ran[0]
-
-        try:
-            return self._profiler.run(once)
-        except OOOError as error:
-            self.report.notes.append(f"costs are calculated from shapes, not measured: {error}")
-            return ran[0] if ran else step()
+    def _not_measured(self, error: OOOError) -> None:
+        self.report.notes.append(f"costs are calculated from shapes, not measured: {error}")
 
     @property
     def _microbatches(self) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from grappler_passes.steps import STEP_ATTR, STEP_SCOPE
 from tf_ooo import compat
+from tf_ooo.data_parallel.unrolled import numbered_steps
 from tf_ooo.xla.session import StreamSession
 from tf_ooo.xla.step import Rewriter, StreamStep
 
@@ -35,19 +35,11 @@ class FitSteps:
         self.model, self.together = model, together
         one = compat.step_on_data(model, model.train_step)
 
-        def several(batches: list[Any]) -> list[Any]:
-            logs = []
-            for number, batch in enumerate(batches):
-                with compat.numbered_step(number, STEP_ATTR, STEP_SCOPE):
-                    logs.append(one(batch))
-            # All of them: what a step returns tells its forward pass from its backward pass.
-            return logs
-
         def stock_steps(batches: list[Any]) -> list[Any]:
             return [stock([batch]) for batch in batches]
 
         self.step = StreamStep(one, lambda batch: stock([batch]), session, rewrite)
-        self.steps = StreamStep(several, stock_steps, session, rewrite)
+        self.steps = StreamStep(numbered_steps(one), stock_steps, session, rewrite)
 
     def __call__(self, iterator: Any) -> Any:
         """One execution: ``steps_per_execution`` steps; the logs of the last.  StopIteration at the end."""

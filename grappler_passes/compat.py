@@ -86,7 +86,7 @@ def infer_some_outputs(graph_def) -> InferredOutputs:
     options = pywrap_tf_session.TF_NewImportGraphDefOptions()
     # Grappler leaves colocation constraints on nodes that it has removed.
     pywrap_tf_session.TF_ImportGraphDefOptionsSetValidateColocationConstraints(options, False)
-    serialized = _without_library(_with_handle_shapes(graph_def)).SerializeToString()
+    serialized = _readable(_without_library(_with_handle_shapes(graph_def))).SerializeToString()
     try:
         with graph._c_graph.get() as c_graph, c_api_util.tf_buffer(serialized) as buffer:
             pywrap_tf_session.TF_GraphImportGraphDefWithResults(c_graph, buffer, options)
@@ -106,6 +106,44 @@ def _without_library(graph_def):
     out = type(graph_def)(versions=graph_def.versions)
     out.node.extend(graph_def.node)
     return out
+
+
+# What is fused, the op alone, and how many of the inputs are its own.
+_FUSED_NORMS = {
+    "_FusedBatchNormEx": ("FusedBatchNormV3", 5),
+    "_FusedBatchNormGradEx": ("FusedBatchNormGradV3", 6),
+}
+
+
+def _readable(graph_def):
+    """Graphs of TensorFlow 2.15 and 2.18 that it runs itself, but does not import as they are.
+
+    It fuses a batch normalization with its Relu on CPUs for any number of channels, while the shape function
+    asks for a multiple of 4; the outputs are those of the op alone.  ``_Arg`` has no attribute ``shape`` there.
+    """
+
+    def is_odd(node) -> bool:
+        return node.op in _FUSED_NORMS or (node.op == "_Arg" and "shape" in node.attr)
+
+    if not any(map(is_odd, graph_def.node)):
+        return graph_def
+    out = type(graph_def)()
+    out.CopyFrom(graph_def)
+    for node in filter(is_odd, out.node):
+        if node.op == "_Arg":
+            del node.attr["shape"]
+        elif not node.attr["num_side_inputs"].i:
+            _unfuse(node)
+    return out
+
+
+def _unfuse(node) -> None:
+    node.op, count = _FUSED_NORMS[node.op]
+    data = [name for name in node.input if not name.startswith("^")]
+    del node.input[:]
+    node.input.extend(data[:count])
+    for name in ("num_side_inputs", "activation_mode"):
+        node.attr.pop(name, None)
 
 
 def _with_handle_shapes(graph_def):
@@ -235,4 +273,18 @@ def _without_implementations(graph_def):
     out.CopyFrom(graph_def)
     for function in out.library.function:
         function.attr.pop("api_implements", None)
+    _drop_lost_colocations(out)
     return out
+
+
+def _drop_lost_colocations(graph_def) -> None:
+    """Grappler leaves colocation with nodes that it has removed; ``tf.import_graph_def`` refuses it."""
+    names = {node.name for node in graph_def.node}
+    for node in graph_def.node:
+        groups = node.attr["_class"].list.s if "_class" in node.attr else ()
+        kept = [group for group in groups if group.decode().removeprefix("loc:@") in names]
+        if len(kept) < len(groups):
+            del node.attr["_class"].list.s[:]
+            node.attr["_class"].list.s.extend(kept)
+            if not kept:
+                del node.attr["_class"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from grappler_passes.backward import REARRANGING_OPS, Backward
@@ -109,7 +110,7 @@ def _origin(backward: Backward, node: int, port: int, shape) -> set[tuple[int, i
         seen.add(node)
         edges = [e for e in flow.data[node] if _continues_chain(backward, e.source)]
         looks_through = flow.types[node] in VIEW_OPS or _undoes_broadcast(backward, node)
-        if edges and (looks_through or _is_reduced(backward, node, shape)):
+        if edges and (looks_through or _is_reduced(backward, node, port, shape)):
             stack.extend((e.source, e.port) for e in edges)
         else:
             found.add((node, port))
@@ -126,25 +127,25 @@ def _continues_chain(backward: Backward, node: int) -> bool:
     return backward.is_backward[node] and bool(backward.gradients.from_data[node])
 
 
-def _is_reduced(backward: Backward, node: int, shape) -> bool:
+def _is_reduced(backward: Backward, node: int, port: int, shape) -> bool:
     """The op's result has the vector weight's shape, or goes only into ops whose result has.
 
-    Not for matrices: a dO may have a kernel's shape by chance, as many examples as inputs.
+    Only the result asked for: a fused batch normalization's gradient also has vectors beside the dO.  Not for matrices: a dO may have a kernel's shape by chance, as many examples as inputs.
     """
     if sum(dim != 1 for dim in shape or ()) > 1:
         return False
-    if _has_shape(backward, node, shape):
+    if _has_shape(backward.flow.outputs[node][port : port + 1], shape):
         return True
     targets = [t for t in backward.successors[node] if backward.is_backward[t]]
-    return bool(targets) and all(_has_shape(backward, t, shape) for t in targets)
+    return bool(targets) and all(_has_shape(backward.flow.outputs[t], shape) for t in targets)
 
 
-def _has_shape(backward: Backward, node: int, shape) -> bool:
+def _has_shape(outputs: Sequence[Any], shape) -> bool:
     def squeezed(dims):
         return [d for d in dims if d != 1]
 
-    outputs = [o.shape for o in backward.flow.outputs[node] if o.shape is not None]
-    return bool(shape) and any(squeezed(dims) == squeezed(shape) for dims in outputs)
+    known = [o.shape for o in outputs if o.shape is not None]
+    return bool(shape) and any(squeezed(dims) == squeezed(shape) for dims in known)
 
 
 def _first_use(g: GradientFlow) -> list[tuple[int, int]]:

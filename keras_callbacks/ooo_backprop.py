@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import keras
-
+from tf_ooo.compat.callbacks import Callback
 from tf_ooo.data_parallel import DataParallelFit, launched_with_workers
 from tf_ooo.options import Options
 from tf_ooo.pipeline.fit import PipelineFit
@@ -14,7 +13,7 @@ from tf_ooo.report import Report
 from tf_ooo.single_device import FitSession
 
 
-class OOOBackprop(keras.callbacks.Callback):  # type: ignore[misc]
+class OOOBackprop(Callback):
     """Reorders the backward pass of the model that is being trained; weights stay the same bits.
 
     The first steps alternate between the stock and the rewritten step, each training as usual; then

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import keras
-
 from keras_callbacks.ooo_backprop import OOOBackprop
+from tf_ooo.compat.callbacks import Callback
 from tf_ooo.errors import OptionsError
 from tf_ooo.single_device import save_timeline
 
 
-class TimelineLogger(keras.callbacks.Callback):  # type: ignore[misc]
+class TimelineLogger(Callback):
     """Writes ``report.html`` and ``trace.json`` at the end, or after every epoch.
 
     Example:

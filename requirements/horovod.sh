@@ -4,8 +4,8 @@
 #   requirements/horovod.sh [VENV]        default .venv
 #
 # The wheel is kept in ${XDG_CACHE_HOME:-~/.cache}/tf_ooo, one per Python and TensorFlow version.
-# Why a recipe: the released source adds xla_mpi_ops.cc, which needs XLA headers that TensorFlow
-# no longer ships; the ops in it are off by default, so the file is left out.
+# TensorFlow 2.15 and 2.18 take the released source as it is.  Later ones no longer ship the XLA headers
+# that xla_mpi_ops.cc needs; the ops in it are off by default, so the file is left out for them.
 set -eu
 
 version=0.28.1
@@ -26,6 +26,8 @@ names = {d.metadata['Name'].lower().replace('_', '-') for d in m.distributions()
 tf = next((n for n in ('tensorflow', 'tensorflow-cpu') if n in names), None)
 if tf is None: sys.exit('horovod: TensorFlow not found in this environment; run make venv')
 print(f'cp{sys.version_info[0]}{sys.version_info[1]}-{tf}-{m.version(tf)}')")
+include=$("$python" -c "import importlib.util as u, os
+print(os.path.join(os.path.dirname(u.find_spec('tensorflow').origin), 'include'))")
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/tf_ooo/horovod-$version-$tag
 
 if ! ls "$cache"/*.whl >/dev/null 2>&1; then
@@ -35,7 +37,9 @@ if ! ls "$cache"/*.whl >/dev/null 2>&1; then
     "$python" -m pip download -q --no-deps --no-binary :all: --no-build-isolation \
         --require-hashes -r "$here/horovod.txt" -d "$work"
     tar -xzf "$work/horovod-$version.tar.gz" -C "$work"
-    sed -i '/xla_mpi_ops\.cc/d' "$work/horovod-$version/horovod/tensorflow/CMakeLists.txt"
+    if [ ! -e "$include/tensorflow/compiler/xla/client/xla_builder.h" ]; then
+        sed -i '/xla_mpi_ops\.cc/d' "$work/horovod-$version/horovod/tensorflow/CMakeLists.txt"
+    fi
     if ! HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 \
         HOROVOD_WITHOUT_MPI=1 HOROVOD_CPU_OPERATIONS=GLOO CMAKE_POLICY_VERSION_MINIMUM=3.5 \
         "$python" -m pip wheel --no-deps --no-build-isolation \

@@ -9,10 +9,17 @@ import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-import keras
 import numpy as np
+import pytest
 import tensorflow as tf
-from keras import layers
+
+from tf_ooo import compat
+
+# What the user's ``tf.keras`` is: Keras 3, Keras 2 on TensorFlow 2.15, tf_keras with TF_USE_LEGACY_KERAS=1.
+keras = tf.keras
+layers = keras.layers
+KERAS_3 = hasattr(keras, "ops")
+needs_keras_3 = pytest.mark.skipif(not KERAS_3, reason="needs what only Keras 3 has")
 
 CLASSES = 3
 BATCH = 6
@@ -88,7 +95,7 @@ def bidirectional():
     return stack(tokens(5), layers.Embedding(11, 8), layers.Bidirectional(layers.LSTM(4)))
 
 
-@keras.saving.register_keras_serializable("tests")
+@keras.utils.register_keras_serializable("tests")
 class TiedModel(keras.Model):
     """The embedding is the output projection, too."""
 
@@ -223,6 +230,6 @@ def compiled(build, optimizer: str = "adam", **kwargs):
 def traced_step(model, x, y):
     """The model's own train step as one ConcreteFunction, batch size unknown."""
     model.train_step((x, y))
-    model.optimizer.build(model.trainable_variables)
+    compat.build_optimizer(model.optimizer, model.trainable_variables)
     spec = tf.nest.map_structure(lambda a: tf.TensorSpec((None, *a.shape[1:]), a.dtype), (x, y))
     return tf.function(lambda data: model.train_step(data)).get_concrete_function(spec)

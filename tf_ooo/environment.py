@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import os
 import platform
+from typing import Any
 
 
-def environment() -> str:
-    """Versions and device.  Starts no GPU."""
-    import keras
+def environment(model: Any = None) -> str:
+    """Versions and device.  Starts no GPU.
+
+    Args:
+        model: its Keras is named; None: what ``tf.keras`` is.
+    """
     import tensorflow as tf
 
-    from tf_ooo import __version__
+    from tf_ooo import __version__, compat
 
-    versions = f"tf_ooo {__version__}, TensorFlow {tf.__version__}, Keras {keras.__version__}"
+    keras = compat.user_keras() if model is None else compat.keras_of(model)
+    name = "Keras" if keras.__name__ == "keras" else keras.__name__
+    versions = f"tf_ooo {__version__}, TensorFlow {tf.__version__}, {name} {keras.__version__}"
     return f"{versions}, Python {platform.python_version()}, {_device()}"
 
 

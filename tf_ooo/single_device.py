@@ -51,13 +51,16 @@ class FitSession:
             )
 
     def _begin(self, model: Any) -> None:
-        compat.check_keras_backend()
+        compat.check_versions()
+        compat.check_keras_backend(model)
         stock = compat.train_function_of(model)
         known = self.controller
         if known is None or known.stock is not stock or known.session.request.errors:
             self._drop_controller()
             self.report = Report(
-                mode=self.options.resolved_mode, model=str(model.name), environment=environment()
+                mode=self.options.resolved_mode,
+                model=str(model.name),
+                environment=environment(model),
             )
             reason = compat.why_not_rewritable(model)
             if reason is not None:
@@ -81,7 +84,7 @@ class FitSession:
     def _inputs(self, model: Any) -> Inputs:
         if self.options.batch_size is not None:
             return Inputs()
-        return Inputs(elements_per_call=lambda: int(model.steps_per_execution))
+        return Inputs(elements_per_call=lambda: compat.steps_per_execution(model))
 
     def end(self) -> None:
         """Puts the model's own train function back; does nothing the second time."""

@@ -67,6 +67,14 @@ def variable_of_keras(variable: Any) -> Any:
     return getattr(variable, "_value", variable)
 
 
+def has_gradient(dtype: Any) -> bool:
+    """Whether a variable of this dtype can be trained: no integers."""
+    import tensorflow as tf
+
+    real = tf.as_dtype(dtype).base_dtype
+    return bool(real.is_floating or real.is_complex)
+
+
 def op_def(op_type: str) -> Any:
     """What TensorFlow registered for an op type, None where it knows no such op."""
     from tensorflow.python.framework import op_def_registry

@@ -93,7 +93,11 @@ def _mark(func_graph: Any, request: Request) -> None:
 
 
 def _infos(variables: Sequence[Any], request: Request) -> list[VariableInfo]:
-    own = [VariableInfo(name=_name(v), trainable=bool(v.trainable)) for v in variables]
+    # Keras 2's counters of steps are integers, and trainable by name.
+    own = [
+        VariableInfo(name=_name(v), trainable=bool(v.trainable and compat.has_gradient(v.dtype)))
+        for v in variables
+    ]
     if request.describe is None:
         return own
     described = request.describe(variables)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tf_ooo.compat.versions import loaded_keras
+
 _SHADOWED = "_ooo_shadowed"
 
 
@@ -26,18 +28,9 @@ def unshadow(owner: Any, name: str) -> None:
         del vars(owner)[_SHADOWED]
 
 
-def is_optimizer(value: Any) -> bool:
-    """Whether ``value`` is a Keras 3 optimizer."""
-    import keras
-
-    return isinstance(value, keras.optimizers.Optimizer)
-
-
 def is_layer(value: Any) -> bool:
-    """Whether ``value`` is a Keras layer or model."""
-    import keras
-
-    return isinstance(value, keras.layers.Layer)
+    """Whether ``value`` is a layer or model of any Keras that is loaded."""
+    return any(isinstance(value, keras.layers.Layer) for keras in loaded_keras())
 
 
 def parts_of(model: Any) -> list[Any]:
@@ -48,20 +41,6 @@ def parts_of(model: Any) -> list[Any]:
 def attributes_of(owner: Any) -> list[Any]:
     """The values of an object's own attributes."""
     return list(vars(owner).values())
-
-
-def variables_to_apply(optimizer: Any, given: Any) -> list[Any]:
-    """The variables that ``optimizer.apply(grads, given)`` updates."""
-    return list(optimizer._trainable_variables if given is None else given)
-
-
-def state_of(optimizer: Any) -> list[Any]:
-    """The variables of an optimizer; also of Horovod's wrapper, whose own property fails with Keras 3."""
-    import keras
-
-    inner = getattr(optimizer, "inner_optimizer", None)
-    own = list(keras.optimizers.Optimizer.variables.fget(optimizer))
-    return own if inner is None else own + state_of(inner)
 
 
 def path_of(variable: Any) -> str:

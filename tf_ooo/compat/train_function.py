@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tf_ooo.compat.parts import shadow, unshadow
+from tf_ooo.compat.versions import is_keras_2, keras_of
+
+_FUNCTIONS = ("train_function", "train_tf_function")
 
 
 def train_function_of(model: Any) -> Callable[..., Any]:
@@ -23,7 +27,8 @@ def new_train_function(
 
     ``wrap`` makes of the model's ``train_step`` the one that the function is made of.
     """
-    kept = model.train_function
+    # Keras 2 keeps the tf.function a second time.
+    kept = {name: getattr(model, name) for name in _FUNCTIONS if hasattr(model, name)}
     if wrap is not None:
         shadow(model, "train_step", wrap(model.train_step))
     try:
@@ -32,13 +37,16 @@ def new_train_function(
         function: Callable[..., Any] = model.train_function
         return function
     finally:
-        model.train_function = kept
+        for name, value in kept.items():
+            setattr(model, name, value)
         if wrap is not None:
             unshadow(model, "train_step")
 
 
 def step_on_data(model: Any, train_step: Callable[..., Any]) -> Callable[..., Any]:
     """What Keras' train function does with one batch, not made into a ``tf.function``."""
+    if is_keras_2(keras_of(model)):
+        return _step_on_data_of_keras_2(model, train_step)
 
     def step(data: Any) -> Any:
         return model.distribute_strategy.run(model._autoconvert_optionals(train_step), args=(data,))
@@ -46,19 +54,78 @@ def step_on_data(model: Any, train_step: Callable[..., Any]) -> Callable[..., An
     return step
 
 
+def _step_on_data_of_keras_2(model: Any, train_step: Callable[..., Any]) -> Callable[..., Any]:
+    """As Keras 2's ``make_train_function``: the batch is counted once its step has succeeded."""
+    import tensorflow as tf
+
+    def counted(data: Any) -> Any:
+        outputs = train_step(data)
+        tensors = [value for value in tf.nest.flatten(outputs) if tf.is_tensor(value)]
+        with tf.control_dependencies(tensors):
+            model._train_counter.assign_add(1)
+        return outputs
+
+    return lambda data: model.distribute_strategy.run(counted, args=(data,))
+
+
+def steps_per_execution(model: Any) -> int:
+    """How many batches one call of the train function takes; Keras 2 lowers it for the end of an epoch."""
+    if not is_keras_2(keras_of(model)):
+        return int(model.steps_per_execution)
+    variable = model._steps_per_execution
+    return 1 if variable is None else int(variable.numpy())
+
+
+@contextlib.contextmanager
+def steps_per_execution_set_to(model: Any, count: int) -> Iterator[None]:
+    """Inside the block the train function takes ``count`` batches; Keras 3 takes what the iterator has."""
+    usual = steps_per_execution(model)
+    if not is_keras_2(keras_of(model)) or usual == count:
+        yield
+        return
+    model._steps_per_execution.assign(count)
+    try:
+        yield
+    finally:
+        model._steps_per_execution.assign(usual)
+
+
+def ends_training_without_data(model: Any) -> bool:
+    """Whether ``fit`` takes a StopIteration before the last step it expects for the end of all training."""
+    return is_keras_2(keras_of(model))
+
+
+_KERAS_2_START = "_maybe_load_initial_counters_from_ckpt"
+
+
 def start_epoch_of(model: Any) -> int:
     """The epoch that ``BackupAndRestore`` wants ``fit`` to begin with; 0 if none."""
+    if is_keras_2(keras_of(model)):
+        return int(getattr(model, _KERAS_2_START)(None, 0)[0])
     return int(model._initial_epoch or 0)
 
 
 def set_start_epoch(model: Any, epoch: int) -> None:
     """See :func:`start_epoch_of`."""
-    model._initial_epoch = epoch or None
+    if not is_keras_2(keras_of(model)):
+        model._initial_epoch = epoch or None
+        return
+    own = getattr(model, _KERAS_2_START)
+    if own(None, 0)[0] == epoch:
+        return
+
+    def once(*_: Any) -> tuple[int, int]:
+        unshadow(model, _KERAS_2_START)
+        return epoch, 0
+
+    shadow(model, _KERAS_2_START, once)
 
 
 def samples_seen(model: Any) -> float:
     """How many samples the model's loss has been averaged over since its metrics were reset; 0 unknown."""
     tracker = getattr(model, "_loss_tracker", None)
+    if is_keras_2(keras_of(model)):
+        tracker = getattr(getattr(model, "compiled_loss", None), "_loss_metric", None)
     return 0.0 if tracker is None else float(tracker.count.numpy())
 
 
@@ -76,6 +143,8 @@ def why_not_rewritable(model: Any) -> str | None:
     """Why no graph of this model's step can be rewritten; None where one can."""
     if model.run_eagerly:
         return "run_eagerly=True: every op runs at once, there is no graph to rewrite"
+    if getattr(model, "_cluster_coordinator", None) is not None:
+        return "ParameterServerStrategy: the step is traced by a coordinator, for other processes"
     if functions_run_eagerly():
         return RUN_EAGERLY
     # A model without any weights is not built yet: its first step builds it.

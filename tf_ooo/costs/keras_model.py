@@ -108,7 +108,7 @@ class _Step:
         given = _given(model, batch)
         zeros = [_nested(lambda spec: tf.zeros(*spec), part) for part in (given.inputs, given.targets)]
         self._data = tuple(zeros)
-        model.optimizer.build(model.trainable_variables)
+        compat.build_optimizer(model.optimizer, model.trainable_variables)
         self._function = tf.function(lambda x, y: model.train_step((x, y)), jit_compile=False)
         try:
             self._concrete = self._function.get_concrete_function(*self._data)

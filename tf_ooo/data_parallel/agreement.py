@@ -14,20 +14,24 @@ from tf_ooo.errors import OptionsError
 
 def description_of(model: Any, optimizers: Sequence[Any]) -> dict[str, Any]:
     """What must be the same on all ranks: names of parts, each with a JSON value."""
-    import keras
     import tensorflow as tf
 
     return {
         "versions": {
             "python": platform.python_version(),
             "tensorflow": tf.__version__,
-            "keras": keras.__version__,
+            "keras": _keras(model),
         },
         "weights": [_variable(variable) for variable in model.weights],
         "optimizers": [_optimizer(optimizer) for optimizer in optimizers],
-        "steps_per_execution": int(model.steps_per_execution),
+        "steps_per_execution": compat.steps_per_execution(model),
         "run_eagerly": bool(model.run_eagerly),
     }
+
+
+def _keras(model: Any) -> str:
+    keras = compat.keras_of(model)
+    return f"{keras.__name__} {keras.__version__}"
 
 
 def _variable(variable: Any) -> list[Any]:

@@ -8,6 +8,7 @@ come after, inside the optimizer, so that all ranks see the same numbers and tak
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -57,24 +58,26 @@ class Averaging:
         """Inside the block the optimizers average first."""
         self._factor = self._weight_of(data) if self.weighting == "samples" else None
         for optimizer in optimizers:
-            compat.shadow(optimizer, "apply", self._apply_of(optimizer))
+            compat.shadow_update(optimizer, functools.partial(self._averaging, optimizer))
         try:
             yield
         finally:
             self._factor = None
             for optimizer in optimizers:
-                compat.unshadow(optimizer, "apply")
+                compat.unshadow_update(optimizer)
 
-    def _apply_of(self, optimizer: Any) -> Callable[..., Any]:
-        apply = optimizer.apply
-
+    def _averaging(self, optimizer: Any, apply: Callable[..., Any]) -> Callable[..., Any]:
         def averaging_apply(grads: Any, trainable_variables: Any = None) -> Any:
             # A loss-scaling optimizer calls the one inside it with what has been averaged already.
             if self._inside:
                 return apply(grads, trainable_variables)
             grads = list(grads)
             variables = compat.variables_to_apply(optimizer, trainable_variables)
-            averaged = self.average(grads, variables)
+            if compat.horovod_averages(optimizer):
+                self.left_alone.update(map(compat.path_of, variables))
+                averaged = grads
+            else:
+                averaged = self.average(grads, variables)
             self._inside = True
             try:
                 return apply(averaged, None if trainable_variables is None else variables)
@@ -153,7 +156,7 @@ def _collect(value: Any, found: dict[int, Any], seen: set[int]) -> None:
         return
     if compat.is_optimizer(value):
         found.setdefault(id(value), value)
-        within = [getattr(value, "inner_optimizer", None)]
+        within = compat.inner_optimizers(value)
     elif compat.is_layer(value):
         within = compat.attributes_of(value)
     elif isinstance(value, (list, tuple, dict)):
@@ -163,8 +166,3 @@ def _collect(value: Any, found: dict[int, Any], seen: set[int]) -> None:
     seen.add(id(value))
     for item in within:
         _collect(item, found, seen)
-
-
-def is_horovod_optimizer(optimizer: Any) -> bool:
-    """Whether ``hvd.DistributedOptimizer`` made it; with Keras 3 such an optimizer averages nothing."""
-    return hasattr(optimizer, "_allreduce_grads") and hasattr(optimizer, "_agg_helper")

@@ -8,7 +8,7 @@ from typing import Any
 
 from tf_ooo import compat
 from tf_ooo.data_parallel import agreement, sync
-from tf_ooo.data_parallel.averaging import Averaging, is_horovod_optimizer, optimizers_of
+from tf_ooo.data_parallel.averaging import Averaging, optimizers_of
 from tf_ooo.data_parallel.engine import Engine, choose_engine
 from tf_ooo.data_parallel.lockstep import Lockstep
 from tf_ooo.data_parallel.scheduled import ScheduledSteps
@@ -57,7 +57,7 @@ class DataParallelFit:
             BackendError: the engine, or a step that cannot be averaged.
         """
         self.end()
-        compat.check_keras_backend()
+        compat.check_keras_backend(model)
         self.engine = choose_engine(self.options.engine)
         if self.engine.size == 1:
             _LOG.info("one process: nothing to average")
@@ -72,7 +72,7 @@ class DataParallelFit:
             )
             self._function = compat.new_train_function(model, self.averaging.wrap(model))
             self._scheduled = None
-            self.report = Report(mode="data_parallel", model=str(model.name), environment=environment())
+            self.report = Report(mode="data_parallel", model=str(model.name), environment=environment(model))
         assert self._function is not None  # for mypy: set with _stock
         self.lockstep = Lockstep(self.engine, self.options.lockstep == "execution")
         on_batches = self._run_batches if self._together(model) else None
@@ -89,7 +89,7 @@ class DataParallelFit:
         if _runs_eagerly(model):
             self.report.fallback_reason = "run eagerly: there is no graph whose order could be changed"
             return False
-        if min(int(model.steps_per_execution), self.options.unroll) > 1 or not self.options.may_fall_back:
+        if min(compat.steps_per_execution(model), self.options.unroll) > 1 or not self.options.may_fall_back:
             return True
         self.report.fallback_reason = (
             "each execution is one step, so that steps cannot overlap; compile with steps_per_execution=8"
@@ -101,7 +101,7 @@ class DataParallelFit:
         assert self.engine is not None
         model, known = self._model, self._scheduled
         if known is None or not compat.same_spec(known.element_spec, iterator.element_spec):
-            steps = steps_together(int(model.steps_per_execution), self.options.unroll)
+            steps = steps_together(compat.steps_per_execution(model), self.options.unroll)
             wrap, spec = self.averaging.wrap(model), iterator.element_spec
             known = ScheduledSteps(model, wrap, spec, steps, self.engine, self.options, self.report)
             self._scheduled = known
@@ -118,7 +118,7 @@ class DataParallelFit:
             mine["batch"] = agreement.batch_of(batch)
         agreement.refuse_different(engine, mine)
         for optimizer in optimizers:
-            if is_horovod_optimizer(optimizer):
+            if compat.is_horovod_optimizer(optimizer) and not compat.horovod_averages(optimizer):
                 _LOG.warning(
                     "hvd.DistributedOptimizer averages nothing with Keras 3; tf_ooo averages instead: "
                     "compile with the optimizer itself"

@@ -20,9 +20,9 @@ def build(model: Any, optimizers: Sequence[Any], train_step: Any, iterator: Any)
     import tensorflow as tf
 
     main: Any = getattr(model, "optimizer", None)
-    if model.built and compat.is_optimizer(main) and not main.built and model.trainable_weights:
-        main.build(model.trainable_weights)
-    if model.built and all(optimizer.built for optimizer in optimizers):
+    if model.built and compat.is_optimizer(main) and not compat.is_built(main) and model.trainable_weights:
+        compat.build_optimizer(main, model.trainable_weights)
+    if model.built and all(map(compat.is_built, optimizers)):
         return
     if not model.run_eagerly:
         tf.function(lambda data: train_step(data)).get_concrete_function(iterator.element_spec)

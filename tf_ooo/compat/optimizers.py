@@ -1,0 +1,103 @@
+"""Optimizers of Keras 3 and Keras 2, and ``keras.optimizers.legacy``, which tensorflow-addons extends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tf_ooo.compat.parts import shadow, unshadow
+from tf_ooo.compat.versions import is_keras_2, keras_of, loaded_keras
+
+Apply = Callable[..., Any]
+
+
+def is_optimizer(value: Any) -> bool:
+    """Whether ``value`` is an optimizer of any Keras that is loaded."""
+    return any(isinstance(value, _kinds(keras)) for keras in loaded_keras())
+
+
+def _kinds(keras: Any) -> tuple[type, ...]:
+    if is_keras_2(keras):
+        return (keras.optimizers.Optimizer, keras.optimizers.legacy.Optimizer)
+    return (keras.optimizers.Optimizer,)
+
+
+def inner_optimizers(optimizer: Any) -> list[Any]:
+    """What a loss-scaling optimizer, Horovod's or tensorflow-addons' wrappers hold, if anything."""
+    candidates = (vars(optimizer).get(name) for name in ("inner_optimizer", "_optimizer"))
+    return [inner for inner in candidates if is_optimizer(inner)]
+
+
+def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Creates the optimizer's variables; those that are there stay as they are."""
+    if _is_legacy(optimizer):
+        optimizer.iterations  # noqa: B018 - a property that creates it
+        optimizer._create_all_weights(list(variables))
+    elif not is_built(optimizer):
+        optimizer.build(list(variables))
+
+
+def is_built(optimizer: Any) -> bool:
+    """Whether the optimizer's variables exist; the older ones cannot tell, so False."""
+    built = getattr(optimizer, "built", None) if not is_keras_2(keras_of(optimizer)) else None
+    return bool(getattr(optimizer, "_built", False) if built is None else built)
+
+
+def _is_legacy(optimizer: Any) -> bool:
+    return hasattr(optimizer, "_create_all_weights")
+
+
+def shadow_update(optimizer: Any, make: Callable[[Apply], Apply]) -> None:
+    """Has updates go through ``make(apply)`` until :func:`unshadow_update`.
+
+    ``apply(grads, trainable_variables=None)`` is the method of Keras 3, or what does the same in Keras 2.
+    """
+    if not is_keras_2(keras_of(optimizer)):
+        shadow(optimizer, "apply", make(optimizer.apply))
+        return
+    inner = optimizer.apply_gradients
+
+    def apply_gradients(grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        pairs = list(grads_and_vars)
+        variables = [variable for _, variable in pairs]
+
+        def apply(grads: Any, trainable_variables: Any = None) -> Any:
+            return inner(list(zip(grads, variables, strict=True)), *args, **kwargs)
+
+        return make(apply)([grad for grad, _ in pairs], variables)
+
+    shadow(optimizer, "apply_gradients", apply_gradients)
+
+
+def unshadow_update(optimizer: Any) -> None:
+    """Undoes :func:`shadow_update`."""
+    unshadow(optimizer, "apply_gradients" if is_keras_2(keras_of(optimizer)) else "apply")
+
+
+def variables_to_apply(optimizer: Any, given: Any) -> list[Any]:
+    """The variables that ``optimizer.apply(grads, given)`` updates."""
+    return list(optimizer._trainable_variables if given is None else given)
+
+
+def state_of(optimizer: Any) -> list[Any]:
+    """The variables of an optimizer; also of Horovod's wrapper, whose own property fails with Keras 3."""
+    keras = keras_of(optimizer)
+    if not is_keras_2(keras):
+        own = list(keras.optimizers.Optimizer.variables.fget(optimizer))
+    elif _is_legacy(optimizer):
+        own = [*optimizer._weights, *(v for v in optimizer._hyper.values() if hasattr(v, "assign"))]
+    else:
+        rate = getattr(optimizer, "_learning_rate", None)
+        own = [*optimizer.variables, *([rate] if hasattr(rate, "assign") else [])]
+    found = {id(v): v for v in [*own, *(v for inner in inner_optimizers(optimizer) for v in state_of(inner))]}
+    return list(found.values())
+
+
+def horovod_averages(optimizer: Any) -> bool:
+    """Whether ``hvd.DistributedOptimizer`` made it and it does average: Keras 3 calls none of its hooks."""
+    return is_horovod_optimizer(optimizer) and is_keras_2(keras_of(optimizer))
+
+
+def is_horovod_optimizer(optimizer: Any) -> bool:
+    """Whether ``hvd.DistributedOptimizer`` made it."""
+    return hasattr(optimizer, "_allreduce_grads") and hasattr(optimizer, "_agg_helper")

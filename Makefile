@@ -3,10 +3,16 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 TF_OOO := $(BIN)/tf-ooo
-LOCKS := requirements/dev.txt requirements/keras-hub.txt
+LOCKS := requirements/dev.txt requirements/keras-hub.txt requirements/tf-keras.txt
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: venv demo test test-graph test-others lint horovod
+# Older TensorFlows, each in an environment of its own: docs/versions.md.
+OTHERS := 2.15 2.18
+# What runs on any of them in a few minutes: every kind of thing once.
+SMOKE := tests/test_smoke.py tests/graph/test_compat.py tests/graph/test_addons.py tests/graph/test_versions.py \
+	tests/graph/test_examples.py tests/graph/test_bit_equal.py::test_models
+
+.PHONY: venv demo test test-graph test-others lint horovod test-matrix
 
 venv: $(VENV)/.installed
 
@@ -16,6 +22,7 @@ $(VENV)/.locked: $(LOCKS)
 	@echo "installing the locked packages into $(VENV) (a minute or two)"
 	$(PIP) install -q --require-hashes -r requirements/dev.txt
 	$(PIP) install -q --require-hashes --no-deps -r requirements/keras-hub.txt
+	$(PIP) install -q --require-hashes --no-deps -r requirements/tf-keras.txt
 	touch $@
 
 # This package, editable; compiles the graph optimizer.
@@ -47,3 +54,24 @@ test-graph:
 
 test-others:
 	$(BIN)/python -m pytest tests/distributed tests/unit tests/gpu tests/test_smoke.py
+
+test-matrix: test $(OTHERS:%=test-%)
+
+test-%: .venv-%/.installed .venv-%/.horovod
+	.venv-$*/bin/python -m pytest
+
+smoke-%: .venv-%/.installed
+	.venv-$*/bin/python -m pytest $(SMOKE)
+
+.venv-%/.installed: requirements/tf-%.txt setup.py grappler_passes/plugin/shim.c
+	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
+	@echo "installing TensorFlow $* and the locked packages into .venv-$* (a minute or two)"
+	.venv-$*/bin/python -m pip --disable-pip-version-check install -q --require-hashes -r requirements/tf-$*.txt
+	.venv-$*/bin/python -m pip --disable-pip-version-check install -q --no-build-isolation --no-deps -e .
+	touch $@
+
+.venv-%/.horovod: .venv-%/.installed requirements/horovod.sh requirements/horovod.txt
+	requirements/horovod.sh .venv-$*
+	touch $@
+
+.PRECIOUS: .venv-%/.installed .venv-%/.horovod

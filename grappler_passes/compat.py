@@ -118,8 +118,9 @@ _FUSED_NORMS = {
 def _readable(graph_def):
     """Graphs of TensorFlow 2.15 and 2.18 that it runs itself, but does not import as they are.
 
-    It fuses a batch normalization with its Relu on CPUs for any number of channels, while the shape function
-    asks for a multiple of 4; the outputs are those of the op alone.  ``_Arg`` has no attribute ``shape`` there.
+    It fuses a batch normalization with its Relu on CPUs for any number of channels, while the shape
+    function asks for a multiple of 4; the outputs are those of the op alone.  Its ``_Arg`` has a ``shape``
+    that the op's definition lacks.
     """
 
     def is_odd(node) -> bool:

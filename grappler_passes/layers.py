@@ -130,7 +130,8 @@ def _continues_chain(backward: Backward, node: int) -> bool:
 def _is_reduced(backward: Backward, node: int, port: int, shape) -> bool:
     """The op's result has the vector weight's shape, or goes only into ops whose result has.
 
-    Only the result asked for: a fused batch normalization's gradient also has vectors beside the dO.  Not for matrices: a dO may have a kernel's shape by chance, as many examples as inputs.
+    Only the result asked for: a fused batch normalization's gradient has vectors beside the dO.  Not for
+    matrices: a dO may have a kernel's shape by chance, as many examples as inputs.
     """
     if sum(dim != 1 for dim in shape or ()) > 1:
         return False

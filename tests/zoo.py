@@ -16,7 +16,7 @@ import tensorflow as tf
 from tf_ooo import compat
 
 # What the user's ``tf.keras`` is: Keras 3, Keras 2 on TensorFlow 2.15, tf_keras with TF_USE_LEGACY_KERAS=1.
-keras = tf.keras
+keras = compat.user_keras()
 layers = keras.layers
 KERAS_3 = hasattr(keras, "ops")
 needs_keras_3 = pytest.mark.skipif(not KERAS_3, reason="needs what only Keras 3 has")
@@ -213,8 +213,13 @@ OPTIMIZERS = {
     "global_clip_norm": lambda: keras.optimizers.Adam(global_clipnorm=0.1),
     "accumulation": lambda: keras.optimizers.Adam(gradient_accumulation_steps=3),
     "ema": lambda: keras.optimizers.Adam(use_ema=True, ema_momentum=0.9),
-    "loss_scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()),
+    "loss_scale": lambda: loss_scaling()(keras.optimizers.Adam()),
 }
+KERAS_3_OPTIMIZERS = {"muon", "lamb", "accumulation"}
+
+
+def loss_scaling():
+    return keras.optimizers.LossScaleOptimizer if KERAS_3 else keras.mixed_precision.LossScaleOptimizer
 
 
 def compiled(build, optimizer: str = "adam", **kwargs):

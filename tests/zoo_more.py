@@ -6,12 +6,10 @@ own, compiled already.
 
 from __future__ import annotations
 
-import keras
 import numpy as np
 import tensorflow as tf
-from keras import layers
 
-from tests.zoo import BATCH, CLASSES, features, labels, stack, tokens
+from tests.zoo import BATCH, CLASSES, features, keras, labels, layers, stack, tokens
 
 
 def time_distributed_lstm():

@@ -111,7 +111,7 @@ class TestTfOoo:
 
     def test_check_versions(self, monkeypatch):
         ooo_compat.check_versions()
-        for version in ("2.20.1", "2.22.0-rc1"):
+        for version in ("2.14.1", "2.22.0-rc1"):
             monkeypatch.setattr(tf, "__version__", version)
             with pytest.raises(BackendError, match=f"TensorFlow {version} is not supported; pip install"):
                 ooo_compat.check_versions()
@@ -121,8 +121,8 @@ class TestTfOoo:
         monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
         with pytest.raises(BackendError, match="set KERAS_BACKEND=tensorflow"):
             ooo_compat.check_keras_backend()
-        monkeypatch.setattr(keras, "__version__", "2.15.0")
-        with pytest.raises(BackendError, match=r"Keras 2\.15\.0 is not supported"):
+        monkeypatch.setattr(keras, "__version__", "2.14.0")
+        with pytest.raises(BackendError, match=r"Keras 2\.14\.0 is not supported"):
             ooo_compat.check_keras_backend()
 
     def test_train_function_of(self):

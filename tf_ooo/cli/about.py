@@ -29,8 +29,9 @@ def _facts() -> list[tuple[str, str]]:
     from tf_ooo import compat
 
     compat.check_versions()
-    import keras
     import tensorflow as tf
+
+    keras = compat.user_keras()
 
     try:
         plugin.load()
@@ -41,7 +42,7 @@ def _facts() -> list[tuple[str, str]]:
         ("tf_ooo", tf_ooo.__version__),
         ("Python", sys.version.split()[0]),
         ("TensorFlow", tf.__version__),
-        ("Keras", f"{keras.__version__} on {keras.backend.backend()}"),
+        ("Keras", f"{keras.__name__} {keras.__version__} on {keras.backend.backend()}"),
         ("plug-in", state),
         ("devices", ", ".join(device.name for device in tf.config.list_physical_devices())),
     ]

@@ -23,8 +23,9 @@ class ParallelStep:
         prepare: called once, with the first batch and the iterator, before the first step of a ``fit``.
         verify: called once, after that step.
 
-    Raises (from a call): whatever the step raises; StopIteration where the epoch is over for some rank;
-    BackendError when another rank is gone.
+    Raises (from a call): whatever the step raises; StopIteration where the epoch is over for some rank
+    (Keras 2 would end all training then: it gets the last logs once more, without a step); BackendError when
+    another rank is gone.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class ParallelStep:
         self._prepare, self._verify, self._on_batches = prepare, verify, on_batches
         self.prepared = False
         self.executions = 0
+        self._last: Any = None
 
     def __call__(self, iterator: Any) -> Any:
         """One execution: ``steps_per_execution`` steps, or as many as all ranks have data for."""
@@ -52,7 +54,7 @@ class ParallelStep:
             raise lost(self.engine, error, f"in execution {self.executions + 1}") from error
 
     def _run(self, iterator: Any) -> Any:
-        wanted = int(self.model.steps_per_execution)
+        wanted = compat.steps_per_execution(self.model)
         taken = None
         if not self.prepared:
             taken = compat.take(iterator, wanted)
@@ -64,12 +66,15 @@ class ParallelStep:
             count = self.lockstep.may_run(len(taken))
         if count == 0:
             self.model.stop_training = self.model.stop_training or self.lockstep.others_ended
+            if compat.ends_training_without_data(self.model) and self._last is not None:
+                return self._last
             raise StopIteration
         outputs = self._execute(iterator, taken, count, wanted)
         self.executions += 1
         if not self.prepared:
             self._verify()
             self.prepared = True
+        self._last = outputs
         return outputs
 
     def _execute(self, iterator: Any, taken: list[Any] | None, count: int, wanted: int) -> Any:
@@ -84,7 +89,8 @@ class ParallelStep:
             )
         if self._on_batches is not None:
             return self._on_batches(taken[:count], iterator)
-        return self.function(compat.iterator_over(taken[:count], iterator))
+        with compat.steps_per_execution_set_to(self.model, count):
+            return self.function(compat.iterator_over(taken[:count], iterator))
 
 
 def lost(engine: Engine, error: BaseException, where: str) -> BackendError:

@@ -43,7 +43,7 @@ class FitSteps:
 
     def __call__(self, iterator: Any) -> Any:
         """One execution: ``steps_per_execution`` steps; the logs of the last.  StopIteration at the end."""
-        batches = compat.take(iterator, int(self.model.steps_per_execution))
+        batches = compat.take(iterator, compat.steps_per_execution(self.model))
         if not batches:
             raise StopIteration
         logs = None

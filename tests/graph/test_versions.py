@@ -1,0 +1,130 @@
+"""A TensorFlow that is not supported, Keras 2, and Keras 2 beside Keras 3 (``tf_keras``)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_ooo
+from grappler_passes import plugin
+from tests import zoo
+from tests.zoo import keras, needs_keras_3
+from tf_ooo import compat
+
+ROOT = Path(__file__).parents[2]
+OUTSIDE = ["2.14.1", "2.22.0-rc1"]
+HAS_TF_KERAS = importlib.util.find_spec("tf_keras") is not None
+
+
+def trained(callbacks):
+    model, x, y = zoo.compiled(zoo.mlp)
+    losses = model.fit(x, y, batch_size=3, epochs=3, verbose=0, callbacks=callbacks).history["loss"]
+    return [losses, *model.get_weights()]
+
+
+def assert_equal(ours, stock):
+    for a, b in zip(ours, stock, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("version", OUTSIDE)
+def test_unsupported_tensorflow_trains_on_in_stock_order(version, monkeypatch, caplog):
+    stock = trained([])
+    calls = plugin.python_calls()
+    monkeypatch.setattr(tf, "__version__", version)
+    callback = tf_ooo.OOOBackprop(schedule="fast_forward")
+    assert_equal(trained([callback]), stock)
+    assert callback.report.fell_back
+    assert callback.report.rewritten_graph is None
+    assert plugin.python_calls() == calls, "the plug-in was called"
+    said = [record.getMessage() for record in caplog.records if record.name == "tf_ooo"]
+    assert len(said) == 1
+    assert f"TensorFlow {version} is not supported; pip install 'tensorflow>=2.15,<2.22'" in said[0]
+    assert "\n" not in said[0]
+
+
+@pytest.mark.parametrize("version", OUTSIDE)
+def test_unsupported_tensorflow_strict(version, monkeypatch):
+    monkeypatch.setattr(tf, "__version__", version)
+    with pytest.raises(tf_ooo.BackendError, match=re.escape(version)):
+        trained([tf_ooo.OOOBackprop(strict=True)])
+
+
+def test_unsupported_tensorflow_with_function_and_enabled(monkeypatch):
+    weight = tf.Variable([1.0, 2.0])
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(x * weight))
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        return loss
+
+    monkeypatch.setattr(tf, "__version__", OUTSIDE[0])
+    decorated = tf_ooo.function(step, schedule="fast_forward")
+    assert float(decorated(tf.ones(2))) == 5.0
+    assert OUTSIDE[0] in decorated.report.fallback_reason
+    with tf_ooo.enabled() as report:
+        tf.function(step)(tf.ones(2))
+    assert report.fell_back
+    assert OUTSIDE[0] in report.fallback_reason
+
+
+def test_report_names_the_keras_of_the_model():
+    callback = tf_ooo.OOOBackprop(schedule="fast_forward", profile_steps=0)
+    trained([callback])
+    name = "Keras" if keras.__name__ == "keras" else "tf_keras"
+    assert f"TensorFlow {tf.__version__}, {name} {keras.__version__}," in callback.report.environment
+
+
+def test_keras_of():
+    model, *_ = zoo.compiled(zoo.mlp)
+    for value in (model, model.layers[0], model.optimizer):
+        assert compat.keras_of(value) is keras
+    assert keras in compat.loaded_keras()
+    assert compat.is_keras_2(keras) is not zoo.KERAS_3
+
+
+@needs_keras_3
+@pytest.mark.skipif(not HAS_TF_KERAS, reason="tf_keras is not installed")
+def test_tf_keras_model_without_the_environment_variable():
+    """``import tf_keras`` beside Keras 3: one callback class for both."""
+    import tf_keras
+
+    def fit(callbacks):
+        tf_keras.utils.set_random_seed(7)
+        layers = [tf_keras.layers.Dense(9, activation="tanh"), tf_keras.layers.Dense(3)]
+        model = tf_keras.Sequential([tf_keras.Input((7,)), *layers])
+        model.compile("adam", "mse")
+        x, y = zoo.features(7), zoo.features(3)
+        losses = model.fit(x, y, batch_size=3, epochs=3, verbose=0, callbacks=callbacks).history["loss"]
+        return [losses, *model.get_weights()]
+
+    callback = tf_ooo.OOOBackprop(schedule="fast_forward", profile_steps=1, strict=True)
+    assert_equal(fit([callback]), fit([]))
+    assert callback.report.ops["dW"] == 4
+    assert "tf_keras" in callback.report.environment
+
+
+@needs_keras_3
+@pytest.mark.skipif(not HAS_TF_KERAS, reason="tf_keras is not installed")
+def test_legacy_keras_by_environment_variable(tmp_path):
+    """``tf.keras`` is ``tf_keras`` for a whole process: the tests of equal bits once more."""
+    chosen = (
+        "mlp or convolutions or lstm_gru or attention or momentum or global_clip_norm or custom_train_step"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore",
+               "-k", f"({chosen}) and not in_order and not several", "tests/graph/test_bit_equal.py"]  # fmt: skip
+    environment = os.environ | {"TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=400)
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
+    found = re.search(r"(\d+) passed", run.stdout)
+    assert found is not None
+    assert int(found[1]) >= 7, run.stdout

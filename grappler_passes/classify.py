@@ -65,13 +65,21 @@ def _check(graph_def) -> None:
 
 
 def flatten(graph_def, fetches: Sequence[str] | None = None):
-    """The graph without function calls; the same object when it has none that can be inlined."""
-    functions = {f.signature.name for f in graph_def.library.function}
+    """The graph without function calls; the same object when they cannot be inlined."""
+    functions = {f.signature.name: f for f in graph_def.library.function}
     calls = [n for n in graph_def.node if n.op in functions or n.op in CALL_OPS]
     if not any(_can_inline(n) for n in calls):
         return graph_def
+    if any(_is_stub(functions.get(n.attr["f"].func.name)) for n in calls if "f" in n.attr):
+        return graph_def
     keep = [*(fetches or ()), *_unconsumed(graph_def)]
     return inline_graph_def(graph_def, keep)
+
+
+def _is_stub(function) -> bool:
+    """Grappler hands over functions without their bodies.  What it has not inlined by then, such as the LSTM
+    of Keras 2 that a GPU would replace by cuDNN's, stays one op: it computes dO and dW together."""
+    return function is not None and bool(function.signature.output_arg) and not function.ret
 
 
 def _can_inline(node) -> bool:

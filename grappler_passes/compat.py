@@ -274,8 +274,35 @@ def _without_implementations(graph_def):
     out.CopyFrom(graph_def)
     for function in out.library.function:
         function.attr.pop("api_implements", None)
+    _drop_unused_functions(out)
     _drop_lost_colocations(out)
     return out
+
+
+def _drop_unused_functions(graph_def) -> None:
+    """Those that Grappler leaves behind may be inconsistent, and then nothing can be imported."""
+    functions = {function.signature.name: function for function in graph_def.library.function}
+    used: set[str] = set()
+    todo = _called_by(graph_def.node)
+    while todo:
+        name = todo.pop()
+        if name in functions and name not in used:
+            used.add(name)
+            todo |= _called_by(functions[name].node_def)
+    kept = [function for name, function in functions.items() if name in used]
+    del graph_def.library.function[:]
+    graph_def.library.function.extend(kept)
+    gradients = [g for g in graph_def.library.gradient if g.function_name in used and g.gradient_func in used]
+    del graph_def.library.gradient[:]
+    graph_def.library.gradient.extend(gradients)
+
+
+def _called_by(nodes) -> set[str]:
+    """Names of functions that nodes call: by their type, or in an attribute."""
+    values = [value for node in nodes for value in node.attr.values()]
+    named = {value.func.name for value in values if value.HasField("func")}
+    listed = {function.name for value in values for function in value.list.func}
+    return {node.op for node in nodes} | named | listed
 
 
 def _drop_lost_colocations(graph_def) -> None:

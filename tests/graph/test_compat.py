@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from grappler_passes import compat as graph_compat
 from grappler_passes.plugin import compat as plugin_compat
+from tests.zoo import needs_keras_3
 from tf_ooo import BackendError
 from tf_ooo import compat as ooo_compat
 
@@ -287,6 +288,12 @@ class TestPlugin:
         node = graph.as_graph_def().node[0]
         assert node.attr["_ooo_test"].s == b"value", "Operation._set_attr no longer writes into the graph"
 
+    def test_has_gradient(self):
+        assert plugin_compat.has_gradient(tf.bfloat16)
+        assert plugin_compat.has_gradient("complex64")
+        assert not plugin_compat.has_gradient(tf.int64), "Keras 2's counters of steps would count as weights"
+
+    @needs_keras_3
     def test_variable_of_keras(self):
         variable = keras.Variable([1.0], name="v")
         assert isinstance(plugin_compat.variable_of_keras(variable), tf.Variable), (

@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 TF_OOO := $(BIN)/tf-ooo
-LOCKS := requirements/dev.txt requirements/keras-hub.txt requirements/tf-keras.txt
+LOCKS := requirements/dev.txt requirements/keras-hub.txt
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 # Older TensorFlows, each in an environment of its own: docs/versions.md.
@@ -22,7 +22,6 @@ $(VENV)/.locked: $(LOCKS)
 	@echo "installing the locked packages into $(VENV) (a minute or two)"
 	$(PIP) install -q --require-hashes -r requirements/dev.txt
 	$(PIP) install -q --require-hashes --no-deps -r requirements/keras-hub.txt
-	$(PIP) install -q --require-hashes --no-deps -r requirements/tf-keras.txt
 	touch $@
 
 # This package, editable; compiles the graph optimizer.

@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 import tf_ooo
+from grappler_passes.plugin import loader
 from tests import zoo
 from tests.zoo import keras, needs_keras_3
 from tf_ooo import compat
@@ -32,6 +33,22 @@ def trained(callbacks):
 def assert_equal(ours, stock):
     for a, b in zip(ours, stock, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("version", OUTSIDE)
+def test_unsupported_tensorflow_trains_on_in_stock_order(version, monkeypatch, caplog):
+    stock = trained([])
+    calls = loader.python_calls()
+    monkeypatch.setattr(tf, "__version__", version)
+    callback = tf_ooo.OOOBackprop(schedule="fast_forward")
+    assert_equal(trained([callback]), stock)
+    assert callback.report.fell_back
+    assert callback.report.rewritten_graph is None
+    assert loader.python_calls() == calls, "the plug-in was called"
+    said = [record.getMessage() for record in caplog.records if record.name == "tf_ooo"]
+    assert len(said) == 1
+    assert f"TensorFlow {version} is not supported; pip install 'tensorflow>=2.15,<2.22'" in said[0]
+    assert "\n" not in said[0]
 
 
 @pytest.mark.parametrize("version", OUTSIDE)

@@ -7,6 +7,7 @@ from typing import Any
 
 from grappler_passes.backward import REARRANGING_OPS, Backward
 from grappler_passes.bits import bits_of, several, union
+from grappler_passes.derived import units_of
 from grappler_passes.flow import SPLIT_OPS
 from grappler_passes.gradients import GradientFlow, may_equal
 
@@ -17,45 +18,70 @@ VIEW_OPS = REARRANGING_OPS | {"StopGradient", "Enter", "Switch", "Merge", "Exit"
 
 def group_weights(backward: Backward) -> list[list[int]]:
     """Lists of weight numbers, one list a layer, the layer that the forward pass uses first first."""
-    count = len(backward.gradients.weights)
-    needed = backward.needed_by(list(range(count)))
-    starts: dict[int, set[tuple[int, int]]] = {w: set() for w in range(count)}
-    through = dict.fromkeys(range(count), 0)
-    for node, bits in enumerate(needed):
+    units = _Units(backward)
+    for node in range(backward.size):
         if backward.is_backward[node]:
-            _note(backward, needed, node, bits, starts, through)
+            _note(backward, units, node)
     keys: dict[tuple[Any, ...], list[int]] = {}
-    for weight in range(count):
-        back_through = through[weight] & ~(1 << weight)
-        key = (frozenset(starts[weight]), back_through)
-        keys.setdefault(key if any(key) else (weight,), []).append(weight)
+    for unit, members in enumerate(units.members):
+        back_through = units.through[unit] & ~(1 << unit)
+        key = (frozenset(units.starts[unit]), back_through)
+        keys.setdefault(key if any(key) else (unit,), []).extend(members)
     use = _first_use(backward.gradients)
-    return sorted(keys.values(), key=lambda members: min(use[w] for w in members))
+    return sorted(map(sorted, keys.values()), key=lambda members: min(use[w] for w in members))
 
 
-def _note(backward: Backward, needed, node: int, bits: int, starts, through) -> None:
+class _Units:
+    """Weights that are combined before data meet them (``derived.py``), and what is noted of each unit.
+
+    Bit u of ``needed``, ``through`` and :meth:`of` stands for unit u.
+    """
+
+    def __init__(self, backward: Backward) -> None:
+        self.of_weight = units_of(backward.gradients)
+        self.needed = backward.needed_by(self.of_weight)
+        count = len(set(self.of_weight))
+        self.members: list[list[int]] = [[] for _ in range(count)]
+        for weight, unit in enumerate(self.of_weight):
+            self.members[unit].append(weight)
+        self.starts: list[set[tuple[int, int]]] = [set() for _ in range(count)]
+        self.through = [0] * count
+        self._shapes = [w.shape for w in backward.gradients.weights]
+
+    def of(self, weights: int) -> int:
+        """The units of weights, both as bits."""
+        return union(1 << self.of_weight[weight] for weight in bits_of(weights))
+
+    def shape(self, unit: int) -> tuple[int, ...] | None:
+        """The shape of a unit's only weight; None where it has several."""
+        members = self.members[unit]
+        return self._shapes[members[0]] if len(members) == 1 else None
+
+
+def _note(backward: Backward, units: _Units, node: int) -> None:
     """Notes what one backward op says of the weights that it hands a gradient to.
 
     A weight's own gradient starts at the shared ops that its own ops read.  If its own ops also
     read another weight's value, its chain goes back *through* that other layer first: it lies
     further down, although both start from the same shared op.
     """
-    g = backward.gradients
+    g, bits = backward.gradients, units.needed[node]
     if several(bits):
         for weight in bits_of(backward.hands_over(node)):
+            unit = units.of_weight[weight]
             for port in _ports_to_update(backward, node, weight):
-                starts[weight] |= _start(backward, needed, node, port, weight)
+                units.starts[unit] |= _start(backward, units, node, port, unit)
         return
     if not bits:
         return
-    weight = bits.bit_length() - 1
+    unit = bits.bit_length() - 1
     for edge in backward.flow.data[node]:
         source = edge.source
-        if backward.is_backward[source] and several(needed[source]) and g.from_data[source]:
+        if backward.is_backward[source] and several(units.needed[source]) and g.from_data[source]:
             if source not in backward.unstashing:
-                starts[weight] |= _start(backward, needed, source, edge.port, weight)
+                units.starts[unit] |= _start(backward, units, source, edge.port, unit)
         elif not g.from_data[source]:
-            through[weight] |= g.depends_on_tensors[source]
+            units.through[unit] |= units.of(g.depends_on_tensors[source])
 
 
 def _ports_to_update(backward: Backward, node: int, weight: int) -> set[int]:
@@ -70,31 +96,31 @@ def _ports_to_update(backward: Backward, node: int, weight: int) -> set[int]:
     }
 
 
-def _start(backward: Backward, needed, node: int, port: int, weight: int) -> set[tuple[int, int]]:
-    """The dO tensors that a weight's gradient starts from, given the shared tensor that it reads."""
-    shape = backward.gradients.weights[weight].shape
-    if _is_fused_gradient(backward, needed, node, port, weight):
+def _start(backward: Backward, units: _Units, node: int, port: int, unit: int) -> set[tuple[int, int]]:
+    """The dO tensors that a unit's gradients start from, given the shared tensor that they read."""
+    shape = units.shape(unit)
+    if _is_fused_gradient(backward, units, node, port, unit):
         chain = [e for e in backward.flow.data[node] if _continues_chain(backward, e.source)]
         return set().union(*(_origin(backward, e.source, e.port, shape) for e in chain))
     return _origin(backward, node, port, shape)
 
 
-def _is_fused_gradient(backward: Backward, needed, node: int, port: int, weight: int) -> bool:
-    """One op computes dO and, at an output of its own, this weight's gradient: a call that XLA
+def _is_fused_gradient(backward: Backward, units: _Units, node: int, port: int, unit: int) -> bool:
+    """One op computes dO and, at an output of its own, this unit's gradient: a call that XLA
     compiles whole, a fused kernel.  The gradient starts from what that op reads."""
     g, flow = backward.gradients, backward.flow
     if flow.types[node] in VIEW_OPS | SPLIT_OPS:
         return False
     serves: dict[int, int] = {}
     for target in backward.successors[node]:
-        bits = needed[target] if backward.is_backward[target] else g.reach[target]
+        bits = units.needed[target] if backward.is_backward[target] else units.of(g.reach[target])
         for edge in flow.data[target]:
             if edge.source == node:
                 serves[edge.port] = serves.get(edge.port, 0) | bits
-    if len(serves) < 2 or serves.get(port) != 1 << weight:
+    if len(serves) < 2 or serves.get(port) != 1 << unit:
         return False
     shape = flow.outputs[node][port].shape if port < len(flow.outputs[node]) else None
-    return shape is None or may_equal(shape, g.weights[weight].shape)
+    return shape is None or may_equal(shape, units.shape(unit))
 
 
 def _origin(backward: Backward, node: int, port: int, shape) -> set[tuple[int, int]]:

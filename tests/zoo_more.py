@@ -163,10 +163,34 @@ def gan():
     return model, features(7), np.zeros((BATCH, 1), "float32")
 
 
+class WeightNormalized(layers.Layer):
+    """A convolution whose kernel is computed from two weights; oneDNN makes one kernel of its gradients."""
+
+    def __init__(self, count, **kwargs):
+        super().__init__(**kwargs)
+        self.count = count
+
+    def build(self, shape):
+        self.v = self.add_weight(shape=(3, 3, shape[-1], self.count), name="v")
+        self.g = self.add_weight(shape=(self.count,), initializer="ones", name="g")
+        self.bias = self.add_weight(shape=(self.count,), initializer="zeros", name="bias")
+
+    def call(self, x):
+        kernel = tf.nn.l2_normalize(self.v, axis=(0, 1, 2)) * self.g
+        return tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, kernel, 1, "VALID"), self.bias))
+
+
+def weight_normalized():
+    return stack(
+        features(9, 9, 2), layers.Conv2D(3, 3), WeightNormalized(5), WeightNormalized(4), layers.Flatten()
+    )
+
+
 MORE = {
     f.__name__: f
     for f in (
         time_distributed_lstm, bidirectional_gru, conv_lstm, rnn_of_cells, simple_rnn, spectral,
         several_inputs, seq2seq, unet, only_an_embedding, only_a_kernel,
+        weight_normalized,
     )
 }  # fmt: skip

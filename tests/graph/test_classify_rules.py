@@ -70,6 +70,51 @@ def test_gradient_that_nobody_reads_is_no_result():
     assert kinds(graph, "Tanh") == ["F"]
 
 
+def test_kernel_computed_from_two_weights():
+    """The kernel's gradient is no dO, although two weights need it: no other layer does."""
+    first, v, g, bias, last = weights = variables((3, 4), (4, 6), (6,), (6,), (6, 2))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            kernel = tf.nn.l2_normalize(v, axis=0) * g
+            loss = tf.reduce_sum((tf.tanh(tf.tanh(x @ first) @ kernel + bias) @ last) ** 2)
+        descend(tape, loss, weights)
+        return loss
+
+    graph = classified(step, X)
+    assert [layer.variables for layer in graph.layers] == [("w0",), ("w1", "w2", "w3"), ("w4",)]
+    of_layer = [layer.weight_grad_ops for layer in graph.layers]
+    assert [sum(graph.ops[name].type == "MatMul" for name in ops) for ops in of_layer] == [2, 1, 1]
+
+
+def test_weights_combined_in_a_regularizer_only():
+    """One number, or a product that no data meet, joins no layers."""
+    first, second = weights = variables((3, 4), (4, 4))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            penalty = tf.nn.l2_loss(first) + tf.nn.l2_loss(second) + tf.reduce_sum((first @ second) ** 2)
+            loss = tf.reduce_sum(tf.tanh(tf.tanh(x @ first) @ second) ** 2) + penalty
+        descend(tape, loss, weights)
+        return loss
+
+    assert [layer.variables for layer in classified(step, X).layers] == [("w0",), ("w1",)]
+
+
+def test_network_on_a_table():
+    """Numbers that the graph holds are data: the layers stay apart though only the labels are fed."""
+    first, second = weights = variables((3, 4), (4, 2))
+
+    def step(labels):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((tf.tanh(tf.constant([[0.1, 0.2, 0.3], [0.4, 0.6, 0.5]]) @ first) @ second - labels) ** 2)
+        descend(tape, loss, weights)
+        return loss
+
+    graph = classified(step, tf.TensorSpec((2, 2)))
+    assert [layer.variables for layer in graph.layers] == [("w0",), ("w1",)]
+
+
 def test_lone_weight_of_the_shape_of_its_output():
     """``x @ w`` has the shape of w by chance; only the gradient is its gradient."""
     (weight,) = variables((5, 5))

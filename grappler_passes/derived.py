@@ -41,11 +41,12 @@ def _combining(g: GradientFlow) -> list[int]:
 
 
 def _tables(g: GradientFlow) -> list[int]:
-    """Constants that may be the data of a step: several floating-point numbers."""
+    """Tensors of floating-point numbers that no weight goes into count as data, constants too: the first
+    state of a recurrent layer, moving averages, a grid that a network is trained on."""
     return [
         node
-        for node, kind in enumerate(g.flow.types)
-        if kind == "Const" and any(_is_table(o.dtype, o.shape) for o in g.flow.outputs[node])
+        for node, bits in enumerate(g.depends_on_tensors)
+        if not bits and any(_is_table(o.dtype, o.shape) for o in g.flow.outputs[node])
     ]
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_ooo
+from tf_ooo.pipeline.compat import value_of
 
 DEVICES = int(sys.argv[1])
 RNG = np.random.default_rng(0)
@@ -101,7 +102,7 @@ def compared(make, optimizer, schedules, options=None, **more):
             "loss": float(np.abs(np.subtract(history["loss"], before["loss"])).max()),
             "accuracy": history.get("accuracy") == before.get("accuracy"),
             "ops": where_ops_are(report),
-            "back": sorted({v.value.device[-5:] for v in model.variables}),
+            "back": places(model, []),
             "edges": report.added_edges,
             "schedule": report.schedule,
             "notes": report.notes,
@@ -278,9 +279,9 @@ class Interrupt(keras.callbacks.Callback):
             raise RuntimeError("stopped here")
 
 
-def places(model):
-    variables = [*model.variables, *model.optimizer.variables]
-    return sorted({v.value.device[-5:] for v in variables})
+def places(model, others=None):
+    variables = [*model.variables, *(model.optimizer.variables if others is None else others)]
+    return sorted({value_of(v).device[-5:] for v in variables})
 
 
 def check_variables_move_and_return():

@@ -107,7 +107,8 @@ def test_network_on_a_table():
 
     def step(labels):
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum((tf.tanh(tf.constant([[0.1, 0.2, 0.3], [0.4, 0.6, 0.5]]) @ first) @ second - labels) ** 2)
+            hidden = tf.tanh(tf.constant([[0.1, 0.2, 0.3], [0.4, 0.6, 0.5]]) @ first)
+            loss = tf.reduce_sum((hidden @ second - labels) ** 2)
         descend(tape, loss, weights)
         return loss
 

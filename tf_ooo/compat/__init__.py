@@ -29,6 +29,7 @@ from tf_ooo.compat.optimizers import (
     shadow_update,
     state_of,
     unshadow_update,
+    update,
     variables_to_apply,
 )
 from tf_ooo.compat.parts import (
@@ -120,6 +121,7 @@ __all__ = [
     "unshadow",
     "unshadow_update",
     "untraced_copy",
+    "update",
     "user_keras",
     "variables_to_apply",
     "why_not_rewritable",

@@ -74,6 +74,14 @@ def unshadow_update(optimizer: Any) -> None:
     unshadow(optimizer, "apply_gradients" if is_keras_2(keras_of(optimizer)) else "apply")
 
 
+def update(optimizer: Any, grads: Sequence[Any], variables: Sequence[Any] | None) -> None:
+    """Updates variables, None: those that the optimizer was built with, from gradients in their order."""
+    if is_keras_2(keras_of(optimizer)):
+        optimizer.apply_gradients(list(zip(grads, variables_to_apply(optimizer, variables), strict=True)))
+    else:
+        optimizer.apply(grads, variables)
+
+
 def variables_to_apply(optimizer: Any, given: Any) -> list[Any]:
     """The variables that ``optimizer.apply(grads, given)`` updates."""
     return list(optimizer._trainable_variables if given is None else given)

@@ -43,13 +43,18 @@ def new_train_function(
             unshadow(model, "train_step")
 
 
-def step_on_data(model: Any, train_step: Callable[..., Any]) -> Callable[..., Any]:
-    """What Keras' train function does with one batch, not made into a ``tf.function``."""
-    if is_keras_2(keras_of(model)):
+def step_on_data(model: Any, train_step: Callable[..., Any], counts: bool = True) -> Callable[..., Any]:
+    """What Keras' train function does with one batch, not made into a ``tf.function``.
+
+    Args:
+        counts: Keras 2 counts the step; False where that is done by another part of the same step.
+    """
+    if is_keras_2(keras_of(model)) and counts:
         return _step_on_data_of_keras_2(model, train_step)
 
     def step(data: Any) -> Any:
-        return model.distribute_strategy.run(model._autoconvert_optionals(train_step), args=(data,))
+        convert = getattr(model, "_autoconvert_optionals", lambda function: function)
+        return model.distribute_strategy.run(convert(train_step), args=(data,))
 
     return step
 

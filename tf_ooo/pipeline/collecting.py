@@ -8,6 +8,7 @@ they act once, on the whole batch's gradient.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,19 +50,19 @@ class Collecting:
         """Inside the block, gradients are those of a micro-batch."""
         self._number, self._calls = number, 0
         for optimizer in self.optimizers:
-            compat.shadow(optimizer, "apply", self._collect_for(optimizer))
+            compat.shadow_update(optimizer, functools.partial(self._collect_for, optimizer))
         try:
             yield
         finally:
             for optimizer in self.optimizers:
-                compat.unshadow(optimizer, "apply")
+                compat.unshadow_update(optimizer)
         if self._calls != len(self.applied):
             raise BackendError(
                 f"train_step applies gradients {len(self.applied)} times for the first micro-batch and "
                 f"{self._calls} times for another"
             )
 
-    def _collect_for(self, optimizer: Any) -> Callable[..., None]:
+    def _collect_for(self, optimizer: Any, _: Callable[..., Any]) -> Callable[..., None]:
         def collect(grads: Any, trainable_variables: Any = None) -> None:
             explicit = trainable_variables is not None
             variables = compat.variables_to_apply(optimizer, trainable_variables)
@@ -106,7 +107,7 @@ class Collecting:
         """Hands the sums to the optimizers, in the order in which the first micro-batch did."""
         for one in self.applied:
             grads = [self._total(one, place) for place in range(len(one.sums))]
-            one.optimizer.apply(grads, one.variables if one.explicit else None)
+            compat.update(one.optimizer, grads, one.variables if one.explicit else None)
 
     def _total(self, one: _Applied, place: int) -> Any:
         import tensorflow as tf

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from grappler_passes.microbatches import SUM_ATTR
+from tf_ooo.compat import keras_of
 
 # What Grappler's arithmetic optimizer writes on sums that it has looked at: with it, a chain of sums stays
 # a chain.  Else it becomes one AddN, which keeps the gradients of all micro-batches alive to the end.
@@ -24,14 +25,48 @@ def marked_sums() -> Iterator[None]:
         yield
 
 
+_TWIN = "_ooo_value"
+
+
 def value_of(variable: Any) -> Any:
-    """The ``tf.Variable`` behind a Keras variable."""
-    return variable._value
+    """The ``tf.Variable`` behind a Keras variable.
+
+    Layers of Keras 2 hold a ``tf.Variable`` itself: a twin of it, with the same handle, stands behind it.
+    """
+    own = _resource(variable)
+    if own is None:
+        return variable._value
+    twin = getattr(own, _TWIN, None)
+    if twin is None:
+        twin = object.__new__(type(own))
+        vars(twin).update(vars(own))
+        vars(own)[_TWIN] = twin
+    return twin
 
 
 def set_value_of(variable: Any, value: Any) -> None:
     """Puts another ``tf.Variable`` behind a Keras variable."""
-    object.__setattr__(variable, "_value", value)
+    own = _resource(variable)
+    if own is None:
+        object.__setattr__(variable, "_value", value)
+        return
+    own._handle = value._handle
+    vars(own)[_TWIN] = value
+
+
+def _resource(variable: Any) -> Any:
+    """The ``tf.Variable`` that a variable of Keras 2 is, or holds for mixed precision; None with Keras 3."""
+    import tensorflow as tf
+
+    if not isinstance(variable, tf.Variable):
+        return None
+    return vars(variable).get("_variable", variable)
+
+
+def handle_of(variable: Any) -> Any:
+    """The handle that ops of the present graph are given for a variable; None if there is none."""
+    own = _resource(variable)
+    return getattr(getattr(variable, "value", None) if own is None else own, "handle", None)
 
 
 def copy_on(device: str, variable: Any) -> Any:
@@ -76,16 +111,16 @@ def make_on_demand(function: Any) -> Any:
 
 
 def batch_normalizations(model: Any) -> list[str]:
-    """Paths of the layers that normalize over the rows of a batch."""
-    import keras
-
+    """Paths of the layers that normalize over the rows of a batch; with Keras 2 their names."""
+    kind = keras_of(model).layers.BatchNormalization
     layers = model._flatten_layers(include_self=False, recursive=True)
-    return [layer.path for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
+    return [getattr(layer, "path", layer.name) for layer in layers if isinstance(layer, kind)]
 
 
 def summed_losses(model: Any) -> list[str]:
     """Names of the losses given to ``compile`` that add up a batch instead of averaging it."""
-    import keras
+    import tensorflow as tf
 
-    losses = keras.tree.flatten(getattr(model, "loss", None))
-    return [x.name for x in losses if isinstance(x, keras.losses.Loss) and x.reduction == "sum"]
+    kind = keras_of(model).losses.Loss
+    losses = tf.nest.flatten(getattr(model, "loss", None))
+    return [x.name for x in losses if isinstance(x, kind) and x.reduction == "sum"]

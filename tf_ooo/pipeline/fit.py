@@ -69,7 +69,7 @@ class PipelineFit:
             BackendError: no such devices, or a model that cannot be cut.
         """
         self.end()
-        compat.check_keras_backend()
+        compat.check_keras_backend(model)
         _check(model)
         self._target = _joined(self.options.devices)
         devices = full_names(self._target)
@@ -82,7 +82,7 @@ class PipelineFit:
         compat.install_train_function(model, self._execution, stock)
 
     def _forget(self, model: Any, stock: Any, devices: tuple[str, ...]) -> None:
-        self.report = Report(mode="pipeline", model=str(model.name), environment=environment())
+        self.report = Report(mode="pipeline", model=str(model.name), environment=environment(model))
         self.planned, self._plan, self._planned_for = None, None, (stock, devices)
 
     def epoch_begin(self, epoch: int) -> None:
@@ -130,7 +130,7 @@ class PipelineFit:
         """One execution: ``steps_per_execution`` steps, or as many as there are data for."""
         outputs, batches = None, []
         try:
-            batches = compat.take(iterator, int(self._model.steps_per_execution))
+            batches = compat.take(iterator, compat.steps_per_execution(self._model))
             for batch in batches:
                 outputs = self._step(batch, iterator)
         except BaseException as error:

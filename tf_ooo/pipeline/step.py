@@ -11,7 +11,7 @@ from tf_ooo import compat
 from tf_ooo.data_parallel.averaging import optimizers_of
 from tf_ooo.errors import BackendError
 from tf_ooo.pipeline.collecting import Collecting
-from tf_ooo.pipeline.compat import make_on_demand
+from tf_ooo.pipeline.compat import handle_of, make_on_demand
 from tf_ooo.pipeline.micro_batches import parts_of, relative_weights, rows_of, split_rows
 
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
@@ -55,7 +55,7 @@ class StepFunctions:
 
     def _make(self, rows: Sequence[int]) -> Any:
         model = self.model
-        train_step = compat.step_on_data(model, model.train_step)
+        last = len(rows) - 1
 
         def step(batch: Any) -> Any:
             weights, scale = relative_weights(rows)
@@ -65,7 +65,8 @@ class StepFunctions:
                 with compat.numbered_step(number, STEP_ATTR, STEP_SCOPE):
                     part = parts_of(batch, rows)[number] if len(rows) > 1 else batch
                     with collecting.micro_batch(number):
-                        logs.append(train_step(part))
+                        one = compat.step_on_data(model, model.train_step, counts=number == last)
+                        logs.append(one(part))
                 if not number:
                     _refuse_reads_after(collecting)
             _refuse_no_gradient(collecting)
@@ -116,7 +117,7 @@ def _handles(variables: Iterable[Any]) -> dict[int, str]:
     inside = {id(external): placeholder for external, placeholder in graph.captures}
     found = {}
     for variable in variables:
-        handle = getattr(getattr(variable, "value", variable), "handle", None)
+        handle = handle_of(variable)
         if handle is not None and id(handle) in inside:
             found[id(inside[id(handle)])] = compat.path_of(variable)
     return found

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tf_ooo import compat
 from tf_ooo.controller import StepController
 from tf_ooo.data_parallel.unrolled import steps_together
 from tf_ooo.errors import GraphError, OptionsError
@@ -33,7 +34,7 @@ def for_model(model: Any, stock: Callable[..., Any], options: Options, report: R
     if model.distribute_strategy.num_replicas_in_sync > 1:
         raise GraphError("jit_compile=True: steps of several replicas are not rewritten")
 
-    together = steps_together(int(model.steps_per_execution), options.unroll)
+    together = steps_together(compat.steps_per_execution(model), options.unroll)
 
     def make(session: StreamSession, name: str, rewriter: Rewriter) -> Callable[..., Any]:
         unrolled = name == DELAYED or not (options.may_fall_back and options.profile_steps)

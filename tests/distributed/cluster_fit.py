@@ -1,6 +1,7 @@
 """Trains three epochs as a pipeline over a cluster; prints JSON lines.
 
-Arguments: addresses, checkpoint, first epoch, seconds to wait in the second.
+Arguments: addresses, checkpoint, first epoch, seconds to wait in the second, where to wait: batch, or save,
+before the checkpoint of that epoch.
 """
 
 import json
@@ -26,17 +27,24 @@ def say(**what):
 class Progress(keras.callbacks.Callback):
     """Says where the second epoch is, so that a worker can be killed there."""
 
-    def __init__(self, pause_s):
+    def __init__(self, pause_s, where):
         super().__init__()
-        self._epoch, self._pause_s = 0, pause_s
+        self._epoch, self._pause_s, self._where = 0, pause_s, where
 
     def on_epoch_begin(self, epoch, logs=None):
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch, logs=None):
-        if self._epoch == 1 and batch == 5:
-            say(epoch=1, batch=5)
-            time.sleep(float(self._pause_s))
+        if self._where == "batch" and self._epoch == 1 and batch == 5:
+            self._wait(5)
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self._where == "save" and epoch == 1:
+            self._wait(BATCHES)
+
+    def _wait(self, batch):
+        say(epoch=1, batch=batch)
+        time.sleep(float(self._pause_s))
 
 
 def made():
@@ -46,7 +54,7 @@ def made():
     return model
 
 
-def main(addresses, checkpoint, first_epoch, pause_s=0):
+def main(addresses, checkpoint, first_epoch, pause_s=0, where="batch"):
     first_epoch = int(first_epoch)
     model = keras.models.load_model(f"{checkpoint}_{first_epoch}.keras") if first_epoch else made()
     random = np.random.default_rng(0)
@@ -54,14 +62,14 @@ def main(addresses, checkpoint, first_epoch, pause_s=0):
     pipeline = tf_ooo.OOOBackprop(mode="pipeline", devices=addresses, microbatches=3, schedule="fast_forward")
     callbacks = [
         pipeline,
-        Progress(pause_s),
+        Progress(pause_s, where),
         keras.callbacks.ModelCheckpoint(f"{checkpoint}_{{epoch}}.keras"),
     ]
     settings = {"batch_size": ROWS, "shuffle": False, "verbose": 0, "initial_epoch": first_epoch}
     try:
         model.fit(x, y, epochs=3, callbacks=callbacks, **settings)
     except tf_ooo.BackendError as error:
-        say(error=str(error))
+        say(error=str(error), places=sorted({v.value.device for v in model.variables}))
         os._exit(0)
     bits = 0
     for variable in (*model.variables, *model.optimizer.variables):

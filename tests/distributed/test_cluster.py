@@ -139,6 +139,19 @@ def test_other_versions_are_refused():
         _check(where, 1, facts.dataclasses.replace(said, tf_ooo="0.0.9"))
 
 
+@pytest.mark.slow
+def test_worker_lost_while_the_model_is_saved_is_named(tmp_path):
+    cluster = addresses(2)
+    with workers(cluster, [1]) as started:
+        client = start_client(cluster, tmp_path / "model", 0, 1, "save", script="cluster_fit.py")
+        assert heard(client) == {"epoch": 1, "batch": 24}
+        started[1].kill()
+        said = heard(client)
+        kill(client)
+    assert f"worker {cluster.split(',')[1]} (task 1)" in said["error"]
+    assert all(place.startswith("/job:localhost/") for place in said["places"])
+
+
 def test_other_cluster_is_refused():
     mine = own_facts(("a:1", "b:2"), 1)
     with pytest.raises(BackendError, match="was started as task 1 of a:1,b:2"):

@@ -106,6 +106,7 @@ def compared(make, optimizer, schedules, options=None, **more):
             "edges": report.added_edges,
             "schedule": report.schedule,
             "notes": report.notes,
+            "loops": loops(report),
             "skipped": [note for note in report.notes if note.startswith("skipped")],
         }
     return out
@@ -257,6 +258,32 @@ def check_rnn():
     return compared(make, adam, ("gpipe", "zb_h1"), data=data)
 
 
+def check_loops():
+    """Recurrent layers whose loops are not unrolled: the cut is between two loops."""
+
+    def make():
+        layers = [
+            keras.layers.LSTM(6, return_sequences=True),
+            keras.layers.GRU(7, return_sequences=True),
+            keras.layers.SimpleRNN(5),
+            keras.layers.Dense(3),
+        ]
+        return keras.Sequential([keras.Input((4, 2)), *layers])
+
+    data = (RNG.normal(size=(48, 4, 2)).astype("float32"), Y)
+    return compared(make, adam, ("gpipe", "zb_h1"), {"microbatches": 2}, data=data, epochs=3)
+
+
+def loops(report):
+    """How many while loops start on each device, and whether one has ops on several."""
+    places = {}
+    for node in report.rewritten_graph.node:
+        if node.op == "Enter":
+            places.setdefault(node.attr["frame_name"].s, set()).add(node.device[-5:])
+    count = {device: sum(device in on for on in places.values()) for device in ("CPU:0", "CPU:1")}
+    return {"started": count, "parted": sum(len(on) > 1 for on in places.values())}
+
+
 def check_one_device_is_stock():
     """One device and one micro-batch: the bits of the stock step."""
     out = {}
@@ -269,14 +296,45 @@ def check_one_device_is_stock():
 
 
 class Interrupt(keras.callbacks.Callback):
-    def __init__(self, at):
-        super().__init__()
-        self.at = at
+    """Raises in one of its methods, the first time the model is distributed; notes where its weights were."""
 
-    def on_train_batch_end(self, batch, logs=None):
-        self.at -= 1
-        if not self.at:
-            raise RuntimeError("stopped here")
+    def __init__(self, method, error):
+        super().__init__()
+        self.method, self.error, self.seen = method, error, []
+        setattr(self, method, self.stop)
+
+    def stop(self, *args, **kwargs):
+        found = places(self.model)
+        if len(found) > 1:
+            self.seen += found
+            raise self.error
+
+
+def interruptions():
+    return {
+        "a callback": Interrupt("on_train_batch_end", RuntimeError("stopped here")),
+        "the end of an epoch": Interrupt("on_epoch_end", RuntimeError("stopped here")),
+        "the validation": Interrupt("on_test_batch_begin", RuntimeError("stopped here")),
+        "ctrl-c": Interrupt("on_train_batch_begin", KeyboardInterrupt()),
+    }
+
+
+class Failing(keras.Model):
+    """Raises in a line of Keras' own fit."""
+
+    fails = False
+
+    def __init__(self):
+        super().__init__()
+        self.inside = mlp()
+
+    def call(self, x):
+        return self.inside(x)
+
+    def get_metrics_result(self):
+        if self.fails and tf.executing_eagerly():
+            raise RuntimeError("stopped between two calls")
+        return super().get_metrics_result()
 
 
 def places(model, others=None):
@@ -299,14 +357,25 @@ def check_variables_move_and_return():
     other.load_weights(path)
     out["file"] = same(model, other)
 
+    fits = {"batch_size": 16, "epochs": 3, "verbose": 0}
+    for name, raising in interruptions().items():
+        try:
+            model.fit(X, Y, **fits, callbacks=[pipelined("gpipe"), raising], validation_data=(X, Y))
+        except (RuntimeError, KeyboardInterrupt):
+            # Within the handler: nothing needs the garbage collector.
+            out[f"interrupted by {name}"] = [raising.seen, places(model)]
+
+    failing, _ = train(Failing, adam, epochs=1)
+    failing.fails = True
     try:
-        model.fit(X, Y, batch_size=16, epochs=3, verbose=0, callbacks=[pipelined("gpipe"), Interrupt(7)])
+        failing.fit(X, Y, batch_size=4, epochs=2, verbose=0, callbacks=[pipelined("gpipe")])
     except RuntimeError:
-        out["interrupted"] = places(model)
-    before = model.get_weights()
-    model.fit(X, Y, batch_size=16, epochs=1, verbose=0)
-    out["next fit"] = places(model)
-    out["trained on"] = not np.array_equal(before[0], model.get_weights()[0])
+        out["unseen"] = places(failing)
+    failing.fails = False
+    before = failing.get_weights()
+    failing.fit(X, Y, batch_size=16, epochs=1, verbose=0)
+    out["next fit"] = places(failing)
+    out["trained on"] = not np.array_equal(before[0], failing.get_weights()[0])
 
     model, _ = train(mlp, adam, epochs=1)
 

@@ -90,3 +90,24 @@ def test_what_is_said_about_layers_and_losses():
     assert compat.summed_losses(made) == []
     made.compile("adam", keras.losses.MeanSquaredError(reduction="sum"))
     assert compat.summed_losses(made) == ["mean_squared_error"]
+
+
+def test_the_callback_list_that_calls_is_found():
+    found = []
+    seen = keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: found.append(compat.running_callback_list())
+    )
+    mine = keras.callbacks.CallbackList([seen], model=model())
+    mine.on_train_begin()
+    assert found == [mine]
+    assert compat.running_callback_list() is None
+
+
+def test_evaluate_makes_its_function_by_a_method_that_can_be_wrapped():
+    made, calls = model(), []
+    make = made.make_test_function
+    compat.set_on(made, "make_test_function", lambda: (calls.append(1), make()))
+    made.evaluate(np.ones((2, 3)), np.ones((2, 4)), verbose=0)
+    compat.set_on(made, "make_test_function", None)
+    assert calls == [1]
+    assert "make_test_function" not in vars(made)

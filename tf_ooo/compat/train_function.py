@@ -158,16 +158,24 @@ def why_not_rewritable(model: Any) -> str | None:
     return None
 
 
-def install_train_function(model: Any, ours: Callable[..., Any], stock: Callable[..., Any]) -> None:
+def install_train_function(
+    model: Any,
+    ours: Callable[..., Any],
+    stock: Callable[..., Any],
+    before_next: Callable[[], None] | None = None,
+) -> None:
     """Makes ``fit`` call ``ours`` until :func:`remove_train_function` or the next ``fit``.
 
     ``fit`` begins with ``make_train_function()`` and skips ``on_train_end`` when training raises, so
-    the model's ``make_train_function`` is shadowed by one that first puts ``stock`` back.
+    the model's ``make_train_function`` is shadowed by one that first puts ``stock`` back, and then calls
+    ``before_next``.
     """
     make = model.make_train_function
 
     def restore_and_make(*args: Any, **kwargs: Any) -> Any:
         remove_train_function(model)
+        if before_next is not None:
+            before_next()
         return make(*args, **kwargs)
 
     restore_and_make.ooo = (ours, stock)  # type: ignore[attr-defined]

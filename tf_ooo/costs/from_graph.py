@@ -47,7 +47,10 @@ class _Sizes:
 
 
 def graph_costs(
-    graph: TrainingGraph, seconds: Mapping[str, float], tasks: TaskOps | None = None
+    graph: TrainingGraph,
+    seconds: Mapping[str, float],
+    tasks: TaskOps | None = None,
+    forward: Mapping[str, int] | None = None,
 ) -> GraphCosts:
     """Sums op seconds up to layers.
 
@@ -55,12 +58,13 @@ def graph_costs(
         graph: from ``classify``, with sizes of tensors where they are known.
         seconds: of each op by name, as from ``op_seconds``.
         tasks: ``task_ops(graph)`` if the caller has it.
+        forward: the layer of each forward op; None: of :func:`forward_layers`.
 
     Raises:
         CostError: names the op of a layer whose seconds are missing or no time.
     """
     tasks = tasks or task_ops(graph)
-    forward = forward_layers(graph)
+    forward = forward_layers(graph) if forward is None else forward
     by_task = ops_by_task(graph, tasks, forward)
     counted = {name for names in by_task.values() for name in names}
     sizes = _sizes(graph, tasks, forward)
@@ -92,6 +96,13 @@ def forward_layers(graph: TrainingGraph) -> dict[str, int]:
     weights (a dropout mask, preprocessing) counts for the lowest layer that reads its result, and one
     that no layer reads (a metric of the labels) for the last.
     """
+    known = layers_of_weights_and_readers(graph)
+    last = len(graph.layers) - 1
+    return {name: known.get(name, last) for name in graph.of_kind(OpKind.FORWARD)}
+
+
+def layers_of_weights_and_readers(graph: TrainingGraph) -> dict[str, int]:
+    """:func:`forward_layers` without those that depend on no weights and are read by no layer."""
     own = {
         v.handle: layer.index for layer in graph.layers for v in graph.variables if v.name in layer.variables
     }
@@ -102,10 +113,7 @@ def forward_layers(graph: TrainingGraph) -> dict[str, int]:
             found = max([own[name]] if name in own else above, default=None)
             if found is not None:
                 latest[name] = found
-    earliest = _earliest_reader(graph, latest)
-    last = len(graph.layers) - 1
-    forward = graph.of_kind(OpKind.FORWARD)
-    return {name: latest.get(name, earliest.get(name, last)) for name in forward}
+    return _earliest_reader(graph, latest) | latest
 
 
 def _earliest_reader(graph: TrainingGraph, latest: Mapping[str, int]) -> dict[str, int]:

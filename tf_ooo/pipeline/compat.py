@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 from grappler_passes.microbatches import SUM_ATTR
@@ -88,6 +90,30 @@ def copy_on(device: str, variable: Any) -> Any:
         )
     new._unique_id = variable._unique_id
     return new
+
+
+def running_callback_list() -> Any:
+    """The ``CallbackList`` that is calling this process' innermost callback; None: nobody calls one.
+
+    Keras hands it to nobody; it is ``self`` of a frame above.
+    """
+    import keras
+
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        found = frame.f_locals.get("self")
+        if isinstance(found, keras.callbacks.CallbackList):
+            return found
+        frame = frame.f_back
+    return None
+
+
+def set_on(model: Any, name: str, method: Any) -> None:
+    """Puts a method on one model, past Keras' tracking of attributes; None: the class' method again."""
+    if method is not None:
+        object.__setattr__(model, name, method)
+    elif name in vars(model):
+        object.__delattr__(model, name)
 
 
 def functions_of(model: Any) -> dict[str, Any]:

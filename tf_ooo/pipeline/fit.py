@@ -19,6 +19,7 @@ from tf_ooo.options import Options
 from tf_ooo.pipeline import compat as private
 from tf_ooo.pipeline.addresses import is_cluster
 from tf_ooo.pipeline.devices import available_devices, full_names, home_device
+from tf_ooo.pipeline.guard import Guard
 from tf_ooo.pipeline.measured import link_between, measured_costs
 from tf_ooo.pipeline.naming import named, variable_layers
 from tf_ooo.pipeline.partition import units_of
@@ -59,6 +60,7 @@ class PipelineFit:
         self._profiled = 0
         self._seen = 0
         self._step_s: deque[float] = deque(maxlen=_TIMED)
+        self._guard: Guard | None = None
 
     # -- what the callback calls -----------------------------------------------------------------
 
@@ -79,7 +81,8 @@ class PipelineFit:
         if self._planned_for is None or self._planned_for[0] is not stock or self._planned_for[1] != devices:
             self._forget(model, stock, devices)
         self.devices = devices
-        compat.install_train_function(model, self._execution, stock)
+        compat.install_train_function(model, self._execution, stock, before_next=self.end)
+        self._guard = Guard(model, self._failed)
 
     def _forget(self, model: Any, stock: Any, devices: tuple[str, ...]) -> None:
         self.report = Report(mode="pipeline", model=str(model.name), environment=environment(model))
@@ -97,6 +100,9 @@ class PipelineFit:
 
     def end(self) -> None:
         """Puts variables and the model's own train function back; does nothing the second time."""
+        if self._guard is not None:
+            self._guard.close()
+            self._guard = None
         if self._profiler is not None:
             self._profiler.close()
             self._profiler = None
@@ -128,28 +134,25 @@ class PipelineFit:
 
     def _execution(self, iterator: Any) -> Any:
         """One execution: ``steps_per_execution`` steps, or as many as there are data for."""
-        outputs, batches = None, []
+        assert self._guard is not None  # for mypy: begin has run
+        guard, outputs, batches = self._guard, None, []
         try:
             batches = compat.take(iterator, compat.steps_per_execution(self._model))
             for batch in batches:
                 outputs = self._step(batch, iterator)
         except BaseException as error:
-            model = self._model
-            explained = self._explained(error)
-            self.end()
-            compat.remove_train_function(model)
-            if explained is error:
-                raise
-            raise explained from error
+            guard.raise_for(error)
         if not batches:
             raise StopIteration
         return outputs
 
-    def _explained(self, error: BaseException) -> BaseException:
+    def _failed(self, error: BaseException) -> BaseException:
+        """Ends the fit; what the error is to be raised as."""
         explain = getattr(self._target, "explain", None)
-        if explain is None or not isinstance(error, Exception):
-            return error
-        explained: BaseException = explain(error)
+        explained: BaseException = error
+        if explain is not None and isinstance(error, Exception):
+            explained = explain(error)
+        self.end()
         return explained
 
     def _step(self, batch: Any, iterator: Any) -> Any:

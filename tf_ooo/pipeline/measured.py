@@ -13,7 +13,7 @@ from tf_ooo.costs.profile import OpProfile
 from tf_ooo.costs.runtime_link import measure_device_link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.pipeline.tasks import tasks_for_costs
-from tf_ooo.pipeline.unrolled_tasks import Step, general
+from tf_ooo.pipeline.unrolled_tasks import Step
 
 # A step of very small ops takes many times as long as they do: most of that is the call of the function.
 _MOST_BETWEEN = 4.0
@@ -32,11 +32,12 @@ def measured_costs(step: Step, profile: OpProfile | None) -> CostTable:
         mean = dataclasses.replace(profile, seconds=step.averaged(profile.seconds))
     seconds = op_seconds(known.alone, device("cpu-core"), mean)
     in_graph = {name: seconds.seconds.get(name, 0.0) for name in known.graph.ops}
-    where = {name: known.where.get(general(name, step.count)) for name in known.graph.ops}
+    where = {name: known.where.get(step.general[name]) for name in known.graph.ops}
     tasks = tasks_for_costs({name: at for name, at in where.items() if at is not None})
+    forward = {name: at[1] for name, at in where.items() if at is not None and at[0] == "F"}
     factor = 1.0 if profile is None else _between_ops(step, profile)
     in_graph = {name: value * factor for name, value in in_graph.items()}
-    found = graph_costs(known.graph, in_graph, tasks)
+    found = graph_costs(known.graph, in_graph, tasks, forward)
     notes = (*seconds.notes, *found.notes)
     return CostTable(found.layers, source=seconds.source, op_seconds=in_graph, notes=notes)
 

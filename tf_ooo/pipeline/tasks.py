@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from grappler_passes.dependencies import GraphIndex
 from grappler_passes.graph import OpKind, TrainingGraph
-from tf_ooo.costs.from_graph import forward_layers
+from tf_ooo.costs.from_graph import forward_layers, layers_of_weights_and_readers
 from tf_ooo.lowering import TaskOps
+from tf_ooo.pipeline.loops import fed_to_loops, loop_tasks
 from tf_ooo.schedule import Task
 
 _KINDS = {OpKind.FORWARD: "F", OpKind.OUTPUT_GRAD: "dO", OpKind.WEIGHT_GRAD: "dW", OpKind.UPDATE: "U"}
@@ -29,17 +30,23 @@ def assign(graph: TrainingGraph, index: GraphIndex) -> tuple[Where, Glued]:
         graph: of one micro-batch with its updates.
         index: of the same graph.
     """
-    forward = forward_layers(graph)
+    known = layers_of_weights_and_readers(graph)
+    loops = loop_tasks(graph, index, known)
+    of_loops = {name: loop.layer for loop in loops for name in loop.members}
+    forward = forward_layers(graph) | fed_to_loops(graph, index, known, loops)
+    forward |= {name: layer for name, layer in of_loops.items() if name in forward}
     where = {name: ("F", layer) for name, layer in forward.items()}
     for name, op in graph.ops.items():
         if op.kind in (OpKind.WEIGHT_GRAD, OpKind.UPDATE) and op.layer is not None:
             where[name] = (_KINDS[op.kind], op.layer)
     touching = _touching(graph, forward)
-    output_grads = _output_grad_layers(graph, touching)
+    output_grads = _output_grad_layers(graph, touching, of_loops)
     where.update((name, ("dO", layer)) for name, layer in output_grads.items())
     away = _weight_grads_away(graph, touching, output_grads)
     where.update((name, ("dW", layer)) for name, layer in away.items())
-    glued = _glue_loops(index, where)
+    for loop in loops:
+        where.update(dict.fromkeys(loop.members, (loop.kind, loop.layer)))
+    glued = tuple(sorted({loop.glued for loop in loops}))
     return {name: at for name, at in where.items() if graph.ops[name].type != "Const"}, glued
 
 
@@ -53,7 +60,9 @@ def _touching(graph: TrainingGraph, forward: Mapping[str, int]) -> dict[str, set
     return touching
 
 
-def _output_grad_layers(graph: TrainingGraph, touching: Mapping[str, set[int]]) -> dict[str, int]:
+def _output_grad_layers(
+    graph: TrainingGraph, touching: Mapping[str, set[int]], of_loops: Mapping[str, int]
+) -> dict[str, int]:
     """The layer of each dO op.
 
     The forward tensors that it reads say whose gradient it is: such a tensor was made by one layer and
@@ -64,6 +73,9 @@ def _output_grad_layers(graph: TrainingGraph, touching: Mapping[str, set[int]]) 
     last = len(graph.layers) - 1
     for name, op in graph.ops.items():
         if op.kind is not OpKind.OUTPUT_GRAD:
+            continue
+        if name in of_loops:
+            found[name] = of_loops[name]
             continue
         producers = [producer for producer, _ in op.inputs]
         cap = min((found[p] for p in producers if p in found), default=last)
@@ -94,23 +106,6 @@ def _weight_grads_away(
         if not layers and above and len({found.get(p) for p in above}) == 1 and above[0] in found:
             found[name] = found[above[0]]
     return found
-
-
-def _glue_loops(index: GraphIndex, where: dict[str, tuple[str, int]]) -> tuple[tuple[int, int], ...]:
-    """Gives all ops of a while loop one kind and layer, in place; the ranges of layers in one loop."""
-    loops: dict[str, list[str]] = {}
-    for i, name in enumerate(index.names):
-        frame = index.contexts[i].frame or index.arrival_frame(i)
-        if frame and name in where:
-            loops.setdefault(frame[0], []).append(name)
-    glued = []
-    for names in loops.values():
-        kinds = {where[name][0] for name in names}
-        layers = [where[name][1] for name in names]
-        kind = next(k for k in ("F", "dO", "dW", "U") if k in kinds)
-        where.update(dict.fromkeys(names, (kind, max(layers))))
-        glued.append((min(layers), max(layers)))
-    return tuple(sorted(set(glued)))
 
 
 def tasks_for_costs(where: Where) -> TaskOps:

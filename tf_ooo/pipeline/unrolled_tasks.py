@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from grappler_passes.classify import classify_graph_def
@@ -17,6 +18,8 @@ from tf_ooo.pipeline.tasks import assign
 
 Where = tuple[str, int, int]
 _STEP = re.compile(rf"{STEP_SCOPE}(\d+)(?=/|$)")
+# What TensorFlow numbers when it lowers loops and branches: otherwise for each micro-batch.
+_NUMBER = re.compile(r"/_(\d+)(?=/|$)")
 _ONCE, _EACH = f"{STEP_SCOPE}once", f"{STEP_SCOPE}each"
 # Of the computing ops of a step that is not classified itself, so many must be known by name.
 _KNOWN_SHARE = 0.8
@@ -30,13 +33,15 @@ class Known:
     Attributes:
         graph: it; its layers are those of all.
         alone: its GraphDef.
-        where: ``{op: (kind, layer)}`` by :func:`general` names.
-        sizes: bytes of the ops' outputs, by general names.
+        names: of its ops, and those below, :func:`general_names`.
+        where: ``{op: (kind, layer)}``.
+        sizes: bytes of the ops' outputs.
         glued: ranges of layers that no cut may part.
     """
 
     graph: TrainingGraph
     alone: Any
+    names: frozenset[str]
     where: Mapping[str, tuple[str, int]]
     sizes: Mapping[str, int]
     glued: tuple[tuple[int, int], ...]
@@ -63,19 +68,26 @@ class Step:
     where: Mapping[str, Where]
     sums: frozenset[str]
 
+    @cached_property
+    def general(self) -> dict[str, str]:
+        """The general name of each op."""
+        return general_names(self.index.names, self.count)
+
     @property
     def sizes(self) -> dict[str, int]:
         """Bytes of ops' outputs, where known."""
         sizes = self.known.sizes
-        general_names = ((name, general(name, self.count)) for name in self.index.names)
-        return {name: sizes[key] for name, key in general_names if key in sizes}
+        return {name: sizes[key] for name, key in self.general.items() if key in sizes}
 
     def averaged(self, seconds: Mapping[str, float]) -> dict[str, float]:
-        """Seconds of the classified micro-batch's ops: the mean over all micro-batches that were measured."""
+        """Seconds of the classified micro-batch's ops: the mean over all micro-batches that were measured.
+
+        For the step in which it was classified.
+        """
         measured: dict[str, list[float]] = {}
         for name, value in seconds.items():
-            measured.setdefault(general(name, self.count), []).append(value)
-        names = ((name, measured.get(general(name, self.count))) for name in self.known.graph.ops)
+            measured.setdefault(self.general.get(name, name), []).append(value)
+        names = ((name, measured.get(self.general[name])) for name in self.known.graph.ops)
         return {name: sum(values) / len(values) for name, values in names if values}
 
 
@@ -84,9 +96,22 @@ def is_unrolled(graph_def: Any) -> bool:
     return any(STEP_ATTR in node.attr for node in graph_def.node)
 
 
-def general(name: str, count: int) -> str:
-    """The name that an op has in common with those of the other micro-batches, and of other batches."""
-    return _STEP.sub(lambda match: _ONCE if int(match[1]) == count else _EACH, name)
+def general_names(names: Iterable[str], count: int) -> dict[str, str]:
+    """The name that each op has in common with those of the other micro-batches, and of other batches.
+
+    Of ops that differ in TensorFlow's numbers only, the first has the lowest.
+    """
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(_NUMBER.sub("/_", name), []).append(name)
+    found = {}
+    for bare, ones in alike.items():
+        general = _STEP.sub(lambda match: _ONCE if int(match[1]) == count else _EACH, bare)
+        if len(ones) > 1:
+            ones.sort(key=lambda name: [int(number) for number in _NUMBER.findall(name)])
+        for place, name in enumerate(ones):
+            found[name] = f"{general}#{place}" if place else general
+    return found
 
 
 def take_apart(graph_def: Any, known: Known | None = None) -> Step:
@@ -103,20 +128,27 @@ def take_apart(graph_def: Any, known: Known | None = None) -> Step:
     count = max((step for step in steps if step is not None), default=0)
     if not count:
         raise GraphError("the graph holds no micro-batch and updates")
+    general = general_names(index.names, count)
     if known is None:
-        known = _classified(graph_def, index, steps, count)
+        known = _classified(graph_def, index, steps, count, general)
     else:
-        _check_known(index, count, known)
+        _check_known(index, general, known)
     where: dict[str, Where] = {}
     for name, number in zip(index.names, steps, strict=True):
-        at = known.where.get(general(name, count))
+        at = known.where.get(general[name])
         if at is not None and index.ops[index.index[name]] not in ("Const", "_Arg", "_Retval"):
             where[name] = (*at, 0 if number is None else min(number, count - 1))
     sums = frozenset(node.name for node in graph_def.node if is_sum(node))
     return Step(graph_def, index, steps, count, known, where, sums)
 
 
-def _classified(graph_def: Any, index: GraphIndex, steps: Sequence[int | None], count: int) -> Known:
+def _classified(
+    graph_def: Any,
+    index: GraphIndex,
+    steps: Sequence[int | None],
+    count: int,
+    general: Mapping[str, str],
+) -> Known:
     """Ops that graph optimizers have merged for several micro-batches are in the graph of the last one."""
     alone = microbatch_graph(graph_def, index, steps, count - 1, count)
     graph = classify_graph_def(alone)
@@ -124,16 +156,17 @@ def _classified(graph_def: Any, index: GraphIndex, steps: Sequence[int | None], 
     return Known(
         graph,
         alone,
-        {general(name, count): at for name, at in where.items()},
-        {general(name, count): op.output_bytes for name, op in graph.ops.items() if op.output_bytes},
+        frozenset(general[name] for name in graph.ops),
+        {general[name]: at for name, at in where.items()},
+        {general[name]: op.output_bytes for name, op in graph.ops.items() if op.output_bytes},
         glued,
     )
 
 
-def _check_known(index: GraphIndex, count: int, known: Known) -> None:
-    general_names = {general(name, count) for name in known.graph.ops} | known.where.keys()
+def _check_known(index: GraphIndex, general: Mapping[str, str], known: Known) -> None:
+    there = known.names | known.where.keys()
     computing = [name for name, op in zip(index.names, index.ops, strict=True) if op not in _COUNTED]
-    met = sum(general(name, count) in general_names for name in computing)
+    met = sum(general[name] in there for name in computing)
     if met < _KNOWN_SHARE * len(computing):
         raise GraphError(
             f"{len(computing) - met} of the step's {len(computing)} ops are not those of the step "

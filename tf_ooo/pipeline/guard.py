@@ -1,0 +1,84 @@
+"""Whatever ends a ``fit`` is seen: a callback that raises, data that do, a validation that fails, Ctrl-C.
+
+``fit`` has no place of its own for this: it skips ``on_train_end`` when anything raises.  But all it calls
+can be reached from ``on_train_begin``: the train function is ours, the test function is made by a method of
+the model, and the callbacks are called through one object, ``keras.callbacks.CallbackList``.  These are
+wrapped on the instance until the fit ends.  What raises between these calls (Keras' own lines, a signal
+that hits them) is made good at the next ``fit``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from tf_ooo.pipeline import compat as private
+
+_CALLS = tuple(
+    f"on_{what}_{when}"
+    for what in ("epoch", "train_batch", "test", "test_batch", "predict", "predict_batch", "train")
+    for when in ("begin", "end")
+)
+
+
+class Guard:
+    """Wraps what ``fit`` calls, from its ``on_train_begin`` on.
+
+    Args:
+        model: that is being trained.
+        failed: is told an error; returns the one to raise.
+    """
+
+    def __init__(self, model: Any, failed: Callable[[BaseException], BaseException]) -> None:
+        self._model, self._failed = model, failed
+        self._list = private.running_callback_list()
+        if self._list is not None:
+            for name in _CALLS:
+                setattr(self._list, name, self.guarded(getattr(self._list, name)))
+        private.set_on(model, "make_test_function", self._making(model.make_test_function))
+
+    def guarded(self, function: Callable[..., Any], *ends: type[BaseException]) -> Callable[..., Any]:
+        """The function; ``ends`` are errors by which it says that there is no more."""
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except ends:
+                raise
+            except BaseException as error:
+                self.raise_for(error)
+
+        call.guarded = function  # type: ignore[attr-defined]
+        return call
+
+    def raise_for(self, error: BaseException) -> None:
+        """Ends the fit, and raises the error or what it is explained as."""
+        explained = self._failed(error)
+        if explained is error:
+            raise error
+        raise explained from error
+
+    def _making(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        def make_guarded(*args: Any, **kwargs: Any) -> Any:
+            import tensorflow as tf
+
+            found = make(*args, **kwargs)
+            function = self._model.test_function
+            if not hasattr(function, "guarded"):
+                ends = (StopIteration, tf.errors.OutOfRangeError)
+                self._model.test_function = self.guarded(function, *ends)
+            return found
+
+        return make_guarded
+
+    def close(self) -> None:
+        """Takes the wraps off."""
+        if self._list is not None:
+            for name in _CALLS:
+                vars(self._list).pop(name, None)
+            self._list = None
+        private.set_on(self._model, "make_test_function", None)
+        function = self._model.test_function
+        self._model.test_function = getattr(function, "guarded", function)

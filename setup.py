@@ -54,7 +54,7 @@ setup(
     license="Apache-2.0",
     packages=find_packages(include=["tf_ooo*", "grappler_passes*", "keras_callbacks*"]),
     package_data={
-        "tf_ooo": ["py.typed", "templates/*"],
+        "tf_ooo": ["py.typed", "templates/*", "bench/data/*"],
         "grappler_passes": ["py.typed"],
         "keras_callbacks": ["py.typed"],
         "grappler_passes.plugin": ["shim.c"],

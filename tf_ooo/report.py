@@ -49,6 +49,8 @@ class Report:
             and reading the profiler.
         layers: one dict per layer: index, name, number of ops of each kind.
         notes: what was not done as planned, and why.
+        compiled: jit_compile=True: ``{step: what XLA made of it}``: launches, how many of them are in CUDA
+            graphs and on side streams, bytes of all buffers.
         pipeline: what docs/pipeline.md says about a pipeline; empty in other modes.
         planned: the schedule that was planned; ``rewritten_graph``: the GraphDef handed to TensorFlow.
     """
@@ -79,6 +81,7 @@ class Report:
     profiling_overhead_s: float = 0.0
     layers: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    compiled: dict[str, dict[str, Any]] = field(default_factory=dict)
     pipeline: dict[str, Any] = field(default_factory=dict)
     planned: Schedule | None = None
     rewritten_graph: Any = None
@@ -127,6 +130,7 @@ class Report:
             ("step, all ops one by one", "" if self.pipeline else seconds_text(self.predicted_step_s)),
             ("predicted peak", bytes_text(self.predicted_peak_bytes, self.unknown_size_ops)),
             ("predicted peak, stock", bytes_text(self.stock_predicted_peak_bytes)),
+            *((f"XLA, {step}", found["text"]) for step, found in self.compiled.items()),
             ("planning", seconds_text(self.plan_seconds)),
             ("run", f"{self.date}  {self.environment}".strip()),
         ]

@@ -35,10 +35,17 @@ class StepTimes:
     def add(self, which: str, seconds: float, traced: bool) -> bool:
         """Takes note of a step; returns whether it counts."""
         self._steps += 1
-        counts = self._steps > len(self._order) and not traced
+        counts = self._steps > len(self._order) and not traced and which in self.seconds
         if counts:
             self.seconds[which].append(seconds)
         return counts
+
+    def drop(self, which: str) -> None:
+        """Takes a rewrite out that cannot run; the first one asked for takes its place."""
+        self._order = tuple(name for name in self._order if name != which)
+        self.seconds.pop(which, None)
+        if which == self._first_rewrite:
+            self._first_rewrite = next(name for name in self._order if name != STOCK)
 
     @property
     def done(self) -> bool:

@@ -7,6 +7,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from tf_ooo.xla.captured import CompiledModule, read_dump
+
 VARIABLE = "TF_OOO_GPUHLO"
 
 
@@ -25,6 +27,11 @@ def why_not() -> str | None:
 
 def scheduled_hlo(hlo: str, *flags: str) -> str:
     """The module that XLA:GPU would run, in launch order.  RuntimeError with XLA's message."""
+    return compiled(hlo, *flags)[0]
+
+
+def compiled(hlo: str, *flags: str) -> tuple[str, CompiledModule]:
+    """(the module in launch order, what is said of it).  RuntimeError with XLA's message."""
     work = Path(os.environ[VARIABLE])
     cuda = work / "nv/nvidia"
     with tempfile.TemporaryDirectory() as folder:
@@ -47,4 +54,7 @@ def scheduled_hlo(hlo: str, *flags: str) -> str:
         )
         if done.returncode:
             raise RuntimeError(done.stderr[-2000:])
-        return next(Path(folder, "dump").glob("*gpu_after_optimizations.txt")).read_text()
+        dump = Path(folder, "dump")
+        found = read_dump(dump)
+        assert found is not None
+        return next(dump.glob("*gpu_after_optimizations.txt")).read_text(), found

@@ -12,7 +12,7 @@ from tests.gpu.hlo_compiler import scheduled_hlo, why_not
 from tf_ooo.options import Options
 from tf_ooo.xla import hlo_order
 from tf_ooo.xla.compat import hlo_of
-from tf_ooo.xla.controller import rewriters
+from tf_ooo.xla.controller import ways
 from tf_ooo.xla.gains import GainTable
 from tf_ooo.xla.session import StreamSession
 from tf_ooo.xla.step import CompiledStep, StreamStep
@@ -61,7 +61,7 @@ def lstm():
 NETWORKS = {f.__name__: f for f in (dense, conv, depthwise, attention, lstm)}
 
 
-def order_of(name: str, rewriter=None, **options) -> list[hlo_order.Launch]:
+def order_of(name: str, **options) -> list[hlo_order.Launch]:
     """What the rewritten train step of a network launches on an H100."""
     keras.utils.set_random_seed(0)
     model = NETWORKS[name]()
@@ -70,8 +70,8 @@ def order_of(name: str, rewriter=None, **options) -> list[hlo_order.Launch]:
     data = (tf.zeros((BATCH, *model.input_shape[1:])), tf.zeros((BATCH,), tf.int32))
     model.train_step(data)
     session = StreamSession(Options(schedule="multi_stream", any_platform=True, **options))
-    rewrite = rewriter or rewriters(session.options)["rewritten"]
-    step = StreamStep(model.train_step, model.train_step, session, rewrite)
+    way = ways(session.options)[0]
+    step = StreamStep(model.train_step, model.train_step, session, way)
     compiled = CompiledStep(step, (data,), {})
     return hlo_order.launches(scheduled_hlo(hlo_of(compiled._run, compiled.inputs.specs)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import keras
 import numpy as np
@@ -11,13 +12,14 @@ import tensorflow as tf
 
 import tf_ooo
 from tests import zoo
-from tf_ooo.errors import GraphError, OptionsError
+from tf_ooo.errors import GraphError, MemoryLimitError, OptionsError
 from tf_ooo.options import Options
-from tf_ooo.xla import compat
-from tf_ooo.xla.controller import rewriters
+from tf_ooo.xla import compat, controller
+from tf_ooo.xla.choice import CONCURRENT, CONCURRENT_FLAGS
+from tf_ooo.xla.controller import JOINT, RECOMPUTED, ways
 from tf_ooo.xla.gains import GainTable
 from tf_ooo.xla.session import StreamSession
-from tf_ooo.xla.step import StreamStep
+from tf_ooo.xla.step import StreamStep, Way
 
 # XLA compiles the two graphs on their own and may merge other ops.  Seen on x86: 0 with momentum, 7e-8
 # after ten steps of Adam on convolutions.
@@ -35,13 +37,20 @@ def fitted(build, callback=None, epochs=2, optimizer="momentum", batch_size=6, c
     return model, history.history
 
 
+@functools.cache
+def stock_fit(build, optimizer):
+    """(weights, losses) of the stock step: the same for all tests."""
+    model, history = fitted(build, optimizer=optimizer)
+    return model.get_weights(), history
+
+
 def differences(build, optimizer="momentum", **options):
     """(largest difference of a weight, the callback)."""
-    stock, stock_history = fitted(build, optimizer=optimizer)
+    stock, stock_history = stock_fit(build, optimizer)
     callback = tf_ooo.OOOBackprop(**{**ASKED, **options})
     ours, history = fitted(build, callback, optimizer=optimizer)
     np.testing.assert_allclose(history["loss"], stock_history["loss"], rtol=1e-4)
-    pairs = zip(stock.get_weights(), ours.get_weights(), strict=True)
+    pairs = zip(stock, ours.get_weights(), strict=True)
     return max(float(np.abs(a.astype(float) - b).max(initial=0)) for a, b in pairs), callback
 
 
@@ -74,7 +83,7 @@ class TestNumbers:
     def test_gradients_that_are_accumulated_stay_in_the_stock_step(self):
         # They are read inside a conditional, which XLA gets as a whole.
         with pytest.raises(tf_ooo.GraphError, match="no weight gradient can run on a stream"):
-            differences(zoo.mlp, "accumulation")
+            fitted(zoo.mlp, tf_ooo.OOOBackprop(**ASKED), epochs=1, optimizer="accumulation")
 
     @pytest.mark.parametrize("store", ["backward", pytest.param("none", marks=pytest.mark.slow)])
     def test_several_streams_and_ways_to_store_activations(self, store):
@@ -207,7 +216,7 @@ class TestFallback:
         session = StreamSession(options)
 
         def rewrite(graph_def, fetches):
-            made = rewriters(options)["rewritten"](graph_def, fetches)
+            made = ways(options)[0].rewrite(graph_def, fetches)
             unknown = made.graph_def.node.add(name="unknown", op="XlaCustomCallV2", input=[made.fetches[1]])
             unknown.attr["operand_dtypes"].list.type.append(tf.float32.as_datatype_enum)
             unknown.attr["result_dtypes"].list.type.append(tf.float32.as_datatype_enum)
@@ -217,7 +226,7 @@ class TestFallback:
             unknown.attr["has_side_effect"].b = False
             return dataclasses.replace(made, fetches=(made.fetches[0], "unknown:0"))
 
-        step = StreamStep(plain, tf.function(plain, jit_compile=True), session, rewrite)
+        step = StreamStep(plain, tf.function(plain, jit_compile=True), session, Way(rewrite))
         before = model.get_weights()
         assert float(step(tf.constant(x), tf.constant(y))["loss"]) > 0
         assert "nobody_knows" in session.failure()
@@ -226,8 +235,74 @@ class TestFallback:
         assert not np.array_equal(before[0], model.get_weights()[0])
 
     def test_auto_compares_and_keeps_one(self):
+        """Stock, stock with XLA's own concurrency, and ours; of each the report says what XLA made of it."""
         callback = tf_ooo.OOOBackprop(any_platform=True, profile_steps=1)
-        fitted(zoo.mlp, callback, epochs=10)
-        assert not callback.report.undecided
-        assert callback.report.stock_step_s is not None
-        assert any(note.startswith("compared: stock") for note in callback.report.notes)
+        fitted(zoo.mlp, callback, epochs=11)
+        report = callback.report
+        assert not report.undecided
+        assert report.stock_step_s is not None
+        (compared,) = [note for note in report.notes if note.startswith("compared: stock")]
+        for name in ("rewritten", JOINT, RECOMPUTED, CONCURRENT):
+            assert f"{name} " in compared
+            assert report.compiled[name]["total_bytes"] > 0
+        assert report.compiled[CONCURRENT]["flags"] == list(CONCURRENT_FLAGS)
+        assert report.compiled["stock"]["flags"] == []
+        assert report.stock_predicted_peak_bytes == report.compiled["stock"]["total_bytes"]
+
+    def test_one_way_that_fails_leaves_the_others(self, monkeypatch):
+        def broken(graph_def, fetches):
+            raise ValueError("no such plan")
+
+        made = [way for way in ways(Options(any_platform=True)) if way.name in ("rewritten", JOINT)]
+        made[1] = dataclasses.replace(made[1], rewrite=broken)
+        monkeypatch.setattr(controller, "ways", lambda options, steps: made)
+        _, plain, x, y = _plain_step()
+        step = tf_ooo.function(plain, jit_compile=True, any_platform=True, profile_steps=1)
+        for _ in range(6):
+            step(tf.constant(x), tf.constant(y))
+        assert not step.report.undecided
+        assert step.report.measured_step_s is not None
+        assert f"{JOINT}: left out: ValueError: no such plan" in step.report.notes
+
+    def test_concurrency_that_the_process_asks_for_is_not_compared_with_itself(self, monkeypatch):
+        monkeypatch.setattr(compat, "flags_of_process", lambda: " ".join(CONCURRENT_FLAGS))
+        names = [way.name for way in ways(Options(any_platform=True))]
+        assert names == ["rewritten", JOINT, RECOMPUTED]
+
+
+class TestMemoryLimit:
+    """XLA is asked what each step needs before one of them runs."""
+
+    def test_no_way_stays_within_it(self):
+        model, x, y = zoo.compiled(zoo.mlp, "momentum", jit_compile=True)
+        before = model.get_weights()
+        callback = tf_ooo.OOOBackprop(any_platform=True, memory_limit_bytes=1000)
+        with pytest.raises(MemoryLimitError, match="memory_limit_bytes=1000: even the lowest peak") as raised:
+            model.fit(x, y, batch_size=6, epochs=1, verbose=0, callbacks=[callback])
+        for one, two in zip(before, model.get_weights(), strict=True):
+            np.testing.assert_array_equal(one, two)
+        weights_bytes = sum(weight.nbytes for weight in before)
+        assert raised.value.smallest_bytes > 2 * weights_bytes, "weights and momentum at least"
+
+    def test_what_stays_within_it_runs(self):
+        options = Options(schedule="multi_stream", any_platform=True, memory_limit_bytes=10**6)
+        session = StreamSession(options)
+        _, plain, x, y = _plain_step()
+        step = StreamStep(plain, tf.function(plain, jit_compile=True), session, ways(options)[0])
+        inputs = (tf.constant(x), tf.constant(y))
+        assert float(step(*inputs)["loss"]) > 0
+        assert session.failure() is None
+        assert 0 < session.stock_peak_bytes <= 10**6
+        assert session.modules["rewritten"].total_bytes <= 10**6
+
+    def test_only_the_stock_step_stays_within_it(self):
+        """The stock step's bytes are set to less than it needs: no small network differs enough."""
+        options = Options(schedule="multi_stream", any_platform=True, memory_limit_bytes=1000)
+        session = StreamSession(options)
+        _, plain, x, y = _plain_step()
+        inputs = (tf.constant(x), tf.constant(y))
+        session.stock_bytes[compat.signature((inputs, {}))] = 900
+        step = StreamStep(plain, tf.function(plain, jit_compile=True), session, ways(options)[0])
+        assert float(step(*inputs)["loss"]) > 0
+        assert "above memory_limit_bytes=1000; the stock step needs 900" in session.failure()
+        assert "rewritten" not in session.modules

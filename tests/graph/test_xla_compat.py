@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from grappler_passes.compat import OutputInfo
+from tf_ooo.errors import BackendError
 from tf_ooo.xla import compat
+from tf_ooo.xla.captured import watched
 from tf_ooo.xla.outline import module_text
 
 
@@ -88,3 +91,52 @@ def test_platform():
 
 def test_run_errors_are_exceptions():
     assert all(issubclass(error, Exception) for error in compat.run_errors())
+
+
+class TestFlags:
+    """Flags of XLA for one compilation; a failure: the two functions are gone, or TensorFlow copies flags."""
+
+    def compiled(self, number):
+        run = tf.function(lambda x: x @ x + number, jit_compile=True)
+        return run(tf.ones((2, 2)))
+
+    def test_they_can_be_changed(self):
+        assert compat.why_flags_are_fixed() is None
+
+    def test_they_hold_inside_and_are_gone_behind(self, tmp_path):
+        before = compat.flags_of_process()
+        with compat.xla_flags([f"--xla_dump_to={tmp_path}"]):
+            self.compiled(1.0)
+        written = len(list(tmp_path.iterdir()))
+        assert written
+        self.compiled(2.0)
+        assert len(list(tmp_path.iterdir())) == written
+        assert compat.flags_of_process() == before
+
+    def test_flags_of_the_process_hold_again(self, tmp_path):
+        users, ours = tmp_path / "users", tmp_path / "ours"
+        with compat.xla_flags([f"--xla_dump_to={users}"]):
+            with compat.xla_flags([f"--xla_dump_to={ours}"]):
+                self.compiled(3.0)
+            assert not users.exists()
+            self.compiled(4.0)
+            assert users.exists()
+
+    def test_a_failure_inside_puts_them_back(self):
+        before = compat.flags_of_process()
+        with pytest.raises(KeyError), compat.xla_flags(["--xla_dump_hlo_as_text"]):
+            raise KeyError
+        assert compat.flags_of_process() == before
+
+    def test_where_they_are_fixed(self, monkeypatch):
+        monkeypatch.setattr(compat.flags, "_LIBRARIES", ("libnothing.so",))
+        assert "does not export" in compat.why_flags_are_fixed()
+        raises = pytest.raises(BackendError, match="--xla_dump_hlo_as_text: this TensorFlow")
+        with raises, compat.xla_flags(["--xla_dump_hlo_as_text"]):
+            pass
+
+    def test_what_was_compiled_says_its_bytes(self):
+        with watched() as watch:
+            self.compiled(5.0)
+        assert watch.found is not None
+        assert watch.found.total_bytes >= 2 * 16, "the report of XLA's memory use has another form"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from tf_ooo.bench import gpu_day, single
+from tf_ooo.bench import gpu_day, single, single_torch
+from tf_ooo.bench.single_data import arrays, digits, resized
+from tf_ooo.bench.single_networks import NETWORKS, spec_of
 from tf_ooo.bench.single_overlap import overlap_of
 from tf_ooo.compat import TracedEvent
 
@@ -23,7 +26,7 @@ def test_overlap_of_streams():
 
 def test_rows_stand_beside_stock_xla():
     taken = {"xla": [0.2, 0.1, 0.4], "early": [0.1, 0.1, 0.05]}
-    rows = single.rows_of("net", 8, "cpu", taken, {"early": 7}, {"early": "3 calls"})
+    rows = single.rows_of("net batch 8", "cpu", taken, {"early": 7}, {"early": "3 calls"})
     assert [row["speedup"] for row in rows] == [1.0, 2.0]
     assert rows[1]["step_s_min"] == 0.05
     assert rows[1]["peak_bytes"] == 7
@@ -31,7 +34,7 @@ def test_rows_stand_beside_stock_xla():
 
 
 def test_what_ours_is_where_stock_did_not_run():
-    (row,) = single.rows_of("net", 8, "cpu", {"early": [0.1]}, {}, {})
+    (row,) = single.rows_of("net batch 8", "cpu", {"early": [0.1]}, {}, {})
     assert "speedup" not in row
     assert single.text_of(row)
 
@@ -46,3 +49,32 @@ def test_the_gpu_list_begins_with_the_targets(tmp_path):
 def test_nothing_is_run_without_time(tmp_path):
     done = gpu_day.run(tmp_path, quick=True, budget_s=0.0)
     assert {part["result"] for part in done} == {"not run: the time is spent"}
+
+
+def test_real_data_are_the_digits_in_the_network_s_shape():
+    images, labels = digits()
+    assert images.shape == (1797, 8, 8)
+    assert set(labels) == set(range(10))
+    x, y = next(arrays((17, 17, 3), 4, 100, "real"))
+    assert x.shape == (4, 17, 17, 3)
+    assert y.dtype == np.int64
+    small = resized(images[:2], (8, 8))
+    np.testing.assert_array_equal(small, images[:2])
+    assert resized(images[:2], (5, 16)).shape == (2, 5, 16)
+    first, second = (next(source) for source in [arrays((8, 8), 4, 100, "real")] * 2)
+    assert not np.array_equal(first[0], second[0])
+    same = arrays((3, 2), 4, 100, "random")
+    assert next(same)[0] is next(same)[0]
+
+
+def test_pytorch_knows_every_network():
+    for name in NETWORKS:
+        kind, arguments = spec_of(name, size=64)
+        assert kind in single_torch.KINDS
+        shape = single_torch.shape_of(kind, arguments)
+        assert shape[0] == (64 if kind in ("densenet", "application") else arguments["length"])
+
+
+def test_names_of_cases():
+    assert single.Case("net", 8).name == "net batch 8"
+    assert single.Case("net", 8, "real", 224).name == "net 224x224 batch 8 real"

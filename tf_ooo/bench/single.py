@@ -15,9 +15,11 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tf_ooo.bench.single_data import KINDS
 from tf_ooo.bench.single_networks import BATCHES, NETWORKS, SMALL
 from tf_ooo.bench.single_worker import BASE, OURS
 
@@ -72,9 +74,32 @@ class Worker:
             self._process.wait()
 
 
+@dataclass(frozen=True)
+class Case:
+    """What is measured side by side: one network, batch and kind of data, all ways."""
+
+    network: str
+    batch: int
+    data: str = "random"
+    size: int | None = None
+
+    @property
+    def name(self) -> str:
+        """For rows and pictures."""
+        size = f" {self.size}x{self.size}" if self.size else ""
+        return f"{self.network}{size} batch {self.batch}" + ("" if self.data == "random" else f" {self.data}")
+
+
+# (prefix, XLA's flags, ours to run under them, priority of the main stream), a process each.
+FLAGGED = (
+    ("command buffers, ", CONCURRENT, ("xla", "early"), None),
+    ("main stream urgent, ", "", ("early",), -5),
+)
+
+
 @contextmanager
-def _workers(network: str, batch: int, names: Sequence[str], gpu: bool) -> Iterator[list[Worker]]:
-    request = {"network": network, "batch": batch}
+def _workers(case: Case, names: Sequence[str], more: bool) -> Iterator[list[Worker]]:
+    request = asdict(case)
     with ExitStack() as stack:
         found = []
 
@@ -83,18 +108,15 @@ def _workers(network: str, batch: int, names: Sequence[str], gpu: bool) -> Itera
             stack.callback(found[-1].close)
 
         start("single_worker", {**request, "steps": list(names)})
-        if gpu:
-            start("single_worker", {**request, "steps": ["xla"]}, "command buffers, ", CONCURRENT)
-            start("single_worker", {**request, "steps": ["early"], "priority": -5}, "main stream urgent, ")
+        for prefix, flags, steps, priority in FLAGGED if more else ():
+            start("single_worker", {**request, "steps": list(steps), "priority": priority}, prefix, flags)
         start("single_torch", request)
         yield found
 
 
-def measure(
-    network: str, batch: int, names: Sequence[str], rounds: int, steps: int, gpu: bool
-) -> list[dict[str, Any]]:
+def measure(case: Case, names: Sequence[str], rounds: int, steps: int, more: bool) -> list[dict[str, Any]]:
     """One row for each way of training that runs; the others are printed with their reasons."""
-    with _workers(network, batch, names, gpu) as workers:
+    with _workers(case, names, more) as workers:
         taken: dict[str, list[float]] = {name: [] for worker in workers for name in worker.names}
         peaks: dict[str, int] = {}
         for _ in range(rounds):
@@ -106,13 +128,12 @@ def measure(
         said = {name: text for worker in workers for name, text in worker.said.items()}
         device = workers[0].device
     for name in said.keys() - taken.keys():
-        print(f"{network} batch {batch}  {name}: not run: {said[name]}", flush=True)
-    return rows_of(network, batch, device, taken, peaks, said)
+        print(f"{case.name}  {name}: not run: {said[name]}", flush=True)
+    return rows_of(case.name, device, taken, peaks, said)
 
 
 def rows_of(
-    network: str,
-    batch: int,
+    workload: str,
     device: str,
     taken: dict[str, list[float]],
     peaks: dict[str, int],
@@ -124,7 +145,7 @@ def rows_of(
     for name, seconds in taken.items():
         step_s = statistics.median(seconds)
         row = {
-            "workload": f"{network} batch {batch}",
+            "workload": workload,
             "mode": "single_device",
             "schedule": name,
             "baseline": BASELINE,
@@ -161,15 +182,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     networks = options.networks or (list(SMALL) if small else [n for n in NETWORKS if n not in SMALL])
     batches = options.batches or ([8] if small else BATCHES)
     names = list(BASE) if options.quick else [*BASE, *(n for n in OURS if n not in BASE)]
+    cases = [
+        Case(network, batch, data, options.size)
+        for network in networks
+        for batch in batches
+        for data in options.data
+    ]
     rows: list[dict[str, Any]] = []
-    for network in networks:
-        for batch in batches:
-            found = measure(network, batch, names, options.rounds, options.steps, gpu)
-            rows += found
-            for row in found:
+    for case in cases:
+        rows += measure(case, names, options.rounds, options.steps, more=not small or options.all_ways)
+        for row in rows:
+            if row["workload"] == case.name:
                 print(text_of(row), flush=True)
-            if options.json:
-                Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+        if options.json:
+            Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
     if options.picture:
         draw(rows, Path(options.picture))
 
@@ -213,6 +239,9 @@ def _parser() -> argparse.ArgumentParser:
         "--networks", nargs="+", choices=sorted(NETWORKS), metavar="NAME", help="|".join(NETWORKS)
     )
     parser.add_argument("--batches", type=int, nargs="+", help="images or sequences of a step")
+    parser.add_argument("--data", nargs="+", choices=KINDS, default=["random"], help="|".join(KINDS))
+    parser.add_argument("--size", type=int, help="pixels of an image's side, for networks on images")
+    parser.add_argument("--all-ways", action="store_true", help="also those that need a GPU to differ")
     parser.add_argument("--rounds", type=int, default=7, help="turns of each way")
     parser.add_argument("--steps", type=int, default=10, help="steps of one turn")
     return parser

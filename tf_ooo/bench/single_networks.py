@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tf_ooo.bench.single_data import batches
+
 CLASSES = 100
 
 
@@ -62,31 +64,47 @@ def rnn(depth: int, width: int, length: int) -> Any:
     return Sequential([Input((length, width)), *body, layers.Dense(CLASSES)])
 
 
-DENSENET_121, DENSENET_169 = (6, 12, 24, 16), (6, 12, 32, 32)
-NETWORKS: dict[str, Callable[[], Any]] = {
-    **{f"densenet121-k{k}": lambda k=k: densenet(DENSENET_121, k, 32) for k in (12, 24, 32)},  # type: ignore[misc]
-    "densenet169-k32": lambda: densenet(DENSENET_169, 32, 32),
+KINDS: dict[str, Callable[..., Any]] = {
+    "densenet": densenet,
+    "application": application,
+    "encoder": encoder,
+    "rnn": rnn,
+}
+_121, _169 = (6, 12, 24, 16), (6, 12, 32, 32)
+# name -> (kind, arguments): PyTorch's counterparts read them, too.
+SPECS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{f"densenet121-k{k}": ("densenet", {"blocks": _121, "growth": k, "size": 32}) for k in (12, 24, 32)},
+    "densenet169-k32": ("densenet", {"blocks": _169, "growth": 32, "size": 32}),
     **{
-        f"mobilenetv3l-a{alpha}": lambda a=alpha: application("MobileNetV3Large", 224, alpha=a)  # type: ignore[misc]
+        f"mobilenetv3l-a{alpha}": ("application", {"name": "MobileNetV3Large", "size": 224, "alpha": alpha})
         for alpha in (0.25, 0.5, 0.75, 1.0)
     },
-    "resnet50": lambda: application("ResNet50", 224),
-    "resnet101": lambda: application("ResNet101", 224),
-    "encoder-6x512": lambda: encoder(6, 512, 128),
-    "lstm-2x512": lambda: rnn(2, 512, 16),
+    "resnet50": ("application", {"name": "ResNet50", "size": 224}),
+    "resnet101": ("application", {"name": "ResNet101", "size": 224}),
+    "encoder-6x512": ("encoder", {"depth": 6, "width": 512, "length": 128}),
+    "lstm-2x512": ("rnn", {"depth": 2, "width": 512, "length": 16}),
     # Small ones: a check of the machinery where there is no GPU.
-    "densenet-small": lambda: densenet((2, 2), 8, 16),
-    "encoder-small": lambda: encoder(1, 64, 16),
-    "lstm-small": lambda: rnn(1, 32, 4),
+    "densenet-small": ("densenet", {"blocks": (2, 2), "growth": 8, "size": 16}),
+    "encoder-small": ("encoder", {"depth": 1, "width": 64, "length": 16}),
+    "lstm-small": ("rnn", {"depth": 1, "width": 32, "length": 4}),
 }
+NETWORKS = tuple(SPECS)
 SMALL = tuple(name for name in NETWORKS if name.endswith("-small"))
 BATCHES = (16, 32, 64, 128, 256)
 
 
+def spec_of(name: str, size: int | None = None) -> tuple[str, dict[str, Any]]:
+    """(kind, arguments); ``size``: images of another one, where the network takes images."""
+    kind, arguments = SPECS[name]
+    return kind, arguments if size is None or "size" not in arguments else {**arguments, "size": size}
+
+
+def build(name: str, size: int | None = None) -> Any:
+    """The Keras model."""
+    kind, arguments = spec_of(name, size)
+    return KINDS[kind](**arguments)
+
+
 def batch(model: Any, count: int) -> tuple[Any, Any]:
     """Random inputs and labels as constants on the device."""
-    import tensorflow as tf
-
-    tf.random.set_seed(1)
-    x = tf.random.normal((count, *model.input_shape[1:]))
-    return x, tf.random.uniform((count,), 0, CLASSES, tf.int32)
+    return next(batches(model.input_shape[1:], count, CLASSES, "random"))

@@ -1,7 +1,7 @@
 """The same networks in PyTorch, compiled with CUDA graphs: a process of ``tf-ooo bench single``.
 
-Reads the lines that :mod:`tf_ooo.bench.single_worker` reads.  Says why where PyTorch, a GPU or, for
-ResNet and MobileNet, torchvision is missing.
+Reads the lines that :mod:`tf_ooo.bench.single_worker` reads.  Says why where PyTorch or, for ResNet and
+MobileNet, torchvision is missing.  Without a GPU small networks run, as a check of the machinery.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ import importlib.util
 import json
 import sys
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from tf_ooo.bench.single_data import arrays
+from tf_ooo.bench.single_networks import CLASSES, SMALL, spec_of
+
 NAME = "pytorch"
-CLASSES = 100
 
 
 def why_not(network: str) -> str | None:
@@ -22,15 +25,15 @@ def why_not(network: str) -> str | None:
         return "PyTorch is not installed"
     import torch  # type: ignore[import-not-found]
 
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_available() and network not in SMALL:
         return "PyTorch has no GPU here"
-    if network.startswith(("resnet", "mobilenet")) and importlib.util.find_spec("torchvision") is None:
+    if spec_of(network)[0] == "application" and importlib.util.find_spec("torchvision") is None:
         return "torchvision is not installed"
     return None
 
 
-def densenet(torch: Any, blocks: tuple[int, ...], growth: int) -> Any:
-    """DenseNet-BC for images of 32x32."""
+def densenet(torch: Any, blocks: tuple[int, ...], growth: int, size: int) -> Any:
+    """DenseNet-BC, as :func:`tf_ooo.bench.single_networks.densenet`."""
     nn = torch.nn
 
     def convolution(channels: int, filters: int, kernel: int) -> list[Any]:
@@ -48,6 +51,9 @@ def densenet(torch: Any, blocks: tuple[int, ...], growth: int) -> Any:
 
     channels = 2 * growth
     parts: list[Any] = [nn.Conv2d(3, channels, 3, padding=1, bias=False)]
+    if size >= 128:
+        stem = nn.Conv2d(3, channels, 7, stride=2, padding=3, bias=False)
+        parts = [stem, nn.BatchNorm2d(channels), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)]
     for number, count in enumerate(blocks):
         for _ in range(count):
             parts.append(Dense(channels))
@@ -59,42 +65,79 @@ def densenet(torch: Any, blocks: tuple[int, ...], growth: int) -> Any:
     return nn.Sequential(*parts, *head, nn.Linear(channels, CLASSES))
 
 
-def make(network: str, count: int) -> Any:
-    """A compiled step.  The encoder and the LSTM take their inputs as (batch, length, width)."""
+def encoder(torch: Any, depth: int, width: int, length: int) -> Any:
+    """As :func:`tf_ooo.bench.single_networks.encoder`; heads of 64."""
+    del length
+    layer = torch.nn.TransformerEncoderLayer(
+        width, width // 64 or 1, 4 * width, 0.0, "gelu", batch_first=True
+    )
+    return _first_of(torch, torch.nn.TransformerEncoder(layer, depth), width)
+
+
+def rnn(torch: Any, depth: int, width: int, length: int) -> Any:
+    """As :func:`tf_ooo.bench.single_networks.rnn`."""
+    del length
+    return _first_of(torch, torch.nn.LSTM(width, width, depth, batch_first=True), width)
+
+
+def application(torch: Any, name: str, size: int, alpha: float | None = None) -> Any:
+    """One of torchvision's."""
+    import torchvision  # type: ignore[import-not-found]
+
+    del torch, size
+    theirs = {"MobileNetV3Large": "mobilenet_v3_large", "ResNet50": "resnet50", "ResNet101": "resnet101"}
+    width = {} if alpha is None else {"width_mult": alpha}
+    return getattr(torchvision.models, theirs[name])(num_classes=CLASSES, **width)
+
+
+KINDS: Mapping[str, Callable[..., Any]] = {
+    "densenet": densenet,
+    "application": application,
+    "encoder": encoder,
+    "rnn": rnn,
+}
+
+
+def shape_of(kind: str, arguments: Mapping[str, Any]) -> tuple[int, ...]:
+    """Of one input, channels last."""
+    if kind in ("densenet", "application"):
+        return (arguments["size"], arguments["size"], 3)
+    return (arguments["length"], arguments["width"])
+
+
+def make(network: str, count: int, data: str = "random", size: int | None = None) -> Callable[[], None]:
+    """A compiled step, on the GPU where there is one."""
     import torch
 
-    nn = torch.nn
-    shape: tuple[int, ...]
-    if network.startswith("densenet"):
-        blocks = (6, 12, 32, 32) if "169" in network else (6, 12, 24, 16)
-        model, shape = densenet(torch, blocks, int(network.rpartition("k")[2])), (3, 32, 32)
-    elif network.startswith("encoder"):
-        layer = nn.TransformerEncoderLayer(512, 8, 2048, 0.0, "gelu", batch_first=True)
-        body = nn.TransformerEncoder(layer, 6)
-        model, shape = _FirstOf(torch, body, 512), (128, 512)
-    elif network.startswith("lstm"):
-        body = nn.LSTM(512, 512, 2, batch_first=True)
-        model, shape = _FirstOf(torch, body, 512), (16, 512)
-    else:
-        import torchvision  # type: ignore[import-not-found]
-
-        alpha = {"width_mult": float(network.rpartition("a")[2])} if network.startswith("mobile") else {}
-        name = "mobilenet_v3_large" if alpha else network
-        model, shape = getattr(torchvision.models, name)(num_classes=CLASSES, **alpha), (3, 224, 224)
-    model = model.cuda()
-    x, y = torch.randn(count, *shape).cuda(), torch.randint(0, CLASSES, (count,)).cuda()
+    kind, arguments = spec_of(network, size)
+    model = KINDS[kind](torch, **arguments)
+    on = "cuda" if torch.cuda.is_available() else "cpu"
+    model = model.to(on)
+    source = _source(torch, arrays(shape_of(kind, arguments), count, CLASSES, data), on, data == "random")
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
-    forward = torch.compile(model, mode="max-autotune")
+    # The mode with CUDA graphs and tuned kernels; on a CPU tuning only takes long.
+    forward = torch.compile(model, mode="max-autotune" if on == "cuda" else "default")
 
     def step() -> None:
+        x, y = source()
         optimizer.zero_grad(set_to_none=True)
-        nn.functional.cross_entropy(forward(x), y).backward()
+        torch.nn.functional.cross_entropy(forward(x), y).backward()
         optimizer.step()
 
     return step
 
 
-def _FirstOf(torch: Any, body: Any, width: int) -> Any:  # noqa: N802 - makes a module
+def _source(torch: Any, batches: Any, on: str, constant: bool) -> Callable[[], Any]:
+    def following() -> Any:
+        x, y = next(batches)
+        x = torch.from_numpy(x)
+        return (x.permute(0, 3, 1, 2).contiguous() if x.ndim == 4 else x).to(on), torch.from_numpy(y).to(on)
+
+    kept = following()
+    return (lambda: kept) if constant else following
+
+
+def _first_of(torch: Any, body: Any, width: int) -> Any:
     class Module(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
@@ -102,9 +145,28 @@ def _FirstOf(torch: Any, body: Any, width: int) -> Any:  # noqa: N802 - makes a 
 
         def forward(self, x: Any) -> Any:
             out = self.body(x)
-            return self.head((out[0] if isinstance(out, tuple) else out)[:, 0])
+            return self.head(out[0][:, -1] if isinstance(out, tuple) else out[:, 0])
 
     return Module()
+
+
+def run(step: Callable[[], None], count: int) -> dict[str, Any]:
+    """As :func:`tf_ooo.bench.single_worker.run`."""
+    import torch
+
+    gpu = torch.cuda.is_available()
+    if gpu:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    started = time.perf_counter()
+    for _ in range(count):
+        step()
+    if gpu:
+        torch.cuda.synchronize()
+    found: dict[str, Any] = {"step_s": (time.perf_counter() - started) / count}
+    if gpu:
+        found["peak_bytes"] = torch.cuda.max_memory_allocated()
+    return found
 
 
 def main() -> None:
@@ -116,24 +178,17 @@ def main() -> None:
         return
     import torch
 
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True  # as in TensorFlow
-    step = make(request["network"], request["batch"])
+    gpu = torch.cuda.is_available()
+    if gpu:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True  # as in TensorFlow
+    step = make(request["network"], request["batch"], request["data"], request.get("size"))
     for _ in range(5):
         step()
-    ready = {"ready": [NAME], "said": {NAME: torch.__version__}, "device": torch.cuda.get_device_name()}
-    print("ANSWER " + json.dumps(ready), flush=True)
+    device = torch.cuda.get_device_name() if gpu else "cpu"
+    print("ANSWER " + json.dumps({"ready": [NAME], "said": {NAME: torch.__version__}, "device": device}))
+    sys.stdout.flush()
     for line in sys.stdin:
-        count = int(line.rpartition(" ")[2])
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        for _ in range(count):
-            step()
-        torch.cuda.synchronize()
-        found = {
-            "step_s": (time.perf_counter() - started) / count,
-            "peak_bytes": torch.cuda.max_memory_allocated(),
-        }
-        print("ANSWER " + json.dumps(found), flush=True)
+        print("ANSWER " + json.dumps(run(step, int(line.rpartition(" ")[2]))), flush=True)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,13 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tf_ooo.bench.single_networks import NETWORKS, batch
+from tf_ooo.bench.single_data import batches
+from tf_ooo.bench.single_networks import CLASSES, build
 from tf_ooo.xla import plans
+from tf_ooo.xla.captured import watched
 
 Step = Callable[[], Any]
 
@@ -29,11 +31,14 @@ BASE = ("xla", "no xla", "early", "joint")
 
 
 def main() -> None:
-    """``python -m tf_ooo.bench.single_worker '{"network": ..., "batch": ..., "steps": [...]}'``."""
+    """``python -m tf_ooo.bench.single_worker '{"network": ..., "batch": ..., "data": ...,
+    "steps": [...]}'``."""
     request = json.loads(sys.argv[1])
     if request.get("priority") is not None:
         set_priority(int(request["priority"]))
-    steps, said = make(request["network"], request["batch"], request["steps"])
+    steps, said = make(
+        request["network"], request["batch"], request["steps"], request["data"], request.get("size")
+    )
     _answer({"ready": list(steps), "said": said, "device": device()})
     for line in sys.stdin:
         name, _, count = line.strip().rpartition(" ")
@@ -64,48 +69,56 @@ def device() -> str:
     return str(tf.config.experimental.get_device_details(gpus[0]).get("device_name", "gpu"))
 
 
-def make(network: str, count: int, names: list[str]) -> tuple[dict[str, Step], dict[str, str]]:
+def make(
+    network: str, count: int, names: list[str], data: str = "random", size: int | None = None
+) -> tuple[dict[str, Step], dict[str, str]]:
     """The steps that can be made, warmed up, and what there is to say about each."""
     import keras
 
     keras.utils.set_random_seed(0)
-    model = NETWORKS[network]()
+    model = build(network, size)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss)
     model.optimizer.build(model.trainable_variables)
-    data = batch(model, count)
-    model.compute_loss(y=data[1], y_pred=model(data[0]))
+    source = batches(model.input_shape[1:], count, CLASSES, data)
+    first = next(source)
+    model.compute_loss(y=first[1], y_pred=model(first[0]))
     steps: dict[str, Step] = {}
     said: dict[str, str] = {}
     for name in names:
         try:
-            steps[name], said[name] = _step(name, model, data)
-            for _ in range(2):
+            with watched() as watch:
+                steps[name], said[name] = _step(name, model, source)
                 _wait(steps[name]())
+            _wait(steps[name]())
+            if watch.found is not None and name != "no xla":
+                said[name] = "; ".join(filter(None, (said[name], watch.found.text())))
         except Exception as error:  # one that cannot be made must not stop the others
             steps.pop(name, None)
             said[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"
     return steps, said
 
 
-def _step(name: str, model: Any, data: Any) -> tuple[Step, str]:
+def _step(name: str, model: Any, source: Iterator[Any]) -> tuple[Step, str]:
     import tensorflow as tf
 
     from tf_ooo.options import Options
+    from tf_ooo.xla.rewrite import StreamRewrite
     from tf_ooo.xla.session import StreamSession
-    from tf_ooo.xla.step import CompiledStep, StreamStep, default_rewriter
+    from tf_ooo.xla.step import CompiledStep, StreamStep, Way, default_rewriter
 
     if name not in OURS:
         function = tf.function(model.train_step, jit_compile=name != "no xla", autograph=False)
-        return lambda: function(data), ""
+        return lambda: function(next(source)), ""
     plan, streams, store = OURS[name]
     rewriter = default_rewriter(functools.partial(plan, streams=streams), store)
     session = StreamSession(Options(schedule="multi_stream", any_platform=True))
-    step = StreamStep(model.train_step, model.train_step, session, rewriter)
-    compiled = CompiledStep(step, (data,), {})
+    step = StreamStep(model.train_step, model.train_step, session, Way(rewriter))
+    compiled = CompiledStep(step, (next(source),), {})
     made = compiled.made
+    assert isinstance(made, StreamRewrite)  # for mypy: default_rewriter makes them
     said = f"{len(made.calls)} calls, {made.barriers} barriers, planned in {made.plan_seconds:.1f} s"
-    return lambda: compiled((data,), {}), said
+    return lambda: compiled((next(source),), {}), said
 
 
 def run(step: Step, count: int) -> dict[str, Any]:

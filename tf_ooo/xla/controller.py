@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from tf_ooo import compat
@@ -12,12 +12,13 @@ from tf_ooo.data_parallel.unrolled import steps_together
 from tf_ooo.errors import GraphError, OptionsError
 from tf_ooo.options import COMPILED_SCHEDULES, Options
 from tf_ooo.report import Report
-from tf_ooo.step_times import REWRITTEN
-from tf_ooo.xla import plans
+from tf_ooo.xla import compat, plans
+from tf_ooo.xla.choice import CONCURRENT, CONCURRENT_FLAGS, CompiledController
 from tf_ooo.xla.fit import FitSteps
 from tf_ooo.xla.gains import GainTable
+from tf_ooo.xla.rewrite import unchanged
 from tf_ooo.xla.session import StreamSession
-from tf_ooo.xla.step import Rewriter, StreamStep, default_rewriter
+from tf_ooo.xla.step import StreamStep, Way, default_rewriter
 
 # What auto measures beside "rewritten", which moves every dW as early as it can.
 JOINT = "joint schedule"
@@ -36,9 +37,9 @@ def for_model(model: Any, stock: Callable[..., Any], options: Options, report: R
 
     together = steps_together(compat.steps_per_execution(model), options.unroll)
 
-    def make(session: StreamSession, name: str, rewriter: Rewriter) -> Callable[..., Any]:
-        unrolled = name == DELAYED or not (options.may_fall_back and options.profile_steps)
-        return FitSteps(model, stock, session, rewriter, together if unrolled else 1)
+    def make(session: StreamSession, way: Way) -> Callable[..., Any]:
+        unrolled = way.name == DELAYED or not _compares(options)
+        return FitSteps(model, stock, session, way, together if unrolled else 1)
 
     return _controller(stock, make, options, report, together)
 
@@ -52,15 +53,15 @@ def for_function(
 ) -> StepController:
     """The controller of a ``tf.function(jit_compile=True)``.  Raises OOOError: why it cannot be rewritten."""
 
-    def make(session: StreamSession, _: str, rewriter: Rewriter) -> Callable[..., Any]:
-        return StreamStep(function, stock, session, rewriter)
+    def make(session: StreamSession, way: Way) -> Callable[..., Any]:
+        return StreamStep(function, stock, session, way)
 
     return _controller(stock, make, options, report, 1, on_decided)
 
 
 def _controller(
     stock: Callable[..., Any],
-    make: Callable[[StreamSession, str, Rewriter], Callable[..., Any]],
+    make: Callable[[StreamSession, Way], Callable[..., Any]],
     options: Options,
     report: Report,
     steps: int,
@@ -68,12 +69,10 @@ def _controller(
 ) -> StepController:
     _check(options)
     session = StreamSession(options)
-    made_of = rewriters(options, steps).items()
-    others = {name: make(session, name, rewriter) for name, rewriter in made_of}
-    first = others.pop(REWRITTEN)
-    made = StepController(stock, first, session, options, report, None, on_decided, others)
-    made.prediction.due = False  # the profiler sees XLA's kernels, not the graph's ops
-    return made
+    made = {way.name: make(session, way) for way in ways(options, steps)}
+    if CONCURRENT not in made and _compares(options):
+        session.said.append(f"{CONCURRENT}: not compared: {_why_not_concurrent()}")
+    return CompiledController(stock, made, session, options, report, on_decided)
 
 
 def _check(options: Options) -> None:
@@ -82,30 +81,48 @@ def _check(options: Options) -> None:
             f"schedule={options.schedule!r} orders the graph executor; jit_compile=True takes 'auto' or "
             f"{', '.join(map(repr, COMPILED_SCHEDULES))}"
         )
-    if options.memory_limit_bytes is not None:
+    fixed = compat.why_flags_are_fixed()
+    if options.memory_limit_bytes is not None and fixed is not None:
         raise OptionsError(
-            f"memory_limit_bytes={options.memory_limit_bytes} cannot be kept with jit_compile=True: XLA "
-            "decides what is in memory; leave it out, or compile with jit_compile=False"
+            f"memory_limit_bytes={options.memory_limit_bytes} cannot be kept with jit_compile=True: {fixed}, "
+            "so it cannot be asked what a step needs; leave it out, or compile with jit_compile=False"
         )
 
 
-def rewriters(options: Options, steps: int = 1) -> Mapping[str, Rewriter]:
-    """The rewrites to compare, by name; the first is REWRITTEN.
+def _compares(options: Options) -> bool:
+    return options.may_fall_back and options.profile_steps > 0
 
-    ``steps``: so many steps go into one function for the rewrite DELAYED, or for the one that is asked for.
+
+def _why_not_concurrent() -> str | None:
+    """Why stock XLA with concurrent command buffers is no way of its own; None where it is."""
+    if CONCURRENT_FLAGS[0] in compat.flags_of_process():
+        return "XLA_FLAGS of this process ask for it: the stock step runs that way"
+    fixed = compat.why_flags_are_fixed()
+    return None if fixed is None else f"{fixed}; start Python with XLA_FLAGS={' '.join(CONCURRENT_FLAGS)!r}"
+
+
+def ways(options: Options, steps: int = 1) -> list[Way]:
+    """The ways to compile a step that are compared; the first is REWRITTEN.
+
+    ``steps``: so many steps go into one function for the way DELAYED, or for the one that is asked for.
     """
     early = functools.partial(plans.every_layer, streams=options.streams)
     table = None if options.gains is None else GainTable.load(options.gains).saved_s
-    joint = functools.partial(plans.joint, streams=options.streams, gains=table)
+    limit_bytes = options.memory_limit_bytes
+    joint = functools.partial(
+        plans.joint, streams=options.streams, gains=table, memory_limit_bytes=limit_bytes
+    )
     delayed = functools.partial(joint, delay=True)
     auto_store = options.store_activations == "auto"
     store = "all" if auto_store else options.store_activations
-    if not (options.may_fall_back and options.profile_steps):
+    if not _compares(options):
         asked = delayed if steps > 1 else early if table is None else joint
-        return {REWRITTEN: default_rewriter(asked, store)}
-    found = {REWRITTEN: default_rewriter(early, store), JOINT: default_rewriter(joint, store)}
+        return [Way(default_rewriter(asked, store))]
+    found = [Way(default_rewriter(early, store)), Way(default_rewriter(joint, store), JOINT)]
     if auto_store:
-        found[RECOMPUTED] = default_rewriter(early, "backward")
+        found.append(Way(default_rewriter(early, "backward"), RECOMPUTED))
     if steps > 1:
-        found[DELAYED] = default_rewriter(delayed, store)
+        found.append(Way(default_rewriter(delayed, store), DELAYED))
+    if _why_not_concurrent() is None:
+        found.append(Way(unchanged, CONCURRENT, CONCURRENT_FLAGS))
     return found

@@ -7,8 +7,9 @@ from typing import Any
 
 from tf_ooo import compat
 from tf_ooo.data_parallel.unrolled import numbered_steps
+from tf_ooo.errors import MemoryLimitError
 from tf_ooo.xla.session import StreamSession
-from tf_ooo.xla.step import Rewriter, StreamStep
+from tf_ooo.xla.step import StreamStep, Way
 
 
 class FitSteps:
@@ -20,7 +21,7 @@ class FitSteps:
     Args:
         model: whose ``train_step`` runs.
         stock: Keras' train function, for batches whose step cannot be rewritten.
-        session, rewrite: see :class:`StreamStep`.
+        session, way: see :class:`StreamStep`.
         together: so many steps go into one compiled function; what is left over runs step by step.
     """
 
@@ -29,27 +30,32 @@ class FitSteps:
         model: Any,
         stock: Callable[..., Any],
         session: StreamSession,
-        rewrite: Rewriter,
+        way: Way,
         together: int = 1,
     ) -> None:
-        self.model, self.together = model, together
+        self.model, self.together, self.session = model, together, session
         one = compat.step_on_data(model, model.train_step)
 
         def stock_steps(batches: list[Any]) -> list[Any]:
             return [stock([batch]) for batch in batches]
 
-        self.step = StreamStep(one, lambda batch: stock([batch]), session, rewrite)
-        self.steps = StreamStep(numbered_steps(one), stock_steps, session, rewrite)
+        self.step = StreamStep(one, lambda batch: stock([batch]), session, way)
+        self.steps = StreamStep(numbered_steps(one), stock_steps, session, way)
 
     def __call__(self, iterator: Any) -> Any:
         """One execution: ``steps_per_execution`` steps; the logs of the last.  StopIteration at the end."""
-        batches = compat.take(iterator, compat.steps_per_execution(self.model))
+        batches = self.session.waiting or compat.take(iterator, compat.steps_per_execution(self.model))
+        self.session.waiting = []
         if not batches:
             raise StopIteration
         logs = None
         while batches:
             count = self.together if 1 < self.together <= len(batches) else 1
-            logs = self.step(batches[0]) if count == 1 else self.steps(batches[:count])[-1]
+            try:
+                logs = self.step(batches[0]) if count == 1 else self.steps(batches[:count])[-1]
+            except MemoryLimitError:  # nothing has run: another way may take these
+                self.session.waiting = batches
+                raise
             batches = batches[count:]
         return logs
 

@@ -56,6 +56,7 @@ def joint(
     gains: Gains | None = None,
     device_name: str = "h100",
     delay: bool = False,
+    memory_limit_bytes: int | None = None,
 ) -> Schedule:
     """Joint scheduling over regions: each dW into the region beside which it saves most.
 
@@ -67,16 +68,20 @@ def joint(
         gains: measured seconds; None: calculated from the shapes, for ``device_name``.
         device_name: a device that ``tf_ooo.costs`` knows.
         delay: dW may wait for the next step's forward pass; the graph has several steps.
+        memory_limit_bytes: what weights, activations and gradients may take, by the simulator's count.
 
     Raises:
+        MemoryLimitError: even the stock order needs more.
         OptionsError: gains of regions or layers that the step does not have.
     """
     layers = layer_costs(graph, tasks, graph_def, device_name)
     options = {} if gains is None else {"gains": dict(gains)}
-    problem = Problem(layers, options=options)
+    problem = Problem(layers, memory_limit_bytes=memory_limit_bytes, options=options)
     multi_stream.check(problem)
     # Simulation knows no measured gains: what they say is taken as it is.
     placement = multi_stream.best_placement(problem) if gains is None else multi_stream.fill(problem)
+    if gains is not None and memory_limit_bytes is not None:
+        placement = multi_stream.least_retreat(problem, placement)
     for layer, region in placement.items():
         if layer not in movable or region is None:
             placement[layer] = None

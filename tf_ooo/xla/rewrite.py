@@ -25,37 +25,54 @@ from tf_ooo.xla.regions import FlatStep, Port, Region, find_regions
 Plan = Callable[[TrainingGraph, TaskOps, Collection[int], Any], Schedule]
 
 
-@dataclass(frozen=True)
-class StreamRewrite:
+@dataclass(frozen=True, kw_only=True)
+class StepGraph:
+    """One step for XLA to compile.
+
+    Attributes:
+        graph_def: flat but for loops.
+        fetches: the tensors of the results in it, ``node:port``.
+        calls: the side streams' calls, in the schedule's order.
+        variant: what else tells graphs of the same step apart.
+    """
+
+    graph_def: Any
+    fetches: tuple[str, ...]
+    calls: tuple[Call, ...] = ()
+    variant: str = "stock"
+
+    @property
+    def key(self) -> Any:
+        """Equal for rewrites of one graph that come to the same."""
+        return self.variant, tuple((call.name, call.stream, call.waits_for) for call in self.calls)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamRewrite(StepGraph):
     """What was done to one graph.
 
     Attributes:
-        graph_def: the rewritten graph, flat but for loops.
-        fetches: the tensors of the results in it, ``node:port``.
-        calls: the side streams' calls, in the schedule's order.
         left: ``{layer name: why its dW stays on the main stream}``.
         barriers: how many were added.
     """
 
     training_graph: TrainingGraph
     schedule: Schedule
-    graph_def: Any
-    fetches: tuple[str, ...]
-    calls: tuple[Call, ...]
     left: Mapping[str, str]
     barriers: int
-    store: str
     plan_seconds: float = 0.0
-
-    @property
-    def key(self) -> Any:
-        """Equal for rewrites of one graph that come to the same."""
-        return self.store, tuple((call.name, call.stream, call.waits_for) for call in self.calls)
 
     @property
     def moved_ops(self) -> int:
         """Ops that now run on a side stream."""
         return sum(len(call.region.ops) for call in self.calls)
+
+
+def unchanged(graph_def: Any, fetches: Sequence[str]) -> StepGraph:
+    """The step as it was traced, flat."""
+    nodes = list(dict.fromkeys(text.partition(":")[0] for text in fetches))
+    functional, _ = compat.flat_graphs(graph_def, nodes)
+    return StepGraph(graph_def=functional, fetches=tuple(fetches))
 
 
 def rewrite_step(graph_def: Any, fetches: Sequence[str], plan: Plan, store: str = "all") -> StreamRewrite:
@@ -159,4 +176,13 @@ def apply_schedule(step: FlatStep, steps: Sequence[Parts], schedule: Schedule, s
     made = editor.finish()
     for node in made.node:
         node.attr.pop("_class", None)
-    return StreamRewrite(steps[-1].graph, schedule, made, fetches, tuple(calls), {}, barriers, store)
+    return StreamRewrite(
+        graph_def=made,
+        fetches=fetches,
+        calls=tuple(calls),
+        variant=store,
+        training_graph=steps[-1].graph,
+        schedule=schedule,
+        left={},
+        barriers=barriers,
+    )

@@ -8,10 +8,12 @@ from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
-from tf_ooo.errors import BackendError, MemoryLimitError, OOOError
+from tf_ooo.errors import BackendError, GraphError, MemoryLimitError, OOOError
 from tf_ooo.options import Options
 from tf_ooo.planner import RewriteResult
+from tf_ooo.step_times import REWRITTEN
 from tf_ooo.xla import compat
+from tf_ooo.xla.captured import CompiledModule
 from tf_ooo.xla.rewrite import StreamRewrite
 
 _LOG = logging.getLogger("tf_ooo")
@@ -31,9 +33,16 @@ class StreamSession:
             raise BackendError(reason)
         self.options = options
         self.result: RewriteResult | None = None
+        self.traced: dict[Any, Any] = {}
         self.compiled: dict[Any, Any] = {}
         self.rewrites: list[StreamRewrite] = []
-        self.stock_peak_bytes = 0
+        self.stock_bytes: dict[Any, int] = {}
+        self.modules: dict[str, CompiledModule] = {}
+        self.failed: dict[str, BaseException] = {}
+        self.several_ways = False
+        self.said: list[str] = []
+        self.waiting: list[Any] = []  # batches taken from Keras' iterator that no step has trained on
+        self._module_of: dict[Any, CompiledModule] = {}
         self.request = SimpleNamespace(errors=[])
 
     def add(self, made: StreamRewrite) -> None:
@@ -42,11 +51,35 @@ class StreamSession:
         if self.result is None or len(made.training_graph.ops) >= len(self.result.training_graph.ops):
             self.result = _as_result(made)
 
-    def fail(self, error: BaseException) -> None:
-        """Takes note of why a step was not rewritten; logs the first."""
-        if not self.request.errors:
-            _LOG.debug("not rewritten", exc_info=error)
-        self.request.errors.append(error)
+    @property
+    def stock_peak_bytes(self) -> int:
+        """Of the stock step as XLA compiles it; asked with a memory limit only."""
+        return max(self.stock_bytes.values(), default=0)
+
+    def came_out(self, name: str, key: Any, module: CompiledModule | None) -> None:
+        """Takes note of what XLA made of a step; one that was compiled under another name has the same."""
+        if module is not None:
+            self._module_of[key] = module
+        known = self._module_of.get(key)
+        if known is not None:
+            self.modules.setdefault(name, known)
+
+    def fail(self, error: BaseException, name: str = REWRITTEN) -> None:
+        """Takes note of why a step was not rewritten; of several ways one may fail.
+
+        What is wrong with the graph is wrong with all of them.
+        """
+        _LOG.debug("%s: not rewritten", name, exc_info=error)
+        if self.several_ways and not isinstance(error, GraphError):
+            self.failed.setdefault(name, error)
+        else:
+            self.request.errors.append(error)
+
+    def end_comparison(self) -> None:
+        """From now on there is one way left, and the stock step where that fails."""
+        if self.several_ways and self.result is None:
+            self.request.errors.extend(self.failed.values())
+        self.several_ways = False
 
     def tracing(self) -> AbstractContextManager[Any]:
         """Nothing has to be marked: the step is rewritten before it is traced for good."""
@@ -73,8 +106,9 @@ class StreamSession:
         """Why the stock step runs (for some shapes), in one line; None where it does not."""
         error = self.error
         if error is None:
-            return None if self.result is not None else "the step has not been traced"
-        return str(error) if isinstance(error, OOOError) else f"{type(error).__name__}: {_first_line(error)}"
+            known = self.result is not None or self.several_ways
+            return None if known else "the step has not been traced"
+        return reason_of(error)
 
     def raise_if_failed(self, strict: bool) -> None:
         """Raises a MemoryLimitError in any case, other failures if ``strict``."""
@@ -97,6 +131,11 @@ def why_not(options: Options) -> str | None:
             "that needs a CUDA GPU (jit_compile=False is reordered on every device)"
         )
     return None
+
+
+def reason_of(error: BaseException) -> str:
+    """In one line."""
+    return str(error) if isinstance(error, OOOError) else f"{type(error).__name__}: {_first_line(error)}"
 
 
 def _first_line(error: BaseException) -> str:

@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from grappler_passes.compat import graph_def_of
 from grappler_passes.plugin import keeps_random_state
-from tf_ooo.errors import GraphError
+from tf_ooo.errors import BackendError, GraphError, MemoryLimitError
+from tf_ooo.step_times import REWRITTEN
 from tf_ooo.xla import compat
+from tf_ooo.xla.captured import CompiledModule, watched
 from tf_ooo.xla.outline import CALL_PREFIX
-from tf_ooo.xla.rewrite import StreamRewrite, rewrite_step
+from tf_ooo.xla.rewrite import StepGraph, StreamRewrite, rewrite_step, unchanged
 from tf_ooo.xla.session import StreamSession
 
-Rewriter = Callable[[Any, list[str]], StreamRewrite]
+Rewriter = Callable[[Any, list[str]], StepGraph]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to compile a step.
+
+    Attributes:
+        rewrite: GraphDef and results in, what to compile out.
+        name: for the report.
+        flags: of XLA, besides those of the process.
+    """
+
+    rewrite: Rewriter
+    name: str = REWRITTEN
+    flags: tuple[str, ...] = ()
+
+
+STOCK_WAY = Way(unchanged, "stock")
 
 
 class StreamStep:
@@ -23,7 +44,7 @@ class StreamStep:
         function: the Python function of the step; reads and writes variables that exist already.
         stock: what runs for inputs whose step cannot be rewritten.
         session: is told of each rewrite and failure.
-        rewrite: GraphDef and results in, what to run out.
+        way: how it is rewritten and compiled.
     """
 
     def __init__(
@@ -31,9 +52,9 @@ class StreamStep:
         function: Callable[..., Any],
         stock: Callable[..., Any],
         session: StreamSession,
-        rewrite: Rewriter,
+        way: Way,
     ) -> None:
-        self.function, self.stock, self.session, self.rewrite = function, stock, session, rewrite
+        self.function, self.stock, self.session, self.way = function, stock, session, way
         self._made: dict[Any, CompiledStep | None] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -44,22 +65,53 @@ class StreamStep:
         if compiled.has_run:
             return compiled(args, kwargs)
         try:
-            return compiled(args, kwargs)
+            with watched(self.way.flags) as watch:
+                outputs = compiled(args, kwargs)
         except compat.run_errors() as error:  # XLA compiles in the first call, before anything has changed
-            self.session.fail(error)
+            self.session.fail(error, self.way.name)
             self._made[compat.signature((args, kwargs))] = None
             return self.stock(*args, **kwargs)
+        self.session.came_out(self.way.name, compiled.key, watch.found)
+        return outputs
 
     def compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledStep | None:
-        """The rewritten step for such inputs; None where there is none, and the session knows why."""
+        """The rewritten step for such inputs; None where there is none, and the session knows why.
+
+        Raises:
+            MemoryLimitError: neither this step nor the stock step stays within the limit.
+        """
         key = compat.signature((args, kwargs))
         if key not in self._made:
             try:
-                self._made[key] = CompiledStep(self, args, kwargs)
+                made = CompiledStep(self, args, kwargs)
+                self._check_memory(made, args, kwargs)
+                self._made[key] = made
+            except MemoryLimitError:
+                raise
             except Exception as error:
-                self.session.fail(error)
+                self.session.fail(error, self.way.name)
                 self._made[key] = None
         return self._made[key]
+
+    def _check_memory(self, made: CompiledStep, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Compiles the step without running it, and the stock step beside it."""
+        limit_bytes = self.session.options.memory_limit_bytes
+        if limit_bytes is None:
+            return
+        needed = made.needed_bytes(self.way.flags)
+        stock = self.session.stock_bytes.get(compat.signature((args, kwargs)))
+        if stock is None:
+            other = StreamStep(self.function, self.stock, self.session, STOCK_WAY)
+            stock = CompiledStep(other, args, kwargs).needed_bytes()
+            self.session.stock_bytes[compat.signature((args, kwargs))] = stock
+        if needed <= limit_bytes:
+            return
+        if stock > limit_bytes:
+            raise MemoryLimitError(limit_bytes, min(needed, stock))
+        raise BackendError(
+            f"{self.way.name}: the compiled step needs {needed} bytes, above memory_limit_bytes="
+            f"{limit_bytes}; the stock step needs {stock}"
+        )
 
     # What ``tf_ooo.traces`` asks of a tf.function.
     def experimental_get_tracing_count(self) -> int:
@@ -83,19 +135,21 @@ class CompiledStep:
         open_shapes = [spec for spec in specs if not spec.shape.is_fully_defined()]
         if open_shapes:
             raise GraphError(f"an input of open shape, {open_shapes[0]}: streams need fixed sizes")
-        traced = _Traced(step.function, self.inputs)
+        traced = _traced(step, self.inputs, compat.signature((args, kwargs)))
         if step.session.options.may_fall_back:
             _refuse_random_state(traced.graph_def)
-        self.made = step.rewrite(traced.graph_def, traced.fetches)
-        key = (compat.signature((args, kwargs)), self.made.key)
-        if key not in step.session.compiled:
+        self.made = step.way.rewrite(traced.graph_def, traced.fetches)
+        self.key = (compat.signature((args, kwargs)), self.made.key, step.way.flags)
+        if self.key not in step.session.compiled:
             run = compat.compiled_function(self._body(traced), specs)
-            check_calls(compat.hlo_of(run, specs), self.made)
-            step.session.compiled[key] = run
-        self._run = step.session.compiled[key]
+            if self.made.calls:
+                check_calls(compat.hlo_of(run, specs), self.made)
+            step.session.compiled[self.key] = run
+        self._run = step.session.compiled[self.key]
         self._outputs = traced.outputs
         self.has_run = False
-        step.session.add(self.made)
+        if isinstance(self.made, StreamRewrite):
+            step.session.add(self.made)
 
     def _body(self, traced: _Traced) -> Callable[..., list[Any]]:
         made = self.made
@@ -113,6 +167,27 @@ class CompiledStep:
         outputs = self._run(*self.inputs.tensors_of((args, kwargs)))
         self.has_run = True
         return self._outputs.unpack(outputs)
+
+    def module(self, flags: tuple[str, ...] = ()) -> CompiledModule | None:
+        """What XLA makes of it, compiled but not run; None where XLA cannot be asked."""
+        with watched(flags) as watch:
+            compat.hlo_of(self._run, self.inputs.specs, "optimized_hlo")
+        return watch.found
+
+    def needed_bytes(self, flags: tuple[str, ...] = ()) -> int:
+        """Of all its buffers.  BackendError where XLA cannot be asked."""
+        found = self.module(flags)
+        if found is None or found.total_bytes is None:
+            raise BackendError("memory_limit_bytes cannot be kept: XLA does not say what the step needs")
+        return found.total_bytes
+
+
+def _traced(step: StreamStep, inputs: compat.Packed, signature: Any) -> _Traced:
+    """All ways to compile a step begin with the same trace."""
+    known: dict[Any, _Traced] = step.session.traced
+    if signature not in known:
+        known[signature] = _Traced(step.function, inputs)
+    return known[signature]
 
 
 class _Traced:
@@ -146,7 +221,7 @@ def _refuse_random_state(graph_def: Any) -> None:
         )
 
 
-def check_calls(hlo: str, made: StreamRewrite) -> None:
+def check_calls(hlo: str, made: StepGraph) -> None:
     """Raises GraphError unless each call has come through to HLO with its stream."""
     found = compat.stream_calls(hlo)
     if len(found) < len(made.calls):

@@ -1,0 +1,69 @@
+"""Every private API and version check of the XLA mode, each with a test.
+
+Seen working on TensorFlow 2.21: an ``XlaCallModule`` becomes an HLO ``call`` that keeps its frontend
+attributes, which XLA:GPU turns into an asynchronous call on a stream of its own.
+"""
+
+from __future__ import annotations
+
+from tf_ooo.xla.compat.flags import flags_of_process, why_flags_are_fixed, xla_flags
+from tf_ooo.xla.compat.ops import (
+    MLIR_TYPES,
+    MODULE_VERSION,
+    OLDEST_TENSORFLOW,
+    STREAM_ATTRIBUTE,
+    barrier_node,
+    call_node,
+    constant_node,
+    frontend_attributes,
+    function_def,
+    platform,
+    register_functions,
+    unique_name,
+    why_no_streams,
+)
+from tf_ooo.xla.compat.tracing import (
+    Packed,
+    as_tensors,
+    captures_of,
+    compiled_function,
+    flat_graphs,
+    flat_trace,
+    hlo_of,
+    import_here,
+    run_errors,
+    signature,
+    stream_calls,
+    without_placeholders,
+)
+
+__all__ = [
+    "MLIR_TYPES",
+    "MODULE_VERSION",
+    "OLDEST_TENSORFLOW",
+    "STREAM_ATTRIBUTE",
+    "Packed",
+    "as_tensors",
+    "barrier_node",
+    "call_node",
+    "captures_of",
+    "compiled_function",
+    "constant_node",
+    "flags_of_process",
+    "flat_graphs",
+    "flat_trace",
+    "frontend_attributes",
+    "function_def",
+    "hlo_of",
+    "import_here",
+    "platform",
+    "register_functions",
+    "run_errors",
+    "signature",
+    "stream_calls",
+    "unique_name",
+    "why_flags_are_fixed",
+    "why_no_streams",
+    "without_placeholders",
+    "xla_flags",
+]

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from tf_ooo import compat
+from tf_ooo.compat import steps_per_execution
 from tf_ooo.controller import StepController
 from tf_ooo.data_parallel.unrolled import steps_together
 from tf_ooo.errors import GraphError, OptionsError
@@ -35,7 +35,7 @@ def for_model(model: Any, stock: Callable[..., Any], options: Options, report: R
     if model.distribute_strategy.num_replicas_in_sync > 1:
         raise GraphError("jit_compile=True: steps of several replicas are not rewritten")
 
-    together = steps_together(compat.steps_per_execution(model), options.unroll)
+    together = steps_together(steps_per_execution(model), options.unroll)
 
     def make(session: StreamSession, way: Way) -> Callable[..., Any]:
         unrolled = way.name == DELAYED or not _compares(options)

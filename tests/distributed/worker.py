@@ -29,7 +29,7 @@ def main() -> None:
     results = {}
     for name in names or checks:
         print(f"-- {name}", flush=True)
-        faulthandler.dump_traceback_later(60, repeat=True)  # where a check hangs
+        faulthandler.dump_traceback_later(240, repeat=True)  # where a check hangs
         started = time.perf_counter()
         try:
             checks[name](engine)

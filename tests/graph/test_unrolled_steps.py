@@ -14,7 +14,7 @@ from grappler_passes.graph import OpKind
 from grappler_passes.steps import split_steps, steps_of
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.data_parallel.rewriting import StepRequest
-from tf_ooo.data_parallel.unrolled import Unrolled
+from tf_ooo.data_parallel.unrolled import StepSource, Unrolled
 from tf_ooo.lowering import task_ops
 from tf_ooo.planning import plan
 
@@ -67,7 +67,7 @@ def trained(kind, request_of=None):
     model = model_of(kind)
     request = None if request_of is None else request_of(model)
     more = {} if request is None else {"tracing": request.tracing}
-    unrolled = Unrolled(model, lambda step: step, SPEC, STEPS, **more)
+    unrolled = Unrolled(StepSource(model, lambda step: step, SPEC), STEPS, **more)
     for _ in range(2):
         logs = unrolled(batches())
     return model.get_weights(), {key: float(value) for key, value in logs.items()}, request
@@ -86,7 +86,7 @@ def test_every_step_is_classified_like_a_graph_of_one_step(kind):
     assert len(graphs) == STEPS
     model = model_of(kind)
     one = StepRequest(model)
-    Unrolled(model, lambda step: step, SPEC, 1, one.tracing)(batches(1))
+    Unrolled(StepSource(model, lambda step: step, SPEC), 1, one.tracing)(batches(1))
     alone = classify_graph_def(split_steps(one.graph_def)[0])
     assert not alone.unclassified
     for graph in graphs:

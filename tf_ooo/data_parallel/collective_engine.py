@@ -14,6 +14,7 @@ from tf_ooo.data_parallel.engine import Engine
 from tf_ooo.errors import BackendError
 
 _GROUP = 0x7F000  # far from the keys that tf.distribute counts up from 1
+_REDUCE, _INSTANCE_KEY = "CollectiveReduceV2", 3  # an op and which of its inputs
 _LOST = ("Collective ops is aborted", "UNAVAILABLE", "UnavailableError", "failed to connect", "Socket closed")
 
 
@@ -97,11 +98,20 @@ class CollectiveEngine(Engine):
 
         if not tf.executing_eagerly():
             name = tf.compat.v1.get_default_graph().unique_name(name, mark_as_used=False)
-        text = f"{name} {tensor.dtype.name} {tensor.shape}"
+        return self._key_of(f"{name} {tensor.dtype.name} {tensor.shape}")
+
+    def _key_of(self, text: str) -> int:
         key = zlib.crc32(text.encode()) & 0x7FFFFFFF
         while self._keys.setdefault(key, text) != text:
             key = (key + 1) & 0x7FFFFFFF
         return key
+
+    def renumber(self, graph_def: Any, number: int) -> None:
+        """Another instance key for each copy of a reduction: copies may run at the same time."""
+        nodes = {node.name: node for node in graph_def.node}
+        for node in [node for node in graph_def.node if number and node.op == _REDUCE]:
+            key = nodes[node.input[_INSTANCE_KEY]].attr["value"].tensor
+            key.int_val[0] = self._key_of(f"{key.int_val[0]} of copy {number}")
 
     def broadcast_bytes(self, data: Any) -> Any:
         return self._sum_bytes(data if self.rank == 0 else np.zeros_like(data), "broadcast")

@@ -81,6 +81,12 @@ class Engine(ABC):
                 begin += array.nbytes
         return out
 
+    def renumber(self, graph_def: Any, number: int) -> None:  # noqa: B027 - most engines tell ops by name
+        """Gives the communications of the ``number``-th copy of a traced step an identity of their own.
+
+        Changes ``graph_def``.
+        """
+
     def is_lost(self, error: BaseException) -> bool:
         """Whether ``error`` says that another process or the connection to it is gone."""
         return False

@@ -11,9 +11,9 @@ from typing import Any
 
 from grappler_passes.annotate import AnnotatePass
 from grappler_passes.base import PassPipeline, copy_of
-from grappler_passes.classify import classify_graph_def
 from grappler_passes.graph import OpKind, TrainingGraph
 from grappler_passes.order import OrderPass
+from grappler_passes.step_classes import classify_steps
 from grappler_passes.steps import split_steps, steps_of
 from grappler_passes.verify import VerifyPass
 from tf_ooo.costs.from_graph import variable_bytes
@@ -26,6 +26,7 @@ from tf_ooo.schedulers.common import COMMUNICATION, COMPUTE
 # How much is handed over and not through where nothing was measured.
 FLIGHT_BYTES = 2 * 2**20
 
+LayerKey = tuple[int, ...]
 ScheduleFor = Callable[[TrainingGraph], Schedule]
 
 
@@ -42,12 +43,21 @@ class _Ordered:
 
 
 def order_steps(
-    graph_def: Any, schedule_for: ScheduleFor, flight_bytes: float = FLIGHT_BYTES
+    graph_def: Any,
+    schedule_for: ScheduleFor,
+    flight_bytes: float = FLIGHT_BYTES,
+    planned_for: Sequence[LayerKey] | None = None,
 ) -> RewriteResult:
     """Orders each step by itself, as ``schedule_for`` says for the first of them.
 
     Edges are added within a step only, so that steps stay free to overlap.  The argument is not changed.
-    ``flight_bytes``: see :func:`communication_edges`.
+
+    Args:
+        graph_def: of the unrolled steps.
+        schedule_for: given the first step, the schedule.
+        flight_bytes: see :func:`communication_edges`.
+        planned_for: the layers that the schedule counts, see :func:`layer_keys`; None: those of the
+            first step in its order.
 
     Raises:
         GraphError: a step is no training step.
@@ -56,12 +66,14 @@ def order_steps(
     """
     started = time.perf_counter()
     graphs = split_steps(graph_def)
-    classified = [classify_graph_def(graph) for graph in graphs]
-    layers = [[sorted(layer.variables) for layer in graph.layers] for graph in classified]
-    if any(names != layers[0] for names in layers):
+    classified = classify_steps(graphs)
+    keys = [layer_keys(one, graph) for one, graph in zip(graphs, classified, strict=True)]
+    wanted = keys[0] if planned_for is None else [tuple(key) for key in planned_for]
+    if any(sorted(one) != sorted(wanted) for one in keys):
         raise ScheduleError("the steps of the unrolled graph do not have the same layers")
     schedule = schedule_for(classified[0])
-    steps = [_order(g, c, schedule, flight_bytes) for g, c in zip(graphs, classified, strict=True)]
+    schedules = [numbered_as(schedule, [one.index(key) for key in wanted]) for one in keys]
+    steps = [_order(*one, flight_bytes) for one in zip(graphs, classified, schedules, strict=True)]
     merged = _merged(graph_def, steps)
     VerifyPass(graph_def)(merged)
     return RewriteResult(
@@ -76,11 +88,38 @@ def order_steps(
     )
 
 
+def layer_keys(graph_def: Any, graph: TrainingGraph) -> list[LayerKey]:
+    """What says which layer is which, in every step and on every rank.
+
+    Names may differ by rank, and the order of layers in parallel branches by graph.  So a layer is the set
+    of its variables, as places among all variables in the order in which the step was traced.
+    """
+    index = {node.name: int(node.attr["index"].i) for node in graph_def.node if node.op == "_Arg"}
+    variables = sorted(graph.variables, key=lambda variable: index.get(variable.handle, 0))
+    place = {variable.name: number for number, variable in enumerate(variables)}
+    return [tuple(sorted(place[name] for name in layer.variables)) for layer in graph.layers]
+
+
+def numbered_as(schedule: Schedule, numbers: Sequence[int]) -> Schedule:
+    """The schedule with layer ``numbers[i]`` in place of layer ``i``.
+
+    Raises ScheduleError if it has another number of layers.
+    """
+    stages = {task.stage for task in schedule.lanes.get(COMPUTE, ())}
+    if stages != set(range(len(numbers))):
+        raise ScheduleError(f"the schedule has {len(stages)} layers, the graph {len(numbers)}")
+    if list(numbers) == sorted(numbers):
+        return schedule
+    lanes = {
+        lane: TaskList([dataclasses.replace(task, stage=numbers[task.stage]) for task in tasks])
+        for lane, tasks in schedule.lanes.items()
+    }
+    parts = {(kind, numbers[stage]): shares for (kind, stage), shares in schedule.parts.items()}
+    return dataclasses.replace(schedule, lanes=lanes, parts=parts)
+
+
 def _order(graph_def: Any, graph: TrainingGraph, schedule: Schedule, flight_bytes: float) -> _Ordered:
     tasks = task_ops(graph)
-    stages = {task.stage for task in schedule.lanes.get(COMPUTE, ())}
-    if stages != set(range(len(graph.layers))):
-        raise ScheduleError(f"the schedule has {len(stages)} layers, the graph {len(graph.layers)}")
     schedule = only_tasks(schedule, tasks.ops)
     notes: list[str] = []
     plan = lower(schedule, graph, tasks, notes)
@@ -191,6 +230,15 @@ def digest(result: RewriteResult) -> str:
     """A short text that is the same on ranks that run the same order of the same ops."""
     graph = result.training_graph
     counts = [len(graph.of_kind(kind)) for kind in OpKind]
-    layers = [(len(x.weight_grad_ops), len(x.update_ops), len(x.communication_ops)) for x in graph.layers]
+    shapes = {variable.name: variable.shape for variable in graph.variables}
+    layers = [
+        (
+            len(x.weight_grad_ops),
+            len(x.update_ops),
+            len(x.communication_ops),
+            [shapes[v] for v in x.variables],
+        )
+        for x in graph.layers
+    ]
     text = f"{result.schedule.to_text()} {counts} {layers} {result.added_edges}"
     return f"{zlib.crc32(text.encode()):08x}"

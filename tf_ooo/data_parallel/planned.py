@@ -19,6 +19,7 @@ from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.op_seconds import op_seconds
 from tf_ooo.costs.profile import OpProfile
 from tf_ooo.data_parallel.engine import Engine
+from tf_ooo.data_parallel.ordering import layer_keys
 from tf_ooo.planning import plan
 from tf_ooo.schedule import Schedule
 from tf_ooo.simulator import simulate
@@ -99,12 +100,15 @@ def _seconds_each(engine: Engine, size: int) -> float:
     return max(statistics.median(taken_s), 1e-9) / _MESSAGES
 
 
-def measured_layers(graph_def: Any, profile: OpProfile) -> tuple[LayerCosts, ...]:
-    """Costs of the layers of a graph of one step that was profiled."""
+def measured_layers(
+    graph_def: Any, profile: OpProfile
+) -> tuple[tuple[LayerCosts, ...], list[tuple[int, ...]]]:
+    """Costs of the layers of a graph of one step that was profiled, and which layers these are."""
     step = split_steps(graph_def)[0]
     graph = classify_graph_def(step)
     seconds = op_seconds(step, device("cpu-core"), profile)
-    return graph_costs(graph, {name: seconds.seconds.get(name, 0.0) for name in graph.ops}).layers
+    costs = graph_costs(graph, {name: seconds.seconds.get(name, 0.0) for name in graph.ops}).layers
+    return costs, layer_keys(step, graph)
 
 
 def calibrated(

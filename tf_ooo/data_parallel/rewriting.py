@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 from grappler_passes import plugin
 from grappler_passes.steps import STEP_ATTR
 from tf_ooo import compat
-from tf_ooo.data_parallel.ordering import FLIGHT_BYTES, ScheduleFor, order_steps
+from tf_ooo.data_parallel.ordering import FLIGHT_BYTES, LayerKey, ScheduleFor, order_steps
 from tf_ooo.errors import BackendError, GraphError
 from tf_ooo.planner import RewriteResult
 
@@ -35,14 +35,18 @@ class StepRequest:
     Args:
         model: names its variables.
         schedule_for: the order, given the first step's graph; None: the graphs are looked at only.
-        flight_bytes: see :func:`tf_ooo.data_parallel.ordering.communication_edges`.
+        flight_bytes, planned_for: see :func:`tf_ooo.data_parallel.ordering.order_steps`.
 
     Raises:
         BackendError: unsupported TensorFlow, or the plug-in cannot be loaded.
     """
 
     def __init__(
-        self, model: Any, schedule_for: ScheduleFor | None = None, flight_bytes: float = FLIGHT_BYTES
+        self,
+        model: Any,
+        schedule_for: ScheduleFor | None = None,
+        flight_bytes: float = FLIGHT_BYTES,
+        planned_for: Sequence[LayerKey] | None = None,
     ) -> None:
         compat.check_versions()
         try:
@@ -50,9 +54,14 @@ class StepRequest:
         except plugin.PluginError as error:
             raise BackendError(str(error)) from error
         self._seen = seen = _Seen()
+
+        def order(graph_def: Any) -> RewriteResult:
+            assert schedule_for is not None  # for mypy: only called then
+            return order_steps(graph_def, schedule_for, flight_bytes, planned_for)
+
         self.request = plugin.Request(
             f"tf_ooo-parallel-{next(_numbers)}",
-            _rewrite(seen, schedule_for, flight_bytes),
+            _rewrite(seen, order, schedule_for is not None),
             describe=plugin.describe_keras(model),
         )
         plugin.register(self.request)
@@ -86,16 +95,16 @@ class StepRequest:
         self._close()
 
 
-def _rewrite(seen: _Seen, schedule_for: ScheduleFor | None, flight_bytes: float) -> Callable[[Any], Any]:
+def _rewrite(seen: _Seen, order: Callable[[Any], RewriteResult], wanted: bool) -> Callable[[Any], Any]:
     def rewrite(graph_def: Any) -> Any:
         if not any(STEP_ATTR in node.attr for node in graph_def.node):
             return None
-        if schedule_for is None:
+        if not wanted:
             if seen.graph_def is None or len(graph_def.node) >= len(seen.graph_def.node):
                 seen.graph_def = graph_def
             return None
         try:
-            result = order_steps(graph_def, schedule_for, flight_bytes)
+            result = order(graph_def)
         except GraphError as error:  # helper functions are traced beside the steps
             seen.skipped = seen.skipped or str(error)
             return None

@@ -15,9 +15,9 @@ from tf_ooo.controller import fall_back
 from tf_ooo.costs.profile import MOST_STEPS, StepProfiler
 from tf_ooo.data_parallel import planned
 from tf_ooo.data_parallel.engine import Engine
-from tf_ooo.data_parallel.ordering import FLIGHT_BYTES, digest
+from tf_ooo.data_parallel.ordering import FLIGHT_BYTES, LayerKey, digest
 from tf_ooo.data_parallel.rewriting import StepRequest
-from tf_ooo.data_parallel.unrolled import Unrolled, Wrapper
+from tf_ooo.data_parallel.unrolled import StepSource, Unrolled, Wrapper
 from tf_ooo.errors import GraphError, OOOError
 from tf_ooo.options import Options
 from tf_ooo.report import Report, fill_plan, fill_times
@@ -38,7 +38,8 @@ class ScheduledSteps:
     with *compare*.  Whatever goes wrong on one rank keeps all of them in the stock order.
 
     Args:
-        model, wrap, element_spec, steps: see :class:`Unrolled`.
+        model, wrap, element_spec: see :class:`StepSource`.
+        steps: of one function.
         engine: the ranks.
         options: ``schedule``, ``k``, ``profile_steps``, ``strict``.
         report: filled in.
@@ -55,8 +56,9 @@ class ScheduledSteps:
         report: Report,
     ) -> None:
         self.model, self.engine, self.options, self.report = model, engine, options, report
-        self.element_spec, self.steps, self._wrap = element_spec, steps, wrap
-        self.stock = Unrolled(model, wrap, element_spec, steps)
+        self.element_spec, self.steps = element_spec, steps
+        self._source = StepSource(model, wrap, element_spec, engine.renumber)
+        self.stock = Unrolled(self._source, steps)
         self.ordered: Unrolled | None = None
         self.request: StepRequest | None = None
         self._probe: StepRequest | None = None
@@ -112,8 +114,8 @@ class ScheduledSteps:
             self._probe = StepRequest(self.model)
         except OOOError as error:
             self._plan_failed = str(error)
-            return Unrolled(self.model, self._wrap, self.element_spec, 1)
-        return Unrolled(self.model, self._wrap, self.element_spec, 1, self._probe.tracing)
+            return Unrolled(self._source, 1)
+        return Unrolled(self._source, 1, self._probe.tracing)
 
     def _make_plan(self) -> None:
         """Measures the link; rank 0 plans; all ranks take what it says."""
@@ -141,14 +143,14 @@ class ScheduledSteps:
             self._keep_stock(f"no gain is predicted ({gain:.1%})", quiet=True)
             return
         schedule = Schedule.from_text(first["plan"])
-        self._start(lambda graph: schedule, first["flight_bytes"])
+        self._start(lambda graph: schedule, first["flight_bytes"], first["layers"])
         self._phase = self._compare
 
     def _plan_on_rank_0(self, measured: planned.MeasuredLink) -> dict[str, Any]:
         try:
             if self._probe is None or self._profiler.profile is None or self._probe.graph_def is None:
                 raise GraphError("the step was not profiled")
-            layers = planned.measured_layers(self._probe.graph_def, self._profiler.profile)
+            layers, keys = planned.measured_layers(self._probe.graph_def, self._profiler.profile)
             size, policy = self.engine.size, self.options.schedule
             layers, link = planned.calibrated(layers, measured.link, size, statistics.median(self._single_s))
             made = planned.make_plan(layers, link, size, policy, self.steps)
@@ -161,6 +163,7 @@ class ScheduledSteps:
             "step_s": made.step_s,
             "stock_s": made.stock_s,
             "flight_bytes": measured.flight_bytes,
+            "layers": keys,
         }
 
     # -- compare ---------------------------------------------------------------------------------
@@ -172,14 +175,19 @@ class ScheduledSteps:
         self._phase = self._compare
         return self._compare(batches)
 
-    def _start(self, schedule_for: Callable[[Any], Schedule], flight_bytes: float = FLIGHT_BYTES) -> None:
+    def _start(
+        self,
+        schedule_for: Callable[[Any], Schedule],
+        flight_bytes: float = FLIGHT_BYTES,
+        planned_for: Sequence[LayerKey] | None = None,
+    ) -> None:
         try:
-            self.request = StepRequest(self.model, schedule_for, flight_bytes)
+            self.request = StepRequest(self.model, schedule_for, flight_bytes, planned_for)
         except OOOError as error:
             self._plan_failed = str(error)
-            self.ordered = Unrolled(self.model, self._wrap, self.element_spec, self.steps)
+            self.ordered = Unrolled(self._source, self.steps)
             return
-        self.ordered = Unrolled(self.model, self._wrap, self.element_spec, self.steps, self.request.tracing)
+        self.ordered = Unrolled(self._source, self.steps, self.request.tracing)
 
     def _compare(self, batches: Sequence[Any]) -> Any:
         which = self._times.next

@@ -6,37 +6,78 @@ calls of a function everything is done, so that a checkpoint taken there holds e
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from grappler_passes import plugin
 from grappler_passes.steps import STEP_ATTR, STEP_SCOPE
 from tf_ooo import compat
+from tf_ooo.data_parallel.compat import CopiedStep
 
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+Renumber = Callable[..., None]
 
 
-class Unrolled:
-    """Runs batches of data through the model's train step, several steps in one function.
+class StepSource:
+    """A model's train step on one batch, traced once for all functions that are made of it.
+
+    Steps that keep random numbers to themselves are traced anew for each step of a function, because copies
+    would draw the same numbers; so are those with collectives in a conditional or a loop, which no copy
+    could tell from one another.
 
     Args:
         model: built, with built optimizers.
         wrap: makes of the model's ``train_step`` the one to run.
         element_spec: of a batch.
+        renumber: see :meth:`tf_ooo.data_parallel.engine.Engine.renumber`.
+    """
+
+    def __init__(
+        self, model: Any, wrap: Wrapper, element_spec: Any, renumber: Renumber | None = None
+    ) -> None:
+        self.model, self.element_spec = model, element_spec
+        self._wrap, self._renumber = wrap, renumber
+        self._copied: CopiedStep | None = None
+
+    def trace(self) -> None:
+        """Traces the step; does nothing the second time."""
+        if self._copied is None:
+            self._copied = CopiedStep(self._step(), self.element_spec)
+
+    def function(self, count: int) -> Any:
+        """A ``tf.function`` of so many steps; not traced yet."""
+        self.trace()
+        assert self._copied is not None  # for mypy
+        steps = (
+            copied_steps(self._copied, self._renumber)
+            if _may_be_copied(self._copied)
+            else numbered_steps(self._step())
+        )
+        return compat.traced_once(steps, [[self.element_spec] * count])
+
+    def _step(self) -> Callable[[Any], Any]:
+        return compat.step_on_data(self.model, self._wrap(self.model.train_step))
+
+
+class Unrolled:
+    """Runs batches of data through a train step, several steps in one function.
+
+    Args:
+        source: the step.
         steps: of one function; what is left over runs step by step.
         tracing: entered around calls; functions may be traced there.
     """
 
     def __init__(
         self,
-        model: Any,
-        wrap: Wrapper,
-        element_spec: Any,
+        source: StepSource,
         steps: int,
         tracing: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        self.model, self.steps, self.element_spec = model, steps, element_spec
-        self._wrap, self._tracing = wrap, tracing
+        self.source, self.steps = source, steps
+        self._tracing = tracing
         self._functions: dict[int, Any] = {}
 
     def __call__(self, batches: Sequence[Any]) -> Any:
@@ -51,6 +92,7 @@ class Unrolled:
 
     def run(self, batches: list[Any]) -> Any:
         """Trains on as many batches in one function; the logs of the last step."""
+        self.source.trace()  # outside: what is made of it belongs to a request, the step itself does not
         with self._tracing():
             return self.function(len(batches))(batches)[-1]
 
@@ -62,13 +104,30 @@ class Unrolled:
     def function(self, count: int) -> Any:
         """The ``tf.function`` of so many steps."""
         if count not in self._functions:
-            self._functions[count] = self._make(count)
+            self._functions[count] = self.source.function(count)
         return self._functions[count]
 
-    def _make(self, count: int) -> Any:
-        step = compat.step_on_data(self.model, self._wrap(self.model.train_step))
 
-        return compat.traced_once(numbered_steps(step), [[self.element_spec] * count])
+def _may_be_copied(step: CopiedStep) -> bool:
+    collective = any(name.startswith("Collective") for name in step.called_op_types)
+    return not collective and not any(plugin.keeps_random_state(name) for name in step.op_types)
+
+
+def copied_steps(step: CopiedStep, renumber: Renumber | None = None) -> Callable[[Any], list[Any]]:
+    """``step`` on one batch after the other, each copy marked so that the passes can tell them apart."""
+
+    def steps(batches: Any) -> list[Any]:
+        return [
+            step(
+                batch,
+                f"{STEP_SCOPE}{number}",
+                {STEP_ATTR: number},
+                None if renumber is None else functools.partial(renumber, number=number),
+            )
+            for number, batch in enumerate(batches)
+        ]
+
+    return steps
 
 
 def numbered_steps(step: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:

@@ -7,12 +7,14 @@ import time
 from typing import Any
 
 import keras
+import pytest
 import tensorflow as tf
 import training as t
 from checks_fit import warnings_of_tf_ooo
 
 import tf_ooo
 from tf_ooo.data_parallel import ordering
+from tf_ooo.errors import OptionsError
 
 
 def deep() -> keras.Model:
@@ -58,6 +60,12 @@ def check_one_step_at_a_time(engine: Any) -> None:
     t.fit(model, t.data(engine.rank), [callback])
     assert not callback.report.fell_back, callback.report.fallback_reason
     assert t.equal_on_all_ranks(engine, model)
+
+
+def check_a_named_schedule_of_an_eager_model_is_refused(engine: Any) -> None:
+    model = t.compiled(deep(), "sgd", run_eagerly=True)
+    with pytest.raises(OptionsError, match="runs eagerly"):
+        t.ours(model, t.data(engine.rank, t.ROWS), options={"schedule": "reverse_first_k", "k": 1})
 
 
 def check_k_is_chosen(engine: Any) -> None:

@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,10 @@ from tf_ooo.bench.command import write_rows
 from tf_ooo.bench.data_parallel_worker import CONFIGURATIONS
 from tf_ooo.bench.workloads import WORKLOADS
 
-# Horovod's own knobs: what it ships with, and what suits a slow link and few tensors.
-HOROVOD = {"horovod": {}, "horovod_tuned": {"HOROVOD_CYCLE_TIME": "3", "HOROVOD_FUSION_THRESHOLD": "8388608"}}
+# Horovod's own knobs, milliseconds and bytes: what is tried for "tuned"; it ships with 1 and 128 MiB.
+TUNING = (("1", "8388608"), ("3", "8388608"), ("1", "2097152"), ("10", "134217728"))
+TUNED = "horovod_tuned"
+ALL, QUICK = ",".join((*CONFIGURATIONS, TUNED)), "horovod,local,auto"
 WORKERS = 2
 
 
@@ -37,13 +39,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     rows: list[dict[str, Any]] = []
     for bandwidth in options.mbit:
-        found = {
-            name: _run(options, bandwidth, name) for name in (HOROVOD if not options.quick else ["horovod"])
-        }
-        rows += rows_of(found, options.workload, bandwidth)
-        for row in rows[-len(CONFIGURATIONS) :]:
-            print(text_of(row), flush=True)
-    write_rows(options.json, rows)
+        names = (options.configurations or (QUICK if options.quick else ALL)).split(",")
+        found = _run(options, bandwidth, [name for name in names if name != TUNED])
+        tuned = [_tuned(options, bandwidth, *knobs) for knobs in TUNING] if TUNED in names else []
+        made = rows_of(found, options.workload, bandwidth, tuned)
+        print("\n".join(map(text_of, made)), flush=True)
+        rows += made
+        write_rows(options.json, rows)  # after each bandwidth: what was measured is not lost
     if options.png:
         save_bars(rows, options.png)
 
@@ -55,19 +57,31 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--png", type=Path, help="file for a picture")
     parser.add_argument("--workload", default="mlp", choices=WORKLOADS)
     parser.add_argument(
-        "--mbit", type=float, nargs="+", default=[1000.0], help="bandwidths in Mbit/s; 0: no limit"
+        "--mbit", type=_bandwidths, default=[1000.0], help="Mbit/s, several with commas; none: no limit"
     )
     parser.add_argument("--cores", type=float, default=0.5, help="of each worker, for computing")
     parser.add_argument("--steps", type=int, default=4, help="of one execution")
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--configurations", default=",".join(CONFIGURATIONS))
+    parser.add_argument("--configurations", help=f"of {ALL}; with --quick: {QUICK}")
     return parser
 
 
-def _run(options: argparse.Namespace, mbit: float, horovod: str) -> dict[str, Any]:
+def _bandwidths(text: str) -> list[float]:
+    return [0.0 if one == "none" else float(one) for one in text.split(",")]
+
+
+def _tuned(options: argparse.Namespace, mbit: float, cycle_ms: str, fusion_bytes: str) -> dict[str, Any]:
+    """Stock Horovod with knobs of its own: its times, and the knobs."""
+    knobs = {"HOROVOD_CYCLE_TIME": cycle_ms, "HOROVOD_FUSION_THRESHOLD": fusion_bytes}
+    found = _run(options, mbit, ["horovod"], knobs)["configurations"]["horovod"]
+    return {**found, "knobs": knobs}
+
+
+def _run(
+    options: argparse.Namespace, mbit: float, names: Sequence[str], knobs: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """What rank 0 of one run has found."""
     prefix = f"tf_ooo_bench_{os.getpid()}_"
-    names = options.configurations if horovod == "horovod" else "horovod,horovod_tape"
     with (
         tempfile.TemporaryDirectory() as folder,
         confine.link(prefix + "net", mbit * 1e6 if mbit else None) as inside,
@@ -77,10 +91,10 @@ def _run(options: argparse.Namespace, mbit: float, horovod: str) -> dict[str, An
         launcher = Path(sys.executable).with_name("horovodrun")
         command = [*inside, str(launcher), "--gloo", "--network-interfaces", "lo", "-np", str(WORKERS)]
         command += [sys.executable, "-m", "tf_ooo.bench.data_parallel_worker", "--out", str(out)]
-        command += ["--workload", options.workload, "--group", prefix, "--configurations", names]
+        command += ["--workload", options.workload, "--group", prefix, "--configurations", ",".join(names)]
         command += ["--steps", str(options.steps), "--repetitions", str(options.repetitions)]
         path = f"{launcher.parent}{os.pathsep}{os.environ.get('PATH', '')}"
-        environment = os.environ | HOROVOD[horovod] | {"PATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        environment = os.environ | dict(knobs or {}) | {"PATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode or not out.exists():
             raise SystemExit(f"a worker failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
@@ -88,12 +102,13 @@ def _run(options: argparse.Namespace, mbit: float, horovod: str) -> dict[str, An
         return result
 
 
-def rows_of(found: dict[str, Any], workload: str, mbit: float) -> list[dict[str, Any]]:
-    """One row for each configuration, beside stock Horovod as it ships."""
-    first = found["horovod"]
+def rows_of(
+    first: dict[str, Any], workload: str, mbit: float, tuned: Sequence[dict[str, Any]] = ()
+) -> list[dict[str, Any]]:
+    """One row for each configuration, beside stock Horovod as it ships; of the ``tuned`` runs the best."""
     runs = dict(first["configurations"])
-    for name, run in found.get("horovod_tuned", {}).get("configurations", {}).items():
-        runs[name + "_tuned"] = run
+    if tuned:
+        runs[TUNED] = min(tuned, key=lambda one: statistics.median(one["seconds"]))
     local_s = statistics.median(runs.pop("local")["seconds"]) if "local" in runs else None
     stock_s = statistics.median(runs["horovod"]["seconds"])
     bound_s = None if local_s is None else max(local_s, first["communication_s"])
@@ -119,6 +134,7 @@ def rows_of(found: dict[str, Any], workload: str, mbit: float) -> list[dict[str,
             "communication_s": first["communication_s"],
             "bit_equal": one["bits"] == runs["horovod"]["bits"],
             "reason": one.get("reason") or None,
+            "knobs": one.get("knobs"),
         }
         rows.append({key: value for key, value in row.items() if value is not None})
     return rows

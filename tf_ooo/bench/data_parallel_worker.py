@@ -6,6 +6,7 @@ Every configuration trains a model of its own; they take turns, execution by exe
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -15,6 +16,7 @@ from typing import Any
 
 from tf_ooo.bench import confine
 from tf_ooo.bench.workloads import WORKLOADS, Workload
+from tf_ooo.data_parallel import unrolled
 
 # Name: what the callback is given; None: without tf_ooo.
 CONFIGURATIONS: dict[str, dict[str, Any] | None] = {
@@ -62,10 +64,13 @@ def run(options: argparse.Namespace) -> tuple[int, dict[str, Any]]:
     if options.group:
         confine.enter(options.group, hvd.rank(), communicating)
         confine.keep_memory()
+        unrolled.around_first_runs.append(lambda: confine.lifted(options.group, hvd.rank()))
     names = options.configurations.split(",")
     trainers = {name: Trainer(name, options, hvd) for name in names}
     for trainer in trainers.values():
-        trainer.warm_up()
+        free = options.group and trainer.callback is None
+        with confine.lifted(options.group, hvd.rank()) if free else contextlib.nullcontext():
+            trainer.warm_up()
     times: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(options.repetitions):
         for name in names:
@@ -105,7 +110,7 @@ class Trainer:
 
     def warm_up(self) -> None:
         """Until everything is traced, planned and decided."""
-        for _ in range(4 if self.name == "auto" else 1 if self.callback is None else 2):
+        for _ in range(5 if self.name == "auto" else 1 if self.callback is None else 2):
             self._fit()
         for variable, value in zip(
             (*self.model.variables, *self.model.optimizer.variables), self._first, strict=True

@@ -55,6 +55,7 @@ class DataParallelFit:
 
         Raises:
             BackendError: the engine, or a step that cannot be averaged.
+            OptionsError: a named schedule and a model that runs eagerly.
         """
         self.end()
         compat.check_keras_backend(model)
@@ -87,6 +88,12 @@ class DataParallelFit:
     def _together(self, model: Any) -> bool:
         """Whether steps go into one function of ours; notes why not."""
         if _runs_eagerly(model):
+            if not self.options.may_fall_back:
+                raise OptionsError(
+                    f"schedule={self.options.schedule!r} cannot be applied to a model that runs eagerly: "
+                    "there is no graph to order; compile it with run_eagerly=False (and without "
+                    "tf.config.run_functions_eagerly), or leave schedule at 'auto'"
+                )
             self.report.fallback_reason = "run eagerly: there is no graph whose order could be changed"
             return False
         if min(compat.steps_per_execution(model), self.options.unroll) > 1 or not self.options.may_fall_back:

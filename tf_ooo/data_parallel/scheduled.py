@@ -6,7 +6,7 @@ import functools
 import logging
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from grappler_passes import plugin
@@ -27,6 +27,9 @@ from tf_ooo.step_times import REWRITTEN, STOCK, Comparison, StepTimes
 _LOG = logging.getLogger("tf_ooo")
 # Steps that are only timed, after those that are profiled.
 _TIMED_STEPS = 2
+_SINGLE = "single"
+# One step at a time is taken if it is faster by more than this: its times are few.
+_CLEARLY = 0.98
 _NEED_COSTS = ("auto", "search", "reverse_first_k")
 
 
@@ -66,6 +69,7 @@ class ScheduledSteps:
         self._profiled = 0
         self._single_s: list[float] = []
         self._single: Unrolled | None = None
+        self._together_s: list[float] = []
         self._plan_failed = ""
         self._times = StepTimes(options.profile_steps, options.may_fall_back and not options.strict)
         self._agreed_on = 0
@@ -141,6 +145,8 @@ class ScheduledSteps:
         gain = 1 - first["step_s"] / first["stock_s"] if first["stock_s"] else 0.0
         if self.options.may_fall_back and gain < planned.WORTH:
             self._keep_stock(f"no gain is predicted ({gain:.1%})", quiet=True)
+            if self.options.profile_steps:
+                self._phase = self._watch
             return
         schedule = Schedule.from_text(first["plan"])
         self._start(lambda graph: schedule, first["flight_bytes"], first["layers"])
@@ -244,17 +250,41 @@ class ScheduledSteps:
         if not self.options.profile_steps:
             self._keep_ordered()
             return
-        everyone = self.engine.gather(self._times.seconds)
-        slowest = {
-            which: [max(times) for times in zip(*(one[which] for one in everyone), strict=False)]
-            for which in (STOCK, REWRITTEN)
-        }
-        found = Comparison.of(slowest)
+        everyone = self.engine.gather(self._times.seconds | {_SINGLE: self._single_s})
+        times = {which: slowest(one[which] for one in everyone) for which in (STOCK, REWRITTEN, _SINGLE)}
+        found = Comparison.of({which: times[which] for which in (STOCK, REWRITTEN)})
         fill_times(self.report, found)
-        if self.options.may_fall_back and found.why_not:
+        if not self.options.may_fall_back:
+            self._keep_ordered()
+            return
+        if found.why_not:
             self._keep_stock(found.why_not)
         else:
             self._keep_ordered()
+        self._compare_with_single(times[STOCK if found.why_not else REWRITTEN], times[_SINGLE])
+
+    def _watch(self, batches: Sequence[Any]) -> Any:
+        """Stock order, several steps together: timed, as one step at a time may be faster."""
+        before, started = self.stock.traced, time.perf_counter()
+        outputs = self.stock(batches)
+        compat.synchronize(outputs)
+        if self.stock.traced == before and len(batches) % self.steps == 0:
+            self._together_s.append((time.perf_counter() - started) / len(batches))
+        if len(self._together_s) >= self.options.profile_steps:
+            self._phase = self.stock
+            everyone = self.engine.gather([self._together_s, self._single_s])
+            self._compare_with_single(*(slowest(times) for times in zip(*everyone, strict=True)))
+        return outputs
+
+    def _compare_with_single(self, together_s: Sequence[float], single_s: Sequence[float]) -> None:
+        """One step at a time again, if each of its steps was faster than all of those together."""
+        if single_s and together_s and max(single_s) < _CLEARLY * min(together_s):
+            one_ms, together_ms = max(single_s) * 1e3, min(together_s) * 1e3
+            self._keep_stock(
+                f"one step at a time took {one_ms:.2f} ms, several together {together_ms:.2f} ms"
+            )
+            assert self._single is not None  # for mypy: it was timed
+            self._phase = self._single
 
     # -- decided ---------------------------------------------------------------------------------
 
@@ -278,3 +308,8 @@ class ScheduledSteps:
             self.request.close()
         self.ordered = None
         self._phase = self.stock
+
+
+def slowest(times: Iterable[Sequence[float]]) -> list[float]:
+    """Of each sample the time of the slowest rank: what every rank waits for."""
+    return [max(one) for one in zip(*times, strict=False)]

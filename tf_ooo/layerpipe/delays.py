@@ -1,0 +1,163 @@
+"""What a round reads that was made in rounds before: the registers between the rounds.
+
+A tensor that is made in round a and read in round b > a goes through b - a registers, variables on the
+reader's device; at the end of each round every register takes what the one before it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from grappler_passes.effects import only_reads, states_of
+from grappler_passes.node_input import split_input
+from tf_ooo.errors import GraphError
+from tf_ooo.layerpipe.rounds import Rounds
+from tf_ooo.layerpipe.traced import Traced
+
+LATE = "_ooo_late"
+_NOT_STORED = ("resource", "variant")
+
+
+@dataclass(frozen=True)
+class Register:
+    """A row of registers.
+
+    Attributes:
+        source: the tensor that goes in, ``node:port``.
+        device: where they are.
+        made: the round in which the tensor is made.
+        depth: how many.
+    """
+
+    number: int
+    source: str
+    device: str
+    made: int
+    depth: int
+
+    def name(self, delay: int) -> str:
+        """The placeholder for what was made so many rounds ago."""
+        return f"{LATE}/{self.number}_{delay}"
+
+
+@dataclass
+class Delays:
+    """All registers of a step.
+
+    Attributes:
+        nodes: the step's nodes by name, with inputs from registers.
+        registers: in order.
+        logs: ``(tensor, round)`` for each result of the step, all for one batch in ``logs_round``.
+    """
+
+    nodes: dict[str, Any] = field(default_factory=dict)
+    registers: list[Register] = field(default_factory=list)
+    logs: list[str] = field(default_factory=list)
+    logs_round: int = 0
+
+    @property
+    def stored_from(self) -> dict[str, Register]:
+        """The register of each placeholder."""
+        return {r.name(d): r for r in self.registers for d in range(1, r.depth + 1)}
+
+
+def delays_of(traced: Traced, rounds: Rounds) -> Delays:
+    """Cuts all edges between rounds.
+
+    Raises:
+        GraphError: a tensor that cannot be stored, such as a list, is read in a later round.
+    """
+    maker = _Maker(traced, rounds)
+    for node in traced.graph_def.node:
+        maker.take(node)
+    logs_round = max((rounds.of.get(split_input(t)[0], 0) for t in traced.fetches), default=0)
+    logs = [maker.read(*split_input(text), logs_round, None) for text in traced.fetches]
+    registers = [
+        Register(number, _text(*key[0]), key[1], rounds.of[key[0][0]], depth)
+        for number, (key, depth) in enumerate(maker.depths.items())
+    ]
+    return Delays(maker.nodes, registers, logs, logs_round)
+
+
+class _Maker:
+    def __init__(self, traced: Traced, rounds: Rounds) -> None:
+        self.traced, self.rounds = traced, rounds
+        self.nodes: dict[str, Any] = {}
+        self.depths: dict[Any, int] = {}
+        self.numbers: dict[Any, int] = {}
+        self.controls: dict[str, list[str]] = {}
+        self.same = _same_reads(traced, rounds)
+        for first, then in rounds.before:
+            self.controls.setdefault(then, []).append(first)
+
+    def take(self, node: Any) -> None:
+        """Copies a node, with what it reads of earlier rounds from registers."""
+        name = node.name
+        made = type(node)()
+        made.CopyFrom(node)
+        del made.input[:]
+        made.attr.pop("_class", None)
+        made.device = self.rounds.device_of.get(name, "")
+        for text in node.input:
+            producer, port = split_input(text)
+            if port < 0:
+                continue
+            made.input.append(self.read(producer, port, self.rounds.of.get(name), made.device))
+        made.input.extend(f"^{first}" for first in dict.fromkeys(self.controls.get(name, ())))
+        self.nodes[name] = made
+
+    def read(self, producer: str, port: int, at: int | None, device: str | None) -> str:
+        """The input to have for a tensor that is read in round ``at``."""
+        if at is None or producer not in self.rounds.of:
+            return _text(producer, port)
+        delay = at - self.rounds.of[producer]
+        if delay == 0:
+            return _text(producer, port)
+        producer = self.same.get(producer, producer)
+        info = self.traced.outputs[producer][port]
+        if info.dtype in _NOT_STORED:
+            raise GraphError(
+                f"{producer!r} makes a {info.dtype}, which later rounds would read; recurrent layers can be "
+                "spread with unroll=True"
+            )
+        where = device or self.rounds.device_of[producer]
+        key = ((producer, port), where)
+        self.numbers.setdefault(key, len(self.numbers))
+        self.depths[key] = max(self.depths.get(key, 0), delay)
+        return f"{LATE}/{self.numbers[key]}_{delay}"
+
+
+def _same_reads(traced: Traced, rounds: Rounds) -> dict[str, str]:
+    """Reads of one variable in one round with no write between them: all as the first."""
+    index, first, same = traced.index, {}, {}
+    writes: dict[str, int] = {}
+    for i in index.order:
+        name = index.names[i]
+        if name not in rounds.of or index.ops[i] not in ("ReadVariableOp",):
+            if name in rounds.of and index.ops[i].startswith(("Assign", "Resource")) and not only_reads(index.ops[i]):
+                for state in states_of(index, i):
+                    writes[state] = writes.get(state, 0) + 1
+            continue
+        state = next(iter(states_of(index, i)))
+        same[name] = first.setdefault((state, writes.get(state, 0), rounds.of[name]), name)
+    return same
+
+
+def _text(producer: str, port: int) -> str:
+    return producer if port == 0 else f"{producer}:{port}"
+
+
+def nodes_between(delays: Delays, rounds: Rounds, low: int, high: int) -> Iterable[Any]:
+    """Copies of the nodes of these rounds, and of constants; control inputs from others are dropped."""
+    kept = {name for name in delays.nodes if low <= rounds.of.get(name, low) <= high}
+    for name in kept:
+        node = delays.nodes[name]
+        made = type(node)()
+        made.CopyFrom(node)
+        inputs = [text for text in node.input if text[0] != "^" or text[1:] in kept]
+        del made.input[:]
+        made.input.extend(inputs)
+        yield made
+

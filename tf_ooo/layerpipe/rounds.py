@@ -1,0 +1,258 @@
+"""The round and the device of every op of a step."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from grappler_passes.dependencies import GraphIndex
+from grappler_passes.effects import has_side_effects, only_reads, states_of
+from tf_ooo.errors import GraphError
+from tf_ooo.layerpipe.stages import Stages
+
+_GIVEN = ("Placeholder", "_Arg")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A classified step.
+
+    Attributes:
+        index: of its flat graph.
+        where: ``{op: (kind, layer)}``.
+        weights: ``{handle: layer}`` of trainable variables.
+        arguments: names of the placeholders of the batch.
+        handles: names of the placeholders of variables; other placeholders are constants.
+        home: ``{handle: device}`` of variables.
+        devices: of the processors.
+    """
+
+    index: GraphIndex
+    where: Mapping[str, tuple[str, int]]
+    weights: Mapping[str, int]
+    arguments: frozenset[str]
+    handles: frozenset[str]
+    home: Mapping[str, str]
+    devices: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """When and where ops run.
+
+    Attributes:
+        of: ``{op: round}``, 0 or more, without constants.
+        device_of: full names.
+        constant: ops whose result is the same in all rounds.
+        batch: the round in which a batch comes in.
+        before: ``(first, then)`` ops on one variable, in the order that they have within a round.
+    """
+
+    of: Mapping[str, int]
+    device_of: Mapping[str, str]
+    constant: frozenset[str]
+    batch: int
+    before: tuple[tuple[str, str], ...]
+
+    @property
+    def last(self) -> int:
+        """The last round of a batch."""
+        return max(self.of.values(), default=0)
+
+
+def rounds_of(facts: Facts, stages: Stages, wanted: Mapping[str, int]) -> Rounds:
+    """When and where each op runs.
+
+    Args:
+        facts: of the step.
+        stages: where tasks run.
+        wanted: rounds of ops that are not those of their task.
+
+    Raises:
+        GraphError: an update needs a gradient that is made later.
+    """
+    constant = _constant(facts)
+    targets = _targets(facts, stages, constant) | dict(wanted)
+    found = _settled(facts, targets, constant)
+    late = [
+        name
+        for name, (kind, _) in facts.where.items()
+        if kind == "U" and name in targets and found[name] > targets[name] and _writes_weight(facts, name)
+    ]
+    if late:
+        raise GraphError(_coupled(facts, late[0], found))
+    first = min(found.values(), default=0)
+    return Rounds(
+        {name: value - first for name, value in found.items()},
+        _devices(facts, stages, constant),
+        frozenset(constant),
+        -first,
+        tuple(_in_order(facts)),
+    )
+
+
+def _coupled(facts: Facts, name: str, found: Mapping[str, int]) -> str:
+    index = facts.index
+    i = index.index[name]
+    seen, stack = {i}, [i]
+    layers = set()
+    while stack:
+        for p in (p for p, _ in index.data_preds[stack.pop()]):
+            kind, layer = facts.where.get(index.names[p], ("", None))
+            if kind == "dW":
+                layers.add(layer)
+            elif p not in seen:
+                seen.add(p)
+                stack.append(p)
+    return (
+        f"the update {name!r} needs gradients of {len(layers)} layers; in this mode layers are updated at "
+        "different times: train without clipping by global norm and without loss scaling, or with another mode"
+    )
+
+
+def _constant(facts: Facts) -> set[str]:
+    """Ops that depend on no batch and no variable."""
+    index, found = facts.index, set()
+    for i in index.order:
+        name, op = index.names[i], index.ops[i]
+        if op in _GIVEN:
+            if name not in facts.arguments and name not in facts.handles:
+                found.add(name)
+        elif not has_side_effects(op) and all(index.names[p] in found for p, _ in index.data_preds[i]):
+            found.add(name)
+    return found
+
+
+def _targets(facts: Facts, stages: Stages, constant: set[str]) -> dict[str, int]:
+    targets: dict[str, int] = dict.fromkeys(facts.arguments, 0)
+    for name, (kind, layer) in facts.where.items():
+        if name in constant or name in facts.arguments or name in facts.handles:
+            continue
+        if kind == "F":
+            targets[name] = stages.forward_round(layer)
+        elif kind == "U":
+            targets[name] = stages.update_round(layer)
+        else:
+            targets[name] = stages.backward_round(kind, layer)
+    index = facts.index
+    for i, op in enumerate(index.ops):
+        name = index.names[i]
+        if facts.where.get(name, ("", 0))[0] == "F" and only_reads(op):
+            layers = {facts.weights[handle] for handle in states_of(index, i) if handle in facts.weights}
+            if layers:
+                home = facts.home.get(next(iter(states_of(index, i))))
+                reader = stages.of["F", facts.where[name][1]]
+                targets[name] = reader - (home is not None and home != facts.devices[reader])
+    return targets | _with_their_writes(facts, targets)
+
+
+def _with_their_writes(facts: Facts, targets: Mapping[str, int]) -> dict[str, int]:
+    """Accesses to a state that a step reads and writes in several places: seeds, the count of steps.
+
+    All are in the round of the earliest, so that what a batch reads is what the batches before it have
+    written.  The count of steps goes on when a batch comes in: updates read the number of their batch.
+    """
+    index = facts.index
+    by_state: dict[str, list[str]] = {}
+    for i in index.order:
+        for state in _states(index, i):
+            by_state.setdefault(state, []).append(index.names[i])
+    found: dict[str, int] = {}
+    for state, users in by_state.items():
+        placed = [facts.where[name] for name in users if name in facts.where]
+        if state not in facts.handles or state in facts.weights or len(placed) == len(users) or not placed:
+            continue
+        forward = [targets[name] for name in users if facts.where.get(name, ("",))[0] == "F"]
+        found.update(dict.fromkeys(users, min(forward, default=0)))
+    return found
+
+
+def _settled(facts: Facts, targets: Mapping[str, int], constant: set[str]) -> dict[str, int]:
+    """No op before what it reads: earlier where a reader wants it, later where it has to be."""
+    index = facts.index
+    latest: dict[str, int] = {}
+    for i in reversed(index.order):
+        name = index.names[i]
+        readers = [latest[index.names[s]] for s in index.succs[i] if index.names[s] in latest and _reads(index, s, i)]
+        known = [targets[name]] if name in targets else []
+        if name in constant or name in facts.handles:
+            continue
+        if known or readers:
+            latest[name] = min([*known, *readers])
+    found: dict[str, int] = {}
+    for i in index.order:
+        name = index.names[i]
+        if name in constant or name in facts.handles:
+            continue
+        above = [found[index.names[p]] for p, _ in index.data_preds[i] if index.names[p] in found]
+        floor = max(above, default=None) if above else None
+        if name in targets:
+            wish = min(targets[name], latest[name])
+            found[name] = wish if floor is None else max(wish, floor)
+        elif floor is not None:
+            found[name] = floor
+        else:
+            found[name] = latest.get(name, 0)
+    return found
+
+
+def _reads(index: GraphIndex, reader: int, producer: int) -> bool:
+    return any(p == producer for p, _ in index.data_preds[reader])
+
+
+def _writes_weight(facts: Facts, name: str) -> bool:
+    i = facts.index.index[name]
+    op = facts.index.ops[i]
+    return has_side_effects(op) and not only_reads(op)
+
+
+def _devices(facts: Facts, stages: Stages, constant: set[str]) -> dict[str, str]:
+    index, placed = facts.index, {}
+    for i in index.order:
+        name = index.names[i]
+        if name in constant or name in facts.handles or name in facts.arguments:
+            continue
+        homes = [facts.home[s] for s in _states(index, i) if s in facts.home]
+        if homes:
+            placed[name] = homes[0]
+        elif name in facts.where:
+            kind, layer = facts.where[name]
+            placed[name] = facts.devices[stages.of["dW" if kind == "U" else kind, layer]]
+        else:
+            above = [placed[index.names[p]] for p, _ in index.data_preds[i] if index.names[p] in placed]
+            if above:
+                placed[name] = above[0]
+    for i in reversed(index.order):
+        name = index.names[i]
+        if name in placed or name in constant or name in facts.handles or name in facts.arguments:
+            continue
+        below = [placed[index.names[s]] for s in index.succs[i] if index.names[s] in placed]
+        placed[name] = below[0] if below else facts.devices[-1]
+    return placed
+
+
+def _states(index: GraphIndex, i: int) -> set[str]:
+    return states_of(index, i) if has_side_effects(index.ops[i]) else set()
+
+
+def _in_order(facts: Facts) -> list[tuple[str, str]]:
+    """Neighbours among the ops on each variable, one of which writes."""
+    index = facts.index
+    users: dict[str, list[int]] = {}
+    for i in index.order:
+        for state in _states(index, i):
+            if state in facts.handles:
+                users.setdefault(state, []).append(i)
+    found = []
+    for members in users.values():
+        reads: list[int] = []
+        write: int | None = None
+        for i in members:
+            if only_reads(index.ops[i]):
+                reads.append(i)
+                found += [] if write is None else [(write, i)]
+                continue
+            found += [(r, i) for r in reads] or ([] if write is None else [(write, i)])
+            reads, write = [], i
+    return [(index.names[a], index.names[b]) for a, b in dict.fromkeys(found)]

@@ -1,0 +1,86 @@
+"""A training step as one flat graph, whose batches may have any number of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from grappler_passes.classify import classify_graph_def
+from grappler_passes.compat import graph_def_of, infer_some_outputs, inline_graph_def
+from grappler_passes.dependencies import GraphIndex
+from grappler_passes.graph import TrainingGraph
+from tf_ooo.errors import GraphError
+from tf_ooo.layerpipe import compat
+from tf_ooo.pipeline.tasks import assign
+from tf_ooo.xla.compat import Packed, as_tensors, captures_of
+from tf_ooo.xla.rewrite import without_gates
+
+_LOOPS = ("Enter", "RefEnter", "Switch", "RefSwitch", "Merge")
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A step that has been traced and classified.
+
+    Attributes:
+        graph_def: flat.
+        graph: it, classified.
+        where: ``{op: (kind, layer)}``.
+        outputs: shapes and types of the ops' outputs.
+        arguments: names of the batch's tensors, in order.
+        captured: ``{name: tensor outside}``.
+        fetches: the tensors of the result, ``node:port``.
+        results: packs them as the step returned them.
+    """
+
+    graph_def: Any
+    index: GraphIndex
+    graph: TrainingGraph
+    where: Mapping[str, tuple[str, int]]
+    outputs: Any
+    arguments: tuple[str, ...]
+    captured: Mapping[str, Any]
+    fetches: tuple[str, ...]
+    results: Packed
+
+
+def trace(step: Callable[[Any], Any], batch: Any) -> Traced:
+    """Traces ``step(batch)``.
+
+    Raises:
+        GraphError: it is no training step, or one with loops or branches.
+        BackendError: it reads what is only known when it is called.
+    """
+    inputs, results = Packed(batch), []
+
+    def flat(*tensors: Any) -> list[Any]:
+        results.append(Packed(as_tensors(step(inputs.unpack(tensors)))))
+        return list(results[-1].tensors)
+
+    concrete = compat.concrete_function(flat, [compat.open_rows(spec) for spec in inputs.specs])
+    graph_def, names = graph_def_of(concrete)
+    kept = [*names, *(op.name for op in concrete.graph.control_outputs)]
+    flat_def = without_gates(inline_graph_def(graph_def, list(dict.fromkeys(kept))))
+    loop = next((node.name for node in flat_def.node if node.op in _LOOPS), None)
+    if loop is not None:
+        raise GraphError(
+            f"the step has a loop or a branch ({loop}), which cannot be spread over rounds; recurrent layers "
+            "can with unroll=True"
+        )
+    graph = classify_graph_def(flat_def, names)
+    index = GraphIndex(flat_def)
+    where, _ = assign(graph, index)
+    captured = captures_of(concrete)
+    inside = {id(placeholder) for _, placeholder in captured}
+    return Traced(
+        graph_def=flat_def,
+        index=index,
+        graph=graph,
+        where=where,
+        outputs=infer_some_outputs(flat_def),
+        arguments=tuple(t.op.name for t in concrete.inputs if id(t) not in inside),
+        captured={placeholder.op.name: outside for outside, placeholder in captured},
+        fetches=tuple(tensor.name for tensor in concrete.outputs),
+        results=results[-1],
+    )

@@ -7,6 +7,7 @@ from typing import Any
 
 from tf_ooo.compat.callbacks import Callback
 from tf_ooo.data_parallel import DataParallelFit, launched_with_workers
+from tf_ooo.layerpipe.fit import LayerPipeFit
 from tf_ooo.options import Options
 from tf_ooo.pipeline.fit import PipelineFit
 from tf_ooo.report import Report
@@ -84,6 +85,8 @@ class OOOBackprop(Callback):
 
 
 def _session(options: Options) -> DataParallelFit | FitSession | PipelineFit:
+    if options.mode == "layerpipe":
+        return LayerPipeFit(options)
     if options.mode == "pipeline":
         return PipelineFit(options)
     parallel = options.mode == "data_parallel" or (options.mode == "auto" and launched_with_workers())

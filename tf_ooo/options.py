@@ -13,8 +13,7 @@ from tf_ooo.device_names import check_devices
 from tf_ooo.errors import OptionsError
 from tf_ooo.schedulers import BACKWARD_ORDERS, POLICIES
 
-MODES = ("auto", "single_device", "data_parallel", "pipeline")
-LATER_MODES = ("layerpipe",)
+MODES = ("auto", "single_device", "data_parallel", "pipeline", "layerpipe")
 # Data parallel: which library communicates, how gradients are combined, what they travel as.
 ENGINES = ("auto", "horovod", "collectives", "single")
 OPS = ("Average", "Sum", "Adasum")
@@ -29,9 +28,22 @@ PIPELINE_SCHEDULES = tuple(policy.name for policy in POLICIES.values() if "pipel
 # For steps that XLA compiles.
 COMPILED_SCHEDULES = ("multi_stream",)
 NEEDS_XLA = "is for steps that XLA compiles: it needs jit_compile=True"
+# Asynchronous.
+LAYERPIPE_SCHEDULES = tuple(policy.name for policy in POLICIES.values() if "layerpipe" in policy.modes)
+# layerpipe: which weights a backward pass multiplies with.
+WEIGHTS = ("stash", "ema", "latest")
 STORES = ("auto", "all", "backward", "none")
 SCHEDULES = tuple(
-    dict.fromkeys(("auto", *BACKWARD_ORDERS, *COMPILED_SCHEDULES, *PARALLEL_SCHEDULES, *PIPELINE_SCHEDULES))
+    dict.fromkeys(
+        (
+            "auto",
+            *BACKWARD_ORDERS,
+            *COMPILED_SCHEDULES,
+            *PARALLEL_SCHEDULES,
+            *PIPELINE_SCHEDULES,
+            *LAYERPIPE_SCHEDULES,
+        )
+    )
 )
 
 
@@ -40,7 +52,7 @@ class Options:
     """How to rewrite a training step.
 
     Attributes:
-        mode: ``"auto"``, ``"single_device"``, ``"data_parallel"`` or ``"pipeline"``; auto means
+        mode: ``"auto"``, ``"single_device"``, ``"data_parallel"``, ``"pipeline"`` or ``"layerpipe"``; auto means
             single_device, and in ``model.fit`` data_parallel where horovodrun started several processes.
         schedule: ``"auto"`` (rewrite, measure both orders, keep the faster) or a policy's name,
             which is applied as asked; reverse_first_k and search are for ``mode="data_parallel"``.  For
@@ -79,6 +91,8 @@ class Options:
         microbatches: pipeline: parts of a batch.
         chunks: interleaved_1f1b: stages on each device; None: 2 to 4 are tried.
         group: modulo: layers of a group; None: tried.
+        weights: layerpipe: which weights a backward pass multiplies with: ``"stash"`` (those of its forward
+            pass, exact), ``"ema"`` (rebuilt from a moving average of the updates) or ``"latest"``.
         costs: pipeline: a CostTable of the model's layers, such as ``report.costs`` of an earlier run; None:
             measured.
 
@@ -109,13 +123,10 @@ class Options:
     store_activations: str = "auto"
     any_platform: bool = False
     gains: str | os.PathLike[str] | None = None
+    weights: str = "stash"
     costs: CostTable | None = None
 
     def __post_init__(self) -> None:
-        if self.mode in LATER_MODES:
-            raise OptionsError(
-                f"mode={self.mode!r} comes with a later release; this one accepts {_listed(MODES)}"
-            )
         _check_choice("mode", self.mode, MODES)
         _check_choice("schedule", self.schedule, SCHEDULES)
         for name, accepted in _CHOICES.items():
@@ -134,6 +145,7 @@ class Options:
         if self.k is not None and self.schedule != "reverse_first_k":
             raise OptionsError(f"k={self.k} goes with schedule='reverse_first_k' only")
         self._check_pipeline()
+        self._check_layerpipe()
         _check_int("unroll", self.unroll, least=1, optional=False)
         _check_int("profile_steps", self.profile_steps, least=0, optional=False)
         _check_path("timeline", self.timeline)
@@ -152,8 +164,8 @@ class Options:
             _check_int(name, value, least=1, optional=True)
             if value is not None and self.schedule != schedule:
                 raise OptionsError(f"{name}={value} goes with schedule={schedule!r} only")
-        if self.mode == "pipeline":
-            if self.schedule not in ("auto", *PIPELINE_SCHEDULES):
+        if self.mode in ("pipeline", "layerpipe"):
+            if self.mode == "pipeline" and self.schedule not in ("auto", *PIPELINE_SCHEDULES):
                 raise OptionsError(
                     f"schedule={self.schedule!r} is none of mode='pipeline'; accepted: 'auto', "
                     f"{_listed(PIPELINE_SCHEDULES)}"
@@ -167,6 +179,19 @@ class Options:
         for name in ("devices", "costs"):
             if getattr(self, name) is not None:
                 raise OptionsError(f"{name}={getattr(self, name)!r:.80} needs mode='pipeline'")
+
+    def _check_layerpipe(self) -> None:
+        if self.mode == "layerpipe":
+            if self.schedule not in ("auto", *LAYERPIPE_SCHEDULES):
+                raise OptionsError(
+                    f"schedule={self.schedule!r} is none of mode='layerpipe'; accepted: 'auto', "
+                    f"{_listed(LAYERPIPE_SCHEDULES)}"
+                )
+            return
+        if self.schedule in LAYERPIPE_SCHEDULES:
+            raise OptionsError(f"schedule={self.schedule!r} needs mode='layerpipe'")
+        if self.weights != "stash":
+            raise OptionsError(f"weights={self.weights!r} needs mode='layerpipe'")
 
     @classmethod
     def from_arguments(cls, **arguments: Any) -> Options:
@@ -203,12 +228,13 @@ _CHOICES = {
     "weighting": WEIGHTINGS,
     "lockstep": LOCKSTEPS,
     "store_activations": STORES,
+    "weights": WEIGHTS,
 }
 
 
 def refuse_data_parallel(options: Options, where: str) -> None:
     """Raises OptionsError: these modes need a model, whose ``fit`` they take part in."""
-    if options.mode in ("data_parallel", "pipeline"):
+    if options.mode in ("data_parallel", "pipeline", "layerpipe"):
         raise OptionsError(
             f"mode={options.mode!r} is for model.fit with tf_ooo.OOOBackprop; {where} accepts 'single_device'"
         )

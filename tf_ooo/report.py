@@ -52,6 +52,7 @@ class Report:
         compiled: jit_compile=True: ``{step: what XLA made of it}``: launches, how many of them are in CUDA
             graphs and on side streams, bytes of all buffers.
         pipeline: what docs/pipeline.md says about a pipeline; empty in other modes.
+        layerpipe: what docs/layerpipe.md says; empty in other modes.
         planned: the schedule that was planned; ``rewritten_graph``: the GraphDef handed to TensorFlow.
     """
 
@@ -83,6 +84,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
     compiled: dict[str, dict[str, Any]] = field(default_factory=dict)
     pipeline: dict[str, Any] = field(default_factory=dict)
+    layerpipe: dict[str, Any] = field(default_factory=dict)
     planned: Schedule | None = None
     rewritten_graph: Any = None
 

@@ -38,10 +38,15 @@ def register(dtype: Any, device: str) -> Any:
         )
 
 
-def function(body: Callable[..., Any]) -> Any:
-    """A ``tf.function`` without autograph; TensorFlow does not warn that there are several."""
+def function(body: Callable[..., Any], specs: Sequence[Any]) -> Any:
+    """A ``tf.function`` for these inputs, without autograph; TensorFlow does not warn that there are several.
+
+    Traced for batches of one size, graph optimizers would take the rows of the batch that comes in for those
+    of the one before: they give a variable of any shape the shape of what is assigned to it.
+    """
     import tensorflow as tf
 
-    made = tf.function(tf.autograph.experimental.do_not_convert(body), autograph=False)
+    made = tf.function(tf.autograph.experimental.do_not_convert(body), input_signature=list(specs), autograph=False)
     made._omit_frequent_tracing_warning = True
     return made
+

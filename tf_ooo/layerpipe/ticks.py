@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from grappler_passes.node_input import split_input
 from tf_ooo.layerpipe import compat
+from tf_ooo.layerpipe.averages import Averages, read_weight
 from tf_ooo.layerpipe.delays import Delays, nodes_between
 from tf_ooo.layerpipe.rounds import Rounds
 from tf_ooo.layerpipe.traced import Traced
+from tf_ooo.layerpipe.versions import Now
 from tf_ooo.xla.compat import import_here
 
 
@@ -17,10 +20,20 @@ class Ticks:
 
     Args:
         traced, rounds, delays: of the step.
+        now: weights that are read instead of those of the forward pass.
+        averages: whether ``now`` are rebuilt from a moving average of the updates.
     """
 
-    def __init__(self, traced: Traced, rounds: Rounds, delays: Delays) -> None:
-        self.traced, self.rounds, self.delays = traced, rounds, delays
+    def __init__(
+        self,
+        traced: Traced,
+        rounds: Rounds,
+        delays: Delays,
+        now: Sequence[Now] = (),
+        averages: bool = False,
+    ) -> None:
+        self.traced, self.rounds, self.delays, self.now = traced, rounds, delays, now
+        self._averages = Averages(traced, rounds, now) if averages else None
         self._functions: dict[tuple[int, int], Any] = {}
         dtypes = {r.number: traced.outputs[split_input(r.source)[0]][split_input(r.source)[1]] for r in delays.registers}
         self._infos = dtypes
@@ -33,6 +46,11 @@ class Ticks:
     def last(self) -> int:
         """The last round of a batch, counted from the round in which its first op may run."""
         return self.rounds.last
+
+    @property
+    def average_bytes(self) -> int:
+        """Of the moving averages of updates."""
+        return 0 if self._averages is None else self._averages.bytes
 
     def run(self, low: int, high: int, batch: Any) -> Any:
         """One round, in which only batches that are in their rounds ``low`` to ``high`` exist.
@@ -59,7 +77,7 @@ class Ticks:
         traced, delays = self.traced, self.delays
         graph_def = type(traced.graph_def)()
         graph_def.library.CopyFrom(traced.graph_def.library)
-        given = {*traced.arguments, *traced.captured}
+        given = {*traced.arguments, *traced.captured, *(one.name for one in self.now)}
         nodes = [node for node in nodes_between(delays, self.rounds, low, high) if node.name not in given]
         graph_def.node.extend(nodes)
         read = {split_input(text)[0] for node in nodes for text in node.input}
@@ -71,15 +89,29 @@ class Ticks:
         def body(*batch: Any) -> list[Any]:
             tensors = dict(zip(traced.arguments, batch, strict=True)) if feeds else {}
             tensors |= traced.captured
+            later = {one.handle: read_weight(traced, one) for one in self.now}
+            tensors |= self._weights_now(later)
             late = self._late()
             tensors |= {name: value for name, value in late.items() if name in read}
             replaced = {f"{name}:0": value for name, value in tensors.items() if name in read}
             wanted = [r.source for r in delays.registers if r.number in made]
             results = _fetch(graph_def, tensors, replaced, [*wanted, *logs])
             self._store(late, dict(zip(wanted, results, strict=False)), made)
+            if self._averages is not None:
+                self._averages.update(later, low, high)
             return [tf.identity(value) for value in results[len(wanted) :]]
 
-        return compat.function(body)
+        return compat.function(body, traced.specs if feeds else [])
+
+    def _weights_now(self, read: dict[str, Any]) -> dict[str, Any]:
+        if self._averages is None:
+            return {one.name: read[one.handle] for one in self.now}
+        return {one.name: self._averages.rebuilt(one, read[one.handle]) for one in self.now}
+
+    def reset(self) -> None:
+        """Before the first round of an epoch."""
+        if self._averages is not None:
+            self._averages.reset()
 
     def _late(self) -> dict[str, Any]:
         found = {}

@@ -29,6 +29,7 @@ class Traced:
         where: ``{op: (kind, layer)}``.
         outputs: shapes and types of the ops' outputs.
         arguments: names of the batch's tensors, in order.
+        specs: their TensorSpecs.
         captured: ``{name: tensor outside}``.
         fetches: the tensors of the result, ``node:port``.
         results: packs them as the step returned them.
@@ -40,6 +41,7 @@ class Traced:
     where: Mapping[str, tuple[str, int]]
     outputs: Any
     arguments: tuple[str, ...]
+    specs: tuple[Any, ...]
     captured: Mapping[str, Any]
     fetches: tuple[str, ...]
     results: Packed
@@ -58,7 +60,8 @@ def trace(step: Callable[[Any], Any], batch: Any) -> Traced:
         results.append(Packed(as_tensors(step(inputs.unpack(tensors)))))
         return list(results[-1].tensors)
 
-    concrete = compat.concrete_function(flat, [compat.open_rows(spec) for spec in inputs.specs])
+    specs = tuple(compat.open_rows(spec) for spec in inputs.specs)
+    concrete = compat.concrete_function(flat, specs)
     graph_def, names = graph_def_of(concrete)
     kept = [*names, *(op.name for op in concrete.graph.control_outputs)]
     flat_def = without_gates(inline_graph_def(graph_def, list(dict.fromkeys(kept))))
@@ -80,6 +83,7 @@ def trace(step: Callable[[Any], Any], batch: Any) -> Traced:
         where=where,
         outputs=infer_some_outputs(flat_def),
         arguments=tuple(t.op.name for t in concrete.inputs if id(t) not in inside),
+        specs=specs,
         captured={placeholder.op.name: outside for outside, placeholder in captured},
         fetches=tuple(tensor.name for tensor in concrete.outputs),
         results=results[-1],

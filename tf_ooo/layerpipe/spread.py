@@ -1,0 +1,70 @@
+"""A model's step, spread over rounds: everything between the plan and the functions that run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tf_ooo import compat
+from tf_ooo.layerpipe.delays import Delays, delays_of
+from tf_ooo.layerpipe.rounds import Facts, Rounds, rounds_of
+from tf_ooo.layerpipe.stages import Stages
+from tf_ooo.layerpipe.ticks import Ticks
+from tf_ooo.layerpipe.traced import Traced, trace
+from tf_ooo.layerpipe.versions import Now, with_later_weights
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A step over rounds.
+
+    Attributes:
+        traced, rounds, delays, ticks: its parts.
+        weights: ``{handle: layer}`` of the trainable variables.
+        now: weights that backward passes read later than forward passes.
+        stages: where tasks run.
+    """
+
+    traced: Traced
+    rounds: Rounds
+    delays: Delays
+    ticks: Ticks
+    weights: Mapping[str, int]
+    now: Sequence[Now]
+    stages: Stages
+
+
+def spread(model: Any, batch: Any, stages: Stages, devices: Sequence[str], weights: str) -> Spread:
+    """Traces a model's step and spreads it; its variables are on their devices.
+
+    Args:
+        model: built, with built optimizers.
+        batch: an example.
+        stages: where the tasks of its layers run.
+        devices: of the processors.
+        weights: see ``versions``.
+
+    Raises:
+        GraphError: the step cannot be spread; says which op is in the way.
+    """
+    traced = trace(compat.step_on_data(model, model.train_step), batch)
+    of_variable = {variable.name: variable.handle for variable in traced.graph.variables}
+    trained = {of_variable[name]: layer.index for layer in traced.graph.layers for name in layer.variables}
+    now: tuple[Now, ...] = ()
+    if weights != "stash":
+        traced, now = with_later_weights(traced, trained, stages)
+    handles = frozenset(n for n, tensor in traced.captured.items() if tensor.dtype.name == "resource")
+    facts = Facts(
+        index=traced.index,
+        where=traced.where,
+        weights=trained,
+        arguments=frozenset((*traced.arguments, *(one.name for one in now))),
+        handles=handles,
+        home={name: traced.captured[name].device for name in handles},
+        devices=devices,
+    )
+    rounds = rounds_of(facts, stages, {one.name: one.round for one in now})
+    delays = delays_of(traced, rounds)
+    ticks = Ticks(traced, rounds, delays, now, averages=weights == "ema")
+    return Spread(traced, rounds, delays, ticks, trained, now, stages)

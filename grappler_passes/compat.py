@@ -51,7 +51,7 @@ class InferredOutputs(Mapping[str, "tuple[OutputInfo, ...]"]):
 
     def __getitem__(self, name: str) -> tuple[OutputInfo, ...]:
         if name not in self._known:
-            self._known[name] = tuple(map(_info, self._ops[name].outputs))
+            self._known[name] = tuple(map(info_of, self._ops[name].outputs))
         return self._known[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -196,7 +196,7 @@ def _describe_capture(node, placeholder, variable) -> None:
         node.attr["_ooo_variable"].s = json.dumps(described).encode()
 
 
-def _info(tensor) -> OutputInfo:
+def info_of(tensor) -> OutputInfo:
     shape = tensor.shape
     dims = None if shape.rank is None else tuple(shape.as_list())
     dtype = tensor.dtype.base_dtype

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+from grappler_passes.compat import info_of
 
 
 def concrete_function(function: Callable[..., Any], specs: Sequence[Any]) -> Any:
@@ -50,3 +53,62 @@ def function(body: Callable[..., Any], specs: Sequence[Any]) -> Any:
     made._omit_frequent_tracing_warning = True
     return made
 
+
+
+@dataclass(frozen=True)
+class TwoParts:
+    """An op in two parts: its nodes, the first part's name, and outputs by name."""
+
+    nodes: tuple[Any, ...]
+    high: str
+    outputs: dict[str, Any]
+
+
+def in_two_parts(node: Any, infos: Sequence[Any], gradient: int, sizes: int | None, share: float) -> TwoParts:
+    """The nodes that compute an op on the first ``share`` of the rows and on the rest, and join them.
+
+    Args:
+        node: the NodeDef; the joined result gets its name.
+        infos: of its inputs.
+        gradient: the input that is divided by rows.
+        sizes: the input that holds the shape of the result, None where there is none.
+        share: between 0 and 1; at least one row stays for the rest.
+    """
+    import tensorflow as tf
+
+    graph = tf.Graph()
+    with graph.as_default():
+        inputs = [tf.compat.v1.placeholder(tf.as_dtype(i.dtype), i.shape, f"input_{n}") for n, i in enumerate(infos)]
+        with tf.name_scope(f"{node.name}_parts"):
+            rows = tf.shape(inputs[gradient])[0]
+            first = tf.cast(tf.round(tf.cast(rows, tf.float32) * share), tf.int32)
+            counts = [first, rows - first]
+            pieces = tf.split(inputs[gradient], tf.stack(counts), num=2)
+            results = []
+            for number, piece in enumerate(pieces):
+                given = list(inputs)
+                given[gradient] = piece
+                if sizes is not None:
+                    given[sizes] = tf.concat([[counts[number]], inputs[sizes][1:]], 0)
+                results.append(_again(graph, node, given, f"part_{number}"))
+        joined = tf.concat(results, 0, name=node.name)
+    names = {f"input_{n}": text for n, text in enumerate(t for t in node.input if t[0] != "^")}
+    nodes = []
+    for made in graph.as_graph_def().node:
+        if made.name in names:
+            continue
+        renamed = [names.get(text.partition(":")[0], text) for text in made.input]
+        del made.input[:]
+        made.input.extend(renamed)
+        nodes.append(made)
+    outputs = {op.name: [info_of(t) for t in op.outputs] for op in graph.get_operations()}
+    assert joined.op.name == node.name, "the name of the divided op is taken"
+    return TwoParts(tuple(nodes), results[0].op.name, {n.name: outputs[n.name] for n in nodes})
+
+
+def _again(graph: Any, node: Any, inputs: Sequence[Any], name: str) -> Any:
+    attributes = {key: value for key, value in node.attr.items() if key not in ("_class", "_output_shapes")}
+    operation = graph.create_op(
+        node.op, list(inputs), attrs=attributes, name=name, dtypes=None, compute_device=False
+    )
+    return operation.outputs[0]

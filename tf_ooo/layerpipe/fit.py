@@ -196,7 +196,9 @@ class LayerPipeFit(PipelineFit):
             if name in self._home
         }
         self._moved.move(devices, variables.values())
-        self._spread = spread(model, batch, stages, self.devices, self.options.weights)
+        seconds = self.report.costs.op_seconds if self.report.costs is not None else {}
+        self._spread = spread(model, batch, stages, self.devices, self.options.weights, seconds)
+        self.report.notes += [note for note in self._spread.notes if note not in self.report.notes]
         fill_spread(self.report, self._spread)
 
     def _guarded(self, run: Any) -> Any:

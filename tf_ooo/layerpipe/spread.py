@@ -8,6 +8,7 @@ from typing import Any
 
 from tf_ooo import compat
 from tf_ooo.layerpipe.delays import Delays, delays_of
+from tf_ooo.layerpipe.divide import divided
 from tf_ooo.layerpipe.rounds import Facts, Rounds, rounds_of
 from tf_ooo.layerpipe.stages import Stages
 from tf_ooo.layerpipe.ticks import Ticks
@@ -24,6 +25,7 @@ class Spread:
         weights: ``{handle: layer}`` of the trainable variables.
         now: weights that backward passes read later than forward passes.
         stages: where tasks run.
+        notes: what could not be done as planned.
     """
 
     traced: Traced
@@ -33,9 +35,17 @@ class Spread:
     weights: Mapping[str, int]
     now: Sequence[Now]
     stages: Stages
+    notes: tuple[str, ...] = ()
 
 
-def spread(model: Any, batch: Any, stages: Stages, devices: Sequence[str], weights: str) -> Spread:
+def spread(
+    model: Any,
+    batch: Any,
+    stages: Stages,
+    devices: Sequence[str],
+    weights: str,
+    op_seconds: Mapping[str, float],
+) -> Spread:
     """Traces a model's step and spreads it; its variables are on their devices.
 
     Args:
@@ -44,11 +54,13 @@ def spread(model: Any, batch: Any, stages: Stages, devices: Sequence[str], weigh
         stages: where the tasks of its layers run.
         devices: of the processors.
         weights: see ``versions``.
+        op_seconds: of the step's ops, where measured: which op of a dO is worth dividing.
 
     Raises:
         GraphError: the step cannot be spread; says which op is in the way.
     """
     traced = trace(compat.step_on_data(model, model.train_step), batch)
+    traced, notes = divided(traced, stages, op_seconds)
     of_variable = {variable.name: variable.handle for variable in traced.graph.variables}
     trained = {of_variable[name]: layer.index for layer in traced.graph.layers for name in layer.variables}
     now: tuple[Now, ...] = ()
@@ -67,4 +79,4 @@ def spread(model: Any, batch: Any, stages: Stages, devices: Sequence[str], weigh
     rounds = rounds_of(facts, stages, {one.name: one.round for one in now})
     delays = delays_of(traced, rounds)
     ticks = Ticks(traced, rounds, delays, now, averages=weights == "ema")
-    return Spread(traced, rounds, delays, ticks, trained, now, stages)
+    return Spread(traced, rounds, delays, ticks, trained, now, stages, notes)

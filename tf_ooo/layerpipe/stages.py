@@ -14,6 +14,9 @@ from dataclasses import dataclass
 
 from tf_ooo.schedule import Schedule
 
+# The part nearer to the loss of a dO in two parts, and what comes before it.
+HIGH = "dO/high"
+
 
 @dataclass(frozen=True)
 class Stages:
@@ -21,8 +24,8 @@ class Stages:
 
     Attributes:
         processors: how many there are.
-        of: ``{(kind, layer): processor}`` for F, dO and dW; of a dO in two parts that of the part nearer
-            to the input.  An update runs with its dW.
+        of: ``{(kind, layer): processor}`` for F, dO and dW, and HIGH; of a dO in two parts that of the part
+            nearer to the input.  An update runs with its dW.
         shares: ``{layer: (share, processor)}`` of dO in two parts: the part nearer to the loss.
     """
 
@@ -75,6 +78,7 @@ def stages_of(schedule: Schedule, layers: int) -> Stages:
             of["dO", layer] = low
             if low != high:
                 shares[layer] = (schedule.parts["dO", layer][-1], high)
+                of[HIGH, layer] = high
     processors = 1 + max(device for device, _ in schedule.lanes)
     for layer in range(layers):  # without work, and so in no lane
         known = next((of[kind, layer] for kind in ("F", "dW", "dO") if (kind, layer) in of), None)

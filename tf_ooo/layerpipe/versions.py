@@ -17,7 +17,7 @@ from typing import Any
 from grappler_passes.dependencies import GraphIndex
 from grappler_passes.effects import has_side_effects, only_reads, states_of
 from grappler_passes.node_input import split_input
-from tf_ooo.layerpipe.stages import Stages
+from tf_ooo.layerpipe.stages import HIGH, Stages
 from tf_ooo.layerpipe.traced import Traced
 
 WEIGHTS = ("stash", "ema", "latest")
@@ -107,7 +107,7 @@ class _Maker:
     def take(self, node: Any) -> None:
         """Rewires a dO or dW op."""
         kind, layer = self.traced.where.get(node.name, ("", 0))
-        if kind not in ("dO", "dW"):
+        if kind not in ("dO", HIGH, "dW"):
             return
         processor = self.stages.of[kind, layer]
         for place, text in enumerate(node.input):

@@ -1,0 +1,98 @@
+"""A dO in two parts, on two consecutive processors (LayerPipe, arXiv 2108.06629, inter-layer).
+
+The op that takes longest, a multiplication with the layer's weights, works on each row of the batch by
+itself: the processor nearer to the loss gets the first rows, the other one the rest and all that comes after.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from grappler_passes.dependencies import GraphIndex
+from tf_ooo.layerpipe import compat
+from tf_ooo.layerpipe.stages import HIGH, Stages
+from tf_ooo.layerpipe.traced import Traced
+
+# Which input is the gradient, by op; its rows and those of the result are the batch's.
+_GRADIENT = {
+    "MatMul": 0,
+    "BatchMatMulV2": 0,
+    "Conv2DBackpropInput": 2,
+    "DepthwiseConv2dNativeBackpropInput": 2,
+    "Conv3DBackpropInputV2": 2,
+}
+_SIZES = {"Conv2DBackpropInput": 0, "DepthwiseConv2dNativeBackpropInput": 0, "Conv3DBackpropInputV2": 0}
+
+
+def divided(traced: Traced, stages: Stages, op_seconds: Mapping[str, float]) -> tuple[Traced, tuple[str, ...]]:
+    """The step with each dO that the stages divide in two parts.
+
+    Returns:
+        The step; what could not be divided and runs on the processor nearer to the input.
+    """
+    notes = []
+    for layer, (share, _) in stages.shares.items():
+        name = _heaviest(traced, layer, op_seconds)
+        if name is None:
+            notes.append(f"dO of layer {traced.graph.layers[layer].name} has no op that can be divided by rows")
+            continue
+        traced = _divide(traced, name, layer, share)
+    return traced, tuple(notes)
+
+
+def _heaviest(traced: Traced, layer: int, op_seconds: Mapping[str, float]) -> str | None:
+    able = [
+        node for node in traced.graph_def.node if traced.where.get(node.name) == ("dO", layer) and _by_rows(traced, node)
+    ]
+    if not able:
+        return None
+    return str(max(able, key=lambda node: (op_seconds.get(node.name, 0.0), _size(traced, node.name))).name)
+
+
+def _by_rows(traced: Traced, node: Any) -> bool:
+    # Reading a map of protobuf adds what is not there.
+    if node.op not in _GRADIENT or any(key in node.attr and node.attr[key].b for key in ("transpose_a", "adj_x")):
+        return False
+    index = traced.index
+    producer, _ = index.data_preds[index.index[node.name]][_GRADIENT[node.op]]
+    return traced.where.get(index.names[producer], ("",))[0] == "dO"
+
+
+def _size(traced: Traced, name: str) -> int:
+    shape = traced.outputs[name][0].shape or ()
+    return math.prod(size for size in shape if size is not None)
+
+
+def _divide(traced: Traced, name: str, layer: int, share: float) -> Traced:
+    index = traced.index
+    node = next(node for node in traced.graph_def.node if node.name == name)
+    infos = [traced.outputs[index.names[p]][port] for p, port in index.data_preds[index.index[name]]]
+    parts = compat.in_two_parts(node, infos, _GRADIENT[node.op], _SIZES.get(node.op), share)
+    graph_def = type(traced.graph_def)()
+    graph_def.CopyFrom(traced.graph_def)
+    kept = [one for one in graph_def.node if one.name != name]
+    del graph_def.node[:]
+    graph_def.node.extend([*kept, *parts.nodes])
+    made = GraphIndex(graph_def)
+    where = dict(traced.where)
+    where.update((one.name, ("dO", layer)) for one in parts.nodes)
+    where.update(dict.fromkeys(_before(made, where, parts.high, layer), (HIGH, layer)))
+    outputs = {one.name: traced.outputs[one.name] for one in kept}
+    return dataclasses.replace(
+        traced, graph_def=graph_def, index=made, where=where, outputs={**outputs, **parts.outputs}
+    )
+
+
+def _before(index: GraphIndex, where: Mapping[str, Any], name: str, layer: int) -> set[str]:
+    """The layer's dO ops that the first part needs, and itself."""
+    found, stack = {name}, [index.index[name]]
+    while stack:
+        for producer, _ in index.data_preds[stack.pop()]:
+            known = index.names[producer]
+            if known not in found and where.get(known) == ("dO", layer):
+                found.add(known)
+                stack.append(producer)
+    return found

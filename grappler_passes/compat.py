@@ -197,6 +197,7 @@ def _describe_capture(node, placeholder, variable) -> None:
 
 
 def info_of(tensor) -> OutputInfo:
+    """What is known of a tensor of a graph."""
     shape = tensor.shape
     dims = None if shape.rank is None else tuple(shape.as_list())
     dtype = tensor.dtype.base_dtype

@@ -52,8 +52,9 @@ class Options:
     """How to rewrite a training step.
 
     Attributes:
-        mode: ``"auto"``, ``"single_device"``, ``"data_parallel"``, ``"pipeline"`` or ``"layerpipe"``; auto means
-            single_device, and in ``model.fit`` data_parallel where horovodrun started several processes.
+        mode: ``"auto"``, ``"single_device"``, ``"data_parallel"``, ``"pipeline"`` or ``"layerpipe"``; auto
+            means single_device, and in ``model.fit`` data_parallel where horovodrun started several
+            processes.
         schedule: ``"auto"`` (rewrite, measure both orders, keep the faster) or a policy's name,
             which is applied as asked; reverse_first_k and search are for ``mode="data_parallel"``.  For
             ``mode="pipeline"`` auto takes the schedule with the shortest predicted step.
@@ -93,6 +94,8 @@ class Options:
         group: modulo: layers of a group; None: tried.
         weights: layerpipe: which weights a backward pass multiplies with: ``"stash"`` (those of its forward
             pass, exact), ``"ema"`` (rebuilt from a moving average of the updates) or ``"latest"``.
+        drain_steps: layerpipe: no batch comes in before all before it are done, every so many batches, so
+            that a checkpoint taken then holds all their updates; None: at the ends of epochs only.
         costs: pipeline: a CostTable of the model's layers, such as ``report.costs`` of an earlier run; None:
             measured.
 
@@ -124,6 +127,7 @@ class Options:
     any_platform: bool = False
     gains: str | os.PathLike[str] | None = None
     weights: str = "stash"
+    drain_steps: int | None = None
     costs: CostTable | None = None
 
     def __post_init__(self) -> None:
@@ -181,6 +185,7 @@ class Options:
                 raise OptionsError(f"{name}={getattr(self, name)!r:.80} needs mode='pipeline'")
 
     def _check_layerpipe(self) -> None:
+        _check_int("drain_steps", self.drain_steps, least=1, optional=True)
         if self.mode == "layerpipe":
             if self.schedule not in ("auto", *LAYERPIPE_SCHEDULES):
                 raise OptionsError(
@@ -192,6 +197,8 @@ class Options:
             raise OptionsError(f"schedule={self.schedule!r} needs mode='layerpipe'")
         if self.weights != "stash":
             raise OptionsError(f"weights={self.weights!r} needs mode='layerpipe'")
+        if self.drain_steps is not None:
+            raise OptionsError(f"drain_steps={self.drain_steps} needs mode='layerpipe'")
 
     @classmethod
     def from_arguments(cls, **arguments: Any) -> Options:

@@ -126,10 +126,14 @@ class Report:
             ("model", self.model),
             *(self._plan_rows() if self.ops else ()),
             *self._pipeline_rows(),
+            *self._layerpipe_rows(),
             ("step, stock", seconds_text(self.stock_step_s)),
             ("step, rewritten", seconds_text(self.measured_step_s)),
             ("step, noise", seconds_text(self.step_noise_s)),
-            ("step, all ops one by one", "" if self.pipeline else seconds_text(self.predicted_step_s)),
+            (
+                "step, all ops one by one",
+                "" if self.pipeline or self.layerpipe else seconds_text(self.predicted_step_s),
+            ),
             ("predicted peak", bytes_text(self.predicted_peak_bytes, self.unknown_size_ops)),
             ("predicted peak, stock", bytes_text(self.stock_predicted_peak_bytes)),
             *((f"XLA, {step}", found["text"]) for step, found in self.compiled.items()),
@@ -150,6 +154,28 @@ class Report:
             rows.append(("micro-batches", str(self.pipeline["microbatches"])))
             rows.append(("step, predicted", seconds_text(self.predicted_step_s)))
             rows.append(("bubbles, predicted", f"{bubbles:.0%}"))
+        return rows
+
+    def _layerpipe_rows(self) -> list[tuple[str, str]]:
+        """Which tasks went where, and how late gradients are."""
+        if not self.layerpipe:
+            return []
+        rows = []
+        for number, device in enumerate(self.layerpipe["devices"]):
+            tasks = [
+                f"{kind} {row['name']}"
+                for row in self.layers
+                for kind in ("F", "dO", "dW")
+                if row[f"{kind}_processor"] == number
+            ]
+            rows.append((f"processor {number}", f"{device}: {', '.join(tasks)}"))
+        late = max((row["delay_steps"] for row in self.layers), default=0)
+        rows.append(("gradients", f"up to {late} steps late: this changes the result of training"))
+        sizes = self.layerpipe.get("weight_version_bytes", {})
+        rows.append(
+            ("earlier weights", ", ".join(f"{kind} {bytes_text(size)}" for kind, size in sizes.items()))
+        )
+        rows.append(("step, predicted", seconds_text(self.predicted_step_s)))
         return rows
 
     def _plan_rows(self) -> list[tuple[str, str]]:

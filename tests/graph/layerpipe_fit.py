@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_ooo
+from tf_ooo.costs.table import CostTable
 from tf_ooo.layerpipe.running import Epoch
 from tf_ooo.layerpipe.spread import spread
 from tf_ooo.layerpipe.stages import HIGH, Stages
@@ -29,8 +30,12 @@ BATCHES = 9
 
 def perceptron(rate=0.3):
     keras.utils.set_random_seed(1)
-    layers = [keras.layers.Dense(width, activation="relu", name=f"d{i}") for i, width in enumerate(WIDTHS[1:-1])]
-    model = keras.Sequential([keras.Input((WIDTHS[0],)), *layers, keras.layers.Dense(WIDTHS[-1], name="last")])
+    layers = [
+        keras.layers.Dense(width, activation="relu", name=f"d{i}") for i, width in enumerate(WIDTHS[1:-1])
+    ]
+    model = keras.Sequential(
+        [keras.Input((WIDTHS[0],)), *layers, keras.layers.Dense(WIDTHS[-1], name="last")]
+    )
     model.compile(keras.optimizers.SGD(rate), "mse", jit_compile=False)
     return model
 
@@ -51,15 +56,22 @@ def by_hand(delays, weights, rate=0.3):
     """The final weights, and the losses: layer l's forward pass is ``delays[l]`` updates behind."""
     x, y = data()
     pairs = perceptron().get_weights()
-    history = [[(pairs[2 * i].astype(np.float64), pairs[2 * i + 1].astype(np.float64)) for i in range(len(delays))]]
+    history = [
+        [(pairs[2 * i].astype(np.float64), pairs[2 * i + 1].astype(np.float64)) for i in range(len(delays))]
+    ]
     averages = [[np.zeros_like(w) for w in pair] for pair in history[0]]
     losses = []
     for n in range(BATCHES):
         seen = [history[max(0, n - d)][layer] for layer, d in enumerate(delays)]
-        now = [_weights(weights, seen[i][0], history[n][i][0], averages[i][0], d) for i, d in enumerate(delays)]
+        now = [
+            _weights(weights, seen[i][0], history[n][i][0], averages[i][0], d) for i, d in enumerate(delays)
+        ]
         gradients, loss = _gradients(x[n], y[n], seen, now)
         losses.append(loss)
-        after = [tuple(w - rate * g for w, g in zip(*pairs, strict=True)) for pairs in zip(history[n], gradients, strict=True)]
+        after = [
+            tuple(w - rate * g for w, g in zip(*pairs, strict=True))
+            for pairs in zip(history[n], gradients, strict=True)
+        ]
         for layer, d in enumerate(delays):
             for k in range(2):
                 taken_off = history[n][layer][k] - after[layer][k]
@@ -155,10 +167,179 @@ def spread_against_by_hand():
             means /= np.cumsum([rows(n) for n in range(BATCHES)])
             found[f"{name}, {weights}"] = {
                 "distance": max(float(np.abs(a - b).max()) for a, b in zip(got, expected, strict=True)),
-                "moved": max(float(np.abs(a - b).max()) for a, b in zip(got, perceptron().get_weights(), strict=True)),
+                "moved": max(
+                    float(np.abs(a - b).max()) for a, b in zip(got, perceptron().get_weights(), strict=True)
+                ),
                 "loss": float(np.abs(means - losses).max()),
                 "notes": list(made.notes),
             }
+    return found
+
+
+# -- model.fit -------------------------------------------------------------------------------------
+
+
+def samples(count=72):
+    """The last batch is smaller than the others."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(count, 12, 12, 2)).astype(np.float32)
+    return x, (x.mean((1, 2, 3)) > 0).astype(np.int32)
+
+
+def convnet(optimizer="sgd"):
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((12, 12, 2))
+    x = keras.layers.Conv2D(5, 3, padding="same", activation="relu")(inputs)
+    skip = x
+    x = keras.layers.BatchNormalization()(keras.layers.Conv2D(5, 3, padding="same")(x))
+    x = keras.layers.Dropout(0.2)(keras.layers.add([x, skip]))
+    x = keras.layers.Dense(7, activation="relu")(keras.layers.Flatten()(x))
+    model = keras.Model(inputs, keras.layers.Dense(2)(x))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=False)
+    return model
+
+
+def fitted(model, callback, epochs=2, more=(), **arguments):
+    x, y = samples()
+    history = model.fit(
+        x, y, batch_size=16, epochs=epochs, shuffle=False, verbose=0, callbacks=[callback, *more], **arguments
+    )
+    return history.history
+
+
+def costs_of(model_layers):
+    """Costs under which every layer is worth a processor."""
+    rows = [tf_ooo.LayerCosts(1.0, 1.2, 0.9, name=str(n)) for n in range(model_layers)]
+    return CostTable(rows)
+
+
+def layerpipe(devices=3, **options):
+    return tf_ooo.OOOBackprop(mode="layerpipe", devices=devices, costs=costs_of(5), **options)
+
+
+def same(a, b):
+    return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def callback_in_fit():
+    found = {}
+    wanted = {"stash": {}, "ema": {"weights": "ema"}, "pipedream": {"schedule": "pipedream"}}
+    for name, options in wanted.items():
+        model, callback = convnet(keras.optimizers.Adam(0.01)), layerpipe(**options)
+        history = fitted(model, callback, epochs=1, validation_data=samples())
+        report = callback.report
+        found[name] = {
+            "losses": history["loss"] + history["val_loss"],
+            "iterations": int(model.optimizer.iterations.numpy()),
+            "delays": report.layerpipe["delay_steps"],
+            "layers": [
+                {k: v for k, v in row.items() if k not in ("dW", "U", "comm")} for row in report.layers
+            ],
+            "bytes": report.layerpipe["weight_version_bytes"],
+            "weights_bytes": sum(w.nbytes for w in model.get_weights()),
+            "home": sorted({v.value.device[-5:] for v in model.variables}),
+            "notes": report.notes,
+            "summary": report.summary(),
+            "state": report.state,
+        }
+    return found
+
+
+def one_device_is_stock():
+    stock, ours = convnet("adam"), convnet("adam")
+    fitted(stock, keras.callbacks.Callback())
+    callback = tf_ooo.OOOBackprop(mode="layerpipe", devices=1)
+    fitted(ours, callback)
+    return {"equal": same(stock.get_weights(), ours.get_weights()), "reason": callback.report.fallback_reason}
+
+
+class Saves(keras.callbacks.Callback):
+    """Takes the weights after a batch."""
+
+    def __init__(self, batch):
+        super().__init__()
+        self.batch, self.weights, self.seen = batch, None, 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen += 1
+        if self.seen == self.batch:
+            self.weights = [v.numpy() for v in self.model.trainable_variables]
+
+
+def nothing_is_on_its_way():
+    """An epoch on its own, a resumed one, and a drained one are the same training."""
+    once, twice = convnet(), convnet()
+    fitted(once, layerpipe(), epochs=2)
+    fitted(twice, layerpipe(), epochs=1)
+    fitted(twice, layerpipe(), epochs=1)
+    drained, half, saves = convnet(), convnet(), Saves(2)
+    fitted(drained, layerpipe(drain_steps=2), epochs=1, more=[saves])
+    x, y = samples()
+    half.fit(x[:32], y[:32], batch_size=16, shuffle=False, verbose=0, callbacks=[layerpipe()])
+    together = convnet()
+    together.compile("sgd", together.loss, metrics=["accuracy"], jit_compile=False, steps_per_execution=3)
+    fitted(together, layerpipe(), epochs=2)
+    return {
+        "epochs": same(once.get_weights(), twice.get_weights()),
+        "drained": same(saves.weights, [v.numpy() for v in half.trainable_variables]),
+        "steps_per_execution": same(once.get_weights(), together.get_weights()),
+    }
+
+
+def steps_of_endless_data():
+    """No more batches are taken than steps_per_epoch says."""
+    taken = []
+
+    def endless():
+        x, y = samples()
+        while True:
+            taken.append(1)
+            yield x[:16], y[:16]
+
+    model = convnet()
+    data = tf.data.Dataset.from_generator(
+        endless, output_signature=(tf.TensorSpec([16, 12, 12, 2]), tf.TensorSpec([16], tf.int32))
+    )
+    model.fit(data, steps_per_epoch=5, epochs=2, verbose=0, callbacks=[layerpipe()])
+    return {"iterations": int(model.optimizer.iterations.numpy())}
+
+
+def message(run):
+    try:
+        run()
+    except tf_ooo.OOOError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def lstm():
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((6, 4)), keras.layers.LSTM(5), keras.layers.Dense(2)])
+    model.compile("sgd", "mse", jit_compile=False)
+    return model
+
+
+def refusals():
+    clipped = convnet(keras.optimizers.SGD(0.1, global_clipnorm=1.0))
+    many = tf_ooo.OOOBackprop(
+        mode="layerpipe", devices=4, costs=CostTable([tf_ooo.LayerCosts(1.0, 0.0, 0.0)])
+    )
+    tiny = keras.Sequential([keras.Input((12, 12, 2)), keras.layers.Flatten(), keras.layers.Dense(2)])
+    tiny.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+    loop, rng = lstm(), np.random.default_rng(0)
+    x, y = rng.normal(size=(32, 6, 4)).astype(np.float32), rng.normal(size=(32, 2)).astype(np.float32)
+    two = tf_ooo.OOOBackprop(mode="layerpipe", devices=2, profile_steps=0)
+    before = [v.value.device for v in clipped.variables]
+    found = {
+        "global_clipnorm": message(lambda: fitted(clipped, layerpipe())),
+        "more_processors": message(lambda: fitted(tiny, many)),
+        "loop": message(lambda: loop.fit(x, y, batch_size=8, verbose=0, callbacks=[two])),
+        "devices": message(lambda: fitted(convnet(), tf_ooo.OOOBackprop(mode="layerpipe", devices=9))),
+        "schedule": message(lambda: tf_ooo.OOOBackprop(mode="layerpipe", schedule="zb_v")),
+        "weights": message(lambda: tf_ooo.OOOBackprop(mode="pipeline", weights="ema")),
+    }
+    found["put_back"] = [v.value.device for v in clipped.variables] == before
     return found
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from grappler_passes.compat import info_of
+from grappler_passes.variables import VARIABLE_ATTR
+from tf_ooo.pipeline.compat import value_of
 
 
 def concrete_function(function: Callable[..., Any], specs: Sequence[Any]) -> Any:
@@ -26,18 +29,33 @@ def open_rows(spec: Any) -> Any:
     return tf.TensorSpec([None, *shape[1:]] if spec.shape.rank else shape, spec.dtype)
 
 
-def handle_of(variable: Any) -> Any:
-    """The resource of a ``tf.Variable``."""
-    return variable.handle
+def name_variables(graph_def: Any, captured: Sequence[tuple[Any, Any]], variables: Mapping[str, Any]) -> None:
+    """Says in a graph which Keras variables its placeholders are, by unique names.
+
+    Args:
+        graph_def: changed in place.
+        captured: (tensor outside, placeholder inside).
+        variables: Keras variables by name.
+    """
+    by_handle = {id(value_of(v).handle): name for name, v in variables.items() if value_of(v) is not None}
+    nodes = {node.name: node for node in graph_def.node}
+    for outside, placeholder in captured:
+        node = nodes.get(placeholder.op.name)
+        if node is not None and id(outside) in by_handle and VARIABLE_ATTR in node.attr:
+            known = json.loads(node.attr[VARIABLE_ATTR].s)
+            node.attr[VARIABLE_ATTR].s = json.dumps({**known, "name": by_handle[id(outside)]}).encode()
 
 
-def register(dtype: Any, device: str) -> Any:
-    """A variable of any shape that holds nothing yet."""
+def register(dtype: Any, shape: Sequence[int | None] | None, device: str) -> Any:
+    """A variable for values of a shape with open sizes, which holds none yet."""
     import tensorflow as tf
 
     with tf.init_scope(), tf.device(device):
         return tf.Variable(
-            tf.zeros([0], dtype), shape=tf.TensorShape(None), trainable=False, validate_shape=False
+            tf.zeros([size or 0 for size in shape or (0,)] if shape != () else (), dtype),
+            shape=tf.TensorShape(None),
+            trainable=False,
+            validate_shape=False,
         )
 
 
@@ -49,10 +67,11 @@ def function(body: Callable[..., Any], specs: Sequence[Any]) -> Any:
     """
     import tensorflow as tf
 
-    made = tf.function(tf.autograph.experimental.do_not_convert(body), input_signature=list(specs), autograph=False)
+    made = tf.function(
+        tf.autograph.experimental.do_not_convert(body), input_signature=list(specs), autograph=False
+    )
     made._omit_frequent_tracing_warning = True
     return made
-
 
 
 @dataclass(frozen=True)
@@ -78,7 +97,9 @@ def in_two_parts(node: Any, infos: Sequence[Any], gradient: int, sizes: int | No
 
     graph = tf.Graph()
     with graph.as_default():
-        inputs = [tf.compat.v1.placeholder(tf.as_dtype(i.dtype), i.shape, f"input_{n}") for n, i in enumerate(infos)]
+        inputs = [
+            tf.compat.v1.placeholder(tf.as_dtype(i.dtype), i.shape, f"input_{n}") for n, i in enumerate(infos)
+        ]
         with tf.name_scope(f"{node.name}_parts"):
             rows = tf.shape(inputs[gradient])[0]
             first = tf.cast(tf.round(tf.cast(rows, tf.float32) * share), tf.int32)
@@ -112,3 +133,10 @@ def _again(graph: Any, node: Any, inputs: Sequence[Any], name: str) -> Any:
         node.op, list(inputs), attrs=attributes, name=name, dtypes=None, compute_device=False
     )
     return operation.outputs[0]
+
+
+def is_plain_sgd(optimizer: Any) -> bool:
+    """Whether an update takes off the gradient times a number, and nothing else."""
+    import keras
+
+    return isinstance(optimizer, keras.optimizers.SGD) and not (optimizer.momentum or optimizer.weight_decay)

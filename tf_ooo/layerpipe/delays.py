@@ -6,7 +6,7 @@ reader's device; at the end of each round every register takes what the one befo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,12 +131,18 @@ class _Maker:
 
 def _same_reads(traced: Traced, rounds: Rounds) -> dict[str, str]:
     """Reads of one variable in one round with no write between them: all as the first."""
-    index, first, same = traced.index, {}, {}
+    index = traced.index
+    first: dict[Any, str] = {}
+    same: dict[str, str] = {}
     writes: dict[str, int] = {}
     for i in index.order:
         name = index.names[i]
         if name not in rounds.of or index.ops[i] not in ("ReadVariableOp",):
-            if name in rounds.of and index.ops[i].startswith(("Assign", "Resource")) and not only_reads(index.ops[i]):
+            if (
+                name in rounds.of
+                and index.ops[i].startswith(("Assign", "Resource"))
+                and not only_reads(index.ops[i])
+            ):
                 for state in states_of(index, i):
                     writes[state] = writes.get(state, 0) + 1
             continue
@@ -160,4 +166,3 @@ def nodes_between(delays: Delays, rounds: Rounds, low: int, high: int) -> Iterab
         del made.input[:]
         made.input.extend(inputs)
         yield made
-

@@ -27,7 +27,9 @@ _GRADIENT = {
 _SIZES = {"Conv2DBackpropInput": 0, "DepthwiseConv2dNativeBackpropInput": 0, "Conv3DBackpropInputV2": 0}
 
 
-def divided(traced: Traced, stages: Stages, op_seconds: Mapping[str, float]) -> tuple[Traced, tuple[str, ...]]:
+def divided(
+    traced: Traced, stages: Stages, op_seconds: Mapping[str, float]
+) -> tuple[Traced, tuple[str, ...]]:
     """The step with each dO that the stages divide in two parts.
 
     Returns:
@@ -37,7 +39,9 @@ def divided(traced: Traced, stages: Stages, op_seconds: Mapping[str, float]) -> 
     for layer, (share, _) in stages.shares.items():
         name = _heaviest(traced, layer, op_seconds)
         if name is None:
-            notes.append(f"dO of layer {traced.graph.layers[layer].name} has no op that can be divided by rows")
+            notes.append(
+                f"dO of layer {traced.graph.layers[layer].name} has no op that can be divided by rows"
+            )
             continue
         traced = _divide(traced, name, layer, share)
     return traced, tuple(notes)
@@ -45,7 +49,9 @@ def divided(traced: Traced, stages: Stages, op_seconds: Mapping[str, float]) -> 
 
 def _heaviest(traced: Traced, layer: int, op_seconds: Mapping[str, float]) -> str | None:
     able = [
-        node for node in traced.graph_def.node if traced.where.get(node.name) == ("dO", layer) and _by_rows(traced, node)
+        node
+        for node in traced.graph_def.node
+        if traced.where.get(node.name) == ("dO", layer) and _by_rows(traced, node)
     ]
     if not able:
         return None
@@ -54,7 +60,9 @@ def _heaviest(traced: Traced, layer: int, op_seconds: Mapping[str, float]) -> st
 
 def _by_rows(traced: Traced, node: Any) -> bool:
     # Reading a map of protobuf adds what is not there.
-    if node.op not in _GRADIENT or any(key in node.attr and node.attr[key].b for key in ("transpose_a", "adj_x")):
+    if node.op not in _GRADIENT or any(
+        key in node.attr and node.attr[key].b for key in ("transpose_a", "adj_x")
+    ):
         return False
     index = traced.index
     producer, _ = index.data_preds[index.index[node.name]][_GRADIENT[node.op]]

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
 from tf_ooo import compat
-from tf_ooo.errors import BackendError, OptionsError
+from tf_ooo.costs.layer_costs import Link
+from tf_ooo.costs.table import CostTable
+from tf_ooo.data_parallel import sync
+from tf_ooo.data_parallel.averaging import optimizers_of
+from tf_ooo.errors import BackendError
+from tf_ooo.layerpipe import compat as mode_compat
 from tf_ooo.layerpipe.reporting import fill_report, fill_spread
 from tf_ooo.layerpipe.running import Epoch
 from tf_ooo.layerpipe.spread import Spread, spread
 from tf_ooo.layerpipe.stages import Stages, stages_of
+from tf_ooo.layerpipe.traced import trace
 from tf_ooo.options import Options
-from tf_ooo.pipeline.fit import PipelineFit
-from tf_ooo.pipeline.measured import measured_costs
+from tf_ooo.pipeline import compat as private
+from tf_ooo.pipeline.fit import PipelineFit, check_costs
 from tf_ooo.pipeline.naming import named, variable_layers
+from tf_ooo.pipeline.unrolled_tasks import Step
 from tf_ooo.pipeline.variables import Moved, all_variables
 from tf_ooo.planning import plan
-from tf_ooo.report import Report
 from tf_ooo.schedule import Schedule
 from tf_ooo.simulator import simulate
 from tf_ooo.xla.compat import Packed, signature
 
-_NO_GRAPH = "TensorFlow handed no graph of it over"
+_LOG = logging.getLogger("tf_ooo")
+_ONE_DEVICE = "there is one device: the stock step runs"
 # Batches of the plan, for each processor: enough for the rounds at both ends not to matter.
 _BATCHES = 4
 
@@ -32,7 +40,6 @@ class LayerPipeFit(PipelineFit):
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
-        self.report = Report(mode="layerpipe")
         self.stages: Stages | None = None
         self._home: dict[str, int] = {}
         self._spread: Spread | None = None
@@ -40,6 +47,7 @@ class LayerPipeFit(PipelineFit):
         self._structure: Any = None
         self._of_epoch: int | None = None
         self._taken = 0
+        self._waiting: Any = None
 
     @property
     def _microbatches(self) -> int:
@@ -48,10 +56,16 @@ class LayerPipeFit(PipelineFit):
     # -- what the callback calls -----------------------------------------------------------------
 
     def begin(self, model: Any, params: dict[str, Any] | None = None) -> None:
-        """At the start of training."""
+        """At the start of training; with one device Keras' own step runs.
+
+        Raises:
+            BackendError: no such devices, or a model that cannot be spread.
+        """
         super().begin(model, params)
-        self.report.mode = "layerpipe"
         self._of_epoch = (params or {}).get("steps")
+        if len(self.devices) == 1:
+            self.report.fell_back, self.report.fallback_reason = True, _ONE_DEVICE
+            self.end()
 
     def epoch_begin(self, epoch: int) -> None:
         """Nothing is on its way."""
@@ -71,32 +85,35 @@ class LayerPipeFit(PipelineFit):
 
     # -- plan ------------------------------------------------------------------------------------
 
-    def _make_plan(self) -> None:
-        started = time.perf_counter()
-        request, profiler = self._request, self._profiler
-        assert request is not None  # for mypy: _profile has run
-        step = request.step
-        if step is None:
-            raise BackendError(f"the step cannot be spread: {request.skipped or _NO_GRAPH}")
-        measured = measured_costs(step, None if profiler is None else profiler.profile)
-        costs = self.options.costs or self._on_devices(measured)
-        layers = len(step.known.graph.layers)
-        if len(costs.layers) != layers:
-            raise OptionsError(f"costs= has {len(costs.layers)} layers, the model {layers}: not its costs")
-        link = self._link()
+    def _plan_with(self, step: Step, costs: CostTable, link: Link) -> None:
         schedule = self._schedule(costs.layers, link)
-        self.stages = stages_of(schedule, layers)
-        timeline = simulate(schedule, list(costs.layers), link)
-        self._layers = variable_layers(step)
+        self.stages = stages_of(schedule, len(costs.layers))
         self._home = self._homes(step.known.graph)
-        self.report.costs, self.report.planned = costs, schedule
+        self.report.planned = schedule
+        timeline = simulate(schedule, list(costs.layers), link)
         fill_report(self.report, step.known.graph, self.stages, timeline, costs, self.devices)
-        self.report.plan_seconds = time.perf_counter() - started
-        self._plan = schedule  # type: ignore[assignment]
-        request.close()
-        if profiler is not None:
-            profiler.close()
-        self._request, self._functions, self._profiler = None, None, None
+        self._note_versions()
+        self._plan = schedule
+
+    def _note_versions(self) -> None:
+        """What ``weights="ema"`` cannot know."""
+        if self.options.weights != "ema":
+            return
+        notes = [
+            f"weights='ema': earlier weights are rebuilt from the updates that {type(one).__name__} made, "
+            "which change from step to step; weights='stash' is exact"
+            for one in optimizers_of(self._model)
+            if not mode_compat.is_plain_sgd(one)
+        ]
+        names = private.batch_normalizations(self._model)
+        if names:
+            notes.append(
+                f"weights='ema': {len(names)} BatchNormalization layers, {names[0]} first, use the "
+                "statistics of their forward pass with rebuilt weights"
+            )
+        for note in notes:
+            _LOG.warning("%s", note)
+        self.report.notes += [note for note in notes if note not in self.report.notes]
 
     def _schedule(self, layers: Any, link: Any) -> Schedule:
         policy = "layerpipe" if self.options.schedule == "auto" else self.options.schedule
@@ -122,56 +139,86 @@ class LayerPipeFit(PipelineFit):
     # -- run -------------------------------------------------------------------------------------
 
     def _execution(self, iterator: Any) -> Any:
-        return self._guarded(lambda: self._some_steps(iterator))
-
-    def _some_steps(self, iterator: Any) -> Any:
-        outputs = None
-        for _ in range(int(self._model.steps_per_execution)):
-            found = self._synchronous(iterator) if self._plan is None else self._in_rounds(iterator)
-            if found is None:
-                break
-            outputs = found
+        assert self._guard is not None  # for mypy: begin has run
+        guard, outputs = self._guard, None
+        try:
+            for _ in range(compat.steps_per_execution(self._model)):
+                found = self._synchronous(iterator) if self._plan is None else self._in_rounds(iterator)
+                if found is None:
+                    break
+                outputs = found
+        except BaseException as error:
+            guard.raise_for(error)
         if outputs is None:
             raise StopIteration
         return outputs
 
     def _synchronous(self, iterator: Any) -> Any:
         """A step on one device, before the plan."""
+        if self.options.costs is not None:
+            self._plan_from_costs(iterator)
+            return self._in_rounds(iterator)
         batches = compat.take(iterator, 1)
         self._taken += len(batches)
         return self._profile(batches[0], iterator) if batches else None
 
-    def _in_rounds(self, iterator: Any) -> Any:
-        """As many rounds as it takes for the next batch's results."""
-        if self._epoch is None:
-            self._epoch = self._new_epoch(iterator)
+    def _plan_from_costs(self, iterator: Any) -> None:
+        """A plan for given costs needs no step of its own: the first batch is delayed as all others are."""
         started = time.perf_counter()
-        outputs = self._epoch.step()
+        model, costs = self._model, self.options.costs
+        assert costs is not None  # for mypy
+        sync.build(model, optimizers_of(model), model.train_step, iterator)
+        batches = compat.take(iterator, 1)
+        if not batches:
+            return
+        self._waiting = batches[0]
+        step = trace(model, batches[0]).as_step()
+        check_costs(costs, len(step.known.graph.layers))
+        self.report.costs, self._layers = costs, variable_layers(step)
+        self._plan_with(step, costs, self._link())
+        self.report.plan_seconds = time.perf_counter() - started
+
+    def _in_rounds(self, iterator: Any) -> Any:
+        """As many rounds as it takes for the next batch's results; None at the end of the data."""
+        if self._plan is None:
+            return None
+        started = time.perf_counter()
+        outputs = None if self._epoch is None else self._epoch.step()
+        if outputs is None:  # the first batch, or nothing is on its way
+            self._epoch = self._new_epoch(iterator)
+            outputs = None if self._epoch is None else self._epoch.step()
         if outputs is not None:
             compat.synchronize(outputs)
             self._step_s.append(time.perf_counter() - started)
         return outputs
 
-    def _new_epoch(self, iterator: Any) -> Epoch:
-        def batches() -> Any:
-            if self._of_epoch is not None and self._taken >= self._of_epoch:
-                return None
-            taken = compat.take(iterator, 1)
-            if not taken:
-                return None
-            self._taken += 1
-            return self._tensors(taken[0])
+    def _new_epoch(self, iterator: Any) -> Epoch | None:
+        """From the next batch to the end of the data, or until ``drain_steps`` batches have come in."""
+        first = self._next_batch(iterator)
+        if first is None:
+            return None
+        made = self._spread
+        assert made is not None  # for mypy: there has been a batch
+        left = [self.options.drain_steps or 0]
+        waiting = [first]
 
-        waiting = [batches()]
-        if self._spread is None:
-            raise StopIteration
-        self._spread.ticks.reset()
-        return Epoch(
-            self._spread.ticks,
-            self._spread.rounds.batch,
-            self._spread.delays.logs_round,
-            lambda: waiting.pop() if waiting else batches(),
-        )
+        def batches() -> Any:
+            if self.options.drain_steps and not left[0]:
+                return None
+            left[0] -= 1
+            return waiting.pop() if waiting else self._next_batch(iterator)
+
+        made.ticks.reset()
+        return Epoch(made.ticks, made.rounds.batch, made.delays.logs_round, batches)
+
+    def _next_batch(self, iterator: Any) -> Any:
+        """Its tensors; None at the end of the epoch.  Keras counts the steps, the data may go on."""
+        if self._of_epoch is not None and self._taken >= self._of_epoch:
+            return None
+        taken = compat.take(iterator, 1) if self._waiting is None else [self._waiting]
+        self._waiting = None
+        self._taken += len(taken)
+        return self._tensors(taken[0]) if taken else None
 
     def _tensors(self, batch: Any) -> list[Any]:
         """The tensors of a batch; the first one starts the rounds."""
@@ -200,17 +247,3 @@ class LayerPipeFit(PipelineFit):
         self._spread = spread(model, batch, stages, self.devices, self.options.weights, seconds)
         self.report.notes += [note for note in self._spread.notes if note not in self.report.notes]
         fill_spread(self.report, self._spread)
-
-    def _guarded(self, run: Any) -> Any:
-        try:
-            return run()
-        except StopIteration:
-            raise
-        except BaseException as error:
-            model = self._model
-            explained = self._explained(error)
-            self.end()
-            compat.remove_train_function(model)
-            if explained is error:
-                raise
-            raise explained from error

@@ -52,7 +52,7 @@ def fill_report(
 def fill_spread(report: Report, made: Spread) -> None:
     """What was made of the step: measured on its graph, not planned."""
     traced, rounds = made.traced, made.rounds
-    reads = {}
+    reads: dict[str, int] = {}
     for name, (kind, _) in traced.where.items():
         i = traced.index.index[name]
         if kind == "F" and traced.index.ops[i] == "ReadVariableOp":
@@ -74,7 +74,7 @@ def fill_spread(report: Report, made: Spread) -> None:
 
 
 def version_bytes(made: Spread) -> dict[str, int]:
-    """Bytes of earlier weights that are kept: in registers, and moving averages."""
+    """Bytes of earlier weights: in registers, but for what is only sent, and of moving averages."""
     traced = made.traced
     stash = 0
     for register in made.delays.registers:
@@ -83,5 +83,6 @@ def version_bytes(made: Spread) -> dict[str, int]:
         if kind == "F" and traced.index.ops[traced.index.index[producer]] == "ReadVariableOp":
             info = traced.outputs[producer][port]
             if None not in (info.shape or (None,)):
-                stash += register.depth * info.element_bytes * math.prod(info.shape)
+                sent = register.device != made.rounds.device_of[producer]
+                stash += (register.depth - sent) * info.element_bytes * math.prod(info.shape)
     return {"stash": stash, "ema": made.ticks.average_bytes}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -75,13 +74,7 @@ def rounds_of(facts: Facts, stages: Stages, wanted: Mapping[str, int]) -> Rounds
     constant = _constant(facts)
     targets = _targets(facts, stages, constant) | dict(wanted)
     found = _settled(facts, targets, constant)
-    late = [
-        name
-        for name, (kind, _) in facts.where.items()
-        if kind == "U" and name in targets and found[name] > targets[name] and _writes_weight(facts, name)
-    ]
-    if late:
-        raise GraphError(_coupled(facts, late[0], found))
+    _check_updates(facts, stages, found)
     first = min(found.values(), default=0)
     return Rounds(
         {name: value - first for name, value in found.items()},
@@ -92,23 +85,19 @@ def rounds_of(facts: Facts, stages: Stages, wanted: Mapping[str, int]) -> Rounds
     )
 
 
-def _coupled(facts: Facts, name: str, found: Mapping[str, int]) -> str:
+def _check_updates(facts: Facts, stages: Stages, found: Mapping[str, int]) -> None:
+    """Each weight is updated in its layer's round, and not later because it waits for other layers."""
     index = facts.index
-    i = index.index[name]
-    seen, stack = {i}, [i]
-    layers = set()
-    while stack:
-        for p in (p for p, _ in index.data_preds[stack.pop()]):
-            kind, layer = facts.where.get(index.names[p], ("", None))
-            if kind == "dW":
-                layers.add(layer)
-            elif p not in seen:
-                seen.add(p)
-                stack.append(p)
-    return (
-        f"the update {name!r} needs gradients of {len(layers)} layers; in this mode layers are updated at "
-        "different times: train without clipping by global norm and without loss scaling, or with another mode"
-    )
+    for i, op in enumerate(index.ops):
+        if not has_side_effects(op) or only_reads(op):
+            continue
+        for handle in states_of(index, i) & facts.weights.keys():
+            if found[index.names[i]] > stages.update_round(facts.weights[handle]):
+                raise GraphError(
+                    f"the update {index.names[i]!r} needs gradients of other layers; in this mode layers are "
+                    "updated at different times: train without clipping by global norm and loss scaling, or "
+                    "with another mode"
+                )
 
 
 def _constant(facts: Facts) -> set[str]:
@@ -174,7 +163,9 @@ def _settled(facts: Facts, targets: Mapping[str, int], constant: set[str]) -> di
     latest: dict[str, int] = {}
     for i in reversed(index.order):
         name = index.names[i]
-        readers = [latest[index.names[s]] for s in index.succs[i] if index.names[s] in latest and _reads(index, s, i)]
+        readers = [
+            latest[index.names[s]] for s in index.succs[i] if index.names[s] in latest and _reads(index, s, i)
+        ]
         known = [targets[name]] if name in targets else []
         if name in constant or name in facts.handles:
             continue
@@ -199,12 +190,6 @@ def _settled(facts: Facts, targets: Mapping[str, int], constant: set[str]) -> di
 
 def _reads(index: GraphIndex, reader: int, producer: int) -> bool:
     return any(p == producer for p, _ in index.data_preds[reader])
-
-
-def _writes_weight(facts: Facts, name: str) -> bool:
-    i = facts.index.index[name]
-    op = facts.index.ops[i]
-    return has_side_effects(op) and not only_reads(op)
 
 
 def _devices(facts: Facts, stages: Stages, constant: set[str]) -> dict[str, str]:

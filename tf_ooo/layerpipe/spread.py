@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tf_ooo import compat
 from tf_ooo.layerpipe.delays import Delays, delays_of
 from tf_ooo.layerpipe.divide import divided
 from tf_ooo.layerpipe.rounds import Facts, Rounds, rounds_of
@@ -59,7 +58,7 @@ def spread(
     Raises:
         GraphError: the step cannot be spread; says which op is in the way.
     """
-    traced = trace(compat.step_on_data(model, model.train_step), batch)
+    traced = trace(model, batch)
     traced, notes = divided(traced, stages, op_seconds)
     of_variable = {variable.name: variable.handle for variable in traced.graph.variables}
     trained = {of_variable[name]: layer.index for layer in traced.graph.layers for name in layer.variables}

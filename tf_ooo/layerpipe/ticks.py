@@ -35,10 +35,16 @@ class Ticks:
         self.traced, self.rounds, self.delays, self.now = traced, rounds, delays, now
         self._averages = Averages(traced, rounds, now) if averages else None
         self._functions: dict[tuple[int, int], Any] = {}
-        dtypes = {r.number: traced.outputs[split_input(r.source)[0]][split_input(r.source)[1]] for r in delays.registers}
+        dtypes = {
+            r.number: traced.outputs[split_input(r.source)[0]][split_input(r.source)[1]]
+            for r in delays.registers
+        }
         self._infos = dtypes
         self._stores = {
-            r.number: [compat.register(dtypes[r.number].dtype, r.device) for _ in range(r.depth)]
+            r.number: [
+                compat.register(dtypes[r.number].dtype, dtypes[r.number].shape, r.device)
+                for _ in range(r.depth)
+            ]
             for r in delays.registers
         }
 
@@ -114,13 +120,15 @@ class Ticks:
             self._averages.reset()
 
     def _late(self) -> dict[str, Any]:
+        import tensorflow as tf
+
         found = {}
         for r in self.delays.registers:
             shape = self._infos[r.number].shape
             for delay, store in enumerate(self._stores[r.number], 1):
-                value = store.read_value()
-                value.set_shape(shape)
-                found[r.name(delay)] = value
+                with tf.device(r.device):
+                    # Graph optimizers must know the rank: oneDNN's ends the process on a filter without.
+                    found[r.name(delay)] = tf.ensure_shape(store.read_value(), shape)
         return found
 
     def _store(self, late: dict[str, Any], results: dict[str, Any], made: set[int]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,13 @@ from grappler_passes.classify import classify_graph_def
 from grappler_passes.compat import graph_def_of, infer_some_outputs, inline_graph_def
 from grappler_passes.dependencies import GraphIndex
 from grappler_passes.graph import TrainingGraph
+from tf_ooo import compat
 from tf_ooo.errors import GraphError
-from tf_ooo.layerpipe import compat
+from tf_ooo.layerpipe import compat as mode_compat
+from tf_ooo.pipeline.naming import named
 from tf_ooo.pipeline.tasks import assign
+from tf_ooo.pipeline.unrolled_tasks import Known, Step
+from tf_ooo.pipeline.variables import all_variables
 from tf_ooo.xla.compat import Packed, as_tensors, captures_of
 from tf_ooo.xla.rewrite import without_gates
 
@@ -46,23 +50,36 @@ class Traced:
     fetches: tuple[str, ...]
     results: Packed
 
+    def as_step(self) -> Step:
+        """As the pipeline's code takes a step, of one micro-batch."""
+        known = Known(self.graph, self.graph_def, frozenset(self.where), self.where, {}, ())
+        where = {name: (kind, layer, 0) for name, (kind, layer) in self.where.items()}
+        return Step(self.graph_def, self.index, [0] * len(self.index), 1, known, where, frozenset())
 
-def trace(step: Callable[[Any], Any], batch: Any) -> Traced:
-    """Traces ``step(batch)``.
+
+def trace(model: Any, batch: Any) -> Traced:
+    """Traces a model's step.
+
+    Args:
+        model: built, with built optimizers.
+        batch: an example; batches may have any number of rows.
 
     Raises:
         GraphError: it is no training step, or one with loops or branches.
         BackendError: it reads what is only known when it is called.
     """
     inputs, results = Packed(batch), []
+    step = compat.step_on_data(model, model.train_step)
 
     def flat(*tensors: Any) -> list[Any]:
         results.append(Packed(as_tensors(step(inputs.unpack(tensors)))))
         return list(results[-1].tensors)
 
-    specs = tuple(compat.open_rows(spec) for spec in inputs.specs)
-    concrete = compat.concrete_function(flat, specs)
+    specs = tuple(mode_compat.open_rows(spec) for spec in inputs.specs)
+    concrete = mode_compat.concrete_function(flat, specs)
+    captured = captures_of(concrete)
     graph_def, names = graph_def_of(concrete)
+    mode_compat.name_variables(graph_def, captured, named(all_variables(model)))
     kept = [*names, *(op.name for op in concrete.graph.control_outputs)]
     flat_def = without_gates(inline_graph_def(graph_def, list(dict.fromkeys(kept))))
     loop = next((node.name for node in flat_def.node if node.op in _LOOPS), None)
@@ -74,7 +91,6 @@ def trace(step: Callable[[Any], Any], batch: Any) -> Traced:
     graph = classify_graph_def(flat_def, names)
     index = GraphIndex(flat_def)
     where, _ = assign(graph, index)
-    captured = captures_of(concrete)
     inside = {id(placeholder) for _, placeholder in captured}
     return Traced(
         graph_def=flat_def,

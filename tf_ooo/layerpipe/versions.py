@@ -3,8 +3,8 @@
 A forward pass and its backward pass lie d rounds apart, and so do the weights of their layer.  ``stash``
 keeps those of the forward pass in registers: exact, and d copies of the weights in the end.  ``ema``
 (LayerPipe2, arXiv 2512.08160) rebuilds them, W(t-d) ~ W(t) + d G, where G is a moving average of what the
-updates take off the weights (for plain SGD lr times the gradient) over about d updates: one copy, whatever d is.
-``latest`` takes W(t).
+updates take off the weights (for plain SGD lr times the gradient) over about d updates: one copy, whatever
+d is.  ``latest`` takes W(t).
 """
 
 from __future__ import annotations
@@ -163,7 +163,5 @@ def writes_of(index: GraphIndex, handle: str) -> list[str]:
     return [
         index.names[i]
         for i in range(len(index))
-        if has_side_effects(index.ops[i])
-        and not only_reads(index.ops[i])
-        and handle in states_of(index, i)
+        if has_side_effects(index.ops[i]) and not only_reads(index.ops[i]) and handle in states_of(index, i)
     ]

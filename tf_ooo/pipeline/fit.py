@@ -45,12 +45,12 @@ class PipelineFit:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.report = Report(mode="pipeline")
+        self.report = Report(mode=options.mode)
         self.planned: Planned | None = None
         self.devices: tuple[str, ...] = ()
         self._target: Any = None
         self._model: Any = None
-        self._plan: Plan | None = None
+        self._plan: Any = None
         self._layers: dict[str, int] = {}
         self._planned_for: Any = None
         self._moved: Moved | None = None
@@ -72,7 +72,7 @@ class PipelineFit:
         """
         self.end()
         compat.check_keras_backend(model)
-        _check(model)
+        _check(model, self.options.mode)
         self._target = _joined(self.options.devices)
         devices = full_names(self._target)
         getattr(self._target, "renew", lambda model: None)(model)
@@ -85,7 +85,7 @@ class PipelineFit:
         self._guard = Guard(model, self._failed)
 
     def _forget(self, model: Any, stock: Any, devices: tuple[str, ...]) -> None:
-        self.report = Report(mode="pipeline", model=str(model.name), environment=environment(model))
+        self.report = Report(mode=self.options.mode, model=str(model.name), environment=environment(model))
         self.planned, self._plan, self._planned_for = None, None, (stock, devices)
 
     def epoch_begin(self, epoch: int) -> None:
@@ -206,10 +206,18 @@ class PipelineFit:
             raise BackendError(f"the step cannot be cut: {request.skipped or _NO_GRAPH}")
         measured = measured_costs(step, None if profiler is None else profiler.profile)
         costs = self.options.costs or self._on_devices(measured)
-        layers = len(step.known.graph.layers)
-        if len(costs.layers) != layers:
-            raise OptionsError(f"costs= has {len(costs.layers)} layers, the model {layers}: not its costs")
-        link = self._link()
+        check_costs(costs, len(step.known.graph.layers))
+        self.report.costs = costs
+        self._layers = variable_layers(step)
+        self._plan_with(step, costs, self._link())
+        self.report.plan_seconds = time.perf_counter() - started
+        request.close()
+        if profiler is not None:
+            profiler.close()
+        self._request, self._functions, self._profiler = None, None, None
+
+    def _plan_with(self, step: Step, costs: CostTable, link: Link) -> None:
+        """Sets ``_plan``, and what the report says about it."""
         wanted = Wanted(
             schedule=self.options.schedule,
             devices=len(self.devices),
@@ -220,16 +228,10 @@ class PipelineFit:
             group=self.options.group,
         )
         planned = make_plan(costs.layers, units_of(len(costs.layers), step.known.glued), wanted)
-        self.planned, self._layers = planned, variable_layers(step)
+        self.planned = planned
         self._plan = self._plan_of(step, planned)
-        self.report.costs = costs
         self._note(step.count)
-        self.report.plan_seconds = time.perf_counter() - started
         fill_report(self.report, planned, step, costs, link, self.devices)
-        request.close()
-        if profiler is not None:
-            profiler.close()
-        self._request, self._functions, self._profiler = None, None, None
 
     def _plan_of(self, step: Step, planned: Planned) -> Plan:
         stage_of_layer = [s for s, (first, last) in enumerate(planned.bounds) for _ in range(first, last + 1)]
@@ -301,6 +303,12 @@ class PipelineFit:
         raise BackendError(f"the step could not be cut: {type(failure).__name__}: {failure}") from failure
 
 
+def check_costs(costs: CostTable, layers: int) -> None:
+    """OptionsError: they are of another model."""
+    if len(costs.layers) != layers:
+        raise OptionsError(f"costs= has {len(costs.layers)} layers, the model {layers}: not its costs")
+
+
 def _joined(devices: Any) -> Any:
     """The cluster, where ``devices`` are addresses."""
     if not is_cluster(devices):
@@ -318,18 +326,18 @@ def fill_report_of_graph(report: Report, request: PipelineRequest) -> None:
     report.notes += [note for note in result.notes if note not in report.notes]
 
 
-def _check(model: Any) -> None:
+def _check(model: Any, mode: str) -> None:
     reason = compat.why_not_rewritable(model)
     if model.jit_compile is True:
         reason = "jit_compile=True: XLA compiles the step for one device; compile with jit_compile=False"
     if reason is not None:
-        raise BackendError(f"mode='pipeline': {reason}")
+        raise BackendError(f"mode={mode!r}: {reason}")
     if model.distribute_strategy.num_replicas_in_sync > 1:
         raise BackendError(
-            "the model was made in the scope of a tf.distribute strategy; mode='pipeline' needs one "
+            f"the model was made in the scope of a tf.distribute strategy; mode={mode!r} needs one "
             "made outside"
         )
-    summed = private.summed_losses(model)
+    summed = private.summed_losses(model) if mode == "pipeline" else []
     if summed:
         raise BackendError(
             f"loss {summed[0]!r} has reduction='sum': micro-batches' gradients are averaged by rows; use "

@@ -12,10 +12,21 @@ def test_defaults():
     assert not Options(schedule="in_order").may_fall_back
 
 
-@pytest.mark.parametrize("mode", ["layerpipe"])
-def test_later_modes_say_so(mode):
-    with pytest.raises(OptionsError, match=f"{mode}.*later release"):
-        Options(mode=mode)
+def test_layerpipe():
+    options = Options(mode="layerpipe", weights="ema", drain_steps=5, devices=2)
+    assert options.resolved_mode == "layerpipe"
+    assert Options(mode="layerpipe", schedule="pipedream").schedule == "pipedream"
+    for wrong in (
+        {"mode": "layerpipe", "schedule": "zb_v"},
+        {"mode": "layerpipe", "weights": "stashed"},
+        {"mode": "layerpipe", "drain_steps": 0},
+        {"mode": "pipeline", "drain_steps": 3},
+        {"mode": "pipeline", "weights": "latest"},
+        {"mode": "pipeline", "schedule": "pipedream"},
+        {"schedule": "layerpipe"},
+    ):
+        with pytest.raises(OptionsError):
+            Options(**wrong)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ class Facts:
         handles: names of the placeholders of variables; other placeholders are constants.
         home: ``{handle: device}`` of variables.
         devices: of the processors.
+        shapes: ops that compute whole numbers, such as shapes: they belong to nobody.
     """
 
     index: GraphIndex
@@ -34,6 +35,7 @@ class Facts:
     handles: frozenset[str]
     home: Mapping[str, str]
     devices: Sequence[str]
+    shapes: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,7 @@ def _with_their_writes(facts: Facts, targets: Mapping[str, int]) -> dict[str, in
 
 
 def _settled(facts: Facts, targets: Mapping[str, int], constant: set[str]) -> dict[str, int]:
-    """No op before what it reads: earlier where a reader wants it, later where it has to be."""
+    """No op before what it reads: later than it should be where it has to; shapes when they are wanted."""
     index = facts.index
     latest: dict[str, int] = {}
     for i in reversed(index.order):
@@ -170,7 +172,7 @@ def _settled(facts: Facts, targets: Mapping[str, int], constant: set[str]) -> di
         if name in constant or name in facts.handles:
             continue
         if known or readers:
-            latest[name] = min([*known, *readers])
+            latest[name] = min([*known, *readers] if name in facts.shapes or not known else known)
     found: dict[str, int] = {}
     for i in index.order:
         name = index.names[i]
@@ -179,7 +181,7 @@ def _settled(facts: Facts, targets: Mapping[str, int], constant: set[str]) -> di
         above = [found[index.names[p]] for p, _ in index.data_preds[i] if index.names[p] in found]
         floor = max(above, default=None) if above else None
         if name in targets:
-            wish = min(targets[name], latest[name])
+            wish = min(targets[name], latest[name]) if name in facts.shapes else targets[name]
             found[name] = wish if floor is None else max(wish, floor)
         elif floor is not None:
             found[name] = floor

@@ -14,6 +14,8 @@ from tf_ooo.layerpipe.ticks import Ticks
 from tf_ooo.layerpipe.traced import Traced, trace
 from tf_ooo.layerpipe.versions import Now, with_later_weights
 
+_WHOLE = ("int32", "int64")
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -74,8 +76,13 @@ def spread(
         handles=handles,
         home={name: traced.captured[name].device for name in handles},
         devices=devices,
+        shapes=frozenset(name for name in traced.index.names if _is_whole(traced.outputs[name])),
     )
     rounds = rounds_of(facts, stages, {one.name: one.round for one in now})
     delays = delays_of(traced, rounds)
     ticks = Ticks(traced, rounds, delays, now, averages=weights == "ema")
     return Spread(traced, rounds, delays, ticks, trained, now, stages, notes)
+
+
+def _is_whole(infos: Sequence[Any]) -> bool:
+    return bool(infos) and all(info.dtype in _WHOLE for info in infos)

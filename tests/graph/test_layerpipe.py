@@ -1,0 +1,80 @@
+"""``mode="layerpipe"`` on logical CPU devices, which a process must set up first: see layerpipe_fit.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("layerpipe_fit.py")
+ENV = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[2])}
+
+
+@lru_cache
+def check(name):
+    command = [sys.executable, str(SCRIPT), name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, env=ENV)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])[name]
+
+
+def test_delays_are_twice_the_stages_after():
+    """The weights, losses and delays of training by hand, whatever the processors do, with uneven batches."""
+    found = check("spread_against_by_hand")
+    assert len(found) == 12
+    for name, one in found.items():
+        assert one["distance"] < 1e-6, name
+        assert one["loss"] < 1e-6, name
+        assert one["moved"] > 0.05, name
+        assert one["notes"] == [], name
+
+
+@pytest.mark.slow
+def test_callback():
+    found = check("callback_in_fit")
+    for name, one in found.items():
+        assert one["iterations"] == 5
+        assert one["home"] == ["CPU:0"]
+        assert one["state"].startswith("the rewritten step runs"), name
+        late = {row["name"]: row["delay_steps"] for row in one["layers"]}
+        assert max(late.values()) == 4
+        assert all(one["delays"][key] == late[key.rpartition("/")[0]] for key in one["delays"])
+        assert "processor 2" in one["summary"]
+        assert "changes the result" in one["notes"][0]
+    assert found["stash"]["bytes"]["ema"] == 0
+    assert 0 < found["ema"]["bytes"]["ema"] <= found["ema"]["weights_bytes"]
+    assert any("Adam" in note for note in found["ema"]["notes"])
+    assert any("BatchNormalization" in note for note in found["ema"]["notes"])
+    assert found["pipedream"]["losses"] != found["stash"]["losses"]
+
+
+def test_one_device_is_stock():
+    assert check("one_device_is_stock") == {
+        "equal": True,
+        "reason": "there is one device: the stock step runs",
+    }
+
+
+@pytest.mark.slow
+def test_nothing_is_on_its_way_at_the_end_of_an_epoch():
+    assert set(check("nothing_is_on_its_way").values()) == {True}
+
+
+def test_no_more_batches_than_steps_per_epoch():
+    assert check("steps_of_endless_data") == {"iterations": 10}
+
+
+def test_refusals():
+    found = check("refusals")
+    assert found.pop("put_back")
+    assert "clipping by global norm" in found["global_clipnorm"]
+    assert "4 processors are more than the tasks of 1 layers" in found["more_processors"]
+    assert "unroll=True" in found["loop"]
+    assert "devices=9" in found["devices"]
+    assert "'layerpipe'" in found["schedule"]
+    assert "needs mode='layerpipe'" in found["weights"]

@@ -19,7 +19,7 @@ from sklearn.model_selection import train_test_split
 
 import tf_ooo
 
-DEVICES, EPOCHS, PICTURE = 3, 15, Path("out/layerpipe/accuracy.png")
+DEVICES, EPOCHS, BATCH, PICTURE = 3, 30, 32, Path("out/layerpipe/accuracy.png")
 
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * DEVICES)
@@ -44,9 +44,16 @@ def trained(callbacks):
         ]
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.5), loss, metrics=["accuracy"])
+    rate = keras.optimizers.schedules.CosineDecay(0.1, EPOCHS * (len(x) // BATCH + 1))
+    model.compile(keras.optimizers.SGD(rate), loss, metrics=["accuracy"])
     history = model.fit(
-        x, y, batch_size=32, epochs=EPOCHS, validation_data=(x_test, y_test), callbacks=callbacks, verbose=0
+        x,
+        y,
+        batch_size=BATCH,
+        epochs=EPOCHS,
+        validation_data=(x_test, y_test),
+        callbacks=callbacks,
+        verbose=0,
     )
     return np.array(history.history["val_accuracy"]) * 100
 

@@ -45,7 +45,7 @@ def test_callback():
         assert max(late.values()) == 4
         assert all(one["delays"][key] == late[key.rpartition("/")[0]] for key in one["delays"])
         assert "processor 2" in one["summary"]
-        assert "changes the result" in one["notes"][0]
+        assert "not that of synchronous training" in one["notes"][0]
     assert found["stash"]["bytes"]["ema"] == 0
     assert 0 < found["ema"]["bytes"]["ema"] <= found["ema"]["weights_bytes"]
     assert any("Adam" in note for note in found["ema"]["notes"])

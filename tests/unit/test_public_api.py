@@ -74,6 +74,8 @@ def test_every_file_is_looked_at():
     assert compat == {
         "grappler_passes/compat.py",
         "grappler_passes/plugin/compat.py",
+        "tf_ooo/data_parallel/compat.py",
+        "tf_ooo/layerpipe/compat.py",
         "tf_ooo/pipeline/compat.py",
         *(f"tf_ooo/xla/compat/{topic}.py" for topic in ("__init__", "flags", "ops", "tracing")),
         *ours,

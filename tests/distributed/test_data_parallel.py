@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -21,6 +22,11 @@ import launch  # noqa: E402
 
 # The first test of each launch waits for all its checks; the launches have limits of their own.
 pytestmark = pytest.mark.timeout(1000)
+
+# Their checks are written for Keras 3, read without importing it.
+_KERAS_2 = importlib.metadata.version("keras").startswith("2.")
+needs_keras_3 = pytest.mark.skipif(_KERAS_2, reason="checks written for Keras 3")
+needs_keras_2 = pytest.mark.skipif(not _KERAS_2, reason="what is another with Keras 2")
 
 WORKER, KILLED = launch.HERE / "worker.py", launch.HERE / "killed_worker.py"
 
@@ -50,6 +56,24 @@ WITH_COLLECTIVES = names_in("checks_fit") + [
     "check_unrolled_in_parts",
     "check_every_schedule_gives_the_bits_of_the_stock_order",
 ]
+# What Keras 2 is asked for: Horovod's unmodified build, training as with stock Horovod, ``fit`` around it.
+KERAS_2_ONLY = "check_horovods_optimizer_averages"
+WITH_KERAS_2 = [
+    "check_sgd_momentum",
+    "check_adam_with_clipping",
+    "check_weight_decay_and_batch_norm",
+    "check_embedding",
+    "check_horovods_tape",
+    "check_joint_batch",
+    "check_several_steps_per_execution",
+    "check_ranks_with_fewer_batches",
+    "check_unknown_number_of_batches",
+    "check_all_ranks_stop_within_an_epoch",
+    "check_logs_are_averaged",
+    "check_the_model_is_put_back",
+    "check_auto_means_data_parallel_here",
+    KERAS_2_ONLY,
+]
 WITH_FOUR = [
     "check_joint_batch",
     "check_two_optimizers_unbuilt",
@@ -63,7 +87,16 @@ WITH_FOUR = [
 @pytest.fixture(scope="module")
 def started_by_hand(tmp_path_factory):
     folder = tmp_path_factory.mktemp("by_hand")
-    return results_of(folder, launch.run_horovod(2, [WORKER, ",".join(BY_HOROVOD), folder]))
+    names = [name for name in names_in(*BY_HOROVOD) if name != KERAS_2_ONLY]
+    return results_of(folder, launch.run_horovod(2, [WORKER, ",".join(BY_HOROVOD), folder, *names]))
+
+
+@pytest.fixture(scope="module")
+def keras_2(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("keras_2")
+    return results_of(
+        folder, launch.run_horovod(2, [WORKER, ",".join(BY_HOROVOD), folder, *WITH_KERAS_2], 600)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -88,25 +121,35 @@ def four(tmp_path_factory):
     return results_of(folder, [output] * 4)
 
 
+@needs_keras_2
+@pytest.mark.parametrize("check", WITH_KERAS_2)
+def test_two_workers_with_keras_2(keras_2, check):
+    assert not keras_2[check], keras_2[check]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("check", names_in(*BY_HOROVOD))
+@needs_keras_3
+@pytest.mark.parametrize("check", [name for name in names_in(*BY_HOROVOD) if name != KERAS_2_ONLY])
 def test_two_workers_started_by_hand(started_by_hand, check):
     assert not started_by_hand[check], started_by_hand[check]
 
 
 @pytest.mark.slow
+@needs_keras_3
 @pytest.mark.parametrize("check", names_in(*TOGETHER))
 def test_two_workers_with_steps_together(together, check):
     assert not together[check], together[check]
 
 
 @pytest.mark.slow
+@needs_keras_3
 @pytest.mark.parametrize("check", WITH_COLLECTIVES)
 def test_two_workers_with_collectives(collectives, check):
     assert not collectives[check], collectives[check]
 
 
 @pytest.mark.slow
+@needs_keras_3
 @pytest.mark.parametrize("check", WITH_FOUR)
 def test_four_workers_of_horovodrun(four, check):
     assert not four[check], four[check]

@@ -12,6 +12,7 @@ import tensorflow as tf
 import tf_ooo
 
 STEPS, ROWS = 50, 8
+KERAS_3 = hasattr(keras, "ops")
 
 
 def data(rank: int, rows: int = STEPS * ROWS) -> tuple[np.ndarray, np.ndarray]:
@@ -80,13 +81,21 @@ def stock_in_apply(model: keras.Model, xy: tuple[Any, Any], **more: Any) -> None
     """Stock Horovod, averaging where the optimizer applies."""
     import horovod.tensorflow as hvd
 
+    def mean(grads: Any) -> list[Any]:
+        return [hvd.allreduce(grad, op=hvd.Average) for grad in grads]
+
     optimizer = model.optimizer
-    apply = optimizer.apply
+    if KERAS_3:
+        apply = optimizer.apply
+        object.__setattr__(optimizer, "apply", lambda grads, variables=None: apply(mean(grads), variables))
+    else:
+        apply_gradients = optimizer.apply_gradients
 
-    def averaging(grads: Any, variables: Any = None) -> Any:
-        return apply([hvd.allreduce(grad, op=hvd.Average) for grad in grads], variables)
+        def averaging(pairs: Any, *args: Any, **kwargs: Any) -> Any:
+            grads, variables = zip(*pairs, strict=True)
+            return apply_gradients(zip(mean(grads), variables, strict=True), *args, **kwargs)
 
-    object.__setattr__(optimizer, "apply", averaging)
+        object.__setattr__(optimizer, "apply_gradients", averaging)
     fit(model, xy, **more)
 
 
@@ -100,7 +109,8 @@ def tape_model(of: keras.Model) -> keras.Model:
             with tf.GradientTape() as tape:
                 loss = self.compute_loss(x, y, self(x, training=True))
             tape = hvd.DistributedGradientTape(tape)
-            grads = tape.gradient(loss, [v.value for v in self.trainable_variables])
+            variables = [v.value if KERAS_3 else v for v in self.trainable_variables]
+            grads = tape.gradient(loss, variables)
             self.optimizer.apply_gradients(zip(grads, self.trainable_variables, strict=True))
             return {"loss": loss}
 

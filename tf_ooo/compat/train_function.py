@@ -29,18 +29,33 @@ def new_train_function(
     """
     # Keras 2 keeps the tf.function a second time.
     kept = {name: getattr(model, name) for name in _FUNCTIONS if hasattr(model, name)}
-    if wrap is not None:
-        shadow(model, "train_step", wrap(model.train_step))
+    train_step = model.train_step if wrap is None else wrap(model.train_step)
     try:
-        model.train_function = None
-        model.make_train_function()
+        with _train_step_set_to(model, train_step):
+            model.train_function = None
+            model.make_train_function()
         function: Callable[..., Any] = model.train_function
-        return function
     finally:
         for name, value in kept.items():
             setattr(model, name, value)
-        if wrap is not None:
-            unshadow(model, "train_step")
+    if wrap is None or not is_keras_2(keras_of(model)):
+        return function
+
+    # Keras 2 looks train_step up when the function is traced.
+    def call(iterator: Any) -> Any:
+        with _train_step_set_to(model, train_step):
+            return function(iterator)
+
+    return call
+
+
+@contextlib.contextmanager
+def _train_step_set_to(model: Any, train_step: Callable[..., Any]) -> Iterator[None]:
+    shadow(model, "train_step", train_step)
+    try:
+        yield
+    finally:
+        unshadow(model, "train_step")
 
 
 def step_on_data(model: Any, train_step: Callable[..., Any], counts: bool = True) -> Callable[..., Any]:
@@ -130,7 +145,7 @@ def samples_seen(model: Any) -> float:
     """How many samples the model's loss has been averaged over since its metrics were reset; 0 unknown."""
     tracker = getattr(model, "_loss_tracker", None)
     if is_keras_2(keras_of(model)):
-        tracker = getattr(getattr(model, "compiled_loss", None), "_loss_metric", None)
+        tracker = getattr(getattr(model, "compiled_loss", None), "_total_loss_mean", None)
     return 0.0 if tracker is None else float(tracker.count.numpy())
 
 

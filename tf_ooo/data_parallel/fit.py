@@ -77,8 +77,9 @@ class DataParallelFit:
         assert self._function is not None  # for mypy: set with _stock
         self.lockstep = Lockstep(self.engine, self.options.lockstep == "execution")
         on_batches = self._run_batches if self._together(model) else None
+        known = self._params.get("steps") is not None
         self.step = ParallelStep(
-            self._function, self.engine, self.lockstep, model, self._prepare, self._verify, on_batches
+            self._function, self.engine, self.lockstep, model, self._prepare, self._verify, on_batches, known
         )
         self._model = model
         start = self._guarded(lambda engine: engine.gather(compat.start_epoch_of(model)), "before training")

@@ -22,10 +22,11 @@ class ParallelStep:
             given: what runs several steps together must not run out of data in the middle.
         prepare: called once, with the first batch and the iterator, before the first step of a ``fit``.
         verify: called once, after that step.
+        steps_known: ``fit`` knows how many steps an epoch has.
 
     Raises (from a call): whatever the step raises; StopIteration where the epoch is over for some rank
-    (Keras 2 would end all training then: it gets the last logs once more, without a step); BackendError when
-    another rank is gone.
+    (Keras 2 would end all training if it expects more steps: it gets the last logs once more, without a
+    step); BackendError when another rank is gone.
     """
 
     def __init__(
@@ -37,12 +38,14 @@ class ParallelStep:
         prepare: Callable[[Any, Any], None],
         verify: Callable[[], None],
         on_batches: Callable[[list[Any], Any], Any] | None = None,
+        steps_known: bool = True,
     ) -> None:
         self.function, self.engine, self.lockstep, self.model = function, engine, lockstep, model
         self._prepare, self._verify, self._on_batches = prepare, verify, on_batches
         self.prepared = False
         self.executions = 0
         self._last: Any = None
+        self._fit_expects_more = steps_known and compat.ends_training_without_data(model)
 
     def __call__(self, iterator: Any) -> Any:
         """One execution: ``steps_per_execution`` steps, or as many as all ranks have data for."""
@@ -66,8 +69,10 @@ class ParallelStep:
             count = self.lockstep.may_run(len(taken))
         if count == 0:
             self.model.stop_training = self.model.stop_training or self.lockstep.others_ended
-            if compat.ends_training_without_data(self.model) and self._last is not None:
+            if self._fit_expects_more and self._last is not None:
                 return self._last
+            # Keras 2 takes the first epoch's number of steps for that of all, where it did not know.
+            self._fit_expects_more = compat.ends_training_without_data(self.model)
             raise StopIteration
         outputs = self._execute(iterator, taken, count, wanted)
         self.executions += 1

@@ -3,16 +3,20 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 TF_OOO := $(BIN)/tf-ooo
-LOCKS := requirements/dev.txt requirements/keras-hub.txt
+LOCKS := requirements/dev.txt requirements/keras-hub.txt requirements/tf-keras.txt
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 # Older TensorFlows, each in an environment of its own: docs/versions.md.
 OTHERS := 2.15 2.18
-# What runs on any of them in a few minutes: every kind of thing once.
-SMOKE := tests/test_smoke.py tests/graph/test_compat.py tests/graph/test_addons.py tests/graph/test_versions.py \
-	tests/graph/test_examples.py tests/graph/test_bit_equal.py::test_models
+# What runs on 2.15 in a few minutes: tensorflow-addons' parts, and every kind of thing once.
+SMOKE_ADDONS := tests/graph/test_addons.py tests/graph/test_versions.py
+SMOKE_REST := tests/test_smoke.py tests/graph/test_compat_keras.py tests/graph/test_pipeline_compat.py \
+	tests/graph/test_pipeline.py::test_two_devices_and_uneven_batches \
+	tests/graph/test_callback.py::test_not_rewritable_trains_on_and_says_why \
+	'tests/graph/test_bit_equal.py::test_models[mlp]' 'tests/graph/test_bit_equal.py::test_models[convolutions]' \
+	'tests/graph/test_bit_equal.py::test_models[lstm_gru]' 'tests/graph/test_examples.py::test_example[02_tf_function.py]'
 
-.PHONY: venv demo test test-graph test-others lint horovod test-matrix
+.PHONY: venv demo test test-graph test-others lint horovod test-matrix smoke smoke-addons smoke-rest
 
 venv: $(VENV)/.installed
 
@@ -22,6 +26,7 @@ $(VENV)/.locked: $(LOCKS)
 	@echo "installing the locked packages into $(VENV) (a minute or two)"
 	$(PIP) install -q --require-hashes -r requirements/dev.txt
 	$(PIP) install -q --require-hashes --no-deps -r requirements/keras-hub.txt
+	$(PIP) install -q --require-hashes --no-deps -r requirements/tf-keras.txt
 	touch $@
 
 # This package, editable; compiles the graph optimizer.
@@ -59,8 +64,14 @@ test-matrix: test $(OTHERS:%=test-%)
 test-%: .venv-%/.installed .venv-%/.horovod
 	.venv-$*/bin/python -m pytest
 
-smoke-%: .venv-%/.installed
-	.venv-$*/bin/python -m pytest $(SMOKE)
+smoke: .venv-2.15/.installed
+	$(MAKE) -j2 --output-sync=target smoke-addons smoke-rest
+
+smoke-addons:
+	.venv-2.15/bin/python -m pytest -q $(SMOKE_ADDONS)
+
+smoke-rest:
+	.venv-2.15/bin/python -m pytest -q $(SMOKE_REST)
 
 .venv-%/.installed: requirements/tf-%.txt setup.py grappler_passes/plugin/shim.c
 	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*

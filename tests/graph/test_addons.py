@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -98,3 +102,13 @@ def test_time_stopping():
     assert "make_train_function" not in vars(ours)
     for a, b in zip(state_of(ours), state_of(stock), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_example(tmp_path):
+    script = Path(__file__).parents[2] / "examples" / "07_tensorflow_addons.py"
+    run = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path, timeout=240
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "moved ops" in run.stdout
+    assert "nothing has been rewritten" not in run.stdout

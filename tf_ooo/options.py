@@ -77,7 +77,7 @@ class Options:
             ``"execution"``, so that one rank alone may stop within an epoch.
         unroll: data_parallel, and jit_compile=True on a GPU: at most so many of the model's
             ``steps_per_execution`` go into one graph, in which no step waits for all of the step before; 1:
-            Keras' own loop.
+            Keras' own loop; None: 2 to 16, fewer of a large step (data_parallel), or 8.
         streams: jit_compile=True: how many side streams dW is dealt out to.
         store_activations: jit_compile=True: who reads the activations that dW needs from memory, rather than
             computing them again: ``"all"``, ``"backward"`` or ``"none"``; auto: all, and with
@@ -116,7 +116,7 @@ class Options:
     compression: str = "none"
     weighting: str = "ranks"
     lockstep: str = "epoch"
-    unroll: int = 8
+    unroll: int | None = None
     k: int | None = None
     devices: Any = None
     microbatches: int = 8
@@ -150,7 +150,7 @@ class Options:
             raise OptionsError(f"k={self.k} goes with schedule='reverse_first_k' only")
         self._check_pipeline()
         self._check_layerpipe()
-        _check_int("unroll", self.unroll, least=1, optional=False)
+        _check_int("unroll", self.unroll, least=1, optional=True)
         _check_int("profile_steps", self.profile_steps, least=0, optional=False)
         _check_path("timeline", self.timeline)
         _check_path("dump_dir", self.dump_dir)

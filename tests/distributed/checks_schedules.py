@@ -13,8 +13,9 @@ import training as t
 from checks_fit import warnings_of_tf_ooo
 
 import tf_ooo
-from tf_ooo.data_parallel import ordering
+from tf_ooo.data_parallel import ordering, planned
 from tf_ooo.errors import OptionsError
+from tf_ooo.planning import plan
 
 
 def deep() -> keras.Model:
@@ -80,6 +81,27 @@ def check_search(engine: Any) -> None:
     report = _against_stock(engine, lambda: keras.optimizers.AdamW(0.01), schedule="search")
     assert not report.fell_back, report.fallback_reason
     assert len(set(engine.gather(report.planned.to_text()))) == 1
+
+
+def check_large_gradients_in_slices(engine: Any) -> None:
+    """A plan that cuts the largest kernels: three slices of 16 x 16, and of what does not divide by three."""
+    make, known = planned.make_plan, {}
+
+    def slicing(layers: Any, link: Any, workers: int, *arguments: Any) -> Any:
+        options = {"communication": "ordered", "slice_bytes": 400}
+        costs = {"mode": "data_parallel", "devices": workers, "link": link}
+        made = plan(layers=list(layers), schedule="search", evaluations=50, **costs, **options)
+        known["parts"] = dict(made.parts)
+        return planned.Planned(made, 1.0, 1.1)
+
+    planned.make_plan = slicing
+    try:
+        report = _against_stock(engine, lambda: keras.optimizers.Adam(0.01), schedule="search")
+    finally:
+        planned.make_plan = make
+    assert not report.fell_back, report.fallback_reason
+    assert engine.rank or known["parts"]
+    assert report.ops["comm"] >= 10 + 2 * 4  # of five kernels and biases at least four kernels are cut
 
 
 def check_auto(engine: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from click.testing import CliRunner
 
@@ -11,6 +13,7 @@ from tf_ooo.cli import main
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.data_parallel.ordering import communication_edges
 from tf_ooo.data_parallel.planned import calibrated, link_from, make_plan, step_seconds
+from tf_ooo.data_parallel.slices import counts_for
 from tf_ooo.data_parallel.unrolled import steps_together
 from tf_ooo.planning import plan
 from tf_ooo.schedule import Schedule, Task, TaskList
@@ -70,6 +73,48 @@ def test_two_layers_are_under_way_at_least_and_as_many_bytes_as_asked_for():
     # Before 0: 1 has 4 bytes, with 2 they are 404; so 3 has to be through.
     mixed = communication_edges(schedule, graph_of(4, [100, 1, 100, 1]), flight_bytes=400)
     assert pairs(mixed) == [("comm3", "comm0"), ("comm3", "comm1")]
+
+
+def test_a_small_gradient_goes_between_the_slices_of_a_large_one():
+    graph = graph_of(2, [4, 100])
+    lanes = {
+        (0, 0): TaskList([Task("dW", 1), Task("dW", 0)]),
+        (0, 1): TaskList(
+            [Task("comm", 1), Task("comm", 0), Task("comm", 1, part=1), Task("comm", 1, part=2)]
+        ),
+    }
+    shares = {("comm", 1): (0.5, 0.25, 0.25)}
+    schedule = Schedule("data_parallel", "search", lanes, workers=2, parts=shares)
+    assert pairs(communication_edges(schedule, graph, flight_bytes=1)) == []  # the graph has no slices
+    sliced = dataclasses.replace(
+        graph.layers[1], communication_ops=("comm1b", "comm1k0", "comm1k1", "comm1k2")
+    )
+    ops = {name: op for name, op in graph.ops.items() if name != "comm1k"}
+    ops |= {f"comm1k{n}": dataclasses.replace(graph.ops["comm1k"], name=f"comm1k{n}") for n in range(3)}
+    graph = dataclasses.replace(graph, ops=ops, layers=(graph.layers[0], sliced))
+    parts = {f"comm1k{n}": n for n in range(3)}
+    # 400 bytes: 200, then 16 of layer 0 (made later), then 100, 100.
+    assert communication_edges(schedule, graph, 1, parts) == [
+        ("comm1b", "comm1k1"),
+        ("comm1k0", "comm1k1"),
+        ("grad0k", "comm1k1"),
+        ("grad0b", "comm1k1"),
+        ("comm0k", "comm1k2"),
+        ("comm0b", "comm1k2"),
+    ]
+    last = [
+        before for before, after in communication_edges(schedule, graph, 110, parts) if after == "comm1k2"
+    ]
+    assert last == ["comm1b", "comm1k0"]  # 116 bytes may be under way
+
+
+def test_slices_are_of_what_is_larger_than_a_part_of_its_layer():
+    graph = graph_of(2)
+    schedule = dataclasses.replace(
+        schedule_of([1, 0], [1, 0]), parts={("comm", 1): (0.25,) * 4, ("dO", 0): (0.5, 0.5)}
+    )
+    sizes = {"comm0k": 9, "comm1k": 90, "comm1b": 10}
+    assert counts_for(schedule, graph, sizes) == {"comm1k": 4}
 
 
 def test_the_smallest_messages_that_use_the_link_well():

@@ -16,6 +16,7 @@ from typing import Any
 from tf_ooo import compat
 from tf_ooo.data_parallel.already import already_averaged
 from tf_ooo.data_parallel.engine import Engine
+from tf_ooo.data_parallel.slices import GradientSlices
 
 _LOG = logging.getLogger("tf_ooo")
 
@@ -38,6 +39,7 @@ class Averaging:
         self.engine, self.op, self.compression, self.weighting = engine, op, compression, weighting
         self.averaged: set[str] = set()
         self.left_alone: set[str] = set()
+        self.slices = GradientSlices()
         self._inside = False
         self._factor: Any = None
 
@@ -104,9 +106,15 @@ class Averaging:
             by_op.setdefault(self._op_for(variables[place]), []).append(place)
         for op, places in by_op.items():
             named = [(_name(variables[i], i), self._weighted(grads[i])) for i in places]
-            for i, averaged in zip(places, self.engine.allreduce(named, op, self.compression), strict=True):
+            for i, averaged in zip(places, self._allreduce(named, op), strict=True):
                 out[i] = averaged
         return out
+
+    def _allreduce(self, named: Sequence[tuple[str, Any]], op: str) -> list[Any]:
+        def reduce(one: Sequence[tuple[str, Any]]) -> list[Any]:
+            return self.engine.allreduce(one, op, self.compression)
+
+        return self.slices.allreduce(named, reduce, may_slice=op != "Adasum")
 
     def _op_for(self, variable: Any) -> str:
         # The "gradient" of such a variable (a scale of float8 training) is its next value.

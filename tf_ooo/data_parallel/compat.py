@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tf_ooo import compat
+
+# On the communications of a gradient that travels in slices: which of them.
+PART_ATTR = "_ooo_part"
+
+
+@contextlib.contextmanager
+def numbered_part(number: int) -> Iterator[None]:
+    """Ops made inside say which slice they belong to; of no use where ops run at once."""
+    import tensorflow as tf
+    from tensorflow.core.framework import attr_value_pb2
+
+    if tf.executing_eagerly():
+        yield
+        return
+    with tf.compat.v1.get_default_graph()._attr_scope({PART_ATTR: attr_value_pb2.AttrValue(i=number)}):
+        yield
 
 
 class CopiedStep:
@@ -29,6 +46,11 @@ class CopiedStep:
         for node in nodes:
             _leave_out_places(node, given)
             self._graph_def.node.append(node)
+
+    @property
+    def nodes(self) -> int:
+        """How many ops a copy adds."""
+        return len(self._graph_def.node)
 
     @property
     def op_types(self) -> set[str]:

@@ -13,7 +13,7 @@ from tf_ooo.data_parallel.engine import Engine, choose_engine
 from tf_ooo.data_parallel.lockstep import Lockstep
 from tf_ooo.data_parallel.scheduled import ScheduledSteps
 from tf_ooo.data_parallel.step import ParallelStep, lost
-from tf_ooo.data_parallel.unrolled import steps_together
+from tf_ooo.data_parallel.unrolled import LARGEST
 from tf_ooo.environment import environment
 from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.options import Options
@@ -97,7 +97,8 @@ class DataParallelFit:
                 )
             self.report.fallback_reason = "run eagerly: there is no graph whose order could be changed"
             return False
-        if min(compat.steps_per_execution(model), self.options.unroll) > 1 or not self.options.may_fall_back:
+        most = min(compat.steps_per_execution(model), self.options.unroll or LARGEST)
+        if most > 1 or not self.options.may_fall_back:
             return True
         self.report.fallback_reason = (
             "each execution is one step, so that steps cannot overlap; compile with steps_per_execution=8"
@@ -109,9 +110,9 @@ class DataParallelFit:
         assert self.engine is not None
         model, known = self._model, self._scheduled
         if known is None or not compat.same_spec(known.element_spec, iterator.element_spec):
-            steps = steps_together(compat.steps_per_execution(model), self.options.unroll)
-            wrap, spec = self.averaging.wrap(model), iterator.element_spec
-            known = ScheduledSteps(model, wrap, spec, steps, self.engine, self.options, self.report)
+            known = ScheduledSteps(
+                model, self.averaging, iterator.element_spec, self.engine, self.options, self.report
+            )
             self._scheduled = known
         return known(batches)
 

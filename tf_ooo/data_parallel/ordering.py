@@ -17,6 +17,7 @@ from grappler_passes.step_classes import classify_steps
 from grappler_passes.steps import split_steps, steps_of
 from grappler_passes.verify import VerifyPass
 from tf_ooo.costs.from_graph import variable_bytes
+from tf_ooo.data_parallel.slices import parts_of
 from tf_ooo.errors import ScheduleError
 from tf_ooo.lowering import lower, task_ops
 from tf_ooo.planner import RewriteResult
@@ -123,7 +124,8 @@ def _order(graph_def: Any, graph: TrainingGraph, schedule: Schedule, flight_byte
     schedule = only_tasks(schedule, tasks.ops)
     notes: list[str] = []
     plan = lower(schedule, graph, tasks, notes)
-    edges = (*plan.edges, *communication_edges(schedule, graph, flight_bytes))
+    parts = parts_of(graph_def)
+    edges = (*plan.edges, *communication_edges(schedule, graph, flight_bytes, parts))
     plan = dataclasses.replace(plan, edges=edges)
     done = PassPipeline([AnnotatePass(plan), OrderPass(plan)])(graph_def, graph)
     controls, attributes = _difference(graph_def, done.graph_def)
@@ -149,7 +151,10 @@ def only_tasks(schedule: Schedule, there: Iterable[Task]) -> Schedule:
 
 
 def communication_edges(
-    schedule: Schedule, graph: TrainingGraph, flight_bytes: float = FLIGHT_BYTES
+    schedule: Schedule,
+    graph: TrainingGraph,
+    flight_bytes: float = FLIGHT_BYTES,
+    parts: Mapping[str, int] | None = None,
 ) -> list[tuple[str, str]]:
     """Edges that make layers communicate in the schedule's order, a certain amount at a time.
 
@@ -158,47 +163,72 @@ def communication_edges(
     was handed over before is through, but for two layers and ``flight_bytes``: ranks negotiate about the
     next while one is under way.  Where the wanted order is not that of the dW, a layer also waits until the
     one before it can be handed over.
+
+    ``parts`` says which slice of its layer an op sends: a slice is treated as a layer is.
     """
     ready = {task.stage: place for place, task in enumerate(schedule.lanes.get(COMPUTE, ()))}
-    wanted = list(dict.fromkeys(task.stage for task in schedule.lanes.get(COMMUNICATION, ())))
-    sizes = [weight_bytes for weight_bytes, _ in variable_bytes(graph, [])]
+    sent = _sent(graph, parts or {})
+    wanted = list(dict.fromkeys(_unit(task, sent) for task in schedule.lanes.get(COMMUNICATION, ())))
+    bytes_of = [weight_bytes for weight_bytes, _ in variable_bytes(graph, [])]
+    sizes = [bytes_of[layer] * _share(schedule, layer, part, sent) for layer, part in wanted]
     edges: list[tuple[str, str]] = []
-    for place, layer in enumerate(wanted):
+    for place, unit in enumerate(wanted):
         before: list[str] = []
-        through = _through(wanted, sizes, place, flight_bytes)
+        through = _through(sizes, place, flight_bytes)
         if through is not None:
-            before += _ends(graph, through, last=True)
-        if place and ready.get(layer, -1) < ready.get(wanted[place - 1], -1):
-            before += _sources(graph, wanted[place - 1])
-        edges += [(a, b) for a in before for b in _ends(graph, layer, last=False)]
+            before += _ends(graph, sent[wanted[through]], last=True)
+        if place and ready.get(unit[0], -1) < ready.get(wanted[place - 1][0], -1):
+            before += _sources(graph, sent[wanted[place - 1]])
+        edges += [(a, b) for a in before for b in _ends(graph, sent[unit], last=False)]
     return edges
 
 
-def _through(wanted: list[int], sizes: list[float], place: int, flight_bytes: float) -> int | None:
-    """The latest layer that has to be through before that at ``place`` is handed over; None: none has."""
+def _sent(graph: TrainingGraph, parts: Mapping[str, int]) -> dict[tuple[int, int], list[str]]:
+    """The communication ops of each slice of each layer; what is not cut goes with the first slice."""
+    sent: dict[tuple[int, int], list[str]] = {}
+    for layer in graph.layers:
+        sent[layer.index, 0] = []
+        for name in layer.communication_ops:
+            if graph.ops[name].type != "Const":
+                sent.setdefault((layer.index, parts.get(name, 0)), []).append(name)
+    return sent
+
+
+def _unit(task: Task, sent: Mapping[tuple[int, int], Any]) -> tuple[int, int]:
+    """Slices that the graph does not have are part of the first."""
+    unit = task.stage, task.part
+    return unit if unit in sent else (task.stage, 0)
+
+
+def _share(schedule: Schedule, layer: int, part: int, sent: Mapping[tuple[int, int], Any]) -> float:
+    shares = schedule.parts.get(("comm", layer), ())
+    return shares[part] if len(shares) > 1 and (layer, 1) in sent else 1.0
+
+
+def _through(sizes: list[float], place: int, flight_bytes: float) -> int | None:
+    """The place of the latest that has to be through before that at ``place`` goes; None: none has."""
     flying_bytes = 0.0
     for before in range(place - 1, -1, -1):
         if before < place - 1 and flying_bytes >= flight_bytes:
-            return wanted[before]
-        flying_bytes += sizes[wanted[before]]
+            return before
+        flying_bytes += sizes[before]
     return None
 
 
-def _sources(graph: TrainingGraph, layer: int) -> list[str]:
-    """What the first communications of a layer send."""
-    firsts = _ends(graph, layer, last=False)
+def _sources(graph: TrainingGraph, sent: list[str]) -> list[str]:
+    """What the first of some communications send."""
+    firsts = _ends(graph, sent, last=False)
     return list(dict.fromkeys(name for first in firsts for name, _ in graph.ops[first].inputs))
 
 
-def _ends(graph: TrainingGraph, layer: int, last: bool) -> list[str]:
-    """The first or the last communication ops of a layer."""
-    names = [n for n in graph.layers[layer].communication_ops if graph.ops[n].type != "Const"]
-    inside = set(names)
-    inputs = {name: {producer for producer, _ in graph.ops[name].inputs} for name in names}
+def _ends(graph: TrainingGraph, sent: list[str], last: bool) -> list[str]:
+    """The first or the last of some communication ops."""
+    inside = set(sent)
+    inputs = {name: {producer for producer, _ in graph.ops[name].inputs} for name in sent}
     if last:
         read = set().union(*inputs.values()) if inputs else set()
-        return [name for name in names if name not in read]
-    return [name for name in names if not inputs[name] & inside]
+        return [name for name in sent if name not in read]
+    return [name for name in sent if not inputs[name] & inside]
 
 
 def _difference(before: Any, after: Any) -> tuple[dict[str, list[str]], dict[str, dict[str, Any]]]:

@@ -29,7 +29,7 @@ _MESSAGES = 6
 _REPEATS = 3
 # The share of the best bandwidth that is worth messages four times as large.
 _GOOD = 0.85
-_SEARCH_S = 5.0
+_SEARCH_S, _SLICED_SEARCH_S = 5.0, 2.0
 # A predicted gain below this is within what the model of a step leaves out.
 WORTH = 0.02
 
@@ -102,13 +102,13 @@ def _seconds_each(engine: Engine, size: int) -> float:
 
 def measured_layers(
     graph_def: Any, profile: OpProfile
-) -> tuple[tuple[LayerCosts, ...], list[tuple[int, ...]]]:
-    """Costs of the layers of a graph of one step that was profiled, and which layers these are."""
+) -> tuple[tuple[LayerCosts, ...], list[tuple[int, ...]], TrainingGraph]:
+    """Costs of the layers of a graph of one step that was profiled, which layers these are, the step."""
     step = split_steps(graph_def)[0]
     graph = classify_graph_def(step)
     seconds = op_seconds(step, device("cpu-core"), profile)
     costs = graph_costs(graph, {name: seconds.seconds.get(name, 0.0) for name in graph.ops}).layers
-    return costs, layer_keys(step, graph)
+    return costs, layer_keys(step, graph), graph
 
 
 def calibrated(
@@ -138,7 +138,14 @@ def plain_schedule(graph: TrainingGraph, policy: str, workers: int, k: int | Non
     return dataclasses.replace(made, predicted_step_s=None, predicted_peak_bytes=None)
 
 
-def make_plan(layers: Sequence[LayerCosts], link: Link, workers: int, policy: str, steps: int) -> Planned:
+def make_plan(
+    layers: Sequence[LayerCosts],
+    link: Link,
+    workers: int,
+    policy: str,
+    steps: int,
+    slice_bytes: float | None = None,
+) -> Planned:
     """The policy's schedule, or for ``"auto"`` the one with the shortest predicted step.
 
     Args:
@@ -147,23 +154,38 @@ def make_plan(layers: Sequence[LayerCosts], link: Link, workers: int, policy: st
         workers: the ranks.
         policy: reverse_first_k, search or auto.
         steps: run together; the barrier after the last of them is part of the prediction.
+        slice_bytes: the smallest slices that use the link well, for a search that may cut gradients.
     """
     stock = _plan(layers, link, workers, "in_order", barrier=False)
     stock_s = step_seconds(stock, layers, link, steps)
     made = list(_candidates(layers, link, workers, policy))
     seconds = [step_seconds(schedule, layers, link, steps) for schedule in made]
     best = min(range(len(made)), key=seconds.__getitem__)
-    schedule = dataclasses.replace(made[best], predicted_step_s=seconds[best])
-    return Planned(schedule, seconds[best], stock_s)
+    schedule, step_s = made[best], seconds[best]
+    if slice_bytes is not None and policy in ("search", "auto"):
+        for sliced in _sliced(layers, link, workers, slice_bytes):
+            sliced_s = step_seconds(sliced, layers, link, steps)
+            # Slices are not free: each is negotiated about and copied.
+            if sliced_s < step_s * (1 - WORTH):
+                schedule, step_s = sliced, sliced_s
+    return Planned(dataclasses.replace(schedule, predicted_step_s=step_s), step_s, stock_s)
 
 
 def _candidates(layers: Sequence[LayerCosts], link: Link, workers: int, policy: str) -> Iterator[Schedule]:
     if policy in ("reverse_first_k", "auto"):
         yield _plan(layers, link, workers, "reverse_first_k")
     if policy in ("search", "auto"):
-        # Gradients travel whole, in a given order: what the graph can be made to do.
+        # In a given order: what the graph can be made to do.
         options = {"communication": "ordered", "slice_bytes": 0, "budget_s": _SEARCH_S}
         yield _plan(layers, link, workers, "search", **options)
+
+
+def _sliced(layers: Sequence[LayerCosts], link: Link, workers: int, slice_bytes: float) -> Iterator[Schedule]:
+    largest = max(layer.weight_bytes for layer in layers)
+    for size in (slice_bytes, 4 * slice_bytes):
+        if largest > size:
+            options = {"communication": "ordered", "slice_bytes": int(size), "budget_s": _SLICED_SEARCH_S}
+            yield _plan(layers, link, workers, "search", **options)
 
 
 def _plan(layers: Sequence[LayerCosts], link: Link, workers: int, policy: str, **options: Any) -> Schedule:

@@ -6,7 +6,7 @@ import functools
 import logging
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from grappler_passes import plugin
@@ -14,10 +14,12 @@ from tf_ooo import compat, traces
 from tf_ooo.controller import fall_back
 from tf_ooo.costs.profile import MOST_STEPS, StepProfiler
 from tf_ooo.data_parallel import planned
+from tf_ooo.data_parallel.averaging import Averaging
 from tf_ooo.data_parallel.engine import Engine
 from tf_ooo.data_parallel.ordering import FLIGHT_BYTES, LayerKey, digest
 from tf_ooo.data_parallel.rewriting import StepRequest
-from tf_ooo.data_parallel.unrolled import StepSource, Unrolled, Wrapper
+from tf_ooo.data_parallel.slices import counts_for
+from tf_ooo.data_parallel.unrolled import StepSource, Unrolled, steps_together
 from tf_ooo.errors import GraphError, OOOError
 from tf_ooo.options import Options
 from tf_ooo.report import Report, fill_plan, fill_times
@@ -41,8 +43,8 @@ class ScheduledSteps:
     with *compare*.  Whatever goes wrong on one rank keeps all of them in the stock order.
 
     Args:
-        model, wrap, element_spec: see :class:`StepSource`.
-        steps: of one function.
+        model, element_spec: see :class:`StepSource`.
+        averaging: of its gradients.
         engine: the ranks.
         options: ``schedule``, ``k``, ``profile_steps``, ``strict``.
         report: filled in.
@@ -51,17 +53,18 @@ class ScheduledSteps:
     def __init__(
         self,
         model: Any,
-        wrap: Wrapper,
+        averaging: Averaging,
         element_spec: Any,
-        steps: int,
         engine: Engine,
         options: Options,
         report: Report,
     ) -> None:
         self.model, self.engine, self.options, self.report = model, engine, options, report
-        self.element_spec, self.steps = element_spec, steps
-        self._source = StepSource(model, wrap, element_spec, engine.renumber)
-        self.stock = Unrolled(self._source, steps)
+        self.element_spec, self._averaging = element_spec, averaging
+        self._source = StepSource(model, averaging.wrap(model), element_spec, engine.renumber)
+        most = options.unroll or self._source.most
+        self.steps = steps_together(compat.steps_per_execution(model), most)  # of one function
+        self.stock = Unrolled(self._source, self.steps)
         self.ordered: Unrolled | None = None
         self.request: StepRequest | None = None
         self._probe: StepRequest | None = None
@@ -149,17 +152,17 @@ class ScheduledSteps:
                 self._phase = self._watch
             return
         schedule = Schedule.from_text(first["plan"])
-        self._start(lambda graph: schedule, first["flight_bytes"], first["layers"])
+        self._start(lambda graph: schedule, first["flight_bytes"], first["layers"], first["slices"])
         self._phase = self._compare
 
     def _plan_on_rank_0(self, measured: planned.MeasuredLink) -> dict[str, Any]:
         try:
             if self._probe is None or self._profiler.profile is None or self._probe.graph_def is None:
                 raise GraphError("the step was not profiled")
-            layers, keys = planned.measured_layers(self._probe.graph_def, self._profiler.profile)
+            layers, keys, graph = planned.measured_layers(self._probe.graph_def, self._profiler.profile)
             size, policy = self.engine.size, self.options.schedule
             layers, link = planned.calibrated(layers, measured.link, size, statistics.median(self._single_s))
-            made = planned.make_plan(layers, link, size, policy, self.steps)
+            made = planned.make_plan(layers, link, size, policy, self.steps, measured.flight_bytes)
         except Exception as error:  # the other ranks wait to be told
             self._plan_failed = f"{type(error).__name__}: {error}"
             return {}
@@ -170,6 +173,7 @@ class ScheduledSteps:
             "stock_s": made.stock_s,
             "flight_bytes": measured.flight_bytes,
             "layers": keys,
+            "slices": counts_for(made.schedule, graph, self._averaging.slices.sizes),
         }
 
     # -- compare ---------------------------------------------------------------------------------
@@ -186,14 +190,25 @@ class ScheduledSteps:
         schedule_for: Callable[[Any], Schedule],
         flight_bytes: float = FLIGHT_BYTES,
         planned_for: Sequence[LayerKey] | None = None,
+        slices: Mapping[str, int] | None = None,
     ) -> None:
+        source = self._sliced_source(slices) if slices else self._source
         try:
             self.request = StepRequest(self.model, schedule_for, flight_bytes, planned_for)
         except OOOError as error:
             self._plan_failed = str(error)
-            self.ordered = Unrolled(self._source, self.steps)
+            self.ordered = Unrolled(source, self.steps)
             return
-        self.ordered = Unrolled(self._source, self.steps, self.request.tracing)
+        self.ordered = Unrolled(source, self.steps, self.request.tracing)
+
+    def _sliced_source(self, slices: Mapping[str, int]) -> StepSource:
+        """The step traced anew, with gradients that travel in slices."""
+        wrap = self._averaging.wrap(self.model)
+
+        def sliced(train_step: Callable[..., Any]) -> Callable[..., Any]:
+            return self._averaging.slices.wrap(wrap(train_step), slices)
+
+        return StepSource(self.model, sliced, self.element_spec, self.engine.renumber)
 
     def _compare(self, batches: Sequence[Any]) -> Any:
         which = self._times.next

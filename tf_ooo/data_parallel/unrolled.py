@@ -23,6 +23,11 @@ _LOG = logging.getLogger("tf_ooo")
 # Entered around the first run of every function; the benchmark lifts its workers' CPU quotas there.
 around_first_runs: list[Callable[[], AbstractContextManager[Any]]] = []
 
+# With more steps a function gains little: the barrier at its end is a smaller part of it.
+LARGEST = 16
+# Nodes of a graph as traced that TensorFlow optimizes in about half a minute.
+_NODES = 40_000
+
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 Renumber = Callable[..., None]
 
@@ -52,6 +57,13 @@ class StepSource:
         """Traces the step; does nothing the second time."""
         if self._copied is None:
             self._copied = CopiedStep(self._step(), self.element_spec)
+
+    @property
+    def most(self) -> int:
+        """How many steps a graph takes that TensorFlow optimizes in bearable time."""
+        self.trace()
+        assert self._copied is not None  # for mypy
+        return max(2, min(LARGEST, _NODES // self._copied.nodes))
 
     def function(self, count: int) -> Any:
         """A ``tf.function`` of so many steps; not traced yet."""

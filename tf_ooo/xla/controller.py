@@ -20,6 +20,8 @@ from tf_ooo.xla.rewrite import unchanged
 from tf_ooo.xla.session import StreamSession
 from tf_ooo.xla.step import StreamStep, Way, default_rewriter
 
+# Steps of one compiled function, where ``unroll`` does not say.
+_TOGETHER = 8
 # What auto measures beside "rewritten", which moves every dW as early as it can.
 JOINT = "joint schedule"
 DELAYED = "several steps in one function, dW beside the next forward pass"
@@ -35,7 +37,7 @@ def for_model(model: Any, stock: Callable[..., Any], options: Options, report: R
     if model.distribute_strategy.num_replicas_in_sync > 1:
         raise GraphError("jit_compile=True: steps of several replicas are not rewritten")
 
-    together = steps_together(steps_per_execution(model), options.unroll)
+    together = steps_together(steps_per_execution(model), options.unroll or _TOGETHER)
 
     def make(session: StreamSession, way: Way) -> Callable[..., Any]:
         unrolled = way.name == DELAYED or not _compares(options)

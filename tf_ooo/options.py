@@ -32,7 +32,7 @@ NEEDS_XLA = "is for steps that XLA compiles: it needs jit_compile=True"
 LAYERPIPE_SCHEDULES = tuple(policy.name for policy in POLICIES.values() if "layerpipe" in policy.modes)
 # layerpipe: which weights a backward pass multiplies with.
 WEIGHTS = ("stash", "ema", "latest")
-STORES = ("auto", "all", "backward", "none")
+STORES = ("auto", "cost", "all", "backward", "none")
 SCHEDULES = tuple(
     dict.fromkeys(
         (
@@ -80,10 +80,12 @@ class Options:
             Keras' own loop; None: 2 to 16, fewer of a large step (data_parallel), or 8.
         streams: jit_compile=True: how many side streams dW is dealt out to.
         store_activations: jit_compile=True: who reads the activations that dW needs from memory, rather than
-            computing them again: ``"all"``, ``"backward"`` or ``"none"``; auto: all, and with
-            ``schedule="auto"`` what is measured to be fastest.
+            computing them again: ``"all"``, ``"backward"``, ``"cost"`` (as costs say) or ``"none"``; auto:
+            cost, and with ``schedule="auto"`` what is measured to be fastest.
         gains: jit_compile=True: file of a :class:`tf_ooo.xla.gains.GainTable`, seconds saved by running a dW
             beside a part of the main stream; None: ``schedule="auto"`` calculates them.
+        side_updates: jit_compile=True: what leads from a dW to one new tensor of the update (the weight of
+            plain gradient descent, the velocity of momentum) runs on the side stream, too.
         any_platform: jit_compile=True: rewrite also where XLA has no streams, such as on a CPU.  The
             calls then run one after the other: for tests, there is no gain.
         k: reverse_first_k: how many layers' dW wait; None: chosen by simulation from measured costs.
@@ -124,6 +126,7 @@ class Options:
     group: int | None = None
     streams: int = 1
     store_activations: str = "auto"
+    side_updates: bool = False
     any_platform: bool = False
     gains: str | os.PathLike[str] | None = None
     weights: str = "stash"
@@ -156,7 +159,7 @@ class Options:
         _check_path("dump_dir", self.dump_dir)
         _check_path("gains", self.gains)
         _check_int("streams", self.streams, least=1, optional=False)
-        for name in ("strict", "any_platform"):
+        for name in ("strict", "any_platform", "side_updates"):
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise OptionsError(f"{name}={value!r} is not accepted; accepted: True, False")

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import layers
 
 import tf_ooo
 from tests import zoo
@@ -122,13 +123,48 @@ def _step_of(model, optimizer):
     return step
 
 
-def _plain_step():
+def _plain_step(optimizer=None):
     """An MLP, a step of it, and a batch."""
     keras.utils.set_random_seed(1)
-    model, x, y = zoo.mlp()
-    optimizer = keras.optimizers.SGD(0.1)
+    x = zoo.features(7)
+    model, x, y = zoo.stack(x, layers.Dense(5, activation="relu"), layers.Dense(4, activation="tanh"))
+    optimizer = optimizer or keras.optimizers.SGD(0.1)
     optimizer.build(model.trainable_variables)
     return model, _step_of(model, optimizer), x, y
+
+
+class TestSideUpdates:
+    """What leads from dW to one tensor of the update is part of the call."""
+
+    @pytest.mark.parametrize(
+        ("optimizer", "rides"),
+        [
+            (lambda: keras.optimizers.SGD(0.1), "AssignSubVariableOp"),  # up to the new weight
+            (lambda: keras.optimizers.SGD(0.1, momentum=0.9, weight_decay=0.01), "sub"),  # the velocity
+            (lambda: keras.optimizers.Adam(0.1), ""),  # dW has two readers
+            (lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.1), ""),  # it needs all other dW
+        ],
+        ids=["descent", "momentum", "adam", "global_norm"],
+    )
+    def test_as_far_as_one_result_goes(self, optimizer, rides):
+        options = Options(schedule="multi_stream", any_platform=True, side_updates=True)
+        weights = []
+        for ours in (False, True):
+            model, plain, x, y = _plain_step(optimizer())
+            stock = tf.function(plain, jit_compile=True)
+            step = StreamStep(plain, stock, StreamSession(options), ways(options)[0]) if ours else stock
+            for _ in range(2):
+                step(tf.constant(x), tf.constant(y))
+            weights.append(model.get_weights())
+        for one, two in zip(*weights, strict=True):
+            np.testing.assert_allclose(one, two, atol=TOLERANCE)
+        assert step.session.failure() is None
+        (compiled,) = step._made.values()
+        assert compiled.made.calls
+        for call in compiled.made.calls:
+            (result,) = call.region.outputs
+            assert (len(call.region.own) > 1) == bool(rides)
+            assert rides in result[0] or rides in result[0].lower()
 
 
 class TestSeveralSteps:

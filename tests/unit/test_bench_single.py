@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -39,15 +41,36 @@ def test_what_ours_is_where_stock_did_not_run():
     assert single.text_of(row)
 
 
-def test_the_gpu_list_begins_with_the_targets(tmp_path):
-    names = [name for name, _, _ in gpu_day.parts(tmp_path, quick=False)]
-    assert names[:2] == ["target densenet121-k12", "target mobilenetv3l-a0.5"]
+def test_the_gpu_list_begins_with_the_targets():
+    names = [part.name for part in gpu_day.parts(1)]
+    assert names[0].startswith("densenet121-k12 batch 32")
+    assert names[2].startswith("mobilenetv3l-a0.5 batch 32")
+    everything = " ".join(
+        text for command in (1, 2, 3) for p in gpu_day.parts(command) for text in p.arguments
+    )
+    assert all(name in everything for name in NETWORKS if not name.endswith("small"))
+    names = [part.name for command in (1, 2, 3) for part in gpu_day.parts(command)]
     assert len(names) == len(set(names))
-    assert len(gpu_day.parts(tmp_path, quick=True)) == 2
+    assert sum(part.limit_s for part in gpu_day.parts(1)) <= 900
+
+
+def test_parts_are_noted_and_the_next_runs(tmp_path):
+    writes = "import sys, json; json.dump([{'a': 1}], open(sys.argv[-1], 'w')); sys.exit(3)"
+    todo = [
+        gpu_day.Part("fails", ("-c", writes), 60),
+        gpu_day.Part("hangs", ("-c", "import time; time.sleep(60)"), 0.5),
+        gpu_day.Part("works", ("-c", writes.replace("3", "0")), 60),
+    ]
+    done = gpu_day.run(tmp_path, 1, todo, budget_s=100.0)
+    assert [part["result"] for part in done] == [
+        "failed with 3, see the log", "took longer than 0 s", "done",
+    ]  # fmt: skip
+    assert json.loads((tmp_path / "rows_1.json").read_text()) == [{"a": 1}, {"a": 1}]
+    assert json.loads((tmp_path / "parts_1.json").read_text()) == done
 
 
 def test_nothing_is_run_without_time(tmp_path):
-    done = gpu_day.run(tmp_path, quick=True, budget_s=0.0)
+    done = gpu_day.run(tmp_path, 2, gpu_day.parts(2), budget_s=0.0)
     assert {part["result"] for part in done} == {"not run: the time is spent"}
 
 

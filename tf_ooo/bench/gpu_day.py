@@ -1,7 +1,9 @@
-"""Everything to find out on a GPU machine, in one command: ``python -m tf_ooo.bench.gpu_day --out DIR``.
+"""Everything to find out on a GPU machine, in three commands of at most ten minutes.
 
-Each part is a process of its own with a time limit; a part that fails is noted and the next one runs.
-What is there so far is in DIR after every part, so the command may be stopped at any time.
+``python -m tf_ooo.bench.gpu_day --out DIR --command 1`` (then 2, 3).  Each part is a process with a limit
+of its own; one that fails is noted and the next runs.  DIR has few files, written after each part, so a
+command may be stopped at any time: ``rows_N.json``, ``overlap_N.json``, ``parts_N.json``, ``log_N.txt``.
+``--dry`` does the same with tiny networks and single steps, on a machine without a GPU too.
 """
 
 from __future__ import annotations
@@ -10,88 +12,140 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tf_ooo.bench.single_networks import NETWORKS, SMALL
 
 BEST = (("densenet121-k12", 32), ("mobilenetv3l-a0.5", 32))
+_TESTS = "TestHlo or TestMemoryLimit or (TestNumbers and convolutions)"
 
 
-def parts(out: Path, quick: bool) -> list[tuple[str, list[str], int]]:
-    """(name, arguments of Python, limit in seconds), what decides most first."""
-    overlap = [
-        (
-            f"overlap {network}",
-            ["-m", "tf_ooo.bench.single_overlap", "--network", network, "--batch", str(batch), "--json",
-             str(out / f"overlap_{network}.json")],
-            400,
-        )
-        for network, batch in BEST
-    ]  # fmt: skip
-    bench = ["-m", "tf_ooo", "bench", "single"]
-    targets = [
-        (
-            f"target {network}",
-            [*bench, "--networks", network, "--batches", str(batch), "--json",
-             str(out / f"target_{network}.json"), "--picture", str(out / f"target_{network}.png")],
-            900,
-        )
-        for network, batch in BEST
-    ]  # fmt: skip
-    if quick:
-        return [*targets[:1], *overlap[:1]]
+@dataclass(frozen=True)
+class Part:
+    """One process: arguments of Python, limit in seconds, and the file of rows that it writes."""
+
+    name: str
+    arguments: tuple[str, ...]
+    limit_s: float
+    rows: str = "rows"
+
+
+def _bench(network: str, batch: int, limit_s: float, *more: str) -> Part:
+    name = " ".join((network, f"batch {batch}", *(text for text in more if text != "--data"))).strip()
+    what = ("-m", "tf_ooo", "bench", "single", "--networks", network, "--batches", str(batch))
+    return Part(name, (*what, "--make-s", f"{limit_s * 0.6:.0f}", *more), limit_s)
+
+
+def _overlap(network: str, batch: int) -> Part:
+    what = ("-m", "tf_ooo.bench.single_overlap", "--network", network, "--batch", str(batch))
+    return Part(f"overlap {network}", what, 150, "overlap")
+
+
+def parts(command: int) -> list[Part]:
+    """What a command does, what decides most first."""
     first = {network for network, _ in BEST}
-    rest = [n for n in NETWORKS if n not in SMALL and n not in first] + sorted(first)
-    others = [
-        (
-            f"{network} batch {batch}",
-            [*bench, "--networks", network, "--batches", str(batch), "--rounds", "5", "--json",
-             str(out / f"{network}_b{batch}.json")],
-            900,
+    rest = [name for name in NETWORKS if name not in SMALL and name not in first]
+    targets = [_bench(network, batch, 290, "--all-ways") for network, batch in BEST]
+    if command == 1:
+        return [targets[0], _overlap(*BEST[0]), targets[1], _overlap(*BEST[1])]
+    if command == 2:
+        tests = Part("tests", ("-m", "pytest", "-q", "tests/graph/test_xla.py", "-k", _TESTS), 200, "")
+        real = [_bench(network, batch, 150, "--quick", "--data", "real") for network, batch in BEST[:1]]
+        large = _bench(BEST[0][0], 32, 200, "--quick", "--size", "224")
+        others = [_bench(network, 32, 150, "--quick", "--rounds", "5") for network in rest]
+        return [tests, large, *real, *others]
+    return [
+        _bench(network, batch, 150, "--quick", "--rounds", "5")
+        for batch in (128, 16, 64, 256)
+        for network in (*sorted(first), *rest)
+    ]
+
+
+def dry(command: int) -> list[Part]:
+    """The same kinds of parts, as small as they can be."""
+    few = ("--rounds", "1", "--steps", "1")
+    small = ("-m", "tf_ooo", "bench", "single", "--batches", "2", *few, "--networks")
+    if command == 1:
+        overlap = (
+            "-m",
+            "tf_ooo.bench.single_overlap",
+            "--network",
+            "lstm-small",
+            "--batch",
+            "2",
+            "--steps",
+            "1",
         )
-        for batch in (32, 128, 16, 64, 256)
-        for network in rest
-    ]  # fmt: skip
-    return [*targets, *overlap, *others]
+        return [
+            Part("lstm-small", (*small, "lstm-small", "--all-ways"), 600),
+            Part("overlap lstm-small", overlap, 200, "overlap"),
+        ]
+    if command == 2:
+        tests = ("-m", "pytest", "-q", "tests/graph/test_xla.py", "-k", "TestMemoryLimit and runs")
+        real = (*small, "densenet-small", "--quick", "--data", "real", "--size", "9")
+        return [Part("tests", tests, 200, ""), Part("densenet-small real", real, 400)]
+    return [Part("lstm-small", (*small, "lstm-small", "--quick"), 300)]
 
 
-def run(out: Path, quick: bool, budget_s: float) -> list[dict[str, object]]:
+def run(out: Path, command: int, todo: Sequence[Part], budget_s: float) -> list[dict[str, Any]]:
     """Runs the parts until the budget is spent; returns what became of each."""
     out.mkdir(parents=True, exist_ok=True)
-    done: list[dict[str, object]] = []
+    done: list[dict[str, Any]] = []
+    rows: dict[str, list[Any]] = {}
     end_s = time.monotonic() + budget_s
-    for name, arguments, limit_s in parts(out, quick):
-        left_s = end_s - time.monotonic()
-        if left_s < 60:
-            done.append({"part": name, "result": "not run: the time is spent"})
-            continue
-        started_s = time.monotonic()
-        log = out / (name.replace(" ", "_") + ".log")
-        with log.open("w") as file:
-            try:
-                code = subprocess.run(
-                    [sys.executable, *arguments], stdout=file, stderr=subprocess.STDOUT,
-                    timeout=min(limit_s, left_s), check=False,
-                ).returncode  # fmt: skip
-                result = "done" if code == 0 else f"failed with {code}, see {log.name}"
-            except subprocess.TimeoutExpired:
-                result = f"took longer than {min(limit_s, left_s):.0f} s"
-        done.append({"part": name, "result": result, "seconds": round(time.monotonic() - started_s)})
-        print(f"{name}: {result}", flush=True)
-        (out / "parts.json").write_text(json.dumps(done, indent=1) + "\n")
+    with (out / f"log_{command}.txt").open("w") as log:
+        for part in todo:
+            left_s = end_s - time.monotonic()
+            if left_s < 30:
+                done.append({"part": part.name, "result": "not run: the time is spent"})
+                continue
+            print(f"===== {part.name}", file=log, flush=True)
+            done.append(_run(part, min(part.limit_s, left_s), rows, log))
+            print(f"{part.name}: {done[-1]['result']}", flush=True)
+            for name, found in rows.items():
+                (out / f"{name}_{command}.json").write_text(json.dumps(found, indent=1) + "\n")
+            _write(out, command, done)
+    _write(out, command, done)
     return done
+
+
+def _write(out: Path, command: int, done: list[dict[str, Any]]) -> None:
+    (out / f"parts_{command}.json").write_text(json.dumps(done, indent=1) + "\n")
+
+
+def _run(part: Part, limit_s: float, rows: dict[str, list[Any]], log: Any) -> dict[str, Any]:
+    started_s = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "rows.json")
+        more = ("--json", str(file)) if part.rows else ()
+        try:
+            code = subprocess.run(
+                [sys.executable, *part.arguments, *more], stdout=log, stderr=subprocess.STDOUT,
+                timeout=limit_s, check=False,
+            ).returncode  # fmt: skip
+            result = "done" if code == 0 else f"failed with {code}, see the log"
+        except subprocess.TimeoutExpired:
+            result = f"took longer than {limit_s:.0f} s"
+        if file.exists():  # also of a part that was stopped
+            rows.setdefault(part.rows, []).extend(json.loads(file.read_text()))
+    return {"part": part.name, "result": result, "seconds": round(time.monotonic() - started_s)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
-    parser.add_argument("--minutes", type=float, default=28.0, help="all parts together")
-    parser.add_argument("--quick", action="store_true", help="one network")
+    parser.add_argument("--command", type=int, choices=(1, 2, 3), default=1, help="which third of the list")
+    parser.add_argument("--minutes", type=float, default=9.5, help="all parts together")
+    parser.add_argument("--dry", action="store_true", help="tiny networks, single steps")
     options = parser.parse_args(arguments)
-    run(options.out, options.quick, options.minutes * 60)
+    todo = dry(options.command) if options.dry else parts(options.command)
+    run(options.out, options.command, todo, options.minutes * 60)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,14 @@ class Worker:
         self._process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+        self.device = "unknown"
+        self.names: dict[str, str] = {}
+        self.said: dict[str, str] = {}
+        self.modules: dict[str, dict[str, Any]] = {}
+
+    def wait(self) -> None:
+        """Until its steps are made."""
+        prefix = self._prefix
         try:
             first = self._read()
         except RuntimeError as error:
@@ -47,6 +55,7 @@ class Worker:
         self.device = first["device"]
         self.names = {prefix + name: name for name in first["ready"]}
         self.said = {prefix + name: text for name, text in first["said"].items()}
+        self.modules = {prefix + name: found for name, found in first.get("modules", {}).items()}
 
     def run(self, name: str, steps: int) -> dict[str, Any]:
         """What the worker answers; RuntimeError where it has ended."""
@@ -82,6 +91,7 @@ class Case:
     batch: int
     data: str = "random"
     size: int | None = None
+    make_s: float | None = None
 
     @property
     def name(self) -> str:
@@ -93,6 +103,7 @@ class Case:
 # (prefix, XLA's flags, ours to run under them, priority of the main stream), a process each.
 FLAGGED = (
     ("command buffers, ", CONCURRENT, ("xla", "early"), None),
+    ("no CUDA graphs, ", "--xla_gpu_enable_command_buffer=", ("xla", "early"), None),
     ("main stream urgent, ", "", ("early",), -5),
 )
 
@@ -111,6 +122,8 @@ def _workers(case: Case, names: Sequence[str], more: bool) -> Iterator[list[Work
         for prefix, flags, steps, priority in FLAGGED if more else ():
             start("single_worker", {**request, "steps": list(steps), "priority": priority}, prefix, flags)
         start("single_torch", request)
+        for worker in found:  # they make their steps side by side
+            worker.wait()
         yield found
 
 
@@ -126,10 +139,16 @@ def measure(case: Case, names: Sequence[str], rounds: int, steps: int, more: boo
                     taken[name].append(found["step_s"])
                     peaks[name] = max(peaks.get(name, 0), found.get("peak_bytes", 0))
         said = {name: text for worker in workers for name, text in worker.said.items()}
+        modules = {name: found for worker in workers for name, found in worker.modules.items()}
         device = workers[0].device
     for name in said.keys() - taken.keys():
         print(f"{case.name}  {name}: not run: {said[name]}", flush=True)
-    return rows_of(case.name, device, taken, peaks, said)
+    rows = rows_of(case.name, device, taken, peaks, said)
+    for row in rows:
+        found = modules.get(row["schedule"], {})
+        row |= {"predicted_peak_bytes": found.get("total_bytes"), "data": case.data}
+        row |= {key: found.get(key) for key in ("launches", "in_graphs", "on_side_streams")}
+    return [{key: value for key, value in row.items() if value is not None} for row in rows]
 
 
 def rows_of(
@@ -183,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     batches = options.batches or ([8] if small else BATCHES)
     names = list(BASE) if options.quick else [*BASE, *(n for n in OURS if n not in BASE)]
     cases = [
-        Case(network, batch, data, options.size)
+        Case(network, batch, data, options.size, options.make_s)
         for network in networks
         for batch in batches
         for data in options.data
@@ -242,6 +261,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", nargs="+", choices=KINDS, default=["random"], help="|".join(KINDS))
     parser.add_argument("--size", type=int, help="pixels of an image's side, for networks on images")
     parser.add_argument("--all-ways", action="store_true", help="also those that need a GPU to differ")
+    parser.add_argument("--make-s", type=float, help="seconds after which no other way is begun to be made")
     parser.add_argument("--rounds", type=int, default=7, help="turns of each way")
     parser.add_argument("--steps", type=int, default=10, help="steps of one turn")
     return parser

@@ -63,14 +63,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--ways", nargs="+", default=["xla", "early", "joint"], choices=["xla", *OURS])
     parser.add_argument("--json")
     options = parser.parse_args(arguments)
-    made, said = make(options.network, options.batch, options.ways)
+    made, said, modules = make(options.network, options.batch, options.ways)
     rows = []
     for name, step in made.items():
         events: list[TracedEvent] = []
         with traced_events(events):
             run(step, options.steps)
         row = {"workload": f"{options.network} batch {options.batch}", "schedule": name, "device": device()}
-        rows.append({**row, "note": said[name], **overlap_of(events)})
+        compiled = modules[name].to_dict() if name in modules else None
+        rows.append({**row, "note": said[name], "compiled": compiled, **overlap_of(events)})
         print(json.dumps(rows[-1]), flush=True)
     for name in set(options.ways) - made.keys():
         print(f"{name}: not run: {said[name]}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,17 +16,19 @@ from typing import Any
 from tf_ooo.bench.single_data import batches
 from tf_ooo.bench.single_networks import CLASSES, build
 from tf_ooo.xla import plans
-from tf_ooo.xla.captured import watched
+from tf_ooo.xla.captured import CompiledModule, watched
 
 Step = Callable[[], Any]
 
 # name -> (plan, side streams, who reads stored activations)
 OURS: Mapping[str, tuple[Any, int, str]] = {
-    "early": (plans.every_layer, 1, "all"),
-    "early, 2 streams": (plans.every_layer, 2, "all"),
+    "early": (plans.every_layer, 1, "cost"),
+    "early, 2 streams": (plans.every_layer, 2, "cost"),
+    "early, barriers on all activations": (plans.every_layer, 1, "all"),
     "early, recompute": (plans.every_layer, 1, "backward"),
+    "early, updates aside": (plans.every_layer, 1, "cost"),
     "early, no barriers on activations": (plans.every_layer, 1, "none"),
-    "joint": (plans.joint, 1, "all"),
+    "joint": (plans.joint, 1, "cost"),
 }
 BASE = ("xla", "no xla", "early", "joint")
 
@@ -36,10 +39,16 @@ def main() -> None:
     request = json.loads(sys.argv[1])
     if request.get("priority") is not None:
         set_priority(int(request["priority"]))
-    steps, said = make(
-        request["network"], request["batch"], request["steps"], request["data"], request.get("size")
+    steps, said, modules = make(
+        request["network"],
+        request["batch"],
+        request["steps"],
+        request["data"],
+        request.get("size"),
+        request.get("make_s") or math.inf,
     )
-    _answer({"ready": list(steps), "said": said, "device": device()})
+    found = {name: module.to_dict() for name, module in modules.items()}
+    _answer({"ready": list(steps), "said": said, "modules": found, "device": device()})
     for line in sys.stdin:
         name, _, count = line.strip().rpartition(" ")
         _answer(run(steps[name], int(count)))
@@ -70,9 +79,14 @@ def device() -> str:
 
 
 def make(
-    network: str, count: int, names: list[str], data: str = "random", size: int | None = None
-) -> tuple[dict[str, Step], dict[str, str]]:
-    """The steps that can be made, warmed up, and what there is to say about each."""
+    network: str,
+    count: int,
+    names: list[str],
+    data: str = "random",
+    size: int | None = None,
+    make_s: float = math.inf,
+) -> tuple[dict[str, Step], dict[str, str], dict[str, CompiledModule]]:
+    """The steps that can be made, warmed up; what there is to say about each; what XLA made of each."""
     import keras
 
     keras.utils.set_random_seed(0)
@@ -85,18 +99,24 @@ def make(
     model.compute_loss(y=first[1], y_pred=model(first[0]))
     steps: dict[str, Step] = {}
     said: dict[str, str] = {}
+    modules: dict[str, CompiledModule] = {}
+    end_s = time.monotonic() + make_s
     for name in names:
+        if time.monotonic() > end_s:
+            said[name] = f"not made: {make_s:.0f} s were over"
+            continue
         try:
             with watched() as watch:
                 steps[name], said[name] = _step(name, model, source)
                 _wait(steps[name]())
             _wait(steps[name]())
             if watch.found is not None and name != "no xla":
+                modules[name] = watch.found
                 said[name] = "; ".join(filter(None, (said[name], watch.found.text())))
         except Exception as error:  # one that cannot be made must not stop the others
             steps.pop(name, None)
             said[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"
-    return steps, said
+    return steps, said, modules
 
 
 def _step(name: str, model: Any, source: Iterator[Any]) -> tuple[Step, str]:
@@ -111,7 +131,7 @@ def _step(name: str, model: Any, source: Iterator[Any]) -> tuple[Step, str]:
         function = tf.function(model.train_step, jit_compile=name != "no xla", autograph=False)
         return lambda: function(next(source)), ""
     plan, streams, store = OURS[name]
-    rewriter = default_rewriter(functools.partial(plan, streams=streams), store)
+    rewriter = default_rewriter(functools.partial(plan, streams=streams), store, name.endswith("aside"))
     session = StreamSession(Options(schedule="multi_stream", any_platform=True))
     step = StreamStep(model.train_step, model.train_step, session, Way(rewriter))
     compiled = CompiledStep(step, (next(source),), {})

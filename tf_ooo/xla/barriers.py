@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from grappler_passes.edit import GraphEditor, tensor
 from grappler_passes.graph import Op, OpKind
 from tf_ooo.xla import compat
+from tf_ooo.xla.barrier_costs import is_worth_it
 from tf_ooo.xla.outline import Call
 from tf_ooo.xla.regions import FlatStep, Port
 
-STORES = ("all", "backward", "none")
+STORES = ("cost", "all", "backward", "none")
 _STORED = (OpKind.FORWARD, OpKind.OUTPUT_GRAD)
 _BACKWARD = (OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD)
 # Arguments and variables are in memory already.
@@ -40,7 +41,8 @@ def store_activations(
         editor, step, ops: the step, and its classified ops by name.
         calls: whose inputs are looked at; made afterwards, from what this returns.
         readers: of activations; ``"all"``: the forward pass reads the stored tensor too, ``"backward"``:
-            it may merge its own copy into what comes next, ``"none"``: nothing is done.
+            it may merge its own copy into what comes next, ``"cost"``: of these two what costs less, for
+            each tensor, ``"none"``: nothing is done.
 
     Returns:
         Where the tensors are now.
@@ -58,9 +60,19 @@ def store_activations(
         name = f"ooo_stored_{len(stored)}"
         add_barrier(editor, step, name, [port], [_dtype(step, port)])
         stored[port] = (name, 0)
-        for reader in _readers(step, ops, port, readers == "backward"):
+        everyone = _readers(step, ops, port, False)
+        keep = readers == "all" or (
+            readers == "cost" and is_worth_it(step, port, _main(everyone, calls), calls)
+        )
+        for reader in everyone if keep else _readers(step, ops, port, True):
             _read_behind(editor, reader, port, stored[port])
     return stored
+
+
+def _main(readers: Sequence[str], calls: Sequence[Call]) -> list[str]:
+    """Those that no call takes along."""
+    inside = {name for call in calls for name in call.region.own}
+    return [name for name in readers if name not in inside]
 
 
 def _readers(step: FlatStep, ops: Mapping[str, Op], port: Port, backward_only: bool) -> list[str]:

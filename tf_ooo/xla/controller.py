@@ -116,15 +116,16 @@ def ways(options: Options, steps: int = 1) -> list[Way]:
     )
     delayed = functools.partial(joint, delay=True)
     auto_store = options.store_activations == "auto"
-    store = "all" if auto_store else options.store_activations
+    store = "cost" if auto_store else options.store_activations
+    make = functools.partial(default_rewriter, side_updates=options.side_updates)
     if not _compares(options):
         asked = delayed if steps > 1 else early if table is None else joint
-        return [Way(default_rewriter(asked, store))]
-    found = [Way(default_rewriter(early, store)), Way(default_rewriter(joint, store), JOINT)]
+        return [Way(make(asked, store))]
+    found = [Way(make(early, store)), Way(make(joint, store), JOINT)]
     if auto_store:
-        found.append(Way(default_rewriter(early, "backward"), RECOMPUTED))
+        found.append(Way(make(early, "backward"), RECOMPUTED))
     if steps > 1:
-        found.append(Way(default_rewriter(delayed, store), DELAYED))
+        found.append(Way(make(delayed, store), DELAYED))
     if _why_not_concurrent() is None:
         found.append(Way(unchanged, CONCURRENT, CONCURRENT_FLAGS))
     return found

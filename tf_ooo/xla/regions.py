@@ -81,12 +81,12 @@ def find_regions(step: FlatStep, graph: TrainingGraph, names: Iterable[str]) -> 
     """
     names = list(names)
     outside = [n for n in names if n not in step.nodes or step.nodes[n].op != graph.ops[n].type]
-    chosen = {n for n in names if n not in outside and _is_pure(step, n)}
+    chosen = {n for n in names if n not in outside and is_pure(step, n)}
     chosen = _with_static_borders(step, chosen)
     if not any(step.nodes[name].op in CONTRACTIONS for name in chosen):
         return _why_none(step, names, outside)
     ordered = tuple(name for name in graph.ops if name in chosen)
-    found = [_region(step, ops, own) for ops, own in _parts(step, ordered)]
+    found = [region_of(step, ops, own) for ops, own in _parts(step, ordered)]
     return [region for region in found if _is_convex(step, set(region.own))] or (
         "its gradient leaves these ops and comes back to them"
     )
@@ -155,7 +155,8 @@ def _upstream(step: FlatStep, name: str, inside: set[str]) -> set[str]:
     return found
 
 
-def _is_pure(step: FlatStep, name: str) -> bool:
+def is_pure(step: FlatStep, name: str) -> bool:
+    """No state, no call, and only numbers in and out."""
     node = step.nodes[name]
     if (
         is_stateful(node.op)
@@ -190,7 +191,7 @@ def _why_none(step: FlatStep, names: Sequence[str], outside: Sequence[str]) -> s
     if outside or loops:
         return "its gradient is computed in a loop, together with dO"
     there = [name for name in names if name in step.nodes]
-    impure = [name for name in there if not _is_pure(step, name)]
+    impure = [name for name in there if not is_pure(step, name)]
     if impure:
         return f"{impure[0]} ({step.nodes[impure[0]].op}) cannot be moved: it has state or holds no numbers"
     sized = [n for n in there if any(not _is_static(step, port) for port in _touched(step, n))]
@@ -213,7 +214,8 @@ def _is_convex(step: FlatStep, chosen: set[str]) -> bool:
     return True
 
 
-def _region(step: FlatStep, ops: tuple[str, ...], own: tuple[str, ...]) -> Region:
+def region_of(step: FlatStep, ops: tuple[str, ...], own: tuple[str, ...]) -> Region:
+    """The region of these ops, with what enters and leaves them."""
     chosen = set(ops)
     inputs: dict[Port, None] = {}
     constants: dict[Port, np.ndarray[Any, Any]] = {}

@@ -21,6 +21,7 @@ from tf_ooo.xla.barriers import hold_back, join, store_activations
 from tf_ooo.xla.calls import Parts, last_of_main, make_calls
 from tf_ooo.xla.outline import Call, outline
 from tf_ooo.xla.regions import FlatStep, Port, Region, find_regions
+from tf_ooo.xla.updates import single_assignment, with_updates, without_dead_ends
 
 Plan = Callable[[TrainingGraph, TaskOps, Collection[int], Any], Schedule]
 
@@ -75,7 +76,9 @@ def unchanged(graph_def: Any, fetches: Sequence[str]) -> StepGraph:
     return StepGraph(graph_def=functional, fetches=tuple(fetches))
 
 
-def rewrite_step(graph_def: Any, fetches: Sequence[str], plan: Plan, store: str = "all") -> StreamRewrite:
+def rewrite_step(
+    graph_def: Any, fetches: Sequence[str], plan: Plan, store: str = "cost", side_updates: bool = False
+) -> StreamRewrite:
     """Classifies the step, asks ``plan`` which dW go where, and puts those into calls on streams.
 
     Args:
@@ -84,6 +87,7 @@ def rewrite_step(graph_def: Any, fetches: Sequence[str], plan: Plan, store: str 
         plan: makes the schedule of one step from the classified step, its tasks, the layers whose dW can
             be moved, and the flat graph.
         store: who reads stored activations, see ``barriers.store_activations``.
+        side_updates: what can of the updates is part of the calls.
 
     Raises:
         GraphError: not a training step, or none of its dW can be moved; says why.
@@ -92,6 +96,9 @@ def rewrite_step(graph_def: Any, fetches: Sequence[str], plan: Plan, store: str 
     nodes = list(dict.fromkeys(text.partition(":")[0] for text in fetches))
     functional, lowered = compat.flat_graphs(graph_def, nodes)
     functional = without_gates(functional)
+    if side_updates:
+        functional = single_assignment(without_dead_ends(functional, fetches))
+        lowered = single_assignment(lowered)
     step = FlatStep(functional, infer_some_outputs(functional), fetches)
     graphs = split_steps(lowered) or [lowered]
     steps: list[Parts] = []
@@ -100,13 +107,16 @@ def rewrite_step(graph_def: Any, fetches: Sequence[str], plan: Plan, store: str 
         graph = classify_graph_def(one, nodes)
         tasks = task_ops(graph)
         regions, left = regions_by_layer(step, graph, tasks)
+        if side_updates:
+            regions = {i: [with_updates(step, graph, r) for r in found] for i, found in regions.items()}
         if not regions:
             raise GraphError(f"no weight gradient can run on a stream of its own: {_shown(left)}")
         steps.append(Parts(number, graph, tasks, regions))
     _check_same(steps)
     schedule = plan(steps[0].graph, steps[0].tasks, set(steps[0].regions), graphs[0])
     made = apply_schedule(step, steps, schedule, store)
-    return replace(made, left=left, plan_seconds=time.perf_counter() - started)
+    variant = f"{store}, updates aside" if side_updates else store
+    return replace(made, left=left, variant=variant, plan_seconds=time.perf_counter() - started)
 
 
 def without_gates(graph_def: Any) -> Any:

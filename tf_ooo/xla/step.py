@@ -230,6 +230,6 @@ def check_calls(hlo: str, made: StepGraph) -> None:
         )
 
 
-def default_rewriter(plan: Any, store: str) -> Rewriter:
+def default_rewriter(plan: Any, store: str, side_updates: bool = False) -> Rewriter:
     """Rewrites with one plan; see :func:`rewrite_step`."""
-    return lambda graph_def, fetches: rewrite_step(graph_def, fetches, plan, store)
+    return lambda graph_def, fetches: rewrite_step(graph_def, fetches, plan, store, side_updates)

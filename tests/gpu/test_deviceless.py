@@ -8,14 +8,16 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from tests.gpu.hlo_compiler import scheduled_hlo, why_not
+from tests.gpu.hlo_compiler import compiled, why_not
 from tf_ooo.options import Options
 from tf_ooo.xla import hlo_order
+from tf_ooo.xla.captured import CompiledModule
+from tf_ooo.xla.choice import CONCURRENT, CONCURRENT_FLAGS
 from tf_ooo.xla.compat import hlo_of
 from tf_ooo.xla.controller import ways
 from tf_ooo.xla.gains import GainTable
 from tf_ooo.xla.session import StreamSession
-from tf_ooo.xla.step import CompiledStep, StreamStep
+from tf_ooo.xla.step import STOCK_WAY, CompiledStep, StreamStep, Way
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 BATCH = 8
@@ -63,6 +65,11 @@ NETWORKS = {f.__name__: f for f in (dense, conv, depthwise, attention, lstm)}
 
 def order_of(name: str, **options) -> list[hlo_order.Launch]:
     """What the rewritten train step of a network launches on an H100."""
+    return hlo_order.launches(compiled_step(name, **options)[0])
+
+
+def compiled_step(name: str, way: Way | None = None, **options) -> tuple[str, CompiledModule]:
+    """(module in launch order, what XLA made of it) of a network's train step."""
     keras.utils.set_random_seed(0)
     model = NETWORKS[name]()
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=True)
@@ -70,10 +77,10 @@ def order_of(name: str, **options) -> list[hlo_order.Launch]:
     data = (tf.zeros((BATCH, *model.input_shape[1:])), tf.zeros((BATCH,), tf.int32))
     model.train_step(data)
     session = StreamSession(Options(schedule="multi_stream", any_platform=True, **options))
-    way = ways(session.options)[0]
+    way = way or ways(session.options)[0]
     step = StreamStep(model.train_step, model.train_step, session, way)
-    compiled = CompiledStep(step, (data,), {})
-    return hlo_order.launches(scheduled_hlo(hlo_of(compiled._run, compiled.inputs.specs)))
+    made = CompiledStep(step, (data,), {})
+    return compiled(hlo_of(made._run, made.inputs.specs), *way.flags)
 
 
 @pytest.mark.parametrize("name", sorted(NETWORKS))
@@ -99,3 +106,23 @@ def test_gains_hold_a_weight_gradient_back(tmp_path):
 def test_streams_are_kept():
     order = order_of("dense", streams=2)
     assert {launch.stream for launch in order if launch.kind == "start"} == {1, 2}
+
+
+def test_what_leaves_the_cuda_graphs_is_said():
+    """Stock steps are in graphs as a whole, with XLA's concurrency too; calls and what is between are not."""
+    for way in (STOCK_WAY, Way(STOCK_WAY.rewrite, CONCURRENT, CONCURRENT_FLAGS)):
+        _, stock = compiled_step("dense", way)
+        assert (stock.share_in_graphs, stock.graphs, stock.on_side_streams) == (1.0, 1, 0)
+    _, ours = compiled_step("dense")
+    assert ours.on_side_streams >= 4
+    assert 0 < ours.share_in_graphs < 1
+    assert ours.total_bytes >= stock.total_bytes
+
+
+def test_updates_on_the_side_stream():
+    """Plain gradient descent: fewer kernels are left for the main stream."""
+    _, without = compiled_step("dense")
+    _, aside = compiled_step("dense", side_updates=True)
+    main = [module.launches - module.on_side_streams for module in (without, aside)]
+    assert main[1] <= main[0]
+    assert aside.on_side_streams >= without.on_side_streams

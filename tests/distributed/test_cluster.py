@@ -1,6 +1,9 @@
 """Workers in processes of their own: joining, refusing, losing them."""
 
+import json
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -174,3 +177,17 @@ def test_worker_checks_its_arguments():
         serve("a:1,b:2", 1, inter_op_threads=1)
     with pytest.raises(OptionsError, match="given twice"):
         serve("a:1,a:1", 1)
+
+
+def test_late_gradients_over_two_workers():
+    """mode="layerpipe": the weights are those of training by hand with weights of 2 S(l) steps ago."""
+    cluster = addresses(2)
+    with workers(cluster, [0, 1]):
+        command = [sys.executable, "-m", "tests.distributed.cluster_layerpipe", cluster]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["delays"] == [2, 2, 0, 0]
+    assert found["steps"] == 1
+    assert found["distance"] < 1e-6
+    assert found["devices"] == [f"/job:worker/replica:0/task:{task}/device:CPU:0" for task in range(2)]

@@ -1,0 +1,42 @@
+"""Trains with late gradients over a cluster; prints the distance to training by hand.  Argument: addresses."""
+
+import json
+import os
+import sys
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+
+import numpy as np
+import tensorflow as tf
+
+import tf_ooo
+from tests.graph.layerpipe_fit import BATCHES, by_hand, data, perceptron
+from tf_ooo.costs.table import CostTable
+
+
+def main(addresses):
+    costs = CostTable([tf_ooo.LayerCosts(1.0, 1.0, 1.0) for _ in range(4)])
+    callback = tf_ooo.OOOBackprop(mode="layerpipe", devices=addresses, costs=costs, schedule="pipedream")
+    x, y = data()
+    parts = tf.data.Dataset.from_generator(
+        lambda: zip(x, y, strict=True),
+        output_signature=tuple(tf.TensorSpec([None, part[0].shape[1]]) for part in (x, y)),
+    )
+    model = perceptron()
+    model.fit(parts, verbose=0, callbacks=[callback])
+    layers = callback.report.layers
+    delays = [row["delay_steps"] for row in layers]
+    expected, _ = by_hand(delays, "stash")
+    distances = [float(np.abs(a - b).max()) for a, b in zip(model.get_weights(), expected, strict=True)]
+    found = {
+        "distance": max(distances),
+        "delays": delays,
+        "devices": callback.report.layerpipe["devices"],
+        "steps": int(model.optimizer.iterations.numpy()) / BATCHES,
+    }
+    print(json.dumps(found), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

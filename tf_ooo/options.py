@@ -98,6 +98,8 @@ class Options:
             pass, exact), ``"ema"`` (rebuilt from a moving average of the updates) or ``"latest"``.
         drain_steps: layerpipe: no batch comes in before all before it are done, every so many batches, so
             that a checkpoint taken then holds all their updates; None: at the ends of epochs only.
+        rate_warmup_steps: layerpipe: in the first so many steps learning rates are smaller, the more the
+            later a layer's gradients are (docs/layerpipe.md); None: not.
         costs: pipeline: a CostTable of the model's layers, such as ``report.costs`` of an earlier run; None:
             measured.
 
@@ -131,6 +133,7 @@ class Options:
     gains: str | os.PathLike[str] | None = None
     weights: str = "stash"
     drain_steps: int | None = None
+    rate_warmup_steps: int | None = None
     costs: CostTable | None = None
 
     def __post_init__(self) -> None:
@@ -188,7 +191,8 @@ class Options:
                 raise OptionsError(f"{name}={getattr(self, name)!r:.80} needs mode='pipeline'")
 
     def _check_layerpipe(self) -> None:
-        _check_int("drain_steps", self.drain_steps, least=1, optional=True)
+        for name in ("drain_steps", "rate_warmup_steps"):
+            _check_int(name, getattr(self, name), least=1, optional=True)
         if self.mode == "layerpipe":
             if self.schedule not in ("auto", *LAYERPIPE_SCHEDULES):
                 raise OptionsError(
@@ -200,8 +204,9 @@ class Options:
             raise OptionsError(f"schedule={self.schedule!r} needs mode='layerpipe'")
         if self.weights != "stash":
             raise OptionsError(f"weights={self.weights!r} needs mode='layerpipe'")
-        if self.drain_steps is not None:
-            raise OptionsError(f"drain_steps={self.drain_steps} needs mode='layerpipe'")
+        for name in ("drain_steps", "rate_warmup_steps"):
+            if getattr(self, name) is not None:
+                raise OptionsError(f"{name}={getattr(self, name)} needs mode='layerpipe'")
 
     @classmethod
     def from_arguments(cls, **arguments: Any) -> Options:

@@ -1,4 +1,4 @@
-"""Trains with late gradients over a cluster; prints the distance to training by hand.  Argument: addresses."""
+"""Trains with late gradients over a cluster, prints the distance to training by hand; argument: addresses."""
 
 import json
 import os

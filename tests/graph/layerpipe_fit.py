@@ -52,7 +52,7 @@ def data():
     return x, y
 
 
-def by_hand(delays, weights, rate=0.3):
+def by_hand(delays, weights, rate=0.3, warmup=None):
     """The final weights, and the losses: layer l's forward pass is ``delays[l]`` updates behind."""
     x, y = data()
     pairs = perceptron().get_weights()
@@ -69,8 +69,11 @@ def by_hand(delays, weights, rate=0.3):
         gradients, loss = _gradients(x[n], y[n], seen, now)
         losses.append(loss)
         after = [
-            tuple(w - rate * g for w, g in zip(*pairs, strict=True))
-            for pairs in zip(history[n], gradients, strict=True)
+            tuple(
+                w - rate * _factor(delays[layer], n + (max(delays) + delays[layer]) // 2, warmup) * g
+                for w, g in zip(*pairs, strict=True)
+            )
+            for layer, pairs in enumerate(zip(history[n], gradients, strict=True))
         ]
         for layer, d in enumerate(delays):
             for k in range(2):
@@ -78,6 +81,10 @@ def by_hand(delays, weights, rate=0.3):
                 averages[layer][k] += 2 / (d + 1) * (taken_off - averages[layer][k])
         history.append(after)
     return [w for pair in history[-1] for w in pair], losses
+
+
+def _factor(delay, rounds, warmup):
+    return 1.0 if not warmup or not delay else delay ** -(1 - min(rounds / warmup, 1))
 
 
 def _weights(which, seen, latest, average, delay):
@@ -126,7 +133,7 @@ STAGES = {
 }
 
 
-def spread_over(stages, weights):
+def spread_over(stages, weights, warmup=None):
     model = perceptron()
     model.optimizer.build(model.trainable_variables)
     x, y = data()
@@ -140,7 +147,7 @@ def spread_over(stages, weights):
         if name.split("/")[-2] in layer_of
     }
     moved.move(homes, names.values())
-    made = spread(model, (x[0], y[0]), stages, DEVICES[: stages.processors], weights, {})
+    made = spread(model, (x[0], y[0]), stages, DEVICES[: stages.processors], weights, {}, warmup)
     feed = iter(zip(x, y, strict=True))
 
     def batches():
@@ -322,6 +329,7 @@ def lstm():
 
 def refusals():
     clipped = convnet(keras.optimizers.SGD(0.1, global_clipnorm=1.0))
+    falling = convnet(keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 100)))
     many = tf_ooo.OOOBackprop(
         mode="layerpipe", devices=4, costs=CostTable([tf_ooo.LayerCosts(1.0, 0.0, 0.0)])
     )
@@ -333,6 +341,7 @@ def refusals():
     before = [v.value.device for v in clipped.variables]
     found = {
         "global_clipnorm": message(lambda: fitted(clipped, layerpipe())),
+        "schedule_of_rates": message(lambda: fitted(falling, layerpipe(rate_warmup_steps=5))),
         "more_processors": message(lambda: fitted(tiny, many)),
         "loop": message(lambda: loop.fit(x, y, batch_size=8, verbose=0, callbacks=[two])),
         "devices": message(lambda: fitted(convnet(), tf_ooo.OOOBackprop(mode="layerpipe", devices=9))),
@@ -341,6 +350,19 @@ def refusals():
     }
     found["put_back"] = [v.value.device for v in clipped.variables] == before
     return found
+
+
+def rates_that_warm_up():
+    stages = STAGES["four"]
+    delays = [2 * stages.stages_after(layer) for layer in range(4)]
+    got, _, _ = spread_over(stages, "stash", warmup=10)
+    expected, _ = by_hand(delays, "stash", warmup=10)
+    others, _ = by_hand(delays, "stash")
+
+    def distance(a, b):
+        return max(float(np.abs(x - y).max()) for x, y in zip(a, b, strict=True))
+
+    return {"distance": distance(got, expected), "matters": distance(got, others)}
 
 
 def main(names):

@@ -34,6 +34,12 @@ def test_delays_are_twice_the_stages_after():
         assert one["notes"] == [], name
 
 
+def test_learning_rates_warm_up():
+    found = check("rates_that_warm_up")
+    assert found["distance"] < 1e-6
+    assert found["matters"] > 0.01
+
+
 @pytest.mark.slow
 def test_callback():
     found = check("callback_in_fit")
@@ -73,6 +79,7 @@ def test_refusals():
     found = check("refusals")
     assert found.pop("put_back")
     assert "clipping by global norm" in found["global_clipnorm"]
+    assert "a LearningRateSchedule can warm up itself" in found["schedule_of_rates"]
     assert "4 processors are more than the tasks of 1 layers" in found["more_processors"]
     assert "unroll=True" in found["loop"]
     assert "devices=9" in found["devices"]

@@ -21,6 +21,8 @@ def test_layerpipe():
         {"mode": "layerpipe", "weights": "stashed"},
         {"mode": "layerpipe", "drain_steps": 0},
         {"mode": "pipeline", "drain_steps": 3},
+        {"mode": "pipeline", "rate_warmup_steps": 3},
+        {"mode": "layerpipe", "rate_warmup_steps": 0},
         {"mode": "pipeline", "weights": "latest"},
         {"mode": "pipeline", "schedule": "pipedream"},
         {"schedule": "layerpipe"},

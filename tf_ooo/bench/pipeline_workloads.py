@@ -126,12 +126,13 @@ def _resnet(blocks: int, width: int, size: int, rows: int) -> Workload:
     x = keras.layers.Conv2D(width, 3, padding="same", activation="relu")(inputs)
     for number in range(3 * blocks):
         stride = 2 if number in (blocks, 2 * blocks) else 1
-        x = _residual(x, width * 2 ** (number // blocks), stride)
+        x = residual(x, width * 2 ** (number // blocks), stride)
     outputs = keras.layers.Dense(CLASSES)(keras.layers.GlobalAveragePooling2D()(x))
     return _compiled(inputs, outputs, _numbers(rows, size, size, 3), _labels(rows))
 
 
-def _residual(x: Any, width: int, stride: int) -> Any:
+def residual(x: Any, width: int, stride: int) -> Any:
+    """A residual block of two convolutions."""
     import keras
 
     layers = keras.layers

@@ -59,6 +59,14 @@ def register(dtype: Any, shape: Sequence[int | None] | None, device: str) -> Any
         )
 
 
+def counter() -> Any:
+    """A count of rounds."""
+    import tensorflow as tf
+
+    with tf.init_scope(), tf.device("CPU:0"):
+        return tf.Variable(0, dtype=tf.int64, trainable=False)
+
+
 def function(body: Callable[..., Any], specs: Sequence[Any]) -> Any:
     """A ``tf.function`` for these inputs, without autograph; TensorFlow does not warn that there are several.
 
@@ -133,6 +141,12 @@ def _again(graph: Any, node: Any, inputs: Sequence[Any], name: str) -> Any:
         node.op, list(inputs), attrs=attributes, name=name, dtypes=None, compute_device=False
     )
     return operation.outputs[0]
+
+
+def learning_rate_handle(optimizer: Any) -> Any:
+    """The resource of the learning rate's variable; None where it is a schedule."""
+    rate = getattr(getattr(optimizer, "_learning_rate", None), "_value", None)
+    return getattr(rate, "handle", None)
 
 
 def is_plain_sgd(optimizer: Any) -> bool:

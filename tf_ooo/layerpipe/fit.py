@@ -244,6 +244,8 @@ class LayerPipeFit(PipelineFit):
         }
         self._moved.move(devices, variables.values())
         seconds = self.report.costs.op_seconds if self.report.costs is not None else {}
-        self._spread = spread(model, batch, stages, self.devices, self.options.weights, seconds)
+        self._spread = spread(
+            model, batch, stages, self.devices, self.options.weights, seconds, self.options.rate_warmup_steps
+        )
         self.report.notes += [note for note in self._spread.notes if note not in self.report.notes]
         fill_spread(self.report, self._spread)

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tf_ooo.layerpipe import compat as mode_compat
 from tf_ooo.layerpipe.delays import Delays, delays_of
 from tf_ooo.layerpipe.divide import divided
+from tf_ooo.layerpipe.rates import with_factors
 from tf_ooo.layerpipe.rounds import Facts, Rounds, rounds_of
 from tf_ooo.layerpipe.stages import Stages
 from tf_ooo.layerpipe.ticks import Ticks
@@ -46,6 +48,7 @@ def spread(
     devices: Sequence[str],
     weights: str,
     op_seconds: Mapping[str, float],
+    rate_warmup_steps: int | None = None,
 ) -> Spread:
     """Traces a model's step and spreads it; its variables are on their devices.
 
@@ -56,6 +59,7 @@ def spread(
         devices: of the processors.
         weights: see ``versions``.
         op_seconds: of the step's ops, where measured: which op of a dO is worth dividing.
+        rate_warmup_steps: see ``rates``; None: learning rates are as they are.
 
     Raises:
         GraphError: the step cannot be spread; says which op is in the way.
@@ -64,6 +68,9 @@ def spread(
     traced, notes = divided(traced, stages, op_seconds)
     of_variable = {variable.name: variable.handle for variable in traced.graph.variables}
     trained = {of_variable[name]: layer.index for layer in traced.graph.layers for name in layer.variables}
+    late: set[int] = set()
+    if rate_warmup_steps is not None:
+        traced, late = with_factors(traced, stages, _learning_rate(model, traced))
     now: tuple[Now, ...] = ()
     if weights != "stash":
         traced, now = with_later_weights(traced, trained, stages)
@@ -80,8 +87,15 @@ def spread(
     )
     rounds = rounds_of(facts, stages, {one.name: one.round for one in now})
     delays = delays_of(traced, rounds)
-    ticks = Ticks(traced, rounds, delays, now, averages=weights == "ema")
+    ticks = Ticks(
+        traced, rounds, delays, now, averages=weights == "ema", late=late, warmup_steps=rate_warmup_steps or 1
+    )
     return Spread(traced, rounds, delays, ticks, trained, now, stages, notes)
+
+
+def _learning_rate(model: Any, traced: Traced) -> str | None:
+    handle = mode_compat.learning_rate_handle(model.optimizer)
+    return next((name for name, outside in traced.captured.items() if outside is handle), None)
 
 
 def _is_whole(infos: Sequence[Any]) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 from grappler_passes.node_input import split_input
 from tf_ooo.layerpipe import compat
 from tf_ooo.layerpipe.averages import Averages, read_weight
 from tf_ooo.layerpipe.delays import Delays, nodes_between
+from tf_ooo.layerpipe.rates import factor_name, factors
 from tf_ooo.layerpipe.rounds import Rounds
 from tf_ooo.layerpipe.traced import Traced
 from tf_ooo.layerpipe.versions import Now
@@ -22,6 +23,7 @@ class Ticks:
         traced, rounds, delays: of the step.
         now: weights that are read instead of those of the forward pass.
         averages: whether ``now`` are rebuilt from a moving average of the updates.
+        late, warmup_steps: see ``rates.factors``.
     """
 
     def __init__(
@@ -31,8 +33,12 @@ class Ticks:
         delays: Delays,
         now: Sequence[Now] = (),
         averages: bool = False,
+        late: Set[int] = frozenset(),
+        warmup_steps: int = 1,
     ) -> None:
         self.traced, self.rounds, self.delays, self.now = traced, rounds, delays, now
+        self._late, self._warmup_steps = late, warmup_steps
+        self._count = compat.counter() if late else None
         self._averages = Averages(traced, rounds, now) if averages else None
         self._functions: dict[tuple[int, int], Any] = {}
         dtypes = {
@@ -83,7 +89,12 @@ class Ticks:
         traced, delays = self.traced, self.delays
         graph_def = type(traced.graph_def)()
         graph_def.library.CopyFrom(traced.graph_def.library)
-        given = {*traced.arguments, *traced.captured, *(one.name for one in self.now)}
+        given = {
+            *traced.arguments,
+            *traced.captured,
+            *(one.name for one in self.now),
+            *map(factor_name, self._late),
+        }
         nodes = [node for node in nodes_between(delays, self.rounds, low, high) if node.name not in given]
         graph_def.node.extend(nodes)
         read = {split_input(text)[0] for node in nodes for text in node.input}
@@ -97,7 +108,8 @@ class Ticks:
             tensors |= traced.captured
             later = {one.handle: read_weight(traced, one) for one in self.now}
             tensors |= self._weights_now(later)
-            late = self._late()
+            tensors |= self._rates()
+            late = self._stored()
             tensors |= {name: value for name, value in late.items() if name in read}
             replaced = {f"{name}:0": value for name, value in tensors.items() if name in read}
             wanted = [r.source for r in delays.registers if r.number in made]
@@ -119,7 +131,15 @@ class Ticks:
         if self._averages is not None:
             self._averages.reset()
 
-    def _late(self) -> dict[str, Any]:
+    def _rates(self) -> dict[str, Any]:
+        """What late layers' learning rates are multiplied with in this round."""
+        if self._count is None:
+            return {}
+        found = factors(set(self._late), self._count.read_value(), self._warmup_steps)
+        self._count.assign_add(1, read_value=False)
+        return found
+
+    def _stored(self) -> dict[str, Any]:
         import tensorflow as tf
 
         found = {}

@@ -1,0 +1,54 @@
+"""Models and batches of the LayerPipe benchmark, at widths that a share of a core can train."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tf_ooo.bench.pipeline_workloads import SEED, Workload
+from tf_ooo.bench.workloads import Workload as Network
+from tf_ooo.bench.workloads import resnet, vgg16
+
+_ROWS = 64
+# A plain network whose layers differ: PipeDream cannot divide it evenly.
+_WIDTHS = (256, 1536, 1536, 512, 1024, 10)
+
+
+def _mlp() -> Any:
+    import keras
+
+    layers = [keras.layers.Dense(width, activation="relu") for width in _WIDTHS[1:-1]]
+    return keras.Sequential([keras.Input((_WIDTHS[0],)), *layers, keras.layers.Dense(_WIDTHS[-1])])
+
+
+def _resnet18() -> Any:
+    """ResNet-18 (He et al. 2016) with a quarter of its channels."""
+    import keras
+
+    from tf_ooo.bench.pipeline_workloads import residual  # noqa: PLC0415 - next to its only use
+
+    inputs = keras.Input((32, 32, 3))
+    x = keras.layers.Conv2D(16, 3, padding="same", activation="relu")(inputs)
+    for stage in range(4):
+        for block in range(2):
+            x = residual(x, 16 * 2**stage, 2 if stage and not block else 1)
+    return keras.Model(inputs, keras.layers.Dense(10)(keras.layers.GlobalAveragePooling2D()(x)))
+
+
+NETWORKS: dict[str, Network] = {
+    "mlp": Network(_mlp, 8 * _ROWS, (_WIDTHS[0],)),
+    "vgg16": Network(lambda: vgg16(0.25, 128, 32), _ROWS, (32, 32, 3)),
+    "resnet18": Network(_resnet18, _ROWS, (32, 32, 3)),
+    "resnet50": Network(lambda: resnet((3, 4, 6, 3), 0.25, 32), _ROWS // 2, (32, 32, 3)),
+}
+
+
+def make(name: str) -> Workload:
+    """A compiled model and one batch of made-up data for it."""
+    import keras
+
+    keras.utils.set_random_seed(SEED)
+    network = NETWORKS[name]
+    model = network.build()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.01), loss, jit_compile=False)
+    return Workload(model, *network.data(network.batch, SEED))

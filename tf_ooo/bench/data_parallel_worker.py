@@ -104,7 +104,11 @@ class Trainer:
         self.name, self.steps, self.batch = name, options.steps, workload.batch
         chosen = CONFIGURATIONS[name]
         self.model = _compiled(workload, options.steps if chosen is not None else 1, name, hvd)
-        self.callback = None if chosen is None else tf_ooo.OOOBackprop(mode="data_parallel", **chosen)
+        self.callback = (
+            None
+            if chosen is None
+            else tf_ooo.OOOBackprop(mode="data_parallel", unroll=options.steps, **chosen)
+        )
         self.x, self.y = workload.data(2 * self.steps * self.batch, 1 + hvd.rank())
         self._first = [v.numpy() for v in (*self.model.variables, *self.model.optimizer.variables)]
 

@@ -117,6 +117,7 @@ WORKLOADS = {
     "mlp": Workload(lambda: mlp(8, 1024), 256, (1024,)),
     "mlp_small": Workload(lambda: mlp(8, 512), 256, (512,)),
     "mlp_large_batch": Workload(lambda: mlp(8, 512), 768, (512,)),
+    "mlp_deep": Workload(lambda: mlp(16, 512), 768, (512,)),
     "vgg16": Workload(lambda: vgg16(0.5, 2048, 32), 32, (32, 32, 3)),
     "resnet50": Workload(lambda: resnet((3, 4, 6, 3), 0.5, 32), 32, (32, 32, 3)),
     "resnet101": Workload(lambda: resnet((3, 4, 23, 3), 0.5, 32), 16, (32, 32, 3)),

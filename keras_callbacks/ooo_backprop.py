@@ -10,6 +10,7 @@ from tf_ooo.data_parallel import DataParallelFit, launched_with_workers
 from tf_ooo.layerpipe.fit import LayerPipeFit
 from tf_ooo.options import Options
 from tf_ooo.pipeline.fit import PipelineFit
+from tf_ooo.pipeline.replicated_fit import ReplicatedPipelineFit
 from tf_ooo.report import Report
 from tf_ooo.single_device import FitSession
 
@@ -88,6 +89,7 @@ def _session(options: Options) -> DataParallelFit | FitSession | PipelineFit:
     if options.mode == "layerpipe":
         return LayerPipeFit(options)
     if options.mode == "pipeline":
-        return PipelineFit(options)
+        replicated = launched_with_workers() if options.replicas is None else options.replicas > 1
+        return ReplicatedPipelineFit(options) if replicated else PipelineFit(options)
     parallel = options.mode == "data_parallel" or (options.mode == "auto" and launched_with_workers())
     return DataParallelFit(options) if parallel else FitSession(options)

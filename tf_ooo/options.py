@@ -100,6 +100,8 @@ class Options:
             that a checkpoint taken then holds all their updates; None: at the ends of epochs only.
         rate_warmup_steps: layerpipe: in the first so many steps learning rates are smaller, the more the
             later a layer's gradients are (docs/layerpipe.md); None: not.
+        replicas: pipeline: the number of processes, each with a pipeline of its own, whose gradients are
+            averaged; None: as many as horovodrun started.
         costs: pipeline: a CostTable of the model's layers, such as ``report.costs`` of an earlier run; None:
             measured.
 
@@ -126,6 +128,7 @@ class Options:
     microbatches: int = 8
     chunks: int | None = None
     group: int | None = None
+    replicas: int | None = None
     streams: int = 1
     store_activations: str = "auto"
     side_updates: bool = False
@@ -174,6 +177,9 @@ class Options:
             _check_int(name, value, least=1, optional=True)
             if value is not None and self.schedule != schedule:
                 raise OptionsError(f"{name}={value} goes with schedule={schedule!r} only")
+        _check_int("replicas", self.replicas, least=1, optional=True)
+        if self.replicas is not None and self.mode == "layerpipe":
+            raise OptionsError(f"replicas={self.replicas} needs mode='pipeline'")
         if self.mode in ("pipeline", "layerpipe"):
             if self.mode == "pipeline" and self.schedule not in ("auto", *PIPELINE_SCHEDULES):
                 raise OptionsError(
@@ -186,7 +192,7 @@ class Options:
             return
         if self.schedule in PIPELINE_SCHEDULES and self.schedule not in BACKWARD_ORDERS:
             raise OptionsError(f"schedule={self.schedule!r} needs mode='pipeline'")
-        for name in ("devices", "costs"):
+        for name in ("devices", "costs", "replicas"):
             if getattr(self, name) is not None:
                 raise OptionsError(f"{name}={getattr(self, name)!r:.80} needs mode='pipeline'")
 

@@ -5,6 +5,7 @@ Arguments: the number of devices, then names of checks.  Prints one JSON object,
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -17,6 +18,8 @@ import numpy as np
 import tensorflow as tf
 
 import tf_ooo
+from grappler_passes.dependencies import GraphIndex
+from tf_ooo.pipeline import tasks_of
 from tf_ooo.pipeline.compat import value_of
 
 DEVICES = int(sys.argv[1])
@@ -107,6 +110,7 @@ def compared(make, optimizer, schedules, options=None, **more):
             "schedule": report.schedule,
             "notes": report.notes,
             "loops": loops(report),
+            "unordered": unordered(report),
             "skipped": [note for note in report.notes if note.startswith("skipped")],
         }
     return out
@@ -274,6 +278,24 @@ def check_loops():
     return compared(make, adam, ("gpipe", "zb_h1"), {"microbatches": 2}, data=data, epochs=3)
 
 
+def unordered(report):
+    """Tasks of a lane that do not wait for the one before, though most of their ops should."""
+    graph, lanes = report.rewritten_graph, report.planned.lanes.values()
+    index, ops = GraphIndex(graph), {}
+    for name, task in tasks_of(graph).items():
+        i = index.index[name]
+        if index.ops[i] not in ("Const", "NoOp") and not index.contexts[i].frame:
+            ops.setdefault(task, []).append(i)
+    found = []
+    for lane in lanes:
+        tasks = [task for task in lane if task.kind in ("F", "dO", "dW") and ops.get(task)]
+        for before, after in itertools.pairwise(tasks):
+            free = [i for i in ops[after] if not any(index.implied(j, i) for j in ops[before])]
+            if len(free) > len(ops[after]) / 2:
+                found.append(f"{before} {after}")
+    return found
+
+
 def loops(report):
     """How many while loops start on each device, and whether one has ops on several."""
     places = {}
@@ -437,6 +459,7 @@ def check_refusals():
         "device": (mlp, {}, {"devices": ["CPU:0", "CPU:7"]}),
         "same": (mlp, {}, {"devices": ["CPU:0", "CPU:0"]}),
         "many": (mlp, {}, {"devices": DEVICES + 1}),
+        "replicas": (mlp, {}, {"replicas": 2}),
         "layers": (mlp, {}, {"schedule": "zb_v", "devices": 3}),
     }
     out = {}

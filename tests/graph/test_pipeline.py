@@ -35,6 +35,7 @@ def assert_same_bits(found, devices, far=1e-5):
         assert one["back"] == ["CPU:0"]
         assert one["edges"] > 20
         assert one["skipped"] == []
+        assert one["unordered"] == []
 
 
 def test_two_devices_and_uneven_batches():
@@ -116,6 +117,7 @@ def test_fit_again_and_several_steps_an_execution():
         ("device", "BackendError", "there is no 'CPU:7'"),
         ("same", "BackendError", "named twice"),
         ("many", "BackendError", "devices=4: there are 3"),
+        ("replicas", "BackendError", "1 process was launched"),
         ("layers", "OptionsError", "6 stages are more than the 4 layers"),
     ],
 )

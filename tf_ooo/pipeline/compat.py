@@ -97,12 +97,10 @@ def running_callback_list() -> Any:
 
     Keras hands it to nobody; it is ``self`` of a frame above.
     """
-    import keras
-
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         found = frame.f_locals.get("self")
-        if isinstance(found, keras.callbacks.CallbackList):
+        if found is not None and isinstance(found, keras_of(found).callbacks.CallbackList):
             return found
         frame = frame.f_back
     return None

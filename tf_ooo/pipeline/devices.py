@@ -26,12 +26,14 @@ def home_device() -> str:
         return str(tf.constant(0.0).device)
 
 
-def full_names(value: Any) -> tuple[str, ...]:
+def full_names(value: Any, local_rank: int = 0) -> tuple[str, ...]:
     """The devices of a pipeline, in its order.
 
     Args:
         value: an int (the first so many GPUs, or CPUs where there are no GPUs; None: all of these), names
             of logical or physical devices, or an object with ``devices``.
+        local_rank: of this process among those of its machine that share its GPUs: an int means the GPUs
+            behind those of the processes before it.
 
     Raises:
         BackendError: one does not exist, or stands there twice; says which there are.
@@ -39,7 +41,7 @@ def full_names(value: Any) -> tuple[str, ...]:
     import tensorflow as tf
 
     if value is None or isinstance(value, int):
-        return _first(value, tf)
+        return _first(value, local_rank, tf)
     names = value.devices if is_cluster(value) else value
     there = available_devices()
     found = [_full_name(str(getattr(name, "name", name)), there, tf) for name in names]
@@ -49,20 +51,23 @@ def full_names(value: Any) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _first(count: int | None, tf: Any) -> tuple[str, ...]:
+def _first(count: int | None, local_rank: int, tf: Any) -> tuple[str, ...]:
     there: list[Any] = []
     for kind in _TYPES:
         there = tf.config.list_logical_devices(kind)
         if there:
             break
     by_name = {device.name: device for device in there}
-    if count is not None and count > len(by_name):
+    first = 0 if count is None or kind == "CPU" else local_rank * count
+    if count is not None and first + count > len(by_name):
+        before = f" behind the {first} of other processes" if first else ""
         raise BackendError(
-            f"devices={count}: there are {len(by_name)} ({', '.join(by_name) or 'none'}); CPU devices are "
-            "made, before the first op, by tf.config.set_logical_device_configuration(tf.config."
+            f"devices={count}{before}: there are {len(by_name)} ({', '.join(by_name) or 'none'}); CPU "
+            "devices are made, before the first op, by tf.config.set_logical_device_configuration(tf.config."
             f"list_physical_devices('CPU')[0], [tf.config.LogicalDeviceConfiguration()] * {count})"
         )
-    return tuple(_full_name(name, available_devices(), tf) for name in list(by_name)[:count])
+    end = None if count is None else first + count
+    return tuple(_full_name(name, available_devices(), tf) for name in list(by_name)[first:end])
 
 
 def _full_name(text: str, there: Sequence[str], tf: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from contextlib import nullcontext
 from typing import Any
 
 from tf_ooo import compat
@@ -24,6 +25,7 @@ from tf_ooo.pipeline.measured import link_between, measured_costs
 from tf_ooo.pipeline.naming import named, variable_layers
 from tf_ooo.pipeline.partition import units_of
 from tf_ooo.pipeline.planning import Planned, Wanted, make_plan
+from tf_ooo.pipeline.replicas import Replicas
 from tf_ooo.pipeline.reporting import fill_report, fill_times
 from tf_ooo.pipeline.rewriting import PipelineRequest, Plan
 from tf_ooo.pipeline.step import StepFunctions
@@ -41,10 +43,13 @@ class PipelineFit:
     """What the callback does in one or several ``fit`` calls of one model.
 
     Nothing falls back here: the model is distributed by request.
+
+    Attributes:
+        replicas: those that this pipeline is one of; None: it is alone.
     """
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
+    def __init__(self, options: Options, replicas: Replicas | None = None) -> None:
+        self.options, self.replicas = options, replicas
         self.report = Report(mode=options.mode)
         self.planned: Planned | None = None
         self.devices: tuple[str, ...] = ()
@@ -74,7 +79,7 @@ class PipelineFit:
         compat.check_keras_backend(model)
         _check(model, self.options.mode)
         self._target = _joined(self.options.devices)
-        devices = full_names(self._target)
+        devices = full_names(self._target, 0 if self.replicas is None else self.replicas.engine.local_rank)
         getattr(self._target, "renew", lambda model: None)(model)
         stock = compat.train_function_of(model)
         self._model = model
@@ -83,6 +88,12 @@ class PipelineFit:
         self.devices = devices
         compat.install_train_function(model, self._execution, stock, before_next=self.end)
         self._guard = Guard(model, self._failed)
+
+    @property
+    def guard(self) -> Guard:
+        """Of the fit that runs."""
+        assert self._guard is not None  # for mypy: begin has run
+        return self._guard
 
     def _forget(self, model: Any, stock: Any, devices: tuple[str, ...]) -> None:
         self.report = Report(mode=self.options.mode, model=str(model.name), environment=environment(model))
@@ -134,12 +145,11 @@ class PipelineFit:
 
     def _execution(self, iterator: Any) -> Any:
         """One execution: ``steps_per_execution`` steps, or as many as there are data for."""
-        assert self._guard is not None  # for mypy: begin has run
-        guard, outputs, batches = self._guard, None, []
+        guard, outputs, batches = self.guard, None, []
         try:
             batches = compat.take(iterator, compat.steps_per_execution(self._model))
             for batch in batches:
-                outputs = self._step(batch, iterator)
+                outputs = self.step(batch, iterator)
         except BaseException as error:
             guard.raise_for(error)
         if not batches:
@@ -155,7 +165,8 @@ class PipelineFit:
         self.end()
         return explained
 
-    def _step(self, batch: Any, iterator: Any) -> Any:
+    def step(self, batch: Any, iterator: Any) -> Any:
+        """One step on one batch; its logs."""
         if self._moved is None and self._plan is not None:
             self._start()
         if self._plan is not None:
@@ -169,7 +180,7 @@ class PipelineFit:
         if self._functions is None:
             sync.build(self._model, optimizers_of(self._model), self._model.train_step, iterator)
             self._request = PipelineRequest(self._model, None, home_device())
-            self._functions = StepFunctions(self._model, self._microbatches, self._request.tracing)
+            self._functions = self._step_functions(self._request)
             self._profiled, self._seen = 0, 0
         functions = self._functions
         traced = functions.traced
@@ -192,6 +203,10 @@ class PipelineFit:
     def _not_measured(self, error: OOOError) -> None:
         self.report.notes.append(f"costs are calculated from shapes, not measured: {error}")
 
+    def _step_functions(self, request: PipelineRequest) -> StepFunctions:
+        applying = nullcontext if self.replicas is None else self.replicas.applying(self._model)
+        return StepFunctions(self._model, self._microbatches, request.tracing, applying)
+
     @property
     def _microbatches(self) -> int:
         return self.options.microbatches
@@ -206,6 +221,7 @@ class PipelineFit:
             raise BackendError(f"the step cannot be cut: {request.skipped or _NO_GRAPH}")
         measured = measured_costs(step, None if profiler is None else profiler.profile)
         costs = self.options.costs or self._on_devices(measured)
+        costs = costs if self.replicas is None else self.replicas.shared_costs(costs)
         check_costs(costs, len(step.known.graph.layers))
         self.report.costs = costs
         self._layers = variable_layers(step)
@@ -275,7 +291,7 @@ class PipelineFit:
         }
         self._moved.move(devices, variables.values())
         self._request = PipelineRequest(model, plan, dump_dir=self.options.dump_dir)
-        self._functions = StepFunctions(model, self._microbatches, self._request.tracing)
+        self._functions = self._step_functions(self._request)
 
     def _run(self, batch: Any) -> Any:
         functions, request = self._functions, self._request

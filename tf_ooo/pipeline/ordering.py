@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from grappler_passes.dependencies import GraphIndex
+from grappler_passes.effects import has_side_effects, only_reads
 from tf_ooo.pipeline.unrolled_tasks import Step
 from tf_ooo.schedule import Schedule, Task
 
@@ -29,17 +30,34 @@ class LaneOrder:
     ranks: dict[str, int] = field(default_factory=dict)
 
 
-def ops_of_tasks(step: Step, stage_of_layer: Sequence[int]) -> dict[Task, list[int]]:
-    """Nodes of each task in topological order; sums of gradients belong to none."""
+def ops_of_tasks(step: Step, stage_of_layer: Sequence[int], reach: Sequence[int]) -> dict[Task, list[int]]:
+    """Nodes of each task in topological order; sums of gradients belong to none.
+
+    Nor do ops that wait for updates, such as the copies of the logs that a step returns: a lane ordered
+    around them would wait for the end of the step.
+    """
     names = step.index.names
+    updates = _updates(step)
     ops: dict[Task, list[int]] = {}
     for i in step.index.order:
         at = step.where.get(names[i])
         if at is None or names[i] in step.sums or step.index.ops[i] == "Const":
             continue
         kind, layer, microbatch = at
+        if kind != "U" and reach[i] & updates:
+            continue
         ops.setdefault(Task(kind, stage_of_layer[layer], 0 if kind == "U" else microbatch), []).append(i)
     return ops
+
+
+def _updates(step: Step) -> int:
+    """The ops that write weights, as bits."""
+    index, bits = step.index, 0
+    for name, (kind, _, _) in step.where.items():
+        i = index.index[name]
+        if kind == "U" and has_side_effects(index.ops[i]) and not only_reads(index.ops[i]):
+            bits |= 1 << index.position[i]
+    return bits
 
 
 def lane_tasks(schedule: Schedule, count: int) -> Iterator[tuple[int, list[Task]]]:

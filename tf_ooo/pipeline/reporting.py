@@ -75,6 +75,7 @@ def _stage_row(planned: Planned, stage: int, costs: CostTable, devices: Sequence
         "layers": [layer.name for layer in costs.layers[first : last + 1]],
         "seconds": {kind: getattr(own, attribute) for kind, attribute in _SECONDS.items()},
         "weight_bytes": own.weight_bytes,
+        "slot_bytes": own.slot_bytes,
         "activation_bytes": own.activation_bytes,
         "sends": sends,
         "why": _why(planned, stage, costs),

@@ -101,8 +101,8 @@ def rewrite_step(graph_def: Any, plan: Plan, dump_dir: Any = None) -> RewriteRes
 def _rewrite_plan(step: Step, plan: Plan) -> tuple[RewritePlan, int]:
     stages = plan.stage_of_layer
     devices = place(step, [plan.device_of_stage[stage] for stage in stages], step.sizes)
-    ops = ops_of_tasks(step, stages)
     reach = step.index.ancestor_bits(step.index.order, {})
+    ops = ops_of_tasks(step, stages, reach)
     edges: list[tuple[str, str]] = []
     joins: dict[str, str] = {}
     ranks: dict[str, int] = {}

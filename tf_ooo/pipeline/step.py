@@ -24,6 +24,7 @@ class StepFunctions:
         model: built, with built optimizers.
         microbatches: how many, where a batch has as many rows.
         tracing: entered around calls; functions are traced there.
+        applying: given the batch, entered where the updates are traced: what averages over replicas.
     """
 
     def __init__(
@@ -31,8 +32,10 @@ class StepFunctions:
         model: Any,
         microbatches: int,
         tracing: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        applying: Callable[[Any], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         self.model, self.microbatches, self._tracing = model, microbatches, tracing
+        self._applying = applying
         self._functions: dict[Any, Any] = {}
 
     def __call__(self, batch: Any) -> Any:
@@ -72,7 +75,8 @@ class StepFunctions:
             _refuse_no_gradient(collecting)
             with compat.numbered_step(len(rows), STEP_ATTR, STEP_SCOPE):
                 out = _whole(logs, rows, _handles(_metric_variables(model)))
-                collecting.apply()
+                with self._applying(batch):
+                    collecting.apply()
             return out
 
         return make_on_demand(step)

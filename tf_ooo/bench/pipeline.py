@@ -20,13 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from tf_ooo.bench import confine
+from tf_ooo.bench.peak_memory import file_of
 from tf_ooo.bench.pipeline_workloads import WORKLOADS
 from tf_ooo.pipeline.addresses import free_port
 
 BASELINE = "gpipe"
 SCHEDULES = ("gpipe", "1f1b", "fast_forward", "modulo", "zb_h1", "zb_h2", "zb_v")
-# All workers together get so much of this machine.
-_SHARE = 0.9
+# All workers together get so much of this machine: the rest is for what communicates, which on machines with
+# GPUs takes nothing from those that compute.  With 0.9, messages slow the tasks down.
+_SHARE = 0.6
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -37,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"skipped: {reason}")
         return
     if options.quick:
-        options.workload, options.devices, options.microbatches = ["feed_forward"], [2], [4]
+        options.devices, options.microbatches, options.repetitions = [2], [4], 4
         options.schedules = "gpipe,1f1b,fast_forward,modulo"
     rows: list[dict[str, Any]] = []
     for workload in options.workload:
@@ -55,14 +57,15 @@ def _write(path: str | None, rows: Sequence[dict[str, Any]]) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("tf-ooo bench pipeline", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one small run, under 5 minutes")
+    quick = "2 workers, 4 micro-batches, 4 schedules: under 5 minutes"
+    parser.add_argument("--quick", action="store_true", help=quick)
     parser.add_argument("--json", help="file for the rows")
     parser.add_argument("--pictures", help="folder for a Gantt chart of a measured step of each schedule")
     parser.add_argument("--workload", nargs="+", default=["feed_forward"], choices=WORKLOADS)
     parser.add_argument("--devices", type=int, nargs="+", default=[4], help="worker processes")
     parser.add_argument("--microbatches", type=int, nargs="+", default=[8])
     parser.add_argument("--schedules", default=",".join(SCHEDULES))
-    parser.add_argument("--cores", type=float, help="of each worker; default: 0.9 of an equal share")
+    parser.add_argument("--cores", type=float, help="of each worker; default: 0.6 of an equal share")
     parser.add_argument("--repetitions", type=int, default=8)
     return parser
 
@@ -75,14 +78,14 @@ def _run(options: argparse.Namespace, workload: str, devices: int, microbatches:
     with (
         tempfile.TemporaryDirectory() as folder,
         confine.shares(prefix, devices, cores),
-        _workers(cluster, devices) as processes,
+        _workers(cluster, devices, folder) as processes,
     ):
         out = Path(folder) / "out.json"
         command = [sys.executable, "-m", "tf_ooo.bench.pipeline_driver", "--cluster", cluster]
         command += ["--group", prefix, "--processes", ",".join(map(str, processes)), "--out", str(out)]
         command += ["--workload", workload, "--microbatches", str(microbatches), "--cores", str(cores)]
         command += ["--schedules", options.schedules, "--repetitions", str(options.repetitions)]
-        command += ["--pictures", options.pictures or ""]
+        command += ["--pictures", options.pictures or "", "--memory", folder]
         done = subprocess.run(command, env=_quiet(), capture_output=True, text=True, check=False)
         if done.returncode or not out.exists():
             raise SystemExit(f"the run failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
@@ -95,13 +98,13 @@ def _quiet() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _workers(cluster: str, devices: int) -> Iterator[list[int]]:
+def _workers(cluster: str, devices: int, folder: str) -> Iterator[list[int]]:
     """Worker processes, each with one thread within an op; yields their ids."""
     started = []
     try:
         for task in range(devices):
-            command = [sys.executable, "-m", "tf_ooo", "worker", "--cluster", cluster, "--task", str(task)]
-            command += ["--intra-op-threads", "1", "--inter-op-threads", "4"]
+            command = [sys.executable, "-m", "tf_ooo.bench.pipeline_worker", "--cluster", cluster]
+            command += ["--task", str(task), "--memory", str(file_of(folder, task))]
             started.append(
                 subprocess.Popen(command, env=_quiet(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
             )
@@ -144,6 +147,7 @@ def rows_of(found: dict[str, Any], workload: str, microbatches: int) -> list[dic
             "bubble_fraction": one["bubble_fraction"],
             "predicted_bubble_fraction": one["predicted_bubble_fraction"],
             "peak_bytes": one["peak_bytes"],
+            "measured_peak_bytes": one["measured_peak_bytes"],
             "link": found["link"],
             "tasks_seen": one["tasks_seen"],
             "bit_equal": one["bits"] == baseline_bits,
@@ -162,8 +166,13 @@ def text_of(row: dict[str, Any]) -> str:
         f"({row['step_s_min'] * 1e3:.0f}-{row['step_s_max'] * 1e3:.0f}), predicted "
         f"{row['predicted_step_s'] * 1e3:.0f}, local {row.get('bound_s', 0) * 1e3:.0f}{speedup}, efficiency "
         f"{row['efficiency']:.2f}, bubble {row['bubble_fraction']:.0%} (predicted "
-        f"{row['predicted_bubble_fraction']:.0%}), {'same bits' if row['bit_equal'] else 'OTHER BITS'}"
+        f"{row['predicted_bubble_fraction']:.0%}), peak {_megabytes(row['measured_peak_bytes'])} MB "
+        f"(predicted {_megabytes(row['peak_bytes'])}), {'same bits' if row['bit_equal'] else 'OTHER BITS'}"
     )
+
+
+def _megabytes(sizes: Sequence[float]) -> str:
+    return "/".join(f"{size / 1e6:.0f}" for size in sizes)
 
 
 if __name__ == "__main__":

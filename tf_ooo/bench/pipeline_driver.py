@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tf_ooo.bench import confine
+from tf_ooo.bench.peak_memory import step_bytes
 from tf_ooo.bench.pipeline_gantt import busy_share, measured_timeline, task_times, traced
 from tf_ooo.bench.pipeline_runs import Scheduled, Stock
 from tf_ooo.bench.pipeline_workloads import make
@@ -27,7 +28,7 @@ from tf_ooo.simulator import simulate
 def main() -> None:
     """Reads the command line, runs, writes what was found as JSON."""
     parser = argparse.ArgumentParser()
-    for name in ("cluster", "group", "processes", "workload", "schedules", "out"):
+    for name in ("cluster", "group", "processes", "workload", "schedules", "memory", "out"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--cores", type=float, required=True)
     parser.add_argument("--microbatches", type=int, required=True)
@@ -91,11 +92,17 @@ class Driver:
         if microbatches % len(devices) == 0:
             runs["local"] = Stock(options.workload, microbatches, devices)
         given = Devices(self.cluster, self.link, 1 / options.cores)
+        measured, steps = None, 0
         for name in options.schedules.split(","):
             arguments = {"devices": given, "microbatches": microbatches, "schedule": name}
-            runs[name] = Scheduled(make(options.workload, microbatches), arguments)
-        for run in runs.values():
+            runs[name] = run = Scheduled(make(options.workload, microbatches), arguments, measured)
             run.start()
+            measured = run.session.planned_from
+            steps = max(steps, run.steps)
+            while run.steps < steps:  # the first has measured; all are to end with the same bits
+                run.step_s()
+        for name in runs.keys() & {"serial", "local"}:
+            runs[name].start()
         self._confine()  # threads that have come since
         times = self._rounds(runs)
         return self._found(runs, times)
@@ -130,13 +137,13 @@ class Driver:
         if "local" not in runs:
             return 1.0
         planned = next(run for run in runs.values() if isinstance(run, Scheduled))
-        work_s = planned.callback.report.pipeline["serial_step_s"]
+        work_s = planned.report.pipeline["serial_step_s"]
         return float(statistics.median(times["local"]) * len(self.cluster.devices) / work_s)
 
     def _of(self, name: str, run: Scheduled, seconds: list[float], slower: float) -> dict[str, Any]:
         from tf_ooo.pipeline import tasks_of  # noqa: PLC0415 - imports TensorFlow
 
-        report = run.callback.report
+        report = run.report
         predicted = simulate(report.planned, _stages(report.pipeline["stages"], slower), self.link)
         tasks = tasks_of(report.rewritten_graph)
         events = traced(run.step_s, self.options.cluster.split(","), statistics.median(seconds))
@@ -149,11 +156,21 @@ class Driver:
             "predicted_bubble_fraction": predicted.bubble_fraction,
             "bubble_fraction": 1 - busy_share(events, tasks, len(self.cluster.devices)),
             "peak_bytes": report.pipeline["predicted_peak_bytes"],
+            "measured_peak_bytes": self._peak_bytes(run),
             "tasks_seen": len(task_times(events, tasks)) / max(1, len(report.planned.tasks)),
             "plan": report.planned.to_text(),
             "stages": report.pipeline["stages"],
             "work_s": report.pipeline["serial_step_s"],
         }
+
+    def _peak_bytes(self, run: Scheduled) -> list[int]:
+        """Of each device: what stands there between steps, as planned, and what a step adds, measured."""
+        processes = [int(process) for process in self.options.processes.split(",")]
+        added = step_bytes(processes, self.options.memory, run.step_s)
+        standing = dict.fromkeys(self.cluster.devices, 0.0)
+        for stage in run.report.pipeline["stages"]:
+            standing[stage["device"]] += stage["weight_bytes"] + stage["slot_bytes"]
+        return [round(standing[name]) + more for name, more in zip(self.cluster.devices, added, strict=True)]
 
     def _draw(self, name: str, predicted: Any, measured: Any) -> None:
         stem = Path(self.options.pictures) / (

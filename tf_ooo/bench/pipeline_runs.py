@@ -14,27 +14,36 @@ from tf_ooo.bench.pipeline_workloads import Workload, make
 
 
 class Scheduled:
-    """The callback's step, run without ``fit``: several of them can take turns."""
+    """The callback's step, run without ``fit``: several of them can take turns.
 
-    def __init__(self, workload: Workload, options: dict[str, Any]) -> None:
+    ``measured`` is the ``planned_from`` of another one's session, for the same workload: then this one is
+    traced once only.
+    """
+
+    def __init__(self, workload: Workload, options: dict[str, Any], measured: Any = None) -> None:
         import tensorflow as tf
 
-        import tf_ooo
+        from tf_ooo.options import Options
+        from tf_ooo.pipeline.fit import PipelineFit
 
         self.workload = workload
-        self.callback = tf_ooo.OOOBackprop(mode="pipeline", **options)
+        self.session = PipelineFit(Options.from_arguments(mode="pipeline", **options))
+        self.session.planned_from = measured
         data = tf.data.Dataset.from_tensors((workload.x, workload.y)).repeat()
         self._iterator = iter(data)
         model = workload.model
         model.make_train_function()
-        self.callback.set_model(model)
-        self.callback.set_params({})
-        self.callback.on_train_begin()
+        self.session.begin(model, {})
         self.steps = 0
+
+    @property
+    def report(self) -> Any:
+        """The session's."""
+        return self.session.report
 
     def start(self) -> None:
         """Runs until the model is distributed, and two steps more."""
-        while self.callback.report.rewritten_graph is None:
+        while self.report.rewritten_graph is None:
             self.step_s()
         for _ in range(2):
             self.step_s()
@@ -48,7 +57,7 @@ class Scheduled:
 
     def finish(self) -> int:
         """Puts the model back together; a check sum of its weights."""
-        self.callback.on_train_end()
+        self.session.finish()
         bits = 0
         for variable in self.workload.model.trainable_variables:
             bits = zlib.crc32(variable.numpy().tobytes(), bits)

@@ -162,4 +162,6 @@ def make(name: str, microbatches: int) -> Workload:
     import keras
 
     keras.utils.set_random_seed(SEED)
+    # Layers get the same names again: what was found in one trace holds for the next.
+    keras.backend.clear_session()
     return WORKLOADS[name](ROWS[name] * microbatches)

@@ -46,10 +46,13 @@ class PipelineFit:
 
     Attributes:
         replicas: those that this pipeline is one of; None: it is alone.
+        planned_from: a step that was taken apart, and its costs.  Set before the first step from another fit
+            of a model with the same names, it spares measuring.
     """
 
     def __init__(self, options: Options, replicas: Replicas | None = None) -> None:
         self.options, self.replicas = options, replicas
+        self.planned_from: tuple[Step, CostTable] | None = None
         self.report = Report(mode=options.mode)
         self.planned: Planned | None = None
         self.devices: tuple[str, ...] = ()
@@ -97,6 +100,8 @@ class PipelineFit:
 
     def _forget(self, model: Any, stock: Any, devices: tuple[str, ...]) -> None:
         self.report = Report(mode=self.options.mode, model=str(model.name), environment=environment(model))
+        if self._planned_for is not None:
+            self.planned_from = None
         self.planned, self._plan, self._planned_for = None, None, (stock, devices)
 
     def epoch_begin(self, epoch: int) -> None:
@@ -167,6 +172,9 @@ class PipelineFit:
 
     def step(self, batch: Any, iterator: Any) -> Any:
         """One step on one batch; its logs."""
+        if self._plan is None and self.planned_from is not None:
+            sync.build(self._model, optimizers_of(self._model), self._model.train_step, iterator)
+            self._plan_from(*self.planned_from)
         if self._moved is None and self._plan is not None:
             self._start()
         if self._plan is not None:
@@ -222,15 +230,19 @@ class PipelineFit:
         measured = measured_costs(step, None if profiler is None else profiler.profile)
         costs = self.options.costs or self._on_devices(measured)
         costs = costs if self.replicas is None else self.replicas.shared_costs(costs)
-        check_costs(costs, len(step.known.graph.layers))
-        self.report.costs = costs
-        self._layers = variable_layers(step)
-        self._plan_with(step, costs, self._link())
+        self._plan_from(step, costs)
         self.report.plan_seconds = time.perf_counter() - started
         request.close()
         if profiler is not None:
             profiler.close()
         self._request, self._functions, self._profiler = None, None, None
+
+    def _plan_from(self, step: Step, costs: CostTable) -> None:
+        check_costs(costs, len(step.known.graph.layers))
+        self.planned_from = (step, costs)
+        self.report.costs = costs
+        self._layers = variable_layers(step)
+        self._plan_with(step, costs, self._link())
 
     def _plan_with(self, step: Step, costs: CostTable, link: Link) -> None:
         """Sets ``_plan``, and what the report says about it."""

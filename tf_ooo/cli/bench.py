@@ -35,3 +35,12 @@ def single(arguments: tuple[str, ...]) -> None:
     from tf_ooo.bench.single import main  # noqa: PLC0415 - only where it is asked for
 
     main(arguments)
+
+
+@bench.command("layerpipe", add_help_option=False, context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def layerpipe(arguments: tuple[str, ...]) -> None:
+    """LayerPipe against PipeDream on worker processes; --help lists its options."""
+    from tf_ooo.bench.layerpipe import main  # noqa: PLC0415 - only where it is asked for
+
+    main(arguments)

@@ -1,0 +1,121 @@
+"""LayerPipe against PipeDream and a synchronous pipeline: worker processes with equal shares of this machine.
+
+Every worker's computing threads get a CPU quota; its communication is left free.  All modes take turns,
+beside the whole model on one worker.  Simulated, for 2 to 16 processors: ``python -m
+tf_ooo.bench.planner_layerpipe``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tf_ooo.bench import confine
+from tf_ooo.bench.bars import save_bars
+from tf_ooo.bench.layerpipe_networks import NETWORKS
+from tf_ooo.bench.pipeline import SHARE, quiet, workers, write
+from tf_ooo.pipeline.addresses import free_port
+
+BASELINE = "pipedream"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the benchmark and writes its rows."""
+    options = _parser().parse_args(arguments)
+    reason = confine.why_not(with_link=False)
+    if reason:
+        print(f"skipped: {reason}")
+        return
+    if options.quick:
+        options.workload, options.devices, options.repetitions = ["mlp"], [2], 2
+    rows: list[dict[str, Any]] = []
+    for workload in options.workload:
+        for devices in options.devices:
+            rows += rows_of(_run(options, workload, devices), workload)
+            write(options.json, rows)
+    if options.png:
+        save_bars(rows, options.png)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("tf-ooo bench layerpipe", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="the MLP on 2 workers, under 5 minutes")
+    parser.add_argument("--json", help="file for the rows")
+    parser.add_argument("--png", help="file for a picture of the rows")
+    parser.add_argument("--workload", nargs="+", default=["mlp"], choices=NETWORKS)
+    parser.add_argument("--devices", type=int, nargs="+", default=[2, 3, 4], help="worker processes")
+    parser.add_argument("--cores", type=float, help=f"of each worker; default: {SHARE} of an equal share")
+    parser.add_argument("--repetitions", type=int, default=6, help="turns of each mode")
+    return parser
+
+
+def _run(options: argparse.Namespace, workload: str, devices: int) -> dict[str, Any]:
+    """What the driver of one run has found."""
+    prefix = f"tf_ooo_bench_{os.getpid()}_"
+    cores = options.cores or round(SHARE * (os.cpu_count() or 1) / devices, 2)
+    cluster = ",".join(f"127.0.0.1:{free_port()}" for _ in range(devices))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        confine.shares(prefix, devices, cores),
+        workers(cluster, devices, folder) as processes,
+    ):
+        out = Path(folder) / "out.json"
+        command = [sys.executable, "-m", "tf_ooo.bench.layerpipe_driver", "--cluster", cluster]
+        command += ["--group", prefix, "--processes", ",".join(map(str, processes)), "--out", str(out)]
+        command += ["--workload", workload, "--cores", str(cores), "--repetitions", str(options.repetitions)]
+        done = subprocess.run(command, env=quiet(), capture_output=True, text=True, check=False)
+        if done.returncode or not out.exists():
+            raise SystemExit(f"the run failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+        found: dict[str, Any] = json.loads(out.read_text())
+        return found | {"cores": cores}
+
+
+def rows_of(found: dict[str, Any], workload: str) -> list[dict[str, Any]]:
+    """One row for each mode, printed as a line too."""
+    times, devices = found["times"], found["devices"]
+    medians = {name: statistics.median(seconds) for name, seconds in times.items()}
+    rows = []
+    for name, one in found["runs"].items():
+        row = {
+            "workload": workload,
+            "mode": "pipeline" if name == "fast_forward" else "layerpipe",
+            "schedule": name,
+            "baseline": BASELINE,
+            "devices": devices,
+            "cores": found["cores"],
+            "step_s": medians[name],
+            "step_s_min": min(times[name]),
+            "step_s_max": max(times[name]),
+            "baseline_step_s": medians[BASELINE],
+            "speedup": medians[BASELINE] / medians[name],
+            "serial_s": medians["serial"],
+            "efficiency": medians["serial"] / (devices * medians[name]),
+            "link": found["link"],
+            **{key: value for key, value in one.items() if key != "schedule"},
+        }
+        rows.append(row)
+        print(text_of(row), flush=True)
+    return rows
+
+
+def text_of(row: dict[str, Any]) -> str:
+    """One line."""
+    sent = f", sends {row['sent_bytes'] / 1e6:.1f} MB a step" if "sent_bytes" in row else ""
+    return (
+        f"{row['workload']} P={row['devices']:<3d} {row['schedule']:14s} {row['step_s'] * 1e3:6.0f} ms "
+        f"({row['step_s_min'] * 1e3:.0f}-{row['step_s_max'] * 1e3:.0f}), predicted "
+        f"{row['predicted_step_s'] * 1e3:.0f}, {row['speedup']:.2f}x {BASELINE}, efficiency "
+        f"{row['efficiency']:.2f}{sent}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -44,7 +44,8 @@ def save_bars(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 def _group(row: Mapping[str, Any]) -> str:
     bandwidth = row.get("bandwidth_bit_s")
-    return str(row["workload"]) + (f"\n{bandwidth / 1e6:.0f} Mbit/s" if bandwidth else "")
+    devices = f"\nP={row['devices']}" if row.get("mode") in ("pipeline", "layerpipe") else ""
+    return str(row["workload"]) + devices + (f"\n{bandwidth / 1e6:.0f} Mbit/s" if bandwidth else "")
 
 
 def _bar(axes: Any, place: float, row: Mapping[str, Any], colour: str, label: str | None) -> None:

@@ -111,12 +111,15 @@ class Driver:
     def run(self) -> dict[str, Any]:
         """Times and reports of everything."""
         devices = len(self.cluster.devices)
-        given = Devices(self.cluster, self.cluster.link or Link(), 1 / self.options.cores)
-        one = Devices(self.cluster, Link(), 1 / self.options.cores)
+        one = self._devices()
         one.devices = self.cluster.devices[:1]
-        runs = {"serial": InTurn(make(self.options.workload), "pipeline", {"devices": one, "microbatches": 1})}
+        # Costs of a micro-batch are not those of a batch.
+        given = {"pipeline": self._devices(), "layerpipe": self._devices()}
+        runs = {
+            "serial": InTurn(make(self.options.workload), "pipeline", {"devices": one, "microbatches": 1})
+        }
         for name, (mode, arguments) in RUNS.items():
-            runs[name] = InTurn(make(self.options.workload), mode, {"devices": given, **arguments})
+            runs[name] = InTurn(make(self.options.workload), mode, {"devices": given[mode], **arguments})
         for run in runs.values():
             run.start(devices)
         self._confine()  # threads that have come since
@@ -124,10 +127,14 @@ class Driver:
         for _ in range(self.options.repetitions):
             for name, run in runs.items():
                 times[name] += run.turn_s()
-        found = {name: self._of(run, given.link) for name, run in runs.items() if name in RUNS}
+        link = given["layerpipe"].link
+        found = {name: self._of(run, link) for name, run in runs.items() if name in RUNS}
         for run in runs.values():
             run.finish()
-        return {"devices": devices, "times": times, "runs": found, "link": dataclasses.asdict(given.link)}
+        return {"devices": devices, "times": times, "runs": found, "link": dataclasses.asdict(link)}
+
+    def _devices(self) -> Devices:
+        return Devices(self.cluster, self.cluster.link or Link(), 1 / self.options.cores)
 
     def _of(self, run: InTurn, link: Link) -> dict[str, Any]:
         report = run.report

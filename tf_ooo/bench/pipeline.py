@@ -28,7 +28,7 @@ BASELINE = "gpipe"
 SCHEDULES = ("gpipe", "1f1b", "fast_forward", "modulo", "zb_h1", "zb_h2", "zb_v")
 # All workers together get so much of this machine: the rest is for what communicates, which on machines with
 # GPUs takes nothing from those that compute.  With 0.9, messages slow the tasks down.
-_SHARE = 0.6
+SHARE = 0.6
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -46,11 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for devices in options.devices:
             for microbatches in options.microbatches:
                 rows += rows_of(_run(options, workload, devices, microbatches), workload, microbatches)
-                _write(options.json, rows)
-    _write(options.json, rows)
+                write(options.json, rows)
+    write(options.json, rows)
 
 
-def _write(path: str | None, rows: Sequence[dict[str, Any]]) -> None:
+def write(path: str | None, rows: Sequence[dict[str, Any]]) -> None:
+    """Rows so far, where a file is asked for."""
     if path:
         Path(path).write_text(json.dumps(rows, indent=1) + "\n")
 
@@ -73,12 +74,12 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace, workload: str, devices: int, microbatches: int) -> dict[str, Any]:
     """What the driver of one run has found."""
     prefix = f"tf_ooo_bench_{os.getpid()}_"
-    cores = options.cores or round(_SHARE * (os.cpu_count() or 1) / devices, 2)
+    cores = options.cores or round(SHARE * (os.cpu_count() or 1) / devices, 2)
     cluster = ",".join(f"127.0.0.1:{free_port()}" for _ in range(devices))
     with (
         tempfile.TemporaryDirectory() as folder,
         confine.shares(prefix, devices, cores),
-        _workers(cluster, devices, folder) as processes,
+        workers(cluster, devices, folder) as processes,
     ):
         out = Path(folder) / "out.json"
         command = [sys.executable, "-m", "tf_ooo.bench.pipeline_driver", "--cluster", cluster]
@@ -86,19 +87,20 @@ def _run(options: argparse.Namespace, workload: str, devices: int, microbatches:
         command += ["--workload", workload, "--microbatches", str(microbatches), "--cores", str(cores)]
         command += ["--schedules", options.schedules, "--repetitions", str(options.repetitions)]
         command += ["--pictures", options.pictures or "", "--memory", folder]
-        done = subprocess.run(command, env=_quiet(), capture_output=True, text=True, check=False)
+        done = subprocess.run(command, env=quiet(), capture_output=True, text=True, check=False)
         if done.returncode or not out.exists():
             raise SystemExit(f"the run failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
         found: dict[str, Any] = json.loads(out.read_text())
         return found | {"cores": cores}
 
 
-def _quiet() -> dict[str, str]:
+def quiet() -> dict[str, str]:
+    """The environment of processes that compute with one thread and log nothing."""
     return os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
 
 
 @contextlib.contextmanager
-def _workers(cluster: str, devices: int, folder: str) -> Iterator[list[int]]:
+def workers(cluster: str, devices: int, folder: str) -> Iterator[list[int]]:
     """Worker processes, each with one thread within an op; yields their ids."""
     started = []
     try:
@@ -106,7 +108,7 @@ def _workers(cluster: str, devices: int, folder: str) -> Iterator[list[int]]:
             command = [sys.executable, "-m", "tf_ooo.bench.pipeline_worker", "--cluster", cluster]
             command += ["--task", str(task), "--memory", str(file_of(folder, task))]
             started.append(
-                subprocess.Popen(command, env=_quiet(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+                subprocess.Popen(command, env=quiet(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
             )
         for task, process in enumerate(started):
             if process.stdout is None or b"is ready" not in process.stdout.readline():

@@ -53,12 +53,13 @@ class Devices:
     def costs(self, table: CostTable) -> CostTable:
         """Costs measured in this process, on devices that are ``slower`` times as slow."""
         if self._table is None:
-            layers = tuple(_slowed(layer, self._slower) for layer in table.layers)
+            layers = tuple(slowed(layer, self._slower) for layer in table.layers)
             self._table = dataclasses.replace(table, layers=layers)
         return self._table
 
 
-def _slowed(layer: LayerCosts, factor: float) -> LayerCosts:
+def slowed(layer: LayerCosts, factor: float) -> LayerCosts:
+    """The costs on a device that is ``factor`` times as slow."""
     seconds = ("forward_s", "output_grad_s", "weight_grad_s", "update_s")
     return dataclasses.replace(layer, **{name: factor * getattr(layer, name) for name in seconds})
 
@@ -194,7 +195,7 @@ def _stages(rows: Sequence[dict[str, Any]], slower: float) -> list[LayerCosts]:
             weight_bytes=row["weight_bytes"],
             output_bytes=sent,
         )
-        stages.append(_slowed(costs, slower))
+        stages.append(slowed(costs, slower))
     return stages
 
 

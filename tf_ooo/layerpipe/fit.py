@@ -20,8 +20,8 @@ from tf_ooo.layerpipe.stages import Stages, stages_of
 from tf_ooo.layerpipe.traced import trace
 from tf_ooo.options import Options
 from tf_ooo.pipeline import compat as private
-from tf_ooo.pipeline.fit import PipelineFit, check_costs
-from tf_ooo.pipeline.naming import named, variable_layers
+from tf_ooo.pipeline.fit import PipelineFit
+from tf_ooo.pipeline.naming import named
 from tf_ooo.pipeline.unrolled_tasks import Step
 from tf_ooo.pipeline.variables import Moved, all_variables
 from tf_ooo.planning import plan
@@ -139,8 +139,7 @@ class LayerPipeFit(PipelineFit):
     # -- run -------------------------------------------------------------------------------------
 
     def _execution(self, iterator: Any) -> Any:
-        assert self._guard is not None  # for mypy: begin has run
-        guard, outputs = self._guard, None
+        guard, outputs = self.guard, None
         try:
             for _ in range(compat.steps_per_execution(self._model)):
                 found = self._synchronous(iterator) if self._plan is None else self._in_rounds(iterator)
@@ -172,10 +171,7 @@ class LayerPipeFit(PipelineFit):
         if not batches:
             return
         self._waiting = batches[0]
-        step = trace(model, batches[0]).as_step()
-        check_costs(costs, len(step.known.graph.layers))
-        self.report.costs, self._layers = costs, variable_layers(step)
-        self._plan_with(step, costs, self._link())
+        self._plan_from(trace(model, batches[0]).as_step(), costs)
         self.report.plan_seconds = time.perf_counter() - started
 
     def _in_rounds(self, iterator: Any) -> Any:

@@ -16,7 +16,11 @@ SMOKE_REST := tests/test_smoke.py tests/graph/test_compat_keras.py tests/graph/t
 	'tests/graph/test_bit_equal.py::test_models[mlp]' 'tests/graph/test_bit_equal.py::test_models[convolutions]' \
 	'tests/graph/test_bit_equal.py::test_models[lstm_gru]' 'tests/graph/test_examples.py::test_example[02_tf_function.py]'
 
-.PHONY: venv demo test test-graph test-others lint horovod test-matrix smoke smoke-addons smoke-rest
+# Graph tests whose models are spread over devices or compiled, in a process of their own.
+MODES := $(wildcard tests/graph/test_pipeline*.py tests/graph/test_layerpipe*.py tests/graph/test_xla*.py) \
+	tests/graph/test_examples.py tests/graph/test_unrolled_steps.py
+
+.PHONY: venv demo test test-graph test-modes test-others lint horovod test-matrix smoke smoke-addons smoke-rest
 
 venv: $(VENV)/.installed
 
@@ -49,12 +53,15 @@ lint: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Two processes: most tests use one core.
+# Three processes for two cores: most tests use one, and those with several processes often wait.
 test: venv horovod lint
-	$(MAKE) -j2 --output-sync=target test-graph test-others
+	$(MAKE) -j3 --output-sync=target test-graph test-modes test-others
 
 test-graph:
-	$(BIN)/python -m pytest tests/graph
+	$(BIN)/python -m pytest tests/graph $(MODES:%=--ignore=%)
+
+test-modes:
+	$(BIN)/python -m pytest $(MODES)
 
 test-others:
 	$(BIN)/python -m pytest tests/distributed tests/unit tests/gpu tests/test_smoke.py

@@ -24,7 +24,7 @@ def save_bars(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         groups.setdefault(_group(row), []).append(row)
     names = list(dict.fromkeys(row["schedule"] for row in rows))
     colours = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(names)}
-    figure = Figure(figsize=(1.5 + 0.45 * (len(rows) + len(groups)), 4.5), layout="constrained")
+    figure = Figure(figsize=(max(6.0, 1.5 + 0.45 * (len(rows) + len(groups))), 4.5), layout="constrained")
     axes = figure.add_subplot()
     place, ticks, drawn = 0.0, [], set()
     for members in groups.values():

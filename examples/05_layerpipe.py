@@ -45,7 +45,7 @@ def trained(callbacks):
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     rate = keras.optimizers.schedules.CosineDecay(0.1, EPOCHS * (len(x) // BATCH + 1))
-    model.compile(keras.optimizers.SGD(rate), loss, metrics=["accuracy"])
+    model.compile(keras.optimizers.SGD(rate), loss, metrics=["accuracy"], jit_compile=False)
     history = model.fit(
         x,
         y,

@@ -205,6 +205,9 @@ class Options:
                     f"schedule={self.schedule!r} is none of mode='layerpipe'; accepted: 'auto', "
                     f"{_listed(LAYERPIPE_SCHEDULES)}"
                 )
+            for name in ("memory_limit_bytes", "dump_dir"):
+                if getattr(self, name) is not None:
+                    raise OptionsError(f"{name}= is not for mode='layerpipe', which could not keep to it")
             return
         if self.schedule in LAYERPIPE_SCHEDULES:
             raise OptionsError(f"schedule={self.schedule!r} needs mode='layerpipe'")

@@ -52,7 +52,7 @@ def data():
     return x, y
 
 
-def by_hand(delays, weights, rate=0.3, warmup=None):
+def by_hand(delays, weights, rate=0.3, warmup=None, all_weights=False):
     """The final weights, and the losses: layer l's forward pass is ``delays[l]`` updates behind."""
     x, y = data()
     pairs = perceptron().get_weights()
@@ -70,7 +70,10 @@ def by_hand(delays, weights, rate=0.3, warmup=None):
         losses.append(loss)
         after = [
             tuple(
-                w - rate * _factor(delays[layer], n + (max(delays) + delays[layer]) // 2, warmup) * g
+                w
+                - rate
+                * _factor(delays[layer], min(n + (max(delays) + delays[layer]) // 2, BATCHES), warmup)
+                * g
                 for w, g in zip(*pairs, strict=True)
             )
             for layer, pairs in enumerate(zip(history[n], gradients, strict=True))
@@ -80,6 +83,8 @@ def by_hand(delays, weights, rate=0.3, warmup=None):
                 taken_off = history[n][layer][k] - after[layer][k]
                 averages[layer][k] += 2 / (d + 1) * (taken_off - averages[layer][k])
         history.append(after)
+    if all_weights:
+        return [[w for pair in one for w in pair] for one in history]
     return [w for pair in history[-1] for w in pair], losses
 
 
@@ -259,6 +264,62 @@ def one_device_is_stock():
     callback = tf_ooo.OOOBackprop(mode="layerpipe", devices=1)
     fitted(ours, callback)
     return {"equal": same(stock.get_weights(), ours.get_weights()), "reason": callback.report.fallback_reason}
+
+
+def gelus(optimizer=None):
+    """Gradients of what follows a layer belong to it: gelu's, a mask's, normalization's."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((12, 12, 2))
+    x = keras.layers.Flatten()(inputs)
+    for width in (13, 11, 7):
+        x = keras.layers.Dropout(0.1)(keras.layers.Dense(width, activation="gelu")(x))
+        x = keras.layers.BatchNormalization()(x)
+    model = keras.Model(inputs, keras.layers.Dense(2)(x))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer or "sgd", loss, metrics=["accuracy"], jit_compile=False)
+    return model
+
+
+def cuts_anywhere():
+    """Delays of models that are cut inside of every kind of layer; the default path, which profiles."""
+    found = {}
+    for devices in (2, 3, 4):
+        callback = tf_ooo.OOOBackprop(mode="layerpipe", devices=devices, costs=costs_of(7))
+        found[f"gelus {devices}"] = [fitted(gelus(), callback, 1)["loss"], callback]
+    callback = tf_ooo.OOOBackprop(mode="layerpipe", devices=3, profile_steps=1)
+    found["profiled"] = [fitted(convnet(), callback, 1)["loss"], callback]
+    callback = layerpipe(4)
+    found["convnet 4"] = [fitted(convnet("adam"), callback, 1)["loss"], callback]
+    return {
+        name: {
+            "loss": loss[-1],
+            "late": callback.report.layerpipe["delay_steps"],
+            "planned": {row["name"]: row["delay_steps"] for row in callback.report.layers},
+        }
+        for name, (loss, callback) in found.items()
+    }
+
+
+def average_of_weights():
+    """use_ema: with gradients that come late, the average is that of the weights after each update."""
+    model = perceptron()
+    model.compile(keras.optimizers.SGD(0.3, use_ema=True, ema_momentum=0.5), "mse", jit_compile=False)
+    x, y = data()
+    parts = tf.data.Dataset.from_generator(
+        lambda: zip(x, y, strict=True),
+        output_signature=tuple(tf.TensorSpec([None, part[0].shape[1]]) for part in (x, y)),
+    )
+    costs = CostTable([tf_ooo.LayerCosts(1.0, 1.0, 1.0) for _ in range(4)])
+    start = model.get_weights()
+    saves = Saves(BATCHES)
+    callback = tf_ooo.OOOBackprop(mode="layerpipe", devices=4, costs=costs, schedule="pipedream")
+    model.fit(parts, verbose=0, callbacks=[callback, saves])
+    history = by_hand([6, 4, 2, 0], "stash", all_weights=True)
+    averages = [w.astype(np.float64) for w in start]
+    for n, weights in enumerate(history[1:]):
+        averages = weights if not n else [0.5 * a + 0.5 * w for a, w in zip(averages, weights, strict=True)]
+    got = model.get_weights()  # fit puts the averages in their place at the end
+    return {"distance": max(float(np.abs(a - b).max()) for a, b in zip(got, averages, strict=True))}
 
 
 class Saves(keras.callbacks.Callback):

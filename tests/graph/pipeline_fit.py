@@ -279,17 +279,28 @@ def check_loops():
 
 
 def unordered(report):
-    """Tasks of a lane that do not wait for the one before, though most of their ops should."""
+    """Tasks of a lane that do not wait for the one before, though most of their ops should.
+
+    A stage's dO and dW of a micro-batch run in any order where backward is one task, and where one loop
+    computes both.
+    """
     graph, lanes = report.rewritten_graph, report.planned.lanes.values()
+    fused = report.planned.fused_backward
     index, ops = GraphIndex(graph), {}
+    looped = set()
     for name, task in tasks_of(graph).items():
         i = index.index[name]
+        if index.contexts[i].frame:
+            looped.add(task)
         if index.ops[i] not in ("Const", "NoOp") and not index.contexts[i].frame:
             ops.setdefault(task, []).append(i)
     found = []
     for lane in lanes:
         tasks = [task for task in lane if task.kind in ("F", "dO", "dW") and ops.get(task)]
         for before, after in itertools.pairwise(tasks):
+            one = (before.stage, before.microbatch) == (after.stage, after.microbatch)
+            if one and (before.kind, after.kind) == ("dO", "dW") and (fused or before in looped):
+                continue
             free = [i for i in ops[after] if not any(index.implied(j, i) for j in ops[before])]
             if len(free) > len(ops[after]) / 2:
                 found.append(f"{before} {after}")

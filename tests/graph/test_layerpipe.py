@@ -41,6 +41,22 @@ def test_learning_rates_warm_up():
 
 
 @pytest.mark.slow
+def test_cuts_inside_every_kind_of_layer():
+    """Delays as planned also where a layer's dW needs its own dO; and on the default path, which profiles."""
+    found = check("cuts_anywhere")
+    assert len(found) == 5
+    for name, one in found.items():
+        assert {key.rpartition("/")[0] for key in one["late"]} == set(one["planned"]), name
+        assert all(late == one["planned"][key.rpartition("/")[0]] for key, late in one["late"].items()), name
+        assert 0 < one["loss"] < 2
+
+
+def test_average_of_weights():
+    """Keras' use_ema averages the weights after each update, whatever the device."""
+    assert check("average_of_weights")["distance"] < 1e-6
+
+
+@pytest.mark.slow
 def test_callback():
     found = check("callback_in_fit")
     for name, one in found.items():
@@ -49,6 +65,7 @@ def test_callback():
         assert one["state"].startswith("the rewritten step runs"), name
         late = {row["name"]: row["delay_steps"] for row in one["layers"]}
         assert max(late.values()) == 4
+        assert {key.rpartition("/")[0] for key in one["delays"]} == set(late)
         assert all(one["delays"][key] == late[key.rpartition("/")[0]] for key in one["delays"])
         assert "processor 2" in one["summary"]
         assert "not that of synchronous training" in one["notes"][0]

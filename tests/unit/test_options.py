@@ -20,6 +20,8 @@ def test_layerpipe():
         {"mode": "layerpipe", "schedule": "zb_v"},
         {"mode": "layerpipe", "weights": "stashed"},
         {"mode": "layerpipe", "drain_steps": 0},
+        {"mode": "layerpipe", "memory_limit_bytes": 10**9},
+        {"mode": "layerpipe", "dump_dir": "out"},
         {"mode": "pipeline", "drain_steps": 3},
         {"mode": "pipeline", "rate_warmup_steps": 3},
         {"mode": "layerpipe", "rate_warmup_steps": 0},

@@ -18,6 +18,7 @@ from tf_ooo.bench import confine
 from tf_ooo.bench.layerpipe_networks import make
 from tf_ooo.bench.pipeline_driver import Devices, slowed
 from tf_ooo.costs.layer_costs import Link
+from tf_ooo.schedulers.layerpipe import weights_sent_bytes
 from tf_ooo.simulator import simulate
 
 # Name in the rows: mode, options.
@@ -147,8 +148,9 @@ class Driver:
         if run.mode == "layerpipe":
             serial = [slowed(layer, 1.0) for layer in report.costs.layers]
             timeline = simulate(report.planned, serial, link)
+            sent = timeline.message_bytes / report.planned.microbatches
             found |= {
-                "sent_bytes": timeline.message_bytes / report.planned.microbatches,
+                "sent_bytes": sent + weights_sent_bytes(report.planned, report.costs.layers),
                 "work_s": report.layerpipe["serial_step_s"],
                 "delay_steps": report.layerpipe["delay_steps"],
                 "weight_version_bytes": report.layerpipe["weight_version_bytes"],

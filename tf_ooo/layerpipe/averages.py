@@ -54,8 +54,10 @@ class Averages:
 
     def reset(self) -> None:
         """No updates yet."""
+        import tensorflow as tf
+
         for value in self._values.values():
-            value.assign(value * 0)
+            value.assign(tf.zeros_like(value))
 
     def rebuilt(self, one: Now, weight: Any) -> Any:
         """About the weights of ``one.behind`` updates ago (LayerPipe2)."""

@@ -59,14 +59,6 @@ def register(dtype: Any, shape: Sequence[int | None] | None, device: str) -> Any
         )
 
 
-def counter() -> Any:
-    """A count of rounds."""
-    import tensorflow as tf
-
-    with tf.init_scope(), tf.device("CPU:0"):
-        return tf.Variable(0, dtype=tf.int64, trainable=False)
-
-
 def function(body: Callable[..., Any], specs: Sequence[Any]) -> Any:
     """A ``tf.function`` for these inputs, without autograph; TensorFlow does not warn that there are several.
 

@@ -49,18 +49,13 @@ class Delays:
     Attributes:
         nodes: the step's nodes by name, with inputs from registers.
         registers: in order.
-        logs: ``(tensor, round)`` for each result of the step, all for one batch in ``logs_round``.
+        logs: the tensor of each result of the step, all for one batch in ``logs_round``.
     """
 
     nodes: dict[str, Any] = field(default_factory=dict)
     registers: list[Register] = field(default_factory=list)
     logs: list[str] = field(default_factory=list)
     logs_round: int = 0
-
-    @property
-    def stored_from(self) -> dict[str, Register]:
-        """The register of each placeholder."""
-        return {r.name(d): r for r in self.registers for d in range(1, r.depth + 1)}
 
 
 def delays_of(traced: Traced, rounds: Rounds) -> Delays:
@@ -72,7 +67,7 @@ def delays_of(traced: Traced, rounds: Rounds) -> Delays:
     maker = _Maker(traced, rounds)
     for node in traced.graph_def.node:
         maker.take(node)
-    logs_round = max((rounds.of.get(split_input(t)[0], 0) for t in traced.fetches), default=0)
+    logs_round = max((rounds.of.get(split_input(t)[0], 0) for t in traced.fetches), default=rounds.batch)
     logs = [maker.read(*split_input(text), logs_round, None) for text in traced.fetches]
     registers = [
         Register(number, _text(*key[0]), key[1], rounds.of[key[0][0]], depth)

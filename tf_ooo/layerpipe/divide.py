@@ -65,8 +65,14 @@ def _by_rows(traced: Traced, node: Any) -> bool:
     ):
         return False
     index = traced.index
-    producer, _ = index.data_preds[index.index[node.name]][_GRADIENT[node.op]]
-    return traced.where.get(index.names[producer], ("",))[0] == "dO"
+    inputs = index.data_preds[index.index[node.name]]
+    producer, _ = inputs[_GRADIENT[node.op]]
+    if traced.where.get(index.names[producer], ("",))[0] != "dO":
+        return False
+    # A weight has a size; an activation (attention multiplies with one) has the batch's rows.
+    special = (_GRADIENT[node.op], _SIZES.get(node.op))
+    others = [one for place, one in enumerate(inputs) if place not in special]
+    return all(None not in (traced.outputs[index.names[p]][port].shape or (None,)) for p, port in others)
 
 
 def _size(traced: Traced, name: str) -> int:
@@ -94,13 +100,32 @@ def _divide(traced: Traced, name: str, layer: int, share: float) -> Traced:
     )
 
 
+def with_shared_grads(traced: Traced, stages: Stages) -> tuple[Traced, Stages]:
+    """dO ops that a layer's own dW needs, where dW is on a processor nearer to the loss, run there too.
+
+    Such as the gradient of an activation behind the layer, or one op that computes dO and dW together.
+    """
+    where, of, index = dict(traced.where), dict(stages.of), traced.index
+    for layer in range(len(traced.graph.layers)):
+        if of["dW", layer] <= of["dO", layer]:
+            continue
+        users = [name for name, at in where.items() if at in (("dW", layer), ("U", layer))]
+        needed = set().union(*(_before(index, where, name, layer) for name in users))
+        needed = {name for name in needed if where[name] == ("dO", layer)}
+        needed |= {name for name, at in where.items() if at == (HIGH, layer)}
+        if needed:
+            of[HIGH, layer] = max(of["dW", layer], of.get((HIGH, layer), 0))
+            where.update(dict.fromkeys(needed, (HIGH, layer)))
+    return dataclasses.replace(traced, where=where), dataclasses.replace(stages, of=of)
+
+
 def _before(index: GraphIndex, where: Mapping[str, Any], name: str, layer: int) -> set[str]:
-    """The layer's dO ops that the first part needs, and itself."""
+    """The layer's backward ops that an op needs, and itself."""
     found, stack = {name}, [index.index[name]]
     while stack:
         for producer, _ in index.data_preds[stack.pop()]:
             known = index.names[producer]
-            if known not in found and where.get(known) == ("dO", layer):
+            if known not in found and where.get(known) in (("dO", layer), ("dW", layer), ("U", layer)):
                 found.add(known)
                 stack.append(producer)
     return found

@@ -11,7 +11,7 @@ from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.data_parallel import sync
 from tf_ooo.data_parallel.averaging import optimizers_of
-from tf_ooo.errors import BackendError
+from tf_ooo.errors import BackendError, GraphError
 from tf_ooo.layerpipe import compat as mode_compat
 from tf_ooo.layerpipe.reporting import fill_report, fill_spread
 from tf_ooo.layerpipe.running import Epoch
@@ -46,8 +46,9 @@ class LayerPipeFit(PipelineFit):
         self._epoch: Epoch | None = None
         self._structure: Any = None
         self._of_epoch: int | None = None
-        self._taken = 0
+        self._taken = self._trained = 0
         self._waiting: Any = None
+        self._planned_layers: list[set[str]] = []
 
     @property
     def _microbatches(self) -> int:
@@ -62,7 +63,7 @@ class LayerPipeFit(PipelineFit):
             BackendError: no such devices, or a model that cannot be spread.
         """
         super().begin(model, params)
-        self._of_epoch = (params or {}).get("steps")
+        self._of_epoch, self._trained = (params or {}).get("steps"), 0
         if len(self.devices) == 1:
             self.report.fell_back, self.report.fallback_reason = True, _ONE_DEVICE
             self.end()
@@ -70,6 +71,11 @@ class LayerPipeFit(PipelineFit):
     def epoch_begin(self, epoch: int) -> None:
         """Nothing is on its way."""
         self._epoch, self._taken = None, 0
+
+    def test_begin(self) -> None:
+        """Before an evaluation in an epoch: it sees all updates."""
+        if self._epoch is not None:
+            self._epoch.drain()
 
     def epoch_end(self, epoch: int, logs: dict[str, Any] | None) -> None:
         """Finishes what an epoch that was stopped early has left on its way."""
@@ -89,6 +95,7 @@ class LayerPipeFit(PipelineFit):
         schedule = self._schedule(costs.layers, link)
         self.stages = stages_of(schedule, len(costs.layers))
         self._home = self._homes(step.known.graph)
+        self._planned_layers = [set(layer.variables) for layer in step.known.graph.layers]
         self.report.planned = schedule
         timeline = simulate(schedule, list(costs.layers), link)
         fill_report(self.report, step.known.graph, self.stages, timeline, costs, self.devices)
@@ -124,7 +131,6 @@ class LayerPipeFit(PipelineFit):
             devices=len(self.devices),
             microbatches=_BATCHES * len(self.devices),
             link=link,
-            memory_limit_bytes=self.options.memory_limit_bytes,
         )
 
     def _homes(self, graph: Any) -> dict[str, int]:
@@ -159,6 +165,7 @@ class LayerPipeFit(PipelineFit):
             return self._in_rounds(iterator)
         batches = compat.take(iterator, 1)
         self._taken += len(batches)
+        self._trained += len(batches)
         return self._profile(batches[0], iterator) if batches else None
 
     def _plan_from_costs(self, iterator: Any) -> None:
@@ -195,7 +202,8 @@ class LayerPipeFit(PipelineFit):
             return None
         made = self._spread
         assert made is not None  # for mypy: there has been a batch
-        left = [self.options.drain_steps or 0]
+        every = self.options.drain_steps or 1
+        left = [every - (self._trained - 1) % every]
         waiting = [first]
 
         def batches() -> Any:
@@ -214,12 +222,13 @@ class LayerPipeFit(PipelineFit):
         taken = compat.take(iterator, 1) if self._waiting is None else [self._waiting]
         self._waiting = None
         self._taken += len(taken)
+        self._trained += len(taken)
         return self._tensors(taken[0]) if taken else None
 
     def _tensors(self, batch: Any) -> list[Any]:
         """The tensors of a batch; the first one starts the rounds."""
         packed = Packed(batch)
-        structure = (signature(batch)[0], [(t.dtype, t.shape.rank) for t in packed.specs])
+        structure = (signature(batch)[0], [(t.dtype, tuple(t.shape[1:])) for t in packed.specs])
         if self._spread is None:
             self._start_with(batch)
             self._structure = structure
@@ -244,4 +253,14 @@ class LayerPipeFit(PipelineFit):
             model, batch, stages, self.devices, self.options.weights, seconds, self.options.rate_warmup_steps
         )
         self.report.notes += [note for note in self._spread.notes if note not in self.report.notes]
+        _check_layers(self._planned_layers, self._spread)
         fill_spread(self.report, self._spread)
+
+
+def _check_layers(planned: list[set[str]], made: Spread) -> None:
+    found = [set(layer.variables) for layer in made.traced.graph.layers]
+    if found != planned:
+        raise GraphError(
+            f"the step has {len(found)} layers, or other ones than the {len(planned)} that were planned; "
+            "give costs= of such a step, which is then traced only once"
+        )

@@ -10,7 +10,6 @@ from grappler_passes.node_input import split_input
 from tf_ooo.costs.table import CostTable
 from tf_ooo.layerpipe.spread import Spread
 from tf_ooo.layerpipe.stages import Stages
-from tf_ooo.layerpipe.versions import writes_of
 from tf_ooo.report import Report, layer_rows_of
 from tf_ooo.timeline import Timeline
 
@@ -52,21 +51,9 @@ def fill_report(
 def fill_spread(report: Report, made: Spread) -> None:
     """What was made of the step: measured on its graph, not planned."""
     traced, rounds = made.traced, made.rounds
-    reads: dict[str, int] = {}
-    for name, (kind, _) in traced.where.items():
-        i = traced.index.index[name]
-        if kind == "F" and traced.index.ops[i] == "ReadVariableOp":
-            handle = traced.index.names[traced.index.data_preds[i][0][0]]
-            if handle in made.weights:
-                reads[handle] = max(rounds.of[name], reads.get(handle, 0))
     variables = {variable.handle: variable.name for variable in traced.graph.variables}
-    delays = {}
-    for handle in made.weights:
-        writes = [rounds.of[name] for name in writes_of(traced.index, handle)]
-        if writes and handle in reads:
-            delays[variables[handle]] = max(writes) - reads[handle]
     report.layerpipe |= {
-        "delay_steps": delays,
+        "delay_steps": {variables[handle]: late for handle, late in made.delay_steps.items()},
         "rounds": rounds.last + 1,
         "registers": sum(register.depth for register in made.delays.registers),
         "weight_version_bytes": version_bytes(made),

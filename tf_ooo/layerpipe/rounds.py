@@ -10,6 +10,8 @@ from grappler_passes.effects import has_side_effects, only_reads, states_of
 from tf_ooo.errors import GraphError
 from tf_ooo.layerpipe.stages import Stages
 
+# Moving one state's accesses may move another's.
+_TRIES = 4
 _GIVEN = ("Placeholder", "_Arg")
 
 
@@ -76,7 +78,14 @@ def rounds_of(facts: Facts, stages: Stages, wanted: Mapping[str, int]) -> Rounds
     constant = _constant(facts)
     targets = _targets(facts, stages, constant) | dict(wanted)
     found = _settled(facts, targets, constant)
+    for _ in range(_TRIES):
+        moved = _with_the_last_write(facts, found) | _after_their_reads(facts, stages, found)
+        if not moved:
+            break
+        targets |= moved
+        found = _settled(facts, targets, constant)
     _check_updates(facts, stages, found)
+    _check_states(facts, found)
     first = min(found.values(), default=0)
     return Rounds(
         {name: value - first for name, value in found.items()},
@@ -87,19 +96,75 @@ def rounds_of(facts: Facts, stages: Stages, wanted: Mapping[str, int]) -> Rounds
     )
 
 
-def _check_updates(facts: Facts, stages: Stages, found: Mapping[str, int]) -> None:
-    """Each weight is updated in its layer's round, and not later because it waits for other layers."""
+def delays_of_weights(facts: Facts, found: Mapping[str, int]) -> dict[str, int]:
+    """``{handle: rounds}`` from the first forward reading of a weight to its update."""
     index = facts.index
-    for i, op in enumerate(index.ops):
-        if not has_side_effects(op) or only_reads(op):
-            continue
-        for handle in states_of(index, i) & facts.weights.keys():
-            if found[index.names[i]] > stages.update_round(facts.weights[handle]):
-                raise GraphError(
-                    f"the update {index.names[i]!r} needs gradients of other layers; in this mode layers are "
-                    "updated at different times: train without clipping by global norm and loss scaling, or "
-                    "with another mode"
-                )
+    reads: dict[str, int] = {}
+    writes: dict[str, int] = {}
+    for i in index.order:
+        name = index.names[i]
+        for handle in _states(index, i) & facts.weights.keys():
+            if not only_reads(index.ops[i]):
+                writes[handle] = max(found[name], writes.get(handle, found[name]))
+            elif facts.where.get(name, ("",))[0] == "F":
+                reads[handle] = min(found[name], reads.get(handle, found[name]))
+    return {handle: writes[handle] - reads[handle] for handle in writes.keys() & reads.keys()}
+
+
+def _after_their_reads(facts: Facts, stages: Stages, found: Mapping[str, int]) -> dict[str, int]:
+    """Updates that would come too early, as their weight is read later than planned (an embedding)."""
+    early: dict[int, int] = {}
+    for handle, delay in delays_of_weights(facts, found).items():
+        layer = facts.weights[handle]
+        early[layer] = max(early.get(layer, 0), 2 * stages.stages_after(layer) - delay)
+    return {
+        name: found[name] + early[layer]
+        for name, (kind, layer) in facts.where.items()
+        if kind == "U" and name in found and early.get(layer, 0) > 0
+    }
+
+
+def _check_updates(facts: Facts, stages: Stages, found: Mapping[str, int]) -> None:
+    """Each weight's update comes 2 S(l) rounds after it was read."""
+    for handle, delay in delays_of_weights(facts, found).items():
+        if delay != 2 * stages.stages_after(facts.weights[handle]):
+            raise GraphError(
+                f"the update of {handle!r} would be {delay} steps late: it needs gradients of other layers; "
+                "in this mode layers are updated at different times: train without clipping by global norm "
+                "and loss scaling, or with another mode"
+            )
+
+
+def _users(facts: Facts) -> dict[str, list[str]]:
+    """The ops on each variable that is no weight, in the step's order."""
+    index = facts.index
+    users: dict[str, list[str]] = {}
+    for i in index.order:
+        for state in _states(index, i):
+            if state in facts.handles and state not in facts.weights:
+                users.setdefault(state, []).append(index.names[i])
+    return users
+
+
+def _with_the_last_write(facts: Facts, found: Mapping[str, int]) -> dict[str, int]:
+    """Accesses to a state in other rounds than its last write: they go there, to see their own batch's."""
+    index = facts.index
+    moved: dict[str, int] = {}
+    for users in _users(facts).values():
+        writes = [found[name] for name in users if not only_reads(index.ops[index.index[name]])]
+        if writes:
+            moved.update((name, max(writes)) for name in users if found[name] != max(writes))
+    return moved
+
+
+def _check_states(facts: Facts, found: Mapping[str, int]) -> None:
+    """What a step writes it reads in the same round: else it would see other batches' values."""
+    moved = _with_the_last_write(facts, found)
+    if moved:
+        raise GraphError(
+            f"{next(iter(moved))!r} uses a variable that the step writes in another round of the batch; "
+            "such a state cannot be spread over devices"
+        )
 
 
 def _constant(facts: Facts) -> set[str]:
@@ -135,7 +200,23 @@ def _targets(facts: Facts, stages: Stages, constant: set[str]) -> dict[str, int]
                 home = facts.home.get(next(iter(states_of(index, i))))
                 reader = stages.of["F", facts.where[name][1]]
                 targets[name] = reader - (home is not None and home != facts.devices[reader])
+    for name, layer in _read_after_update(facts):
+        targets[name] = stages.update_round(layer)
     return targets | _with_their_writes(facts, targets)
+
+
+def _read_after_update(facts: Facts) -> list[tuple[str, int]]:
+    """Reads of weights that see the step's update, such as those of an average of weights; their layers."""
+    index = facts.index
+    found: list[tuple[str, int]] = []
+    updated: set[str] = set()
+    for i in index.order:
+        for state in _states(index, i) & facts.weights.keys():
+            if not only_reads(index.ops[i]):
+                updated.add(state)
+            elif state in updated and index.names[i] not in facts.where:
+                found.append((index.names[i], facts.weights[state]))
+    return found
 
 
 def _with_their_writes(facts: Facts, targets: Mapping[str, int]) -> dict[str, int]:

@@ -8,13 +8,14 @@ from typing import Any
 
 from tf_ooo.layerpipe import compat as mode_compat
 from tf_ooo.layerpipe.delays import Delays, delays_of
-from tf_ooo.layerpipe.divide import divided
+from tf_ooo.layerpipe.divide import divided, with_shared_grads
 from tf_ooo.layerpipe.rates import with_factors
-from tf_ooo.layerpipe.rounds import Facts, Rounds, rounds_of
+from tf_ooo.layerpipe.rounds import Facts, Rounds, delays_of_weights, rounds_of
 from tf_ooo.layerpipe.stages import Stages
 from tf_ooo.layerpipe.ticks import Ticks
 from tf_ooo.layerpipe.traced import Traced, trace
 from tf_ooo.layerpipe.versions import Now, with_later_weights
+from tf_ooo.pipeline.compat import value_of
 
 _WHOLE = ("int32", "int64")
 
@@ -28,6 +29,7 @@ class Spread:
         weights: ``{handle: layer}`` of the trainable variables.
         now: weights that backward passes read later than forward passes.
         stages: where tasks run.
+        delay_steps: ``{handle: rounds}`` from the reading of a weight to its update.
         notes: what could not be done as planned.
     """
 
@@ -38,6 +40,7 @@ class Spread:
     weights: Mapping[str, int]
     now: Sequence[Now]
     stages: Stages
+    delay_steps: Mapping[str, int]
     notes: tuple[str, ...] = ()
 
 
@@ -66,6 +69,7 @@ def spread(
     """
     traced = trace(model, batch)
     traced, notes = divided(traced, stages, op_seconds)
+    traced, stages = with_shared_grads(traced, stages)
     of_variable = {variable.name: variable.handle for variable in traced.graph.variables}
     trained = {of_variable[name]: layer.index for layer in traced.graph.layers for name in layer.variables}
     late: set[int] = set()
@@ -83,14 +87,28 @@ def spread(
         handles=handles,
         home={name: traced.captured[name].device for name in handles},
         devices=devices,
-        shapes=frozenset(name for name in traced.index.names if _is_whole(traced.outputs[name])),
+        shapes=frozenset(
+            name
+            for name in traced.index.names
+            if _is_whole(traced.outputs[name]) and name not in traced.arguments
+        ),
     )
     rounds = rounds_of(facts, stages, {one.name: one.round for one in now})
     delays = delays_of(traced, rounds)
+    count = value_of(model.optimizer.iterations) if late else None
     ticks = Ticks(
-        traced, rounds, delays, now, averages=weights == "ema", late=late, warmup_steps=rate_warmup_steps or 1
+        traced,
+        rounds,
+        delays,
+        now,
+        averages=weights == "ema",
+        late=late,
+        warmup_steps=rate_warmup_steps or 1,
+        count=count,
     )
-    return Spread(traced, rounds, delays, ticks, trained, now, stages, notes)
+    return Spread(
+        traced, rounds, delays, ticks, trained, now, stages, delays_of_weights(facts, rounds.of), notes
+    )
 
 
 def _learning_rate(model: Any, traced: Traced) -> str | None:

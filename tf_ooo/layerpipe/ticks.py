@@ -24,6 +24,7 @@ class Ticks:
         now: weights that are read instead of those of the forward pass.
         averages: whether ``now`` are rebuilt from a moving average of the updates.
         late, warmup_steps: see ``rates.factors``.
+        count: the variable that counts the batches that have come in.
     """
 
     def __init__(
@@ -35,10 +36,11 @@ class Ticks:
         averages: bool = False,
         late: Set[int] = frozenset(),
         warmup_steps: int = 1,
+        count: Any = None,
     ) -> None:
         self.traced, self.rounds, self.delays, self.now = traced, rounds, delays, now
         self._late, self._warmup_steps = late, warmup_steps
-        self._count = compat.counter() if late else None
+        self._count = count if late else None
         self._averages = Averages(traced, rounds, now) if averages else None
         self._functions: dict[tuple[int, int], Any] = {}
         dtypes = {
@@ -135,9 +137,7 @@ class Ticks:
         """What late layers' learning rates are multiplied with in this round."""
         if self._count is None:
             return {}
-        found = factors(set(self._late), self._count.read_value(), self._warmup_steps)
-        self._count.assign_add(1, read_value=False)
-        return found
+        return factors(set(self._late), self._count.read_value(), self._warmup_steps)
 
     def _stored(self) -> dict[str, Any]:
         import tensorflow as tf

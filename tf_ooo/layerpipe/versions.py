@@ -20,7 +20,6 @@ from grappler_passes.node_input import split_input
 from tf_ooo.layerpipe.stages import HIGH, Stages
 from tf_ooo.layerpipe.traced import Traced
 
-WEIGHTS = ("stash", "ema", "latest")
 NOW = "_ooo_now"
 
 

@@ -108,4 +108,4 @@ def fill_times(report: Report, step_s: Iterable[float]) -> None:
         return
     report.measured_step_s = statistics.median(times)
     report.step_noise_s = statistics.median(abs(t - report.measured_step_s) for t in times)
-    report.pipeline["step_s"] = times
+    (report.layerpipe or report.pipeline)["step_s"] = times

@@ -8,23 +8,17 @@ tf_ooo.bench.planner_layerpipe``.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from tf_ooo.bench import confine
 from tf_ooo.bench.bars import save_bars
 from tf_ooo.bench.layerpipe_networks import NETWORKS
-from tf_ooo.bench.pipeline import SHARE, quiet, workers, write
-from tf_ooo.pipeline.addresses import free_port
+from tf_ooo.bench.pipeline import SHARE, run_driver, write
 
 BASELINE = "pipedream"
+DRIVER = "tf_ooo.bench.layerpipe_driver"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -39,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows: list[dict[str, Any]] = []
     for workload in options.workload:
         for devices in options.devices:
-            rows += rows_of(_run(options, workload, devices), workload)
+            rows += rows_of(run_driver(DRIVER, options, devices, ["--workload", workload]), workload)
             write(options.json, rows)
     if options.png:
         save_bars(rows, options.png)
@@ -55,27 +49,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cores", type=float, help=f"of each worker; default: {SHARE} of an equal share")
     parser.add_argument("--repetitions", type=int, default=6, help="turns of each mode")
     return parser
-
-
-def _run(options: argparse.Namespace, workload: str, devices: int) -> dict[str, Any]:
-    """What the driver of one run has found."""
-    prefix = f"tf_ooo_bench_{os.getpid()}_"
-    cores = options.cores or round(SHARE * (os.cpu_count() or 1) / devices, 2)
-    cluster = ",".join(f"127.0.0.1:{free_port()}" for _ in range(devices))
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        confine.shares(prefix, devices, cores),
-        workers(cluster, devices, folder) as processes,
-    ):
-        out = Path(folder) / "out.json"
-        command = [sys.executable, "-m", "tf_ooo.bench.layerpipe_driver", "--cluster", cluster]
-        command += ["--group", prefix, "--processes", ",".join(map(str, processes)), "--out", str(out)]
-        command += ["--workload", workload, "--cores", str(cores), "--repetitions", str(options.repetitions)]
-        done = subprocess.run(command, env=quiet(), capture_output=True, text=True, check=False)
-        if done.returncode or not out.exists():
-            raise SystemExit(f"the run failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
-        found: dict[str, Any] = json.loads(out.read_text())
-        return found | {"cores": cores}
 
 
 def rows_of(found: dict[str, Any], workload: str) -> list[dict[str, Any]]:

@@ -73,6 +73,20 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace, workload: str, devices: int, microbatches: int) -> dict[str, Any]:
     """What the driver of one run has found."""
+    more = ["--workload", workload, "--microbatches", str(microbatches), "--schedules", options.schedules]
+    more += ["--pictures", options.pictures or ""]
+    return run_driver("tf_ooo.bench.pipeline_driver", options, devices, more)
+
+
+def run_driver(module: str, options: argparse.Namespace, devices: int, more: Sequence[str]) -> dict[str, Any]:
+    """What a driver, a process that trains with worker processes, has found.
+
+    Args:
+        module: of the driver.
+        options: with ``cores`` and ``repetitions``.
+        devices: worker processes.
+        more: arguments of this driver alone.
+    """
     prefix = f"tf_ooo_bench_{os.getpid()}_"
     cores = options.cores or round(SHARE * (os.cpu_count() or 1) / devices, 2)
     cluster = ",".join(f"127.0.0.1:{free_port()}" for _ in range(devices))
@@ -82,11 +96,17 @@ def _run(options: argparse.Namespace, workload: str, devices: int, microbatches:
         workers(cluster, devices, folder) as processes,
     ):
         out = Path(folder) / "out.json"
-        command = [sys.executable, "-m", "tf_ooo.bench.pipeline_driver", "--cluster", cluster]
+        command = [sys.executable, "-m", module, "--cluster", cluster]
         command += ["--group", prefix, "--processes", ",".join(map(str, processes)), "--out", str(out)]
-        command += ["--workload", workload, "--microbatches", str(microbatches), "--cores", str(cores)]
-        command += ["--schedules", options.schedules, "--repetitions", str(options.repetitions)]
-        command += ["--pictures", options.pictures or "", "--memory", folder]
+        command += [
+            "--cores",
+            str(cores),
+            "--repetitions",
+            str(options.repetitions),
+            "--memory",
+            folder,
+            *more,
+        ]
         done = subprocess.run(command, env=quiet(), capture_output=True, text=True, check=False)
         if done.returncode or not out.exists():
             raise SystemExit(f"the run failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")

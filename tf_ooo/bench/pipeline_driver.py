@@ -11,7 +11,7 @@ import dataclasses
 import json
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,26 @@ from tf_ooo.simulator import simulate
 
 def main() -> None:
     """Reads the command line, runs, writes what was found as JSON."""
+    parser = parser_of_driver()
+    parser.add_argument("--schedules", required=True)
+    parser.add_argument("--microbatches", type=int, required=True)
+    parser.add_argument("--pictures", default="")
+    run_and_end(Driver, parser.parse_args())
+
+
+def parser_of_driver() -> argparse.ArgumentParser:
+    """The arguments that ``run_driver`` gives to all drivers."""
     parser = argparse.ArgumentParser()
-    for name in ("cluster", "group", "processes", "workload", "schedules", "memory", "out"):
+    for name in ("cluster", "group", "processes", "workload", "memory", "out"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--cores", type=float, required=True)
-    parser.add_argument("--microbatches", type=int, required=True)
-    parser.add_argument("--repetitions", type=int, default=8)
-    parser.add_argument("--pictures", default="")
-    options = parser.parse_args()
-    Path(options.out).write_text(json.dumps(Driver(options).run()))
+    parser.add_argument("--repetitions", type=int, required=True)
+    return parser
+
+
+def run_and_end(driver: Callable[[argparse.Namespace], Any], options: argparse.Namespace) -> None:
+    """Writes what the driver finds, and ends the process: its cluster would keep it."""
+    Path(options.out).write_text(json.dumps(driver(options).run()))
     os._exit(0)
 
 
@@ -64,8 +75,8 @@ def slowed(layer: LayerCosts, factor: float) -> LayerCosts:
     return dataclasses.replace(layer, **{name: factor * getattr(layer, name) for name in seconds})
 
 
-class Driver:
-    """One workload on one number of devices."""
+class ConfinedCluster:
+    """The workers, whose computing threads have their share of the CPU, seen from the process that trains."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         import tensorflow as tf
@@ -84,6 +95,21 @@ class Driver:
     def _confine(self) -> None:
         for rank, process in enumerate(self.options.processes.split(",")):
             confine.enter_computing(self.options.group, rank, int(process))
+
+    def rounds(
+        self, runs: dict[str, Any], times_s: Callable[[Any], Sequence[float]]
+    ) -> dict[str, list[float]]:
+        """The seconds of all, in turns; threads that have come since the start are confined before."""
+        self._confine()
+        times: dict[str, list[float]] = {name: [] for name in runs}
+        for _ in range(self.options.repetitions):
+            for name, run in runs.items():
+                times[name] += times_s(run)
+        return times
+
+
+class Driver(ConfinedCluster):
+    """One workload on one number of devices."""
 
     def run(self) -> dict[str, Any]:
         """Times and reports of everything."""
@@ -104,16 +130,8 @@ class Driver:
                 run.step_s()
         for name in runs.keys() & {"serial", "local"}:
             runs[name].start()
-        self._confine()  # threads that have come since
-        times = self._rounds(runs)
+        times = self.rounds(runs, lambda run: [run.step_s()])
         return self._found(runs, times)
-
-    def _rounds(self, runs: dict[str, Any]) -> dict[str, list[float]]:
-        times: dict[str, list[float]] = {name: [] for name in runs}
-        for _ in range(self.options.repetitions):
-            for name, run in runs.items():
-                times[name].append(run.step_s())
-        return times
 
     def _found(self, runs: dict[str, Any], times: dict[str, list[float]]) -> dict[str, Any]:
         slower = self._slower(runs, times)

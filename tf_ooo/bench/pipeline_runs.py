@@ -13,22 +13,13 @@ from typing import Any
 from tf_ooo.bench.pipeline_workloads import Workload, make
 
 
-class Scheduled:
-    """The callback's step, run without ``fit``: several of them can take turns.
+class Steps:
+    """The steps of a session of the callback, run without ``fit``: several of them can take turns."""
 
-    ``measured`` is the ``planned_from`` of another one's session, for the same workload: then this one is
-    traced once only.
-    """
-
-    def __init__(self, workload: Workload, options: dict[str, Any], measured: Any = None) -> None:
+    def __init__(self, workload: Workload, session: Any) -> None:
         import tensorflow as tf
 
-        from tf_ooo.options import Options
-        from tf_ooo.pipeline.fit import PipelineFit
-
-        self.workload = workload
-        self.session = PipelineFit(Options.from_arguments(mode="pipeline", **options))
-        self.session.planned_from = measured
+        self.workload, self.session = workload, session
         data = tf.data.Dataset.from_tensors((workload.x, workload.y)).repeat()
         self._iterator = iter(data)
         model = workload.model
@@ -40,13 +31,6 @@ class Scheduled:
     def report(self) -> Any:
         """The session's."""
         return self.session.report
-
-    def start(self) -> None:
-        """Runs until the model is distributed, and two steps more."""
-        while self.report.rewritten_graph is None:
-            self.step_s()
-        for _ in range(2):
-            self.step_s()
 
     def step_s(self) -> float:
         """One step."""
@@ -62,6 +46,29 @@ class Scheduled:
         for variable in self.workload.model.trainable_variables:
             bits = zlib.crc32(variable.numpy().tobytes(), bits)
         return bits
+
+
+class Scheduled(Steps):
+    """A pipeline.
+
+    ``measured`` is the ``planned_from`` of another one's session, for the same workload: then this one is
+    traced once only.
+    """
+
+    def __init__(self, workload: Workload, options: dict[str, Any], measured: Any = None) -> None:
+        from tf_ooo.options import Options
+        from tf_ooo.pipeline.fit import PipelineFit
+
+        session = PipelineFit(Options.from_arguments(mode="pipeline", **options))
+        session.planned_from = measured
+        super().__init__(workload, session)
+
+    def start(self) -> None:
+        """Runs until the model is distributed, and two steps more."""
+        while self.report.rewritten_graph is None:
+            self.step_s()
+        for _ in range(2):
+            self.step_s()
 
 
 class Stock:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tf_ooo.layerpipe.rounds import Rounds
 from tf_ooo.layerpipe.traced import Traced
-from tf_ooo.layerpipe.versions import Now, writes_of
+from tf_ooo.layerpipe.versions import Now, writes
 
 
 def read_weight(traced: Traced, one: Now) -> Any:
@@ -35,8 +35,9 @@ class Averages:
         self._span: dict[str, int] = {}
         for one in now:
             self._span[one.handle] = max(self._span.get(one.handle, 0), one.behind)
+        updates = writes(traced.index)
         self._updated = {
-            handle: {rounds.of[name] for name in writes_of(traced.index, handle)} for handle in self._span
+            handle: {rounds.of[name] for name in updates.get(handle, ())} for handle in self._span
         }
         self._values = {one.handle: self._zeros(traced, one) for one in now}
 

@@ -96,9 +96,9 @@ class LayerPipeFit(PipelineFit):
         self.stages = stages_of(schedule, len(costs.layers))
         self._home = self._homes(step.known.graph)
         self._planned_layers = [set(layer.variables) for layer in step.known.graph.layers]
-        self.report.planned = schedule
         timeline = simulate(schedule, list(costs.layers), link)
-        fill_report(self.report, step.known.graph, self.stages, timeline, costs, self.devices)
+        graph = step.known.graph
+        fill_report(self.report, graph, schedule, timeline, costs, self.stages, self.devices)
         self._note_versions()
         self._plan = schedule
 

@@ -48,7 +48,7 @@ def with_factors(traced: Traced, stages: Stages, rate_handle: str | None) -> tup
     for i, op in enumerate(index.ops):
         kind, layer = traced.where.get(index.names[i], ("", 0))
         if op == "ReadVariableOp" and kind == "U" and rate_handle in states_of(index, i):
-            late[index.names[i]] = 2 * stages.stages_after(layer)
+            late[index.names[i]] = stages.delay_steps(layer)
     if not late:
         raise BackendError(
             "rate_warmup_steps= needs a learning rate that is a number; "

@@ -10,7 +10,9 @@ from grappler_passes.node_input import split_input
 from tf_ooo.costs.table import CostTable
 from tf_ooo.layerpipe.spread import Spread
 from tf_ooo.layerpipe.stages import Stages
-from tf_ooo.report import Report, layer_rows_of
+from tf_ooo.pipeline.reporting import fill_plan
+from tf_ooo.report import Report
+from tf_ooo.schedule import Schedule
 from tf_ooo.timeline import Timeline
 
 _CHANGES = (
@@ -20,20 +22,20 @@ _CHANGES = (
 
 
 def fill_report(
-    report: Report, graph: Any, stages: Stages, timeline: Timeline, costs: CostTable, devices: Sequence[str]
+    report: Report,
+    graph: Any,
+    schedule: Schedule,
+    timeline: Timeline,
+    costs: CostTable,
+    stages: Stages,
+    devices: Sequence[str],
 ) -> None:
     """Copies the plan into the report."""
-    report.ops, report.unclassified = graph.counts(), dict(graph.unclassified)
-    report.mixed = dict(graph.mixed)
-    report.schedule = report.planned.policy if report.planned is not None else ""
+    fill_plan(report, graph, schedule, timeline, costs)
     report.predicted_step_s = float(timeline.steady_step_s)
-    report.predicted_peak_bytes = max(timeline.peak_bytes, default=0)
-    report.notes += [note for note in costs.notes if note not in report.notes]
-    report.kept_because = "distributed as asked"
-    report.layers = layer_rows_of(graph)
     for layer, row in enumerate(report.layers):
         row |= {f"{kind}_processor": stages.of[kind, layer] for kind in ("F", "dO", "dW")}
-        row |= {"stages_after": stages.stages_after(layer), "delay_steps": 2 * stages.stages_after(layer)}
+        row |= {"stages_after": stages.stages_after(layer), "delay_steps": stages.delay_steps(layer)}
     delay = max((row["delay_steps"] for row in report.layers), default=0)
     if delay:
         report.notes.append(_CHANGES.format(delay=delay))
@@ -53,7 +55,7 @@ def fill_spread(report: Report, made: Spread) -> None:
     traced, rounds = made.traced, made.rounds
     variables = {variable.handle: variable.name for variable in traced.graph.variables}
     report.layerpipe |= {
-        "delay_steps": {variables[handle]: late for handle, late in made.delay_steps.items()},
+        "delay_steps": {variables[handle]: late for handle, late in rounds.delay_steps.items()},
         "rounds": rounds.last + 1,
         "registers": sum(register.depth for register in made.delays.registers),
         "weight_version_bytes": version_bytes(made),

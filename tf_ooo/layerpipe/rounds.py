@@ -47,16 +47,16 @@ class Rounds:
     Attributes:
         of: ``{op: round}``, 0 or more, without constants.
         device_of: full names.
-        constant: ops whose result is the same in all rounds.
         batch: the round in which a batch comes in.
         before: ``(first, then)`` ops on one variable, in the order that they have within a round.
+        delay_steps: ``{handle: rounds}`` from the first forward reading of a weight to its update.
     """
 
     of: Mapping[str, int]
     device_of: Mapping[str, str]
-    constant: frozenset[str]
     batch: int
     before: tuple[tuple[str, str], ...]
+    delay_steps: Mapping[str, int]
 
     @property
     def last(self) -> int:
@@ -84,20 +84,20 @@ def rounds_of(facts: Facts, stages: Stages, wanted: Mapping[str, int]) -> Rounds
             break
         targets |= moved
         found = _settled(facts, targets, constant)
-    _check_updates(facts, stages, found)
+    delay_steps = _delays_of_weights(facts, found)
+    _check_updates(facts, stages, delay_steps)
     _check_states(facts, found)
     first = min(found.values(), default=0)
     return Rounds(
         {name: value - first for name, value in found.items()},
         _devices(facts, stages, constant),
-        frozenset(constant),
         -first,
         tuple(_in_order(facts)),
+        delay_steps,
     )
 
 
-def delays_of_weights(facts: Facts, found: Mapping[str, int]) -> dict[str, int]:
-    """``{handle: rounds}`` from the first forward reading of a weight to its update."""
+def _delays_of_weights(facts: Facts, found: Mapping[str, int]) -> dict[str, int]:
     index = facts.index
     reads: dict[str, int] = {}
     writes: dict[str, int] = {}
@@ -114,9 +114,9 @@ def delays_of_weights(facts: Facts, found: Mapping[str, int]) -> dict[str, int]:
 def _after_their_reads(facts: Facts, stages: Stages, found: Mapping[str, int]) -> dict[str, int]:
     """Updates that would come too early, as their weight is read later than planned (an embedding)."""
     early: dict[int, int] = {}
-    for handle, delay in delays_of_weights(facts, found).items():
+    for handle, delay in _delays_of_weights(facts, found).items():
         layer = facts.weights[handle]
-        early[layer] = max(early.get(layer, 0), 2 * stages.stages_after(layer) - delay)
+        early[layer] = max(early.get(layer, 0), stages.delay_steps(layer) - delay)
     return {
         name: found[name] + early[layer]
         for name, (kind, layer) in facts.where.items()
@@ -124,10 +124,10 @@ def _after_their_reads(facts: Facts, stages: Stages, found: Mapping[str, int]) -
     }
 
 
-def _check_updates(facts: Facts, stages: Stages, found: Mapping[str, int]) -> None:
+def _check_updates(facts: Facts, stages: Stages, delay_steps: Mapping[str, int]) -> None:
     """Each weight's update comes 2 S(l) rounds after it was read."""
-    for handle, delay in delays_of_weights(facts, found).items():
-        if delay != 2 * stages.stages_after(facts.weights[handle]):
+    for handle, delay in delay_steps.items():
+        if delay != stages.delay_steps(facts.weights[handle]):
             raise GraphError(
                 f"the update of {handle!r} would be {delay} steps late: it needs gradients of other layers; "
                 "in this mode layers are updated at different times: train without clipping by global norm "
@@ -136,12 +136,12 @@ def _check_updates(facts: Facts, stages: Stages, found: Mapping[str, int]) -> No
 
 
 def _users(facts: Facts) -> dict[str, list[str]]:
-    """The ops on each variable that is no weight, in the step's order."""
+    """The ops on each variable, in the step's order."""
     index = facts.index
     users: dict[str, list[str]] = {}
     for i in index.order:
         for state in _states(index, i):
-            if state in facts.handles and state not in facts.weights:
+            if state in facts.handles:
                 users.setdefault(state, []).append(index.names[i])
     return users
 
@@ -150,7 +150,9 @@ def _with_the_last_write(facts: Facts, found: Mapping[str, int]) -> dict[str, in
     """Accesses to a state in other rounds than its last write: they go there, to see their own batch's."""
     index = facts.index
     moved: dict[str, int] = {}
-    for users in _users(facts).values():
+    for state, users in _users(facts).items():
+        if state in facts.weights:
+            continue
         writes = [found[name] for name in users if not only_reads(index.ops[index.index[name]])]
         if writes:
             moved.update((name, max(writes)) for name in users if found[name] != max(writes))
@@ -225,15 +227,10 @@ def _with_their_writes(facts: Facts, targets: Mapping[str, int]) -> dict[str, in
     All are in the round of the earliest, so that what a batch reads is what the batches before it have
     written.  The count of steps goes on when a batch comes in: updates read the number of their batch.
     """
-    index = facts.index
-    by_state: dict[str, list[str]] = {}
-    for i in index.order:
-        for state in _states(index, i):
-            by_state.setdefault(state, []).append(index.names[i])
     found: dict[str, int] = {}
-    for state, users in by_state.items():
+    for state, users in _users(facts).items():
         placed = [facts.where[name] for name in users if name in facts.where]
-        if state not in facts.handles or state in facts.weights or len(placed) == len(users) or not placed:
+        if state in facts.weights or len(placed) == len(users) or not placed:
             continue
         forward = [targets[name] for name in users if facts.where.get(name, ("",))[0] == "F"]
         found.update(dict.fromkeys(users, min(forward, default=0)))
@@ -307,20 +304,15 @@ def _states(index: GraphIndex, i: int) -> set[str]:
 def _in_order(facts: Facts) -> list[tuple[str, str]]:
     """Neighbours among the ops on each variable, one of which writes."""
     index = facts.index
-    users: dict[str, list[int]] = {}
-    for i in index.order:
-        for state in _states(index, i):
-            if state in facts.handles:
-                users.setdefault(state, []).append(i)
-    found = []
-    for members in users.values():
-        reads: list[int] = []
-        write: int | None = None
-        for i in members:
-            if only_reads(index.ops[i]):
-                reads.append(i)
-                found += [] if write is None else [(write, i)]
+    found: list[tuple[str, str]] = []
+    for members in _users(facts).values():
+        reads: list[str] = []
+        write: str | None = None
+        for name in members:
+            if only_reads(index.ops[index.index[name]]):
+                reads.append(name)
+                found += [] if write is None else [(write, name)]
                 continue
-            found += [(r, i) for r in reads] or ([] if write is None else [(write, i)])
-            reads, write = [], i
-    return [(index.names[a], index.names[b]) for a, b in dict.fromkeys(found)]
+            found += [(r, name) for r in reads] or ([] if write is None else [(write, name)])
+            reads, write = [], name
+    return list(dict.fromkeys(found))

@@ -10,7 +10,7 @@ from tf_ooo.layerpipe import compat as mode_compat
 from tf_ooo.layerpipe.delays import Delays, delays_of
 from tf_ooo.layerpipe.divide import divided, with_shared_grads
 from tf_ooo.layerpipe.rates import with_factors
-from tf_ooo.layerpipe.rounds import Facts, Rounds, delays_of_weights, rounds_of
+from tf_ooo.layerpipe.rounds import Facts, Rounds, rounds_of
 from tf_ooo.layerpipe.stages import Stages
 from tf_ooo.layerpipe.ticks import Ticks
 from tf_ooo.layerpipe.traced import Traced, trace
@@ -26,10 +26,6 @@ class Spread:
 
     Attributes:
         traced, rounds, delays, ticks: its parts.
-        weights: ``{handle: layer}`` of the trainable variables.
-        now: weights that backward passes read later than forward passes.
-        stages: where tasks run.
-        delay_steps: ``{handle: rounds}`` from the reading of a weight to its update.
         notes: what could not be done as planned.
     """
 
@@ -37,10 +33,6 @@ class Spread:
     rounds: Rounds
     delays: Delays
     ticks: Ticks
-    weights: Mapping[str, int]
-    now: Sequence[Now]
-    stages: Stages
-    delay_steps: Mapping[str, int]
     notes: tuple[str, ...] = ()
 
 
@@ -78,21 +70,7 @@ def spread(
     now: tuple[Now, ...] = ()
     if weights != "stash":
         traced, now = with_later_weights(traced, trained, stages)
-    handles = frozenset(n for n, tensor in traced.captured.items() if tensor.dtype.name == "resource")
-    facts = Facts(
-        index=traced.index,
-        where=traced.where,
-        weights=trained,
-        arguments=frozenset((*traced.arguments, *(one.name for one in now))),
-        handles=handles,
-        home={name: traced.captured[name].device for name in handles},
-        devices=devices,
-        shapes=frozenset(
-            name
-            for name in traced.index.names
-            if _is_whole(traced.outputs[name]) and name not in traced.arguments
-        ),
-    )
+    facts = _facts(traced, trained, now, devices)
     rounds = rounds_of(facts, stages, {one.name: one.round for one in now})
     delays = delays_of(traced, rounds)
     count = value_of(model.optimizer.iterations) if late else None
@@ -106,8 +84,24 @@ def spread(
         warmup_steps=rate_warmup_steps or 1,
         count=count,
     )
-    return Spread(
-        traced, rounds, delays, ticks, trained, now, stages, delays_of_weights(facts, rounds.of), notes
+    return Spread(traced, rounds, delays, ticks, notes)
+
+
+def _facts(traced: Traced, trained: Mapping[str, int], now: Sequence[Now], devices: Sequence[str]) -> Facts:
+    handles = frozenset(n for n, tensor in traced.captured.items() if tensor.dtype.name == "resource")
+    return Facts(
+        index=traced.index,
+        where=traced.where,
+        weights=trained,
+        arguments=frozenset((*traced.arguments, *(one.name for one in now))),
+        handles=handles,
+        home={name: traced.captured[name].device for name in handles},
+        devices=devices,
+        shapes=frozenset(
+            name
+            for name in traced.index.names
+            if _is_whole(traced.outputs[name]) and name not in traced.arguments
+        ),
     )
 
 

@@ -33,22 +33,25 @@ class Stages:
     of: Mapping[tuple[str, int], int]
     shares: Mapping[int, tuple[float, int]]
 
-    @property
-    def layers(self) -> int:
-        """How many layers there are."""
-        return 1 + max(layer for _, layer in self.of)
-
     def forward_round(self, layer: int) -> int:
         """Rounds after a batch has come in."""
         return self.of["F", layer]
 
     def backward_round(self, kind: str, layer: int) -> int:
         """Rounds after a batch has come in; ``kind`` is dO or dW."""
-        return 2 * (self.processors - 1) - self.of[kind, layer]
+        return self.backward_round_on(self.of[kind, layer])
+
+    def backward_round_on(self, processor: int) -> int:
+        """The round of all backward passes on a processor."""
+        return 2 * (self.processors - 1) - processor
 
     def stages_after(self, layer: int) -> int:
         """S(l) of LayerPipe2: processors between the layer and the loss."""
         return self.processors - 1 - min(self.of["F", layer], self.of["dW", layer])
+
+    def delay_steps(self, layer: int) -> int:
+        """How many steps after its forward pass a layer's gradient is applied: 2 S(l)."""
+        return 2 * self.stages_after(layer)
 
     def read_round(self, layer: int) -> int:
         """When the weights are read that the forward pass uses: one round before, if they come from afar."""
@@ -56,7 +59,7 @@ class Stages:
 
     def update_round(self, layer: int) -> int:
         """When the layer's gradient is applied."""
-        return self.read_round(layer) + 2 * self.stages_after(layer)
+        return self.read_round(layer) + self.delay_steps(layer)
 
 
 def stages_of(schedule: Schedule, layers: int) -> Stages:

@@ -119,7 +119,7 @@ class _Maker:
     def _round(self, handle: str, processor: int) -> int:
         """In which a processor's backward passes read a variable: a round before, if it comes from afar."""
         away = self.stages.of["dW", self.weights[handle]] != processor
-        return 2 * (self.stages.processors - 1) - processor - away
+        return self.stages.backward_round_on(processor) - away
 
     def _behind(self, producer: str, processor: int) -> int:
         handle = self.sources[producer]
@@ -157,10 +157,11 @@ class _Maker:
         return made
 
 
-def writes_of(index: GraphIndex, handle: str) -> list[str]:
-    """The ops that change a variable."""
-    return [
-        index.names[i]
-        for i in range(len(index))
-        if has_side_effects(index.ops[i]) and not only_reads(index.ops[i]) and handle in states_of(index, i)
-    ]
+def writes(index: GraphIndex) -> dict[str, list[str]]:
+    """The ops that change each variable, by its handle."""
+    found: dict[str, list[str]] = {}
+    for i, op in enumerate(index.ops):
+        if has_side_effects(op) and not only_reads(op):
+            for handle in states_of(index, i):
+                found.setdefault(handle, []).append(index.names[i])
+    return found

@@ -13,6 +13,8 @@ from tf_ooo.pipeline.planning import Planned
 from tf_ooo.pipeline.unrolled_tasks import Step
 from tf_ooo.relation import stage_inputs
 from tf_ooo.report import Report, layer_rows_of, seconds_text
+from tf_ooo.schedule import Schedule
+from tf_ooo.timeline import Timeline
 
 _SECONDS = {"F": "forward_s", "dO": "output_grad_s", "dW": "weight_grad_s", "U": "update_s"}
 
@@ -21,20 +23,24 @@ def fill_report(
     report: Report, planned: Planned, step: Step, costs: CostTable, link: Link, devices: Sequence[str]
 ) -> None:
     """Copies the plan into the report."""
-    graph = step.known.graph
-    report.ops, report.unclassified = graph.counts(), dict(graph.unclassified)
-    report.mixed = dict(graph.mixed)
-    report.planned, report.schedule = planned.schedule, planned.schedule.policy
+    fill_plan(report, step.known.graph, planned.schedule, planned.timeline, costs)
     report.predicted_step_s = planned.makespan_s
-    report.predicted_peak_bytes = max(planned.timeline.peak_bytes, default=0)
-    report.notes += [note for note in costs.notes if note not in report.notes]
-    report.layers = layer_rows_of(graph)
-    report.kept_because = "distributed as asked"
     for row, stage in zip(report.layers, _stage_of_layer(planned), strict=True):
         row["stage"] = stage
         row["device"] = devices[planned.device_of_stage[stage]]
     report.pipeline = pipeline_rows(planned, costs, link, devices)
     report.pipeline["microbatches"] = step.count
+
+
+def fill_plan(report: Report, graph: Any, schedule: Schedule, timeline: Timeline, costs: CostTable) -> None:
+    """What every plan over devices says: the graph's tasks, the schedule, the bytes."""
+    report.ops, report.unclassified = graph.counts(), dict(graph.unclassified)
+    report.mixed = dict(graph.mixed)
+    report.planned, report.schedule = schedule, schedule.policy
+    report.predicted_peak_bytes = max(timeline.peak_bytes, default=0)
+    report.notes += [note for note in costs.notes if note not in report.notes]
+    report.layers = layer_rows_of(graph)
+    report.kept_because = "distributed as asked"
 
 
 def _stage_of_layer(planned: Planned) -> list[int]:

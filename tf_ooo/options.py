@@ -77,7 +77,8 @@ class Options:
             ``"execution"``, so that one rank alone may stop within an epoch.
         unroll: data_parallel, and jit_compile=True on a GPU: at most so many of the model's
             ``steps_per_execution`` go into one graph, in which no step waits for all of the step before; 1:
-            Keras' own loop; None: 2 to 16, fewer of a large step (data_parallel), or 8.
+            Keras' own loop; None: 2 to 16, fewer of a large step (data_parallel), or 8.  layerpipe: so many
+            batches are taken and trained in one call of a function; None: 8, fewer of a large step.
         streams: jit_compile=True: how many side streams dW is dealt out to.
         store_activations: jit_compile=True: who reads the activations that dW needs from memory, rather than
             computing them again: ``"all"``, ``"backward"``, ``"cost"`` (as costs say) or ``"none"``; auto:

@@ -23,6 +23,8 @@ from tf_ooo.pipeline.variables import Moved, all_variables
 DEVICES = [f"/job:localhost/replica:0/task:0/device:CPU:{number}" for number in range(4)]
 WIDTHS = (20, 17, 12, 9, 4)
 BATCHES = 9
+# Of the nine batches three are left when the rounds of four devices are full.
+TOGETHER = 3
 
 
 # -- a multilayer perceptron by hand, with the weights that each pass of each batch is to see -------
@@ -159,7 +161,7 @@ def spread_over(stages, weights, warmup=None):
         batch = next(feed, None)
         return None if batch is None else [tf.constant(part) for part in batch]
 
-    epoch = Epoch(made.ticks, made.rounds.batch, made.delays.logs_round, batches)
+    epoch = Epoch(made.ticks, made.rounds.batch, made.delays.logs_round, batches, TOGETHER)
     losses = []
     while (logs := epoch.step()) is not None:
         losses.append(float(logs["loss"]))

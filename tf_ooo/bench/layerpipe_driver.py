@@ -27,9 +27,9 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "layerpipe": ("layerpipe", {"schedule": "layerpipe"}),
     "layerpipe_ema": ("layerpipe", {"schedule": "layerpipe", "weights": "ema"}),
 }
-# So many steps follow each other in one turn, of which the first ones are not counted: what is on its way
-# when another one runs has arrived when its own turn comes.
-_TURN, _UNCOUNTED = 8, 2
+# Steps of a turn that are timed together, after as many that are not: several rounds may run as one, and
+# then the results of several steps come at once.
+_TURN = 8
 
 
 def main() -> None:
@@ -53,8 +53,10 @@ class InTurn(Steps):
             self.step_s()
 
     def turn_s(self) -> list[float]:
-        """Seconds of each step of a turn."""
-        return [self.step_s() for _ in range(_TURN)][_UNCOUNTED:]
+        """The mean seconds of a step in a turn."""
+        for _ in range(_TURN):
+            self.step_s()
+        return [sum(self.step_s() for _ in range(_TURN)) / _TURN]
 
 
 class Driver(ConfinedCluster):

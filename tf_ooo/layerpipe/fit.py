@@ -33,6 +33,8 @@ _LOG = logging.getLogger("tf_ooo")
 _ONE_DEVICE = "there is one device: the stock step runs"
 # Batches of the plan, for each processor: enough for the rounds at both ends not to matter.
 _BATCHES = 4
+# Rounds in one function, and the ops of all of them: a large graph takes TensorFlow long.
+_TOGETHER, _OPS = (8, 4, 2), 20_000
 
 
 class LayerPipeFit(PipelineFit):
@@ -185,14 +187,20 @@ class LayerPipeFit(PipelineFit):
         """As many rounds as it takes for the next batch's results; None at the end of the data."""
         if self._plan is None:
             return None
-        started = time.perf_counter()
-        outputs = None if self._epoch is None else self._epoch.step()
+        outputs = None if self._epoch is None else self._timed_step(self._epoch)
         if outputs is None:  # the first batch, or nothing is on its way
             self._epoch = self._new_epoch(iterator)
-            outputs = None if self._epoch is None else self._epoch.step()
+            outputs = None if self._epoch is None else self._timed_step(self._epoch)
+        return outputs
+
+    def _timed_step(self, epoch: Epoch) -> Any:
+        """The results of the next batch; takes note of the seconds of each round that this took."""
+        started, rounds = time.perf_counter(), epoch.rounds
+        outputs = epoch.step()
         if outputs is not None:
             compat.synchronize(outputs)
-            self._step_s.append(time.perf_counter() - started)
+        ran = epoch.rounds - rounds
+        self._step_s += [(time.perf_counter() - started) / ran] * ran if ran else []
         return outputs
 
     def _new_epoch(self, iterator: Any) -> Epoch | None:
@@ -213,7 +221,9 @@ class LayerPipeFit(PipelineFit):
             return waiting.pop() if waiting else self._next_batch(iterator)
 
         made.ticks.reset()
-        return Epoch(made.ticks, made.rounds.batch, made.delays.logs_round, batches)
+        small = (count for count in _TOGETHER if count * len(made.traced.index) <= _OPS)
+        together = self.options.unroll or next(small, 1)
+        return Epoch(made.ticks, made.rounds.batch, made.delays.logs_round, batches, together)
 
     def _next_batch(self, iterator: Any) -> Any:
         """Its tensors; None at the end of the epoch.  Keras counts the steps, the data may go on."""

@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 
 from grappler_passes.node_input import split_input
 from tf_ooo.layerpipe import compat
 from tf_ooo.layerpipe.averages import Averages, read_weight
-from tf_ooo.layerpipe.delays import Delays, nodes_between
+from tf_ooo.layerpipe.delays import Delays, Register, nodes_between
 from tf_ooo.layerpipe.rates import factor_name, factors
 from tf_ooo.layerpipe.rounds import Rounds
 from tf_ooo.layerpipe.traced import Traced
 from tf_ooo.layerpipe.versions import Now
 from tf_ooo.xla.compat import import_here
+
+
+@dataclass(frozen=True)
+class Part:
+    """The ops of a round in which only batches in their rounds ``low`` to ``high`` exist.
+
+    Attributes:
+        graph_def: these ops.
+        read: names of what they and the results read.
+        logs: the tensors of the results, none if no batch is in its round of results.
+        made: the registers that something is put into.
+    """
+
+    low: int
+    high: int
+    graph_def: Any
+    read: frozenset[str]
+    logs: list[str]
+    made: list[Register]
 
 
 class Ticks:
@@ -42,7 +62,7 @@ class Ticks:
         self._late, self._warmup_steps = late, warmup_steps
         self._count = count if late else None
         self._averages = Averages(traced, rounds, now) if averages else None
-        self._functions: dict[tuple[int, int], Any] = {}
+        self._functions: dict[tuple[int, int, int], Any] = {}
         dtypes = {
             r.number: traced.outputs[split_input(r.source)[0]][split_input(r.source)[1]]
             for r in delays.registers
@@ -75,19 +95,54 @@ class Ticks:
         Returns:
             The results of the batch that is in its round of results, or None.
         """
-        fed = batch is not None
-        key = (low, high)
-        if key not in self._functions:
-            self._functions[key] = self._make(low, high)
-        function = self._functions[key]
-        outputs = function(*batch) if fed else function()
+        outputs = self._function(low, high, 1)(*(batch or ()))
         if not low <= self.delays.logs_round <= high:
             return None
         return self.traced.results.unpack(outputs)
 
-    def _make(self, low: int, high: int) -> Any:
+    def run_full(self, batches: Sequence[Any]) -> list[Any]:
+        """A round for each of these batches, in which batches are in all rounds, as one function.
+
+        Nothing in it waits for the end of a round: a processor goes on as soon as it has what it reads.
+
+        Returns:
+            The results of as many batches.
+        """
+        function = self._function(0, self.last, len(batches))
+        outputs = function(*(tensor for batch in batches for tensor in batch))
+        size = len(self.delays.logs)
+        return [
+            self.traced.results.unpack(outputs[first : first + size])
+            for first in range(0, len(outputs), size)
+        ]
+
+    def _function(self, low: int, high: int, rounds: int) -> Any:
+        key = (low, high, rounds)
+        if key not in self._functions:
+            self._functions[key] = self._make(*key)
+        return self._functions[key]
+
+    def _make(self, low: int, high: int, rounds: int) -> Any:
         import tensorflow as tf
 
+        traced = self.traced
+        part = self._part(low, high)
+        specs = traced.specs if low <= self.rounds.batch <= high else []
+
+        def body(*tensors: Any) -> list[Any]:
+            late, logs = self._stored(), []
+            for number in range(rounds):
+                batch = tensors[number * len(specs) : (number + 1) * len(specs)]
+                made, found = self._round(part, batch, late, f"round_{number}" if rounds > 1 else "")
+                late = self._shifted(late, made)
+                logs += [tf.identity(value) for value in found]
+            self._store(late)
+            return logs
+
+        return compat.function(body, [spec for _ in range(rounds) for spec in specs])
+
+    def _part(self, low: int, high: int) -> Part:
+        """The ops of a round in which only these rounds' batches exist."""
         traced, delays = self.traced, self.delays
         graph_def = type(traced.graph_def)()
         graph_def.library.CopyFrom(traced.graph_def.library)
@@ -99,29 +154,29 @@ class Ticks:
         }
         nodes = [node for node in nodes_between(delays, self.rounds, low, high) if node.name not in given]
         graph_def.node.extend(nodes)
-        read = {split_input(text)[0] for node in nodes for text in node.input}
         logs = delays.logs if low <= delays.logs_round <= high else []
+        read = {split_input(text)[0] for node in nodes for text in node.input}
         read |= {split_input(text)[0] for text in logs}
-        feeds = low <= self.rounds.batch <= high
-        made = {r.number for r in delays.registers if low <= r.made <= high}
+        made = [r for r in delays.registers if low <= r.made <= high]
+        return Part(low, high, graph_def, frozenset(read), logs, made)
 
-        def body(*batch: Any) -> list[Any]:
-            tensors = dict(zip(traced.arguments, batch, strict=True)) if feeds else {}
-            tensors |= traced.captured
-            later = {one.handle: read_weight(traced, one) for one in self.now}
-            tensors |= self._weights_now(later)
-            tensors |= self._rates()
-            late = self._stored()
-            tensors |= {name: value for name, value in late.items() if name in read}
-            replaced = {f"{name}:0": value for name, value in tensors.items() if name in read}
-            wanted = [r.source for r in delays.registers if r.number in made]
-            results = _fetch(graph_def, tensors, replaced, [*wanted, *logs])
-            self._store(late, dict(zip(wanted, results, strict=False)), made)
-            if self._averages is not None:
-                self._averages.update(later, low, high)
-            return [tf.identity(value) for value in results[len(wanted) :]]
-
-        return compat.function(body, traced.specs if feeds else [])
+    def _round(
+        self, part: Part, batch: Sequence[Any], late: dict[str, Any], name: str
+    ) -> tuple[dict[int, Any], list[Any]]:
+        """Adds a round to the function that is traced: what goes into registers, by number; results."""
+        traced = self.traced
+        tensors = dict(zip(traced.arguments, batch, strict=True)) if batch else {}
+        tensors |= traced.captured
+        later = {one.handle: read_weight(traced, one) for one in self.now}
+        tensors |= self._weights_now(later)
+        tensors |= self._rates()
+        tensors |= {key: value for key, value in late.items() if key in part.read}
+        wanted = [r.source for r in part.made]
+        results = _fetch(part, tensors, [*wanted, *part.logs], name)
+        if self._averages is not None:
+            self._averages.update(later, part.low, part.high)
+        made = {r.number: value for r, value in zip(part.made, results, strict=False)}
+        return made, results[len(wanted) :]
 
     def _weights_now(self, read: dict[str, Any]) -> dict[str, Any]:
         if self._averages is None:
@@ -151,18 +206,28 @@ class Ticks:
                     found[r.name(delay)] = tf.ensure_shape(store.read_value(), shape)
         return found
 
-    def _store(self, late: dict[str, Any], results: dict[str, Any], made: set[int]) -> None:
+    def _shifted(self, late: dict[str, Any], made: dict[int, Any]) -> dict[str, Any]:
+        """What the registers hold after a round; the first of a row keeps what it has if nothing was made."""
+        import tensorflow as tf
+
+        found: dict[str, Any] = {}
         for r in self.delays.registers:
-            stores = self._stores[r.number]
-            for delay in range(r.depth, 1, -1):
-                stores[delay - 1].assign(late[r.name(delay - 1)], read_value=False)
-            if r.number in made:
-                stores[0].assign(results[r.source], read_value=False)
+            found |= {r.name(delay): late[r.name(delay - 1)] for delay in range(2, r.depth + 1)}
+            with tf.device(r.device):
+                found[r.name(1)] = tf.identity(made[r.number]) if r.number in made else late[r.name(1)]
+        return found
+
+    def _store(self, late: dict[str, Any]) -> None:
+        for r in self.delays.registers:
+            for delay, store in enumerate(self._stores[r.number], 1):
+                store.assign(late[r.name(delay)], read_value=False)
 
 
-def _fetch(graph_def: Any, tensors: dict[str, Any], replaced: dict[str, Any], wanted: list[str]) -> list[Any]:
-    """Imports the graph; what is wanted and given is handed through."""
+def _fetch(part: Part, tensors: dict[str, Any], wanted: list[str], name: str) -> list[Any]:
+    """Imports the ops of a round; what is wanted and given is handed through."""
+    replaced = {f"{key}:0": value for key, value in tensors.items() if key in part.read}
     inside = [text for text in wanted if split_input(text)[0] not in tensors]
-    made = import_here(graph_def, replaced, [text if ":" in text else f"{text}:0" for text in inside])
+    texts = [text if ":" in text else f"{text}:0" for text in inside]
+    made = import_here(part.graph_def, replaced, texts, name)
     found = dict(zip(inside, made, strict=True))
     return [found[text] if text in found else tensors[split_input(text)[0]] for text in wanted]

@@ -50,13 +50,16 @@ def flat_graphs(graph_def: Any, fetches: list[str]) -> tuple[Any, Any]:
     return inline_graph_def(functional, fetches), inline_graph_def(graph_def, fetches)
 
 
-def import_here(graph_def: Any, replaced: dict[str, Any], wanted: Sequence[str]) -> list[Any]:
-    """Imports the graph into the function that is being traced; ``replaced`` maps tensor names to tensors."""
+def import_here(graph_def: Any, replaced: dict[str, Any], wanted: Sequence[str], name: str = "") -> list[Any]:
+    """Imports the graph into the function that is being traced, below ``name``.
+
+    ``replaced`` maps tensor names to tensors.
+    """
     import tensorflow as tf
 
     graph = tf.compat.v1.get_default_graph()
     inside = {name: graph.capture(t) if hasattr(graph, "capture") else t for name, t in replaced.items()}
-    return list(tf.graph_util.import_graph_def(graph_def, inside, list(wanted), name=""))
+    return list(tf.graph_util.import_graph_def(graph_def, inside, list(wanted), name=name))
 
 
 def without_placeholders(graph_def: Any) -> Any:

@@ -49,7 +49,7 @@ def simulate(
     check_complete(relation, layers)
     seconds = task_seconds(relation, layers, between)
     plan = _Repeated(relation, steps)
-    work, messages = _work(plan, layers, between, seconds)
+    work, messages = _work(plan, layers, between, seconds + _new_weights_s(relation, layers, between))
     start, end = run(work)
     if np.isnan(start).any():
         raise deadlock(relation)
@@ -179,7 +179,7 @@ def _work(plan: _Repeated, layers: Sequence[LayerCosts], link: Link, seconds: An
         lags.append(np.zeros(len(nodes)))
     occupancy, lane_device = _occupancy(plan, layers, len(transfer_s), len(link_kinds))
     work = Work(
-        duration_s=np.concatenate([plan.tile(seconds), transfer_s]),
+        duration_s=np.concatenate([plan.tile(seconds) + _overheads_s(links, link, len(device)), transfer_s]),
         lane_starts=np.concatenate([plan.starts, lane_starts]),
         lane_kinds=np.concatenate([_lane_kinds(plan.relation), link_kinds]),
         source=np.concatenate(sources),
@@ -189,6 +189,39 @@ def _work(plan: _Repeated, layers: Sequence[LayerCosts], link: Link, seconds: An
         lane_device=lane_device,
     )
     return work, Messages(links.source_device, links.target_device, links.size_bytes, nodes, instant)
+
+
+def _overheads_s(links: _Links, link: Link, nodes: int) -> Any:
+    """What messages take from the tasks that send them, and from the first task that reads each."""
+    taken_s = np.zeros(nodes)
+    if link.overhead_s_per_byte and len(links.producer):
+        each_s = links.size_bytes * link.overhead_s_per_byte
+        reader = np.full(len(each_s), nodes)
+        np.minimum.at(reader, links.message_of, links.consumer)
+        np.add.at(taken_s, links.producer, each_s)
+        np.add.at(taken_s, reader, each_s)
+    return taken_s
+
+
+def _new_weights_s(relation: Relation, layers: Sequence[LayerCosts], link: Link) -> Any:
+    """What new weights take from U, which sends them, and from the F and dO of other devices.
+
+    Only asynchronous schedules have them.  No task waits for these messages.
+    """
+    taken_s = np.zeros(len(relation))
+    if not (relation.schedule.asynchronous and link.overhead_s_per_byte):
+        return taken_s
+    for stage in range(relation.stages):
+        weights = sum(layers[layer].weight_bytes for layer in relation.schedule.layers_of(stage))
+        updates, sent_to = relation.nodes("U", stage)[0], np.full(relation.schedule.microbatches, -1)
+        for readers in (*relation.nodes("F", stage), *relation.nodes("dO", stage)):
+            both = (updates >= 0) & (readers >= 0)
+            to = np.where(both, relation.device[readers], -1)
+            both &= (to != relation.device[updates]) & (to != sent_to)
+            taken_s[updates[both]] += weights * link.overhead_s_per_byte
+            taken_s[readers[both]] += weights * link.overhead_s_per_byte
+            sent_to = np.where(both, to, sent_to)
+    return taken_s
 
 
 def _edges(plan: _Repeated, device: Any) -> tuple[list[Any], list[Any], list[tuple[Any, Any, Any]]]:

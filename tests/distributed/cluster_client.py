@@ -1,5 +1,6 @@
 """Joins a cluster and trains a little on it; prints JSON lines.  Arguments: addresses, what to do."""
 
+import dataclasses
 import json
 import os
 import sys
@@ -41,7 +42,7 @@ def main(addresses, what):
     again = connect(addresses) is cluster
     say(devices=cluster.devices, own_task=cluster.own_task, again=again, before=float(before))
     if what == "link":
-        say(latency_s=cluster.link.latency_s, bytes_per_s=cluster.link.bytes_per_s)
+        say(**dataclasses.asdict(cluster.link))
         return
     x = tf.ones((64, 256))
     traced = [] if what == "tracing" else [step_on(cluster.devices)]

@@ -31,6 +31,7 @@ def test_join_and_measure_and_end_cleanly():
         assert joined["before"] == 3.0
         assert link["latency_s"] < 0.2
         assert 1e6 < link["bytes_per_s"] < 1e11
+        assert 0 <= link["overhead_s_per_byte"] < 1e-6
         assert client.wait(60) == 0
         started[1].terminate()
         out, _ = started[1].communicate(timeout=30)

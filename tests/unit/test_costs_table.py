@@ -37,7 +37,7 @@ def layer_costs(draw, index):
 def tables(draw):
     return CostTable(
         layers=tuple(draw(layer_costs(index)) for index in range(draw(st.integers(1, 4)))),
-        link=Link(draw(NUMBERS), draw(st.floats(1e-9, math.inf))),
+        link=Link(draw(NUMBERS), draw(st.floats(1e-9, math.inf)), draw(NUMBERS)),
         source=draw(st.sampled_from(["measured", "analytic", "mixed", "edited"])),
         device=draw(TEXTS),
         assumptions=tuple(draw(st.lists(TEXTS, max_size=3))),
@@ -61,7 +61,7 @@ def test_file_round_trip_and_its_look(tmp_path):
     assert CostTable.load(path) == table
     content = json.loads(path.read_text())
     assert list(content)[:2] == ["version", "source"]
-    assert content["link"] == {"latency_s": 0.0, "bytes_per_s": "unlimited"}
+    assert content["link"] == {"latency_s": 0.0, "bytes_per_s": "unlimited", "overhead_s_per_byte": 0.0}
     assert list(content["layers"][0])[:3] == ["name", "forward_s", "output_grad_s"]
     assert list(content["op_seconds"]) == ["b", "z"]
 
@@ -69,6 +69,12 @@ def test_file_round_trip_and_its_look(tmp_path):
 def _content():
     layers = (LayerCosts(1, 2, 3, name="first"), LayerCosts(4, 5, 6, inputs=(0,), occupancy=(1, 1, 0.5)))
     return json.loads(CostTable(layers, Link(1e-6, 1e9)).to_json())
+
+
+def test_tables_from_before_links_had_overheads():
+    content = _content()
+    del content["link"]["overhead_s_per_byte"]
+    assert CostTable.from_json(json.dumps(content)).link == Link(1e-6, 1e9)
 
 
 DELETED = object()

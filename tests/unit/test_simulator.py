@@ -56,6 +56,36 @@ def test_link_sends_one_message_at_a_time():
     assert timeline.message_bytes == 4 * 8
 
 
+def test_messages_take_time_from_who_sends_and_from_who_receives():
+    # 8 bytes of 0.25 s: 2 s at each end, and the message is there at once.
+    link = Link(overhead_s_per_byte=0.25)
+    at = times(simulate(Schedule.from_text(TWO), LAYERS, link))
+    assert (at["F:0"], at["F:0@1"]) == ((0, 1 + 2), (3, 6))
+    assert (at["F:1"], at["dO:1"]) == ((3, 3 + 2 + 2), (7, 7 + 4 + 2))
+    assert (at["dO:0"], at["dW:0"]) == ((13, 13 + 2 + 2), (17, 20))
+    assert at["U:0"] == (30, 30.5)
+    with pytest.raises(CostError, match="overhead_s_per_byte"):
+        Link(overhead_s_per_byte=-1)
+
+
+def test_a_message_that_two_tasks_read_is_received_once():
+    text = HEAD.replace("pipeline", "layerpipe") + "microbatches 1\nasynchronous yes\n"
+    text += "lane 0 0: F:0 dO:0 dW:0 U:0\nlane 1 0: F:1 dO:1 dW:1 U:1\n"
+    skip = [LayerCosts(1, 1, 1, output_bytes=8), LayerCosts(1, 1, 1, inputs=(0,))]
+    at = times(simulate(Schedule.from_text(text), skip, Link(overhead_s_per_byte=0.25)))
+    assert at["F:1"] == (3, 6)
+    assert at["dO:1"] == (6, 9)
+
+
+def test_new_weights_take_time_where_dw_is_apart():
+    """10 bytes of 0.1 s: 1 s from U, and 1 s from F, on another device; dO beside F gets them with it."""
+    text = HEAD.replace("pipeline", "layerpipe") + "microbatches 1\nasynchronous yes\n"
+    text += "lane 0 0: F:0 dO:0\nlane 1 0: dW:0 U:0\n"
+    layers = [LayerCosts(1, 1, 1, update_s=1, weight_bytes=10)]
+    at = times(simulate(Schedule.from_text(text), layers, Link(overhead_s_per_byte=0.1)))
+    assert at == {"F:0": (0, 2), "dO:0": (2, 3), "dW:0": (3, 4), "U:0": (4, 6)}
+
+
 def test_fused_backward_sends_after_the_weight_gradient():
     lanes = "lane 0 0: F:0 dO:0 dW:0 U:0\nlane 1 0: F:1 dO:1 dW:1 U:1\n"
     apart = simulate(Schedule.from_text(HEAD + lanes), LAYERS)

@@ -90,15 +90,22 @@ class Link:
 
     A message of n bytes occupies it for ``n / bytes_per_s`` and arrives ``latency_s`` later.
 
+    Attributes:
+        latency_s, bytes_per_s: of a message.
+        overhead_s_per_byte: seconds that the sender, and the receiver, compute less for each byte: LogP's
+            overhead (Culler et al. 1993), by byte.
+
     Raises:
-        CostError: a negative latency, or a bandwidth that is not positive.
+        CostError: a negative latency or overhead, or a bandwidth that is not positive.
     """
 
     latency_s: float = 0.0
     bytes_per_s: float = math.inf
+    overhead_s_per_byte: float = 0.0
 
     def __post_init__(self) -> None:
         _check_number("", "latency_s", self.latency_s)
+        _check_number("", "overhead_s_per_byte", self.overhead_s_per_byte)
         if not isinstance(self.bytes_per_s, (int, float)) or not self.bytes_per_s > 0:
             raise CostError(f"bytes_per_s must be above 0, got {self.bytes_per_s!r}")
 

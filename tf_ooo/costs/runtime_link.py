@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tf_ooo.costs.communication import MEASURED_BYTES, fit_link
@@ -13,6 +15,11 @@ from tf_ooo.costs.layer_costs import Link
 from tf_ooo.errors import CostError
 
 _HOPS = 8
+# The computation beside which messages are sent: products of so large matrices, about so long.
+_WIDTH, _COMPUTING_S = 256, 0.1
+# Messages are to be through before the computation is.
+_SENDING_SHARE = 0.4
+_MESSAGE_BYTES, _LEAST_BYTES = 1024**2, 256 * 1024
 
 
 def measure_runtime_link(
@@ -44,13 +51,73 @@ def measure_device_link(
 ) -> Link:
     """As :func:`measure_runtime_link`, between two devices that this process' eager context has.
 
+    What messages take from a computation on either device is measured, too.
+
     Args:
         sender, receiver: full names, as ``tf.config.list_logical_devices`` has them.
 
     Raises:
         CostError: no such device, or it does not answer.
     """
-    return _fitted(_eager_hop_seconds, sender, receiver, sizes, repeats)
+    link = _fitted(_eager_hop_seconds, sender, receiver, sizes, repeats)
+    return replace(link, overhead_s_per_byte=measure_overhead_s_per_byte(sender, receiver, link, repeats))
+
+
+def measure_overhead_s_per_byte(sender: str, receiver: str, link: Link, repeats: int = 5) -> float:
+    """Seconds that a computation takes longer for each byte that its device sends or receives meanwhile.
+
+    The mean of both ends; 0 where the link is too slow for messages to be through in time.
+    """
+    import tensorflow as tf
+
+    with _no_optimizers(tf):
+        ends_s = [_overhead_s_per_byte(tf, sender, receiver, at, link, repeats) for at in (sender, receiver)]
+    return statistics.mean(ends_s)
+
+
+def _overhead_s_per_byte(
+    tf: Any, sender: str, receiver: str, computing: str, link: Link, repeats: int
+) -> float:
+    short, long = (_beside_messages(tf, sender, receiver, computing, count, 0, 0) for count in (4, 12))
+    for function in (short, long):
+        function().numpy()
+    product_s = (min(_seconds(long) for _ in range(3)) - min(_seconds(short) for _ in range(3))) / 8
+    count = min(512, max(8, round(_COMPUTING_S / max(product_s, 1e-6))))
+    total_bytes = int(_SENDING_SHARE * count * max(product_s, 1e-6) * min(link.bytes_per_s, 1e11))
+    if total_bytes < _LEAST_BYTES:
+        return 0.0
+    size = min(_MESSAGE_BYTES, total_bytes)
+    messages = min(32, total_bytes // size)
+    alone = _beside_messages(tf, sender, receiver, computing, count, 0, 0)
+    beside = _beside_messages(tf, sender, receiver, computing, count, messages, size)
+    for function in (alone, beside):
+        function().numpy()
+    longer_s = statistics.median(_seconds(beside) - _seconds(alone) for _ in range(repeats))
+    return max(0.0, longer_s) / (messages * size)
+
+
+def _beside_messages(
+    tf: Any, sender: str, receiver: str, computing: str, products: int, messages: int, size: int
+) -> Any:
+    """A function that multiplies matrices on one device while messages go from device to device."""
+    with tf.device(sender):
+        sent = tf.Variable(tf.zeros((max(1, size // 4),)), trainable=False)
+    with tf.device(computing):
+        matrix = tf.Variable(tf.zeros((_WIDTH, _WIDTH)), trainable=False)
+
+    def function() -> Any:
+        with tf.device(sender):
+            # Each is a tensor of its own, or all would be sent as one.
+            made = [sent.read_value() for _ in range(messages)]
+        with tf.device(receiver):
+            arrived = [tensor[0] for tensor in made]
+        with tf.device(computing):
+            factor = product = matrix.read_value()
+            for _ in range(products):
+                product = tf.matmul(product, factor)
+            return tf.add_n([product[0, 0], *arrived])
+
+    return tf.function(function, autograph=False)
 
 
 def _fitted(

@@ -71,6 +71,7 @@ class CostTable:
             "link": {
                 "latency_s": self.link.latency_s,
                 "bytes_per_s": UNLIMITED if math.isinf(bandwidth) else bandwidth,
+                "overhead_s_per_byte": self.link.overhead_s_per_byte,
             },
             "layers": layers,
             "op_seconds": dict(sorted(self.op_seconds.items())),
@@ -153,15 +154,18 @@ def _layer(index: int, content: object) -> LayerCosts:
 
 
 def _link(content: object) -> Link:
-    content = _object(content, "link", {"latency_s", "bytes_per_s"}, {"latency_s", "bytes_per_s"})
+    required = {"latency_s", "bytes_per_s"}
+    content = _object(content, "link", {*required, "overhead_s_per_byte"}, required)
     bandwidth = content["bytes_per_s"]
     if bandwidth == UNLIMITED:
         bandwidth = math.inf
     else:
         _number("link: bytes_per_s", bandwidth)
+    overhead = content.get("overhead_s_per_byte", 0.0)
     _number("link: latency_s", content["latency_s"])
+    _number("link: overhead_s_per_byte", overhead)
     try:
-        return Link(content["latency_s"], bandwidth)
+        return Link(content["latency_s"], bandwidth, overhead)
     except CostError as error:
         raise CostError(f"link: {error}") from error
 

@@ -63,7 +63,11 @@ def link_between(names: Sequence[str]) -> Link:
     if not pairs:
         return Link(_HAND_OVER_S if len(names) > 1 else 0.0)
     links = [measure_device_link(a, b) for a, b in pairs]
-    return Link(max(x.latency_s for x in links), min(x.bytes_per_s for x in links))
+    return Link(
+        max(x.latency_s for x in links),
+        min(x.bytes_per_s for x in links),
+        max(x.overhead_s_per_byte for x in links),
+    )
 
 
 def _one_memory(a: str, b: str) -> bool:

@@ -65,6 +65,7 @@ def pipeline_rows(planned: Planned, costs: CostTable, link: Link, devices: Seque
         "link": {
             "latency_s": link.latency_s,
             "bytes_per_s": None if link.bytes_per_s == float("inf") else link.bytes_per_s,
+            "overhead_s_per_byte": link.overhead_s_per_byte,
         },
         "step_s": [],
     }

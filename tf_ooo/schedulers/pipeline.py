@@ -56,9 +56,8 @@ class Stages:
     def uniform(self) -> bool:
         """Whether all stages take the same time and messages none: the closed forms hold."""
         seconds, link = self.seconds, self.problem.link
-        free = link.latency_s == 0 and (
-            np.isinf(link.bytes_per_s) or not self.sums("output_bytes")[:-1].any()
-        )
+        per_byte = link.overhead_s_per_byte or not np.isinf(link.bytes_per_s)
+        free = link.latency_s == 0 and not (per_byte and self.sums("output_bytes")[:-1].any())
         return bool(free and np.allclose(seconds, seconds[:, :1], rtol=1e-9, atol=0))
 
     @cached_property

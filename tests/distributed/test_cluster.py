@@ -1,6 +1,7 @@
 """Workers in processes of their own: joining, refusing, losing them."""
 
 import json
+import random
 import signal
 import subprocess
 import sys
@@ -115,6 +116,31 @@ def test_killed_worker_then_resume_to_the_same_bits(tmp_path):
         kill(client)
     assert len(set(expected["devices"])) == 2
     assert expected["steps"] == 72
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_worker_killed_at_any_time_is_named(seed, tmp_path):
+    """While the model is profiled, planned, moved, traced, trained or saved: an error, within a minute."""
+    cluster = addresses(2)
+    with workers(cluster, [1]) as started:
+        client = start_client(cluster, tmp_path / "model", 0, script="cluster_fit.py")
+        killed = []
+
+        def end():
+            started[1].kill()
+            killed.append(time.monotonic())
+
+        timer = threading.Timer(random.Random(seed).uniform(5.0, 14.0), end)
+        timer.start()
+        said = heard(client)
+        while "epoch" in said:
+            said = heard(client)
+        timer.cancel()
+        seconds = time.monotonic() - killed[0] if killed else 0.0
+        kill(client)
+    assert "bits" in said or f"worker {cluster.split(',')[1]} (task 1)" in said["error"]
+    assert seconds < 60
 
 
 def test_missing_worker_is_named(monkeypatch):

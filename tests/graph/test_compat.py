@@ -327,3 +327,14 @@ class TestPlugin:
         assert plugin_compat.is_graph_def(tf.compat.v1.GraphDef())
         assert not plugin_compat.is_graph_def(b"")
         assert not plugin_compat.is_graph_def(tf.compat.v1.NodeDef())
+
+
+def test_packed_nests():
+    values = ({"x": tf.constant(1.0), "n": None, "k": 3}, [np.zeros((2,), "int32")])
+    packed = ooo_compat.Packed(values)
+    assert [spec.shape.as_list() for spec in packed.specs] == [[], [2]]
+    again = packed.unpack([tf.constant(5.0), tf.constant([1, 2])])
+    assert float(again[0]["x"]) == 5.0
+    assert again[0]["k"] == 3
+    assert ooo_compat.signature(values) == ooo_compat.signature(packed.unpack(packed.tensors))
+    assert ooo_compat.signature(values) != ooo_compat.signature(({**values[0], "k": 4}, values[1]))

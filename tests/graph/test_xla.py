@@ -15,6 +15,7 @@ import tf_ooo
 from tests import zoo
 from tf_ooo.errors import GraphError, MemoryLimitError, OptionsError
 from tf_ooo.options import Options
+from tf_ooo.compat import signature
 from tf_ooo.xla import compat, controller
 from tf_ooo.xla.choice import CONCURRENT, CONCURRENT_FLAGS
 from tf_ooo.xla.controller import JOINT, RECOMPUTED, ways
@@ -337,7 +338,7 @@ class TestMemoryLimit:
         session = StreamSession(options)
         _, plain, x, y = _plain_step()
         inputs = (tf.constant(x), tf.constant(y))
-        session.stock_bytes[compat.signature((inputs, {}))] = 900
+        session.stock_bytes[signature((inputs, {}))] = 900
         step = StreamStep(plain, tf.function(plain, jit_compile=True), session, ways(options)[0])
         assert float(step(*inputs)["loss"]) > 0
         assert "above memory_limit_bytes=1000; the stock step needs 900" in session.failure()

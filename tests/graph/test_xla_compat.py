@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from grappler_passes.compat import OutputInfo
 from tf_ooo.errors import BackendError
+from tf_ooo.compat import import_here
 from tf_ooo.xla import compat
 from tf_ooo.xla.captured import watched
 from tf_ooo.xla.outline import module_text
@@ -44,7 +45,7 @@ def test_a_call_reaches_hlo_with_its_stream():
     body.node.append(compat.barrier_node("behind", ["call:0", "x:0"], ["float32", "float32"]))
     compat.register_functions(body, "ooo_test")
     spec = tf.TensorSpec((2, 2))
-    run = compat.compiled_function(lambda x: compat.import_here(body, {"x:0": x}, ["behind:0"]), [spec])
+    run = compat.compiled_function(lambda x: import_here(body, {"x:0": x}, ["behind:0"]), [spec])
     assert compat.stream_calls(compat.hlo_of(run, [spec])) == [3], "the call lost its frontend attributes"
     x = np.array([[1.0, 2.0], [3.0, 4.0]], "float32")
     np.testing.assert_array_equal(run(x)[0], x @ x)
@@ -62,17 +63,6 @@ def test_traced_as_for_xla():
 
     compat.flat_trace(step, [tf.TensorSpec(())])
     assert seen == [True]
-
-
-def test_packed_nests():
-    values = ({"x": tf.constant(1.0), "n": None, "k": 3}, [np.zeros((2,), "int32")])
-    packed = compat.Packed(values)
-    assert [spec.shape.as_list() for spec in packed.specs] == [[], [2]]
-    again = packed.unpack([tf.constant(5.0), tf.constant([1, 2])])
-    assert float(again[0]["x"]) == 5.0
-    assert again[0]["k"] == 3
-    assert compat.signature(values) == compat.signature(packed.unpack(packed.tensors))
-    assert compat.signature(values) != compat.signature(({**values[0], "k": 4}, values[1]))
 
 
 def test_flat_graphs_agree_on_names():

@@ -19,6 +19,7 @@ from tf_ooo.compat.functions import (
     traced_once,
     untraced_copy,
 )
+from tf_ooo.compat.nests import Packed, as_tensors, captures_of, import_here, signature
 from tf_ooo.compat.optimizers import (
     build_optimizer,
     horovod_averages,
@@ -69,14 +70,17 @@ from tf_ooo.compat.versions import (
 )
 
 __all__ = [
+    "as_tensors",
     "attributes_of",
     "build_optimizer",
+    "captures_of",
     "check_keras_backend",
     "check_versions",
     "compiles_with_xla",
     "ends_training_without_data",
     "functions_run_eagerly",
     "horovod_averages",
+    "import_here",
     "inner_optimizers",
     "install_train_function",
     "is_built",
@@ -95,6 +99,7 @@ __all__ = [
     "numbered_step",
     "OLDEST_KERAS",
     "ops_called_by",
+    "Packed",
     "parts_of",
     "path_of",
     "remove_train_function",
@@ -105,6 +110,7 @@ __all__ = [
     "shadow",
     "shadow_update",
     "shapes_of",
+    "signature",
     "start_epoch_of",
     "state_of",
     "STEP_MARK",

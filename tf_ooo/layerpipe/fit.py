@@ -27,7 +27,7 @@ from tf_ooo.pipeline.variables import Moved, all_variables
 from tf_ooo.planning import plan
 from tf_ooo.schedule import Schedule
 from tf_ooo.simulator import simulate
-from tf_ooo.xla.compat import Packed, signature
+from tf_ooo.compat import Packed, signature
 
 _LOG = logging.getLogger("tf_ooo")
 _ONE_DEVICE = "there is one device: the stock step runs"

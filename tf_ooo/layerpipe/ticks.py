@@ -14,7 +14,7 @@ from tf_ooo.layerpipe.rates import factor_name, factors
 from tf_ooo.layerpipe.rounds import Rounds
 from tf_ooo.layerpipe.traced import Traced
 from tf_ooo.layerpipe.versions import Now
-from tf_ooo.xla.compat import import_here
+from tf_ooo.compat import import_here
 
 
 @dataclass(frozen=True)

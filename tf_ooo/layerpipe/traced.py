@@ -17,8 +17,8 @@ from tf_ooo.pipeline.naming import named
 from tf_ooo.pipeline.tasks import assign
 from tf_ooo.pipeline.unrolled_tasks import Known, Step
 from tf_ooo.pipeline.variables import all_variables
-from tf_ooo.xla.compat import Packed, as_tensors, captures_of
-from tf_ooo.xla.rewrite import without_gates
+from tf_ooo.compat import Packed, as_tensors, captures_of
+from grappler_passes.edit import without_gates
 
 _LOOPS = ("Enter", "RefEnter", "Switch", "RefSwitch", "Merge")
 

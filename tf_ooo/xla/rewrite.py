@@ -9,7 +9,7 @@ from typing import Any
 
 from grappler_passes.classify import classify_graph_def
 from grappler_passes.compat import infer_some_outputs
-from grappler_passes.edit import GraphEditor, tensor
+from grappler_passes.edit import GraphEditor, without_gates
 from grappler_passes.graph import TrainingGraph
 from grappler_passes.node_input import split_input
 from grappler_passes.steps import split_steps
@@ -117,25 +117,6 @@ def rewrite_step(
     made = apply_schedule(step, steps, schedule, store)
     variant = f"{store}, updates aside" if side_updates else store
     return replace(made, left=left, variant=variant, plan_seconds=time.perf_counter() - started)
-
-
-def without_gates(graph_def: Any) -> Any:
-    """The graph in which nobody reads through an IdentityN: in HLO it gates nothing, but in the graph
-    every update would need all gradients."""
-    gates = {node.name: list(node.input) for node in graph_def.node if node.op == "IdentityN"}
-    if not gates:
-        return graph_def
-    editor = GraphEditor(graph_def)
-
-    def behind(producer: str, port: int) -> list[str]:
-        while producer in gates and port >= 0:
-            producer, port = split_input(gates[producer][port])
-        return [tensor(producer, port)]
-
-    for node in graph_def.node:
-        if any(split_input(text)[0] in gates for text in node.input):
-            editor.map_inputs(node.name, behind)
-    return editor.graph_def
 
 
 def _check_same(steps: Sequence[Parts]) -> None:

@@ -10,6 +10,7 @@ from grappler_passes.compat import graph_def_of
 from grappler_passes.plugin import keeps_random_state
 from tf_ooo.errors import BackendError, GraphError, MemoryLimitError
 from tf_ooo.step_times import REWRITTEN
+from tf_ooo.compat import Packed, as_tensors, captures_of, import_here, signature
 from tf_ooo.xla import compat
 from tf_ooo.xla.captured import CompiledModule, watched
 from tf_ooo.xla.outline import CALL_PREFIX
@@ -69,7 +70,7 @@ class StreamStep:
                 outputs = compiled(args, kwargs)
         except compat.run_errors() as error:  # XLA compiles in the first call, before anything has changed
             self.session.fail(error, self.way.name)
-            self._made[compat.signature((args, kwargs))] = None
+            self._made[signature((args, kwargs))] = None
             return self.stock(*args, **kwargs)
         self.session.came_out(self.way.name, compiled.key, watch.found)
         return outputs
@@ -80,7 +81,7 @@ class StreamStep:
         Raises:
             MemoryLimitError: neither this step nor the stock step stays within the limit.
         """
-        key = compat.signature((args, kwargs))
+        key = signature((args, kwargs))
         if key not in self._made:
             try:
                 made = CompiledStep(self, args, kwargs)
@@ -99,11 +100,11 @@ class StreamStep:
         if limit_bytes is None:
             return
         needed = made.needed_bytes(self.way.flags)
-        stock = self.session.stock_bytes.get(compat.signature((args, kwargs)))
+        stock = self.session.stock_bytes.get(signature((args, kwargs)))
         if stock is None:
             other = StreamStep(self.function, self.stock, self.session, STOCK_WAY)
             stock = CompiledStep(other, args, kwargs).needed_bytes()
-            self.session.stock_bytes[compat.signature((args, kwargs))] = stock
+            self.session.stock_bytes[signature((args, kwargs))] = stock
         if needed <= limit_bytes:
             return
         if stock > limit_bytes:
@@ -130,16 +131,16 @@ class CompiledStep:
     """
 
     def __init__(self, step: StreamStep, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.inputs = compat.Packed((args, kwargs))
+        self.inputs = Packed((args, kwargs))
         specs = self.inputs.specs
         open_shapes = [spec for spec in specs if not spec.shape.is_fully_defined()]
         if open_shapes:
             raise GraphError(f"an input of open shape, {open_shapes[0]}: streams need fixed sizes")
-        traced = _traced(step, self.inputs, compat.signature((args, kwargs)))
+        traced = _traced(step, self.inputs, signature((args, kwargs)))
         if step.session.options.may_fall_back:
             _refuse_random_state(traced.graph_def)
         self.made = step.way.rewrite(traced.graph_def, traced.fetches)
-        self.key = (compat.signature((args, kwargs)), self.made.key, step.way.flags)
+        self.key = (signature((args, kwargs)), self.made.key, step.way.flags)
         if self.key not in step.session.compiled:
             run = compat.compiled_function(self._body(traced), specs)
             if self.made.calls:
@@ -158,7 +159,7 @@ class CompiledStep:
 
         def run(*tensors: Any) -> list[Any]:
             given = dict(zip(traced.arguments, tensors, strict=True)) | traced.captured
-            return compat.import_here(body, given, made.fetches)
+            return import_here(body, given, made.fetches)
 
         return run
 
@@ -182,30 +183,30 @@ class CompiledStep:
         return found.total_bytes
 
 
-def _traced(step: StreamStep, inputs: compat.Packed, signature: Any) -> _Traced:
+def _traced(step: StreamStep, inputs: Packed, key: Any) -> _Traced:
     """All ways to compile a step begin with the same trace."""
     known: dict[Any, _Traced] = step.session.traced
-    if signature not in known:
-        known[signature] = _Traced(step.function, inputs)
-    return known[signature]
+    if key not in known:
+        known[key] = _Traced(step.function, inputs)
+    return known[key]
 
 
 class _Traced:
     """The step as one flat graph."""
 
-    def __init__(self, function: Callable[..., Any], inputs: compat.Packed) -> None:
-        results: list[compat.Packed] = []
+    def __init__(self, function: Callable[..., Any], inputs: Packed) -> None:
+        results: list[Packed] = []
 
         def flat(*tensors: Any) -> list[Any]:
             args, kwargs = inputs.unpack(tensors)
-            results.append(compat.Packed(compat.as_tensors(function(*args, **kwargs))))
+            results.append(Packed(as_tensors(function(*args, **kwargs))))
             return results[-1].tensors
 
         concrete = compat.flat_trace(flat, inputs.specs)
         self.outputs = results[-1]
         self.graph_def, _ = graph_def_of(concrete)
         self.fetches = [tensor.name for tensor in concrete.outputs]
-        captured = compat.captures_of(concrete)
+        captured = captures_of(concrete)
         inside = {id(placeholder) for _, placeholder in captured}
         self.arguments = [tensor.name for tensor in concrete.inputs if id(tensor) not in inside]
         self.captured = {placeholder.name: outside for outside, placeholder in captured}

@@ -13,9 +13,9 @@ from keras import layers
 
 import tf_ooo
 from tests import zoo
+from tf_ooo.compat import signature
 from tf_ooo.errors import GraphError, MemoryLimitError, OptionsError
 from tf_ooo.options import Options
-from tf_ooo.compat import signature
 from tf_ooo.xla import compat, controller
 from tf_ooo.xla.choice import CONCURRENT, CONCURRENT_FLAGS
 from tf_ooo.xla.controller import JOINT, RECOMPUTED, ways

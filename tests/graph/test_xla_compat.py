@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from grappler_passes.compat import OutputInfo
-from tf_ooo.errors import BackendError
 from tf_ooo.compat import import_here
+from tf_ooo.errors import BackendError
 from tf_ooo.xla import compat
 from tf_ooo.xla.captured import watched
 from tf_ooo.xla.outline import module_text

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from tf_ooo import compat
+from tf_ooo.compat import Packed, signature
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.data_parallel import sync
@@ -27,7 +28,6 @@ from tf_ooo.pipeline.variables import Moved, all_variables
 from tf_ooo.planning import plan
 from tf_ooo.schedule import Schedule
 from tf_ooo.simulator import simulate
-from tf_ooo.compat import Packed, signature
 
 _LOG = logging.getLogger("tf_ooo")
 _ONE_DEVICE = "there is one device: the stock step runs"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grappler_passes.node_input import split_input
+from tf_ooo.compat import import_here
 from tf_ooo.layerpipe import compat
 from tf_ooo.layerpipe.averages import Averages, read_weight
 from tf_ooo.layerpipe.delays import Delays, Register, nodes_between
@@ -14,7 +15,6 @@ from tf_ooo.layerpipe.rates import factor_name, factors
 from tf_ooo.layerpipe.rounds import Rounds
 from tf_ooo.layerpipe.traced import Traced
 from tf_ooo.layerpipe.versions import Now
-from tf_ooo.compat import import_here
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,16 @@ from typing import Any
 from grappler_passes.classify import classify_graph_def
 from grappler_passes.compat import graph_def_of, infer_some_outputs, inline_graph_def
 from grappler_passes.dependencies import GraphIndex
+from grappler_passes.edit import without_gates
 from grappler_passes.graph import TrainingGraph
 from tf_ooo import compat
+from tf_ooo.compat import Packed, as_tensors, captures_of
 from tf_ooo.errors import GraphError
 from tf_ooo.layerpipe import compat as mode_compat
 from tf_ooo.pipeline.naming import named
 from tf_ooo.pipeline.tasks import assign
 from tf_ooo.pipeline.unrolled_tasks import Known, Step
 from tf_ooo.pipeline.variables import all_variables
-from tf_ooo.compat import Packed, as_tensors, captures_of
-from grappler_passes.edit import without_gates
 
 _LOOPS = ("Enter", "RefEnter", "Switch", "RefSwitch", "Merge")
 

@@ -11,7 +11,6 @@ from grappler_passes.classify import classify_graph_def
 from grappler_passes.compat import infer_some_outputs
 from grappler_passes.edit import GraphEditor, without_gates
 from grappler_passes.graph import TrainingGraph
-from grappler_passes.node_input import split_input
 from grappler_passes.steps import split_steps
 from tf_ooo.errors import GraphError
 from tf_ooo.lowering import TaskOps, task_ops

@@ -8,9 +8,9 @@ from typing import Any
 
 from grappler_passes.compat import graph_def_of
 from grappler_passes.plugin import keeps_random_state
+from tf_ooo.compat import Packed, as_tensors, captures_of, import_here, signature
 from tf_ooo.errors import BackendError, GraphError, MemoryLimitError
 from tf_ooo.step_times import REWRITTEN
-from tf_ooo.compat import Packed, as_tensors, captures_of, import_here, signature
 from tf_ooo.xla import compat
 from tf_ooo.xla.captured import CompiledModule, watched
 from tf_ooo.xla.outline import CALL_PREFIX

@@ -1,17 +1,26 @@
 """The process that trains in the LayerPipe benchmark; started by ``tf_ooo.bench.layerpipe``.
 
 All modes take turns, some steps each: PipeDream and LayerPipe in rounds, fast_forward as the synchronous
-pipeline, and the whole model on one worker.
+pipeline, the whole model on one worker, and on every worker at once.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import statistics
+from functools import partial
 from typing import Any
 
 from tf_ooo.bench.layerpipe_networks import make
-from tf_ooo.bench.pipeline_driver import ConfinedCluster, Devices, parser_of_driver, run_and_end
-from tf_ooo.bench.pipeline_runs import Steps
+from tf_ooo.bench.pipeline_driver import (
+    ConfinedCluster,
+    Devices,
+    parser_of_driver,
+    run_and_end,
+    slowed,
+    stage_costs,
+)
+from tf_ooo.bench.pipeline_runs import Steps, Stock
 from tf_ooo.bench.pipeline_workloads import Workload
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.layerpipe.fit import LayerPipeFit
@@ -30,6 +39,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
 # Steps of a turn that are timed together, after as many that are not: several rounds may run as one, and
 # then the results of several steps come at once.
 _TURN = 8
+ALL_ALONE = "all alone"
 
 
 def main() -> None:
@@ -56,7 +66,20 @@ class InTurn(Steps):
         """The mean seconds of a step in a turn."""
         for _ in range(_TURN):
             self.step_s()
-        return [sum(self.step_s() for _ in range(_TURN)) / _TURN]
+        return [mean_s(self)]
+
+
+class SideBySide(Stock):
+    """The whole model on every worker."""
+
+    def turn_s(self) -> list[float]:
+        """The mean seconds of a step in a turn."""
+        return [mean_s(self)]
+
+
+def mean_s(run: Any) -> float:
+    """Of a turn's steps."""
+    return float(sum(run.step_s() for _ in range(_TURN)) / _TURN)
 
 
 class Driver(ConfinedCluster):
@@ -76,9 +99,12 @@ class Driver(ConfinedCluster):
             runs[name] = InTurn(make(self.options.workload), mode, {"devices": given[mode], **arguments})
         for run in runs.values():
             run.start(devices)
-        times = self.rounds(runs, InTurn.turn_s)
+        all_alone = SideBySide(partial(make, self.options.workload), self.cluster.devices)
+        all_alone.start()
+        times = self.rounds({**runs, ALL_ALONE: all_alone}, lambda run: run.turn_s())
         link = given["layerpipe"].link
-        found = {name: self._of(run, link) for name, run in runs.items() if name in RUNS}
+        alone_s = statistics.median(times[ALL_ALONE])
+        found = {name: self._of(run, link, alone_s) for name, run in runs.items() if name in RUNS}
         for run in runs.values():
             run.finish()
         return {"devices": devices, "times": times, "runs": found, "link": dataclasses.asdict(link)}
@@ -86,17 +112,22 @@ class Driver(ConfinedCluster):
     def _devices(self) -> Devices:
         return Devices(self.cluster, self.link, 1 / self.options.cores)
 
-    def _of(self, run: InTurn, link: Link) -> dict[str, Any]:
+    def _of(self, run: InTurn, link: Link, alone_s: float) -> dict[str, Any]:
+        """``alone_s``: of the whole step on each worker while all compute, to correct the costs by."""
         report = run.report
+        rounds = run.mode == "layerpipe"
+        slower = alone_s / (report.layerpipe or report.pipeline)["serial_step_s"]
+        costs = report.costs.layers if rounds else stage_costs(report.pipeline["stages"], 1.0)
+        predicted = simulate(report.planned, [slowed(one, slower) for one in costs], link)
         found = {
             "schedule": report.schedule,
-            "predicted_step_s": report.predicted_step_s,
+            "predicted_step_s": predicted.steady_step_s if rounds else predicted.makespan_s,
+            "planned_step_s": report.predicted_step_s,
             "plan": report.planned.to_text(),
             "peak_bytes": report.predicted_peak_bytes,
         }
-        if run.mode == "layerpipe":
-            timeline = simulate(report.planned, list(report.costs.layers), link)
-            sent = timeline.message_bytes / report.planned.microbatches
+        if rounds:
+            sent = predicted.message_bytes / report.planned.microbatches
             found |= {
                 "sent_bytes": sent + weights_sent_bytes(report.planned, report.costs.layers),
                 "work_s": report.layerpipe["serial_step_s"],

@@ -12,6 +12,7 @@ import json
 import os
 import statistics
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +116,10 @@ class Driver(ConfinedCluster):
         """Times and reports of everything."""
         options, devices = self.options, self.cluster.devices
         microbatches = options.microbatches
-        runs: dict[str, Any] = {"serial": Stock(options.workload, microbatches, devices[:1])}
+        whole, part = (partial(make, options.workload, microbatches // parts) for parts in (1, len(devices)))
+        runs: dict[str, Any] = {"serial": Stock(whole, devices[:1])}
         if microbatches % len(devices) == 0:
-            runs["local"] = Stock(options.workload, microbatches, devices)
+            runs["local"] = Stock(part, devices)
         given = Devices(self.cluster, self.link, 1 / options.cores)
         measured, steps = None, 0
         for name in options.schedules.split(","):
@@ -163,7 +165,7 @@ class Driver(ConfinedCluster):
         from tf_ooo.pipeline import tasks_of  # noqa: PLC0415 - imports TensorFlow
 
         report = run.report
-        predicted = simulate(report.planned, _stages(report.pipeline["stages"], slower), self.link)
+        predicted = simulate(report.planned, stage_costs(report.pipeline["stages"], slower), self.link)
         tasks = tasks_of(report.rewritten_graph)
         events = traced(run.step_s, self.options.cluster.split(","), statistics.median(seconds))
         timeline = measured_timeline(report.planned, task_times(events, tasks))
@@ -200,7 +202,7 @@ class Driver(ConfinedCluster):
         predicted.save_html(f"{stem}.html", measured)
 
 
-def _stages(rows: Sequence[dict[str, Any]], slower: float) -> list[LayerCosts]:
+def stage_costs(rows: Sequence[dict[str, Any]], slower: float) -> list[LayerCosts]:
     """The costs of the stages as the report has them, on devices that are so many times slower."""
     kinds = {"F": "forward_s", "dO": "output_grad_s", "dW": "weight_grad_s", "U": "update_s"}
     stages = []

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tf_ooo.bench.pipeline_workloads import Workload, make
+from tf_ooo.bench.pipeline_workloads import Workload
 
 
 class Steps:
@@ -72,19 +72,23 @@ class Scheduled(Steps):
 
 
 class Stock:
-    """Keras' own training step of the model on one device, or of several of them side by side.
+    """Keras' own training step, of one model or of several side by side, each on its device.
 
-    With several, each device trains a model of its own on its part of the batch: the work of the pipeline,
-    equally divided, without dependencies and messages.  No schedule can be faster here.
+    Models that train on equal parts of a batch do the work of a pipeline, equally divided, without
+    dependencies and messages: no schedule can be faster here.
+
+    Args:
+        make: makes one of the models and its batch.
+        devices: of the models.
     """
 
-    def __init__(self, name: str, microbatches: int, devices: Sequence[str]) -> None:
+    def __init__(self, make: Callable[[], Workload], devices: Sequence[str]) -> None:
         import tensorflow as tf
 
         parts = []
         for device in devices:
             with tf.device(device):
-                workload = make(name, microbatches // len(devices))
+                workload = make()
                 workload.model.optimizer.build(workload.model.trainable_variables)
                 x, y = tf.constant(workload.x), tf.constant(workload.y)
             parts.append((device, workload.model, x, y))

@@ -16,6 +16,7 @@ import keras
 import numpy as np
 
 import tf_ooo
+from tf_ooo.pipeline.compat import value_of
 
 BATCHES, ROWS = 24, 12
 
@@ -69,7 +70,7 @@ def main(addresses, checkpoint, first_epoch, pause_s=0, where="batch"):
     try:
         model.fit(x, y, epochs=3, callbacks=callbacks, **settings)
     except tf_ooo.BackendError as error:
-        say(error=str(error), places=sorted({v.value.device for v in model.variables}))
+        say(error=str(error), places=sorted({value_of(v).device for v in model.variables}))
         os._exit(0)
     bits = 0
     for variable in (*model.variables, *model.optimizer.variables):

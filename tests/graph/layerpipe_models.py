@@ -13,7 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 import tf_ooo
+from tf_ooo.compat import path_of as path
 from tf_ooo.costs.table import CostTable
+from tf_ooo.pipeline.compat import value_of
 
 RATE, BATCHES, ROWS = 0.2, 14, 12
 RNG = np.random.default_rng(0)
@@ -35,7 +37,7 @@ class Tied(keras.Model):
         hidden = self.embedding(words)
         for layer in self.middle:
             hidden = hidden + layer(hidden)
-        return keras.ops.matmul(hidden, keras.ops.transpose(self.embedding.embeddings))
+        return tf.tensordot(hidden, tf.transpose(self.embedding.embeddings), 1)
 
 
 def embedded():
@@ -121,7 +123,7 @@ def by_hand(make, data, loss, delays):
             variable.assign(history[max(0, number - delays[place])][place])
         with tf.GradientTape() as tape:
             value = loss(y, model(x, training=True))
-        gradients = tape.gradient(value, [v.value for v in variables])
+        gradients = tape.gradient(value, [value_of(v) for v in variables])
         history.append(
             [w - RATE * tf.convert_to_tensor(g) for w, g in zip(history[-1], gradients, strict=True)]
         )
@@ -146,11 +148,11 @@ def fit(model, callback, data, *more, **arguments):
 def against_by_hand(name):
     make, data, loss = CASES[name]
     model = made(make, batches(data)[0], loss)
-    layers = len([layer for layer in model._flatten_layers() if layer.variables and not list(layer._layers)])
+    layers = len({path(v).rpartition("/")[0] for v in model.trainable_variables})
     callback = spread(3, layers)
     history = fit(model, callback, data)
     delays = callback.report.layerpipe["delay_steps"]
-    late = [delays[v.path] for v in model.trainable_variables]
+    late = [delays[path(v)] for v in model.trainable_variables]
     expected, in_time = (by_hand(make, data, loss, some) for some in (late, [0] * len(late)))
     got = [v.numpy() for v in model.trainable_variables]
 
@@ -193,7 +195,7 @@ class After(keras.callbacks.Callback):
 
 
 def places(model):
-    return sorted({v.value.device[-5:] for v in (*model.variables, *model.optimizer.variables)})
+    return sorted({value_of(v).device[-5:] for v in (*model.variables, *model.optimizer.variables)})
 
 
 def endings():

@@ -30,7 +30,8 @@ def test_late_gradients_of(name):
     assert one["iterations"] == 14
     assert max(one["delays"].values()) == 4
     planned = one["planned"]
-    assert all(late == planned[path.rpartition("/")[0]] for path, late in one["delays"].items())
+    for path, late in one["delays"].items():  # a layer of one weight has the weight's name
+        assert late == planned.get(path.rpartition("/")[0], planned.get(path)), path
     # bfloat16: sums of products are rounded to 8 bits, in an order of the kernel's own.
     assert one["distance"] < (2e-2 if name == "bfloat16" else 2e-6)
     assert one["matters"] > max(100 * one["distance"], 1e-4) if name != "bfloat16" else one["matters"] > 0

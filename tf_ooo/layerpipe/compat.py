@@ -137,8 +137,8 @@ def _again(graph: Any, node: Any, inputs: Sequence[Any], name: str) -> Any:
 
 def learning_rate_handle(optimizer: Any) -> Any:
     """The resource of the learning rate's variable; None where it is a schedule."""
-    rate = getattr(getattr(optimizer, "_learning_rate", None), "_value", None)
-    return getattr(rate, "handle", None)
+    rate = getattr(optimizer, "_learning_rate", None)
+    return getattr(getattr(rate, "_value", rate), "handle", None)
 
 
 def is_plain_sgd(optimizer: Any) -> bool:

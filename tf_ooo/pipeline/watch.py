@@ -112,6 +112,8 @@ class Watch:
             for task, answered in self._answered.items():
                 if answered < late and task not in self.lost:
                     self._lose(task, f"it has not answered for {self._silence_s:.0f} s")
+            for task in list(self.lost):  # TensorFlow 2.15 connects, and waits, again
+                cut(self._workers[task].addresses[task])
 
     def _lose(self, task: int, reason: str) -> None:
         address = self._workers[task].addresses[task]

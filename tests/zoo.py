@@ -234,7 +234,7 @@ def compiled(build, optimizer: str = "adam", **kwargs):
 
 def traced_step(model, x, y):
     """The model's own train step as one ConcreteFunction, batch size unknown."""
-    model.train_step((x, y))
+    model.train_step(tf.nest.map_structure(tf.convert_to_tensor, (x, y)))
     compat.build_optimizer(model.optimizer, model.trainable_variables)
     spec = tf.nest.map_structure(lambda a: tf.TensorSpec((None, *a.shape[1:]), a.dtype), (x, y))
     return tf.function(lambda data: model.train_step(data)).get_concrete_function(spec)

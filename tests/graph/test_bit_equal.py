@@ -150,6 +150,7 @@ class Noisy(keras.Model):
     def __init__(self):
         super().__init__()
         self.inner = keras.Sequential([keras.layers.Dense(9, activation="relu"), keras.layers.Dense(3)])
+        self.inner.build((None, 7))
 
     def call(self, x):
         return self.inner(x + tf.random.normal(tf.shape(x)))

@@ -218,6 +218,12 @@ OPTIMIZERS = {
 KERAS_3_OPTIMIZERS = {"muon", "lamb", "accumulation"}
 
 
+def optimizers(*names: str) -> list:
+    """Parameters of a test: the names of optimizers, those that Keras 2 lacks skipped there."""
+    marks = {name: [needs_keras_3] if name in KERAS_3_OPTIMIZERS else [] for name in names}
+    return [pytest.param(name, marks=mark) for name, mark in marks.items()]
+
+
 def loss_scaling():
     return keras.optimizers.LossScaleOptimizer if KERAS_3 else keras.mixed_precision.LossScaleOptimizer
 

@@ -67,10 +67,7 @@ def test_gan():
 
 @pytest.mark.parametrize(
     "optimizer",
-    [
-        pytest.param(name, marks=[needs_keras_3] if name in zoo.KERAS_3_OPTIMIZERS else [])
-        for name in sorted(set(zoo.OPTIMIZERS) - {"adam"})
-    ],
+    zoo.optimizers(*sorted(set(zoo.OPTIMIZERS) - {"adam"})),
 )
 def test_optimizers(optimizer):
     assert_same_bits(zoo.mlp, optimizer)

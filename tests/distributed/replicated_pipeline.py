@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_ooo
+from tf_ooo.pipeline.compat import value_of
 
 ROWS, BATCHES, LAST, RANKS = 8, 5, 5, 2
 
@@ -101,7 +102,7 @@ def main(folder, kind, schedule, how=""):
 
 
 def places(model):
-    return sorted({v.value.device[-5:] for v in [*model.variables, *model.optimizer.variables]})
+    return sorted({value_of(v).device[-5:] for v in [*model.variables, *model.optimizer.variables]})
 
 
 if __name__ == "__main__":

@@ -169,7 +169,7 @@ def _spec(tensor: Any, batch: int) -> tuple[tuple[int, ...], str]:
         raise OptionsError(
             f"input or output {tensor.name!r} has an open shape {tensor.shape}: only the batch may be open"
         )
-    return shape, str(tensor.dtype)
+    return shape, getattr(tensor.dtype, "name", tensor.dtype)  # Keras 2 has TensorFlow's types
 
 
 def _loss_of(model: Any, place: int) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 
 from tf_ooo import compat
 from tf_ooo.costs.layer_costs import Link
-from tf_ooo.errors import BackendError, OOOError
+from tf_ooo.errors import BackendError, CostError, OOOError
 from tf_ooo.pipeline.addresses import answers, can_listen, free_port, outward_host, parse
 from tf_ooo.pipeline.facts import Facts, Line, own_facts
 from tf_ooo.pipeline.watch import SILENCE_S, Watch
@@ -93,7 +93,8 @@ class Cluster:
 
     def explain(self, error: Exception) -> Exception:
         """What a failure is to be raised as: a BackendError naming the lost workers, or ``error`` itself."""
-        if isinstance(error, OOOError):
+        # A link that cannot be measured may be one to a worker that is lost.
+        if isinstance(error, OOOError) and not isinstance(error, CostError):
             return error
         lost = self.lost()
         if not lost:

@@ -112,8 +112,8 @@ class Ticks:
         outputs = function(*(tensor for batch in batches for tensor in batch))
         size = len(self.delays.logs)
         return [
-            self.traced.results.unpack(outputs[first : first + size])
-            for first in range(0, len(outputs), size)
+            self.traced.results.unpack(outputs[number * size : (number + 1) * size])
+            for number in range(len(batches))
         ]
 
     def _function(self, low: int, high: int, rounds: int) -> Any:

@@ -68,7 +68,8 @@ def _is_module(text):
 def test_every_file_is_looked_at():
     compat = {str(path.relative_to(ROOT)) for path in _files() if _is_compat(path)}
     topics = (
-        "__init__", "callbacks", "functions", "optimizers", "parts", "profiler", "train_function", "versions",
+        "__init__", "callbacks", "functions", "nests", "optimizers", "parts", "profiler", "train_function",
+        "versions",
     )  # fmt: skip
     ours = {f"tf_ooo/compat/{topic}.py" for topic in topics}
     assert compat == {

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 import keras
@@ -13,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_ooo
+from tests.scripts import print_found
 from tf_ooo.compat import path_of as path
 from tf_ooo.costs.table import CostTable
 from tf_ooo.pipeline.compat import value_of
@@ -226,11 +226,5 @@ def endings():
     }
 
 
-def main(names):
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 3)
-    print(json.dumps({name: globals()[name]() for name in names}))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    print_found(globals(), sys.argv[1:], devices=3)

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from functools import lru_cache
 from pathlib import Path
 
 import pytest
 
+from tests.scripts import found_by
+
 SCRIPT = Path(__file__).with_name("layerpipe_fit.py")
-ENV = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[2])}
 
 
-@lru_cache
 def check(name):
-    command = [sys.executable, str(SCRIPT), name]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, env=ENV)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])[name]
+    return found_by(SCRIPT, name)[name]
 
 
 def test_delays_are_twice_the_stages_after():

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from functools import lru_cache
 from pathlib import Path
 
 import pytest
 
+from tests.scripts import found_by
+
 SCRIPT = Path(__file__).with_name("pipeline_fit.py")
-ENV = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[2])}
 
 
-@lru_cache
 def checks(devices, *names):
-    command = [sys.executable, str(SCRIPT), str(devices), *names]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, env=ENV)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return found_by(SCRIPT, str(devices), *names)
 
 
 def assert_same_bits(found, devices, far=1e-5):

@@ -98,15 +98,8 @@ def run_driver(module: str, options: argparse.Namespace, devices: int, more: Seq
         out = Path(folder) / "out.json"
         command = [sys.executable, "-m", module, "--cluster", cluster]
         command += ["--group", prefix, "--processes", ",".join(map(str, processes)), "--out", str(out)]
-        command += [
-            "--cores",
-            str(cores),
-            "--repetitions",
-            str(options.repetitions),
-            "--memory",
-            folder,
-            *more,
-        ]
+        command += ["--cores", str(cores), "--repetitions", str(options.repetitions)]
+        command += ["--memory", folder, *more]
         done = subprocess.run(command, env=quiet(), capture_output=True, text=True, check=False)
         if done.returncode or not out.exists():
             raise SystemExit(f"the run failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")

@@ -69,7 +69,7 @@ test-others:
 test-matrix: test $(OTHERS:%=test-%)
 
 test-%: .venv-%/.installed .venv-%/.horovod
-	.venv-$*/bin/python -m pytest
+	$(MAKE) -j3 --output-sync=target BIN=.venv-$*/bin test-graph test-modes test-others
 
 smoke: .venv-2.15/.installed
 	$(MAKE) -j2 --output-sync=target smoke-addons smoke-rest

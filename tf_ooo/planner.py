@@ -119,12 +119,13 @@ def _plan(graph: TrainingGraph, tasks: TaskOps, name: str, limit_bytes: int | No
 def _schedule(graph: TrainingGraph, tasks: TaskOps, policy: str) -> Schedule:
     """One lane for each device: replicas of one model in one graph must not wait for each other."""
     order = BACKWARD_ORDERS[policy](tasks.backward_layers, frozenset(tasks.ops))
-    peak = highest_peak(graph, execution_order(order, graph, tasks))
     lanes: dict[str, list[Task]] = {}
     for task in order:
         lanes.setdefault(graph.ops[tasks.ops[task][0]].device, []).append(task)
     numbered = {(number, 0): TaskList(lane) for number, (_, lane) in enumerate(sorted(lanes.items()))}
-    return Schedule("single_device", policy, numbered or {(0, 0): TaskList([])}, predicted_peak_bytes=peak)
+    schedule = Schedule("single_device", policy, numbered or {(0, 0): TaskList([])})
+    peak = highest_peak(graph, _order_of(schedule, graph, tasks))
+    return replace(schedule, predicted_peak_bytes=peak)
 
 
 def _peak(schedule: Schedule) -> int:

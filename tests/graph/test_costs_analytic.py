@@ -210,3 +210,35 @@ def test_reduction_of_open_size_counts_as_writing_what_it_reads():
     graph_def = step.get_concrete_function(*specs).graph.as_graph_def()
     (name,) = (node.name for node in graph_def.node if node.op == "Sum")
     assert analytic_ops(graph_def, DEVICE).work[name].moved_bytes == 2 * _bytes((8, 4))
+
+
+def test_rows_that_only_a_run_counts_are_as_many_as_can_be():
+    """Distinct rows of a lookup, their summed gradients, and what an optimizer makes of those."""
+
+    def rows(ids, values):
+        distinct, places = tf.unique(tf.cast(ids, tf.int32))
+        summed = tf.math.unsorted_segment_sum(values, places, tf.size(distinct))
+        return tf.square(summed) * 2.0
+
+    found = _work(rows, (7,), (7, 5))
+    assert [work.moved_bytes for work in found["Mul"]] == [_bytes((7, 5), (7, 5), ())]
+    assert found["Square"][0].moved_bytes == _bytes((7, 5), (7, 5))
+
+
+def test_fused_batch_norm_and_its_gradient():
+    def step(x, scale):
+        with tf.GradientTape() as tape:
+            tape.watch([x, scale])
+            y, *_ = tf.compat.v1.nn.fused_batch_norm(x, scale, scale, is_training=True)
+        return tape.gradient(y, [x, scale])
+
+    found = _work(step, (2, 4, 4, 3), (3,))
+    for kind in ("FusedBatchNormV3", "FusedBatchNormGradV3"):
+        assert found[kind][0].moved_bytes >= 3 * _bytes((2, 4, 4, 3))
+
+
+def test_an_open_batch_stays_open():
+    concrete = tf.function(lambda x: tf.square(tf.unique(x)[0])).get_concrete_function(
+        tf.TensorSpec([None], tf.float32)
+    )
+    assert set(analytic_ops(concrete.graph.as_graph_def(), DEVICE).unknown) == {"Unique", "Square"}

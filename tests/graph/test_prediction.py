@@ -20,13 +20,16 @@ def _fit(name="convolutions", steps=10, **options):
     return callback.report
 
 
-@pytest.mark.parametrize("name", ["convolutions", "lstm_gru"])
+# Keras 2's LSTM and Dropout draw random numbers from a state of their own: the stock step is kept there.
+@pytest.mark.parametrize("name", ["convolutions", pytest.param("lstm_gru", marks=zoo.needs_keras_3)])
 def test_fit_measures_its_ops(name, tmp_path):
     report = _fit(name)
     assert report.measured_step_s is not None
     assert report.predicted_step_s > 0
     assert report.costs.source in ("measured", "mixed")
-    assert all(layer.weight_grad_s > 0 for layer in report.costs.layers)
+    # Keras 2 calls one kernel for both gradients of a batch normalization; it counts as dO.
+    fused = () if zoo.KERAS_3 else ("batch_normalization",)
+    assert all(layer.weight_grad_s > 0 or layer.name in fused for layer in report.costs.layers)
     report.costs.save(tmp_path / "costs.json")
     assert CostTable.load(tmp_path / "costs.json") == report.costs
     assert "one by one" in report.summary()
@@ -43,6 +46,7 @@ def test_another_profiler_is_no_problem(tmp_path):
     assert any("not predicted" in note for note in report.notes)
 
 
+@zoo.needs_keras_3
 def test_no_step_runs_twice(monkeypatch):
     """Neither where the profile cannot be read."""
 

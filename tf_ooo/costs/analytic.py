@@ -16,6 +16,7 @@ from typing import Any
 from grappler_passes.compat import OutputInfo, infer_outputs
 from grappler_passes.dependencies import split_input
 from tf_ooo.costs.devices import ELEMENTS_A_PIECE, SPLIT_SUM, TILE, DeviceModel, Work, gemm_pieces
+from tf_ooo.costs.open_sizes import with_largest_sizes
 from tf_ooo.errors import CostError
 
 # No kernel worth a number: no memory of its own is read or written, or only a few bytes of shape.
@@ -78,7 +79,7 @@ def analytic_ops(
         outputs: shapes of all outputs; None: inferred by TensorFlow, which leaves open what the graph
             leaves open (a batch size, for one).
     """
-    outputs = infer_outputs(graph_def) if outputs is None else outputs
+    outputs = with_largest_sizes(graph_def, infer_outputs(graph_def) if outputs is None else outputs)
     works: dict[str, Work] = {}
     unknown: dict[str, str] = {}
     for node in graph_def.node:

@@ -132,10 +132,15 @@ def _earliest_reader(graph: TrainingGraph, latest: Mapping[str, int]) -> dict[st
 def ops_by_task(
     graph: TrainingGraph, tasks: TaskOps, forward: Mapping[str, int]
 ) -> dict[tuple[str, int], list[str]]:
-    """The ops of each (kind, layer): F by ``forward_layers``, dO and dW of ``tasks``, U of the layers."""
+    """The ops of each (kind, layer): F by ``forward_layers``, dO and dW of ``tasks``, U of the layers.
+
+    One kernel that computes both (``FusedBatchNormGradV3``) counts for dO, which is when it must run.
+    """
+    output_grads = {name for task, names in tasks.ops.items() if task.kind == "dO" for name in names}
     by_task: dict[tuple[str, int], list[str]] = {}
     for task, names in tasks.ops.items():
-        by_task[task.kind, task.stage] = list(names)
+        own = names if task.kind == "dO" else [name for name in names if name not in output_grads]
+        by_task[task.kind, task.stage] = list(own)
     for layer in graph.layers:
         by_task["U", layer.index] = [name for name in layer.update_ops if name in graph.ops]
     for name, index in forward.items():

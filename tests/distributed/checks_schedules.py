@@ -13,7 +13,7 @@ import training as t
 from checks_fit import warnings_of_tf_ooo
 
 import tf_ooo
-from tf_ooo.data_parallel import ordering, planned
+from tf_ooo.data_parallel import ordering, planned, scheduled
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning import plan
 
@@ -108,6 +108,33 @@ def check_auto(engine: Any) -> None:
     report = _against_stock(engine, lambda: keras.optimizers.Adam(0.01))
     said = engine.gather([report.fell_back, report.schedule, report.undecided])
     assert all(one == said[0] for one in said)
+
+
+def check_auto_goes_back_to_one_step_at_a_time(engine: Any) -> None:
+    """Whatever the times are here: one step counts as faster."""
+    needed, scheduled._CLEARLY = scheduled._CLEARLY, 1e9
+    try:
+        report = _against_stock(engine, lambda: keras.optimizers.Adam(0.01), profile_steps=1)
+    finally:
+        scheduled._CLEARLY = needed
+    assert report.fell_back
+    assert "one step at a time took" in report.fallback_reason
+    assert not report.undecided
+
+
+def rnn() -> keras.Model:
+    layers = [keras.layers.Reshape((4, 3)), keras.layers.Dense(5), keras.layers.LSTM(6)]
+    return keras.Sequential([keras.Input((12,)), *layers, keras.layers.Dense(4)])
+
+
+def check_a_loops_weight_gradient_is_taken_apart(engine: Any) -> None:
+    """An LSTM's dO and dW are one loop as TensorFlow makes it."""
+    options = {"schedule": "fast_forward", "profile_steps": 1, "unroll": 2}
+    report = _against_stock(engine, lambda: keras.optimizers.Adam(0.01), rnn, **options)
+    assert not report.fell_back, report.fallback_reason
+    assert not report.mixed
+    dense, lstm, _ = report.layers
+    assert lstm["dW"] > dense["dW"]  # as one loop with dO they are as many
 
 
 def check_a_pass_that_fails_on_one_rank_keeps_all_in_the_stock_order(engine: Any) -> None:

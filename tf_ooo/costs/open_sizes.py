@@ -62,7 +62,7 @@ def _closed_now(
 
 
 def _filled(info: OutputInfo, source: OutputInfo) -> OutputInfo | None:
-    """``info`` with the sizes of ``source`` where it has none; None: these are open too, or of another rank."""
+    """``info`` with the sizes of ``source`` where it has none; None: open too, or of another rank."""
     if source.shape is None or None in source.shape:
         return None
     if info.shape is None:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from grappler_passes.annotate import AnnotatePass
-from grappler_passes.base import PassPipeline, copy_of
+from grappler_passes.base import PassPipeline, PassResult, copy_of
 from grappler_passes.graph import OpKind, TrainingGraph
 from grappler_passes.order import OrderPass
+from grappler_passes.separate import SeparatePass
 from grappler_passes.step_classes import classify_steps
 from grappler_passes.steps import split_steps, steps_of
 from grappler_passes.verify import VerifyPass
@@ -66,7 +67,8 @@ def order_steps(
         PassError: a pass fails, or what comes out does not compute what went in.
     """
     started = time.perf_counter()
-    graphs = split_steps(graph_def)
+    separated = separate_steps(graph_def)
+    graphs = split_steps(separated.graph_def)
     classified = classify_steps(graphs)
     keys = [layer_keys(one, graph) for one, graph in zip(graphs, classified, strict=True)]
     wanted = keys[0] if planned_for is None else [tuple(key) for key in planned_for]
@@ -75,8 +77,8 @@ def order_steps(
     schedule = schedule_for(classified[0])
     schedules = [numbered_as(schedule, [one.index(key) for key in wanted]) for one in keys]
     steps = [_order(*one, flight_bytes) for one in zip(graphs, classified, schedules, strict=True)]
-    merged = _merged(graph_def, steps)
-    VerifyPass(graph_def)(merged)
+    merged = _merged(separated.graph_def, steps)
+    VerifyPass(graph_def, separated.replaced)(merged)
     return RewriteResult(
         training_graph=steps[-1].graph,
         schedule=steps[-1].schedule,
@@ -84,9 +86,14 @@ def order_steps(
         moved_ops=sum(step.moved_ops for step in steps),
         added_edges=sum(len(controls) for step in steps for controls in step.controls.values()),
         plan_seconds=time.perf_counter() - started,
-        mixed=dict(steps[-1].graph.mixed),
+        mixed={**steps[-1].graph.mixed, **separated.mixed},
         notes=tuple(dict.fromkeys(note for step in steps for note in step.notes)),
     )
+
+
+def separate_steps(graph_def: Any) -> PassResult:
+    """All steps with the ops taken apart that compute dO and dW; what is new is in its step's name scope."""
+    return SeparatePass()(graph_def)
 
 
 def layer_keys(graph_def: Any, graph: TrainingGraph) -> list[LayerKey]:

@@ -11,8 +11,15 @@ from typing import Any
 
 from grappler_passes import plugin
 from grappler_passes.steps import STEP_ATTR
+from grappler_passes.verify import VerifyPass
 from tf_ooo import compat
-from tf_ooo.data_parallel.ordering import FLIGHT_BYTES, LayerKey, ScheduleFor, order_steps
+from tf_ooo.data_parallel.ordering import (
+    FLIGHT_BYTES,
+    LayerKey,
+    ScheduleFor,
+    order_steps,
+    separate_steps,
+)
 from tf_ooo.errors import BackendError, GraphError
 from tf_ooo.planner import RewriteResult
 
@@ -78,7 +85,7 @@ class StepRequest:
 
     @property
     def graph_def(self) -> Any:
-        """The largest graph as TensorFlow runs it, if none was to be rewritten."""
+        """The largest graph as TensorFlow runs it, if none was to be ordered."""
         return self._seen.graph_def
 
     def failure(self) -> str:
@@ -95,14 +102,22 @@ class StepRequest:
         self._close()
 
 
+def _look_at(seen: _Seen, graph_def: Any) -> Any:
+    """Separated as the ordered steps will be, so that what is measured is what will run."""
+    separated = separate_steps(graph_def)
+    if separated.modified:
+        VerifyPass(graph_def, separated.replaced)(separated.graph_def)
+    if seen.graph_def is None or len(graph_def.node) >= len(seen.graph_def.node):
+        seen.graph_def = separated.graph_def
+    return separated.graph_def if separated.modified else None
+
+
 def _rewrite(seen: _Seen, order: Callable[[Any], RewriteResult], wanted: bool) -> Callable[[Any], Any]:
     def rewrite(graph_def: Any) -> Any:
         if not any(STEP_ATTR in node.attr for node in graph_def.node):
             return None
         if not wanted:
-            if seen.graph_def is None or len(graph_def.node) >= len(seen.graph_def.node):
-                seen.graph_def = graph_def
-            return None
+            return _look_at(seen, graph_def)
         try:
             result = order(graph_def)
         except GraphError as error:  # helper functions are traced beside the steps

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -103,7 +105,7 @@ def encoder(layers: int, width: int, heads: int, length: int, vocabulary: int, c
     inputs = keras.Input((length,), dtype="int32")
     x = keras.layers.Embedding(vocabulary, width)(inputs)
     # Of the inputs: an embedding of a constant would be computed at once, and be no part of the model.
-    x = x + keras.layers.Embedding(length, width)(keras.ops.arange(length) + 0 * inputs)
+    x = x + keras.layers.Embedding(length, width)(0 * inputs + np.arange(length, dtype="int32"))
     x = keras.layers.LayerNormalization()(x)
     for _ in range(layers):
         attended = keras.layers.MultiHeadAttention(heads, width // heads)(x, x)

@@ -19,6 +19,8 @@ from tf_ooo import compat
 keras = compat.user_keras()
 layers = keras.layers
 KERAS_3 = hasattr(keras, "ops")
+OLDER_XLA = tuple(map(int, tf.__version__.split(".")[:2])) < (2, 21)
+needs_xla_streams = pytest.mark.skipif(OLDER_XLA, reason="needs the XLA of TensorFlow 2.21")
 needs_keras_3 = pytest.mark.skipif(not KERAS_3, reason="needs what only Keras 3 has")
 
 CLASSES = 3

@@ -126,3 +126,21 @@ def test_legacy_keras_by_environment_variable(tmp_path):
     found = re.search(r"(\d+) passed", run.stdout)
     assert found is not None
     assert int(found[1]) >= 6, run.stdout
+
+
+@pytest.mark.skipif(not zoo.OLDER_XLA, reason="of TensorFlow before 2.21")
+def test_compiled_steps_stay_as_they_are_in_an_older_tensorflow():
+    """Streams need a newer XLA: the stock step trains, the report says so; asked for by name it is an error."""
+    weights = []
+    for callbacks in ([], [tf_ooo.OOOBackprop()]):
+        model, x, y = zoo.compiled(zoo.one_layer, jit_compile=True)
+        model.fit(x, y, batch_size=3, epochs=2, verbose=0, callbacks=callbacks)
+        weights.append(model.get_weights())
+    assert_equal(*weights)
+    report = callbacks[0].report
+    assert report.fell_back
+    assert "2.21 is needed" in report.fallback_reason
+    model, x, y = zoo.compiled(zoo.one_layer, jit_compile=True)
+    named = tf_ooo.OOOBackprop(schedule="multi_stream", strict=True)
+    with pytest.raises(tf_ooo.BackendError, match=r"2\.21 is needed"):
+        model.fit(x, y, verbose=0, callbacks=[named])

@@ -130,7 +130,7 @@ def test_legacy_keras_by_environment_variable(tmp_path):
 
 @pytest.mark.skipif(not zoo.OLDER_XLA, reason="of TensorFlow before 2.21")
 def test_compiled_steps_stay_as_they_are_in_an_older_tensorflow():
-    """Streams need a newer XLA: the stock step trains, the report says so; asked for by name it is an error."""
+    """Streams need a newer XLA: the stock step trains, and the report says so."""
     weights = []
     for callbacks in ([], [tf_ooo.OOOBackprop()]):
         model, x, y = zoo.compiled(zoo.one_layer, jit_compile=True)

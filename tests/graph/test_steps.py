@@ -153,7 +153,8 @@ def without_grappler():
 
 
 @pytest.mark.parametrize(
-    ("switch", "why"), [(run_eagerly, "run_functions_eagerly"), (without_grappler, "switched off")]
+    ("switch", "why"),  # Keras 2 says of a model that it runs eagerly where all functions do
+    [(run_eagerly, "run_functions_eagerly|run_eagerly=True"), (without_grappler, "switched off")],
 )
 @pytest.mark.parametrize("how", ["fit", "function"])
 def test_strict_raises_where_tensorflow_hands_no_graph_over(switch, why, how):

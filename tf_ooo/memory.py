@@ -6,6 +6,7 @@ Per stage and device:
 - activations: from the start of F(m) until dO(m) and dW(m) are done; what dW alone needs
   (``weight_grad_bytes``) until dW(m) is done;
 - gradient: as large as the weights, from the start of the step's first dW to the end of its update;
+- a micro-batch's part of it that is not added up yet (``summand_bytes``): while a dW runs;
 - asynchronous: older versions of the weights, from the update that replaced them until the last
   micro-batch whose forward read them is done.
 
@@ -152,6 +153,9 @@ class MemoryUse:
             return
         done = [n for n in (self._nodes("U", stage), self._nodes("comm", stage), weight_grads) if len(n)][0]
         device = self.relation.device[weight_grads[0]]
+        summand = max(layer.summand_bytes for layer in group)
+        self._add(device, self.start_s[:, weight_grads].ravel(), float(summand))
+        self._add(device, self.end_s[:, weight_grads].ravel(), -float(summand))
         self._add(device, self.start_s[:, weight_grads].min(axis=1), float(size))
         self._add(device, self.end_s[:, done].max(axis=1), -float(size))
 

@@ -50,6 +50,8 @@ class Timeline:
         start_s, end_s: float64 (steps, tasks), in the order of ``schedule.tasks``.
         memory: a curve for each device; empty where it is not known.
         messages: columns source, target, bytes, start_s, end_s.
+        measured_busy_s: for each device, seconds in which its ops ran, where they were measured one by one;
+            empty: whenever a task ran.
     """
 
     schedule: Schedule
@@ -58,6 +60,7 @@ class Timeline:
     memory: Sequence[MemoryCurve] = ()
     message_columns: Mapping[str, Any] = field(default_factory=dict)
     _repeat: Callable[[int], Timeline] | None = None
+    measured_busy_s: Sequence[float] = ()
 
     @classmethod
     def of_run(
@@ -118,6 +121,8 @@ class Timeline:
     @cached_property
     def busy_s(self) -> list[float]:
         """For each device, seconds in which at least one of its streams computes (comm does not)."""
+        if self.measured_busy_s:
+            return list(self.measured_busy_s)
         return [self._busy_s(device) for device in range(self.schedule.devices)]
 
     def _busy_s(self, device: int) -> float:

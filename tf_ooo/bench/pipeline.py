@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tf_ooo.bench import confine
+from tf_ooo.bench import confine, pipeline_overhead, pipeline_torch
 from tf_ooo.bench.peak_memory import file_of
 from tf_ooo.bench.pipeline_workloads import WORKLOADS
 from tf_ooo.pipeline.addresses import free_port
@@ -34,6 +34,9 @@ SHARE = 0.6
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the benchmark and writes its rows."""
     options = _parser().parse_args(arguments)
+    if options.overhead:
+        write(options.json, [_overhead(workload, options.quick) for workload in options.workload])
+        return
     reason = confine.why_not(with_link=False)
     if reason:
         print(f"skipped: {reason}")
@@ -45,7 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for workload in options.workload:
         for devices in options.devices:
             for microbatches in options.microbatches:
-                rows += rows_of(_run(options, workload, devices, microbatches), workload, microbatches)
+                found = _run(options, workload, devices, microbatches)
+                rows += rows_of(found, workload, microbatches)
+                if "torch" in found:
+                    theirs = pipeline_torch.rows_of(found, workload, microbatches)
+                    print(*map(pipeline_torch.text_of, theirs), sep="\n", flush=True)
+                    rows += theirs
                 write(options.json, rows)
     write(options.json, rows)
 
@@ -68,13 +76,41 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--schedules", default=",".join(SCHEDULES))
     parser.add_argument("--cores", type=float, help="of each worker; default: 0.6 of an equal share")
     parser.add_argument("--repetitions", type=int, default=8)
+    parser.add_argument(
+        "--torch",
+        action="store_true",
+        help="torch.distributed.pipelining in turns with ours, where torch is installed (feed_forward)",
+    )
+    parser.add_argument(
+        "--overhead",
+        action="store_true",
+        help="instead: one stage and one micro-batch against stock fit, in one process",
+    )
     return parser
+
+
+def _overhead(workload: str, quick: bool) -> dict[str, Any]:
+    """The row of a process of its own, printed as a line too."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "row.json"
+        command = [sys.executable, "-m", "tf_ooo.bench.pipeline_overhead", "--workload", workload]
+        command += ["--pairs", "20" if quick else "60", "--out", str(out)]
+        done = subprocess.run(command, env=quiet(), capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"the run failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+        row: dict[str, Any] = json.loads(out.read_text())
+    print(pipeline_overhead.text_of(row), flush=True)
+    return row
 
 
 def _run(options: argparse.Namespace, workload: str, devices: int, microbatches: int) -> dict[str, Any]:
     """What the driver of one run has found."""
     more = ["--workload", workload, "--microbatches", str(microbatches), "--schedules", options.schedules]
     more += ["--pictures", options.pictures or ""]
+    if options.torch:
+        reason = pipeline_torch.why_not(workload, devices)
+        more += [] if reason else ["--torch"]
+        print(reason, end="\n" if reason else "", flush=True)
     return run_driver("tf_ooo.bench.pipeline_driver", options, devices, more)
 
 
@@ -165,6 +201,7 @@ def rows_of(found: dict[str, Any], workload: str, microbatches: int) -> list[dic
             "measured_peak_bytes": one["measured_peak_bytes"],
             "link": found["link"],
             "tasks_seen": one["tasks_seen"],
+            "task_seconds": one["tasks"],
             "bit_equal": one["bits"] == baseline_bits,
         }
         rows.append({key: value for key, value in row.items() if value is not None})

@@ -18,8 +18,9 @@ from typing import Any
 
 from tf_ooo.bench import confine
 from tf_ooo.bench.peak_memory import step_bytes
-from tf_ooo.bench.pipeline_gantt import busy_share, measured_timeline, task_times, traced
+from tf_ooo.bench.pipeline_gantt import busy_seconds, measured_timeline, task_seconds, task_times, traced
 from tf_ooo.bench.pipeline_runs import Scheduled, Stock
+from tf_ooo.bench.pipeline_torch import TorchRanks
 from tf_ooo.bench.pipeline_workloads import make
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
@@ -32,6 +33,7 @@ def main() -> None:
     parser.add_argument("--schedules", required=True)
     parser.add_argument("--microbatches", type=int, required=True)
     parser.add_argument("--pictures", default="")
+    parser.add_argument("--torch", action="store_true")
     run_and_end(Driver, parser.parse_args())
 
 
@@ -121,10 +123,12 @@ class Driver(ConfinedCluster):
         if microbatches % len(devices) == 0:
             runs["local"] = Stock(part, devices)
         given = Devices(self.cluster, self.link, 1 / options.cores)
+        arguments = {"devices": given, "microbatches": microbatches, "profile_steps": 1}
         measured, steps = None, 0
-        for name in options.schedules.split(","):
-            arguments = {"devices": given, "microbatches": microbatches, "schedule": name}
-            runs[name] = run = Scheduled(make(options.workload, microbatches), arguments, measured)
+        # All models first: making one sets the seed, upon which TensorFlow compiles all functions anew.
+        workloads = {name: make(options.workload, microbatches) for name in options.schedules.split(",")}
+        for name, workload in workloads.items():
+            runs[name] = run = Scheduled(workload, {**arguments, "schedule": name}, measured)
             run.start()
             measured = run.session.planned_from
             steps = max(steps, run.steps)
@@ -132,8 +136,16 @@ class Driver(ConfinedCluster):
                 run.step_s()
         for name in runs.keys() & {"serial", "local"}:
             runs[name].start()
-        times = self.rounds(runs, lambda run: [run.step_s()])
-        return self._found(runs, times)
+        ranks = TorchRanks(options.group, len(devices), microbatches) if options.torch else None
+        try:
+            theirs = {} if ranks is None else ranks.runs()
+            for run in theirs.values():
+                run.start()
+            times = self.rounds(runs | theirs, lambda run: [run.step_s()])
+        finally:
+            if ranks is not None:
+                ranks.close()
+        return self._found(runs, times) | ({} if ranks is None else {"torch": ranks.version})
 
     def _found(self, runs: dict[str, Any], times: dict[str, list[float]]) -> dict[str, Any]:
         slower = self._slower(runs, times)
@@ -158,8 +170,15 @@ class Driver(ConfinedCluster):
         if "local" not in runs:
             return 1.0
         planned = next(run for run in runs.values() if isinstance(run, Scheduled))
-        work_s = planned.report.pipeline["serial_step_s"]
+        work_s = planned.report.pipeline["serial_step_s"] - self._sums_s(planned)
         return float(statistics.median(times["local"]) * len(self.cluster.devices) / work_s)
+
+    def _sums_s(self, run: Scheduled) -> float:
+        """Seconds that the plan counts for adding up gradients, which the local control does not."""
+        step, table = run.session.planned_from
+        in_plan = {name for name in step.known.graph.ops if name in step.sums}
+        here_s = sum(table.op_seconds.get(name, 0.0) for name in in_plan)
+        return float(step.count * here_s / self.options.cores)
 
     def _of(self, name: str, run: Scheduled, seconds: list[float], slower: float) -> dict[str, Any]:
         from tf_ooo.pipeline import tasks_of  # noqa: PLC0415 - imports TensorFlow
@@ -167,18 +186,21 @@ class Driver(ConfinedCluster):
         report = run.report
         predicted = simulate(report.planned, stage_costs(report.pipeline["stages"], slower), self.link)
         tasks = tasks_of(report.rewritten_graph)
-        events = traced(run.step_s, self.options.cluster.split(","), statistics.median(seconds))
-        timeline = measured_timeline(report.planned, task_times(events, tasks))
+        addresses = self.options.cluster.split(",")
+        events = traced(run.step_s, addresses, statistics.median(seconds))
+        times = task_times(events, tasks)
+        timeline = measured_timeline(report.planned, times, busy_seconds(events, tasks, addresses))
         if self.options.pictures:
             self._draw(name, predicted, timeline)
         return {
             "schedule": report.schedule,
             "predicted_step_s": predicted.makespan_s,
             "predicted_bubble_fraction": predicted.bubble_fraction,
-            "bubble_fraction": 1 - busy_share(events, tasks, len(self.cluster.devices)),
+            "bubble_fraction": timeline.bubble_fraction,
             "peak_bytes": report.pipeline["predicted_peak_bytes"],
             "measured_peak_bytes": self._peak_bytes(run),
-            "tasks_seen": len(task_times(events, tasks)) / max(1, len(report.planned.tasks)),
+            "tasks_seen": len(times) / max(1, len(report.planned.tasks)),
+            "tasks": task_seconds(times, stage_costs(report.pipeline["stages"], slower)),
             "plan": report.planned.to_text(),
             "stages": report.pipeline["stages"],
             "work_s": report.pipeline["serial_step_s"],

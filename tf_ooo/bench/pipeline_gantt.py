@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import re
+import statistics
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tf_ooo import compat
-from tf_ooo.schedule import Schedule
+from tf_ooo.costs.layer_costs import LayerCosts
+from tf_ooo.schedule import Schedule, TaskList
 from tf_ooo.task import Task
 from tf_ooo.timeline import Timeline
 
 _MARGIN_S = 0.4
+_UPDATE_STREAM = 2
+_NEGLIGIBLE = 0.02
+_SECONDS = {"F": "forward_s", "dO": "output_grad_s", "dW": "weight_grad_s", "U": "update_s"}
 _UPDATES = re.compile(r":(Assign|Resource(Apply|Scatter))")
 
 
@@ -28,45 +35,130 @@ def traced(step: Callable[[], float], addresses: Sequence[str], step_s: float) -
         ran.join()
 
 
-def task_times(events: Mapping[str, Any], tasks: Mapping[str, Task]) -> dict[Task, tuple[float, float]]:
-    """First begin and last end of each task's ops, seconds since the epoch."""
-    found: dict[Task, tuple[float, float]] = {}
+class Ran(NamedTuple):
+    """When a task ran, seconds since the epoch, and the seconds that its ops took, added up."""
+
+    begin_s: float
+    end_s: float
+    ops_s: float
+
+
+def task_times(events: Mapping[str, Any], tasks: Mapping[str, Task]) -> dict[Task, Ran]:
+    """When each task ran.
+
+    Ops at a task's ends that take next to nothing do not count: what waits for no message runs early.
+    """
+    spans: dict[Task, list[tuple[float, float]]] = {}
     for one in (event for per_worker in events.values() for event in per_worker):
-        task = tasks.get(one.label.partition(":")[0])
-        if task is None or (task.kind == "U" and not _UPDATES.search(one.label)):
-            continue  # constants and the like of an update are made at any time
-        begin_s, end_s = found.get(task, (float("inf"), 0.0))
-        found[task] = min(begin_s, one.begin_s), max(end_s, one.begin_s + one.duration_s)
+        task = _task_of(one, tasks)
+        if task is not None:
+            spans.setdefault(task, []).append((one.begin_s, one.begin_s + one.duration_s))
+    return {task: _extent(sorted(ran)) for task, ran in spans.items()}
+
+
+def _extent(spans: Sequence[tuple[float, float]]) -> Ran:
+    """First begin and last end, less what is in front of and behind all but a small share of the time."""
+    ops_s = sum(end_s - begin_s for begin_s, end_s in spans)
+    least_s = _NEGLIGIBLE * ops_s
+
+    def small(ordered: Sequence[tuple[float, float]]) -> int:
+        before_s = itertools.accumulate(end_s - begin_s for begin_s, end_s in ordered)
+        return sum(seconds < least_s for seconds in before_s)
+
+    by_end = sorted(spans, key=lambda span: -span[1])
+    return Ran(spans[small(spans)][0], by_end[small(by_end)][1], ops_s)
+
+
+def _task_of(event: Any, tasks: Mapping[str, Task]) -> Task | None:
+    task = tasks.get(event.label.partition(":")[0])
+    if task is not None and task.kind == "U" and not _UPDATES.search(event.label):
+        return None  # constants and the like of an update are made at any time
+    return task
+
+
+def task_seconds(times: Mapping[Task, Ran], stages: Sequence[LayerCosts]) -> list[Any]:
+    """``[kind, stage, seconds, ops' seconds, seconds planned]`` of each stage's tasks: medians."""
+    found: dict[tuple[str, int], list[Ran]] = {}
+    for task, ran in times.items():
+        found.setdefault((task.kind, task.stage), []).append(ran)
+    return [
+        [
+            kind,
+            stage,
+            statistics.median(ran.end_s - ran.begin_s for ran in rans),
+            statistics.median(ran.ops_s for ran in rans),
+            getattr(stages[stage], _SECONDS[kind]),
+        ]
+        for (kind, stage), rans in sorted(found.items())
+    ]
+
+
+def measured_timeline(
+    schedule: Schedule, times: Mapping[Task, Ran], busy_s: Sequence[float] = ()
+) -> Timeline:
+    """The schedule with the times at which its tasks ran; what was not seen takes no time.
+
+    Updates, which run beside other tasks whenever their gradients are there, get a lane of their own.
+    Where a schedule computes a dO and the dW that follows together, their ops alternate: one is drawn
+    behind the other, in the time of both.
+
+    Args:
+        busy_s: of each device, from :func:`busy_seconds`; empty: whenever a task ran.
+    """
+    first_s = min((ran.begin_s for ran in times.values()), default=0.0)
+    ran = dataclasses.replace(schedule, lanes=_updates_apart(schedule), predicted_step_s=None)
+    spans = {task: (one.begin_s - first_s, one.end_s - first_s) for task, one in times.items()}
+    if schedule.fused_backward:
+        spans |= _one_behind_the_other(times, first_s)
+    starts, ends = [], []
+    for _, lane in ran.lanes.items():
+        at_s = 0.0
+        for task in lane:
+            begin_s, end_s = spans.get(task, (at_s, at_s))
+            starts.append(max(begin_s, at_s))
+            ends.append(max(end_s, starts[-1]))
+            at_s = ends[-1]
+    return Timeline(ran, np.array([starts]), np.array([ends]), measured_busy_s=tuple(busy_s))
+
+
+def _one_behind_the_other(times: Mapping[Task, Ran], first_s: float) -> dict[Task, tuple[float, float]]:
+    """Spans of the dO and dW of each stage: the time of both, divided by what their ops took."""
+    found = {}
+    for task, output_grad in times.items():
+        after = Task("dW", task.stage, task.microbatch)
+        if task.kind == "dO" and after in times:
+            weight_grad = times[after]
+            begin_s = min(output_grad.begin_s, weight_grad.begin_s) - first_s
+            end_s = max(output_grad.end_s, weight_grad.end_s) - first_s
+            share = output_grad.ops_s / ((output_grad.ops_s + weight_grad.ops_s) or 1.0)
+            found[task] = begin_s, begin_s + share * (end_s - begin_s)
+            found[after] = found[task][1], end_s
     return found
 
 
-def measured_timeline(schedule: Schedule, times: Mapping[Task, tuple[float, float]]) -> Timeline:
-    """The schedule with the times at which its tasks ran; what was not seen takes no time."""
-    first_s = min((begin_s for begin_s, _ in times.values()), default=0.0)
-    starts, ends = [], []
-    for _, lane in schedule.lanes.items():
-        at_s = 0.0
-        for task in lane:
-            begin_s, end_s = times.get(task, (first_s + at_s, first_s + at_s))
-            starts.append(begin_s - first_s)
-            ends.append(end_s - first_s)
-            at_s = ends[-1]
-    return Timeline(schedule, np.array([starts]), np.array([ends]))
+def _updates_apart(schedule: Schedule) -> dict[tuple[int, int], TaskList]:
+    lanes: dict[tuple[int, int], TaskList] = {}
+    for (device, stream), tasks in schedule.lanes.items():
+        lanes[device, stream] = TaskList([task for task in tasks if task.kind != "U"])
+        updates = [task for task in tasks if task.kind == "U"]
+        if updates:
+            lanes[device, stream + _UPDATE_STREAM] = TaskList(updates)
+    return lanes
 
 
-def busy_share(events: Mapping[str, Any], tasks: Mapping[str, Task], devices: int) -> float:
-    """The share of the devices' time, from the first op to the last, in which at least one op ran."""
-    busy_s, first_s, last_s = 0.0, float("inf"), 0.0
-    for per_worker in events.values():
-        spans = sorted(
-            (one.begin_s, one.begin_s + one.duration_s)
-            for one in per_worker
-            if one.label.partition(":")[0] in tasks
-        )
-        reached_s = 0.0
-        for begin_s, end_s in spans:
+def busy_seconds(
+    events: Mapping[str, Any], tasks: Mapping[str, Task], addresses: Sequence[str]
+) -> list[float]:
+    """For each worker, seconds in which at least one op of a task ran.
+
+    Between two ops of one task a worker may be idle too, where it waits for a message.
+    """
+    found = []
+    for address in addresses:
+        mine = [one for one in events.get(address, ()) if _task_of(one, tasks) is not None]
+        busy_s, reached_s = 0.0, 0.0
+        for begin_s, end_s in sorted((one.begin_s, one.begin_s + one.duration_s) for one in mine):
             busy_s += max(0.0, end_s - max(begin_s, reached_s))
             reached_s = max(reached_s, end_s)
-        if spans:
-            first_s, last_s = min(first_s, spans[0][0]), max(last_s, reached_s)
-    return busy_s / (devices * (last_s - first_s)) if last_s > first_s else 0.0
+        found.append(busy_s)
+    return found

@@ -6,11 +6,10 @@ Each has ``step_s()``: seconds of one training step, from the call to its end.
 from __future__ import annotations
 
 import time
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tf_ooo.bench.pipeline_workloads import Workload
+from tf_ooo.bench.pipeline_workloads import Workload, check_sum
 
 
 class Steps:
@@ -42,10 +41,7 @@ class Steps:
     def finish(self) -> int:
         """Puts the model back together; a check sum of its weights."""
         self.session.finish()
-        bits = 0
-        for variable in self.workload.model.trainable_variables:
-            bits = zlib.crc32(variable.numpy().tobytes(), bits)
-        return bits
+        return check_sum(self.workload.model)
 
 
 class Scheduled(Steps):

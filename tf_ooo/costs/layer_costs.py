@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tf_ooo.errors import CostError
 
 _SECONDS = ("forward_s", "output_grad_s", "weight_grad_s", "update_s")
-_BYTES = ("activation_bytes", "weight_bytes", "output_bytes", "slot_bytes")
+_BYTES = ("activation_bytes", "weight_bytes", "output_bytes", "slot_bytes", "summand_bytes")
 _PER_MICROBATCH = ("forward_s", "output_grad_s", "weight_grad_s", "activation_bytes", "output_bytes")
 
 
@@ -33,6 +33,8 @@ class LayerCosts:
             side by side; None: streams do not slow each other down.
         slot_bytes: optimizer state and other variables that have no gradient: there all the time,
             never communicated.
+        summand_bytes: of a micro-batch's gradient, what waits to be added to the sum of the earlier ones
+            while dW runs.
 
     Raises:
         CostError: a number is negative, NaN or infinite, or an input is no earlier layer.
@@ -50,6 +52,7 @@ class LayerCosts:
     occupancy: tuple[float, float, float] | None = None
     name: str = ""
     slot_bytes: float = 0
+    summand_bytes: float = 0
 
     def __post_init__(self) -> None:
         for field in (*_SECONDS, *_BYTES, "weight_grad_bytes"):
@@ -81,6 +84,7 @@ class LayerCosts:
             occupancy=self.occupancy,
             name=self.name,
             slot_bytes=self.slot_bytes,
+            summand_bytes=self.summand_bytes,
         )
 
 

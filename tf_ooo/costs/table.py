@@ -20,8 +20,8 @@ VERSION = 1
 SOURCES = ("measured", "analytic", "mixed", "edited")
 # What a bandwidth without limit is written as: JSON has no infinity.
 UNLIMITED = "unlimited"
-# May be left out or null, with the meaning that LayerCosts gives to None.
-_OPTIONAL = ("weight_grad_bytes", "inputs", "occupancy", "name")
+# May be left out or null, with the meaning that LayerCosts gives to None, or to its absence.
+_OPTIONAL = ("weight_grad_bytes", "inputs", "occupancy", "name", "summand_bytes")
 
 
 @dataclass(frozen=True)
@@ -138,8 +138,8 @@ def _layer(index: int, content: object) -> LayerCosts:
     values = {name: value for name, value in content.items() if value is not None}
     for name in names - set(_OPTIONAL):
         _number(f"{where}: {name}", content[name])
-    if "weight_grad_bytes" in values:
-        _number(f"{where}: weight_grad_bytes", values["weight_grad_bytes"])
+    for name in {"weight_grad_bytes", "summand_bytes"} & values.keys():
+        _number(f"{where}: {name}", values[name])
     if not isinstance(values.get("name", ""), str):
         raise CostError(f"{where}: name: expected text, got {values['name']!r:.80}")
     for name, kind in (("inputs", int), ("occupancy", float)):

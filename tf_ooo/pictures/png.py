@@ -34,7 +34,7 @@ _MOST_TASKS, _MOST_LANES, _MOST_LEGEND = 100_000, 128, 8
 _BAR = 0.84
 _WIDTH_IN, _ROW_IN, _LEAST_ROW_IN, _ALL_ROWS_IN, _MEMORY_IN = 12.0, 0.36, 0.12, 6.0, 1.8
 # Inches that a letter of a label takes, and the least distance to the ends of its bar.
-_LETTER_IN, _MARGIN_IN = 0.06, 0.04
+_LETTER_IN, _MARGIN_IN = 0.066, 0.04
 
 
 def save_png(timeline: Timeline, path: str | os.PathLike[str]) -> None:

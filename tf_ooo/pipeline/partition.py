@@ -5,6 +5,7 @@ No TensorFlow here.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from tf_ooo.costs.layer_costs import LayerCosts, Link, layer_inputs
 from tf_ooo.errors import OptionsError
 
 Bounds = tuple[tuple[int, int], ...]
+# Layers of a stage whose gradients of one micro-batch are not added up yet.
+_SUMMANDS = 2
 # How much slower than the best cut the slowest stage may be, for less to send.
 _SLACK = (1.0, 1.02, 1.05, 1.1, 1.2, 1.35, 1.6)
 
@@ -125,8 +128,12 @@ def _cheapest(sums: np.ndarray, messages: np.ndarray, stages: int, limit: float)
     return ends[::-1]
 
 
-def merged(layers: tuple[LayerCosts, ...], bounds: Bounds) -> tuple[LayerCosts, ...]:
-    """The costs of stages, each as one layer."""
+def merged(layers: tuple[LayerCosts, ...], bounds: Bounds, microbatches: int = 1) -> tuple[LayerCosts, ...]:
+    """The costs of stages, each as one layer.
+
+    With several micro-batches the gradients of two layers, the one that is computed and the one that is
+    being added up, are there besides the sums.
+    """
     stage_of = [stage for stage, (first, last) in enumerate(bounds) for _ in range(first, last + 1)]
     inputs: list[set[int]] = [set() for _ in bounds]
     sent: list[set[int]] = [set() for _ in bounds]
@@ -135,9 +142,16 @@ def merged(layers: tuple[LayerCosts, ...], bounds: Bounds) -> tuple[LayerCosts, 
             if stage_of[source] != stage_of[layer]:
                 inputs[stage_of[layer]].add(stage_of[source])
                 sent[stage_of[source]].add(source)
-    return tuple(
+    stages = (
         _sum(layers[first : last + 1], tuple(sorted(inputs[stage])), [layers[i] for i in sorted(sent[stage])])
         for stage, (first, last) in enumerate(bounds)
+    )
+    if microbatches == 1:
+        return tuple(stages)
+    largest = [sorted(layer.weight_bytes for layer in layers[a : b + 1])[-_SUMMANDS:] for a, b in bounds]
+    return tuple(
+        dataclasses.replace(stage, summand_bytes=sum(sizes))
+        for stage, sizes in zip(stages, largest, strict=True)
     )
 
 

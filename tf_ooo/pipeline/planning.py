@@ -139,7 +139,7 @@ def _groups(units: Bounds, size: int) -> Bounds:
 def _planned(
     name: str, layers: tuple[LayerCosts, ...], bounds: Bounds, options: dict[str, Any], wanted: Wanted
 ) -> Planned:
-    stages = merged(layers, bounds)
+    stages = merged(layers, bounds, wanted.microbatches)
     schedule = plan(
         layers=list(stages),
         schedule=name,

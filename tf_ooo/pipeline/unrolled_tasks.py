@@ -82,13 +82,15 @@ class Step:
     def averaged(self, seconds: Mapping[str, float]) -> dict[str, float]:
         """Seconds of the classified micro-batch's ops: the mean over all micro-batches that were measured.
 
-        For the step in which it was classified.
+        Of sums, which the first micro-batch has none of, the mean over all micro-batches.  For the step
+        in which it was classified.
         """
         measured: dict[str, list[float]] = {}
         for name, value in seconds.items():
             measured.setdefault(self.general.get(name, name), []).append(value)
         names = ((name, measured.get(self.general[name])) for name in self.known.graph.ops)
-        return {name: sum(values) / len(values) for name, values in names if values}
+        without = {name: len(values) + (name in self.sums) for name, values in names if values}
+        return {name: sum(measured[self.general[name]]) / count for name, count in without.items()}
 
 
 def is_unrolled(graph_def: Any) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tf_ooo.costs.busy_latency import busy_latency_s
 from tf_ooo.costs.communication import MEASURED_BYTES, fit_link
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.errors import CostError
@@ -51,7 +52,8 @@ def measure_device_link(
 ) -> Link:
     """As :func:`measure_runtime_link`, between two devices that this process' eager context has.
 
-    What messages take from a computation on either device is measured, too.
+    What messages take from a computation on either device is measured, too; the latency is that between
+    devices that compute.
 
     Args:
         sender, receiver: full names, as ``tf.config.list_logical_devices`` has them.
@@ -60,7 +62,17 @@ def measure_device_link(
         CostError: no such device, or it does not answer.
     """
     link = _fitted(_eager_hop_seconds, sender, receiver, sizes, repeats)
-    return replace(link, overhead_s_per_byte=measure_overhead_s_per_byte(sender, receiver, link, repeats))
+    link = replace(link, overhead_s_per_byte=measure_overhead_s_per_byte(sender, receiver, link, repeats))
+    return replace(link, latency_s=_latency_s(sender, receiver, link, repeats))
+
+
+def _latency_s(sender: str, receiver: str, link: Link, repeats: int) -> float:
+    """While both devices compute."""
+    import tensorflow as tf
+
+    with _no_optimizers(tf):
+        product_s = max(_product_s(tf, sender, receiver, at) for at in (sender, receiver))
+        return busy_latency_s(tf, sender, receiver, link, product_s, repeats)
 
 
 def measure_overhead_s_per_byte(sender: str, receiver: str, link: Link, repeats: int = 5) -> float:
@@ -78,10 +90,7 @@ def measure_overhead_s_per_byte(sender: str, receiver: str, link: Link, repeats:
 def _overhead_s_per_byte(
     tf: Any, sender: str, receiver: str, computing: str, link: Link, repeats: int
 ) -> float:
-    short, long = (_beside_messages(tf, sender, receiver, computing, count, 0, 0) for count in (4, 12))
-    for function in (short, long):
-        function().numpy()
-    product_s = (min(_seconds(long) for _ in range(3)) - min(_seconds(short) for _ in range(3))) / 8
+    product_s = _product_s(tf, sender, receiver, computing)
     count = min(512, max(8, round(_COMPUTING_S / max(product_s, 1e-6))))
     total_bytes = int(_SENDING_SHARE * count * max(product_s, 1e-6) * min(link.bytes_per_s, 1e11))
     if total_bytes < _LEAST_BYTES:
@@ -94,6 +103,14 @@ def _overhead_s_per_byte(
         function().numpy()
     longer_s = statistics.median(_seconds(beside) - _seconds(alone) for _ in range(repeats))
     return max(0.0, longer_s) / (messages * size)
+
+
+def _product_s(tf: Any, sender: str, receiver: str, computing: str) -> float:
+    """Seconds of one product."""
+    short, long = (_beside_messages(tf, sender, receiver, computing, count, 0, 0) for count in (4, 12))
+    for function in (short, long):
+        function().numpy()
+    return (min(_seconds(long) for _ in range(3)) - min(_seconds(short) for _ in range(3))) / 8
 
 
 def _beside_messages(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,6 +14,8 @@ from tf_ooo.schedule import Schedule, Task
 _ORDERED = ("F", "dO", "dW")
 # Up to so many edges lead from task to task without a join between.
 _WITHOUT_JOIN = 2
+# Gradients of this size and more are computed one after the other.
+_LARGE_BYTES = 1024**2
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ def order_lane(
     reach: Sequence[int],
     name: str,
     fused: bool = False,
+    sizes: Mapping[str, int] | None = None,
 ) -> LaneOrder:
     """Edges that make the tasks run one after the other.
 
@@ -88,6 +92,8 @@ def order_lane(
         ops: nodes of each task; tasks without any are looked through.
         reach: ancestors of each node, as bits by its position in ``step.index.order``.
         name: of the lane, for the names of joins.
+        sizes: bytes of ops' results, where known: large gradients of one task are computed one after the
+            other, each added to its sum meanwhile, instead of all at once.
     """
     index, found = step.index, LaneOrder()
     blocks = _blocks([task for task in lane if ops.get(task)], fused)
@@ -95,6 +101,8 @@ def order_lane(
     needed = 0
     for rank, (block, mine) in enumerate(zip(blocks, nodes, strict=True)):
         found.ranks.update((index.names[i], rank) for i in mine)
+        if len(block) == 1 and block[0].kind == "dW":  # beside its dO they are made one by one anyway
+            _one_by_one(index, mine, reach, sizes or {}, found)
         if len(block) > 1:
             _send_last(index, ops[block[0]], ops[block[1]], reach, f"{name}/{rank}/sent", found)
         if rank + 1 == len(blocks):
@@ -115,6 +123,17 @@ def _blocks(tasks: Sequence[Task], fused: bool) -> list[list[Task]]:
         else:
             blocks.append([task])
     return blocks
+
+
+def _one_by_one(
+    index: GraphIndex, nodes: Sequence[int], reach: Sequence[int], sizes: Mapping[str, int], found: LaneOrder
+) -> None:
+    """The large results of a dW task, each after the one before it."""
+    lasts = sorted(_lasts(index, nodes, reach), key=lambda i: index.position[i])
+    large = [i for i in lasts if sizes.get(index.names[i], 0) >= _LARGE_BYTES]
+    for before, after in itertools.pairwise(large):
+        if index.contexts[after].frame == () and after not in index.back_preds:
+            found.edges.append((index.names[before], index.names[after]))
 
 
 def _send_last(

@@ -100,7 +100,8 @@ def rewrite_step(graph_def: Any, plan: Plan, dump_dir: Any = None) -> RewriteRes
 
 def _rewrite_plan(step: Step, plan: Plan) -> tuple[RewritePlan, int]:
     stages = plan.stage_of_layer
-    devices = place(step, [plan.device_of_stage[stage] for stage in stages], step.sizes)
+    sizes = step.sizes
+    devices = place(step, [plan.device_of_stage[stage] for stage in stages], sizes)
     reach = step.index.ancestor_bits(step.index.order, {})
     ops = ops_of_tasks(step, stages, reach)
     edges: list[tuple[str, str]] = []
@@ -108,7 +109,7 @@ def _rewrite_plan(step: Step, plan: Plan) -> tuple[RewritePlan, int]:
     ranks: dict[str, int] = {}
     device_of_lane = lane_devices(plan.schedule, plan.device_of_stage)
     for device, tasks in lane_tasks(plan.schedule, step.count):
-        lane = order_lane(step, tasks, ops, reach, f"{_JOIN}/{device}", plan.schedule.fused_backward)
+        lane = order_lane(step, tasks, ops, reach, f"{_JOIN}/{device}", plan.schedule.fused_backward, sizes)
         edges += lane.edges
         joins.update(dict.fromkeys(lane.joins, device_of_lane[device]))
         ranks.update(lane.ranks)

@@ -51,8 +51,12 @@ def assign(graph: TrainingGraph, index: GraphIndex) -> tuple[Where, Glued]:
 
 
 def _touching(graph: TrainingGraph, forward: Mapping[str, int]) -> dict[str, set[int]]:
-    """The layers that make or read each forward tensor."""
-    touching = {name: {layer} for name, layer in forward.items()}
+    """The layers that make or read each forward tensor.
+
+    Constants are no layer's: graph optimizers make one of all that are alike, so that the gradient of any
+    layer may read what counts to the first one.
+    """
+    touching = {name: {layer} for name, layer in forward.items() if graph.ops[name].type != "Const"}
     for name, layer in forward.items():
         for producer, _ in graph.ops[name].inputs:
             if producer in touching:

@@ -1,0 +1,107 @@
+"""How long a message takes between devices that both compute.
+
+On idle devices a message is handed over at once.  Beside computation it waits for a thread and, where a
+device has a share of a processor only, for its next turn: several milliseconds, which count once for each
+hop of a pipeline.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from tf_ooo.costs.layer_costs import Link
+
+# Products of so large matrices, so many to a segment that it takes about so long.
+_WIDTH, _SEGMENT_S = 256, 0.03
+_ROUNDS, _MESSAGE_BYTES = 4, 256 * 1024
+
+
+def busy_latency_s(tf: Any, sender: str, receiver: str, link: Link, product_s: float, repeats: int) -> float:
+    """Seconds that a message takes, less those that it occupies the link; not below the idle link's.
+
+    The two devices compute in turns, each segment after a message from the other one's, and another one that
+    sends nothing while the other computes: so each hop begins on a device that goes on computing.
+
+    Args:
+        tf: TensorFlow, with graph optimizers off.
+        link: between the devices while they are idle.
+        product_s: seconds of one product on them.
+        repeats: pairs of runs, with and without messages.
+    """
+    products = max(4, round(_SEGMENT_S / max(product_s, 1e-6)))
+    alone, sending = (_in_turns(tf, sender, receiver, products, size) for size in (0, _MESSAGE_BYTES))
+    for function in (alone, sending):
+        function().numpy()
+    pairs = [(_seconds(alone), _seconds(sending)) for _ in range(repeats)]
+    hop_s = statistics.median(_hop_s(*pair) for pair in pairs)
+    known_s = link.occupied_s(_MESSAGE_BYTES) + 2 * link.overhead_s_per_byte * _MESSAGE_BYTES
+    return max(link.latency_s, hop_s - known_s)
+
+
+def _hop_s(alone_s: float, sending_s: float) -> float:
+    """Without messages both devices compute 2 n segments side by side; with them there are 2 n - 1 hops, and
+    the second device begins a segment later."""
+    segments = 2 * _ROUNDS
+    return (sending_s - alone_s * (segments + 1) / segments) / (segments - 1)
+
+
+def _in_turns(tf: Any, sender: str, receiver: str, products: int, size: int) -> Any:
+    with tf.device(sender):
+        there = _Device(tf, sender, products, size)
+    with tf.device(receiver):
+        back = _Device(tf, receiver, products, size)
+
+    def function() -> Any:
+        messages: list[Any] = []
+        there.last = back.last = None
+        for _ in range(_ROUNDS):
+            done = there.segment(there.arrived(messages))
+            messages = [there.message(done)] if size else []
+            done = back.segment(back.arrived(messages))
+            messages = [back.message(done)] if size else []
+            there.segment([])
+            back.segment([])
+        with tf.device(sender):
+            return tf.add_n([there.last[0, 0], back.last[0, 0]])
+
+    return tf.function(function, autograph=False)
+
+
+class _Device:
+    """Segments of computation on one device, one after the other."""
+
+    def __init__(self, tf: Any, name: str, products: int, size: int) -> None:
+        self._tf, self._name, self._products = tf, name, products
+        self._matrix = tf.Variable(tf.zeros((_WIDTH, _WIDTH)), trainable=False)
+        self._sent = tf.Variable(tf.zeros((max(1, size // 4),)), trainable=False)
+        self.last: Any = None
+
+    def segment(self, after: Sequence[Any]) -> Any:
+        """Begins after the one before, and after tensors of this device."""
+        before = [] if self.last is None else [self.last]
+        with self._tf.device(self._name), self._tf.control_dependencies([*before, *after]):
+            factor = product = self._matrix.read_value()
+        with self._tf.device(self._name):
+            for _ in range(self._products):
+                product = self._tf.matmul(product, factor)
+        self.last = product
+        return product
+
+    def message(self, after: Any) -> Any:
+        """A tensor that is there once ``after`` is."""
+        with self._tf.device(self._name), self._tf.control_dependencies([after]):
+            return self._sent.read_value()
+
+    def arrived(self, messages: Sequence[Any]) -> list[Any]:
+        """Something on this device that waits for each message."""
+        with self._tf.device(self._name):
+            return [message[0] for message in messages]
+
+
+def _seconds(function: Any) -> float:
+    started = time.perf_counter()
+    function().numpy()
+    return time.perf_counter() - started

@@ -318,10 +318,20 @@ def loops(report):
     return {"started": count, "parted": sum(len(on) > 1 for on in places.values())}
 
 
+def attention():
+    """A transformer layer, whose bits depend on the names of ops."""
+    inputs = keras.Input((8,), dtype="int32")
+    x = keras.layers.Embedding(19, 32)(inputs) + keras.layers.Embedding(8, 32)(0 * inputs + np.arange(8))
+    x = keras.layers.LayerNormalization()(x)
+    x = keras.layers.LayerNormalization()(x + keras.layers.MultiHeadAttention(4, 8)(x, x))
+    return keras.Model(inputs, keras.layers.Dense(3)(x[:, 0]))
+
+
 def check_one_device_is_stock():
     """One device and one micro-batch: the bits of the stock step."""
     out = {}
-    for make, data in ((mlp, (X, Y)), (conv_with_skips, (IMAGES, Y))):
+    tokens = RNG.integers(0, 19, (48, 8)).astype("int32")
+    for make, data in ((mlp, (X, Y)), (conv_with_skips, (IMAGES, Y)), (attention, (tokens, Y))):
         stock, before = train(make, adam, data=data)
         callback = pipelined("gpipe", devices=1, microbatches=1)
         model, history = train(make, adam, callback, data=data)

@@ -34,7 +34,7 @@ def test_two_devices_and_uneven_batches():
     found = checks(2, "schedules", "one_device_is_stock")
     assert_same_bits(found["schedules"], 2)
     assert all(one["accuracy"] for one in found["schedules"].values())
-    assert found["one_device_is_stock"] == {"mlp": True, "conv_with_skips": True}
+    assert found["one_device_is_stock"] == {"mlp": True, "conv_with_skips": True, "attention": True}
 
 
 @pytest.mark.slow

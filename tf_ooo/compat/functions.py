@@ -29,13 +29,17 @@ def same_spec(a: Any, b: Any) -> bool:
 
 @contextlib.contextmanager
 def numbered_step(number: int, attribute: str, scope: str) -> Iterator[None]:
-    """Ops made inside say which step they belong to: by an attribute, and by their name's scope."""
+    """Ops made inside say which step they belong to: by an attribute, and by their scope if one is given.
+
+    TensorFlow's graph optimizers are not blind to names: in a scope the same step may differ in the last bit.
+    """
     import tensorflow as tf
     from tensorflow.core.framework import attr_value_pb2
 
     graph = tf.compat.v1.get_default_graph()
     mark = {attribute: attr_value_pb2.AttrValue(i=number)}
-    with graph._attr_scope(mark), tf.name_scope(f"{scope}{number}"):
+    named = tf.name_scope(f"{scope}{number}") if scope else contextlib.nullcontext()
+    with graph._attr_scope(mark), named:
         yield
 
 

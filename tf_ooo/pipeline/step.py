@@ -59,13 +59,15 @@ class StepFunctions:
     def _make(self, rows: Sequence[int]) -> Any:
         model = self.model
         last = len(rows) - 1
+        # Never more than one micro-batch: nothing to tell apart by name, and the bits of Keras' own step.
+        scope = STEP_SCOPE if self.microbatches > 1 else ""
 
         def step(batch: Any) -> Any:
             weights, scale = relative_weights(rows)
             collecting = Collecting(optimizers_of(model), weights, scale)
             logs = []
             for number in range(len(rows)):
-                with compat.numbered_step(number, STEP_ATTR, STEP_SCOPE):
+                with compat.numbered_step(number, STEP_ATTR, scope):
                     part = parts_of(batch, rows)[number] if len(rows) > 1 else batch
                     with collecting.micro_batch(number):
                         one = compat.step_on_data(model, model.train_step, counts=number == last)
@@ -73,7 +75,7 @@ class StepFunctions:
                 if not number:
                     _refuse_reads_after(collecting)
             _refuse_no_gradient(collecting)
-            with compat.numbered_step(len(rows), STEP_ATTR, STEP_SCOPE):
+            with compat.numbered_step(len(rows), STEP_ATTR, scope):
                 out = _whole(logs, rows, _handles(_metric_variables(model)))
                 with self._applying(batch):
                     collecting.apply()

@@ -1,0 +1,39 @@
+"""The edges of one lane."""
+
+import tensorflow as tf
+
+from grappler_passes.dependencies import GraphIndex
+from tf_ooo.pipeline.ordering import order_lane
+from tf_ooo.pipeline.unrolled_tasks import Step
+from tf_ooo.schedule import Task
+
+DO, DW, NEXT = Task("dO", 0), Task("dW", 0), Task("F", 0, 1)
+
+
+def lane(sizes, fused=False):
+    """Edges of a lane whose dW has three results."""
+    with tf.Graph().as_default() as graph:
+        gradient = tf.compat.v1.placeholder("float32", (4, 4), name="in")
+        output_grad = tf.tanh(gradient, name="o")
+        for number in range(3):
+            tf.matmul(output_grad, output_grad, name=f"w{number}")
+        tf.tanh(gradient, name="f")
+    index = GraphIndex(graph.as_graph_def())
+    step = Step(graph.as_graph_def(), index, [], 2, None, {}, frozenset())
+    ops = {DO: [index.index["o"]], NEXT: [index.index["f"]]}
+    ops[DW] = [index.index[f"w{number}"] for number in range(3)]
+    reach = index.ancestor_bits(index.order, {})
+    return order_lane(step, [DO, DW, NEXT], ops, reach, "lane", fused, sizes)
+
+
+def between_results(order):
+    return [{a, b} for a, b in order.edges if a[0] == b[0] == "w"]
+
+
+def test_large_gradients_of_a_task_are_computed_one_after_the_other():
+    mebibyte = 1024**2
+    large = {"w0": mebibyte, "w1": mebibyte - 1, "w2": 3 * mebibyte}
+    assert between_results(lane(large)) == [{"w0", "w2"}]
+    assert between_results(lane({})) == []
+    # Computed together with their dO they come one by one anyway.
+    assert between_results(lane(large, fused=True)) == []

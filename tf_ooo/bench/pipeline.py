@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -34,6 +35,8 @@ SHARE = 0.6
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the benchmark and writes its rows."""
     options = _parser().parse_args(arguments)
+    # Whoever ends it early leaves no workers and no CPU groups behind.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     if options.overhead:
         write(options.json, [_overhead(workload, options.quick) for workload in options.workload])
         return

@@ -139,8 +139,8 @@ class Driver(ConfinedCluster):
         ranks = TorchRanks(options.group, len(devices), microbatches) if options.torch else None
         try:
             theirs = {} if ranks is None else ranks.runs()
-            for run in theirs.values():
-                run.start()
+            for one in theirs.values():
+                one.start()
             times = self.rounds(runs | theirs, lambda run: [run.step_s()])
         finally:
             if ranks is not None:

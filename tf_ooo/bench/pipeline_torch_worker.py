@@ -85,7 +85,7 @@ def cut(layers: int, stages: int, stage: int) -> range:
 
 
 def _pipeline(torch: Any, options: argparse.Namespace, name: str) -> Callable[[], None]:
-    from torch.distributed import pipelining  # type: ignore[import-not-found]
+    from torch.distributed import pipelining
 
     rank, devices, microbatches = options.rank, options.devices, options.microbatches
     layers, count = _layers(torch), STAGES[name] * devices

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests import zoo
 from tf_ooo.data_parallel import agreement, shard, sync
 from tf_ooo.data_parallel.averaging import Averaging, optimizers_of
 from tf_ooo.data_parallel.engine import Engine, choose_engine
@@ -123,7 +124,7 @@ def test_logs_are_weighted_by_samples():
 def test_all_optimizers_are_found():
     inner = keras.optimizers.SGD(0.1)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile(keras.optimizers.LossScaleOptimizer(inner), "mse")
+    model.compile(zoo.loss_scaling()(inner), "mse")
     part = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     part.compile("adam", "mse")
     model.part, model.others = part, {"a": [keras.optimizers.Adam(0.1)]}
@@ -137,12 +138,13 @@ def test_all_optimizers_are_found():
 
 def test_apply_is_put_back_after_an_error():
     optimizer = keras.optimizers.SGD(0.1)
+    before = dict(vars(optimizer))
     averaging = Averaging(SingleEngine(), "Average", "none")
     with averaging.active([optimizer]):
-        assert "apply" in vars(optimizer)
+        assert vars(optimizer).keys() > before.keys()  # ``apply``, ``apply_gradients``
     with pytest.raises(KeyError), averaging.active([optimizer]):
         {}["missing"]
-    assert "apply" not in vars(optimizer)
+    assert vars(optimizer) == before
 
 
 def test_broadcast_keeps_shapes_and_types():

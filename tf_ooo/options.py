@@ -84,7 +84,10 @@ class Options:
             computing them again: ``"all"``, ``"backward"``, ``"cost"`` (as costs say) or ``"none"``; auto:
             cost, and with ``schedule="auto"`` what is measured to be fastest.
         gains: jit_compile=True: file of a :class:`tf_ooo.xla.gains.GainTable`, seconds saved by running a dW
-            beside a part of the main stream; None: ``schedule="auto"`` calculates them.
+            beside a part of the main stream; None: they are measured, or calculated.
+        measure_gains_s: jit_compile=True, schedules ``"auto"`` and ``"multi_stream"``: seconds for measuring
+            gains before the first step, into ``report.gains``; 0: they are calculated; None: 60 on a CUDA
+            GPU, else 0.
         side_updates: jit_compile=True: what leads from a dW to one new tensor of the update (the weight of
             plain gradient descent, the velocity of momentum) runs on the side stream, too.
         any_platform: jit_compile=True: rewrite also where XLA has no streams, such as on a CPU.  The
@@ -135,6 +138,7 @@ class Options:
     side_updates: bool = False
     any_platform: bool = False
     gains: str | os.PathLike[str] | None = None
+    measure_gains_s: float | None = None
     weights: str = "stash"
     drain_steps: int | None = None
     rate_warmup_steps: int | None = None
@@ -165,11 +169,25 @@ class Options:
         _check_path("timeline", self.timeline)
         _check_path("dump_dir", self.dump_dir)
         _check_path("gains", self.gains)
+        self._check_measuring()
         _check_int("streams", self.streams, least=1, optional=False)
         for name in ("strict", "any_platform", "side_updates"):
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise OptionsError(f"{name}={value!r} is not accepted; accepted: True, False")
+
+    def _check_measuring(self) -> None:
+        seconds = self.measure_gains_s
+        if seconds is None:
+            return
+        number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+        if not number or not 0 <= seconds < float("inf"):
+            raise OptionsError(
+                f"measure_gains_s={seconds!r} is not accepted; accepted: None or seconds from 0"
+            )
+        if seconds and self.gains is not None:
+            file = os.fspath(self.gains)
+            raise OptionsError(f"measure_gains_s={seconds!r}: gains={file!r} is a table already")
 
     def _check_pipeline(self) -> None:
         _check_int("microbatches", self.microbatches, least=1, optional=False)

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from tf_ooo.costs.table import CostTable
     from tf_ooo.planner import RewriteResult
     from tf_ooo.step_times import Comparison
+    from tf_ooo.xla.gains import GainTable
 
-_LEFT_OUT = ("rewritten_graph", "planned", "costs")
+_LEFT_OUT = ("rewritten_graph", "planned", "costs", "gains")
 
 
 @dataclass
@@ -39,6 +40,7 @@ class Report:
         predicted_step_s: seconds if all ops ran one after the other, as measured in one step; None until
             then.  Where TensorFlow runs ops side by side the step takes less.
         costs: seconds of each op and costs of each layer, to save and plan with; None until measured.
+        gains: jit_compile=True: the :class:`tf_ooo.xla.gains.GainTable` that was measured, to save and edit.
         stock_step_s, measured_step_s: median seconds of the timed stock and rewritten steps.
         step_noise_s: median distance of a timed step from its median, the larger of the two orders'.
         stock_predicted_peak_bytes: the same for the order that TensorFlow would choose; with a limit only.
@@ -72,6 +74,7 @@ class Report:
     mixed: dict[str, str] = field(default_factory=dict)
     predicted_step_s: float | None = None
     costs: CostTable | None = None
+    gains: GainTable | None = None
     stock_step_s: float | None = None
     measured_step_s: float | None = None
     step_noise_s: float | None = None
@@ -194,7 +197,7 @@ class Report:
         return "\n".join(f"{what:<{width}}  {value}" for what, value in rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as JSON types; the schedule as text; the rewritten graph and the costs are left out."""
+        """All fields as JSON types; the schedule as text; graph, costs and gains are left out."""
         values = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _LEFT_OUT}
         values["planned"] = None if self.planned is None else self.planned.to_text()
         copy: dict[str, Any] = json.loads(json.dumps(values))

@@ -107,10 +107,15 @@ class FitSession:
 
 
 def save_timeline(report: Report, folder: Any, prefix: str = "") -> tuple[Path, Path] | None:
-    """Writes ``report.html`` and ``trace.json``; a folder that cannot be written is logged, not raised."""
+    """Writes ``report.html``, ``trace.json`` and measured gains.
+
+    A folder that cannot be written is logged, not raised.
+    """
     try:
         page = report.save_html(Path(folder) / f"{prefix}report.html")
         trace = report.save_trace(Path(folder) / f"{prefix}trace.json")
+        if report.gains is not None:
+            report.gains.save(Path(folder) / f"{prefix}gains.json")
     except OSError as error:
         _LOG.warning("the report was not written: %s", error)
         return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from keras import layers
 
 from tests.gpu.hlo_compiler import compiled, why_not
 from tf_ooo.options import Options
+from tf_ooo.schedulers.capture import LEAST_RUN
 from tf_ooo.xla import hlo_order
 from tf_ooo.xla.captured import CompiledModule
 from tf_ooo.xla.choice import CONCURRENT, CONCURRENT_FLAGS
@@ -117,6 +120,19 @@ def test_what_leaves_the_cuda_graphs_is_said():
     assert ours.on_side_streams >= 4
     assert 0 < ours.share_in_graphs < 1
     assert ours.total_bytes >= stock.total_bytes
+
+
+def test_runs_between_calls_are_captured_if_they_are_long_enough():
+    """What the joint schedule counts: five kernels make a graph, two or three do not, unless XLA is told so."""
+    way = ways(Options(schedule="multi_stream", any_platform=True))[0]
+    _, dense_ours = compiled_step("dense", way)
+    shorter = dataclasses.replace(way, flags=(f"--xla_gpu_graph_min_graph_size={LEAST_RUN - 2}",))
+    _, dense_shorter = compiled_step("dense", shorter)
+    assert dense_ours.graphs == 2, "before the first call and behind the last"
+    assert dense_shorter.graphs == 3
+    assert dense_shorter.in_graphs == dense_ours.in_graphs + LEAST_RUN - 2
+    _, conv_ours = compiled_step("conv", way)
+    assert conv_ours.graphs == 3, "a run of six kernels stands between two calls"
 
 
 def test_updates_on_the_side_stream():

@@ -46,8 +46,9 @@ def stock_fit(build, optimizer):
     return model.get_weights(), history
 
 
+@functools.cache
 def differences(build, optimizer="momentum", **options):
-    """(largest difference of a weight, the callback)."""
+    """(largest difference of a weight, the callback); what is compiled once serves several tests."""
     stock, stock_history = stock_fit(build, optimizer)
     callback = tf_ooo.OOOBackprop(**{**ASKED, **options})
     ours, history = fitted(build, callback, optimizer=optimizer)
@@ -56,51 +57,64 @@ def differences(build, optimizer="momentum", **options):
     return max(float(np.abs(a.astype(float) - b).max(initial=0)) for a, b in pairs), callback
 
 
+class MixedModel(zoo.TiedModel):
+    """Tied, regularized and frozen weights in one model."""
+
+    def __init__(self):
+        super().__init__()
+        self.regular = layers.Dense(
+            7, activation="relu", kernel_regularizer="l2", bias_regularizer="l1", activity_regularizer="l2"
+        )
+        self.frozen = layers.Dense(8, activation="relu", trainable=False)
+
+    def call(self, x):
+        h = self.frozen(self.regular(self.hidden(self.embedding(x))))
+        return tf.reduce_mean(tf.matmul(h, self.embedding.embeddings, transpose_b=True), axis=1)
+
+
+def mixed():
+    return MixedModel(), *zoo.tied()[1:]
+
+
+def small():
+    return zoo.stack(zoo.features(7), layers.Dense(5, activation="relu"), layers.Dense(4, activation="tanh"))
+
+
 class TestNumbers:
-    @pytest.mark.parametrize("name", ["convolutions", "attention"])
-    def test_weights_are_those_of_the_stock_step(self, name):
-        difference, callback = differences(zoo.SMALL[name])
+    @pytest.mark.parametrize(("name", "streams"), [("convolutions", 2), ("attention", 1)])
+    def test_weights_are_those_of_the_stock_step(self, name, streams):
+        difference, callback = differences(zoo.SMALL[name], streams=streams)
         assert callback.report.moved_ops, callback.report.notes
         assert not callback.report.fell_back
         assert difference <= TOLERANCE
 
     @pytest.mark.slow
-    @pytest.mark.parametrize(
-        "name", ["unrolled_rnn", "lstm_gru", "residual", "tied", "regularized", "frozen_layer"]
-    )
-    def test_weights_of_more_networks(self, name):
-        difference, callback = differences(zoo.SMALL[name])
+    @pytest.mark.parametrize("build", [zoo.unrolled_rnn, zoo.lstm_gru, zoo.residual, mixed])
+    def test_weights_of_more_networks(self, build):
+        difference, callback = differences(build)
         assert callback.report.moved_ops, callback.report.notes
         assert difference <= TOLERANCE
 
     @pytest.mark.parametrize(
-        "optimizer",
-        ["global_clip_norm", pytest.param("adam", marks=pytest.mark.slow)],
+        ("optimizer", "store"),
+        [("global_clip_norm", "backward"), pytest.param("adam", "none", marks=pytest.mark.slow)],
     )
-    def test_optimizers(self, optimizer):
-        difference, _ = differences(zoo.mlp, optimizer)
+    def test_optimizers_streams_and_ways_to_store_activations(self, optimizer, store):
+        difference, callback = differences(zoo.mlp, optimizer, streams=2, store_activations=store)
         assert difference <= TOLERANCE
+        assert {stream for _, stream in callback.report.planned.lanes} == {0, 1, 2}
 
     @pytest.mark.slow
     def test_gradients_that_are_accumulated_stay_in_the_stock_step(self):
         # They are read inside a conditional, which XLA gets as a whole.
         with pytest.raises(tf_ooo.GraphError, match="no weight gradient can run on a stream"):
-            fitted(zoo.mlp, tf_ooo.OOOBackprop(**ASKED), epochs=1, optimizer="accumulation")
-
-    @pytest.mark.parametrize("store", ["backward", pytest.param("none", marks=pytest.mark.slow)])
-    def test_several_streams_and_ways_to_store_activations(self, store):
-        difference, callback = differences(zoo.mlp, streams=2, store_activations=store)
-        assert difference <= TOLERANCE
-        assert {stream for _, stream in callback.report.planned.lanes} == {0, 1, 2}
+            fitted(small, tf_ooo.OOOBackprop(**ASKED), epochs=1, optimizer="accumulation")
 
     def test_a_function(self):
         weights = []
         for decorate in (tf.function(jit_compile=True), tf_ooo.function(jit_compile=True, **ASKED)):
-            keras.utils.set_random_seed(1)
-            model, x, y = zoo.mlp()
-            optimizer = keras.optimizers.SGD(0.1)
-            optimizer.build(model.trainable_variables)
-            step = decorate(_step_of(model, optimizer))
+            model, plain, x, y = _plain_step()
+            step = decorate(plain)
             for size in (4, 4, 3):
                 out = step(x[:size], y=y[:size])
             assert out["none"] is None
@@ -127,8 +141,7 @@ def _step_of(model, optimizer):
 def _plain_step(optimizer=None):
     """An MLP, a step of it, and a batch."""
     keras.utils.set_random_seed(1)
-    x = zoo.features(7)
-    model, x, y = zoo.stack(x, layers.Dense(5, activation="relu"), layers.Dense(4, activation="tanh"))
+    model, x, y = small()
     optimizer = optimizer or keras.optimizers.SGD(0.1)
     optimizer.build(model.trainable_variables)
     return model, _step_of(model, optimizer), x, y
@@ -187,8 +200,7 @@ class TestSeveralSteps:
 
 class TestHlo:
     def test_calls_keep_their_streams_through_optimization(self):
-        callback = tf_ooo.OOOBackprop(**ASKED, streams=2)
-        fitted(zoo.convolutions, callback, epochs=1)
+        _, callback = differences(zoo.convolutions, streams=2)
         step = callback._session.controller.rewritten.step
         for compiled in step._made.values():
             wanted = [call.stream for call in compiled.made.calls]
@@ -203,13 +215,43 @@ class TestHlo:
 class TestFallback:
     def test_without_streams_the_stock_step_runs(self):
         callback = tf_ooo.OOOBackprop()
-        fitted(zoo.mlp, callback, epochs=1)
+        fitted(zoo.one_layer, callback, epochs=1)
         assert "compiles for CPU" in callback.report.fallback_reason
+
+    @pytest.mark.parametrize(
+        ("broken", "said"),
+        [("version", "TensorFlow 2.18.1: its XLA inlines calls"), ("op", "has no xla_optimization_barrier")],
+    )
+    def test_a_tensorflow_that_lacks_what_is_needed(self, monkeypatch, broken, said):
+        """As an older one says, and as one without the op; the stock step trains."""
+        from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+
+        if broken == "version":
+            monkeypatch.setattr(tf, "__version__", "2.18.1")
+        else:
+            monkeypatch.delattr(gen_xla_ops, "xla_optimization_barrier")
+        _, plain, x, y = _plain_step()
+        step = tf_ooo.function(plain, jit_compile=True, any_platform=True)
+        assert float(step(tf.constant(x), tf.constant(y))["loss"]) > 0
+        assert step.report.fell_back
+        assert said in step.report.fallback_reason
+
+    def test_an_op_that_xla_knows_nothing_of(self):
+        """The user's own compiled step cannot run either: the error is TensorFlow's and names the op."""
+        _, plain, x, y = _plain_step()
+
+        def step(x, y):
+            return plain(tf.ensure_shape(tf.numpy_function(np.asarray, [x], tf.float32), x.shape), y)
+
+        for options in ({"schedule": "multi_stream"}, {}):
+            ours = tf_ooo.function(step, jit_compile=True, any_platform=True, **options)
+            with pytest.raises(tf.errors.InvalidArgumentError, match="PyFunc"):
+                ours(tf.constant(x), tf.constant(y))
 
     def test_named_orders_are_those_of_the_graph_executor(self):
         with pytest.raises(OptionsError, match="orders the graph executor"):
-            fitted(zoo.mlp, tf_ooo.OOOBackprop(schedule="in_order", strict=True), epochs=1)
-        model, x, y = zoo.compiled(zoo.mlp)
+            fitted(zoo.one_layer, tf_ooo.OOOBackprop(schedule="in_order", strict=True), epochs=1)
+        model, x, y = zoo.compiled(zoo.one_layer)
         callback = tf_ooo.OOOBackprop(schedule="multi_stream", strict=True)
         with pytest.raises(GraphError, match="needs jit_compile=True"):
             model.fit(x, y, callbacks=[callback], verbose=0)
@@ -274,7 +316,7 @@ class TestFallback:
     def test_auto_compares_and_keeps_one(self):
         """Stock, stock with XLA's own concurrency, and ours; of each the report says what XLA made of it."""
         callback = tf_ooo.OOOBackprop(any_platform=True, profile_steps=1)
-        fitted(zoo.mlp, callback, epochs=11)
+        fitted(small, callback, epochs=11)
         report = callback.report
         assert not report.undecided
         assert report.stock_step_s is not None
@@ -292,7 +334,7 @@ class TestFallback:
 
         made = [way for way in ways(Options(any_platform=True)) if way.name in ("rewritten", JOINT)]
         made[1] = dataclasses.replace(made[1], rewrite=broken)
-        monkeypatch.setattr(controller, "ways", lambda options, steps: made)
+        monkeypatch.setattr(controller, "ways", lambda options, steps, session: made)
         _, plain, x, y = _plain_step()
         step = tf_ooo.function(plain, jit_compile=True, any_platform=True, profile_steps=1)
         for _ in range(6):

@@ -12,8 +12,9 @@ from click.testing import CliRunner
 from tf_ooo.cli import main
 from tf_ooo.costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
-from tf_ooo.schedule import Schedule
+from tf_ooo.schedule import Schedule, Task
 from tf_ooo.schedulers import POLICIES
+from tf_ooo.xla.gains import GainTable
 
 LAYERS = tuple(
     LayerCosts(1e-3 * (1 + i % 3), 2e-3, 1e-3, 1e-4, 3e6, 1e6, 1e5, name=f"block {i}") for i in range(8)
@@ -41,6 +42,18 @@ def test_the_table_names_all_and_the_chosen(costs, tmp_path):
     schedule = Schedule.from_text(out.read_text())
     assert schedule.microbatches == 4
     assert f"wrote {out}" in result.output
+
+
+def test_gains_of_a_file_decide(costs, tmp_path):
+    gains = GainTable({("dO:2", 5): 1e-3}).save(tmp_path / "gains.json")
+    out = tmp_path / "s.txt"
+    result = _run("plan", costs, "--schedule", "multi_stream", "--gains", gains, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert Task("dW", 5) in Schedule.from_text(out.read_text()).lanes[0, 1]
+    gains.write_text("{}")
+    result = _run("plan", costs, "--schedule", "multi_stream", "--gains", gains)
+    assert result.exit_code != 0
+    assert "version must be 1" in result.output
 
 
 def test_json_and_files(costs, tmp_path):

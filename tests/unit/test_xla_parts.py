@@ -9,6 +9,7 @@ from tf_ooo.options import Options
 from tf_ooo.schedule import Schedule, Task, TaskList
 from tf_ooo.xla import hlo_order, plans
 from tf_ooo.xla.gains import GainTable
+from tf_ooo.xla.measuring import in_order
 
 SCHEDULED = """HloModule m, is_scheduled=true
 
@@ -51,6 +52,30 @@ class TestGains:
     def test_saved_and_loaded(self, tmp_path):
         table = GainTable({("dO:2", 3): 1e-5, ("F:0", 1): -2e-6}, "a GPU", ("edited",))
         assert GainTable.load(table.save(tmp_path / "gains.json")) == table
+
+    def test_what_was_measured_beside_the_gains(self, tmp_path):
+        table = GainTable(
+            {("dO:2", 3): 1e-5, ("F:0", 1): 2e-6}, alone_s={"dW:3": 1e-4, "F:0": 0.0},
+            calculated=frozenset({("F:0", 1)}), launch_s=2e-6,
+        )  # fmt: skip
+        text = table.save(tmp_path / "gains.json").read_text()
+        assert text.count('"measured": false') == 1
+        assert GainTable.load(tmp_path / "gains.json") == table
+
+    @pytest.mark.parametrize(
+        ("more", "said"),
+        [({"alone_s": {"U:1": 1.0}}, "alone_s must name"), ({"alone_s": {"dW:1": -1.0}}, "alone_s of dW:1"),
+         ({"launch_s": float("nan")}, "launch_s"), ({"launch_s": True}, "launch_s")],
+    )  # fmt: skip
+    def test_wrong_measurements(self, more, said):
+        with pytest.raises(CostError, match=said):
+            GainTable({}, **more)
+
+    def test_the_best_pair_of_each_dw_is_measured_first(self):
+        calculated = {("dO:1", 2): 3.0, ("dO:0", 2): 2.5, ("dO:0", 1): 1.0, ("F:0", 1): 2.0, ("F:0", 2): 2.5}
+        assert in_order(calculated) == [
+            ("dO:1", 2), ("F:0", 1), ("F:0", 2), ("dO:0", 1), ("dO:0", 2),
+        ]  # fmt: skip
 
     @pytest.mark.parametrize(
         ("key", "saved_s", "said"),
@@ -106,7 +131,16 @@ class TestPlans:
 
 class TestOptions:
     @pytest.mark.parametrize(
-        "wrong", [{"streams": 0}, {"any_platform": 1}, {"store_activations": "some"}, {"gains": 3}]
+        "wrong",
+        [
+            {"streams": 0},
+            {"any_platform": 1},
+            {"store_activations": "some"},
+            {"gains": 3},
+            {"measure_gains_s": -1},
+            {"measure_gains_s": True},
+            {"measure_gains_s": 3, "gains": "g.json"},
+        ],
     )
     def test_are_checked(self, wrong):
         with pytest.raises(OptionsError, match=next(iter(wrong))):

@@ -17,9 +17,12 @@ from tf_ooo.bench.single_data import batches
 from tf_ooo.bench.single_networks import CLASSES, build
 from tf_ooo.xla import plans
 from tf_ooo.xla.captured import CompiledModule, watched
+from tf_ooo.xla.launches import capture_like
+from tf_ooo.xla.measuring import MeasuredGains
 
 Step = Callable[[], Any]
 
+MEASURED = "joint, measured gains"
 # name -> (plan, side streams, who reads stored activations)
 OURS: Mapping[str, tuple[Any, int, str]] = {
     "early": (plans.every_layer, 1, "cost"),
@@ -29,7 +32,9 @@ OURS: Mapping[str, tuple[Any, int, str]] = {
     "early, updates aside": (plans.every_layer, 1, "cost"),
     "early, no barriers on activations": (plans.every_layer, 1, "none"),
     "joint": (plans.joint, 1, "cost"),
+    MEASURED: (plans.joint, 1, "cost"),
 }
+MEASURE_S = 60.0
 BASE = ("xla", "no xla", "early", "joint")
 
 
@@ -107,7 +112,7 @@ def make(
             continue
         try:
             with watched() as watch:
-                steps[name], said[name] = _step(name, model, source)
+                steps[name], said[name] = _step(name, model, source, modules.get("xla"), end_s)
                 _wait(steps[name]())
             _wait(steps[name]())
             if watch.found is not None and name != "no xla":
@@ -119,7 +124,9 @@ def make(
     return steps, said, modules
 
 
-def _step(name: str, model: Any, source: Iterator[Any]) -> tuple[Step, str]:
+def _step(
+    name: str, model: Any, source: Iterator[Any], stock: CompiledModule | None, end_s: float
+) -> tuple[Step, str]:
     import tensorflow as tf
 
     from tf_ooo.options import Options
@@ -131,6 +138,12 @@ def _step(name: str, model: Any, source: Iterator[Any]) -> tuple[Step, str]:
         function = tf.function(model.train_step, jit_compile=name != "no xla", autograph=False)
         return lambda: function(next(source)), ""
     plan, streams, store = OURS[name]
+    notes: list[str] = []
+    if plan is plans.joint:
+        plan = functools.partial(plan, capture=capture_like(lambda: stock))
+    if name == MEASURED:
+        budget_s = max(1.0, min(MEASURE_S, (end_s - time.monotonic()) / 2))
+        plan = functools.partial(plan, gains=MeasuredGains(budget_s, lambda table: notes.extend(table.notes)))
     rewriter = default_rewriter(functools.partial(plan, streams=streams), store, name.endswith("aside"))
     session = StreamSession(Options(schedule="multi_stream", any_platform=True))
     step = StreamStep(model.train_step, model.train_step, session, Way(rewriter))
@@ -138,7 +151,7 @@ def _step(name: str, model: Any, source: Iterator[Any]) -> tuple[Step, str]:
     made = compiled.made
     assert isinstance(made, StreamRewrite)  # for mypy: default_rewriter makes them
     said = f"{len(made.calls)} calls, {made.barriers} barriers, planned in {made.plan_seconds:.1f} s"
-    return lambda: compiled((next(source),), {}), said
+    return lambda: compiled((next(source),), {}), "; ".join((said, *notes))
 
 
 def run(step: Step, count: int) -> dict[str, Any]:

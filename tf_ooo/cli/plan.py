@@ -31,6 +31,7 @@ from tf_ooo.planning import plan as plan_schedule
 from tf_ooo.schedule import Schedule
 from tf_ooo.schedulers import POLICIES, Problem
 from tf_ooo.simulator import simulate
+from tf_ooo.xla.gains import GainTable
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _MODES = ("single_device", "data_parallel", "pipeline", "layerpipe")
@@ -63,6 +64,11 @@ _SEVERAL_STEPS = 3
     help="Of the schedule, such as group=2; can be repeated.",
 )
 @click.option(
+    "--gains",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Measured gains of dW beside the main stream (JSON), for multi_stream and search.",
+)
+@click.option(
     "--batch",
     type=click.IntRange(1),
     default=32,
@@ -79,11 +85,15 @@ _SEVERAL_STEPS = 3
 @picture_options
 def plan(
     source: Path, devices: int, microbatches: int, link: Link | None, memory: int | None, schedule: str,
-    mode: str | None, options: tuple[str, ...], batch: int, device: str | None, measure: bool, **wanted: Any,
+    mode: str | None, options: tuple[str, ...], gains: Path | None, batch: int, device: str | None,
+    measure: bool, **wanted: Any,
 ) -> None:  # fmt: skip
     """Compare schedules for the COSTS of layers (JSON), or for a saved Keras MODEL."""
     table = _table(source, link, batch, device, measure)
-    problem = Problem(table.layers, devices, microbatches, table.link, memory, policy_options(options))
+    given = policy_options(options)
+    if gains is not None:
+        given["gains"] = dict(GainTable.load(gains).saved_s)
+    problem = Problem(table.layers, devices, microbatches, table.link, memory, given)
     check_problem(problem)
     found = _compare(problem, schedule, mode)
     console = Console(soft_wrap=True)

@@ -129,6 +129,7 @@ def elementwise(elements: float, passes: float, element_bytes: int) -> Work:
 # thread; it is hidden where kernels are longer or are replayed from a CUDA graph (then set it near 1 us:
 # dataclasses.replace(device, launch_s=1e-6)).
 _LAUNCH_S = 5e-6
+GRAPH_LAUNCH_S = 1e-6
 
 DEVICES: dict[str, DeviceModel] = {
     device.name: device

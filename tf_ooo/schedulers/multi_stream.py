@@ -10,23 +10,28 @@ Gains come from a table of measurements (option ``gains``), or from ``LayerCosts
 kernels that need shares a and b of the device take ``max(1, a + b)`` times as long side by side, which
 saves ``2 - max(1, a + b)`` of each overlapped second.  Where costs have no occupancy, streams are
 assumed not to slow each other down, as in the simulator: such a prediction is an upper bound.
+
+What a dW keeps out of CUDA graphs (option ``capture``) is taken off its gain, and added to the simulated
+step.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tf_ooo.errors import OptionsError
 from tf_ooo.schedule import Schedule
+from tf_ooo.schedulers.capture import Capture, Runs
 from tf_ooo.schedulers.common import peak_bytes, within_memory
 from tf_ooo.schedulers.problem import Problem
 from tf_ooo.schedulers.regions import MainStream, Region, own, read, schedule
 from tf_ooo.simulator import simulate
 
 NAME = "multi_stream"
-OPTIONS = ("gains", "placement")
+OPTIONS = ("gains", "placement", "capture")
 # Of two regions that gain nearly the same the earlier one: less memory, and less that may go wrong.
 _PER_REGION_OF_DELAY = 1e-4
 _LEAST_GAIN = 1e-3
@@ -38,7 +43,8 @@ def make(problem: Problem) -> Schedule:
     """The fastest of the greedy filling, all dW at once on the sub stream, and the stock order.
 
     Options: ``gains``, ``{(region, layer): seconds}`` with regions as text, ``"dO:5"`` or ``"F:3"`` for
-    the next step's forward; ``placement``, a map ``{layer: "BWD j" | "FWD j" | "NO"}`` to use as it is.
+    the next step's forward; ``placement``, a map ``{layer: "BWD j" | "FWD j" | "NO"}`` to use as it is;
+    ``capture``, a :class:`~tf_ooo.schedulers.capture.Capture`.
     """
     check(problem)
     if "placement" in problem.options:
@@ -72,9 +78,17 @@ def best_placement(problem: Problem) -> Placed:
 
 
 def step_s(problem: Problem, placement: Placed) -> float:
-    """Simulated seconds of one step."""
+    """Simulated seconds of one step, and what its launches cost besides."""
     made = schedule(NAME, problem, placement)
-    return simulate(made, problem.layers, problem.link, steps=4 + made.steps_ahead).steady_step_s
+    capture = _capture_of(problem)
+    lost_s = 0.0 if capture is None else capture.lost_s(len(problem.layers), placement)
+    return lost_s + simulate(made, problem.layers, problem.link, steps=4 + made.steps_ahead).steady_step_s
+
+
+def calculated_gains(problem: Problem) -> dict[tuple[str, int], float]:
+    """``{(region, layer): seconds}`` of all pairs that gain by their layers' occupancy, each on its own."""
+    gains = _Gains(dataclasses.replace(problem, options={}))
+    return {(str(gains.stream.regions[place]), layer): gain for gain, place, layer in gains.all_pairs()}
 
 
 def fill(problem: Problem) -> Placed:
@@ -112,6 +126,8 @@ class _Gains:
         self.share = [(c.occupancy or (0, 0, 0))[1 if back else 0] for c, back in pairs]
         self.free_s = list(self.length_s)
         self.table = _checked(problem.options.get("gains"), self.stream)
+        capture = _capture_of(problem)
+        self.runs = None if capture is None else Runs(capture, len(problem.layers))
 
     def all_pairs(self) -> Iterator[tuple[float, int, int]]:
         """(gain, place, layer) of all pairs that gain anything."""
@@ -130,21 +146,35 @@ class _Gains:
         if self.free_s[place] <= 0:
             return 0.0
         delay = place - self.stream.allowed(layer).start
-        if self.table is not None:
-            length_s = self.length_s[place]
-            left = self.free_s[place] / length_s if length_s else 0.0
-            saved_s = self.table.get((str(self.stream.regions[place]), layer), 0.0) * left
-        else:
-            own_share = (self.layers[layer].occupancy or (0, 0, 0))[2]
-            saved_s = sum(
-                used_s * (2 - max(1.0, self.share[at] + own_share)) for at, used_s in self._used(place, layer)
+        saved_s = self._calculated_s(place, layer) if self.table is None else self._measured_s(place, layer)
+        saved_s *= (1 - _PER_REGION_OF_DELAY) ** delay
+        return saved_s if self.runs is None else saved_s - self.runs.of(place, layer)
+
+    def _calculated_s(self, place: int, layer: int) -> float:
+        own_share = (self.layers[layer].occupancy or (0, 0, 0))[2]
+        used = self._used(place, layer)
+        return sum(used_s * (2 - max(1.0, self.share[at] + own_share)) for at, used_s in used)
+
+    def _measured_s(self, place: int, layer: int) -> float:
+        """What was measured side by side, for as much of it as there is room for."""
+        assert self.table is not None  # for mypy: only asked for then
+        whole_s = self.layers[layer].weight_grad_s
+        if not whole_s:  # nothing is known of it but the table
+            return self.table.get((str(self.stream.regions[place]), layer), 0.0) * (
+                self.free_s[place] / self.length_s[place]
             )
-        return saved_s * (1 - _PER_REGION_OF_DELAY) ** delay
+        return sum(
+            self.table.get((str(self.stream.regions[at]), layer), 0.0)
+            * (used_s / min(whole_s, self.length_s[at]))
+            for at, used_s in self._used(place, layer)
+        )
 
     def take(self, place: int, layer: int) -> None:
         """The dW is placed there."""
         for at, used_s in self._used(place, layer):
             self.free_s[at] -= used_s
+        if self.runs is not None:
+            self.runs.take(place, layer)
 
     def _used(self, place: int, layer: int) -> Iterator[tuple[int, float]]:
         left_s = self.layers[layer].weight_grad_s
@@ -155,6 +185,13 @@ class _Gains:
             left_s -= used_s
             if left_s <= 0:
                 return
+
+
+def _capture_of(problem: Problem) -> Capture | None:
+    capture = problem.options.get("capture")
+    if capture is not None and not isinstance(capture, Capture):
+        raise OptionsError(f"capture must be a Capture, got {capture!r:.60}")
+    return capture
 
 
 def _checked(gains: Any, stream: MainStream) -> Mapping[tuple[str, int], float] | None:

@@ -21,7 +21,9 @@ from tf_ooo.schedulers.search_order import Effort, Found, OrderSearch, starts
 from tf_ooo.schedulers.step_model import Shares, StepModel
 from tf_ooo.simulator import simulate
 
-OPTIONS = ("budget_s", "evaluations", "seed", "progress", "communication", "slice_bytes", "gains")
+OPTIONS = (
+    "budget_s", "evaluations", "seed", "progress", "communication", "slice_bytes", "gains", "capture",
+)  # fmt: skip
 _EVALUATIONS, _LEAST_EVALUATIONS, _LAYER_EVALUATIONS = 4000, 400, 60_000
 _STREAM_EVALUATIONS, _STREAM_LAYERS = 150, 3000
 _MOST_SLICES = 64

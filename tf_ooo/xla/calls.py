@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from grappler_passes.graph import OpKind, TrainingGraph
 from tf_ooo.costs.from_graph import forward_layers
@@ -22,6 +23,23 @@ class Parts:
     graph: TrainingGraph
     tasks: TaskOps
     regions: Mapping[int, list[Region]]
+
+
+@dataclass(frozen=True)
+class StepToPlan:
+    """What a plan is made from: the first of the graph's steps.
+
+    ``lowered`` is that step's flat graph with loops lowered and static shapes.
+    """
+
+    step: FlatStep
+    parts: Parts
+    lowered: Any
+
+    @property
+    def movable(self) -> frozenset[int]:
+        """The layers whose dW can leave the main stream."""
+        return frozenset(self.parts.regions)
 
 
 def make_calls(step: FlatStep, steps: Sequence[Parts], schedule: Schedule) -> list[list[Call]]:

@@ -94,6 +94,7 @@ class CompiledController(StepController):
         report.compiled = {
             name: {**module.to_dict(), "text": module.text()} for name, module in modules.items()
         }
+        report.gains = self.session.gains
         said = [*self.session.said, *(f"{way}: left out: {why}" for way, why in self._left_out.items())]
         report.notes += [note for note in said if note not in report.notes]
         ours = modules.get(self.choice or REWRITTEN) or modules.get(REWRITTEN)

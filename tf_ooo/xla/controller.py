@@ -12,16 +12,21 @@ from tf_ooo.data_parallel.unrolled import steps_together
 from tf_ooo.errors import GraphError, OptionsError
 from tf_ooo.options import COMPILED_SCHEDULES, Options
 from tf_ooo.report import Report
+from tf_ooo.step_times import STOCK
 from tf_ooo.xla import compat, plans
 from tf_ooo.xla.choice import CONCURRENT, CONCURRENT_FLAGS, CompiledController
 from tf_ooo.xla.fit import FitSteps
 from tf_ooo.xla.gains import GainTable
+from tf_ooo.xla.launches import capture_like
+from tf_ooo.xla.measuring import MeasuredGains
 from tf_ooo.xla.rewrite import unchanged
 from tf_ooo.xla.session import StreamSession
 from tf_ooo.xla.step import StreamStep, Way, default_rewriter
 
 # Steps of one compiled function, where ``unroll`` does not say.
 _TOGETHER = 8
+# Seconds for measuring gains on a GPU, where ``measure_gains_s`` does not say.
+_MEASURE_S = 60.0
 # What auto measures beside "rewritten", which moves every dW as early as it can.
 JOINT = "joint schedule"
 DELAYED = "several steps in one function, dW beside the next forward pass"
@@ -71,7 +76,7 @@ def _controller(
 ) -> StepController:
     _check(options)
     session = StreamSession(options)
-    made = {way.name: make(session, way) for way in ways(options, steps)}
+    made = {way.name: make(session, way) for way in ways(options, steps, session)}
     if CONCURRENT not in made and _compares(options):
         session.said.append(f"{CONCURRENT}: not compared: {_why_not_concurrent()}")
     return CompiledController(stock, made, session, options, report, on_decided)
@@ -103,17 +108,33 @@ def _why_not_concurrent() -> str | None:
     return None if fixed is None else f"{fixed}; start Python with XLA_FLAGS={' '.join(CONCURRENT_FLAGS)!r}"
 
 
-def ways(options: Options, steps: int = 1) -> list[Way]:
+def _gains(options: Options, session: StreamSession | None) -> GainTable | MeasuredGains | None:
+    """The table of a file, or what measures one; None: gains are calculated."""
+    if options.gains is not None:
+        return GainTable.load(options.gains)
+    budget_s = options.measure_gains_s
+    if budget_s is None:
+        budget_s = _MEASURE_S if compat.platform() == "CUDA" else 0.0
+    return MeasuredGains(budget_s, None if session is None else session.measured) if budget_s else None
+
+
+def ways(options: Options, steps: int = 1, session: StreamSession | None = None) -> list[Way]:
     """The ways to compile a step that are compared; the first is REWRITTEN.
 
-    ``steps``: so many steps go into one function for the way DELAYED, or for the one that is asked for.
+    Args:
+        options: what the user asked for.
+        steps: so many steps go into one function for the way DELAYED, or for the one that is asked for.
+        session: is told of measured gains, and knows what XLA made of the stock step.
     """
     early = functools.partial(plans.every_layer, streams=options.streams)
-    table = None if options.gains is None else GainTable.load(options.gains).saved_s
-    limit_bytes = options.memory_limit_bytes
+    table = _gains(options, session)
+    capture = None
+    if compat.platform() == "CUDA":
+        capture = capture_like(lambda: None if session is None else session.modules.get(STOCK))
     joint = functools.partial(
-        plans.joint, streams=options.streams, gains=table, memory_limit_bytes=limit_bytes
-    )
+        plans.joint, streams=options.streams, gains=table, capture=capture,
+        memory_limit_bytes=options.memory_limit_bytes, must_gain=_compares(options),
+    )  # fmt: skip
     delayed = functools.partial(joint, delay=True)
     auto_store = options.store_activations == "auto"
     store = "cost" if auto_store else options.store_activations

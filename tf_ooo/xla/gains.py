@@ -15,6 +15,8 @@ from tf_ooo.errors import CostError
 
 VERSION = 1
 _REGION = re.compile(r"(dO|F):(0|[1-9]\d{0,5})", re.ASCII)
+_TASK = re.compile(r"(dO|F|dW):(0|[1-9]\d{0,5})", re.ASCII)
+_ROW = frozenset({"region", "layer", "saved_s"})
 
 Gains = Mapping[tuple[str, int], float]
 
@@ -28,6 +30,9 @@ class GainTable:
             forward.  Negative where the two slow each other down.
         device: what was measured, in words.
         notes: what else a reader should know.
+        alone_s: ``{"dW:4": seconds}``, what parts of the step take with nothing beside them, where measured.
+        calculated: the pairs of ``saved_s`` that were not measured.
+        launch_s: seconds that a kernel takes longer outside of CUDA graphs; None: not measured.
 
     Raises:
         CostError: a region that is none, or seconds that are no number.
@@ -36,8 +41,17 @@ class GainTable:
     saved_s: Gains
     device: str = ""
     notes: tuple[str, ...] = field(default=())
+    alone_s: Mapping[str, float] = field(default_factory=dict)
+    calculated: frozenset[tuple[str, int]] = frozenset()
+    launch_s: float | None = None
 
     def __post_init__(self) -> None:
+        for task, seconds in self.alone_s.items():
+            if not isinstance(task, str) or not _TASK.fullmatch(task):
+                raise CostError(f"gains: alone_s must name 'dO:5', 'dW:5' or 'F:5', got {task!r}")
+            _check_s(f"alone_s of {task}", seconds)
+        if self.launch_s is not None:
+            _check_s("launch_s", self.launch_s)
         for (region, layer), saved_s in self.saved_s.items():
             if not isinstance(region, str) or not _REGION.fullmatch(region):
                 raise CostError(f"gains: region must be 'dO:5' or 'F:3', got {region!r}")
@@ -48,23 +62,35 @@ class GainTable:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the file, one pair a line; returns its path."""
-        rows = [
-            {"region": region, "layer": layer, "saved_s": saved_s}
-            for (region, layer), saved_s in sorted(self.saved_s.items())
-        ]
+        rows = [self._row(key) for key in sorted(self.saved_s)]
         lines = ",\n".join("  " + json.dumps(row) for row in rows)
-        head = {"version": VERSION, "device": self.device, "notes": list(self.notes)}
+        head: dict[str, Any] = {"version": VERSION, "device": self.device, "notes": list(self.notes)}
+        if self.launch_s is not None:
+            head["launch_s"] = self.launch_s
+        if self.alone_s:
+            head["alone_s"] = dict(self.alone_s)
         text = json.dumps(head)[:-1] + f', "gains": [\n{lines}\n]}}\n'
         target = Path(path)
         target.write_text(text, encoding="utf-8")
         return target
+
+    def _row(self, key: tuple[str, int]) -> dict[str, Any]:
+        row: dict[str, Any] = {"region": key[0], "layer": key[1], "saved_s": self.saved_s[key]}
+        return {**row, "measured": False} if key in self.calculated else row
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> GainTable:
         """Reads a file.  CostError names the file and what is wrong in it."""
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
-            return cls(_rows(content), str(content.get("device", "")), tuple(content.get("notes", ())))
+            saved_s, calculated = _rows(content)
+            alone_s = content.get("alone_s", {})
+            if not isinstance(alone_s, dict):
+                raise CostError("gains: alone_s: expected a map from tasks to seconds")
+            return cls(
+                saved_s, str(content.get("device", "")), tuple(content.get("notes", ())), alone_s, calculated,
+                content.get("launch_s"),
+            )  # fmt: skip
         except (OSError, UnicodeDecodeError) as error:
             raise CostError(f"{path}: cannot be read: {error}") from error
         except json.JSONDecodeError as error:
@@ -73,18 +99,28 @@ class GainTable:
             raise CostError(f"{path}: {error}") from error
 
 
-def _rows(content: Any) -> dict[tuple[str, int], float]:
+def _check_s(what: str, seconds: object) -> None:
+    number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not number or not 0 <= seconds < math.inf:  # type: ignore[operator]
+        raise CostError(f"gains: {what} must be finite seconds from 0, got {seconds!r}")
+
+
+def _rows(content: Any) -> tuple[dict[tuple[str, int], float], frozenset[tuple[str, int]]]:
+    """(seconds by pair, the pairs that are marked as not measured)."""
     if not isinstance(content, dict) or content.get("version") != VERSION:
         raise CostError(f"no table of gains: version must be {VERSION}")
     rows = content.get("gains")
     if not isinstance(rows, list):
         raise CostError("gains: expected a list")
     found: dict[tuple[str, int], float] = {}
+    calculated = set()
     for number, row in enumerate(rows):
-        if not isinstance(row, dict) or row.keys() != {"region", "layer", "saved_s"}:
+        if not isinstance(row, dict) or row.keys() - {"measured"} != _ROW:
             raise CostError(f"gains: entry {number} must have region, layer and saved_s, got {row!r:.80}")
         key = (row["region"], row["layer"])
         if key in found:
             raise CostError(f"gains: {key[0]} beside dW:{key[1]} is there twice")
         found[key] = row["saved_s"]
-    return found
+        if not row.get("measured", True):
+            calculated.add(key)
+    return found, frozenset(calculated)

@@ -56,23 +56,25 @@ def outline(
 
 def _add_call(editor: GraphEditor, step: FlatStep, call: Call, moved: Mapping[Port, Port]) -> None:
     region = call.region
-    given = [_info(step, port) for port in region.inputs]
-    made = [_info(step, port) for port in region.outputs]
+    given = [info_of(step, port) for port in region.inputs]
+    made = [info_of(step, port) for port in region.outputs]
     function = compat.unique_name(call.name)
-    editor.graph_def.library.function.append(_function(step, region, function, given))
+    editor.graph_def.library.function.append(function_of(step, region, function))
     inputs = [tensor(*moved.get(port, port)) for port in region.inputs]
     node = compat.call_node(call.name, call.stream, function, module_text(given, made), inputs, (given, made))
     editor.add(call.name, node.op, inputs).CopyFrom(node)
 
 
-def _info(step: FlatStep, port: Port) -> OutputInfo:
+def info_of(step: FlatStep, port: Port) -> OutputInfo:
+    """Dtype and shape of a tensor that enters or leaves a region."""
     info = step.info(port)
     assert info is not None  # for mypy: regions have static borders
     return info
 
 
-def _function(step: FlatStep, region: Region, name: str, given: Sequence[OutputInfo]) -> Any:
-    """The region as a FunctionDef; its inputs are named after the tensors that they are."""
+def function_of(step: FlatStep, region: Region, name: str) -> Any:
+    """The region as a FunctionDef: its inputs in, its outputs out."""
+    given = [info_of(step, port) for port in region.inputs]
     names = {port: f"input_{number}" for number, port in enumerate(region.inputs)}
     names |= {port: f"constant_{number}" for number, port in enumerate(region.constants)}
     nodes = type(step.graph_def)(versions=step.graph_def.versions)

@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from grappler_passes.graph import TrainingGraph
 from tf_ooo.costs.analytic import analytic_ops
 from tf_ooo.costs.devices import device
 from tf_ooo.costs.from_graph import graph_costs
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.costs.occupancy import with_occupancy
+from tf_ooo.errors import BackendError
 from tf_ooo.lowering import TaskOps
 from tf_ooo.schedule import Schedule, Task, TaskList
 from tf_ooo.schedulers import multi_stream
+from tf_ooo.schedulers.capture import Capture
 from tf_ooo.schedulers.problem import Problem
 from tf_ooo.schedulers.regions import SUB, own, schedule
-from tf_ooo.xla.gains import Gains
+from tf_ooo.xla.calls import StepToPlan
+from tf_ooo.xla.gains import GainTable
+from tf_ooo.xla.measuring import MeasuredGains
 
 MAIN = (0, 0)
 
 
-def every_layer(
-    graph: TrainingGraph, tasks: TaskOps, movable: Collection[int], graph_def: Any = None, *, streams: int = 1
-) -> Schedule:
+def every_layer(what: StepToPlan, *, streams: int = 1) -> Schedule:
     """Each dW that can be moved starts as soon as its dO is there, on the side streams in turn.
 
     The layer that backward reaches last stays on the main stream: nothing is left to run beside it.
     Needs no costs.
     """
-    del graph, graph_def
-    moved = {layer for layer in tasks.backward_layers if layer in movable} - set(tasks.backward_layers[-1:])
+    tasks = what.parts.tasks
+    moved = {layer for layer in tasks.backward_layers if layer in what.movable}
+    moved -= set(tasks.backward_layers[-1:])
     lanes: dict[tuple[int, int], list[Task]] = {MAIN: []}
     turn = 0
     for layer in tasks.backward_layers:
@@ -47,59 +49,94 @@ def every_layer(
 
 
 def joint(
-    graph: TrainingGraph,
-    tasks: TaskOps,
-    movable: Collection[int],
-    graph_def: Any,
+    what: StepToPlan,
     *,
     streams: int = 1,
-    gains: Gains | None = None,
+    gains: GainTable | MeasuredGains | None = None,
+    capture: Callable[[StepToPlan], Capture | None] | None = None,
     device_name: str = "h100",
     delay: bool = False,
     memory_limit_bytes: int | None = None,
+    must_gain: bool = False,
 ) -> Schedule:
     """Joint scheduling over regions: each dW into the region beside which it saves most.
 
     Args:
-        graph, tasks: the classified step.
-        movable: layers whose dW can leave the main stream.
-        graph_def: the step, flat, with static shapes.
+        what: the step.
         streams: side streams, taken in turn.
-        gains: measured seconds; None: calculated from the shapes, for ``device_name``.
-        device_name: a device that ``tf_ooo.costs`` knows.
+        gains: measured seconds, or what measures them; None: calculated from the shapes.
+        capture: what the step's kernels would lose outside of CUDA graphs; None: nothing.
+        device_name: a device that ``tf_ooo.costs`` knows, for what is calculated.
         delay: dW may wait for the next step's forward pass; the graph has several steps.
         memory_limit_bytes: what weights, activations and gradients may take, by the simulator's count.
+        must_gain: raise where every dW stays on the main stream.
 
     Raises:
         MemoryLimitError: even the stock order needs more.
         OptionsError: gains of regions or layers that the step does not have.
+        BackendError: with ``must_gain``.
     """
-    layers = layer_costs(graph, tasks, graph_def, device_name)
-    options = {} if gains is None else {"gains": dict(gains)}
-    problem = Problem(layers, memory_limit_bytes=memory_limit_bytes, options=options)
-    multi_stream.check(problem)
-    # Simulation knows no measured gains: what they say is taken as it is.
-    placement = multi_stream.best_placement(problem) if gains is None else multi_stream.fill(problem)
-    if gains is not None and memory_limit_bytes is not None:
-        placement = multi_stream.least_retreat(problem, placement)
+    layers = layer_costs(what, device_name)
+    table = gains(what, layers) if callable(gains) else gains
+    losses = None if capture is None else capture(what)
+    options: dict[str, Any] = {} if losses is None else {"capture": losses}
+    if table is not None:
+        layers = with_measured(layers, table)
+        options["gains"] = dict(table.saved_s)
+        if losses is not None:
+            launch_s = losses.launch_s if table.launch_s is None else table.launch_s
+            options["capture"] = dataclasses.replace(losses, launch_s=launch_s, own=not table.alone_s)
+    placement = _placement(Problem(layers, memory_limit_bytes=memory_limit_bytes, options=options))
     for layer, region in placement.items():
-        if layer not in movable or region is None:
+        if layer not in what.movable or region is None:
             placement[layer] = None
         elif region.kind == "F" and not delay:  # there is no next step: as early as it can be
             placement[layer] = own(layer)
-    made = schedule(multi_stream.NAME, problem, placement)
-    return dealt_out(only_of(made, tasks), streams)
+    if must_gain and not any(placement.values()):
+        raise BackendError("no dW saves time beside the main stream, all would stay on it")
+    made = schedule(multi_stream.NAME, Problem(layers), placement)
+    return dealt_out(only_of(made, what.parts.tasks), streams)
 
 
-def layer_costs(
-    graph: TrainingGraph, tasks: TaskOps, graph_def: Any, device_name: str
-) -> tuple[LayerCosts, ...]:
+def _placement(problem: Problem) -> multi_stream.Placed:
+    """Simulation knows no table of gains: what that says is taken as it is."""
+    multi_stream.check(problem)
+    if "gains" not in problem.options:
+        return multi_stream.best_placement(problem)
+    placement = multi_stream.fill(problem)
+    limited = problem.memory_limit_bytes is not None
+    return multi_stream.least_retreat(problem, placement) if limited else placement
+
+
+def layer_costs(what: StepToPlan, device_name: str) -> tuple[LayerCosts, ...]:
     """Calculated costs and shares of the device; what has no formula counts as nothing."""
-    model = device(device_name)
-    found = analytic_ops(graph_def, model)
-    seconds = {name: found.seconds.get(name, 0.0) for name in graph.ops}
-    layers = graph_costs(graph, seconds, tasks).layers
-    return with_occupancy(layers, graph, found.work, model, tasks)
+    model, parts = device(device_name), what.parts
+    found = analytic_ops(what.lowered, model)
+    seconds = {name: found.seconds.get(name, 0.0) for name in parts.graph.ops}
+    layers = graph_costs(parts.graph, seconds, parts.tasks).layers
+    return with_occupancy(layers, parts.graph, found.work, model, parts.tasks)
+
+
+_FIELDS = {"F": "forward_s", "dO": "output_grad_s", "dW": "weight_grad_s"}
+
+
+def with_measured(layers: Sequence[LayerCosts], table: GainTable) -> tuple[LayerCosts, ...]:
+    """The layers with the table's seconds; what it has not is scaled as the measured parts came out."""
+    measured = {_place_of(task): seconds for task, seconds in table.alone_s.items()}
+    measured = {key: seconds for key, seconds in measured.items() if key[0] < len(layers)}
+    calculated_s = sum(getattr(layers[layer], name) for layer, name in measured)
+    factor = sum(measured.values()) / calculated_s if calculated_s else 1.0
+    made = []
+    for number, layer in enumerate(layers):
+        seconds = {name: getattr(layer, name) * factor for name in (*_FIELDS.values(), "update_s")}
+        seconds |= {name: measured[number, name] for name in _FIELDS.values() if (number, name) in measured}
+        made.append(dataclasses.replace(layer, **seconds))
+    return tuple(made)
+
+
+def _place_of(task: str) -> tuple[int, str]:
+    kind, _, layer = task.partition(":")
+    return int(layer), _FIELDS[kind]
 
 
 def only_of(made: Schedule, tasks: TaskOps) -> Schedule:

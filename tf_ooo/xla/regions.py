@@ -171,10 +171,15 @@ def is_pure(step: FlatStep, name: str) -> bool:
 def _with_static_borders(step: FlatStep, chosen: set[str]) -> set[str]:
     """Without the ops that a tensor of unknown size enters or leaves, and what lies behind those."""
     while True:
-        bad = {n for n in chosen if any(not _is_static(step, port) for port in _touched(step, n))}
+        bad = {name for name in chosen if not has_static_borders(step, name)}
         if not bad:
             return chosen
         chosen = chosen - bad
+
+
+def has_static_borders(step: FlatStep, name: str) -> bool:
+    """Whether all tensors that an op reads and makes have sizes that are known."""
+    return all(_is_static(step, port) for port in _touched(step, name))
 
 
 def _touched(step: FlatStep, name: str) -> list[Port]:
@@ -194,7 +199,7 @@ def _why_none(step: FlatStep, names: Sequence[str], outside: Sequence[str]) -> s
     impure = [name for name in there if not is_pure(step, name)]
     if impure:
         return f"{impure[0]} ({step.nodes[impure[0]].op}) cannot be moved: it has state or holds no numbers"
-    sized = [n for n in there if any(not _is_static(step, port) for port in _touched(step, n))]
+    sized = [name for name in there if not has_static_borders(step, name)]
     if sized:
         return f"{sized[0]} ({step.nodes[sized[0]].op}): sizes that are known only when the step runs"
     return "it has no matrix product or convolution; XLA makes it part of the kernel of dO"

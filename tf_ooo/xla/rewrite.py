@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,12 +17,12 @@ from tf_ooo.lowering import TaskOps, task_ops
 from tf_ooo.schedule import Schedule, Task
 from tf_ooo.xla import compat
 from tf_ooo.xla.barriers import hold_back, join, store_activations
-from tf_ooo.xla.calls import Parts, last_of_main, make_calls
+from tf_ooo.xla.calls import Parts, StepToPlan, last_of_main, make_calls
 from tf_ooo.xla.outline import Call, outline
 from tf_ooo.xla.regions import FlatStep, Port, Region, find_regions
 from tf_ooo.xla.updates import single_assignment, with_updates, without_dead_ends
 
-Plan = Callable[[TrainingGraph, TaskOps, Collection[int], Any], Schedule]
+Plan = Callable[[StepToPlan], Schedule]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +83,7 @@ def rewrite_step(
     Args:
         graph_def: of the traced step, or of several unrolled in it; not changed.
         fetches: the tensors of its results, ``node:port``.
-        plan: makes the schedule of one step from the classified step, its tasks, the layers whose dW can
-            be moved, and the flat graph.
+        plan: makes the schedule of one step.
         store: who reads stored activations, see ``barriers.store_activations``.
         side_updates: what can of the updates is part of the calls.
 
@@ -112,7 +111,7 @@ def rewrite_step(
             raise GraphError(f"no weight gradient can run on a stream of its own: {_shown(left)}")
         steps.append(Parts(number, graph, tasks, regions))
     _check_same(steps)
-    schedule = plan(steps[0].graph, steps[0].tasks, set(steps[0].regions), graphs[0])
+    schedule = plan(StepToPlan(step, steps[0], graphs[0]))
     made = apply_schedule(step, steps, schedule, store)
     variant = f"{store}, updates aside" if side_updates else store
     return replace(made, left=left, variant=variant, plan_seconds=time.perf_counter() - started)

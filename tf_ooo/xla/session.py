@@ -14,6 +14,7 @@ from tf_ooo.planner import RewriteResult
 from tf_ooo.step_times import REWRITTEN
 from tf_ooo.xla import compat
 from tf_ooo.xla.captured import CompiledModule
+from tf_ooo.xla.gains import GainTable
 from tf_ooo.xla.rewrite import StreamRewrite
 
 _LOG = logging.getLogger("tf_ooo")
@@ -41,6 +42,7 @@ class StreamSession:
         self.failed: dict[str, BaseException] = {}
         self.several_ways = False
         self.said: list[str] = []
+        self.gains: GainTable | None = None  # if they were measured
         self.waiting: list[Any] = []  # batches taken from Keras' iterator that no step has trained on
         self._module_of: dict[Any, CompiledModule] = {}
         self.request = SimpleNamespace(errors=[])
@@ -50,6 +52,11 @@ class StreamSession:
         self.rewrites.append(made)
         if self.result is None or len(made.training_graph.ops) >= len(self.result.training_graph.ops):
             self.result = _as_result(made)
+
+    def measured(self, gains: GainTable) -> None:
+        """Takes note of a table of gains that was measured for a plan."""
+        self.gains = gains
+        self.said += [note for note in gains.notes if note not in self.said]
 
     @property
     def stock_peak_bytes(self) -> int:

@@ -7,6 +7,7 @@ attributes, which XLA:GPU turns into an asynchronous call on a stream of its own
 from __future__ import annotations
 
 from tf_ooo.xla.compat.flags import flags_of_process, why_flags_are_fixed, xla_flags
+from tf_ooo.xla.compat.loops import barrier, repeated_function
 from tf_ooo.xla.compat.ops import (
     MLIR_TYPES,
     MODULE_VERSION,
@@ -15,8 +16,10 @@ from tf_ooo.xla.compat.ops import (
     barrier_node,
     call_node,
     constant_node,
+    device_name,
     frontend_attributes,
     function_def,
+    plain_call_node,
     platform,
     register_functions,
     unique_name,
@@ -37,18 +40,22 @@ __all__ = [
     "MODULE_VERSION",
     "OLDEST_TENSORFLOW",
     "STREAM_ATTRIBUTE",
+    "barrier",
     "barrier_node",
     "call_node",
     "compiled_function",
     "constant_node",
+    "device_name",
     "flags_of_process",
     "flat_graphs",
     "flat_trace",
     "frontend_attributes",
     "function_def",
     "hlo_of",
+    "plain_call_node",
     "platform",
     "register_functions",
+    "repeated_function",
     "run_errors",
     "stream_calls",
     "unique_name",

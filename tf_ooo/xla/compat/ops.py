@@ -51,6 +51,16 @@ def platform() -> str:
     return "ROCM" if tf.test.is_built_with_rocm() else "CUDA"
 
 
+def device_name() -> str:
+    """The first GPU's, or ``CPU``."""
+    import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        return "CPU"
+    return str(tf.config.experimental.get_device_details(gpus[0]).get("device_name", "GPU"))
+
+
 def frontend_attributes(stream: int) -> bytes:
     """The value of the node attribute that puts a call on a stream and keeps it from being inlined."""
     from tensorflow.compiler.xla import xla_data_pb2
@@ -110,6 +120,18 @@ def call_node(name: str, stream: int, function: str, module: str, inputs: Sequen
     node.attr["disabled_checks"].list.s.append(b"platform")
     node.attr["function_list"].list.func.add().name = function
     node.attr[_FRONTEND].s = frontend_attributes(stream)
+    return node
+
+
+def plain_call_node(name: str, function: str, inputs: Sequence[str], types: Any) -> Any:
+    """The NodeDef of a call that XLA inlines; ``types`` are (input infos, output infos)."""
+    import tensorflow as tf
+    from tensorflow.core.framework import node_def_pb2
+
+    node = node_def_pb2.NodeDef(name=name, op="PartitionedCall", input=inputs)
+    for attribute, infos in zip(("Tin", "Tout"), types, strict=True):
+        node.attr[attribute].list.type.extend(tf.as_dtype(info.dtype).as_datatype_enum for info in infos)
+    node.attr["f"].func.name = function
     return node
 
 

@@ -1,0 +1,195 @@
+"""Gains of dW beside the main stream, measured with compiled pieces of a step on whatever runs the tests."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers, optimizers, utils
+
+from tests import zoo
+from tf_ooo.errors import BackendError
+from tf_ooo.options import Options
+from tf_ooo.schedule import Task
+from tf_ooo.xla import compat, plans
+from tf_ooo.xla.captured import CompiledModule
+from tf_ooo.xla.controller import ways
+from tf_ooo.xla.gains import GainTable
+from tf_ooo.xla.launches import capture_of, kernels_by_task
+from tf_ooo.xla.measuring import MeasuredGains
+from tf_ooo.xla.outline import CALL_PREFIX
+from tf_ooo.xla.pieces import Pieces
+from tf_ooo.xla.session import StreamSession
+from tf_ooo.xla.step import CompiledStep, StreamStep, Way
+from tf_ooo.xla.stopwatch import Stopwatch, launch_s, piece_graph
+
+
+def small_step():
+    """A model of three dense layers, two of equal shape, its plain train step and a batch."""
+    utils.set_random_seed(1)
+    hidden = [layers.Dense(5, activation="relu") for _ in range(3)]
+    model, x, y = zoo.stack(zoo.features(5), *hidden)
+    optimizer = optimizers.SGD(0.1, momentum=0.9)
+    optimizer.build(model.trainable_variables)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            logits = model(x, training=True)
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    return model, step, tf.constant(x), tf.constant(y)
+
+
+@pytest.fixture(scope="module")
+def planned():
+    """What a plan is asked with, for the small step."""
+    seen = []
+
+    def plan(what):
+        seen.append(what)
+        return plans.every_layer(what)
+
+    _, step, x, y = small_step()
+    rewrite = ways(Options(schedule="multi_stream", any_platform=True))[0].rewrite
+    del rewrite
+    from tf_ooo.xla.step import default_rewriter
+
+    session = StreamSession(Options(schedule="multi_stream", any_platform=True))
+    CompiledStep(StreamStep(step, step, session, Way(default_rewriter(plan, "cost"))), (x, y), {})
+    return seen[0]
+
+
+def test_pieces_of_equal_layers_are_timed_once(planned):
+    pieces = Pieces(planned.step, planned.parts)
+    kinds = {str(task): pieces.of(task).kind for task in (Task("dW", n) for n in (1, 2, 3))}
+    assert kinds["dW:1"] == kinds["dW:2"] != kinds["dW:3"]
+    assert pieces.of(Task("dO", 1)).kind == pieces.of(Task("dO", 2)).kind != pieces.of(Task("F", 1)).kind
+    assert pieces.of(Task("dW", 77)) is None
+
+
+def test_a_piece_computes_what_the_step_does(planned):
+    """dW beside a dO: the call is on a stream inside the loop, and nothing was taken out of the loop."""
+    pieces = Pieces(planned.step, planned.parts)
+    main, aside = pieces.of(Task("dO", 1)), pieces.of(Task("dW", 2))
+    graph_def, specs, fetches = piece_graph(planned.step, main, aside)
+    compat.register_functions(graph_def, CALL_PREFIX)
+    run = compat.repeated_function(graph_def, specs, fetches, 3)
+    hlo = compat.hlo_of(run, list(specs.values()), "optimized_hlo")
+    inside = next(text for text in hlo.split("\n\n") if "opt-barrier" in text or "call(" in text)
+    assert "while(" in hlo
+    assert 1 in compat.stream_calls(hlo)
+    assert hlo.count("while(") == 1
+    assert inside
+    given = [tf.random.stateless_uniform(spec.shape, (3, 4)) for spec in specs.values()]
+    results = dict(zip(fetches, run(*given), strict=True))
+    values = dict(zip(specs, given, strict=True))
+    region = aside.regions[0]
+    names = dict(zip(_ports(main, aside), values, strict=True))
+    product = [values[names[port]].numpy() for port in region.inputs]
+    dW = next(value for name, value in results.items() if name.startswith("ooo_dW_timed_0"))  # noqa: N806
+    candidates = [a.T @ b for a in product for b in product if a.shape[0] == b.shape[0]]
+    assert any(c.shape == dW.shape and np.allclose(c, dW, atol=1e-5) for c in candidates)
+
+
+def _ports(main, aside):
+    """The inputs in the order in which the piece's graph names them."""
+    found = {}
+    for region in (*aside.regions, *main.regions):
+        found.update(dict.fromkeys(region.inputs))
+    return list(found)
+
+
+def test_the_stopwatch_counts_rounds(planned):
+    pieces = Pieces(planned.step, planned.parts)
+    watch = Stopwatch(planned.step)
+    timing = watch.seconds(pieces.of(Task("dO", 1)), pieces.of(Task("dW", 2)))
+    assert 0 <= timing.seconds < 1
+    assert timing.spread_s >= 0
+    assert launch_s() is not None
+
+
+class TestMeasured:
+    def test_a_step_is_planned_with_what_was_measured(self, tmp_path):
+        """On a CPU calls run one after the other: the report says what was found, the numbers stay."""
+        import tf_ooo
+
+        weights = []
+        for ours in (False, True):
+            model, plain, x, y = small_step()
+            step = tf.function(plain, jit_compile=True)
+            if ours:
+                step = tf_ooo.function(
+                    plain, jit_compile=True, schedule="multi_stream", any_platform=True, strict=True,
+                    profile_steps=0, measure_gains_s=60, timeline=tmp_path,
+                )  # fmt: skip
+            step(x, y)
+            weights.append(model.get_weights())
+        for one, two in zip(*weights, strict=True):
+            np.testing.assert_allclose(one, two, atol=1e-6)
+        table = step.report.gains
+        assert table.saved_s.keys() - table.calculated, "nothing was measured"
+        assert all(seconds >= 0 for seconds in table.alone_s.values())
+        assert {"dW:1", "dW:2", "dW:3"} <= table.alone_s.keys()
+        assert table.launch_s is not None
+        (note,) = [note for note in step.report.notes if "measured on" in note]
+        assert f"{len(table.saved_s) - len(table.calculated)} pairs" in note
+        gains = any(seconds > 0 for seconds in table.saved_s.values())
+        assert gains != any("no dW saves time" in note for note in step.report.notes)
+        assert GainTable.load(tmp_path / "gains.json") == table
+
+    def test_without_time_gains_are_calculated(self, planned):
+        costs = plans.layer_costs(planned, "h100")
+        table = MeasuredGains(1e-9)(planned, costs)
+        assert table.saved_s
+        assert table.calculated == table.saved_s.keys()
+        assert "0 pairs" in table.notes[0]
+        assert "there was no time to measure them" in table.notes[1]
+
+    def test_it_is_measured_once(self, planned):
+        told = []
+        gains = MeasuredGains(1e-9, told.append)
+        costs = plans.layer_costs(planned, "h100")
+        assert gains(planned, costs) is gains(planned, costs)
+        assert len(told) == 1
+
+
+class TestJoint:
+    def test_nothing_gains(self, planned):
+        with pytest.raises(BackendError, match="no dW saves time beside the main stream"):
+            plans.joint(planned, gains=GainTable({("dO:1", 2): -1e-6}), must_gain=True)
+        made = plans.joint(planned, gains=GainTable({("dO:1", 2): -1e-6}))
+        assert set(made.lanes) == {(0, 0)}
+
+    def test_the_table_s_seconds_replace_calculated_ones(self, planned):
+        costs = plans.layer_costs(planned, "h100")
+        table = GainTable({}, alone_s={"dW:2": 2 * costs[2].weight_grad_s, "F:1": 2 * costs[1].forward_s})
+        found = plans.with_measured(costs, table)
+        assert found[2].weight_grad_s == pytest.approx(2 * costs[2].weight_grad_s)
+        assert found[3].output_grad_s == pytest.approx(2 * costs[3].output_grad_s), "scaled like the others"
+
+    def test_launches_decide(self, planned):
+        """A gain of 20 us is worth it, until the kernels that leave the CUDA graphs cost more."""
+        gains = GainTable({("dO:1", 2): 2e-5})
+        stock = CompiledModule(launches=40, in_graphs=40, graphs=1)
+        plan = functools.partial(plans.joint, planned, gains=gains)
+        assert (0, 1) in plan().lanes
+        for longer_s, moved in ((1e-8, True), (1e-3, False)):
+            capture = capture_of(planned, stock)
+            slow = type(capture)(capture.kernels, longer_s)
+            assert ((0, 1) in plan(capture=lambda _, slow=slow: slow).lanes) == moved
+
+    def test_kernels_are_scaled_to_what_xla_made(self, planned):
+        counted = kernels_by_task(planned)
+        assert counted["dW:2"] >= 1
+        stock = CompiledModule(launches=100, in_graphs=50, graphs=1)
+        capture = capture_of(planned, stock)
+        scale = 100 / sum(counted.values())
+        assert capture.kernels["dW:2"] == pytest.approx(scale * counted["dW:2"])
+        assert capture.launch_s == pytest.approx(0.5 * capture_of(planned, None).launch_s)
+        assert capture_of(planned, CompiledModule(launches=100, in_graphs=0)) is None
+        assert capture_of(planned, CompiledModule(total_bytes=7)) is None

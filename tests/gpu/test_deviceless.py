@@ -123,7 +123,7 @@ def test_what_leaves_the_cuda_graphs_is_said():
 
 
 def test_runs_between_calls_are_captured_if_they_are_long_enough():
-    """What the joint schedule counts: five kernels make a graph, two or three do not, unless XLA is told so."""
+    """What the joint schedule counts: five kernels make a graph, three do not unless XLA is told so."""
     way = ways(Options(schedule="multi_stream", any_platform=True))[0]
     _, dense_ours = compiled_step("dense", way)
     shorter = dataclasses.replace(way, flags=(f"--xla_gpu_graph_min_graph_size={LEAST_RUN - 2}",))

@@ -271,7 +271,27 @@ class TestFallback:
         step(x, y)
         step(x, y)
         assert step.report.fell_back
-        assert step.report.fallback_reason
+        assert "hidden inside StatefulPartitionedCall" in step.report.fallback_reason
+
+    def test_an_input_of_open_shape(self):
+        _, plain, x, y = _plain_step()
+        step = tf_ooo.function(plain, jit_compile=True, **(ASKED | {"strict": False}))
+        specs = [tf.TensorSpec((None, 7)), tf.TensorSpec((None,), tf.int64)]
+        whole = tf.function(step, input_signature=specs, autograph=False)
+        assert float(whole(x, y)["loss"]) > 0
+        assert "an input of open shape" in step.report.fallback_reason
+        assert "(None, 7)" in step.report.fallback_reason
+
+    def test_sizes_that_only_the_data_tell(self):
+        _, plain, x, y = _plain_step()
+
+        def masked(x, y):
+            keep = tf.where(y >= 0)[:, 0]
+            return plain(tf.gather(x, keep), tf.gather(y, keep))
+
+        step = tf_ooo.function(masked, jit_compile=True, **(ASKED | {"strict": False}))
+        assert float(step(tf.constant(x), tf.constant(y))["loss"]) > 0
+        assert "sizes that are known only when the step runs" in step.report.fallback_reason
 
     def test_random_state_of_an_op(self):
         _, plain, x, y = _plain_step()

@@ -22,7 +22,8 @@ from typing import Any
 from tf_ooo.bench.single_networks import NETWORKS, SMALL
 
 BEST = (("densenet121-k12", 32), ("mobilenetv3l-a0.5", 32))
-_TESTS = "TestHlo or TestMemoryLimit or (TestNumbers and convolutions)"
+_TESTS = "TestHlo or TestMemoryLimit or TestMeasured or (TestNumbers and convolutions)"
+_FILES = ("tests/graph/test_xla.py", "tests/graph/test_xla_gains.py")
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def parts(command: int) -> list[Part]:
     if command == 1:
         return [targets[0], _overlap(*BEST[0]), targets[1], _overlap(*BEST[1])]
     if command == 2:
-        tests = Part("tests", ("-m", "pytest", "-q", "tests/graph/test_xla.py", "-k", _TESTS), 200, "")
+        tests = Part("tests", ("-m", "pytest", "-q", *_FILES, "-k", _TESTS), 200, "")
         real = [_bench(network, batch, 150, "--quick", "--data", "real") for network, batch in BEST[:1]]
         large = _bench(BEST[0][0], 32, 200, "--quick", "--size", "224")
         others = [_bench(network, 32, 150, "--quick", "--rounds", "5") for network in rest]
@@ -86,7 +87,7 @@ def dry(command: int) -> list[Part]:
             Part("overlap lstm-small", overlap, 200, "overlap"),
         ]
     if command == 2:
-        tests = ("-m", "pytest", "-q", "tests/graph/test_xla.py", "-k", "TestMemoryLimit and runs")
+        tests = ("-m", "pytest", "-q", *_FILES, "-k", "(TestMemoryLimit and runs) or TestMeasured")
         real = (*small, "densenet-small", "--quick", "--data", "real", "--size", "9")
         return [Part("tests", tests, 200, ""), Part("densenet-small real", real, 400)]
     return [Part("lstm-small", (*small, "lstm-small", "--quick"), 300)]

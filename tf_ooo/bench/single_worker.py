@@ -26,13 +26,13 @@ MEASURED = "joint, measured gains"
 # name -> (plan, side streams, who reads stored activations)
 OURS: Mapping[str, tuple[Any, int, str]] = {
     "early": (plans.every_layer, 1, "cost"),
+    "joint": (plans.joint, 1, "cost"),
+    MEASURED: (plans.joint, 1, "cost"),
     "early, 2 streams": (plans.every_layer, 2, "cost"),
     "early, barriers on all activations": (plans.every_layer, 1, "all"),
     "early, recompute": (plans.every_layer, 1, "backward"),
     "early, updates aside": (plans.every_layer, 1, "cost"),
     "early, no barriers on activations": (plans.every_layer, 1, "none"),
-    "joint": (plans.joint, 1, "cost"),
-    MEASURED: (plans.joint, 1, "cost"),
 }
 MEASURE_S = 60.0
 BASE = ("xla", "no xla", "early", "joint")

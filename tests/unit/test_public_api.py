@@ -78,7 +78,7 @@ def test_every_file_is_looked_at():
         "tf_ooo/data_parallel/compat.py",
         "tf_ooo/layerpipe/compat.py",
         "tf_ooo/pipeline/compat.py",
-        *(f"tf_ooo/xla/compat/{topic}.py" for topic in ("__init__", "flags", "ops", "tracing")),
+        *(f"tf_ooo/xla/compat/{topic}.py" for topic in ("__init__", "flags", "loops", "ops", "tracing")),
         *ours,
     }
     assert {path.relative_to(ROOT).parts[0] for path in _files()} == set(BELOW)

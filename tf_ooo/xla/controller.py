@@ -131,9 +131,11 @@ def ways(options: Options, steps: int = 1, session: StreamSession | None = None)
     capture = None
     if compat.platform() == "CUDA":
         capture = capture_like(lambda: None if session is None else session.modules.get(STOCK))
+    limit_bytes = options.memory_limit_bytes
+    # With a limit a plan may move nothing for want of memory: XLA is asked what that step needs, too.
     joint = functools.partial(
-        plans.joint, streams=options.streams, gains=table, capture=capture,
-        memory_limit_bytes=options.memory_limit_bytes, must_gain=_compares(options),
+        plans.joint, streams=options.streams, gains=table, capture=capture, memory_limit_bytes=limit_bytes,
+        must_gain=_compares(options) and limit_bytes is None,
     )  # fmt: skip
     delayed = functools.partial(joint, delay=True)
     auto_store = options.store_activations == "auto"

@@ -49,4 +49,5 @@ def repeated_function(
         )
         return list(looped[2])
 
-    return compiled_function(run, list(inputs.values()))
+    made: Callable[..., Any] = compiled_function(run, list(inputs.values()))
+    return made

@@ -90,7 +90,8 @@ def candidates(
         on_progress: is told the name of each policy before it is tried.
     """
     wanted = mode or ("pipeline" if problem.devices > 1 else "single_device")
-    rows = list(_of_mode(wanted))
+    by_name = [policy for policy in _of_mode(wanted) if policy.by_name]
+    rows = [policy for policy in _of_mode(wanted) if not policy.by_name]
     tasks = 3 * problem.devices * problem.microbatches
     slow = [policy for policy in rows if policy.auto_tasks is not None and tasks > policy.auto_tasks]
 
@@ -109,6 +110,7 @@ def candidates(
         found += [Candidate(policy.name, reason=why) for policy in slow]
     else:
         found += tried(slow)
+    found += [Candidate(policy.name, reason=policy.by_name) for policy in by_name]
     return sorted(found, key=_rank)
 
 

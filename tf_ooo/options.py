@@ -104,6 +104,8 @@ class Options:
             that a checkpoint taken then holds all their updates; None: at the ends of epochs only.
         rate_warmup_steps: layerpipe: in the first so many steps learning rates are smaller, the more the
             later a layer's gradients are (docs/layerpipe.md); None: not.
+        accumulate_steps: pipedream_2bw: so many batches' gradients are one update; None: the fewest for which
+            two versions of the weights do, 2 (P - 1) on P devices, at least P.
         replicas: pipeline: the number of processes, each with a pipeline of its own, whose gradients are
             averaged; None: as many as horovodrun started.
         costs: pipeline: a CostTable of the model's layers, such as ``report.costs`` of an earlier run; None:
@@ -142,6 +144,7 @@ class Options:
     weights: str = "stash"
     drain_steps: int | None = None
     rate_warmup_steps: int | None = None
+    accumulate_steps: int | None = None
     costs: CostTable | None = None
 
     def __post_init__(self) -> None:
@@ -216,8 +219,9 @@ class Options:
                 raise OptionsError(f"{name}={getattr(self, name)!r:.80} needs mode='pipeline'")
 
     def _check_layerpipe(self) -> None:
-        for name in ("drain_steps", "rate_warmup_steps"):
+        for name in ("drain_steps", "rate_warmup_steps", "accumulate_steps"):
             _check_int(name, getattr(self, name), least=1, optional=True)
+        self._check_two_versions()
         if self.mode == "layerpipe":
             if self.schedule not in ("auto", *LAYERPIPE_SCHEDULES):
                 raise OptionsError(
@@ -235,6 +239,23 @@ class Options:
         for name in ("drain_steps", "rate_warmup_steps"):
             if getattr(self, name) is not None:
                 raise OptionsError(f"{name}={getattr(self, name)} needs mode='layerpipe'")
+
+    def _check_two_versions(self) -> None:
+        if self.schedule != "pipedream_2bw":
+            if self.accumulate_steps is not None:
+                raise OptionsError(
+                    f"accumulate_steps={self.accumulate_steps} goes with schedule='pipedream_2bw' only"
+                )
+            return
+        if self.weights != "stash":
+            raise OptionsError(
+                f"weights={self.weights!r} is not for schedule='pipedream_2bw', which keeps two versions"
+            )
+        if self.rate_warmup_steps is not None:
+            raise OptionsError(
+                "rate_warmup_steps= is not for schedule='pipedream_2bw', whose gradients are all one update "
+                "late; a LearningRateSchedule can warm up itself"
+            )
 
     @classmethod
     def from_arguments(cls, **arguments: Any) -> Options:

@@ -172,8 +172,14 @@ class Report:
                 if row[f"{kind}_processor"] == number
             ]
             rows.append((f"processor {number}", f"{device}: {', '.join(tasks)}"))
-        late = max((row["delay_steps"] for row in self.layers), default=0)
-        rows.append(("gradients", f"up to {late} steps late: this changes the result of training"))
+        late = max((row.get("delay_steps", 0) for row in self.layers), default=0)
+        every = self.layerpipe.get("update_every", 1)
+        how = (
+            f"up to {late} steps late"
+            if every == 1
+            else f"of {every} batches are one update, one update late"
+        )
+        rows.append(("gradients", f"{how}: this changes the result of training"))
         sizes = self.layerpipe.get("weight_version_bytes", {})
         rows.append(
             ("earlier weights", ", ".join(f"{kind} {bytes_text(size)}" for kind, size in sizes.items()))

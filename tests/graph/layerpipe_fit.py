@@ -49,14 +49,14 @@ def rows(number):
     return 11 if number % 4 == 3 else 16
 
 
-def data():
+def data(count=BATCHES):
     rng = np.random.default_rng(0)
-    x = [rng.normal(size=(rows(n), WIDTHS[0])).astype(np.float32) for n in range(BATCHES)]
-    y = [rng.normal(size=(rows(n), WIDTHS[-1])).astype(np.float32) for n in range(BATCHES)]
+    x = [rng.normal(size=(rows(n), WIDTHS[0])).astype(np.float32) for n in range(count)]
+    y = [rng.normal(size=(rows(n), WIDTHS[-1])).astype(np.float32) for n in range(count)]
     return x, y
 
 
-def by_hand(delays, weights, rate=0.3, warmup=None, all_weights=False):
+def by_hand(delays, weights, rate=0.3, warmup=None, all_weights=False, frozen=()):
     """The final weights, and the losses: layer l's forward pass is ``delays[l]`` updates behind."""
     x, y = data()
     pairs = perceptron().get_weights()
@@ -76,6 +76,7 @@ def by_hand(delays, weights, rate=0.3, warmup=None, all_weights=False):
             tuple(
                 w
                 - rate
+                * (layer not in frozen)
                 * _factor(delays[layer], min(n + (max(delays) + delays[layer]) // 2, BATCHES), warmup)
                 * g
                 for w, g in zip(*pairs, strict=True)
@@ -146,11 +147,15 @@ def layer_in(path):
     return path.rpartition("/")[0].rpartition("/")[2]
 
 
-def spread_over(stages, weights, warmup=None):
+def spread_over(stages, weights, warmup=None, every=None, count=BATCHES, frozen=None):
     model = perceptron()
-    x, y = data()
+    if frozen is not None:
+        model.layers[frozen].trainable = False
+        model.compile(model.optimizer, "mse", jit_compile=False)
+    x, y = data(count)
     build(model, [model.optimizer], model.train_step, iter(tf.data.Dataset.from_tensors((x[0], y[0]))))
-    layer_of = {layer.name: number for number, layer in enumerate(model.layers)}
+    trained = [layer for layer in model.layers if layer.trainable]
+    layer_of = {layer.name: number for number, layer in enumerate(trained)}
     moved = Moved(model)
     names = named(all_variables(model))
     homes = {
@@ -158,8 +163,12 @@ def spread_over(stages, weights, warmup=None):
         for name, v in names.items()
         if layer_in(name) in layer_of
     }
+    if frozen is not None:  # with the layer before it
+        homes |= {id(v): DEVICES[stages.of["F", frozen - 1]] for v in model.layers[frozen].variables}
     moved.move(homes, names.values())
-    made = spread(model, (x[0], y[0]), stages, DEVICES[: stages.processors], weights, {}, warmup)
+    devices = DEVICES[: stages.processors]
+    made = spread(model, (x[0], y[0]), stages, devices, weights, {}, warmup, every)
+    made.ticks.reset()
     feed = iter(zip(x, y, strict=True))
 
     def batches():
@@ -193,6 +202,70 @@ def spread_against_by_hand():
                 "notes": list(made.notes),
             }
     return found
+
+
+def coalesced_by_hand(every, count, rate=0.3):
+    """Every group of batches uses the weights of one update before; the mean of its gradients is the next."""
+    x, y = data(count)
+    pairs = perceptron().get_weights()
+    versions = [
+        [(a.astype(np.float64), b.astype(np.float64)) for a, b in zip(*[iter(pairs)] * 2, strict=True)]
+    ]
+    losses = []
+    for group in range(-(-count // every)):
+        seen = versions[max(0, group - 1)]
+        found = [
+            _gradients(x[n], y[n], seen, [kernel for kernel, _ in seen])
+            for n in range(group * every, min(count, (group + 1) * every))
+        ]
+        losses += [loss for _, loss in found]
+        versions.append(
+            [
+                tuple(
+                    w - rate * np.mean([one[layer][part] for one, _ in found], axis=0)
+                    for part, w in enumerate(weights)
+                )
+                for layer, weights in enumerate(versions[-1])
+            ]
+        )
+    return [w for pair in versions[-1] for w in pair], losses
+
+
+def two_versions():
+    """PipeDream-2BW; the last group has fewer batches than the others."""
+    found = {}
+    for name, every, count in (("two", 2, 9), ("two", 5, 13), ("four", 6, 23)):
+        got, losses, made = spread_over(STAGES[name], "stash", every=every, count=count)
+        expected, one_by_one = coalesced_by_hand(every, count)
+        late, _ = by_hand([0] * 4, "stash")
+        sizes = [rows(n) for n in range(count)]
+        means = np.cumsum(np.array(one_by_one) * sizes) / np.cumsum(sizes)
+        versions = made.ticks.versions
+        found[f"{name}, {every}"] = {
+            "distance": max(float(np.abs(a - b).max()) for a, b in zip(got, expected, strict=True)),
+            "matters": max(float(np.abs(a - b).max()) for a, b in zip(got, late, strict=True)),
+            "loss": float(np.abs(means - losses).max()),
+            "behind": sorted(set(versions.delay_updates.values())),
+            "variables": len(versions.delay_updates),
+            "bytes": [versions.version_bytes, versions.sum_bytes, sum(w.nbytes for w in got)],
+        }
+    return found
+
+
+def frozen_weights():
+    """Forward and dO of the frozen layer are on two devices: one copy, and nothing of it in registers."""
+    stages = placed([0, 2, 2], [0, 1, 2], [0, 1, 2])
+    got, losses, made = spread_over(stages, "stash", frozen=2)
+    expected, _ = by_hand([4, 2, 0, 0], "stash", frozen=(2,))
+    kernel = got[4]
+    shapes = [made.traced.outputs[r.source.partition(":")[0]][0].shape for r in made.delays.registers]
+    return {
+        "distance": max(float(np.abs(a - b).max()) for a, b in zip(got, expected, strict=True)),
+        "moved": float(np.abs(got[0] - perceptron().get_weights()[0]).max()),
+        "same": same([kernel], [perceptron().get_weights()[4]]),
+        "copied": made.ticks.copies.bytes / kernel.nbytes,
+        "registers": [list(s) for s in shapes if s in (kernel.shape, kernel.shape[::-1])],
+    }
 
 
 # -- model.fit -------------------------------------------------------------------------------------
@@ -391,8 +464,31 @@ def message(run):
 
 def lstm():
     keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input((6, 4)), keras.layers.LSTM(5), keras.layers.Dense(2)])
+    model = keras.Sequential([keras.Input((6, 4)), keras.layers.LSTM(5, name="lstm"), keras.layers.Dense(2)])
     model.compile("sgd", "mse", jit_compile=False)
+    return model
+
+
+class Twice(keras.Sequential):
+    """Applies gradients twice with one optimizer, each time half of them."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(x)[:, 0] - y))
+        pairs = list(
+            zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables, strict=True)
+        )
+        self.optimizer.apply_gradients(pairs[:4])
+        self.optimizer.apply_gradients(pairs[4:])
+        return {"loss": loss}
+
+
+def twice():
+    layers = [keras.layers.Flatten(), *(keras.layers.Dense(width) for width in (7, 6, 5, 1))]
+    model = Twice([keras.Input((6, 4)), *layers])
+    model.compile("sgd", jit_compile=False)
+    model.optimizer.build(model.trainable_variables)
     return model
 
 
@@ -407,8 +503,11 @@ def refusals():
     loop, rng = lstm(), np.random.default_rng(0)
     x, y = rng.normal(size=(32, 6, 4)).astype(np.float32), rng.normal(size=(32, 2)).astype(np.float32)
     two = tf_ooo.OOOBackprop(mode="layerpipe", devices=2, profile_steps=0)
+    known = tf_ooo.OOOBackprop(mode="layerpipe", devices=2, costs=CostTable([tf_ooo.LayerCosts(1, 1, 1)] * 4))
     before = [value_of(v).device for v in clipped.variables]
     found = {
+        "twice": message(lambda: twice().fit(x, y[:, 0], batch_size=8, verbose=0, callbacks=[known])),
+        "group": message(lambda: fitted(convnet(), layerpipe(schedule="pipedream_2bw", accumulate_steps=3))),
         "global_clipnorm": message(lambda: fitted(clipped, layerpipe())),
         "schedule_of_rates": message(lambda: fitted(falling, layerpipe(rate_warmup_steps=5))),
         "more_processors": message(lambda: fitted(tiny, many)),

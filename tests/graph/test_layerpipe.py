@@ -26,6 +26,28 @@ def test_delays_are_twice_the_stages_after():
         assert one["notes"] == [], name
 
 
+def test_two_versions_of_weights():
+    """PipeDream-2BW: coalesced gradients one update late, as by hand, on any number of devices."""
+    found = check("two_versions")
+    assert len(found) == 3
+    for name, one in found.items():
+        assert one["distance"] < 1e-6, name
+        assert one["loss"] < 1e-6, name
+        assert one["matters"] > 0.01, name
+        assert one["behind"] == [1], name
+        assert one["variables"] == 8, name
+        assert one["bytes"][0] == one["bytes"][1] == one["bytes"][2], name
+
+
+def test_frozen_weights_are_not_copied_in_every_round():
+    found = check("frozen_weights")
+    assert found["distance"] < 1e-6
+    assert found["moved"] > 0.05
+    assert found["same"]
+    assert found["copied"] == 1
+    assert found["registers"] == []
+
+
 def test_learning_rates_warm_up():
     found = check("rates_that_warm_up")
     assert found["distance"] < 1e-6
@@ -90,7 +112,11 @@ def test_refusals():
     assert "clipping by global norm" in found["global_clipnorm"]
     assert "a LearningRateSchedule can warm up itself" in found["schedule_of_rates"]
     assert "4 processors are more than the tasks of 1 layers" in found["more_processors"]
-    assert "unroll=True" in found["loop"]
+    assert "layer 'lstm' (LSTM) has a loop" in found["loop"]
+    assert "unroll=True, or train with mode='pipeline'" in found["loop"]
+    assert "applies gradients twice with one optimizer" in found["twice"]
+    assert "accumulate_steps=3 is not accepted with 3 devices" in found["group"]
+    assert "from 4 on" in found["group"]
     assert "devices=9" in found["devices"]
     assert "'layerpipe'" in found["schedule"]
     assert "needs mode='layerpipe'" in found["weights"]

@@ -12,7 +12,7 @@ from tf_ooo.bench import planner_layerpipe, planner_zb_v
 from tf_ooo.bench.layerpipe_workloads import BATCH, WORKLOADS, resnet50_shapes, vgg16_shapes
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.models import resnet, vgg16
-from tf_ooo.errors import MemoryLimitError, OptionsError
+from tf_ooo.errors import MemoryLimitError, OptionsError, ScheduleError
 from tf_ooo.planning import plan
 from tf_ooo.schedule import Schedule, Task
 from tf_ooo.schedulers import POLICIES, layerpipe
@@ -22,7 +22,7 @@ from tf_ooo.simulator import simulate
 from tf_ooo.validate import validate
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-NAMES = ("pipedream", "layerpipe")
+NAMES = ("pipedream", "pipedream_2bw", "layerpipe")
 # Work 6, 4 and 14.
 UNEQUAL = (LayerCosts(1.0, 2.0, 3.0), LayerCosts(2.0, 1.0, 1.0), LayerCosts(4.0, 6.0, 4.0))
 
@@ -48,6 +48,42 @@ def test_pipedream_by_hand():
     # One micro-batch: F of 3 seconds, then 4 + 10, then 7.
     timeline = simulate(made("pipedream", UNEQUAL, 2, 1), UNEQUAL)
     assert timeline.makespan_s == 3 + 4 + 10 + 7
+
+
+def test_pipedream_2bw_by_hand():
+    """PipeDream's period without updates; one of three micro-batches has one, and the last."""
+    assert period_s("pipedream_2bw", UNEQUAL, 3) == pytest.approx(14)
+    schedule = made("pipedream_2bw", UNEQUAL, 2, 5, options={"accumulate_steps": 3})
+    assert schedule.stages == ((0, 1), (2, 2))
+    first = "F:0 F:0@1 dO:0 dW:0 F:0@2 dO:0@1 dW:0@1 F:0@3 dO:0@2 dW:0@2 U:0@2"
+    assert " ".join(map(str, schedule.lanes[0, 0][:11])) == first
+    for lane in schedule.lanes.values():
+        assert [task.microbatch for task in lane if task.kind == "U"] == [2, 4]
+    layers = [LayerCosts(1.0, 1.0, 1.0, update_s=2.0), LayerCosts(1.0, 1.0, 1.0)]
+    assert period_s("pipedream_2bw", layers, 2, options={"accumulate_steps": 4}) == pytest.approx(3.5)
+    assert (
+        plan(layers=layers, schedule="auto", mode="layerpipe", devices=2, microbatches=60).policy
+        == "layerpipe"
+    )
+
+
+def test_pipedream_2bw_keeps_two_versions():
+    layers = [LayerCosts(1.0, 1.0, 1.0, weight_bytes=100) for _ in range(3)]
+    # Two versions and one sum of gradients, however deep: PipeDream's first stage has three versions.
+    assert simulate(made("pipedream_2bw", layers, 3, 20), layers).peak_bytes == [300, 300, 300]
+    # One update only: no version before it.
+    assert simulate(made("pipedream_2bw", layers, 3, 3), layers).peak_bytes == [200, 200, 200]
+
+
+def test_pipedream_2bw_is_refused():
+    with pytest.raises(OptionsError, match="accumulate_steps=2 is below the 3 stages"):
+        made("pipedream_2bw", UNEQUAL, 3, 5, options={"accumulate_steps": 2})
+    text = made("pipedream_2bw", UNEQUAL, 3, 5).to_text()
+    lacking = Schedule.from_text(text.replace(" U:1@2", ""))
+    with pytest.raises(ScheduleError, match="U:1@2 is not in the schedule"):
+        validate(lacking, UNEQUAL)
+    with pytest.raises(ScheduleError, match="update_every is for asynchronous schedules"):
+        Schedule("pipeline", "hand", microbatches=4, update_every=2)
 
 
 def test_layerpipe_by_hand():
@@ -128,6 +164,7 @@ def test_valid_and_complete(problem, name):
         for kind in ("F", "dO", "dW", "U")
         for stage in range(stages)
         for m in range(problem.microbatches)
+        if kind != "U" or schedule.updates_after(m)
     ]
     assert sorted(whole) == sorted(expected)
     assert all(total == pytest.approx(1) for total in whole.values())

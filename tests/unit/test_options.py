@@ -28,6 +28,11 @@ def test_layerpipe():
         {"mode": "pipeline", "weights": "latest"},
         {"mode": "pipeline", "schedule": "pipedream"},
         {"schedule": "layerpipe"},
+        {"mode": "layerpipe", "accumulate_steps": 4},
+        {"mode": "layerpipe", "schedule": "pipedream_2bw", "accumulate_steps": 0},
+        {"mode": "layerpipe", "schedule": "pipedream_2bw", "weights": "ema"},
+        {"mode": "layerpipe", "schedule": "pipedream_2bw", "rate_warmup_steps": 3},
+        {"mode": "pipeline", "schedule": "pipedream_2bw"},
     ):
         with pytest.raises(OptionsError):
             Options(**wrong)

@@ -1,8 +1,8 @@
-"""LayerPipe against PipeDream and a synchronous pipeline: worker processes with equal shares of this machine.
+"""LayerPipe against PipeDream, PipeDream-2BW and a synchronous pipeline, on worker processes.
 
-Every worker's computing threads get a CPU quota; its communication is left free.  All modes take turns,
-beside the whole model on one worker.  Simulated, for 2 to 16 processors: ``python -m
-tf_ooo.bench.planner_layerpipe``.
+The workers have equal shares of this machine: their computing threads get a CPU quota, communication is left
+free.  All modes take turns, beside the whole model on one worker.  Simulated, for 2 to 16 processors:
+``python -m tf_ooo.bench.planner_layerpipe``.
 """
 
 from __future__ import annotations
@@ -82,11 +82,13 @@ def rows_of(found: dict[str, Any], workload: str) -> list[dict[str, Any]]:
 def text_of(row: dict[str, Any]) -> str:
     """One line."""
     sent = f", sends {row['sent_bytes'] / 1e6:.1f} MB a step" if "sent_bytes" in row else ""
+    versions = sum(row.get("weight_version_bytes", {}).values())
+    kept = f", keeps {versions / 1e6:.1f} MB of earlier weights" if versions else ""
     return (
         f"{row['workload']} P={row['devices']:<3d} {row['schedule']:14s} {row['step_s'] * 1e3:6.0f} ms "
         f"({row['step_s_min'] * 1e3:.0f}-{row['step_s_max'] * 1e3:.0f}), predicted "
         f"{row['predicted_step_s'] * 1e3:.0f}, {row['speedup']:.2f}x {BASELINE}, efficiency "
-        f"{row['efficiency']:.2f}{sent}"
+        f"{row['efficiency']:.2f}{sent}{kept}"
     )
 
 

@@ -1,7 +1,7 @@
 """The process that trains in the LayerPipe benchmark; started by ``tf_ooo.bench.layerpipe``.
 
-All modes take turns, some steps each: PipeDream and LayerPipe in rounds, fast_forward as the synchronous
-pipeline, the whole model on one worker, and on every worker at once.
+All modes take turns, some steps each: PipeDream, PipeDream-2BW and LayerPipe in rounds, fast_forward as the
+synchronous pipeline, the whole model on one worker, and on every worker at once.
 """
 
 from __future__ import annotations
@@ -33,12 +33,15 @@ from tf_ooo.simulator import simulate
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "fast_forward": ("pipeline", {"schedule": "fast_forward", "microbatches": 4}),
     "pipedream": ("layerpipe", {"schedule": "pipedream"}),
+    # As many batches for an update as two versions of the weights do for with up to five workers.
+    "pipedream_2bw": ("layerpipe", {"schedule": "pipedream_2bw", "accumulate_steps": 8}),
     "layerpipe": ("layerpipe", {"schedule": "layerpipe"}),
     "layerpipe_ema": ("layerpipe", {"schedule": "layerpipe", "weights": "ema"}),
 }
 # Steps of a turn that are timed together, after as many that are not: several rounds may run as one, and
 # then the results of several steps come at once.
 _TURN = 8
+_DELAYS = ("delay_steps", "delay_updates", "gradient_sum_bytes")
 ALL_ALONE = "all alone"
 
 
@@ -62,24 +65,12 @@ class InTurn(Steps):
         for _ in range(2 * devices + 2):
             self.step_s()
 
-    def turn_s(self) -> list[float]:
-        """The mean seconds of a step in a turn."""
-        for _ in range(_TURN):
-            self.step_s()
-        return [mean_s(self)]
 
-
-class SideBySide(Stock):
-    """The whole model on every worker."""
-
-    def turn_s(self) -> list[float]:
-        """The mean seconds of a step in a turn."""
-        return [mean_s(self)]
-
-
-def mean_s(run: Any) -> float:
-    """Of a turn's steps."""
-    return float(sum(run.step_s() for _ in range(_TURN)) / _TURN)
+def turn_s(run: Any) -> list[float]:
+    """The mean seconds of a step in a turn; what has rounds fills them first."""
+    for _ in range(_TURN if isinstance(run, InTurn) else 0):
+        run.step_s()
+    return [float(sum(run.step_s() for _ in range(_TURN)) / _TURN)]
 
 
 class Driver(ConfinedCluster):
@@ -99,9 +90,9 @@ class Driver(ConfinedCluster):
             runs[name] = InTurn(make(self.options.workload), mode, {"devices": given[mode], **arguments})
         for run in runs.values():
             run.start(devices)
-        all_alone = SideBySide(partial(make, self.options.workload), self.cluster.devices)
+        all_alone = Stock(partial(make, self.options.workload), self.cluster.devices)
         all_alone.start()
-        times = self.rounds({**runs, ALL_ALONE: all_alone}, lambda run: run.turn_s())
+        times = self.rounds({**runs, ALL_ALONE: all_alone}, turn_s)
         link = given["layerpipe"].link
         alone_s = statistics.median(times[ALL_ALONE])
         found = {name: self._of(run, link, alone_s) for name, run in runs.items() if name in RUNS}
@@ -131,7 +122,7 @@ class Driver(ConfinedCluster):
             found |= {
                 "sent_bytes": sent + weights_sent_bytes(report.planned, report.costs.layers),
                 "work_s": report.layerpipe["serial_step_s"],
-                "delay_steps": report.layerpipe["delay_steps"],
+                **{key: report.layerpipe[key] for key in _DELAYS if key in report.layerpipe},
                 "weight_version_bytes": report.layerpipe["weight_version_bytes"],
                 "notes": report.notes,
                 "tasks": [

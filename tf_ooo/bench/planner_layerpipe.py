@@ -16,7 +16,7 @@ from tf_ooo.bench.command import parser_of, show, write_rows
 from tf_ooo.bench.layerpipe_workloads import BATCH, WORKLOADS, Workload
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.schedule import Schedule
-from tf_ooo.schedulers import layerpipe, pipedream
+from tf_ooo.schedulers import layerpipe, pipedream, pipedream_2bw
 from tf_ooo.schedulers.layerpipe_cuts import Line, best_cuts
 from tf_ooo.schedulers.problem import Problem
 from tf_ooo.simulator import simulate
@@ -71,7 +71,9 @@ def _row(
     runs: Mapping[int, tuple[float, float]],
 ) -> dict[str, Any]:
     stages = min(count, len(layers))
-    base_s, base_bytes = measured(pipedream.make(Problem(layers, stages, MICROBATCHES)), layers)
+    whole = Problem(layers, stages, MICROBATCHES)
+    base_s, base_bytes = measured(pipedream.make(whole), layers)
+    two_versions = simulate(pipedream_2bw.make(whole), layers)
     period_s, sent_bytes = runs[count]
     fewest, fewest_bytes = _same_speed(layers, runs, base_s, (base_bytes, stages))
     return {
@@ -85,6 +87,9 @@ def _row(
         "predicted_step_s": period_s,
         "predicted_baseline_step_s": base_s,
         "predicted_speedup": base_s / period_s,
+        "pipedream_2bw_step_s": two_versions.steady_step_s,
+        "pipedream_2bw_peak_bytes": max(two_versions.peak_bytes),
+        "baseline_peak_bytes": max(simulate(pipedream.make(whole), layers).peak_bytes),
         "bound_s": sum(layer.forward_s + layer.output_grad_s + layer.weight_grad_s for layer in layers)
         / count,
         "sent_bytes": sent_bytes,

@@ -146,3 +146,57 @@ def is_plain_sgd(optimizer: Any) -> bool:
     import keras
 
     return isinstance(optimizer, keras.optimizers.SGD) and not (optimizer.momentum or optimizer.weight_decay)
+
+
+_GRADIENT = "_ooo_gradient"
+
+
+def marked_gradient(gradient: Any) -> Any:
+    """A gradient, dense, behind an op that :func:`is_marked_gradient` knows again; None stays None."""
+    import tensorflow as tf
+    from tensorflow.core.framework import attr_value_pb2
+
+    if gradient is None:
+        return None
+    dense = tf.convert_to_tensor(gradient)
+    yes = attr_value_pb2.AttrValue(b=True)
+    with tf.compat.v1.get_default_graph()._attr_scope({_GRADIENT: yes}):
+        return tf.identity(dense)
+
+
+def is_marked_gradient(node: Any) -> bool:
+    """Whether :func:`marked_gradient` made a node."""
+    return node.op == "Identity" and _GRADIENT in node.attr
+
+
+def add_mean(graph_def: Any, node: Any, total: str, before: str, share: str) -> None:
+    """Makes of an Identity of x the product of ``share`` and ``total``, which is the sum of x and ``before``.
+
+    ``before`` and ``share`` are placeholders.
+    """
+    for name in (before, share):
+        placeholder = graph_def.node.add(name=name, op="Placeholder")
+        placeholder.attr["dtype"].CopyFrom(node.attr["T"])
+    added = graph_def.node.add(name=total, op="AddV2", input=[node.input[0], before])
+    added.attr["T"].CopyFrom(node.attr["T"])
+    node.op, node.input[:] = "Mul", [total, share]
+
+
+def gather_from_read(graph_def: Any, node: Any, read: str, axis: str) -> None:
+    """Makes of a ResourceGather a GatherV2 from the whole variable, which the new node ``read`` reads."""
+    import tensorflow as tf
+
+    dims = node.attr["batch_dims"].i if "batch_dims" in node.attr else 0
+    reader = graph_def.node.add(name=read, op="ReadVariableOp", input=[node.input[0]])
+    reader.attr["dtype"].CopyFrom(node.attr["dtype"])
+    constant = graph_def.node.add(name=axis, op="Const")
+    constant.attr["dtype"].type = tf.int32.as_datatype_enum
+    constant.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(dims, tf.int32))
+    node.op = "GatherV2"
+    node.input[0] = read
+    node.input.insert(2, axis)
+    node.attr["Tparams"].CopyFrom(node.attr["dtype"])
+    node.attr["Taxis"].type = tf.int32.as_datatype_enum
+    node.attr["batch_dims"].i = dims
+    for name in ("dtype", "validate_indices"):
+        node.attr.pop(name, None)

@@ -6,7 +6,7 @@ reader's device; at the end of each round every register takes what the one befo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from tf_ooo.layerpipe.rounds import Rounds
 from tf_ooo.layerpipe.traced import Traced
 
 LATE = "_ooo_late"
+LOCAL = "_ooo_local"
 _NOT_STORED = ("resource", "variant")
 
 
@@ -49,11 +50,13 @@ class Delays:
     Attributes:
         nodes: the step's nodes by name, with inputs from registers.
         registers: in order.
+        copies: ``{placeholder: (handle, device, OutputInfo)}`` of frozen weights, as a device reads them.
         logs: the tensor of each result of the step, all for one batch in ``logs_round``.
     """
 
     nodes: dict[str, Any] = field(default_factory=dict)
     registers: list[Register] = field(default_factory=list)
+    copies: dict[str, tuple[str, str, Any]] = field(default_factory=dict)
     logs: list[str] = field(default_factory=list)
     logs_round: int = 0
 
@@ -73,7 +76,7 @@ def delays_of(traced: Traced, rounds: Rounds) -> Delays:
         Register(number, _text(*key[0]), key[1], rounds.of[key[0][0]], depth)
         for number, (key, depth) in enumerate(maker.depths.items())
     ]
-    return Delays(maker.nodes, registers, logs, logs_round)
+    return Delays(maker.nodes, registers, maker.copies, logs, logs_round)
 
 
 class _Maker:
@@ -84,16 +87,18 @@ class _Maker:
         self.numbers: dict[Any, int] = {}
         self.controls: dict[str, list[str]] = {}
         self.same = _same_reads(traced, rounds)
+        self.frozen = {node.name: node for node in traced.graph_def.node if node.name in rounds.frozen}
+        self.local: dict[tuple[str, str], str] = {}
+        self.copies: dict[str, tuple[str, str, Any]] = {}
         for first, then in rounds.before:
             self.controls.setdefault(then, []).append(first)
 
     def take(self, node: Any) -> None:
         """Copies a node, with what it reads of earlier rounds from registers."""
         name = node.name
-        made = type(node)()
-        made.CopyFrom(node)
-        del made.input[:]
-        made.attr.pop("_class", None)
+        if name in self.frozen:
+            return
+        made = _without_inputs(node)
         made.device = self.rounds.device_of.get(name, "")
         for text in node.input:
             producer, port = split_input(text)
@@ -105,6 +110,8 @@ class _Maker:
 
     def read(self, producer: str, port: int, at: int | None, device: str | None) -> str:
         """The input to have for a tensor that is read in round ``at``."""
+        if producer in self.frozen:
+            return _text(self.on(device or self.rounds.device_of[producer], producer), port)
         if at is None or producer not in self.rounds.of:
             return _text(producer, port)
         delay = at - self.rounds.of[producer]
@@ -122,6 +129,34 @@ class _Maker:
         self.numbers.setdefault(key, len(self.numbers))
         self.depths[key] = max(self.depths.get(key, 0), delay)
         return f"{LATE}/{self.numbers[key]}_{delay}"
+
+    def on(self, device: str, name: str) -> str:
+        """A device's own copy of an op that depends on frozen weights alone."""
+        if (name, device) in self.local:
+            return self.local[name, device]
+        node, copy = self.frozen[name], f"{name}/{LOCAL}_{len(self.local)}"
+        self.local[name, device] = copy
+        index = self.traced.index
+        if node.op == "ReadVariableOp":
+            handle = next(iter(states_of(index, index.index[name])))
+            self.copies[copy] = handle, device, self.traced.outputs[name][0]
+            return copy
+        made = _without_inputs(node)
+        made.name, made.device = copy, device
+        for text in node.input:
+            producer, port = split_input(text)
+            if port >= 0:
+                made.input.append(self.read(producer, port, None, device))
+        self.nodes[copy] = made
+        return copy
+
+
+def _without_inputs(node: Any) -> Any:
+    made = type(node)()
+    made.CopyFrom(node)
+    del made.input[:]
+    made.attr.pop("_class", None)
+    return made
 
 
 def _same_reads(traced: Traced, rounds: Rounds) -> dict[str, str]:
@@ -150,9 +185,14 @@ def _text(producer: str, port: int) -> str:
     return producer if port == 0 else f"{producer}:{port}"
 
 
-def nodes_between(delays: Delays, rounds: Rounds, low: int, high: int) -> Iterable[Any]:
-    """Copies of the nodes of these rounds, and of constants; control inputs from others are dropped."""
-    kept = {name for name in delays.nodes if low <= rounds.of.get(name, low) <= high}
+def nodes_between(
+    delays: Delays, rounds: Rounds, low: int, high: int, given: Collection[str]
+) -> Iterable[Any]:
+    """Copies of the nodes of these rounds, and of constants, but for those that are given.
+
+    Control inputs from others are dropped.
+    """
+    kept = {name for name in delays.nodes if low <= rounds.of.get(name, low) <= high and name not in given}
     for name in kept:
         node = delays.nodes[name]
         made = type(node)()

@@ -12,13 +12,14 @@ from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.data_parallel import sync
 from tf_ooo.data_parallel.averaging import optimizers_of
-from tf_ooo.errors import BackendError, GraphError
+from tf_ooo.errors import BackendError, GraphError, OptionsError
 from tf_ooo.layerpipe import compat as mode_compat
 from tf_ooo.layerpipe.reporting import fill_report, fill_spread
 from tf_ooo.layerpipe.running import Epoch
 from tf_ooo.layerpipe.spread import Spread, spread
 from tf_ooo.layerpipe.stages import Stages, stages_of
 from tf_ooo.layerpipe.traced import trace
+from tf_ooo.layerpipe.two_versions import fewest_batches
 from tf_ooo.options import Options
 from tf_ooo.pipeline import compat as private
 from tf_ooo.pipeline.fit import PipelineFit
@@ -34,7 +35,7 @@ _ONE_DEVICE = "there is one device: the stock step runs"
 # Batches of the plan, for each processor: enough for the rounds at both ends not to matter.
 _BATCHES = 4
 # Rounds in one function, and the ops of all of them: a large graph takes TensorFlow long.
-_TOGETHER, _OPS = (8, 4, 2), 20_000
+_ROUNDS, _OPS = (8, 4, 2), 20_000
 
 
 class LayerPipeFit(PipelineFit):
@@ -69,6 +70,21 @@ class LayerPipeFit(PipelineFit):
         if len(self.devices) == 1:
             self.report.fell_back, self.report.fallback_reason = True, _ONE_DEVICE
             self.end()
+            return
+        least = fewest_batches(len(self.devices))
+        if self._group is not None and self._group < least:
+            self.end()
+            raise OptionsError(
+                f"accumulate_steps={self._group} is not accepted with {len(self.devices)} devices: two "
+                f"versions of the weights do from {least} on"
+            )
+
+    @property
+    def _group(self) -> int | None:
+        """How many batches are one update, where several are."""
+        if self.options.schedule != "pipedream_2bw":
+            return None
+        return self.options.accumulate_steps or fewest_batches(len(self.devices))
 
     def epoch_begin(self, epoch: int) -> None:
         """Nothing is on its way."""
@@ -126,13 +142,15 @@ class LayerPipeFit(PipelineFit):
 
     def _schedule(self, layers: Any, link: Any) -> Schedule:
         policy = "layerpipe" if self.options.schedule == "auto" else self.options.schedule
+        group = self._group
         return plan(
             layers=list(layers),
             schedule=policy,
             mode="layerpipe",
             devices=len(self.devices),
-            microbatches=_BATCHES * len(self.devices),
+            microbatches=_BATCHES * (group or len(self.devices)),
             link=link,
+            **({} if group is None else {"accumulate_steps": group}),
         )
 
     def _homes(self, graph: Any) -> dict[str, int]:
@@ -221,9 +239,21 @@ class LayerPipeFit(PipelineFit):
             return waiting.pop() if waiting else self._next_batch(iterator)
 
         made.ticks.reset()
-        small = (count for count in _TOGETHER if count * len(made.traced.index) <= _OPS)
+        small = (count for count in self._sizes() if count * len(made.traced.index) <= _OPS)
         together = self.options.unroll or next(small, 1)
         return Epoch(made.ticks, made.rounds.batch, made.delays.logs_round, batches, together)
+
+    def _sizes(self) -> list[int]:
+        """How many rounds may run as one function, most first.
+
+        With groups of batches a multiple or a part of a group: others would start in ever other phases of it,
+        each of which is a function.
+        """
+        group = self._group
+        if group is None:
+            return list(_ROUNDS)
+        most = max(_ROUNDS[0], group)
+        return [count for count in range(most, 1, -1) if count % group == 0 or group % count == 0]
 
     def _next_batch(self, iterator: Any) -> Any:
         """Its tensors; None at the end of the epoch.  Keras counts the steps, the data may go on."""
@@ -260,7 +290,14 @@ class LayerPipeFit(PipelineFit):
         self._moved.move(devices, variables.values())
         seconds = self.report.costs.op_seconds if self.report.costs is not None else {}
         self._spread = spread(
-            model, batch, stages, self.devices, self.options.weights, seconds, self.options.rate_warmup_steps
+            model,
+            batch,
+            stages,
+            self.devices,
+            self.options.weights,
+            seconds,
+            self.options.rate_warmup_steps,
+            self._group,
         )
         self.report.notes += [note for note in self._spread.notes if note not in self.report.notes]
         _check_layers(self._planned_layers, self._spread)

@@ -15,6 +15,10 @@ from tf_ooo.report import Report
 from tf_ooo.schedule import Schedule
 from tf_ooo.timeline import Timeline
 
+_TWO_VERSIONS = (
+    "the gradients of {every} batches are one update, which is one update late: the result of training is "
+    "not that of synchronous training"
+)
 _CHANGES = (
     "gradients are applied up to {delay} steps after their forward pass: the result of training is not that "
     "of synchronous training"
@@ -33,10 +37,14 @@ def fill_report(
     """Copies the plan into the report."""
     fill_plan(report, graph, schedule, timeline, costs)
     report.predicted_step_s = float(timeline.steady_step_s)
+    every = schedule.update_every
     for layer, row in enumerate(report.layers):
         row |= {f"{kind}_processor": stages.of[kind, layer] for kind in ("F", "dO", "dW")}
-        row |= {"stages_after": stages.stages_after(layer), "delay_steps": stages.delay_steps(layer)}
-    delay = max((row["delay_steps"] for row in report.layers), default=0)
+        row |= {"stages_after": stages.stages_after(layer)}
+        row |= {"delay_updates": 1} if every > 1 else {"delay_steps": stages.delay_steps(layer)}
+    delay = max((row.get("delay_steps", 0) for row in report.layers), default=0)
+    if every > 1:
+        report.notes.append(_TWO_VERSIONS.format(every=every))
     if delay:
         report.notes.append(_CHANGES.format(delay=delay))
     report.layerpipe = {
@@ -45,6 +53,7 @@ def fill_report(
         "serial_step_s": sum(
             x.forward_s + x.output_grad_s + x.weight_grad_s + x.update_s for x in costs.layers
         ),
+        "update_every": every,
         "divided": {str(layer): share for layer, (share, _) in stages.shares.items()},
         "step_s": [],
     }
@@ -54,8 +63,15 @@ def fill_spread(report: Report, made: Spread) -> None:
     """What was made of the step: measured on its graph, not planned."""
     traced, rounds = made.traced, made.rounds
     variables = {variable.handle: variable.name for variable in traced.graph.variables}
+    late = {variables[handle]: late for handle, late in rounds.delay_steps.items()}
+    versions = made.ticks.versions
+    if versions is None:
+        report.layerpipe["delay_steps"] = late
+    else:
+        behind = versions.delay_updates
+        report.layerpipe["delay_updates"] = {variables[handle]: count for handle, count in behind.items()}
+        report.layerpipe["gradient_sum_bytes"] = versions.sum_bytes
     report.layerpipe |= {
-        "delay_steps": {variables[handle]: late for handle, late in rounds.delay_steps.items()},
         "rounds": rounds.last + 1,
         "registers": sum(register.depth for register in made.delays.registers),
         "weight_version_bytes": version_bytes(made),
@@ -63,7 +79,7 @@ def fill_spread(report: Report, made: Spread) -> None:
 
 
 def version_bytes(made: Spread) -> dict[str, int]:
-    """Bytes of earlier weights: in registers, but for what is only sent, and of moving averages."""
+    """Bytes of earlier weights in registers (not sent), averages, second versions; of frozen copies."""
     traced = made.traced
     stash = 0
     for register in made.delays.registers:
@@ -74,4 +90,9 @@ def version_bytes(made: Spread) -> dict[str, int]:
             if None not in (info.shape or (None,)):
                 sent = register.device != made.rounds.device_of[producer]
                 stash += (register.depth - sent) * info.element_bytes * math.prod(info.shape)
-    return {"stash": stash, "ema": made.ticks.average_bytes}
+    found = {"stash": stash, "ema": made.ticks.average_bytes}
+    if made.ticks.versions is not None:
+        found["second"] = made.ticks.versions.version_bytes
+    if made.ticks.copies.bytes:
+        found["frozen"] = made.ticks.copies.bytes
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from grappler_passes.dependencies import GraphIndex
@@ -28,6 +28,8 @@ class Facts:
         home: ``{handle: device}`` of variables.
         devices: of the processors.
         shapes: ops that compute whole numbers, such as shapes: they belong to nobody.
+        frozen: placeholders of weights that no step changes.
+        count_round: in which round of a batch the optimizers' counts of steps go on.
     """
 
     index: GraphIndex
@@ -38,6 +40,8 @@ class Facts:
     home: Mapping[str, str]
     devices: Sequence[str]
     shapes: frozenset[str] = frozenset()
+    frozen: frozenset[str] = frozenset()
+    count_round: int = 0
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class Rounds:
         batch: the round in which a batch comes in.
         before: ``(first, then)`` ops on one variable, in the order that they have within a round.
         delay_steps: ``{handle: rounds}`` from the first forward reading of a weight to its update.
+        frozen: what depends on frozen weights and on nothing else but constants; it is in no round.
     """
 
     of: Mapping[str, int]
@@ -57,6 +62,7 @@ class Rounds:
     batch: int
     before: tuple[tuple[str, str], ...]
     delay_steps: Mapping[str, int]
+    frozen: frozenset[str] = frozenset()
 
     @property
     def last(self) -> int:
@@ -75,7 +81,7 @@ def rounds_of(facts: Facts, stages: Stages, wanted: Mapping[str, int]) -> Rounds
     Raises:
         GraphError: an update needs a gradient that is made later.
     """
-    constant = _constant(facts)
+    constant = _constant(facts, facts.frozen)
     targets = _targets(facts, stages, constant) | dict(wanted)
     found = _settled(facts, targets, constant)
     for _ in range(_TRIES):
@@ -94,6 +100,7 @@ def rounds_of(facts: Facts, stages: Stages, wanted: Mapping[str, int]) -> Rounds
         -first,
         tuple(_in_order(facts)),
         delay_steps,
+        frozenset(constant - _constant(facts)),
     )
 
 
@@ -169,14 +176,16 @@ def _check_states(facts: Facts, found: Mapping[str, int]) -> None:
         )
 
 
-def _constant(facts: Facts) -> set[str]:
-    """Ops that depend on no batch and no variable."""
+def _constant(facts: Facts, frozen: Collection[str] = ()) -> set[str]:
+    """Ops that depend on no batch, and on no variable but those that are ``frozen``."""
     index, found = facts.index, set()
     for i in index.order:
         name, op = index.names[i], index.ops[i]
         if op in _GIVEN:
             if name not in facts.arguments and name not in facts.handles:
                 found.add(name)
+        elif op == "ReadVariableOp":
+            found |= {name} if states_of(index, i) <= set(frozen) else set()
         elif not has_side_effects(op) and all(index.names[p] in found for p, _ in index.data_preds[i]):
             found.add(name)
     return found
@@ -233,7 +242,7 @@ def _with_their_writes(facts: Facts, targets: Mapping[str, int]) -> dict[str, in
         if state in facts.weights or len(placed) == len(users) or not placed:
             continue
         forward = [targets[name] for name in users if facts.where.get(name, ("",))[0] == "F"]
-        found.update(dict.fromkeys(users, min(forward, default=0)))
+        found.update(dict.fromkeys(users, min(forward, default=facts.count_round)))
     return found
 
 

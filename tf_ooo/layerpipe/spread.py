@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from grappler_passes.effects import has_side_effects, states_of
+from tf_ooo import compat
+from tf_ooo.data_parallel.averaging import optimizers_of
 from tf_ooo.layerpipe import compat as mode_compat
+from tf_ooo.layerpipe.coalesce import Sum, with_sums, with_whole_reads
 from tf_ooo.layerpipe.delays import Delays, delays_of
 from tf_ooo.layerpipe.divide import divided, with_shared_grads
+from tf_ooo.layerpipe.frozen import frozen_weights
 from tf_ooo.layerpipe.rates import with_factors
 from tf_ooo.layerpipe.rounds import Facts, Rounds, rounds_of
 from tf_ooo.layerpipe.stages import Stages
 from tf_ooo.layerpipe.ticks import Ticks
 from tf_ooo.layerpipe.traced import Traced, trace
-from tf_ooo.layerpipe.versions import Now, with_later_weights
+from tf_ooo.layerpipe.two_versions import TwoVersions
+from tf_ooo.layerpipe.versions import Now, with_forward_reads, with_later_weights
 from tf_ooo.pipeline.compat import value_of
 
 _WHOLE = ("int32", "int64")
@@ -44,6 +51,7 @@ def spread(
     weights: str,
     op_seconds: Mapping[str, float],
     rate_warmup_steps: int | None = None,
+    accumulate_steps: int | None = None,
 ) -> Spread:
     """Traces a model's step and spreads it; its variables are on their devices.
 
@@ -55,25 +63,40 @@ def spread(
         weights: see ``versions``.
         op_seconds: of the step's ops, where measured: which op of a dO is worth dividing.
         rate_warmup_steps: see ``rates``; None: learning rates are as they are.
+        accumulate_steps: see ``two_versions``; None: each batch has its own update.
 
     Raises:
         GraphError: the step cannot be spread; says which op is in the way.
     """
-    traced = trace(model, batch)
+    traced = trace(model, batch, marked=accumulate_steps is not None)
     traced, notes = divided(traced, stages, op_seconds)
     traced, stages = with_shared_grads(traced, stages)
     of_variable = {variable.name: variable.handle for variable in traced.graph.variables}
     trained = {of_variable[name]: layer.index for layer in traced.graph.layers for name in layer.variables}
+    traced = with_forward_reads(traced, trained)
     late: set[int] = set()
     if rate_warmup_steps is not None:
         traced, late = with_factors(traced, stages, _learning_rate(model, traced))
     now: tuple[Now, ...] = ()
-    if weights != "stash":
+    sums: tuple[Sum, ...] = ()
+    if accumulate_steps is not None:
+        traced, sums = with_sums(with_whole_reads(traced, trained), trained)
+    if weights != "stash" or accumulate_steps is not None:
         traced, now = with_later_weights(traced, trained, stages)
-    facts = _facts(traced, trained, now, devices)
-    rounds = rounds_of(facts, stages, {one.name: one.round for one in now})
+    facts = _facts(model, traced, trained, now, devices)
+    if accumulate_steps is not None:
+        # Where it is known whether a batch is the last of all.
+        facts = dataclasses.replace(facts, count_round=stages.processors - 1)
+    wanted = {one.name: one.round for one in now}
+    if accumulate_steps is not None:
+        wanted |= dict.fromkeys(_counts(traced, _of_optimizers(model, traced)), facts.count_round)
+    rounds = rounds_of(facts, stages, wanted)
     delays = delays_of(traced, rounds)
     count = value_of(model.optimizer.iterations) if late else None
+    versions = None
+    if accumulate_steps is not None:
+        optimizer = _of_optimizers(model, traced)
+        versions = TwoVersions(traced, rounds, now, sums, trained.keys(), optimizer, accumulate_steps)
     ticks = Ticks(
         traced,
         rounds,
@@ -83,11 +106,14 @@ def spread(
         late=late,
         warmup_steps=rate_warmup_steps or 1,
         count=count,
+        versions=versions,
     )
     return Spread(traced, rounds, delays, ticks, notes)
 
 
-def _facts(traced: Traced, trained: Mapping[str, int], now: Sequence[Now], devices: Sequence[str]) -> Facts:
+def _facts(
+    model: Any, traced: Traced, trained: Mapping[str, int], now: Sequence[Now], devices: Sequence[str]
+) -> Facts:
     handles = frozenset(n for n, tensor in traced.captured.items() if tensor.dtype.name == "resource")
     return Facts(
         index=traced.index,
@@ -102,7 +128,27 @@ def _facts(traced: Traced, trained: Mapping[str, int], now: Sequence[Now], devic
             for name in traced.index.names
             if _is_whole(traced.outputs[name]) and name not in traced.arguments
         ),
+        frozen=frozen_weights(model, traced) - trained.keys(),
     )
+
+
+def _of_optimizers(model: Any, traced: Traced) -> set[str]:
+    """The placeholders of their variables."""
+    values = (value_of(variable) for one in optimizers_of(model) for variable in compat.state_of(one))
+    handles = {id(value.handle) for value in values if value is not None}
+    return {name for name, outside in traced.captured.items() if id(outside) in handles}
+
+
+def _counts(traced: Traced, optimizer: Collection[str]) -> list[str]:
+    """The ops that no layer's update has on the optimizers' variables: on the counts of steps."""
+    index = traced.index
+    return [
+        name
+        for i, name in enumerate(index.names)
+        if name not in traced.where
+        and has_side_effects(index.ops[i])
+        and states_of(index, i) & set(optimizer)
+    ]
 
 
 def _learning_rate(model: Any, traced: Traced) -> str | None:

@@ -11,9 +11,11 @@ from tf_ooo.compat import import_here
 from tf_ooo.layerpipe import compat
 from tf_ooo.layerpipe.averages import Averages, read_weight
 from tf_ooo.layerpipe.delays import Delays, Register, nodes_between
+from tf_ooo.layerpipe.frozen import Copies
 from tf_ooo.layerpipe.rates import factor_name, factors
 from tf_ooo.layerpipe.rounds import Rounds
 from tf_ooo.layerpipe.traced import Traced
+from tf_ooo.layerpipe.two_versions import TwoVersions
 from tf_ooo.layerpipe.versions import Now
 
 
@@ -26,6 +28,7 @@ class Part:
         read: names of what they and the results read.
         logs: the tensors of the results, none if no batch is in its round of results.
         made: the registers that something is put into.
+        phase: see ``two_versions``.
     """
 
     low: int
@@ -34,6 +37,7 @@ class Part:
     read: frozenset[str]
     logs: list[str]
     made: list[Register]
+    phase: int
 
 
 class Ticks:
@@ -45,6 +49,7 @@ class Ticks:
         averages: whether ``now`` are rebuilt from a moving average of the updates.
         late, warmup_steps: see ``rates.factors``.
         count: the variable that counts the batches that have come in.
+        versions: where several batches' gradients are one update.
     """
 
     def __init__(
@@ -57,12 +62,16 @@ class Ticks:
         late: Set[int] = frozenset(),
         warmup_steps: int = 1,
         count: Any = None,
+        versions: TwoVersions | None = None,
     ) -> None:
         self.traced, self.rounds, self.delays, self.now = traced, rounds, delays, now
         self._late, self._warmup_steps = late, warmup_steps
         self._count = count if late else None
         self._averages = Averages(traced, rounds, now) if averages else None
-        self._functions: dict[tuple[int, int, int], Any] = {}
+        self.versions, self._tick = versions, 0
+        self.copies = Copies(traced, delays.copies)
+        self._parts: dict[tuple[int, int], Part] = {}
+        self._functions: dict[tuple[int, int, int, int], Any] = {}
         dtypes = {
             r.number: traced.outputs[split_input(r.source)[0]][split_input(r.source)[1]]
             for r in delays.registers
@@ -96,6 +105,7 @@ class Ticks:
             The results of the batch that is in its round of results, or None.
         """
         outputs = self._function(low, high, 1)(*(batch or ()))
+        self._tick += 1
         if not low <= self.delays.logs_round <= high:
             return None
         return self.traced.results.unpack(outputs)
@@ -110,6 +120,7 @@ class Ticks:
         """
         function = self._function(0, self.last, len(batches))
         outputs = function(*(tensor for batch in batches for tensor in batch))
+        self._tick += len(batches)
         size = len(self.delays.logs)
         return [
             self.traced.results.unpack(outputs[number * size : (number + 1) * size])
@@ -117,21 +128,21 @@ class Ticks:
         ]
 
     def _function(self, low: int, high: int, rounds: int) -> Any:
-        key = (low, high, rounds)
+        key = (low, high, rounds, self.versions.phase(self._tick) if self.versions is not None else 0)
         if key not in self._functions:
             self._functions[key] = self._make(*key)
         return self._functions[key]
 
-    def _make(self, low: int, high: int, rounds: int) -> Any:
+    def _make(self, low: int, high: int, rounds: int, phase: int) -> Any:
         import tensorflow as tf
 
         traced = self.traced
-        part = self._part(low, high)
+        parts = [self._part(low, high, phase + number) for number in range(rounds)]
         specs = traced.specs if low <= self.rounds.batch <= high else []
 
         def body(*tensors: Any) -> list[Any]:
             late, logs = self._stored(), []
-            for number in range(rounds):
+            for number, part in enumerate(parts):
                 batch = tensors[number * len(specs) : (number + 1) * len(specs)]
                 made, found = self._round(part, batch, late, f"round_{number}" if rounds > 1 else "")
                 late = self._shifted(late, made)
@@ -141,8 +152,10 @@ class Ticks:
 
         return compat.function(body, [spec for _ in range(rounds) for spec in specs])
 
-    def _part(self, low: int, high: int) -> Part:
+    def _part(self, low: int, high: int, phase: int) -> Part:
         """The ops of a round in which only these rounds' batches exist."""
+        if self.versions is None and (low, high) in self._parts:
+            return self._parts[low, high]
         traced, delays = self.traced, self.delays
         graph_def = type(traced.graph_def)()
         graph_def.library.CopyFrom(traced.graph_def.library)
@@ -152,13 +165,16 @@ class Ticks:
             *(one.name for one in self.now),
             *map(factor_name, self._late),
         }
-        nodes = [node for node in nodes_between(delays, self.rounds, low, high) if node.name not in given]
+        if self.versions is not None:
+            given |= self.versions.names | self.versions.left_out(low, phase)
+        nodes = list(nodes_between(delays, self.rounds, low, high, given))
         graph_def.node.extend(nodes)
         logs = delays.logs if low <= delays.logs_round <= high else []
         read = {split_input(text)[0] for node in nodes for text in node.input}
         read |= {split_input(text)[0] for text in logs}
         made = [r for r in delays.registers if low <= r.made <= high]
-        return Part(low, high, graph_def, frozenset(read), logs, made)
+        self._parts[low, high] = Part(low, high, graph_def, frozenset(read), logs, made, phase)
+        return self._parts[low, high]
 
     def _round(
         self, part: Part, batch: Sequence[Any], late: dict[str, Any], name: str
@@ -167,24 +183,36 @@ class Ticks:
         traced = self.traced
         tensors = dict(zip(traced.arguments, batch, strict=True)) if batch else {}
         tensors |= traced.captured
-        later = {one.handle: read_weight(traced, one) for one in self.now}
-        tensors |= self._weights_now(later)
+        tensors |= self.copies.given()
+        later = {} if self.versions else {one.handle: read_weight(traced, one) for one in self.now}
+        tensors |= self._weights_now(later, part)
         tensors |= self._rates()
         tensors |= {key: value for key, value in late.items() if key in part.read}
         wanted = [r.source for r in part.made]
-        results = _fetch(part, tensors, [*wanted, *part.logs], name)
+        sums = self.versions.added(part.low, part.high) if self.versions else []
+        kept = self.versions.kept(part.low, part.high, part.phase) if self.versions else {}
+        results = _fetch(part, tensors, [*wanted, *part.logs, *(one.name for one in sums)], name)
         if self._averages is not None:
             self._averages.update(later, part.low, part.high)
+        if self.versions is not None:
+            added = dict(zip(sums, results[len(results) - len(sums) :], strict=True))
+            self.versions.store(part.low, part.phase, added, kept)
         made = {r.number: value for r, value in zip(part.made, results, strict=False)}
-        return made, results[len(wanted) :]
+        return made, results[len(wanted) : len(results) - len(sums)]
 
-    def _weights_now(self, read: dict[str, Any]) -> dict[str, Any]:
+    def _weights_now(self, read: dict[str, Any], part: Part) -> dict[str, Any]:
+        if self.versions is not None:
+            return self.versions.given(part.low, part.high, part.phase)
         if self._averages is None:
             return {one.name: read[one.handle] for one in self.now}
         return {one.name: self._averages.rebuilt(one, read[one.handle]) for one in self.now}
 
     def reset(self) -> None:
         """Before the first round of an epoch."""
+        self._tick = 0
+        self.copies.refresh()
+        if self.versions is not None:
+            self.versions.reset()
         if self._averages is not None:
             self._averages.reset()
 

@@ -13,8 +13,10 @@ from grappler_passes.edit import without_gates
 from grappler_passes.graph import TrainingGraph
 from tf_ooo import compat
 from tf_ooo.compat import Packed, as_tensors, captures_of
+from tf_ooo.data_parallel.averaging import optimizers_of
 from tf_ooo.errors import GraphError
 from tf_ooo.layerpipe import compat as mode_compat
+from tf_ooo.layerpipe.gradients import updates_seen
 from tf_ooo.pipeline.naming import named
 from tf_ooo.pipeline.tasks import assign
 from tf_ooo.pipeline.unrolled_tasks import Known, Step
@@ -57,22 +59,25 @@ class Traced:
         return Step(self.graph_def, self.index, [0] * len(self.index), 1, known, where, frozenset())
 
 
-def trace(model: Any, batch: Any) -> Traced:
+def trace(model: Any, batch: Any, marked: bool = False) -> Traced:
     """Traces a model's step.
 
     Args:
         model: built, with built optimizers.
         batch: an example; batches may have any number of rows.
+        marked: gradients that optimizers are given are dense, and marked: see ``coalesce.py``.
 
     Raises:
         GraphError: it is no training step, or one with loops or branches.
-        BackendError: it reads what is only known when it is called.
+        BackendError: it reads what is only known when it is called, or applies gradients twice with one
+            optimizer.
     """
     inputs, results = Packed(batch), []
     step = compat.step_on_data(model, model.train_step)
 
     def flat(*tensors: Any) -> list[Any]:
-        results.append(Packed(as_tensors(step(inputs.unpack(tensors)))))
+        with updates_seen(optimizers_of(model), marked):
+            results.append(Packed(as_tensors(step(inputs.unpack(tensors)))))
         return list(results[-1].tensors)
 
     specs = tuple(mode_compat.open_rows(spec) for spec in inputs.specs)
@@ -84,10 +89,7 @@ def trace(model: Any, batch: Any) -> Traced:
     flat_def = without_gates(inline_graph_def(graph_def, list(dict.fromkeys(kept))))
     loop = next((node.name for node in flat_def.node if node.op in _LOOPS), None)
     if loop is not None:
-        raise GraphError(
-            f"the step has a loop or a branch ({loop}), which cannot be spread over rounds; recurrent layers "
-            "can with unroll=True"
-        )
+        raise GraphError(_loop_message(model, loop))
     graph = classify_graph_def(flat_def, names)
     index = GraphIndex(flat_def)
     where, _ = assign(graph, index)
@@ -103,4 +105,15 @@ def trace(model: Any, batch: Any) -> Traced:
         captured={placeholder.op.name: outside for outside, placeholder in captured},
         fetches=tuple(tensor.name for tensor in concrete.outputs),
         results=results[-1],
+    )
+
+
+def _loop_message(model: Any, op: str) -> str:
+    """Names the layer whose loop or branch it is."""
+    scopes = op.split("/")
+    layer = next((part for part in compat.parts_of(model) if part is not model and part.name in scopes), None)
+    where = f"layer {layer.name!r} ({type(layer).__name__})" if layer is not None else "the step"
+    return (
+        f"{where} has a loop or a branch (op {op}), which mode='layerpipe' cannot spread over rounds: make "
+        "recurrent layers with unroll=True, or train with mode='pipeline', which runs a loop as one task"
     )

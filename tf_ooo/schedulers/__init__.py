@@ -15,6 +15,7 @@ from tf_ooo.schedulers import (
     multi_stream,
     one_f_one_b,
     pipedream,
+    pipedream_2bw,
     reverse_first_k,
     search,
     v_half,
@@ -50,6 +51,13 @@ _POLICIES = [
     Policy("reverse_first_k", ("data_parallel",), reverse_first_k.make, ("k",)),
     Policy("search", ("single_device", "data_parallel"), search.make, search.OPTIONS),
     Policy("pipedream", ("layerpipe",), pipedream.make),
+    Policy(
+        "pipedream_2bw",
+        ("layerpipe",),
+        pipedream_2bw.make,
+        pipedream_2bw.OPTIONS,
+        by_name="updates once for several micro-batches: ask for it by name",
+    ),
     Policy("layerpipe", ("layerpipe",), layerpipe.make, ("slack_percent",)),
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 from tf_ooo.errors import OptionsError
@@ -18,10 +19,15 @@ def make(problem: Problem) -> Schedule:
     gradient after its dW.  Stage s of p has at most p - s micro-batches in flight (NOAM = p) and keeps as
     many versions of its weights; stages are not replicated.  A memory limit lowers NOAM, down to 1.
     """
+    return whole_layers("pipedream", problem, update_every=1)
+
+
+def whole_layers(name: str, problem: Problem, update_every: int) -> Schedule:
+    """1F1B over contiguous stages, within the memory limit if NOAM can be so low."""
     stages = contiguous(problem)
     limit = problem.memory_limit_bytes
     for noam in range(problem.devices, 0, -1) if limit != 0 else [1]:
-        schedule = _schedule(problem, stages, noam)
+        schedule = _schedule(name, problem, stages, noam, update_every)
         if limit is None or max(simulate(schedule, problem.layers, problem.link).peak_bytes) <= limit:
             break
     return schedule
@@ -37,29 +43,33 @@ def contiguous(problem: Problem) -> tuple[tuple[int, int], ...]:
     return tuple((first, after - 1) for first, after in zip(bounds, bounds[1:], strict=False))
 
 
-def _schedule(problem: Problem, stages: tuple[tuple[int, int], ...], noam: int) -> Schedule:
+def _schedule(
+    name: str, problem: Problem, stages: tuple[tuple[int, int], ...], noam: int, update_every: int
+) -> Schedule:
     count = problem.microbatches
-    lanes = {
-        (stage, 0): TaskList(list(_lane(stage, min(noam, len(stages) - stage), count)))
-        for stage in range(len(stages))
-    }
-    return Schedule(
+    made = Schedule(
         "layerpipe",
-        "pipedream",
-        lanes,
+        name,
         microbatches=count,
         stages=stages,
         fused_backward=True,
         asynchronous=True,
+        update_every=update_every,
     )
+    lanes = {
+        (stage, 0): TaskList(list(_lane(made, stage, min(noam, len(stages) - stage))))
+        for stage in range(len(stages))
+    }
+    return dataclasses.replace(made, lanes=lanes)
 
 
-def _lane(stage: int, in_flight: int, microbatches: int) -> Iterator[Task]:
+def _lane(made: Schedule, stage: int, in_flight: int) -> Iterator[Task]:
+    microbatches = made.microbatches
     ahead = min(in_flight, microbatches)
     for microbatch in range(ahead):
         yield Task("F", stage, microbatch)
     for microbatch in range(microbatches):
-        for kind in ("dO", "dW", "U"):
+        for kind in ("dO", "dW", "U") if made.updates_after(microbatch) else ("dO", "dW"):
             yield Task(kind, stage, microbatch)
         if microbatch + ahead < microbatches:
             yield Task("F", stage, microbatch + ahead)

@@ -49,6 +49,7 @@ class Policy:
     its leanest schedule if it cannot; whoever calls it checks by simulation.  ``options`` are the
     names that ``Problem.options`` may hold.  ``auto_tasks``: above so many F, dO and dW of one stage on
     each device, planning takes more than some seconds, and ``auto`` does without; None: never.
+    ``by_name``: why ``auto`` never takes it, empty where it may.
     """
 
     name: str
@@ -56,3 +57,4 @@ class Policy:
     make: Callable[[Problem], Schedule]
     options: tuple[str, ...] = ()
     auto_tasks: int | None = None
+    by_name: str = ""

@@ -249,6 +249,7 @@ def test_bench_rows_and_goals(tmp_path):
 def test_weights_of_another_processor_are_counted():
     layers = WORKLOADS["mlp"].layers()
     assert layerpipe.weights_sent_bytes(made("pipedream", layers, 4, 3), layers) == 0
+    assert layerpipe.weights_sent_bytes(made("pipedream_2bw", layers, 4, 8), layers) == 0
     assert layerpipe.weights_sent_bytes(made("layerpipe", layers, 4, 3), layers) > 0
 
 

@@ -18,6 +18,8 @@ from tf_ooo.bench.layerpipe_networks import NETWORKS
 from tf_ooo.bench.pipeline import SHARE, run_driver, write
 
 BASELINE = "pipedream"
+# Beside the baseline.
+SCHEDULES = ("fast_forward", "pipedream_2bw", "layerpipe", "layerpipe_ema")
 DRIVER = "tf_ooo.bench.layerpipe_driver"
 
 
@@ -31,9 +33,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.quick:
         options.workload, options.devices, options.repetitions = ["mlp"], [2], 2
     rows: list[dict[str, Any]] = []
+    asked = dict.fromkeys(options.schedules)
     for workload in options.workload:
         for devices in options.devices:
-            rows += rows_of(run_driver(DRIVER, options, devices, ["--workload", workload]), workload)
+            more = ["--workload", workload, "--schedules", ",".join({BASELINE: None, **asked})]
+            rows += rows_of(run_driver(DRIVER, options, devices, more), workload)
             write(options.json, rows)
     if options.png:
         save_bars(rows, options.png)
@@ -45,6 +49,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", help="file for the rows")
     parser.add_argument("--png", help="file for a picture of the rows")
     parser.add_argument("--workload", nargs="+", default=["mlp"], choices=NETWORKS)
+    parser.add_argument(
+        "--schedules", nargs="+", default=SCHEDULES, choices=SCHEDULES, help="rows to measure"
+    )
     parser.add_argument("--devices", type=int, nargs="+", default=[2, 3, 4], help="worker processes")
     parser.add_argument("--cores", type=float, help=f"of each worker; default: {SHARE} of an equal share")
     parser.add_argument("--repetitions", type=int, default=6, help="turns of each mode")

@@ -11,7 +11,7 @@ import statistics
 from functools import partial
 from typing import Any
 
-from tf_ooo.bench.layerpipe_networks import make
+from tf_ooo.bench.layerpipe_networks import ROUNDS, make
 from tf_ooo.bench.pipeline_driver import (
     ConfinedCluster,
     Devices,
@@ -47,7 +47,9 @@ ALL_ALONE = "all alone"
 
 def main() -> None:
     """Reads the command line, runs, writes what was found as JSON."""
-    run_and_end(Driver, parser_of_driver().parse_args())
+    parser = parser_of_driver()
+    parser.add_argument("--schedules", required=True)
+    run_and_end(Driver, parser.parse_args())
 
 
 class InTurn(Steps):
@@ -86,7 +88,7 @@ class Driver(ConfinedCluster):
         runs = {
             "serial": InTurn(make(self.options.workload), "pipeline", {"devices": one, "microbatches": 1})
         }
-        for name, (mode, arguments) in RUNS.items():
+        for name, (mode, arguments) in self._chosen().items():
             runs[name] = InTurn(make(self.options.workload), mode, {"devices": given[mode], **arguments})
         for run in runs.values():
             run.start(devices)
@@ -99,6 +101,16 @@ class Driver(ConfinedCluster):
         for run in runs.values():
             run.finish()
         return {"devices": devices, "times": times, "runs": found, "link": dataclasses.asdict(link)}
+
+    def _chosen(self) -> dict[str, tuple[str, dict[str, Any]]]:
+        """The modes that were asked for; of large networks fewer rounds are one function."""
+        rounds = ROUNDS[self.options.workload]
+        names = self.options.schedules.split(",")
+        return {
+            name: (mode, options | ({"unroll": rounds} if mode == "layerpipe" else {}))
+            for name, (mode, options) in RUNS.items()
+            if name in names
+        }
 
     def _devices(self) -> Devices:
         return Devices(self.cluster, self.link, 1 / self.options.cores)

@@ -40,6 +40,8 @@ NETWORKS: dict[str, Network] = {
     "resnet18": Network(_resnet18, _ROWS, (32, 32, 3)),
     "resnet50": Network(lambda: resnet((3, 4, 6, 3), 0.25, 32), _ROWS // 2, (32, 32, 3)),
 }
+# In one function; tracing eight of a deep network takes longer than measuring it.
+ROUNDS = {"mlp": 8, "vgg16": 4, "resnet18": 4, "resnet50": 2}
 
 
 def make(name: str) -> Workload:

@@ -207,6 +207,7 @@ def weights_sent_bytes(schedule: Schedule, layers: Sequence[LayerCosts]) -> floa
     sent = 0.0
     for stage in {stage for _, stage in home}:
         readers = home.get(("F", stage), set()) | home.get(("dO", stage), set())
-        away = readers - home.get(("U", stage), set())
+        # Not every micro-batch has an update of its own.
+        away = readers - home.get(("U", stage), home.get(("dW", stage), set()))
         sent += len(away) * sum(layers[layer].weight_bytes for layer in schedule.layers_of(stage))
     return sent

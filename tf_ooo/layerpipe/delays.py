@@ -111,7 +111,7 @@ class _Maker:
     def read(self, producer: str, port: int, at: int | None, device: str | None) -> str:
         """The input to have for a tensor that is read in round ``at``."""
         if producer in self.frozen:
-            return _text(self.on(device or self.rounds.device_of[producer], producer), port)
+            return _text(self.on(device or "", producer), port)
         if at is None or producer not in self.rounds.of:
             return _text(producer, port)
         delay = at - self.rounds.of[producer]

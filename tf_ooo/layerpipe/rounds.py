@@ -143,12 +143,12 @@ def _check_updates(facts: Facts, stages: Stages, delay_steps: Mapping[str, int])
 
 
 def _users(facts: Facts) -> dict[str, list[str]]:
-    """The ops on each variable, in the step's order."""
+    """The ops on each variable that is not frozen, in the step's order."""
     index = facts.index
     users: dict[str, list[str]] = {}
     for i in index.order:
         for state in _states(index, i):
-            if state in facts.handles:
+            if state in facts.handles and state not in facts.frozen:
                 users.setdefault(state, []).append(index.names[i])
     return users
 

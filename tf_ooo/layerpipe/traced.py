@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from tf_ooo.pipeline.tasks import assign
 from tf_ooo.pipeline.unrolled_tasks import Known, Step
 from tf_ooo.pipeline.variables import all_variables
 
+_NUMBER = re.compile(r"_\d+$")
 _LOOPS = ("Enter", "RefEnter", "Switch", "RefSwitch", "Merge")
 
 
@@ -110,8 +112,10 @@ def trace(model: Any, batch: Any, marked: bool = False) -> Traced:
 
 def _loop_message(model: Any, op: str) -> str:
     """Names the layer whose loop or branch it is."""
-    scopes = op.split("/")
-    layer = next((part for part in compat.parts_of(model) if part is not model and part.name in scopes), None)
+    layers = [part for part in compat.parts_of(model) if part is not model]
+    # TensorFlow numbers scopes of one name: lstm_1 is the second one of layer "lstm".
+    scopes = [_NUMBER.sub("", scope) for scope in op.split("/")] + op.split("/")
+    layer = next((part for scope in scopes for part in layers if part.name == scope), None)
     where = f"layer {layer.name!r} ({type(layer).__name__})" if layer is not None else "the step"
     return (
         f"{where} has a loop or a branch (op {op}), which mode='layerpipe' cannot spread over rounds: make "

@@ -51,7 +51,8 @@ def with_sums(traced: Traced, weights: Mapping[str, int]) -> tuple[Traced, tuple
     _check_all_marked(traced, weights)
     graph_def = type(traced.graph_def)()
     graph_def.CopyFrom(traced.graph_def)
-    where, sums = dict(traced.where), []
+    where = dict(traced.where)
+    sums: list[Sum] = []
     outputs: dict[str, Any] = {node.name: traced.outputs[node.name] for node in traced.graph_def.node}
     for node in list(graph_def.node):
         if not compat.is_marked_gradient(node):

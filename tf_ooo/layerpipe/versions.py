@@ -74,7 +74,9 @@ def with_forward_reads(traced: Traced, weights: Mapping[str, int]) -> Traced:
         traced: the step.
         weights: ``{handle: layer}``.
     """
-    index, first, again = traced.index, {}, {}
+    index = traced.index
+    first: dict[str, str] = {}
+    again: dict[str, str] = {}
     updated: set[str] = set()
     for i in index.order:
         name, op = index.names[i], index.ops[i]

@@ -84,16 +84,6 @@ class Custom(keras.Model):
         return {"loss": loss}
 
 
-class Recomputed(Custom):
-    """The backward pass computes the first layers again, with weights that it reads again."""
-
-    def call(self, x, training=False):
-        for layer in self.inside[:-1]:
-            layer.build(x.shape) if not layer.built else None
-            x = tf.recompute_grad(layer)(x)
-        return self.inside[-1](x)
-
-
 def squared(y, outputs):
     return tf.reduce_mean(tf.square(outputs - tf.one_hot(y, 3)))
 
@@ -103,21 +93,17 @@ CASES = {
     "embedded": (embedded, (WORDS, Y), LOSS),
     "two_inputs": (two_inputs, ((X, (WORDS / 29).astype("float32")), Y), LOSS),
     "custom_train_step": (Custom, (X, Y), squared),
-    "recomputed": (Recomputed, (X, Y), squared),
     "bfloat16": (mlp, (X, Y), LOSS),
 }
 
 
-LAYERS = {"recomputed": 4}
-
-
-def made(make, batch, loss, optimizer=None):
+def made(make, batch, loss):
     """A compiled model, built."""
     keras.utils.set_random_seed(3)
     model = make()
     keras_loss = loss if loss is LOSS else None
     metrics = ["accuracy"] if keras_loss else None
-    model.compile(optimizer or keras.optimizers.SGD(RATE), keras_loss, metrics=metrics, jit_compile=False)
+    model.compile(keras.optimizers.SGD(RATE), keras_loss, metrics=metrics, jit_compile=False)
     model(batch[0])
     return model
 
@@ -144,65 +130,6 @@ def by_hand(make, data, loss, delays):
     return history[-1]
 
 
-def coalesced_by_hand(make, data, loss, optimizer, every, epochs):
-    """Groups of batches at the weights of one update before; an epoch ends with a smaller group."""
-    model = made(make, batches(data)[0], loss, optimizer)
-    variables = model.trainable_variables
-    optimizer.build(variables)
-    newest = [v.numpy() for v in variables]
-    for _ in range(epochs):
-        before = newest
-        for start in range(0, len(batches(data)), every):
-            assign(variables, before)
-            group = [_dense(model, batch, loss) for batch in batches(data)[start : start + every]]
-            assign(variables, newest)
-            optimizer.apply([tf.add_n(same) / len(group) for same in zip(*group, strict=True)], variables)
-            before, newest = newest, [v.numpy() for v in variables]
-    return newest
-
-
-def assign(variables, values):
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
-
-
-def _dense(model, batch, loss):
-    x, y = batch
-    with tf.GradientTape() as tape:
-        value = loss(y, model(x, training=True))
-    return [
-        tf.convert_to_tensor(g)
-        for g in tape.gradient(value, [value_of(v) for v in model.trainable_variables])
-    ]
-
-
-def two_versions():
-    """PipeDream-2BW through two epochs of fit, with optimizers that have state and read the weights."""
-    found = {}
-    for name in ("tied", "embedded"):
-        make, data, loss = CASES[name]
-        optimizers = [keras.optimizers.AdamW(0.02, weight_decay=0.05, clipnorm=0.5) for _ in range(2)]
-        model = made(make, batches(data)[0], loss, optimizers[0])
-        start = model.get_weights()
-        layers = len({path(v).rpartition("/")[0] for v in model.trainable_variables})
-        callback = spread(3, layers, schedule="pipedream_2bw")
-        fit(model, callback, data, epochs=2)
-        expected = coalesced_by_hand(make, data, loss, optimizers[1], 4, 2)
-        report = callback.report
-        found[name] = {
-            "distance": max(
-                float(np.abs(a - b).max()) for a, b in zip(model.get_weights(), expected, strict=True)
-            ),
-            "moved": max(float(np.abs(a - b).max()) for a, b in zip(model.get_weights(), start, strict=True)),
-            "updates": int(optimizers[0].iterations.numpy()),
-            "report": report.layerpipe,
-            "weights_bytes": sum(w.nbytes for w in model.get_weights()),
-            "summary": report.summary(),
-            "notes": report.notes,
-        }
-    return found
-
-
 def spread(devices, layers, **options):
     costs = CostTable([tf_ooo.LayerCosts(1.0, 1.2, 0.9, name=str(n)) for n in range(layers)])
     return tf_ooo.OOOBackprop(mode="layerpipe", devices=devices, costs=costs, **options)
@@ -222,8 +149,7 @@ def against_by_hand(name):
     make, data, loss = CASES[name]
     model = made(make, batches(data)[0], loss)
     layers = len({path(v).rpartition("/")[0] for v in model.trainable_variables})
-    # The gradients of a layer that is computed again start from two dO: kernel and bias are a layer each.
-    callback = spread(3, LAYERS.get(name, layers))
+    callback = spread(3, layers)
     history = fit(model, callback, data)
     delays = callback.report.layerpipe["delay_steps"]
     late = [delays[path(v)] for v in model.trainable_variables]

@@ -76,12 +76,11 @@ def _check_all_marked(traced: Traced, weights: Mapping[str, int]) -> None:
     below = [compat.is_marked_gradient(node) for node in traced.graph_def.node]
     for i in index.order:
         below[i] = below[i] or any(below[p] for p, _ in index.data_preds[i])
-    written = {
-        state: below[i]
-        for i in index.order
-        if has_side_effects(index.ops[i]) and not only_reads(index.ops[i])
-        for state in states_of(index, i)
-    }
+    written: dict[str, bool] = {}
+    for i in index.order:
+        if has_side_effects(index.ops[i]) and not only_reads(index.ops[i]):
+            for state in states_of(index, i):  # weight decay is a write of its own
+                written[state] = written.get(state, False) or below[i]
     for handle in weights:
         if not written.get(handle, True):
             raise GraphError(

@@ -21,7 +21,7 @@ from tf_ooo.layerpipe.stages import Stages
 from tf_ooo.layerpipe.ticks import Ticks
 from tf_ooo.layerpipe.traced import Traced, trace
 from tf_ooo.layerpipe.two_versions import TwoVersions
-from tf_ooo.layerpipe.versions import Now, with_forward_reads, with_later_weights
+from tf_ooo.layerpipe.versions import Now, with_later_weights
 from tf_ooo.pipeline.compat import value_of
 
 _WHOLE = ("int32", "int64")
@@ -73,7 +73,6 @@ def spread(
     traced, stages = with_shared_grads(traced, stages)
     of_variable = {variable.name: variable.handle for variable in traced.graph.variables}
     trained = {of_variable[name]: layer.index for layer in traced.graph.layers for name in layer.variables}
-    traced = with_forward_reads(traced, trained)
     late: set[int] = set()
     if rate_warmup_steps is not None:
         traced, late = with_factors(traced, stages, _learning_rate(model, traced))

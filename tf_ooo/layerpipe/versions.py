@@ -65,41 +65,6 @@ def with_later_weights(
     return made, tuple(maker.now.values())
 
 
-def with_forward_reads(traced: Traced, weights: Mapping[str, int]) -> Traced:
-    """The step in which backward passes that read a weight anew use what the forward pass has read.
-
-    In a step of its own that is the same.  Here such a reading (``tf.recompute_grad``) would see updates.
-
-    Args:
-        traced: the step.
-        weights: ``{handle: layer}``.
-    """
-    index = traced.index
-    first: dict[str, str] = {}
-    again: dict[str, str] = {}
-    updated: set[str] = set()
-    for i in index.order:
-        name, op = index.names[i], index.ops[i]
-        states = states_of(index, i) & weights.keys() if has_side_effects(op) else set()
-        if states and not only_reads(op):
-            updated |= states
-        elif op == "ReadVariableOp" and states and not states <= updated:
-            handle = next(iter(states))
-            kind, _ = traced.where.get(name, ("", 0))
-            if kind == "F":
-                first.setdefault(handle, name)
-            elif kind in ("dO", HIGH, "dW") and handle in first:
-                again[name] = first[handle]
-    if not again:
-        return traced
-    graph_def = type(traced.graph_def)()
-    graph_def.CopyFrom(traced.graph_def)
-    for node in graph_def.node:
-        for place, text in enumerate(node.input):
-            node.input[place] = again.get(text, text)
-    return dataclasses.replace(traced, graph_def=graph_def, index=GraphIndex(graph_def))
-
-
 class _Maker:
     def __init__(self, traced: Traced, weights: Mapping[str, int], stages: Stages) -> None:
         self.traced, self.weights, self.stages = traced, weights, stages

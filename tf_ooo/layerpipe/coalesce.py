@@ -74,12 +74,14 @@ def with_sums(traced: Traced, weights: Mapping[str, int]) -> tuple[Traced, tuple
 def _check_all_marked(traced: Traced, weights: Mapping[str, int]) -> None:
     index = traced.index
     below = [compat.is_marked_gradient(node) for node in traced.graph_def.node]
-    for i in index.order:
-        below[i] = below[i] or any(below[p] for p, _ in index.data_preds[i])
     written: dict[str, bool] = {}
     for i in index.order:
-        if has_side_effects(index.ops[i]) and not only_reads(index.ops[i]):
-            for state in states_of(index, i):  # weight decay is a write of its own
+        states = states_of(index, i) if has_side_effects(index.ops[i]) else set()
+        # What Adam's momentum holds is read again to update the weight.
+        below[i] = below[i] or any(below[p] for p, _ in index.data_preds[i])
+        below[i] = below[i] or any(written.get(state, False) for state in states)
+        if not only_reads(index.ops[i]):
+            for state in states:  # weight decay is a write of its own
                 written[state] = written.get(state, False) or below[i]
     for handle in weights:
         if not written.get(handle, True):

@@ -23,6 +23,8 @@ from tf_ooo.xla.gains import GainTable
 from tf_ooo.xla.session import StreamSession
 from tf_ooo.xla.step import StreamStep, Way
 
+pytestmark = zoo.needs_xla_streams
+
 # XLA compiles the two graphs on their own and may merge other ops.  Seen on x86: 0 with momentum, 7e-8
 # after ten steps of Adam on convolutions.
 TOLERANCE = 1e-6

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from grappler_passes.compat import OutputInfo
+from tests.zoo import needs_xla_streams
 from tf_ooo.compat import import_here
 from tf_ooo.errors import BackendError
 from tf_ooo.xla import compat
@@ -14,6 +15,7 @@ from tf_ooo.xla.captured import watched
 from tf_ooo.xla.outline import module_text
 
 
+@needs_xla_streams
 def test_the_ops_are_there():
     assert compat.why_no_streams() is None, (
         "xla_call_module, xla_optimization_barrier or xla_data_pb2 is gone"
@@ -27,6 +29,7 @@ def test_frontend_attributes_are_what_xla_reads():
     assert dict(attributes.map) == {"_xla_stream_annotation": "3", "inlineable": "false"}
 
 
+@needs_xla_streams
 def test_a_call_reaches_hlo_with_its_stream():
     """Built from nodes alone: function, call, barrier."""
     info = OutputInfo("float32", (2, 2), 4)
@@ -83,6 +86,7 @@ def test_run_errors_are_exceptions():
     assert all(issubclass(error, Exception) for error in compat.run_errors())
 
 
+@needs_xla_streams
 class TestFlags:
     """Flags of XLA for one compilation; a failure: the two functions are gone, or TensorFlow copies flags."""
 

@@ -25,6 +25,8 @@ from tf_ooo.xla.session import StreamSession
 from tf_ooo.xla.step import CompiledStep, StreamStep, Way, default_rewriter
 from tf_ooo.xla.stopwatch import Stopwatch, launch_s, piece_graph
 
+pytestmark = zoo.needs_xla_streams
+
 
 def small_step():
     """A model of three dense layers, two of equal shape, its plain train step and a batch."""

@@ -10,8 +10,12 @@ import numpy as np
 import tensorflow as tf
 
 import tf_ooo
-from tests.graph.layerpipe_fit import BATCHES, by_hand, data, perceptron
+from tests.graph.layerpipe_fit import BATCHES, by_hand, coalesced_by_hand, data, perceptron
 from tf_ooo.costs.table import CostTable
+
+
+def distance(model, expected):
+    return max(float(np.abs(a - b).max()) for a, b in zip(model.get_weights(), expected, strict=True))
 
 
 def main(addresses):
@@ -24,14 +28,18 @@ def main(addresses):
     )
     model = perceptron()
     model.fit(parts, verbose=0, callbacks=[callback])
+    two = tf_ooo.OOOBackprop(mode="layerpipe", devices=addresses, costs=costs, schedule="pipedream_2bw")
+    coalesced = perceptron()
+    coalesced.fit(parts, verbose=0, callbacks=[two])
     layers = callback.report.layers
     delays = [row["delay_steps"] for row in layers]
     expected, _ = by_hand(delays, "stash")
-    distances = [float(np.abs(a - b).max()) for a, b in zip(model.get_weights(), expected, strict=True)]
     found = {
-        "distance": max(distances),
+        "distance": distance(model, expected),
         "delays": delays,
         "devices": callback.report.layerpipe["devices"],
+        "two_versions": distance(coalesced, coalesced_by_hand(2, BATCHES)[0]),
+        "updates": int(coalesced.optimizer.iterations.numpy()),
         "steps": int(model.optimizer.iterations.numpy()) / BATCHES,
     }
     print(json.dumps(found), flush=True)

@@ -218,4 +218,6 @@ def test_late_gradients_over_two_workers():
     assert found["delays"] == [2, 2, 0, 0]
     assert found["steps"] == 1
     assert found["distance"] < 1e-6
+    assert found["two_versions"] < 1e-6  # schedule="pipedream_2bw": nine batches, groups of two
+    assert found["updates"] == 5
     assert found["devices"] == [f"/job:worker/replica:0/task:{task}/device:CPU:0" for task in range(2)]

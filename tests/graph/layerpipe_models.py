@@ -97,13 +97,13 @@ CASES = {
 }
 
 
-def made(make, batch, loss):
+def made(make, batch, loss, optimizer=None):
     """A compiled model, built."""
     keras.utils.set_random_seed(3)
     model = make()
     keras_loss = loss if loss is LOSS else None
     metrics = ["accuracy"] if keras_loss else None
-    model.compile(keras.optimizers.SGD(RATE), keras_loss, metrics=metrics, jit_compile=False)
+    model.compile(optimizer or keras.optimizers.SGD(RATE), keras_loss, metrics=metrics, jit_compile=False)
     model(batch[0])
     return model
 
@@ -128,6 +128,65 @@ def by_hand(make, data, loss, delays):
             [w - RATE * tf.convert_to_tensor(g) for w, g in zip(history[-1], gradients, strict=True)]
         )
     return history[-1]
+
+
+def coalesced_by_hand(make, data, loss, optimizer, every, epochs):
+    """Groups of batches at the weights of one update before; an epoch ends with a smaller group."""
+    model = made(make, batches(data)[0], loss, optimizer)
+    variables = model.trainable_variables
+    optimizer.build(variables)
+    newest = [v.numpy() for v in variables]
+    for _ in range(epochs):
+        before = newest
+        for start in range(0, len(batches(data)), every):
+            assign(variables, before)
+            group = [_dense(model, batch, loss) for batch in batches(data)[start : start + every]]
+            assign(variables, newest)
+            optimizer.apply([tf.add_n(same) / len(group) for same in zip(*group, strict=True)], variables)
+            before, newest = newest, [v.numpy() for v in variables]
+    return newest
+
+
+def assign(variables, values):
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def _dense(model, batch, loss):
+    x, y = batch
+    with tf.GradientTape() as tape:
+        value = loss(y, model(x, training=True))
+    return [
+        tf.convert_to_tensor(g)
+        for g in tape.gradient(value, [value_of(v) for v in model.trainable_variables])
+    ]
+
+
+def two_versions():
+    """PipeDream-2BW through two epochs of fit, with optimizers that have state and read the weights."""
+    found = {}
+    for name in ("tied", "embedded"):
+        make, data, loss = CASES[name]
+        optimizers = [keras.optimizers.AdamW(0.02, weight_decay=0.05, clipnorm=0.5) for _ in range(2)]
+        model = made(make, batches(data)[0], loss, optimizers[0])
+        start = model.get_weights()
+        layers = len({path(v).rpartition("/")[0] for v in model.trainable_variables})
+        callback = spread(3, layers, schedule="pipedream_2bw")
+        fit(model, callback, data, epochs=2)
+        expected = coalesced_by_hand(make, data, loss, optimizers[1], 4, 2)
+        report = callback.report
+        found[name] = {
+            "distance": max(
+                float(np.abs(a - b).max()) for a, b in zip(model.get_weights(), expected, strict=True)
+            ),
+            "moved": max(float(np.abs(a - b).max()) for a, b in zip(model.get_weights(), start, strict=True)),
+            "updates": int(optimizers[0].iterations.numpy()),
+            "report": report.layerpipe,
+            "weights_bytes": sum(w.nbytes for w in model.get_weights()),
+            "summary": report.summary(),
+            "notes": report.notes,
+        }
+    return found
 
 
 def spread(devices, layers, **options):

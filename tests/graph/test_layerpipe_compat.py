@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from grappler_passes.compat import graph_def_of, info_of
+from grappler_passes.compat import graph_def_of, infer_outputs, info_of
 from grappler_passes.variables import VARIABLE_ATTR
 from tests.zoo import keras
 from tf_ooo.layerpipe import compat
@@ -93,3 +93,49 @@ def test_plain_sgd():
     assert compat.is_plain_sgd(keras.optimizers.SGD(0.1))
     assert not compat.is_plain_sgd(keras.optimizers.SGD(0.1, momentum=0.9))
     assert not compat.is_plain_sgd(keras.optimizers.Adam())
+
+
+def test_gradients_are_marked_and_replaced_by_means():
+    """The mark is in the graph, on a dense gradient; a sum over batches takes the place of the op."""
+
+    def step(gradient, values, indices):
+        slices = tf.IndexedSlices(values, indices, tf.constant([4, 2]))
+        return [2.0 * compat.marked_gradient(one, tf.zeros((4, 2))) for one in (gradient, slices)]
+
+    specs = [tf.TensorSpec([4, 2]), tf.TensorSpec([3, 2]), tf.TensorSpec([3], tf.int32)]
+    graph_def, _ = graph_def_of(compat.concrete_function(step, specs))
+    marked = [node for node in graph_def.node if compat.is_marked_gradient(node)]
+    assert len(marked) == 2
+    assert compat.marked_gradient(None, tf.zeros(3)) is None
+    assert [infer_outputs(graph_def)[node.name][0].shape for node in marked] == [(4, 2)] * 2
+    for number, node in enumerate(marked):
+        compat.add_mean(graph_def, node, f"sum_{number}", f"before_{number}", f"share_{number}")
+    names = [node.name for node in marked]
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.import_graph_def(graph_def, name="")
+    feed = {"gradient:0": np.ones((4, 2)), "values:0": np.ones((3, 2)), "indices:0": [1, 3, 1]}
+    feed |= {"before_0:0": 3.0, "share_0:0": 0.5, "before_1:0": np.full((4, 2), 2.0), "share_1:0": 0.25}
+    with tf.compat.v1.Session(graph=graph) as session:
+        dense, slices = session.run([f"{name}:0" for name in names], feed)
+    np.testing.assert_array_equal(dense, np.full((4, 2), 2.0))
+    np.testing.assert_array_equal(slices[:, 0], [0.5, 1.0, 0.5, 0.75])
+
+
+def test_a_lookup_reads_the_whole_table():
+    table = tf.Variable(np.arange(12.0).reshape(4, 3).astype("float32"))
+    concrete = compat.concrete_function(lambda x: tf.gather(table, x), [tf.TensorSpec([None], tf.int32)])
+    graph_def, (name,) = graph_def_of(concrete)
+    node = next(node for node in graph_def.node if node.op == "ResourceGather")
+    compat.gather_from_read(graph_def, node, "whole", "axis")
+    given = run_with(graph_def, {"x:0": [2, 0], "whole:0": np.arange(12.0).reshape(4, 3) * 2}, name)
+    np.testing.assert_array_equal(given, [[12, 14, 16], [0, 2, 4]])
+
+
+def run_with(graph_def, feed, name):
+    """Runs a graph with a variable's value in place of its reading."""
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.import_graph_def(graph_def, name="")
+    with tf.compat.v1.Session(graph=graph) as session:
+        return session.run(f"{name}:0", feed)

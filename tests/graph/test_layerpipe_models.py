@@ -30,6 +30,22 @@ def test_late_gradients_of(name):
 
 
 @pytest.mark.slow
+def test_two_versions_of_weights():
+    """PipeDream-2BW with tables and AdamW, two epochs, each of which ends with a smaller group."""
+    for name, one in check("two_versions").items():
+        assert one["distance"] < 2e-6, name
+        assert one["moved"] > 0.1, name
+        assert one["updates"] == 2 * 4, name
+        assert set(one["report"]["delay_updates"].values()) == {1}, name
+        assert one["report"]["update_every"] == 4, name
+        sizes = one["report"]["weight_version_bytes"]
+        assert sizes["second"] == one["report"]["gradient_sum_bytes"] == one["weights_bytes"], name
+        assert sizes["stash"] == 0, name
+        assert "of 4 batches are one update, one update late" in one["summary"], name
+        assert "not that of synchronous training" in one["notes"][0], name
+
+
+@pytest.mark.slow
 def test_stopped_and_failed_training():
     found = check("endings")
     assert 5 <= found["taken"] <= 14

@@ -151,14 +151,15 @@ def is_plain_sgd(optimizer: Any) -> bool:
 _GRADIENT = "_ooo_gradient"
 
 
-def marked_gradient(gradient: Any) -> Any:
-    """A gradient, dense, behind an op that :func:`is_marked_gradient` knows again; None stays None."""
+def marked_gradient(gradient: Any, variable: Any) -> Any:
+    """A variable's gradient, dense, behind an op that :func:`is_marked_gradient` knows; None stays None."""
     import tensorflow as tf
     from tensorflow.core.framework import attr_value_pb2
 
     if gradient is None:
         return None
-    dense = tf.convert_to_tensor(gradient)
+    # That of lookups says its shape only when it runs.
+    dense = tf.ensure_shape(tf.convert_to_tensor(gradient), variable.shape)
     yes = attr_value_pb2.AttrValue(b=True)
     with tf.compat.v1.get_default_graph()._attr_scope({_GRADIENT: yes}):
         return tf.identity(dense)

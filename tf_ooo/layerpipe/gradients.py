@@ -49,7 +49,10 @@ class _Seen:
                     "once a step: give each part of the model its own optimizer, or take another mode"
                 )
             self._done.add(id(optimizer))
-            given = [marked_gradient(one) for one in grads] if self._marked else list(grads)
+            given = list(grads)
+            if self._marked:
+                variables = compat.variables_to_apply(optimizer, trainable_variables)
+                given = [marked_gradient(*one) for one in zip(given, variables, strict=True)]
             self._inside = True
             try:
                 return apply(given, trainable_variables)

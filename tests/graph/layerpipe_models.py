@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import tf_ooo
 from tests.scripts import print_found
+from tf_ooo import compat
 from tf_ooo.compat import path_of as path
 from tf_ooo.costs.table import CostTable
 from tf_ooo.pipeline.compat import value_of
@@ -142,7 +143,8 @@ def coalesced_by_hand(make, data, loss, optimizer, every, epochs):
             assign(variables, before)
             group = [_dense(model, batch, loss) for batch in batches(data)[start : start + every]]
             assign(variables, newest)
-            optimizer.apply([tf.add_n(same) / len(group) for same in zip(*group, strict=True)], variables)
+            means = [tf.add_n(same) / len(group) for same in zip(*group, strict=True)]
+            compat.update(optimizer, means, variables)
             before, newest = newest, [v.numpy() for v in variables]
     return newest
 

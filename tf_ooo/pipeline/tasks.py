@@ -53,15 +53,19 @@ def assign(graph: TrainingGraph, index: GraphIndex) -> tuple[Where, Glued]:
 def _touching(graph: TrainingGraph, forward: Mapping[str, int]) -> dict[str, set[int]]:
     """The layers that make or read each forward tensor.
 
-    Constants are no layer's: graph optimizers make one of all that are alike, so that the gradient of any
-    layer may read what counts to the first one.
+    Constants that several layers read are no layer's: graph optimizers make one of all that are alike, so
+    that the gradient of any layer may read what counts to the first one.
     """
-    touching = {name: {layer} for name, layer in forward.items() if graph.ops[name].type != "Const"}
+    touching = {name: {layer} for name, layer in forward.items()}
     for name, layer in forward.items():
         for producer, _ in graph.ops[name].inputs:
             if producer in touching:
                 touching[producer].add(layer)
-    return touching
+    return {
+        name: layers
+        for name, layers in touching.items()
+        if graph.ops[name].type != "Const" or len(layers) == 1
+    }
 
 
 def _output_grad_layers(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,28 @@ def show(found: Sequence[Row], table: Callable[[Sequence[Row]], str], assumption
     """Prints the rows and what was assumed."""
     print(table(found))
     print("Assumptions:", *(f"- {line}" for line in assumptions), sep="\n")
+
+
+def seconds_of(
+    times: Mapping[str, Sequence[float]], name: str, baseline: str, devices: int, serial: str = "serial"
+) -> Row:
+    """Of runs in turns, what a row says of one: median, spread, and beside the baseline and one device.
+
+    Args:
+        times: seconds of each run's turns.
+        name, baseline, serial: of runs, the last on one device.
+        devices: of the run.
+    """
+    medians = {one: statistics.median(seconds) for one, seconds in times.items()}
+    return {
+        "step_s": medians[name],
+        "step_s_min": min(times[name]),
+        "step_s_max": max(times[name]),
+        "baseline_step_s": medians[baseline],
+        "speedup": medians[baseline] / medians[name],
+        "serial_s": medians[serial],
+        "efficiency": medians[serial] / (devices * medians[name]),
+    }
 
 
 def link_text(row: Row) -> str:

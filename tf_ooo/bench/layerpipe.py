@@ -8,12 +8,12 @@ free.  All modes take turns, beside the whole model on one worker.  Simulated, f
 from __future__ import annotations
 
 import argparse
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
 from tf_ooo.bench import confine
 from tf_ooo.bench.bars import save_bars
+from tf_ooo.bench.command import seconds_of
 from tf_ooo.bench.layerpipe_networks import NETWORKS
 from tf_ooo.bench.pipeline import SHARE, run_driver, write
 
@@ -61,7 +61,6 @@ def _parser() -> argparse.ArgumentParser:
 def rows_of(found: dict[str, Any], workload: str) -> list[dict[str, Any]]:
     """One row for each mode, printed as a line too."""
     times, devices = found["times"], found["devices"]
-    medians = {name: statistics.median(seconds) for name, seconds in times.items()}
     rows = []
     for name, one in found["runs"].items():
         row = {
@@ -71,13 +70,7 @@ def rows_of(found: dict[str, Any], workload: str) -> list[dict[str, Any]]:
             "baseline": BASELINE,
             "devices": devices,
             "cores": found["cores"],
-            "step_s": medians[name],
-            "step_s_min": min(times[name]),
-            "step_s_max": max(times[name]),
-            "baseline_step_s": medians[BASELINE],
-            "speedup": medians[BASELINE] / medians[name],
-            "serial_s": medians["serial"],
-            "efficiency": medians["serial"] / (devices * medians[name]),
+            **seconds_of(times, name, BASELINE, devices),
             "link": found["link"],
             **{key: value for key, value in one.items() if key != "schedule"},
         }

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tf_ooo.bench.command import seconds_of
 from tf_ooo.bench.pipeline_torch_worker import ANSWER, SERIAL, STAGES
 from tf_ooo.errors import BackendError
 from tf_ooo.pipeline.addresses import free_port
@@ -99,8 +100,7 @@ class TorchRanks:
 def rows_of(found: Mapping[str, Any], workload: str, microbatches: int) -> list[dict[str, Any]]:
     """One row for each of their schedules, beside their own serial step and our fastest schedule."""
     times: Mapping[str, Sequence[float]] = found["times"]
-    medians = {name: statistics.median(seconds) for name, seconds in times.items()}
-    ours = min(found["schedules"], key=lambda name: medians[name])
+    ours = min(found["schedules"], key=lambda name: statistics.median(times[name]))
     return [
         {
             "workload": workload,
@@ -111,13 +111,7 @@ def rows_of(found: Mapping[str, Any], workload: str, microbatches: int) -> list[
             "devices": found["devices"],
             "microbatches": microbatches,
             "cores": found["cores"],
-            "step_s": medians[name],
-            "step_s_min": min(times[name]),
-            "step_s_max": max(times[name]),
-            "baseline_step_s": medians[ours],
-            "speedup": medians[ours] / medians[name],
-            "serial_s": medians[SERIAL],
-            "efficiency": medians[SERIAL] / (found["devices"] * medians[name]),
+            **seconds_of(times, name, ours, found["devices"], SERIAL),
         }
         for name in STAGES
         if name in times

@@ -16,7 +16,7 @@ from typing import Any
 from grappler_passes.compat import OutputInfo, infer_outputs
 from grappler_passes.dependencies import split_input
 from tf_ooo.costs.devices import ELEMENTS_A_PIECE, SPLIT_SUM, TILE, DeviceModel, Work, gemm_pieces
-from tf_ooo.costs.open_sizes import with_largest_sizes
+from tf_ooo.costs.open_sizes import is_closed, with_largest_sizes
 from tf_ooo.errors import CostError
 
 # No kernel worth a number: no memory of its own is read or written, or only a few bytes of shape.
@@ -131,10 +131,6 @@ def _dims(info: OutputInfo | None) -> tuple[int, ...]:
     return info.shape  # type: ignore[return-value]
 
 
-def _is_known(info: OutputInfo) -> bool:
-    return info.shape is not None and None not in info.shape
-
-
 def _elements(info: OutputInfo | None) -> int:
     return math.prod(_dims(info))
 
@@ -153,7 +149,7 @@ def _by_bytes(node: Any, inputs: Sequence[OutputInfo | None], outputs: Sequence[
     kind = base_type(node.op)
     if kind in _REDUCTIONS:  # the axes are a few numbers, of which even the count may be open
         inputs = inputs[:1]
-        outputs = [*outputs] if _is_known(outputs[0]) else [info for info in inputs if info]
+        outputs = [*outputs] if is_closed(outputs[0]) else [info for info in inputs if info]
     written = _tensor_bytes(outputs)
     if kind in _PARTIAL_READS:
         moved = 2 * written

@@ -27,7 +27,7 @@ def with_largest_sizes(graph_def: Any, outputs: _Outputs) -> dict[str, tuple[Out
         outputs: of all its ops; what depends on an open input of the graph (a batch size) stays open.
     """
     found = {name: tuple(infos) for name, infos in outputs.items()}
-    open_nodes = [node for node in graph_def.node if not all(map(_is_closed, found.get(node.name, ())))]
+    open_nodes = [node for node in graph_def.node if not all(map(is_closed, found.get(node.name, ())))]
     bounded: set[tuple[str, int]] = set()
     changed = True
     while changed:  # nodes come in any order, and there may be loops
@@ -47,7 +47,7 @@ def _closed_now(
     """Outputs of the node whose sizes are open, and can be told by now."""
     sources = [split_input(text) for text in node.input]
     for port, info in enumerate(outputs[node.name]):
-        if _is_closed(info):
+        if is_closed(info):
             continue
         if node.op == "FusedBatchNormV3" and port == _RESERVED_PORT:
             yield port, replace(info, shape=(0,))
@@ -73,5 +73,6 @@ def _filled(info: OutputInfo, source: OutputInfo) -> OutputInfo | None:
     return replace(info, shape=tuple(theirs if own is None else own for own, theirs in sizes))
 
 
-def _is_closed(info: OutputInfo) -> bool:
+def is_closed(info: OutputInfo) -> bool:
+    """Whether all sizes are known."""
     return info.shape is not None and None not in info.shape

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tf_ooo.layerpipe.rounds import Rounds
-from tf_ooo.layerpipe.traced import Traced
+from tf_ooo.layerpipe.traced import Traced, zeros_on
 from tf_ooo.layerpipe.versions import Now, writes
 
 
@@ -39,14 +39,10 @@ class Averages:
         self._updated = {
             handle: {rounds.of[name] for name in updates.get(handle, ())} for handle in self._span
         }
-        self._values = {one.handle: self._zeros(traced, one) for one in now}
-
-    def _zeros(self, traced: Traced, one: Now) -> Any:
-        import tensorflow as tf
-
-        info = traced.outputs[one.name][0]
-        with tf.init_scope(), tf.device(traced.captured[one.handle].device):
-            return tf.Variable(tf.zeros(info.shape, tf.as_dtype(info.dtype)), trainable=False)
+        self._values = {
+            one.handle: zeros_on(traced.captured[one.handle].device, traced.outputs[one.name][0])
+            for one in now
+        }
 
     @property
     def bytes(self) -> int:

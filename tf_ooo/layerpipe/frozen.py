@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grappler_passes.effects import has_side_effects, only_reads, states_of
-from tf_ooo.layerpipe.traced import Traced
+from tf_ooo.layerpipe.traced import Traced, zeros_on
 from tf_ooo.pipeline.compat import value_of
 
 
@@ -46,7 +46,7 @@ class Copies:
         self._copies: dict[tuple[str, str], Any] = {}
         for handle, device, info in wanted.values():
             if device != traced.captured[handle].device and (handle, device) not in self._copies:
-                self._copies[handle, device] = _zeros(info, device)
+                self._copies[handle, device] = zeros_on(device, info)
 
     @property
     def bytes(self) -> int:
@@ -80,10 +80,3 @@ class Copies:
         outside = self._traced.captured[handle]
         with tf.device(outside.device):
             return tf.raw_ops.ReadVariableOp(resource=outside, dtype=dtype)
-
-
-def _zeros(info: Any, device: str) -> Any:
-    import tensorflow as tf
-
-    with tf.init_scope(), tf.device(device):
-        return tf.Variable(tf.zeros(info.shape, tf.as_dtype(info.dtype)), trainable=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,23 +77,21 @@ def spread(
         traced, late = with_factors(traced, stages, _learning_rate(model, traced))
     now: tuple[Now, ...] = ()
     sums: tuple[Sum, ...] = ()
-    if accumulate_steps is not None:
+    together = accumulate_steps is not None
+    if together:
         traced, sums = with_sums(with_whole_reads(traced, trained), trained)
-    if weights != "stash" or accumulate_steps is not None:
+    if weights != "stash" or together:
         traced, now = with_later_weights(traced, trained, stages)
-    facts = _facts(model, traced, trained, now, devices)
-    if accumulate_steps is not None:
-        # Where it is known whether a batch is the last of all.
-        facts = dataclasses.replace(facts, count_round=stages.processors - 1)
-    wanted = {one.name: one.round for one in now}
-    if accumulate_steps is not None:
-        wanted |= dict.fromkeys(_counts(traced, _of_optimizers(model, traced)), facts.count_round)
+    optimizer = _of_optimizers(model, traced) if together else set()
+    # With one update for several batches: where it is known whether a batch is the last of all.
+    count_round = stages.processors - 1 if together else 0
+    facts = _facts(model, traced, trained, now, devices, count_round)
+    wanted = {one.name: one.round for one in now} | dict.fromkeys(_counts(traced, optimizer), count_round)
     rounds = rounds_of(facts, stages, wanted)
     delays = delays_of(traced, rounds)
     count = value_of(model.optimizer.iterations) if late else None
     versions = None
     if accumulate_steps is not None:
-        optimizer = _of_optimizers(model, traced)
         versions = TwoVersions(traced, rounds, now, sums, trained.keys(), optimizer, accumulate_steps)
     ticks = Ticks(
         traced,
@@ -111,7 +108,12 @@ def spread(
 
 
 def _facts(
-    model: Any, traced: Traced, trained: Mapping[str, int], now: Sequence[Now], devices: Sequence[str]
+    model: Any,
+    traced: Traced,
+    trained: Mapping[str, int],
+    now: Sequence[Now],
+    devices: Sequence[str],
+    count_round: int,
 ) -> Facts:
     handles = frozenset(n for n, tensor in traced.captured.items() if tensor.dtype.name == "resource")
     return Facts(
@@ -128,6 +130,7 @@ def _facts(
             if _is_whole(traced.outputs[name]) and name not in traced.arguments
         ),
         frozen=frozen_weights(model, traced) - trained.keys(),
+        count_round=count_round,
     )
 
 

@@ -121,3 +121,11 @@ def _loop_message(model: Any, op: str) -> str:
         f"{where} has a loop or a branch (op {op}), which mode='layerpipe' cannot spread over rounds: make "
         "recurrent layers with unroll=True, or train with mode='pipeline', which runs a loop as one task"
     )
+
+
+def zeros_on(device: str, info: Any) -> Any:
+    """An untrained variable of zeros on a device, of the shape and type of an op's ``OutputInfo``."""
+    import tensorflow as tf
+
+    with tf.init_scope(), tf.device(device):
+        return tf.Variable(tf.zeros(info.shape, tf.as_dtype(info.dtype)), trainable=False)

@@ -21,7 +21,7 @@ from grappler_passes.effects import has_side_effects, only_reads, states_of
 from tf_ooo.errors import GraphError
 from tf_ooo.layerpipe.coalesce import Sum
 from tf_ooo.layerpipe.rounds import Rounds
-from tf_ooo.layerpipe.traced import Traced
+from tf_ooo.layerpipe.traced import Traced, zeros_on
 from tf_ooo.layerpipe.versions import Now
 
 
@@ -69,7 +69,7 @@ class TwoVersions:
         self._updated = {handle: at for handle, at in self._updated.items() if handle in read}
         self._check()
         self._before = {handle: self._copy(handle) for handle in self._updated}
-        self._sums = {one: self._zeros(one) for one in sums}
+        self._sums = {one: zeros_on(rounds.device_of[one.name], traced.outputs[one.name][0]) for one in sums}
 
     @property
     def names(self) -> set[str]:
@@ -176,19 +176,8 @@ class TwoVersions:
             return variable.read_value()
 
     def _copy(self, handle: str) -> Any:
-        import tensorflow as tf
-
         name = next(name for name, (read, _) in self._reads.items() if read == handle)
-        info, device = self._traced.outputs[name][0], self._traced.captured[handle].device
-        with tf.init_scope(), tf.device(device):
-            return tf.Variable(tf.zeros(info.shape, tf.as_dtype(info.dtype)), trainable=False)
-
-    def _zeros(self, one: Sum) -> Any:
-        import tensorflow as tf
-
-        info = self._traced.outputs[one.name][0]
-        with tf.init_scope(), tf.device(self._rounds.device_of[one.name]):
-            return tf.Variable(tf.zeros(info.shape, tf.as_dtype(info.dtype)), trainable=False)
+        return zeros_on(self._traced.captured[handle].device, self._traced.outputs[name][0])
 
 
 def _writes(traced: Traced, rounds: Rounds, states: Collection[str]) -> dict[str, tuple[int, set[str]]]:

@@ -266,7 +266,7 @@ def check_rnn():
 
 
 def check_loops():
-    """Recurrent layers whose loops are not unrolled: the cut is behind the first loop and behind the second."""
+    """Recurrent layers whose loops are not unrolled, cut behind the first loop and behind the second."""
 
     def make():
         layers = [

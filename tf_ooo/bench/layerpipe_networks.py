@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from tf_ooo.bench.pipeline_workloads import SEED, Workload
@@ -9,15 +11,17 @@ from tf_ooo.bench.workloads import Workload as Network
 from tf_ooo.bench.workloads import resnet, vgg16
 
 _ROWS = 64
-# A plain network whose layers differ: PipeDream cannot divide it evenly.
+# Plain networks: layers that differ, which two stages but not three share evenly; and the one of
+# layerpipe_workloads.py at half its widths, which two stages cannot share evenly.
 _WIDTHS = (256, 1536, 1536, 512, 1024, 10)
+_SQUARE = (392, 1024, 1024, 1024, 1024, 10)
 
 
-def _mlp() -> Any:
+def _mlp(widths: Sequence[int]) -> Any:
     import keras
 
-    layers = [keras.layers.Dense(width, activation="relu") for width in _WIDTHS[1:-1]]
-    return keras.Sequential([keras.Input((_WIDTHS[0],)), *layers, keras.layers.Dense(_WIDTHS[-1])])
+    layers = [keras.layers.Dense(width, activation="relu") for width in widths[1:-1]]
+    return keras.Sequential([keras.Input((widths[0],)), *layers, keras.layers.Dense(widths[-1])])
 
 
 def _resnet18() -> Any:
@@ -35,13 +39,14 @@ def _resnet18() -> Any:
 
 
 NETWORKS: dict[str, Network] = {
-    "mlp": Network(_mlp, 8 * _ROWS, (_WIDTHS[0],)),
+    "mlp": Network(partial(_mlp, _WIDTHS), 8 * _ROWS, (_WIDTHS[0],)),
+    "mlp_square": Network(partial(_mlp, _SQUARE), 16 * _ROWS, (_SQUARE[0],)),
     "vgg16": Network(lambda: vgg16(0.25, 128, 32), _ROWS, (32, 32, 3)),
     "resnet18": Network(_resnet18, _ROWS, (32, 32, 3)),
     "resnet50": Network(lambda: resnet((3, 4, 6, 3), 0.25, 32), _ROWS // 2, (32, 32, 3)),
 }
 # In one function; tracing eight of a deep network takes longer than measuring it.
-ROUNDS = {"mlp": 8, "vgg16": 4, "resnet18": 4, "resnet50": 2}
+ROUNDS = {"mlp": 8, "mlp_square": 8, "vgg16": 4, "resnet18": 4, "resnet50": 2}
 
 
 def make(name: str) -> Workload:

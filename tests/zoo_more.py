@@ -39,8 +39,8 @@ def rnn_of_cells():
 
 
 def simple_rnn():
-    # Keras 2 draws the masks of recurrent dropout inside the loop, whose turns run side by side: no run repeats
-    # another.
+    # Keras 2 draws the masks of recurrent dropout inside the loop, whose turns run side by side: no run
+    # repeats another.
     dropped = 0.1 if KERAS_3 else 0.0
     return stack(
         features(6, 4),

@@ -225,8 +225,11 @@ class StepController:
 
 
 def fall_back(report: Report, reason: str, logged: bool = False) -> None:
-    """Notes, and unless ``logged`` already logs in one line, that the stock step runs."""
+    """Notes, and logs in one line, that the stock step runs.
+
+    Not logged again where it is ``logged`` already, as an unsupported TensorFlow is once in a process.
+    """
     report.fell_back, report.fallback_reason, report.schedule = True, reason, "stock"
     level = logging.INFO if reason.startswith("measured") else logging.WARNING
-    if not logged:
+    if not logged and compat.is_news(reason):
         _LOG.log(level, "keeping the stock step: %s", reason)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
+from tf_ooo import compat
 from tf_ooo.environment import environment
 from tf_ooo.errors import OOOError, OptionsError
 from tf_ooo.options import Options, refuse_data_parallel
@@ -50,7 +51,8 @@ def _enabled(options: Options) -> Iterator[Report]:
     except OOOError as error:
         if options.strict:
             raise
-        _LOG.warning("nothing is rewritten: %s", error)
+        if compat.is_news(str(error)):
+            _LOG.warning("nothing is rewritten: %s", error)
         report.fell_back, report.fallback_reason = True, str(error)
         yield report
         return

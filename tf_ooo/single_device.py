@@ -10,7 +10,7 @@ from grappler_passes.plugin import describe_keras
 from tf_ooo import compat
 from tf_ooo.controller import StepController, fall_back
 from tf_ooo.environment import environment
-from tf_ooo.errors import GraphError, OOOError
+from tf_ooo.errors import BackendError, GraphError, OOOError
 from tf_ooo.inputs import Inputs
 from tf_ooo.options import COMPILED_SCHEDULES, NEEDS_XLA, Options
 from tf_ooo.report import Report
@@ -46,6 +46,8 @@ class FitSession:
             self.end()
             if self.options.strict:
                 raise
+            self.report.model = self.report.model or str(model.name)
+            self.report.environment = self.report.environment or environment(model)
             fall_back(
                 self.report, str(error) if isinstance(error, OOOError) else f"{type(error).__name__}: {error}"
             )
@@ -104,6 +106,21 @@ class FitSession:
         if self.controller is not None:
             self.controller.session.close()
             self.controller = None
+
+
+def stays_stock(options: Options, report: Report, model: Any) -> bool:
+    """Whether this TensorFlow is not supported: the report says so then, and the stock step is to train.
+
+    Raises BackendError with ``strict``.
+    """
+    reason = compat.why_unsupported()
+    if reason is None:
+        return False
+    if options.strict:
+        raise BackendError(reason)
+    report.model, report.environment = str(model.name), environment(model)
+    fall_back(report, reason)
+    return True
 
 
 def save_timeline(report: Report, folder: Any, prefix: str = "") -> tuple[Path, Path] | None:

@@ -1,22 +1,9 @@
-"""TensorFlow's private API that the plug-in uses, and which TensorFlow versions it was seen with."""
+"""TensorFlow's private API that the plug-in uses, on the versions in ``versions.py``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-
-OLDEST = (2, 15)
-"""First TensorFlow the plug-in was seen working with."""
-TOO_NEW = (2, 22)
-"""First TensorFlow that nobody has tried."""
-
-
-def tensorflow_version() -> tuple[int, int]:
-    """Major and minor version of the installed TensorFlow; ImportError where there is none."""
-    import tensorflow as tf
-
-    major, minor = tf.__version__.split(".")[:2]
-    return int(major), int(minor)
 
 
 def load_library(path: str) -> None:

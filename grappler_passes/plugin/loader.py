@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import importlib.machinery
-import importlib.util
 import os
 import sys
 import threading
@@ -13,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from grappler_passes.plugin import callback, compat, hook, requests
+from grappler_passes.plugin import callback, compat, hook, requests, versions
 
 EXIT_WAIT_S = 5.0
 """How long the end of the interpreter waits for rewrites under way on other threads."""
@@ -102,22 +101,10 @@ def shim_path(device_type: str) -> Path:
 
 
 def _device_types() -> list[str]:
-    _check_tensorflow()
+    reason = versions.why_unsupported()
+    if reason is not None:
+        raise PluginError(reason)
     return ["CPU", "GPU"] if compat.has_gpu() else ["CPU"]
-
-
-def _check_tensorflow() -> None:
-    if importlib.util.find_spec("tensorflow") is None:
-        raise PluginError(
-            "TensorFlow is not installed; install one: pip install 'tf_ooo[cpu]' or pip install 'tf_ooo[gpu]'"
-        )
-    version = compat.tensorflow_version()
-    if not compat.OLDEST <= version < compat.TOO_NEW:
-        oldest, too_new = (".".join(map(str, v)) for v in (compat.OLDEST, compat.TOO_NEW))
-        found = ".".join(map(str, version))
-        raise PluginError(
-            f"TensorFlow {found} is not supported, tf_ooo needs >={oldest},<{too_new}; nothing was loaded"
-        )
 
 
 def _check_conflicts() -> None:
@@ -187,5 +174,6 @@ def _reset_in_child() -> None:
         shim.library.ooo_forget_running()
 
 
+versions.say_at_import()
 atexit.register(_leave)
 os.register_at_fork(after_in_child=_reset_in_child)

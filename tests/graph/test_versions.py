@@ -14,14 +14,25 @@ import pytest
 import tensorflow as tf
 
 import tf_ooo
-from grappler_passes.plugin import loader
+from grappler_passes.plugin import loader, versions
 from tests import zoo
 from tests.zoo import keras, needs_keras_3
 from tf_ooo import compat
+from tf_ooo.data_parallel import fit
+from tf_ooo.data_parallel.single_engine import SingleEngine
+from tf_ooo.pipeline import replicated_fit
 
 ROOT = Path(__file__).parents[2]
 OUTSIDE = ["2.14.1", "2.22.0-rc1"]
 HAS_TF_KERAS = importlib.util.find_spec("tf_keras") is not None
+
+
+MODES = ["single_device", "pipeline", "layerpipe", "data_parallel"]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said(monkeypatch):
+    monkeypatch.setattr(versions, "_said", set())
 
 
 def trained(callbacks):
@@ -35,12 +46,14 @@ def assert_equal(ours, stock):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("version", OUTSIDE)
-def test_unsupported_tensorflow_trains_on_in_stock_order(version, monkeypatch, caplog):
+def test_unsupported_tensorflow_trains_on_in_stock_order(version, mode, monkeypatch, caplog):
     stock = trained([])
     calls = loader.python_calls()
     monkeypatch.setattr(tf, "__version__", version)
-    callback = tf_ooo.OOOBackprop(schedule="fast_forward")
+    schedule = "fast_forward" if mode == "single_device" else "auto"
+    callback = tf_ooo.OOOBackprop(mode=mode, schedule=schedule)
     assert_equal(trained([callback]), stock)
     assert callback.report.fell_back
     assert callback.report.rewritten_graph is None
@@ -49,13 +62,65 @@ def test_unsupported_tensorflow_trains_on_in_stock_order(version, monkeypatch, c
     assert len(said) == 1
     assert f"TensorFlow {version} is not supported; pip install 'tensorflow>=2.15,<2.22'" in said[0]
     assert "\n" not in said[0]
+    assert callback.report.fallback_reason in said[0]
+    assert f"TensorFlow {version}," in callback.report.environment
+    assert callback.report.model.startswith("sequential")
+    again = tf_ooo.OOOBackprop(mode=mode)
+    trained([again])
+    assert again.report.fallback_reason == callback.report.fallback_reason
+    assert len([record for record in caplog.records if record.name == "tf_ooo"]) == 1, "said once more"
 
 
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("version", OUTSIDE)
-def test_unsupported_tensorflow_strict(version, monkeypatch):
+def test_unsupported_tensorflow_strict(version, mode, monkeypatch):
     monkeypatch.setattr(tf, "__version__", version)
     with pytest.raises(tf_ooo.BackendError, match=re.escape(version)):
-        trained([tf_ooo.OOOBackprop(strict=True)])
+        trained([tf_ooo.OOOBackprop(mode=mode, strict=True)])
+
+
+@pytest.mark.parametrize("mode", ["data_parallel", "pipeline"])
+def test_unsupported_tensorflow_and_several_ranks_is_an_error(mode, monkeypatch):
+    """Each rank would train a model of its own, silently."""
+    ranks = SingleEngine()
+    ranks.name, ranks.size = "horovod", 2
+    for module in (fit, replicated_fit):
+        monkeypatch.setattr(module, "choose_engine", lambda name: ranks)
+    monkeypatch.setattr(tf, "__version__", OUTSIDE[0])
+    more = {"replicas": 2} if mode == "pipeline" else {}
+    with pytest.raises(tf_ooo.BackendError, match="not supported.*2 processes would train without averaging"):
+        trained([tf_ooo.OOOBackprop(mode=mode, **more)])
+
+
+def test_one_process_says_that_there_is_nothing_to_average():
+    callback = tf_ooo.OOOBackprop(mode="data_parallel")
+    assert_equal(trained([callback]), trained([]))
+    assert callback.report.fell_back
+    assert callback.report.fallback_reason == "one process: nothing to average"
+
+
+IMPORTS = [
+    "import grappler_passes.plugin",
+    "import tf_ooo; tf_ooo.function",
+    "import tf_ooo; tf_ooo.OOOBackprop",
+]
+
+
+@pytest.mark.parametrize("statement", IMPORTS)
+def test_one_line_at_import(statement):
+    code = f"import tensorflow as tf; tf.__version__ = '2.22.0'; {statement}"
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert run.returncode == 0, run.stderr[-2000:]
+    said = [line for line in run.stderr.splitlines() if "supported" in line]
+    reason = "TensorFlow 2.22.0 is not supported; pip install 'tensorflow>=2.15,<2.22'"
+    assert said == [f"nothing is rewritten: {reason}"]
+
+
+def test_versions_outside_the_range_are_told_by_their_numbers(monkeypatch):
+    for version, inside in [("2.15.0", True), ("2.21.3", True), ("2.9.1", False), ("2.100.0", False)]:
+        monkeypatch.setattr(tf, "__version__", version)
+        assert (versions.why_unsupported() is None) is inside, version
 
 
 def test_unsupported_tensorflow_with_function_and_enabled(monkeypatch):

@@ -64,9 +64,11 @@ from tf_ooo.compat.versions import (
     check_keras_backend,
     check_versions,
     is_keras_2,
+    is_news,
     keras_of,
     loaded_keras,
     user_keras,
+    why_unsupported,
 )
 
 __all__ = [
@@ -89,6 +91,7 @@ __all__ = [
     "is_iterator",
     "is_keras_2",
     "is_layer",
+    "is_news",
     "is_optimizer",
     "is_overwritten_with_gradient",
     "iterator_over",
@@ -131,4 +134,5 @@ __all__ = [
     "user_keras",
     "variables_to_apply",
     "why_not_rewritable",
+    "why_unsupported",
 ]

@@ -6,9 +6,20 @@ import os
 import sys
 from typing import Any
 
-from grappler_passes.plugin.compat import OLDEST as OLDEST_TENSORFLOW
-from grappler_passes.plugin.compat import TOO_NEW as TOO_NEW_TENSORFLOW
+from grappler_passes.plugin.versions import is_news, major_minor, why_unsupported
 from tf_ooo.errors import BackendError
+
+__all__ = [
+    "OLDEST_KERAS",
+    "check_keras_backend",
+    "check_versions",
+    "is_keras_2",
+    "is_news",
+    "keras_of",
+    "loaded_keras",
+    "user_keras",
+    "why_unsupported",
+]
 
 _FAMILIES = ("keras", "tf_keras")
 OLDEST_KERAS = (2, 15)
@@ -16,23 +27,15 @@ OLDEST_KERAS = (2, 15)
 
 def check_versions() -> None:
     """Raises BackendError, naming the version and the way out, outside the supported range."""
-    try:
-        import tensorflow as tf
-    except ImportError as error:
-        raise BackendError(
-            f"TensorFlow cannot be imported ({error}); pip install 'tf_ooo[cpu]' or 'tf_ooo[gpu]'"
-        ) from error
-    if not OLDEST_TENSORFLOW <= _version(tf.__version__) < TOO_NEW_TENSORFLOW:
-        oldest, too_new = (f"{major}.{minor}" for major, minor in (OLDEST_TENSORFLOW, TOO_NEW_TENSORFLOW))
-        raise BackendError(
-            f"TensorFlow {tf.__version__} is not supported; pip install 'tensorflow>={oldest},<{too_new}'"
-        )
+    reason = why_unsupported()
+    if reason is not None:
+        raise BackendError(reason)
 
 
 def check_keras_backend(model: Any = None) -> None:
     """Raises BackendError unless the model's Keras (``keras`` without one) is supported, on TensorFlow."""
     keras = keras_of(model)
-    if _version(keras.__version__) < OLDEST_KERAS:
+    if major_minor(keras.__version__) < OLDEST_KERAS:
         raise BackendError(
             f"Keras {keras.__version__} is not supported; pip install 'keras>=3', or keras==2.15.0 with "
             "TensorFlow 2.15"
@@ -59,7 +62,7 @@ def loaded_keras() -> list[Any]:
 
 def is_keras_2(keras: Any) -> bool:
     """Whether a Keras module is of version 2, as ``tf_keras`` always is."""
-    return _version(keras.__version__) < (3, 0)
+    return major_minor(keras.__version__) < (3, 0)
 
 
 def user_keras() -> Any:
@@ -69,14 +72,10 @@ def user_keras() -> Any:
             import tf_keras
         except ImportError as error:
             raise BackendError(
-                "TF_USE_LEGACY_KERAS=1, and tf_keras is not installed: pip install tf_keras"
+                "TF_USE_LEGACY_KERAS=1, and tf_keras is not installed: "
+                "pip install --no-deps 'tf_keras==2.21.*'"
             ) from error
         return tf_keras
     import keras
 
     return keras
-
-
-def _version(text: str) -> tuple[int, int]:
-    major, minor = text.split(".")[:2]
-    return int(major), int(minor)

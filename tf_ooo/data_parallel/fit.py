@@ -18,9 +18,10 @@ from tf_ooo.environment import environment
 from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.options import Options
 from tf_ooo.report import Report
-from tf_ooo.single_device import save_timeline
+from tf_ooo.single_device import save_timeline, stays_stock
 
 _LOG = logging.getLogger("tf_ooo")
+_ONE_PROCESS = "one process: nothing to average"
 
 
 class DataParallelFit:
@@ -54,15 +55,17 @@ class DataParallelFit:
         """At the start of training.
 
         Raises:
-            BackendError: the engine, or a step that cannot be averaged.
+            BackendError: the engine, a step that cannot be averaged, or several ranks on an unsupported
+                TensorFlow.
             OptionsError: a named schedule and a model that runs eagerly.
         """
         self.end()
-        compat.check_keras_backend(model)
         self.engine = choose_engine(self.options.engine)
         if self.engine.size == 1:
-            _LOG.info("one process: nothing to average")
+            self._begin_alone(model)
             return
+        _check_versions(self.engine.size)
+        compat.check_keras_backend(model)
         _check(model)
         self._params = params or {}
         stock = compat.train_function_of(model)
@@ -85,6 +88,14 @@ class DataParallelFit:
         start = self._guarded(lambda engine: engine.gather(compat.start_epoch_of(model)), "before training")
         compat.set_start_epoch(model, start[0])
         compat.install_train_function(model, self.step, stock)
+
+    def _begin_alone(self, model: Any) -> None:
+        self.report = Report(mode="data_parallel", model=str(model.name), environment=environment(model))
+        if stays_stock(self.options, self.report, model):
+            return
+        compat.check_keras_backend(model)
+        _LOG.info("%s", _ONE_PROCESS)
+        self.report.fell_back, self.report.fallback_reason = True, _ONE_PROCESS
 
     def _together(self, model: Any) -> bool:
         """Whether steps go into one function of ours; notes why not."""
@@ -202,6 +213,13 @@ class DataParallelFit:
 
 def _runs_eagerly(model: Any) -> bool:
     return bool(model.run_eagerly) or compat.functions_run_eagerly()
+
+
+def _check_versions(ranks: int) -> None:
+    """No fallback here: ranks that train on in stock order do not average, and each has another model."""
+    reason = compat.why_unsupported()
+    if reason is not None:
+        raise BackendError(f"{reason}; {ranks} processes would train without averaging")
 
 
 def _check(model: Any) -> None:

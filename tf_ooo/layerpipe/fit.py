@@ -66,6 +66,8 @@ class LayerPipeFit(PipelineFit):
             BackendError: no such devices, or a model that cannot be spread.
         """
         super().begin(model, params)
+        if self._model is None:  # an unsupported TensorFlow
+            return
         self._of_epoch, self._trained = (params or {}).get("steps"), 0
         if len(self.devices) == 1:
             self.report.fell_back, self.report.fallback_reason = True, _ONE_DEVICE

@@ -32,7 +32,7 @@ from tf_ooo.pipeline.step import StepFunctions
 from tf_ooo.pipeline.unrolled_tasks import Step
 from tf_ooo.pipeline.variables import Moved, all_variables
 from tf_ooo.report import Report
-from tf_ooo.single_device import save_timeline
+from tf_ooo.single_device import save_timeline, stays_stock
 
 _LOG = logging.getLogger("tf_ooo")
 _TIMED = 100
@@ -42,7 +42,8 @@ _NO_GRAPH = "TensorFlow handed no graph of it over"
 class PipelineFit:
     """What the callback does in one or several ``fit`` calls of one model.
 
-    Nothing falls back here: the model is distributed by request.
+    Nothing falls back here, the model is distributed by request; but an unsupported TensorFlow trains in
+    stock order.
 
     Attributes:
         replicas: those that this pipeline is one of; None: it is alone.
@@ -76,9 +77,12 @@ class PipelineFit:
         """At the start of training.
 
         Raises:
-            BackendError: no such devices, or a model that cannot be cut.
+            BackendError: no such devices, a model that cannot be cut, or with ``strict`` an unsupported
+                TensorFlow.
         """
         self.end()
+        if stays_stock(self.options, self.report, model):
+            return
         compat.check_keras_backend(model)
         _check(model, self.options.mode)
         self._target = _joined(self.options.devices)

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from grappler_passes.plugin.versions import major_minor
+
 # Earlier ones inline the call, or know no custom call to a TensorFlow function.
 OLDEST_TENSORFLOW = (2, 21)
 MODULE_VERSION = 9
@@ -28,8 +30,7 @@ def why_no_streams() -> str | None:
     """Why this TensorFlow cannot call a function on a stream; None where it can."""
     import tensorflow as tf
 
-    version = tuple(int(part) for part in tf.__version__.split(".")[:2])
-    if version < OLDEST_TENSORFLOW:
+    if major_minor(tf.__version__) < OLDEST_TENSORFLOW:
         return (
             f"TensorFlow {tf.__version__}: its XLA inlines calls that are to run on a stream; 2.21 is needed"
         )

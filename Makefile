@@ -66,10 +66,16 @@ test-modes:
 test-others:
 	$(BIN)/python -m pytest tests/distributed tests/unit tests/gpu tests/test_smoke.py
 
-test-matrix: test $(OTHERS:%=test-%)
+# One version after the other, all of them also where one fails.
+test-matrix:
+	$(MAKE) -j1 -k test $(OTHERS:%=test-%)
 
-test-%: .venv-%/.installed .venv-%/.horovod
-	$(MAKE) -j3 --output-sync=target BIN=.venv-$*/bin test-graph test-modes test-others
+$(OTHERS:%=test-%): test-%: .venv-%/.installed .venv-%/.horovod
+	$(MAKE) -j3 -k --output-sync=target BIN=.venv-$*/bin test-graph test-modes test-others
+
+# Any other version.
+test-%:
+	$(error $@: TensorFlow $* has no locked packages here; there are $(OTHERS:%=test-%))
 
 smoke: .venv-2.15/.installed
 	$(MAKE) -j2 --output-sync=target smoke-addons smoke-rest

@@ -65,7 +65,7 @@ setup(
         "cpu": [f"tensorflow-cpu{TENSORFLOW}"],
         "gpu": [f"tensorflow[and-cuda]{TENSORFLOW}"],
         "horovod": ["horovod==0.28.1"],
-        "legacy": ["tensorflow-cpu==2.15.1", "tensorflow-addons==0.23.0"],
+        "legacy": ["tensorflow-cpu==2.15.1", "tensorflow-addons==0.23.0", "tqdm"],
         "dev": [
             "cmake<4",
             "hypothesis",

@@ -1,4 +1,4 @@
-"""TensorFlow 2.15, Keras 2 and tensorflow-addons: pip install 'tf_ooo[legacy]' on Python 3.10 or 3.11."""
+"""TensorFlow 2.15, Keras 2 and tensorflow-addons: pip install '.[legacy]' on Python 3.10 or 3.11."""
 
 import os
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("tensorflow_addons", reason="tensorflow-addons needs TensorFlow 2.15: make .venv-2.15")
+pytest.importorskip("tensorflow_addons", reason="needs TensorFlow 2.15: make .venv-2.15/.installed")
 
 import tensorflow_addons as tfa
 

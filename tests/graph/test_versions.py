@@ -157,6 +157,14 @@ def test_keras_of():
     assert compat.is_keras_2(keras) is not zoo.KERAS_3
 
 
+def test_tf_keras_that_is_not_installed_is_asked_for_without_its_tensorflow(monkeypatch):
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
+    monkeypatch.setitem(sys.modules, "tf_keras", None)
+    minor = ".".join(tf.__version__.split(".")[:2])
+    with pytest.raises(tf_ooo.BackendError, match=re.escape(f"pip install --no-deps 'tf_keras=={minor}.*'")):
+        compat.user_keras()
+
+
 @needs_keras_3
 @pytest.mark.skipif(not HAS_TF_KERAS, reason="tf_keras is not installed")
 def test_tf_keras_model_without_the_environment_variable():

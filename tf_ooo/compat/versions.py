@@ -72,10 +72,16 @@ def user_keras() -> Any:
             import tf_keras
         except ImportError as error:
             raise BackendError(
-                "TF_USE_LEGACY_KERAS=1, and tf_keras is not installed: "
-                "pip install --no-deps 'tf_keras==2.21.*'"
+                f"TF_USE_LEGACY_KERAS=1, and tf_keras cannot be imported ({error}): {_install_tf_keras()}"
             ) from error
         return tf_keras
     import keras
 
     return keras
+
+
+def _install_tf_keras() -> str:
+    """Without its dependencies: it asks for ``tensorflow``, also where ``tensorflow-cpu`` is installed."""
+    import tensorflow as tf
+
+    return "pip install --no-deps 'tf_keras=={}.{}.*'".format(*major_minor(tf.__version__))

@@ -107,11 +107,12 @@ def _without_state(values: ValueFlow, candidates: list[VariableAccess], ends: di
 
 
 def _find_slots(values: ValueFlow, weights: list[VariableAccess], written: list[VariableAccess]) -> Slots:
+    """A slot is read for its weight's update, or one fused op (ResourceApplyAdam) reads and writes both."""
     handles = {w.handle for w in weights}
     bits = values.propagation(cut_memory_of=handles).upstream(_write_bits(weights))
     slots: Slots = {}
     for variable in written:
-        changed = union(bits[read] for read in variable.reads)
+        changed = union(bits[access] for access in (*variable.reads, *variable.writes))
         if variable.handle not in handles and changed and not several(changed):
             slots.setdefault(changed.bit_length() - 1, []).append(variable)
     return slots

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from grappler_passes.plugin import compat
@@ -78,18 +79,29 @@ def _name(variable: Any) -> str:
 def _mark(func_graph: Any, request: Request) -> None:
     by_handle = {id(v.handle): v for v in func_graph.variables if getattr(v, "handle", None) is not None}
     captured = [
-        (placeholder.op, by_handle.get(id(external)))
+        (placeholder.op, external, by_handle.get(id(external)))
         for external, placeholder in func_graph.captures
         if placeholder.dtype.name == "resource"
     ]
     request.count_trace(marked=bool(captured))
     if not captured:
         return
-    infos = _unique(_infos([variable for _, variable in captured if variable is not None], request))
-    for op, variable in captured:
+    marked = [op for op, _, variable in captured if variable is not None]
+    infos = _infos([variable for _, _, variable in captured if variable is not None], request)
+    for op, external, variable in captured:
         compat.set_string_attr(op, REQUEST_ATTR, request.id)
-        if variable is not None:
-            compat.set_string_attr(op, VARIABLE_ATTR, json.dumps(next(infos)))
+        info = _info_of_handle(external, request) if variable is None else None
+        if info is not None:
+            marked.append(op)
+            infos.append(info)
+    for op, info in zip(marked, _unique(infos), strict=True):
+        compat.set_string_attr(op, VARIABLE_ATTR, json.dumps(info))
+
+
+def _info_of_handle(handle: Any, request: Request) -> VariableInfo | None:
+    """Of a variable that the function does not know it uses: legacy optimizers give fused ops the handles of
+    their slots alone."""
+    return request.describe([SimpleNamespace(handle=handle)])[0] if request.describe else None
 
 
 def _infos(variables: Sequence[Any], request: Request) -> list[VariableInfo]:

@@ -380,6 +380,16 @@ def cuts_anywhere():
     }
 
 
+def legacy_optimizers():
+    """Keras 2: a fused update of a weight and its slots does what Keras' newer optimizer does."""
+    kinds = keras.optimizers, keras.optimizers.legacy
+    made = {"adam": lambda kind: kind.Adam(0.01), "momentum": lambda kind: kind.SGD(0.05, momentum=0.9)}
+    return {
+        name: [fitted(convnet(make(kind)), layerpipe(4), 2)["loss"] for kind in kinds]
+        for name, make in made.items()
+    }
+
+
 def average_of_weights():
     """use_ema: with gradients that come late, the average is that of the weights after each update."""
     model = perceptron()

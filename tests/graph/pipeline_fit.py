@@ -6,6 +6,7 @@ Arguments: the number of devices, then names of checks.  Prints one JSON object,
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import itertools
 import json
 import os
@@ -175,6 +176,28 @@ class Tied(keras.Model):
         for layer in self.middle:
             hidden = hidden + layer(hidden)
         return tf.tensordot(self.norm(hidden), tf.transpose(self.embedding.embeddings), 1)
+
+
+def check_legacy_optimizers():
+    """Keras 2: one op updates a weight and its slots, all of which must be on the weight's device."""
+    legacy = keras.optimizers.legacy
+    made = {
+        "adam": lambda: legacy.Adam(0.01, amsgrad=True),
+        "momentum": lambda: legacy.SGD(0.01, momentum=0.9, nesterov=True),
+        "rmsprop": lambda: legacy.RMSprop(0.001, momentum=0.9, centered=True),
+        "ftrl": lambda: legacy.Ftrl(0.01),
+    }
+    if importlib.util.find_spec("tensorflow_addons"):
+        import tensorflow_addons as tfa
+
+        made |= {
+            "adamw": lambda: tfa.optimizers.AdamW(1e-4, 0.01),
+            "lazy": lambda: tfa.optimizers.LazyAdam(0.01),
+            "average": lambda: tfa.optimizers.MovingAverage("adam"),
+            "novograd": lambda: tfa.optimizers.NovoGrad(0.01),
+        }
+    found = {name: compared(mlp, make, ("gpipe", "zb_h1")) for name, make in made.items()}
+    return {f"{name}, {schedule}": row for name, rows in found.items() for schedule, row in rows.items()}
 
 
 def check_tied_embedding():

@@ -51,6 +51,25 @@ def test_hidden_loss_is_forward():
     assert [len(layer.weight_grad_ops) > 0 for layer in graph.layers] == [True, True]
 
 
+def test_slots_that_only_a_fused_update_reads():
+    """Keras' legacy optimizers: one op without a result reads and writes the weight and its slots."""
+    weights = variables((3, 4), (4, 2))
+    slots = [tf.Variable(tf.zeros_like(weight), name=f"m{i}") for i, weight in enumerate(weights)]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((tf.tanh(x @ weights[0]) @ weights[1]) ** 2)
+        for weight, slot, gradient in zip(weights, slots, tape.gradient(loss, weights), strict=True):
+            arguments = {"lr": 0.1, "grad": gradient, "momentum": 0.9}
+            tf.raw_ops.ResourceApplyKerasMomentum(var=weight.handle, accum=slot.handle, **arguments)
+        return loss
+
+    graph = classified(step, X)
+    assert len(graph.variables) == 2
+    assert [len(variable.slots) for variable in graph.variables] == [1, 1]
+    assert len({slot for variable in graph.variables for slot in variable.slots}) == 2
+
+
 def test_gradient_that_nobody_reads_is_no_result():
     """In a bare GraphDef ops without a reader stand for results; the gradient of x is none."""
     weights = variables((3, 4), (4, 2))

@@ -140,7 +140,7 @@ class TestTfOoo:
         second = ooo_compat.new_train_function(model)
         assert model.train_function is first
         assert second is not first, "make_train_function no longer makes a new function: nothing is retraced"
-        logs = second(iter([(tf.ones((4, 3)), tf.ones((4, 2)))]))
+        logs = second(iter(tf.data.Dataset.from_tensors((tf.ones((4, 3)), tf.ones((4, 2))))))
         assert "loss" in logs, "a train function no longer takes an iterator and returns logs"
 
     def test_why_not_rewritable(self):

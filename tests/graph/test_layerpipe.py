@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.scripts import found_by
+from tests.zoo import KERAS_3
 
 SCRIPT = Path(__file__).with_name("layerpipe_fit.py")
 
@@ -100,6 +101,12 @@ def test_one_device_is_stock():
 @pytest.mark.slow
 def test_nothing_is_on_its_way_at_the_end_of_an_epoch():
     assert set(check("nothing_is_on_its_way").values()) == {True}
+
+
+@pytest.mark.skipif(KERAS_3, reason="Keras 3 has no legacy optimizers")
+def test_legacy_optimizers():
+    for new, legacy in check("legacy_optimizers").values():
+        assert legacy == pytest.approx(new, rel=1e-4)
 
 
 def test_no_more_batches_than_steps_per_epoch():

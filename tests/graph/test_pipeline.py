@@ -72,6 +72,13 @@ def test_models_on_two_devices(model):
             assert one["loops"] == {"started": on, "parted": 0}
 
 
+@pytest.mark.skipif(KERAS_3, reason="Keras 3 has no legacy optimizers")
+def test_legacy_optimizers():
+    found = checks(2, "legacy_optimizers")["legacy_optimizers"]
+    assert len(found) >= 8
+    assert_same_bits(found, 2, far=1e-4)
+
+
 FITS = ("refusals", "variables_move_and_return", "fit_again_and_executions")
 
 

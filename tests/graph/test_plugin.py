@@ -410,6 +410,26 @@ def test_variables_of_one_name_are_told_apart():
     assert set(variables_in(graphs[0])) == {"w", "w_1", "w_2", "w_3"}
 
 
+def test_a_handle_without_its_variable_is_described():
+    """Legacy optimizers give fused ops the handles of their slots, and the function does not know whose."""
+    weight, slot = tf.Variable(1.0, name="w"), tf.Variable(0.0, name="m")
+
+    def describe(variables):
+        return [{"name": "slot", "trainable": False} if v.handle is slot.handle else None for v in variables]
+
+    def step():
+        gradient = 2 * weight
+        tf.raw_ops.ResourceApplyKerasMomentum(
+            var=weight.handle, accum=slot.handle, lr=0.1, grad=gradient, momentum=0.9
+        )
+
+    graphs = []
+    with rewriting(graphs.append, describe=describe):
+        tf.function(step)()
+    assert variables_in(graphs[0]) == {"w": True, "slot": False}
+    assert float(weight) == pytest.approx(0.8)
+
+
 def test_an_inner_function_belongs_to_the_outer_request():
     weight = tf.Variable(2.0, name="inner")
     inner = tf.function(lambda: weight * weight)

@@ -29,6 +29,9 @@ def open_rows(spec: Any) -> Any:
     return tf.TensorSpec([None, *shape[1:]] if spec.shape.rank else shape, spec.dtype)
 
 
+_SLOT = {"trainable": False}
+
+
 def name_variables(graph_def: Any, captured: Sequence[tuple[Any, Any]], variables: Mapping[str, Any]) -> None:
     """Says in a graph which Keras variables its placeholders are, by unique names.
 
@@ -41,8 +44,9 @@ def name_variables(graph_def: Any, captured: Sequence[tuple[Any, Any]], variable
     nodes = {node.name: node for node in graph_def.node}
     for outside, placeholder in captured:
         node = nodes.get(placeholder.op.name)
-        if node is not None and id(outside) in by_handle and VARIABLE_ATTR in node.attr:
-            known = json.loads(node.attr[VARIABLE_ATTR].s)
+        if node is not None and id(outside) in by_handle:
+            # Legacy optimizers give fused ops the handles of their slots alone: nothing is known of those yet.
+            known = json.loads(node.attr[VARIABLE_ATTR].s) if VARIABLE_ATTR in node.attr else _SLOT
             node.attr[VARIABLE_ATTR].s = json.dumps({**known, "name": by_handle[id(outside)]}).encode()
 
 

@@ -1,9 +1,11 @@
-"""What the ``tf.function``s behind a step have been traced to.  Private API as in ``compat``, with tests."""
+"""What the ``tf.function``s behind a step have been traced to."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from tf_ooo import compat
 
 _DEPTH = 3
 
@@ -17,7 +19,7 @@ def tf_functions_of(step: Callable[..., Any]) -> list[Any]:
 
 
 def _found(value: Any, depth: int) -> Iterator[Any]:
-    if hasattr(value, "_list_all_concrete_functions"):
+    if compat.is_tf_function(value):
         yield value
     elif depth:
         for cell in getattr(value, "__closure__", None) or ():
@@ -53,17 +55,8 @@ def first_op(step: Callable[..., Any], wanted: Callable[[str], bool]) -> str | N
     for function in tf_functions_of(step):
         if not function.experimental_get_tracing_count():
             continue  # asked for its traces, one with an input_signature would make one
-        for concrete in function._list_all_concrete_functions():
-            for name, op_type in _ops(concrete.graph):
+        for concrete in compat.concrete_functions_of(function):
+            for name, op_type in compat.ops_reached_from(concrete.graph):
                 if wanted(op_type):
                     return name
     return None
-
-
-def _ops(graph: Any) -> Iterator[tuple[str, str]]:
-    for op in graph.get_operations():
-        yield op.name, op.type
-    # All functions that can be reached from the graph, those traced long before it included.
-    for function in graph._functions.values():
-        for node in function.cached_definition.node_def:
-            yield f"{function.cached_definition.signature.name}/{node.name}", node.op

@@ -74,6 +74,19 @@ def test_no_model(tmp_path, name):
     assert f"{path}: Keras cannot load it" in result.stderr
 
 
+@pytest.mark.parametrize("name", ["m.keras", "m.h5"])
+def test_a_compiled_model_of_tf_keras(tmp_path, monkeypatch, name):
+    tf_keras = pytest.importorskip("tf_keras")
+    model = tf_keras.Sequential([tf_keras.Input((5,)), tf_keras.layers.Dense(4), tf_keras.layers.Dense(2)])
+    model.compile("adam", "mse", metrics=["mse"])
+    model.save(tmp_path / name)
+    if name == "m.h5":
+        assert "set TF_USE_LEGACY_KERAS=1" in _run(tmp_path / name, "--devices", 2).stderr
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
+    result = _run(tmp_path / name, "--devices", 2, "--microbatches", 2, "--batch", 4)
+    assert result.exit_code == 0, result.stderr
+
+
 def test_unknown_device(tmp_path):
     path = tmp_path / "m.keras"
     _classifier().save(path)

@@ -50,6 +50,35 @@ def ops_called_by(op: Any) -> list[str]:
     return [node.op for f in functions if f is not None for node in f.cached_definition.node_def]
 
 
+def is_tf_function(value: Any) -> bool:
+    """Whether ``value`` is what ``tf.function`` makes."""
+    return hasattr(value, "_list_all_concrete_functions")
+
+
+def concrete_functions_of(function: Any) -> list[Any]:
+    """What a ``tf.function`` has been traced to; asked, one with an input_signature is traced."""
+    traced: list[Any] = function._list_all_concrete_functions()
+    return traced
+
+
+def ops_reached_from(graph: Any) -> Iterator[tuple[str, str]]:
+    """(name, type) of the ops of a graph and of all functions that it reaches, however old."""
+    for op in graph.get_operations():
+        yield op.name, op.type
+    for function in graph._functions.values():
+        definition = function.cached_definition
+        for node in definition.node_def:
+            yield f"{definition.signature.name}/{node.name}", node.op
+
+
+def dtype_name(tensor: Any) -> str:
+    """``"float32"``: Keras 3 has names for types, Keras 2 TensorFlow's own."""
+    import tensorflow as tf
+
+    name: str = tf.as_dtype(tensor.dtype).name
+    return name
+
+
 def is_concrete_function(value: Any) -> bool:
     """Whether ``value`` is a traced tf.function."""
     return (

@@ -33,8 +33,8 @@ def check_versions() -> None:
 
 
 def check_keras_backend(model: Any = None) -> None:
-    """Raises BackendError unless the model's Keras (``keras`` without one) is supported, on TensorFlow."""
-    keras = keras_of(model)
+    """Raises BackendError unless the model's Keras (:func:`user_keras` without one) is supported."""
+    keras = user_keras() if model is None else keras_of(model)
     if major_minor(keras.__version__) < OLDEST_KERAS:
         raise BackendError(
             f"Keras {keras.__version__} is not supported; pip install 'keras>=3', or keras==2.15.0 with "

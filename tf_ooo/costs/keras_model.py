@@ -32,16 +32,19 @@ def costs_of_file(path: str | Path, batch: int, device: str, measure: bool = Fal
     """Costs of a saved model; see :func:`costs_of_model`.  OptionsError where it cannot be loaded."""
     compat.check_versions()
     compat.check_keras_backend()
-    import keras
-
+    keras = compat.user_keras()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the optimizer's state does not fit: it is not needed
             model = keras.saving.load_model(path)
     except Exception as error:  # whatever Keras, h5py or zipfile raise
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise OptionsError(f"{path}: Keras cannot load it: {reason[0]}") from error
+        raise OptionsError(f"{path}: Keras cannot load it: {reason[0]}{_hint(keras)}") from error
     return costs_of_model(model, batch, device, measure)
+
+
+def _hint(keras: Any) -> str:
+    return "" if compat.is_keras_2(keras) else "; if tf_keras has saved it, set TF_USE_LEGACY_KERAS=1"
 
 
 def costs_of_model(model: Any, batch: int, device: str, measure: bool = False) -> CostTable:
@@ -169,7 +172,7 @@ def _spec(tensor: Any, batch: int) -> tuple[tuple[int, ...], str]:
         raise OptionsError(
             f"input or output {tensor.name!r} has an open shape {tensor.shape}: only the batch may be open"
         )
-    return shape, getattr(tensor.dtype, "name", tensor.dtype)  # Keras 2 has TensorFlow's types
+    return shape, compat.dtype_name(tensor)
 
 
 def _loss_of(model: Any, place: int) -> Any:

@@ -16,6 +16,7 @@ import tensorflow as tf
 import tf_ooo
 from grappler_passes.plugin import loader, versions
 from tests import zoo
+from tests.scripts import found_by
 from tests.zoo import keras, needs_keras_3
 from tf_ooo import compat
 from tf_ooo.data_parallel import fit
@@ -199,6 +200,24 @@ def test_legacy_keras_by_environment_variable(tmp_path):
     found = re.search(r"(\d+) passed", run.stdout)
     assert found is not None
     assert int(found[1]) >= 6, run.stdout
+
+
+@needs_keras_3
+@pytest.mark.skipif(not HAS_TF_KERAS, reason="tf_keras is not installed")
+def test_pipeline_of_tf_keras_by_environment_variable(monkeypatch):
+    """Two devices and Adam: schedules have the same bits, near those of the unsplit batch."""
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
+    found = found_by(ROOT / "tests/graph/tf_keras_fit.py", "pipeline")["pipeline"]
+    assert set(found) == {"gpipe", "zb_h1"}
+    for one in found.values():
+        assert one["keras"] == "tf_keras"
+        assert "tf_keras" in one["environment"]
+        assert one["equal"]
+        assert one["distance"] < 1e-5
+        assert one["loss"] < 1e-5
+        assert one["moved"] > 1e-3, "the bias that starts at 0 was not trained"
+        assert one["devices"] == ["CPU:0", "CPU:1"]
+        assert one["back"] == ["CPU:0"]
 
 
 @pytest.mark.skipif(not zoo.OLDER_XLA, reason="of TensorFlow before 2.21")

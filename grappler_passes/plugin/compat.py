@@ -54,6 +54,12 @@ def variable_of_keras(variable: Any) -> Any:
     return getattr(variable, "_value", variable)
 
 
+def path_of_keras(variable: Any) -> str | None:
+    """What Keras 3 calls a variable; None of Keras 2, which has no names of its own."""
+    path: str | None = getattr(variable, "path", None)
+    return path
+
+
 def has_gradient(dtype: Any) -> bool:
     """Whether a variable of this dtype can be trained: no integers."""
     import tensorflow as tf

@@ -58,7 +58,7 @@ def describe_keras(model: Any) -> Describe:
         for keras_variable in model.variables:
             copies = _copies(compat.variable_of_keras(keras_variable))
             for number, copy in enumerate(copies):
-                name = _name(copy) if number else getattr(keras_variable, "path", _name(copy))
+                name = _name(copy) if number else compat.path_of_keras(keras_variable) or _name(copy)
                 info = VariableInfo(name=name, trainable=id(keras_variable) in trainable)
                 by_handle[id(copy.handle)] = info
         return [by_handle.get(id(variable.handle)) for variable in variables]

@@ -157,6 +157,27 @@ class TestTfOoo:
         assert not ooo_compat.is_concrete_function(concrete.graph.as_graph_def())
         del weight
 
+    def test_traces_of_a_tf_function(self):
+        weight, concrete = square_step()
+        function = tf.function(lambda x: concrete(x) * 2.0)
+        assert ooo_compat.is_tf_function(function), "Function lost _list_all_concrete_functions"
+        assert not ooo_compat.is_tf_function(concrete)
+        assert not ooo_compat.is_tf_function(abs)
+        function(tf.ones((1, 2)))
+        function(tf.ones((3, 2)))
+        traced = ooo_compat.concrete_functions_of(function)
+        assert len(traced) == function.experimental_get_tracing_count()
+        found = dict(ooo_compat.ops_reached_from(traced[0].graph))
+        assert {"Mul", "Sub", "ReadVariableOp"} <= set(found.values()), (
+            "FuncGraph._functions: the called functions and their branches are no longer looked at"
+        )
+        assert any("/" in name for name in found), "ops of functions are named with their function"
+        del weight
+
+    def test_dtype_name(self):
+        assert ooo_compat.dtype_name(tf.ones(2, tf.bfloat16)) == "bfloat16"
+        assert ooo_compat.dtype_name(keras.Input((3,), dtype="int32")) == "int32"
+
     def test_synchronize(self):
         """Waits for each tensor, passes over what is none."""
         seen = []
@@ -296,6 +317,12 @@ class TestPlugin:
         )
         own = tf.Variable(1.0)
         assert plugin_compat.variable_of_keras(own) is own
+
+    def test_path_of_keras(self):
+        assert plugin_compat.path_of_keras(tf.Variable(1.0, name="v")) is None
+        path = plugin_compat.path_of_keras(dense_model().layers[0].kernel)
+        keras_2 = ooo_compat.is_keras_2(keras)
+        assert path is None if keras_2 else path.endswith("/kernel"), "variables lost Keras' own names"
 
     def test_op_def(self):
         assert plugin_compat.op_def("MatMul").input_arg[0].name == "a"

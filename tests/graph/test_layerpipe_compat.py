@@ -95,6 +95,12 @@ def test_plain_sgd():
     assert not compat.is_plain_sgd(keras.optimizers.Adam())
 
 
+def test_plain_sgd_of_keras_2():
+    older = pytest.importorskip("tf_keras")
+    assert compat.is_plain_sgd(older.optimizers.SGD(0.1))
+    assert not compat.is_plain_sgd(older.optimizers.SGD(0.1, momentum=0.9))
+
+
 def test_gradients_are_marked_and_replaced_by_means():
     """The mark is in the graph, on a dense gradient; a sum over batches takes the place of the op."""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from grappler_passes.compat import info_of
 from grappler_passes.variables import VARIABLE_ATTR
+from tf_ooo.compat import keras_of
 from tf_ooo.pipeline.compat import value_of
 
 
@@ -147,9 +148,9 @@ def learning_rate_handle(optimizer: Any) -> Any:
 
 def is_plain_sgd(optimizer: Any) -> bool:
     """Whether an update takes off the gradient times a number, and nothing else."""
-    import keras
-
-    return isinstance(optimizer, keras.optimizers.SGD) and not (optimizer.momentum or optimizer.weight_decay)
+    return isinstance(optimizer, keras_of(optimizer).optimizers.SGD) and not (
+        optimizer.momentum or optimizer.weight_decay
+    )
 
 
 _GRADIENT = "_ooo_gradient"

@@ -11,6 +11,7 @@ import tensorflow as tf
 from grappler_passes.compat import graph_def_of, infer_outputs, info_of
 from grappler_passes.variables import VARIABLE_ATTR
 from tests.zoo import keras
+from tf_ooo.compat import is_keras_2
 from tf_ooo.layerpipe import compat
 from tf_ooo.pipeline.compat import value_of
 
@@ -96,9 +97,11 @@ def test_plain_sgd():
 
 
 def test_plain_sgd_of_keras_2():
-    older = pytest.importorskip("tf_keras")
-    assert compat.is_plain_sgd(older.optimizers.SGD(0.1))
-    assert not compat.is_plain_sgd(older.optimizers.SGD(0.1, momentum=0.9))
+    older = keras if is_keras_2(keras) else pytest.importorskip("tf_keras")
+    for optimizers in (older.optimizers, older.optimizers.legacy):
+        assert compat.is_plain_sgd(optimizers.SGD(0.1))
+        assert not compat.is_plain_sgd(optimizers.SGD(0.1, momentum=0.9))
+        assert not compat.is_plain_sgd(optimizers.Adam())
 
 
 def test_gradients_are_marked_and_replaced_by_means():

@@ -9,7 +9,7 @@ from typing import Any
 
 from grappler_passes.compat import info_of
 from grappler_passes.variables import VARIABLE_ATTR
-from tf_ooo.compat import keras_of
+from tf_ooo.compat import is_keras_2, keras_of
 from tf_ooo.pipeline.compat import value_of
 
 
@@ -46,7 +46,7 @@ def name_variables(graph_def: Any, captured: Sequence[tuple[Any, Any]], variable
     for outside, placeholder in captured:
         node = nodes.get(placeholder.op.name)
         if node is not None and id(outside) in by_handle:
-            # Legacy optimizers give fused ops the handles of their slots alone: nothing is known of those yet.
+            # Legacy optimizers give fused ops the handles of their slots alone: of those nothing is known.
             known = json.loads(node.attr[VARIABLE_ATTR].s) if VARIABLE_ATTR in node.attr else _SLOT
             node.attr[VARIABLE_ATTR].s = json.dumps({**known, "name": by_handle[id(outside)]}).encode()
 
@@ -148,9 +148,10 @@ def learning_rate_handle(optimizer: Any) -> Any:
 
 def is_plain_sgd(optimizer: Any) -> bool:
     """Whether an update takes off the gradient times a number, and nothing else."""
-    return isinstance(optimizer, keras_of(optimizer).optimizers.SGD) and not (
-        optimizer.momentum or optimizer.weight_decay
-    )
+    keras = keras_of(optimizer)
+    if is_keras_2(keras) and isinstance(optimizer, keras.optimizers.legacy.SGD):
+        return not optimizer._momentum  # its ``momentum`` is a variable
+    return isinstance(optimizer, keras.optimizers.SGD) and not (optimizer.momentum or optimizer.weight_decay)
 
 
 _GRADIENT = "_ooo_gradient"

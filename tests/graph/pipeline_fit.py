@@ -148,7 +148,8 @@ def conv_with_skips():
     a = keras.layers.Conv2D(5, 3, padding="same", activation="relu")(inputs)
     b = keras.layers.Conv2D(7, 3, strides=3, padding="same", activation="relu")(a)
     c = keras.layers.Conv2D(6, 3, padding="same")(b)
-    d = keras.layers.Add()([keras.layers.Conv2D(6, 1)(b), c])
+    # One bias for the two: oneDNN would compute it with whichever kernel comes first in a graph.
+    d = keras.layers.Add()([keras.layers.Conv2D(6, 1, use_bias=False)(b), c])
     e = keras.layers.Concatenate()([keras.layers.UpSampling2D(3)(d), a])
     f = keras.layers.Conv2D(4, 3, padding="same", activation="gelu")(e)
     return keras.Model(inputs, keras.layers.Dense(3)(keras.layers.GlobalAveragePooling2D()(f)))

@@ -68,9 +68,8 @@ def filled(sentence, random):
 def bert():
     """Token, position and segment embeddings, encoder layers, a pooler on [CLS], a classifier."""
     tokens, segments = keras.Input((LENGTH,), dtype="int32"), keras.Input((LENGTH,), dtype="int32")
-    places = 0 * tokens + np.arange(
-        LENGTH
-    )  # an input of the model's: a constant would leave the embedding out
+    # Computed from an input: an embedding of a constant would be no part of the model.
+    places = 0 * tokens + np.arange(LENGTH)
     x = layers.Embedding(len(WORDS), WIDTH)(tokens) + layers.Embedding(2, WIDTH)(segments)
     x = layers.LayerNormalization()(x + layers.Embedding(LENGTH, WIDTH)(places))
     for _ in range(DEPTH):

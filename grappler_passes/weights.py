@@ -53,12 +53,14 @@ def _ends(written, results, changes: list[int], fed: list[int]) -> dict[int, int
 
 def _set_preparations_aside(variable: VariableAccess, fed: list[int], to_end: list[int]) -> None:
     """A write that no data change, but that the forward pass reads, prepares the weight for the step
-    (SpectralNormalization divides a kernel by its norm).
+    (SpectralNormalization divides a kernel by its norm).  So does one behind which all reads of a trainable
+    variable come (tensorflow-addons' WeightNormalization sets a bias from the first batch).
 
     It is forward; the reads that see it and no other write are the first reads.  Weight decay is
     blind to data as well, but only updates read what it wrote.
     """
-    blind = {w for w in variable.writes if not fed[w]}
+    from_data = bool(variable.trainable) and not variable.first_reads
+    blind = {w for w in variable.writes if from_data or not fed[w]}
     reads = [r for r, seen in variable.late_read_sources.items() if to_end[r] and set(seen) <= blind]
     prepared = {w for r in reads for w in variable.late_read_sources[r]}
     if not prepared or prepared == set(variable.writes):

@@ -21,6 +21,16 @@ def weight_normalization():
     )
 
 
+def weight_normalization_by_data():
+    """The default: the first batch sets scale and bias."""
+    return stack(
+        features(9, 9, 2),
+        tfa.layers.WeightNormalization(layers.Conv2D(5, 3, activation="relu")),
+        layers.Flatten(),
+        tfa.layers.WeightNormalization(layers.Dense(7)),
+    )
+
+
 def spectral_normalization():
     """The kernel is normalized, and written, in the forward pass."""
     return stack(
@@ -100,6 +110,7 @@ MODELS = {
     f.__name__: f
     for f in (
         weight_normalization,
+        weight_normalization_by_data,
         spectral_normalization,
         layer_norm_lstm,
         maxout_and_norms,

@@ -54,6 +54,11 @@ def assert_same_bits(build, optimizer="adam", loss=None, schedule="fast_forward"
     return stock, ours, report
 
 
+@pytest.mark.parametrize("schedule", ["in_order", "auto"])
+def test_weight_normalization_with_other_schedules(schedule):
+    assert_same_bits(addons.weight_normalization_by_data, schedule=schedule)
+
+
 @pytest.mark.parametrize("name", addons.MODELS)
 def test_layers(name):
     _, _, report = assert_same_bits(addons.MODELS[name])

@@ -8,6 +8,7 @@ from graphs import node
 from tensorflow.core.framework import graph_pb2
 
 import tf_ooo
+from grappler_passes import plugin
 from grappler_passes.classify import classify_graph_def
 from grappler_passes.compat import graph_def_of
 from grappler_passes.dependencies import GraphIndex
@@ -49,6 +50,33 @@ def test_hidden_loss_is_forward():
     assert kinds(graph, "Tanh") == ["F"]
     assert kinds(graph, "MatMul")[0] == "F"
     assert [len(layer.weight_grad_ops) > 0 for layer in graph.layers] == [True, True]
+
+
+def test_bias_that_the_first_batch_sets():
+    """Weight normalization with data: what a branch writes before the forward pass reads is no update."""
+    kernel, bias = variables((3, 4), (4,))
+    started = tf.Variable(False, trainable=False)
+
+    def start(x):
+        with tf.control_dependencies([bias.assign(-tf.reduce_mean(x @ kernel, 0)), started.assign(True)]):
+            return tf.constant(0.0)
+
+    def step(x):
+        first = tf.cond(started, lambda: 0.0, lambda: start(x))
+        with tf.GradientTape() as tape, tf.control_dependencies([first]):
+            loss = tf.reduce_sum(tf.nn.bias_add(x @ kernel, bias) ** 2)
+        descend(tape, loss, [kernel, bias])
+        return loss
+
+    graphs = []  # flat ones, as branches are functions before
+    plugin.load()
+    request = plugin.register(plugin.Request("first batch", graphs.append))
+    with plugin.tracing(request):
+        tf.function(step)(tf.ones((5, 3)))
+    plugin.unregister(request.id)
+    graph = classify_graph_def(graphs[0])
+    assert {name for layer in graph.layers for name in layer.variables} == {"w0", "w1"}
+    assert kinds(graph, "BiasAddGrad") == ["dW"]
 
 
 def test_slots_that_only_a_fused_update_reads():

@@ -11,7 +11,7 @@ OTHERS := 2.15 2.18
 # What runs on 2.15 in a few minutes: tensorflow-addons' parts, and every kind of thing once.
 SMOKE_ADDONS := tests/graph/test_addons.py tests/graph/test_versions.py
 SMOKE_REST := tests/test_smoke.py tests/graph/test_compat_keras.py tests/graph/test_pipeline_compat.py \
-	tests/graph/test_pipeline.py::test_two_devices_and_uneven_batches \
+	tests/graph/test_pipeline.py::test_two_devices_and_uneven_batches tests/graph/test_pipeline.py::test_legacy_optimizers \
 	tests/graph/test_callback.py::test_not_rewritable_trains_on_and_says_why \
 	'tests/graph/test_bit_equal.py::test_models[mlp]' 'tests/graph/test_bit_equal.py::test_models[convolutions]' \
 	'tests/graph/test_bit_equal.py::test_models[lstm_gru]' 'tests/graph/test_examples.py::test_example[02_tf_function.py]'

@@ -20,7 +20,7 @@ SMOKE_REST := tests/test_smoke.py tests/graph/test_compat_keras.py tests/graph/t
 MODES := $(wildcard tests/graph/test_pipeline*.py tests/graph/test_layerpipe*.py tests/graph/test_xla*.py) \
 	tests/graph/test_examples.py tests/graph/test_unrolled_steps.py
 
-.PHONY: venv demo test test-graph test-modes test-others lint horovod test-matrix smoke smoke-addons smoke-rest
+.PHONY: venv demo bench test test-graph test-modes test-others lint horovod test-matrix smoke smoke-addons smoke-rest
 
 venv: $(VENV)/.installed
 
@@ -47,6 +47,10 @@ $(VENV)/.horovod: $(VENV)/.locked requirements/horovod.sh requirements/horovod.t
 
 demo: venv
 	$(TF_OOO) demo
+
+# A short run of each benchmark; what a machine cannot run says so and is skipped.
+bench: venv horovod
+	for mode in single data-parallel pipeline layerpipe; do $(TF_OOO) bench $$mode --quick || exit 1; done
 
 lint: venv
 	$(BIN)/ruff check .

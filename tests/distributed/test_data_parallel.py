@@ -26,7 +26,6 @@ pytestmark = pytest.mark.timeout(1000)
 # Their checks are written for Keras 3, read without importing it.
 _KERAS_2 = importlib.metadata.version("keras").startswith("2.")
 needs_keras_3 = pytest.mark.skipif(_KERAS_2, reason="checks written for Keras 3")
-needs_keras_2 = pytest.mark.skipif(not _KERAS_2, reason="what is another with Keras 2")
 
 WORKER, KILLED = launch.HERE / "worker.py", launch.HERE / "killed_worker.py"
 
@@ -56,23 +55,17 @@ WITH_COLLECTIVES = names_in("checks_fit") + [
     "check_unrolled_in_parts",
     "check_every_schedule_gives_the_bits_of_the_stock_order",
 ]
-# What Keras 2 is asked for: Horovod's unmodified build, training as with stock Horovod, ``fit`` around it.
+# Keras 2's own optimizers average with Horovod's wrapper, and accumulate no gradients; loss scaling is
+# another class there.
 KERAS_2_ONLY = "check_horovods_optimizer_averages"
-WITH_KERAS_2 = [
-    "check_sgd_momentum",
-    "check_adam_with_clipping",
-    "check_weight_decay_and_batch_norm",
-    "check_embedding",
-    "check_horovods_tape",
-    "check_joint_batch",
-    "check_several_steps_per_execution",
-    "check_ranks_with_fewer_batches",
-    "check_unknown_number_of_batches",
-    "check_all_ranks_stop_within_an_epoch",
-    "check_logs_are_averaged",
-    "check_the_model_is_put_back",
-    "check_auto_means_data_parallel_here",
-    KERAS_2_ONLY,
+KERAS_3_ONLY = {
+    "check_gradient_accumulation",
+    "check_loss_scaling",
+    "check_overflow_on_one_rank",
+    "check_horovods_optimizer_is_detected",
+}
+STARTED_BY_HAND = [
+    name for name in names_in(*BY_HOROVOD) if name not in (KERAS_3_ONLY if _KERAS_2 else {KERAS_2_ONLY})
 ]
 WITH_FOUR = [
     "check_joint_batch",
@@ -87,16 +80,8 @@ WITH_FOUR = [
 @pytest.fixture(scope="module")
 def started_by_hand(tmp_path_factory):
     folder = tmp_path_factory.mktemp("by_hand")
-    names = [name for name in names_in(*BY_HOROVOD) if name != KERAS_2_ONLY]
-    return results_of(folder, launch.run_horovod(2, [WORKER, ",".join(BY_HOROVOD), folder, *names]))
-
-
-@pytest.fixture(scope="module")
-def keras_2(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("keras_2")
-    return results_of(
-        folder, launch.run_horovod(2, [WORKER, ",".join(BY_HOROVOD), folder, *WITH_KERAS_2], 600)
-    )
+    command = [WORKER, ",".join(BY_HOROVOD), folder, *STARTED_BY_HAND]
+    return results_of(folder, launch.run_horovod(2, command, 600))
 
 
 @pytest.fixture(scope="module")
@@ -121,15 +106,8 @@ def four(tmp_path_factory):
     return results_of(folder, [output] * 4)
 
 
-@needs_keras_2
-@pytest.mark.parametrize("check", WITH_KERAS_2)
-def test_two_workers_with_keras_2(keras_2, check):
-    assert not keras_2[check], keras_2[check]
-
-
 @pytest.mark.slow
-@needs_keras_3
-@pytest.mark.parametrize("check", [name for name in names_in(*BY_HOROVOD) if name != KERAS_2_ONLY])
+@pytest.mark.parametrize("check", STARTED_BY_HAND)
 def test_two_workers_started_by_hand(started_by_hand, check):
     assert not started_by_hand[check], started_by_hand[check]
 

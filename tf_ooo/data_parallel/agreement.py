@@ -35,8 +35,10 @@ def _keras(model: Any) -> str:
 
 
 def _variable(variable: Any) -> list[Any]:
-    # Keras numbers layers within a process; where they are in the model says which they are.
-    return [list(variable.shape), str(variable.dtype), bool(variable.trainable), variable.name]
+    # Keras numbers layers within a process; where they are in the model says which they are.  Keras 2 has the
+    # layer's name before the variable's.
+    name = variable.name.split("/")[-1]
+    return [list(variable.shape), str(variable.dtype), bool(variable.trainable), name]
 
 
 def _optimizer(optimizer: Any) -> dict[str, Any]:

@@ -65,13 +65,21 @@ def filled(sentence, random):
     return sentence.format(**{blank: random.choice(choices) for blank, choices in words.items()}).split()
 
 
+class Places(layers.Layer):
+    """Adds what each place of a sentence has learned."""
+
+    def build(self, shape):
+        self.places = self.add_weight(shape=(LENGTH, WIDTH), initializer="uniform", name="places")
+
+    def call(self, x):
+        return x + self.places
+
+
 def bert():
     """Token, position and segment embeddings, encoder layers, a pooler on [CLS], a classifier."""
     tokens, segments = keras.Input((LENGTH,), dtype="int32"), keras.Input((LENGTH,), dtype="int32")
-    # Computed from an input: an embedding of a constant would be no part of the model.
-    places = 0 * tokens + np.arange(LENGTH)
     x = layers.Embedding(len(WORDS), WIDTH)(tokens) + layers.Embedding(2, WIDTH)(segments)
-    x = layers.LayerNormalization()(x + layers.Embedding(LENGTH, WIDTH)(places))
+    x = layers.LayerNormalization()(Places()(x))
     for _ in range(DEPTH):
         x = layers.LayerNormalization()(x + layers.MultiHeadAttention(HEADS, WIDTH // HEADS)(x, x))
         y = layers.Dense(WIDTH)(layers.Dense(4 * WIDTH, activation="gelu")(x))

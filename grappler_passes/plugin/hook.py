@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Sequence
-from types import SimpleNamespace
+from dataclasses import dataclass
 from typing import Any
 
 from grappler_passes.plugin import compat
@@ -79,41 +79,41 @@ def _name(variable: Any) -> str:
 def _mark(func_graph: Any, request: Request) -> None:
     by_handle = {id(v.handle): v for v in func_graph.variables if getattr(v, "handle", None) is not None}
     captured = [
-        (placeholder.op, external, by_handle.get(id(external)))
+        (placeholder.op, by_handle.get(id(external), _Handle(external)))
         for external, placeholder in func_graph.captures
         if placeholder.dtype.name == "resource"
     ]
     request.count_trace(marked=bool(captured))
     if not captured:
         return
-    marked = [op for op, _, variable in captured if variable is not None]
-    infos = _infos([variable for _, _, variable in captured if variable is not None], request)
-    for op, external, variable in captured:
+    infos = _infos([variable for _, variable in captured], request)
+    unique = _unique([info for info in infos if info is not None])
+    for (op, _), info in zip(captured, infos, strict=True):
         compat.set_string_attr(op, REQUEST_ATTR, request.id)
-        info = _info_of_handle(external, request) if variable is None else None
         if info is not None:
-            marked.append(op)
-            infos.append(info)
-    for op, info in zip(marked, _unique(infos), strict=True):
-        compat.set_string_attr(op, VARIABLE_ATTR, json.dumps(info))
+            compat.set_string_attr(op, VARIABLE_ATTR, json.dumps(next(unique)))
 
 
-def _info_of_handle(handle: Any, request: Request) -> VariableInfo | None:
+@dataclass(frozen=True)
+class _Handle:
     """Of a variable that the function does not know it uses: legacy optimizers give fused ops the handles of
     their slots alone."""
-    return request.describe([SimpleNamespace(handle=handle)])[0] if request.describe else None
+
+    handle: Any
 
 
-def _infos(variables: Sequence[Any], request: Request) -> list[VariableInfo]:
-    # Keras 2's counters of steps are integers, and trainable by name.
-    own = [
-        VariableInfo(name=_name(v), trainable=bool(v.trainable and compat.has_gradient(v.dtype)))
-        for v in variables
-    ]
+def _infos(variables: Sequence[Any], request: Request) -> list[VariableInfo | None]:
+    own = [None if isinstance(variable, _Handle) else _own(variable) for variable in variables]
     if request.describe is None:
         return own
     described = request.describe(variables)
     return [better or info for better, info in zip(described, own, strict=True)]
+
+
+def _own(variable: Any) -> VariableInfo:
+    # Keras 2's counters of steps are integers, and trainable by name.
+    trainable = bool(variable.trainable and compat.has_gradient(variable.dtype))
+    return VariableInfo(name=_name(variable), trainable=trainable)
 
 
 def _unique(infos: Sequence[VariableInfo]) -> Iterator[VariableInfo]:

@@ -70,8 +70,7 @@ def spread(
     traced = trace(model, batch, marked=accumulate_steps is not None)
     traced, notes = divided(traced, stages, op_seconds)
     traced, stages = with_shared_grads(traced, stages)
-    of_variable = {variable.name: variable.handle for variable in traced.graph.variables}
-    trained = {of_variable[name]: layer.index for layer in traced.graph.layers for name in layer.variables}
+    trained = _trained(traced)
     late: set[int] = set()
     if rate_warmup_steps is not None:
         traced, late = with_factors(traced, stages, _learning_rate(model, traced))
@@ -89,7 +88,6 @@ def spread(
     wanted = {one.name: one.round for one in now} | dict.fromkeys(_counts(traced, optimizer), count_round)
     rounds = rounds_of(facts, stages, wanted)
     delays = delays_of(traced, rounds)
-    count = value_of(model.optimizer.iterations) if late else None
     versions = None
     if accumulate_steps is not None:
         versions = TwoVersions(traced, rounds, now, sums, trained.keys(), optimizer, accumulate_steps)
@@ -101,10 +99,16 @@ def spread(
         averages=weights == "ema",
         late=late,
         warmup_steps=rate_warmup_steps or 1,
-        count=count,
+        count=value_of(model.optimizer.iterations) if late else None,
         versions=versions,
     )
     return Spread(traced, rounds, delays, ticks, notes)
+
+
+def _trained(traced: Traced) -> dict[str, int]:
+    """The layer of each weight, by its handle."""
+    handles = {variable.name: variable.handle for variable in traced.graph.variables}
+    return {handles[name]: layer.index for layer in traced.graph.layers for name in layer.variables}
 
 
 def _facts(

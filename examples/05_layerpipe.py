@@ -60,7 +60,7 @@ def trained(callbacks):
 
 accuracy = {"synchronous": trained([])}
 for weights in ("stash", "ema"):
-    callback = tf_ooo.OOOBackprop(mode="layerpipe", devices=DEVICES, weights=weights)
+    callback = tf_ooo.OOOBackprop(mode="layerpipe", schedule="layerpipe", devices=DEVICES, weights=weights)
     accuracy[f"LayerPipe, {weights}"] = trained([callback])
     print(callback.report.summary())
 

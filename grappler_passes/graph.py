@@ -7,8 +7,8 @@ Nothing here imports TensorFlow.  A :class:`TrainingGraph` is made by
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 
 class OpKind(str, enum.Enum):
@@ -110,3 +110,22 @@ class TrainingGraph:
         for op in self.ops.values():
             out[op.kind.value] += 1
         return out
+
+    def numbered_as(self, layers: Sequence[Collection[str]]) -> TrainingGraph | None:
+        """The same graph with its layers in a given order; None where it has others.
+
+        Two graphs of one step may number the layers of parallel branches, a block's and its shortcut's,
+        in either order.
+
+        Args:
+            layers: the variables of each.
+        """
+        place = {frozenset(variables): number for number, variables in enumerate(layers)}
+        own = [frozenset(layer.variables) for layer in self.layers]
+        if len(own) != len(layers) or set(own) != place.keys():
+            return None
+        new = [place[variables] for variables in own]
+        numbered = [replace(layer, index=number) for layer, number in zip(self.layers, new, strict=True)]
+        by_place = sorted(numbered, key=lambda layer: layer.index)
+        ops = {n: op if op.layer is None else replace(op, layer=new[op.layer]) for n, op in self.ops.items()}
+        return replace(self, ops=ops, layers=tuple(by_place))

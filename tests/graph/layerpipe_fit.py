@@ -308,8 +308,10 @@ def costs_of(model_layers):
     return CostTable(rows)
 
 
-def layerpipe(devices=3, **options):
-    return tf_ooo.OOOBackprop(mode="layerpipe", devices=devices, costs=costs_of(5), **options)
+def layerpipe(devices=3, layers=5, **options):
+    """Layers may be divided, whether or not that is predicted to gain much."""
+    given = {"schedule": "layerpipe", "costs": costs_of(layers)} | options
+    return tf_ooo.OOOBackprop(mode="layerpipe", devices=devices, **given)
 
 
 def same(a, b):
@@ -362,14 +364,34 @@ def gelus(optimizer=None):
     return model
 
 
+def shortcuts():
+    """Blocks with shortcuts, whose convolutions graph optimizers order otherwise than the trace."""
+    keras.utils.set_random_seed(1)
+    inputs = x = keras.Input((12, 12, 2))
+    for width in (4, 6):
+        y = keras.layers.Conv2D(width, 1, strides=2, use_bias=False)(x)
+        y = keras.layers.ReLU()(keras.layers.BatchNormalization()(y))
+        y = keras.layers.Conv2D(width, 3, padding="same", use_bias=False)(y)
+        y = keras.layers.BatchNormalization()(y)
+        x = keras.layers.Conv2D(width, 1, strides=2, use_bias=False)(x)
+        x = keras.layers.BatchNormalization()(x)
+        x = keras.layers.ReLU()(keras.layers.Concatenate()([x, y]))  # a sum would make one layer of the two
+    model = keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Flatten()(x)))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, jit_compile=False)
+    return model
+
+
 def cuts_anywhere():
     """Delays of models that are cut inside of every kind of layer; the default path, which profiles."""
     found = {}
     for devices in (2, 3, 4):
-        callback = tf_ooo.OOOBackprop(mode="layerpipe", devices=devices, costs=costs_of(7))
+        callback = layerpipe(devices, 7)
         found[f"gelus {devices}"] = [fitted(gelus(), callback, 1)["loss"], callback]
     callback = tf_ooo.OOOBackprop(mode="layerpipe", devices=3, profile_steps=1)
     found["profiled"] = [fitted(convnet(), callback, 1)["loss"], callback]
+    callback = tf_ooo.OOOBackprop(mode="layerpipe", devices=3, schedule="layerpipe", profile_steps=1)
+    found["shortcuts"] = [fitted(shortcuts(), callback, 1)["loss"], callback]
     callback = layerpipe(4)
     found["convnet 4"] = [fitted(convnet("adam"), callback, 1)["loss"], callback]
     return {

@@ -193,7 +193,8 @@ def two_versions():
 
 def spread(devices, layers, **options):
     costs = CostTable([tf_ooo.LayerCosts(1.0, 1.2, 0.9, name=str(n)) for n in range(layers)])
-    return tf_ooo.OOOBackprop(mode="layerpipe", devices=devices, costs=costs, **options)
+    given = {"schedule": "layerpipe", "costs": costs} | options
+    return tf_ooo.OOOBackprop(mode="layerpipe", devices=devices, **given)
 
 
 def fit(model, callback, data, *more, **arguments):

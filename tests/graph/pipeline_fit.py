@@ -221,6 +221,19 @@ def check_untied_embedding():
     return compared(make, adam, ("gpipe", "zb_h2"), data=(WORDS, Y))
 
 
+def check_constant_rows():
+    """Graph optimizers find that the rows of the second embedding do not depend on the batch."""
+
+    def make():
+        words = keras.Input((6,), dtype="int32")
+        places = 0 * words + np.arange(6)
+        x = keras.layers.Embedding(29, 8)(words) + keras.layers.Embedding(6, 8)(places)
+        x = keras.layers.Dense(9, activation="relu")(keras.layers.Flatten()(x))
+        return keras.Model(words, keras.layers.Dense(3)(keras.layers.Dense(7)(x)))
+
+    return compared(make, adam, ("gpipe", "zb_h1"), data=(WORDS.astype("int32"), Y))
+
+
 def check_two_inputs():
     def make():
         a, b = keras.Input((7,)), keras.Input((6,))

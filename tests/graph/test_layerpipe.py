@@ -59,7 +59,7 @@ def test_learning_rates_warm_up():
 def test_cuts_inside_every_kind_of_layer():
     """Delays as planned also where a layer's dW needs its own dO; and on the default path, which profiles."""
     found = check("cuts_anywhere")
-    assert len(found) == 5
+    assert len(found) == 6
     for name, one in found.items():
         assert {key.rpartition("/")[0] for key in one["late"]} == set(one["planned"]), name
         assert all(late == one["planned"][key.rpartition("/")[0]] for key, late in one["late"].items()), name

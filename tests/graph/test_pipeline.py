@@ -47,7 +47,7 @@ def test_eight_devices_and_all_schedules():
     assert all(one["schedule"] == name for name, one in found.items() if name != "auto")
 
 
-MODELS = ("tied_embedding", "untied_embedding", "two_inputs", "custom_train_step")
+MODELS = ("tied_embedding", "untied_embedding", "constant_rows", "two_inputs", "custom_train_step")
 
 
 @pytest.mark.slow

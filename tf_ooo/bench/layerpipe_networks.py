@@ -10,7 +10,8 @@ from tf_ooo.bench.pipeline_workloads import SEED, Workload
 from tf_ooo.bench.workloads import Workload as Network
 from tf_ooo.bench.workloads import resnet, vgg16
 
-_ROWS = 64
+# Tasks must take many periods of the CPU quota: see pipeline_workloads.py.
+_ROWS = 192
 # Plain networks: layers that differ, which two stages but not three share evenly; and the one of
 # layerpipe_workloads.py at half its widths, which two stages cannot share evenly.
 _WIDTHS = (256, 1536, 1536, 512, 1024, 10)

@@ -14,7 +14,7 @@ SEED = 1
 CLASSES = 16
 VOCABULARY = 512
 # Layers before the output's, and their width.
-FEED_FORWARD = (16, 768)
+FEED_FORWARD = (16, 1280)
 
 
 @dataclass(frozen=True)
@@ -158,11 +158,11 @@ WORKLOADS: dict[str, Callable[[int], Workload]] = {
     "rnn16": lambda rows: _rnn(16, 512, 8, rows),
     "resnet": lambda rows: _resnet(4, 32, 32, rows),
 }
-# Rows of one micro-batch.  A task must take several periods of the CPU quota: a device that has waited
-# runs at full speed until its quota of that period is used up, and short tasks would never meet it.
-# Of a message of 1 MiB its ends compute 1 to 2 ms less, so tasks take 20 times as long and more.  Adding a
-# gradient up takes as long for few rows as for many: 5% of a step for 256 rows of 1024 numbers.
-ROWS = {"bert12": 2, "bert24": 1, "gpt2": 2, "feed_forward": 512, "rnn16": 64, "resnet": 8}
+# Rows of one micro-batch.  A task must take many periods of the CPU quota: a device that has waited runs at
+# full speed until its quota of that period is used up, and up to a tick of the clock (4 ms) longer, so that
+# tasks of 40 ms take a sixth less than they should.  Of a message of 1 MiB its ends compute 1 to 2 ms less.
+# Adding a gradient up takes as long for few rows as for many: 5% of a step for 256 rows of 1024 numbers.
+ROWS = {"bert12": 6, "bert24": 3, "gpt2": 6, "feed_forward": 768, "rnn16": 192, "resnet": 24}
 
 
 def make(name: str, microbatches: int) -> Workload:

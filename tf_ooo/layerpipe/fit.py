@@ -12,8 +12,9 @@ from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.data_parallel import sync
 from tf_ooo.data_parallel.averaging import optimizers_of
-from tf_ooo.errors import BackendError, GraphError, OptionsError
+from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.layerpipe import compat as mode_compat
+from tf_ooo.layerpipe.choice import schedule_for
 from tf_ooo.layerpipe.reporting import fill_report, fill_spread
 from tf_ooo.layerpipe.running import Epoch
 from tf_ooo.layerpipe.spread import Spread, spread
@@ -26,7 +27,6 @@ from tf_ooo.pipeline.fit import PipelineFit
 from tf_ooo.pipeline.naming import named
 from tf_ooo.pipeline.unrolled_tasks import Step
 from tf_ooo.pipeline.variables import Moved, all_variables
-from tf_ooo.planning import plan
 from tf_ooo.schedule import Schedule
 from tf_ooo.simulator import simulate
 
@@ -143,17 +143,18 @@ class LayerPipeFit(PipelineFit):
         self.report.notes += [note for note in notes if note not in self.report.notes]
 
     def _schedule(self, layers: Any, link: Any) -> Schedule:
-        policy = "layerpipe" if self.options.schedule == "auto" else self.options.schedule
         group = self._group
-        return plan(
-            layers=list(layers),
-            schedule=policy,
-            mode="layerpipe",
-            devices=len(self.devices),
-            microbatches=_BATCHES * (group or len(self.devices)),
-            link=link,
+        schedule, note = schedule_for(
+            self.options.schedule,
+            layers,
+            link,
+            len(self.devices),
+            _BATCHES * (group or len(self.devices)),
             **({} if group is None else {"accumulate_steps": group}),
         )
+        if note and note not in self.report.notes:
+            self.report.notes.append(note)
+        return schedule
 
     def _homes(self, graph: Any) -> dict[str, int]:
         """The processor of each variable: of weights and their slots that of dW, of states that of F."""
@@ -300,16 +301,7 @@ class LayerPipeFit(PipelineFit):
             seconds,
             self.options.rate_warmup_steps,
             self._group,
+            self._planned_layers,
         )
         self.report.notes += [note for note in self._spread.notes if note not in self.report.notes]
-        _check_layers(self._planned_layers, self._spread)
         fill_spread(self.report, self._spread)
-
-
-def _check_layers(planned: list[set[str]], made: Spread) -> None:
-    found = [set(layer.variables) for layer in made.traced.graph.layers]
-    if found != planned:
-        raise GraphError(
-            f"the step has {len(found)} layers, or other ones than the {len(planned)} that were planned; "
-            "give costs= of such a step, which is then traced only once"
-        )

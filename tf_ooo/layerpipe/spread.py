@@ -51,6 +51,7 @@ def spread(
     op_seconds: Mapping[str, float],
     rate_warmup_steps: int | None = None,
     accumulate_steps: int | None = None,
+    layers: Sequence[Collection[str]] | None = None,
 ) -> Spread:
     """Traces a model's step and spreads it; its variables are on their devices.
 
@@ -63,11 +64,12 @@ def spread(
         op_seconds: of the step's ops, where measured: which op of a dO is worth dividing.
         rate_warmup_steps: see ``rates``; None: learning rates are as they are.
         accumulate_steps: see ``two_versions``; None: each batch has its own update.
+        layers: the variables of each, as the stages number them.
 
     Raises:
         GraphError: the step cannot be spread; says which op is in the way.
     """
-    traced = trace(model, batch, marked=accumulate_steps is not None)
+    traced = trace(model, batch, accumulate_steps is not None, layers)
     traced, notes = divided(traced, stages, op_seconds)
     traced, stages = with_shared_grads(traced, stages)
     trained = _trained(traced)

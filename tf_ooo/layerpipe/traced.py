@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,16 +61,19 @@ class Traced:
         return Step(self.graph_def, self.index, [0] * len(self.index), 1, known, where, frozenset())
 
 
-def trace(model: Any, batch: Any, marked: bool = False) -> Traced:
+def trace(
+    model: Any, batch: Any, marked: bool = False, layers: Sequence[Collection[str]] | None = None
+) -> Traced:
     """Traces a model's step.
 
     Args:
         model: built, with built optimizers.
         batch: an example; batches may have any number of rows.
         marked: gradients that optimizers are given are dense, and marked: see ``coalesce.py``.
+        layers: the variables of each, in the order in which they are to be numbered.
 
     Raises:
-        GraphError: it is no training step, or one with loops or branches.
+        GraphError: it is no training step, one with loops or branches, or one with other layers.
         BackendError: it reads what is only known when it is called, or applies gradients twice with one
             optimizer.
     """
@@ -92,7 +95,7 @@ def trace(model: Any, batch: Any, marked: bool = False) -> Traced:
     loop = next((node.name for node in flat_def.node if node.op in _LOOPS), None)
     if loop is not None:
         raise GraphError(_loop_message(model, loop))
-    graph = classify_graph_def(flat_def, names)
+    graph = _numbered(classify_graph_def(flat_def, names), layers)
     index = GraphIndex(flat_def)
     where, _ = assign(graph, index)
     inside = {id(placeholder) for _, placeholder in captured}
@@ -108,6 +111,18 @@ def trace(model: Any, batch: Any, marked: bool = False) -> Traced:
         fetches=tuple(tensor.name for tensor in concrete.outputs),
         results=results[-1],
     )
+
+
+def _numbered(graph: TrainingGraph, layers: Sequence[Collection[str]] | None) -> TrainingGraph:
+    numbered = graph if layers is None else graph.numbered_as(layers)
+    if numbered is None:
+        planned = [set(layer) for layer in layers or ()]
+        other = [layer.name for layer in graph.layers if set(layer.variables) not in planned]
+        raise GraphError(
+            f"the step has {len(graph.layers)} layers, not the {len(planned)} that were planned (others: "
+            f"{', '.join(other) or 'none'}); give costs= of such a step, which is then traced only once"
+        )
+    return numbered
 
 
 def _loop_message(model: Any, op: str) -> str:

@@ -128,7 +128,11 @@ def _joined(slices: Sequence[Any]) -> Any:
         return slices[0]
     with tf.name_scope("sum"), marked_sums():
         values = tf.concat([one.values for one in slices], 0)
-        indices = tf.concat([one.indices for one in slices], 0)
+        rows = [one.indices for one in slices]
+        # Constant rows graph optimizers would join beforehand, and a micro-batch's could not be
+        # told from the others': what might be given otherwise they leave alone.
+        open_rows = [tf.raw_ops.PlaceholderWithDefault(input=one, shape=one.shape) for one in rows]
+        indices = tf.concat(open_rows, 0)
     return tf.IndexedSlices(values, indices, slices[0].dense_shape)
 
 

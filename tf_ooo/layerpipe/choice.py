@@ -1,0 +1,57 @@
+"""The schedule of ``mode="layerpipe"``, and what ``auto`` means there.
+
+No TensorFlow here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tf_ooo.costs.layer_costs import LayerCosts, Link
+from tf_ooo.errors import OptionsError
+from tf_ooo.planning import plan
+from tf_ooo.schedule import Schedule
+from tf_ooo.simulator import simulate
+
+# As far as predictions are off: a division of layers that saves less may just as well lose.
+LEAST_GAIN = 1.1
+
+
+def schedule_for(
+    policy: str, layers: Sequence[LayerCosts], link: Link, devices: int, microbatches: int, **options: Any
+) -> tuple[Schedule, str]:
+    """The schedule of a policy, and a line for the report where ``auto`` leaves layers whole.
+
+    Cuts inside of layers send their weights and stored inputs besides.  So ``auto`` takes them only where
+    the predicted step is at least :data:`LEAST_GAIN` times as fast as PipeDream's.
+
+    Raises OptionsError: more devices than tasks.
+    """
+
+    def made(name: str) -> Schedule:
+        return plan(
+            layers=list(layers),
+            schedule=name,
+            mode="layerpipe",
+            devices=devices,
+            microbatches=microbatches,
+            link=link,
+            **options,
+        )
+
+    if policy != "auto":
+        return made(policy), ""
+    divided = made("layerpipe")
+    try:
+        whole = made("pipedream")
+    except OptionsError:  # more devices than layers
+        return divided, ""
+    step_s = [simulate(schedule, list(layers), link).steady_step_s for schedule in (whole, divided)]
+    gain = step_s[0] / step_s[1] if step_s[1] else 1.0
+    if gain >= LEAST_GAIN:
+        return divided, ""
+    return whole, (
+        f"layers are left whole, as in PipeDream: dividing them is predicted to gain {gain:.2f}x, and "
+        f"sends more; from {LEAST_GAIN}x on it is done (schedule='layerpipe' does it now)"
+    )

@@ -228,6 +228,11 @@ class Options:
                     f"schedule={self.schedule!r} is none of mode='layerpipe'; accepted: 'auto', "
                     f"{_listed(LAYERPIPE_SCHEDULES)}"
                 )
+            if self.microbatches != Options.microbatches:
+                raise OptionsError(
+                    f"microbatches={self.microbatches} is not for mode='layerpipe': each batch stays whole; "
+                    "accumulate_steps= of schedule='pipedream_2bw' makes one update of several batches"
+                )
             for name in ("memory_limit_bytes", "dump_dir"):
                 if getattr(self, name) is not None:
                     raise OptionsError(f"{name}= is not for mode='layerpipe', which could not keep to it")

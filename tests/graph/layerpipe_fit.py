@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 
 import keras
 import numpy as np
@@ -278,14 +280,14 @@ def samples(count=72):
     return x, (x.mean((1, 2, 3)) > 0).astype(np.int32)
 
 
-def convnet(optimizer="sgd"):
+def convnet(optimizer="sgd", dropout=0.2):
     keras.utils.set_random_seed(1)
     inputs = keras.Input((12, 12, 2))
     x = keras.layers.Conv2D(5, 3, padding="same", activation="relu")(inputs)
     skip = x
     x = keras.layers.BatchNormalization()(keras.layers.Conv2D(5, 3, padding="same")(x))
     # Keras 2's Dropout draws from a state that each function has of its own: fits do not go on with masks.
-    dropped = 0.2 if keras.__version__ >= "3" else 0.0
+    dropped = dropout if keras.__version__ >= "3" else 0.0
     x = keras.layers.Dropout(dropped)(keras.layers.add([x, skip]))
     x = keras.layers.Dense(7, activation="relu")(keras.layers.Flatten()(x))
     model = keras.Model(inputs, keras.layers.Dense(2)(x))
@@ -447,7 +449,39 @@ class Saves(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         self.seen += 1
         if self.seen == self.batch:
-            self.weights = [v.numpy() for v in self.model.trainable_variables]
+            self.take()
+
+    def take(self):
+        """The weights, and of how many batches they have the updates."""
+        self.weights = [v.numpy() for v in self.model.trainable_variables]
+        self.updates = int(self.model.optimizer.iterations.numpy())
+
+
+class Predicts(Saves):
+    """Predicts after that batch, before the weights are taken."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.seen + 1 == self.batch:
+            self.model.predict(samples()[0], verbose=0)
+        super().on_train_batch_end(batch, logs)
+
+
+class Stops(Saves):
+    """Ends training after that batch, and takes the weights at the end of the epoch."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.stop_training = batch + 1 >= self.batch
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.take()
+
+
+def reloaded(model):
+    """As it comes from a checkpoint."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = os.path.join(folder, "model.keras")
+        model.save(file)
+        return keras.models.load_model(file)
 
 
 def nothing_is_on_its_way():
@@ -456,6 +490,21 @@ def nothing_is_on_its_way():
     fitted(once, layerpipe(), epochs=2)
     fitted(twice, layerpipe(), epochs=1)
     fitted(twice, layerpipe(), epochs=1)
+    # Without dropout: Keras does not save the state of its masks.
+    saved, whole = (convnet(keras.optimizers.SGD(0.01, momentum=0.9), dropout=0.0) for _ in range(2))
+    fitted(saved, layerpipe(), epochs=1)
+    saved = reloaded(saved)
+    fitted(saved, layerpipe(), epochs=1)
+    fitted(whole, layerpipe(), epochs=2)
+    predicts, stops = Predicts(2), Stops(2)
+    fitted(convnet(), layerpipe(unroll=1), epochs=1, more=[predicts])
+    x, y = samples()
+    convnet().fit(x, y, batch_size=16, shuffle=False, verbose=0, callbacks=[stops, layerpipe(unroll=1)])
+    others = {}
+    for name, saw in (("predicts", predicts), ("stops", stops)):
+        rows, alone = 16 * saw.updates, convnet()
+        alone.fit(x[:rows], y[:rows], batch_size=16, shuffle=False, verbose=0, callbacks=[layerpipe()])
+        others[name] = saw.updates > 2 and same(saw.weights, [v.numpy() for v in alone.trainable_variables])
     drained, half, saves = convnet(), convnet(), Saves(2)
     fitted(drained, layerpipe(drain_steps=2), epochs=1, more=[saves])
     x, y = samples()
@@ -464,6 +513,8 @@ def nothing_is_on_its_way():
     together.compile("sgd", together.loss, metrics=["accuracy"], jit_compile=False, steps_per_execution=3)
     fitted(together, layerpipe(), epochs=2)
     return {
+        **others,
+        "checkpoint": same(whole.get_weights(), saved.get_weights()),
         "epochs": same(once.get_weights(), twice.get_weights()),
         "drained": same(saves.weights, [v.numpy() for v in half.trainable_variables]),
         "steps_per_execution": same(once.get_weights(), together.get_weights()),

@@ -47,8 +47,9 @@ def train(make, optimizer, *callbacks, data=(X, Y), epochs=7, batch_size=16, **c
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     compiled = {"metrics": ["accuracy"], "jit_compile": False, **compiled}
     model.compile(optimizer(), compiled.pop("loss", loss), **compiled)
+    named = dict(zip(("x", "y", "sample_weight"), data, strict=False))
     history = model.fit(
-        *data, batch_size=batch_size, epochs=epochs, verbose=0, shuffle=False, callbacks=list(callbacks)
+        **named, batch_size=batch_size, epochs=epochs, verbose=0, shuffle=False, callbacks=list(callbacks)
     )
     return model, history.history
 
@@ -232,6 +233,33 @@ def check_constant_rows():
         return keras.Model(words, keras.layers.Dense(3)(keras.layers.Dense(7)(x)))
 
     return compared(make, adam, ("gpipe", "zb_h1"), data=(WORDS.astype("int32"), Y))
+
+
+def check_many_outputs():
+    """Two outputs and losses, weights of rows, a regularizer, statistics, a metric with state, dicts."""
+    if not hasattr(keras, "ops"):  # Keras 2 takes other forms of weights and metrics
+        return compared(mlp, adam, ("gpipe", "zb_h1"))
+
+    def make():
+        inputs = keras.Input((7,), name="left")
+        x = keras.layers.Dense(11, activation="relu", kernel_regularizer="l2")(inputs)
+        x = keras.layers.Dense(9, activation="relu")(keras.layers.Dense(13)(x))
+        class_ = keras.layers.Dense(3, name="class_")(x)
+        size = keras.layers.Dense(1, activation="sigmoid", name="size")(x)
+        return keras.Model({"left": inputs}, {"class_": class_, "size": size})
+
+    weights = {"class_": np.linspace(0.5, 1.5, len(X)), "size": np.linspace(2.0, 1.0, len(X))}
+    labels = {"class_": Y, "size": (Y > 1).astype("float32")[:, None]}
+    crossentropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return compared(
+        make,
+        adam,
+        ("gpipe", "zb_h1"),
+        data=({"left": X}, labels, weights),
+        loss={"class_": crossentropy, "size": "binary_crossentropy"},
+        loss_weights={"class_": 0.7, "size": 1.3},
+        metrics={"size": [keras.metrics.AUC()]},
+    )
 
 
 def check_two_inputs():
@@ -522,10 +550,12 @@ class Twice(keras.Model):
 def check_refusals():
     """Each with its error and whether the weights are untouched."""
     summed = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+    unreduced = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
     cases = {
         "xla": (mlp, {"jit_compile": True}, {}),
         "eager": (mlp, {"run_eagerly": True}, {}),
         "sum": (mlp, {"loss": summed}, {}),
+        "none": (mlp, {"loss": unreduced}, {}),
         "reads": (Twice, {"loss": None, "metrics": []}, {}),
         "device": (mlp, {}, {"devices": ["CPU:0", "CPU:7"]}),
         "same": (mlp, {}, {"devices": ["CPU:0", "CPU:0"]}),

@@ -47,7 +47,14 @@ def test_eight_devices_and_all_schedules():
     assert all(one["schedule"] == name for name, one in found.items() if name != "auto")
 
 
-MODELS = ("tied_embedding", "untied_embedding", "constant_rows", "two_inputs", "custom_train_step")
+MODELS = (
+    "tied_embedding",
+    "untied_embedding",
+    "constant_rows",
+    "many_outputs",
+    "two_inputs",
+    "custom_train_step",
+)
 
 
 @pytest.mark.slow
@@ -114,6 +121,7 @@ def test_fit_again_and_several_steps_an_execution():
         ("xla", "BackendError", "jit_compile=True"),
         ("eager", "BackendError", "run_eagerly=True"),
         ("sum", "BackendError", "reduction='sum'"),
+        ("none", "BackendError", "adds up rows"),
         ("reads", "BackendError", "again after it has applied its gradient"),
         ("device", "BackendError", "there is no 'CPU:7'"),
         ("same", "BackendError", "named twice"),

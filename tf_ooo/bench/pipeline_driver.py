@@ -25,6 +25,7 @@ from tf_ooo.bench.pipeline_workloads import make
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.simulator import simulate
+from tf_ooo.timeline import Timeline
 
 
 def main() -> None:
@@ -76,6 +77,18 @@ def slowed(layer: LayerCosts, factor: float) -> LayerCosts:
     """The costs on a device that is ``factor`` times as slow."""
     seconds = ("forward_s", "output_grad_s", "weight_grad_s", "update_s")
     return dataclasses.replace(layer, **{name: factor * getattr(layer, name) for name in seconds})
+
+
+@dataclasses.dataclass(frozen=True)
+class Slower:
+    """How many times slower a worker computes than planned: ``alone``, and with all others (``together``)."""
+
+    alone: float
+    together: float
+
+    def when_busy(self, share: float) -> float:
+        """With so large a share of the others computing at a time."""
+        return self.alone + share * (self.together - self.alone)
 
 
 class ConfinedCluster:
@@ -160,18 +173,19 @@ class Driver(ConfinedCluster):
         return {
             "devices": len(self.cluster.devices),
             "times": times,
-            "slower": slower,
+            "slower": dataclasses.asdict(slower),
             "link": dataclasses.asdict(self.link),
             "schedules": found,
         }
 
-    def _slower(self, runs: dict[str, Any], times: dict[str, list[float]]) -> float:
-        """How many times slower the workers compute than planned: local control beside the plan."""
+    def _slower(self, runs: dict[str, Any], times: dict[str, list[float]]) -> Slower:
+        """The controls beside the plan."""
         if "local" not in runs:
-            return 1.0
+            return Slower(1.0, 1.0)
         planned = next(run for run in runs.values() if isinstance(run, Scheduled))
         work_s = planned.report.pipeline["serial_step_s"] - self._sums_s(planned)
-        return float(statistics.median(times["local"]) * len(self.cluster.devices) / work_s)
+        serial_s, local_s = (statistics.median(times[name]) for name in ("serial", "local"))
+        return Slower(float(serial_s / work_s), float(local_s * len(self.cluster.devices) / work_s))
 
     def _sums_s(self, run: Scheduled) -> float:
         """Seconds that the plan counts for adding up gradients, which the local control does not."""
@@ -180,11 +194,18 @@ class Driver(ConfinedCluster):
         here_s = sum(table.op_seconds.get(name, 0.0) for name in in_plan)
         return float(step.count * here_s / self.options.cores)
 
-    def _of(self, name: str, run: Scheduled, seconds: list[float], slower: float) -> dict[str, Any]:
+    def _predicted(self, run: Scheduled, slower: Slower) -> tuple[Timeline, list[LayerCosts]]:
+        """The schedule, and its stages' costs, with as many workers computing as it keeps busy."""
+        rows = run.report.pipeline["stages"]
+        together = simulate(run.report.planned, stage_costs(rows, slower.together), self.link)
+        costs = stage_costs(rows, slower.when_busy(1 - together.bubble_fraction))
+        return simulate(run.report.planned, costs, self.link), costs
+
+    def _of(self, name: str, run: Scheduled, seconds: list[float], slower: Slower) -> dict[str, Any]:
         from tf_ooo.pipeline import tasks_of  # noqa: PLC0415 - imports TensorFlow
 
         report = run.report
-        predicted = simulate(report.planned, stage_costs(report.pipeline["stages"], slower), self.link)
+        predicted, costs = self._predicted(run, slower)
         tasks = tasks_of(report.rewritten_graph)
         addresses = self.options.cluster.split(",")
         events = traced(run.step_s, addresses, statistics.median(seconds))
@@ -200,7 +221,7 @@ class Driver(ConfinedCluster):
             "peak_bytes": report.pipeline["predicted_peak_bytes"],
             "measured_peak_bytes": self._peak_bytes(run),
             "tasks_seen": len(times) / max(1, len(report.planned.tasks)),
-            "tasks": task_seconds(times, stage_costs(report.pipeline["stages"], slower)),
+            "tasks": task_seconds(times, costs),
             "plan": report.planned.to_text(),
             "stages": report.pipeline["stages"],
             "work_s": report.pipeline["serial_step_s"],

@@ -72,7 +72,10 @@ def _by_rows(traced: Traced, node: Any) -> bool:
     # A weight has a size; an activation (attention multiplies with one) has the batch's rows.
     special = (_GRADIENT[node.op], _SIZES.get(node.op))
     others = [one for place, one in enumerate(inputs) if place not in special]
-    return all(None not in (traced.outputs[index.names[p]][port].shape or (None,)) for p, port in others)
+    shapes = [traced.outputs[index.names[p]][port].shape or (None,) for p, port in others]
+    # One with a matrix for each head or expert: then the gradient's first axis is that of heads, not of rows.
+    heads = node.op.startswith("BatchMatMul") and any(len(shape) > 2 for shape in shapes)
+    return not heads and all(None not in shape for shape in shapes)
 
 
 def _size(traced: Traced, name: str) -> int:

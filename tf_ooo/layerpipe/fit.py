@@ -92,8 +92,8 @@ class LayerPipeFit(PipelineFit):
         """Nothing is on its way."""
         self._epoch, self._taken = None, 0
 
-    def test_begin(self) -> None:
-        """Before an evaluation in an epoch: it sees all updates."""
+    def settle(self) -> None:
+        """Before an evaluation in an epoch, and at its end: all updates are in the weights."""
         if self._epoch is not None:
             self._epoch.drain()
 

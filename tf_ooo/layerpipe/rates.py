@@ -51,7 +51,7 @@ def with_factors(traced: Traced, stages: Stages, rate_handle: str | None) -> tup
             late[index.names[i]] = stages.delay_steps(layer)
     if not late:
         raise BackendError(
-            "rate_warmup_steps= needs a learning rate that is a number; "
+            "rate_warmup_steps= needs a learning rate that is a number, and no legacy optimizer; "
             "a LearningRateSchedule can warm up itself"
         )
     late = {name: delay for name, delay in late.items() if delay}

@@ -10,6 +10,7 @@ from grappler_passes.node_input import split_input
 from tf_ooo.costs.table import CostTable
 from tf_ooo.layerpipe.spread import Spread
 from tf_ooo.layerpipe.stages import Stages
+from tf_ooo.layerpipe.versions import from_weights
 from tf_ooo.pipeline.reporting import fill_plan
 from tf_ooo.report import Report
 from tf_ooo.schedule import Schedule
@@ -81,11 +82,10 @@ def fill_spread(report: Report, made: Spread) -> None:
 def version_bytes(made: Spread) -> dict[str, int]:
     """Bytes of earlier weights in registers (not sent), averages, second versions; of frozen copies."""
     traced = made.traced
-    stash = 0
+    stash, of_weights = 0, from_weights(traced, made.rounds.delay_steps)
     for register in made.delays.registers:
         producer, port = split_input(register.source)
-        kind, _ = traced.where.get(producer, ("", 0))
-        if kind == "F" and traced.index.ops[traced.index.index[producer]] == "ReadVariableOp":
+        if producer in of_weights:  # read, and perhaps cast or transposed
             info = traced.outputs[producer][port]
             if None not in (info.shape or (None,)):
                 sent = register.device != made.rounds.device_of[producer]

@@ -136,9 +136,9 @@ def _check_updates(facts: Facts, stages: Stages, delay_steps: Mapping[str, int])
     for handle, delay in delay_steps.items():
         if delay != stages.delay_steps(facts.weights[handle]):
             raise GraphError(
-                f"the update of {handle!r} would be {delay} steps late: it needs gradients of other layers; "
-                "in this mode layers are updated at different times: train without clipping by global norm "
-                "and loss scaling, or with another mode"
+                f"the update of {handle!r} would be {delay} steps late: it needs gradients of other layers, "
+                "or shares a state with them; in this mode layers are updated at different times: train "
+                "without clipping by global norm and loss scaling, or with another mode"
             )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from grappler_passes.effects import has_side_effects, states_of
 from tf_ooo import compat
 from tf_ooo.data_parallel.averaging import optimizers_of
+from tf_ooo.errors import BackendError
 from tf_ooo.layerpipe import compat as mode_compat
 from tf_ooo.layerpipe.coalesce import Sum, with_sums, with_whole_reads
 from tf_ooo.layerpipe.delays import Delays, delays_of
@@ -75,6 +76,8 @@ def spread(
     trained = _trained(traced)
     late: set[int] = set()
     if rate_warmup_steps is not None:
+        if len(optimizers_of(model)) != 1:
+            raise BackendError("rate_warmup_steps= needs a model with one optimizer")
         traced, late = with_factors(traced, stages, _learning_rate(model, traced))
     now: tuple[Now, ...] = ()
     sums: tuple[Sum, ...] = ()

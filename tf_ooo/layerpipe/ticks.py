@@ -14,6 +14,7 @@ from tf_ooo.layerpipe.delays import Delays, Register, nodes_between
 from tf_ooo.layerpipe.frozen import Copies
 from tf_ooo.layerpipe.rates import factor_name, factors
 from tf_ooo.layerpipe.rounds import Rounds
+from tf_ooo.layerpipe.seeds import reseeded
 from tf_ooo.layerpipe.traced import Traced
 from tf_ooo.layerpipe.two_versions import TwoVersions
 from tf_ooo.layerpipe.versions import Now
@@ -71,6 +72,7 @@ class Ticks:
         self.versions, self._tick = versions, 0
         self.copies = Copies(traced, delays.copies)
         self._parts: dict[tuple[int, int], Part] = {}
+        self._copies_made = 0
         self._functions: dict[tuple[int, int, int, int], Any] = {}
         dtypes = {
             r.number: traced.outputs[split_input(r.source)[0]][split_input(r.source)[1]]
@@ -191,7 +193,9 @@ class Ticks:
         wanted = [r.source for r in part.made]
         sums = self.versions.added(part.low, part.high) if self.versions else []
         kept = self.versions.kept(part.low, part.high, part.phase) if self.versions else {}
-        results = _fetch(part, tensors, [*wanted, *part.logs, *(one.name for one in sums)], name)
+        self._copies_made += 1
+        graph_def = reseeded(part.graph_def, self._copies_made)
+        results = _fetch(part, graph_def, tensors, [*wanted, *part.logs, *(one.name for one in sums)], name)
         if self._averages is not None:
             self._averages.update(later, part.low, part.high)
         if self.versions is not None:
@@ -251,11 +255,11 @@ class Ticks:
                 store.assign(late[r.name(delay)], read_value=False)
 
 
-def _fetch(part: Part, tensors: dict[str, Any], wanted: list[str], name: str) -> list[Any]:
+def _fetch(part: Part, graph_def: Any, tensors: dict[str, Any], wanted: list[str], name: str) -> list[Any]:
     """Imports the ops of a round; what is wanted and given is handed through."""
     replaced = {f"{key}:0": value for key, value in tensors.items() if key in part.read}
     inside = [text for text in wanted if split_input(text)[0] not in tensors]
     texts = [text if ":" in text else f"{text}:0" for text in inside]
-    made = import_here(part.graph_def, replaced, texts, name)
+    made = import_here(graph_def, replaced, texts, name)
     found = dict(zip(inside, made, strict=True))
     return [found[text] if text in found else tensors[split_input(text)[0]] for text in wanted]

@@ -24,7 +24,8 @@ from tf_ooo.pipeline.unrolled_tasks import Known, Step
 from tf_ooo.pipeline.variables import all_variables
 
 _NUMBER = re.compile(r"_\d+$")
-_LOOPS = ("Enter", "RefEnter", "Switch", "RefSwitch", "Merge")
+_ENTERS = ("Enter", "RefEnter")
+_LOOPS = (*_ENTERS, "Switch", "RefSwitch", "Merge")
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def trace(
     flat_def = without_gates(inline_graph_def(graph_def, list(dict.fromkeys(kept))))
     loop = next((node.name for node in flat_def.node if node.op in _LOOPS), None)
     if loop is not None:
-        raise GraphError(_loop_message(model, loop))
+        raise GraphError(_loop_message(model, loop, any(node.op in _ENTERS for node in flat_def.node)))
     graph = _numbered(classify_graph_def(flat_def, names), layers)
     index = GraphIndex(flat_def)
     where, _ = assign(graph, index)
@@ -125,16 +126,21 @@ def _numbered(graph: TrainingGraph, layers: Sequence[Collection[str]] | None) ->
     return numbered
 
 
-def _loop_message(model: Any, op: str) -> str:
+def _loop_message(model: Any, op: str, loops: bool) -> str:
     """Names the layer whose loop or branch it is."""
     layers = [part for part in compat.parts_of(model) if part is not model]
     # TensorFlow numbers scopes of one name: lstm_1 is the second one of layer "lstm".
     scopes = [_NUMBER.sub("", scope) for scope in op.split("/")] + op.split("/")
     layer = next((part for scope in scopes for part in layers if part.name == scope), None)
     where = f"layer {layer.name!r} ({type(layer).__name__})" if layer is not None else "the step"
+    instead = (
+        "make recurrent layers with unroll=True"
+        if loops
+        else "do without loss scaling, gradient_accumulation_steps= and ema_overwrite_frequency="
+    )
     return (
-        f"{where} has a loop or a branch (op {op}), which mode='layerpipe' cannot spread over rounds: make "
-        "recurrent layers with unroll=True, or train with mode='pipeline', which runs a loop as one task"
+        f"{where} has a loop or a branch (op {op}), which mode='layerpipe' cannot spread over rounds: "
+        f"{instead}, or train with mode='pipeline', which runs it as one task"
     )
 
 

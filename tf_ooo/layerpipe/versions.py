@@ -10,7 +10,7 @@ d is.  ``latest`` takes W(t).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,13 +65,36 @@ def with_later_weights(
     return made, tuple(maker.now.values())
 
 
+def from_weights(traced: Traced, weights: Collection[str]) -> dict[str, str]:
+    """``{op: handle}`` of forward ops that depend on one weight and on nothing else but constants."""
+    index, found = traced.index, {}
+    constant: set[str] = set()
+    for i in index.order:
+        name, op = index.names[i], index.ops[i]
+        if op == "ReadVariableOp" and traced.where.get(name, ("",))[0] == "F":
+            handle = next(iter(states_of(index, i)))
+            if handle in weights:
+                found[name] = handle
+            continue
+        above = [index.names[p] for p, _ in index.data_preds[i]]
+        if op in ("Placeholder", "_Arg") or has_side_effects(op):
+            continue
+        if all(p in constant for p in above):
+            constant.add(name)
+            continue
+        handles = {found[p] for p in above if p in found}
+        if len(handles) == 1 and all(p in found or p in constant for p in above):
+            found[name] = handles.pop()
+    return found
+
+
 class _Maker:
     def __init__(self, traced: Traced, weights: Mapping[str, int], stages: Stages) -> None:
         self.traced, self.weights, self.stages = traced, weights, stages
         self.graph_def = type(traced.graph_def)()
         self.graph_def.CopyFrom(traced.graph_def)
         self.nodes = {node.name: node for node in traced.graph_def.node}
-        self.sources = self._from_weights()
+        self.sources = from_weights(traced, weights)
         self.now: dict[str, Now] = {}
         self.where: dict[str, tuple[str, int]] = {}
         self.copies: dict[tuple[str, int], str] = {}
@@ -80,28 +103,6 @@ class _Maker:
     def outputs(self) -> dict[str, Any]:
         """Of the ops of the step."""
         return {name: self.traced.outputs[name] for name in self.nodes}
-
-    def _from_weights(self) -> dict[str, str]:
-        """``{op: handle}`` of forward ops that depend on one weight and on nothing else but constants."""
-        index, found = self.traced.index, {}
-        constant: set[str] = set()
-        for i in index.order:
-            name, op = index.names[i], index.ops[i]
-            if op == "ReadVariableOp" and self.traced.where.get(name, ("",))[0] == "F":
-                handle = next(iter(states_of(index, i)))
-                if handle in self.weights:
-                    found[name] = handle
-                continue
-            above = [index.names[p] for p, _ in index.data_preds[i]]
-            if op in ("Placeholder", "_Arg") or has_side_effects(op):
-                continue
-            if all(p in constant for p in above):
-                constant.add(name)
-                continue
-            handles = {found[p] for p in above if p in found}
-            if len(handles) == 1 and all(p in found or p in constant for p in above):
-                found[name] = handles.pop()
-        return found
 
     def take(self, node: Any) -> None:
         """Rewires a dO or dW op."""

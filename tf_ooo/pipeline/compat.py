@@ -142,9 +142,21 @@ def batch_normalizations(model: Any) -> list[str]:
 
 
 def summed_losses(model: Any) -> list[str]:
-    """Names of the losses given to ``compile`` that add up a batch instead of averaging it."""
+    """Names of the losses given to ``compile`` that add up a batch instead of averaging it.
+
+    Where a loss has no reduction, the gradient is that of the sum, unless the model's own code averages it.
+    """
     import tensorflow as tf
 
-    kind = keras_of(model).losses.Loss
+    keras = keras_of(model)
     losses = tf.nest.flatten(getattr(model, "loss", None))
-    return [x.name for x in losses if isinstance(x, kind) and x.reduction == "sum"]
+    summed = {"sum"} if _has_own_loss_code(model, keras) else {"sum", "none", None}
+    return [x.name for x in losses if isinstance(x, keras.losses.Loss) and x.reduction in summed]
+
+
+def _has_own_loss_code(model: Any, keras: Any) -> bool:
+    kind = type(model)
+    return any(
+        getattr(kind, name, None) is not getattr(keras.Model, name, None)
+        for name in ("train_step", "compute_loss")
+    )

@@ -36,6 +36,10 @@ from tf_ooo.single_device import save_timeline, stays_stock
 
 _LOG = logging.getLogger("tf_ooo")
 _TIMED = 100
+_COMPILED = (
+    "jit_compile=True: XLA compiles the step for one device; compile the model with jit_compile=False "
+    "(on a GPU Keras turns XLA on by itself)"
+)
 _NO_GRAPH = "TensorFlow handed no graph of it over"
 
 
@@ -94,7 +98,7 @@ class PipelineFit:
             self._forget(model, stock, devices)
         self.devices = devices
         compat.install_train_function(model, self._execution, stock, before_next=self.end)
-        self._guard = Guard(model, self._failed)
+        self._guard = Guard(model, self._failed, self.settle)
 
     @property
     def guard(self) -> Guard:
@@ -114,6 +118,9 @@ class PipelineFit:
     def epoch_end(self, epoch: int, logs: dict[str, Any] | None) -> None:
         """Takes note of the step times so far."""
         fill_times(self.report, self._step_s)
+
+    def settle(self) -> None:
+        """Before anybody sees the weights between batches: nothing to do."""
 
     def test_begin(self) -> None:
         """Nothing to do."""
@@ -361,7 +368,7 @@ def fill_report_of_graph(report: Report, request: PipelineRequest) -> None:
 def _check(model: Any, mode: str) -> None:
     reason = compat.why_not_rewritable(model)
     if model.jit_compile is True:
-        reason = "jit_compile=True: XLA compiles the step for one device; compile with jit_compile=False"
+        reason = _COMPILED
     if reason is not None:
         raise BackendError(f"mode={mode!r}: {reason}")
     if model.distribute_strategy.num_replicas_in_sync > 1:
@@ -372,6 +379,6 @@ def _check(model: Any, mode: str) -> None:
     summed = private.summed_losses(model) if mode == "pipeline" else []
     if summed:
         raise BackendError(
-            f"loss {summed[0]!r} has reduction='sum': micro-batches' gradients are averaged by rows; use "
+            f"loss {summed[0]!r} adds up rows (reduction='sum' or none), and micro-batches are averaged; use "
             "reduction='sum_over_batch_size' and a learning rate that is larger by the batch size"
         )

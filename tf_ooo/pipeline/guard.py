@@ -28,15 +28,26 @@ class Guard:
     Args:
         model: that is being trained.
         failed: is told an error; returns the one to raise.
+        seen: is called before anybody sees the weights between batches: before the first callback at the end
+            of an epoch, and before an evaluation or a prediction, also one that a callback asks for.
     """
 
-    def __init__(self, model: Any, failed: Callable[[BaseException], BaseException]) -> None:
-        self._model, self._failed = model, failed
+    def __init__(
+        self,
+        model: Any,
+        failed: Callable[[BaseException], BaseException],
+        seen: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._model, self._failed, self._seen = model, failed, seen
         self._list = private.running_callback_list()
         if self._list is not None:
             for name in _CALLS:
-                setattr(self._list, name, self.guarded(getattr(self._list, name)))
+                function = getattr(self._list, name)
+                if name == "on_epoch_end":
+                    function = _after(seen, function)
+                setattr(self._list, name, self.guarded(function))
         private.set_on(model, "make_test_function", self._making(model.make_test_function))
+        private.set_on(model, "make_predict_function", _after(seen, model.make_predict_function))
 
     def guarded(self, function: Callable[..., Any], *ends: type[BaseException]) -> Callable[..., Any]:
         """The function; ``ends`` are errors by which it says that there is no more."""
@@ -64,6 +75,7 @@ class Guard:
         def make_guarded(*args: Any, **kwargs: Any) -> Any:
             import tensorflow as tf
 
+            self._seen()
             found = make(*args, **kwargs)
             function = self._model.test_function
             if not hasattr(function, "guarded"):
@@ -79,6 +91,18 @@ class Guard:
             for name in _CALLS:
                 vars(self._list).pop(name, None)
             self._list = None
-        private.set_on(self._model, "make_test_function", None)
+        for name in ("make_test_function", "make_predict_function"):
+            private.set_on(self._model, name, None)
         function = self._model.test_function
         self._model.test_function = getattr(function, "guarded", function)
+
+
+def _after(first: Callable[[], None], function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with a call before it."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        first()
+        return function(*args, **kwargs)
+
+    return call

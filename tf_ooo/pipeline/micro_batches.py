@@ -54,7 +54,9 @@ def _slice(tensor: Any, begin: int, end: int) -> Any:
     if isinstance(tensor, tf.SparseTensor):
         shape = [end - begin, *tensor.shape[1:]]
         return tf.sparse.slice(tensor, [begin] + [0] * (len(shape) - 1), shape)
-    if tensor.shape.rank == 0:
+    if (
+        getattr(tensor, "shape", None) is None or tensor.shape.rank == 0
+    ):  # an optional input that is not given
         return tensor
     return tensor[begin:end]
 

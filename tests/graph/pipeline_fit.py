@@ -77,6 +77,23 @@ def where_ops_are(report):
     return {device: sorted(kinds - {""}) for device, kinds in found.items()}
 
 
+def uphill(report):
+    """Gradients that a later stage takes from an earlier one: backward only goes down."""
+    nodes = {node.name: node for node in report.rewritten_graph.node}
+
+    def stage(name):
+        node = nodes.get(name)
+        backward = node is not None and node.attr["_ooo_kind"].s in (b"dO", b"dW")
+        return node.attr["_ooo_stage"].i if backward else None
+
+    found = []
+    for name, node in nodes.items():
+        sources = [text.partition(":")[0] for text in node.input if text[0] != "^"]
+        below = [one for one in sources if None not in (stage(one), stage(name)) and stage(one) < stage(name)]
+        found += [f"{one} -> {name}" for one in below]
+    return found
+
+
 ALL = [
     "gpipe",
     "1f1b",
@@ -115,6 +132,7 @@ def compared(make, optimizer, schedules, options=None, **more):
             "notes": report.notes,
             "loops": loops(report),
             "unordered": unordered(report),
+            "uphill": uphill(report),
             "skipped": [note for note in report.notes if note.startswith("skipped")],
         }
     return out

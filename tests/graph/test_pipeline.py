@@ -29,6 +29,7 @@ def assert_same_bits(found, devices, far=1e-5):
         assert one["edges"] > 20
         assert one["skipped"] == []
         assert one["unordered"] == []
+        assert one["uphill"] == []
 
 
 def test_two_devices_and_uneven_batches():

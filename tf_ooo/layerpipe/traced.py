@@ -18,6 +18,7 @@ from tf_ooo.data_parallel.averaging import optimizers_of
 from tf_ooo.errors import GraphError
 from tf_ooo.layerpipe import compat as mode_compat
 from tf_ooo.layerpipe.gradients import updates_seen
+from tf_ooo.pipeline.compat import leave_sums
 from tf_ooo.pipeline.naming import named
 from tf_ooo.pipeline.tasks import assign
 from tf_ooo.pipeline.unrolled_tasks import Known, Step
@@ -96,6 +97,7 @@ def trace(
     loop = next((node.name for node in flat_def.node if node.op in _LOOPS), None)
     if loop is not None:
         raise GraphError(_loop_message(model, loop, any(node.op in _ENTERS for node in flat_def.node)))
+    leave_sums(flat_def)
     graph = _numbered(classify_graph_def(flat_def, names), layers)
     index = GraphIndex(flat_def)
     where, _ = assign(graph, index)

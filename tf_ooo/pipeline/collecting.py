@@ -95,7 +95,7 @@ class Collecting:
             return
         weighted = _times(grad, self.weights[self._number])
         if isinstance(grad, tf.IndexedSlices):
-            into.slices.setdefault(place, []).append(weighted)
+            into.slices.setdefault(place, []).append(_with_own_rows(weighted))
             return
         if into.sums[place] is None:
             into.sums[place] = weighted
@@ -128,12 +128,20 @@ def _joined(slices: Sequence[Any]) -> Any:
         return slices[0]
     with tf.name_scope("sum"), marked_sums():
         values = tf.concat([one.values for one in slices], 0)
-        rows = [one.indices for one in slices]
-        # Constant rows graph optimizers would join beforehand, and a micro-batch's could not be
-        # told from the others': what might be given otherwise they leave alone.
-        open_rows = [tf.raw_ops.PlaceholderWithDefault(input=one, shape=one.shape) for one in rows]
-        indices = tf.concat(open_rows, 0)
+        indices = tf.concat([one.indices for one in slices], 0)
     return tf.IndexedSlices(values, indices, slices[0].dense_shape)
+
+
+def _with_own_rows(slices: Any) -> Any:
+    """Slices whose rows stay this micro-batch's.
+
+    Constant rows graph optimizers would join with the others' beforehand; what might be given otherwise they
+    leave alone.
+    """
+    import tensorflow as tf
+
+    rows = tf.raw_ops.PlaceholderWithDefault(input=slices.indices, shape=slices.indices.shape)
+    return tf.IndexedSlices(slices.values, rows, slices.dense_shape)
 
 
 def _times(grad: Any, factor: float) -> Any:

@@ -105,7 +105,9 @@ def _weight_grads_away(
         if op.kind is not OpKind.WEIGHT_GRAD or op.layer is None:
             continue
         producers = [producer for producer, _ in op.inputs]
-        layers = set().union(*(touching.get(p, set()) for p in producers))
+        # Not by constants: of all that are alike there is one, which counts to any layer.
+        computed = [p for p in producers if p in touching and graph.ops[p].type != "Const"]
+        layers = set().union(*(touching[p] for p in computed))
         if layers and op.layer not in layers:
             cap = min((output_grads[p] for p in producers if p in output_grads), default=max(layers))
             found[name] = max((layer for layer in layers if layer <= cap), default=cap)

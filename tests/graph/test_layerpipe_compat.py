@@ -13,6 +13,7 @@ from grappler_passes.variables import VARIABLE_ATTR
 from tests.zoo import keras
 from tf_ooo.compat import is_keras_2
 from tf_ooo.layerpipe import compat
+from tf_ooo.layerpipe.seeds import reseeded
 from tf_ooo.pipeline.compat import value_of
 
 CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
@@ -129,6 +130,17 @@ def test_gradients_are_marked_and_replaced_by_means():
         dense, slices = session.run([f"{name}:0" for name in names], feed)
     np.testing.assert_array_equal(dense, np.full((4, 2), 2.0))
     np.testing.assert_array_equal(slices[:, 0], [0.5, 1.0, 0.5, 0.75])
+
+
+def test_copies_of_a_step_draw_other_numbers():
+    tf.random.set_seed(1)
+    concrete = compat.concrete_function(lambda x: x + tf.random.normal([4], seed=2), [tf.TensorSpec([4])])
+    graph_def, (name,) = graph_def_of(concrete)
+    drawn = [run_with(reseeded(graph_def, n), {"x:0": np.zeros(4)}, name) for n in (1, 1, 2)]
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert not np.any(drawn[0] == drawn[2])
+    plain = tf.Graph().as_graph_def()
+    assert reseeded(plain, 1) is plain
 
 
 def test_a_lookup_reads_the_whole_table():

@@ -29,6 +29,7 @@ def test_layerpipe():
         {"mode": "pipeline", "schedule": "pipedream"},
         {"schedule": "layerpipe"},
         {"mode": "layerpipe", "accumulate_steps": 4},
+        {"mode": "layerpipe", "microbatches": 4},
         {"mode": "layerpipe", "schedule": "pipedream_2bw", "accumulate_steps": 0},
         {"mode": "layerpipe", "schedule": "pipedream_2bw", "weights": "ema"},
         {"mode": "layerpipe", "schedule": "pipedream_2bw", "rate_warmup_steps": 3},

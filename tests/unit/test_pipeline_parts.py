@@ -4,6 +4,8 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import MemoryLimitError, OptionsError
@@ -112,6 +114,36 @@ def test_auto_takes_the_shortest_step_of_all():
     each = [make_plan(layers, units, Wanted(name, 2, 4, link)).makespan_s for name in SCHEDULES]
     assert auto.makespan_s == pytest.approx(min(each))
     assert {row["schedule"] for row in auto.candidates} >= {"gpipe", "zb_v", "modulo"}
+
+
+def test_cuts_for_a_memory_limit():
+    """The slow layer holds little: shared by time, the others do not fit one device."""
+    layers = [layer(s, 0, weight_bytes=b) for s, b in ((1.0, 50), (1.0, 50), (1.0, 50), (3.0, 1))]
+    units = units_of(4, [])
+    free = make_plan(layers, units, Wanted("gpipe", 2, 4))
+    assert free.bounds == ((0, 2), (3, 3))
+    assert max(free.timeline.peak_bytes) > 300
+    tight = make_plan(layers, units, Wanted("gpipe", 2, 4, memory_limit_bytes=300))
+    assert tight.bounds == ((0, 1), (2, 3))
+    assert max(tight.timeline.peak_bytes) <= 300
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=2, max_size=7), st.integers(1, 4))
+def test_no_cut_has_a_less_full_stage(sizes, stages):
+    layers = tuple(layer(1.0, 1, activation_bytes=a, weight_bytes=w) for a, w in sizes)
+    stages = min(stages, len(layers))
+    cutter = Cutter(layers, units_of(len(layers), []), Link(), 3)
+
+    def fullest(bounds, kept):
+        return max(
+            sum(2 * x.weight_bytes + kept * x.activation_bytes for x in layers[a : b + 1]) for a, b in bounds
+        )
+
+    ends = itertools.combinations(range(len(layers) - 1), stages - 1)
+    possible = [tuple(zip([0, *(e + 1 for e in one)], [*one, len(layers) - 1], strict=True)) for one in ends]
+    found = cutter.cut_by_bytes(stages)
+    for kept in (0, 1, 3):
+        assert min(fullest(one, kept) for one in found) == min(fullest(one, kept) for one in possible)
 
 
 def test_the_memory_limit_is_kept_or_named():

@@ -54,7 +54,7 @@ class Cluster:
 
     @property
     def link(self) -> Link | None:
-        """Between the first two tasks, measured when first asked for; None if there is only one."""
+        """Between the first task and the last, taken for all; measured when asked for; None with one task."""
         if self._link is None and len(self.devices) > 1:
             from tf_ooo.costs.runtime_link import measure_device_link  # noqa: PLC0415 - imports TensorFlow
 

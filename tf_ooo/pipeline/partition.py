@@ -56,31 +56,59 @@ class Cutter:
 
         Raises OptionsError: more stages than units.
         """
-        if stages > len(self.units):
-            whole = "" if len(self.units) == len(self.layers) else " that can be cut (a loop stays whole)"
-            raise OptionsError(
-                f"{stages} stages are more than the {len(self.units)} layers{whole}; use fewer devices"
-            )
+        self._check(stages)
         seconds = np.array([self._seconds(unit) for unit in self.units])
         sums = np.concatenate([[0.0], np.cumsum(seconds)])
         messages = np.array([self._message_s(unit[1]) for unit in self.units])
         limit = _shortest(sums, stages)
         found = [_cheapest(sums, messages, stages, limit * slack) for slack in _SLACK]
 
-        def step_s(ends: list[int]) -> float:
+        def step_s(ends: Sequence[int]) -> float:
             bounds = [0, *ends]
             longest = max(sums[b] - sums[a] for a, b in zip(bounds, ends, strict=False))
             sent = sum(messages[end - 1] for end in ends[:-1])
             busiest = max((messages[end - 1] for end in ends[:-1]), default=0.0)
             return float(max(longest, busiest) * self.microbatches + sent)
 
-        ends = min((one for one in found if one), key=step_s)
+        return self._stages(min((one for one in found if one), key=step_s))
+
+    def cut_by_bytes(self, stages: int) -> tuple[Bounds, ...]:
+        """Cuts whose fullest stage holds as little as can be.
+
+        One counts weights, gradients and slots alone, others activations of one and of all micro-batches too.
+
+        Raises OptionsError: more stages than units.
+        """
+        self._check(stages)
+        messages = np.array([self._message_s(unit[1]) for unit in self.units])
+        found = []
+        for kept in sorted({0, 1, self.microbatches}):
+            sums = np.concatenate([[0.0], np.cumsum([self._bytes(unit, kept) for unit in self.units])])
+            found.append(_cheapest(sums, messages, stages, _shortest(sums, stages)))
+        return tuple(dict.fromkeys(self._stages(ends) for ends in found if ends))
+
+    def _check(self, stages: int) -> None:
+        if stages > len(self.units):
+            whole = "" if len(self.units) == len(self.layers) else " that can be cut (a loop stays whole)"
+            raise OptionsError(
+                f"{stages} stages are more than the {len(self.units)} layers{whole}; use fewer devices"
+            )
+
+    def _stages(self, ends: Sequence[int]) -> Bounds:
+        """(first, last) layer of each stage, given the ends of its units."""
         starts = [0, *ends[:-1]]
         return tuple((self.units[a][0], self.units[b - 1][1]) for a, b in zip(starts, ends, strict=True))
 
     def _seconds(self, unit: tuple[int, int]) -> float:
         return sum(
             x.forward_s + x.output_grad_s + x.weight_grad_s for x in self.layers[unit[0] : unit[1] + 1]
+        )
+
+    def _bytes(self, unit: tuple[int, int], kept: int) -> float:
+        """Weights, their gradients, slots, and the activations of so many micro-batches."""
+        return sum(
+            2 * x.weight_bytes + x.slot_bytes + kept * x.activation_bytes
+            for x in self.layers[unit[0] : unit[1] + 1]
         )
 
     def _message_s(self, last: int) -> float:

@@ -125,6 +125,8 @@ def _cuts(
         options = {"interleaved_1f1b": {"chunks": count}, "modulo": {"group": 1}}.get(name, {})
         try:
             yield cutter.cut(count * wanted.devices), options
+            if wanted.memory_limit_bytes is not None:
+                yield from ((bounds, options) for bounds in cutter.cut_by_bytes(count * wanted.devices))
         except OOOError as error:
             errors.append(error)
             return

@@ -32,6 +32,7 @@ def _million_parameters(works):
     [
         # torchvision's model tables (GMAC, parameters), which agree with the papers.
         ("vgg16", {}, 15.47, 138.36, 16),
+        ("resnet18", {}, 1.81, 11.69, 21),
         ("resnet50", {}, 4.09, 25.56, 54),
         ("resnet101", {}, 7.80, 44.55, 105),
         ("densenet121", {"growth": 32}, 2.83, 7.98, 121),

@@ -1,8 +1,8 @@
 """LayerPipe against PipeDream, PipeDream-2BW and a synchronous pipeline, on worker processes.
 
 The workers have equal shares of this machine: their computing threads get a CPU quota, communication is left
-free.  All modes take turns, beside the whole model on one worker.  Simulated, for 2 to 16 processors:
-``python -m tf_ooo.bench.planner_layerpipe``.
+free.  All modes take turns, beside the whole model on one worker.  With ``--simulated`` for 2 to 16
+processors, without TensorFlow or any process.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from tf_ooo.bench import confine
+from tf_ooo.bench import confine, planner_layerpipe
 from tf_ooo.bench.bars import save_bars
 from tf_ooo.bench.command import seconds_of
 from tf_ooo.bench.layerpipe_networks import NETWORKS
@@ -26,6 +26,9 @@ DRIVER = "tf_ooo.bench.layerpipe_driver"
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the benchmark and writes its rows."""
     options = _parser().parse_args(arguments)
+    if options.simulated:
+        simulated(options)
+        return
     reason = confine.why_not(with_link=False)
     if reason:
         print(f"skipped: {reason}")
@@ -43,9 +46,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         save_bars(rows, options.png)
 
 
+def simulated(options: argparse.Namespace) -> None:
+    """The planner's comparison, with the same files."""
+    asked = [(f"--{name}", getattr(options, name)) for name in ("json", "png")]
+    given = [text for name, value in asked if value for text in (name, value)]
+    planner_layerpipe.main([*given, *(["--quick"] if options.quick else [])])
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("tf-ooo bench layerpipe", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the MLP on 2 workers, under 5 minutes")
+    parser.add_argument("--simulated", action="store_true", help="of all workloads, for 2 to 16 processors")
     parser.add_argument("--json", help="file for the rows")
     parser.add_argument("--png", help="file for a picture of the rows")
     parser.add_argument("--workload", nargs="+", default=["mlp"], choices=NETWORKS)

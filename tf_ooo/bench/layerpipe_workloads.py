@@ -97,6 +97,7 @@ class Workload:
 
 WORKLOADS = {
     "vgg16": Workload(lambda: flop_costs(vgg16(BATCH)), "GFLOP"),
+    "resnet18": Workload(lambda: flop_costs(resnet(18, BATCH)), "GFLOP"),
     "resnet50": Workload(lambda: flop_costs(resnet(50, BATCH)), "GFLOP"),
     "mlp": Workload(lambda: flop_costs(mlp(BATCH)), "GFLOP"),
     "vgg16-array64": Workload(lambda: vgg16_cycles(64), "million cycles"),

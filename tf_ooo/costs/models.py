@@ -18,7 +18,15 @@ from tf_ooo.errors import CostError
 
 CLASSES = 1000
 # (ResNet, arXiv 1512.03385, table 1) blocks in the four stages.
-_RESNET_BLOCKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
+_RESNET_BLOCKS = {
+    18: (2, 2, 2, 2),
+    34: (3, 4, 6, 3),
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
+}
+# Those with blocks of two convolutions.
+_BASIC = (18, 34)
 # (VGG, arXiv 1409.1556, table 1, column D) channels; 0 is a pooling.
 _VGG16 = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
 # (DenseNet, arXiv 1608.06993, table 1) layers in the four blocks of DenseNet-121.
@@ -136,9 +144,9 @@ def vgg16(batch: int, image: int = 224, element_bytes: int = 4) -> tuple[LayerWo
 
 
 def resnet(depth: int, batch: int, image: int = 224, element_bytes: int = 4) -> tuple[LayerWork, ...]:
-    """ResNet-50, -101 or -152, stride in the 3 x 3 convolution ("v1.5", as trained in practice).
+    """ResNet-18, -34, -50, -101 or -152, stride in the 3 x 3 convolution ("v1.5", as trained in practice).
 
-    ResNet-50: 25.6 M parameters, 4.1 GMAC an image; ResNet-101: 44.5 M, 7.8 GMAC.
+    ResNet-18: 11.7 M parameters, 1.8 GMAC an image; ResNet-50: 25.6 M, 4.1; ResNet-101: 44.5 M, 7.8.
     """
     if depth not in _RESNET_BLOCKS:
         raise CostError(f"resnet: depth must be one of {sorted(_RESNET_BLOCKS)}, got {depth!r}")
@@ -148,9 +156,18 @@ def resnet(depth: int, batch: int, image: int = 224, element_bytes: int = 4) -> 
     for stage, blocks in enumerate(_RESNET_BLOCKS[depth]):
         for block in range(blocks):
             stride = 2 if stage and not block else 1
-            x = _bottleneck(net, x, 64 << stage, stride, f"stage{stage + 1}/block{block + 1}")
+            make = _basic if depth in _BASIC else _bottleneck
+            x = make(net, x, 64 << stage, stride, f"stage{stage + 1}/block{block + 1}")
     net.dense(net.pool(x, x.size), CLASSES, name="fc")
     return tuple(net.layers)
+
+
+def _basic(net: _Net, x: _Tensor, width: int, stride: int, name: str) -> _Tensor:
+    shortcut = x
+    if stride > 1 or x.channels != width:
+        shortcut = net.conv(x, width, 1, stride, name=f"{name}/shortcut")
+    y = net.conv(x, width, 3, stride, name=f"{name}/conv1")
+    return net.conv(y, width, 3, name=f"{name}/conv2", residual=shortcut)
 
 
 def _bottleneck(net: _Net, x: _Tensor, width: int, stride: int, name: str) -> _Tensor:
@@ -251,6 +268,7 @@ def transformer(layers: int, hidden: int, heads: int, seq: int, microbatch: int)
 
 MODELS: dict[str, Callable[..., tuple[LayerWork, ...]]] = {
     "vgg16": vgg16,
+    "resnet18": lambda **options: resnet(18, **options),
     "resnet50": lambda **options: resnet(50, **options),
     "resnet101": lambda **options: resnet(101, **options),
     "densenet121": densenet121,

@@ -16,6 +16,8 @@ from tf_ooo.report import Report
 from tf_ooo.schedule import Schedule
 from tf_ooo.timeline import Timeline
 
+# How a backward pass gets the weights of its forward pass: as they were read, or cast (mixed precision).
+_VERSIONS = ("ReadVariableOp", "Cast")
 _TWO_VERSIONS = (
     "the gradients of {every} batches are one update, which is one update late: the result of training is "
     "not that of synchronous training"
@@ -85,7 +87,7 @@ def version_bytes(made: Spread) -> dict[str, int]:
     stash, of_weights = 0, from_weights(traced, made.rounds.delay_steps)
     for register in made.delays.registers:
         producer, port = split_input(register.source)
-        if producer in of_weights:  # read, and perhaps cast or transposed
+        if producer in of_weights and traced.index.ops[traced.index.index[producer]] in _VERSIONS:
             info = traced.outputs[producer][port]
             if None not in (info.shape or (None,)):
                 sent = register.device != made.rounds.device_of[producer]

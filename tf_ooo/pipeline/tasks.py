@@ -75,9 +75,11 @@ def _output_grad_layers(
 
     The forward tensors that it reads say whose gradient it is: such a tensor was made by one layer and
     is read by others, and the op is the gradient of one of these.  Backward goes down from layer to layer,
-    so it is the highest of them that is not above the layers of the dO that the op reads.
+    so it is the highest of them that is not above the layers of the dO that the op reads.  Constants say it
+    of ops that read no gradient only: one that a lower layer reads may stand for that of any other.
     """
     found: dict[str, int] = {}
+    gradients: set[str] = set()
     last = len(graph.layers) - 1
     for name, op in graph.ops.items():
         if op.kind is not OpKind.OUTPUT_GRAD:
@@ -87,7 +89,12 @@ def _output_grad_layers(
             continue
         producers = [producer for producer, _ in op.inputs]
         cap = min((found[p] for p in producers if p in found), default=last)
-        layers = set().union(*(touching.get(p, set()) for p in producers))
+        computed = [p for p in producers if p in touching and graph.ops[p].type != "Const"]
+        reads_gradient = any(p in gradients for p in producers)
+        if reads_gradient or computed:
+            gradients.add(name)
+        said = computed if reads_gradient else producers
+        layers = set().union(*(touching.get(p, set()) for p in said))
         found[name] = max((layer for layer in layers if layer <= cap), default=cap)
     return found
 

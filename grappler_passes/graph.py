@@ -61,7 +61,8 @@ class Layer:
     """Variables whose gradients share one dO, with the ops that belong to them alone.
 
     Layers are numbered in the order in which the forward pass first reads them: layer 0's
-    weights are the ones that the next step needs first.
+    weights are the ones that the next step needs first.  A part of a layer that was divided has no
+    variables and a ``label`` instead.
     """
 
     index: int
@@ -69,10 +70,13 @@ class Layer:
     weight_grad_ops: tuple[str, ...] = ()
     update_ops: tuple[str, ...] = ()
     communication_ops: tuple[str, ...] = ()
+    label: str = ""
 
     @property
     def name(self) -> str:
         """The variables' common name, for reports: ``conv1/kernel, conv1/bias`` is ``conv1``."""
+        if self.label:
+            return self.label
         if len(self.variables) == 1:
             return self.variables[0]
         parts = [v.split("/") for v in self.variables]

@@ -130,6 +130,7 @@ def compared(make, optimizer, schedules, options=None, **more):
             "edges": report.added_edges,
             "schedule": report.schedule,
             "notes": report.notes,
+            "layers": [row["name"] for row in report.layers],
             "loops": loops(report),
             "unordered": unordered(report),
             "uphill": uphill(report),
@@ -278,6 +279,31 @@ def check_many_outputs():
         loss_weights={"class_": 0.7, "size": 1.3},
         metrics={"size": [keras.metrics.AUC()]},
     )
+
+
+def check_frozen_backbone():
+    """Six layers that do not train, and a head: cut between the frozen ones."""
+
+    def make():
+        layers = [keras.layers.Dense(193 + 16 * i, activation="relu", trainable=False) for i in range(6)]
+        return keras.Sequential([keras.Input((7,)), *layers, keras.layers.Dense(5), keras.layers.Dense(3)])
+
+    return compared(make, adam, ("gpipe", "zb_h1", "modulo"))
+
+
+def check_long_tail():
+    """Products of activations with each other, between two layers: most of the step, and no weights."""
+    if not hasattr(keras, "ops"):
+        return compared(mlp, adam, ("gpipe", "zb_h1"))
+
+    def make():
+        inputs = keras.Input((7,))
+        x = keras.layers.Reshape((60, 60))(keras.layers.Dense(3600)(inputs))
+        for _ in range(6):
+            x = keras.ops.softmax(keras.ops.matmul(x, keras.ops.transpose(x, (0, 2, 1))) / 60) + x
+        return keras.Model(inputs, keras.layers.Dense(3)(keras.ops.mean(x, 1)))
+
+    return compared(make, adam, ("gpipe", "1f1b", "zb_h1"))
 
 
 def check_two_inputs():

@@ -55,3 +55,17 @@ def test_pipeline_example(tmp_path):
     for task in range(2):
         assert f" on /job:worker/replica:0/task:{task}/device:CPU:0: " in run.stdout
     assert "accuracy" in run.stdout
+
+
+@pytest.mark.slow
+def test_layerpipe_example(tmp_path):
+    """Late gradients end where synchronous ones do; a picture of both."""
+    command = [sys.executable, str(EXAMPLES / "05_layerpipe.py")]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=500)
+    assert run.returncode == 0, run.stdout + run.stderr
+    ends = re.findall(r"^(.*): test accuracy ([\d.]+)% after", run.stdout, re.MULTILINE)
+    accuracy = {name: float(value) for name, value in ends}
+    assert accuracy.keys() == {"synchronous", "LayerPipe, stash", "LayerPipe, ema"}
+    # 540 test pictures; how late each layer is depends on costs that the example measures.
+    assert max(accuracy.values()) - min(accuracy.values()) < 1.0
+    assert (tmp_path / "out/layerpipe/accuracy.png").stat().st_size > 10_000

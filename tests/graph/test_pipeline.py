@@ -16,7 +16,7 @@ def checks(devices, *names):
     return found_by(SCRIPT, str(devices), *names)
 
 
-def assert_same_bits(found, devices, far=1e-5):
+def assert_same_bits(found, devices, far=1e-5, everywhere=("F", "dW", "U")):
     """All schedules have the first one's bits, near those of the unsplit batch; ops are on all devices."""
     assert len(found) > 1
     for one in found.values():
@@ -24,7 +24,7 @@ def assert_same_bits(found, devices, far=1e-5):
         assert one["distance"] < far
         assert one["loss"] < far
         assert set(one["ops"]) == {f"CPU:{number}" for number in range(devices)}
-        assert all({"F", "dW", "U"} <= set(kinds) for kinds in one["ops"].values())
+        assert all(set(everywhere) <= set(kinds) for kinds in one["ops"].values())
         assert one["back"] == ["CPU:0"]
         assert one["edges"] > 20
         assert one["skipped"] == []
@@ -63,6 +63,19 @@ MODELS = (
 def test_models_on_three_devices(model):
     # Dropout draws other masks for micro-batches than for a batch.
     assert_same_bits(checks(3, *MODELS)[model], 3, far=10.0 if model == "two_inputs" else 1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", PARTS := ["frozen_backbone", "long_tail"])
+def test_layers_cut_between_their_ops(model):
+    found = checks(3, *PARTS)[model]
+    assert_same_bits(found, 3, far=1e-4, everywhere="F")
+    if model == "frozen_backbone":
+        names = next(iter(found.values()))["layers"]
+        assert [name.partition(" (")[0] for name in names[:-2]] == [f"before {names[-2]}"] * (len(names) - 2)
+        assert len(names) > 5
+    elif KERAS_3:
+        assert all(any(name.startswith("behind ") for name in one["layers"]) for one in found.values())
 
 
 @pytest.mark.slow

@@ -96,7 +96,7 @@ def in_two_parts(node: Any, infos: Sequence[Any], gradient: int, sizes: int | No
         infos: of its inputs.
         gradient: the input that is divided by rows.
         sizes: the input that holds the shape of the result, None where there is none.
-        share: between 0 and 1; at least one row stays for the rest.
+        share: between 0 and 1; each part has at least one row, of a single row the rest.
     """
     import tensorflow as tf
 
@@ -108,6 +108,7 @@ def in_two_parts(node: Any, infos: Sequence[Any], gradient: int, sizes: int | No
         with tf.name_scope(f"{node.name}_parts"):
             rows = tf.shape(inputs[gradient])[0]
             first = tf.cast(tf.round(tf.cast(rows, tf.float32) * share), tf.int32)
+            first = tf.minimum(tf.maximum(first, 1), rows - 1)
             counts = [first, rows - first]
             pieces = tf.split(inputs[gradient], tf.stack(counts), num=2)
             results = []

@@ -41,6 +41,8 @@ _ROUNDS, _OPS = (8, 4, 2), 20_000
 class LayerPipeFit(PipelineFit):
     """What the callback does in ``mode="layerpipe"``: profile, plan, spread, run, drain at epoch ends."""
 
+    whole_layers = True
+
     def __init__(self, options: Options) -> None:
         super().__init__(options)
         self.stages: Stages | None = None

@@ -53,7 +53,10 @@ class PipelineFit:
         replicas: those that this pipeline is one of; None: it is alone.
         planned_from: a step that was taken apart, and its costs.  Set before the first step from another fit
             of a model with the same names, it spares measuring.
+        whole_layers: layers that take long are not divided.
     """
+
+    whole_layers = False
 
     def __init__(self, options: Options, replicas: Replicas | None = None) -> None:
         self.options, self.replicas = options, replicas
@@ -198,7 +201,7 @@ class PipelineFit:
         """Steps on one device: the first traces, the next ones are profiled; then the plan is made."""
         if self._functions is None:
             sync.build(self._model, optimizers_of(self._model), self._model.train_step, iterator)
-            self._request = PipelineRequest(self._model, None, home_device())
+            self._request = PipelineRequest(self._model, None, home_device(), whole_layers=self.whole_layers)
             self._functions = self._step_functions(self._request)
             self._profiled, self._seen = 0, 0
         functions = self._functions

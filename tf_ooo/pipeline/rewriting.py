@@ -18,6 +18,7 @@ from grappler_passes.joins import JoinsPass
 from grappler_passes.local_constants import LocalConstantsPass
 from grappler_passes.order import OrderPass
 from grappler_passes.placement import PlacementPass
+from grappler_passes.plain_sums import with_plain_sums
 from grappler_passes.rewrite_plan import RewritePlan
 from grappler_passes.verify import VerifyPass
 from tf_ooo import compat
@@ -148,6 +149,7 @@ class PipelineRequest:
         plan: None: steps are taken apart and run layer by layer on ``device``.
         device: full name.
         dump_dir: folder for the graph after every pass.
+        whole_layers: those that take long are not divided.
 
     Attributes:
         step: the first step that was taken apart.
@@ -158,14 +160,21 @@ class PipelineRequest:
         BackendError: unsupported TensorFlow, or the plug-in cannot be loaded.
     """
 
-    def __init__(self, model: Any, plan: Plan | None, device: str = "", dump_dir: Any = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        plan: Plan | None,
+        device: str = "",
+        dump_dir: Any = None,
+        whole_layers: bool = False,
+    ) -> None:
         compat.check_versions()
         try:
             plugin.load()
         except plugin.PluginError as error:
             raise BackendError(str(error)) from error
         self.step: Step | None = None
-        self._device = device
+        self._device, self._whole_layers = device, whole_layers
         self.skipped = ""
         self.results: list[RewriteResult] = []
         me = weakref.ref(self)
@@ -193,8 +202,10 @@ class PipelineRequest:
             return None
 
     def _take(self, graph_def: Any, plan: Plan | None, dump_dir: Any) -> Any:
+        graph_def = with_plain_sums(graph_def)
         if plan is None:
-            step = take_apart(graph_def, None if self.step is None else self.step.known)
+            known = None if self.step is None else self.step.known
+            step = take_apart(graph_def, known, self._whole_layers)
             self.step = self.step or step
             plan = serial_plan(step, self._device, available_devices())
         result = rewrite_step(graph_def, plan, dump_dir)

@@ -8,7 +8,7 @@ from grappler_passes.dependencies import GraphIndex
 from grappler_passes.graph import OpKind, TrainingGraph
 from tf_ooo.costs.from_graph import forward_layers, layers_of_weights_and_readers
 from tf_ooo.lowering import TaskOps
-from tf_ooo.pipeline.loops import fed_to_loops, loop_tasks
+from tf_ooo.pipeline.loops import LoopTask, fed_to_loops, loop_tasks
 from tf_ooo.schedule import Task
 
 _KINDS = {OpKind.FORWARD: "F", OpKind.OUTPUT_GRAD: "dO", OpKind.WEIGHT_GRAD: "dW", OpKind.UPDATE: "U"}
@@ -18,23 +18,35 @@ Where = Mapping[str, tuple[str, int]]
 Glued = tuple[tuple[int, int], ...]
 
 
-def assign(graph: TrainingGraph, index: GraphIndex) -> tuple[Where, Glued]:
-    """Kind and layer of each op, and the layers that run in one loop, so that no cut may part them.
+def forward_and_loops(graph: TrainingGraph, index: GraphIndex) -> tuple[dict[str, int], list[LoopTask]]:
+    """The layer of each forward op, and the loops.
 
-    Ops that serve several layers' updates are left out.
-
-    A forward op belongs to the highest layer whose weights its result depends on.  A dO op belongs to the
-    layer whose forward op it is the gradient of: see :func:`_output_grad_layers`.
-
-    Args:
-        graph: of one micro-batch with its updates.
-        index: of the same graph.
+    A forward op belongs to the highest layer whose weights its result depends on.
     """
     known = layers_of_weights_and_readers(graph)
     loops = loop_tasks(graph, index, known)
     of_loops = {name: loop.layer for loop in loops for name in loop.members}
     forward = forward_layers(graph) | fed_to_loops(graph, index, known, loops)
-    forward |= {name: layer for name, layer in of_loops.items() if name in forward}
+    return forward | {name: layer for name, layer in of_loops.items() if name in forward}, loops
+
+
+def assign(
+    graph: TrainingGraph, index: GraphIndex, parts: Mapping[str, int] | None = None
+) -> tuple[Where, Glued]:
+    """Kind and layer of each op, and the layers that run in one loop, so that no cut may part them.
+
+    Ops that serve several layers' updates are left out.
+
+    A dO op belongs to the layer whose forward op it is the gradient of: see :func:`_output_grad_layers`.
+
+    Args:
+        graph: of one micro-batch with its updates.
+        index: of the same graph.
+        parts: the layer of each forward op, where layers were divided; None: of :func:`forward_and_loops`.
+    """
+    forward, loops = forward_and_loops(graph, index)
+    forward = forward if parts is None else dict(parts)
+    of_loops = {name: loop.layer for loop in loops for name in loop.members}
     where = {name: ("F", layer) for name, layer in forward.items()}
     for name, op in graph.ops.items():
         if op.kind in (OpKind.WEIGHT_GRAD, OpKind.UPDATE) and op.layer is not None:
@@ -43,7 +55,9 @@ def assign(graph: TrainingGraph, index: GraphIndex) -> tuple[Where, Glued]:
     output_grads = _output_grad_layers(graph, touching, of_loops)
     where.update((name, ("dO", layer)) for name, layer in output_grads.items())
     away = _weight_grads_away(graph, touching, output_grads)
-    where.update((name, ("dW", layer)) for name, layer in away.items())
+    # Behind the lowest weights nothing but their own gradient goes back: it is what the parts there hand on.
+    handed_on = {layer.index for layer in graph.layers if not layer.variables}
+    where.update((name, ("dO" if at in handed_on else "dW", at)) for name, at in away.items())
     for loop in loops:
         where.update(dict.fromkeys(loop.members, (loop.kind, loop.layer)))
     glued = tuple(sorted({loop.glued for loop in loops}))
@@ -105,7 +119,8 @@ def _weight_grads_away(
     """dW ops that do not run with their weight's layer, but with the one that used the weight.
 
     A weight that two layers use (an embedding that is the output's kernel) has gradients from both; each
-    is computed where the activations are, and the weight's own layer adds them up.
+    is computed where the activations are, and the weight's own layer adds them up.  Where that layer was
+    divided, its gradient comes down through the parts behind its weights.
     """
     found: dict[str, int] = {}
     for name, op in graph.ops.items():
@@ -122,7 +137,19 @@ def _weight_grads_away(
         above = [p for p in producers if p in graph.ops and graph.ops[p].kind is OpKind.WEIGHT_GRAD]
         if not layers and above and len({found.get(p) for p in above}) == 1 and above[0] in found:
             found[name] = found[above[0]]
+    _keep_going_down(graph, found)
     return found
+
+
+def _keep_going_down(graph: TrainingGraph, away: dict[str, int]) -> None:
+    """Adds dW ops that read no activation, and lead to one that is computed above their weight's layer."""
+    for name in reversed(list(graph.ops)):
+        if name not in away:
+            continue
+        for producer, _ in graph.ops[name].inputs:
+            op = graph.ops.get(producer)
+            if op is not None and op.kind is OpKind.WEIGHT_GRAD and op.layer is not None:
+                away[producer] = max(away.get(producer, op.layer), away[name])
 
 
 def tasks_for_costs(where: Where) -> TaskOps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +14,11 @@ from grappler_passes.dependencies import GraphIndex
 from grappler_passes.graph import TrainingGraph
 from grappler_passes.microbatches import is_sum, microbatch_graph
 from grappler_passes.steps import STEP_ATTR, STEP_SCOPE, steps_of
+from tf_ooo.costs.devices import device
+from tf_ooo.costs.op_seconds import op_seconds
 from tf_ooo.errors import GraphError
-from tf_ooo.pipeline.tasks import assign
+from tf_ooo.pipeline.parts import divided
+from tf_ooo.pipeline.tasks import assign, forward_and_loops
 
 Where = tuple[str, int, int]
 _STEP = re.compile(rf"{STEP_SCOPE}(\d+)(?=/|$)")
@@ -116,11 +120,12 @@ def general_names(names: Iterable[str], count: int) -> dict[str, str]:
     return found
 
 
-def take_apart(graph_def: Any, known: Known | None = None) -> Step:
+def take_apart(graph_def: Any, known: Known | None = None, whole_layers: bool = False) -> Step:
     """The ops of a step.
 
     Args:
         known: from another trace of the same step; None: the last micro-batch is classified.
+        whole_layers: those that take long are not divided.
 
     Raises:
         GraphError: it is no training step, or not the one that is known.
@@ -132,7 +137,8 @@ def take_apart(graph_def: Any, known: Known | None = None) -> Step:
         raise GraphError("the graph holds no micro-batch and updates")
     general = general_names(index.names, count)
     if known is None:
-        known = _classified(graph_def, index, steps, count, general)
+        alone = microbatch_graph(graph_def, index, steps, count - 1, count)
+        known = _classified(alone, general, whole_layers)
     else:
         _check_known(index, general, known)
     where: dict[str, Where] = {}
@@ -144,17 +150,15 @@ def take_apart(graph_def: Any, known: Known | None = None) -> Step:
     return Step(graph_def, index, steps, count, known, where, sums)
 
 
-def _classified(
-    graph_def: Any,
-    index: GraphIndex,
-    steps: Sequence[int | None],
-    count: int,
-    general: Mapping[str, str],
-) -> Known:
-    """Ops that graph optimizers have merged for several micro-batches are in the graph of the last one."""
-    alone = microbatch_graph(graph_def, index, steps, count - 1, count)
-    graph = classify_graph_def(alone)
-    where, glued = assign(graph, GraphIndex(alone))
+def _classified(alone: Any, general: Mapping[str, str], whole_layers: bool) -> Known:
+    """Ops that graph optimizers have merged for several micro-batches are in ``alone``, the last one."""
+    graph, index, parts = classify_graph_def(alone), GraphIndex(alone), None
+    if not whole_layers:
+        forward, loops = forward_and_loops(graph, index)
+        work = dataclasses.replace(device("cpu-core"), launch_s=0.0)  # of what an op does, not of its call
+        seconds = op_seconds(alone, work).seconds
+        graph, parts = divided(graph, forward, seconds, {layer for loop in loops for layer in loop.glued})
+    where, glued = assign(graph, index, parts)
     return Known(
         graph,
         alone,

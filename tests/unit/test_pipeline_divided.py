@@ -1,0 +1,125 @@
+"""Layers that are cut between their ops: parts follow the data, weights stay together."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grappler_passes.graph import Layer, Op, OpKind, TrainingGraph, Variable
+from tf_ooo.pipeline.parts import LEAST_SHARE, divided
+
+F = OpKind.FORWARD
+
+
+def op(name, kind_of_op, *inputs, size=4):
+    return Op(name, kind_of_op, F, inputs=tuple((source, 0) for source in inputs), output_bytes=size)
+
+
+def graph_of(ops, layers=("w",)):
+    variables = tuple(Variable(f"{name}/kernel", f"{name}/handle") for name in layers)
+    of_layers = tuple(Layer(i, (f"{name}/kernel",)) for i, name in enumerate(layers))
+    return TrainingGraph({one.name: one for one in ops}, of_layers, variables)
+
+
+def chain(frozen, tail, narrow=()):
+    """So many products with frozen weights, one with a weight that trains, and so many ops behind it."""
+    ops, last = [op("x", "_Arg"), op("w/handle", "_Arg"), op("w/read", "ReadVariableOp", "w/handle")], "x"
+    for i in range(frozen):
+        ops += [op(f"f{i}/handle", "_Arg"), op(f"f{i}/read", "ReadVariableOp", f"f{i}/handle", size=900)]
+        ops.append(op(f"f{i}", "MatMul", last, f"f{i}/read", size=1 if i in narrow else 8))
+        last = f"f{i}"
+    ops += [op("w/cast", "Cast", "w/read"), op("product", "MatMul", last, "w/cast")]
+    last = "product"
+    for i in range(tail):
+        ops.append(op(f"t{i}", "Tanh", last))
+        last = f"t{i}"
+    return graph_of(ops)
+
+
+def seconds_of(graph, times=None):
+    handles = {one for one in graph.ops if "/" in one}
+    return {
+        name: 0.0 if name in handles else (times or {}).get(name, 1.0) for name in graph.ops if name != "x"
+    }
+
+
+def test_frozen_layers_before_the_weights_and_ops_behind_them():
+    graph = chain(frozen=6, tail=5)
+    made, forward = divided(graph, dict.fromkeys(graph.ops, 0), seconds_of(graph))
+    names = [layer.name for layer in made.layers]
+    assert names == [
+        *(f"before w/kernel ({i})" for i in range(1, 7)),
+        "w/kernel",
+        *(f"behind w/kernel ({i})" for i in range(1, 6)),
+    ]
+    assert [layer.index for layer in made.layers] == list(range(12))
+    assert [forward[f"f{i}"] for i in range(6)] == [0, 1, 2, 3, 4, 5]
+    # A frozen weight is read where it is used; what trains is read where it is updated.
+    assert [forward[f"f{i}/read"] for i in range(6)] == [0, 1, 2, 3, 4, 5]
+    assert forward["w/read"] == forward["w/cast"] == forward["product"] == 6
+
+
+def test_the_cut_is_where_least_is_sent():
+    graph = chain(frozen=80, tail=0, narrow=(6,))
+    _, forward = divided(graph, dict.fromkeys(graph.ops, 0), seconds_of(graph))
+    ends = [i for i in range(79) if forward[f"f{i}"] != forward[f"f{i + 1}"]]
+    # A part is at least 81 / 16 long, and half as much more where that sends less: here the first.
+    assert ends[:3] == [6, 12, 18]
+
+
+def test_layers_that_take_little_stay_whole():
+    graph = chain(frozen=2, tail=2)
+    times = {"product": 40.0}
+    made, forward = divided(graph, dict.fromkeys(graph.ops, 0), seconds_of(graph, times))
+    assert made is graph
+    assert set(forward.values()) == {0}
+
+
+def test_what_stands_between_two_uses_of_a_weight_stays():
+    ops = [op("x", "_Arg"), op("w/handle", "_Arg"), op("w/read", "ReadVariableOp", "w/handle")]
+    ops += [op("one", "MatMul", "x", "w/read"), op("mid0", "Tanh", "one"), op("mid1", "Tanh", "mid0")]
+    ops += [op("two", "MatMul", "mid1", "w/read"), op("end0", "Tanh", "two"), op("end1", "Tanh", "end0")]
+    graph = graph_of(ops)
+    made, forward = divided(graph, dict.fromkeys(graph.ops, 0), seconds_of(graph))
+    assert len({forward[name] for name in ("w/read", "one", "mid0", "mid1", "two")}) == 1
+    assert [forward["end0"], forward["end1"]] == [1, 2]
+    assert len(made.layers) == 3
+
+
+def test_a_layer_with_a_loop_stays_whole():
+    graph = chain(frozen=6, tail=5)
+    made, _ = divided(graph, dict.fromkeys(graph.ops, 0), seconds_of(graph), whole={0})
+    assert made is graph
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_parts_follow_the_data(data):
+    """Random graphs of two layers: no op is in a part before one that it reads; parts are long enough."""
+    count = data.draw(st.integers(2, 30))
+    ops = [op("x", "_Arg")]
+    for name in ("w", "v"):
+        ops += [op(f"{name}/handle", "_Arg"), op(f"{name}/read", "ReadVariableOp", f"{name}/handle")]
+    uses = {data.draw(st.integers(0, count - 1)): "w/read"}
+    split = data.draw(st.integers(0, count))
+    forward = {"w/read": 0, "v/read": 1}
+    for i in range(count):
+        earlier = ["x", *(f"n{j}" for j in range(i))]
+        inputs = data.draw(st.lists(st.sampled_from(earlier), min_size=1, max_size=3, unique=True))
+        inputs += [uses[i]] if i in uses else []
+        inputs += ["v/read"] if i == split else []
+        ops.append(op(f"n{i}", "AddN", *inputs, size=data.draw(st.integers(0, 9))))
+        forward[f"n{i}"] = int(i >= split)
+    graph = graph_of(ops, ("w", "v"))
+    seconds = {f"n{i}": data.draw(st.integers(0, 5)) for i in range(count)}
+    made, numbered = divided(graph, forward, seconds)
+    assert numbered.keys() == forward.keys()
+    for name, layer in numbered.items():
+        for producer, _ in graph.ops[name].inputs:
+            assert numbered.get(producer, 0) <= layer or forward[producer] > forward[name]
+    least_s = LEAST_SHARE * sum(seconds.values())
+    parts = [layer for layer in made.layers if layer.label]
+    for part in parts:
+        assert sum(seconds.get(name, 0) for name, layer in numbered.items() if layer == part.index) >= least_s
+    assert [layer.index for layer in made.layers] == list(range(len(made.layers)))
+    assert [layer.variables for layer in made.layers if not layer.label] == [("w/kernel",), ("v/kernel",)]

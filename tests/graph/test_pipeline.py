@@ -125,7 +125,10 @@ def test_fit_again_and_several_steps_an_execution():
     assert found["equal"]
     assert found["val"] < 1e-6
     assert found["steps"] > 3
-    assert found["places"] == ["CPU:0"]
+    assert found["places"] == ["CPU:0"] * 2
+    # A fit with larger batches than the first is planned for as many micro-batches.
+    assert found["planned"] == [2, 4]
+    assert found["unordered"] == []
 
 
 @pytest.mark.slow

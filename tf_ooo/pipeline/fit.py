@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -22,8 +24,10 @@ from tf_ooo.pipeline.addresses import is_cluster
 from tf_ooo.pipeline.devices import available_devices, full_names, home_device
 from tf_ooo.pipeline.guard import Guard
 from tf_ooo.pipeline.measured import link_between, measured_costs
+from tf_ooo.pipeline.micro_batches import rows_of, split_rows
 from tf_ooo.pipeline.naming import named, variable_layers
 from tf_ooo.pipeline.partition import units_of
+from tf_ooo.pipeline.parts import is_part
 from tf_ooo.pipeline.planning import Planned, Wanted, make_plan
 from tf_ooo.pipeline.replicas import Replicas
 from tf_ooo.pipeline.reporting import fill_report, fill_times
@@ -136,12 +140,7 @@ class PipelineFit:
         if self._profiler is not None:
             self._profiler.close()
             self._profiler = None
-        if self._request is not None:
-            self._request.close()
-        self._request, self._functions = None, None
-        reachable = getattr(self._target, "reachable", lambda device: True)
-        lost = self._moved.restore(reachable) if self._moved is not None else []
-        self._moved = None
+        lost = self._put_back()
         if lost:
             _LOG.warning(
                 "%d variables, first %s, were on a device that is gone; they have the values that they had "
@@ -152,6 +151,16 @@ class PipelineFit:
         if self._model is not None:
             compat.remove_train_function(self._model)
             self._model = None
+
+    def _put_back(self) -> list[str]:
+        """Variables to where they were before; names those that are lost."""
+        if self._request is not None:
+            self._request.close()
+        self._request, self._functions = None, None
+        reachable = getattr(self._target, "reachable", lambda device: True)
+        lost = self._moved.restore(reachable) if self._moved is not None else []
+        self._moved = None
+        return lost
 
     def finish(self) -> None:
         """At the end of training: restores, writes the timeline."""
@@ -189,6 +198,8 @@ class PipelineFit:
         if self._plan is None and self.planned_from is not None:
             sync.build(self._model, optimizers_of(self._model), self._model.train_step, iterator)
             self._plan_from(*self.planned_from)
+        if self._plan is not None and self.planned is not None:
+            self._plan_for_more(batch)
         if self._moved is None and self._plan is not None:
             self._start()
         if self._plan is not None:
@@ -222,6 +233,12 @@ class PipelineFit:
             self._make_plan()
         return outputs
 
+    def _keep_layers_whole(self) -> bool:
+        """Other replicas, or those who measured ``costs``, may have batches that are divided otherwise."""
+        given = self.options.costs
+        without_parts = given is not None and not any(is_part(layer.name) for layer in given.layers)
+        return self.whole_layers or self.replicas is not None or without_parts
+
     def _not_measured(self, error: OOOError) -> None:
         self.report.notes.append(f"costs are calculated from shapes, not measured: {error}")
 
@@ -252,7 +269,7 @@ class PipelineFit:
         self._request, self._functions, self._profiler = None, None, None
 
     def _plan_from(self, step: Step, costs: CostTable) -> None:
-        check_costs(costs, len(step.known.graph.layers))
+        check_costs(costs, [layer.name for layer in step.known.graph.layers])
         self.planned_from = (step, costs)
         self.report.costs = costs
         self._layers = variable_layers(step)
@@ -275,6 +292,23 @@ class PipelineFit:
         self._note(step.count)
         fill_report(self.report, planned, step, costs, link, self.devices)
 
+    def _plan_for_more(self, batch: Any) -> None:
+        """Plans anew for a batch of more micro-batches than the last plan is for."""
+        assert self.planned is not None  # for mypy: there is a plan
+        assert self.planned_from is not None
+        count, (step, costs) = self._count(batch), self.planned_from
+        if count <= self.planned.schedule.microbatches:
+            return
+        self._plan_with(dataclasses.replace(step, count=count), costs, self._link())
+        self._step_s.clear()
+        lost = self._put_back()
+        if lost:
+            raise BackendError(f"{len(lost)} variables, first {lost[0]}, were on a device that is gone")
+
+    def _count(self, batch: Any) -> int:
+        """The micro-batches of a batch."""
+        return len(split_rows(rows_of(batch), self._microbatches)) if self._microbatches > 1 else 1
+
     def _plan_of(self, step: Step, planned: Planned) -> Plan:
         stage_of_layer = [s for s, (first, last) in enumerate(planned.bounds) for _ in range(first, last + 1)]
         return Plan(
@@ -288,8 +322,10 @@ class PipelineFit:
     def _note(self, count: int) -> None:
         """What micro-batches change, said once."""
         names = private.batch_normalizations(self._model)
-        if names and count > 1:
-            text = f"{len(names)} BatchNormalization layers normalize each micro-batch by itself: {names[0]}"
+        if not names or count == 1:
+            return
+        text = f"{len(names)} BatchNormalization layers normalize each micro-batch by itself: {names[0]}"
+        if text not in self.report.notes:
             self.report.notes.append(text)
             _LOG.info("%s", text)
 
@@ -345,10 +381,19 @@ class PipelineFit:
         raise BackendError(f"the step could not be cut: {type(failure).__name__}: {failure}") from failure
 
 
-def check_costs(costs: CostTable, layers: int) -> None:
-    """OptionsError: they are of another model."""
-    if len(costs.layers) != layers:
-        raise OptionsError(f"costs= has {len(costs.layers)} layers, the model {layers}: not its costs")
+def check_costs(costs: CostTable, names: Sequence[str]) -> None:
+    """OptionsError: they are of another model, or its layers were divided otherwise."""
+    if len(costs.layers) != len(names):
+        raise OptionsError(
+            f"costs= has {len(costs.layers)} layers, the model {len(names)}: not its costs, or of batches of "
+            "another size, by which layers that take long are cut; measure them again"
+        )
+    for number, (own, name) in enumerate(zip(costs.layers, names, strict=True)):
+        if is_part(own.name) != is_part(name):
+            raise OptionsError(
+                f"costs= has {own.name!r} as layer {number}, the model {name!r}: they are of batches of "
+                "another size, by which layers that take long are cut; measure them again"
+            )
 
 
 def _joined(devices: Any) -> Any:

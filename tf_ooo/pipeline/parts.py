@@ -19,6 +19,8 @@ LEAST_SHARE = 1 / 16
 _LATER = 1.5
 # What each micro-batch computes.
 _COUNTED = (OpKind.FORWARD, OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD)
+# What the names of parts begin with.
+_PLACES = ("before ", "behind ")
 _DATA = ("_Arg", "Placeholder", "PlaceholderWithDefault")
 
 
@@ -95,7 +97,7 @@ class _Ops:
             return None
         part_of = {name: sum(end <= i for end in ends) for i, name in enumerate(line)}
         home = part_of[line[users[0]]]
-        part_of |= self._without_data(names, part_of, weights, home)
+        part_of |= self._without_data(names, part_of, weights, _Division({}, len(ends) + 1, home))
         return _Division(part_of, len(ends) + 1, home)
 
     def _from_weights(self, layer: Layer) -> set[str]:
@@ -148,18 +150,26 @@ class _Ops:
         return found
 
     def _without_data(
-        self, names: Sequence[str], part_of: Mapping[str, int], weights: Collection[str], home: int
+        self, names: Sequence[str], part_of: Mapping[str, int], weights: Collection[str], made: _Division
     ) -> dict[str, int]:
-        """What depends on no data: weights with their part, other variables and masks with who reads them."""
+        """What depends on no data: weights with their part, other variables and masks with who reads them.
+
+        What nobody reads (the result of a metric, behind its update) comes last.
+        """
         found: dict[str, int] = {}
         lowest: dict[str, int] = {}
         for name in reversed(names):
             if name not in part_of:
-                found[name] = home if name in weights else lowest.get(name, home)
-            reader = part_of.get(name, found.get(name, home))
+                found[name] = made.home if name in weights else lowest.get(name, made.count - 1)
+            reader = part_of[name] if name in part_of else found[name]
             for producer, _ in self._graph.ops[name].inputs:
                 lowest[producer] = min(lowest.get(producer, reader), reader)
         return found
+
+
+def is_part(name: str) -> bool:
+    """Whether a layer of that name is a part without weights."""
+    return name.startswith(_PLACES)
 
 
 def _handles(graph: TrainingGraph) -> set[str]:
@@ -182,10 +192,9 @@ def _renumbered(
             if part == division.home:
                 layers.append(dataclasses.replace(layer, index=len(layers)))
             else:
-                where, place = (
-                    ("before", part + 1) if part < division.home else ("behind", part - division.home)
-                )
-                layers.append(Layer(len(layers), (), label=f"{where} {layer.name} ({place})"))
+                behind = part > division.home
+                place = part - division.home if behind else part + 1
+                layers.append(Layer(len(layers), (), label=f"{_PLACES[behind]}{layer.name} ({place})"))
     home = [start + divisions[i].home if i in divisions else start for i, start in enumerate(first)]
     ops = {
         name: op if op.layer is None else dataclasses.replace(op, layer=home[op.layer])

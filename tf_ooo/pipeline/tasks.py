@@ -55,9 +55,8 @@ def assign(
     output_grads = _output_grad_layers(graph, touching, of_loops)
     where.update((name, ("dO", layer)) for name, layer in output_grads.items())
     away = _weight_grads_away(graph, touching, output_grads)
-    # Behind the lowest weights nothing but their own gradient goes back: it is what the parts there hand on.
-    handed_on = {layer.index for layer in graph.layers if not layer.variables}
-    where.update((name, ("dO" if at in handed_on else "dW", at)) for name, at in away.items())
+    handed_on = _handed_on(graph, away)
+    where.update((name, ("dO" if name in handed_on else "dW", at)) for name, at in away.items())
     for loop in loops:
         where.update(dict.fromkeys(loop.members, (loop.kind, loop.layer)))
     glued = tuple(sorted({loop.glued for loop in loops}))
@@ -131,13 +130,28 @@ def _weight_grads_away(
         computed = [p for p in producers if p in touching and graph.ops[p].type != "Const"]
         layers = set().union(*(touching[p] for p in computed))
         if layers and op.layer not in layers:
-            cap = min((output_grads[p] for p in producers if p in output_grads), default=max(layers))
+            above = [output_grads.get(p, found.get(p)) for p in producers]
+            cap = min((layer for layer in above if layer is not None), default=max(layers))
             found[name] = max((layer for layer in layers if layer <= cap), default=cap)
             continue
-        above = [p for p in producers if p in graph.ops and graph.ops[p].kind is OpKind.WEIGHT_GRAD]
-        if not layers and above and len({found.get(p) for p in above}) == 1 and above[0] in found:
-            found[name] = found[above[0]]
+        read = [p for p in producers if p in graph.ops and graph.ops[p].kind is OpKind.WEIGHT_GRAD]
+        if not layers and read and len({found.get(p) for p in read}) == 1 and read[0] in found:
+            found[name] = found[read[0]]
     _keep_going_down(graph, found)
+    return found
+
+
+def _handed_on(graph: TrainingGraph, away: Mapping[str, int]) -> set[str]:
+    """dW ops behind their weight, with no other weights in between, and what leads there: they are dO."""
+    found: set[str] = set()
+    for name in reversed(list(graph.ops)):
+        at, home = away.get(name), graph.ops[name].layer
+        if at is None or home is None:
+            continue
+        if home < at and not any(layer.variables for layer in graph.layers[home + 1 : at + 1]):
+            found.add(name)
+        if name in found:
+            found.update(producer for producer, _ in graph.ops[name].inputs if producer in away)
     return found
 
 

@@ -18,6 +18,18 @@ def distance(model, expected):
     return max(float(np.abs(a - b).max()) for a, b in zip(model.get_weights(), expected, strict=True))
 
 
+def divided(addresses, parts, weights):
+    """``schedule="layerpipe"``: a heavy layer's dO is computed on both workers."""
+    seconds = [(1.0, 1.0), (1.0, 6.0), (1.0, 1.0), (1.0, 1.0)]
+    costs = CostTable([tf_ooo.LayerCosts(forward, back, 1.0) for forward, back in seconds])
+    options = {"devices": addresses, "costs": costs, "schedule": "layerpipe", "weights": weights}
+    callback = tf_ooo.OOOBackprop(mode="layerpipe", **options)
+    model = perceptron()
+    model.fit(parts, verbose=0, callbacks=[callback])
+    expected, _ = by_hand([row["delay_steps"] for row in callback.report.layers], weights)
+    return {"distance": distance(model, expected), "divided": sorted(callback.report.layerpipe["divided"])}
+
+
 def main(addresses):
     costs = CostTable([tf_ooo.LayerCosts(1.0, 1.0, 1.0) for _ in range(4)])
     callback = tf_ooo.OOOBackprop(mode="layerpipe", devices=addresses, costs=costs, schedule="pipedream")
@@ -39,6 +51,7 @@ def main(addresses):
         "delays": delays,
         "devices": callback.report.layerpipe["devices"],
         "two_versions": distance(coalesced, coalesced_by_hand(2, BATCHES)[0]),
+        **{weights: divided(addresses, parts, weights) for weights in ("stash", "ema", "latest")},
         "updates": int(coalesced.optimizer.iterations.numpy()),
         "steps": int(model.optimizer.iterations.numpy()) / BATCHES,
     }

@@ -220,4 +220,7 @@ def test_late_gradients_over_two_workers():
     assert found["distance"] < 1e-6
     assert found["two_versions"] < 1e-6  # schedule="pipedream_2bw": nine batches, groups of two
     assert found["updates"] == 5
+    for weights in ("stash", "ema", "latest"):
+        assert found[weights]["distance"] < 1e-6, weights
+    assert found["stash"]["divided"] == ["1"]
     assert found["devices"] == [f"/job:worker/replica:0/task:{task}/device:CPU:0" for task in range(2)]

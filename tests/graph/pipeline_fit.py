@@ -310,6 +310,41 @@ def check_long_tail():
     return compared(make, adam, ("gpipe", "1f1b", "zb_h1"))
 
 
+def check_batch_normalization():
+    """Normalizes each micro-batch; moving averages are weights too, and compared with the others."""
+
+    def make():
+        inputs = keras.Input((7,))
+        x = inputs
+        for width in (12, 10, 9):
+            x = keras.layers.ReLU()(keras.layers.BatchNormalization()(keras.layers.Dense(width)(x)))
+        return keras.Model(inputs, keras.layers.Dense(3)(x))
+
+    return compared(make, adam, ("gpipe", "1f1b", "zb_h1", "dualpipe_v"))
+
+
+def check_memory_limit():
+    """Activations of eight micro-batches are too much, those of three are not; then too little for any."""
+    rows = (np.tile(X, (32, 1)), np.tile(Y, 32))
+    many = {"data": rows, "batch_size": 768, "epochs": 2}
+    free = pipelined("gpipe", microbatches=8)
+    first, _ = train(mlp, adam, free, **many)
+    limit = int(0.7 * max(free.report.pipeline["predicted_peak_bytes"]))
+    limited = pipelined("auto", microbatches=8, memory_limit_bytes=limit)
+    second, _ = train(mlp, adam, limited, **many)
+    try:
+        train(mlp, adam, pipelined("auto", microbatches=8, memory_limit_bytes=10_000), **many)
+        refused = ""
+    except tf_ooo.OOOError as error:
+        refused = f"{type(error).__name__}: {error}"
+    return {
+        "equal": same(first, second),
+        "within": max(limited.report.pipeline["predicted_peak_bytes"]) <= limit,
+        "schedule": limited.report.schedule,
+        "refused": refused,
+    }
+
+
 def check_two_inputs():
     def make():
         a, b = keras.Input((7,)), keras.Input((6,))

@@ -16,15 +16,20 @@ def checks(devices, *names):
     return found_by(SCRIPT, str(devices), *names)
 
 
-def assert_same_bits(found, devices, far=1e-5, everywhere=("F", "dW", "U")):
-    """All schedules have the first one's bits, near those of the unsplit batch; ops are on all devices."""
+def assert_same_bits(found, devices, far=1e-5, weights_everywhere=True):
+    """All schedules have the first one's bits, near those of the unsplit batch; ops are on all devices.
+
+    Not ``weights_everywhere``: a stage may be a part of a long layer, without weights.
+    """
     assert len(found) > 1
     for one in found.values():
         assert one["equal"]
         assert one["distance"] < far
         assert one["loss"] < far
         assert set(one["ops"]) == {f"CPU:{number}" for number in range(devices)}
-        assert all(set(everywhere) <= set(kinds) for kinds in one["ops"].values())
+        kinds = [set(kinds) for kinds in one["ops"].values()]
+        assert {"F", "dO", "dW", "U"} <= set().union(*kinds)
+        assert all({"F", "dW", "U"} <= each if weights_everywhere else "F" in each for each in kinds)
         assert one["back"] == ["CPU:0"]
         assert one["edges"] > 20
         assert one["skipped"] == []
@@ -48,6 +53,22 @@ def test_eight_devices_and_all_schedules():
     assert all(one["schedule"] == name for name, one in found.items() if name != "auto")
 
 
+@pytest.mark.slow
+def test_batch_normalization_and_memory_limit():
+    found = checks(2, *(names := ("batch_normalization", "memory_limit")))
+    # Statistics of a micro-batch are not those of the batch: how far off the weights are is not the point.
+    assert_same_bits(found[names[0]], 2, far=10.0)
+    notes = next(iter(found[names[0]].values()))["notes"]
+    assert [
+        note for note in notes if note.startswith("3 BatchNormalization layers normalize each micro-batch")
+    ]
+    limited = found[names[1]]
+    assert limited["equal"]
+    assert limited["within"]
+    assert limited["schedule"] != "gpipe"
+    assert limited["refused"].startswith("MemoryLimitError: ")
+
+
 MODELS = (
     "tied_embedding",
     "untied_embedding",
@@ -62,14 +83,16 @@ MODELS = (
 @pytest.mark.parametrize("model", MODELS)
 def test_models_on_three_devices(model):
     # Dropout draws other masks for micro-batches than for a batch.
-    assert_same_bits(checks(3, *MODELS)[model], 3, far=10.0 if model == "two_inputs" else 1e-4)
+    far = 10.0 if model == "two_inputs" else 1e-4
+    # With three layers and three devices the loss may be a stage of its own.
+    assert_same_bits(checks(3, *MODELS)[model], 3, far, weights_everywhere=False)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", PARTS := ["frozen_backbone", "long_tail"])
 def test_layers_cut_between_their_ops(model):
     found = checks(3, *PARTS)[model]
-    assert_same_bits(found, 3, far=1e-4, everywhere="F")
+    assert_same_bits(found, 3, far=1e-4, weights_everywhere=False)
     if model == "frozen_backbone":
         names = next(iter(found.values()))["layers"]
         assert [name.partition(" (")[0] for name in names[:-2]] == [f"before {names[-2]}"] * (len(names) - 2)
@@ -144,7 +167,8 @@ def test_fit_again_and_several_steps_an_execution():
         ("same", "BackendError", "named twice"),
         ("many", "BackendError", "devices=4: there are 3"),
         ("replicas", "BackendError", "1 process was launched"),
-        ("layers", "OptionsError", "6 stages are more than the 4 layers"),
+        # Four layers, and what stands behind the last one's weights.
+        ("layers", "OptionsError", "6 stages are more than the 5 layers"),
     ],
 )
 def test_refusals(name, error, said):

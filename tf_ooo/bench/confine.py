@@ -19,6 +19,7 @@ PERIOD_US = 5_000
 # What TensorFlow calls the threads of its executors.
 _COMPUTING = "tf_Compute"
 _FREE = "free"
+_NO_QUOTA = -1
 
 
 def why_not(with_link: bool = True) -> str:
@@ -51,12 +52,17 @@ def link(name: str, bits_per_s: float | None) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def shares(prefix: str, workers: int, cores_each: float) -> Iterator[None]:
-    """CPU groups ``<prefix>0``, ``<prefix>1``, ... for :func:`enter`, and one without a quota."""
+    """CPU groups ``<prefix>0``, ``<prefix>1``, ... for :func:`enter`, and one without a quota.
+
+    Where a group has used up its quota, what takes no time waits too, such as handing a tensor over.  So with
+    ``cores_each`` 1 there is no quota: the threads of a worker stay on a core of its own.
+    """
     groups = [CPU_GROUPS / f"{prefix}{rank}" for rank in range(workers)]
     for group in groups:
         group.mkdir()
         (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-        (group / "cpu.cfs_quota_us").write_text(str(round(PERIOD_US * cores_each)))
+        quota_us = _NO_QUOTA if cores_each == 1 else round(PERIOD_US * cores_each)
+        (group / "cpu.cfs_quota_us").write_text(str(quota_us))
         (group / "cpu.shares").write_text("65536")
     groups.append(CPU_GROUPS / f"{prefix}{_FREE}")
     groups[-1].mkdir()
@@ -77,10 +83,13 @@ def threads() -> set[int]:
 
 def enter(prefix: str, rank: int, free: set[int]) -> None:
     """Puts this process into the group of ``rank``, its ``free`` threads into that without a quota."""
+    own = CPU_GROUPS / f"{prefix}{rank}"
+    core = rank if int((own / "cpu.cfs_quota_us").read_text()) == _NO_QUOTA else None
     for thread in threads():
-        group = f"{prefix}{_FREE if thread in free else rank}"
         with contextlib.suppress(ProcessLookupError):  # it has ended
-            (CPU_GROUPS / group / "tasks").write_text(str(thread))
+            ((CPU_GROUPS / f"{prefix}{_FREE}" if thread in free else own) / "tasks").write_text(str(thread))
+            if core is not None and thread not in free:
+                os.sched_setaffinity(thread, {core})
 
 
 @contextlib.contextmanager

@@ -59,7 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--mbit", type=_bandwidths, default=[1000.0], help="Mbit/s, several with commas; none: no limit"
     )
-    parser.add_argument("--cores", type=float, default=0.5, help="of each worker, for computing")
+    cores = "of each worker, for computing; 1: one of its own, without a quota"
+    parser.add_argument("--cores", type=float, default=0.5, help=cores)
+    parser.add_argument("--rows", type=int, default=0, help="of each worker's batch; default: the workload's")
     parser.add_argument("--steps", type=int, default=4, help="of one execution")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--configurations", help=f"of {ALL}; with --quick: {QUICK}")
@@ -93,6 +95,7 @@ def _run(
         command += [sys.executable, "-m", "tf_ooo.bench.data_parallel_worker", "--out", str(out)]
         command += ["--workload", options.workload, "--group", prefix, "--configurations", ",".join(names)]
         command += ["--steps", str(options.steps), "--repetitions", str(options.repetitions)]
+        command += ["--rows", str(options.rows)]
         path = f"{launcher.parent}{os.pathsep}{os.environ.get('PATH', '')}"
         environment = os.environ | dict(knobs or {}) | {"PATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--configurations", default=",".join(CONFIGURATIONS))
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=0)
     parser.add_argument("--group", default="")
     options = parser.parse_args()
     rank, results = run(options)
@@ -101,7 +102,7 @@ class Trainer:
         import tf_ooo
 
         workload = WORKLOADS[options.workload]
-        self.name, self.steps, self.batch = name, options.steps, workload.batch
+        self.name, self.steps, self.batch = name, options.steps, options.rows or workload.batch
         chosen = CONFIGURATIONS[name]
         self.model = _compiled(workload, options.steps if chosen is not None else 1, name, hvd)
         self.callback = (

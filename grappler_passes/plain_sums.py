@@ -64,8 +64,7 @@ def _make_sum(node: node_def_pb2.NodeDef, parts: list[node_def_pb2.NodeDef]) -> 
     node.op = "AddN"
     del node.input[:]
     node.input.extend([*data, *waits])
-    node.attr["var_name"].Clear()
-    del node.attr["var_name"]
+    node.attr.pop("var_name", None)
     node.attr["N"].i = len(data)
 
 

@@ -6,7 +6,6 @@ import dataclasses
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -17,20 +16,20 @@ from tf_ooo.costs.table import CostTable
 from tf_ooo.data_parallel import sync
 from tf_ooo.data_parallel.averaging import optimizers_of
 from tf_ooo.environment import environment
-from tf_ooo.errors import BackendError, OOOError, OptionsError
+from tf_ooo.errors import BackendError, OOOError
 from tf_ooo.options import Options
 from tf_ooo.pipeline import compat as private
 from tf_ooo.pipeline.addresses import is_cluster
 from tf_ooo.pipeline.devices import available_devices, full_names, home_device
 from tf_ooo.pipeline.guard import Guard
-from tf_ooo.pipeline.measured import link_between, measured_costs
+from tf_ooo.pipeline.measured import check_costs, link_between, measured_costs
 from tf_ooo.pipeline.micro_batches import rows_of, split_rows
 from tf_ooo.pipeline.naming import named, variable_layers
 from tf_ooo.pipeline.partition import units_of
 from tf_ooo.pipeline.parts import is_part
 from tf_ooo.pipeline.planning import Planned, Wanted, make_plan
 from tf_ooo.pipeline.replicas import Replicas
-from tf_ooo.pipeline.reporting import fill_report, fill_times
+from tf_ooo.pipeline.reporting import fill_report, fill_report_of_graph, fill_times
 from tf_ooo.pipeline.rewriting import PipelineRequest, Plan
 from tf_ooo.pipeline.step import StepFunctions
 from tf_ooo.pipeline.unrolled_tasks import Step
@@ -366,7 +365,7 @@ class PipelineFit:
             self._raise_failure()
             if len(request.results) < functions.traced:
                 raise BackendError(f"the step cannot be cut: {request.skipped or _NO_GRAPH}")
-            fill_report_of_graph(self.report, request)
+            fill_report_of_graph(self.report, request.results[0])
         else:
             compat.synchronize(outputs)
             self._step_s.append(time.perf_counter() - started)
@@ -381,21 +380,6 @@ class PipelineFit:
         raise BackendError(f"the step could not be cut: {type(failure).__name__}: {failure}") from failure
 
 
-def check_costs(costs: CostTable, names: Sequence[str]) -> None:
-    """OptionsError: they are of another model, or its layers were divided otherwise."""
-    if len(costs.layers) != len(names):
-        raise OptionsError(
-            f"costs= has {len(costs.layers)} layers, the model {len(names)}: not its costs, or of batches of "
-            "another size, by which layers that take long are cut; measure them again"
-        )
-    for number, (own, name) in enumerate(zip(costs.layers, names, strict=True)):
-        if is_part(own.name) != is_part(name):
-            raise OptionsError(
-                f"costs= has {own.name!r} as layer {number}, the model {name!r}: they are of batches of "
-                "another size, by which layers that take long are cut; measure them again"
-            )
-
-
 def _joined(devices: Any) -> Any:
     """The cluster, where ``devices`` are addresses."""
     if not is_cluster(devices):
@@ -403,14 +387,6 @@ def _joined(devices: Any) -> Any:
     from tf_ooo.pipeline.cluster import connect  # noqa: PLC0415 - with several hosts only
 
     return connect(devices)
-
-
-def fill_report_of_graph(report: Report, request: PipelineRequest) -> None:
-    """What was done to the graph that runs."""
-    result = request.results[0]
-    report.rewritten_graph = result.graph_def
-    report.moved_ops, report.added_edges = result.moved_ops, result.added_edges
-    report.notes += [note for note in result.notes if note not in report.notes]
 
 
 def _check(model: Any, mode: str) -> None:

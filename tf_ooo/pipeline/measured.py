@@ -12,6 +12,8 @@ from tf_ooo.costs.op_seconds import op_seconds
 from tf_ooo.costs.profile import OpProfile
 from tf_ooo.costs.runtime_link import measure_device_link
 from tf_ooo.costs.table import CostTable
+from tf_ooo.errors import OptionsError
+from tf_ooo.pipeline.parts import is_part
 from tf_ooo.pipeline.tasks import tasks_for_costs
 from tf_ooo.pipeline.unrolled_tasks import Step
 
@@ -40,6 +42,21 @@ def measured_costs(step: Step, profile: OpProfile | None) -> CostTable:
     found = graph_costs(known.graph, in_graph, tasks, forward)
     notes = (*seconds.notes, *found.notes)
     return CostTable(found.layers, source=seconds.source, op_seconds=in_graph, notes=notes)
+
+
+def check_costs(costs: CostTable, names: Sequence[str]) -> None:
+    """OptionsError: they are of another model, or its layers were divided otherwise."""
+    if len(costs.layers) != len(names):
+        raise OptionsError(
+            f"costs= has {len(costs.layers)} layers, the model {len(names)}: not its costs, or of batches of "
+            "another size, by which layers that take long are cut; measure them again"
+        )
+    for number, (own, name) in enumerate(zip(costs.layers, names, strict=True)):
+        if is_part(own.name) != is_part(name):
+            raise OptionsError(
+                f"costs= has {own.name!r} as layer {number}, the model {name!r}: they are of batches of "
+                "another size, by which layers that take long are cut; measure them again"
+            )
 
 
 def _between_ops(step: Step, profile: OpProfile) -> float:

@@ -97,7 +97,7 @@ class _Ops:
             return None
         part_of = {name: sum(end <= i for end in ends) for i, name in enumerate(line)}
         home = part_of[line[users[0]]]
-        part_of |= self._without_data(names, part_of, weights, _Division({}, len(ends) + 1, home))
+        part_of |= self._without_data(names, part_of, dict.fromkeys(weights, home))
         return _Division(part_of, len(ends) + 1, home)
 
     def _from_weights(self, layer: Layer) -> set[str]:
@@ -150,7 +150,7 @@ class _Ops:
         return found
 
     def _without_data(
-        self, names: Sequence[str], part_of: Mapping[str, int], weights: Collection[str], made: _Division
+        self, names: Sequence[str], part_of: Mapping[str, int], weights: Mapping[str, int]
     ) -> dict[str, int]:
         """What depends on no data: weights with their part, other variables and masks with who reads them.
 
@@ -158,9 +158,10 @@ class _Ops:
         """
         found: dict[str, int] = {}
         lowest: dict[str, int] = {}
+        last = max(part_of.values())
         for name in reversed(names):
             if name not in part_of:
-                found[name] = made.home if name in weights else lowest.get(name, made.count - 1)
+                found[name] = weights[name] if name in weights else lowest.get(name, last)
             reader = part_of[name] if name in part_of else found[name]
             for producer, _ in self._graph.ops[name].inputs:
                 lowest[producer] = min(lowest.get(producer, reader), reader)

@@ -11,6 +11,7 @@ from tf_ooo.costs.table import CostTable
 from tf_ooo.pipeline.partition import crossing_bytes
 from tf_ooo.pipeline.planning import Planned
 from tf_ooo.pipeline.unrolled_tasks import Step
+from tf_ooo.planner import RewriteResult
 from tf_ooo.relation import stage_inputs
 from tf_ooo.report import Report, layer_rows_of, seconds_text
 from tf_ooo.schedule import Schedule
@@ -30,6 +31,13 @@ def fill_report(
         row["device"] = devices[planned.device_of_stage[stage]]
     report.pipeline = pipeline_rows(planned, costs, link, devices)
     report.pipeline["microbatches"] = step.count
+
+
+def fill_report_of_graph(report: Report, result: RewriteResult) -> None:
+    """What was done to the graph that runs."""
+    report.rewritten_graph = result.graph_def
+    report.moved_ops, report.added_edges = result.moved_ops, result.added_edges
+    report.notes += [note for note in result.notes if note not in report.notes]
 
 
 def fill_plan(report: Report, graph: Any, schedule: Schedule, timeline: Timeline, costs: CostTable) -> None:

@@ -6,7 +6,7 @@ Per stage and device:
 - activations: from the start of F(m) until dO(m) and dW(m) are done; what dW alone needs
   (``weight_grad_bytes``) until dW(m) is done;
 - gradient: as large as the weights, from the start of the step's first dW to the end of its update;
-- a micro-batch's part of it that is not added up yet (``summand_bytes``): while a dW runs;
+- parts of it that are not added up yet (``summand_bytes``): while a dW runs;
 - asynchronous: older versions of the weights, from the update that replaced them until the last
   micro-batch whose forward read them is done; with one update for several micro-batches (PipeDream-2BW) a
   second version from the first update on, and one sum of gradients.

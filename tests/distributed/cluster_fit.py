@@ -1,7 +1,7 @@
 """Trains three epochs as a pipeline over a cluster; prints JSON lines.
 
 Arguments: addresses, checkpoint, first epoch, seconds to wait in the second, where to wait: batch, or save,
-before the checkpoint of that epoch.
+before the checkpoint of that epoch; step: does not wait, but has steps so long that they can be interrupted.
 """
 
 import json
@@ -19,6 +19,7 @@ import tf_ooo
 from tf_ooo.pipeline.compat import value_of
 
 BATCHES, ROWS = 24, 12
+WIDTH, WIDTH_OF_LONG_STEPS = 11, 1500
 
 
 def say(**what):
@@ -36,8 +37,12 @@ class Progress(keras.callbacks.Callback):
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch, logs=None):
-        if self._where == "batch" and self._epoch == 1 and batch == 5:
+        if self._where in ("batch", "step") and self._epoch == 1 and batch == 5:
             self._wait(5)
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self._where == "step" and self._epoch == 1 and batch == 5:
+            say(ended=5)
 
     def on_epoch_end(self, epoch, logs=None):
         if self._where == "save" and epoch == 1:
@@ -48,18 +53,19 @@ class Progress(keras.callbacks.Callback):
         time.sleep(float(self._pause_s))
 
 
-def made():
+def made(width):
     keras.utils.set_random_seed(3)
-    model = keras.Sequential([keras.Input((9,)), *(keras.layers.Dense(11, "tanh") for _ in range(4))])
+    model = keras.Sequential([keras.Input((9,)), *(keras.layers.Dense(width, "tanh") for _ in range(4))])
     model.compile(keras.optimizers.Adam(1e-2), "mse", jit_compile=False)
     return model
 
 
 def main(addresses, checkpoint, first_epoch, pause_s=0, where="batch"):
     first_epoch = int(first_epoch)
-    model = keras.models.load_model(f"{checkpoint}_{first_epoch}.keras") if first_epoch else made()
+    width = WIDTH_OF_LONG_STEPS if where == "step" else WIDTH
+    model = keras.models.load_model(f"{checkpoint}_{first_epoch}.keras") if first_epoch else made(width)
     random = np.random.default_rng(0)
-    x, y = random.normal(size=(BATCHES * ROWS, 9)), random.normal(size=(BATCHES * ROWS, 11))
+    x, y = random.normal(size=(BATCHES * ROWS, 9)), random.normal(size=(BATCHES * ROWS, width))
     pipeline = tf_ooo.OOOBackprop(mode="pipeline", devices=addresses, microbatches=3, schedule="fast_forward")
     callbacks = [
         pipeline,

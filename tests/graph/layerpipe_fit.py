@@ -521,6 +521,38 @@ def nothing_is_on_its_way():
     }
 
 
+class SavesFile(Saves):
+    """Writes a checkpoint after that batch."""
+
+    def take(self):
+        self.model.save(self.file)
+
+
+def resumed_in_an_epoch():
+    """From a checkpoint where ``drain_steps`` ends: the weights and slots of the fit that went on."""
+    found = {}
+    ways = {
+        **{weights: {"weights": weights} for weights in ("stash", "ema", "latest")},
+        "2bw": {"schedule": "pipedream_2bw"},
+    }
+    x, y = samples()
+    for name, options in ways.items():
+        whole, saves = convnet(keras.optimizers.SGD(0.01, momentum=0.9), dropout=0.0), SavesFile(2)
+        with tempfile.TemporaryDirectory() as folder:
+            saves.file = os.path.join(folder, "model.keras")
+            fitted(whole, layerpipe(drain_steps=2, **options), epochs=1, more=[saves])
+            resumed = keras.models.load_model(saves.file)
+        before = resumed.get_weights()
+        callback = layerpipe(drain_steps=2, **options)
+        resumed.fit(x[32:], y[32:], batch_size=16, shuffle=False, verbose=0, callbacks=[callback])
+        slots = [[v.numpy() for v in model.optimizer.variables] for model in (whole, resumed)]
+        found[name] = {
+            "equal": same(whole.get_weights(), resumed.get_weights()) and same(*slots),
+            "moved": not same(before, resumed.get_weights()),
+        }
+    return found
+
+
 def steps_of_endless_data():
     """No more batches are taken than steps_per_epoch says."""
     taken = []
@@ -577,6 +609,26 @@ def twice():
     return model
 
 
+def compiled(policy=None, **of_optimizer):
+    """Two layers under a policy, with such an optimizer."""
+    keras.utils.set_random_seed(1)
+    layers = [
+        keras.layers.Flatten(),
+        keras.layers.Dense(3, dtype=policy),
+        keras.layers.Dense(2, dtype=policy),
+    ]
+    model = keras.Sequential([keras.Input((12, 12, 2)), *layers])
+    optimizer = keras.optimizers.SGD(0.1, **of_optimizer)
+    if policy == "mixed_float16":
+        scaled = (
+            getattr(keras.optimizers, "LossScaleOptimizer", None) or keras.mixed_precision.LossScaleOptimizer
+        )
+        optimizer = scaled(optimizer)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, jit_compile=False)
+    return model
+
+
 def refusals():
     clipped = convnet(keras.optimizers.SGD(0.1, global_clipnorm=1.0))
     falling = convnet(keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 100)))
@@ -600,6 +652,15 @@ def refusals():
         "devices": message(lambda: fitted(convnet(), tf_ooo.OOOBackprop(mode="layerpipe", devices=9))),
         "schedule": message(lambda: tf_ooo.OOOBackprop(mode="layerpipe", schedule="zb_v")),
         "weights": message(lambda: tf_ooo.OOOBackprop(mode="pipeline", weights="ema")),
+    }
+    found |= {
+        name: message(lambda given=given: fitted(compiled(**given), layerpipe(layers=2)))
+        for name, given in {
+            "loss_scale": {"policy": "mixed_float16"},
+            "accumulation": {"gradient_accumulation_steps": 2},
+            "overwritten": {"use_ema": True, "ema_overwrite_frequency": 2},
+        }.items()
+        if keras.__version__ >= "3" or name != "accumulation"
     }
     found["put_back"] = [value_of(v).device for v in clipped.variables] == before
     return found

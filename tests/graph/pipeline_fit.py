@@ -10,8 +10,10 @@ import importlib.util
 import itertools
 import json
 import os
+import subprocess
 import sys
 import tempfile
+import zlib
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -134,6 +136,7 @@ def compared(make, optimizer, schedules, options=None, **more):
             "loops": loops(report),
             "unordered": unordered(report),
             "uphill": uphill(report),
+            "redundant": redundant(report),
             "skipped": [note for note in report.notes if note.startswith("skipped")],
         }
     return out
@@ -177,7 +180,7 @@ def conv_with_skips():
 
 def check_conv_with_skips():
     clipped = lambda: keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.1)  # noqa: E731
-    return compared(conv_with_skips, clipped, ("gpipe", "modulo", "zb_v"), data=(IMAGES, Y))
+    return compared(conv_with_skips, clipped, ALL, data=(IMAGES, Y))
 
 
 WORDS = RNG.integers(0, 29, size=(48, 6))
@@ -468,6 +471,30 @@ def unordered(report):
     return found
 
 
+def redundant(report):
+    """Control edges between tasks, or from and to a join, that follow from all others."""
+    graph = report.rewritten_graph
+    index, tasks = GraphIndex(graph), tasks_of(graph)
+
+    def ours(name, reader):
+        if "tf_ooo_join" in name + reader:
+            return True
+        kinds = {tasks[one].kind for one in (name, reader) if one in tasks}
+        return kinds <= {"F", "dO", "dW"} and len({tasks.get(name), tasks.get(reader)} - {None}) == 2
+
+    found = []
+    for node in graph.node:
+        inputs = [text.lstrip("^").partition(":")[0] for text in node.input]
+        for text in node.input:
+            name = text[1:]
+            if text[0] == "^" and ours(name, node.name):
+                i = index.index[name]
+                others = [index.index[one] for one in inputs if one != name]
+                if inputs.count(name) > 1 or any(index.implied(i, other) for other in others):
+                    found.append(f"{name} -> {node.name}")
+    return found
+
+
 def loops(report):
     """How many while loops start on each device, and whether one has ops on several."""
     places = {}
@@ -546,20 +573,45 @@ def places(model, others=None):
     return sorted({value_of(v).device[-5:] for v in variables})
 
 
+LOADING = """
+import json, sys, zlib, keras
+model = keras.models.load_model(sys.argv[1])
+bits = 0
+for value in [*model.get_weights(), *(variable.numpy() for variable in model.optimizer.variables)]:
+    bits = zlib.crc32(value.tobytes(), bits)
+print(json.dumps([bits, "tf_ooo" in sys.modules]))
+"""
+
+
+def check_sum(values):
+    bits = 0
+    for value in values:
+        bits = zlib.crc32(value.tobytes(), bits)
+    return bits
+
+
 def check_variables_move_and_return():
     """During a fit; after an exception elsewhere and the next fit; after the data raise; files in between."""
     out = {}
     callback = pipelined("zb_h1")
-    path = tempfile.mkdtemp() + "/weights.weights.h5"
+    folder = tempfile.mkdtemp()
+    path, whole = f"{folder}/weights.weights.h5", f"{folder}/model.keras"
     seen = keras.callbacks.LambdaCallback(
         on_epoch_end=lambda epoch, logs: out.setdefault("during", []).append(places(callback.model))
     )
-    saving = keras.callbacks.ModelCheckpoint(path, save_weights_only=True)
-    model, _ = train(mlp, adam, callback, seen, saving, epochs=3)
+    saving = (
+        keras.callbacks.ModelCheckpoint(path, save_weights_only=True),
+        keras.callbacks.ModelCheckpoint(whole),
+    )
+    model, _ = train(mlp, adam, callback, seen, *saving, epochs=3)
     out["after"] = places(model)
     other = mlp()
     other.load_weights(path)
     out["file"] = same(model, other)
+    out["file without us"] = json.loads(subprocess.check_output([sys.executable, "-c", LOADING, whole])) == [
+        check_sum([*model.get_weights(), *(value.numpy() for value in model.optimizer.variables)]),
+        False,
+    ]
 
     fits = {"batch_size": 16, "epochs": 3, "verbose": 0}
     for name, raising in interruptions().items():

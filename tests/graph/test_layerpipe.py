@@ -105,6 +105,13 @@ def test_nothing_is_on_its_way_at_the_end_of_an_epoch():
     assert set(check("nothing_is_on_its_way").values()) == {True}
 
 
+@pytest.mark.slow
+def test_resumed_where_drain_steps_end():
+    found = check("resumed_in_an_epoch")
+    assert found.keys() == {"stash", "ema", "latest", "2bw"}
+    assert all(one == {"equal": True, "moved": True} for one in found.values()), found
+
+
 @pytest.mark.skipif(KERAS_3, reason="Keras 3 has no legacy optimizers")
 def test_legacy_optimizers():
     for new, legacy in check("legacy_optimizers").values():
@@ -129,3 +136,5 @@ def test_refusals():
     assert "devices=9" in found["devices"]
     assert "'layerpipe'" in found["schedule"]
     assert "needs mode='layerpipe'" in found["weights"]
+    for name in ("loss_scale", "overwritten", *(["accumulation"] if KERAS_3 else [])):
+        assert "without loss scaling, gradient_accumulation_steps= and ema_overwrite_frequency=" in found[name]

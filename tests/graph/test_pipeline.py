@@ -35,6 +35,7 @@ def assert_same_bits(found, devices, far=1e-5, weights_everywhere=True):
         assert one["skipped"] == []
         assert one["unordered"] == []
         assert one["uphill"] == []
+        assert one["redundant"] == []
 
 
 def test_two_devices_and_uneven_batches():
@@ -133,6 +134,7 @@ def test_variables_move_and_return():
     assert found["during"][-1] == ["CPU:0", "CPU:1", "CPU:2"]
     assert found["after"] == ["CPU:0"]
     assert found["file"]
+    assert found["file without us"]
     stopped = [value for name, value in found.items() if name.startswith("interrupted by")]
     assert stopped == [[["CPU:0", "CPU:1", "CPU:2"], ["CPU:0"]]] * 4
     # Keras' own lines are not seen; then the next fit puts the variables back.

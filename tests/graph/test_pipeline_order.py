@@ -37,3 +37,26 @@ def test_large_gradients_of_a_task_are_computed_one_after_the_other():
     assert between_results(lane({})) == []
     # Computed together with their dO they come one by one anyway.
     assert between_results(lane(large, fused=True)) == []
+
+
+def test_what_a_large_gradient_is_added_up_from_waits_too():
+    with tf.Graph().as_default() as graph:
+        given = tf.compat.v1.placeholder("float32", (4, 4), name="in")
+        before = tf.tanh(given, name="o")
+        tf.matmul(before, before, name="whole")
+        parts = [tf.matmul(before, before, transpose_a=bool(n), name=f"part{n}") for n in range(2)]
+        tf.add_n(parts, name="added")
+        tf.tanh(given, name="f")
+    index = GraphIndex(graph.as_graph_def())
+    step = Step(graph.as_graph_def(), index, [], 2, None, {}, frozenset())
+    ops = {DO: [index.index["o"]], NEXT: [index.index["f"]]}
+    ops[DW] = [index.index[name] for name in ("whole", "part0", "part1", "added")]
+    reach = index.ancestor_bits(index.order, {})
+    sizes = dict.fromkeys(("whole", "added"), 1024**2)
+    order = order_lane(step, [DO, DW, NEXT], ops, reach, "lane", sizes=sizes)
+    # All of dW reads what dO makes: no edges between the two.
+    if index.position[index.index["whole"]] < index.position[index.index["added"]]:
+        assert sorted(order.edges) == [("added", "f"), ("whole", "part0"), ("whole", "part1")]
+    else:
+        assert sorted(order.edges) == [("added", "whole"), ("whole", "f")]
+    assert order.joins == []

@@ -1,5 +1,6 @@
 """Layer costs of hand-made graphs, by hand, with unequal numbers."""
 
+import dataclasses
 import math
 
 import pytest
@@ -155,3 +156,15 @@ def test_unknown_sizes_are_noted():
     assert any("mm1" in note and "count as 0 bytes" in note for note in costs.notes)
     assert any("'k1' is never read whole: 4 bytes an element" in note for note in costs.notes)
     assert costs.layers[1].weight_bytes == 60
+
+
+def test_parts_that_a_gradient_is_added_up_from():
+    """As of an unrolled RNN; the sum of micro-batches, which reads one of them and another's, has none."""
+    parts = [op(f"part{n}", DW, "view", "g1", type="MatMul", layer=1, size=50 + n) for n in range(3)]
+    added = op("added", DW, "part0", "part1", "part2", type="AddN", layer=1, size=60)
+    summed = op("summed", DW, "added", "earlier", type="AddV2", layer=1, size=60)
+    graph = two_layers(*parts, added, op("earlier", OTHER, type="_Arg", size=60), summed)
+    names = ("w1", "part0", "part1", "part2", "added", "summed")
+    second = dataclasses.replace(graph.layers[1], weight_grad_ops=names)
+    graph = dataclasses.replace(graph, layers=(graph.layers[0], second))
+    assert [layer.summand_bytes for layer in layer_costs(graph, powers(graph))] == [0, 50 + 51 + 52]

@@ -8,10 +8,11 @@ processors, without TensorFlow or any process.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from typing import Any
 
-from tf_ooo.bench import confine, planner_layerpipe
+from tf_ooo.bench import confine, layerpipe_accuracy, planner_layerpipe
 from tf_ooo.bench.bars import save_bars
 from tf_ooo.bench.command import seconds_of
 from tf_ooo.bench.layerpipe_networks import NETWORKS
@@ -25,7 +26,12 @@ DRIVER = "tf_ooo.bench.layerpipe_driver"
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the benchmark and writes its rows."""
-    options = _parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if "--accuracy" in given:
+        given.remove("--accuracy")
+        layerpipe_accuracy.main(given)
+        return
+    options = _parser().parse_args(given)
     if options.simulated:
         simulated(options)
         return
@@ -56,6 +62,7 @@ def simulated(options: argparse.Namespace) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("tf-ooo bench layerpipe", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the MLP on 2 workers, under 5 minutes")
+    parser.add_argument("--accuracy", action="store_true", help="instead: on digits; has options of its own")
     parser.add_argument("--simulated", action="store_true", help="of all workloads, for 2 to 16 processors")
     parser.add_argument("--json", help="file for the rows")
     parser.add_argument("--png", help="file for a picture of the rows")

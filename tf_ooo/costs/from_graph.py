@@ -16,6 +16,7 @@ from tf_ooo.errors import CostError
 from tf_ooo.lowering import TaskOps, task_ops
 
 _ASSUMED_ELEMENT_BYTES = 4
+_SUMS = ("AddN", "AddV2", "Add")
 _BACKWARD = (OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD)
 _FORWARD = (OpKind.FORWARD, OpKind.OTHER)
 
@@ -80,7 +81,8 @@ def graph_costs(
             kind: _total_s(graph, by_task.get((kind, layer.index), ()), seconds)
             for kind in ("F", "dO", "dW", "U")
         }
-        layers.append(_layer(layer, times, sizes, weights[layer.index], inputs[layer.index]))
+        summands = _summand_bytes(graph, by_task.get(("dW", layer.index), ()))
+        layers.append(_layer(layer, times, sizes, weights[layer.index], inputs[layer.index], summands))
     return GraphCosts(tuple(layers), _left_out(graph, seconds, counted), tuple(notes))
 
 
@@ -167,6 +169,7 @@ def _layer(
     sizes: _Sizes,
     weights: tuple[float, float],
     inputs: tuple[int, ...],
+    summand_bytes: float,
 ) -> LayerCosts:
     kept = sizes.kept.get(layer.index, 0.0)
     weight_grad = sizes.weight_grad.get(layer.index, 0.0)
@@ -184,7 +187,17 @@ def _layer(
         inputs=inputs,
         name=layer.name,
         slot_bytes=weights[1],
+        summand_bytes=summand_bytes,
     )
+
+
+def _summand_bytes(graph: TrainingGraph, weight_grads: Iterable[str]) -> float:
+    """The parts that a weight's gradient is added up from (one for each time step of an unrolled RNN)."""
+    own = set(weight_grads)
+    sums = (graph.ops[name] for name in own if graph.ops[name].type in _SUMS)
+    parts = ([producer for producer, _ in one.inputs if producer in own] for one in sums)
+    sizes = (sum(graph.ops[name].output_bytes or 0 for name in some) for some in parts if len(some) > 1)
+    return float(max(sizes, default=0))
 
 
 def _left_out(graph: TrainingGraph, seconds: Mapping[str, float], counted: set[str]) -> dict[str, float]:

@@ -33,8 +33,8 @@ class LayerCosts:
             side by side; None: streams do not slow each other down.
         slot_bytes: optimizer state and other variables that have no gradient: there all the time,
             never communicated.
-        summand_bytes: of a micro-batch's gradient, what waits to be added to the sum of the earlier ones
-            while dW runs.
+        summand_bytes: while dW runs, parts of a gradient that wait to be added up: those of one weight, and
+            a micro-batch's that waits for the sum of the earlier ones.
 
     Raises:
         CostError: a number is negative, NaN or infinite, or an input is no earlier layer.

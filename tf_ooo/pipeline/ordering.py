@@ -98,11 +98,18 @@ def order_lane(
     index, found = step.index, LaneOrder()
     blocks = _blocks([task for task in lane if ops.get(task)], fused)
     nodes = [[i for task in block for i in ops[task]] for block in blocks]
+    # What has an edge within its task from, or to, another result has none from, or to, another task.
+    waiting: set[int] = set()
+    followed: set[int] = set()
+    for block, mine in zip(blocks, nodes, strict=True):
+        if len(block) == 1 and block[0].kind == "dW":  # beside its dO they are made one by one anyway
+            for before, after in _one_by_one(index, mine, reach, sizes or {}):
+                found.edges.append((index.names[before], index.names[after]))
+                followed.add(before)
+                waiting.add(after)
     needed = 0
     for rank, (block, mine) in enumerate(zip(blocks, nodes, strict=True)):
         found.ranks.update((index.names[i], rank) for i in mine)
-        if len(block) == 1 and block[0].kind == "dW":  # beside its dO they are made one by one anyway
-            _one_by_one(index, mine, reach, sizes or {}, found)
         if len(block) > 1:
             _send_last(index, ops[block[0]], ops[block[1]], reach, f"{name}/{rank}/sent", found)
         if rank + 1 == len(blocks):
@@ -110,7 +117,9 @@ def order_lane(
         for i in mine:
             needed |= reach[i] | 1 << index.position[i]
         free = [i for i in nodes[rank + 1] if not needed >> index.position[i] & 1]
-        _join(index, _lasts(index, mine, reach), _firsts(index, free, reach), f"{name}/{rank}", found)
+        lasts = [i for i in _lasts(index, mine, reach) if i not in followed]
+        firsts = [i for i in _firsts(index, free, reach) if i not in waiting]
+        _join(index, lasts, firsts, reach, f"{name}/{rank}", found)
     return found
 
 
@@ -126,14 +135,17 @@ def _blocks(tasks: Sequence[Task], fused: bool) -> list[list[Task]]:
 
 
 def _one_by_one(
-    index: GraphIndex, nodes: Sequence[int], reach: Sequence[int], sizes: Mapping[str, int], found: LaneOrder
-) -> None:
-    """The large results of a dW task, each after the one before it."""
+    index: GraphIndex, nodes: Sequence[int], reach: Sequence[int], sizes: Mapping[str, int]
+) -> Iterator[tuple[int, int]]:
+    """Edges for the large results of a dW task: each, with what it alone is made of, after the one before."""
     lasts = sorted(_lasts(index, nodes, reach), key=lambda i: index.position[i])
     large = [i for i in lasts if sizes.get(index.names[i], 0) >= _LARGE_BYTES]
+    made = 0
     for before, after in itertools.pairwise(large):
-        if index.contexts[after].frame == () and after not in index.back_preds:
-            found.edges.append((index.names[before], index.names[after]))
+        made |= reach[before] | 1 << index.position[before]
+        needed = (reach[after] | 1 << index.position[after]) & ~made
+        own = [i for i in nodes if needed >> index.position[i] & 1]
+        yield from ((before, first) for first in _firsts(index, own, reach))
 
 
 def _send_last(
@@ -151,11 +163,22 @@ def _send_last(
     free = [i for i in weight_grads if not any(reach[i] >> index.position[j] & 1 for j in leaving)]
     lasts = _lasts(index, free, reach)
     if lasts and leaving:
-        _join(index, lasts, leaving, name, found)
+        _join(index, lasts, leaving, reach, name, found)
 
 
-def _join(index: GraphIndex, lasts: list[int], firsts: list[int], name: str, found: LaneOrder) -> None:
-    before, after = [index.names[i] for i in lasts], [index.names[i] for i in firsts]
+def _join(
+    index: GraphIndex,
+    lasts: list[int],
+    firsts: list[int],
+    reach: Sequence[int],
+    name: str,
+    found: LaneOrder,
+) -> None:
+    """All of ``firsts`` after all of ``lasts``; where the graph says so already there is no edge."""
+    ends = sum(1 << index.position[i] for i in lasts)
+    free = [i for i in firsts if ends & ~reach[i]]
+    waiting = [i for i in lasts if any(not reach[j] >> index.position[i] & 1 for j in free)]
+    before, after = [index.names[i] for i in waiting], [index.names[i] for i in free]
     if len(before) * len(after) <= max(_WITHOUT_JOIN, len(before), len(after)):
         found.edges.extend((a, b) for a in before for b in after)
         return

@@ -178,7 +178,7 @@ def merged(layers: tuple[LayerCosts, ...], bounds: Bounds, microbatches: int = 1
         return tuple(stages)
     largest = [sorted(layer.weight_bytes for layer in layers[a : b + 1])[-_SUMMANDS:] for a, b in bounds]
     return tuple(
-        dataclasses.replace(stage, summand_bytes=sum(sizes))
+        dataclasses.replace(stage, summand_bytes=stage.summand_bytes + sum(sizes))
         for stage, sizes in zip(stages, largest, strict=True)
     )
 
@@ -200,4 +200,5 @@ def _sum(group: Sequence[LayerCosts], inputs: tuple[int, ...], sent: Sequence[La
         inputs=inputs,
         name=names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}",
         slot_bytes=total("slot_bytes"),
+        summand_bytes=max(layer.summand_bytes for layer in group),
     )

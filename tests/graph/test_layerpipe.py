@@ -137,4 +137,4 @@ def test_refusals():
     assert "'layerpipe'" in found["schedule"]
     assert "needs mode='layerpipe'" in found["weights"]
     for name in ("loss_scale", "overwritten", *(["accumulation"] if KERAS_3 else [])):
-        assert "without loss scaling, gradient_accumulation_steps= and ema_overwrite_frequency=" in found[name]
+        assert "without loss scaling, gradient_accumulation_steps= and ema_overwrite_" in found[name]

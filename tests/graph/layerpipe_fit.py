@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import tempfile
@@ -14,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_ooo
+from grappler_passes.dependencies import GraphIndex
 from tests.scripts import print_found
 from tf_ooo.costs.table import CostTable
 from tf_ooo.data_parallel.sync import build
@@ -185,6 +187,30 @@ def spread_over(stages, weights, warmup=None, every=None, count=BATCHES, frozen=
     return model.get_weights(), losses, made
 
 
+def out_of_turn(made):
+    """Ops of full rounds that do not wait for the task before, of their own processor, though they could."""
+    ticks = made.ticks
+    rounds = min(TOGETHER, max((key[2] for key in ticks._functions), default=1))
+    graph = ticks._function(0, ticks.last, rounds).get_concrete_function().graph.as_graph_def()
+    index, lanes = GraphIndex(graph), {}
+    for number in range(rounds):
+        for kind in ("F", "dO", "dW"):
+            for name, (own, _) in made.traced.where.items():
+                i = index.index.get(f"round_{number}/{name}" if rounds > 1 else name)
+                if own == kind and i is not None and index.ops[i] != "Const":
+                    lane = lanes.setdefault(made.rounds.device_of[name], {})
+                    lane.setdefault((number, kind), []).append(i)
+    found, pairs = [], 0
+    for lane in lanes.values():
+        earlier = []
+        for before, after in itertools.pairwise(lane.values()):
+            earlier += before
+            free = [i for i in after if not any(index.implied(i, j) for j in earlier)]
+            found += [index.names[i] for i in free if not all(index.implied(j, i) for j in before)]
+            pairs += len(free)
+    return {"rounds": rounds, "free": pairs, "out of turn": found}
+
+
 def spread_against_by_hand():
     found = {}
     for name, stages in STAGES.items():
@@ -202,6 +228,7 @@ def spread_against_by_hand():
                 ),
                 "loss": float(np.abs(means - losses).max()),
                 "notes": list(made.notes),
+                "turns": out_of_turn(made),
             }
     return found
 

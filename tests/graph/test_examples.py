@@ -66,6 +66,6 @@ def test_layerpipe_example(tmp_path):
     ends = re.findall(r"^(.*): test accuracy ([\d.]+)% after", run.stdout, re.MULTILINE)
     accuracy = {name: float(value) for name, value in ends}
     assert accuracy.keys() == {"synchronous", "LayerPipe, stash", "LayerPipe, ema"}
-    # 540 test pictures; how late each layer is depends on costs that the example measures.
-    assert max(accuracy.values()) - min(accuracy.values()) < 1.0
+    # Of 540 test pictures no more than two.
+    assert max(accuracy.values()) - min(accuracy.values()) < 0.5
     assert (tmp_path / "out/layerpipe/accuracy.png").stat().st_size > 10_000

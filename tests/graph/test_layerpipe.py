@@ -25,6 +25,9 @@ def test_delays_are_twice_the_stages_after():
         assert one["loss"] < 1e-6, name
         assert one["moved"] > 0.05, name
         assert one["notes"] == [], name
+        assert one["turns"]["out of turn"] == [], name
+        assert one["turns"]["rounds"] == 3, name
+        assert one["turns"]["free"] > 20, name
 
 
 def test_two_versions_of_weights():

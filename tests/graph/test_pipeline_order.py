@@ -4,7 +4,6 @@ import tensorflow as tf
 
 from grappler_passes.dependencies import GraphIndex
 from tf_ooo.pipeline.ordering import order_lane
-from tf_ooo.pipeline.unrolled_tasks import Step
 from tf_ooo.schedule import Task
 
 DO, DW, NEXT = Task("dO", 0), Task("dW", 0), Task("F", 0, 1)
@@ -19,11 +18,10 @@ def lane(sizes, fused=False):
             tf.matmul(output_grad, output_grad, name=f"w{number}")
         tf.tanh(gradient, name="f")
     index = GraphIndex(graph.as_graph_def())
-    step = Step(graph.as_graph_def(), index, [], 2, None, {}, frozenset())
     ops = {DO: [index.index["o"]], NEXT: [index.index["f"]]}
     ops[DW] = [index.index[f"w{number}"] for number in range(3)]
     reach = index.ancestor_bits(index.order, {})
-    return order_lane(step, [DO, DW, NEXT], ops, reach, "lane", fused, sizes)
+    return order_lane(index, [DO, DW, NEXT], ops, reach, "lane", fused, sizes)
 
 
 def between_results(order):
@@ -48,12 +46,11 @@ def test_what_a_large_gradient_is_added_up_from_waits_too():
         tf.add_n(parts, name="added")
         tf.tanh(given, name="f")
     index = GraphIndex(graph.as_graph_def())
-    step = Step(graph.as_graph_def(), index, [], 2, None, {}, frozenset())
     ops = {DO: [index.index["o"]], NEXT: [index.index["f"]]}
     ops[DW] = [index.index[name] for name in ("whole", "part0", "part1", "added")]
     reach = index.ancestor_bits(index.order, {})
     sizes = dict.fromkeys(("whole", "added"), 1024**2)
-    order = order_lane(step, [DO, DW, NEXT], ops, reach, "lane", sizes=sizes)
+    order = order_lane(index, [DO, DW, NEXT], ops, reach, "lane", sizes=sizes)
     # All of dW reads what dO makes: no edges between the two.
     if index.position[index.index["whole"]] < index.position[index.index["added"]]:
         assert sorted(order.edges) == [("added", "f"), ("whole", "part0"), ("whole", "part1")]

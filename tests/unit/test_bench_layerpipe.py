@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+
 import pytest
 
-from tf_ooo.bench import layerpipe
+from tf_ooo.bench import layerpipe, layerpipe_accuracy
 from tf_ooo.bench.bars import save_bars
 
 
@@ -34,3 +38,25 @@ def test_rows(capsys, tmp_path):
     assert "1.25x pipedream" in capsys.readouterr().out
     save_bars(rows, tmp_path / "rows.png")
     assert (tmp_path / "rows.png").stat().st_size > 1000
+
+
+def test_what_late_gradients_lose():
+    lost = [("synchronous", 0.0), ("stash", 0.5), ("stash", -0.1), ("ema", 0.2), ("latest", 1.0)]
+    rows = [{"weights": weights, "points_below_synchronous": points} for weights, points in lost]
+    lines = layerpipe_accuracy.summary(rows).splitlines()
+    assert lines[0] == "stash: +0.20 points below synchronous on average, -0.10 to +0.50 in 2 runs"
+    assert lines[1].startswith("ema: +0.20 points below synchronous on average")
+
+
+@pytest.mark.slow
+def test_accuracy_of_late_gradients(tmp_path):
+    """Real digits, two epochs: learns something, beside stock Keras."""
+    command = [sys.executable, "-m", "tf_ooo", "bench", "layerpipe", "--accuracy", "--quick", "--epochs", "2"]
+    run = subprocess.run(
+        [*command, "--json", tmp_path / "rows.json"], capture_output=True, text=True, timeout=500, check=False
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [row["weights"] for row in rows] == ["synchronous", "stash", "ema", "latest"]
+    assert all(row["test_accuracy_percent"] > 50 for row in rows)
+    assert "points below synchronous on average" in run.stdout

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tf_ooo.errors import BackendError
+
 BATCH = 32
 # A picture of the 540 is 0.19 points.
 TEST_SHARE = 0.3
@@ -22,9 +24,15 @@ RATES = {"cosine": True, "constant": False}
 
 
 def digits() -> tuple[Any, Any, Any, Any]:
-    """Pictures and labels to train with, then to test with."""
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
+    """Pictures and labels to train with, then to test with.
+
+    Raises BackendError where scikit-learn is not installed.
+    """
+    try:
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
+    except ImportError as error:
+        raise BackendError("the digits are scikit-learn's: pip install scikit-learn") from error
 
     images, labels = load_digits(return_X_y=True)
     images = (images / 16.0).astype("float32").reshape(-1, 8, 8, 1)

@@ -16,6 +16,7 @@ from tf_ooo.layerpipe.rates import factor_name, factors
 from tf_ooo.layerpipe.rounds import Rounds
 from tf_ooo.layerpipe.seeds import reseeded
 from tf_ooo.layerpipe.traced import Traced
+from tf_ooo.layerpipe.turns import Turns, in_turns
 from tf_ooo.layerpipe.two_versions import TwoVersions
 from tf_ooo.layerpipe.versions import Now
 
@@ -25,7 +26,7 @@ class Part:
     """The ops of a round in which only batches in their rounds ``low`` to ``high`` exist.
 
     Attributes:
-        graph_def: these ops.
+        turns: these ops, in order.
         read: names of what they and the results read.
         logs: the tensors of the results, none if no batch is in its round of results.
         made: the registers that something is put into.
@@ -34,7 +35,7 @@ class Part:
 
     low: int
     high: int
-    graph_def: Any
+    turns: Turns
     read: frozenset[str]
     logs: list[str]
     made: list[Register]
@@ -144,9 +145,11 @@ class Ticks:
 
         def body(*tensors: Any) -> list[Any]:
             late, logs = self._stored(), []
+            ends: dict[str, Any] = {}
             for number, part in enumerate(parts):
                 batch = tensors[number * len(specs) : (number + 1) * len(specs)]
-                made, found = self._round(part, batch, late, f"round_{number}" if rounds > 1 else "")
+                name = f"round_{number}" if rounds > 1 else ""
+                made, found, ends = self._round(part, batch, late, name, ends)
                 late = self._shifted(late, made)
                 logs += [tf.identity(value) for value in found]
             self._store(late)
@@ -175,13 +178,17 @@ class Ticks:
         read = {split_input(text)[0] for node in nodes for text in node.input}
         read |= {split_input(text)[0] for text in logs}
         made = [r for r in delays.registers if low <= r.made <= high]
-        self._parts[low, high] = Part(low, high, graph_def, frozenset(read), logs, made, phase)
+        turns = in_turns(graph_def, traced.where, self.rounds.device_of)
+        self._parts[low, high] = Part(low, high, turns, frozenset(read), logs, made, phase)
         return self._parts[low, high]
 
     def _round(
-        self, part: Part, batch: Sequence[Any], late: dict[str, Any], name: str
-    ) -> tuple[dict[int, Any], list[Any]]:
-        """Adds a round to the function that is traced: what goes into registers, by number; results."""
+        self, part: Part, batch: Sequence[Any], late: dict[str, Any], name: str, ends: dict[str, Any]
+    ) -> tuple[dict[int, Any], list[Any], dict[str, Any]]:
+        """Adds a round to the function that is traced, behind the round that has these ``ends``.
+
+        Returns what goes into registers, by number; results; its own ends.
+        """
         traced = self.traced
         tensors = dict(zip(traced.arguments, batch, strict=True)) if batch else {}
         tensors |= traced.captured
@@ -194,15 +201,19 @@ class Ticks:
         sums = self.versions.added(part.low, part.high) if self.versions else []
         kept = self.versions.kept(part.low, part.high, part.phase) if self.versions else {}
         self._copies_made += 1
-        graph_def = reseeded(part.graph_def, self._copies_made)
-        results = _fetch(part, graph_def, tensors, [*wanted, *part.logs, *(one.name for one in sums)], name)
+        graph_def = reseeded(part.turns.following(ends), self._copies_made)
+        last = list(part.turns.ends.values())
+        texts = [*wanted, *part.logs, *(one.name for one in sums), *last]
+        results = _fetch(part, graph_def, tensors, texts, name, ends)
+        results, last = results[: len(results) - len(last)], results[len(results) - len(last) :]
         if self._averages is not None:
             self._averages.update(later, part.low, part.high)
         if self.versions is not None:
             added = dict(zip(sums, results[len(results) - len(sums) :], strict=True))
             self.versions.store(part.low, part.phase, added, kept)
         made = {r.number: value for r, value in zip(part.made, results, strict=False)}
-        return made, results[len(wanted) : len(results) - len(sums)]
+        ends = dict(zip(part.turns.ends, last, strict=True))
+        return made, results[len(wanted) : len(results) - len(sums)], ends
 
     def _weights_now(self, read: dict[str, Any], part: Part) -> dict[str, Any]:
         if self.versions is not None:
@@ -255,9 +266,11 @@ class Ticks:
                 store.assign(late[r.name(delay)], read_value=False)
 
 
-def _fetch(part: Part, graph_def: Any, tensors: dict[str, Any], wanted: list[str], name: str) -> list[Any]:
+def _fetch(
+    part: Part, graph_def: Any, tensors: dict[str, Any], wanted: list[str], name: str, ends: dict[str, Any]
+) -> list[Any]:
     """Imports the ops of a round; what is wanted and given is handed through."""
-    replaced = {f"{key}:0": value for key, value in tensors.items() if key in part.read}
+    replaced = {f"{key}:0": value for key, value in tensors.items() if key in part.read} | ends
     inside = [text for text in wanted if split_input(text)[0] not in tensors]
     texts = [text if ":" in text else f"{text}:0" for text in inside]
     made = import_here(graph_def, replaced, texts, name)

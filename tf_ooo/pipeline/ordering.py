@@ -70,7 +70,7 @@ def lane_tasks(schedule: Schedule, count: int) -> Iterator[tuple[int, list[Task]
 
 
 def order_lane(
-    step: Step,
+    index: GraphIndex,
     lane: Sequence[Task],
     ops: Mapping[Task, Sequence[int]],
     reach: Sequence[int],
@@ -88,14 +88,15 @@ def order_lane(
     the two are computed together.
 
     Args:
+        index: of the graph.
         lane: the tasks in their order.
         ops: nodes of each task; tasks without any are looked through.
-        reach: ancestors of each node, as bits by its position in ``step.index.order``.
+        reach: ancestors of each node, as bits by its position in ``index.order``.
         name: of the lane, for the names of joins.
         sizes: bytes of ops' results, where known: large gradients of one task are computed one after the
             other, each added to its sum meanwhile, instead of all at once.
     """
-    index, found = step.index, LaneOrder()
+    found = LaneOrder()
     blocks = _blocks([task for task in lane if ops.get(task)], fused)
     nodes = [[i for task in block for i in ops[task]] for block in blocks]
     # What has an edge within its task from, or to, another result has none from, or to, another task.
@@ -117,8 +118,8 @@ def order_lane(
         for i in mine:
             needed |= reach[i] | 1 << index.position[i]
         free = [i for i in nodes[rank + 1] if not needed >> index.position[i] & 1]
-        lasts = [i for i in _lasts(index, mine, reach) if i not in followed]
-        firsts = [i for i in _firsts(index, free, reach) if i not in waiting]
+        lasts = [i for i in lasts_of(index, mine, reach) if i not in followed]
+        firsts = [i for i in firsts_of(index, free, reach) if i not in waiting]
         _join(index, lasts, firsts, reach, f"{name}/{rank}", found)
     return found
 
@@ -138,14 +139,14 @@ def _one_by_one(
     index: GraphIndex, nodes: Sequence[int], reach: Sequence[int], sizes: Mapping[str, int]
 ) -> Iterator[tuple[int, int]]:
     """Edges for the large results of a dW task: each, with what it alone is made of, after the one before."""
-    lasts = sorted(_lasts(index, nodes, reach), key=lambda i: index.position[i])
+    lasts = sorted(lasts_of(index, nodes, reach), key=lambda i: index.position[i])
     large = [i for i in lasts if sizes.get(index.names[i], 0) >= _LARGE_BYTES]
     made = 0
     for before, after in itertools.pairwise(large):
         made |= reach[before] | 1 << index.position[before]
         needed = (reach[after] | 1 << index.position[after]) & ~made
         own = [i for i in nodes if needed >> index.position[i] & 1]
-        yield from ((before, first) for first in _firsts(index, own, reach))
+        yield from ((before, first) for first in firsts_of(index, own, reach))
 
 
 def _send_last(
@@ -161,7 +162,7 @@ def _send_last(
     able = [i for i in output_grads if index.contexts[i].frame == () and i not in index.back_preds]
     leaving = [i for i in able if any(s not in inside for s in index.succs[i])]
     free = [i for i in weight_grads if not any(reach[i] >> index.position[j] & 1 for j in leaving)]
-    lasts = _lasts(index, free, reach)
+    lasts = lasts_of(index, free, reach)
     if lasts and leaving:
         _join(index, lasts, leaving, reach, name, found)
 
@@ -187,7 +188,7 @@ def _join(
     found.edges.extend((name, b) for b in after)
 
 
-def _lasts(index: GraphIndex, nodes: Sequence[int], reach: Sequence[int]) -> list[int]:
+def lasts_of(index: GraphIndex, nodes: Sequence[int], reach: Sequence[int]) -> list[int]:
     """The ops that no other op of the task depends on; those in loops and branches end with these."""
     able = [i for i in nodes if index.contexts[i].output_frame == () and not index.contexts[i].branches]
     kept: list[int] = []
@@ -199,7 +200,7 @@ def _lasts(index: GraphIndex, nodes: Sequence[int], reach: Sequence[int]) -> lis
     return kept
 
 
-def _firsts(index: GraphIndex, nodes: Sequence[int], reach: Sequence[int]) -> list[int]:
+def firsts_of(index: GraphIndex, nodes: Sequence[int], reach: Sequence[int]) -> list[int]:
     """The ops that depend on no other op of the task."""
     able = [i for i in nodes if index.contexts[i].frame == () and i not in index.back_preds]
     inside = 0

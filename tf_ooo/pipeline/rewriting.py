@@ -110,7 +110,8 @@ def _rewrite_plan(step: Step, plan: Plan) -> tuple[RewritePlan, int]:
     ranks: dict[str, int] = {}
     device_of_lane = lane_devices(plan.schedule, plan.device_of_stage)
     for device, tasks in lane_tasks(plan.schedule, step.count):
-        lane = order_lane(step, tasks, ops, reach, f"{_JOIN}/{device}", plan.schedule.fused_backward, sizes)
+        name, fused = f"{_JOIN}/{device}", plan.schedule.fused_backward
+        lane = order_lane(step.index, tasks, ops, reach, name, fused, sizes)
         edges += lane.edges
         joins.update(dict.fromkeys(lane.joins, device_of_lane[device]))
         ranks.update(lane.ranks)

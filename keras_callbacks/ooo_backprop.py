@@ -7,6 +7,8 @@ from typing import Any
 
 from tf_ooo.compat.callbacks import Callback
 from tf_ooo.data_parallel import DataParallelFit, launched_with_workers
+from tf_ooo.data_parallel.engine import launched_for_collectives
+from tf_ooo.errors import BackendError
 from tf_ooo.layerpipe.fit import LayerPipeFit
 from tf_ooo.options import Options
 from tf_ooo.pipeline.fit import PipelineFit
@@ -37,6 +39,7 @@ class OOOBackprop(Callback):
 
     Raises:
         OptionsError: an unknown option or value.
+        BackendError: ``mode="layerpipe"`` in one of several launched processes.
     """
 
     def __init__(
@@ -86,10 +89,16 @@ class OOOBackprop(Callback):
 
 
 def _session(options: Options) -> DataParallelFit | FitSession | PipelineFit:
+    several = launched_with_workers() or launched_for_collectives()
     if options.mode == "layerpipe":
+        if several:
+            raise BackendError(
+                "mode='layerpipe' is one process with several devices or hosts (devices=), but several were "
+                "launched, whose weights would differ; start python train.py once, without a launcher"
+            )
         return LayerPipeFit(options)
     if options.mode == "pipeline":
-        replicated = launched_with_workers() if options.replicas is None else options.replicas > 1
+        replicated = several or (options.replicas or 1) > 1
         return ReplicatedPipelineFit(options) if replicated else PipelineFit(options)
     parallel = options.mode == "data_parallel" or (options.mode == "auto" and launched_with_workers())
     return DataParallelFit(options) if parallel else FitSession(options)

@@ -19,7 +19,11 @@ def check_devices(value: Any) -> None:
         raise OptionsError(f"devices={value!r} is not accepted; accepted: an int of at least 1, or names")
     if isinstance(value, int) or value is None or is_cluster(value):
         return
-    if isinstance(value, str) and not _PARTS.fullmatch(value):
+    if isinstance(value, str):
+        if any(_PARTS.fullmatch(text.strip()) for text in value.split(",")):
+            raise OptionsError(
+                f"devices={value!r} is not accepted; write a list, {[t.strip() for t in value.split(',')]}"
+            )
         parse(value)
         return
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence) or not value:

@@ -208,15 +208,22 @@ class Options:
                     f"schedule={self.schedule!r} is none of mode='pipeline'; accepted: 'auto', "
                     f"{_listed(PIPELINE_SCHEDULES)}"
                 )
+            self._check_unused(_OF_ONE_DEVICE if self.mode == "layerpipe" else (*_OF_ONE_DEVICE, "unroll"))
             check_devices(self.devices)
             if self.costs is not None and not isinstance(self.costs, CostTable):
                 raise OptionsError(f"costs={self.costs!r:.80} is not accepted; accepted: a CostTable")
             return
         if self.schedule in PIPELINE_SCHEDULES and self.schedule not in BACKWARD_ORDERS:
             raise OptionsError(f"schedule={self.schedule!r} needs mode='pipeline'")
-        for name in ("devices", "costs", "replicas"):
-            if getattr(self, name) is not None:
+        for name in ("devices", "costs", "replicas", "microbatches"):
+            if getattr(self, name) != getattr(Options, name):
                 raise OptionsError(f"{name}={getattr(self, name)!r:.80} needs mode='pipeline'")
+
+    def _check_unused(self, names: Iterable[str]) -> None:
+        """OptionsError for what this mode would not look at."""
+        for name in names:
+            if getattr(self, name) != getattr(Options, name):
+                raise OptionsError(f"{name}={getattr(self, name)!r:.80} is not for mode={self.mode!r}")
 
     def _check_layerpipe(self) -> None:
         for name in ("drain_steps", "rate_warmup_steps", "accumulate_steps"):
@@ -290,6 +297,16 @@ class Options:
         return self.schedule == "auto"
 
 
+# Of a step that is rewritten for the device that it is traced on.
+_OF_ONE_DEVICE = (
+    "streams",
+    "store_activations",
+    "side_updates",
+    "any_platform",
+    "gains",
+    "measure_gains_s",
+    "batch_size",
+)
 _CHOICES = {
     "engine": ENGINES,
     "op": OPS,

@@ -24,6 +24,7 @@ import tensorflow as tf
 import tf_ooo
 from grappler_passes.dependencies import GraphIndex
 from tf_ooo.costs import CostTable
+from tf_ooo.pipeline import compat as private
 from tf_ooo.pipeline import tasks_of
 from tf_ooo.pipeline.compat import value_of
 
@@ -689,8 +690,54 @@ class Twice(keras.Model):
         return {"loss": tf.reduce_mean(self(data[0]))}
 
 
+def check_uneven_rows():
+    """Last batches of 6, 2 and 1 rows in four micro-batches: 2, 2, 1 and 1 rows; one each; one."""
+    found = {}
+    for rows in (54, 50, 49):
+        data = (np.concatenate([X, X])[:rows], np.concatenate([Y, Y])[:rows])
+        found |= {f"{rows}": compared(mlp, adam, ("gpipe", "zb_h1"), data=data, epochs=5)}
+    return found
+
+
+def check_compiled_by_keras():
+    """As on a GPU, where Keras sets jit_compile: not compiled during the fit, also for its evaluations."""
+    stock, before = train(mlp, adam)
+    keras_compiles, seen = private.keras_compiles_by_itself, []
+    private.keras_compiles_by_itself = lambda model: True
+    saw = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(saw.model.jit_compile)
+    )
+    keras.utils.set_random_seed(3)
+    model, callback = mlp(), pipelined("gpipe")
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(adam(), loss, metrics=["accuracy"], jit_compile=True)
+    fit = {"batch_size": 16, "epochs": 7, "verbose": 0, "shuffle": False, "validation_data": (X, Y)}
+    model.fit(X, Y, **fit, callbacks=[callback, saw])
+    private.keras_compiles_by_itself = keras_compiles
+    return {
+        "distance": distance(stock, model),
+        "seen": sorted(set(seen)),
+        "after": model.jit_compile,
+        "notes": [note for note in callback.report.notes if "jit_compile" in note],
+    }
+
+
+def check_masks():
+    """Said, as each micro-batch's loss divides by its own mask."""
+    words = np.where(RNG.random((48, 6)) < 0.3, 0, RNG.integers(1, 29, size=(48, 6)))
+
+    def make():
+        embedding = keras.layers.Embedding(29, 8, mask_zero=True)
+        layers = [embedding, *(keras.layers.Dense(width) for width in (7, 5, 3))]
+        return keras.Sequential([keras.Input((6,)), *layers])
+
+    callback = pipelined("gpipe")
+    train(make, adam, callback, data=(words, RNG.integers(0, 3, (48, 6))))
+    return [note for note in callback.report.notes if "masked" in note]
+
+
 def check_refusals():
-    """Each with its error and whether the weights are untouched."""
+    """Each with its error."""
     summed = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
     unreduced = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
     cases = {
@@ -704,12 +751,14 @@ def check_refusals():
         "many": (mlp, {}, {"devices": DEVICES + 1}),
         "replicas": (mlp, {}, {"replicas": 2}),
         "layers": (mlp, {}, {"schedule": "zb_v", "devices": 3}),
+        "group": (mlp, {}, {"schedule": "modulo", "group": 3}),
+        "text": (mlp, {}, {"devices": "CPU:0,CPU:1"}),
     }
     out = {}
     for name, (make, compiled, options) in cases.items():
         options = {"schedule": "gpipe", **options}
-        callback = pipelined(options.pop("schedule"), **options)
         try:
+            callback = pipelined(options.pop("schedule"), **options)
             train(make, adam, callback, **compiled)
         except tf_ooo.OOOError as error:
             out[name] = [type(error).__name__, str(error)]

@@ -42,7 +42,7 @@ def test_rows(capsys, tmp_path):
 
 def test_what_late_gradients_lose():
     lost = [("synchronous", 0.0), ("stash", 0.5), ("stash", -0.1), ("ema", 0.2), ("latest", 1.0)]
-    rows = [{"weights": weights, "points_below_synchronous": points} for weights, points in lost]
+    rows = [{"training": way, "points_below_synchronous": points} for way, points in lost]
     lines = layerpipe_accuracy.summary(rows).splitlines()
     assert lines[0] == "stash: +0.20 points below synchronous on average, -0.10 to +0.50 in 2 runs"
     assert lines[1].startswith("ema: +0.20 points below synchronous on average")
@@ -57,6 +57,6 @@ def test_accuracy_of_late_gradients(tmp_path):
     )
     assert run.returncode == 0, run.stdout + run.stderr
     rows = json.loads((tmp_path / "rows.json").read_text())
-    assert [row["weights"] for row in rows] == ["synchronous", "stash", "ema", "latest"]
+    assert [row["training"] for row in rows] == ["synchronous", "stash", "ema", "latest", "pipedream_2bw"]
     assert all(row["test_accuracy_percent"] > 50 for row in rows)
     assert "points below synchronous on average" in run.stdout

@@ -18,7 +18,10 @@ BATCH = 32
 # A picture of the 540 is 0.19 points.
 TEST_SHARE = 0.3
 RATE = 0.1
-MODES = ("stash", "ema", "latest")
+MODES: dict[str, dict[str, str]] = {
+    **{weights: {"schedule": "layerpipe", "weights": weights} for weights in ("stash", "ema", "latest")},
+    "pipedream_2bw": {"schedule": "pipedream_2bw"},
+}
 # Name: falling (to 0 at the end) or constant.
 RATES = {"cosine": True, "constant": False}
 
@@ -88,26 +91,23 @@ def trained(network: str, rate: str, seed: int, epochs: int, callbacks: Sequence
 
 
 def rows_of(network: str, rate: str, devices: int, seed: int, epochs: int) -> list[dict[str, Any]]:
-    """A row for synchronous training and one for each kind of weights, printed as lines too."""
+    """A row for synchronous training and one for each way of LayerPipe, printed as lines too."""
     import tf_ooo
 
+    about = {"network": network, "rate": rate, "devices": devices, "seed": seed, "epochs": epochs}
     rows: list[dict[str, Any]] = []
-    for weights in (None, *MODES):
-        callback = tf_ooo.OOOBackprop(
-            mode="layerpipe",
-            schedule="layerpipe",
-            devices=devices,
-            weights=weights or MODES[0],
-            profile_steps=0,
-        )
-        percent = trained(network, rate, seed, epochs, [callback] if weights else [])
-        about = {"network": network, "rate": rate, "devices": devices, "seed": seed, "epochs": epochs}
-        row = {**about, "weights": weights or "synchronous", "test_accuracy_percent": percent[-1]}
+    for way in ("synchronous", *MODES):
+        callbacks = []
+        if way in MODES:
+            options = {"devices": devices, "profile_steps": 0, **MODES[way]}
+            callbacks.append(tf_ooo.OOOBackprop(mode="layerpipe", **options))
+        percent = trained(network, rate, seed, epochs, callbacks)
+        row = {**about, "training": way, "test_accuracy_percent": percent[-1]}
         row["points_below_synchronous"] = rows[0]["test_accuracy_percent"] - percent[-1] if rows else 0.0
         row["percent_by_epoch"] = percent
         rows.append(row)
         print(
-            f"{network:5s} {rate:8s} P={devices} seed {seed} {row['weights']:12s} {percent[-1]:.2f}%, "
+            f"{network:5s} {rate:8s} P={devices} seed {seed} {way:14s} {percent[-1]:.2f}%, "
             f"{row['points_below_synchronous']:+.2f} points below synchronous",
             flush=True,
         )
@@ -115,12 +115,14 @@ def rows_of(network: str, rate: str, devices: int, seed: int, epochs: int) -> li
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:
-    """Of each kind of weights, the mean and the most that is lost."""
+    """Of each way, the mean and the most that is lost."""
     lines = []
-    for weights in MODES:
-        lost = [row["points_below_synchronous"] for row in rows if row["weights"] == weights]
+    for way in MODES:
+        lost = [row["points_below_synchronous"] for row in rows if row["training"] == way]
+        if not lost:
+            continue
         lines.append(
-            f"{weights}: {statistics.mean(lost):+.2f} points below synchronous on average, "
+            f"{way}: {statistics.mean(lost):+.2f} points below synchronous on average, "
             f"{min(lost):+.2f} to {max(lost):+.2f} in {len(lost)} runs"
         )
     return "\n".join(lines)

@@ -199,6 +199,8 @@ def rows_of(found: dict[str, Any], workload: str, microbatches: int) -> list[dic
             "serial_s": medians["serial"],
             "efficiency": medians["serial"] / (devices * medians[name]),
             "bubble_fraction": one["bubble_fraction"],
+            "bubble_fraction_by_device": one["bubble_fraction_by_device"],
+            "planned_step_s": one["planned_step_s"],
             "predicted_bubble_fraction": one["predicted_bubble_fraction"],
             "peak_bytes": one["peak_bytes"],
             "measured_peak_bytes": one["measured_peak_bytes"],

@@ -210,7 +210,8 @@ class Driver(ConfinedCluster):
         addresses = self.options.cluster.split(",")
         events = traced(run.step_s, addresses, statistics.median(seconds))
         times = task_times(events, tasks)
-        timeline = measured_timeline(report.planned, times, busy_seconds(events, tasks, addresses))
+        busy = busy_seconds(events, tasks, addresses)
+        timeline = measured_timeline(report.planned, times, busy)
         if self.options.pictures:
             self._draw(name, predicted, timeline)
         return {
@@ -218,6 +219,8 @@ class Driver(ConfinedCluster):
             "predicted_step_s": predicted.makespan_s,
             "predicted_bubble_fraction": predicted.bubble_fraction,
             "bubble_fraction": timeline.bubble_fraction,
+            "bubble_fraction_by_device": [1 - busy_s / timeline.makespan_s for busy_s in busy],
+            "planned_step_s": report.predicted_step_s,
             "peak_bytes": report.pipeline["predicted_peak_bytes"],
             "measured_peak_bytes": self._peak_bytes(run),
             "tasks_seen": len(times) / max(1, len(report.planned.tasks)),

@@ -201,6 +201,7 @@ class Ticks:
         sums = self.versions.added(part.low, part.high) if self.versions else []
         kept = self.versions.kept(part.low, part.high, part.phase) if self.versions else {}
         self._copies_made += 1
+        ends = {key: end for key, end in ends.items() if key in part.turns.before.values()}
         graph_def = reseeded(part.turns.following(ends), self._copies_made)
         last = list(part.turns.ends.values())
         texts = [*wanted, *part.logs, *(one.name for one in sums), *last]

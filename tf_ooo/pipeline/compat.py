@@ -10,6 +10,7 @@ from typing import Any
 
 from grappler_passes.microbatches import SUM_ATTR
 from tf_ooo.compat import keras_of
+from tf_ooo.compat.versions import is_keras_2
 
 # What Grappler's arithmetic optimizer writes on sums that it has looked at: with it, a chain of sums stays
 # a chain.  Else it becomes one AddN, which keeps the gradients of all micro-batches alive to the end.
@@ -148,17 +149,47 @@ def batch_normalizations(model: Any) -> list[str]:
     return [getattr(layer, "path", layer.name) for layer in layers if isinstance(layer, kind)]
 
 
+def masks(model: Any) -> list[str]:
+    """Paths of the layers that make masks, and names of losses that divide by something else than rows."""
+    layers = model._flatten_layers(include_self=False, recursive=True)
+    masking = keras_of(model).layers.Masking
+    found = [x for x in layers if getattr(x, "mask_zero", False) or isinstance(x, masking)]
+    return [getattr(layer, "path", layer.name) for layer in found] + [
+        loss.name
+        for loss in _losses(model)
+        if getattr(loss, "ignore_class", None) is not None or loss.reduction == "mean_with_sample_weight"
+    ]
+
+
+def keras_compiles_by_itself(model: Any) -> bool:
+    """Whether ``jit_compile=True`` may be Keras 3's choice, not the user's: as on GPUs."""
+    import tensorflow as tf
+
+    return not is_keras_2(keras_of(model)) and any(
+        device.device_type != "CPU" for device in tf.config.list_physical_devices()
+    )
+
+
+def set_jit_compile(model: Any, value: bool) -> None:
+    """For functions that are made from now on."""
+    model.jit_compile = value
+
+
 def summed_losses(model: Any) -> list[str]:
     """Names of the losses given to ``compile`` that add up a batch instead of averaging it.
 
     Where a loss has no reduction, the gradient is that of the sum, unless the model's own code averages it.
     """
+    summed = {"sum"} if _has_own_loss_code(model, keras_of(model)) else {"sum", "none", None}
+    return [loss.name for loss in _losses(model) if loss.reduction in summed]
+
+
+def _losses(model: Any) -> list[Any]:
+    """The loss objects given to ``compile``."""
     import tensorflow as tf
 
-    keras = keras_of(model)
     losses = tf.nest.flatten(getattr(model, "loss", None))
-    summed = {"sum"} if _has_own_loss_code(model, keras) else {"sum", "none", None}
-    return [x.name for x in losses if isinstance(x, keras.losses.Loss) and x.reduction in summed]
+    return [loss for loss in losses if isinstance(loss, keras_of(model).losses.Loss)]
 
 
 def _has_own_loss_code(model: Any, keras: Any) -> bool:

@@ -20,6 +20,7 @@ from tf_ooo.errors import BackendError, OOOError
 from tf_ooo.options import Options
 from tf_ooo.pipeline import compat as private
 from tf_ooo.pipeline.addresses import is_cluster
+from tf_ooo.pipeline.checks import NOT_COMPILED, check_model, lost_text, notes_of
 from tf_ooo.pipeline.devices import available_devices, full_names, home_device
 from tf_ooo.pipeline.guard import Guard
 from tf_ooo.pipeline.measured import check_costs, link_between, measured_costs
@@ -39,10 +40,6 @@ from tf_ooo.single_device import save_timeline, stays_stock
 
 _LOG = logging.getLogger("tf_ooo")
 _TIMED = 100
-_COMPILED = (
-    "jit_compile=True: XLA compiles the step for one device; compile the model with jit_compile=False "
-    "(on a GPU Keras turns XLA on by itself)"
-)
 _NO_GRAPH = "TensorFlow handed no graph of it over"
 
 
@@ -80,6 +77,8 @@ class PipelineFit:
         self._seen = 0
         self._step_s: deque[float] = deque(maxlen=_TIMED)
         self._guard: Guard | None = None
+        self._uncompiled = False
+        self._shared_link: Link | None = None
 
     # -- what the callback calls -----------------------------------------------------------------
 
@@ -94,7 +93,7 @@ class PipelineFit:
         if stays_stock(self.options, self.report, model):
             return
         compat.check_keras_backend(model)
-        _check(model, self.options.mode)
+        check_model(model, self.options.mode)
         self._target = _joined(self.options.devices)
         devices = full_names(self._target, 0 if self.replicas is None else self.replicas.engine.local_rank)
         getattr(self._target, "renew", lambda model: None)(model)
@@ -105,6 +104,10 @@ class PipelineFit:
         self.devices = devices
         compat.install_train_function(model, self._execution, stock, before_next=self.end)
         self._guard = Guard(model, self._failed, self.settle)
+        if model.jit_compile is True:  # or evaluations within the fit would be compiled for one device
+            private.set_jit_compile(model, False)
+            self._uncompiled = True
+            self._say(NOT_COMPILED)
 
     @property
     def guard(self) -> Guard:
@@ -133,6 +136,12 @@ class PipelineFit:
 
     def end(self) -> None:
         """Puts variables and the model's own train function back; does nothing the second time."""
+        lost = self._ended()
+        if lost:
+            _LOG.warning("%s", lost_text(lost))
+
+    def _ended(self) -> list[str]:
+        """Like :meth:`end`; names the variables that are lost."""
         if self._guard is not None:
             self._guard.close()
             self._guard = None
@@ -140,16 +149,13 @@ class PipelineFit:
             self._profiler.close()
             self._profiler = None
         lost = self._put_back()
-        if lost:
-            _LOG.warning(
-                "%d variables, first %s, were on a device that is gone; they have the values that they had "
-                "before this fit: load the last checkpoint",
-                len(lost),
-                lost[0],
-            )
         if self._model is not None:
+            if self._uncompiled:
+                private.set_jit_compile(self._model, True)
+                self._uncompiled = False
             compat.remove_train_function(self._model)
             self._model = None
+        return lost
 
     def _put_back(self) -> list[str]:
         """Variables to where they were before; names those that are lost."""
@@ -162,11 +168,16 @@ class PipelineFit:
         return lost
 
     def finish(self) -> None:
-        """At the end of training: restores, writes the timeline."""
+        """At the end of training: restores, writes the timeline.
+
+        Raises BackendError where a worker was lost since the last step.
+        """
         fill_times(self.report, self._step_s)
-        self.end()
+        lost = self._ended()
         if self.options.timeline is not None:
             save_timeline(self.report, self.options.timeline)
+        if lost:
+            raise self._explained(BackendError(lost_text(lost)))
 
     # -- steps -----------------------------------------------------------------------------------
 
@@ -185,11 +196,15 @@ class PipelineFit:
 
     def _failed(self, error: BaseException) -> BaseException:
         """Ends the fit; what the error is to be raised as."""
-        explain = getattr(self._target, "explain", None)
-        explained: BaseException = error
-        if explain is not None and isinstance(error, Exception):
-            explained = explain(error)
+        explained = self._explained(error)
         self.end()
+        return explained
+
+    def _explained(self, error: BaseException) -> BaseException:
+        explain = getattr(self._target, "explain", None)
+        if explain is None or not isinstance(error, Exception):
+            return error
+        explained: BaseException = explain(error)
         return explained
 
     def step(self, batch: Any, iterator: Any) -> Any:
@@ -259,7 +274,8 @@ class PipelineFit:
             raise BackendError(f"the step cannot be cut: {request.skipped or _NO_GRAPH}")
         measured = measured_costs(step, None if profiler is None else profiler.profile)
         costs = self.options.costs or self._on_devices(measured)
-        costs = costs if self.replicas is None else self.replicas.shared_costs(costs)
+        if self.replicas is not None:
+            costs, self._shared_link = self.replicas.shared(costs, self._link())
         self._plan_from(step, costs)
         self.report.plan_seconds = time.perf_counter() - started
         request.close()
@@ -302,7 +318,7 @@ class PipelineFit:
         self._step_s.clear()
         lost = self._put_back()
         if lost:
-            raise BackendError(f"{len(lost)} variables, first {lost[0]}, were on a device that is gone")
+            raise BackendError(lost_text(lost))
 
     def _count(self, batch: Any) -> int:
         """The micro-batches of a batch."""
@@ -320,10 +336,13 @@ class PipelineFit:
 
     def _note(self, count: int) -> None:
         """What micro-batches change, said once."""
-        names = private.batch_normalizations(self._model)
-        if not names or count == 1:
+        if count == 1:
             return
-        text = f"{len(names)} BatchNormalization layers normalize each micro-batch by itself: {names[0]}"
+        for text in notes_of(self._model):
+            self._say(text)
+
+    def _say(self, text: str) -> None:
+        """A note, once."""
         if text not in self.report.notes:
             self.report.notes.append(text)
             _LOG.info("%s", text)
@@ -334,7 +353,7 @@ class PipelineFit:
         return costs if told is None else told(costs)
 
     def _link(self) -> Link:
-        given = getattr(self._target, "link", None)
+        given = getattr(self._target, "link", None) or self._shared_link
         return given if given is not None else link_between(self.devices)
 
     # -- pipeline --------------------------------------------------------------------------------
@@ -387,22 +406,3 @@ def _joined(devices: Any) -> Any:
     from tf_ooo.pipeline.cluster import connect  # noqa: PLC0415 - with several hosts only
 
     return connect(devices)
-
-
-def _check(model: Any, mode: str) -> None:
-    reason = compat.why_not_rewritable(model)
-    if model.jit_compile is True:
-        reason = _COMPILED
-    if reason is not None:
-        raise BackendError(f"mode={mode!r}: {reason}")
-    if model.distribute_strategy.num_replicas_in_sync > 1:
-        raise BackendError(
-            f"the model was made in the scope of a tf.distribute strategy; mode={mode!r} needs one "
-            "made outside"
-        )
-    summed = private.summed_losses(model) if mode == "pipeline" else []
-    if summed:
-        raise BackendError(
-            f"loss {summed[0]!r} adds up rows (reduction='sum' or none), and micro-batches are averaged; use "
-            "reduction='sum_over_batch_size' and a learning rate that is larger by the batch size"
-        )

@@ -116,7 +116,13 @@ def _cuts(
 ) -> Iterator[tuple[Bounds, dict[str, Any]]]:
     """Cuts to try for a policy, with the options that make it take one stage for each."""
     if name == "modulo" and wanted.group is not None:
-        yield _groups(cutter.units, wanted.group), {"group": 1}
+        groups = _groups(cutter.units, wanted.group)
+        if len(groups) < wanted.devices:
+            raise OptionsError(
+                f"group={wanted.group}: {len(cutter.units)} layers make {len(groups)} groups, fewer than the "
+                f"{wanted.devices} devices; use a smaller one"
+            )
+        yield groups, {"group": 1}
         return
     counts: tuple[int, ...] = (2,) if name in _TWO else _MANY.get(name, (1,))
     if name == "interleaved_1f1b" and wanted.chunks is not None:

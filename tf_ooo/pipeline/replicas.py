@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.data_parallel.averaging import Averaging, optimizers_of
 from tf_ooo.data_parallel.engine import Engine
@@ -41,7 +44,10 @@ class Replicas:
 
         return averaged
 
-    def shared_costs(self, table: CostTable) -> CostTable:
+    def shared(self, table: CostTable, link: Link) -> tuple[CostTable, Link]:
         """Rank 0's: all pipelines are cut at the same layers and run the same schedule.  Blocks."""
-        mine = table.to_json() if self.engine.rank == 0 else ""
-        return CostTable.from_json(self.engine.gather(mine)[0])
+        mine = ["", ""]
+        if self.engine.rank == 0:
+            mine = [table.to_json(), json.dumps(dataclasses.asdict(link))]
+        costs, measured = json.loads(self.engine.gather(json.dumps(mine))[0])
+        return CostTable.from_json(costs), Link(**json.loads(measured))

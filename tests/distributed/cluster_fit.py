@@ -1,7 +1,7 @@
 """Trains three epochs as a pipeline over a cluster; prints JSON lines.
 
 Arguments: addresses, checkpoint, first epoch, seconds to wait in the second, where to wait: batch, or save,
-before the checkpoint of that epoch; step: does not wait, but has steps so long that they can be interrupted.
+before the checkpoint of that epoch; end: behind the last epoch, before the weights come back; step: does not wait, but has steps so long that they can be interrupted.
 """
 
 import json
@@ -48,8 +48,12 @@ class Progress(keras.callbacks.Callback):
         if self._where == "save" and epoch == 1:
             self._wait(BATCHES)
 
+    def on_train_end(self, logs=None):
+        if self._where == "end":
+            self._wait(BATCHES)
+
     def _wait(self, batch):
-        say(epoch=1, batch=batch)
+        say(epoch=self._epoch, batch=batch)
         time.sleep(float(self._pause_s))
 
 
@@ -67,11 +71,9 @@ def main(addresses, checkpoint, first_epoch, pause_s=0, where="batch"):
     random = np.random.default_rng(0)
     x, y = random.normal(size=(BATCHES * ROWS, 9)), random.normal(size=(BATCHES * ROWS, width))
     pipeline = tf_ooo.OOOBackprop(mode="pipeline", devices=addresses, microbatches=3, schedule="fast_forward")
-    callbacks = [
-        pipeline,
-        Progress(pause_s, where),
-        keras.callbacks.ModelCheckpoint(f"{checkpoint}_{{epoch}}.keras"),
-    ]
+    saving = keras.callbacks.ModelCheckpoint(f"{checkpoint}_{{epoch}}.keras")
+    progress = Progress(pause_s, where)
+    callbacks = [progress, pipeline, saving] if where == "end" else [pipeline, progress, saving]
     settings = {"batch_size": ROWS, "shuffle": False, "verbose": 0, "initial_epoch": first_epoch}
     try:
         model.fit(x, y, epochs=3, callbacks=callbacks, **settings)

@@ -185,6 +185,36 @@ def test_worker_lost_while_the_model_is_saved_is_named(tmp_path):
     assert all(place.startswith("/job:localhost/") for place in said["places"])
 
 
+@pytest.mark.slow
+def test_worker_lost_before_the_weights_come_back_is_named(tmp_path):
+    """Not a fit that ends as if nothing had happened, with some weights from before it."""
+    cluster = addresses(2)
+    with workers(cluster, [1]) as started:
+        client = start_client(cluster, tmp_path / "model", 0, 1, "end", script="cluster_fit.py")
+        assert heard(client) == {"epoch": 2, "batch": 24}
+        started[1].kill()
+        said = heard(client)
+        kill(client)
+    assert f"worker {cluster.split(',')[1]} (task 1)" in said["error"]
+    assert "last checkpoint" in said["error"]
+
+
+@pytest.mark.slow
+def test_silent_worker_in_a_fit_is_named(tmp_path):
+    """Stopped in mid-step, its connections open: 30 s of silence, then an error."""
+    cluster = addresses(2)
+    with workers(cluster, [1]) as started:
+        client = start_client(cluster, tmp_path / "model", 0, 0, "step", script="cluster_fit.py")
+        assert heard(client) == {"epoch": 1, "batch": 5}
+        started[1].send_signal(signal.SIGSTOP)
+        stopped = time.monotonic()
+        said = heard(client)
+        seconds = time.monotonic() - stopped
+        kill(client)
+    assert f"worker {cluster.split(',')[1]} (task 1)" in said["error"]
+    assert seconds < 60
+
+
 def test_other_cluster_is_refused():
     mine = own_facts(("a:1", "b:2"), 1)
     with pytest.raises(BackendError, match="was started as task 1 of a:1,b:2"):

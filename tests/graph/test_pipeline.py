@@ -70,6 +70,20 @@ def test_batch_normalization_and_memory_limit():
     assert limited["refused"].startswith("MemoryLimitError: ")
 
 
+@pytest.mark.slow
+def test_uneven_micro_batches_masks_and_what_keras_compiles():
+    found = checks(2, *(names := ("uneven_rows", "masks", "compiled_by_keras")))
+    for one in found[names[0]].values():
+        assert_same_bits(one, 2)
+    assert len(found["masks"]) == 1
+    assert "embedding" in found["masks"][0]
+    compiled = found["compiled_by_keras"]
+    assert compiled["distance"] < 1e-5
+    assert compiled["seen"] == [False]
+    assert compiled["after"] is True
+    assert len(compiled["notes"]) == 1
+
+
 MODELS = (
     "tied_embedding",
     "untied_embedding",
@@ -171,6 +185,8 @@ def test_fit_again_and_several_steps_an_execution():
         ("replicas", "BackendError", "1 process was launched"),
         # Four layers, and what stands behind the last one's weights.
         ("layers", "OptionsError", "6 stages are more than the 5 layers"),
+        ("group", "OptionsError", "group=3: 5 layers make 2 groups, fewer than the 3 devices"),
+        ("text", "OptionsError", "write a list, ['CPU:0', 'CPU:1']"),
     ],
 )
 def test_refusals(name, error, said):

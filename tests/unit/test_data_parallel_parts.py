@@ -168,3 +168,23 @@ def test_one_process_without_a_launcher(monkeypatch):
         choose_engine()
     with pytest.raises(OptionsError, match="engine='mpi'"):
         choose_engine("mpi")
+
+
+def test_launched_processes_are_not_left_apart(monkeypatch):
+    """Modes that would train in each by itself; nothing is joined or waited for."""
+    for name in ("HOROVOD_RANK", "HOROVOD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    workers = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": workers, "task": {"type": "worker", "index": 0}}))
+    with pytest.raises(BackendError, match="mode='layerpipe' is one process"):
+        OOOBackprop(mode="layerpipe")
+    for replicas in (None, 1, 2):
+        session = OOOBackprop(mode="pipeline", replicas=replicas)._session
+        with pytest.raises(BackendError, match="averaged by Horovod"):
+            session.begin(None)
+    monkeypatch.delenv("TF_CONFIG")
+    monkeypatch.setenv("HOROVOD_RANK", "0")
+    monkeypatch.setenv("HOROVOD_SIZE", "2")
+    assert isinstance(OOOBackprop(mode="pipeline", replicas=1)._session, ReplicatedPipelineFit)
+    with pytest.raises(BackendError, match="mode='layerpipe' is one process"):
+        OOOBackprop(mode="layerpipe")

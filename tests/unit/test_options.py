@@ -39,6 +39,27 @@ def test_layerpipe():
             Options(**wrong)
 
 
+@pytest.mark.parametrize("mode", ["pipeline", "layerpipe"])
+@pytest.mark.parametrize(
+    ("name", "value"), [("streams", 2), ("side_updates", True), ("any_platform", True), ("batch_size", 8)]
+)
+def test_options_that_a_mode_does_not_look_at(mode, name, value):
+    with pytest.raises(OptionsError, match=f"{name}={value} is not for mode='{mode}'"):
+        Options(mode=mode, **{name: value})
+
+
+def test_options_of_pipelines_alone():
+    with pytest.raises(OptionsError, match="unroll=4 is not for mode='pipeline'"):
+        Options(mode="pipeline", unroll=4)
+    assert Options(mode="layerpipe", unroll=4).unroll == 4
+    with pytest.raises(OptionsError, match="microbatches=4 needs mode='pipeline'"):
+        Options(microbatches=4)
+    with pytest.raises(OptionsError, match="write a list"):
+        Options(mode="pipeline", devices="GPU:1,GPU:2")
+    with pytest.raises(OptionsError, match="write a list"):
+        Options(mode="pipeline", devices="GPU:0")
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("mode", "fast"), ("schedule", 3), ("memory_limit_bytes", 0), ("memory_limit_bytes", True),

@@ -139,6 +139,13 @@ def launched_with_workers() -> bool:
 _made: dict[str, Engine] = {}
 
 
+def resolved_name(name: str) -> str:
+    """The engine that ``"auto"`` is in this process."""
+    if name != "auto":
+        return name
+    return "horovod" if launched_by_horovod() else "collectives" if launched_for_collectives() else "single"
+
+
 def choose_engine(name: str = "auto") -> Engine:
     """The engine of this process; the same object every time.
 
@@ -149,10 +156,7 @@ def choose_engine(name: str = "auto") -> Engine:
     Raises:
         BackendError: the engine is not installed, or was not launched.
     """
-    if name == "auto":
-        name = (
-            "horovod" if launched_by_horovod() else "collectives" if launched_for_collectives() else "single"
-        )
+    name = resolved_name(name)
     if name not in _made:
         _made[name] = _make(name)
     return _made[name]

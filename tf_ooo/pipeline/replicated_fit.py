@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from tf_ooo import compat
-from tf_ooo.data_parallel.engine import choose_engine
+from tf_ooo.data_parallel.engine import choose_engine, resolved_name
 from tf_ooo.data_parallel.fit import DataParallelFit
 from tf_ooo.device_names import is_cluster as has_devices
 from tf_ooo.errors import BackendError
@@ -14,6 +14,12 @@ from tf_ooo.options import Options
 from tf_ooo.pipeline.addresses import is_cluster
 from tf_ooo.pipeline.fit import PipelineFit
 from tf_ooo.pipeline.replicas import Replicas
+
+
+_BY_HOROVOD = (
+    "pipelines of several processes are averaged by Horovod, not by TensorFlow's collectives, which need all "
+    "devices of a process: horovodrun -np N python train.py, without TF_CONFIG and engine='collectives'"
+)
 
 
 class ReplicatedPipelineFit(DataParallelFit):
@@ -32,8 +38,10 @@ class ReplicatedPipelineFit(DataParallelFit):
 
     def begin(self, model: Any, params: dict[str, Any] | None = None) -> None:
         """At the start of training."""
+        if resolved_name(self.options.engine) == "collectives":  # before they wait for each other
+            raise BackendError(_BY_HOROVOD)
         engine = choose_engine(self.options.engine)
-        _check(self._pipeline_options, engine.name, engine.size)
+        _check(self._pipeline_options, engine.size)
         super().begin(model, params)
         if engine.size == 1:
             self.pipeline.begin(model, params)
@@ -80,7 +88,7 @@ class ReplicatedPipelineFit(DataParallelFit):
         super().finish()
 
 
-def _check(options: Options, engine: str, size: int) -> None:
+def _check(options: Options, size: int) -> None:
     wanted = size if options.replicas is None else options.replicas
     if wanted != size:
         raise BackendError(
@@ -89,11 +97,6 @@ def _check(options: Options, engine: str, size: int) -> None:
         )
     if size == 1:
         return
-    if engine != "horovod":
-        raise BackendError(
-            f"replicas of a pipeline are averaged by Horovod, not by engine={engine!r}, whose collectives "
-            f"need all devices of a process: horovodrun -np {size} python train.py, without TF_CONFIG"
-        )
     if is_cluster(options.devices) or has_devices(options.devices):
         raise BackendError(
             f"devices={options.devices!r}: a pipeline over several hosts cannot be replicated, its workers "

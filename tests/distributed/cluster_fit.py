@@ -1,7 +1,8 @@
 """Trains three epochs as a pipeline over a cluster; prints JSON lines.
 
 Arguments: addresses, checkpoint, first epoch, seconds to wait in the second, where to wait: batch, or save,
-before the checkpoint of that epoch; end: behind the last epoch, before the weights come back; step: does not wait, but has steps so long that they can be interrupted.
+before the checkpoint of that epoch; end: behind the last epoch, before the weights come back.  step: does
+not wait, but has steps so long that they can be interrupted.
 """
 
 import json

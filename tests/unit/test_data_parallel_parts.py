@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
@@ -11,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 
+from keras_callbacks import OOOBackprop
 from tests import zoo
 from tf_ooo.data_parallel import agreement, shard, sync
 from tf_ooo.data_parallel.averaging import Averaging, optimizers_of
@@ -18,6 +20,7 @@ from tf_ooo.data_parallel.engine import Engine, choose_engine
 from tf_ooo.data_parallel.lockstep import Lockstep
 from tf_ooo.data_parallel.single_engine import SingleEngine
 from tf_ooo.errors import BackendError, OptionsError
+from tf_ooo.pipeline.replicated_fit import ReplicatedPipelineFit
 
 
 class Threads:

@@ -15,7 +15,6 @@ from tf_ooo.pipeline.addresses import is_cluster
 from tf_ooo.pipeline.fit import PipelineFit
 from tf_ooo.pipeline.replicas import Replicas
 
-
 _BY_HOROVOD = (
     "pipelines of several processes are averaged by Horovod, not by TensorFlow's collectives, which need all "
     "devices of a process: horovodrun -np N python train.py, without TF_CONFIG and engine='collectives'"

@@ -17,6 +17,8 @@ from tf_ooo.pipeline.ordering import firsts_of, lasts_of, order_lane
 from tf_ooo.schedule import Task
 
 _NAME = "tf_ooo_turn"
+# Of those that are given there is no op to wait for.
+_NO_WORK = ("Const", "NoOp", "Placeholder")
 _LANE = tuple(Task(kind, 0) for kind in ("F", "dO", "dW"))
 
 
@@ -89,7 +91,7 @@ def _tasks(
     for i in index.order:
         name = index.names[i]
         task = Task(where[name][0], 0) if name in where else None
-        if task in _LANE and name in device_of and index.ops[i] not in ("Const", "NoOp"):
+        if task in _LANE and name in device_of and index.ops[i] not in _NO_WORK:
             tasks.setdefault(device_of[name], {}).setdefault(task, []).append(i)
     return tasks
 

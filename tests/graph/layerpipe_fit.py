@@ -197,7 +197,12 @@ def out_of_turn(made):
         for kind in ("F", "dO", "dW"):
             for name, (own, _) in made.traced.where.items():
                 i = index.index.get(f"round_{number}/{name}" if rounds > 1 else name)
-                if own == kind and i is not None and index.ops[i] != "Const":
+                if (
+                    own == kind
+                    and i is not None
+                    and name in made.rounds.device_of
+                    and index.ops[i] != "Const"
+                ):
                     lane = lanes.setdefault(made.rounds.device_of[name], {})
                     lane.setdefault((number, kind), []).append(i)
     found, pairs = [], 0

@@ -8,9 +8,11 @@ from typing import Any
 from tf_ooo.compat.callbacks import Callback
 from tf_ooo.data_parallel import DataParallelFit, launched_with_workers
 from tf_ooo.data_parallel.engine import launched_for_collectives
+from tf_ooo.device_names import is_cluster as has_devices
 from tf_ooo.errors import BackendError
 from tf_ooo.layerpipe.fit import LayerPipeFit
 from tf_ooo.options import Options
+from tf_ooo.pipeline.addresses import is_cluster
 from tf_ooo.pipeline.fit import PipelineFit
 from tf_ooo.pipeline.replicated_fit import ReplicatedPipelineFit
 from tf_ooo.report import Report
@@ -89,16 +91,21 @@ class OOOBackprop(Callback):
 
 
 def _session(options: Options) -> DataParallelFit | FitSession | PipelineFit:
-    several = launched_with_workers() or launched_for_collectives()
     if options.mode == "layerpipe":
-        if several:
+        if _one_of_several(options):
             raise BackendError(
                 "mode='layerpipe' is one process with several devices or hosts (devices=), but several were "
                 "launched, whose weights would differ; start python train.py once, without a launcher"
             )
         return LayerPipeFit(options)
     if options.mode == "pipeline":
-        replicated = several or (options.replicas or 1) > 1
+        replicated = _one_of_several(options) or (options.replicas or 1) > 1
         return ReplicatedPipelineFit(options) if replicated else PipelineFit(options)
     parallel = options.mode == "data_parallel" or (options.mode == "auto" and launched_with_workers())
     return DataParallelFit(options) if parallel else FitSession(options)
+
+
+def _one_of_several(options: Options) -> bool:
+    """Whether a launcher started several trainings; TF_CONFIG may also be for the hosts of ``devices``."""
+    hosts = is_cluster(options.devices) or has_devices(options.devices)
+    return launched_with_workers() or (not hosts and launched_for_collectives())

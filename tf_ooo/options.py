@@ -208,7 +208,8 @@ class Options:
                     f"schedule={self.schedule!r} is none of mode='pipeline'; accepted: 'auto', "
                     f"{_listed(PIPELINE_SCHEDULES)}"
                 )
-            self._check_unused(_OF_ONE_DEVICE if self.mode == "layerpipe" else (*_OF_ONE_DEVICE, "unroll"))
+            more = _OF_RANKS if self.mode == "layerpipe" else ("unroll",)
+            self._check_unused((*_OF_ONE_DEVICE, *more))
             check_devices(self.devices)
             if self.costs is not None and not isinstance(self.costs, CostTable):
                 raise OptionsError(f"costs={self.costs!r:.80} is not accepted; accepted: a CostTable")
@@ -307,6 +308,7 @@ _OF_ONE_DEVICE = (
     "measure_gains_s",
     "batch_size",
 )
+_OF_RANKS = ("engine", "op", "compression", "weighting", "lockstep")
 _CHOICES = {
     "engine": ENGINES,
     "op": OPS,

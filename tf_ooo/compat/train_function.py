@@ -207,3 +207,17 @@ def remove_train_function(model: Any) -> None:
     ours, stock = shadow.ooo
     if model.train_function is ours:
         model.train_function = stock
+
+
+def keras_compiles_by_itself(model: Any) -> bool:
+    """Whether ``jit_compile=True`` may be Keras 3's choice, not the user's: as on GPUs."""
+    import tensorflow as tf
+
+    return not is_keras_2(keras_of(model)) and any(
+        device.device_type != "CPU" for device in tf.config.list_physical_devices()
+    )
+
+
+def set_jit_compile(model: Any, value: bool) -> None:
+    """For functions that are made from now on."""
+    model.jit_compile = value

@@ -115,13 +115,13 @@ def launched_by_horovod() -> bool:
 
 def launched_for_collectives() -> bool:
     """Whether TF_CONFIG describes a cluster of more than one worker."""
-    cluster = _tf_config().get("cluster", {})
+    cluster = _tf_config().get("cluster") or {}
     return len(cluster.get("worker", [])) + len(cluster.get("chief", [])) > 1
 
 
 def _tf_config() -> dict[str, Any]:
     try:
-        config = json.loads(os.environ.get("TF_CONFIG", "{}"))
+        config = json.loads(os.environ.get("TF_CONFIG") or "{}")
     except ValueError as error:
         raise BackendError(f"TF_CONFIG is not JSON: {error}") from error
     return config if isinstance(config, dict) else {}

@@ -19,6 +19,7 @@ from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.options import Options
 from tf_ooo.report import Report
 from tf_ooo.single_device import save_timeline, stays_stock
+from tf_ooo.uncompiled import Uncompiled
 
 _LOG = logging.getLogger("tf_ooo")
 _ONE_PROCESS = "one process: nothing to average"
@@ -40,6 +41,7 @@ class DataParallelFit:
             )
         self.options = options
         self.report = Report(mode="data_parallel")
+        self._uncompiled = Uncompiled()
         self.engine: Engine | None = None
         self.averaging: Averaging | None = None
         self.lockstep: Lockstep | None = None
@@ -67,6 +69,7 @@ class DataParallelFit:
         _check_versions(self.engine.size)
         compat.check_keras_backend(model)
         _check(model)
+        self._uncompiled.set_aside(model)
         self._params = params or {}
         stock = compat.train_function_of(model)
         if self._stock is not stock:
@@ -78,6 +81,7 @@ class DataParallelFit:
             self._scheduled = None
             self.report = Report(mode="data_parallel", model=str(model.name), environment=environment(model))
         assert self._function is not None  # for mypy: set with _stock
+        self._uncompiled.note_in(self.report)
         self.lockstep = Lockstep(self.engine, self.options.lockstep == "execution")
         on_batches = self._run_batches if self._together(model) else None
         known = self._params.get("steps") is not None
@@ -189,6 +193,7 @@ class DataParallelFit:
         """Puts the model's own train function back; does nothing the second time."""
         if self._scheduled is not None:
             self._scheduled.close()
+        self._uncompiled.put_back()
         if self._model is not None:
             compat.remove_train_function(self._model)
             self._model = None
@@ -223,7 +228,7 @@ def _check_versions(ranks: int) -> None:
 
 
 def _check(model: Any) -> None:
-    if model.jit_compile is True:
+    if model.jit_compile is True and not compat.keras_compiles_by_itself(model):
         raise BackendError(
             "jit_compile=True: XLA cannot communicate; compile the model with jit_compile=False"
         )

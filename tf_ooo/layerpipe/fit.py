@@ -29,6 +29,7 @@ from tf_ooo.pipeline.unrolled_tasks import Step
 from tf_ooo.pipeline.variables import Moved, all_variables
 from tf_ooo.schedule import Schedule
 from tf_ooo.simulator import simulate
+from tf_ooo.uncompiled import NOTE
 
 _LOG = logging.getLogger("tf_ooo")
 _ONE_DEVICE = "there is one device: the stock step runs"
@@ -73,6 +74,7 @@ class LayerPipeFit(PipelineFit):
         self._of_epoch, self._trained = (params or {}).get("steps"), 0
         if len(self.devices) == 1:
             self.report.fell_back, self.report.fallback_reason = True, _ONE_DEVICE
+            self.report.notes = [note for note in self.report.notes if note != NOTE]
             self.end()
             return
         least = fewest_batches(len(self.devices))
@@ -106,10 +108,9 @@ class LayerPipeFit(PipelineFit):
             self._epoch = None
         super().epoch_end(epoch, logs)
 
-    def end(self) -> None:
-        """Puts variables and the model's own train function back."""
+    def _ended(self) -> list[str]:
         self._epoch, self._spread = None, None
-        super().end()
+        return super()._ended()
 
     # -- plan ------------------------------------------------------------------------------------
 

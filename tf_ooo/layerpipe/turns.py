@@ -13,6 +13,7 @@ from typing import Any
 from grappler_passes.dependencies import GraphIndex
 from grappler_passes.node_input import split_input
 from tf_ooo.errors import GraphError
+from tf_ooo.layerpipe.stages import HIGH
 from tf_ooo.pipeline.ordering import firsts_of, lasts_of, order_lane
 from tf_ooo.schedule import Task
 
@@ -46,7 +47,7 @@ class Turns:
 
 
 def in_turns(graph_def: Any, where: Mapping[str, tuple[str, int]], device_of: Mapping[str, str]) -> Turns:
-    """Orders a round; none where a task waits for another processor's of the same round.
+    """Orders a round; no order where a task waits for another processor's of the same round, in a circle.
 
     Args:
         graph_def: its ops; inputs that name none of them are given.
@@ -90,7 +91,8 @@ def _tasks(
     tasks: dict[str, dict[Task, list[int]]] = {}
     for i in index.order:
         name = index.names[i]
-        task = Task(where[name][0], 0) if name in where else None
+        kind = where[name][0] if name in where else ""
+        task = Task("dO" if kind == HIGH else kind, 0) if kind else None
         if task in _LANE and name in device_of and index.ops[i] not in _NO_WORK:
             tasks.setdefault(device_of[name], {}).setdefault(task, []).append(i)
     return tasks

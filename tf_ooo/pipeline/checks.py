@@ -9,17 +9,13 @@ from tf_ooo import compat
 from tf_ooo.errors import BackendError
 from tf_ooo.pipeline import compat as private
 
-NOT_COMPILED = (
-    "jit_compile=True, which Keras sets by itself on a GPU: XLA compiles a step for one device, so the model "
-    "is not compiled during this fit"
-)
 _COMPILED = "jit_compile=True: XLA compiles the step for one device; compile the model with jit_compile=False"
 
 
 def check_model(model: Any, mode: str) -> None:
     """Raises BackendError for a model that cannot be cut."""
     reason = compat.why_not_rewritable(model)
-    if model.jit_compile is True and not private.keras_compiles_by_itself(model):
+    if model.jit_compile is True and not compat.keras_compiles_by_itself(model):
         reason = _COMPILED
     if reason is not None:
         raise BackendError(f"mode={mode!r}: {reason}")
@@ -44,8 +40,8 @@ def notes_of(model: Any) -> Iterator[str]:
     masks = private.masks(model)
     if masks:
         yield (
-            f"the loss divides by what is not masked ({masks[0]}), in each micro-batch by its own; these are "
-            "averaged by rows: the whole batch's loss only where all have as much"
+            f"where the loss divides by what is not masked ({masks[0]}), each micro-batch's does by its own; "
+            "they are averaged by rows, which is the whole batch's loss only where all have as much"
         )
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from grappler_passes.microbatches import SUM_ATTR
 from tf_ooo.compat import keras_of
-from tf_ooo.compat.versions import is_keras_2
 
 # What Grappler's arithmetic optimizer writes on sums that it has looked at: with it, a chain of sums stays
 # a chain.  Else it becomes one AddN, which keeps the gradients of all micro-batches alive to the end.
@@ -157,22 +156,13 @@ def masks(model: Any) -> list[str]:
     return [getattr(layer, "path", layer.name) for layer in found] + [
         loss.name
         for loss in _losses(model)
-        if getattr(loss, "ignore_class", None) is not None or loss.reduction == "mean_with_sample_weight"
+        if _ignored_class(loss) is not None or loss.reduction == "mean_with_sample_weight"
     ]
 
 
-def keras_compiles_by_itself(model: Any) -> bool:
-    """Whether ``jit_compile=True`` may be Keras 3's choice, not the user's: as on GPUs."""
-    import tensorflow as tf
-
-    return not is_keras_2(keras_of(model)) and any(
-        device.device_type != "CPU" for device in tf.config.list_physical_devices()
-    )
-
-
-def set_jit_compile(model: Any, value: bool) -> None:
-    """For functions that are made from now on."""
-    model.jit_compile = value
+def _ignored_class(loss: Any) -> Any:
+    """With Keras 2 it is an argument of the loss function."""
+    return getattr(loss, "ignore_class", getattr(loss, "_fn_kwargs", {}).get("ignore_class"))
 
 
 def summed_losses(model: Any) -> list[str]:

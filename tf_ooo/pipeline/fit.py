@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -18,9 +19,8 @@ from tf_ooo.data_parallel.averaging import optimizers_of
 from tf_ooo.environment import environment
 from tf_ooo.errors import BackendError, OOOError
 from tf_ooo.options import Options
-from tf_ooo.pipeline import compat as private
 from tf_ooo.pipeline.addresses import is_cluster
-from tf_ooo.pipeline.checks import NOT_COMPILED, check_model, lost_text, notes_of
+from tf_ooo.pipeline.checks import check_model, lost_text, notes_of
 from tf_ooo.pipeline.devices import available_devices, full_names, home_device
 from tf_ooo.pipeline.guard import Guard
 from tf_ooo.pipeline.measured import check_costs, link_between, measured_costs
@@ -37,6 +37,7 @@ from tf_ooo.pipeline.unrolled_tasks import Step
 from tf_ooo.pipeline.variables import Moved, all_variables
 from tf_ooo.report import Report
 from tf_ooo.single_device import save_timeline, stays_stock
+from tf_ooo.uncompiled import Uncompiled
 
 _LOG = logging.getLogger("tf_ooo")
 _TIMED = 100
@@ -77,7 +78,7 @@ class PipelineFit:
         self._seen = 0
         self._step_s: deque[float] = deque(maxlen=_TIMED)
         self._guard: Guard | None = None
-        self._uncompiled = False
+        self._uncompiled = Uncompiled()
         self._shared_link: Link | None = None
 
     # -- what the callback calls -----------------------------------------------------------------
@@ -104,10 +105,8 @@ class PipelineFit:
         self.devices = devices
         compat.install_train_function(model, self._execution, stock, before_next=self.end)
         self._guard = Guard(model, self._failed, self.settle)
-        if model.jit_compile is True:  # or evaluations within the fit would be compiled for one device
-            private.set_jit_compile(model, False)
-            self._uncompiled = True
-            self._say(NOT_COMPILED)
+        self._uncompiled.set_aside(model)
+        self._uncompiled.note_in(self.report)
 
     @property
     def guard(self) -> Guard:
@@ -120,6 +119,7 @@ class PipelineFit:
         if self._planned_for is not None:
             self.planned_from = None
         self.planned, self._plan, self._planned_for = None, None, (stock, devices)
+        self._shared_link = None
 
     def epoch_begin(self, epoch: int) -> None:
         """Nothing to do."""
@@ -149,10 +149,8 @@ class PipelineFit:
             self._profiler.close()
             self._profiler = None
         lost = self._put_back()
+        self._uncompiled.put_back()
         if self._model is not None:
-            if self._uncompiled:
-                private.set_jit_compile(self._model, True)
-                self._uncompiled = False
             compat.remove_train_function(self._model)
             self._model = None
         return lost
@@ -177,7 +175,7 @@ class PipelineFit:
         if self.options.timeline is not None:
             save_timeline(self.report, self.options.timeline)
         if lost:
-            raise self._explained(BackendError(lost_text(lost)))
+            raise self._gone(lost)
 
     # -- steps -----------------------------------------------------------------------------------
 
@@ -196,15 +194,19 @@ class PipelineFit:
 
     def _failed(self, error: BaseException) -> BaseException:
         """Ends the fit; what the error is to be raised as."""
-        explained = self._explained(error)
+        explained = self._explained(error) if isinstance(error, Exception) else error
         self.end()
         return explained
 
-    def _explained(self, error: BaseException) -> BaseException:
+    def _gone(self, lost: Sequence[str]) -> Exception:
+        """What variables whose device is gone are raised as: names the worker, where there is one."""
+        error = RuntimeError(lost_text(lost))
+        explained = self._explained(error)
+        return BackendError(str(error)) if explained is error else explained
+
+    def _explained(self, error: Exception) -> Exception:
         explain = getattr(self._target, "explain", None)
-        if explain is None or not isinstance(error, Exception):
-            return error
-        explained: BaseException = explain(error)
+        explained: Exception = error if explain is None else explain(error)
         return explained
 
     def step(self, batch: Any, iterator: Any) -> Any:
@@ -318,7 +320,7 @@ class PipelineFit:
         self._step_s.clear()
         lost = self._put_back()
         if lost:
-            raise BackendError(lost_text(lost))
+            raise self._gone(lost)
 
     def _count(self, batch: Any) -> int:
         """The micro-batches of a batch."""

@@ -99,15 +99,7 @@ def order_lane(
     found = LaneOrder()
     blocks = _blocks([task for task in lane if ops.get(task)], fused)
     nodes = [[i for task in block for i in ops[task]] for block in blocks]
-    # What has an edge within its task from, or to, another result has none from, or to, another task.
-    waiting: set[int] = set()
-    followed: set[int] = set()
-    for block, mine in zip(blocks, nodes, strict=True):
-        if len(block) == 1 and block[0].kind == "dW":  # beside its dO they are made one by one anyway
-            for before, after in _one_by_one(index, mine, reach, sizes or {}):
-                found.edges.append((index.names[before], index.names[after]))
-                followed.add(before)
-                waiting.add(after)
+    inner: list[tuple[int, int]] = []
     needed = 0
     for rank, (block, mine) in enumerate(zip(blocks, nodes, strict=True)):
         found.ranks.update((index.names[i], rank) for i in mine)
@@ -118,9 +110,18 @@ def order_lane(
         for i in mine:
             needed |= reach[i] | 1 << index.position[i]
         free = [i for i in nodes[rank + 1] if not needed >> index.position[i] & 1]
+        # What has an edge within its task from, or to, another result has none from, or to, another task.
+        followed = {before for before, _ in inner}
+        if [task.kind for task in blocks[rank + 1]] == [
+            "dW"
+        ]:  # beside its dO they are made one by one anyway
+            inner += _one_by_one(index, nodes[rank + 1], free, reach, sizes or {})
+        waiting = {after for _, after in inner}
         lasts = [i for i in lasts_of(index, mine, reach) if i not in followed]
         firsts = [i for i in firsts_of(index, free, reach) if i not in waiting]
         _join(index, lasts, firsts, reach, f"{name}/{rank}", found)
+    # Last: where they would close a cycle they are left out, not those from task to task.
+    found.edges.extend((index.names[before], index.names[after]) for before, after in inner)
     return found
 
 
@@ -136,17 +137,32 @@ def _blocks(tasks: Sequence[Task], fused: bool) -> list[list[Task]]:
 
 
 def _one_by_one(
-    index: GraphIndex, nodes: Sequence[int], reach: Sequence[int], sizes: Mapping[str, int]
-) -> Iterator[tuple[int, int]]:
-    """Edges for the large results of a dW task: each, with what it alone is made of, after the one before."""
+    index: GraphIndex,
+    nodes: Sequence[int],
+    free: Sequence[int],
+    reach: Sequence[int],
+    sizes: Mapping[str, int],
+) -> list[tuple[int, int]]:
+    """Edges for the large results of a dW task: each, with what it alone is made of, after the one before.
+
+    Large are those whose parts are, where they are added up from some.  Only ``free`` ops wait.
+    """
+    inside = set(nodes)
+
+    def is_large(i: int) -> bool:
+        parts = [index.names[p] for p, _ in index.data_preds[i] if p in inside]
+        return max(sizes.get(index.names[i], 0), sum(sizes.get(p, 0) for p in parts)) >= _LARGE_BYTES
+
     lasts = sorted(lasts_of(index, nodes, reach), key=lambda i: index.position[i])
-    large = [i for i in lasts if sizes.get(index.names[i], 0) >= _LARGE_BYTES]
+    large = [i for i in lasts if is_large(i)]
+    edges: list[tuple[int, int]] = []
     made = 0
     for before, after in itertools.pairwise(large):
         made |= reach[before] | 1 << index.position[before]
         needed = (reach[after] | 1 << index.position[after]) & ~made
-        own = [i for i in nodes if needed >> index.position[i] & 1]
-        yield from ((before, first) for first in firsts_of(index, own, reach))
+        own = [i for i in free if needed >> index.position[i] & 1]
+        edges += [(before, first) for first in firsts_of(index, own, reach)]
+    return edges
 
 
 def _send_last(

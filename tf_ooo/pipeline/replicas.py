@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -46,8 +45,6 @@ class Replicas:
 
     def shared(self, table: CostTable, link: Link) -> tuple[CostTable, Link]:
         """Rank 0's: all pipelines are cut at the same layers and run the same schedule.  Blocks."""
-        mine = ["", ""]
-        if self.engine.rank == 0:
-            mine = [table.to_json(), json.dumps(dataclasses.asdict(link))]
-        costs, measured = json.loads(self.engine.gather(json.dumps(mine))[0])
-        return CostTable.from_json(costs), Link(**json.loads(measured))
+        mine = [table.to_json(), dataclasses.asdict(link)] if self.engine.rank == 0 else None
+        costs, measured = self.engine.gather(mine)[0]
+        return CostTable.from_json(costs), Link(**measured)

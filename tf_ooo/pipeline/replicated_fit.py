@@ -47,6 +47,7 @@ class ReplicatedPipelineFit(DataParallelFit):
         else:
             self._begin_replica(model, params)
         self.report = self.pipeline.report
+        self._uncompiled.note_in(self.report)
 
     def _begin_replica(self, model: Any, params: dict[str, Any] | None) -> None:
         assert self.engine is not None  # for mypy: begin has run

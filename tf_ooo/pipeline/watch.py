@@ -107,12 +107,13 @@ class Watch:
                 self._lose(task, reason)
 
     def _watch(self) -> None:
-        looked = time.monotonic()
-        while not self._ended.wait(1.0):
-            # This process itself may have been stopped (Ctrl-Z): then nobody was asked.
-            slept_s, looked = time.monotonic() - looked, time.monotonic()
-            if slept_s > self._interval_s:
-                self._answered = dict.fromkeys(self._workers, looked)
+        while True:
+            began = time.monotonic()
+            if self._ended.wait(1.0):
+                return
+            if time.monotonic() - began > self._interval_s:
+                # This process itself was stopped (Ctrl-Z): nobody was asked.
+                self._answered = dict.fromkeys(self._workers, time.monotonic())
             late = time.monotonic() - self._silence_s
             for task, answered in self._answered.items():
                 if answered < late and task not in self.lost:

@@ -23,8 +23,8 @@ import tensorflow as tf
 
 import tf_ooo
 from grappler_passes.dependencies import GraphIndex
+from tf_ooo import compat
 from tf_ooo.costs import CostTable
-from tf_ooo.pipeline import compat as private
 from tf_ooo.pipeline import tasks_of
 from tf_ooo.pipeline.compat import value_of
 
@@ -702,8 +702,8 @@ def check_uneven_rows():
 def check_compiled_by_keras():
     """As on a GPU, where Keras sets jit_compile: not compiled during the fit, also for its evaluations."""
     stock, before = train(mlp, adam)
-    keras_compiles, seen = private.keras_compiles_by_itself, []
-    private.keras_compiles_by_itself = lambda model: True
+    keras_compiles, seen = compat.keras_compiles_by_itself, []
+    compat.keras_compiles_by_itself = lambda model: True
     saw = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: seen.append(saw.model.jit_compile)
     )
@@ -713,7 +713,7 @@ def check_compiled_by_keras():
     model.compile(adam(), loss, metrics=["accuracy"], jit_compile=True)
     fit = {"batch_size": 16, "epochs": 7, "verbose": 0, "shuffle": False, "validation_data": (X, Y)}
     model.fit(X, Y, **fit, callbacks=[callback, saw])
-    private.keras_compiles_by_itself = keras_compiles
+    compat.keras_compiles_by_itself = keras_compiles
     return {
         "distance": distance(stock, model),
         "seen": sorted(set(seen)),

@@ -480,6 +480,8 @@ def redundant(report):
     def ours(name, reader):
         if "tf_ooo_join" in name + reader:
             return True
+        if all("Variable" in index.ops[index.index[one]] for one in (name, reader)):
+            return False  # TensorFlow's own, between accesses to one variable
         kinds = {tasks[one].kind for one in (name, reader) if one in tasks}
         return kinds <= {"F", "dO", "dW"} and len({tasks.get(name), tasks.get(reader)} - {None}) == 2
 

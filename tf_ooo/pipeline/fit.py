@@ -160,8 +160,11 @@ class PipelineFit:
         if self._request is not None:
             self._request.close()
         self._request, self._functions = None, None
-        reachable = getattr(self._target, "reachable", lambda device: True)
-        lost = self._moved.restore(reachable) if self._moved is not None else []
+        if self._moved is None:
+            return []
+        # Asked first: a read from a worker that has just died would wait for ever.
+        getattr(self._target, "lost", dict)()
+        lost = self._moved.restore(getattr(self._target, "reachable", lambda device: True))
         self._moved = None
         return lost
 

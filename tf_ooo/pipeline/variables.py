@@ -60,17 +60,25 @@ class Moved:
         These keep the values that they had when they were moved.
         """
         lost = []
+        gone: set[str] = set()
         while self._before:
             variable, old = self._before.pop()
+            device = private.value_of(variable).device
             try:
-                if not reachable(private.value_of(variable).device):
+                if device in gone or not reachable(device):
                     raise BackendError("its worker was lost")
                 old.assign(private.value_of(variable).read_value())
             except Exception as error:  # a worker that has died: nothing else may stop this
                 _LOG.debug("%s is lost", compat.path_of(variable), exc_info=error)
                 lost.append(compat.path_of(variable))
+                if _host(device) != _host(old.device):  # a second read from there would wait for ever
+                    gone.add(device)
             private.set_value_of(variable, old)
         if self._functions is not None:
             private.set_functions_of(self.model, self._functions)
             self._functions = None
         return lost
+
+
+def _host(device: str) -> str:
+    return device.partition("/device:")[0]

@@ -8,11 +8,10 @@ from typing import Any
 from tf_ooo.compat.callbacks import Callback
 from tf_ooo.data_parallel import DataParallelFit, launched_with_workers
 from tf_ooo.data_parallel.engine import launched_for_collectives
-from tf_ooo.device_names import is_cluster as has_devices
+from tf_ooo.device_names import over_hosts
 from tf_ooo.errors import BackendError
 from tf_ooo.layerpipe.fit import LayerPipeFit
 from tf_ooo.options import Options
-from tf_ooo.pipeline.addresses import is_cluster
 from tf_ooo.pipeline.fit import PipelineFit
 from tf_ooo.pipeline.replicated_fit import ReplicatedPipelineFit
 from tf_ooo.report import Report
@@ -107,5 +106,4 @@ def _session(options: Options) -> DataParallelFit | FitSession | PipelineFit:
 
 def _one_of_several(options: Options) -> bool:
     """Whether a launcher started several trainings; TF_CONFIG may also be for the hosts of ``devices``."""
-    hosts = is_cluster(options.devices) or has_devices(options.devices)
-    return launched_with_workers() or (not hosts and launched_for_collectives())
+    return launched_with_workers() or (not over_hosts(options.devices) and launched_for_collectives())

@@ -6,10 +6,13 @@ import json
 import os
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 ROOT = Path(__file__).parents[1]
 
@@ -22,6 +25,14 @@ def found_by(script: Path, *arguments: str) -> dict[str, Any]:
     done = subprocess.run(command, capture_output=True, text=True, timeout=1800, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def bits_of(model: Any) -> int:
+    """A check sum of the bits of a model's variables and its optimizer's."""
+    bits = 0
+    for variable in (*model.variables, *model.optimizer.variables):
+        bits = zlib.crc32(np.asarray(variable).tobytes(), bits)
+    return bits
 
 
 def print_found(checks: Mapping[str, Callable[[], Any]], names: Sequence[str], devices: int) -> None:

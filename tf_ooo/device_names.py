@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tf_ooo.errors import OptionsError
+from tf_ooo.pipeline.addresses import is_cluster as are_addresses
 from tf_ooo.pipeline.addresses import parse
 
 _PARTS = re.compile(r"(?:/?(?:device:)?)(CPU|GPU|TPU):(\d+)", re.IGNORECASE)
@@ -35,6 +36,11 @@ def check_devices(value: Any) -> None:
         text = str(getattr(name, "name", name))
         if not (_PARTS.fullmatch(text) or _FULL.fullmatch(text)) and ":physical_device:" not in text:
             raise OptionsError(f"devices: {text!r} is no device name; write 'CPU:0', 'GPU:1' or a full name")
+
+
+def over_hosts(value: Any) -> bool:
+    """Whether ``devices=`` are those of a cluster: its addresses, or an object that has devices."""
+    return are_addresses(value) or is_cluster(value)
 
 
 def is_cluster(value: Any) -> bool:

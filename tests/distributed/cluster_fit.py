@@ -9,7 +9,6 @@ import json
 import os
 import sys
 import time
-import zlib
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
@@ -17,6 +16,7 @@ import keras
 import numpy as np
 
 import tf_ooo
+from tests.scripts import bits_of
 from tf_ooo.pipeline.compat import value_of
 
 BATCHES, ROWS = 24, 12
@@ -81,11 +81,8 @@ def main(addresses, checkpoint, first_epoch, pause_s=0, where="batch"):
     except tf_ooo.BackendError as error:
         say(error=str(error), places=sorted({value_of(v).device for v in model.variables}))
         os._exit(0)
-    bits = 0
-    for variable in (*model.variables, *model.optimizer.variables):
-        bits = zlib.crc32(np.asarray(variable).tobytes(), bits)
     devices = [stage["device"] for stage in pipeline.report.pipeline["stages"]]
-    say(bits=bits, devices=devices, steps=int(model.optimizer.iterations.numpy()))
+    say(bits=bits_of(model), devices=devices, steps=int(model.optimizer.iterations.numpy()))
 
 
 if __name__ == "__main__":

@@ -172,46 +172,38 @@ def test_other_versions_are_refused():
         _check(where, 1, facts.dataclasses.replace(said, tf_ooo="0.0.9"))
 
 
-@pytest.mark.slow
-def test_worker_lost_while_the_model_is_saved_is_named(tmp_path):
+def _lose_in_a_fit(tmp_path, how, where, pause_s, at):
+    """What the client says once its second worker is lost there, and the seconds until then."""
     cluster = addresses(2)
     with workers(cluster, [1]) as started:
-        client = start_client(cluster, tmp_path / "model", 0, 1, "save", script="cluster_fit.py")
-        assert heard(client) == {"epoch": 1, "batch": 24}
-        started[1].kill()
+        client = start_client(cluster, tmp_path / "model", 0, pause_s, where, script="cluster_fit.py")
+        assert heard(client) == at
+        started[1].send_signal(how)
+        lost = time.monotonic()
         said = heard(client)
+        seconds = time.monotonic() - lost
         kill(client)
     assert f"worker {cluster.split(',')[1]} (task 1)" in said["error"]
+    return said, seconds
+
+
+@pytest.mark.slow
+def test_worker_lost_while_the_model_is_saved_is_named(tmp_path):
+    said, _ = _lose_in_a_fit(tmp_path, signal.SIGKILL, "save", 1, {"epoch": 1, "batch": 24})
     assert all(place.startswith("/job:localhost/") for place in said["places"])
 
 
 @pytest.mark.slow
 def test_worker_lost_before_the_weights_come_back_is_named(tmp_path):
     """Not a fit that ends as if nothing had happened, with some weights from before it."""
-    cluster = addresses(2)
-    with workers(cluster, [1]) as started:
-        client = start_client(cluster, tmp_path / "model", 0, 1, "end", script="cluster_fit.py")
-        assert heard(client) == {"epoch": 2, "batch": 24}
-        started[1].kill()
-        said = heard(client)
-        kill(client)
-    assert f"worker {cluster.split(',')[1]} (task 1)" in said["error"]
+    said, _ = _lose_in_a_fit(tmp_path, signal.SIGKILL, "end", 1, {"epoch": 2, "batch": 24})
     assert "last checkpoint" in said["error"]
 
 
 @pytest.mark.slow
 def test_silent_worker_in_a_fit_is_named(tmp_path):
     """Stopped in mid-step, its connections open: 30 s of silence, then an error."""
-    cluster = addresses(2)
-    with workers(cluster, [1]) as started:
-        client = start_client(cluster, tmp_path / "model", 0, 0, "step", script="cluster_fit.py")
-        assert heard(client) == {"epoch": 1, "batch": 5}
-        started[1].send_signal(signal.SIGSTOP)
-        stopped = time.monotonic()
-        said = heard(client)
-        seconds = time.monotonic() - stopped
-        kill(client)
-    assert f"worker {cluster.split(',')[1]} (task 1)" in said["error"]
+    _, seconds = _lose_in_a_fit(tmp_path, signal.SIGSTOP, "step", 0, {"epoch": 1, "batch": 5})
     assert seconds < 60
 
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from grappler_passes.base import copy_of
 from grappler_passes.dependencies import GraphIndex
 from grappler_passes.node_input import split_input
 from tf_ooo.errors import GraphError
@@ -39,7 +40,9 @@ class Turns:
 
     def following(self, given: Collection[str]) -> Any:
         """The graph for a round that has another before it, which gives these control inputs."""
-        made = _copied(self.graph_def)
+        if not given:
+            return self.graph_def
+        made = copy_of(self.graph_def)
         for node in made.node:
             if self.before.get(node.name) in given:
                 node.input.append(self.before[node.name])
@@ -57,7 +60,7 @@ def in_turns(graph_def: Any, where: Mapping[str, tuple[str, int]], device_of: Ma
     index = _index(graph_def)
     tasks = _tasks(index, where, device_of)
     reach = index.ancestor_bits(index.order, {})
-    made = _copied(graph_def)
+    made = copy_of(graph_def)
     controls: dict[str, list[str]] = {}
     before: dict[str, str] = {}
     ends: dict[str, str] = {}
@@ -111,13 +114,7 @@ def _index(graph_def: Any) -> GraphIndex:
     """With placeholders for what is given."""
     names = {node.name for node in graph_def.node}
     read = {split_input(text)[0] for node in graph_def.node for text in node.input}
-    made = _copied(graph_def)
+    made = copy_of(graph_def)
     for name in sorted(read - names):
         made.node.add(name=name, op="Placeholder")
     return GraphIndex(made)
-
-
-def _copied(graph_def: Any) -> Any:
-    made = type(graph_def)()
-    made.CopyFrom(graph_def)
-    return made

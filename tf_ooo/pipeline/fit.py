@@ -344,13 +344,9 @@ class PipelineFit:
         if count == 1:
             return
         for text in notes_of(self._model):
-            self._say(text)
-
-    def _say(self, text: str) -> None:
-        """A note, once."""
-        if text not in self.report.notes:
-            self.report.notes.append(text)
-            _LOG.info("%s", text)
+            if text not in self.report.notes:
+                self.report.notes.append(text)
+                _LOG.info("%s", text)
 
     def _on_devices(self, costs: CostTable) -> CostTable:
         """What the layers cost where they will be, if whoever gave the devices knows."""

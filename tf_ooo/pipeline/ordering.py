@@ -112,9 +112,7 @@ def order_lane(
         free = [i for i in nodes[rank + 1] if not needed >> index.position[i] & 1]
         # What has an edge within its task from, or to, another result has none from, or to, another task.
         followed = {before for before, _ in inner}
-        if [task.kind for task in blocks[rank + 1]] == [
-            "dW"
-        ]:  # beside its dO they are made one by one anyway
+        if [task.kind for task in blocks[rank + 1]] == ["dW"]:  # one by one anyway beside its dO
             inner += _one_by_one(index, nodes[rank + 1], free, reach, sizes or {})
         waiting = {after for _, after in inner}
         lasts = [i for i in lasts_of(index, mine, reach) if i not in followed]

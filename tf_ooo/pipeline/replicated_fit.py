@@ -8,10 +8,9 @@ from typing import Any
 from tf_ooo import compat
 from tf_ooo.data_parallel.engine import choose_engine, resolved_name
 from tf_ooo.data_parallel.fit import DataParallelFit
-from tf_ooo.device_names import is_cluster as has_devices
+from tf_ooo.device_names import over_hosts
 from tf_ooo.errors import BackendError
 from tf_ooo.options import Options
-from tf_ooo.pipeline.addresses import is_cluster
 from tf_ooo.pipeline.fit import PipelineFit
 from tf_ooo.pipeline.replicas import Replicas
 
@@ -97,7 +96,7 @@ def _check(options: Options, size: int) -> None:
         )
     if size == 1:
         return
-    if is_cluster(options.devices) or has_devices(options.devices):
+    if over_hosts(options.devices):
         raise BackendError(
             f"devices={options.devices!r}: a pipeline over several hosts cannot be replicated, its workers "
             "are no ranks; give each process devices of its own, or leave replicas out"

@@ -42,7 +42,7 @@ def _resnet18() -> Any:
 NETWORKS: dict[str, Network] = {
     "mlp": Network(partial(_mlp, _WIDTHS), 8 * _ROWS, (_WIDTHS[0],)),
     "mlp_square": Network(partial(_mlp, _SQUARE), 16 * _ROWS, (_SQUARE[0],)),
-    "vgg16": Network(lambda: vgg16(0.25, 128, 32), _ROWS, (32, 32, 3)),
+    "vgg16": Network(lambda: vgg16(0.5, 256, 32), _ROWS, (32, 32, 3)),
     "resnet18": Network(_resnet18, _ROWS, (32, 32, 3)),
     "resnet50": Network(lambda: resnet((3, 4, 6, 3), 0.25, 32), _ROWS // 2, (32, 32, 3)),
 }

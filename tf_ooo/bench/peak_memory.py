@@ -28,10 +28,15 @@ def step_bytes(processes: Sequence[int], folder: str, step: Callable[[], object]
 
     Raises BackendError where one does not answer.
     """
-    before = [_ask(process, file_of(folder, task))["current"] for task, process in enumerate(processes)]
+    before = now_bytes(processes, folder)
     step()
-    peaks = [_ask(process, file_of(folder, task))["peak"] for task, process in enumerate(processes)]
-    return [max(0, peak - start) for peak, start in zip(peaks, before, strict=True)]
+    after = now_bytes(processes, folder)
+    return [max(0, y["peak"] - x["current"]) for x, y in zip(before, after, strict=True)]
+
+
+def now_bytes(processes: Sequence[int], folder: str) -> list[dict[str, int]]:
+    """What each worker has allocated (``current``), and the most since it was asked before (``peak``)."""
+    return [_ask(process, file_of(folder, task)) for task, process in enumerate(processes)]
 
 
 def _ask(process: int, path: Path) -> dict[str, int]:

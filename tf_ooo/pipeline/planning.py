@@ -6,6 +6,7 @@ No TensorFlow here.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,8 @@ from tf_ooo.timeline import Timeline
 # Stages on each device.
 _TWO = ("zb_v", "v_half", "v_min", "dualpipe_v")
 _MANY = {"interleaved_1f1b": (2, 3, 4), "modulo": (1, 2, 3, 4, 6, 8, 12)}
+# Measured peaks were up to 11/10 of the predicted ones: plans stay as much below a limit.
+PEAK_MARGIN = (11, 10)
 SCHEDULES = tuple(policy.name for policy in POLICIES.values() if "pipeline" in policy.modes)
 
 
@@ -63,7 +66,7 @@ class Wanted:
         schedule: a policy's name or auto.
         devices, microbatches: numbers.
         link: between devices.
-        memory_limit_bytes: of each device.
+        memory_limit_bytes: of each device; predicted peaks stay below it by :data:`PEAK_MARGIN`.
         chunks, group: options of interleaved_1f1b and modulo; None: tried.
     """
 
@@ -74,6 +77,13 @@ class Wanted:
     memory_limit_bytes: int | None = None
     chunks: int | None = None
     group: int | None = None
+
+    @property
+    def planned_limit_bytes(self) -> int | None:
+        """What predicted peaks have to stay within."""
+        measured, predicted = PEAK_MARGIN
+        limit = self.memory_limit_bytes
+        return None if limit is None else max(1, limit * predicted // measured)
 
 
 def make_plan(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted) -> Planned:
@@ -155,7 +165,7 @@ def _planned(
         devices=wanted.devices,
         microbatches=wanted.microbatches,
         link=wanted.link,
-        memory_limit_bytes=wanted.memory_limit_bytes,
+        memory_limit_bytes=wanted.planned_limit_bytes,
         **options,
     )
     timeline = simulate(schedule, list(stages), wanted.link)
@@ -170,5 +180,7 @@ def _planned(
 def _none_left(errors: Sequence[OOOError], wanted: Wanted) -> OOOError:
     limits = [e.smallest_bytes for e in errors if isinstance(e, MemoryLimitError) and e.smallest_bytes]
     if limits and wanted.memory_limit_bytes is not None:
-        return MemoryLimitError(wanted.memory_limit_bytes, min(limits))
+        measured, predicted = PEAK_MARGIN
+        smallest = -(-math.ceil(min(limits)) * measured // predicted)
+        return MemoryLimitError(wanted.memory_limit_bytes, smallest)
     return errors[0] if errors else OptionsError(f"schedule={wanted.schedule!r}: no cut is possible")

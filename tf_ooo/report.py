@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from tf_ooo.costs.table import CostTable
     from tf_ooo.planner import RewriteResult
     from tf_ooo.step_times import Comparison
+    from tf_ooo.timeline import Timeline
     from tf_ooo.xla.gains import GainTable
 
-_LEFT_OUT = ("rewritten_graph", "planned", "costs", "gains")
+_LEFT_OUT = ("rewritten_graph", "planned", "costs", "gains", "timeline")
 
 
 @dataclass
@@ -55,6 +56,7 @@ class Report:
             graphs and on side streams, bytes of all buffers.
         pipeline: what docs/pipeline.md says about a pipeline; empty in other modes.
         layerpipe: what docs/layerpipe.md says; empty in other modes.
+        timeline: pipeline, layerpipe: the planned schedule, simulated with the costs, to draw; else None.
         planned: the schedule that was planned; ``rewritten_graph``: the GraphDef handed to TensorFlow.
     """
 
@@ -88,6 +90,7 @@ class Report:
     compiled: dict[str, dict[str, Any]] = field(default_factory=dict)
     pipeline: dict[str, Any] = field(default_factory=dict)
     layerpipe: dict[str, Any] = field(default_factory=dict)
+    timeline: Timeline | None = None
     planned: Schedule | None = None
     rewritten_graph: Any = None
 
@@ -218,8 +221,11 @@ class Report:
     def save_trace(self, path: str | os.PathLike[str]) -> Path:
         """Writes the planned order as a Chrome trace (chrome://tracing, Perfetto); returns its path.
 
-        No costs are known yet, so every task takes one unit: the picture shows order, not time.
+        Without a simulated timeline every task takes one unit: the picture shows order, not time.
         """
+        if self.timeline is not None:
+            self.timeline.save_trace(path)
+            return Path(path)
         return _write(path, json.dumps({"traceEvents": trace_events(self.planned), "displayTimeUnit": "ms"}))
 
 

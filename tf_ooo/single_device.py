@@ -124,16 +124,18 @@ def stays_stock(options: Options, report: Report, model: Any) -> bool:
 
 
 def save_timeline(report: Report, folder: Any, prefix: str = "") -> tuple[Path, Path] | None:
-    """Writes ``report.html``, ``trace.json`` and measured gains.
+    """Writes ``report.html``, ``trace.json``, a simulated timeline (``schedule.html``) and measured gains.
 
     A folder that cannot be written is logged, not raised.
     """
     try:
         page = report.save_html(Path(folder) / f"{prefix}report.html")
         trace = report.save_trace(Path(folder) / f"{prefix}trace.json")
+        if report.timeline is not None:
+            report.timeline.save_html(Path(folder) / f"{prefix}schedule.html")
         if report.gains is not None:
             report.gains.save(Path(folder) / f"{prefix}gains.json")
-    except OSError as error:
+    except (OSError, BackendError) as error:  # BackendError: plotly is not installed
         _LOG.warning("the report was not written: %s", error)
         return None
     _LOG.info("report: %s, trace: %s", page, trace)

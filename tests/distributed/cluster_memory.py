@@ -3,6 +3,7 @@
 Arguments: addresses, the workers' process ids, the folder they write to, the model.
 """
 
+import gc
 import json
 import os
 import sys
@@ -30,12 +31,13 @@ def wide(rows=48, width=1024):
 
 
 def _dense(rows, width, depth):
-    inputs = keras.Input((width,), batch_size=rows * COUNT)
+    inputs = keras.Input((24,), batch_size=rows * COUNT)
     x = inputs
     for _ in range(depth):
         x = keras.layers.Dense(width, activation="relu")(x)
     random = np.random.default_rng(0)
-    return keras.Model(inputs, x), random.normal(size=(rows * COUNT, width)).astype("float32")
+    x_rows = random.normal(size=(rows * COUNT, 24)).astype("float32")
+    return keras.Model(inputs, keras.layers.Dense(7)(x)), x_rows, random.integers(0, 7, rows * COUNT)
 
 
 class Peaks(keras.callbacks.Callback):
@@ -59,18 +61,22 @@ def main(addresses, processes, folder, name):
     def train(schedule, limit=None):
         keras.utils.set_random_seed(3)
         keras.backend.clear_session()
-        model, x = globals()[name]()
-        model.compile(keras.optimizers.Adam(1e-3), "mse", jit_compile=False)
+        gc.collect()
+        before = [one["current"] for one in now_bytes(*of_workers)]
+        model, x, y = globals()[name]()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.Adam(1e-3), loss, jit_compile=False)
         pipeline = tf_ooo.OOOBackprop(
             mode="pipeline", devices=addresses, microbatches=COUNT, schedule=schedule, profile_steps=1,
             memory_limit_bytes=limit,
         )  # fmt: skip
         peaks = Peaks(*of_workers)
-        model.fit(x, x, batch_size=len(x), epochs=5, verbose=0, callbacks=[pipeline, peaks])
+        model.fit(x, y, batch_size=len(x), epochs=5, verbose=0, callbacks=[pipeline, peaks])
         report = pipeline.report
         return {
             "schedule": report.schedule,
             "limit": limit,
+            "before": before,
             "predicted": report.pipeline["predicted_peak_bytes"],
             "measured": peaks.bytes,
         }

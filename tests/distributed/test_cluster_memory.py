@@ -15,6 +15,8 @@ def test_measured_peaks_stay_within_the_limit(model, tmp_path):
         client = start_client(cluster, of_workers, tmp_path, model, script="cluster_memory.py")
         free, tight, between = heard(client), heard(client), heard(client)
         kill(client)
-    assert max(free["measured"]) > tight["limit"]
     for one in (tight, between):
         assert max(one["measured"]) <= one["limit"]
+        assert one["before"] == [0, 0]  # a fit leaves nothing on the workers
+    if model == "deep":
+        assert max(free["measured"]) > tight["limit"]

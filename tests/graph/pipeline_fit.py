@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -334,7 +335,8 @@ def check_memory_limit():
     free = pipelined("gpipe", microbatches=8)
     first, _ = train(mlp, adam, free, **many)
     limit = int(0.7 * max(free.report.pipeline["predicted_peak_bytes"]))
-    limited = pipelined("auto", microbatches=8, memory_limit_bytes=limit)
+    folder = tempfile.mkdtemp()
+    limited = pipelined("auto", microbatches=8, memory_limit_bytes=limit, timeline=folder)
     second, _ = train(mlp, adam, limited, **many)
     try:
         train(mlp, adam, pipelined("auto", microbatches=8, memory_limit_bytes=10_000), **many)
@@ -344,6 +346,12 @@ def check_memory_limit():
     return {
         "equal": same(first, second),
         "within": max(limited.report.pipeline["predicted_peak_bytes"]) <= limit,
+        "written": sorted(os.listdir(folder)),
+        "tasks_drawn": sum(
+            event.get("cat") in ("F", "dO", "dW", "U")
+            for event in json.loads(Path(folder, "trace.json").read_text())["traceEvents"]
+        ),
+        "tasks": len(limited.report.planned.tasks),
         "schedule": limited.report.schedule,
         "refused": refused,
     }

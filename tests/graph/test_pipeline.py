@@ -68,6 +68,8 @@ def test_batch_normalization_and_memory_limit():
     assert limited["within"]
     assert limited["schedule"] != "gpipe"
     assert limited["refused"].startswith("MemoryLimitError: ")
+    assert limited["written"] == ["report.html", "schedule.html", "trace.json"]
+    assert limited["tasks_drawn"] == limited["tasks"] > 0
 
 
 @pytest.mark.slow

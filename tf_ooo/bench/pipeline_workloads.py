@@ -162,7 +162,7 @@ WORKLOADS: dict[str, Callable[[int], Workload]] = {
 # full speed until its quota of that period is used up, and up to a tick of the clock (4 ms) longer, so that
 # tasks of 40 ms take a sixth less than they should.  Of a message of 1 MiB its ends compute 1 to 2 ms less.
 # Adding a gradient up takes as long for few rows as for many: 5% of a step for 256 rows of 1024 numbers.
-ROWS = {"bert12": 6, "bert24": 3, "gpt2": 12, "feed_forward": 768, "rnn16": 192, "resnet": 24}
+ROWS = {"bert12": 6, "bert24": 6, "gpt2": 12, "feed_forward": 768, "rnn16": 192, "resnet": 24}
 
 
 def make(name: str, microbatches: int) -> Workload:

@@ -134,7 +134,10 @@ def _beside_messages(
                 product = tf.matmul(product, factor)
             return tf.add_n([product[0, 0], *arrived])
 
-    return tf.function(function, autograph=False)
+    # Called as it was traced: TensorFlow would warn that there are several.
+    concrete = tf.function(function, autograph=False).get_concrete_function()
+    concrete.reads = sent, matrix  # it does not keep them itself
+    return concrete
 
 
 def _fitted(

@@ -99,6 +99,21 @@ def copy_on(device: str, variable: Any) -> Any:
     return new
 
 
+def empty(variable: Any) -> None:
+    """Frees the memory of a ``tf.Variable`` that nobody needs any more.
+
+    TensorFlow keeps the graphs in which gradients with a gradient of their own were traced (Keras'
+    optimizers do so), and with each graph the variables that it reads, as long as the process lives.
+    """
+    import tensorflow as tf
+
+    with tf.init_scope(), tf.device(variable.device):
+        nothing = (
+            tf.zeros((0,), variable.dtype) if variable.dtype != tf.string else tf.constant([], tf.string)
+        )
+        tf.raw_ops.AssignVariableOp(resource=variable.handle, value=nothing)
+
+
 def running_callback_list() -> Any:
     """The ``CallbackList`` that is calling this process' innermost callback; None: nobody calls one.
 
@@ -122,8 +137,10 @@ def set_on(model: Any, name: str, method: Any) -> None:
 
 
 def functions_of(model: Any) -> dict[str, Any]:
-    """The functions that a model keeps for evaluate and predict."""
-    return {name: getattr(model, name, None) for name in ("test_function", "predict_function")}
+    """The functions that a model keeps for evaluate and predict; {} for a layer."""
+    return {
+        name: getattr(model, name) for name in ("test_function", "predict_function") if hasattr(model, name)
+    }
 
 
 def set_functions_of(model: Any, functions: dict[str, Any]) -> None:

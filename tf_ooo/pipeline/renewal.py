@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+from tf_ooo.compat import parts_of
 from tf_ooo.pipeline import compat as private
 from tf_ooo.pipeline.variables import all_variables
 
@@ -24,5 +25,6 @@ def renew(model: Any) -> None:
         if old is not None:
             private.set_value_of(variable, private.copy_on(old.device, old))
     model.train_function = None
-    private.set_functions_of(model, dict.fromkeys(private.functions_of(model)))
+    for part in parts_of(model):
+        private.set_functions_of(part, dict.fromkeys(private.functions_of(part)))
     _renewed.add(model)

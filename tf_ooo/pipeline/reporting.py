@@ -44,7 +44,7 @@ def fill_plan(report: Report, graph: Any, schedule: Schedule, timeline: Timeline
     """What every plan over devices says: the graph's tasks, the schedule, the bytes."""
     report.ops, report.unclassified = graph.counts(), dict(graph.unclassified)
     report.mixed = dict(graph.mixed)
-    report.planned, report.schedule = schedule, schedule.policy
+    report.planned, report.schedule, report.timeline = schedule, schedule.policy, timeline
     report.predicted_peak_bytes = max(timeline.peak_bytes, default=0)
     report.notes += [note for note in costs.notes if note not in report.notes]
     report.layers = layer_rows_of(graph)

@@ -28,7 +28,7 @@ class Moved:
     """Keras variables that stand on other devices until :meth:`restore`.
 
     Each gets a new ``tf.Variable``; the old one waits, and functions traced with the old ones (evaluate,
-    predict) are put away with them.
+    predict) are put away with them, of the models within the model too.
 
     Args:
         model: whose functions are put away.
@@ -37,13 +37,14 @@ class Moved:
     def __init__(self, model: Any) -> None:
         self.model = model
         self._before: list[tuple[Any, Any]] = []
-        self._functions: dict[str, Any] | None = None
+        self._functions: list[tuple[Any, dict[str, Any]]] | None = None
 
     def move(self, devices: Mapping[int, str], variables: Iterable[Any]) -> None:
         """Moves variables: ``devices`` are full names by the id of the Keras variable."""
         if self._functions is None:
-            self._functions = private.functions_of(self.model)
-            private.set_functions_of(self.model, dict.fromkeys(self._functions))
+            self._functions = [(part, private.functions_of(part)) for part in compat.parts_of(self.model)]
+            for part, functions in self._functions:
+                private.set_functions_of(part, dict.fromkeys(functions))
         for variable in variables:
             old, device = private.value_of(variable), devices.get(id(variable))
             if device is None or old is None or old.device == device:
@@ -67,16 +68,18 @@ class Moved:
             try:
                 if device in gone or not reachable(device):
                     raise BackendError("its worker was lost")
-                old.assign(private.value_of(variable).read_value())
+                moved = private.value_of(variable)
+                old.assign(moved.read_value())
+                private.empty(moved)
             except Exception as error:  # a worker that has died: nothing else may stop this
                 _LOG.debug("%s is lost", compat.path_of(variable), exc_info=error)
                 lost.append(compat.path_of(variable))
                 if _host(device) != _host(old.device):  # a second read from there would wait for ever
                     gone.add(device)
             private.set_value_of(variable, old)
-        if self._functions is not None:
-            private.set_functions_of(self.model, self._functions)
-            self._functions = None
+        for part, functions in self._functions or ():
+            private.set_functions_of(part, functions)
+        self._functions = None
         return lost
 
 

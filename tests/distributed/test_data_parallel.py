@@ -170,6 +170,16 @@ def test_killed_worker_ends_the_others_with_collectives(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_rank_whose_data_end_early_says_so_and_ends_the_others(tmp_path):
+    """The others wait for its gradients."""
+    with launch.rendezvous(2) as port:
+        environments = [launch.horovod_environment(rank, 2, port) for rank in range(2)]
+        said = launch.finish(launch.start(environments, [KILLED, tmp_path, "short"]), 120)
+    assert "BackendError: rank 0 of 2 stopped in execution 6: another worker ended" in said[0], said[0]
+    assert "rank 1's data ended 5 batches before the end of the epoch" in said[1], said[1]
+
+
+@pytest.mark.slow
 def test_example():
     status, output = launch.horovodrun(2, [launch.HERE.parents[1] / "examples" / "03_horovod.py"])
     assert status == 0, output

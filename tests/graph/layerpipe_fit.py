@@ -502,6 +502,15 @@ class Predicts(Saves):
         super().on_train_batch_end(batch, logs)
 
 
+class Writes(Saves):
+    """Saves the model after that batch, then takes the weights."""
+
+    def take(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.model.save(os.path.join(folder, "model.keras"))
+        super().take()
+
+
 class Stops(Saves):
     """Ends training after that batch, and takes the weights at the end of the epoch."""
 
@@ -532,12 +541,13 @@ def nothing_is_on_its_way():
     saved = reloaded(saved)
     fitted(saved, layerpipe(), epochs=1)
     fitted(whole, layerpipe(), epochs=2)
-    predicts, stops = Predicts(2), Stops(2)
-    fitted(convnet(), layerpipe(unroll=1), epochs=1, more=[predicts])
+    predicts, stops, writes = Predicts(2), Stops(2), Writes(2)
+    for callback in (predicts, writes):
+        fitted(convnet(), layerpipe(unroll=1), epochs=1, more=[callback])
     x, y = samples()
     convnet().fit(x, y, batch_size=16, shuffle=False, verbose=0, callbacks=[stops, layerpipe(unroll=1)])
     others = {}
-    for name, saw in (("predicts", predicts), ("stops", stops)):
+    for name, saw in (("predicts", predicts), ("stops", stops), ("writes", writes)):
         rows, alone = 16 * saw.updates, convnet()
         alone.fit(x[:rows], y[:rows], batch_size=16, shuffle=False, verbose=0, callbacks=[layerpipe()])
         others[name] = saw.updates > 2 and same(saw.weights, [v.numpy() for v in alone.trainable_variables])
@@ -689,6 +699,9 @@ def refusals():
         "schedule": message(lambda: tf_ooo.OOOBackprop(mode="layerpipe", schedule="zb_v")),
         "weights": message(lambda: tf_ooo.OOOBackprop(mode="pipeline", weights="ema")),
     }
+    together = convnet()
+    together.compile("sgd", together.loss, jit_compile=False, steps_per_execution=3)
+    found["drain"] = message(lambda: fitted(together, layerpipe(drain_steps=4)))
     found |= {
         name: message(lambda given=given: fitted(compiled(**given), layerpipe(layers=2)))
         for name, given in {

@@ -26,6 +26,7 @@ from grappler_passes.dependencies import GraphIndex
 from tests.scripts import bits_of
 from tf_ooo import compat
 from tf_ooo.costs import CostTable
+from tf_ooo.data_parallel.averaging import optimizers_of
 from tf_ooo.pipeline import tasks_of
 from tf_ooo.pipeline.compat import value_of
 
@@ -413,6 +414,114 @@ class Custom(keras.Model):
 
 def check_custom_train_step():
     return compared(Custom, adam, ("gpipe", "zb_h1"), metrics=None, loss=None)
+
+
+@keras.saving.register_keras_serializable("tests")
+class Traced(keras.layers.Layer):
+    """A layer that is a tf.function of its own."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.inner = keras.layers.Dense(19, activation="tanh")
+
+    def build(self, shape):
+        self.inner.build(shape)
+
+    @tf.function
+    def call(self, x):
+        return self.inner(x)
+
+
+class TracedStep(keras.Model):
+    """Its train_step is one, with a condition."""
+
+    @tf.function
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+            if tf.reduce_sum(x) > 1e9:
+                loss *= 2.0
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def check_traced_parts():
+    """Functions that TensorFlow would use again as they were traced before the variables were moved."""
+
+    def make():
+        inputs = keras.Input((7,))
+        x = keras.layers.Dense(23, activation="gelu")(Traced()(inputs))
+        return TracedStep(inputs, keras.layers.Dense(3)(x))
+
+    found = compared(make, adam, ("gpipe", "1f1b"), metrics=None)
+
+    def held():
+        """One that no method holds is not found: refused, not left untrained."""
+        model = mlp()
+        last = model.layers[-1]
+        last.call = tf.function(last.call)
+        return model
+
+    try:
+        train(held, adam, pipelined("gpipe"))
+        refused = ""
+    except tf_ooo.BackendError as error:
+        refused = str(error)
+    return {"schedules": found, "refused": refused}
+
+
+def check_models_within():
+    """What a callback has an inner model predict in a fit; and after it, with other weights."""
+
+    def make():
+        encoder = keras.Sequential(
+            [keras.Input((7,)), keras.layers.Dense(12), keras.layers.Dense(9)], name="inner"
+        )
+        inputs = keras.Input((7,))
+        return keras.Model(inputs, keras.layers.Dense(3)(encoder(inputs)))
+
+    seen = []
+
+    class Predicts(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            encoder = self.model.get_layer("inner")
+            seen.append(float(np.abs(encoder.predict(X, verbose=0) - np.asarray(encoder(X))).max()))
+
+    model, _ = train(make, adam, pipelined("1f1b"), Predicts())
+    encoder = model.get_layer("inner")
+    encoder.set_weights([2 * weight for weight in encoder.get_weights()])
+    seen.append(float(np.abs(encoder.predict(X, verbose=0) - np.asarray(encoder(X))).max()))
+    return seen
+
+
+def check_plain_sgd():
+    """Sees a factor on all gradients, which Adam does not; every fourth batch has fewer rows."""
+    rates = {
+        "sgd": lambda: keras.optimizers.SGD(0.3),
+        "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    }
+    uneven = {"data": (X_UNEVEN, Y_UNEVEN), "epochs": 5}
+    return {name: compared(mlp, rate, ("gpipe", "zb_h1"), **uneven) for name, rate in rates.items()}
+
+
+def check_several_optimizers():
+    """keras.optimizers.MultiOptimizer: each layer's own."""
+    chosen = []
+
+    def make():
+        chosen.append(mlp())
+        return chosen[-1]
+
+    def several():
+        first = chosen[-1].layers[0].name
+        by_path = keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.1), {f"{first}/.*": adam()})
+        return keras.optimizers.MultiOptimizer(by_path)
+
+    found = compared(make, several, ("gpipe", "1f1b"))
+    counts = [int(one.iterations) for one in optimizers_of(chosen[-1])]
+    return {"schedules": found, "counts": counts}
 
 
 def check_rnn():

@@ -137,6 +137,7 @@ def test_refusals():
     assert "accumulate_steps=3 is not accepted with 3 devices" in found["group"]
     assert "from 4 on" in found["group"]
     assert "devices=9" in found["devices"]
+    assert "drain_steps=4 is no multiple of steps_per_execution=3" in found["drain"]
     assert "'layerpipe'" in found["schedule"]
     assert "needs mode='layerpipe'" in found["weights"]
     for name in ("loss_scale", "overwritten", *(["accumulation"] if KERAS_3 else [])):

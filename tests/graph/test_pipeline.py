@@ -72,6 +72,20 @@ def test_batch_normalization_and_memory_limit():
     assert limited["tasks_drawn"] == limited["tasks"] > 0
 
 
+@pytest.mark.skipif(not KERAS_3, reason="Keras 2 traces such parts otherwise")
+@pytest.mark.slow
+def test_functions_that_were_traced_before_see_the_moved_weights():
+    found = checks(2, *(names := ("traced_parts", "models_within", "plain_sgd", "several_optimizers")))
+    traced, within, plain, several = (found[name] for name in names)
+    assert_same_bits(traced["schedules"], 2)
+    assert "is used in a tf.function that was traced before" in traced["refused"]
+    assert within == [0.0] * 8
+    for one in plain.values():
+        assert_same_bits(one, 2)
+    assert_same_bits(several["schedules"], 2)
+    assert sorted(several["counts"]) == [0, 21, 21]  # MultiOptimizer's own is not used
+
+
 @pytest.mark.slow
 def test_uneven_micro_batches_masks_and_what_keras_compiles():
     found = checks(2, *(names := ("uneven_rows", "masks", "compiled_by_keras")))

@@ -11,14 +11,16 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from keras_callbacks import OOOBackprop
 from tests import zoo
 from tf_ooo.data_parallel import agreement, shard, sync
 from tf_ooo.data_parallel.averaging import Averaging, optimizers_of
-from tf_ooo.data_parallel.engine import Engine, choose_engine
+from tf_ooo.data_parallel.engine import Engine, choose_engine, mpi_size, resolved_name
 from tf_ooo.data_parallel.lockstep import Lockstep
 from tf_ooo.data_parallel.single_engine import SingleEngine
+from tf_ooo.data_parallel.step import ParallelStep
 from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.pipeline.replicated_fit import ReplicatedPipelineFit
 
@@ -191,3 +193,67 @@ def test_launched_processes_are_not_left_apart(monkeypatch):
     assert isinstance(OOOBackprop(mode="pipeline", replicas=1)._session, ReplicatedPipelineFit)
     with pytest.raises(BackendError, match="mode='layerpipe' is one process"):
         OOOBackprop(mode="layerpipe")
+
+
+class Told:
+    """An engine whose other ranks say what they are made to say."""
+
+    def __init__(self, *others: Any) -> None:
+        self.others, self.rank, self.size = others, 0, 1 + len(others)
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, *self.others]
+
+    def is_lost(self, error: BaseException) -> bool:
+        return False
+
+
+def test_dimensions_in_which_ranks_differ_are_open() -> None:
+    spec = ({"a": tf.TensorSpec((8, 3), tf.float32)}, tf.TensorSpec((None,), tf.int32), tf.TensorSpec(None))
+    found = sync.common_spec(Told([[5, 3], [None], None]), spec)
+    assert [one.shape.as_list() if one.shape.rank else None for one in tf.nest.flatten(found)] == [
+        [None, 3],
+        [None],
+        None,
+    ]
+    assert tf.nest.map_structure(lambda one: one.dtype, found) == ({"a": tf.float32}, tf.int32, tf.float32)
+    ragged = tf.RaggedTensorSpec((None, None))
+    assert sync.common_spec(Told([[1]]), ragged) is ragged
+
+
+@pytest.mark.skipif(not zoo.KERAS_3, reason="config of Keras 3")
+def test_learning_rates_may_differ_also_within_a_loss_scaling_optimizer() -> None:
+    def described(rate: Any, clip: float) -> Any:
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        inner = keras.optimizers.SGD(rate, clipnorm=clip)
+        model.compile(keras.optimizers.LossScaleOptimizer(inner), "mse")
+        return agreement.description_of(model, optimizers_of(model))
+
+    assert described(0.1, 1.0) == described(0.2, 1.0)
+    assert described(0.1, 1.0) != described(0.1, 2.0)
+    schedules = [keras.optimizers.schedules.ExponentialDecay(rate, 10, 0.5) for rate in (0.1, 0.2)]
+    assert described(schedules[0], 1.0) != described(schedules[1], 1.0)
+
+
+def test_processes_that_mpi_started_are_horovods(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOROVOD_RANK", "TF_CONFIG", "PMI_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
+    assert (mpi_size(), resolved_name("auto")) == (3, "horovod")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "1")
+    assert (mpi_size(), resolved_name("auto")) == (1, "single")
+    assert resolved_name("collectives") == "collectives"
+
+
+def test_a_rank_without_data_where_others_train_on_is_an_error() -> None:
+    def function(iterator: Any) -> Any:
+        raise tf.errors.OutOfRangeError(None, None, "the end")
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+    lockstep = Lockstep(Told({"kind": "epoch", "epoch": 0, "steps": 4}), every_execution=False)
+    lockstep.begin_epoch(0, 4)
+    step = ParallelStep(function, lockstep.engine, lockstep, model, lambda *_: None, lambda: None)
+    step.prepared = True
+    with pytest.raises(BackendError, match="rank 0's data ended 1 batches before the end of the epoch"):
+        step(iter(()))

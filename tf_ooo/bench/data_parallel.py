@@ -39,7 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     rows: list[dict[str, Any]] = []
     for bandwidth in options.mbit:
-        names = (options.configurations or (QUICK if options.quick else ALL)).split(",")
+        asked = (options.configurations or (QUICK if options.quick else ALL)).split(",")
+        names = list(dict.fromkeys(["horovod", *asked]))  # what all are compared with
         found = _run(options, bandwidth, [name for name in names if name != TUNED])
         tuned = [_tuned(options, bandwidth, *knobs) for knobs in TUNING] if TUNED in names else []
         made = rows_of(found, options.workload, bandwidth, tuned)

@@ -9,6 +9,7 @@ from tf_ooo.compat.functions import (
     compiles_with_xla,
     concrete_functions_of,
     dtype_name,
+    forget_traces,
     is_concrete_function,
     is_iterator,
     is_tf_function,
@@ -21,6 +22,7 @@ from tf_ooo.compat.functions import (
     synchronize,
     take,
     traced_once,
+    undecorated,
     untraced_copy,
 )
 from tf_ooo.compat.nests import Packed, as_tensors, captures_of, import_here, signature
@@ -41,6 +43,7 @@ from tf_ooo.compat.parts import (
     attributes_of,
     is_layer,
     is_overwritten_with_gradient,
+    made_in_strategy,
     parts_of,
     path_of,
     shadow,
@@ -86,6 +89,9 @@ __all__ = [
     "check_versions",
     "compiles_with_xla",
     "concrete_functions_of",
+    "forget_traces",
+    "made_in_strategy",
+    "undecorated",
     "dtype_name",
     "ends_training_without_data",
     "functions_run_eagerly",

@@ -55,6 +55,26 @@ def is_tf_function(value: Any) -> bool:
     return hasattr(value, "_list_all_concrete_functions")
 
 
+def undecorated(function: Any) -> Any:
+    """What ``tf.function`` was given, with its Python conditions as ops; any other function as it is."""
+    if not is_tf_function(function):
+        return function
+    import tensorflow as tf
+
+    return tf.autograph.to_graph(function.python_function)
+
+
+def forget_traces(owner: Any) -> None:
+    """Has an object's methods that ``tf.function`` decorates traced anew.
+
+    A trace keeps to the variables that were there when it was made.
+    """
+    for kind in type(owner).__mro__:
+        for value in vars(kind).values():
+            if is_tf_function(value):
+                value._descriptor_cache.pop(owner, None)
+
+
 def concrete_functions_of(function: Any) -> list[Any]:
     """What a ``tf.function`` has been traced to; asked, one with an input_signature is traced."""
     traced: list[Any] = function._list_all_concrete_functions()

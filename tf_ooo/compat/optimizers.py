@@ -23,8 +23,9 @@ def _kinds(keras: Any) -> tuple[type, ...]:
 
 
 def inner_optimizers(optimizer: Any) -> list[Any]:
-    """What a loss-scaling optimizer, Horovod's or tensorflow-addons' wrappers hold, if anything."""
-    candidates = (vars(optimizer).get(name) for name in ("inner_optimizer", "_optimizer"))
+    """What a loss-scaling or a MultiOptimizer, Horovod's or tensorflow-addons' wrappers hold, if anything."""
+    own = vars(optimizer)
+    candidates = [own.get("inner_optimizer"), own.get("_optimizer"), *(own.get("_inner_optimizers") or ())]
     return [inner for inner in candidates if is_optimizer(inner)]
 
 

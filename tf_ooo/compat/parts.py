@@ -38,6 +38,11 @@ def parts_of(model: Any) -> list[Any]:
     return list(model._flatten_layers(include_self=True, recursive=True))
 
 
+def made_in_strategy(model: Any) -> bool:
+    """Whether a model was made in the scope of a ``tf.distribute`` strategy, of one replica too."""
+    return not type(model.distribute_strategy).__name__.startswith("_DefaultDistributionStrategy")
+
+
 def attributes_of(owner: Any) -> list[Any]:
     """The values of an object's own attributes."""
     return list(vars(owner).values())

@@ -18,7 +18,7 @@ def description_of(model: Any, optimizers: Sequence[Any]) -> dict[str, Any]:
 
     return {
         "versions": {
-            "python": platform.python_version(),
+            "python": ".".join(platform.python_version_tuple()[:2]),
             "tensorflow": tf.__version__,
             "keras": _keras(model),
         },
@@ -47,11 +47,20 @@ def _optimizer(optimizer: Any) -> dict[str, Any]:
         config |= json.loads(json.dumps(optimizer.get_config(), default=_plain))
     except (NotImplementedError, TypeError, ValueError):
         config["config"] = "not serializable"
-    config.pop("name", None)
-    if not isinstance(config.get("learning_rate"), dict):
-        config.pop("learning_rate", None)  # a variable, which is broadcast; a schedule is not
+    config = _without_rates(config)
     config["state variables"] = len(compat.state_of(optimizer))
     return config
+
+
+def _without_rates(config: Any) -> Any:
+    """Learning rates are variables, which are broadcast; schedules are not.  Also of optimizers in one."""
+    if not isinstance(config, dict):
+        return config
+    return {
+        key: _without_rates(value)
+        for key, value in config.items()
+        if key != "name" and (key != "learning_rate" or isinstance(value, dict))
+    }
 
 
 def _plain(value: Any) -> Any:

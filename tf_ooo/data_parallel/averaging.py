@@ -47,6 +47,9 @@ class Averaging:
         """What makes of the model's ``train_step`` one that averages."""
 
         def wrapper(train_step: Callable[..., Any]) -> Callable[..., Any]:
+            # A tf.function would go on averaging, or not averaging, as it was first traced.
+            train_step = compat.undecorated(train_step)
+
             def averaging_train_step(data: Any) -> Any:
                 with self.active(optimizers_of(model), data):
                     return train_step(data)

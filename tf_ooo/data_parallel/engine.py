@@ -113,6 +113,12 @@ def launched_by_horovod() -> bool:
     return basics is not None and bool(basics.is_initialized())
 
 
+def mpi_size() -> int:
+    """How many processes MPI's or PMI's launcher (mpirun, srun --mpi) started, as it tells them; else 1."""
+    told = (os.environ.get(name, "") for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"))
+    return max((int(size) for size in told if size.isdecimal()), default=1)
+
+
 def launched_for_collectives() -> bool:
     """Whether TF_CONFIG describes a cluster of more than one worker."""
     cluster = _tf_config().get("cluster") or {}
@@ -143,7 +149,11 @@ def resolved_name(name: str) -> str:
     """The engine that ``"auto"`` is in this process."""
     if name != "auto":
         return name
-    return "horovod" if launched_by_horovod() else "collectives" if launched_for_collectives() else "single"
+    if launched_by_horovod():
+        return "horovod"
+    if launched_for_collectives():
+        return "collectives"
+    return "horovod" if mpi_size() > 1 else "single"
 
 
 def choose_engine(name: str = "auto") -> Engine:
@@ -151,7 +161,7 @@ def choose_engine(name: str = "auto") -> Engine:
 
     Args:
         name: ``"auto"``: Horovod if its launcher started this process, else TensorFlow's collectives
-            if TF_CONFIG names several workers, else a single process.
+            if TF_CONFIG names several workers, Horovod if MPI started several processes, else one process.
 
     Raises:
         BackendError: the engine is not installed, or was not launched.

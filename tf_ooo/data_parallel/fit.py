@@ -12,7 +12,7 @@ from tf_ooo.data_parallel.averaging import Averaging, optimizers_of
 from tf_ooo.data_parallel.engine import Engine, choose_engine
 from tf_ooo.data_parallel.lockstep import Lockstep
 from tf_ooo.data_parallel.scheduled import ScheduledSteps
-from tf_ooo.data_parallel.step import ParallelStep, lost
+from tf_ooo.data_parallel.step import ParallelStep, ended_early, lost
 from tf_ooo.data_parallel.unrolled import LARGEST
 from tf_ooo.environment import environment
 from tf_ooo.errors import BackendError, OptionsError
@@ -49,6 +49,7 @@ class DataParallelFit:
         self._stock: Callable[..., Any] | None = None
         self._function: Callable[..., Any] | None = None
         self._scheduled: ScheduledSteps | None = None
+        self._spec: Any = None
         self._model: Any = None
         self._params: dict[str, Any] = {}
         self._train_samples = 0.0
@@ -124,10 +125,8 @@ class DataParallelFit:
         assert self.averaging is not None  # for mypy: begin has run
         assert self.engine is not None
         model, known = self._model, self._scheduled
-        if known is None or not compat.same_spec(known.element_spec, iterator.element_spec):
-            known = ScheduledSteps(
-                model, self.averaging, iterator.element_spec, self.engine, self.options, self.report
-            )
+        if known is None or not compat.same_spec(known.element_spec, self._spec):
+            known = ScheduledSteps(model, self.averaging, self._spec, self.engine, self.options, self.report)
             self._scheduled = known
         return known(batches)
 
@@ -141,6 +140,7 @@ class DataParallelFit:
         if self.options.weighting == "ranks":
             mine["batch"] = agreement.batch_of(batch)
         agreement.refuse_different(engine, mine)
+        self._spec = sync.common_spec(engine, iterator.element_spec)
         for optimizer in optimizers:
             if compat.is_horovod_optimizer(optimizer) and not compat.horovod_averages(optimizer):
                 _LOG.warning(
@@ -174,6 +174,9 @@ class DataParallelFit:
         if self.lockstep is None or self._model is None:
             return
         lockstep, logs = self.lockstep, {} if logs is None else logs
+        if lockstep.left and not (lockstep.others_ended or self._model.stop_training):
+            assert self.engine is not None  # for mypy: begin has run
+            raise ended_early(self.engine, lockstep.left)
         seen = compat.samples_seen(self._model)
         validated = any(key.startswith("val_") for key in logs)
         mine = {
@@ -181,11 +184,14 @@ class DataParallelFit:
             "train": self._train_samples if validated else seen,
             "test": seen if validated else 0.0,
             "weights": sync.checksum(self._model.trainable_weights),
+            "stop": bool(self._model.stop_training),
         }
         replies = self._guarded(lambda _: lockstep.end_epoch(mine), "at the end of an epoch")
         if len(replies) == 1:
             return
         logs.update(_averaged(replies))
+        # Another epoch would begin, and end without a step.
+        self._model.stop_training = any(reply["stop"] for reply in replies)
         if len({reply["weights"] for reply in replies}) > 1:
             _LOG.warning("after epoch %d the trainable weights are not the same on all ranks", epoch + 1)
 

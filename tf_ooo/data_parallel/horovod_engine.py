@@ -10,7 +10,7 @@ import numpy as np
 
 from tf_ooo.data_parallel.adasum import adasum, check_ranks
 from tf_ooo.data_parallel.compression import compressed, restored
-from tf_ooo.data_parallel.engine import Engine
+from tf_ooo.data_parallel.engine import Engine, mpi_size
 from tf_ooo.errors import BackendError
 
 # What Horovod's errors contain when a process or the connection to it is gone.
@@ -45,6 +45,11 @@ class HorovodEngine(Engine):
                 hvd.init()
             except Exception as error:
                 raise BackendError(f"Horovod did not start: {error}") from error
+        if hvd.size() < mpi_size() and not hvd.mpi_enabled():
+            raise BackendError(
+                f"MPI started {mpi_size()} processes, but this Horovod is built without MPI: each would "
+                "train alone; start them with horovodrun --gloo, or build Horovod with MPI"
+            )
         self._hvd = hvd
         self.rank, self.size, self.local_rank = hvd.rank(), hvd.size(), hvd.local_rank()
 

@@ -74,6 +74,7 @@ class ScheduledSteps:
         self._single: Unrolled | None = None
         self._together_s: list[float] = []
         self._plan_failed = ""
+        self._stock_predicted_s: float | None = None
         self._times = StepTimes(options.profile_steps, options.may_fall_back and not options.strict)
         self._agreed_on = 0
         needs_costs = options.schedule in _NEED_COSTS and options.k is None
@@ -144,7 +145,7 @@ class ScheduledSteps:
             self._keep_stock(f"no plan: {failed}")
             return
         first = said[0]
-        self.report.predicted_step_s = first["step_s"]
+        self.report.predicted_step_s, self._stock_predicted_s = first["step_s"], first["stock_s"]
         gain = 1 - first["step_s"] / first["stock_s"] if first["stock_s"] else 0.0
         if self.options.may_fall_back and gain < planned.WORTH:
             self._keep_stock(f"no gain is predicted ({gain:.1%})", quiet=True)
@@ -318,6 +319,7 @@ class ScheduledSteps:
 
     def _keep_stock(self, reason: str, quiet: bool = False) -> None:
         fall_back(self.report, reason, logged=quiet)
+        self.report.predicted_step_s = self._stock_predicted_s or self.report.predicted_step_s
         self.report.undecided = ""
         if self.request is not None:
             self.request.close()

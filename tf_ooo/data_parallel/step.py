@@ -86,16 +86,26 @@ class ParallelStep:
         if taken is None and (count < wanted or self._on_batches is not None):
             taken = compat.take(iterator, count)
         if taken is None:
-            return self.function(iterator)
+            import tensorflow as tf
+
+            try:
+                return self.function(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError) as error:
+                raise ended_early(self.engine, count) from error
         if len(taken) < count:
-            raise BackendError(
-                f"rank {self.engine.rank}'s data ended {count - len(taken)} batches before the end of the "
-                "epoch that all ranks agreed on; give fit the right steps_per_epoch"
-            )
+            raise ended_early(self.engine, count - len(taken))
         if self._on_batches is not None:
             return self._on_batches(taken[:count], iterator)
         with compat.steps_per_execution_set_to(self.model, count):
             return self.function(compat.iterator_over(taken[:count], iterator))
+
+
+def ended_early(engine: Engine, missing: int) -> BackendError:
+    """The error of a rank that has no data where the others train on: they would wait for it for ever."""
+    return BackendError(
+        f"rank {engine.rank}'s data ended {missing} batches before the end of the epoch that all ranks "
+        "agreed on; give fit the right steps_per_epoch"
+    )
 
 
 def lost(engine: Engine, error: BaseException, where: str) -> BackendError:

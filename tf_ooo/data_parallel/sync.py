@@ -9,6 +9,7 @@ from typing import Any
 
 from tf_ooo import compat
 from tf_ooo.data_parallel.engine import Engine
+from tf_ooo.errors import BackendError
 
 
 def build(model: Any, optimizers: Sequence[Any], train_step: Any, iterator: Any) -> None:
@@ -24,8 +25,35 @@ def build(model: Any, optimizers: Sequence[Any], train_step: Any, iterator: Any)
         compat.build_optimizer(main, model.trainable_weights)
     if model.built and all(map(compat.is_built, optimizers)):
         return
-    if not model.run_eagerly:
+    try:
         tf.function(lambda data: train_step(data)).get_concrete_function(iterator.element_spec)
+    except Exception as error:
+        if not model.run_eagerly:
+            raise
+        raise BackendError(
+            "the model has no weights before its first step, its train_step cannot be traced to make them "
+            f"({type(error).__name__}); build the model before fit, or compile it with run_eagerly=False"
+        ) from error
+
+
+def common_spec(engine: Engine, spec: Any) -> Any:
+    """What all ranks' batches have in common; a dimension that differs (rows of uneven data) is open."""
+    import tensorflow as tf
+
+    flat = tf.nest.flatten(spec)
+    if not all(isinstance(one, tf.TensorSpec) for one in flat):
+        return spec
+    mine = [None if one.shape.rank is None else one.shape.as_list() for one in flat]
+    shapes = [_common(ones) for ones in zip(*engine.gather(mine), strict=True)]
+    specs = [tf.TensorSpec(shape, one.dtype, one.name) for shape, one in zip(shapes, flat, strict=True)]
+    return tf.nest.pack_sequence_as(spec, specs)
+
+
+def _common(shapes: Sequence[list[int | None] | None]) -> list[int | None] | None:
+    first = shapes[0]
+    if first is None or any(shape is None or len(shape) != len(first) for shape in shapes):
+        return None
+    return [sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True)]
 
 
 def shared_variables(model: Any, optimizers: Sequence[Any]) -> list[Any]:

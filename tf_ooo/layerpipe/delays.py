@@ -124,7 +124,8 @@ class _Maker:
                 f"{producer!r} makes a {info.dtype}, which later rounds would read; recurrent layers can be "
                 "spread with unroll=True"
             )
-        where = device or self.rounds.device_of[producer]
+        devices = self.rounds.device_of
+        where = device or devices.get(producer) or next(iter(devices.values()))  # an input is on no device
         key = ((producer, port), where)
         self.numbers.setdefault(key, len(self.numbers))
         self.depths[key] = max(self.depths.get(key, 0), delay)

@@ -77,6 +77,13 @@ class LayerPipeFit(PipelineFit):
             self.report.notes = [note for note in self.report.notes if note != NOTE]
             self.end()
             return
+        together, every = compat.steps_per_execution(model), self.options.drain_steps
+        if every is not None and every % together:
+            self.end()
+            raise OptionsError(
+                f"drain_steps={every} is no multiple of steps_per_execution={together}: callbacks would see "
+                "batches on their way"
+            )
         least = fewest_batches(len(self.devices))
         if self._group is not None and self._group < least:
             self.end()
@@ -109,6 +116,8 @@ class LayerPipeFit(PipelineFit):
         super().epoch_end(epoch, logs)
 
     def _ended(self) -> list[str]:
+        # Asked first: what is given up on a worker that has just died might wait for ever.
+        getattr(self._target, "lost", dict)()
         self._epoch, self._spread = None, None
         return super()._ended()
 
@@ -218,12 +227,14 @@ class LayerPipeFit(PipelineFit):
         return outputs
 
     def _timed_step(self, epoch: Epoch) -> Any:
-        """The results of the next batch; takes note of the seconds of each round that this took."""
-        started, rounds = time.perf_counter(), epoch.rounds
+        """The results of the next batch; takes note of the seconds of each round, where none was traced."""
+        made = self._spread
+        assert made is not None  # for mypy: there is an epoch
+        started, rounds, functions = time.perf_counter(), epoch.rounds, made.ticks.traced_functions
         outputs = epoch.step()
         if outputs is not None:
             compat.synchronize(outputs)
-        ran = epoch.rounds - rounds
+        ran = epoch.rounds - rounds if made.ticks.traced_functions == functions else 0
         self._step_s += [(time.perf_counter() - started) / ran] * ran if ran else []
         return outputs
 

@@ -96,7 +96,7 @@ def version_bytes(made: Spread) -> dict[str, int]:
         if producer in of_weights and traced.index.ops[traced.index.index[producer]] in _VERSIONS:
             info = traced.outputs[producer][port]
             if None not in (info.shape or (None,)):
-                sent = register.device != made.rounds.device_of[producer]
+                sent = register.device != made.rounds.device_of.get(producer)
                 stash += (register.depth - sent) * info.element_bytes * math.prod(info.shape)
     found = {"stash": stash, "ema": made.ticks.average_bytes}
     if made.ticks.versions is not None:

@@ -130,6 +130,11 @@ class Ticks:
             for number in range(len(batches))
         ]
 
+    @property
+    def traced_functions(self) -> int:
+        """How many functions there are."""
+        return len(self._functions)
+
     def _function(self, low: int, high: int, rounds: int) -> Any:
         key = (low, high, rounds, self.versions.phase(self._tick) if self.versions is not None else 0)
         if key not in self._functions:

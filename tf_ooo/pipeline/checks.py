@@ -19,7 +19,7 @@ def check_model(model: Any, mode: str) -> None:
         reason = _COMPILED
     if reason is not None:
         raise BackendError(f"mode={mode!r}: {reason}")
-    if model.distribute_strategy.num_replicas_in_sync > 1:
+    if compat.made_in_strategy(model):
         raise BackendError(
             f"the model was made in the scope of a tf.distribute strategy; mode={mode!r} needs one "
             "made outside"

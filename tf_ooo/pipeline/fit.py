@@ -373,6 +373,7 @@ class PipelineFit:
         self._moved.move(devices, variables.values())
         self._request = PipelineRequest(model, plan, dump_dir=self.options.dump_dir)
         self._functions = self._step_functions(self._request)
+        self._functions.check_captures = self._moved.check_captures
 
     def _run(self, batch: Any) -> Any:
         functions, request = self._functions, self._request

@@ -21,6 +21,9 @@ _CALLS = tuple(
     for when in ("begin", "end")
 )
 
+# Methods of a model that see its weights.
+_SEEING = ("make_predict_function", "save", "save_weights", "export")
+
 
 class Guard:
     """Wraps what ``fit`` calls, from its ``on_train_begin`` on.
@@ -29,7 +32,7 @@ class Guard:
         model: that is being trained.
         failed: is told an error; returns the one to raise.
         seen: is called before anybody sees the weights between batches: before the first callback at the end
-            of an epoch, and before an evaluation or a prediction, also one that a callback asks for.
+            of an epoch, and before an evaluation, a prediction or saving, also one that a callback asks for.
     """
 
     def __init__(
@@ -47,7 +50,8 @@ class Guard:
                     function = _after(seen, function)
                 setattr(self._list, name, self.guarded(function))
         private.set_on(model, "make_test_function", self._making(model.make_test_function))
-        private.set_on(model, "make_predict_function", _after(seen, model.make_predict_function))
+        for name in _SEEING:
+            private.set_on(model, name, _after(self.guarded(seen), getattr(model, name)))
 
     def guarded(self, function: Callable[..., Any], *ends: type[BaseException]) -> Callable[..., Any]:
         """The function; ``ends`` are errors by which it says that there is no more."""
@@ -75,7 +79,7 @@ class Guard:
         def make_guarded(*args: Any, **kwargs: Any) -> Any:
             import tensorflow as tf
 
-            self._seen()
+            self.guarded(self._seen)()
             found = make(*args, **kwargs)
             function = self._model.test_function
             if not hasattr(function, "guarded"):
@@ -91,7 +95,7 @@ class Guard:
             for name in _CALLS:
                 vars(self._list).pop(name, None)
             self._list = None
-        for name in ("make_test_function", "make_predict_function"):
+        for name in ("make_test_function", *_SEEING):
             private.set_on(self._model, name, None)
         function = self._model.test_function
         self._model.test_function = getattr(function, "guarded", function)

@@ -25,6 +25,9 @@ class StepFunctions:
         microbatches: how many, where a batch has as many rows.
         tracing: entered around calls; functions are traced there.
         applying: given the batch, entered where the updates are traced: what averages over replicas.
+
+    Attributes:
+        check_captures: given what a function captures, before it runs for the first time.
     """
 
     def __init__(
@@ -36,13 +39,17 @@ class StepFunctions:
     ) -> None:
         self.model, self.microbatches, self._tracing = model, microbatches, tracing
         self._applying = applying
+        self.check_captures: Callable[[Iterable[Any]], None] = lambda captures: None
         self._functions: dict[Any, Any] = {}
 
     def __call__(self, batch: Any) -> Any:
         """Trains on a batch; its logs."""
         key = _shapes(batch)
         if key not in self._functions:
-            self._functions[key] = self._make(split_rows(rows_of(batch), self.microbatches))
+            made = self._make(split_rows(rows_of(batch), self.microbatches))
+            with self._tracing():
+                self.check_captures(made.get_concrete_function(batch).captured_inputs)
+            self._functions[key] = made
         with self._tracing():
             return self._functions[key](batch)
 
@@ -57,7 +64,8 @@ class StepFunctions:
             return self._make(split_rows(rows_of(batch), self.microbatches)).get_concrete_function(batch)
 
     def _make(self, rows: Sequence[int]) -> Any:
-        model = self.model
+        # Traced within the step: gradients of a function of its own could not be added up outside.
+        model, train_step = self.model, compat.undecorated(self.model.train_step)
         last = len(rows) - 1
         # Never more than one micro-batch: nothing to tell apart by name, and the bits of Keras' own step.
         scope = STEP_SCOPE if self.microbatches > 1 else ""
@@ -70,7 +78,7 @@ class StepFunctions:
                 with compat.numbered_step(number, STEP_ATTR, scope):
                     part = parts_of(batch, rows)[number] if len(rows) > 1 else batch
                     with collecting.micro_batch(number):
-                        one = compat.step_on_data(model, model.train_step, counts=number == last)
+                        one = compat.step_on_data(model, train_step, counts=number == last)
                         logs.append(one(part))
                 if not number:
                     _refuse_reads_after(collecting)

@@ -45,6 +45,7 @@ class Moved:
             self._functions = [(part, private.functions_of(part)) for part in compat.parts_of(self.model)]
             for part, functions in self._functions:
                 private.set_functions_of(part, dict.fromkeys(functions))
+                compat.forget_traces(part)
         for variable in variables:
             old, device = private.value_of(variable), devices.get(id(variable))
             if device is None or old is None or old.device == device:
@@ -52,6 +53,17 @@ class Moved:
             new = private.copy_on(device, old)
             self._before.append((variable, old))
             private.set_value_of(variable, new)
+
+    def check_captures(self, captures: Iterable[Any]) -> None:
+        """Raises BackendError where a traced function reads a variable that has been moved away."""
+        handles = {id(old.handle): variable for variable, old in self._before}
+        for capture in captures:
+            if id(capture) in handles:
+                raise BackendError(
+                    f"{compat.path_of(handles[id(capture)])} is used in a tf.function that was traced "
+                    "before the variables were moved, and would not be trained; leave that tf.function away: the "
+                    "whole step is one"
+                )
 
     def restore(self, reachable: Callable[[str], bool] = lambda device: True) -> list[str]:
         """Puts the variables back with their present values; names those whose device is gone.
@@ -79,6 +91,7 @@ class Moved:
             private.set_value_of(variable, old)
         for part, functions in self._functions or ():
             private.set_functions_of(part, functions)
+            compat.forget_traces(part)
         self._functions = None
         return lost
 

@@ -61,8 +61,8 @@ class Moved:
             if id(capture) in handles:
                 raise BackendError(
                     f"{compat.path_of(handles[id(capture)])} is used in a tf.function that was traced "
-                    "before the variables were moved, and would not be trained; leave that tf.function away: the "
-                    "whole step is one"
+                    "before the variables were moved, and would not be trained; leave that tf.function away: "
+                    "the whole step is one"
                 )
 
     def restore(self, reachable: Callable[[str], bool] = lambda device: True) -> list[str]:

@@ -19,7 +19,10 @@ from tf_ooo.single_device import FitSession
 
 
 class OOOBackprop(Callback):
-    """Reorders the backward pass of the model that is being trained; weights stay the same bits.
+    """Reorders the backward pass of the model that is being trained.
+
+    Weights stay the same bits; with several micro-batches or processes they are those of the joint batch, and
+    in mode layerpipe gradients are late by request.
 
     The first steps alternate between the stock and the rewritten step, each training as usual; then
     the faster is kept.  ``fit`` may be called again; the model gets its own train function back.
@@ -30,8 +33,8 @@ class OOOBackprop(Callback):
         >>> print(callback.report.summary())
 
     Args:
-        mode: ``"single_device"``, ``"data_parallel"``, ``"pipeline"``, or ``"auto"``: data_parallel where
-            horovodrun started several processes.
+        mode: ``"single_device"``, ``"data_parallel"``, ``"pipeline"``, ``"layerpipe"``, or ``"auto"``:
+            data_parallel where horovodrun started several processes.
         schedule: ``"auto"`` keeps the faster of stock and rewritten; a policy's name is applied as asked.
         memory_limit_bytes: peak bytes that the planned order may keep alive on each device.
         profile_steps: steps of each order that are timed.

@@ -93,8 +93,8 @@ class Options:
         any_platform: jit_compile=True: rewrite also where XLA has no streams, such as on a CPU.  The
             calls then run one after the other: for tests, there is no gain.
         k: reverse_first_k: how many layers' dW wait; None: chosen by simulation from measured costs.
-        devices: pipeline: a number, device names, or a cluster (see docs/pipeline.md); None: all GPUs, or
-            all CPU devices.
+        devices: pipeline, layerpipe: a number, device names, or a cluster (see docs/pipeline.md); None: all
+            GPUs, or all CPU devices.
         microbatches: pipeline: parts of a batch.
         chunks: interleaved_1f1b: stages on each device; None: 2 to 4 are tried.
         group: modulo: layers of a group; None: tried.
@@ -108,8 +108,8 @@ class Options:
             two versions of the weights do, 2 (P - 1) on P devices, at least P.
         replicas: pipeline: the number of processes, each with a pipeline of its own, whose gradients are
             averaged; None: as many as horovodrun started.
-        costs: pipeline: a CostTable of the model's layers, such as ``report.costs`` of an earlier run; None:
-            measured.
+        costs: pipeline, layerpipe: a CostTable of the model's layers, such as ``report.costs`` of an earlier
+            run; None: measured.
 
     Raises:
         OptionsError: names the option, its value and what is accepted.

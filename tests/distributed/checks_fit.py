@@ -84,6 +84,16 @@ def check_two_optimizers_unbuilt(engine: Any) -> None:
     assert int(model.judge_optimizer.iterations.numpy()) == 6
 
 
+def check_eager_and_unbuilt(engine: Any) -> None:
+    """Made by the first step, on each rank other weights."""
+    keras.utils.set_random_seed(engine.rank)
+    model = keras.Sequential([keras.layers.Dense(7, activation="tanh"), keras.layers.Dense(4)])
+    model = t.compiled(model, keras.optimizers.Adam(0.01), run_eagerly=True)
+    t.ours(model, t.data(engine.rank, 3 * t.ROWS))
+    assert t.equal_on_all_ranks(engine, model)
+    assert int(model.optimizer.iterations.numpy()) == 3
+
+
 def check_first_weights_and_optimizer_state_come_from_rank_0(engine: Any) -> None:
     model = t.compiled(t.with_batch_norm(), keras.optimizers.Adam(0.01), rank=engine.rank)
     model.optimizer.build(model.trainable_weights)

@@ -339,22 +339,43 @@ def check_memory_limit():
     folder = tempfile.mkdtemp()
     limited = pipelined("auto", microbatches=8, memory_limit_bytes=limit, timeline=folder)
     second, _ = train(mlp, adam, limited, **many)
-    try:
-        train(mlp, adam, pipelined("auto", microbatches=8, memory_limit_bytes=10_000), **many)
-        refused = ""
-    except tf_ooo.OOOError as error:
-        refused = f"{type(error).__name__}: {error}"
+    before = limited.report.pipeline["predicted_peak_bytes"]
+    equal, schedule = same(first, second), limited.report.schedule
+
+    def message(work):
+        try:
+            work()
+        except tf_ooo.OOOError as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    def larger(count):
+        settings = {"batch_size": 768 * count, "verbose": 0, "shuffle": False, "callbacks": [limited]}
+        return message(lambda: second.fit(np.tile(X, (32 * count, 1)), np.tile(Y, 32 * count), **settings))
+
+    def looped():
+        inputs = keras.Input((7, 1))
+        return keras.Model(inputs, keras.layers.Dense(3)(keras.layers.LSTM(5)(inputs)))
+
+    limits = {"microbatches": 8, "memory_limit_bytes": 10_000}
+    short = pipelined("auto", microbatches=8)
+    train(mlp, adam, short, **many | {"epochs": 1})
     return {
-        "equal": same(first, second),
-        "within": max(limited.report.pipeline["predicted_peak_bytes"]) <= limit,
+        "short": [note for note in short.report.notes if "before the model was cut" in note],
+        "larger": larger(2) or max(limited.report.pipeline["predicted_peak_bytes"]) <= limit,
+        "larger_peaks": [before, limited.report.pipeline["predicted_peak_bytes"]],
+        "much_larger": larger(64),
+        "loop": message(lambda: train(looped, adam, pipelined("1f1b", **limits))),
+        "refused": message(lambda: train(mlp, adam, pipelined("auto", **limits), **many)),
+        "equal": equal,
+        "within": max(before) <= limit,
         "written": sorted(os.listdir(folder)),
         "tasks_drawn": sum(
             event.get("cat") in ("F", "dO", "dW", "U")
             for event in json.loads(Path(folder, "trace.json").read_text())["traceEvents"]
         ),
         "tasks": len(limited.report.planned.tasks),
-        "schedule": limited.report.schedule,
-        "refused": refused,
+        "schedule": schedule,
     }
 
 

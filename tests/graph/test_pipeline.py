@@ -68,6 +68,12 @@ def test_batch_normalization_and_memory_limit():
     assert limited["within"]
     assert limited["schedule"] != "gpipe"
     assert limited["refused"].startswith("MemoryLimitError: ")
+    assert limited["short"][0].startswith("training ended after 2 steps, before the model was cut")
+    before, now = limited["larger_peaks"]
+    assert limited["larger"] is True or limited["larger"].startswith("MemoryLimitError: ")
+    assert before != now
+    assert limited["much_larger"].startswith("MemoryLimitError: ")
+    assert limited["loop"].startswith("MemoryLimitError: memory_limit_bytes=10000: the sizes of ")
     assert limited["written"] == ["report.html", "schedule.html", "trace.json"]
     assert limited["tasks_drawn"] == limited["tasks"] > 0
 

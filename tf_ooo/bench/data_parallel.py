@@ -134,6 +134,7 @@ def rows_of(
             "speedup": stock_s / step_s,
             "predicted_step_s": one.get("predicted_step_s"),
             "bound_s": bound_s,
+            "over_bound": None if bound_s is None else step_s / bound_s,
             "compute_s": local_s,
             "communication_s": first["communication_s"],
             "bit_equal": one["bits"] == runs["horovod"]["bits"],
@@ -148,11 +149,12 @@ def text_of(row: dict[str, Any]) -> str:
     """One line."""
     mbit = row.get("bandwidth_bit_s", 0) / 1e6
     more = f", predicted {row['predicted_step_s'] * 1e3:.0f} ms" if "predicted_step_s" in row else ""
+    bound = f", {row['over_bound']:.2f} of the bound, {row['bound_s'] * 1e3:.0f} ms" if "bound_s" in row else ""
     bits = "same bits" if row["bit_equal"] else "OTHER BITS"
     return (
         f"{row['workload']} {mbit:6.0f} Mbit/s  {row['schedule']:16s} {row['step_s'] * 1e3:7.1f} ms "
         f"({row['step_s_min'] * 1e3:.0f}-{row['step_s_max'] * 1e3:.0f})  {row['speedup']:.2f}x"
-        f"{more}, bound {row.get('bound_s', 0) * 1e3:.0f} ms, {bits}"
+        f"{more}{bound}, {bits}"
     )
 
 

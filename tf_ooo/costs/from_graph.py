@@ -86,6 +86,11 @@ def graph_costs(
     return GraphCosts(tuple(layers), _left_out(graph, seconds, counted), tuple(notes))
 
 
+def unknown_activations(graph: TrainingGraph, tasks: TaskOps, forward: Mapping[str, int]) -> tuple[str, ...]:
+    """The tensors that :func:`graph_costs` counts as 0 bytes, as their sizes are not known."""
+    return tuple(_sizes(graph, tasks, forward).unknown)
+
+
 def layer_costs(graph: TrainingGraph, seconds: Mapping[str, float]) -> tuple[LayerCosts, ...]:
     """The layers of :func:`graph_costs` alone."""
     return graph_costs(graph, seconds).layers

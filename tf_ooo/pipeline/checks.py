@@ -51,3 +51,11 @@ def lost_text(variables: Sequence[str]) -> str:
         f"{len(variables)} variables, first {variables[0]}, were on a device that is gone; they have the "
         "values that they had before this fit: load the last checkpoint"
     )
+
+
+def too_short_text(steps: int) -> str:
+    """Why a fit of so few steps has not been cut."""
+    return (
+        f"training ended after {steps} steps, before the model was cut: one step more than profile_steps of "
+        "one fit are on one device; profile_steps=1, or costs= of an earlier run, leave most of them out"
+    )

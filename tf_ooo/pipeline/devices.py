@@ -7,6 +7,7 @@ from typing import Any
 
 from tf_ooo.device_names import is_cluster
 from tf_ooo.errors import BackendError
+from tf_ooo.pipeline.addresses import is_cluster as are_addresses
 
 _TYPES = ("GPU", "CPU")
 
@@ -96,3 +97,12 @@ def _local_job(tf: Any) -> str:
     """Where the CPU of this process is."""
     name = tf.config.list_logical_devices("CPU")[0].name
     return str(name).rsplit("/device:", 1)[0]
+
+
+def joined(devices: Any) -> Any:
+    """The cluster, where ``devices`` are addresses; else ``devices``."""
+    if not are_addresses(devices):
+        return devices
+    from tf_ooo.pipeline.cluster import connect  # noqa: PLC0415 - with several hosts only
+
+    return connect(devices)

@@ -17,21 +17,20 @@ from tf_ooo.costs.table import CostTable
 from tf_ooo.data_parallel import sync
 from tf_ooo.data_parallel.averaging import optimizers_of
 from tf_ooo.environment import environment
-from tf_ooo.errors import BackendError, OOOError
+from tf_ooo.errors import BackendError, MemoryLimitError, OOOError
 from tf_ooo.options import Options
-from tf_ooo.pipeline.addresses import is_cluster
-from tf_ooo.pipeline.checks import check_model, lost_text, notes_of
-from tf_ooo.pipeline.devices import available_devices, full_names, home_device
+from tf_ooo.pipeline.checks import check_model, lost_text, too_short_text
+from tf_ooo.pipeline.devices import full_names, home_device, joined
 from tf_ooo.pipeline.guard import Guard
-from tf_ooo.pipeline.measured import check_costs, link_between, measured_costs
+from tf_ooo.pipeline.measured import check_costs, link_between, measured_costs, unknown_sizes
 from tf_ooo.pipeline.micro_batches import rows_of, split_rows
 from tf_ooo.pipeline.naming import named, variable_layers
 from tf_ooo.pipeline.partition import units_of
 from tf_ooo.pipeline.parts import is_part
 from tf_ooo.pipeline.planning import Planned, Wanted, make_plan
 from tf_ooo.pipeline.replicas import Replicas
-from tf_ooo.pipeline.reporting import fill_report, fill_report_of_graph, fill_times
-from tf_ooo.pipeline.rewriting import PipelineRequest, Plan
+from tf_ooo.pipeline.reporting import fill_report, fill_report_of_graph, fill_times, note_micro_batches
+from tf_ooo.pipeline.rewriting import PipelineRequest, plan_on
 from tf_ooo.pipeline.step import StepFunctions
 from tf_ooo.pipeline.unrolled_tasks import Step
 from tf_ooo.pipeline.variables import Moved, all_variables
@@ -76,6 +75,7 @@ class PipelineFit:
         self._profiler: StepProfiler | None = None
         self._profiled = 0
         self._seen = 0
+        self._rows = 0  # of the largest micro-batch that is planned for
         self._step_s: deque[float] = deque(maxlen=_TIMED)
         self._guard: Guard | None = None
         self._uncompiled = Uncompiled()
@@ -95,7 +95,7 @@ class PipelineFit:
             return
         compat.check_keras_backend(model)
         check_model(model, self.options.mode)
-        self._target = _joined(self.options.devices)
+        self._target = joined(self.options.devices)
         devices = full_names(self._target, 0 if self.replicas is None else self.replicas.engine.local_rank)
         getattr(self._target, "renew", lambda model: None)(model)
         stock = compat.train_function_of(model)
@@ -174,6 +174,9 @@ class PipelineFit:
         Raises BackendError where a worker was lost since the last step.
         """
         fill_times(self.report, self._step_s)
+        if self._functions is not None and self._plan is None:
+            self.report.notes.append(too_short_text(self._seen))
+            _LOG.warning("%s", self.report.notes[-1])
         lost = self._ended()
         if self.options.timeline is not None:
             save_timeline(self.report, self.options.timeline)
@@ -231,11 +234,13 @@ class PipelineFit:
         """Steps on one device: the first traces, the next ones are profiled; then the plan is made."""
         if self._functions is None:
             sync.build(self._model, optimizers_of(self._model), self._model.train_step, iterator)
-            self._request = PipelineRequest(self._model, None, home_device(), whole_layers=self.whole_layers)
+            whole = self._keep_layers_whole()
+            self._request = PipelineRequest(self._model, None, home_device(), whole_layers=whole)
             self._functions = self._step_functions(self._request)
             self._profiled, self._seen = 0, 0
         functions = self._functions
         traced = functions.traced
+        self._rows = max(split_rows(rows_of(batch), self._microbatches))
         steps = 0 if self.options.costs is not None else min(self.options.profile_steps, MOST_STEPS)
         if self._profiled == 0 or not steps or self._seen > steps:
             outputs = functions(batch)
@@ -297,28 +302,42 @@ class PipelineFit:
 
     def _plan_with(self, step: Step, costs: CostTable, link: Link) -> None:
         """Sets ``_plan``, and what the report says about it."""
+        limit_bytes = self.options.memory_limit_bytes
+        unknown = unknown_sizes(step) if limit_bytes is not None else ()
+        if limit_bytes is not None and unknown:
+            raise MemoryLimitError(limit_bytes, None, unknown)
         wanted = Wanted(
             schedule=self.options.schedule,
             devices=len(self.devices),
             microbatches=step.count,
             link=link,
-            memory_limit_bytes=self.options.memory_limit_bytes,
+            memory_limit_bytes=limit_bytes,
             chunks=self.options.chunks,
             group=self.options.group,
         )
         planned = make_plan(costs.layers, units_of(len(costs.layers), step.known.glued), wanted)
         self.planned = planned
-        self._plan = self._plan_of(step, planned)
-        self._note(step.count)
+        self._plan = plan_on(self.devices, planned, step.known)
+        if step.count > 1:
+            note_micro_batches(self.report, self._model)
         fill_report(self.report, planned, step, costs, link, self.devices)
 
     def _plan_for_more(self, batch: Any) -> None:
-        """Plans anew for a batch of more micro-batches than the last plan is for."""
+        """Plans anew for a batch of more micro-batches than the last plan is for.
+
+        With a limit of memory also for one of larger micro-batches.
+        """
         assert self.planned is not None  # for mypy: there is a plan
         assert self.planned_from is not None
         count, (step, costs) = self._count(batch), self.planned_from
-        if count <= self.planned.schedule.microbatches:
+        known, rows = self._rows, max(split_rows(rows_of(batch), self._microbatches))
+        larger = self.options.memory_limit_bytes is not None and 0 < known < rows
+        if count <= self.planned.schedule.microbatches and not larger:
             return
+        if larger:
+            layers = tuple(layer.scaled(rows / known) for layer in costs.layers)
+            costs, self._rows = dataclasses.replace(costs, layers=layers), rows
+            self.planned_from = step, costs
         self._plan_with(dataclasses.replace(step, count=count), costs, self._link())
         self._step_s.clear()
         lost = self._put_back()
@@ -328,25 +347,6 @@ class PipelineFit:
     def _count(self, batch: Any) -> int:
         """The micro-batches of a batch."""
         return len(split_rows(rows_of(batch), self._microbatches)) if self._microbatches > 1 else 1
-
-    def _plan_of(self, step: Step, planned: Planned) -> Plan:
-        stage_of_layer = [s for s, (first, last) in enumerate(planned.bounds) for _ in range(first, last + 1)]
-        return Plan(
-            schedule=planned.schedule,
-            known=step.known,
-            stage_of_layer=stage_of_layer,
-            device_of_stage=[self.devices[number] for number in planned.device_of_stage],
-            available=available_devices(),
-        )
-
-    def _note(self, count: int) -> None:
-        """What micro-batches change, said once."""
-        if count == 1:
-            return
-        for text in notes_of(self._model):
-            if text not in self.report.notes:
-                self.report.notes.append(text)
-                _LOG.info("%s", text)
 
     def _on_devices(self, costs: CostTable) -> CostTable:
         """What the layers cost where they will be, if whoever gave the devices knows."""
@@ -399,12 +399,3 @@ class PipelineFit:
         if isinstance(failure, OOOError) or not isinstance(failure, Exception):
             raise failure
         raise BackendError(f"the step could not be cut: {type(failure).__name__}: {failure}") from failure
-
-
-def _joined(devices: Any) -> Any:
-    """The cluster, where ``devices`` are addresses."""
-    if not is_cluster(devices):
-        return devices
-    from tf_ooo.pipeline.cluster import connect  # noqa: PLC0415 - with several hosts only
-
-    return connect(devices)

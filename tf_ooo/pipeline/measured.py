@@ -6,13 +6,14 @@ import dataclasses
 from collections.abc import Sequence
 
 from tf_ooo.costs.devices import device
-from tf_ooo.costs.from_graph import graph_costs
+from tf_ooo.costs.from_graph import graph_costs, unknown_activations
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.op_seconds import op_seconds
 from tf_ooo.costs.profile import OpProfile
 from tf_ooo.costs.runtime_link import measure_device_link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OptionsError
+from tf_ooo.lowering import TaskOps
 from tf_ooo.pipeline.parts import is_part
 from tf_ooo.pipeline.tasks import tasks_for_costs
 from tf_ooo.pipeline.unrolled_tasks import Step
@@ -34,14 +35,25 @@ def measured_costs(step: Step, profile: OpProfile | None) -> CostTable:
         mean = dataclasses.replace(profile, seconds=step.averaged(profile.seconds))
     seconds = op_seconds(known.alone, device("cpu-core"), mean)
     in_graph = {name: seconds.seconds.get(name, 0.0) for name in known.graph.ops}
-    where = {name: known.where.get(step.general[name]) for name in known.graph.ops}
-    tasks = tasks_for_costs({name: at for name, at in where.items() if at is not None})
-    forward = {name: at[1] for name, at in where.items() if at is not None and at[0] == "F"}
+    tasks, forward = _tasks(step)
     factor = 1.0 if profile is None else _between_ops(step, profile)
     in_graph = {name: value * factor for name, value in in_graph.items()}
     found = graph_costs(known.graph, in_graph, tasks, forward)
     notes = (*seconds.notes, *found.notes)
     return CostTable(found.layers, source=seconds.source, op_seconds=in_graph, notes=notes)
+
+
+def unknown_sizes(step: Step) -> tuple[str, ...]:
+    """Tensors that the backward pass needs, and whose bytes nobody knows before the step runs."""
+    return unknown_activations(step.known.graph, *_tasks(step))
+
+
+def _tasks(step: Step) -> tuple[TaskOps, dict[str, int]]:
+    """The tasks of the classified micro-batch, and the layers of its forward ops."""
+    known = step.known
+    where = {name: known.where.get(step.general[name]) for name in known.graph.ops}
+    placed = {name: at for name, at in where.items() if at is not None}
+    return tasks_for_costs(placed), {name: at[1] for name, at in placed.items() if at[0] == "F"}
 
 
 def check_costs(costs: CostTable, names: Sequence[str]) -> None:

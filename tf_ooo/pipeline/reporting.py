@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
+from tf_ooo.pipeline.checks import notes_of
 from tf_ooo.pipeline.partition import crossing_bytes
 from tf_ooo.pipeline.planning import Planned
 from tf_ooo.pipeline.unrolled_tasks import Step
@@ -17,6 +19,7 @@ from tf_ooo.report import Report, layer_rows_of, seconds_text
 from tf_ooo.schedule import Schedule
 from tf_ooo.timeline import Timeline
 
+_LOG = logging.getLogger("tf_ooo")
 _SECONDS = {"F": "forward_s", "dO": "output_grad_s", "dW": "weight_grad_s", "U": "update_s"}
 
 
@@ -114,6 +117,14 @@ def _why(planned: Planned, stage: int, costs: CostTable) -> str:
     if busy_s([largest]) > 1.2 * fair:
         text += f"; {largest.name} alone takes {seconds_text(busy_s([largest]))}: nothing in it can be cut"
     return text
+
+
+def note_micro_batches(report: Report, model: Any) -> None:
+    """What micro-batches change, said once."""
+    for text in notes_of(model):
+        if text not in report.notes:
+            report.notes.append(text)
+            _LOG.info("%s", text)
 
 
 def fill_times(report: Report, step_s: Iterable[float]) -> None:

@@ -27,6 +27,7 @@ from tf_ooo.pipeline.devices import available_devices
 from tf_ooo.pipeline.naming import describe
 from tf_ooo.pipeline.ordering import lane_tasks, ops_of_tasks, order_lane
 from tf_ooo.pipeline.placing import place
+from tf_ooo.pipeline.planning import Planned
 from tf_ooo.pipeline.unrolled_tasks import Known, Step, is_unrolled, take_apart
 from tf_ooo.pipeline.variables import all_variables
 from tf_ooo.planner import RewriteResult
@@ -54,6 +55,17 @@ class Plan:
     stage_of_layer: Sequence[int]
     device_of_stage: Sequence[str]
     available: tuple[str, ...]
+
+
+def plan_on(devices: Sequence[str], planned: Planned, known: Known) -> Plan:
+    """What was planned, on devices with names."""
+    return Plan(
+        schedule=planned.schedule,
+        known=known,
+        stage_of_layer=[s for s, (first, last) in enumerate(planned.bounds) for _ in range(first, last + 1)],
+        device_of_stage=[devices[number] for number in planned.device_of_stage],
+        available=available_devices(),
+    )
 
 
 def serial_plan(step: Step, device: str, available: tuple[str, ...]) -> Plan:

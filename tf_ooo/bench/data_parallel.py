@@ -149,7 +149,9 @@ def text_of(row: dict[str, Any]) -> str:
     """One line."""
     mbit = row.get("bandwidth_bit_s", 0) / 1e6
     more = f", predicted {row['predicted_step_s'] * 1e3:.0f} ms" if "predicted_step_s" in row else ""
-    bound = f", {row['over_bound']:.2f} of the bound, {row['bound_s'] * 1e3:.0f} ms" if "bound_s" in row else ""
+    bound = (
+        f", {row['over_bound']:.2f} of {row['bound_s'] * 1e3:.0f} ms, the bound" if "bound_s" in row else ""
+    )
     bits = "same bits" if row["bit_equal"] else "OTHER BITS"
     return (
         f"{row['workload']} {mbit:6.0f} Mbit/s  {row['schedule']:16s} {row['step_s'] * 1e3:7.1f} ms "

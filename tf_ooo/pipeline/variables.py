@@ -82,18 +82,26 @@ class Moved:
                     raise BackendError("its worker was lost")
                 moved = private.value_of(variable)
                 old.assign(moved.read_value())
-                private.empty(moved)
             except Exception as error:  # a worker that has died: nothing else may stop this
                 _LOG.debug("%s is lost", compat.path_of(variable), exc_info=error)
                 lost.append(compat.path_of(variable))
                 if _host(device) != _host(old.device):  # a second read from there would wait for ever
                     gone.add(device)
+            else:
+                _free(moved)
             private.set_value_of(variable, old)
         for part, functions in self._functions or ():
             private.set_functions_of(part, functions)
             compat.forget_traces(part)
         self._functions = None
         return lost
+
+
+def _free(moved: Any) -> None:
+    try:
+        private.empty(moved)
+    except Exception as error:  # its memory is taken a while longer
+        _LOG.debug("memory of %s was not freed", moved.name, exc_info=error)
 
 
 def _host(device: str) -> str:

@@ -2,7 +2,7 @@
 
 Arguments: addresses, checkpoint, first epoch, seconds to wait in the second, where to wait: batch, or save,
 before the checkpoint of that epoch; end: behind the last epoch, before the weights come back.  step: does
-not wait, but has steps so long that they can be interrupted.
+not wait, but has steps so long that they can be interrupted.  python: does not wait, has a loss in Python.
 """
 
 import json
@@ -14,6 +14,7 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import tf_ooo
 from tests.scripts import bits_of
@@ -58,17 +59,24 @@ class Progress(keras.callbacks.Callback):
         time.sleep(float(self._pause_s))
 
 
-def made(width):
+def in_python(truth, made):
+    """A loss that no worker can compute by itself."""
+    one = tf.numpy_function(lambda array: np.float32(array.size > 0), [made], tf.float32)
+    return tf.reduce_mean(tf.square(tf.cast(truth, made.dtype) - made)) * tf.ensure_shape(one, ())
+
+
+def made(width, loss="mse"):
     keras.utils.set_random_seed(3)
     model = keras.Sequential([keras.Input((9,)), *(keras.layers.Dense(width, "tanh") for _ in range(4))])
-    model.compile(keras.optimizers.Adam(1e-2), "mse", jit_compile=False)
+    model.compile(keras.optimizers.Adam(1e-2), loss, jit_compile=False)
     return model
 
 
 def main(addresses, checkpoint, first_epoch, pause_s=0, where="batch"):
     first_epoch = int(first_epoch)
     width = WIDTH_OF_LONG_STEPS if where == "step" else WIDTH
-    model = keras.models.load_model(f"{checkpoint}_{first_epoch}.keras") if first_epoch else made(width)
+    fresh = made(width, in_python if where == "python" else "mse")
+    model = keras.models.load_model(f"{checkpoint}_{first_epoch}.keras") if first_epoch else fresh
     random = np.random.default_rng(0)
     x, y = random.normal(size=(BATCHES * ROWS, 9)), random.normal(size=(BATCHES * ROWS, width))
     pipeline = tf_ooo.OOOBackprop(mode="pipeline", devices=addresses, microbatches=3, schedule="fast_forward")

@@ -121,6 +121,17 @@ def test_killed_worker_then_resume_to_the_same_bits(tmp_path):
 
 
 @pytest.mark.slow
+def test_what_calls_python_stays_in_this_process(tmp_path):
+    cluster = addresses(2)
+    with workers(cluster, [1]):
+        client = start_client(cluster, tmp_path / "model", 0, 0, "python", script="cluster_fit.py")
+        said = heard(client)
+        kill(client)
+    assert len(set(said["devices"])) == 2, said
+    assert said["steps"] == 72
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_worker_killed_at_any_time_is_named(seed, tmp_path):
     """While the model is profiled, planned, moved, traced, trained or saved: an error, within a minute."""

@@ -10,13 +10,15 @@ from tf_ooo.pipeline.unrolled_tasks import Step
 _SLICES = ("Slice", "StridedSlice")
 _HANDS_ON = ("Identity", "Switch", "Merge", "Enter", "Exit", "NextIteration")
 _FREE = ("Const", "_Arg", "_Retval")
+# tf.py_function and tf.numpy_function: what they call is in the process that traced them.
+_IN_PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
 
 
 def place(step: Step, device_of_layer: Sequence[str], bytes_of: Mapping[str, int]) -> dict[str, str]:
     """``{op: device}`` of all ops but constants, arguments and results.
 
     Ops on a variable are where it is; ops of a layer on its device; others follow the largest tensor
-    that they read, or else whoever reads them.
+    that they read, or else whoever reads them.  Those that call Python stay where they are.
 
     Args:
         step: the whole graph.
@@ -30,6 +32,7 @@ def place(step: Step, device_of_layer: Sequence[str], bytes_of: Mapping[str, int
             placed.setdefault(name, device_of_layer[layer])
     _slices_at_home(step, nodes, placed)
     _follow(step, nodes, placed, bytes_of)
+    placed |= {name: node.device for name, node in nodes.items() if node.op in _IN_PYTHON and node.device}
     return {name: _able(nodes[name].device, device) for name, device in placed.items()}
 
 

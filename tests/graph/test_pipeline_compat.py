@@ -8,7 +8,7 @@ import tensorflow as tf
 from grappler_passes import plugin
 from grappler_passes.microbatches import SUM_ATTR
 from tests.zoo import keras
-from tf_ooo.compat import build_optimizer, update
+from tf_ooo.compat import build_optimizer, forget_traces, made_in_strategy, undecorated, update
 from tf_ooo.pipeline import compat
 from tf_ooo.pipeline.variables import Moved
 
@@ -111,3 +111,54 @@ def test_evaluate_makes_its_function_by_a_method_that_can_be_wrapped():
     compat.set_on(made, "make_test_function", None)
     assert calls == [1]
     assert "make_test_function" not in vars(made)
+
+
+def test_an_emptied_variable_takes_no_memory():
+    for value in (tf.ones((3, 2)), tf.constant([[1, 2]]), tf.constant(True), tf.constant("text")):
+        variable = tf.Variable(value, trainable=False)
+        compat.empty(variable)
+        assert tf.size(tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)) == 0
+
+
+def test_decorated_methods_are_traced_anew():
+    class Owner:
+        @tf.function
+        def read(self):
+            return self.weight.read_value()
+
+    one, other = Owner(), Owner()
+    for owner in (one, other):
+        owner.weight = tf.Variable(1.0)
+        assert owner.read() == 1.0
+        owner.weight = tf.Variable(2.0)
+    forget_traces(one)
+    assert one.read() == 2.0
+    assert other.read() == 1.0  # as TensorFlow has it
+
+
+def test_what_tf_function_was_given():
+    class Owner:
+        factor = 3.0
+
+        @tf.function
+        def scaled(self, x):
+            if tf.reduce_sum(x) > 0.0:
+                x = x * self.factor
+            return x
+
+    owner = Owner()
+    inlined = undecorated(owner.scaled)
+    forget_traces(owner)
+    traced = tf.function(lambda x: inlined(x), autograph=False)
+    assert traced(tf.constant(2.0)) == 6.0
+    assert traced(tf.constant(-2.0)) == -2.0
+    assert not [op for op in traced.get_concrete_function(tf.constant(2.0)).graph.get_operations()
+                if op.type.endswith("PartitionedCall")]  # fmt: skip
+    assert undecorated(len) is len
+
+
+def test_models_of_a_strategy():
+    assert not made_in_strategy(model())
+    with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
+        inside = model()
+    assert made_in_strategy(inside)

@@ -61,7 +61,13 @@ def undecorated(function: Any) -> Any:
         return function
     import tensorflow as tf
 
-    return tf.autograph.to_graph(function.python_function)
+    converted = tf.autograph.to_graph(function.python_function)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return converted(*args, **kwargs)
+
+    call.decorated = function  # type: ignore[attr-defined]  # of a method: it is referred to weakly
+    return call
 
 
 def forget_traces(owner: Any) -> None:

@@ -433,6 +433,30 @@ class Custom(keras.Model):
         return {"loss": loss}
 
 
+class OwnMeans(Custom):
+    """Its train_step updates means by itself, one with a number, one with a number for each row."""
+
+    def __init__(self):
+        super().__init__()
+        self.loss_tracker = keras.metrics.Mean(name="mean_loss")
+        self.by_row = keras.metrics.Mean(name="by_row")
+
+    def train_step(self, data):
+        x, y = data
+        logs = super().train_step(data)
+        self.loss_tracker.update_state(logs["loss"])
+        self.by_row.update_state(tf.reduce_sum(x, axis=1))
+        return {"mean_loss": self.loss_tracker.result(), "by_row": self.by_row.result()}
+
+
+def check_own_means():
+    """The last batch has 4 rows, in micro-batches of 2, 1 and 1."""
+    settings = {"data": (X_UNEVEN, Y_UNEVEN), "metrics": None, "loss": None}
+    _, stock = train(OwnMeans, adam, **settings)
+    _, parted = train(OwnMeans, adam, pipelined("1f1b", microbatches=3), **settings)
+    return {name: [stock[name], parted[name]] for name in ("mean_loss", "by_row")}
+
+
 def check_custom_train_step():
     return compared(Custom, adam, ("gpipe", "zb_h1"), metrics=None, loss=None)
 

@@ -81,8 +81,10 @@ def test_batch_normalization_and_memory_limit():
 @pytest.mark.skipif(not KERAS_3, reason="Keras 2 traces such parts otherwise")
 @pytest.mark.slow
 def test_functions_that_were_traced_before_see_the_moved_weights():
-    found = checks(2, *(names := ("traced_parts", "models_within", "plain_sgd", "several_optimizers")))
-    traced, within, plain, several = (found[name] for name in names)
+    names = ("traced_parts", "models_within", "plain_sgd", "several_optimizers", "own_means")
+    traced, within, plain, several, means = checks(2, *names).values()
+    for stock, parted in means.values():
+        assert parted == pytest.approx(stock, rel=1e-5)
     assert_same_bits(traced["schedules"], 2)
     assert "is used in a tf.function that was traced before" in traced["refused"]
     assert within == [0.0] * 8

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
 from grappler_passes.microbatches import SUM_ATTR
-from tf_ooo.compat import keras_of
+from tf_ooo.compat import keras_of, shadow, unshadow
 
 # What Grappler's arithmetic optimizer writes on sums that it has looked at: with it, a chain of sums stays
 # a chain.  Else it becomes one AddN, which keeps the gradients of all micro-batches alive to the end.
@@ -163,6 +164,30 @@ def batch_normalizations(model: Any) -> list[str]:
     kind = keras_of(model).layers.BatchNormalization
     layers = model._flatten_layers(include_self=False, recursive=True)
     return [getattr(layer, "path", layer.name) for layer in layers if isinstance(layer, kind)]
+
+
+@contextlib.contextmanager
+def weighted_means(model: Any, weight: float) -> Iterator[None]:
+    """Inside the block a number that a ``Mean`` of the model is given counts ``weight``.
+
+    If nothing else is said; so that a micro-batch's mean counts as much as its share of the batch.
+    """
+    kind = keras_of(model).metrics.Mean
+    means = [] if weight == 1.0 else [metric for metric in model.metrics if type(metric) is kind]
+    for metric in means:
+        shadow(metric, "update_state", functools.partial(_update_mean, metric.update_state, weight))
+    try:
+        yield
+    finally:
+        for metric in means:
+            unshadow(metric, "update_state")
+
+
+def _update_mean(update: Any, weight: float, values: Any, sample_weight: Any = None) -> Any:
+    import tensorflow as tf
+
+    single = sample_weight is None and tf.convert_to_tensor(values).shape.rank == 0
+    return update(values, sample_weight=weight if single else sample_weight)
 
 
 def masks(model: Any) -> list[str]:

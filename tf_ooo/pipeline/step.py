@@ -11,7 +11,7 @@ from tf_ooo import compat
 from tf_ooo.data_parallel.averaging import optimizers_of
 from tf_ooo.errors import BackendError
 from tf_ooo.pipeline.collecting import Collecting
-from tf_ooo.pipeline.compat import handle_of, make_on_demand
+from tf_ooo.pipeline.compat import handle_of, make_on_demand, weighted_means
 from tf_ooo.pipeline.micro_batches import parts_of, relative_weights, rows_of, split_rows
 
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
@@ -77,7 +77,8 @@ class StepFunctions:
             for number in range(len(rows)):
                 with compat.numbered_step(number, STEP_ATTR, scope):
                     part = parts_of(batch, rows)[number] if len(rows) > 1 else batch
-                    with collecting.micro_batch(number):
+                    share = rows[number] / sum(rows)
+                    with collecting.micro_batch(number), weighted_means(model, share):
                         one = compat.step_on_data(model, train_step, counts=number == last)
                         logs.append(one(part))
                 if not number:

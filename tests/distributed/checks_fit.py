@@ -207,6 +207,29 @@ def check_different_ranks_are_refused(engine: Any) -> None:
     )
 
 
+def check_a_part_that_is_not_averaged_is_refused(engine: Any) -> None:
+    hidden = [keras.optimizers.SGD(0.1)]
+
+    class HidesOne(Adversaries):
+        def train_step(self, data: Any) -> dict[str, Any]:
+            logs = super().train_step(data)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(self.makes(data[0][:, :3])))
+            weights = self.makes.trainable_variables
+            hidden[0].apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+            return logs
+
+    model = HidesOne()
+    model.compile(keras.optimizers.SGD(0.05))
+    model.makes.build((None, 3))
+    hidden[0].build(model.makes.trainable_variables)
+    with pytest.raises(
+        tf_ooo.BackendError, match="after the first step 2 weights, first .* not the same on all"
+    ):
+        t.ours(model, t.data(engine.rank, 80))
+    engine.barrier()
+
+
 def check_a_step_without_averaging_is_refused(engine: Any) -> None:
     hidden = [keras.optimizers.SGD(0.1)]
 

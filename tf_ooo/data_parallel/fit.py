@@ -150,12 +150,21 @@ class DataParallelFit:
         sync.broadcast_state(engine, sync.shared_variables(model, optimizers))
 
     def _verify(self) -> None:
-        """After the first step: something must have been averaged."""
+        """After the first step: something must have been averaged, and all that was updated."""
         assert self.averaging is not None  # for mypy: begin has run
         if not self.averaging.averaged and not self.averaging.left_alone:
             raise BackendError(
                 "no gradient was averaged: train_step applies none through a Keras optimizer that is an "
                 "attribute of the model; use optimizer.apply_gradients or optimizer.apply"
+            )
+        weights = self._model.trainable_weights
+        mine = [sync.checksum([weight]) for weight in weights]
+        sums = zip(*self._guarded(lambda engine: engine.gather(mine), "after a step"), strict=True)
+        parted = [compat.path_of(w) for w, bits in zip(weights, sums, strict=True) if len(set(bits)) > 1]
+        if parted:
+            raise BackendError(
+                f"after the first step {len(parted)} weights, first {parted[0]}, are not the same on all "
+                "ranks: train_step updates them by an optimizer that is no attribute of the model or its parts"
             )
 
     def epoch_begin(self, epoch: int) -> None:

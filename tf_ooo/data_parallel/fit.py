@@ -164,7 +164,7 @@ class DataParallelFit:
         if parted:
             raise BackendError(
                 f"after the first step {len(parted)} weights, first {parted[0]}, are not the same on all "
-                "ranks: train_step updates them by an optimizer that is no attribute of the model or its parts"
+                "ranks: train_step updates them by an optimizer that is no attribute of the model"
             )
 
     def epoch_begin(self, epoch: int) -> None:

@@ -131,12 +131,21 @@ def save_timeline(report: Report, folder: Any, prefix: str = "") -> tuple[Path, 
     try:
         page = report.save_html(Path(folder) / f"{prefix}report.html")
         trace = report.save_trace(Path(folder) / f"{prefix}trace.json")
-        if report.timeline is not None:
-            report.timeline.save_html(Path(folder) / f"{prefix}schedule.html")
+        _save_schedule(report, Path(folder) / f"{prefix}schedule.html")
         if report.gains is not None:
             report.gains.save(Path(folder) / f"{prefix}gains.json")
-    except (OSError, BackendError) as error:  # BackendError: plotly is not installed
+    except OSError as error:
         _LOG.warning("the report was not written: %s", error)
         return None
     _LOG.info("report: %s, trace: %s", page, trace)
     return page, trace
+
+
+def _save_schedule(report: Report, path: Path) -> None:
+    """The simulated timeline, if there is one."""
+    if report.timeline is None:
+        return
+    try:
+        report.timeline.save_html(path)
+    except BackendError as error:  # plotly is not installed
+        _LOG.warning("%s was not written: %s", path.name, error)

@@ -56,12 +56,15 @@ def is_tf_function(value: Any) -> bool:
 
 
 def undecorated(function: Any) -> Any:
-    """What ``tf.function`` was given, with its Python conditions as ops; any other function as it is."""
+    """What ``tf.function`` was given, with Python conditions as ops if it was to; others as they are."""
     if not is_tf_function(function):
         return function
-    import tensorflow as tf
+    from tensorflow.python.autograph.core import ag_ctx
+    from tensorflow.python.autograph.impl import api
 
-    converted = tf.autograph.to_graph(function.python_function)
+    converted = function.python_function
+    if function._autograph:
+        converted = api.tf_convert(converted, ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED))
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return converted(*args, **kwargs)

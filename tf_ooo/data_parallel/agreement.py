@@ -57,7 +57,7 @@ def _without_rates(config: Any) -> Any:
     if not isinstance(config, dict):
         return config
     return {
-        key: _without_rates(value)
+        key: value if key == "learning_rate" else _without_rates(value)
         for key, value in config.items()
         if key != "name" and (key != "learning_rate" or isinstance(value, dict))
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,8 @@ from tf_ooo.single_device import save_timeline, stays_stock
 from tf_ooo.uncompiled import Uncompiled
 
 _LOG = logging.getLogger("tf_ooo")
+# How long a rank whose data have ended waits for the others, which may wait for it.
+_PATIENCE_S = 30.0
 _ONE_PROCESS = "one process: nothing to average"
 
 
@@ -157,7 +160,8 @@ class DataParallelFit:
                 "no gradient was averaged: train_step applies none through a Keras optimizer that is an "
                 "attribute of the model; use optimizer.apply_gradients or optimizer.apply"
             )
-        weights = self._model.trainable_weights
+        known = self.averaging.averaged | self.averaging.left_alone
+        weights = [w for w in self._model.trainable_weights if compat.path_of(w) not in known]
         mine = [sync.checksum([weight]) for weight in weights]
         sums = zip(*self._guarded(lambda engine: engine.gather(mine), "after a step"), strict=True)
         parted = [compat.path_of(w) for w, bits in zip(weights, sums, strict=True) if len(set(bits)) > 1]
@@ -183,9 +187,6 @@ class DataParallelFit:
         if self.lockstep is None or self._model is None:
             return
         lockstep, logs = self.lockstep, {} if logs is None else logs
-        if lockstep.left and not (lockstep.others_ended or self._model.stop_training):
-            assert self.engine is not None  # for mypy: begin has run
-            raise ended_early(self.engine, lockstep.left)
         seen = compat.samples_seen(self._model)
         validated = any(key.startswith("val_") for key in logs)
         mine = {
@@ -195,7 +196,7 @@ class DataParallelFit:
             "weights": sync.checksum(self._model.trainable_weights),
             "stop": bool(self._model.stop_training),
         }
-        replies = self._guarded(lambda _: lockstep.end_epoch(mine), "at the end of an epoch")
+        replies = self._in_time(lambda: lockstep.end_epoch(mine))
         if len(replies) == 1:
             return
         logs.update(_averaged(replies))
@@ -203,6 +204,28 @@ class DataParallelFit:
         self._model.stop_training = any(reply["stop"] for reply in replies)
         if len({reply["weights"] for reply in replies}) > 1:
             _LOG.warning("after epoch %d the trainable weights are not the same on all ranks", epoch + 1)
+
+    def _in_time(self, exchange: Callable[[], Any]) -> Any:
+        """What the ranks say at the end of an epoch.
+
+        Where data end before the steps that were agreed on, they may for this rank alone: the others wait for
+        its gradients and do not answer.
+        """
+        assert self.lockstep is not None  # for mypy: begin has run
+        assert self.engine is not None
+        missing = 0 if self.lockstep.others_ended or self._model.stop_training else self.lockstep.left or 0
+        if not missing:
+            return self._guarded(lambda _: exchange(), "at the end of an epoch")
+        found: list[Any] = []
+        thread = threading.Thread(
+            target=lambda: found.append(self._guarded(lambda _: exchange(), "at the end of an epoch")),
+            daemon=True,
+        )
+        thread.start()
+        thread.join(_PATIENCE_S)
+        if not found:
+            raise ended_early(self.engine, missing)
+        return found[0]
 
     def end(self) -> None:
         """Puts the model's own train function back; does nothing the second time."""

@@ -66,6 +66,11 @@ class Lockstep:
         replies = self._exchange("batch", {"steps": 0 if stopping else available})
         return 0 if replies is None else min(reply["steps"] for reply in replies)
 
+    def did_not_run(self, count: int) -> None:
+        """Takes back what :meth:`may_run` allowed: the data had ended."""
+        if self.left is not None:
+            self.left += count
+
     @property
     def counts_known(self) -> bool:
         """Whether the steps of this epoch are agreed on, so that most executions need no message."""

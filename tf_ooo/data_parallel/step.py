@@ -90,8 +90,9 @@ class ParallelStep:
 
             try:
                 return self.function(iterator)
-            except (StopIteration, tf.errors.OutOfRangeError) as error:
-                raise ended_early(self.engine, count) from error
+            except (StopIteration, tf.errors.OutOfRangeError):
+                self.lockstep.did_not_run(count)
+                raise
         if len(taken) < count:
             raise ended_early(self.engine, count - len(taken))
         if self._on_batches is not None:

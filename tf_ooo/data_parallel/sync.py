@@ -25,6 +25,8 @@ def build(model: Any, optimizers: Sequence[Any], train_step: Any, iterator: Any)
         compat.build_optimizer(main, model.trainable_weights)
     if model.built and all(map(compat.is_built, optimizers)):
         return
+    if model.run_eagerly and model.weights:
+        return
     try:
         tf.function(lambda data: train_step(data)).get_concrete_function(iterator.element_spec)
     except Exception as error:
@@ -41,10 +43,12 @@ def common_spec(engine: Engine, spec: Any) -> Any:
     import tensorflow as tf
 
     flat = tf.nest.flatten(spec)
-    if not all(isinstance(one, tf.TensorSpec) for one in flat):
+    plain = all(isinstance(one, tf.TensorSpec) for one in flat)
+    mine = [None if one.shape.rank is None else one.shape.as_list() for one in flat] if plain else None
+    everyone = engine.gather(mine)
+    if any(theirs is None or len(theirs) != len(flat) for theirs in everyone):
         return spec
-    mine = [None if one.shape.rank is None else one.shape.as_list() for one in flat]
-    shapes = [_common(ones) for ones in zip(*engine.gather(mine), strict=True)]
+    shapes = [_common(ones) for ones in zip(*everyone, strict=True)]
     specs = [tf.TensorSpec(shape, one.dtype, one.name) for shape, one in zip(shapes, flat, strict=True)]
     return tf.nest.pack_sequence_as(spec, specs)
 

@@ -78,7 +78,7 @@ class LayerPipeFit(PipelineFit):
             self.end()
             return
         together, every = compat.steps_per_execution(model), self.options.drain_steps
-        if every is not None and every % together:
+        if every is not None and every % together and together != self._of_epoch:
             self.end()
             raise OptionsError(
                 f"drain_steps={every} is no multiple of steps_per_execution={together}: callbacks would see "
@@ -317,5 +317,6 @@ class LayerPipeFit(PipelineFit):
             self._group,
             self._planned_layers,
         )
+        self._moved.check_captures(self._spread.traced.captured.values())
         self.report.notes += [note for note in self._spread.notes if note not in self.report.notes]
         fill_spread(self.report, self._spread)

@@ -55,7 +55,9 @@ def full_names(value: Any, local_rank: int = 0) -> tuple[str, ...]:
 def _first(count: int | None, local_rank: int, tf: Any) -> tuple[str, ...]:
     there: list[Any] = []
     for kind in _TYPES:
-        there = [one for one in tf.config.list_logical_devices(kind) if one.name.startswith(_local_job(tf))]
+        there = [
+            one for one in tf.config.list_logical_devices(kind) if one.name.startswith(f"{_local_job(tf)}/")
+        ]
         if there:
             break
     by_name = {device.name: device for device in there}

@@ -75,6 +75,7 @@ class PipelineFit:
         self._profiler: StepProfiler | None = None
         self._profiled = 0
         self._seen = 0
+        self._too_short = ""
         self._rows = 0  # of the largest micro-batch that is planned for
         self._step_s: deque[float] = deque(maxlen=_TIMED)
         self._guard: Guard | None = None
@@ -102,7 +103,8 @@ class PipelineFit:
         self._model = model
         if self._planned_for is None or self._planned_for[0] is not stock or self._planned_for[1] != devices:
             self._forget(model, stock, devices)
-        self.devices = devices
+        self.devices, self._seen = devices, 0
+        self.report.notes = [note for note in self.report.notes if note != self._too_short]
         compat.install_train_function(model, self._execution, stock, before_next=self.end)
         self._guard = Guard(model, self._failed, self.settle)
         self._uncompiled.set_aside(model)
@@ -174,14 +176,19 @@ class PipelineFit:
         Raises BackendError where a worker was lost since the last step.
         """
         fill_times(self.report, self._step_s)
-        if self._functions is not None and self._plan is None:
-            self.report.notes.append(too_short_text(self._seen))
-            _LOG.warning("%s", self.report.notes[-1])
+        self.note_too_short()
         lost = self._ended()
         if self.options.timeline is not None:
             save_timeline(self.report, self.options.timeline)
         if lost:
             raise self._gone(lost)
+
+    def note_too_short(self) -> None:
+        """Says it where training ends and no step has been cut."""
+        if self._seen and self._moved is None:
+            self._too_short = too_short_text(self._seen)
+            self.report.notes.append(self._too_short)
+            _LOG.warning("%s", self._too_short)
 
     # -- steps -----------------------------------------------------------------------------------
 
@@ -240,7 +247,8 @@ class PipelineFit:
             self._profiled, self._seen = 0, 0
         functions = self._functions
         traced = functions.traced
-        self._rows = max(split_rows(rows_of(batch), self._microbatches))
+        if self._request is not None and self._request.step is None:  # costs are of the first batch's parts
+            self._rows = max(split_rows(rows_of(batch), self._microbatches))
         steps = 0 if self.options.costs is not None else min(self.options.profile_steps, MOST_STEPS)
         if self._profiled == 0 or not steps or self._seen > steps:
             outputs = functions(batch)
@@ -261,7 +269,7 @@ class PipelineFit:
         """Other replicas, or those who measured ``costs``, may have batches that are divided otherwise."""
         given = self.options.costs
         without_parts = given is not None and not any(is_part(layer.name) for layer in given.layers)
-        return self.whole_layers or self.replicas is not None or without_parts
+        return self.whole_layers or (without_parts if given is not None else self.replicas is not None)
 
     def _not_measured(self, error: OOOError) -> None:
         self.report.notes.append(f"costs are calculated from shapes, not measured: {error}")
@@ -336,9 +344,10 @@ class PipelineFit:
             return
         if larger:
             layers = tuple(layer.scaled(rows / known) for layer in costs.layers)
-            costs, self._rows = dataclasses.replace(costs, layers=layers), rows
-            self.planned_from = step, costs
+            costs = dataclasses.replace(costs, layers=layers)
         self._plan_with(dataclasses.replace(step, count=count), costs, self._link())
+        if larger:
+            self._rows, self.planned_from = rows, (step, costs)
         self._step_s.clear()
         lost = self._put_back()
         if lost:

@@ -50,6 +50,7 @@ class Guard:
                     function = _after(seen, function)
                 setattr(self._list, name, self.guarded(function))
         private.set_on(model, "make_test_function", self._making(model.make_test_function))
+        self._own = {name: vars(model).get(name) for name in _SEEING}
         for name in _SEEING:
             private.set_on(model, name, _after(self.guarded(seen), getattr(model, name)))
 
@@ -96,7 +97,7 @@ class Guard:
                 vars(self._list).pop(name, None)
             self._list = None
         for name in ("make_test_function", *_SEEING):
-            private.set_on(self._model, name, None)
+            private.set_on(self._model, name, self._own.get(name))
         function = self._model.test_function
         self._model.test_function = getattr(function, "guarded", function)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from tf_ooo.compat import parts_of
+from tf_ooo.compat import forget_traces, parts_of
 from tf_ooo.pipeline import compat as private
 from tf_ooo.pipeline.variables import all_variables
 
@@ -27,4 +27,5 @@ def renew(model: Any) -> None:
     model.train_function = None
     for part in parts_of(model):
         private.set_functions_of(part, dict.fromkeys(private.functions_of(part)))
+        forget_traces(part)
     _renewed.add(model)

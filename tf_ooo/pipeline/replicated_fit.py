@@ -84,6 +84,8 @@ class ReplicatedPipelineFit(DataParallelFit):
     def finish(self) -> None:
         """At the end of training: tells the other ranks, restores; rank 0 writes the timeline."""
         self.pipeline.epoch_end(0, None)
+        if self.engine is not None and self.engine.size > 1:
+            self.pipeline.note_too_short()
         super().finish()
 
 

@@ -45,7 +45,7 @@ class Moved:
             self._functions = [(part, private.functions_of(part)) for part in compat.parts_of(self.model)]
             for part, functions in self._functions:
                 private.set_functions_of(part, dict.fromkeys(functions))
-                compat.forget_traces(part)
+            self._forget_traces()
         for variable in variables:
             old, device = private.value_of(variable), devices.get(id(variable))
             if device is None or old is None or old.device == device:
@@ -88,20 +88,29 @@ class Moved:
                 if _host(device) != _host(old.device):  # a second read from there would wait for ever
                     gone.add(device)
             else:
-                _free(moved)
+                if not _free(moved) and _host(device) != _host(old.device):
+                    gone.add(device)
             private.set_value_of(variable, old)
         for part, functions in self._functions or ():
             private.set_functions_of(part, functions)
-            compat.forget_traces(part)
+        self._forget_traces()
         self._functions = None
         return lost
 
+    def _forget_traces(self) -> None:
+        parts = [part for part, _ in self._functions or ()]
+        for owner in (*parts, *optimizers_of(self.model), *self.model.metrics):
+            compat.forget_traces(owner)
 
-def _free(moved: Any) -> None:
+
+def _free(moved: Any) -> bool:
+    """Whether it was freed."""
     try:
         private.empty(moved)
+        return True
     except Exception as error:  # its memory is taken a while longer
         _LOG.debug("memory of %s was not freed", moved.name, exc_info=error)
+        return False
 
 
 def _host(device: str) -> str:

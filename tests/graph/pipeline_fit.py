@@ -551,6 +551,62 @@ def check_plain_sgd():
     return {name: compared(mlp, rate, ("gpipe", "zb_h1"), **uneven) for name, rate in rates.items()}
 
 
+class AddsLoss(keras.layers.Layer):
+    def call(self, x):
+        self.add_loss(0.01 * tf.reduce_mean(tf.square(x)))
+        return x
+
+
+def nested():
+    """An inner model that is used twice, a penalty for its activations, and one for a kernel."""
+    inner = keras.Sequential([keras.Input((12,)), keras.layers.Dense(12, "tanh"), keras.layers.Dense(12)])
+    inputs = keras.Input((7,))
+    x = inner(inner(keras.layers.Dense(12, kernel_regularizer="l2")(inputs)))
+    return keras.Model(inputs, keras.layers.Dense(3)(AddsLoss()(x)))
+
+
+def check_features():
+    """What optimizers and callbacks of Keras do: as in stock training, with a last batch of 4 rows."""
+    sgd, decays = keras.optimizers.SGD, keras.optimizers.schedules.ExponentialDecay(0.2, 3, 0.5)
+    calls = keras.callbacks
+    cases = {
+        "accumulation": (lambda: sgd(0.2, gradient_accumulation_steps=2), []),
+        "use_ema": (lambda: keras.optimizers.Adam(0.01, use_ema=True, ema_overwrite_frequency=3), []),
+        "clipnorm": (lambda: sgd(0.2, clipnorm=0.1), []),
+        "clipvalue": (lambda: sgd(0.2, clipvalue=0.01), []),
+        "schedule": (lambda: sgd(decays), []),
+        "scheduler": (
+            lambda: sgd(0.2),
+            [lambda: calls.LearningRateScheduler(lambda epoch: 0.2 / (1 + epoch))],
+        ),
+        "plateau": (
+            lambda: sgd(0.2),
+            [lambda: calls.ReduceLROnPlateau("loss", patience=0, min_delta=1.0)],
+        ),
+        "stopping": (
+            lambda: sgd(0.2),
+            [lambda: calls.EarlyStopping("loss", patience=0, min_delta=10.0, restore_best_weights=True)],
+        ),
+        "swapped": (
+            lambda: keras.optimizers.Adam(0.01, use_ema=True),
+            [lambda: calls.SwapEMAWeights(swap_on_epoch=True)],
+        ),
+    }
+    weights = RNG.random(52).astype("float32")
+    found = {}
+    for name, (optimizer, more) in cases.items():
+        settings = {"data": (X_UNEVEN, Y_UNEVEN, weights), "epochs": 4}
+        stock, before = train(nested, optimizer, *(make() for make in more), **settings)
+        model, history = train(nested, optimizer, pipelined("zb_h1"), *(make() for make in more), **settings)
+        slots = zip(stock.optimizer.variables, model.optimizer.variables, strict=True)
+        found[name] = {
+            "weights": distance(stock, model),
+            "slots": max(float(np.abs(a.numpy() - b.numpy()).max()) for a, b in slots),
+            "history": {key: [before[key], history[key]] for key in before},
+        }
+    return found
+
+
 def check_several_optimizers():
     """keras.optimizers.MultiOptimizer: each layer's own."""
     chosen = []

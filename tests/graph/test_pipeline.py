@@ -94,6 +94,16 @@ def test_functions_that_were_traced_before_see_the_moved_weights():
     assert sorted(several["counts"]) == [0, 21, 21]  # MultiOptimizer's own is not used
 
 
+@pytest.mark.skipif(not KERAS_3, reason="options and callbacks of Keras 3")
+@pytest.mark.slow
+def test_what_optimizers_and_callbacks_do():
+    for name, one in checks(2, "features")["features"].items():
+        assert one["weights"] < 1e-5, name
+        assert one["slots"] < 1e-5, name
+        for stock, parted in one["history"].values():
+            assert parted == pytest.approx(stock, rel=1e-4), name
+
+
 @pytest.mark.slow
 def test_uneven_micro_batches_masks_and_what_keras_compiles():
     found = checks(2, *(names := ("uneven_rows", "masks", "compiled_by_keras")))

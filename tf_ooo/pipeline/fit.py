@@ -337,8 +337,8 @@ class PipelineFit:
         """
         assert self.planned is not None  # for mypy: there is a plan
         assert self.planned_from is not None
-        count, (step, costs) = self._count(batch), self.planned_from
-        known, rows = self._rows, max(split_rows(rows_of(batch), self._microbatches))
+        parts, (step, costs) = split_rows(rows_of(batch), self._microbatches), self.planned_from
+        count, known, rows = len(parts), self._rows, max(parts)
         larger = self.options.memory_limit_bytes is not None and 0 < known < rows
         if count <= self.planned.schedule.microbatches and not larger:
             return
@@ -352,10 +352,6 @@ class PipelineFit:
         lost = self._put_back()
         if lost:
             raise self._gone(lost)
-
-    def _count(self, batch: Any) -> int:
-        """The micro-batches of a batch."""
-        return len(split_rows(rows_of(batch), self._microbatches)) if self._microbatches > 1 else 1
 
     def _on_devices(self, costs: CostTable) -> CostTable:
         """What the layers cost where they will be, if whoever gave the devices knows."""

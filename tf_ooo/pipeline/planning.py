@@ -52,6 +52,11 @@ class Planned:
         return float(self.timeline.makespan_s)
 
     @property
+    def stage_of_layer(self) -> list[int]:
+        """The stage of each layer."""
+        return [stage for stage, (first, last) in enumerate(self.bounds) for _ in range(first, last + 1)]
+
+    @property
     def device_of_stage(self) -> list[int]:
         """The number of each stage's device."""
         found = {task.stage: device for (device, _), tasks in self.schedule.lanes.items() for task in tasks}

@@ -29,7 +29,7 @@ def fill_report(
     """Copies the plan into the report."""
     fill_plan(report, step.known.graph, planned.schedule, planned.timeline, costs)
     report.predicted_step_s = planned.makespan_s
-    for row, stage in zip(report.layers, _stage_of_layer(planned), strict=True):
+    for row, stage in zip(report.layers, planned.stage_of_layer, strict=True):
         row["stage"] = stage
         row["device"] = devices[planned.device_of_stage[stage]]
     report.pipeline = pipeline_rows(planned, costs, link, devices)
@@ -52,10 +52,6 @@ def fill_plan(report: Report, graph: Any, schedule: Schedule, timeline: Timeline
     report.notes += [note for note in costs.notes if note not in report.notes]
     report.layers = layer_rows_of(graph)
     report.kept_because = "distributed as asked"
-
-
-def _stage_of_layer(planned: Planned) -> list[int]:
-    return [stage for stage, (first, last) in enumerate(planned.bounds) for _ in range(first, last + 1)]
 
 
 def pipeline_rows(planned: Planned, costs: CostTable, link: Link, devices: Sequence[str]) -> dict[str, Any]:

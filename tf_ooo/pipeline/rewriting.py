@@ -62,7 +62,7 @@ def plan_on(devices: Sequence[str], planned: Planned, known: Known) -> Plan:
     return Plan(
         schedule=planned.schedule,
         known=known,
-        stage_of_layer=[s for s, (first, last) in enumerate(planned.bounds) for _ in range(first, last + 1)],
+        stage_of_layer=planned.stage_of_layer,
         device_of_stage=[devices[number] for number in planned.device_of_stage],
         available=available_devices(),
     )

@@ -46,7 +46,7 @@ class StepFunctions:
         """Trains on a batch; its logs."""
         key = _shapes(batch)
         if key not in self._functions:
-            made = self._make(split_rows(rows_of(batch), self.microbatches))
+            made = self._make(batch)
             with self._tracing():
                 self.check_captures(made.get_concrete_function(batch).captured_inputs)
             self._functions[key] = made
@@ -61,9 +61,10 @@ class StepFunctions:
     def concrete(self, batch: Any) -> Any:
         """The traced function for a batch; nothing runs."""
         with self._tracing():
-            return self._make(split_rows(rows_of(batch), self.microbatches)).get_concrete_function(batch)
+            return self._make(batch).get_concrete_function(batch)
 
-    def _make(self, rows: Sequence[int]) -> Any:
+    def _make(self, batch: Any) -> Any:
+        rows = split_rows(rows_of(batch), self.microbatches)
         # Traced within the step: gradients of a function of its own could not be added up outside.
         model, train_step = self.model, compat.undecorated(self.model.train_step)
         last = len(rows) - 1

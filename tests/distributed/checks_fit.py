@@ -273,6 +273,18 @@ def check_the_model_is_put_back(engine: Any) -> None:
     assert callback.report.mode == "data_parallel"
 
 
+def check_training_by_others_within_fit_is_refused(engine: Any) -> None:
+    """``train_on_batch`` in a callback makes a train function that averages nothing."""
+    batch = t.data(engine.rank, t.ROWS)
+    trains = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda n, logs: n or callback.model.train_on_batch(*batch)
+    )
+    model = t.compiled(t.mlp(), keras.optimizers.SGD(0.05))
+    callback = tf_ooo.OOOBackprop(mode="data_parallel")
+    with pytest.raises(tf_ooo.BackendError, match="train_on_batch, or make_train_function, was called in"):
+        t.fit(model, t.data(engine.rank, 80), [callback, trains])
+
+
 def check_compression(engine: Any) -> None:
     """Values that 16 bits hold come back exact; others rounded, but the same on all ranks."""
     for compression in ("none", "fp16", "bf16"):

@@ -99,6 +99,48 @@ def uphill(report):
     return found
 
 
+def unplanned(report):
+    """What ordered ops read of other tasks, though no schedule makes them wait for those.
+
+    Schedules know that F comes after F below, dO after F and after dO above, dW after F, dO and dO above.
+    What adds up the gradients of a tied weight, and what follows, is no part of any order.  A loop computes a
+    stage's dO and dW, and begins with zeros for its dW.
+    """
+    graph = report.rewritten_graph
+    tasks = tasks_of(graph)
+    backward = ("dO", "dW")
+
+    def expected(source, reader):
+        if reader.kind not in backward:
+            return source.kind == "F" and source.stage <= reader.stage
+        if source.kind == "F" or source == reader:
+            return True
+        return source.kind == "dO" and source.stage >= reader.stage
+
+    index, found, adds = GraphIndex(graph), set(), set()
+    controls = [(text[1:], node.name) for node in graph.node for text in node.input if text[0] == "^"]
+    ordered = {name for pair in controls for name in pair}
+    for i in index.order:
+        name, reader = index.names[i], tasks.get(index.names[i])
+        for source in (index.names[p] for p, _ in index.data_preds[i]):
+            task = tasks.get(source)
+            if (
+                None in (task, reader)
+                or "U" in (task.kind, reader.kind)
+                or task.microbatch != reader.microbatch
+            ):
+                continue
+            if expected(task, reader) and source not in adds:
+                continue
+            if index.ops[i] == "Enter" and task.stage == reader.stage:
+                continue
+            if {task.kind, reader.kind} == {"dW"}:
+                adds.add(name)
+            if {task.kind, reader.kind} != {"dW"} or name in ordered:
+                found.add(f"{reader.kind}:{reader.stage} reads {task.kind}:{task.stage} ({name})")
+    return sorted(found)
+
+
 ALL = [
     "gpipe",
     "1f1b",
@@ -139,6 +181,7 @@ def compared(make, optimizer, schedules, options=None, **more):
             "loops": loops(report),
             "unordered": unordered(report),
             "uphill": uphill(report),
+            "unplanned": unplanned(report),
             "redundant": redundant(report),
             "skipped": [note for note in report.notes if note.startswith("skipped")],
         }
@@ -229,7 +272,22 @@ def check_legacy_optimizers():
 
 def check_tied_embedding():
     decayed = lambda: keras.optimizers.AdamW(0.01, weight_decay=0.02)  # noqa: E731
-    return compared(Tied, decayed, ("gpipe", "fast_forward", "1f1b"), data=(WORDS, np.roll(WORDS, 1, 1)))
+    schedules = ("gpipe", "fast_forward", "1f1b", "zb_h1")
+    return compared(Tied, decayed, schedules, data=(WORDS, np.roll(WORDS, 1, 1)))
+
+
+def check_used_twice():
+    """A layer below another and above it again, and one at the bottom of a second branch."""
+
+    def make():
+        again = keras.layers.Dense(12, activation="relu")
+        a, b = keras.Input((7,)), keras.Input((6,))
+        x = again(keras.layers.Dense(15)(again(keras.layers.Dense(15)(a))))
+        y = keras.layers.Dense(12, activation="tanh")(keras.layers.LayerNormalization()(b))
+        return keras.Model([a, b], keras.layers.Dense(3)(keras.layers.Dense(10)(x * y)))
+
+    data = ([X, WORDS.astype("float32")], Y)
+    return compared(make, adam, ("gpipe", "zb_h1", "modulo"), data=data)
 
 
 def check_untied_embedding():
@@ -830,6 +888,13 @@ def check_variables_move_and_return():
         except (RuntimeError, KeyboardInterrupt):
             # Within the handler: nothing needs the garbage collector.
             out[f"interrupted by {name}"] = [raising.seen, places(model)]
+
+    once = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda n, logs: len(places(model)) > 1 and model.train_on_batch(X[:4], Y[:4])
+    )
+    parted = pipelined("gpipe")
+    model.fit(X, Y, **fits, callbacks=[parted, once])
+    out["trained by others"] = [places(model), [note[:45] for note in parted.report.notes]]
 
     failing, _ = train(Failing, adam, epochs=1)
     failing.fails = True

@@ -35,6 +35,7 @@ def assert_same_bits(found, devices, far=1e-5, weights_everywhere=True):
         assert one["skipped"] == []
         assert one["unordered"] == []
         assert one["uphill"] == []
+        assert one["unplanned"] == []
         assert one["redundant"] == []
 
 
@@ -120,6 +121,7 @@ def test_uneven_micro_batches_masks_and_what_keras_compiles():
 
 MODELS = (
     "tied_embedding",
+    "used_twice",
     "untied_embedding",
     "constant_rows",
     "many_outputs",
@@ -185,6 +187,8 @@ def test_variables_move_and_return():
     assert found["file without us"]
     stopped = [value for name, value in found.items() if name.startswith("interrupted by")]
     assert stopped == [[["CPU:0", "CPU:1", "CPU:2"], ["CPU:0"]]] * 4
+    assert found["trained by others"][0] == ["CPU:0"]
+    assert "train_on_batch, or make_train_function, was c" in found["trained by others"][1]
     # Keras' own lines are not seen; then the next fit puts the variables back.
     assert found["unseen"] == ["CPU:0", "CPU:1", "CPU:2"]
     assert found["next fit"] == ["CPU:0"]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from grappler_passes.graph import Layer, Op, OpKind, TrainingGraph
-from tf_ooo.pipeline.tasks import _output_grad_layers, _touching
+import dataclasses
 
-F, DO = OpKind.FORWARD, OpKind.OUTPUT_GRAD
+from grappler_passes.graph import Layer, Op, OpKind, TrainingGraph, Variable
+from tf_ooo.pipeline.tasks import _handed_on, _output_grad_layers, _touching
+from tf_ooo.pipeline.weight_uses import layers_using
+
+F, DO, DW = OpKind.FORWARD, OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD
 
 
 def op(name, kind_of_op, kind, *inputs):
@@ -32,3 +35,41 @@ def test_a_constant_that_all_layers_share_takes_no_gradient_to_the_first():
     forward = {"axes": 0, "x0": 0, "mean0": 0, "x1": 1, "mean1": 1, "x2": 2}
     found = _output_grad_layers(graph, _touching(graph, forward), {})
     assert found == {"grad2": 2, "sum1": 2, "grad1": 1, "sum0": 1, "grad0": 0}
+
+
+def embedding_below_two_layers():
+    """Looked up, multiplied by w1, and by the embedding again: it has gradients from above and below."""
+    ops = [
+        op("e", "_Arg", OpKind.OTHER),
+        op("w", "_Arg", OpKind.OTHER),
+        op("words", "_Arg", F),
+        op("x0", "ResourceGather", F, "e", "words"),
+        op("kernel", "ReadVariableOp", F, "w"),
+        op("x1", "MatMul", F, "x0", "kernel"),
+        op("table", "ReadVariableOp", F, "e"),
+        op("logits", "MatMul", F, "x1", "table"),
+        op("grad2", "SoftmaxGrad", DO, "logits"),
+        op("grad1", "MatMul", DO, "grad2", "table"),
+        op("above", "MatMul", DW, "x1", "grad2"),
+        op("down", "MatMul", DW, "grad1", "kernel"),
+        op("below", "UnsortedSegmentSum", DW, "down", "words"),
+        op("both", "AddN", DW, "above", "below"),
+    ]
+    ops = [dataclasses.replace(one, layer=0) if one.kind is DW else one for one in ops]
+    layers = (Layer(0, ("e",)), Layer(1, ("w",)))
+    graph = TrainingGraph({one.name: one for one in ops}, layers, (Variable("e", "e"), Variable("w", "w")))
+    forward = {"words": 0, "x0": 0, "kernel": 1, "x1": 1, "table": 0, "logits": 1}
+    return graph, forward
+
+
+def test_a_weight_is_used_where_data_meets_it():
+    assert layers_using(*embedding_below_two_layers()) == [{0, 1}, {1}]
+
+
+def test_what_takes_a_gradient_down_to_the_lowest_layer_is_its_upper_neighbours_output_gradient():
+    graph, forward = embedding_below_two_layers()
+    touching = _touching(graph, forward)
+    away = {"above": 1, "down": 1}
+    assert _handed_on(graph, touching, away, layers_using(graph, forward)) == {"down"}
+    # Nobody else uses the weight.
+    assert _handed_on(graph, touching, {"down": 1}, [{0}, {1}]) == {"down"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tf_ooo import compat
@@ -25,6 +26,11 @@ from tf_ooo.uncompiled import Uncompiled
 _LOG = logging.getLogger("tf_ooo")
 # How long a rank whose data have ended waits for the others, which may wait for it.
 _PATIENCE_S = 30.0
+_REPLACED = (
+    "train_on_batch, or make_train_function, was called in this fit: from then on gradients were not "
+    "averaged, and the ranks' weights are no longer the same; go on from a checkpoint, and call it after "
+    "the fit"
+)
 _ONE_PROCESS = "one process: nothing to average"
 
 
@@ -56,6 +62,7 @@ class DataParallelFit:
         self._model: Any = None
         self._params: dict[str, Any] = {}
         self._train_samples = 0.0
+        self._replaced = False
 
     def begin(self, model: Any, params: dict[str, Any] | None = None) -> None:
         """At the start of training.
@@ -66,6 +73,7 @@ class DataParallelFit:
             OptionsError: a named schedule and a model that runs eagerly.
         """
         self.end()
+        self._replaced = False
         self.engine = choose_engine(self.options.engine)
         if self.engine.size == 1:
             self._begin_alone(model)
@@ -95,7 +103,7 @@ class DataParallelFit:
         self._model = model
         start = self._guarded(lambda engine: engine.gather(compat.start_epoch_of(model)), "before training")
         compat.set_start_epoch(model, start[0])
-        compat.install_train_function(model, self.step, stock)
+        compat.install_train_function(model, self.step, stock, before_next=self._end_replaced)
 
     def _begin_alone(self, model: Any) -> None:
         self.report = Report(mode="data_parallel", model=str(model.name), environment=environment(model))
@@ -183,7 +191,12 @@ class DataParallelFit:
             self._train_samples = compat.samples_seen(self._model)
 
     def epoch_end(self, epoch: int, logs: dict[str, Any] | None) -> None:
-        """Averages the logs, in place, weighted by samples; looks whether the ranks have drifted apart."""
+        """Averages the logs, in place, weighted by samples; looks whether the ranks have drifted apart.
+
+        Raises BackendError where something else than our step has trained.
+        """
+        if self._replaced:
+            raise BackendError(_REPLACED)
         if self.lockstep is None or self._model is None:
             return
         lockstep, logs = self.lockstep, {} if logs is None else logs
@@ -214,15 +227,23 @@ class DataParallelFit:
         assert self.lockstep is not None  # for mypy: begin has run
         assert self.engine is not None
         missing = 0 if self.lockstep.others_ended or self._model.stop_training else self.lockstep.left or 0
+        ask_ranks = partial(self._guarded, lambda _: exchange(), "at the end of an epoch")
         if not missing:
-            return self._guarded(lambda _: exchange(), "at the end of an epoch")
+            return ask_ranks()
         found: list[Any] = []
-        thread = threading.Thread(
-            target=lambda: found.append(self._guarded(lambda _: exchange(), "at the end of an epoch")),
-            daemon=True,
-        )
+        errors: list[Exception] = []
+
+        def ask() -> None:
+            try:
+                found.append(ask_ranks())
+            except Exception as error:  # raised below, by the thread that trains
+                errors.append(error)
+
+        thread = threading.Thread(target=ask, daemon=True)
         thread.start()
         thread.join(_PATIENCE_S)
+        if errors:
+            raise errors[0]
         if not found:
             raise ended_early(self.engine, missing)
         return found[0]
@@ -235,6 +256,11 @@ class DataParallelFit:
         if self._model is not None:
             compat.remove_train_function(self._model)
             self._model = None
+
+    def _end_replaced(self) -> None:
+        """Before another train function is made: by the next ``fit``, or within this one."""
+        self.end()
+        self._replaced = True
 
     def finish(self) -> None:
         """At the end of training: tells the other ranks, restores; rank 0 writes the timeline."""

@@ -58,7 +58,7 @@ class Traced:
 
     def as_step(self) -> Step:
         """As the pipeline's code takes a step, of one micro-batch."""
-        known = Known(self.graph, self.graph_def, frozenset(self.where), self.where, {}, ())
+        known = Known(self.graph, self.graph_def, frozenset(self.where), self.where, {})
         where = {name: (kind, layer, 0) for name, (kind, layer) in self.where.items()}
         return Step(self.graph_def, self.index, [0] * len(self.index), 1, known, where, frozenset())
 
@@ -100,13 +100,12 @@ def trace(
     leave_sums(flat_def)
     graph = _numbered(classify_graph_def(flat_def, names), layers)
     index = GraphIndex(flat_def)
-    where, _ = assign(graph, index)
     inside = {id(placeholder) for _, placeholder in captured}
     return Traced(
         graph_def=flat_def,
         index=index,
         graph=graph,
-        where=where,
+        where=assign(graph, index).where,
         outputs=infer_some_outputs(flat_def),
         arguments=tuple(t.op.name for t in concrete.inputs if id(t) not in inside),
         specs=specs,

@@ -6,7 +6,6 @@ import dataclasses
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -19,11 +18,12 @@ from tf_ooo.data_parallel.averaging import optimizers_of
 from tf_ooo.environment import environment
 from tf_ooo.errors import BackendError, MemoryLimitError, OOOError
 from tf_ooo.options import Options
-from tf_ooo.pipeline.checks import check_model, lost_text, too_short_text
+from tf_ooo.pipeline.checks import check_model, too_short_text
 from tf_ooo.pipeline.devices import full_names, home_device, joined
 from tf_ooo.pipeline.guard import Guard
 from tf_ooo.pipeline.measured import check_costs, link_between, measured_costs, unknown_sizes
 from tf_ooo.pipeline.micro_batches import rows_of, split_rows
+from tf_ooo.pipeline.moved_fit import MovedFit
 from tf_ooo.pipeline.naming import named, variable_layers
 from tf_ooo.pipeline.partition import units_of
 from tf_ooo.pipeline.parts import is_part
@@ -36,14 +36,17 @@ from tf_ooo.pipeline.unrolled_tasks import Step
 from tf_ooo.pipeline.variables import Moved, all_variables
 from tf_ooo.report import Report
 from tf_ooo.single_device import save_timeline, stays_stock
-from tf_ooo.uncompiled import Uncompiled
 
 _LOG = logging.getLogger("tf_ooo")
 _TIMED = 100
+_REPLACED = (
+    "train_on_batch, or make_train_function, was called in this fit: from then on it trained in stock order, "
+    "on one device; call it after the fit"
+)
 _NO_GRAPH = "TensorFlow handed no graph of it over"
 
 
-class PipelineFit:
+class PipelineFit(MovedFit):
     """What the callback does in one or several ``fit`` calls of one model.
 
     Nothing falls back here, the model is distributed by request; but an unsupported TensorFlow trains in
@@ -59,27 +62,17 @@ class PipelineFit:
     whole_layers = False
 
     def __init__(self, options: Options, replicas: Replicas | None = None) -> None:
-        self.options, self.replicas = options, replicas
+        super().__init__(options)
+        self.replicas = replicas
         self.planned_from: tuple[Step, CostTable] | None = None
-        self.report = Report(mode=options.mode)
         self.planned: Planned | None = None
-        self.devices: tuple[str, ...] = ()
-        self._target: Any = None
-        self._model: Any = None
         self._plan: Any = None
         self._layers: dict[str, int] = {}
         self._planned_for: Any = None
-        self._moved: Moved | None = None
-        self._functions: StepFunctions | None = None
-        self._request: PipelineRequest | None = None
-        self._profiler: StepProfiler | None = None
         self._profiled = 0
-        self._seen = 0
         self._too_short = ""
         self._rows = 0  # of the largest micro-batch that is planned for
         self._step_s: deque[float] = deque(maxlen=_TIMED)
-        self._guard: Guard | None = None
-        self._uncompiled = Uncompiled()
         self._shared_link: Link | None = None
 
     # -- what the callback calls -----------------------------------------------------------------
@@ -92,6 +85,7 @@ class PipelineFit:
                 TensorFlow.
         """
         self.end()
+        self._replaced = False
         if stays_stock(self.options, self.report, model):
             return
         compat.check_keras_backend(model)
@@ -105,16 +99,10 @@ class PipelineFit:
             self._forget(model, stock, devices)
         self.devices, self._seen = devices, 0
         self.report.notes = [note for note in self.report.notes if note != self._too_short]
-        compat.install_train_function(model, self._execution, stock, before_next=self.end)
+        compat.install_train_function(model, self._execution, stock, before_next=self._end_replaced)
         self._guard = Guard(model, self._failed, self.settle)
         self._uncompiled.set_aside(model)
         self._uncompiled.note_in(self.report)
-
-    @property
-    def guard(self) -> Guard:
-        """Of the fit that runs."""
-        assert self._guard is not None  # for mypy: begin has run
-        return self._guard
 
     def _forget(self, model: Any, stock: Any, devices: tuple[str, ...]) -> None:
         self.report = Report(mode=self.options.mode, model=str(model.name), environment=environment(model))
@@ -123,52 +111,13 @@ class PipelineFit:
         self.planned, self._plan, self._planned_for = None, None, (stock, devices)
         self._shared_link = None
 
-    def epoch_begin(self, epoch: int) -> None:
-        """Nothing to do."""
-
     def epoch_end(self, epoch: int, logs: dict[str, Any] | None) -> None:
-        """Takes note of the step times so far."""
+        """Takes note of the step times so far, and of steps that were not ours."""
         fill_times(self.report, self._step_s)
-
-    def settle(self) -> None:
-        """Before anybody sees the weights between batches: nothing to do."""
-
-    def test_begin(self) -> None:
-        """Nothing to do."""
-
-    def end(self) -> None:
-        """Puts variables and the model's own train function back; does nothing the second time."""
-        lost = self._ended()
-        if lost:
-            _LOG.warning("%s", lost_text(lost))
-
-    def _ended(self) -> list[str]:
-        """Like :meth:`end`; names the variables that are lost."""
-        if self._guard is not None:
-            self._guard.close()
-            self._guard = None
-        if self._profiler is not None:
-            self._profiler.close()
-            self._profiler = None
-        lost = self._put_back()
-        self._uncompiled.put_back()
-        if self._model is not None:
-            compat.remove_train_function(self._model)
-            self._model = None
-        return lost
-
-    def _put_back(self) -> list[str]:
-        """Variables to where they were before; names those that are lost."""
-        if self._request is not None:
-            self._request.close()
-        self._request, self._functions = None, None
-        if self._moved is None:
-            return []
-        # Asked first: a read from a worker that has just died would wait for ever.
-        getattr(self._target, "lost", dict)()
-        lost = self._moved.restore(getattr(self._target, "reachable", lambda device: True))
-        self._moved = None
-        return lost
+        if self._replaced:
+            self._replaced = False
+            self.report.notes.append(_REPLACED)
+            _LOG.warning("%s", _REPLACED)
 
     def finish(self) -> None:
         """At the end of training: restores, writes the timeline.
@@ -204,23 +153,6 @@ class PipelineFit:
         if not batches:
             raise StopIteration
         return outputs
-
-    def _failed(self, error: BaseException) -> BaseException:
-        """Ends the fit; what the error is to be raised as."""
-        explained = self._explained(error) if isinstance(error, Exception) else error
-        self.end()
-        return explained
-
-    def _gone(self, lost: Sequence[str]) -> Exception:
-        """What variables whose device is gone are raised as: names the worker, where there is one."""
-        error = RuntimeError(lost_text(lost))
-        explained = self._explained(error)
-        return BackendError(str(error)) if explained is error else explained
-
-    def _explained(self, error: Exception) -> Exception:
-        explain = getattr(self._target, "explain", None)
-        explained: Exception = error if explain is None else explain(error)
-        return explained
 
     def step(self, batch: Any, iterator: Any) -> Any:
         """One step on one batch; its logs."""

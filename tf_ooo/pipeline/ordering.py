@@ -34,17 +34,17 @@ class LaneOrder:
 
 
 def ops_of_tasks(step: Step, stage_of_layer: Sequence[int], reach: Sequence[int]) -> dict[Task, list[int]]:
-    """Nodes of each task in topological order; sums of gradients belong to none.
+    """Nodes of each task in topological order; sums of gradients belong to none, of layers neither.
 
     Nor do ops that wait for updates, such as the copies of the logs that a step returns: a lane ordered
     around them would wait for the end of the step.
     """
     names = step.index.names
-    updates = _updates(step)
+    updates, sums = _updates(step), step.sums | step.joined
     ops: dict[Task, list[int]] = {}
     for i in step.index.order:
         at = step.where.get(names[i])
-        if at is None or names[i] in step.sums or step.index.ops[i] == "Const":
+        if at is None or names[i] in sums or step.index.ops[i] == "Const":
             continue
         kind, layer, microbatch = at
         if kind != "U" and reach[i] & updates:

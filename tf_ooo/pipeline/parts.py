@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from grappler_passes.graph import Layer, OpKind, TrainingGraph
+from tf_ooo.pipeline.weight_uses import from_weights, ops_of_data
 
 # Each part takes at least so much of a step.
 LEAST_SHARE = 1 / 16
@@ -21,7 +22,6 @@ _LATER = 1.5
 _COUNTED = (OpKind.FORWARD, OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD)
 # What the names of parts begin with.
 _PLACES = ("before ", "behind ")
-_DATA = ("_Arg", "Placeholder", "PlaceholderWithDefault")
 
 
 def divided(
@@ -70,12 +70,7 @@ class _Ops:
 
     def __init__(self, graph: TrainingGraph, seconds: Mapping[str, float]) -> None:
         self._graph, self._seconds = graph, seconds
-        handles = _handles(graph)
-        self._of_data: set[str] = set()
-        for name, op in graph.ops.items():
-            starts = op.type in _DATA and name not in handles
-            if starts or any(producer in self._of_data for producer, _ in op.inputs):
-                self._of_data.add(name)
+        self._of_data = ops_of_data(graph)
 
     def divide(self, names: Sequence[str], layer: Layer, least_s: float) -> _Division | None:
         """The parts of a layer; None: it stays whole.
@@ -88,7 +83,7 @@ class _Ops:
         line = [name for name in names if name in self._of_data]
         if sum(self._seconds.get(name, 0.0) for name in line) < 2 * least_s:
             return None
-        weights = self._from_weights(layer)
+        weights = from_weights(self._graph, layer, self._of_data)
         users = [i for i, n in enumerate(line) if any(p in weights for p, _ in self._graph.ops[n].inputs)]
         if not users:
             return None
@@ -99,14 +94,6 @@ class _Ops:
         home = part_of[line[users[0]]]
         part_of |= self._without_data(names, part_of, dict.fromkeys(weights, home))
         return _Division(part_of, len(ends) + 1, home)
-
-    def _from_weights(self, layer: Layer) -> set[str]:
-        """What depends on the layer's weights, perhaps on other variables, and on no data."""
-        found = {v.handle for v in self._graph.variables if v.name in layer.variables}
-        for name, op in self._graph.ops.items():
-            if name not in self._of_data and any(producer in found for producer, _ in op.inputs):
-                found.add(name)
-        return found
 
     def _ends(self, line: Sequence[str], together: range, least_s: float) -> list[int]:
         """Where parts end, each end the place of the next part's first op."""
@@ -171,14 +158,6 @@ class _Ops:
 def is_part(name: str) -> bool:
     """Whether a layer of that name is a part without weights."""
     return name.startswith(_PLACES)
-
-
-def _handles(graph: TrainingGraph) -> set[str]:
-    """Arguments that are variables."""
-    reading = (
-        op for op in graph.ops.values() if op.type.startswith(("ReadVariable", "ResourceGather", "Assign"))
-    )
-    return {op.inputs[0][0] for op in reading if op.inputs}
 
 
 def _renumbered(

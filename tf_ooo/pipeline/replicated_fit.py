@@ -60,7 +60,7 @@ class ReplicatedPipelineFit(DataParallelFit):
         stock = compat.train_function_of(model)
         assert self.step is not None  # for mypy: begin has run
         ours = self.pipeline.guard.guarded(self.step, StopIteration)
-        compat.install_train_function(model, ours, stock, before_next=self.end)
+        compat.install_train_function(model, ours, stock, before_next=self._end_replaced)
 
     def _together(self, model: Any) -> bool:
         return True

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from grappler_passes.dependencies import GraphIndex
 from grappler_passes.graph import OpKind, TrainingGraph
 from tf_ooo.costs.from_graph import forward_layers, layers_of_weights_and_readers
 from tf_ooo.lowering import TaskOps
 from tf_ooo.pipeline.loops import LoopTask, fed_to_loops, loop_tasks
+from tf_ooo.pipeline.weight_uses import layers_using
 from tf_ooo.schedule import Task
 
 _KINDS = {OpKind.FORWARD: "F", OpKind.OUTPUT_GRAD: "dO", OpKind.WEIGHT_GRAD: "dW", OpKind.UPDATE: "U"}
@@ -30,10 +32,25 @@ def forward_and_loops(graph: TrainingGraph, index: GraphIndex) -> tuple[dict[str
     return forward | {name: layer for name, layer in of_loops.items() if name in forward}, loops
 
 
-def assign(
-    graph: TrainingGraph, index: GraphIndex, parts: Mapping[str, int] | None = None
-) -> tuple[Where, Glued]:
-    """Kind and layer of each op, and the layers that run in one loop, so that no cut may part them.
+@dataclass(frozen=True)
+class Assigned:
+    """What :func:`assign` finds.
+
+    Attributes:
+        where: kind and layer of each op.
+        glued: ranges of layers that run in one loop, so that no cut may part them.
+        joined: dW ops that read gradients from other layers: a tied weight's, from all that use it.
+            Whoever waits for such a dW waits for stages above, which no schedule expects: they run when
+            they can.
+    """
+
+    where: Where
+    glued: Glued
+    joined: frozenset[str]
+
+
+def assign(graph: TrainingGraph, index: GraphIndex, parts: Mapping[str, int] | None = None) -> Assigned:
+    """Kind and layer of each op.
 
     Ops that serve several layers' updates are left out.
 
@@ -55,12 +72,27 @@ def assign(
     output_grads = _output_grad_layers(graph, touching, of_loops)
     where.update((name, ("dO", layer)) for name, layer in output_grads.items())
     away = _weight_grads_away(graph, touching, output_grads)
-    handed_on = _handed_on(graph, away)
+    handed_on = _handed_on(graph, touching, away, layers_using(graph, forward))
     where.update((name, ("dO" if name in handed_on else "dW", at)) for name, at in away.items())
     for loop in loops:
         where.update(dict.fromkeys(loop.members, (loop.kind, loop.layer)))
+    where = {name: at for name, at in where.items() if graph.ops[name].type != "Const"}
     glued = tuple(sorted({loop.glued for loop in loops}))
-    return {name: at for name, at in where.items() if graph.ops[name].type != "Const"}, glued
+    return Assigned(where, glued, _joined(graph, where))
+
+
+def _joined(graph: TrainingGraph, where: Where) -> frozenset[str]:
+    """dW ops that depend on dW of another layer."""
+    found: set[str] = set()
+    for name, op in graph.ops.items():
+        at = where.get(name)
+        if at is None or at[0] != "dW":
+            continue
+        read = [producer for producer, _ in op.inputs]
+        dw = (where[producer] for producer in read if where.get(producer, ("", 0))[0] == "dW")
+        if any(producer in found for producer in read) or any(other != at for other in dw):
+            found.add(name)
+    return frozenset(found)
 
 
 def _touching(graph: TrainingGraph, forward: Mapping[str, int]) -> dict[str, set[int]]:
@@ -141,17 +173,43 @@ def _weight_grads_away(
     return found
 
 
-def _handed_on(graph: TrainingGraph, away: Mapping[str, int]) -> set[str]:
-    """dW ops behind their weight, with no other weights in between, and what leads there: they are dO."""
+def _handed_on(
+    graph: TrainingGraph,
+    touching: Mapping[str, set[int]],
+    away: Mapping[str, int],
+    using: Sequence[Collection[int]],
+) -> set[str]:
+    """dW ops that take a gradient down to their weight's layer, from the layers above: they are dO.
+
+    Only one layer's gradients need them, so that they count as its dW; a cut may part them all the same.
+    The gradient of a weight that is used above its layer is not: it goes to a sum.
+    """
     found: set[str] = set()
+    leading = _leading_home(graph, touching, away)
     for name in reversed(list(graph.ops)):
         at, home = away.get(name), graph.ops[name].layer
         if at is None or home is None:
             continue
-        if home < at and not any(layer.variables for layer in graph.layers[home + 1 : at + 1]):
+        if home < at and (at not in using[home] or name in leading):
             found.add(name)
         if name in found:
             found.update(producer for producer, _ in graph.ops[name].inputs if producer in away)
+    return found
+
+
+def _leading_home(
+    graph: TrainingGraph, touching: Mapping[str, set[int]], away: Mapping[str, int]
+) -> set[str]:
+    """dW ops behind which there is one that reads activations of the weight's own layer."""
+    found: set[str] = set()
+    for name in reversed(list(graph.ops)):
+        op = graph.ops[name]
+        if op.kind is not OpKind.WEIGHT_GRAD or op.layer is None:
+            continue
+        producers = [producer for producer, _ in op.inputs]
+        reads_home = name not in away and any(op.layer in touching.get(p, ()) for p in producers)
+        if reads_home or name in found:
+            found.update(p for p in producers if p in graph.ops and graph.ops[p].layer == op.layer)
     return found
 
 

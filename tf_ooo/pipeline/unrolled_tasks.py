@@ -41,6 +41,7 @@ class Known:
         where: ``{op: (kind, layer)}``.
         sizes: bytes of the ops' outputs.
         glued: ranges of layers that no cut may part.
+        joined: ops of ``where`` that add up gradients from several layers.
     """
 
     graph: TrainingGraph
@@ -48,7 +49,8 @@ class Known:
     names: frozenset[str]
     where: Mapping[str, tuple[str, int]]
     sizes: Mapping[str, int]
-    glued: tuple[tuple[int, int], ...]
+    glued: tuple[tuple[int, int], ...] = ()
+    joined: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,11 @@ class Step:
     def general(self) -> dict[str, str]:
         """The general name of each op."""
         return general_names(self.index.names, self.count)
+
+    @cached_property
+    def joined(self) -> frozenset[str]:
+        """Ops that add up a micro-batch's gradients from several layers."""
+        return frozenset(name for name, key in self.general.items() if key in self.known.joined)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -158,14 +165,15 @@ def _classified(alone: Any, general: Mapping[str, str], whole_layers: bool) -> K
         work = dataclasses.replace(device("cpu-core"), launch_s=0.0)  # of what an op does, not of its call
         seconds = op_seconds(alone, work).seconds
         graph, parts = divided(graph, forward, seconds, {layer for loop in loops for layer in loop.glued})
-    where, glued = assign(graph, index, parts)
+    assigned = assign(graph, index, parts)
     return Known(
         graph,
         alone,
         frozenset(general[name] for name in graph.ops),
-        {general[name]: at for name, at in where.items()},
+        {general[name]: at for name, at in assigned.where.items()},
         {general[name]: op.output_bytes for name, op in graph.ops.items() if op.output_bytes},
-        glued,
+        assigned.glued,
+        frozenset(general[name] for name in assigned.joined),
     )
 
 

@@ -76,21 +76,11 @@ class Moved:
         gone: set[str] = set()
         while self._before:
             variable, old = self._before.pop()
-            device = private.value_of(variable).device
             try:
-                if device in gone or not reachable(device):
-                    raise BackendError("its worker was lost")
-                moved = private.value_of(variable)
-                old.assign(moved.read_value())
-            except Exception as error:  # a worker that has died: nothing else may stop this
-                _LOG.debug("%s is lost", compat.path_of(variable), exc_info=error)
-                lost.append(compat.path_of(variable))
-                if _host(device) != _host(old.device):  # a second read from there would wait for ever
-                    gone.add(device)
-            else:
-                if not _free(moved) and _host(device) != _host(old.device):
-                    gone.add(device)
-            private.set_value_of(variable, old)
+                if not _taken_back(variable, old, reachable, gone):
+                    lost.append(compat.path_of(variable))
+            finally:  # also where somebody interrupts
+                private.set_value_of(variable, old)
         for part, functions in self._functions or ():
             private.set_functions_of(part, functions)
         self._forget_traces()
@@ -101,6 +91,24 @@ class Moved:
         parts = [part for part, _ in self._functions or ()]
         for owner in (*parts, *optimizers_of(self.model), *self.model.metrics):
             compat.forget_traces(owner)
+
+
+def _taken_back(variable: Any, old: Any, reachable: Callable[[str], bool], gone: set[str]) -> bool:
+    """Whether ``old`` has the variable's present value; adds devices that do not answer to ``gone``."""
+    moved = private.value_of(variable)
+    away = moved.device if _host(moved.device) != _host(old.device) else ""
+    if moved.device in gone or not reachable(moved.device):
+        taken = False
+    else:
+        try:
+            old.assign(moved.read_value())
+            taken = True
+        except Exception as error:  # a worker that has died: nothing else may stop this
+            _LOG.debug("%s is lost", compat.path_of(variable), exc_info=error)
+            taken = False
+        if away and not (taken and _free(moved)):  # a second read from there would wait for ever
+            gone.add(away)
+    return taken
 
 
 def _free(moved: Any) -> bool:

@@ -30,6 +30,27 @@ def wide(rows=48, width=1024):
     return _dense(rows, width, 8)
 
 
+def tied(rows=24, words=12, table=9000, width=192):
+    """An embedding that is the output's kernel too: its gradient comes from both workers."""
+
+    class Tied(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.embedding = keras.layers.Embedding(table, width)
+            self.middle = [keras.layers.Dense(width, activation="relu") for _ in range(4)]
+
+        def call(self, ids):
+            x = self.embedding(ids)
+            for layer in self.middle:
+                x = x + layer(x)
+            return keras.ops.matmul(x, keras.ops.transpose(self.embedding.embeddings))
+
+    inputs = keras.Input((words,), batch_size=rows * COUNT, dtype="int32")
+    random = np.random.default_rng(0)
+    x, y = random.integers(0, table, (2, rows * COUNT, words))
+    return keras.Model(inputs, Tied()(inputs)), x.astype("int32"), y
+
+
 def _dense(rows, width, depth):
     inputs = keras.Input((24,), batch_size=rows * COUNT)
     x = inputs

@@ -7,7 +7,7 @@ from tf_ooo.bench.pipeline import workers
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["deep", "wide"])
+@pytest.mark.parametrize("model", ["deep", "wide", "tied"])
 def test_measured_peaks_stay_within_the_limit(model, tmp_path):
     cluster = addresses(2)
     with workers(cluster, 2, str(tmp_path)) as processes:

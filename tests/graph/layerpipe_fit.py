@@ -511,6 +511,14 @@ class Writes(Saves):
         super().take()
 
 
+class Replaces(Saves):
+    """Makes another train function after that batch, as train_on_batch does, then takes the weights."""
+
+    def take(self):
+        self.model.make_train_function()
+        super().take()
+
+
 class Stops(Saves):
     """Ends training after that batch, and takes the weights at the end of the epoch."""
 
@@ -541,13 +549,14 @@ def nothing_is_on_its_way():
     saved = reloaded(saved)
     fitted(saved, layerpipe(), epochs=1)
     fitted(whole, layerpipe(), epochs=2)
-    predicts, stops, writes = Predicts(2), Stops(2), Writes(2)
-    for callback in (predicts, writes):
+    predicts, stops, writes, replaces = Predicts(2), Stops(2), Writes(2), Replaces(2)
+    for callback in (predicts, writes, replaces):
         fitted(convnet(), layerpipe(unroll=1), epochs=1, more=[callback])
     x, y = samples()
     convnet().fit(x, y, batch_size=16, shuffle=False, verbose=0, callbacks=[stops, layerpipe(unroll=1)])
     others = {}
-    for name, saw in (("predicts", predicts), ("stops", stops), ("writes", writes)):
+    seen = {"predicts": predicts, "stops": stops, "writes": writes, "replaces": replaces}
+    for name, saw in seen.items():
         rows, alone = 16 * saw.updates, convnet()
         alone.fit(x[:rows], y[:rows], batch_size=16, shuffle=False, verbose=0, callbacks=[layerpipe()])
         others[name] = saw.updates > 2 and same(saw.weights, [v.numpy() for v in alone.trainable_variables])

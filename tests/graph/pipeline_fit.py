@@ -718,6 +718,46 @@ def check_loops():
     return out
 
 
+class LanguageModel(keras.Model):
+    """Loops between an embedding and the same one as the output's kernel."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = keras.layers.Embedding(29, 8)
+        self.loops = [keras.layers.LSTM(8, return_sequences=True) for _ in range(2)]
+
+    def call(self, words):
+        hidden = self.embedding(words)
+        for loop in self.loops:
+            hidden = loop(hidden)
+        return tf.tensordot(hidden, tf.transpose(self.embedding.embeddings), 1)
+
+
+def check_loops_and_skips():
+    """What comes out of a loop meets something of a lower layer; each cut there is."""
+
+    def residual():
+        inputs = keras.Input((4, 3))
+        x = keras.layers.Dense(6)(inputs)
+        for _ in range(2):
+            x = keras.layers.Add()([x, keras.layers.LSTM(6, return_sequences=True)(x)])
+        return keras.Model(inputs, keras.layers.Dense(3)(keras.layers.GlobalAveragePooling1D()(x)))
+
+    cases = {
+        "residual": (residual, 4, (RNG.normal(size=(48, 4, 3)).astype("float32"), Y)),
+        "tied": (LanguageModel, 3, (WORDS, np.roll(WORDS, 1, 1))),
+    }
+    out = {}
+    for name, (make, layers, data) in cases.items():
+        for cut in range(1, layers):
+            seconds = [[layers - cut, cut][number >= cut] for number in range(layers)]
+            costs = CostTable([tf_ooo.LayerCosts(s, s, s) for s in seconds])
+            options = {"microbatches": 3, "costs": costs}
+            found = compared(make, adam, ("gpipe", "zb_h1"), options, data=data, epochs=2)
+            out |= {f"{schedule}, {name}, cut at {cut}": one for schedule, one in found.items()}
+    return out
+
+
 def unordered(report):
     """Tasks of a lane that do not wait for the one before, though most of their ops should.
 

@@ -153,7 +153,9 @@ def test_layers_cut_between_their_ops(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", TWO := ["conv_with_skips", "rnn", "mixed_precision", "loops"])
+@pytest.mark.parametrize(
+    "model", TWO := ["conv_with_skips", "rnn", "mixed_precision", "loops", "loops_and_skips"]
+)
 def test_models_on_two_devices(model):
     far = 0.2 if model == "mixed_precision" else 1e-4
     found = checks(2, *TWO)[model]

@@ -6,7 +6,7 @@ import dataclasses
 
 from grappler_passes.graph import Layer, Op, OpKind, TrainingGraph, Variable
 from tf_ooo.pipeline.tasks import _handed_on, _output_grad_layers, _touching
-from tf_ooo.pipeline.weight_uses import layers_using
+from tf_ooo.pipeline.weight_uses import layers_using, ops_of_data
 
 F, DO, DW = OpKind.FORWARD, OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD
 
@@ -63,13 +63,22 @@ def embedding_below_two_layers():
 
 
 def test_a_weight_is_used_where_data_meets_it():
-    assert layers_using(*embedding_below_two_layers()) == [{0, 1}, {1}]
+    graph, forward = embedding_below_two_layers()
+    assert layers_using(graph, forward, ops_of_data(graph)) == [{0, 1}, {1}]
 
 
 def test_what_takes_a_gradient_down_to_the_lowest_layer_is_its_upper_neighbours_output_gradient():
     graph, forward = embedding_below_two_layers()
-    touching = _touching(graph, forward)
     away = {"above": 1, "down": 1}
-    assert _handed_on(graph, touching, away, layers_using(graph, forward)) == {"down"}
-    # Nobody else uses the weight.
-    assert _handed_on(graph, touching, {"down": 1}, [{0}, {1}]) == {"down"}
+    assert _handed_on(graph, forward, _touching(graph, forward), away) == {"down"}
+
+
+def test_a_tied_weight_that_is_scaled_has_its_gradient_above_all_the_same():
+    """The sum of its gradients goes down through what was made of the weight alone: no activation."""
+    graph, forward = embedding_below_two_layers()
+    scaled = [op("scale", "Rsqrt", F, "table"), op("scaled", "Mul", DW, "both", "scale")]
+    more = {one.name: dataclasses.replace(one, layer=0) if one.kind is DW else one for one in scaled}
+    graph = dataclasses.replace(graph, ops={**graph.ops, **more})
+    forward["scale"] = 0
+    away = {"above": 1, "down": 1}
+    assert _handed_on(graph, forward, _touching(graph, forward), away) == {"down"}

@@ -6,7 +6,7 @@ No TensorFlow here.  Which op counts where is written down in docs/design/costs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from grappler_passes.graph import Layer, Op, OpKind, TrainingGraph
@@ -96,31 +96,60 @@ def layer_costs(graph: TrainingGraph, seconds: Mapping[str, float]) -> tuple[Lay
     return graph_costs(graph, seconds).layers
 
 
-def forward_layers(graph: TrainingGraph) -> dict[str, int]:
+def forward_layers(graph: TrainingGraph, together: Sequence[Collection[str]] = ()) -> dict[str, int]:
     """The layer that each forward op counts for.
 
     That is the highest layer whose weights the op's result depends on.  An op that depends on no
     weights (a dropout mask, preprocessing) counts for the lowest layer that reads its result, and one
     that no layer reads (a metric of the labels) for the last.
+
+    Args:
+        graph: classified.
+        together: ops of one layer, the highest of theirs: loops, into whose results values also come on
+            edges that lead back.
     """
-    known = layers_of_weights_and_readers(graph)
+    known = layers_of_weights_and_readers(graph, together)
     last = len(graph.layers) - 1
     return {name: known.get(name, last) for name in graph.of_kind(OpKind.FORWARD)}
 
 
-def layers_of_weights_and_readers(graph: TrainingGraph) -> dict[str, int]:
+def layers_of_weights_and_readers(
+    graph: TrainingGraph, together: Sequence[Collection[str]] = ()
+) -> dict[str, int]:
     """:func:`forward_layers` without those that depend on no weights and are read by no layer."""
-    own = {
+    at_least = {
         v.handle: layer.index for layer in graph.layers for v in graph.variables if v.name in layer.variables
     }
+    latest = _latest_weights(graph, at_least)
+    while raised := _raised(graph, latest, together):
+        at_least |= raised
+        latest = _latest_weights(graph, at_least)
+    return _earliest_reader(graph, latest) | latest
+
+
+def _latest_weights(graph: TrainingGraph, at_least: Mapping[str, int]) -> dict[str, int]:
+    """The highest layer that each forward op's result depends on; some ops and weights are known to."""
     latest: dict[str, int] = {}
     for name, op in graph.ops.items():
-        if op.kind in _FORWARD or name in own:
+        if op.kind in _FORWARD or name in at_least:
             above = [latest[producer] for producer, _ in op.inputs if producer in latest]
-            found = max([own[name]] if name in own else above, default=None)
+            found = max([*above, at_least[name]] if name in at_least else above, default=None)
             if found is not None:
                 latest[name] = found
-    return _earliest_reader(graph, latest) | latest
+    return latest
+
+
+def _raised(
+    graph: TrainingGraph, latest: Mapping[str, int], together: Sequence[Collection[str]]
+) -> dict[str, int]:
+    """The layers of groups in which not all ops have the highest; empty: all have."""
+    found: dict[str, int] = {}
+    for names in together:
+        forward = [name for name in names if graph.ops[name].kind in _FORWARD]
+        highest = max((latest[name] for name in forward if name in latest), default=None)
+        if highest is not None and any(latest.get(name) != highest for name in forward):
+            found.update(dict.fromkeys(forward, highest))
+    return found
 
 
 def _earliest_reader(graph: TrainingGraph, latest: Mapping[str, int]) -> dict[str, int]:

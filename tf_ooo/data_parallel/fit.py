@@ -195,8 +195,7 @@ class DataParallelFit:
 
         Raises BackendError where something else than our step has trained.
         """
-        if self._replaced:
-            raise BackendError(_REPLACED)
+        self._check_replaced()
         if self.lockstep is None or self._model is None:
             return
         lockstep, logs = self.lockstep, {} if logs is None else logs
@@ -257,6 +256,11 @@ class DataParallelFit:
             compat.remove_train_function(self._model)
             self._model = None
 
+    def _check_replaced(self) -> None:
+        if self._replaced:
+            self._replaced = False
+            raise BackendError(_REPLACED)
+
     def _end_replaced(self) -> None:
         """Before another train function is made: by the next ``fit``, or within this one."""
         self.end()
@@ -264,6 +268,7 @@ class DataParallelFit:
 
     def finish(self) -> None:
         """At the end of training: tells the other ranks, restores; rank 0 writes the timeline."""
+        self._check_replaced()
         if self._model is not None and self.lockstep is not None:
             self._guarded(lambda _: self.lockstep.end(), "at the end of training")  # type: ignore[union-attr]
         self.end()

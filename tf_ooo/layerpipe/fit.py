@@ -115,6 +115,13 @@ class LayerPipeFit(PipelineFit):
             self._epoch = None
         super().epoch_end(epoch, logs)
 
+    def _end_replaced(self) -> None:
+        try:
+            self.settle()
+        except Exception as error:  # the next fit begins after one that a lost worker ended
+            _LOG.debug("what was on its way is dropped", exc_info=error)
+        super()._end_replaced()
+
     def _ended(self) -> list[str]:
         # Asked first: what is given up on a worker that has just died might wait for ever.
         getattr(self._target, "lost", dict)()

@@ -114,6 +114,9 @@ class PipelineFit(MovedFit):
     def epoch_end(self, epoch: int, logs: dict[str, Any] | None) -> None:
         """Takes note of the step times so far, and of steps that were not ours."""
         fill_times(self.report, self._step_s)
+        self._note_replaced()
+
+    def _note_replaced(self) -> None:
         if self._replaced:
             self._replaced = False
             self.report.notes.append(_REPLACED)
@@ -126,6 +129,7 @@ class PipelineFit(MovedFit):
         """
         fill_times(self.report, self._step_s)
         self.note_too_short()
+        self._note_replaced()
         lost = self._ended()
         if self.options.timeline is not None:
             save_timeline(self.report, self.options.timeline)

@@ -1,7 +1,7 @@
 """The layer that each while loop runs with: a loop is not cut, its ops are one task.
 
-A forward loop belongs to the layers whose weights it reads, its gradient's loop to the same ones.  Ops that
-no weight leads to, such as the counters and the stacks of activations, go with their loop.
+A forward loop belongs to the highest layer whose weights its results depend on, its gradient's loop to the
+same one.  Ops that no weight leads to, such as counters and stacks of activations, go with their loop.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class LoopTask:
         members: ops, Enters and Exits included.
         kind: F, dO, dW or U.
         layer: that it runs with.
-        glued: (lowest, highest) layer whose weights it reads; no cut may part them.
+        glued: (lowest, highest) layer whose weights it reads; no cut may part them.  A loop of tied weights
+            may run with a layer above these.
     """
 
     members: tuple[str, ...]
@@ -32,31 +33,36 @@ class LoopTask:
     glued: tuple[int, int]
 
 
+def forward_loops(graph: TrainingGraph, index: GraphIndex) -> list[list[str]]:
+    """The ops of each forward loop."""
+    loops = (nodes for nodes in _members(graph, index).values() if _is_forward(graph, index, nodes))
+    return [[index.names[i] for i in nodes] for nodes in loops]
+
+
 def loop_tasks(graph: TrainingGraph, index: GraphIndex, layers: Mapping[str, int]) -> list[LoopTask]:
     """The loops of a micro-batch's graph.
 
     Args:
         graph, index: of one micro-batch.
-        layers: of its forward ops whose layer their weights or their readers tell.
+        layers: of its forward ops whose layer their weights or their readers tell; one for a forward loop.
     """
     members = _members(graph, index)
     if not members:
         return []
     read = _weights_read(graph, index, members)
     forward = {frame for frame, nodes in members.items() if _is_forward(graph, index, nodes)}
-    homes: dict[str, set[int]] = {}
-    for frame in (*sorted(forward), *sorted(members.keys() - forward)):
-        homes[frame] = read[frame]
-        if not homes[frame] and frame not in forward:
-            homes[frame] = _of_forward_loops(graph, index, members, frame, homes)
-        if not homes[frame]:
-            homes[frame] = {max(_known(index, members[frame], layers), default=len(graph.layers) - 1)}
+    last = len(graph.layers) - 1
+    known = {frame: _known(graph, index, nodes, layers) for frame, nodes in members.items()}
+    layer_of = {frame: max(known[frame], default=last) for frame in forward}
+    for frame in members.keys() - forward:
+        above = _of_forward_loops(graph, index, members, frame, {f: layer_of[f] for f in forward})
+        layer_of[frame] = max(above or read[frame] or known[frame], default=last)
     return [
         LoopTask(
             tuple(index.names[i] for i in nodes),
             "F" if frame in forward else _backward_kind(graph, index, nodes),
-            max(homes[frame]),
-            (min(homes[frame]), max(homes[frame])),
+            layer_of[frame],
+            (min(read[frame]), max(read[frame])) if read[frame] else (layer_of[frame], layer_of[frame]),
         )
         for frame, nodes in members.items()
     ]
@@ -85,8 +91,12 @@ def _backward_kind(graph: TrainingGraph, index: GraphIndex, nodes: Sequence[int]
     return "dW" if OpKind.WEIGHT_GRAD in kinds else "U"
 
 
-def _known(index: GraphIndex, nodes: Sequence[int], layers: Mapping[str, int]) -> list[int]:
-    return [layers[index.names[i]] for i in nodes if index.names[i] in layers]
+def _known(
+    graph: TrainingGraph, index: GraphIndex, nodes: Sequence[int], layers: Mapping[str, int]
+) -> list[int]:
+    names = [index.names[i] for i in nodes]
+    forward = [layers[n] for n in names if n in layers and graph.ops[n].kind is OpKind.FORWARD]
+    return forward or [layers[n] for n in names if n in layers]
 
 
 def _weights_read(
@@ -113,23 +123,23 @@ def _of_forward_loops(
     index: GraphIndex,
     members: Mapping[str, Sequence[int]],
     frame: str,
-    homes: Mapping[str, set[int]],
-) -> set[int]:
-    """The layers of the highest of the forward loops whose results the loop ``frame`` reads."""
+    layer_of: Mapping[str, int],
+) -> list[int]:
+    """The layers of the forward loops, of those in ``layer_of``, whose results the loop ``frame`` reads."""
     loop_of = {i: name for name, nodes in members.items() for i in nodes}
-    found: list[set[int]] = []
+    found: list[int] = []
     seen: set[int] = set()
     stack = [p for i in members[frame] for p, _ in index.data_preds[i] if loop_of.get(p) != frame]
     while stack:
         i = stack.pop()
-        if i in seen or graph.ops[index.names[i]].kind is not OpKind.FORWARD:
+        if i in seen:
             continue
         seen.add(i)
-        if i in loop_of:
-            found.append(homes.get(loop_of[i], set()))
-        else:
+        if loop_of.get(i) in layer_of:
+            found.append(layer_of[loop_of[i]])
+        elif i not in loop_of and graph.ops[index.names[i]].kind is OpKind.FORWARD:
             stack += [p for p, _ in index.data_preds[i]]
-    return max(found, key=lambda layers: max(layers, default=-1), default=set())
+    return found
 
 
 def fed_to_loops(

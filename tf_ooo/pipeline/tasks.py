@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from grappler_passes.dependencies import GraphIndex
 from grappler_passes.graph import OpKind, TrainingGraph
 from tf_ooo.costs.from_graph import forward_layers, layers_of_weights_and_readers
 from tf_ooo.lowering import TaskOps
-from tf_ooo.pipeline.loops import LoopTask, fed_to_loops, loop_tasks
-from tf_ooo.pipeline.weight_uses import layers_using
+from tf_ooo.pipeline.loops import LoopTask, fed_to_loops, forward_loops, loop_tasks
+from tf_ooo.pipeline.weight_uses import layers_using, ops_of_data
 from tf_ooo.schedule import Task
 
 _KINDS = {OpKind.FORWARD: "F", OpKind.OUTPUT_GRAD: "dO", OpKind.WEIGHT_GRAD: "dW", OpKind.UPDATE: "U"}
@@ -23,12 +23,13 @@ Glued = tuple[tuple[int, int], ...]
 def forward_and_loops(graph: TrainingGraph, index: GraphIndex) -> tuple[dict[str, int], list[LoopTask]]:
     """The layer of each forward op, and the loops.
 
-    A forward op belongs to the highest layer whose weights its result depends on.
+    A forward op belongs to the highest layer whose weights its result depends on, all of a loop to one.
     """
-    known = layers_of_weights_and_readers(graph)
+    together = forward_loops(graph, index)
+    known = layers_of_weights_and_readers(graph, together)
     loops = loop_tasks(graph, index, known)
     of_loops = {name: loop.layer for loop in loops for name in loop.members}
-    forward = forward_layers(graph) | fed_to_loops(graph, index, known, loops)
+    forward = forward_layers(graph, together) | fed_to_loops(graph, index, known, loops)
     return forward | {name: layer for name, layer in of_loops.items() if name in forward}, loops
 
 
@@ -72,7 +73,7 @@ def assign(graph: TrainingGraph, index: GraphIndex, parts: Mapping[str, int] | N
     output_grads = _output_grad_layers(graph, touching, of_loops)
     where.update((name, ("dO", layer)) for name, layer in output_grads.items())
     away = _weight_grads_away(graph, touching, output_grads)
-    handed_on = _handed_on(graph, touching, away, layers_using(graph, forward))
+    handed_on = _handed_on(graph, forward, touching, away)
     where.update((name, ("dO" if name in handed_on else "dW", at)) for name, at in away.items())
     for loop in loops:
         where.update(dict.fromkeys(loop.members, (loop.kind, loop.layer)))
@@ -175,17 +176,19 @@ def _weight_grads_away(
 
 def _handed_on(
     graph: TrainingGraph,
+    forward: Mapping[str, int],
     touching: Mapping[str, set[int]],
     away: Mapping[str, int],
-    using: Sequence[Collection[int]],
 ) -> set[str]:
     """dW ops that take a gradient down to their weight's layer, from the layers above: they are dO.
 
     Only one layer's gradients need them, so that they count as its dW; a cut may part them all the same.
     The gradient of a weight that is used above its layer is not: it goes to a sum.
     """
+    of_data = ops_of_data(graph)
+    using = layers_using(graph, forward, of_data)
+    leading = _leading_home(graph, {name: touching[name] for name in of_data & touching.keys()}, away)
     found: set[str] = set()
-    leading = _leading_home(graph, touching, away)
     for name in reversed(list(graph.ops)):
         at, home = away.get(name), graph.ops[name].layer
         if at is None or home is None:
@@ -198,7 +201,7 @@ def _handed_on(
 
 
 def _leading_home(
-    graph: TrainingGraph, touching: Mapping[str, set[int]], away: Mapping[str, int]
+    graph: TrainingGraph, activations: Mapping[str, set[int]], away: Mapping[str, int]
 ) -> set[str]:
     """dW ops behind which there is one that reads activations of the weight's own layer."""
     found: set[str] = set()
@@ -207,7 +210,7 @@ def _leading_home(
         if op.kind is not OpKind.WEIGHT_GRAD or op.layer is None:
             continue
         producers = [producer for producer, _ in op.inputs]
-        reads_home = name not in away and any(op.layer in touching.get(p, ()) for p in producers)
+        reads_home = name not in away and any(op.layer in activations.get(p, ()) for p in producers)
         if reads_home or name in found:
             found.update(p for p in producers if p in graph.ops and graph.ops[p].layer == op.layer)
     return found

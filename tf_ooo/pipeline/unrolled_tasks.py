@@ -164,7 +164,8 @@ def _classified(alone: Any, general: Mapping[str, str], whole_layers: bool) -> K
         forward, loops = forward_and_loops(graph, index)
         work = dataclasses.replace(device("cpu-core"), launch_s=0.0)  # of what an op does, not of its call
         seconds = op_seconds(alone, work).seconds
-        graph, parts = divided(graph, forward, seconds, {layer for loop in loops for layer in loop.glued})
+        whole = {layer for loop in loops for layer in (loop.layer, *loop.glued)}
+        graph, parts = divided(graph, forward, seconds, whole)
     assigned = assign(graph, index, parts)
     return Known(
         graph,

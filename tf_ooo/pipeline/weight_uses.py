@@ -29,9 +29,10 @@ def from_weights(graph: TrainingGraph, layer: Layer, of_data: Collection[str]) -
     return found
 
 
-def layers_using(graph: TrainingGraph, forward: Mapping[str, int]) -> list[set[int]]:
+def layers_using(
+    graph: TrainingGraph, forward: Mapping[str, int], of_data: Collection[str]
+) -> list[set[int]]:
     """For each layer, the layers whose forward ops apply its weights to data: several where it is tied."""
-    of_data = ops_of_data(graph)
     applying = [name for name in forward if name in of_data]
     found: list[set[int]] = []
     for layer in graph.layers:

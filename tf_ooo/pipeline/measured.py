@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tf_ooo.costs.devices import device
 from tf_ooo.costs.from_graph import graph_costs, unknown_activations
-from tf_ooo.costs.layer_costs import Link
+from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.op_seconds import op_seconds
 from tf_ooo.costs.profile import OpProfile
 from tf_ooo.costs.runtime_link import measure_device_link
@@ -17,6 +17,7 @@ from tf_ooo.lowering import TaskOps
 from tf_ooo.pipeline.parts import is_part
 from tf_ooo.pipeline.tasks import tasks_for_costs
 from tf_ooo.pipeline.unrolled_tasks import Step
+from tf_ooo.pipeline.weight_uses import ops_of_data
 
 # A step of very small ops takes many times as long as they do: most of that is the call of the function.
 _MOST_BETWEEN = 4.0
@@ -40,7 +41,43 @@ def measured_costs(step: Step, profile: OpProfile | None) -> CostTable:
     in_graph = {name: value * factor for name, value in in_graph.items()}
     found = graph_costs(known.graph, in_graph, tasks, forward)
     notes = (*seconds.notes, *found.notes)
-    return CostTable(found.layers, source=seconds.source, op_seconds=in_graph, notes=notes)
+    layers = tuple(_with_tied(*one) for one in zip(found.layers, *tied_bytes(step), strict=True))
+    return CostTable(layers, source=seconds.source, op_seconds=in_graph, notes=notes)
+
+
+def tied_bytes(step: Step) -> tuple[list[float], list[float]]:
+    """For each layer: copies of lower layers' weights; what other layers' dW make of its own.
+
+    Of a micro-batch.  The first come for F and stay until dO, the others wait for the layer's own dW.
+    """
+    known, graph = step.known, step.known.graph
+    copies, gradients = ([0.0] * len(graph.layers) for _ in range(2))
+    of_data = ops_of_data(graph)
+    at = {name: known.where.get(step.general[name], ("", 0)) for name in graph.ops}
+    sent: set[tuple[str, int]] = set()
+    for name, op in graph.ops.items():
+        kind, layer = at[name]
+        joins = step.general[name] in known.joined
+        for producer in {producer for producer, _ in op.inputs if producer in at}:
+            made, other = at[producer]
+            if made != kind or other == layer or (producer, layer) in sent:
+                continue
+            size_bytes = graph.ops[producer].output_bytes or 0
+            if kind == "dW" and joins:
+                gradients[layer] += size_bytes
+            elif kind == "F" and producer not in of_data:
+                copies[layer] += size_bytes
+            sent.add((producer, layer))
+    return copies, gradients
+
+
+def _with_tied(layer: LayerCosts, copies_bytes: float, gradients_bytes: float) -> LayerCosts:
+    """Gradients are counted from F on: rather too much memory than too little."""
+    return dataclasses.replace(
+        layer,
+        activation_bytes=layer.activation_bytes + copies_bytes + gradients_bytes,
+        weight_grad_bytes=layer.kept_bytes + gradients_bytes,
+    )
 
 
 def unknown_sizes(step: Step) -> tuple[str, ...]:

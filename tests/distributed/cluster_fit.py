@@ -1,8 +1,9 @@
 """Trains three epochs as a pipeline over a cluster; prints JSON lines.
 
 Arguments: addresses, checkpoint, first epoch, seconds to wait in the second, where to wait: batch, or save,
-before the checkpoint of that epoch; end: behind the last epoch, before the weights come back.  step: does
-not wait, but has steps so long that they can be interrupted.  python: does not wait, has a loss in Python.
+before the checkpoint of that epoch; end: behind the last epoch, before the weights come back; late: before the
+second epoch's validation, with late gradients.  step: does not wait, but has steps so long that they can be
+interrupted.  python: does not wait, has a loss in Python.
 """
 
 import json
@@ -46,6 +47,10 @@ class Progress(keras.callbacks.Callback):
         if self._where == "step" and self._epoch == 1 and batch == 5:
             say(ended=5)
 
+    def on_test_begin(self, logs=None):
+        if self._where == "late" and self._epoch == 1:
+            self._wait(BATCHES)
+
     def on_epoch_end(self, epoch, logs=None):
         if self._where == "save" and epoch == 1:
             self._wait(BATCHES)
@@ -79,11 +84,14 @@ def main(addresses, checkpoint, first_epoch, pause_s=0, where="batch"):
     model = keras.models.load_model(f"{checkpoint}_{first_epoch}.keras") if first_epoch else fresh
     random = np.random.default_rng(0)
     x, y = random.normal(size=(BATCHES * ROWS, 9)), random.normal(size=(BATCHES * ROWS, width))
-    pipeline = tf_ooo.OOOBackprop(mode="pipeline", devices=addresses, microbatches=3, schedule="fast_forward")
+    parted = {"mode": "pipeline", "microbatches": 3, "schedule": "fast_forward"}
+    late = {"mode": "layerpipe", "schedule": "pipedream"}
+    pipeline = tf_ooo.OOOBackprop(devices=addresses, **(late if where == "late" else parted))
     saving = keras.callbacks.ModelCheckpoint(f"{checkpoint}_{{epoch}}.keras")
     progress = Progress(pause_s, where)
     callbacks = [progress, pipeline, saving] if where == "end" else [pipeline, progress, saving]
     settings = {"batch_size": ROWS, "shuffle": False, "verbose": 0, "initial_epoch": first_epoch}
+    settings |= {"validation_data": (x, y)} if where == "late" else {}
     try:
         model.fit(x, y, epochs=3, callbacks=callbacks, **settings)
     except tf_ooo.BackendError as error:

@@ -184,9 +184,10 @@ class Report:
         )
         rows.append(("gradients", f"{how}: this changes the result of training"))
         sizes = self.layerpipe.get("weight_version_bytes", {})
-        rows.append(
-            ("earlier weights", ", ".join(f"{kind} {bytes_text(size)}" for kind, size in sizes.items()))
-        )
+        rows.append(("earlier weights", _sizes_text(sizes)))
+        ways = self.layerpipe.get("ways_bytes", {})
+        if ways:
+            rows.append(("with weights=, about", _sizes_text(ways)))
         rows.append(("step, predicted", seconds_text(self.predicted_step_s)))
         return rows
 
@@ -292,6 +293,10 @@ def seconds_text(seconds: float | None) -> str:
     if seconds is None:
         return "-"
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.2f} ms"
+
+
+def _sizes_text(sizes: dict[str, Any]) -> str:
+    return ", ".join(f"{what} {bytes_text(size)}" for what, size in sizes.items())
 
 
 def bytes_text(count: int | None, unknown: int = 0) -> str:

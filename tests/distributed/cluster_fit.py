@@ -1,9 +1,9 @@
 """Trains three epochs as a pipeline over a cluster; prints JSON lines.
 
 Arguments: addresses, checkpoint, first epoch, seconds to wait in the second, where to wait: batch, or save,
-before the checkpoint of that epoch; end: behind the last epoch, before the weights come back; late: before the
-second epoch's validation, with late gradients.  step: does not wait, but has steps so long that they can be
-interrupted.  python: does not wait, has a loss in Python.
+before the checkpoint of that epoch; end: behind the last epoch, before the weights come back; late: before
+the second epoch's validation, with late gradients.  step: does not wait, but has steps so long that they can
+be interrupted.  python: does not wait, has a loss in Python.
 """
 
 import json

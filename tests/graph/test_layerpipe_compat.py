@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import types
 
 import numpy as np
 import pytest
@@ -160,3 +161,21 @@ def run_with(graph_def, feed, name):
         tf.import_graph_def(graph_def, name="")
     with tf.compat.v1.Session(graph=graph) as session:
         return session.run(f"{name}:0", feed)
+
+
+def test_an_output_gradient_is_divided_by_seconds_not_by_the_rows_of_one_op():
+    from grappler_passes.dependencies import GraphIndex
+    from tf_ooo.layerpipe.divide import _share_of_rows
+
+    graph = tf.Graph()
+    with graph.as_default():
+        first = tf.nn.relu(tf.compat.v1.placeholder(tf.float32, [6, 4], "given"), "before")
+        tf.sinh(tf.matmul(first, tf.ones([4, 4]), name="product"), "after")
+    where = dict.fromkeys(("before", "product", "after"), ("dO", 1))
+    traced = types.SimpleNamespace(where=where, index=GraphIndex(graph.as_graph_def()))
+    seconds = {"before": 2.0, "product": 6.0, "after": 2.0}
+    # Of ten seconds the nearer processor takes five: two before the product, and half of it.
+    assert _share_of_rows(traced, "product", 1, 0.5, seconds) == 0.5
+    assert _share_of_rows(traced, "product", 1, 0.7, seconds) == pytest.approx(5 / 6)
+    assert _share_of_rows(traced, "product", 1, 0.1, seconds) == 0.0
+    assert _share_of_rows(traced, "product", 1, 0.3, {}) == 0.3

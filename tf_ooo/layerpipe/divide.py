@@ -29,13 +29,15 @@ _SIZES = {"Conv2DBackpropInput": 0, "DepthwiseConv2dNativeBackpropInput": 0, "Co
 
 def divided(
     traced: Traced, stages: Stages, op_seconds: Mapping[str, float]
-) -> tuple[Traced, tuple[str, ...]]:
+) -> tuple[Traced, frozenset[int], tuple[str, ...]]:
     """The step with each dO that the stages divide in two parts.
 
     Returns:
-        The step; what could not be divided and runs on the processor nearer to the input.
+        The step; the layers whose dO is divided; what could not be, and runs on the processor nearer to the
+        input.
     """
-    notes = []
+    notes: list[str] = []
+    done: set[int] = set()
     for layer, (share, _) in stages.shares.items():
         name = _heaviest(traced, layer, op_seconds)
         if name is None:
@@ -43,8 +45,22 @@ def divided(
                 f"dO of layer {traced.graph.layers[layer].name} has no op that can be divided by rows"
             )
             continue
-        traced = _divide(traced, name, layer, share)
-    return traced, tuple(notes)
+        traced = _divide(traced, name, layer, _share_of_rows(traced, name, layer, share, op_seconds))
+        done.add(layer)
+    return traced, frozenset(done), tuple(notes)
+
+
+def _share_of_rows(
+    traced: Traced, name: str, layer: int, share: float, op_seconds: Mapping[str, float]
+) -> float:
+    """The share of an op's rows that, with all that comes before it, takes ``share`` of the dO's seconds."""
+    own_s = op_seconds.get(name, 0.0)
+    if own_s <= 0:
+        return share
+    members = {one for one, at in traced.where.items() if at == ("dO", layer)}
+    before = (_before(traced.index, traced.where, name, layer) & members) - {name}
+    all_s, before_s = (sum(op_seconds.get(one, 0.0) for one in some) for some in (members, before))
+    return min(max((share * all_s - before_s) / own_s, 0.0), 1.0)
 
 
 def _heaviest(traced: Traced, layer: int, op_seconds: Mapping[str, float]) -> str | None:

@@ -33,6 +33,7 @@ from tf_ooo.uncompiled import NOTE
 
 _LOG = logging.getLogger("tf_ooo")
 _ONE_DEVICE = "there is one device: the stock step runs"
+_WITHOUT = ("accumulate_steps", "rate_warmup_steps", "drain_steps")
 # Batches of the plan, for each processor: enough for the rounds at both ends not to matter.
 _BATCHES = 4
 # Rounds in one function, and the ops of all of them: a large graph takes TensorFlow long.
@@ -73,7 +74,7 @@ class LayerPipeFit(PipelineFit):
             return
         self._of_epoch, self._trained = (params or {}).get("steps"), 0
         if len(self.devices) == 1:
-            self.report.fell_back, self.report.fallback_reason = True, _ONE_DEVICE
+            self.report.fell_back, self.report.fallback_reason = True, _one_device_text(self.options)
             self.report.notes = [note for note in self.report.notes if note != NOTE]
             self.end()
             return
@@ -114,13 +115,6 @@ class LayerPipeFit(PipelineFit):
             self._epoch.drain()
             self._epoch = None
         super().epoch_end(epoch, logs)
-
-    def _end_replaced(self) -> None:
-        try:
-            self.settle()
-        except Exception as error:  # the next fit begins after one that a lost worker ended
-            _LOG.debug("what was on its way is dropped", exc_info=error)
-        super()._end_replaced()
 
     def _ended(self) -> list[str]:
         # Asked first: what is given up on a worker that has just died might wait for ever.
@@ -327,3 +321,10 @@ class LayerPipeFit(PipelineFit):
         self._moved.check_captures(self._spread.traced.captured.values())
         self.report.notes += [note for note in self._spread.notes if note not in self.report.notes]
         fill_spread(self.report, self._spread)
+
+
+def _one_device_text(options: Options) -> str:
+    """Names what the user asked for and does not get."""
+    asked = ["schedule='pipedream_2bw'"] if options.schedule == "pipedream_2bw" else []
+    asked += [f"{name}={getattr(options, name)}" for name in _WITHOUT if getattr(options, name) is not None]
+    return f"{_ONE_DEVICE}, without {', '.join(asked)}" if asked else _ONE_DEVICE

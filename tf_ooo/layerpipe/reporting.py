@@ -64,8 +64,18 @@ def fill_report(
         ),
         "update_every": every,
         "divided": {str(layer): share for layer, (share, _) in stages.shares.items()},
+        "ways_bytes": _ways_bytes(report.layers, costs),
         "step_s": [],
     }
+
+
+def _ways_bytes(rows: Sequence[dict[str, Any]], costs: CostTable) -> dict[str, float]:
+    """About what earlier weights take with each ``weights=``; empty where several batches are one update."""
+    if not all("delay_steps" in row for row in rows):
+        return {}
+    sizes = [(layer.weight_bytes, row["delay_steps"]) for layer, row in zip(costs.layers, rows, strict=True)]
+    late = sum(size for size, delay in sizes if delay)
+    return {"stash": sum(size * delay for size, delay in sizes), "ema": late, "latest": 0}
 
 
 def fill_spread(report: Report, made: Spread) -> None:
@@ -80,6 +90,9 @@ def fill_spread(report: Report, made: Spread) -> None:
         behind = versions.delay_updates
         report.layerpipe["delay_updates"] = {variables[handle]: count for handle, count in behind.items()}
         report.layerpipe["gradient_sum_bytes"] = versions.sum_bytes
+    report.layerpipe["divided"] = {
+        layer: share for layer, share in report.layerpipe["divided"].items() if int(layer) in made.divided
+    }
     report.layerpipe |= {
         "rounds": rounds.last + 1,
         "registers": sum(register.depth for register in made.delays.registers),

@@ -33,6 +33,7 @@ class Spread:
 
     Attributes:
         traced, rounds, delays, ticks: its parts.
+        divided: layers whose dO is computed in two parts.
         notes: what could not be done as planned.
     """
 
@@ -40,6 +41,7 @@ class Spread:
     rounds: Rounds
     delays: Delays
     ticks: Ticks
+    divided: frozenset[int] = frozenset()
     notes: tuple[str, ...] = ()
 
 
@@ -71,7 +73,7 @@ def spread(
         GraphError: the step cannot be spread; says which op is in the way.
     """
     traced = trace(model, batch, accumulate_steps is not None, layers)
-    traced, notes = divided(traced, stages, op_seconds)
+    traced, in_parts, notes = divided(traced, stages, op_seconds)
     traced, stages = with_shared_grads(traced, stages)
     trained = _trained(traced)
     late: set[int] = set()
@@ -107,7 +109,7 @@ def spread(
         count=value_of(model.optimizer.iterations) if late else None,
         versions=versions,
     )
-    return Spread(traced, rounds, delays, ticks, notes)
+    return Spread(traced, rounds, delays, ticks, in_parts, notes)
 
 
 def _trained(traced: Traced) -> dict[str, int]:

@@ -22,7 +22,7 @@ _CALLS = tuple(
 )
 
 # Methods of a model that see its weights.
-_SEEING = ("make_predict_function", "save", "save_weights", "export")
+_SEEING = ("make_predict_function", "save", "save_weights", "export", "train_on_batch")
 
 
 class Guard:
@@ -32,7 +32,8 @@ class Guard:
         model: that is being trained.
         failed: is told an error; returns the one to raise.
         seen: is called before anybody sees the weights between batches: before the first callback at the end
-            of an epoch, and before an evaluation, a prediction or saving, also one that a callback asks for.
+            of an epoch, and before an evaluation, a prediction, saving or ``train_on_batch``, also one that a
+            callback asks for.
     """
 
     def __init__(

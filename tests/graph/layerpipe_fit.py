@@ -60,19 +60,25 @@ def data(count=BATCHES):
     return x, y
 
 
-def by_hand(delays, weights, rate=0.3, warmup=None, all_weights=False, frozen=()):
-    """The final weights, and the losses: layer l's forward pass is ``delays[l]`` updates behind."""
+def by_hand(delays, weights, rate=0.3, warmup=None, all_weights=False, frozen=(), behind=None):
+    """The final weights, and the losses: layer l's forward pass is ``delays[l]`` updates behind.
+
+    Its backward pass reads weights that are ``behind[l]`` updates later than those of its forward pass.
+    """
+    behind = delays if behind is None else behind
     x, y = data()
     pairs = perceptron().get_weights()
     history = [
         [(pairs[2 * i].astype(np.float64), pairs[2 * i + 1].astype(np.float64)) for i in range(len(delays))]
     ]
-    averages = [[np.zeros_like(w) for w in pair] for pair in history[0]]
+    averages = [[[np.zeros_like(w) for w in pair] for pair in history[0]]]
     losses = []
     for n in range(BATCHES):
         seen = [history[max(0, n - d)][layer] for layer, d in enumerate(delays)]
+        at = [max(0, n - d + b) for d, b in zip(delays, behind, strict=True)]
         now = [
-            _weights(weights, seen[i][0], history[n][i][0], averages[i][0], d) for i, d in enumerate(delays)
+            _weights(weights, seen[i][0], history[at[i]][i][0], averages[at[i]][i][0], b)
+            for i, b in enumerate(behind)
         ]
         gradients, loss = _gradients(x[n], y[n], seen, now)
         losses.append(loss)
@@ -87,10 +93,12 @@ def by_hand(delays, weights, rate=0.3, warmup=None, all_weights=False, frozen=()
             )
             for layer, pairs in enumerate(zip(history[n], gradients, strict=True))
         ]
-        for layer, d in enumerate(delays):
-            for k in range(2):
-                taken_off = history[n][layer][k] - after[layer][k]
-                averages[layer][k] += 2 / (d + 1) * (taken_off - averages[layer][k])
+        averages.append(
+            [
+                [a + 2 / (b + 1) * (w - later - a) for a, w, later in zip(*three, strict=True)]
+                for b, *three in zip(behind, averages[n], history[n], after, strict=True)
+            ]
+        )
         history.append(after)
     if all_weights:
         return [[w for pair in one for w in pair] for one in history]
@@ -136,7 +144,11 @@ def placed(forward, output_grads, weight_grads, shares=None):
     return Stages(1 + max(of.values()), of, shares)
 
 
-WEIGHTS = {"two": ("stash", "latest", "ema"), "four": ("stash", "ema")}
+WAYS = ("stash", "latest", "ema")
+WEIGHTS = {"two": WAYS, "four": ("stash", "ema"), "dW apart": WAYS, "F apart": WAYS}
+# Layer 1's F is on processor 1, its dW on 0: the forward pass reads weights that come from there, a round old
+# in round 0; dO's, in round 2, too: they are 2 updates later, of the 4 that the layer's gradient is late.
+BEHIND = {"F apart": (4, 2, 2, 0)}
 STAGES = {
     "one": placed([0] * 4, [0] * 4, [0] * 4),
     "two": placed([0, 0, 1, 1], [0, 0, 1, 1], [0, 0, 1, 1]),
@@ -220,11 +232,10 @@ def out_of_turn(made):
 def spread_against_by_hand():
     found = {}
     for name, stages in STAGES.items():
-        # Where dO and dW are apart, later weights are read in rounds that training by hand does not know.
         for weights in WEIGHTS.get(name, ("stash",)):
             delays = [2 * stages.stages_after(layer) for layer in range(4)]
             got, losses, made = spread_over(stages, weights)
-            expected, one_by_one = by_hand(delays, weights)
+            expected, one_by_one = by_hand(delays, weights, behind=BEHIND.get(name))
             means = np.cumsum(np.array(one_by_one) * [rows(n) for n in range(BATCHES)])
             means /= np.cumsum([rows(n) for n in range(BATCHES)])
             found[f"{name}, {weights}"] = {

@@ -169,10 +169,10 @@ class Report:
         rows = []
         for number, device in enumerate(self.layerpipe["devices"]):
             tasks = [
-                f"{kind} {row['name']}"
+                f"{kind.replace('_high', '')} {row['name']}"
                 for row in self.layers
-                for kind in ("F", "dO", "dW")
-                if row[f"{kind}_processor"] == number
+                for kind in ("F", "dO_high", "dO", "dW")
+                if row.get(f"{kind}_processor") == number
             ]
             rows.append((f"processor {number}", f"{device}: {', '.join(tasks)}"))
         late = max((row.get("delay_steps", 0) for row in self.layers), default=0)

@@ -17,8 +17,10 @@ import tensorflow as tf
 import tf_ooo
 from grappler_passes.dependencies import GraphIndex
 from tests.scripts import print_found
+from tf_ooo.compat import path_of
 from tf_ooo.costs.table import CostTable
 from tf_ooo.data_parallel.sync import build
+from tf_ooo.layerpipe.reporting import version_bytes
 from tf_ooo.layerpipe.running import Epoch
 from tf_ooo.layerpipe.spread import spread
 from tf_ooo.layerpipe.stages import HIGH, Stages
@@ -157,6 +159,7 @@ STAGES = {
     "F apart": placed([0, 1, 2, 2], [0, 1, 1, 2], [0, 0, 1, 2]),
     "lowest dO in two parts": placed([0, 0, 1, 1], [0, 0, 1, 1], [0, 0, 1, 1], {1: (0.4, 1)}),
     "dO in two parts": placed([0, 1, 2, 2], [0, 1, 1, 2], [0, 1, 2, 2], {2: (0.4, 2)}),
+    "dO in two parts below dW": placed([0, 1, 1, 3], [0, 1, 1, 3], [0, 1, 3, 3], {2: (0.4, 2)}),
 }
 
 
@@ -246,6 +249,15 @@ def spread_against_by_hand():
                 "loss": float(np.abs(means - losses).max()),
                 "notes": list(made.notes),
                 "turns": out_of_turn(made),
+                "bytes": version_bytes(made),
+                "weights_bytes": sum(w.nbytes for w in got),
+                "high": sorted(
+                    {
+                        made.rounds.device_of[op][-5:]
+                        for op, (kind, _) in made.traced.where.items()
+                        if kind == HIGH and op in made.rounds.device_of
+                    }
+                ),
             }
     return found
 
@@ -373,6 +385,9 @@ def callback_in_fit():
         report = callback.report
         found[name] = {
             "losses": history["loss"] + history["val_loss"],
+            "evaluated": model.evaluate(*samples(), verbose=0)[0],
+            "trained": [path_of(v) for v in model.trainable_variables],
+            "ways": report.layerpipe["ways_bytes"],
             "iterations": int(model.optimizer.iterations.numpy()),
             "delays": report.layerpipe["delay_steps"],
             "layers": [
@@ -514,6 +529,22 @@ class Predicts(Saves):
         super().on_train_batch_end(batch, logs)
 
 
+class Evaluates(Saves):
+    """Evaluates after that batch, then takes the weights."""
+
+    def take(self):
+        self.model.evaluate(*samples(), verbose=0)
+        super().take()
+
+
+class Gets(Saves):
+    """Asks the model for its weights after that batch, then takes them."""
+
+    def take(self):
+        self.model.get_weights()
+        super().take()
+
+
 class Writes(Saves):
     """Saves the model after that batch, then takes the weights."""
 
@@ -563,17 +594,24 @@ def nothing_is_on_its_way():
     saved = reloaded(saved)
     fitted(saved, layerpipe(), epochs=1)
     fitted(whole, layerpipe(), epochs=2)
-    predicts, stops, writes, trains = Predicts(2), Stops(2), Writes(2), TrainsByItself(2)
-    for callback in (predicts, writes, trains):
+    kinds = (Predicts, Evaluates, Gets, Writes, TrainsByItself)
+    seen = {kind.__name__: kind(2) for kind in kinds}
+    for callback in seen.values():
         fitted(convnet(), layerpipe(unroll=1), epochs=1, more=[callback])
     x, y = samples()
-    convnet().fit(x, y, batch_size=16, shuffle=False, verbose=0, callbacks=[stops, layerpipe(unroll=1)])
+    seen["Stops"] = Stops(2)
+    late = [seen["Stops"], layerpipe(unroll=1)]
+    convnet().fit(x, y, batch_size=16, shuffle=False, verbose=0, callbacks=late)
     others = {}
-    seen = {"predicts": predicts, "stops": stops, "writes": writes, "trains": trains}
     for name, saw in seen.items():
         rows, alone = 16 * saw.updates, convnet()
         alone.fit(x[:rows], y[:rows], batch_size=16, shuffle=False, verbose=0, callbacks=[layerpipe()])
         others[name] = saw.updates > 2 and same(saw.weights, [v.numpy() for v in alone.trainable_variables])
+    # Five batches an epoch: the last of each is alone.
+    parted, joined = (convnet(keras.optimizers.SGD(0.01, momentum=0.9), dropout=0.0) for _ in range(2))
+    for _ in range(2):
+        fitted(parted, layerpipe(drain_steps=2), epochs=1)
+    fitted(joined, layerpipe(drain_steps=2), epochs=2)
     drained, half, saves = convnet(), convnet(), Saves(2)
     fitted(drained, layerpipe(drain_steps=2), epochs=1, more=[saves])
     x, y = samples()
@@ -585,6 +623,7 @@ def nothing_is_on_its_way():
         **others,
         "checkpoint": same(whole.get_weights(), saved.get_weights()),
         "epochs": same(once.get_weights(), twice.get_weights()),
+        "drained epochs": same(parted.get_weights(), joined.get_weights()),
         "drained": same(saves.weights, [v.numpy() for v in half.trainable_variables]),
         "steps_per_execution": same(once.get_weights(), together.get_weights()),
     }
@@ -722,6 +761,7 @@ def refusals():
         "schedule": message(lambda: tf_ooo.OOOBackprop(mode="layerpipe", schedule="zb_v")),
         "weights": message(lambda: tf_ooo.OOOBackprop(mode="pipeline", weights="ema")),
     }
+    found["lengths"] = message(of_unequal_lengths)
     together = convnet()
     together.compile("sgd", together.loss, jit_compile=False, steps_per_execution=3)
     found["drain"] = message(lambda: fitted(together, layerpipe(drain_steps=4)))
@@ -736,6 +776,19 @@ def refusals():
     }
     found["put_back"] = [value_of(v).device for v in clipped.variables] == before
     return found
+
+
+def of_unequal_lengths():
+    """Words of 6, 6, 5 ... places."""
+    layers = [keras.layers.Embedding(29, 8), keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(2)]
+    model = keras.Sequential([keras.Input((None,), dtype="int32"), *layers])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+    lengths = (6, 6, 5, 6, 6, 6)
+    data = tf.data.Dataset.from_generator(
+        lambda: ((np.ones((8, n), np.int32), np.ones(8, np.int32)) for n in lengths),
+        output_signature=(tf.TensorSpec([8, None], tf.int32), tf.TensorSpec([8], tf.int32)),
+    )
+    model.fit(data, verbose=0, callbacks=[layerpipe(2, 2)])
 
 
 def rates_that_warm_up():

@@ -60,6 +60,28 @@ def mlp():
     return keras.Sequential([keras.Input((7,)), *layers, keras.layers.Dense(3)])
 
 
+def normalized():
+    """Normalizations' scales have gradients as late as their layers'."""
+    layers = [
+        keras.layers.Reshape((7, 1, 1)),
+        keras.layers.Conv2D(5, (3, 1), padding="same"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Flatten(),
+        keras.layers.Dense(11, activation="relu"),
+        keras.layers.LayerNormalization(),
+    ]
+    return keras.Sequential([keras.Input((7,)), *layers, keras.layers.Dense(3)])
+
+
+def used_twice():
+    """The second layer's weights are the fourth's too."""
+    shared = keras.layers.Dense(9, activation="tanh")
+    inputs = keras.Input((7,))
+    x = shared(keras.layers.Dense(9, activation="tanh")(inputs))
+    x = shared(keras.layers.Dense(9, activation="relu")(x))
+    return keras.Model(inputs, keras.layers.Dense(3)(x))
+
+
 class Custom(keras.Model):
     """A train_step of its own that returns a loss which is no metric."""
 
@@ -95,7 +117,13 @@ CASES = {
     "two_inputs": (two_inputs, ((X, (WORDS / 29).astype("float32")), Y), LOSS),
     "custom_train_step": (Custom, (X, Y), squared),
     "bfloat16": (mlp, (X, Y), LOSS),
+    "normalized": (normalized, (X, Y), LOSS),
+    "used_twice": (used_twice, (X, Y), LOSS),
 }
+
+
+# A normalization's scale and offset may be layers of their own.
+MORE_LAYERS = {"normalized": 1}
 
 
 def made(make, batch, loss, optimizer=None):
@@ -211,7 +239,7 @@ def against_by_hand(name):
     make, data, loss = CASES[name]
     model = made(make, batches(data)[0], loss)
     layers = len({path(v).rpartition("/")[0] for v in model.trainable_variables})
-    callback = spread(3, layers)
+    callback = spread(3, layers + MORE_LAYERS.get(name, 0))
     history = fit(model, callback, data)
     delays = callback.report.layerpipe["delay_steps"]
     late = [delays[path(v)] for v in model.trainable_variables]

@@ -743,7 +743,13 @@ def check_loops_and_skips():
             x = keras.layers.Add()([x, keras.layers.LSTM(6, return_sequences=True)(x)])
         return keras.Model(inputs, keras.layers.Dense(3)(keras.layers.GlobalAveragePooling1D()(x)))
 
+    def used_again():
+        lstm, inputs = keras.layers.LSTM(6, return_sequences=True), keras.Input((4, 6))
+        x = lstm(keras.layers.Dense(6)(lstm(inputs)))
+        return keras.Model(inputs, keras.layers.Dense(3)(keras.layers.GlobalAveragePooling1D()(x)))
+
     cases = {
+        "used again": (used_again, 3, (RNG.normal(size=(48, 4, 6)).astype("float32"), Y)),
         "residual": (residual, 4, (RNG.normal(size=(48, 4, 3)).astype("float32"), Y)),
         "tied": (LanguageModel, 3, (WORDS, np.roll(WORDS, 1, 1))),
     }

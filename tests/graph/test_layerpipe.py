@@ -19,7 +19,7 @@ def check(name):
 def test_delays_are_twice_the_stages_after():
     """The weights, losses and delays of training by hand, whatever the processors do, with uneven batches."""
     found = check("spread_against_by_hand")
-    assert len(found) == 14
+    assert len(found) == 15
     for name, one in found.items():
         assert one["distance"] < 1e-6, name
         assert one["loss"] < 1e-6, name
@@ -28,6 +28,12 @@ def test_delays_are_twice_the_stages_after():
         assert one["turns"]["out of turn"] == [], name
         assert one["turns"]["rounds"] == 3, name
         assert one["turns"]["free"] > 20, name
+        sizes = one["bytes"]
+        if name.endswith("ema"):  # at most one copy of the weights, however many processors there are
+            assert 0 < sizes["ema"] <= one["weights_bytes"], name
+        if not name.startswith("one") and not name.endswith("stash"):
+            assert sizes["stash"] == 0, name
+        assert one["high"] == (["CPU:1"] if "lowest dO" in name else ["CPU:2"] if "two parts" in name else [])
 
 
 def test_two_versions_of_weights():
@@ -85,6 +91,8 @@ def test_callback():
         assert one["state"].startswith("the rewritten step runs"), name
         late = {row["name"]: row["delay_steps"] for row in one["layers"]}
         assert max(late.values()) == 4
+        assert set(one["delays"]) == set(one["trained"])
+        assert one["losses"][-1] == pytest.approx(one["evaluated"], rel=1e-5)
         assert {key.rpartition("/")[0] for key in one["delays"]} == set(late)
         assert all(one["delays"][key] == late[key.rpartition("/")[0]] for key in one["delays"])
         assert "processor 2" in one["summary"]
@@ -137,6 +145,7 @@ def test_refusals():
     assert "accumulate_steps=3 is not accepted with 3 devices" in found["group"]
     assert "from 4 on" in found["group"]
     assert "devices=9" in found["devices"]
+    assert "batches of one kind" in found["lengths"]
     assert "drain_steps=4 is no multiple of steps_per_execution=3" in found["drain"]
     assert "'layerpipe'" in found["schedule"]
     assert "needs mode='layerpipe'" in found["weights"]

@@ -94,7 +94,9 @@ def test_an_op_in_two_parts(share):
 
 def test_plain_sgd():
     assert compat.is_plain_sgd(keras.optimizers.SGD(0.1))
-    assert not compat.is_plain_sgd(keras.optimizers.SGD(0.1, momentum=0.9))
+    falling = keras.optimizers.schedules.CosineDecay(0.1, 10)
+    for more in ({"momentum": 0.9}, {"clipnorm": 1.0}, {"learning_rate": falling}):
+        assert not compat.is_plain_sgd(keras.optimizers.SGD(**more))
     assert not compat.is_plain_sgd(keras.optimizers.Adam())
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.scripts import found_by
 
+CASES = ("tied", "embedded", "two_inputs", "custom_train_step", "bfloat16", "normalized", "used_twice")
 SCRIPT = Path(__file__).with_name("layerpipe_models.py")
 
 
@@ -16,7 +17,7 @@ def check(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tied", "embedded", "two_inputs", "custom_train_step", "bfloat16"])
+@pytest.mark.parametrize("name", CASES)
 def test_late_gradients_of(name):
     one = check("models")[name]
     assert one["iterations"] == 14

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from grappler_passes import plugin
 from grappler_passes.microbatches import SUM_ATTR
 from tests.zoo import keras
 from tf_ooo.compat import build_optimizer, forget_traces, made_in_strategy, undecorated, update
-from tf_ooo.pipeline import compat
+from tf_ooo.pipeline import compat, variables
 from tf_ooo.pipeline.variables import Moved
 
 
@@ -75,11 +76,38 @@ def test_moved_variables_come_back_with_their_new_values():
     old = compat.value_of(kernel)
     moved = Moved(made)
     moved.move({id(kernel): "/job:localhost/replica:0/task:0/device:CPU:00"}, made.variables)
-    assert compat.value_of(kernel) is not old
+    away = compat.value_of(kernel)
+    assert away is not old
     kernel.assign(np.full((3, 4), 7.0))
     moved.restore()
     assert compat.value_of(kernel) is old
     assert (old.numpy() == 7).all()
+    assert away.numpy().size == 0  # its memory is free: graphs may keep the variable
+
+
+def test_who_interrupts_variables_on_their_way_back_may_go_on(monkeypatch):
+    made = model()
+    weights = made.trainable_variables
+    old = [compat.value_of(v) for v in weights]
+    moved, device = Moved(made), "/job:localhost/replica:0/task:0/device:CPU:00"
+    moved.move({id(v): device for v in weights}, weights)
+    for variable in weights:
+        variable.assign(np.full(variable.shape, 7.0))
+    take, seen = variables._taken, []
+
+    def interrupted(*args):
+        seen.append(1)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        return take(*args)
+
+    monkeypatch.setattr(variables, "_taken", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        moved.restore()
+    assert all((v.numpy() == 7).all() for v in weights)
+    assert moved.restore() == []
+    assert all((v.numpy() == 7).all() for v in weights)
+    assert all(compat.value_of(v) is one for v, one in zip(weights, old, strict=True))
 
 
 def test_what_is_said_about_layers_and_losses():

@@ -148,11 +148,14 @@ def learning_rate_handle(optimizer: Any) -> Any:
 
 
 def is_plain_sgd(optimizer: Any) -> bool:
-    """Whether an update takes off the gradient times a number, and nothing else."""
+    """Whether an update takes off the gradient times a number, the same one each time, and nothing else."""
     keras = keras_of(optimizer)
     if is_keras_2(keras) and isinstance(optimizer, keras.optimizers.legacy.SGD):
         return not optimizer._momentum  # its ``momentum`` is a variable
-    return isinstance(optimizer, keras.optimizers.SGD) and not (optimizer.momentum or optimizer.weight_decay)
+    more = ("momentum", "weight_decay", "clipnorm", "clipvalue")
+    if not isinstance(optimizer, keras.optimizers.SGD) or any(getattr(optimizer, name) for name in more):
+        return False
+    return learning_rate_handle(optimizer) is not None  # not a schedule's
 
 
 _GRADIENT = "_ooo_gradient"

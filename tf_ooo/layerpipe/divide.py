@@ -123,6 +123,8 @@ def with_shared_grads(traced: Traced, stages: Stages) -> tuple[Traced, Stages]:
     """dO ops that a layer's own dW needs, where dW is on a processor nearer to the loss, run there too.
 
     Such as the gradient of an activation behind the layer, or one op that computes dO and dW together.
+    Where dW is nearer to the loss than both parts of a dO, such ops are part of it; the parts stay where they
+    are.
     """
     where, of, index = dict(traced.where), dict(stages.of), traced.index
     for layer in range(len(traced.graph.layers)):
@@ -130,8 +132,12 @@ def with_shared_grads(traced: Traced, stages: Stages) -> tuple[Traced, Stages]:
             continue
         users = [name for name, at in where.items() if at in (("dW", layer), ("U", layer))]
         needed = set().union(*(_before(index, where, name, layer) for name in users))
-        needed = {name for name in needed if where[name] == ("dO", layer)}
-        needed |= {name for name, at in where.items() if at == (HIGH, layer)}
+        needed = {name for name in needed if where[name] in (("dO", layer), (HIGH, layer))}
+        high = {name for name, at in where.items() if at == (HIGH, layer)}
+        if high and of["dW", layer] > of[HIGH, layer]:
+            where.update(dict.fromkeys(needed, ("dW", layer)))
+            continue
+        needed |= high
         if needed:
             of[HIGH, layer] = max(of["dW", layer], of.get((HIGH, layer), 0))
             where.update(dict.fromkeys(needed, (HIGH, layer)))
@@ -140,11 +146,12 @@ def with_shared_grads(traced: Traced, stages: Stages) -> tuple[Traced, Stages]:
 
 def _before(index: GraphIndex, where: Mapping[str, Any], name: str, layer: int) -> set[str]:
     """The layer's backward ops that an op needs, and itself."""
+    own = {(kind, layer) for kind in ("dO", HIGH, "dW", "U")}
     found, stack = {name}, [index.index[name]]
     while stack:
         for producer, _ in index.data_preds[stack.pop()]:
             known = index.names[producer]
-            if known not in found and where.get(known) in (("dO", layer), ("dW", layer), ("U", layer)):
+            if known not in found and where.get(known) in own:
                 found.add(known)
                 stack.append(producer)
     return found

@@ -23,6 +23,7 @@ from tf_ooo.layerpipe.traced import trace
 from tf_ooo.layerpipe.two_versions import fewest_batches
 from tf_ooo.options import Options
 from tf_ooo.pipeline import compat as private
+from tf_ooo.pipeline.compat import value_of
 from tf_ooo.pipeline.fit import PipelineFit
 from tf_ooo.pipeline.naming import named
 from tf_ooo.pipeline.unrolled_tasks import Step
@@ -33,6 +34,10 @@ from tf_ooo.uncompiled import NOTE
 
 _LOG = logging.getLogger("tf_ooo")
 _ONE_DEVICE = "there is one device: the stock step runs"
+_GOING_ON = (
+    "training goes on, but without costs= (callback.report.costs of the fit before): the first steps train "
+    "synchronously again, and the result is not that of a fit without a break"
+)
 _WITHOUT = ("accumulate_steps", "rate_warmup_steps", "drain_steps")
 # Batches of the plan, for each processor: enough for the rounds at both ends not to matter.
 _BATCHES = 4
@@ -53,7 +58,7 @@ class LayerPipeFit(PipelineFit):
         self._epoch: Epoch | None = None
         self._structure: Any = None
         self._of_epoch: int | None = None
-        self._taken = self._trained = 0
+        self._taken = 0  # batches of this epoch
         self._waiting: Any = None
         self._planned_layers: list[set[str]] = []
 
@@ -72,7 +77,7 @@ class LayerPipeFit(PipelineFit):
         super().begin(model, params)
         if self._model is None:  # an unsupported TensorFlow
             return
-        self._of_epoch, self._trained = (params or {}).get("steps"), 0
+        self._of_epoch = (params or {}).get("steps")
         if len(self.devices) == 1:
             self.report.fell_back, self.report.fallback_reason = True, _one_device_text(self.options)
             self.report.notes = [note for note in self.report.notes if note != NOTE]
@@ -155,6 +160,12 @@ class LayerPipeFit(PipelineFit):
             _LOG.warning("%s", note)
         self.report.notes += [note for note in notes if note not in self.report.notes]
 
+    def _note_going_on(self) -> None:
+        """Training that goes on, without the costs of the fit before."""
+        steps = max(int(value_of(one.iterations).numpy()) for one in optimizers_of(self._model))
+        if steps and _GOING_ON not in self.report.notes:
+            self.report.notes.append(_GOING_ON)
+
     def _schedule(self, layers: Any, link: Any) -> Schedule:
         group = self._group
         schedule, note = schedule_for(
@@ -199,9 +210,10 @@ class LayerPipeFit(PipelineFit):
         if self.options.costs is not None:
             self._plan_from_costs(iterator)
             return self._in_rounds(iterator)
+        if not self._seen:
+            self._note_going_on()
         batches = compat.take(iterator, 1)
         self._taken += len(batches)
-        self._trained += len(batches)
         return self._profile(batches[0], iterator) if batches else None
 
     def _plan_from_costs(self, iterator: Any) -> None:
@@ -247,7 +259,7 @@ class LayerPipeFit(PipelineFit):
         made = self._spread
         assert made is not None  # for mypy: there has been a batch
         every = self.options.drain_steps or 1
-        left = [every - (self._trained - 1) % every]
+        left = [every - (self._taken - 1) % every]
         waiting = [first]
 
         def batches() -> Any:
@@ -280,7 +292,6 @@ class LayerPipeFit(PipelineFit):
         taken = compat.take(iterator, 1) if self._waiting is None else [self._waiting]
         self._waiting = None
         self._taken += len(taken)
-        self._trained += len(taken)
         return self._tensors(taken[0]) if taken else None
 
     def _tensors(self, batch: Any) -> list[Any]:

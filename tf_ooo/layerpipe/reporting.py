@@ -9,7 +9,7 @@ from typing import Any
 from grappler_passes.node_input import split_input
 from tf_ooo.costs.table import CostTable
 from tf_ooo.layerpipe.spread import Spread
-from tf_ooo.layerpipe.stages import Stages
+from tf_ooo.layerpipe.stages import HIGH, Stages
 from tf_ooo.layerpipe.versions import from_weights
 from tf_ooo.pipeline.reporting import fill_plan
 from tf_ooo.report import Report
@@ -49,6 +49,8 @@ def fill_report(
     every = schedule.update_every
     for layer, row in enumerate(report.layers):
         row |= {f"{kind}_processor": stages.of[kind, layer] for kind in ("F", "dO", "dW")}
+        if (HIGH, layer) in stages.of:
+            row["dO_high_processor"] = stages.of[HIGH, layer]
         row |= {"stages_after": stages.stages_after(layer)}
         row |= {"delay_updates": 1} if every > 1 else {"delay_steps": stages.delay_steps(layer)}
     delay = max((row.get("delay_steps", 0) for row in report.layers), default=0)
@@ -64,18 +66,22 @@ def fill_report(
         ),
         "update_every": every,
         "divided": {str(layer): share for layer, (share, _) in stages.shares.items()},
-        "ways_bytes": _ways_bytes(report.layers, costs),
+        "ways_bytes": _ways_bytes(report.layers, costs, stages),
         "step_s": [],
     }
 
 
-def _ways_bytes(rows: Sequence[dict[str, Any]], costs: CostTable) -> dict[str, float]:
-    """About what earlier weights take with each ``weights=``; empty where several batches are one update."""
+def _ways_bytes(rows: Sequence[dict[str, Any]], costs: CostTable, stages: Stages) -> dict[str, float]:
+    """About what earlier weights take with each ``weights=``; empty where several batches are one update.
+
+    Both processors of a dO in two parts keep them.
+    """
     if not all("delay_steps" in row for row in rows):
         return {}
     sizes = [(layer.weight_bytes, row["delay_steps"]) for layer, row in zip(costs.layers, rows, strict=True)]
     late = sum(size for size, delay in sizes if delay)
-    return {"stash": sum(size * delay for size, delay in sizes), "ema": late, "latest": 0}
+    stash = sum(size * delay * (1 + (n in stages.shares)) for n, (size, delay) in enumerate(sizes))
+    return {"stash": stash, "ema": late, "latest": 0}
 
 
 def fill_spread(report: Report, made: Spread) -> None:

@@ -73,9 +73,10 @@ def spread(
         GraphError: the step cannot be spread; says which op is in the way.
     """
     traced = trace(model, batch, accumulate_steps is not None, layers)
+    trained = _trained(traced)
+    again = _read_again(traced, trained)
     traced, in_parts, notes = divided(traced, stages, op_seconds)
     traced, stages = with_shared_grads(traced, stages)
-    trained = _trained(traced)
     late: set[int] = set()
     if rate_warmup_steps is not None:
         if len(optimizers_of(model)) != 1:
@@ -109,13 +110,30 @@ def spread(
         count=value_of(model.optimizer.iterations) if late else None,
         versions=versions,
     )
-    return Spread(traced, rounds, delays, ticks, in_parts, notes)
+    return Spread(traced, rounds, delays, ticks, in_parts, (*notes, *again))
 
 
 def _trained(traced: Traced) -> dict[str, int]:
     """The layer of each weight, by its handle."""
     handles = {variable.name: variable.handle for variable in traced.graph.variables}
     return {handles[name]: layer.index for layer in traced.graph.layers for name in layer.variables}
+
+
+def _read_again(traced: Traced, trained: Collection[str]) -> list[str]:
+    """What a backward pass does that reads its weights itself (recomputation): they have changed by then."""
+    index = traced.index
+    layers = {
+        traced.where[name][1]
+        for i, name in enumerate(index.names)
+        if index.ops[i] == "ReadVariableOp"
+        and traced.where.get(name, ("",))[0] in ("dO", "dW")
+        and states_of(index, i) & set(trained)
+    }
+    return [
+        f"the backward pass of {traced.graph.layers[layer].name} reads its weights again (recomputation): it "
+        "sees later ones than its forward pass, also with weights='stash'"
+        for layer in sorted(layers)
+    ]
 
 
 def _facts(

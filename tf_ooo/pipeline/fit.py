@@ -98,7 +98,8 @@ class PipelineFit(MovedFit):
         if self._planned_for is None or self._planned_for[0] is not stock or self._planned_for[1] != devices:
             self._forget(model, stock, devices)
         self.devices, self._seen = devices, 0
-        self.report.notes = [note for note in self.report.notes if note != self._too_short]
+        of_before = (self._too_short, _REPLACED)
+        self.report.notes = [note for note in self.report.notes if note not in of_before]
         compat.install_train_function(model, self._execution, stock, before_next=self._end_replaced)
         self._guard = Guard(model, self._failed, self.settle)
         self._uncompiled.set_aside(model)

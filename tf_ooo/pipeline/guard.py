@@ -22,7 +22,10 @@ _CALLS = tuple(
 )
 
 # Methods of a model that see its weights.
-_SEEING = ("make_predict_function", "save", "save_weights", "export", "train_on_batch")
+_SEEING = (
+    *("make_predict_function", "save", "save_weights", "export", "train_on_batch"),
+    *("get_weights", "set_weights", "load_weights"),
+)
 
 
 class Guard:
@@ -32,8 +35,8 @@ class Guard:
         model: that is being trained.
         failed: is told an error; returns the one to raise.
         seen: is called before anybody sees the weights between batches: before the first callback at the end
-            of an epoch, and before an evaluation, a prediction, saving or ``train_on_batch``, also one that a
-            callback asks for.
+            of an epoch, and before an evaluation, a prediction, saving, loading, ``train_on_batch`` or taking
+            the weights from the model, also where a callback asks for it.
     """
 
     def __init__(

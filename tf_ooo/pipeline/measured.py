@@ -45,13 +45,14 @@ def measured_costs(step: Step, profile: OpProfile | None) -> CostTable:
     return CostTable(layers, source=seconds.source, op_seconds=in_graph, notes=notes)
 
 
-def tied_bytes(step: Step) -> tuple[list[float], list[float]]:
-    """For each layer: copies of lower layers' weights; what other layers' dW make of its own.
+def tied_bytes(step: Step) -> tuple[list[float], list[float], list[float]]:
+    """For each layer: copies of lower layers' weights; others' gradients of its own; its own of others'.
 
-    Of a micro-batch.  The first come for F and stay until dO, the others wait for the layer's own dW.
+    Of a micro-batch.  The first come for F and stay until dO, the second wait for the layer's own dW, the
+    third are there while the layer's dW runs.
     """
     known, graph = step.known, step.known.graph
-    copies, gradients = ([0.0] * len(graph.layers) for _ in range(2))
+    copies, gradients, made_here = ([0.0] * len(graph.layers) for _ in range(3))
     of_data = ops_of_data(graph)
     at = {name: known.where.get(step.general[name], ("", 0)) for name in graph.ops}
     sent: set[tuple[str, int]] = set()
@@ -65,18 +66,22 @@ def tied_bytes(step: Step) -> tuple[list[float], list[float]]:
             size_bytes = graph.ops[producer].output_bytes or 0
             if kind == "dW" and joins:
                 gradients[layer] += size_bytes
+                made_here[other] += size_bytes
             elif kind == "F" and producer not in of_data:
                 copies[layer] += size_bytes
             sent.add((producer, layer))
-    return copies, gradients
+    return copies, gradients, made_here
 
 
-def _with_tied(layer: LayerCosts, copies_bytes: float, gradients_bytes: float) -> LayerCosts:
+def _with_tied(
+    layer: LayerCosts, copies_bytes: float, gradients_bytes: float, made_here_bytes: float
+) -> LayerCosts:
     """Gradients are counted from F on: rather too much memory than too little."""
     return dataclasses.replace(
         layer,
         activation_bytes=layer.activation_bytes + copies_bytes + gradients_bytes,
         weight_grad_bytes=layer.kept_bytes + gradients_bytes,
+        summand_bytes=layer.summand_bytes + made_here_bytes,
     )
 
 

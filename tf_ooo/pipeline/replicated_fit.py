@@ -83,6 +83,7 @@ class ReplicatedPipelineFit(DataParallelFit):
 
     def finish(self) -> None:
         """At the end of training: tells the other ranks, restores; rank 0 writes the timeline."""
+        self._check_replaced()
         self.pipeline.epoch_end(0, None)
         if self.engine is not None and self.engine.size > 1:
             self.pipeline.note_too_short()

@@ -74,13 +74,16 @@ class Moved:
         """
         lost = []
         gone: set[str] = set()
-        while self._before:
-            variable, old = self._before.pop()
-            try:
-                if not _taken_back(variable, old, reachable, gone):
-                    lost.append(compat.path_of(variable))
-            finally:  # also where somebody interrupts
-                private.set_value_of(variable, old)
+        while self._before:  # one leaves it when it is back: who interrupts this may call again
+            variable, old = self._before[-1]
+            moved = private.value_of(variable)
+            taken = _taken(variable, old, reachable, gone)
+            private.set_value_of(variable, old)
+            self._before.pop()
+            if not taken:
+                lost.append(compat.path_of(variable))
+            if not (taken and _free(moved)) and _host(moved.device) != _host(old.device):
+                gone.add(moved.device)  # a second read from there would wait for ever
         for part, functions in self._functions or ():
             private.set_functions_of(part, functions)
         self._forget_traces()
@@ -93,22 +96,17 @@ class Moved:
             compat.forget_traces(owner)
 
 
-def _taken_back(variable: Any, old: Any, reachable: Callable[[str], bool], gone: set[str]) -> bool:
-    """Whether ``old`` has the variable's present value; adds devices that do not answer to ``gone``."""
+def _taken(variable: Any, old: Any, reachable: Callable[[str], bool], gone: set[str]) -> bool:
+    """Whether ``old`` has the variable's present value now; nothing is read from devices in ``gone``."""
     moved = private.value_of(variable)
-    away = moved.device if _host(moved.device) != _host(old.device) else ""
     if moved.device in gone or not reachable(moved.device):
-        taken = False
-    else:
-        try:
-            old.assign(moved.read_value())
-            taken = True
-        except Exception as error:  # a worker that has died: nothing else may stop this
-            _LOG.debug("%s is lost", compat.path_of(variable), exc_info=error)
-            taken = False
-        if away and not (taken and _free(moved)):  # a second read from there would wait for ever
-            gone.add(away)
-    return taken
+        return False
+    try:
+        old.assign(moved.read_value())
+        return True
+    except Exception as error:  # a worker that has died: nothing else may stop this
+        _LOG.debug("%s is lost", compat.path_of(variable), exc_info=error)
+        return False
 
 
 def _free(moved: Any) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping
 
 from grappler_passes.graph import Layer, TrainingGraph
 
+_USING = ("ReadVariable", "ResourceGather", "Assign", "ResourceApply", "ResourceSparse", "ResourceScatter")
+_PASSING_ON = ("Enter", "Switch", "Identity")
 _DATA = ("_Arg", "Placeholder", "PlaceholderWithDefault")
 
 
@@ -44,7 +46,12 @@ def layers_using(
 
 def _handles(graph: TrainingGraph) -> set[str]:
     """Arguments that are variables."""
-    reading = (
-        op for op in graph.ops.values() if op.type.startswith(("ReadVariable", "ResourceGather", "Assign"))
-    )
-    return {op.inputs[0][0] for op in reading if op.inputs}
+    using = (op for op in graph.ops.values() if op.type.startswith(_USING))
+    return {_source(graph, op.inputs[0][0]) for op in using if op.inputs}
+
+
+def _source(graph: TrainingGraph, name: str) -> str:
+    """What comes into a loop or a branch under this name."""
+    while name in graph.ops and graph.ops[name].type in _PASSING_ON and graph.ops[name].inputs:
+        name = graph.ops[name].inputs[0][0]
+    return name

@@ -20,8 +20,8 @@ from tf_ooo.timeline import Timeline
 _VERSIONS = ("ReadVariableOp", "Cast")
 # Measured: docs/layerpipe.md.
 _ON_DIGITS = (
-    "on digits (examples/05_layerpipe.py, gradients up to 4 steps late) test accuracy ended 0 to 0.4 points "
-    "lower with a falling learning rate, up to 0.6 with a constant one"
+    "on digits (examples/05_layerpipe.py, gradients up to 4 steps late) test accuracy ended up to 0.4 "
+    "points lower in the worst of three runs, with a falling learning rate and with a constant one"
 )
 _TWO_VERSIONS = (
     "the gradients of {every} batches are one update, which is one update late: the result of training is "

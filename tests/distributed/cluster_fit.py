@@ -1,9 +1,9 @@
 """Trains three epochs as a pipeline over a cluster; prints JSON lines.
 
 Arguments: addresses, checkpoint, first epoch, seconds to wait in the second, where to wait: batch, or save,
-before the checkpoint of that epoch; end: behind the last epoch, before the weights come back; late: before
-the second epoch's validation, with late gradients.  step: does not wait, but has steps so long that they can
-be interrupted.  python: does not wait, has a loss in Python.
+before the checkpoints of that epoch, one of which replaces the last one; end: behind the last epoch, before
+the weights come back; late: before the second epoch's validation, with late gradients.  step: does not wait,
+but has steps so long that they can be interrupted.  python: does not wait, has a loss in Python.
 """
 
 import json
@@ -88,8 +88,9 @@ def main(addresses, checkpoint, first_epoch, pause_s=0, where="batch"):
     late = {"mode": "layerpipe", "schedule": "pipedream"}
     pipeline = tf_ooo.OOOBackprop(devices=addresses, **(late if where == "late" else parted))
     saving = keras.callbacks.ModelCheckpoint(f"{checkpoint}_{{epoch}}.keras")
+    latest = [keras.callbacks.ModelCheckpoint(f"{checkpoint}.keras")] if where == "save" else []
     progress = Progress(pause_s, where)
-    callbacks = [progress, pipeline, saving] if where == "end" else [pipeline, progress, saving]
+    callbacks = [progress, pipeline, saving] if where == "end" else [pipeline, progress, *latest, saving]
     settings = {"batch_size": ROWS, "shuffle": False, "verbose": 0, "initial_epoch": first_epoch}
     settings |= {"validation_data": (x, y)} if where == "late" else {}
     try:

@@ -1056,6 +1056,11 @@ def check_masks():
     return [note for note in callback.report.notes if "masked" in note]
 
 
+def stateful():
+    layers = [keras.layers.Reshape((1, 7)), keras.layers.LSTM(4, stateful=True), keras.layers.Dense(3)]
+    return keras.Sequential([keras.Input((7,), batch_size=16), *layers])
+
+
 def check_refusals():
     """Each with its error."""
     summed = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
@@ -1065,6 +1070,7 @@ def check_refusals():
         "eager": (mlp, {"run_eagerly": True}, {}),
         "sum": (mlp, {"loss": summed}, {}),
         "none": (mlp, {"loss": unreduced}, {}),
+        "stateful": (stateful, {}, {}),
         "reads": (Twice, {"loss": None, "metrics": []}, {}),
         "device": (mlp, {}, {"devices": ["CPU:0", "CPU:7"]}),
         "same": (mlp, {}, {"devices": ["CPU:0", "CPU:0"]}),

@@ -218,6 +218,7 @@ def test_fit_again_and_several_steps_an_execution():
         ("eager", "BackendError", "run_eagerly=True"),
         ("sum", "BackendError", "reduction='sum'"),
         ("none", "BackendError", "adds up rows"),
+        ("stateful", "BackendError", "make it with stateful=False"),
         ("reads", "BackendError", "again after it has applied its gradient"),
         ("device", "BackendError", "there is no 'CPU:7'"),
         ("same", "BackendError", "named twice"),

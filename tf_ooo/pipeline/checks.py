@@ -24,6 +24,12 @@ def check_model(model: Any, mode: str) -> None:
             f"the model was made in the scope of a tf.distribute strategy; mode={mode!r} needs one "
             "made outside"
         )
+    stateful = private.stateful_layers(model)
+    if stateful:
+        raise BackendError(
+            f"mode={mode!r}: {stateful[0]} keeps the states of its rows from batch to batch (stateful=True), "
+            "and batches are on their way side by side; make it with stateful=False"
+        )
     summed = private.summed_losses(model) if mode == "pipeline" else []
     if summed:
         raise BackendError(

@@ -166,6 +166,13 @@ def batch_normalizations(model: Any) -> list[str]:
     return [getattr(layer, "path", layer.name) for layer in layers if isinstance(layer, kind)]
 
 
+def stateful_layers(model: Any) -> list[str]:
+    """Paths of the recurrent layers that keep their rows' states from batch to batch; with Keras 2 names."""
+    kind = keras_of(model).layers.RNN
+    layers = model._flatten_layers(include_self=False, recursive=True)
+    return [getattr(x, "path", x.name) for x in layers if isinstance(x, kind) and x.stateful]
+
+
 @contextlib.contextmanager
 def weighted_means(model: Any, weight: float) -> Iterator[None]:
     """Inside the block a number that a ``Mean`` of the model is given counts ``weight``.

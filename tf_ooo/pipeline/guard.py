@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tf_ooo.pipeline import compat as private
+from tf_ooo.pipeline.saving import replacing
 
 _CALLS = tuple(
     f"on_{what}_{when}"
@@ -26,6 +27,8 @@ _SEEING = (
     *("make_predict_function", "save", "save_weights", "export", "train_on_batch"),
     *("get_weights", "set_weights", "load_weights"),
 )
+
+_SAVING = ("save", "save_weights")
 
 
 class Guard:
@@ -56,7 +59,9 @@ class Guard:
         private.set_on(model, "make_test_function", self._making(model.make_test_function))
         self._own = {name: vars(model).get(name) for name in _SEEING}
         for name in _SEEING:
-            private.set_on(model, name, _after(self.guarded(seen), getattr(model, name)))
+            method = getattr(model, name)
+            method = replacing(method) if name in _SAVING else method
+            private.set_on(model, name, _after(self.guarded(seen), method))
 
     def guarded(self, function: Callable[..., Any], *ends: type[BaseException]) -> Callable[..., Any]:
         """The function; ``ends`` are errors by which it says that there is no more."""

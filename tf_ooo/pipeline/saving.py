@@ -1,0 +1,50 @@
+"""Saving while weights are on other devices: a file gives way when the new one is whole.
+
+Keras empties the file before it reads the weights.  Where their worker is lost meanwhile, the checkpoint that
+is left would be gone with them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+# Keras' formats of one file.
+_FILES = (".keras", ".h5")
+
+
+def replacing(save: Callable[..., Any]) -> Callable[..., Any]:
+    """``Model.save`` or ``save_weights``, that writes beside a file which is there, then replaces it."""
+
+    @functools.wraps(save)
+    def call(filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        path = _present_file(filepath)
+        overwrites = kwargs.get("overwrite", args[0] if args else True)
+        if path is None or not overwrites:
+            return save(filepath, *args, **kwargs)
+        folder, name = os.path.split(path)
+        beside = os.path.join(folder, f".{os.getpid()}.{name}")
+        try:
+            found = save(beside, *args, **kwargs)
+            shutil.copymode(path, beside)
+            os.replace(beside, path)
+        finally:
+            with contextlib.suppress(OSError):
+                os.remove(beside)
+        return found
+
+    return call
+
+
+def _present_file(filepath: Any) -> str | None:
+    """The file behind a path, or a link; None where there is none, or it is no whole file of Keras'."""
+    if not isinstance(filepath, (str, os.PathLike)):
+        return None
+    path = os.fspath(filepath)
+    if not isinstance(path, str) or not path.endswith(_FILES) or not os.path.isfile(path):
+        return None
+    return os.path.realpath(path)

@@ -203,8 +203,9 @@ def _lose_in_a_fit(tmp_path, how, where, pause_s, at):
 
 
 @pytest.mark.slow
-def test_worker_lost_while_the_model_is_saved_is_named(tmp_path):
-    said, _ = _lose_in_a_fit(tmp_path, signal.SIGKILL, "save", 1, {"epoch": 1, "batch": 24})
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_worker_lost_while_the_model_is_saved_is_named(how, tmp_path):
+    said, _ = _lose_in_a_fit(tmp_path, how, "save", 1, {"epoch": 1, "batch": 24})
     # The checkpoint that was to be replaced is the one of the epoch before.
     last, before = (keras.models.load_model(tmp_path / name) for name in ("model.keras", "model_1.keras"))
     assert bits_of(last) == bits_of(before)
@@ -213,9 +214,10 @@ def test_worker_lost_while_the_model_is_saved_is_named(tmp_path):
 
 
 @pytest.mark.slow
-def test_worker_lost_before_the_weights_come_back_is_named(tmp_path):
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_worker_lost_before_the_weights_come_back_is_named(how, tmp_path):
     """Not a fit that ends as if nothing had happened, with some weights from before it."""
-    said, _ = _lose_in_a_fit(tmp_path, signal.SIGKILL, "end", 1, {"epoch": 2, "batch": 24})
+    said, _ = _lose_in_a_fit(tmp_path, how, "end", 1, {"epoch": 2, "batch": 24})
     assert "last checkpoint" in said["error"]
 
 

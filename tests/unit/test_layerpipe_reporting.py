@@ -12,11 +12,18 @@ OF = {("F", 0): 0, ("dO", 0): 0, (HIGH, 0): 1, ("dW", 0): 0, ("F", 1): 1, ("dO",
 
 
 def test_both_processors_of_a_divided_output_gradient_keep_its_weights():
+    """Of three processors' rounds: in 4 on the first, in 3 on the second, which is sent one of them."""
     costs = CostTable([LayerCosts(1.0, 1.0, 1.0, weight_bytes=10), LayerCosts(1.0, 1.0, 1.0, weight_bytes=7)])
-    rows = [{"delay_steps": 2}, {"delay_steps": 0}]
-    whole, divided = (_ways_bytes(rows, costs, Stages(2, OF, shares)) for shares in ({}, {0: (0.4, 1)}))
-    assert whole == {"stash": 20, "ema": 10, "latest": 0}
-    assert divided == {"stash": 40, "ema": 10, "latest": 0}
+    whole = {at: processor for at, processor in OF.items() if at[0] != HIGH}
+    assert _ways_bytes(costs, Stages(2, whole, {})) == {"stash": 20, "ema": 10, "latest": 0}
+    assert _ways_bytes(costs, Stages(3, whole, {})) == {"stash": 40 + 14, "ema": 17, "latest": 0}
+    divided = Stages(3, OF, {0: (0.4, 1)})
+    assert _ways_bytes(costs, divided) == {"stash": 40 + 20 + 14, "ema": 17, "latest": 0}
+
+
+def test_weights_without_an_output_gradient_are_not_kept():
+    costs = CostTable([LayerCosts(1.0, 0.0, 1.0, weight_bytes=10), LayerCosts(1.0, 1.0, 1.0, weight_bytes=7)])
+    assert _ways_bytes(costs, Stages(2, OF, {})) == {"stash": 0, "ema": 0, "latest": 0}
 
 
 def test_the_summary_says_where_both_parts_of_an_output_gradient_are():

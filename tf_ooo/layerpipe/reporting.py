@@ -66,22 +66,25 @@ def fill_report(
         ),
         "update_every": every,
         "divided": {str(layer): share for layer, (share, _) in stages.shares.items()},
-        "ways_bytes": _ways_bytes(report.layers, costs, stages),
+        "ways_bytes": _ways_bytes(costs, stages) if every == 1 else {},
         "step_s": [],
     }
 
 
-def _ways_bytes(rows: Sequence[dict[str, Any]], costs: CostTable, stages: Stages) -> dict[str, float]:
-    """About what earlier weights take with each ``weights=``; empty where several batches are one update.
+def _ways_bytes(costs: CostTable, stages: Stages) -> dict[str, float]:
+    """About what earlier weights take with each ``weights=``: those that dO multiplies with."""
+    layers = [(n, layer.weight_bytes) for n, layer in enumerate(costs.layers) if layer.output_grad_s > 0]
+    copies = {n: _stashed(stages, n) for n, _ in layers}
+    late = sum(size for n, size in layers if copies[n])
+    return {"stash": sum(size * copies[n] for n, size in layers), "ema": late, "latest": 0}
 
-    Both processors of a dO in two parts keep them.
-    """
-    if not all("delay_steps" in row for row in rows):
-        return {}
-    sizes = [(layer.weight_bytes, row["delay_steps"]) for layer, row in zip(costs.layers, rows, strict=True)]
-    late = sum(size for size, delay in sizes if delay)
-    stash = sum(size * delay * (1 + (n in stages.shares)) for n, (size, delay) in enumerate(sizes))
-    return {"stash": stash, "ema": late, "latest": 0}
+
+def _stashed(stages: Stages, layer: int) -> int:
+    """Versions of a layer's weights that wait for dO, on each of its processors, but for one that is sent."""
+    of, home = stages.of, stages.of["dW", layer]
+    processors = {of[kind, layer] for kind in ("dO", HIGH) if (kind, layer) in of}
+    behind = (stages.backward_round_on(at) - stages.read_round(layer) - (at != home) for at in processors)
+    return sum(max(0, rounds) for rounds in behind)
 
 
 def fill_spread(report: Report, made: Spread) -> None:

@@ -8,11 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tf_ooo.costs.layer_costs import LayerCosts, Link
+from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import MemoryLimitError, OptionsError
 from tf_ooo.options import Options
 from tf_ooo.pipeline.micro_batches import relative_weights, split_rows
 from tf_ooo.pipeline.partition import Cutter, crossing_bytes, merged, units_of
 from tf_ooo.pipeline.planning import SCHEDULES, Wanted, make_plan
+from tf_ooo.pipeline.reporting import _why
 
 
 def layer(seconds, output_bytes=0, inputs=None, **more):
@@ -84,6 +86,17 @@ def test_a_skip_crosses_every_cut_that_it_spans():
     assert [stage.inputs for stage in stages] == [(), (0,), (0, 1)]
     assert [stage.output_bytes for stage in stages] == [100, 1, 0]
     assert stages[1].weight_grad_s == 6.0
+
+
+def test_the_report_says_what_a_cut_shares_and_sends():
+    layers = (layer(1.0, 2000), layer(1.0, 3000), layer(4.0, 100))
+    planned = make_plan(layers, units_of(3, []), Wanted("gpipe", 2, 4))
+    assert planned.bounds == ((0, 1), (2, 2))
+    first, last = (_why(planned, stage, CostTable(layers)) for stage in range(2))
+    assert first.startswith(
+        "12.00 s of F + dO + dW a micro-batch, an equal share would be 18.00 s; 3.0 kB cross"
+    )
+    assert last.endswith("l4.0 alone takes 24.00 s, and is not cut further")
 
 
 def test_more_stages_than_layers_say_so():

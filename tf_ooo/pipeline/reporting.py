@@ -111,7 +111,7 @@ def _why(planned: Planned, stage: int, costs: CostTable) -> str:
         text += f"; {sent / 1e3:.1f} kB cross the cut behind it"
     largest = max(costs.layers[first : last + 1], key=lambda x: busy_s([x]))
     if busy_s([largest]) > 1.2 * fair:
-        text += f"; {largest.name} alone takes {seconds_text(busy_s([largest]))}: nothing in it can be cut"
+        text += f"; {largest.name} alone takes {seconds_text(busy_s([largest]))}, and is not cut further"
     return text
 
 

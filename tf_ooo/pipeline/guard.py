@@ -29,6 +29,8 @@ _SEEING = (
 )
 
 _SAVING = ("save", "save_weights")
+# What ``fit`` itself calls that writes to variables, which may be on a worker that has just been lost.
+_TOUCHING = ("reset_metrics",)
 
 
 class Guard:
@@ -57,7 +59,9 @@ class Guard:
                     function = _after(seen, function)
                 setattr(self._list, name, self.guarded(function))
         private.set_on(model, "make_test_function", self._making(model.make_test_function))
-        self._own = {name: vars(model).get(name) for name in _SEEING}
+        self._own = {name: vars(model).get(name) for name in (*_SEEING, *_TOUCHING)}
+        for name in _TOUCHING:
+            private.set_on(model, name, self.guarded(getattr(model, name)))
         for name in _SEEING:
             method = getattr(model, name)
             method = replacing(method) if name in _SAVING else method
@@ -105,7 +109,7 @@ class Guard:
             for name in _CALLS:
                 vars(self._list).pop(name, None)
             self._list = None
-        for name in ("make_test_function", *_SEEING):
+        for name in ("make_test_function", *_SEEING, *_TOUCHING):
             private.set_on(self._model, name, self._own.get(name))
         function = self._model.test_function
         self._model.test_function = getattr(function, "guarded", function)

@@ -23,7 +23,6 @@ from tf_ooo.layerpipe.traced import trace
 from tf_ooo.layerpipe.two_versions import fewest_batches
 from tf_ooo.options import Options
 from tf_ooo.pipeline import compat as private
-from tf_ooo.pipeline.compat import value_of
 from tf_ooo.pipeline.fit import PipelineFit
 from tf_ooo.pipeline.naming import named
 from tf_ooo.pipeline.unrolled_tasks import Step
@@ -162,7 +161,7 @@ class LayerPipeFit(PipelineFit):
 
     def _note_going_on(self) -> None:
         """Training that goes on, without the costs of the fit before."""
-        steps = max(int(value_of(one.iterations).numpy()) for one in optimizers_of(self._model))
+        steps = max(int(private.value_of(one.iterations).numpy()) for one in optimizers_of(self._model))
         if steps and _GOING_ON not in self.report.notes:
             self.report.notes.append(_GOING_ON)
 

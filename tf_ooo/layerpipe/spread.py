@@ -79,9 +79,7 @@ def spread(
     traced, stages = with_shared_grads(traced, stages)
     late: set[int] = set()
     if rate_warmup_steps is not None:
-        if len(optimizers_of(model)) != 1:
-            raise BackendError("rate_warmup_steps= needs a model with one optimizer")
-        traced, late = with_factors(traced, stages, _learning_rate(model, traced))
+        traced, late = _with_factors(model, traced, stages)
     now: tuple[Now, ...] = ()
     sums: tuple[Sum, ...] = ()
     together = accumulate_steps is not None
@@ -92,24 +90,15 @@ def spread(
     optimizer = _of_optimizers(model, traced) if together else set()
     # With one update for several batches: where it is known whether a batch is the last of all.
     count_round = stages.processors - 1 if together else 0
-    facts = _facts(model, traced, trained, now, devices, count_round)
     wanted = {one.name: one.round for one in now} | dict.fromkeys(_counts(traced, optimizer), count_round)
-    rounds = rounds_of(facts, stages, wanted)
+    rounds = rounds_of(_facts(model, traced, trained, now, devices, count_round), stages, wanted)
     delays = delays_of(traced, rounds)
     versions = None
     if accumulate_steps is not None:
         versions = TwoVersions(traced, rounds, now, sums, trained.keys(), optimizer, accumulate_steps)
-    ticks = Ticks(
-        traced,
-        rounds,
-        delays,
-        now,
-        averages=weights == "ema",
-        late=late,
-        warmup_steps=rate_warmup_steps or 1,
-        count=value_of(model.optimizer.iterations) if late else None,
-        versions=versions,
-    )
+    count = value_of(model.optimizer.iterations) if late else None
+    averages, warmup_steps = weights == "ema", rate_warmup_steps or 1
+    ticks = Ticks(traced, rounds, delays, now, averages, late, warmup_steps, count, versions)
     return Spread(traced, rounds, delays, ticks, in_parts, (*notes, *again))
 
 
@@ -117,6 +106,13 @@ def _trained(traced: Traced) -> dict[str, int]:
     """The layer of each weight, by its handle."""
     handles = {variable.name: variable.handle for variable in traced.graph.variables}
     return {handles[name]: layer.index for layer in traced.graph.layers for name in layer.variables}
+
+
+def _with_factors(model: Any, traced: Traced, stages: Stages) -> tuple[Traced, set[int]]:
+    """The step with late gradients' learning rates multiplied, and for which delays they are."""
+    if len(optimizers_of(model)) != 1:
+        raise BackendError("rate_warmup_steps= needs a model with one optimizer")
+    return with_factors(traced, stages, _learning_rate(model, traced))
 
 
 def _read_again(traced: Traced, trained: Collection[str]) -> list[str]:

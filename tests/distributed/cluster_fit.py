@@ -2,8 +2,9 @@
 
 Arguments: addresses, checkpoint, first epoch, seconds to wait in the second, where to wait: batch, or save,
 before the checkpoints of that epoch, one of which replaces the last one; end: behind the last epoch, before
-the weights come back; late: before the second epoch's validation, with late gradients.  step: does not wait,
-but has steps so long that they can be interrupted.  python: does not wait, has a loss in Python.
+the weights come back; late: before the second epoch's validation, with late gradients; logs: behind the
+second epoch's last batch, before its metrics are read.  step: does not wait, but has steps so long that
+they can be interrupted.  python: does not wait, has a loss in Python.
 """
 
 import json
@@ -46,6 +47,8 @@ class Progress(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if self._where == "step" and self._epoch == 1 and batch == 5:
             say(ended=5)
+        if self._where == "logs" and self._epoch == 1 and batch == BATCHES - 1:
+            self._wait(BATCHES)
 
     def on_test_begin(self, logs=None):
         if self._where == "late" and self._epoch == 1:

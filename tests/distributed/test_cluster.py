@@ -229,6 +229,14 @@ def test_worker_lost_before_a_validation_with_late_gradients_is_named(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_worker_lost_before_an_epochs_metrics_are_read_is_named(how, tmp_path):
+    said, seconds = _lose_in_a_fit(tmp_path, how, "logs", 1, {"epoch": 1, "batch": 24})
+    assert all(place.startswith("/job:localhost/") for place in said["places"])
+    assert seconds < 60
+
+
+@pytest.mark.slow
 def test_silent_worker_in_a_fit_is_named(tmp_path):
     """Stopped in mid-step, its connections open: 30 s of silence, then an error."""
     _, seconds = _lose_in_a_fit(tmp_path, signal.SIGSTOP, "step", 0, {"epoch": 1, "batch": 5})

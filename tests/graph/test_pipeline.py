@@ -56,6 +56,13 @@ def test_eight_devices_and_all_schedules():
 
 
 @pytest.mark.slow
+def test_wide_tensors_on_eight_devices():
+    found = checks(8, "wide_encoder")["wide_encoder"]
+    assert [stages for _, stages in found] == [8, 16, 16, 8]
+    assert len({bits for bits, _ in found}) == 1
+
+
+@pytest.mark.slow
 def test_batch_normalization_and_memory_limit():
     found = checks(2, *(names := ("batch_normalization", "memory_limit")))
     # Statistics of a micro-batch are not those of the batch: how far off the weights are is not the point.

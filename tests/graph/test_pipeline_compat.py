@@ -131,6 +131,30 @@ def test_the_callback_list_that_calls_is_found():
     assert compat.running_callback_list() is None
 
 
+def test_what_gives_a_fit_its_batches_is_found():
+    """Its ``with`` is entered once an epoch, and once for each batch in some versions."""
+    found, entered = [], []
+
+    def wrap(logs):
+        batches = compat.running_batches()
+        found.append(batches)
+        original = batches.catch_stop_iteration
+        batches.catch_stop_iteration = lambda: entered.append(1) or original()
+
+    made = model()
+    made.compile("sgd", "mse")
+    made.fit(
+        np.ones((4, 3)),
+        np.ones((4, 4)),
+        verbose=0,
+        epochs=2,
+        callbacks=[keras.callbacks.LambdaCallback(on_train_begin=wrap)],
+    )
+    assert hasattr(found[0], "catch_stop_iteration")
+    assert len(entered) >= 2
+    assert compat.running_batches() is None
+
+
 def test_evaluate_makes_its_function_by_a_method_that_can_be_wrapped():
     made, calls = model(), []
     make = made.make_test_function

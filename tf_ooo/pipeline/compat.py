@@ -129,6 +129,22 @@ def running_callback_list() -> Any:
     return None
 
 
+def running_batches() -> Any:
+    """What gives the innermost ``fit`` that runs its batches; None: no ``fit`` runs, or it is another Keras.
+
+    Its ``catch_stop_iteration()`` is around all batches of an epoch, and what waits for the last of them.
+    Keras hands it to nobody; it is in a frame above.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        for name in ("epoch_iterator", "data_handler"):  # Keras 3, Keras 2
+            found = frame.f_locals.get(name)
+            if hasattr(found, "catch_stop_iteration"):
+                return found
+        frame = frame.f_back
+    return None
+
+
 def set_on(model: Any, name: str, method: Any) -> None:
     """Puts a method on one model, past Keras' tracking of attributes; None: the class' method again."""
     if method is not None:

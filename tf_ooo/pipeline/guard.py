@@ -1,16 +1,18 @@
 """Whatever ends a ``fit`` is seen: a callback that raises, data that do, a validation that fails, Ctrl-C.
 
-``fit`` has no place of its own for this: it skips ``on_train_end`` when anything raises.  But all it calls
-can be reached from ``on_train_begin``: the train function is ours, the test function is made by a method of
-the model, and the callbacks are called through one object, ``keras.callbacks.CallbackList``.  These are
-wrapped on the instance until the fit ends.  What raises between these calls (Keras' own lines, a signal
+``fit`` has no place of its own for this: it skips ``on_train_end`` when anything raises.  But nearly all it
+calls can be reached from ``on_train_begin``: the train function is ours, the test function is made by a
+method of the model, the callbacks are called through one object, ``keras.callbacks.CallbackList``, and an
+epoch's batches stand in a ``with`` of the object that gives them.  These are wrapped on the instance until
+the fit ends.  What raises between these calls (Keras' own lines, a signal
 that hits them) is made good at the next ``fit``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tf_ooo.pipeline import compat as private
@@ -27,10 +29,9 @@ _SEEING = (
     *("make_predict_function", "save", "save_weights", "export", "train_on_batch"),
     *("get_weights", "set_weights", "load_weights"),
 )
-
 _SAVING = ("save", "save_weights")
-# What ``fit`` itself calls that writes to variables, which may be on a worker that has just been lost.
-_TOUCHING = ("reset_metrics",)
+# What ``fit`` itself calls that touches metrics, which may be on a worker that has just been lost.
+_TOUCHING = ("reset_metrics", "get_metrics_result")
 
 
 class Guard:
@@ -58,14 +59,25 @@ class Guard:
                 if name == "on_epoch_end":
                     function = _after(seen, function)
                 setattr(self._list, name, self.guarded(function))
-        private.set_on(model, "make_test_function", self._making(model.make_test_function))
-        self._own = {name: vars(model).get(name) for name in (*_SEEING, *_TOUCHING)}
+        self._batches = private.running_batches()
+        if self._batches is not None:
+            self._batches.catch_stop_iteration = self._around(self._batches.catch_stop_iteration)
+        self._raised: BaseException | None = None
+        wrapped = self._wrapped(model)
+        self._own = {name: vars(model).get(name) for name in wrapped}
+        for name, method in wrapped.items():
+            private.set_on(model, name, method)
+
+    def _wrapped(self, model: Any) -> dict[str, Callable[..., Any]]:
+        """The methods of the model that are wrapped, by name."""
+        wrapped = {"make_test_function": self._making(model.make_test_function)}
         for name in _TOUCHING:
-            private.set_on(model, name, self.guarded(getattr(model, name)))
+            wrapped[name] = self._guarded_outside_traces(getattr(model, name))
         for name in _SEEING:
             method = getattr(model, name)
             method = replacing(method) if name in _SAVING else method
-            private.set_on(model, name, _after(self.guarded(seen), method))
+            wrapped[name] = _after(self.guarded(self._seen), method)
+        return wrapped
 
     def guarded(self, function: Callable[..., Any], *ends: type[BaseException]) -> Callable[..., Any]:
         """The function; ``ends`` are errors by which it says that there is no more."""
@@ -82,12 +94,39 @@ class Guard:
         call.guarded = function  # type: ignore[attr-defined]
         return call
 
+    def _guarded_outside_traces(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """What ``train_step`` calls too: an error there is the step's, and in a trace nothing can move."""
+        guarded = self.guarded(function)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            import tensorflow as tf
+
+            return (guarded if tf.executing_eagerly() else function)(*args, **kwargs)
+
+        return call
+
     def raise_for(self, error: BaseException) -> None:
         """Ends the fit, and raises the error or what it is explained as."""
-        explained = self._failed(error)
-        if explained is error:
+        if error is self._raised:  # on its way out, through another call that is wrapped
             raise error
-        raise explained from error
+        self._raised = self._failed(error)
+        if self._raised is error:
+            raise error
+        raise self._raised from error
+
+    def _around(self, catching: Callable[[], Any]) -> Callable[[], Any]:
+        """What is around an epoch's batches, with what raises there seen."""
+
+        @contextlib.contextmanager
+        def around() -> Iterator[None]:
+            try:
+                with catching():
+                    yield
+            except BaseException as error:
+                self.raise_for(error)
+
+        return around
 
     def _making(self, make: Callable[..., Any]) -> Callable[..., Any]:
         def make_guarded(*args: Any, **kwargs: Any) -> Any:
@@ -109,8 +148,11 @@ class Guard:
             for name in _CALLS:
                 vars(self._list).pop(name, None)
             self._list = None
-        for name in ("make_test_function", *_SEEING, *_TOUCHING):
-            private.set_on(self._model, name, self._own.get(name))
+        if self._batches is not None:
+            vars(self._batches).pop("catch_stop_iteration", None)
+            self._batches = None
+        for name, own in self._own.items():
+            private.set_on(self._model, name, own)
         function = self._model.test_function
         self._model.test_function = getattr(function, "guarded", function)
 

@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from grappler_passes.graph import Layer, OpKind, TrainingGraph
 from tf_ooo.pipeline.weight_uses import from_weights, ops_of_data
 
-# Each part takes at least so much of a step.
+# Each part takes at least so much of the forward pass.
 LEAST_SHARE = 1 / 16
 # A cut may come so much later than where its part is long enough, if less is sent there.
 _LATER = 1.5
-# What each micro-batch computes.
-_COUNTED = (OpKind.FORWARD, OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD)
 # What the names of parts begin with.
 _PLACES = ("before ", "behind ")
 
@@ -39,7 +37,7 @@ def divided(
         whole: layers that stay as they are.
     """
     least_s = LEAST_SHARE * sum(
-        seconds.get(name, 0.0) for name, op in graph.ops.items() if op.kind in _COUNTED
+        seconds.get(name, 0.0) for name, op in graph.ops.items() if op.kind is OpKind.FORWARD
     )
     own = _Ops(graph, seconds)
     members: dict[int, list[str]] = {layer.index: [] for layer in graph.layers}

@@ -1066,6 +1066,10 @@ def check_masks():
     return [note for note in callback.report.notes if "masked" in note]
 
 
+def one_layer():
+    return keras.Sequential([keras.Input((7,)), keras.layers.Dense(3)])
+
+
 def stateful():
     layers = [keras.layers.Reshape((1, 7)), keras.layers.LSTM(4, stateful=True), keras.layers.Dense(3)]
     return keras.Sequential([keras.Input((7,), batch_size=16), *layers])
@@ -1086,8 +1090,8 @@ def check_refusals():
         "same": (mlp, {}, {"devices": ["CPU:0", "CPU:0"]}),
         "many": (mlp, {}, {"devices": DEVICES + 1}),
         "replicas": (mlp, {}, {"replicas": 2}),
-        "layers": (mlp, {}, {"schedule": "zb_v", "devices": 3}),
-        "group": (mlp, {}, {"schedule": "modulo", "group": 3}),
+        "layers": (one_layer, {}, {"schedule": "interleaved_1f1b", "chunks": 9}),
+        "group": (one_layer, {}, {"schedule": "modulo", "group": 9}),
         "text": (mlp, {}, {"devices": "CPU:0,CPU:1"}),
     }
     out = {}

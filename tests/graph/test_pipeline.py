@@ -231,9 +231,9 @@ def test_fit_again_and_several_steps_an_execution():
         ("same", "BackendError", "named twice"),
         ("many", "BackendError", "devices=4: there are 3"),
         ("replicas", "BackendError", "1 process was launched"),
-        # Four layers, and what stands behind the last one's weights.
-        ("layers", "OptionsError", "6 stages are more than the 5 layers"),
-        ("group", "OptionsError", "group=3: 5 layers make 2 groups, fewer than the 3 devices"),
+        # One layer, and what stands behind its weights.
+        ("layers", "OptionsError", "27 stages are more than the 9 layers"),
+        ("group", "OptionsError", "group=9: 9 layers make 1 groups, fewer than the 3 devices"),
         ("text", "OptionsError", "write a list, ['CPU:0', 'CPU:1']"),
     ],
 )

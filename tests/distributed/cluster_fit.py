@@ -3,8 +3,9 @@
 Arguments: addresses, checkpoint, first epoch, seconds to wait in the second, where to wait: batch, or save,
 before the checkpoints of that epoch, one of which replaces the last one; end: behind the last epoch, before
 the weights come back; late: before the second epoch's validation, with late gradients; logs: behind the
-second epoch's last batch, before its metrics are read.  step: does not wait, but has steps so long that
-they can be interrupted.  python: does not wait, has a loss in Python.
+second epoch's last batch, before its metrics are read; validated: so, but of its validation.  step: does not
+wait, but has steps so long that they can be interrupted; raises: so too, and the error ends the process.
+python: does not wait, has a loss in Python.
 """
 
 import json
@@ -24,6 +25,7 @@ from tf_ooo.pipeline.compat import value_of
 
 BATCHES, ROWS = 24, 12
 WIDTH, WIDTH_OF_LONG_STEPS = 11, 1500
+LONG = ("step", "raises")
 
 
 def say(**what):
@@ -41,17 +43,21 @@ class Progress(keras.callbacks.Callback):
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch, logs=None):
-        if self._where in ("batch", "step") and self._epoch == 1 and batch == 5:
+        if self._where in ("batch", *LONG) and self._epoch == 1 and batch == 5:
             self._wait(5)
 
     def on_train_batch_end(self, batch, logs=None):
-        if self._where == "step" and self._epoch == 1 and batch == 5:
+        if self._where in LONG and self._epoch == 1 and batch == 5:
             say(ended=5)
         if self._where == "logs" and self._epoch == 1 and batch == BATCHES - 1:
             self._wait(BATCHES)
 
     def on_test_begin(self, logs=None):
         if self._where == "late" and self._epoch == 1:
+            self._wait(BATCHES)
+
+    def on_test_batch_end(self, batch, logs=None):
+        if self._where == "validated" and self._epoch == 1 and batch == BATCHES - 1:
             self._wait(BATCHES)
 
     def on_epoch_end(self, epoch, logs=None):
@@ -82,7 +88,7 @@ def made(width, loss="mse"):
 
 def main(addresses, checkpoint, first_epoch, pause_s=0, where="batch"):
     first_epoch = int(first_epoch)
-    width = WIDTH_OF_LONG_STEPS if where == "step" else WIDTH
+    width = WIDTH_OF_LONG_STEPS if where in LONG else WIDTH
     fresh = made(width, in_python if where == "python" else "mse")
     model = keras.models.load_model(f"{checkpoint}_{first_epoch}.keras") if first_epoch else fresh
     random = np.random.default_rng(0)
@@ -95,11 +101,13 @@ def main(addresses, checkpoint, first_epoch, pause_s=0, where="batch"):
     progress = Progress(pause_s, where)
     callbacks = [progress, pipeline, saving] if where == "end" else [pipeline, progress, *latest, saving]
     settings = {"batch_size": ROWS, "shuffle": False, "verbose": 0, "initial_epoch": first_epoch}
-    settings |= {"validation_data": (x, y)} if where == "late" else {}
+    settings |= {"validation_data": (x, y)} if where in ("late", "validated") else {}
     try:
         model.fit(x, y, epochs=3, callbacks=callbacks, **settings)
     except tf_ooo.BackendError as error:
         say(error=str(error), places=sorted({value_of(v).device for v in model.variables}))
+        if where == "raises":
+            raise
         os._exit(0)
     devices = [stage["device"] for stage in pipeline.report.pipeline["stages"]]
     say(bits=bits_of(model), devices=devices, steps=int(model.optimizer.iterations.numpy()))

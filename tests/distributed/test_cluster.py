@@ -187,7 +187,7 @@ def test_other_versions_are_refused():
         _check(where, 1, facts.dataclasses.replace(said, tf_ooo="0.0.9"))
 
 
-def _lose_in_a_fit(tmp_path, how, where, pause_s, at):
+def _lose_in_a_fit(tmp_path, how, where, pause_s, at, end=kill):
     """What the client says once its second worker is lost there, and the seconds until then."""
     cluster = addresses(2)
     with workers(cluster, [1]) as started:
@@ -197,7 +197,7 @@ def _lose_in_a_fit(tmp_path, how, where, pause_s, at):
         lost = time.monotonic()
         said = heard(client)
         seconds = time.monotonic() - lost
-        kill(client)
+        end(client)
     assert f"worker {cluster.split(',')[1]} (task 1)" in said["error"]
     return said, seconds
 
@@ -230,8 +230,9 @@ def test_worker_lost_before_a_validation_with_late_gradients_is_named(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_worker_lost_before_an_epochs_metrics_are_read_is_named(how, tmp_path):
-    said, seconds = _lose_in_a_fit(tmp_path, how, "logs", 1, {"epoch": 1, "batch": 24})
+@pytest.mark.parametrize("where", ["logs", "validated"])
+def test_worker_lost_before_an_epochs_metrics_are_read_is_named(how, where, tmp_path):
+    said, seconds = _lose_in_a_fit(tmp_path, how, where, 1, {"epoch": 1, "batch": 24})
     assert all(place.startswith("/job:localhost/") for place in said["places"])
     assert seconds < 60
 
@@ -241,6 +242,15 @@ def test_silent_worker_in_a_fit_is_named(tmp_path):
     """Stopped in mid-step, its connections open: 30 s of silence, then an error."""
     _, seconds = _lose_in_a_fit(tmp_path, signal.SIGSTOP, "step", 0, {"epoch": 1, "batch": 5})
     assert seconds < 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_script_ends_with_the_error(how, tmp_path):
+    """Nobody catches it: no thread of TensorFlow's keeps the process."""
+    codes = []
+    _lose_in_a_fit(tmp_path, how, "raises", 0, {"epoch": 1, "batch": 5}, lambda c: codes.append(c.wait(60)))
+    assert codes != [0]
 
 
 def test_other_cluster_is_refused():

@@ -206,7 +206,9 @@ def deep():
 
 
 def check_all_schedules():
-    return compared(deep, adam, ALL)
+    # Four steps on one device, then 20 in stages.  With its small epsilon Adam makes much of gradients that
+    # are nearly 0: sums in another order, as those of the unsplit batch are, move weights by 5e-4 then.
+    return compared(deep, lambda: keras.optimizers.Adam(0.01, epsilon=1e-3), ALL, epochs=8)
 
 
 def check_wide_encoder():
@@ -218,10 +220,11 @@ def check_wide_encoder():
         keras.utils.set_random_seed(3)
         made = pipeline_workloads._bert(depth=2, width=256, length=64, rows=16)
         made.model.compile("sgd", made.model.loss, jit_compile=False)
-        data = (np.concatenate([array[:16]] * 4) for array in (made.x, made.y))
-        callback = pipelined(schedule, microbatches=8)
+        data = (np.concatenate([array[:16]] * 5) for array in (made.x, made.y))
+        callback = pipelined(schedule, microbatches=8, profile_steps=1)
         made.model.fit(*data, batch_size=16, shuffle=False, verbose=0, callbacks=[callback])
-        bits.append([bits_of(made.model), len(callback.report.pipeline["stages"])])
+        report = callback.report
+        bits.append([bits_of(made.model), len(report.pipeline["stages"]), len(where_ops_are(report))])
     return bits
 
 
@@ -407,10 +410,10 @@ def check_batch_normalization():
 def check_memory_limit():
     """Activations of eight micro-batches are too much, those of three are not; then too little for any."""
     rows = (np.tile(X, (32, 1)), np.tile(Y, 32))
-    many = {"data": rows, "batch_size": 768, "epochs": 2}
+    many = {"data": rows, "batch_size": 768, "epochs": 4}
     free = pipelined("gpipe", microbatches=8)
     first, _ = train(mlp, adam, free, **many)
-    limit = int(0.7 * max(free.report.pipeline["predicted_peak_bytes"]))
+    limit = int(0.72 * max(free.report.pipeline["predicted_peak_bytes"]))
     folder = tempfile.mkdtemp()
     limited = pipelined("auto", microbatches=8, memory_limit_bytes=limit, timeline=folder)
     second, _ = train(mlp, adam, limited, **many)
@@ -892,15 +895,29 @@ def interruptions():
     }
 
 
-class Failing(keras.optimizers.Adam):
+class Failing(keras.Model):
     """Raises in a line of Keras' own fit."""
 
     fails = False
 
-    def finalize_variable_values(self, variables):
+    def __init__(self):
+        super().__init__()
+        self.inside = mlp()
+
+    def call(self, x):
+        return self.inside(x)
+
+    def _should_eval(self, *args):
         if self.fails:
             raise RuntimeError("stopped between two calls")
-        super().finalize_variable_values(variables)
+        return super()._should_eval(*args)
+
+
+class FailingAtTheEnd(keras.optimizers.Adam):
+    """Raises where fit tells it that training is over."""
+
+    def finalize_variable_values(self, variables):
+        raise RuntimeError("stopped at the end")
 
 
 def places(model, others=None):
@@ -952,17 +969,25 @@ def check_variables_move_and_return():
     model.fit(X, Y, **fits, callbacks=[parted, once])
     out["trained by others"] = [places(model), [note[:45] for note in parted.report.notes]]
 
-    failing, _ = train(mlp, lambda: Failing(1e-2), epochs=1)
-    failing.optimizer.fails = True
+    failing, _ = train(Failing, adam, epochs=1)
+    failing.fails = True
     try:
-        failing.fit(X, Y, batch_size=4, epochs=2, verbose=0, callbacks=[pipelined("gpipe")])
+        data = {"validation_data": (X, Y), "callbacks": [pipelined("gpipe")]}
+        failing.fit(X, Y, batch_size=4, epochs=2, verbose=0, **data)
     except RuntimeError:
         out["unseen"] = places(failing)
-    failing.optimizer.fails = False
+    failing.fails = False
     before = failing.get_weights()
     failing.fit(X, Y, batch_size=16, epochs=1, verbose=0)
     out["next fit"] = places(failing)
     out["trained on"] = not np.array_equal(before[0], failing.get_weights()[0])
+
+    model = mlp()
+    model.compile(FailingAtTheEnd(1e-2), "mse", jit_compile=False)
+    try:
+        model.fit(X, Y, batch_size=4, epochs=2, verbose=0, callbacks=[pipelined("gpipe")])
+    except RuntimeError:
+        out["at the end"] = places(model)
 
     model, _ = train(mlp, adam, epochs=1)
 

@@ -136,7 +136,7 @@ def test_cuts_for_a_memory_limit():
     free = make_plan(layers, units, Wanted("gpipe", 2, 4))
     assert free.bounds == ((0, 2), (3, 3))
     assert max(free.timeline.peak_bytes) > 300
-    tight = make_plan(layers, units, Wanted("gpipe", 2, 4, memory_limit_bytes=330))
+    tight = make_plan(layers, units, Wanted("gpipe", 2, 4, memory_limit_bytes=340))
     assert tight.bounds == ((0, 1), (2, 3))
     assert max(tight.timeline.peak_bytes) <= 300
 
@@ -164,13 +164,13 @@ def test_the_memory_limit_is_kept_or_named():
     units = units_of(4, [])
     free = make_plan(layers, units, Wanted("gpipe", 2, 8))
     assert max(free.timeline.peak_bytes) > 1000
-    tight = make_plan(layers, units, Wanted("auto", 2, 8, memory_limit_bytes=700))
-    assert max(tight.timeline.peak_bytes) <= 700
+    tight = make_plan(layers, units, Wanted("auto", 2, 8, memory_limit_bytes=720))
+    assert max(tight.timeline.peak_bytes) <= 720
     with pytest.raises(MemoryLimitError) as error:
         make_plan(layers, units, Wanted("auto", 2, 8, memory_limit_bytes=50))
     least = make_plan(layers, units, Wanted("auto", 2, 8, memory_limit_bytes=error.value.smallest_bytes))
-    # Measured peaks are up to a tenth above predicted ones.
-    assert 1.1 * max(least.timeline.peak_bytes) <= error.value.smallest_bytes
+    # Measured peaks are up to an eighth above predicted ones.
+    assert 1.125 * max(least.timeline.peak_bytes) <= error.value.smallest_bytes
 
 
 @pytest.mark.parametrize(

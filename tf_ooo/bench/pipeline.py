@@ -26,7 +26,7 @@ from tf_ooo.bench.pipeline_workloads import WORKLOADS
 from tf_ooo.pipeline.addresses import free_port
 
 BASELINE = "gpipe"
-SCHEDULES = ("gpipe", "1f1b", "fast_forward", "modulo", "zb_h1", "zb_h2", "zb_v")
+SCHEDULES = ("gpipe", "1f1b", "fast_forward", "modulo", "zb_h1", "zb_h2", "zb_v", "dualpipe_v")
 # All workers together get so much of this machine: the rest is for what communicates, which on machines with
 # GPUs takes nothing from those that compute.  With 0.9, messages slow the tasks down.
 SHARE = 0.6

@@ -145,12 +145,12 @@ def running_batches() -> Any:
     return None
 
 
-def set_on(model: Any, name: str, method: Any) -> None:
-    """Puts a method on one model, past Keras' tracking of attributes; None: the class' method again."""
+def set_on(owner: Any, name: str, method: Any) -> None:
+    """Puts a method on one object, past Keras' tracking of attributes; None: the class' method again."""
     if method is not None:
-        object.__setattr__(model, name, method)
-    elif name in vars(model):
-        object.__delattr__(model, name)
+        object.__setattr__(owner, name, method)
+    elif name in vars(owner):
+        object.__delattr__(owner, name)
 
 
 def functions_of(model: Any) -> dict[str, Any]:

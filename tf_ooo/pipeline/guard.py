@@ -32,6 +32,8 @@ _SEEING = (
 _SAVING = ("save", "save_weights")
 # What ``fit`` itself calls that touches metrics, which may be on a worker that has just been lost.
 _TOUCHING = ("reset_metrics", "get_metrics_result")
+# What ``fit`` calls of the optimizer at its end: with ``use_ema`` it reads and writes all weights.
+_FINAL = "finalize_variable_values"
 
 
 class Guard:
@@ -52,21 +54,24 @@ class Guard:
         seen: Callable[[], None] = lambda: None,
     ) -> None:
         self._model, self._failed, self._seen = model, failed, seen
-        self._list = private.running_callback_list()
-        if self._list is not None:
-            for name in _CALLS:
-                function = getattr(self._list, name)
-                if name == "on_epoch_end":
-                    function = _after(seen, function)
-                setattr(self._list, name, self.guarded(function))
-        self._batches = private.running_batches()
-        if self._batches is not None:
-            self._batches.catch_stop_iteration = self._around(self._batches.catch_stop_iteration)
         self._raised: BaseException | None = None
-        wrapped = self._wrapped(model)
-        self._own = {name: vars(model).get(name) for name in wrapped}
-        for name, method in wrapped.items():
-            private.set_on(model, name, method)
+        self._kept: list[tuple[Any, str, Any]] = []
+        callbacks = private.running_callback_list()
+        for name in _CALLS if callbacks is not None else ():
+            function = getattr(callbacks, name)
+            if name == "on_epoch_end":
+                function = _after(seen, function)
+            self._put(callbacks, name, self.guarded(function))
+        self._guard_batches()
+        if hasattr(model.optimizer, _FINAL):
+            self._put(model.optimizer, _FINAL, self.guarded(getattr(model.optimizer, _FINAL)))
+        for name, method in self._wrapped(model).items():
+            self._put(model, name, method)
+
+    def _put(self, owner: Any, name: str, method: Callable[..., Any]) -> None:
+        """Until the guard is closed."""
+        self._kept.append((owner, name, vars(owner).get(name)))
+        private.set_on(owner, name, method)
 
     def _wrapped(self, model: Any) -> dict[str, Callable[..., Any]]:
         """The methods of the model that are wrapped, by name."""
@@ -115,6 +120,12 @@ class Guard:
             raise error
         raise self._raised from error
 
+    def _guard_batches(self) -> None:
+        """Those of the innermost fit or evaluation that runs."""
+        batches = private.running_batches()
+        if batches is not None and not any(batches is owner for owner, *_ in self._kept):
+            self._put(batches, "catch_stop_iteration", self._around(batches.catch_stop_iteration))
+
     def _around(self, catching: Callable[[], Any]) -> Callable[[], Any]:
         """What is around an epoch's batches, with what raises there seen."""
 
@@ -133,6 +144,7 @@ class Guard:
             import tensorflow as tf
 
             self.guarded(self._seen)()
+            self._guard_batches()
             found = make(*args, **kwargs)
             function = self._model.test_function
             if not hasattr(function, "guarded"):
@@ -144,15 +156,8 @@ class Guard:
 
     def close(self) -> None:
         """Takes the wraps off."""
-        if self._list is not None:
-            for name in _CALLS:
-                vars(self._list).pop(name, None)
-            self._list = None
-        if self._batches is not None:
-            vars(self._batches).pop("catch_stop_iteration", None)
-            self._batches = None
-        for name, own in self._own.items():
-            private.set_on(self._model, name, own)
+        while self._kept:
+            private.set_on(*self._kept.pop())
         function = self._model.test_function
         self._model.test_function = getattr(function, "guarded", function)
 

@@ -13,9 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from tf_ooo import compat
 from tf_ooo.errors import BackendError
 from tf_ooo.pipeline.compat import marked_sums
+from tf_ooo.pipeline.fixed_rows import fixed_rows
 
 
 @dataclass
@@ -27,6 +30,7 @@ class _Applied:
     explicit: bool
     sums: list[Any]
     slices: dict[int, list[Any]] = field(default_factory=dict)
+    fixed_rows: dict[int, np.ndarray] = field(default_factory=dict)
 
 
 class Collecting:
@@ -95,13 +99,29 @@ class Collecting:
             return
         weighted = _times(grad, self.weights[self._number])
         if isinstance(grad, tf.IndexedSlices):
-            into.slices.setdefault(place, []).append(_with_own_rows(weighted))
+            self._add_slices(into, place, weighted)
             return
         if into.sums[place] is None:
             into.sums[place] = weighted
             return
         with tf.name_scope("sum"), marked_sums():
             into.sums[place] = into.sums[place] + weighted
+
+    def _add_slices(self, into: _Applied, place: int, slices: Any) -> None:
+        """Adds up those of rows that are the same as before; others come one after the other."""
+        import tensorflow as tf
+
+        rows = fixed_rows(slices.indices)
+        others = into.slices.setdefault(place, [])
+        before = into.fixed_rows.get(place)
+        if rows is not None and before is not None and np.array_equal(rows, before):
+            with tf.name_scope("sum"), marked_sums():
+                total = others[0].values + slices.values
+            others[0] = tf.IndexedSlices(total, others[0].indices, slices.dense_shape)
+            return
+        if rows is not None and not others:
+            into.fixed_rows[place] = rows
+        others.append(_with_own_rows(slices))
 
     def apply(self) -> None:
         """Hands the sums to the optimizers, in the order in which the first micro-batch did."""

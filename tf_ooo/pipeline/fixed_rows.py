@@ -1,0 +1,74 @@
+"""Rows of an embedding that are the same in every micro-batch: positions, which no data choose.
+
+Optimizers take a sparse gradient slice by slice (Keras 3's Adam squares each by itself), so that it matters
+whether a row comes once with a sum or once for each micro-batch.  An unsplit step has a position once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+# More ops than rows of positions take: constants, a range, casts, reshapes, a wrap of negative rows.
+_MOST_OPS = 64
+
+
+def fixed_rows(indices: Any) -> np.ndarray | None:
+    """The rows, where constants and known shapes give them, each once; None: data may choose them.
+
+    Args:
+        indices: a tensor of a graph that is being traced.
+    """
+    import tensorflow as tf
+
+    nodes = _nodes_of(indices.op)
+    if nodes is None:
+        return None
+    with tf.Graph().as_default() as graph:
+        graph_def = graph.as_graph_def()
+        graph_def.node.extend(nodes)
+        (found,) = tf.import_graph_def(graph_def, return_elements=[indices.name], name="")
+        with tf.compat.v1.Session(
+            graph=graph, config=tf.compat.v1.ConfigProto(device_count={"GPU": 0})
+        ) as session:
+            rows = session.run(found)
+    return rows if len(np.unique(rows)) == rows.size else None
+
+
+def _nodes_of(last: Any) -> list[Any] | None:
+    """All that an op is computed from, without devices; None: not from constants and shapes alone."""
+    nodes: dict[str, Any] = {}
+    waiting = [last]
+    while waiting:
+        op = waiting.pop()
+        if op.name in nodes:
+            continue
+        node = _constant_shape(op) if op.type == "Shape" else type(op.node_def)()
+        if node is None or len(nodes) == _MOST_OPS or op.control_inputs or _is_open(op):
+            return None
+        if op.type != "Shape":
+            node.CopyFrom(op.node_def)
+            waiting.extend(tensor.op for tensor in op.inputs)
+        node.device = ""
+        nodes[op.name] = node
+    return list(nodes.values())
+
+
+def _is_open(op: Any) -> bool:
+    """Whether it has a state, calls a function, or is fed."""
+    functions = any(value.HasField("func") or value.list.func for value in op.node_def.attr.values())
+    return op.op_def.is_stateful or functions or op.type.startswith(("Placeholder", "_Arg"))
+
+
+def _constant_shape(op: Any) -> Any:
+    """A constant in the place of ``Shape``; None: the shape is not known."""
+    import tensorflow as tf
+
+    shape = op.inputs[0].shape
+    if not shape.is_fully_defined():
+        return None
+    with tf.Graph().as_default():
+        node = tf.constant(shape.as_list(), op.outputs[0].dtype).op.node_def
+    node.name = op.name
+    return node

@@ -211,6 +211,31 @@ def check_all_schedules():
     return compared(deep, lambda: keras.optimizers.Adam(0.01, epsilon=1e-3), ALL, epochs=8)
 
 
+class Positions(keras.layers.Layer):
+    """Tokens and positions, as Keras' examples have them: no data choose the rows of the second."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.positions = keras.layers.Embedding(50, 6), keras.layers.Embedding(7, 6)
+
+    def call(self, x):
+        return self.tokens(x) + self.positions(keras.ops.arange(keras.ops.shape(x)[-1]))
+
+
+def check_positions():
+    """Adam squares each slice of a sparse gradient by itself: a position must come once, as in one batch."""
+
+    def make():
+        inputs = keras.Input((7,), dtype="int32")
+        x = Positions()(inputs)
+        for _ in range(3):
+            x = keras.layers.LayerNormalization()(x + keras.layers.MultiHeadAttention(2, 3)(x, x))
+        return keras.Model(inputs, keras.layers.Dense(3)(x[:, 0]))
+
+    data = (RNG.integers(0, 50, X.shape), Y)
+    return compared(make, lambda: keras.optimizers.Adam(0.01, epsilon=1e-3), ("gpipe", "zb_h1"), data=data)
+
+
 def check_wide_encoder():
     """Tensors for which TensorFlow repeats its own bits only where it is told to: docs/pipeline.md."""
     tf.config.experimental.enable_op_determinism()

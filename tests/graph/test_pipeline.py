@@ -40,8 +40,9 @@ def assert_same_bits(found, devices, far=1e-5, weights_everywhere=True):
 
 
 def test_two_devices_and_uneven_batches():
-    found = checks(2, "schedules", "one_device_is_stock")
+    found = checks(2, "schedules", "one_device_is_stock", "positions")
     assert_same_bits(found["schedules"], 2)
+    assert_same_bits(found["positions"], 2)
     assert all(one["accuracy"] for one in found["schedules"].values())
     assert found["one_device_is_stock"] == {"mlp": True, "conv_with_skips": True, "attention": True}
 

@@ -236,6 +236,58 @@ def check_positions():
     return compared(make, lambda: keras.optimizers.Adam(0.01, epsilon=1e-3), ("gpipe", "zb_h1"), data=data)
 
 
+def deep_unet():
+    """17 convolutions, three skips."""
+    same = {"padding": "same"}
+    inputs = x = keras.Input((16, 16, 3))
+    skips = []
+    for channels in (6, 10, 14):
+        x = keras.layers.Conv2D(channels, 3, activation="relu", **same)(x)
+        skips.append(keras.layers.Conv2D(channels, 3, activation="gelu", **same)(x))
+        x = keras.layers.MaxPooling2D()(skips[-1])
+    x = keras.layers.Conv2D(18, 3, activation="relu", **same)(x)
+    for channels in (14, 10, 6):
+        x = keras.layers.Conv2DTranspose(channels, 2, strides=2, **same)(x)
+        x = keras.layers.Concatenate()([x, skips.pop()])
+        x = keras.layers.Conv2D(channels, 3, activation="relu", **same)(x)
+        x = keras.layers.Conv2D(channels, 3, use_bias=False, **same)(x)
+    return keras.Model(inputs, keras.layers.Conv2D(4, 1)(x))
+
+
+class TiedTransformer(keras.Model):
+    """Four blocks; the tokens' embedding is the output layer's kernel too."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = Positions()
+        self.attention = [keras.layers.MultiHeadAttention(2, 3) for _ in range(4)]
+        self.inner = [keras.layers.Dense(20, activation="gelu") for _ in range(4)]
+        self.outer = [keras.layers.Dense(6) for _ in range(4)]
+
+    def call(self, x):
+        h = self.embedding(x)
+        for attention, inner, outer in zip(self.attention, self.inner, self.outer, strict=True):
+            h = h + attention(h, h)
+            h = h + outer(inner(h))
+        return tf.matmul(h, self.embedding.tokens.embeddings, transpose_b=True)
+
+
+def check_skips_and_ties():
+    """Under every cut of eight devices, one stage or two on each."""
+
+    def adam_of_larger_gradients():
+        return keras.optimizers.Adam(0.01, epsilon=1e-3)
+
+    images, pixels = RNG.normal(size=(48, 16, 16, 3)).astype("float32"), RNG.integers(0, 4, (48, 16, 16))
+    tokens = RNG.integers(0, 50, (48, 7))
+    runs = {"options": {"microbatches": 8}, "epochs": 3}
+    schedules = ("gpipe", "modulo", "zb_v", "dualpipe_v")
+    return [
+        compared(make, adam_of_larger_gradients, schedules, data=data, **runs)
+        for make, data in ((deep_unet, (images, pixels)), (TiedTransformer, (tokens, tokens[:, ::-1])))
+    ]
+
+
 def check_wide_encoder():
     """Tensors for which TensorFlow repeats its own bits only where it is told to: docs/pipeline.md."""
     tf.config.experimental.enable_op_determinism()

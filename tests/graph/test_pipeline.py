@@ -56,6 +56,12 @@ def test_eight_devices_and_all_schedules():
 
 
 @pytest.mark.slow
+def test_skips_and_ties_on_eight_devices():
+    for found in checks(8, "skips_and_ties")["skips_and_ties"]:
+        assert_same_bits(found, 8, weights_everywhere=False)
+
+
+@pytest.mark.slow
 def test_wide_tensors_on_eight_devices():
     found = checks(8, "wide_encoder")["wide_encoder"]
     assert [stages for _, stages, _ in found] == [8, 16, 16, 8]

@@ -16,9 +16,15 @@ def rows_in_a_trace(make, *shape):
     return found[0]
 
 
+def beside(x):
+    with tf.compat.v1.colocate_with(x.op):
+        return tf.range(4) + tf.zeros([4], tf.int32)
+
+
 @pytest.mark.parametrize(
     "make",
     [
+        beside,
         lambda x: tf.range(4),
         lambda x: tf.reshape(tf.cast(tf.range(1, 5) - 1, tf.int64), [-1]),
         lambda x: tf.range(tf.shape(x)[1]),

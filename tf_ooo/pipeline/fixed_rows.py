@@ -6,6 +6,7 @@ whether a row comes once with a sum or once for each micro-batch.  An unsplit st
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -37,20 +38,25 @@ def fixed_rows(indices: Any) -> np.ndarray | None:
 
 
 def _nodes_of(last: Any) -> list[Any] | None:
-    """All that an op is computed from, without devices; None: not from constants and shapes alone."""
+    """All that an op is computed from, without places; None: not from constants and shapes alone."""
     nodes: dict[str, Any] = {}
     waiting = [last]
     while waiting:
         op = waiting.pop()
         if op.name in nodes:
             continue
-        node = _constant_shape(op) if op.type == "Shape" else type(op.node_def)()
-        if node is None or len(nodes) == _MOST_OPS or op.control_inputs or _is_open(op):
+        if len(nodes) == _MOST_OPS or op.control_inputs or _is_open(op):
             return None
-        if op.type != "Shape":
-            node.CopyFrom(op.node_def)
+        if op.type == "Shape":
+            node = _constant_shape(op)
+            if node is None:
+                return None
+        else:
+            node = copy.deepcopy(op.node_def)
             waiting.extend(tensor.op for tensor in op.inputs)
         node.device = ""
+        if "_class" in node.attr:  # stands beside an op that is not here
+            del node.attr["_class"]
         nodes[op.name] = node
     return list(nodes.values())
 
@@ -58,7 +64,7 @@ def _nodes_of(last: Any) -> list[Any] | None:
 def _is_open(op: Any) -> bool:
     """Whether it has a state, calls a function, or is fed."""
     functions = any(value.HasField("func") or value.list.func for value in op.node_def.attr.values())
-    return op.op_def.is_stateful or functions or op.type.startswith(("Placeholder", "_Arg"))
+    return op.op_def.is_stateful or functions or op.type.startswith("Placeholder")
 
 
 def _constant_shape(op: Any) -> Any:

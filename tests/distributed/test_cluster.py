@@ -250,6 +250,7 @@ def test_a_script_ends_with_the_error(how, tmp_path):
     """Nobody catches it: no thread of TensorFlow's keeps the process."""
     codes = []
     _lose_in_a_fit(tmp_path, how, "raises", 0, {"epoch": 1, "batch": 5}, lambda c: codes.append(c.wait(60)))
+    assert len(codes) == 1
     assert codes != [0]
 
 

@@ -120,12 +120,10 @@ def running_callback_list() -> Any:
 
     Keras hands it to nobody; it is ``self`` of a frame above.
     """
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
+    for frame in _frames_above():
         found = frame.f_locals.get("self")
         if found is not None and isinstance(found, keras_of(found).callbacks.CallbackList):
             return found
-        frame = frame.f_back
     return None
 
 
@@ -135,14 +133,20 @@ def running_batches() -> Any:
     Its ``catch_stop_iteration()`` is around all batches of an epoch, and what waits for the last of them.
     Keras hands it to nobody; it is in a frame above.
     """
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
+    for frame in _frames_above():
         for name in ("epoch_iterator", "data_handler"):  # Keras 3, Keras 2
             found = frame.f_locals.get(name)
             if hasattr(found, "catch_stop_iteration"):
                 return found
-        frame = frame.f_back
     return None
+
+
+def _frames_above() -> Iterator[FrameType]:
+    """Those of the functions that are running, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def set_on(owner: Any, name: str, method: Any) -> None:

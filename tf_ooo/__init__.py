@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from tf_ooo.horovod_cache import launched, remember_names
+
 __version__ = "0.1.0"
 
 _HOME = {
@@ -34,6 +36,10 @@ _HOME = {
 }
 
 __all__ = ["__version__", *_HOME]  # noqa: PLE0604 - names are strings, from one table
+
+
+if launched():
+    remember_names()  # a script may call hvd.init() before it makes a callback
 
 
 def __getattr__(name: str) -> Any:

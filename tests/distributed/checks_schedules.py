@@ -83,6 +83,27 @@ def check_search(engine: Any) -> None:
     assert len(set(engine.gather(report.planned.to_text()))) == 1
 
 
+def check_short_executions_between_whole_ones(engine: Any) -> None:
+    """12 steps an epoch, 8 of them together: both orders get whole executions to be compared by."""
+    for steps_per_execution, steps in ((8, 12), (64, 20)):
+        model = t.compiled(deep(), "adam", steps_per_execution=steps_per_execution)
+        options = {"schedule": "fast_forward", "profile_steps": 2}
+        callback = tf_ooo.OOOBackprop(mode="data_parallel", **options)
+        t.fit(model, t.data(engine.rank, steps * t.ROWS), [callback], epochs=8)
+        assert callback.report.measured_step_s is not None
+        assert callback.report.stock_step_s is not None
+        assert not callback.report.fell_back, callback.report.fallback_reason
+
+
+def check_short_fits_are_profiled_in_the_end(engine: Any) -> None:
+    model = t.compiled(deep(), "adam", steps_per_execution=2)
+    callback = tf_ooo.OOOBackprop(mode="data_parallel", schedule="search", profile_steps=0)
+    for steps in (2, 2, 12):
+        t.fit(model, t.data(engine.rank, steps * t.ROWS), [callback])
+    assert not callback.report.fell_back, callback.report.fallback_reason
+    assert callback.report.schedule == "search"
+
+
 def check_large_gradients_in_slices(engine: Any) -> None:
     """A plan that cuts the largest kernels: three slices of 16 x 16, and of what does not divide by three."""
     make, known = planned.make_plan, {}

@@ -79,18 +79,31 @@ def check_joint_batch(engine: Any) -> None:
         np.testing.assert_allclose(x, y, rtol=2e-3, atol=2e-4)
 
 
+def check_joint_batch_of_an_embedding(engine: Any) -> None:
+    """Keras squares each occurrence of a row by itself: all ranks' rows have to arrive one by one."""
+    a, b = (t.compiled(t.with_embedding(), keras.optimizers.Adam(0.003)) for _ in range(2))
+    t.ours(a, t.words(engine.rank))
+    t.fit(b, t.joint(t.words, engine.size), batch_size=engine.size * t.ROWS)
+    for x, y in zip(a.get_weights(), b.get_weights(), strict=True):
+        np.testing.assert_allclose(x, y, rtol=2e-3, atol=2e-4)
+
+
 def check_joint_batch_of_uneven_parts(engine: Any) -> None:
     """weighting="samples": ranks with batches of 5 and 11 rows are like one process with 16."""
     x, y = t.joint(t.data, engine.size)
     cuts, rows = [0, 5, 16] if engine.size == 2 else [0, 16], 16
     mine = slice(cuts[engine.rank], cuts[engine.rank + 1])
     x_mine, y_mine = (a.reshape(-1, rows, *a.shape[1:])[:, mine].reshape(-1, *a.shape[1:]) for a in (x, y))
-    a, b = (t.compiled(t.mlp(), keras.optimizers.SGD(0.05, momentum=0.9)) for _ in range(2))
     batch = mine.stop - mine.start
-    t.ours(a, (x_mine, y_mine), options={"weighting": "samples"}, batch_size=batch)
-    t.fit(b, (x, y), batch_size=rows)
-    for one, other in zip(a.get_weights(), b.get_weights(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-4)
+    for together in (1, 8):
+        a, b = (
+            t.compiled(t.mlp(), keras.optimizers.SGD(0.05, momentum=0.9), steps_per_execution=k)
+            for k in (together, 1)
+        )
+        t.ours(a, (x_mine, y_mine), options={"weighting": "samples"}, batch_size=batch)
+        t.fit(b, (x, y), batch_size=rows)
+        for one, other in zip(a.get_weights(), b.get_weights(), strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-4)
 
 
 def check_several_steps_per_execution(engine: Any) -> None:

@@ -39,6 +39,17 @@ def check_unrolled_embedding(engine: Any) -> None:
     _against_stock(engine, t.with_embedding, lambda: keras.optimizers.Adam(0.01), t.words)
 
 
+def check_embedding_in_steps_together(engine: Any) -> None:
+    """With either engine: rows travel one by one, other numbers of them on each rank."""
+    a, b = (
+        t.compiled(t.with_embedding(), keras.optimizers.Adam(0.01), steps_per_execution=k) for k in (1, 8)
+    )
+    t.ours(a, t.words(engine.rank))
+    t.ours(b, t.words(engine.rank), options={"schedule": "fast_forward"})
+    assert t.same_bits(a, b)
+    assert t.equal_on_all_ranks(engine, b)
+
+
 def check_unrolled_encoder(engine: Any) -> None:
     """Sums of several gradients: TensorFlow adds them in the order of their names."""
 
@@ -51,6 +62,39 @@ def check_unrolled_encoder(engine: Any) -> None:
 
 def check_unrolled_gradient_accumulation(engine: Any) -> None:
     _against_stock(engine, t.mlp, lambda: keras.optimizers.SGD(0.05, gradient_accumulation_steps=3))
+
+
+def check_unrolled_moving_averages_frozen_layer_class_weights(engine: Any) -> None:
+    models = []
+    for steps_per_execution in (1, 8):
+        optimizer = keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=7)
+        model = t.with_batch_norm()
+        model.layers[0].trainable = False
+        models.append(t.compiled(model, optimizer, steps_per_execution=steps_per_execution))
+    more = {"class_weight": {0: 2.0, 1: 0.5, 2: 1.0, 3: 3.0}}
+    t.stock_in_apply(models[0], t.data(engine.rank), **more)
+    t.ours(models[1], t.data(engine.rank), **more)
+    assert t.same_bits(*models)
+    assert t.equal_on_all_ranks(engine, models[1])
+
+
+def check_what_callbacks_see_between_executions(engine: Any) -> None:
+    """A checkpoint taken there holds every update."""
+    seen: list[dict[int, Any]] = []
+    for steps_per_execution in (1, 8):
+        model = t.compiled(t.mlp(), keras.optimizers.Adam(0.01), steps_per_execution=steps_per_execution)
+        at: dict[int, Any] = {}
+        note = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs, at=at, model=model: at.setdefault(
+                int(model.optimizer.iterations.numpy()), model.get_weights()
+            )
+        )
+        t.ours(model, t.data(engine.rank), [note], options={"schedule": "fast_forward"})
+        seen.append(at)
+    assert sorted(seen[1]) == [8, 16, 24, 32, 40, 48, 50]
+    for steps, weights in seen[1].items():
+        for one, other in zip(weights, seen[0][steps], strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 def check_unrolled_learning_rate_schedule(engine: Any) -> None:

@@ -1,6 +1,7 @@
 """Trains with backups on rank 0; rank 1 offers itself to be killed in the third epoch.
 
-killed_worker.py FOLDER {wait | go | short}: with short, rank 1 has half of the data of its epochs.
+killed_worker.py FOLDER {wait | go | short | stop}: with short, rank 1 has half of the data of its epochs,
+with stop it stops in the middle of the first.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ def main() -> None:
     engine = data_parallel.connect()
     import keras
     import training as t
+    from checks_fit import CountSteps
 
     import tf_ooo
 
@@ -42,6 +44,9 @@ def main() -> None:
     if what == "short":
         callbacks = [tf_ooo.OOOBackprop(mode="data_parallel")]
         t.fit(model, t.data(engine.rank, 40 if engine.rank else 80), callbacks, epochs=2, steps_per_epoch=10)
+    if what == "stop":
+        stops = [CountSteps(stop_at=4)] if engine.rank else []
+        t.fit(model, t.data(engine.rank, 80), [tf_ooo.OOOBackprop(mode="data_parallel"), *stops], epochs=2)
     t.fit(model, t.data(engine.rank, 80), callbacks, epochs=5)
     print(f"rank {engine.rank} trained epochs {started}", flush=True)
     if engine.rank == 0:

@@ -44,12 +44,14 @@ def results_of(folder: Path, output: list[str]) -> dict[str, str]:
     return {name: next((r[name] for r in everyone if r[name]), "") for name in everyone[0]}
 
 
-BY_HOROVOD = ("checks_stock", "checks_fit", "checks_horovod")
+BY_HOROVOD = ("checks_stock", "checks_fit", "checks_data", "checks_horovod")
 TOGETHER = ("checks_unrolled", "checks_schedules")
 # Those that compare with stock Horovod need Horovod.
-WITH_COLLECTIVES = names_in("checks_fit") + [
+WITH_COLLECTIVES = names_in("checks_fit", "checks_data") + [
     "check_joint_batch",
+    "check_joint_batch_of_an_embedding",
     "check_joint_batch_of_uneven_parts",
+    "check_embedding_in_steps_together",
     "check_eager",
     "check_unrolled_logs_are_those_of_keras",
     "check_unrolled_in_parts",
@@ -94,7 +96,7 @@ def together(tmp_path_factory):
 @pytest.fixture(scope="module")
 def collectives(tmp_path_factory):
     folder = tmp_path_factory.mktemp("collectives")
-    modules = "checks_stock,checks_fit,checks_unrolled,checks_schedules"
+    modules = "checks_stock,checks_fit,checks_data,checks_unrolled,checks_schedules"
     return results_of(folder, launch.run_collectives(2, [WORKER, modules, folder, *WITH_COLLECTIVES], 900))
 
 
@@ -177,6 +179,16 @@ def test_a_rank_whose_data_end_early_says_so_and_ends_the_others(tmp_path):
         said = launch.finish(launch.start(environments, [KILLED, tmp_path, "short"]), 120)
     assert "BackendError: rank 0 of 2 stopped in execution 6: another worker ended" in said[0], said[0]
     assert "rank 1's data ended 5 batches before the end of the epoch" in said[1], said[1]
+
+
+@pytest.mark.slow
+def test_a_rank_that_stops_alone_says_so_and_ends_the_others(tmp_path):
+    with launch.rendezvous(2) as port:
+        environments = [launch.horovod_environment(rank, 2, port) for rank in range(2)]
+        said = launch.finish(launch.start(environments, [KILLED, tmp_path, "stop"]), 120)
+    assert "BackendError: rank 0 of 2 stopped in execution 5: another worker ended" in said[0], said[0]
+    told = "rank 1 stopped training 6 steps before the end of the epoch, and the others did not"
+    assert told in said[1], said[1]
 
 
 @pytest.mark.slow

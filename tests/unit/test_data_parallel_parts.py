@@ -236,12 +236,14 @@ def test_learning_rates_may_differ_also_within_a_loss_scaling_optimizer() -> Non
 
 
 def test_processes_that_mpi_started_are_horovods(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HOROVOD_RANK", "TF_CONFIG", "PMI_SIZE"):
+    for name in ("HOROVOD_RANK", "TF_CONFIG", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
     assert (mpi_size(), resolved_name("auto")) == (3, "horovod")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "1")
     assert (mpi_size(), resolved_name("auto")) == (1, "single")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")  # all that srun --mpi=pmix says of it
+    assert (mpi_size(), resolved_name("auto")) == (4, "horovod")
     assert resolved_name("collectives") == "collectives"
 
 

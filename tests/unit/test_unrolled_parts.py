@@ -129,7 +129,7 @@ def test_rows_of_the_bench():
     planned = {"seconds": [0.2], "bits": 7, "schedule": "search", "predicted_step_s": 0.19, "reason": ""}
     runs = {"horovod": one, "local": {"seconds": [0.1], "bits": 3}, "search": planned}
     tuned = [one | {"seconds": [each_s], "knobs": {"CYCLE": str(each_s)}} for each_s in (0.3, 0.2)]
-    rows = rows_of({"configurations": runs, "communication_s": 0.15}, "mlp", 1000.0, tuned)
+    rows = rows_of({"configurations": runs, "communication_s": 0.15, "workers": 2}, "mlp", 1000.0, tuned)
     assert [row["schedule"] for row in rows] == ["horovod", "search", "horovod_tuned"]
     assert rows[2]["knobs"] == {"CYCLE": "0.2"}
     assert rows[1]["speedup"] == pytest.approx(1.25)

@@ -27,7 +27,6 @@ from tf_ooo.bench.workloads import WORKLOADS
 TUNING = (("1", "8388608"), ("3", "8388608"), ("1", "2097152"), ("10", "134217728"))
 TUNED = "horovod_tuned"
 ALL, QUICK = ",".join((*CONFIGURATIONS, TUNED)), "horovod,local,auto"
-WORKERS = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -37,6 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if reason:
         print(f"skipped: {reason}")
         return
+    if options.workers < 2 or options.workers * options.cores > (os.cpu_count() or 1):
+        raise SystemExit(
+            f"{options.workers} workers of {options.cores} core: there have to be two or more, with no more "
+            f"than this machine's {os.cpu_count()} cores together; see --workers and --cores"
+        )
     rows: list[dict[str, Any]] = []
     for bandwidth in options.mbit:
         asked = (options.configurations or (QUICK if options.quick else ALL)).split(",")
@@ -60,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--mbit", type=_bandwidths, default=[1000.0], help="Mbit/s, several with commas; none: no limit"
     )
+    parser.add_argument("--workers", type=int, default=2, help="processes")
     cores = "of each worker, for computing; 1: one of its own, without a quota"
     parser.add_argument("--cores", type=float, default=0.5, help=cores)
     parser.add_argument("--rows", type=int, default=0, help="of each worker's batch; default: the workload's")
@@ -88,11 +93,12 @@ def _run(
     with (
         tempfile.TemporaryDirectory() as folder,
         confine.link(prefix + "net", mbit * 1e6 if mbit else None) as inside,
-        confine.shares(prefix, WORKERS, options.cores),
+        confine.shares(prefix, options.workers, options.cores),
     ):
         out = Path(folder) / "out.json"
         launcher = Path(sys.executable).with_name("horovodrun")
-        command = [*inside, str(launcher), "--gloo", "--network-interfaces", "lo", "-np", str(WORKERS)]
+        command = [*inside, str(launcher), "--gloo", "--network-interfaces", "lo"]
+        command += ["-np", str(options.workers)]
         command += [sys.executable, "-m", "tf_ooo.bench.data_parallel_worker", "--out", str(out)]
         command += ["--workload", options.workload, "--group", prefix, "--configurations", ",".join(names)]
         command += ["--steps", str(options.steps), "--repetitions", str(options.repetitions)]
@@ -125,7 +131,7 @@ def rows_of(
             "schedule": name,
             "runs": one.get("schedule"),
             "baseline": "horovod",
-            "devices": WORKERS,
+            "devices": first["workers"],
             "bandwidth_bit_s": mbit * 1e6 or None,
             "step_s": step_s,
             "step_s_min": min(one["seconds"]),

@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> tuple[int, dict[str, Any]]:
             times[name].append(trainers[name].measured_s())
     reduce_s = _reduce_seconds(hvd, trainers[names[0]].model)
     found = {name: trainer.found(times[name]) for name, trainer in trainers.items()}
-    return hvd.rank(), {"configurations": found, "communication_s": reduce_s}
+    return hvd.rank(), {"configurations": found, "communication_s": reduce_s, "workers": hvd.size()}
 
 
 def _reduce_seconds(hvd: Any, model: Any) -> float:

@@ -41,6 +41,7 @@ from tf_ooo.compat.optimizers import (
 )
 from tf_ooo.compat.parts import (
     attributes_of,
+    is_kerass_own,
     is_layer,
     is_overwritten_with_gradient,
     made_in_strategy,
@@ -103,6 +104,7 @@ __all__ = [
     "is_horovod_optimizer",
     "is_iterator",
     "is_keras_2",
+    "is_kerass_own",
     "is_layer",
     "is_news",
     "is_optimizer",

@@ -33,6 +33,11 @@ def is_layer(value: Any) -> bool:
     return any(isinstance(value, keras.layers.Layer) for keras in loaded_keras())
 
 
+def is_kerass_own(layer: Any) -> bool:
+    """Whether the class of a layer is one of Keras, whose settings ``get_config`` tells."""
+    return type(layer).__module__.split(".")[0] in ("keras", "tf_keras")
+
+
 def parts_of(model: Any) -> list[Any]:
     """The model and all layers and models in it."""
     return list(model._flatten_layers(include_self=True, recursive=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,10 @@ from typing import Any
 
 from tf_ooo import compat
 from tf_ooo.data_parallel.engine import Engine
+from tf_ooo.data_parallel.naming import unnumbered
 from tf_ooo.errors import OptionsError
+
+_OWN_TO_A_PROCESS = ("name", "seed", "function", "registered_name", "build_config", "shared_object_id")
 
 
 def description_of(model: Any, optimizers: Sequence[Any]) -> dict[str, Any]:
@@ -23,6 +27,8 @@ def description_of(model: Any, optimizers: Sequence[Any]) -> dict[str, Any]:
             "keras": _keras(model),
         },
         "weights": [_variable(variable) for variable in model.weights],
+        "layers": [_layer(part) for part in compat.parts_of(model)],
+        "loss": _loss(getattr(model, "loss", None)),
         "optimizers": [_optimizer(optimizer) for optimizer in optimizers],
         "steps_per_execution": compat.steps_per_execution(model),
         "run_eagerly": bool(model.run_eagerly),
@@ -37,8 +43,38 @@ def _keras(model: Any) -> str:
 def _variable(variable: Any) -> list[Any]:
     # Keras numbers layers within a process; where they are in the model says which they are.  Keras 2 has the
     # layer's name before the variable's.
-    name = variable.name.split("/")[-1]
-    return [list(variable.shape), str(variable.dtype), bool(variable.trainable), name]
+    trainable = bool(variable.trainable)
+    return [list(variable.shape), str(variable.dtype), trainable, unnumbered(variable.name)]
+
+
+def _layer(layer: Any) -> dict[str, Any]:
+    """What a layer does; of a user's own class the class only, of which parts have entries of their own."""
+    found: dict[str, Any] = {"class": type(layer).__name__}
+    if compat.is_kerass_own(layer) and not compat.parts_of(layer)[1:]:
+        with contextlib.suppress(NotImplementedError, TypeError, ValueError):
+            found |= json.loads(json.dumps(_nameless(layer.get_config()), default=_plain))
+    return found
+
+
+def _nameless(config: Any) -> Any:
+    """Without what may differ: names are numbered within a process, seeds drawn, code read from files."""
+    if isinstance(config, dict) and config.get("class_name") == "__lambda__":
+        return "lambda"
+    if isinstance(config, dict):
+        return {key: _nameless(value) for key, value in config.items() if key not in _OWN_TO_A_PROCESS}
+    return [_nameless(value) for value in config] if isinstance(config, (list, tuple)) else config
+
+
+def _loss(loss: Any) -> Any:
+    if isinstance(loss, dict):
+        return {key: _loss(value) for key, value in loss.items()}
+    if isinstance(loss, (list, tuple)):
+        return [_loss(value) for value in loss]
+    return loss if loss is None or isinstance(loss, str) else _name_of(loss)
+
+
+def _name_of(loss: Any) -> str:
+    return getattr(loss, "__name__", None) or type(loss).__name__
 
 
 def _optimizer(optimizer: Any) -> dict[str, Any]:
@@ -69,10 +105,15 @@ def _plain(value: Any) -> Any:
 
 def batch_of(element: Any) -> list[Any]:
     """Rows, rank and dtype of each tensor of a batch; other dimensions may change from batch to batch."""
-    rows = []
-    for number, shape in compat.shapes_of(element):
-        rows.append([number, len(shape), shape[0] if shape else None])
-    return rows
+    import tensorflow as tf
+
+    tensors = [value for value in tf.nest.flatten(element) if hasattr(value, "shape")]  # sparse ones as one
+    shapes = [(tf.as_dtype(tensor.dtype), tf.TensorShape(tensor.shape)) for tensor in tensors]
+    return [
+        [dtype.as_datatype_enum, shape.rank, shape[0] if shape.rank else None]
+        for dtype, shape in shapes
+        if shape.rank is not None
+    ]
 
 
 def refuse_different(engine: Engine, mine: Mapping[str, Any]) -> None:

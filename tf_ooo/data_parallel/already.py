@@ -6,7 +6,9 @@ from typing import Any
 
 from tf_ooo import compat
 
-_ALLREDUCE = ("HorovodAllreduce", "HorovodGroupedAllreduce", "HorovodAllgather", "CollectiveReduce")
+_ALLREDUCE = (
+    "HorovodAllreduce", "HorovodGroupedAllreduce", "HorovodAllgather", "CollectiveReduce", "CollectiveGather",
+)  # fmt: skip
 # What may stand between an allreduce and apply without changing the shape: casts, scales, clips.
 _PASS_ON = {
     "AddN", "Cast", "ClipByValue", "Identity", "IdentityN", "If", "Maximum", "Minimum", "Mul",

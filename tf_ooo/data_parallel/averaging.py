@@ -16,6 +16,7 @@ from typing import Any
 from tf_ooo import compat
 from tf_ooo.data_parallel.already import already_averaged
 from tf_ooo.data_parallel.engine import Engine
+from tf_ooo.data_parallel.naming import unnumbered
 from tf_ooo.data_parallel.slices import GradientSlices
 
 _LOG = logging.getLogger("tf_ooo")
@@ -149,7 +150,7 @@ def _name(variable: Any, place: int) -> str:
     Not the path: Keras numbers layers within a process, so that a rank which has made one layer more
     would wait for ever for a "dense_7" that the others call "dense_6".
     """
-    short = compat.path_of(variable).rsplit("/", 1)[-1]
+    short = unnumbered(compat.path_of(variable))
     return f"tf_ooo_{place}_" + "".join(c if c.isalnum() else "_" for c in short)
 
 

@@ -14,12 +14,12 @@ from tf_ooo.data_parallel.engine import Engine
 from tf_ooo.errors import BackendError
 
 _GROUP = 0x7F000  # far from the keys that tf.distribute counts up from 1
-_REDUCE, _INSTANCE_KEY = "CollectiveReduceV2", 3  # an op and which of its inputs
+_COLLECTIVES, _INSTANCE_KEY = ("CollectiveReduceV2", "CollectiveGatherV2"), 3  # ops and which of their inputs
 _LOST = ("Collective ops is aborted", "UNAVAILABLE", "UnavailableError", "failed to connect", "Socket closed")
 
 
 class CollectiveEngine(Engine):
-    """One ``CollectiveReduceV2`` for each dense gradient; IndexedSlices travel as dense tensors.
+    """One ``CollectiveReduceV2`` for each dense gradient; of IndexedSlices all ranks' rows are gathered.
 
     Args:
         config: the content of TF_CONFIG.
@@ -51,19 +51,43 @@ class CollectiveEngine(Engine):
         self._keys: dict[int, str] = {}
 
     def allreduce(self, gradients: Sequence[tuple[str, Any]], op: str, compression: str) -> list[Any]:
-        """One ``CollectiveReduceV2`` each."""
-        import tensorflow as tf
-
+        """One ``CollectiveReduceV2`` each, of IndexedSlices one and two ``CollectiveGatherV2``."""
         if op == "Adasum":
             check_ranks(self.size)
-        out = []
-        for name, gradient in gradients:
-            dense = tf.convert_to_tensor(gradient)
-            packed = compressed(dense, compression)
-            reduced = self._own_adasum(name, packed) if op == "Adasum" else self.sum(packed, name)
-            reduced = restored(reduced, dense)
-            out.append(reduced / self.size if op == "Average" else reduced)
-        return out
+        return [self._allreduce(name, gradient, op, compression) for name, gradient in gradients]
+
+    def _allreduce(self, name: str, gradient: Any, op: str, compression: str) -> Any:
+        import tensorflow as tf
+
+        if isinstance(gradient, tf.IndexedSlices) and op != "Adasum":
+            return self._gather_slices(name, gradient, op)
+        dense = tf.convert_to_tensor(gradient)
+        packed = compressed(dense, compression)
+        reduced = self._own_adasum(name, packed) if op == "Adasum" else self.sum(packed, name)
+        reduced = restored(reduced, dense)
+        return reduced / self.size if op == "Average" else reduced
+
+    def _gather_slices(self, name: str, slices: Any, op: str) -> Any:
+        """All ranks' rows, as Horovod's tape has them.  Collectives gather as many rows of each rank only."""
+        import tensorflow as tf
+
+        count = tf.shape(slices.indices)[0]
+        counts = self.sum(tf.one_hot(self.rank, self.size, dtype=tf.int32) * count, f"{name}_counts")
+        most = tf.reduce_max(counts)
+        there = tf.reshape(tf.sequence_mask(counts, most), [-1])
+
+        def gathered(part: Any, what: str) -> Any:
+            padding = tf.concat([[[0, most - count]], tf.zeros([tf.rank(part) - 1, 2], tf.int32)], 0)
+            padded = tf.ensure_shape(tf.pad(part, padding), [None, *part.shape[1:]])
+            rows = self._collective(tf.raw_ops.CollectiveGatherV2, padded, f"{name}_{what}")
+            return tf.boolean_mask(tf.ensure_shape(rows, [None, *part.shape[1:]]), there)
+
+        # Collectives do not gather bfloat16; float32 holds its values.
+        wide = tf.float32 if slices.values.dtype == tf.bfloat16 else slices.values.dtype
+        values = tf.cast(gathered(tf.cast(slices.values, wide), "values"), slices.values.dtype)
+        indices = gathered(slices.indices, "indices")
+        values = values / tf.cast(self.size, values.dtype) if op == "Average" else values
+        return tf.IndexedSlices(values, indices, slices.dense_shape)
 
     def _own_adasum(self, name: str, tensor: Any) -> Any:
         """Every rank gets all gradients, each in a row of its own, and combines them."""
@@ -78,15 +102,19 @@ class CollectiveEngine(Engine):
     def sum(self, tensor: Any, name: str) -> Any:
         import tensorflow as tf
 
-        return tf.raw_ops.CollectiveReduceV2(
+        return self._collective(tf.raw_ops.CollectiveReduceV2, tensor, name, merge_op="Add", final_op="Id")
+
+    def _collective(self, op: Any, tensor: Any, name: str, **attributes: str) -> Any:
+        import tensorflow as tf
+
+        return op(
             input=tensor,
             group_size=tf.constant(self.size),
             group_key=tf.constant(_GROUP),
             instance_key=tf.constant(self._key(name, tensor)),
             ordering_token=[],
-            merge_op="Add",
-            final_op="Id",
             name=name,
+            **attributes,
         )
 
     def _key(self, name: str, tensor: Any) -> int:
@@ -107,9 +135,9 @@ class CollectiveEngine(Engine):
         return key
 
     def renumber(self, graph_def: Any, number: int) -> None:
-        """Another instance key for each copy of a reduction: copies may run at the same time."""
+        """Another instance key for each copy of a collective: copies may run at the same time."""
         nodes = {node.name: node for node in graph_def.node}
-        for node in [node for node in graph_def.node if number and node.op == _REDUCE]:
+        for node in [node for node in graph_def.node if number and node.op in _COLLECTIVES]:
             key = nodes[node.input[_INSTANCE_KEY]].attr["value"].tensor
             key.int_val[0] = self._key_of(f"{key.int_val[0]} of copy {number}")
 

@@ -12,7 +12,11 @@ from typing import Any
 import numpy as np
 
 from tf_ooo.errors import BackendError, OptionsError
+from tf_ooo.horovod_cache import launched
 from tf_ooo.options import ENGINES
+
+# Where launchers say how many processes they have started; srun with PMIx has Slurm's variable only.
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 class Engine(ABC):
@@ -107,15 +111,20 @@ def _groups(arrays: Sequence[Any], limit_bytes: int) -> list[list[Any]]:
 
 def launched_by_horovod() -> bool:
     """Whether horovodrun (or the environment it sets) started this process, or ``hvd.init()`` was called."""
-    if "HOROVOD_RANK" in os.environ and "HOROVOD_SIZE" in os.environ:
+    if launched():
         return True
     basics = sys.modules.get("horovod.tensorflow")
     return basics is not None and bool(basics.is_initialized())
 
 
+def _horovod_is_alone() -> bool:
+    """Whether ``hvd.init()`` was called in a process that no launcher of Horovod's started."""
+    return "HOROVOD_SIZE" not in os.environ and sys.modules["horovod.tensorflow"].size() == 1
+
+
 def mpi_size() -> int:
-    """How many processes MPI's or PMI's launcher (mpirun, srun --mpi) started, as it tells them; else 1."""
-    told = (os.environ.get(name, "") for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"))
+    """How many processes MPI's or Slurm's launcher (mpirun, srun) started, as it tells them; else 1."""
+    told = (os.environ.get(name, "") for name in _SIZES)
     return max((int(size) for size in told if size.isdecimal()), default=1)
 
 
@@ -135,7 +144,7 @@ def _tf_config() -> dict[str, Any]:
 
 def launched_with_workers() -> bool:
     """Whether ``mode="auto"`` means data parallel here: a launcher started more than one process."""
-    if "HOROVOD_RANK" in os.environ and "HOROVOD_SIZE" in os.environ:
+    if launched():
         return os.environ["HOROVOD_SIZE"] != "1"
     if launched_by_horovod():
         return bool(sys.modules["horovod.tensorflow"].size() > 1)
@@ -149,7 +158,7 @@ def resolved_name(name: str) -> str:
     """The engine that ``"auto"`` is in this process."""
     if name != "auto":
         return name
-    if launched_by_horovod():
+    if launched_by_horovod() and not (_horovod_is_alone() and launched_for_collectives()):
         return "horovod"
     if launched_for_collectives():
         return "collectives"
@@ -161,7 +170,8 @@ def choose_engine(name: str = "auto") -> Engine:
 
     Args:
         name: ``"auto"``: Horovod if its launcher started this process, else TensorFlow's collectives
-            if TF_CONFIG names several workers, Horovod if MPI started several processes, else one process.
+            if TF_CONFIG names several workers, Horovod if mpirun or srun started several processes, else one
+            process.
 
     Raises:
         BackendError: the engine is not installed, or was not launched.

@@ -14,23 +14,25 @@ from tf_ooo.data_parallel.averaging import Averaging, optimizers_of
 from tf_ooo.data_parallel.engine import Engine, choose_engine
 from tf_ooo.data_parallel.lockstep import Lockstep
 from tf_ooo.data_parallel.scheduled import ScheduledSteps
-from tf_ooo.data_parallel.step import ParallelStep, ended_early, lost
+from tf_ooo.data_parallel.step import ParallelStep, ended_early, lost, stopped_alone
 from tf_ooo.data_parallel.unrolled import LARGEST
 from tf_ooo.environment import environment
 from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.options import Options
 from tf_ooo.report import Report
+from tf_ooo.saving import replacing
 from tf_ooo.single_device import save_timeline, stays_stock
 from tf_ooo.uncompiled import Uncompiled
 
 _LOG = logging.getLogger("tf_ooo")
-# How long a rank whose data have ended waits for the others, which may wait for it.
+# How long a rank whose data have ended, or that stops, waits for the others, which may wait for it.
 _PATIENCE_S = 30.0
 _REPLACED = (
     "train_on_batch, or make_train_function, was called in this fit: from then on gradients were not "
     "averaged, and the ranks' weights are no longer the same; go on from a checkpoint, and call it after "
     "the fit"
 )
+_SAVING = ("save", "save_weights")
 _ONE_PROCESS = "one process: nothing to average"
 
 
@@ -104,6 +106,8 @@ class DataParallelFit:
         start = self._guarded(lambda engine: engine.gather(compat.start_epoch_of(model)), "before training")
         compat.set_start_epoch(model, start[0])
         compat.install_train_function(model, self.step, stock, before_next=self._end_replaced)
+        for name in _SAVING:  # a killed rank 0 leaves the last checkpoint, not half of the next
+            compat.shadow(model, name, replacing(getattr(model, name)))
 
     def _begin_alone(self, model: Any) -> None:
         self.report = Report(mode="data_parallel", model=str(model.name), environment=environment(model))
@@ -137,7 +141,10 @@ class DataParallelFit:
         assert self.engine is not None
         model, known = self._model, self._scheduled
         if known is None or not compat.same_spec(known.element_spec, self._spec):
-            known = ScheduledSteps(model, self.averaging, self._spec, self.engine, self.options, self.report)
+            most = self.lockstep.of_epoch if self.lockstep is not None else None
+            known = ScheduledSteps(
+                model, self.averaging, self._spec, self.engine, self.options, self.report, most
+            )
             self._scheduled = known
         return known(batches)
 
@@ -146,6 +153,7 @@ class DataParallelFit:
         model, engine = self._model, self.engine
         assert engine is not None  # for mypy: begin has run
         sync.build(model, optimizers_of(model), model.train_step, iterator)
+        _forget_traces(model)
         optimizers = optimizers_of(model)
         mine = agreement.description_of(model, optimizers) | {"options": self.options.shared()}
         if self.options.weighting == "ranks":
@@ -155,8 +163,8 @@ class DataParallelFit:
         for optimizer in optimizers:
             if compat.is_horovod_optimizer(optimizer) and not compat.horovod_averages(optimizer):
                 _LOG.warning(
-                    "hvd.DistributedOptimizer averages nothing with Keras 3; tf_ooo averages instead: "
-                    "compile with the optimizer itself"
+                    "hvd.DistributedOptimizer averages nothing with Keras 3; tf_ooo averages instead, by the "
+                    "op and compression of OOOBackprop: compile with the optimizer itself"
                 )
         sync.broadcast_state(engine, sync.shared_variables(model, optimizers))
 
@@ -168,7 +176,7 @@ class DataParallelFit:
                 "no gradient was averaged: train_step applies none through a Keras optimizer that is an "
                 "attribute of the model; use optimizer.apply_gradients or optimizer.apply"
             )
-        known = self.averaging.averaged | self.averaging.left_alone
+        known = self.averaging.averaged
         weights = [w for w in self._model.trainable_weights if compat.path_of(w) not in known]
         mine = [sync.checksum([weight]) for weight in weights]
         sums = zip(*self._guarded(lambda engine: engine.gather(mine), "after a step"), strict=True)
@@ -176,7 +184,8 @@ class DataParallelFit:
         if parted:
             raise BackendError(
                 f"after the first step {len(parted)} weights, first {parted[0]}, are not the same on all "
-                "ranks: train_step updates them by an optimizer that is no attribute of the model"
+                "ranks: train_step updates them by an optimizer that is no attribute of the model, or "
+                "averages their gradients otherwise than over all ranks"
             )
 
     def epoch_begin(self, epoch: int) -> None:
@@ -220,12 +229,12 @@ class DataParallelFit:
     def _in_time(self, exchange: Callable[[], Any]) -> Any:
         """What the ranks say at the end of an epoch.
 
-        Where data end before the steps that were agreed on, they may for this rank alone: the others wait for
-        its gradients and do not answer.
+        Where data end, or a callback stops, before the steps that were agreed on, this may be so for this
+        rank alone: the others wait for its gradients and do not answer.
         """
         assert self.lockstep is not None  # for mypy: begin has run
         assert self.engine is not None
-        missing = 0 if self.lockstep.others_ended or self._model.stop_training else self.lockstep.left or 0
+        missing = 0 if self.lockstep.others_ended else self.lockstep.left or 0
         ask_ranks = partial(self._guarded, lambda _: exchange(), "at the end of an epoch")
         if not missing:
             return ask_ranks()
@@ -244,7 +253,8 @@ class DataParallelFit:
         if errors:
             raise errors[0]
         if not found:
-            raise ended_early(self.engine, missing)
+            why = stopped_alone if self._model.stop_training else ended_early
+            raise why(self.engine, missing)
         return found[0]
 
     def end(self) -> None:
@@ -254,6 +264,9 @@ class DataParallelFit:
         self._uncompiled.put_back()
         if self._model is not None:
             compat.remove_train_function(self._model)
+            for name in _SAVING:
+                compat.unshadow(self._model, name)
+            _forget_traces(self._model)
             self._model = None
 
     def _check_replaced(self) -> None:
@@ -270,10 +283,20 @@ class DataParallelFit:
         """At the end of training: tells the other ranks, restores; rank 0 writes the timeline."""
         self._check_replaced()
         if self._model is not None and self.lockstep is not None:
-            self._guarded(lambda _: self.lockstep.end(), "at the end of training")  # type: ignore[union-attr]
+            self._say_end(self.lockstep)
         self.end()
         if self.options.timeline is not None and self.engine is not None and self.engine.rank == 0:
             save_timeline(self.report, self.options.timeline)
+
+    def _say_end(self, lockstep: Lockstep) -> None:
+        """A worker that is lost from here on takes no update with it: the script goes on, and saves."""
+        assert self.engine is not None  # for mypy: begin has run
+        try:
+            lockstep.end()
+        except Exception as error:
+            if not self.engine.is_lost(error):
+                raise
+            _LOG.warning("another worker ended after the last epoch; the weights hold all of its updates")
 
     def _guarded(self, talk: Callable[[Engine], Any], where: str) -> Any:
         assert self.engine is not None  # for mypy: begin has run
@@ -283,6 +306,12 @@ class DataParallelFit:
             if not self.engine.is_lost(error):
                 raise
             raise lost(self.engine, error, where) from error
+
+
+def _forget_traces(model: Any) -> None:
+    """A part of the step that is a ``tf.function`` would go on averaging, or not, as it was first traced."""
+    for part in compat.parts_of(model):
+        compat.forget_traces(part)
 
 
 def _runs_eagerly(model: Any) -> bool:

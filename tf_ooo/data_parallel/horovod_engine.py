@@ -12,13 +12,10 @@ from tf_ooo.data_parallel.adasum import adasum, check_ranks
 from tf_ooo.data_parallel.compression import compressed, restored
 from tf_ooo.data_parallel.engine import Engine, mpi_size
 from tf_ooo.errors import BackendError
+from tf_ooo.horovod_cache import remember_names
 
 # What Horovod's errors contain when a process or the connection to it is gone.
 _LOST = ("Horovod has been shut down", "HorovodInternalError", "Connection closed by peer", "gloo", "NCCL")
-
-# Names of tensors whose negotiation is remembered: those of unrolled steps differ by step, and
-# Horovod's 1024 would be too few for a ResNet-50 in 8 steps.
-_CACHED = "16384"
 
 
 class HorovodEngine(Engine):
@@ -40,15 +37,17 @@ class HorovodEngine(Engine):
             raise BackendError(f"Horovod cannot be imported ({error}); see docs/data_parallel.md") from error
         _fill_in_environment()
         if not hvd.is_initialized():
-            os.environ.setdefault("HOROVOD_CACHE_CAPACITY", _CACHED)
+            remember_names()
             try:
                 hvd.init()
             except Exception as error:
                 raise BackendError(f"Horovod did not start: {error}") from error
-        if hvd.size() < mpi_size() and not hvd.mpi_enabled():
+        if hvd.size() == 1 < mpi_size():
             raise BackendError(
-                f"MPI started {mpi_size()} processes, but this Horovod is built without MPI: each would "
-                "train alone; start them with horovodrun --gloo, or build Horovod with MPI"
+                f"mpirun or srun started {mpi_size()} processes, which Horovod does not find (built with "
+                f"MPI: {'yes' if hvd.mpi_enabled() else 'no'}): each would train alone; start them with "
+                "horovodrun --gloo, or build Horovod with the launcher's MPI; engine='single' if each is to "
+                "train alone"
             )
         self._hvd = hvd
         self.rank, self.size, self.local_rank = hvd.rank(), hvd.size(), hvd.local_rank()
@@ -75,19 +74,24 @@ class HorovodEngine(Engine):
 
     def _own_adasum(self, name: str, tensor: Any) -> Any:
         """Horovod has Adasum over MPI only; over Gloo every rank gets all gradients and combines them."""
-        import tensorflow as tf
-
-        bits = tf.bitcast(tensor, tf.uint16) if tensor.dtype == tf.bfloat16 else tensor
-        rows = tf.bitcast(self._hvd.allgather(bits[None], name=name), tensor.dtype)
+        rows = self._allgather_values(tensor[None], name)
         return adasum([rows[rank] for rank in range(self.size)])
 
     def _allgather_slices(self, name: str, slices: Any, op: str) -> Any:
         import tensorflow as tf
 
-        values = self._hvd.allgather(slices.values, name=f"{name}_values")
+        values = self._allgather_values(slices.values, f"{name}_values")
         indices = self._hvd.allgather(slices.indices, name=f"{name}_indices")
         values = values / tf.cast(self.size, values.dtype) if op == "Average" else values
         return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+    def _allgather_values(self, values: Any, name: str) -> Any:
+        """Horovod does not know bfloat16; its bits can travel as another type."""
+        import tensorflow as tf
+
+        if values.dtype != tf.bfloat16:
+            return self._hvd.allgather(values, name=name)
+        return tf.bitcast(self._hvd.allgather(tf.bitcast(values, tf.uint16), name=name), tf.bfloat16)
 
     def _allreduce_bf16(self, name: str, tensor: Any, op: str) -> Any:
         """Horovod cannot add bfloat16, but it can move it: every rank adds one slice in float32."""

@@ -29,6 +29,7 @@ class Lockstep:
     def __init__(self, engine: Engine, every_execution: bool) -> None:
         self.engine, self.every_execution = engine, every_execution
         self.left: int | None = None  # steps left in this epoch; None: agree before each execution
+        self.of_epoch: int | None = None  # steps of this epoch, where all ranks know them
         self.others_ended = False
         self._told = False
 
@@ -53,7 +54,7 @@ class Lockstep:
             _LOG.warning(
                 "the ranks have %s batches an epoch (rank 0, 1, ...): each epoch ends after %d", counts, known
             )
-        self.left = known
+        self.left = self.of_epoch = known
 
     def may_run(self, available: int, stopping: bool = False) -> int:
         """Of ``available`` steps, how many all ranks run now; 0: the epoch is over."""

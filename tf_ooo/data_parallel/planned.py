@@ -111,6 +111,15 @@ def measured_layers(
     return costs, layer_keys(step, graph), graph
 
 
+def layers_of(graph_def: Any) -> list[tuple[int, ...]]:
+    """Which layers a graph of one step has, in the order in which plans number them.
+
+    GraphError if it is no training step.
+    """
+    step = split_steps(graph_def)[0]
+    return layer_keys(step, classify_graph_def(step))
+
+
 def calibrated(
     layers: Sequence[LayerCosts], link: Link, workers: int, step_s: float
 ) -> tuple[tuple[LayerCosts, ...], Link]:

@@ -39,8 +39,8 @@ class ScheduledSteps:
     """Callable with the batches of an execution.
 
     Phases, each of which all ranks enter at the same execution: *profile* (one step at a time, costs
-    measured), *compare* (stock and planned order in turns), *decided*.  A schedule that needs no costs begins
-    with *compare*.  Whatever goes wrong on one rank keeps all of them in the stock order.
+    measured; one execution of it where a schedule needs no costs), *compare* (stock and planned order in
+    turns), *decided*.  Whatever goes wrong on one rank keeps all of them in the stock order.
 
     Args:
         model, element_spec: see :class:`StepSource`.
@@ -48,6 +48,7 @@ class ScheduledSteps:
         engine: the ranks.
         options: ``schedule``, ``k``, ``profile_steps``, ``strict``.
         report: filled in.
+        of_epoch: the steps of an epoch, if known: no function is made of more.
     """
 
     def __init__(
@@ -58,12 +59,14 @@ class ScheduledSteps:
         engine: Engine,
         options: Options,
         report: Report,
+        of_epoch: int | None = None,
     ) -> None:
         self.model, self.engine, self.options, self.report = model, engine, options, report
         self.element_spec, self._averaging = element_spec, averaging
         self._source = StepSource(model, averaging.wrap(model), element_spec, engine.renumber)
         most = options.unroll or self._source.most
-        self.steps = steps_together(compat.steps_per_execution(model), most)  # of one function
+        of_execution = compat.steps_per_execution(model)
+        self.steps = steps_together(min(of_execution, of_epoch or of_execution), most)  # of one function
         self.stock = Unrolled(self._source, self.steps)
         self.ordered: Unrolled | None = None
         self.request: StepRequest | None = None
@@ -85,8 +88,10 @@ class ScheduledSteps:
         return self._phase(batches)
 
     def close(self) -> None:
-        """Ends a profile under way."""
+        """Ends a profile under way; the next fit profiles anew."""
         self._profiler.close()
+        if self._profiled <= 1 + MOST_STEPS:
+            self._profiled = min(self._profiled, 1)
 
     # -- profile ---------------------------------------------------------------------------------
 
@@ -180,11 +185,29 @@ class ScheduledSteps:
     # -- compare ---------------------------------------------------------------------------------
 
     def _begin(self, batches: Sequence[Any]) -> Any:
-        """A schedule that needs no costs."""
+        """A schedule that needs no costs: single steps show rank 0's layers, whose numbers all ranks take."""
+        self._single = self._first_single()
+        outputs = None
+        for batch in batches:
+            outputs = self._single([batch])
+        if self._probe is not None:
+            self._probe.close()
+        layers = self.engine.gather(self._own_layers() if self.engine.rank == 0 else None)[0]
         options, workers = self.options, self.engine.size
-        self._start(lambda graph: planned.plain_schedule(graph, options.schedule, workers, options.k))
+        self._start(
+            lambda graph: planned.plain_schedule(graph, options.schedule, workers, options.k),
+            planned_for=layers,
+        )
         self._phase = self._compare
-        return self._compare(batches)
+        return outputs
+
+    def _own_layers(self) -> list[LayerKey] | None:
+        """None where the step cannot be ordered, which will be said when it is to be."""
+        graph_def = None if self._probe is None else self._probe.graph_def
+        try:
+            return None if graph_def is None else planned.layers_of(graph_def)
+        except OOOError:
+            return None
 
     def _start(
         self,
@@ -239,8 +262,9 @@ class ScheduledSteps:
         mine = {"failed": failed, "digest": "" if result is None else digest(result)}
         said = self.engine.gather(mine)
         failed = next((one["failed"] for one in said if one["failed"]), "")
-        if not failed and len({one["digest"] for one in said}) > 1:
-            failed = "the ranks' graphs differ"
+        others = [rank for rank, one in enumerate(said) if one["digest"] != said[0]["digest"]]
+        if not failed and others:
+            failed = f"rank {others[0]} has another graph than rank 0 ({len(others)} of {len(said)} have)"
         predicted_s, plan_seconds = self.report.predicted_step_s, self.report.plan_seconds
         fill_plan(self.report, result)
         self.report.predicted_step_s = predicted_s

@@ -60,7 +60,8 @@ class ParallelStep:
         wanted = compat.steps_per_execution(self.model)
         taken = None
         if not self.prepared:
-            taken = compat.take(iterator, wanted)
+            # No more than are trained on: a data set that repeats goes on behind them in the next epoch.
+            taken = compat.take(iterator, min(wanted, self.lockstep.left or wanted))
             self._prepare(taken[0] if taken else None, iterator)
         if self.lockstep.counts_known:
             count = self.lockstep.may_run(wanted)
@@ -83,22 +84,30 @@ class ParallelStep:
         return outputs
 
     def _execute(self, iterator: Any, taken: list[Any] | None, count: int, wanted: int) -> Any:
-        if taken is None and (count < wanted or self._on_batches is not None):
+        if taken is None and (wanted > 1 or self._on_batches is not None):
             taken = compat.take(iterator, count)
         if taken is None:
-            import tensorflow as tf
-
-            try:
-                return self.function(iterator)
-            except (StopIteration, tf.errors.OutOfRangeError):
-                self.lockstep.did_not_run(count)
-                raise
-        if len(taken) < count:
-            raise ended_early(self.engine, count - len(taken))
+            return self._execute_one(iterator)
         if self._on_batches is not None:
+            if len(taken) < count:
+                raise ended_early(self.engine, count - len(taken))
             return self._on_batches(taken[:count], iterator)
+        if len(taken) < count:  # of all ranks: the epoch ends, as Keras does; of this one: noticed at its end
+            self.lockstep.did_not_run(count - len(taken))
+            count = len(taken)
+        if not count:
+            raise StopIteration
         with compat.steps_per_execution_set_to(self.model, count):
             return self.function(compat.iterator_over(taken[:count], iterator))
+
+    def _execute_one(self, iterator: Any) -> Any:
+        import tensorflow as tf
+
+        try:
+            return self.function(iterator)
+        except (StopIteration, tf.errors.OutOfRangeError):
+            self.lockstep.did_not_run(1)
+            raise
 
 
 def ended_early(engine: Engine, missing: int) -> BackendError:
@@ -106,6 +115,14 @@ def ended_early(engine: Engine, missing: int) -> BackendError:
     return BackendError(
         f"rank {engine.rank}'s data ended {missing} batches before the end of the epoch that all ranks "
         "agreed on; give fit the right steps_per_epoch"
+    )
+
+
+def stopped_alone(engine: Engine, left: int) -> BackendError:
+    """The error of a rank that stopped within an epoch, where the others go on and wait for it."""
+    return BackendError(
+        f"rank {engine.rank} stopped training {left} steps before the end of the epoch, and the others did "
+        "not; a callback that may stop some ranks only needs OOOBackprop(lockstep='execution')"
     )
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tf_ooo.pipeline import compat as private
-from tf_ooo.pipeline.saving import replacing
+from tf_ooo.saving import replacing
 
 _CALLS = tuple(
     f"on_{what}_{when}"

@@ -1,7 +1,7 @@
-"""Saving while weights are on other devices: a file gives way when the new one is whole.
+"""Saving in a training that may be cut off: a file gives way when the new one is whole.
 
-Keras empties the file before it reads the weights.  Where their worker is lost meanwhile, the checkpoint that
-is left would be gone with them.
+Keras empties the file before it reads the weights.  Where this process is killed meanwhile, or weights are on
+a worker that is, the checkpoint that is left would be gone with them.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tf_ooo.pipeline.saving import replacing
+from tf_ooo.saving import replacing
 
 
 def writing(text, error=None):

@@ -16,6 +16,7 @@ _HOME = {
     "OOOBackprop": "keras_callbacks.ooo_backprop",
     "function": "tf_ooo.decorator",
     "enabled": "tf_ooo.scope",
+    "high_priority_main_stream": "tf_ooo.xla.priority",
     "Options": "tf_ooo.options",
     "classify": "tf_ooo.planner",
     "plan": "tf_ooo.planning",

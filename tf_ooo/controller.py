@@ -40,6 +40,7 @@ class StepController:
         inputs: finds the real sizes of batches, for the memory limit.
         on_decided: called once it is known which of the two is kept.
         others: more rewritten steps by name; of all the fastest is kept.
+        samples_seen: tells how many samples the steps so far have seen, where arguments do not show it.
 
     Raises (from a call): whatever the step raises; MemoryLimitError, before the step has changed
     anything; with ``strict`` also why a rewrite failed, after the first step has run.
@@ -55,6 +56,7 @@ class StepController:
         inputs: Inputs | None = None,
         on_decided: Callable[[], None] | None = None,
         others: Mapping[str, Callable[..., Any]] | None = None,
+        samples_seen: Callable[[], float] | None = None,
     ) -> None:
         self.stock, self.rewritten, self.session = stock, rewritten, session
         self.steps = {STOCK: stock, REWRITTEN: rewritten, **(others or {})}
@@ -69,6 +71,7 @@ class StepController:
         self._started = False
         self._lock = threading.RLock()
         self._on_decided = on_decided
+        self._samples_seen = samples_seen or (lambda: 0.0)
         self.prediction = StepPrediction(report)
 
     @property
@@ -85,7 +88,7 @@ class StepController:
             return self._predicting(args, kwargs)
         if not self._lock.acquire(blocking=False):
             # Another thread is timing a step.  Waiting for it could be a deadlock: steps may communicate.
-            return self._run(STOCK if self._stock_may_stay else REWRITTEN, args, kwargs)
+            return self._run(STOCK if self._stock_may_stay else self._ours, args, kwargs)
         try:
             return self._profile(args, kwargs)
         finally:
@@ -110,19 +113,25 @@ class StepController:
             return self._profile(args, kwargs)
         mixing = self.choice is None or self.report.measured_step_s is not None
         plan_first = seen is not None and mixing and self.session.error is None
-        return self._run(REWRITTEN if plan_first else self.choice, args, kwargs)
+        return self._run(self._ours if plan_first else self.choice, args, kwargs)
+
+    @property
+    def _ours(self) -> str:
+        """The rewritten step that is kept; until one is, the first."""
+        return self.times.first_rewrite if self.choice in (None, STOCK) else str(self.choice)
 
     def _run(self, which: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if which == STOCK:
             return self.stock(*args, **kwargs)
+        which = which or self._ours
         # Every call, not only the first: another input shape makes TensorFlow trace again.
         try:
             with self.session.tracing():
-                outputs = self.steps[which or REWRITTEN](*args, **kwargs)
+                outputs = self.steps[which](*args, **kwargs)
         except Exception:
             self.session.raise_if_refused()
             raise
-        self._check()
+        self._check(which)
         return outputs
 
     def _profile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -132,13 +141,14 @@ class StepController:
         if self.choice is not None:
             return self._run(self.choice, args, kwargs)
         which = self.times.next
-        step = self.steps[which]
+        step, seen = self.steps[which], self._samples_seen()
         before, started = traces.trace_count(step), time.perf_counter()
         outputs = self._run(which, args, kwargs)
         if self.options.profile_steps:
             compat.synchronize(outputs)
         elapsed_s = time.perf_counter() - started
-        counts = self.times.add(which, elapsed_s, traces.trace_count(step) > before)
+        kind = (compat.shapes_of((args, kwargs)), self._samples_seen() - seen)
+        counts = self.times.add(which, elapsed_s, traces.trace_count(step) > before, kind)
         if which != STOCK and not counts:
             self.report.profiling_overhead_s += elapsed_s
         if self.choice is None:
@@ -164,8 +174,8 @@ class StepController:
         else:
             self._keep_rewritten(f"{draws}, which this step begins anew; no turns with the stock step")
 
-    def _check(self) -> None:
-        """Takes note of new plans and failures of the rewritten step, which has just run."""
+    def _check(self, which: str) -> None:
+        """Takes note of new plans and failures of a rewritten step, which has just run."""
         result, limit_bytes = self.session.result, self.options.memory_limit_bytes
         fill_plan(self.report, result)
         reason = self.session.failure()
@@ -179,10 +189,10 @@ class StepController:
                 raise GraphError(reason)
         elif limit_bytes is not None:
             self.report.stock_predicted_peak_bytes = peak = self.session.stock_peak_bytes
-            if peak > limit_bytes and self.choice != REWRITTEN:
-                self._keep_rewritten(
-                    f"the stock order's predicted peak, {peak} bytes, is above the limit, {limit_bytes} bytes"
-                )
+            if peak > limit_bytes and self.choice in (None, STOCK):
+                above = f"{peak} bytes, is above the limit, {limit_bytes} bytes"
+                ours = which if which in self.steps else self._ours
+                self._keep_rewritten(f"the stock order's predicted peak, {above}", ours)
 
     def _decide_if_ready(self) -> None:
         if not self.times.done:
@@ -197,14 +207,14 @@ class StepController:
         found = Comparison.of(self.times.seconds)
         fill_times(self.report, found)
         if len(self.steps) > 2:
-            self.report.notes.append(f"compared: {self.times.shown()}")
+            self.report.compared = self.times.shown()
         if self.options.may_fall_back and found.why_not:
             self._keep_stock(found.why_not)
         else:
             self._keep_rewritten(which=found.best)
 
-    def _keep_rewritten(self, because: str = "", which: str = REWRITTEN) -> None:
-        self.choice = which
+    def _keep_rewritten(self, because: str = "", which: str | None = None) -> None:
+        self.choice = which or self._ours
         self.report.fell_back, self.report.fallback_reason = False, ""
         self.report.kept_because = because or ("" if self.options.may_fall_back else _AS_ASKED)
         if self.report.planned is not None:

@@ -81,7 +81,7 @@ class OOOFunction:
         if self.jit_compile or compat.compiles_with_xla(self._given):
             from tf_ooo.xla.controller import for_function  # noqa: PLC0415 - imports TensorFlow's XLA ops
 
-            plain = self.python_function
+            plain = compat.undecorated(stock)  # conditions and loops over tensors are those of stock
             return for_function(plain, stock, self.options, self.report, self._write_timeline)
         if self.options.schedule in COMPILED_SCHEDULES:
             raise GraphError(f"schedule={self.options.schedule!r} {NEEDS_XLA}")

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from tf_ooo.timeline import Timeline
     from tf_ooo.xla.gains import GainTable
 
-_LEFT_OUT = ("rewritten_graph", "planned", "costs", "gains", "timeline")
+_LEFT_OUT = ("rewritten_graph", "planned", "costs", "gains", "timeline", "plan_notes")
+# In the summary.
+_MOST_NOTES = 6
 
 
 @dataclass
@@ -43,7 +45,8 @@ class Report:
         costs: seconds of each op and costs of each layer, to save and plan with; None until measured.
         gains: jit_compile=True: the :class:`tf_ooo.xla.gains.GainTable` that was measured, to save and edit.
         stock_step_s, measured_step_s: median seconds of the timed stock and rewritten steps.
-        step_noise_s: median distance of a timed step from its median, the larger of the two orders'.
+        step_noise_s: distance of timed steps from their median that three of four keep, the larger of the two
+            orders'.
         stock_predicted_peak_bytes: the same for the order that TensorFlow would choose; with a limit only.
         predicted_peak_bytes: most bytes alive at once if ops run one at a time, on the device where that
             is most; None where ``unknown_size_ops`` tensors have no known size.
@@ -51,7 +54,9 @@ class Report:
         profiling_overhead_s: seconds of the first rewritten step, which traces and plans, and of starting
             and reading the profiler.
         layers: one dict per layer: index, name, number of ops of each kind.
-        notes: what was not done as planned, and why.
+        notes: what was not done as planned, and why; ``plan_notes`` those of them that are of the plan.
+        way, compared: jit_compile=True: which of several ways to compile the step is kept, and the medians of
+            all, of the best and stock also when they were timed again.
         compiled: jit_compile=True: ``{step: what XLA made of it}``: launches, how many of them are in CUDA
             graphs and on side streams, bytes of all buffers.
         pipeline: what docs/pipeline.md says about a pipeline; empty in other modes.
@@ -87,6 +92,9 @@ class Report:
     profiling_overhead_s: float = 0.0
     layers: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    plan_notes: list[str] = field(default_factory=list)
+    way: str = ""
+    compared: str = ""
     compiled: dict[str, dict[str, Any]] = field(default_factory=dict)
     pipeline: dict[str, Any] = field(default_factory=dict)
     layerpipe: dict[str, Any] = field(default_factory=dict)
@@ -108,7 +116,7 @@ class Report:
             return f"the stock step runs: {self.fallback_reason}"
         if self.undecided:
             return f"not decided, {self.undecided}"
-        if self.planned is None:
+        if self.planned is None and not self.way:
             return "nothing has been rewritten yet"
         reasons = [self.kept_because, "measured slower than the stock step" if self.slower else ""]
         because = "; ".join(filter(None, reasons))
@@ -117,7 +125,8 @@ class Report:
     @property
     def good(self) -> bool:
         """Whether the rewritten step runs and is not slower."""
-        return self.planned is not None and not (self.fell_back or self.undecided or self.slower)
+        runs = self.planned is not None or bool(self.way)
+        return runs and not (self.fell_back or self.undecided or self.slower)
 
     def one_line(self) -> str:
         """Step times before and after, for a log line."""
@@ -129,6 +138,8 @@ class Report:
         rows = [
             ("state", self.state),
             ("mode, schedule", f"{self.mode}, {self.schedule}"),
+            ("kept of several ways", self.way),
+            ("compared", self.compared),
             ("model", self.model),
             *(self._plan_rows() if self.ops else ()),
             *self._pipeline_rows(),
@@ -201,8 +212,10 @@ class Report:
         ]
 
     def summary(self) -> str:
-        """A short table."""
-        rows = self.rows()
+        """A short table, and the first notes."""
+        rows = [*self.rows(), *(("note", note) for note in self.notes[:_MOST_NOTES])]
+        if len(self.notes) > _MOST_NOTES:
+            rows.append(("", f"and {len(self.notes) - _MOST_NOTES} more in report.notes"))
         width = max(len(what) for what, _ in rows)
         return "\n".join(f"{what:<{width}}  {value}" for what, value in rows)
 
@@ -240,9 +253,11 @@ def fill_plan(report: Report, result: RewriteResult | None) -> None:
     """Copies what a rewrite found into the report."""
     if result is None or report.rewritten_graph is result.graph_def:
         return
+    clear_plan(report)
     graph = result.training_graph
     report.ops, report.unclassified = graph.counts(), dict(graph.unclassified)
-    report.notes = list(result.notes)
+    report.plan_notes = list(result.notes)
+    report.notes = [*result.notes, *(note for note in report.notes if note not in result.notes)]
     report.mixed, report.layers = dict(result.mixed), layer_rows(graph, result)
     report.moved_ops, report.added_edges = result.moved_ops, result.added_edges
     report.planned, report.schedule = result.schedule, result.schedule.policy
@@ -251,6 +266,14 @@ def fill_plan(report: Report, result: RewriteResult | None) -> None:
     report.plan_seconds, report.rewritten_graph = result.plan_seconds, result.graph_def
     if report.fell_back:
         report.schedule = "stock"
+
+
+def clear_plan(report: Report) -> None:
+    """Nothing is moved any more; what was found in the step stays, and so do the notes of others."""
+    report.notes = [note for note in report.notes if note not in report.plan_notes]
+    report.plan_notes = []
+    report.planned = report.rewritten_graph = None
+    report.moved_ops = report.added_edges = 0
 
 
 def layer_rows(graph: TrainingGraph, result: RewriteResult) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,10 @@ from tf_ooo.report import Report
 from tf_ooo.session import RewriteSession
 
 _LOG = logging.getLogger("tf_ooo")
+REPLACED = (
+    "something else called model.make_train_function() during fit, as train_on_batch in a callback does: "
+    "from there on the stock step trained"
+)
 
 
 class FitSession:
@@ -32,7 +37,10 @@ class FitSession:
         """Nothing to do on one device."""
 
     def epoch_end(self, epoch: int, logs: dict[str, Any] | None) -> None:
-        """Nothing to do on one device."""
+        """Notes that the model has got another train function in between."""
+        replaced = self._model is not None and self._model.train_function is not self.controller
+        if replaced and REPLACED not in self.report.notes:
+            self.report.notes.append(REPLACED)
 
     def test_begin(self) -> None:
         """Nothing to do on one device."""
@@ -81,7 +89,10 @@ class FitSession:
             raise GraphError(f"schedule={self.options.schedule!r} {NEEDS_XLA}")
         session = RewriteSession(self.options, describe=describe_keras(model))
         rewritten = compat.new_train_function(model)
-        return StepController(stock, rewritten, session, self.options, self.report, self._inputs(model))
+        return StepController(
+            stock, rewritten, session, self.options, self.report, self._inputs(model),
+            samples_seen=functools.partial(compat.samples_seen, model),
+        )  # fmt: skip
 
     def _inputs(self, model: Any) -> Inputs:
         if self.options.batch_size is not None:

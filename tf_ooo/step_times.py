@@ -1,18 +1,33 @@
-"""Seconds of stock and rewritten steps, and which of the two the next step is to run."""
+"""Seconds of stock and rewritten steps, and which of them the next step is to run."""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 STOCK, REWRITTEN = "stock", "rewritten"
+# Steps of more kinds than these are of one kind, or inputs that are never alike would never be compared.
+_MOST_KINDS = 16
+_OTHER_KINDS = "others"
+# Turns are taken on one kind of step, until there are so many times as many of another.
+_OUTNUMBERED = 2
+# A step that took so many times the median was interrupted: that is not how much steps differ.
+_INTERRUPTED = 1.5
+# The share of the steps whose distance from the median is the noise or less.
+_WITHIN_NOISE = 0.75
 
 
 class StepTimes:
-    """Takes turns; the first step of each warms up, ``profile_steps`` of each are timed.
+    """Takes turns; the first step of each on a kind of input warms up, ``profile_steps`` of each are timed.
 
-    A step in which TensorFlow traced a function is no sample: it did other work than a step does.
+    Only steps of one kind are compared.  A step in which TensorFlow traced a function is no sample: it did
+    other work than a step does.  Where several rewritten steps were timed and one of them won, that one and
+    stock are timed once more: the best of several is often only the luckiest.
+
+    All turns follow from the calls of :meth:`add` alone, and with one rewritten step not from the seconds.
 
     Args:
         profile_steps: of each.
@@ -22,46 +37,133 @@ class StepTimes:
 
     def __init__(self, profile_steps: int, stock_first: bool, rewrites: Sequence[str] = (REWRITTEN,)) -> None:
         self.profile_steps = profile_steps
-        self._order = (STOCK, *rewrites) if stock_first else (*rewrites, STOCK)
-        self.seconds: dict[str, list[float]] = {name: [] for name in (STOCK, *rewrites)}
-        self._first_rewrite = rewrites[0]
-        self._steps = 0
+        self._all = _Turns((STOCK, *rewrites) if stock_first else (*rewrites, STOCK))
+        self._again: _Turns | None = None
+        self._ran = False
 
     @property
     def next(self) -> str:
         """What the next step is to run."""
-        return self._order[self._steps % len(self._order)] if self.profile_steps else self._first_rewrite
+        return self._turns.next if self.profile_steps else self.first_rewrite
 
-    def add(self, which: str, seconds: float, traced: bool) -> bool:
-        """Takes note of a step; returns whether it counts."""
-        self._steps += 1
-        counts = self._steps > len(self._order) and not traced and which in self.seconds
-        if counts:
-            self.seconds[which].append(seconds)
+    @property
+    def first_rewrite(self) -> str:
+        """The first rewritten step of those that are still there."""
+        return next(way for way in self._all.order if way != STOCK)
+
+    @property
+    def seconds(self) -> dict[str, list[float]]:
+        """The samples that are compared, by step."""
+        return self._turns.samples(self.profile_steps)
+
+    @property
+    def _turns(self) -> _Turns:
+        return self._all if self._again is None else self._again
+
+    def add(self, which: str, seconds: float, traced: bool, kind: Hashable = None) -> bool:
+        """Takes note of a step; returns whether it counts.
+
+        Args:
+            which: what ran.
+            seconds: that it took.
+            traced: whether it did more than a step does.
+            kind: equal for steps that do equal work, such as the shapes of the inputs.
+        """
+        self._ran = True
+        counts = self._turns.add(which, seconds, traced, kind)
+        several = self.profile_steps and len(self._all.order) > 2
+        if several and self._again is None and self._all.done(self.profile_steps):
+            found = Comparison.of(self.seconds)
+            if not found.why_not:
+                self._again = _Turns((STOCK, found.best), self._all)
         return counts
 
     def drop(self, which: str) -> None:
-        """Takes a rewrite out that cannot run; the first one asked for takes its place."""
-        self._order = tuple(name for name in self._order if name != which)
-        self.seconds.pop(which, None)
-        if which == self._first_rewrite:
-            self._first_rewrite = next(name for name in self._order if name != STOCK)
+        """Takes a rewrite out that cannot run."""
+        self._all.drop(which)
+        if self._again is not None and which in self._again.order:
+            self._again = None
 
     @property
     def done(self) -> bool:
-        """Whether all were timed as often as asked."""
-        return self._steps > 0 and min(map(len, self.seconds.values())) >= self.profile_steps
+        """Whether all were timed as often as asked, on steps of one kind."""
+        if not self.profile_steps:
+            return self._ran
+        return self._all.done(self.profile_steps) and self._turns.done(self.profile_steps)
 
     @property
     def progress(self) -> str:
         """``3 of 6 steps timed``."""
-        timed = sum(min(len(times), self.profile_steps) for times in self.seconds.values())
-        return f"{timed} of {len(self._order) * self.profile_steps} steps timed"
+        rounds = [self._all] if self._again is None else [self._all, self._again]
+        timed = sum(
+            min(len(times_s), self.profile_steps)
+            for turns in rounds
+            for times_s in turns.samples(self.profile_steps).values()
+        )
+        return f"{timed} of {sum(len(turns.order) for turns in rounds) * self.profile_steps} steps timed"
 
     def shown(self) -> str:
-        """``stock 12.00 ms, rewritten 11.00 ms``, the medians."""
-        middle_s = {which: statistics.median(times_s) for which, times_s in self.seconds.items() if times_s}
-        return ", ".join(f"{which} {time_s * 1e3:.2f} ms" for which, time_s in middle_s.items())
+        """``stock 12.00 ms, rewritten 11.00 ms``, the medians; then ``again: ...`` of two that were."""
+        rounds = [self._all] if self._again is None else [self._all, self._again]
+        return "; again: ".join(_medians_text(turns.samples(self.profile_steps)) for turns in rounds)
+
+
+class _Turns:
+    """Whose turn it is among steps that are timed on inputs of several kinds.
+
+    Inputs alternate, as a short batch at the end of each epoch: turns by number alone would give it to the
+    same step each time.  So turns are taken on one kind, and what a step ran on is known when it has run.
+
+    Args:
+        order: of the steps.
+        after: these have warmed up there.
+    """
+
+    def __init__(self, order: Sequence[str], after: _Turns | None = None) -> None:
+        self.order = tuple(order)
+        self._samples: dict[Hashable, dict[str, list[float]]] = {}
+        self._runs: dict[Hashable, Counter[str]] = {} if after is None else after._runs
+        self._lead: Hashable = None if after is None else after._lead
+
+    @property
+    def next(self) -> str:
+        """Which has fewest samples, then which ran least, of those the first."""
+        runs, samples = self._runs.get(self._lead, Counter()), self._samples.get(self._lead, {})
+        return min(self.order, key=lambda way: (len(samples.get(way, ())), runs[way]))
+
+    def add(self, which: str, seconds: float, traced: bool, kind: Hashable) -> bool:
+        """Takes note of a step; returns whether it counts."""
+        if kind not in self._runs and len(self._runs) >= _MOST_KINDS:
+            kind = _OTHER_KINDS
+        runs = self._runs.setdefault(kind, Counter())
+        counts = which in self.order and runs[which] > 0 and not traced
+        runs[which] += 1
+        if counts:
+            self._samples.setdefault(kind, {}).setdefault(which, []).append(seconds)
+        lead = self._runs.get(self._lead)
+        if lead is None or runs.total() > _OUTNUMBERED * lead.total():
+            self._lead = kind
+        return counts
+
+    def drop(self, which: str) -> None:
+        """It gets no more turns."""
+        self.order = tuple(way for way in self.order if way != which)
+
+    def done(self, enough: int) -> bool:
+        """Whether there is a kind of which each has so many samples."""
+        return self._complete(enough) is not None
+
+    def samples(self, enough: int) -> dict[str, list[float]]:
+        """Of the first kind of which each has enough; else of the one that turns are taken on."""
+        found = self._complete(enough)
+        found = self._samples.get(self._lead, {}) if found is None else found
+        return {way: found.get(way, []) for way in self.order}
+
+    def _complete(self, enough: int) -> dict[str, list[float]] | None:
+        for found in self._samples.values():
+            if all(len(found.get(way, ())) >= enough for way in self.order):
+                return found
+        return None
 
 
 @dataclass(frozen=True)
@@ -70,7 +172,8 @@ class Comparison:
 
     Attributes:
         stock_s, rewritten_s: the medians, of several rewritten steps that of the fastest, ``best``.
-        noise_s: the larger of the two median distances from the median: one slow step does not count.
+        noise_s: the larger of the two distances from the median that three of four steps keep, interrupted
+            ones left out: of three steps the largest.
     """
 
     stock_s: float
@@ -99,4 +202,10 @@ class Comparison:
 
 def _spread_s(times_s: Sequence[float]) -> float:
     middle_s = statistics.median(times_s)
-    return statistics.median(abs(time_s - middle_s) for time_s in times_s)
+    distances_s = sorted(abs(time_s - middle_s) for time_s in times_s if time_s <= _INTERRUPTED * middle_s)
+    return distances_s[math.ceil(_WITHIN_NOISE * len(distances_s)) - 1]
+
+
+def _medians_text(seconds: Mapping[str, Sequence[float]]) -> str:
+    middle_s = {which: statistics.median(times_s) for which, times_s in seconds.items() if times_s}
+    return ", ".join(f"{which} {time_s * 1e3:.2f} ms" for which, time_s in middle_s.items())

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import tf_ooo
+from tf_ooo.single_device import REPLACED
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(160, 8, 8, 1)).astype("float32")
@@ -65,6 +66,29 @@ def test_not_rewritable_trains_on_and_says_why(option, error):
 
 def test_steps_per_execution():
     assert_same(tf_ooo.OOOBackprop(profile_steps=1), steps_per_execution=2)
+
+
+def test_epochs_of_two_executions_are_compared_with_their_like():
+    """The second execution of an epoch is shorter: each order runs on both kinds."""
+    callback = tf_ooo.OOOBackprop(profile_steps=2)
+    model = build(steps_per_execution=6)
+    model.fit(X, Y, batch_size=16, epochs=8, shuffle=False, verbose=0, callbacks=[callback])
+    runs = callback._session.controller.times._all._runs
+    assert [samples for _, samples in runs] == [96.0, 64.0]
+    assert [sorted(turns) for turns in runs.values()] == [["rewritten", "stock"]] * 2
+
+
+def test_training_on_a_batch_in_between_is_noted():
+    class Between(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.train_on_batch(X[:16], Y[:16])
+
+    callbacks = [tf_ooo.OOOBackprop(profile_steps=0, schedule="in_order")]
+    model = build()
+    fit(model, *callbacks)
+    assert REPLACED not in callbacks[0].report.notes
+    fit(model, *callbacks, Between())
+    assert callbacks[0].report.notes.count(REPLACED) == 1
 
 
 def test_train_function_is_back_when_training_raises():

@@ -55,6 +55,16 @@ def test_jit_compile_runs_stock_and_says_so(decorate):
     assert "jit_compile" in step.report.fallback_reason
 
 
+def test_batches_of_two_sizes_are_compared_with_their_like():
+    """Every other call gets a short batch: each order runs on both sizes."""
+    step, _ = make(tf_ooo.function(profile_steps=2))
+    for size in (8, 3) * 8:
+        step(tf.constant(X[:size]))
+    times = step._step.times
+    assert times.done
+    assert [sorted(turns) for turns in times._all._runs.values()] == [["rewritten", "stock"]] * 2
+
+
 def test_a_tf_function_keeps_its_signature():
     traces = []
 

@@ -46,7 +46,7 @@ def test_a_call_reaches_hlo_with_its_stream():
     module = module_text([info], [info])
     body.node.append(compat.call_node("call", 3, name, module, ["x:0"], ([info], [info])))
     body.node.append(compat.barrier_node("behind", ["call:0", "x:0"], ["float32", "float32"]))
-    compat.register_functions(body, "ooo_test")
+    compat.register_functions(body)
     spec = tf.TensorSpec((2, 2))
     run = compat.compiled_function(lambda x: import_here(body, {"x:0": x}, ["behind:0"]), [spec])
     assert compat.stream_calls(compat.hlo_of(run, [spec])) == [3], "the call lost its frontend attributes"
@@ -78,8 +78,46 @@ def test_flat_graphs_agree_on_names():
     assert any("While" in node.op for node in functional.node)
 
 
-def test_platform():
-    assert compat.platform() in ("CPU", "CUDA", "ROCM")
+def test_a_conditional_is_lowered_where_it_is_classified():
+    """Traced for XLA it is not marked: TensorFlow would leave it as one op, also in functions."""
+
+    @tf.function
+    def inner(x):
+        return tf.cond(x > 0.0, lambda: x * 2.0, lambda: x)
+
+    concrete = compat.flat_trace(lambda x: [inner(x) + 1.0], [tf.TensorSpec(())])
+    graph_def = concrete.graph.as_graph_def()
+    functional, lowered = compat.flat_graphs(graph_def, ["Identity"])
+    assert [node.op for node in functional.node if node.op.endswith("If")]
+    assert not [node.op for node in lowered.node if node.op.endswith("If")]
+    assert "Merge" in {node.op for node in lowered.node}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "built_with", "found"),
+    [([], "cuda", "CPU"), (["GPU:0"], "cuda", "CUDA"), (["GPU:0"], "rocm", "ROCM"),
+     (["GPU:0"], "metal", "a GPU plug-in without CUDA")],
+)  # fmt: skip
+def test_platform(monkeypatch, gpus, built_with, found):
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: gpus)
+    for name in ("cuda", "rocm"):
+        monkeypatch.setattr(tf.test, f"is_built_with_{name}", lambda name=name: name == built_with)
+    assert compat.platform() == found
+
+
+@needs_xla_streams
+def test_asking_for_hlo_draws_no_random_numbers():
+    """TensorFlow finds out the device by drawing one, where it is not told."""
+    spec = tf.TensorSpec((2,))
+    run = compat.compiled_function(lambda x: x * 2.0, [spec])
+    drawn = []
+    for asks in (False, True):
+        tf.random.set_seed(3)
+        if asks:
+            assert "multiply" in compat.hlo_of(run, [spec])
+        shuffled = tf.data.Dataset.range(20).shuffle(20)
+        drawn.append((tf.random.normal(()).numpy(), [int(number) for number in shuffled]))
+    assert drawn[0] == drawn[1]
 
 
 def test_run_errors_are_exceptions():

@@ -19,7 +19,6 @@ from tf_ooo.xla.captured import CompiledModule
 from tf_ooo.xla.gains import GainTable
 from tf_ooo.xla.launches import capture_of, kernels_by_task
 from tf_ooo.xla.measuring import MeasuredGains
-from tf_ooo.xla.outline import CALL_PREFIX
 from tf_ooo.xla.pieces import Pieces
 from tf_ooo.xla.session import StreamSession
 from tf_ooo.xla.step import CompiledStep, StreamStep, Way, default_rewriter
@@ -75,7 +74,7 @@ def test_a_piece_computes_what_the_step_does(planned):
     pieces = Pieces(planned.step, planned.parts)
     main, aside = pieces.of(Task("dO", 1)), pieces.of(Task("dW", 2))
     graph_def, specs, fetches = piece_graph(planned.step, main, aside)
-    compat.register_functions(graph_def, CALL_PREFIX)
+    compat.register_functions(graph_def)
     run = compat.repeated_function(graph_def, specs, fetches, 3)
     hlo = compat.hlo_of(run, list(specs.values()), "optimized_hlo")
     inside = next(text for text in hlo.split("\n\n") if "opt-barrier" in text or "call(" in text)
@@ -146,6 +145,12 @@ class TestMeasured:
         assert "0 pairs" in table.notes[0]
         assert "there was no time to measure them" in table.notes[1]
 
+    def test_the_next_step_s_forward_only_where_there_is_one(self, planned):
+        costs = plans.layer_costs(planned, "h100")
+        for delay in (False, True):
+            regions = {region[0] for region, _ in MeasuredGains(1e-9, delay=delay)(planned, costs).saved_s}
+            assert regions == ({"d", "F"} if delay else {"d"})
+
     def test_it_is_measured_once(self, planned):
         told = []
         gains = MeasuredGains(1e-9, told.append)
@@ -160,6 +165,15 @@ class TestJoint:
             plans.joint(planned, gains=GainTable({("dO:1", 2): -1e-6}), must_gain=True)
         made = plans.joint(planned, gains=GainTable({("dO:1", 2): -1e-6}))
         assert set(made.lanes) == {(0, 0)}
+
+    def test_without_a_next_step_the_best_place_of_this_one(self, planned):
+        """The table's best place is beside the next step's forward; dW:3 waits for dO:2, not for nothing."""
+        gains = GainTable({("F:1", 3): 1.0, ("dO:2", 3): 0.001, ("dO:1", 3): 0.2, ("dO:1", 2): -1.0})
+        made = plans.joint(planned, gains=gains)
+        assert made.after == ((Task("dW", 3), Task("dO", 2), 0),)
+        assert [str(task) for task in made.lanes[0, 1] if task.kind == "dW"] == ["dW:3"]
+        with pytest.raises(BackendError, match="no dW saves time"):
+            plans.joint(planned, gains=GainTable({("F:1", 3): 1.0}), must_gain=True)
 
     def test_the_table_s_seconds_replace_calculated_ones(self, planned):
         costs = plans.layer_costs(planned, "h100")

@@ -11,6 +11,7 @@ from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import MemoryLimitError, OptionsError
 from tf_ooo.planning import plan
 from tf_ooo.schedule import Schedule, Task
+from tf_ooo.schedulers.multi_stream import calculated_gains, fill, step_s
 from tf_ooo.schedulers.problem import Problem
 from tf_ooo.schedulers.regions import MainStream, own, read, schedule, write
 from tf_ooo.simulator import simulate
@@ -84,6 +85,25 @@ def test_gains_table_decides():
     assert list(map(str, made.lanes[0, 1])) == ["dW:1", "U:1", "dW:2", "U:2"]
 
 
+def test_without_a_next_step_dw_ends_with_the_backward_pass():
+    # As above, but nothing may run beside the next F0, where alone dW1 would gain.
+    layers = [layer(4, 4, 1, occupancy=(0.1, 1, 1)), layer(1, 1, 4, occupancy=(1, 1, 1))]
+    assert planned(layers, delay=False).lanes.keys() == {(0, 0)}
+    assert calculated_gains(Problem(tuple(layers))).keys() == {("F:0", 1)}
+    assert not calculated_gains(Problem(tuple(layers), options={"delay": False}))
+    # A table that knows more does not change that: the second best place is taken.
+    table = {("F:1", 2): 9.0, ("dO:0", 2): 2.0, ("dO:1", 2): -1.0}
+    assert fill(Problem(tuple(THREE), options={"gains": table}))[2].kind == "F"
+    assert fill(Problem(tuple(THREE), options={"gains": table, "delay": False}))[2] == Task("dO", 0)
+
+
+def test_a_step_without_a_next_one_ends_with_its_last_task():
+    # Main: F 6, dO2 10, dO1 12, dO0 15, dW0 19; dW2 10-16, dW1 16-21 on the other stream.
+    placement = {2: own(2), 1: own(1)}
+    assert step_s(Problem(tuple(THREE), options={"delay": False}), placement) == 21
+    assert step_s(Problem(tuple(THREE)), placement) == 19
+
+
 def test_memory_limit_brings_dw_back():
     layers = [
         layer(2, 2, 2, activation_bytes=8, weight_bytes=100 * (number == 0), occupancy=(0.1, 1, 0.5))
@@ -112,7 +132,7 @@ def test_golden():
     [({"placement": {1: "BWD 2"}}, "after its dO"), ({"placement": {1: "FWD 1"}}, "next forward"),
      ({"placement": {5: "NO"}}, r"placement\[5\]"), ({"placement": {1: "later"}}, "'BWD j'"),
      ({"placement": 3}, "map"), ({"gains": {("dO:9", 1): 1.0}}, "dO:9"), ({"gains": 3}, "map"),
-     ({"gains": {("dO:0", 1): float("nan")}}, "finite")],
+     ({"gains": {("dO:0", 1): float("nan")}}, "finite"), ({"delay": 1}, "delay must be")],
 )  # fmt: skip
 def test_bad_options(options, message):
     with pytest.raises(OptionsError, match=message):

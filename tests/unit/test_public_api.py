@@ -19,6 +19,7 @@ NAMES = {
     "__version__", "OOOBackprop", "function", "enabled", "Options", "classify", "plan", "simulate",
     "Timeline", "LayerCosts", "Link", "Schedule", "Report", "OOOError", "OptionsError", "GraphError",
     "ScheduleError", "CostError", "MemoryLimitError", "BackendError", "PassError",
+    "high_priority_main_stream",
 }  # fmt: skip
 
 PRIVATE = ("tensorflow.python", "tensorflow.compiler", "tensorflow.tsl", "keras.src", "tf_keras")

@@ -19,6 +19,7 @@ from tf_ooo.xla import plans
 from tf_ooo.xla.captured import CompiledModule, watched
 from tf_ooo.xla.launches import capture_like
 from tf_ooo.xla.measuring import MeasuredGains
+from tf_ooo.xla.priority import high_priority_main_stream
 
 Step = Callable[[], Any]
 
@@ -64,13 +65,11 @@ def _answer(value: Any) -> None:
 
 
 def set_priority(priority: int) -> None:
-    """Streams of the first GPU get this CUDA priority (lower is more urgent); before TensorFlow starts it."""
+    """The main stream of the first GPU gets this CUDA priority, where there is a GPU."""
     import tensorflow as tf
 
-    gpus = tf.config.list_physical_devices("GPU")
-    if gpus:
-        one = tf.config.LogicalDeviceConfiguration(memory_limit=32768, experimental_priority=priority)
-        tf.config.set_logical_device_configuration(gpus[0], [one])
+    if tf.config.list_physical_devices("GPU"):
+        high_priority_main_stream(32 * 2**30, priority)
 
 
 def device() -> str:

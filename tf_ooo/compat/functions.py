@@ -62,12 +62,14 @@ def undecorated(function: Any) -> Any:
     from tensorflow.python.autograph.core import ag_ctx
     from tensorflow.python.autograph.impl import api
 
-    converted = function.python_function
+    converted, context = function.python_function, contextlib.nullcontext()
     if function._autograph:
-        converted = api.tf_convert(converted, ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED))
+        context = ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED)
+        converted = api.tf_convert(converted, context)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return converted(*args, **kwargs)
+        with context:  # whoever calls may have switched conversion off
+            return converted(*args, **kwargs)
 
     call.decorated = function  # type: ignore[attr-defined]  # of a method: it is referred to weakly
     return call
@@ -126,12 +128,17 @@ def compiles_with_xla(function: Any) -> bool:
 
 
 def synchronize(outputs: Any) -> None:
-    """Waits until all tensors of a nest are computed (a GPU runs behind the Python program)."""
+    """Waits until all tensors of a nest are computed (a GPU runs behind the Python program).
+
+    Where there are none, until all devices are done.
+    """
     import tensorflow as tf
 
-    for value in tf.nest.flatten(outputs):
-        if hasattr(value, "numpy"):
-            value.numpy()
+    tensors = [value for value in tf.nest.flatten(outputs) if hasattr(value, "numpy")]
+    for tensor in tensors:
+        tensor.numpy()
+    if not tensors and tf.executing_eagerly():
+        tf.test.experimental.sync_devices()
 
 
 def shapes_of(values: Any) -> tuple[tuple[int, tuple[int | None, ...]], ...]:

@@ -143,10 +143,12 @@ def set_start_epoch(model: Any, epoch: int) -> None:
 
 def samples_seen(model: Any) -> float:
     """How many samples the model's loss has been averaged over since its metrics were reset; 0 unknown."""
+    import tensorflow as tf
+
     tracker = getattr(model, "_loss_tracker", None)
     if is_keras_2(keras_of(model)):
         tracker = getattr(getattr(model, "compiled_loss", None), "_total_loss_mean", None)
-    return 0.0 if tracker is None else float(tracker.count.numpy())
+    return 0.0 if tracker is None else float(tf.convert_to_tensor(tracker.count))
 
 
 RUN_EAGERLY = "tf.config.run_functions_eagerly(True): there is no graph to rewrite"

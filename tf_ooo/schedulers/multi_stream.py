@@ -31,7 +31,7 @@ from tf_ooo.schedulers.regions import MainStream, Region, own, read, schedule
 from tf_ooo.simulator import simulate
 
 NAME = "multi_stream"
-OPTIONS = ("gains", "placement", "capture")
+OPTIONS = ("gains", "placement", "capture", "delay")
 # Of two regions that gain nearly the same the earlier one: less memory, and less that may go wrong.
 _PER_REGION_OF_DELAY = 1e-4
 _LEAST_GAIN = 1e-3
@@ -44,7 +44,8 @@ def make(problem: Problem) -> Schedule:
 
     Options: ``gains``, ``{(region, layer): seconds}`` with regions as text, ``"dO:5"`` or ``"F:3"`` for
     the next step's forward; ``placement``, a map ``{layer: "BWD j" | "FWD j" | "NO"}`` to use as it is;
-    ``capture``, a :class:`~tf_ooo.schedulers.capture.Capture`.
+    ``capture``, a :class:`~tf_ooo.schedulers.capture.Capture`; ``delay``, False where a step ends when all
+    its dW have, so that none can run beside the next step's forward.
     """
     check(problem)
     if "placement" in problem.options:
@@ -82,12 +83,22 @@ def step_s(problem: Problem, placement: Placed) -> float:
     made = schedule(NAME, problem, placement)
     capture = _capture_of(problem)
     lost_s = 0.0 if capture is None else capture.lost_s(len(problem.layers), placement)
+    if not may_delay(problem):
+        return lost_s + simulate(made, problem.layers, problem.link, steps=1).makespan_s
     return lost_s + simulate(made, problem.layers, problem.link, steps=4 + made.steps_ahead).steady_step_s
+
+
+def may_delay(problem: Problem) -> bool:
+    """The option ``delay``."""
+    delay = problem.options.get("delay", True)
+    if not isinstance(delay, bool):
+        raise OptionsError(f"delay must be True or False, got {delay!r:.60}")
+    return delay
 
 
 def calculated_gains(problem: Problem) -> dict[tuple[str, int], float]:
     """``{(region, layer): seconds}`` of all pairs that gain by their layers' occupancy, each on its own."""
-    gains = _Gains(dataclasses.replace(problem, options={}))
+    gains = _Gains(dataclasses.replace(problem, options={"delay": may_delay(problem)}))
     return {(str(gains.stream.regions[place]), layer): gain for gain, place, layer in gains.all_pairs()}
 
 
@@ -118,7 +129,7 @@ class _Gains:
 
     def __init__(self, problem: Problem) -> None:
         self.layers = problem.layers
-        self.stream = MainStream(len(problem.layers))
+        self.stream = MainStream(len(problem.layers), may_delay(problem))
         costs = [problem.layers[region.stage] for region in self.stream.regions]
         backward = [region.kind == "dO" for region in self.stream.regions]
         pairs = list(zip(costs, backward, strict=True))

@@ -27,9 +27,13 @@ Placement = Mapping[int, Region | None]
 
 @dataclass(frozen=True)
 class MainStream:
-    """The regions of the main stream in the order of time: dO downwards, the next step's F upwards."""
+    """The regions of the main stream in the order of time: dO downwards, the next step's F upwards.
+
+    ``delay``: whether dW may wait for the next step's forward pass.
+    """
 
     layers: int
+    delay: bool = True
 
     @property
     def regions(self) -> list[Region]:
@@ -43,7 +47,7 @@ class MainStream:
 
     def allowed(self, layer: int) -> range:
         """Places in which dW of a layer may begin: after its dO, before its next forward (layer 0: none)."""
-        return range(self.layers - layer, self.layers + layer)
+        return range(self.layers - layer, self.layers + (layer if self.delay else 0))
 
 
 def schedule(policy: str, problem: Problem, placement: Placement) -> Schedule:

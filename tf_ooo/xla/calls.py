@@ -45,51 +45,93 @@ class StepToPlan:
 def make_calls(step: FlatStep, steps: Sequence[Parts], schedule: Schedule) -> list[list[Call]]:
     """For each step the calls of all dW in side lanes, in the lanes' order.
 
-    A dW that the schedule has in the next step's forward waits for that; in the last step, and where
-    that forward needs the dW, it starts as soon as it can.
+    A dW that the schedule has in the next step's forward waits for that, or for the end of this step's
+    backward pass; in the last step, and where that forward needs the dW, it starts as soon as it can.
     """
     made = []
     for parts, following in zip(steps, [*steps[1:], None], strict=True):
         prefix = f"{CALL_PREFIX}_s{parts.number}" if len(steps) > 1 else CALL_PREFIX
-        pins = _Pins(step, schedule, parts, following)
+        placed = [
+            (task, number, region, stream)
+            for (_, stream), lane in schedule.lanes.items()
+            for task in lane
+            if stream and task.kind == "dW"
+            for number, region in enumerate(parts.regions.get(task.stage, ()))
+        ]
+        waves = waves_of(step, [region for _, _, region, _ in placed])
+        regions = [(wave, region) for wave, (_, _, region, _) in zip(waves, placed, strict=True)]
+        pins = _Pins(step, schedule, parts, following, regions)
         found: list[Call] = []
-        for (_, stream), lane in schedule.lanes.items():
-            tasks = [task for task in lane if stream and task.kind == "dW"]
-            for task in tasks:
-                for number, region in enumerate(parts.regions.get(task.stage, ())):
-                    after, delayed = pins.of(task, region)
-                    found.append(Call(f"{prefix}_{task.stage}_{number}", region, stream, after, delayed))
+        for wave, (task, number, region, stream) in zip(waves, placed, strict=True):
+            after, delayed = pins.of(task, region, wave)
+            found.append(Call(f"{prefix}_{task.stage}_{number}", region, stream, after, delayed, wave))
         made.append(found)
     return made
 
 
-class _Pins:
-    """What the schedule's dW wait for, as tensors of the graph."""
+def waves_of(step: FlatStep, regions: Sequence[Region]) -> list[int]:
+    """For each region how many others it needs the results of, one after the other: mostly none.
 
-    def __init__(self, step: FlatStep, schedule: Schedule, parts: Parts, following: Parts | None) -> None:
-        self.step, self.parts, self.following = step, parts, following
+    Where a step's second part reads weights that its first part has updated, it has two waves.
+    """
+    index, found = step.index, [0] * len(regions)
+    inside = {index.of(name): number for number, region in enumerate(regions) for name in region.own}
+    for _ in regions:  # a region's results are there when all of its inputs are: known in the next round
+        before, depth = list(found), [0] * len(index)
+        for i in index.order:
+            mine = inside.get(i)
+            above = ((p, inside.get(p)) for p in index.preds(i))
+            deepest = max(
+                (depth[p] + (theirs is not None and theirs != mine) for p, theirs in above), default=0
+            )
+            if mine is not None:
+                found[mine] = deepest = max(found[mine], deepest)
+            depth[i] = deepest
+        if found == before:
+            break
+    return found
+
+
+class _Pins:
+    """What the schedule's dW wait for, as tensors of the graph; ``regions`` are all that move, by wave."""
+
+    def __init__(
+        self,
+        step: FlatStep,
+        schedule: Schedule,
+        parts: Parts,
+        following: Parts | None,
+        regions: Sequence[tuple[int, Region]],
+    ) -> None:
+        self.step, self.parts, self.following, self.regions = step, parts, following, regions
         self._waits = {task: (other, steps) for task, other, steps in schedule.after}
+        main = [task for (_, stream), lane in schedule.lanes.items() if not stream for task in lane]
+        self._last = next((task for task in reversed(main) if task.kind == "dO"), None)
+        self._delays = following is not None and not any(wave for wave, _ in regions)
         layers = {} if following is None else forward_layers(following.graph)
         self._forward: dict[int, list[str]] = {}
         for name, layer in layers.items():
             self._forward.setdefault(layer, []).append(name)
 
-    def of(self, task: Task, region: Region) -> tuple[tuple[Port, ...], bool]:
-        """(tensors to wait for, whether they are the next step's)."""
+    def of(self, task: Task, region: Region, wave: int) -> tuple[tuple[Port, ...], bool]:
+        """(tensors to wait for, whether the dW is to run beside the next step's forward pass)."""
         other, steps = self._waits.get(task, (None, 0))
-        if other is None or steps > 1:
+        # Behind the last dO there is nothing but that.
+        delayed = self._delays and (steps == 1 or other == self._last)
+        if other is None or steps > delayed:
             return (), False
         if not steps:
             graph, names = self.parts.graph, self.parts.tasks.ops.get(other, ())
-        elif self.following is not None:
-            graph, names = self.following.graph, tuple(self._forward.get(other.stage, ()))
         else:
-            return (), False
+            assert self.following is not None  # for mypy: it is, where something is delayed
+            graph, names = self.following.graph, tuple(self._forward.get(other.stage, ()))
         ends = ends_of(self.step, graph, names)
-        needed = downstream(self.step, region.own)
+        # Who reads what one call of a wave makes waits for all calls of that wave, but the delayed.
+        together = [region] if delayed else [r for their, r in self.regions if their >= wave]
+        needed = downstream(self.step, (name for r in together for name in r.own))
         if not ends or any(name in needed for name, _ in ends):
             return (), False
-        return ends, bool(steps)
+        return ends, delayed
 
 
 def ends_of(step: FlatStep, graph: TrainingGraph, names: Sequence[str]) -> tuple[Port, ...]:

@@ -7,9 +7,9 @@ from contextlib import nullcontext
 from typing import Any
 
 from tf_ooo.controller import StepController
-from tf_ooo.errors import MemoryLimitError
+from tf_ooo.errors import GraphError, MemoryLimitError
 from tf_ooo.options import Options
-from tf_ooo.report import Report
+from tf_ooo.report import Report, clear_plan, fill_plan
 from tf_ooo.step_times import REWRITTEN, STOCK
 from tf_ooo.xla.captured import watched
 from tf_ooo.xla.session import StreamSession, reason_of
@@ -38,11 +38,12 @@ class CompiledController(StepController):
         options: Options,
         report: Report,
         on_decided: Callable[[], None] | None = None,
+        samples_seen: Callable[[], float] | None = None,
     ) -> None:
         others = dict(steps)
         first = others.pop(REWRITTEN)
-        super().__init__(stock, first, session, options, report, None, on_decided, others)
-        session.several_ways = bool(others)
+        super().__init__(stock, first, session, options, report, None, on_decided, others, samples_seen)
+        session.several_ways = self._several = bool(others)
         self.prediction.due = False  # the profiler sees XLA's kernels, not the graph's ops
         self._left_out: dict[str, str] = {}
         self._stock_has_run = False
@@ -50,12 +51,15 @@ class CompiledController(StepController):
     def _run(self, which: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if which == STOCK:
             return self._stock(args, kwargs)
+        which = which or self._ours
         try:
             outputs = super()._run(which, args, kwargs)
         except MemoryLimitError as error:
-            following = self._leave_out(which or REWRITTEN, error)
+            following = self._leave_out(which, error)
             if following is None:
                 raise
+            if self.choice == which:
+                self._keep_rewritten(f"{which} needs more than memory_limit_bytes", following)
             return self._run(following, args, kwargs)
         self._fill()
         return outputs
@@ -70,23 +74,26 @@ class CompiledController(StepController):
             self._fill()
         return outputs
 
-    def _check(self) -> None:
-        for name, error in list(self.session.failed.items()):
-            if self.choice is None and self.session.several_ways:
-                self._leave_out(name, error)
-        super()._check()
+    def _check(self, which: str) -> None:
+        """Ways that failed are left out, which for those of the graph ``strict`` does not allow."""
+        session = self.session
+        for name, error in list(session.failed.items()):
+            if not session.several_ways or name not in self.steps:
+                continue
+            refused = self.options.strict and name == REWRITTEN and isinstance(error, GraphError)
+            if self._leave_out(name, error) is None or refused:
+                session.give_up()
+        super()._check(which)
 
     def _leave_out(self, name: str, error: BaseException) -> str | None:
-        """One way less to compare; returns another that is still there, None where it was the last."""
-        ours = [way for way in self.steps if way not in (STOCK, CONCURRENT, name)]
-        if not ours or self.choice is not None:
-            self.session.end_comparison()
+        """One way less; returns another that is still there, None where it was the last."""
+        left = [way for way in self.steps if way not in (STOCK, name)]
+        if not left:
             return None
-        if name in self.steps:
-            del self.steps[name]
-            self.times.drop(name)
-            self._left_out[name] = reason_of(error)
-        return ours[0]
+        del self.steps[name]
+        self.times.drop(name)
+        self._left_out[name] = reason_of(error)
+        return left[0]
 
     def _fill(self) -> None:
         """What XLA made of the steps, for the report."""
@@ -103,12 +110,21 @@ class CompiledController(StepController):
         if STOCK in modules:
             report.stock_predicted_peak_bytes = modules[STOCK].total_bytes
 
-    def _keep_rewritten(self, because: str = "", which: str = REWRITTEN) -> None:
-        super()._keep_rewritten(because, which)
+    def _keep_rewritten(self, because: str = "", which: str | None = None) -> None:
+        """The report is that of the way that is kept."""
+        self.session.shown = which = which or self._ours
+        self.report.way = which if self._several else ""
         if which == CONCURRENT:
+            clear_plan(self.report)
             self.report.schedule = CONCURRENT
+        else:
+            fill_plan(self.report, self.session.result)
+        super()._keep_rewritten(because, which)
 
     def _keep_stock(self, reason: str) -> None:
+        self.report.way = ""
+        if self.session.error is None and self._left_out and not self.steps.keys() - {STOCK, CONCURRENT}:
+            reason = f"{next(iter(self._left_out.values()))}; {CONCURRENT}: {reason}"
         found = [self.session.modules.get(name) for name in (STOCK, REWRITTEN)]
         shares = [None if module is None else module.share_in_graphs for module in found]
         if shares[0] is not None and shares[1] is not None and shares[1] < shares[0]:

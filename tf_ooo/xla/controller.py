@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from tf_ooo.compat import steps_per_execution
+from tf_ooo.compat import samples_seen, steps_per_execution
 from tf_ooo.controller import StepController
 from tf_ooo.data_parallel.unrolled import steps_together
 from tf_ooo.errors import GraphError, OptionsError
@@ -48,7 +48,8 @@ def for_model(model: Any, stock: Callable[..., Any], options: Options, report: R
         unrolled = way.name == DELAYED or not _compares(options)
         return FitSteps(model, stock, session, way, together if unrolled else 1)
 
-    return _controller(stock, make, options, report, together)
+    seen = functools.partial(samples_seen, model)
+    return _controller(stock, make, options, report, together, samples_seen=seen)
 
 
 def for_function(
@@ -73,13 +74,23 @@ def _controller(
     report: Report,
     steps: int,
     on_decided: Callable[[], None] | None = None,
+    samples_seen: Callable[[], float] | None = None,
 ) -> StepController:
     _check(options)
     session = StreamSession(options)
+    session.said += [f"{name}= has no effect with jit_compile=True: {why}" for name, why in _unused(options)]
     made = {way.name: make(session, way) for way in ways(options, steps, session)}
     if CONCURRENT not in made and _compares(options):
         session.said.append(f"{CONCURRENT}: not compared: {_why_not_concurrent()}")
-    return CompiledController(stock, made, session, options, report, on_decided)
+    return CompiledController(stock, made, session, options, report, on_decided, samples_seen)
+
+
+def _unused(options: Options) -> Iterator[tuple[str, str]]:
+    """(option that was given, why it is not looked at)."""
+    if options.dump_dir is not None:
+        yield "dump_dir", "no passes run over the graph; report.rewritten_graph is what XLA got"
+    if options.batch_size is not None:
+        yield "batch_size", "a step is compiled for the size of each batch"
 
 
 def _check(options: Options) -> None:
@@ -108,14 +119,15 @@ def _why_not_concurrent() -> str | None:
     return None if fixed is None else f"{fixed}; start Python with XLA_FLAGS={' '.join(CONCURRENT_FLAGS)!r}"
 
 
-def _gains(options: Options, session: StreamSession | None) -> GainTable | MeasuredGains | None:
+def _gains(options: Options, session: StreamSession | None, delay: bool) -> GainTable | MeasuredGains | None:
     """The table of a file, or what measures one; None: gains are calculated."""
     if options.gains is not None:
         return GainTable.load(options.gains)
     budget_s = options.measure_gains_s
     if budget_s is None:
         budget_s = _MEASURE_S if compat.platform() == "CUDA" else 0.0
-    return MeasuredGains(budget_s, None if session is None else session.measured) if budget_s else None
+    told = None if session is None else session.measured
+    return MeasuredGains(budget_s, told, delay) if budget_s else None
 
 
 def ways(options: Options, steps: int = 1, session: StreamSession | None = None) -> list[Way]:
@@ -127,7 +139,7 @@ def ways(options: Options, steps: int = 1, session: StreamSession | None = None)
         session: is told of measured gains, and knows what XLA made of the stock step.
     """
     early = functools.partial(plans.every_layer, streams=options.streams)
-    table = _gains(options, session)
+    table = _gains(options, session, delay=steps > 1)
     capture = None
     if compat.platform() == "CUDA":
         capture = capture_like(lambda: None if session is None else session.modules.get(STOCK))

@@ -31,10 +31,16 @@ class MeasuredGains:
     Args:
         budget_s: no further piece is begun when so many seconds are over.
         on_measured: is given the table.
+        delay: whether dW may run beside the next step's forward pass: only then that is measured.
     """
 
-    def __init__(self, budget_s: float, on_measured: Callable[[GainTable], None] | None = None) -> None:
-        self.budget_s, self._on_measured = budget_s, on_measured
+    def __init__(
+        self,
+        budget_s: float,
+        on_measured: Callable[[GainTable], None] | None = None,
+        delay: bool = False,
+    ) -> None:
+        self.budget_s, self._on_measured, self.delay = budget_s, on_measured, delay
         self._known: dict[tuple[str, ...], GainTable] = {}
 
     def __call__(self, what: StepToPlan, layers: Sequence[LayerCosts]) -> GainTable:
@@ -44,7 +50,7 @@ class MeasuredGains:
         """
         key = tuple(layer.name for layer in what.parts.graph.layers)
         if key not in self._known:
-            self._known[key] = _Measuring(what, layers, self.budget_s).table()
+            self._known[key] = _Measuring(what, layers, self.budget_s, self.delay).table()
             if self._on_measured is not None:
                 self._on_measured(self._known[key])
         return self._known[key]
@@ -53,12 +59,13 @@ class MeasuredGains:
 class _Measuring:
     """One table in the making."""
 
-    def __init__(self, what: StepToPlan, layers: Sequence[LayerCosts], budget_s: float) -> None:
+    def __init__(self, what: StepToPlan, layers: Sequence[LayerCosts], budget_s: float, delay: bool) -> None:
         self.pieces, self.watch = Pieces(what.step, what.parts), Stopwatch(what.step)
         self.layers, self.budget_s = layers, budget_s
+        problem = Problem(tuple(layers), options={"delay": delay})
         self.calculated_s = {
             pair: saved_s
-            for pair, saved_s in multi_stream.calculated_gains(Problem(tuple(layers))).items()
+            for pair, saved_s in multi_stream.calculated_gains(problem).items()
             if pair[1] in what.parts.regions and self._both(pair)
         }
         self._timings: dict[tuple[str, str], Timing | None] = {}

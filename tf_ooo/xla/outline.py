@@ -20,7 +20,8 @@ class Call:
     """A region on a side stream.
 
     ``waits_for`` are tensors of the main stream that have to be there before the call may start,
-    besides its inputs.  ``delayed``: into the next step's forward pass; no join waits for it.
+    besides its inputs.  ``delayed``: into the next step's forward pass; no join waits for it.  ``wave``: how
+    many other calls of its step it needs the results of, one after the other.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Call:
     stream: int
     waits_for: tuple[Port, ...] = ()
     delayed: bool = False
+    wave: int = 0
 
 
 def outline(

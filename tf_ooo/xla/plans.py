@@ -17,7 +17,7 @@ from tf_ooo.schedule import Schedule, Task, TaskList
 from tf_ooo.schedulers import multi_stream
 from tf_ooo.schedulers.capture import Capture
 from tf_ooo.schedulers.problem import Problem
-from tf_ooo.schedulers.regions import SUB, own, schedule
+from tf_ooo.schedulers.regions import SUB, schedule
 from tf_ooo.xla.calls import StepToPlan
 from tf_ooo.xla.gains import GainTable
 from tf_ooo.xla.measuring import MeasuredGains
@@ -79,7 +79,7 @@ def joint(
     layers = layer_costs(what, device_name)
     table = gains(what, layers) if callable(gains) else gains
     losses = None if capture is None else capture(what)
-    options: dict[str, Any] = {} if losses is None else {"capture": losses}
+    options: dict[str, Any] = {"delay": delay} if losses is None else {"delay": delay, "capture": losses}
     if table is not None:
         layers = with_measured(layers, table)
         options["gains"] = dict(table.saved_s)
@@ -87,11 +87,7 @@ def joint(
             launch_s = losses.launch_s if table.launch_s is None else table.launch_s
             options["capture"] = dataclasses.replace(losses, launch_s=launch_s, own=not table.alone_s)
     placement = _placement(Problem(layers, memory_limit_bytes=memory_limit_bytes, options=options))
-    for layer, region in placement.items():
-        if layer not in what.movable or region is None:
-            placement[layer] = None
-        elif region.kind == "F" and not delay:  # there is no next step: as early as it can be
-            placement[layer] = own(layer)
+    placement = {layer: region if layer in what.movable else None for layer, region in placement.items()}
     if must_gain and not any(placement.values()):
         raise BackendError("no dW saves time beside the main stream, all would stay on it")
     made = schedule(multi_stream.NAME, Problem(layers), placement)
@@ -140,14 +136,25 @@ def _place_of(task: str) -> tuple[int, str]:
 
 
 def only_of(made: Schedule, tasks: TaskOps) -> Schedule:
-    """The schedule without dO and dW that the graph does not have, and pins that name them."""
+    """The schedule without dO and dW that the graph does not have; pins name what comes before those."""
     lanes = {
         lane: TaskList([task for task in order if task in tasks.ops or task.kind not in ("dO", "dW")])
         for lane, order in made.lanes.items()
     }
     there = {task for order in lanes.values() for task in order}
-    pins = tuple(pin for pin in made.after if pin[0] in there and pin[1] in there)
-    return dataclasses.replace(made, lanes=lanes, after=pins)
+    pins = []
+    for task, other, steps in made.after:
+        found = other if other in there else _before(other, task, there)
+        if task in there and found is not None:
+            pins.append((task, found, steps))
+    return dataclasses.replace(made, lanes=lanes, after=tuple(pins))
+
+
+def _before(missing: Task, task: Task, there: set[Task]) -> Task | None:
+    """The dO that is there and comes last before one that is not, down from dW's own layer."""
+    stages = [other.stage for other in there if other.kind == "dO"]
+    stages = [stage for stage in stages if missing.stage < stage <= task.stage]
+    return Task("dO", min(stages)) if stages and missing.kind == "dO" else None
 
 
 def dealt_out(made: Schedule, streams: int) -> Schedule:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from grappler_passes.compat import InferredOutputs, OutputInfo, is_stateful
+from grappler_passes.dependencies import GraphIndex
 from grappler_passes.flow import CALL_OPS
 from grappler_passes.graph import TrainingGraph
 from grappler_passes.node_input import split_input
@@ -59,6 +61,11 @@ class FlatStep:
             for producer, port in map(split_input, node.input):
                 if producer in self.readers:
                     self.readers[producer].append((node.name, port))
+
+    @cached_property
+    def index(self) -> GraphIndex:
+        """What runs before what."""
+        return GraphIndex(self.graph_def)
 
     def info(self, port: Port) -> OutputInfo | None:
         """Dtype and shape of a tensor; None where TensorFlow cannot tell."""

@@ -155,11 +155,13 @@ def apply_schedule(step: FlatStep, steps: Sequence[Parts], schedule: Schedule, s
     barriers = hold_back(editor, step, calls, moved)
     behind: dict[Port, Port] = {}
     for parts, found in zip(steps, by_step, strict=True):
-        waited = [call for call in found if not call.delayed]
-        last = last_of_main(step, parts.graph, found)
-        joined = join(editor, step, f"ooo_join_{parts.number}", waited, moved, last)
-        barriers += bool(joined)
-        behind |= joined
+        for wave in sorted({call.wave for call in found}):  # one join would wait for itself
+            name = f"ooo_join_{parts.number}" + (f"_{wave}" if wave else "")
+            waited = [call for call in found if call.wave == wave and not call.delayed]
+            last = last_of_main(step, parts.graph, [call for call in found if call.wave >= wave])
+            joined = join(editor, step, name, waited, moved, last)
+            barriers += bool(joined)
+            behind |= joined
     where = {**moved, **behind}
     fetches = tuple("{}:{}".format(*where.get(port, port)) for port in step.fetches)
     made = editor.finish()

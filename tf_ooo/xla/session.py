@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
-from tf_ooo.errors import BackendError, GraphError, MemoryLimitError, OOOError
+from tf_ooo.errors import BackendError, MemoryLimitError, OOOError
 from tf_ooo.options import Options
 from tf_ooo.planner import RewriteResult
 from tf_ooo.step_times import REWRITTEN
@@ -19,6 +19,7 @@ from tf_ooo.xla.rewrite import StreamRewrite
 
 _LOG = logging.getLogger("tf_ooo")
 _WHERE_STREAMS_ARE = "CUDA"
+_CONVERTED = "in user code:"
 
 
 class StreamSession:
@@ -33,11 +34,12 @@ class StreamSession:
         if reason is not None:
             raise BackendError(reason)
         self.options = options
-        self.result: RewriteResult | None = None
+        self.shown: str | None = None  # the way whose result is the report's; None: the first that there is
+        self.made = False  # whether any step was made, rewritten or not
         self.traced: dict[Any, Any] = {}
         self.compiled: dict[Any, Any] = {}
-        self.rewrites: list[StreamRewrite] = []
         self.stock_bytes: dict[Any, int] = {}
+        self.least_bytes: dict[Any, int] = {}  # of ways above a memory limit, by kind of input
         self.modules: dict[str, CompiledModule] = {}
         self.failed: dict[str, BaseException] = {}
         self.several_ways = False
@@ -45,13 +47,21 @@ class StreamSession:
         self.gains: GainTable | None = None  # if they were measured
         self.waiting: list[Any] = []  # batches taken from Keras' iterator that no step has trained on
         self._module_of: dict[Any, CompiledModule] = {}
+        self._results: dict[str, RewriteResult] = {}
         self.request = SimpleNamespace(errors=[])
 
-    def add(self, made: StreamRewrite) -> None:
-        """Takes note of a rewritten step; of several the one with most ops is reported."""
-        self.rewrites.append(made)
-        if self.result is None or len(made.training_graph.ops) >= len(self.result.training_graph.ops):
-            self.result = _as_result(made)
+    def add(self, made: StreamRewrite, name: str = REWRITTEN) -> None:
+        """Takes note of a rewritten step; of several of one way the one with most ops is reported."""
+        known = self._results.get(name)
+        if known is None or len(made.training_graph.ops) >= len(known.training_graph.ops):
+            self._results[name] = _as_result(made)
+
+    @property
+    def result(self) -> RewriteResult | None:
+        """What became of the step; where one way is kept, of that one."""
+        if self.shown is not None:
+            return self._results.get(self.shown)
+        return next(iter(self._results.values()), None)
 
     def measured(self, gains: GainTable) -> None:
         """Takes note of a table of gains that was measured for a plan."""
@@ -72,21 +82,21 @@ class StreamSession:
             self.modules.setdefault(name, known)
 
     def fail(self, error: BaseException, name: str = REWRITTEN) -> None:
-        """Takes note of why a step was not rewritten; of several ways one may fail.
-
-        What is wrong with the graph is wrong with all of them.
-        """
+        """Takes note of why a step was not rewritten; of several ways one may fail."""
         _LOG.debug("%s: not rewritten", name, exc_info=error)
-        if self.several_ways and not isinstance(error, GraphError):
+        if self.several_ways:
             self.failed.setdefault(name, error)
         else:
             self.request.errors.append(error)
 
     def end_comparison(self) -> None:
         """From now on there is one way left, and the stock step where that fails."""
-        if self.several_ways and self.result is None:
-            self.request.errors.extend(self.failed.values())
         self.several_ways = False
+
+    def give_up(self) -> None:
+        """There is no way left: the stock step runs."""
+        self.request.errors.extend(self.failed.values())
+        self.end_comparison()
 
     def tracing(self) -> AbstractContextManager[Any]:
         """Nothing has to be marked: the step is rewritten before it is traced for good."""
@@ -113,8 +123,7 @@ class StreamSession:
         """Why the stock step runs (for some shapes), in one line; None where it does not."""
         error = self.error
         if error is None:
-            known = self.result is not None or self.several_ways
-            return None if known else "the step has not been traced"
+            return None if self.made or self.several_ways else "the step has not been traced"
         return reason_of(error)
 
     def raise_if_failed(self, strict: bool) -> None:
@@ -146,7 +155,9 @@ def reason_of(error: BaseException) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), "")
+    """Of an error in code that AutoGraph has converted the last: the first ones are a traceback."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    return lines[-1 if lines[0] == _CONVERTED else 0]
 
 
 def _as_result(made: StreamRewrite) -> RewriteResult:

@@ -13,7 +13,6 @@ from tf_ooo.errors import BackendError, GraphError, MemoryLimitError
 from tf_ooo.step_times import REWRITTEN
 from tf_ooo.xla import compat
 from tf_ooo.xla.captured import CompiledModule, watched
-from tf_ooo.xla.outline import CALL_PREFIX
 from tf_ooo.xla.rewrite import StepGraph, StreamRewrite, rewrite_step, unchanged
 from tf_ooo.xla.session import StreamSession
 
@@ -99,16 +98,17 @@ class StreamStep:
         limit_bytes = self.session.options.memory_limit_bytes
         if limit_bytes is None:
             return
+        key, session = signature((args, kwargs)), self.session
         needed = made.needed_bytes(self.way.flags)
-        stock = self.session.stock_bytes.get(signature((args, kwargs)))
+        stock = session.stock_bytes.get(key)
         if stock is None:
-            other = StreamStep(self.function, self.stock, self.session, STOCK_WAY)
-            stock = CompiledStep(other, args, kwargs).needed_bytes()
-            self.session.stock_bytes[signature((args, kwargs))] = stock
+            other = StreamStep(self.function, self.stock, session, STOCK_WAY)
+            session.stock_bytes[key] = stock = CompiledStep(other, args, kwargs).needed_bytes()
         if needed <= limit_bytes:
             return
         if stock > limit_bytes:
-            raise MemoryLimitError(limit_bytes, min(needed, stock))
+            session.least_bytes[key] = least = min(needed, stock, session.least_bytes.get(key, needed))
+            raise MemoryLimitError(limit_bytes, least)
         raise BackendError(
             f"{self.way.name}: the compiled step needs {needed} bytes, above memory_limit_bytes="
             f"{limit_bytes}; the stock step needs {stock}"
@@ -149,12 +149,13 @@ class CompiledStep:
         self._run = step.session.compiled[self.key]
         self._outputs = traced.outputs
         self.has_run = False
+        step.session.made = True
         if isinstance(self.made, StreamRewrite):
-            step.session.add(self.made)
+            step.session.add(self.made, step.way.name)
 
     def _body(self, traced: _Traced) -> Callable[..., list[Any]]:
         made = self.made
-        compat.register_functions(made.graph_def, CALL_PREFIX)
+        compat.register_functions(made.graph_def)
         body = compat.without_placeholders(made.graph_def)
 
         def run(*tensors: Any) -> list[Any]:
@@ -167,7 +168,7 @@ class CompiledStep:
         """One step."""
         outputs = self._run(*self.inputs.tensors_of((args, kwargs)))
         self.has_run = True
-        return self._outputs.unpack(outputs)
+        return self._outputs.unpack(outputs[: len(self._outputs.tensors)])
 
     def module(self, flags: tuple[str, ...] = ()) -> CompiledModule | None:
         """What XLA makes of it, compiled but not run; None where XLA cannot be asked."""
@@ -184,23 +185,31 @@ class CompiledStep:
 
 
 def _traced(step: StreamStep, inputs: Packed, key: Any) -> _Traced:
-    """All ways to compile a step begin with the same trace."""
-    known: dict[Any, _Traced] = step.session.traced
+    """All ways to compile a step begin with the same trace, or fail as that one did."""
+    known: dict[Any, _Traced | Exception] = step.session.traced
     if key not in known:
-        known[key] = _Traced(step.function, inputs)
-    return known[key]
+        try:
+            known[key] = _Traced(step.function, inputs)
+        except Exception as error:
+            known[key] = error
+    found = known[key]
+    if isinstance(found, Exception):
+        raise found.with_traceback(None)
+    return found
 
 
 class _Traced:
     """The step as one flat graph."""
 
     def __init__(self, function: Callable[..., Any], inputs: Packed) -> None:
+        import tensorflow as tf
+
         results: list[Packed] = []
 
         def flat(*tensors: Any) -> list[Any]:
             args, kwargs = inputs.unpack(tensors)
             results.append(Packed(as_tensors(function(*args, **kwargs))))
-            return results[-1].tensors
+            return results[-1].tensors or [tf.constant(0.0)]  # Grappler wants to be asked for something
 
         concrete = compat.flat_trace(flat, inputs.specs)
         self.outputs = results[-1]

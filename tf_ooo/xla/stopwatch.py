@@ -55,7 +55,7 @@ class Stopwatch:
         """
         rounds = _FEW_ROUNDS if about_s > _LONG_S else _ROUNDS
         graph_def, specs, fetches = piece_graph(self.step, main, aside)
-        compat.register_functions(graph_def, CALL_PREFIX)
+        compat.register_functions(graph_def)
         run = compat.repeated_function(graph_def, specs, fetches, rounds)
         found = _sampled(run, [_values(spec) for spec in specs.values()])
         if rounds not in self._empty_s:

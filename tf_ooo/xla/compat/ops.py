@@ -44,12 +44,14 @@ def why_no_streams() -> str | None:
 
 
 def platform() -> str:
-    """``CUDA``, ``ROCM`` or ``CPU``: what XLA compiles for where no device is named."""
+    """``CUDA``, ``ROCM``, ``CPU`` or another GPU: what XLA compiles for where no device is named."""
     import tensorflow as tf
 
     if not tf.config.list_logical_devices("GPU"):
         return "CPU"
-    return "ROCM" if tf.test.is_built_with_rocm() else "CUDA"
+    if tf.test.is_built_with_rocm():
+        return "ROCM"
+    return "CUDA" if tf.test.is_built_with_cuda() else "a GPU plug-in without CUDA"
 
 
 def device_name() -> str:
@@ -157,13 +159,14 @@ def constant_node(name: str, value: np.ndarray[Any, Any]) -> Any:
     return node
 
 
-def register_functions(graph_def: Any, prefix: str) -> None:
-    """Makes the library's functions whose names start so known to TensorFlow's runtime.
+def register_functions(graph_def: Any) -> None:
+    """Makes the library's functions known to TensorFlow's runtime, where they are not.
 
-    It looks up there what a ``function_list`` names.
+    It looks up there what a ``function_list`` names, and XLA what a conditional or a loop does: Grappler
+    gives some of their functions new names.
     """
     from tensorflow.python.eager import context
 
     for function in graph_def.library.function:
-        if function.signature.name.startswith(prefix):
+        if not context.context().has_function(function.signature.name):
             context.context().add_function_def(function)

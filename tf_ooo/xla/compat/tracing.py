@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tf_ooo.xla.compat.ops import STREAM_ATTRIBUTE
 
 _LOWER = "_lower_using_switch_merge"
+_CONDITIONALS = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
 
 
 def flat_trace(function: Callable[..., Any], specs: Sequence[Any]) -> Any:
@@ -25,18 +27,29 @@ def flat_trace(function: Callable[..., Any], specs: Sequence[Any]) -> Any:
 
 
 def flat_graphs(graph_def: Any, fetches: list[str]) -> tuple[Any, Any]:
-    """The graph without calls, once with loops as single ops and once with loops lowered.
+    """The graph without calls, once with loops and conditionals as single ops and once with them lowered.
 
-    Ops outside of loops have the same names in both.
+    Traced for XLA a conditional is not marked to be lowered: an optimizer that may skip an update (loss
+    scaling, accumulated gradients) would be one op that reads all gradients.  Ops outside of loops and
+    conditionals have the same names in both.
     """
     from grappler_passes.compat import inline_graph_def
 
-    functional = type(graph_def)()
+    functional, lowered = type(graph_def)(), type(graph_def)()
     functional.CopyFrom(graph_def)
-    for nodes in (functional.node, *(f.node_def for f in functional.library.function)):
-        for node in nodes:
-            node.attr.pop(_LOWER, None)
-    return inline_graph_def(functional, fetches), inline_graph_def(graph_def, fetches)
+    lowered.CopyFrom(graph_def)
+    for node in _all_nodes(functional):
+        node.attr.pop(_LOWER, None)
+    for node in _all_nodes(lowered):
+        if node.op in _CONDITIONALS:
+            node.attr[_LOWER].b = True
+    return inline_graph_def(functional, fetches), inline_graph_def(lowered, fetches)
+
+
+def _all_nodes(graph_def: Any) -> Iterator[Any]:
+    yield from graph_def.node
+    for function in graph_def.library.function:
+        yield from function.node_def
 
 
 def without_placeholders(graph_def: Any) -> Any:
@@ -66,8 +79,19 @@ def run_errors() -> tuple[type[BaseException], ...]:
 
 
 def hlo_of(function: Any, specs: Sequence[Any], stage: str = "hlo") -> str:
-    """The HLO text of a compiled function before (``hlo``) or after (``optimized_hlo``) XLA's passes."""
-    text: str = function.experimental_get_compiler_ir(*specs)(stage=stage)
+    """The HLO text of a compiled function before (``hlo``) or after (``optimized_hlo``) XLA's passes.
+
+    The device is named, although TensorFlow warns of that: else it finds out by drawing a random number,
+    after which the user's own would be others.
+    """
+    import tensorflow as tf
+
+    with tf.init_scope():
+        device = tf.identity(tf.constant(0.0)).device
+    ask = function.experimental_get_compiler_ir(*specs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        text: str = ask(stage=stage, device_name=device)
     return text
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -44,14 +46,15 @@ def test_what_ours_is_where_stock_did_not_run():
 def test_the_gpu_list_begins_with_the_targets():
     names = [part.name for part in gpu_day.parts(1)]
     assert names[0].startswith("densenet121-k12 batch 32")
-    assert names[2].startswith("mobilenetv3l-a0.5 batch 32")
+    assert names[1].startswith("mobilenetv3l-a0.5 batch 32")
     everything = " ".join(
         text for command in (1, 2, 3) for p in gpu_day.parts(command) for text in p.arguments
     )
     assert all(name in everything for name in NETWORKS if not name.endswith("small"))
     names = [part.name for command in (1, 2, 3) for part in gpu_day.parts(command)]
     assert len(names) == len(set(names))
-    assert sum(part.limit_s for part in gpu_day.parts(1)) <= 900
+    assert sum(part.limit_s for part in gpu_day.parts(1)) <= 9.5 * 60, "else the last ones never run"
+    assert "fit auto" in gpu_day.parts(2)[0].name
 
 
 def test_parts_are_noted_and_the_next_runs(tmp_path):
@@ -67,6 +70,63 @@ def test_parts_are_noted_and_the_next_runs(tmp_path):
     ]  # fmt: skip
     assert json.loads((tmp_path / "rows_1.json").read_text()) == [{"a": 1}, {"a": 1}]
     assert json.loads((tmp_path / "parts_1.json").read_text()) == done
+
+
+def test_workers_of_a_part_that_is_stopped_end_with_it(tmp_path):
+    child = "import time; time.sleep(60)"
+    code = (
+        "import subprocess, sys, time\n"
+        f"worker = subprocess.Popen([sys.executable, '-c', {child!r}])\n"
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(worker.pid))\n"
+        "time.sleep(60)"
+    )
+    (done,) = gpu_day.run(tmp_path, 1, [gpu_day.Part("hangs", ("-c", code), 3.0, "")], budget_s=60.0)
+    assert done["result"] == "took longer than 3 s"
+    state = Path("/proc", (tmp_path / "pid").read_text(), "stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+class FakeWorker:
+    """Answers; the second one ends in its second round."""
+
+    device, versions, modules = "cpu", {"tensorflow": "2"}, {}
+
+    def __init__(self, names, turns):
+        self.names, self.turns = {name: name for name in names}, turns
+        self.said = dict.fromkeys(names, "")
+
+    def run(self, name, steps):
+        self.turns -= 1
+        if self.turns < 0:
+            self.names = {}
+            self.said[name] = "stopped: the process ended with -9"
+            raise RuntimeError("the process ended with -9")
+        return {"step_s": 1.0}
+
+
+def test_a_worker_that_ends_is_noted_and_the_others_go_on(monkeypatch):
+    workers = [FakeWorker(["xla"], 99), FakeWorker(["early", "joint"], 2), FakeWorker(["fit"], 0)]
+    monkeypatch.setattr(single, "_workers", lambda *_: contextlib.nullcontext(workers))
+    after_each = list(single.measure(single.Case("net", 8), ["xla"], rounds=3, steps=1, more=False))
+    assert [[row["schedule"] for row in rows] for rows in after_each] == [["xla", "early", "joint"]] * 3
+    notes = {row["schedule"]: row.get("note") for row in after_each[-1]}
+    assert notes == {"xla": None, "early": "stopped: the process ended with -9", "joint": None}
+    assert {row["tensorflow"] for row in after_each[-1]} == {"2"}
+    assert all(row["date"] for row in after_each[-1])
+
+
+def test_a_process_that_ends_loses_all_its_steps():
+    worker = single.Worker("nothing_there", {}, "alone, ")
+    try:
+        worker.wait()
+        worker.names = {"alone, a": "a", "alone, b": "b"}
+        with pytest.raises(RuntimeError):
+            worker.run("alone, a", 1)
+    finally:
+        worker.close()
+    assert not worker.names
+    assert worker.said["alone, a"].startswith("stopped: ")
+    assert worker.said["alone, b"].startswith("stopped with alone, a: ")
 
 
 def test_nothing_is_run_without_time(tmp_path):

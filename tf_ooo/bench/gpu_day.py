@@ -9,7 +9,10 @@ command may be stopped at any time: ``rows_N.json``, ``overlap_N.json``, ``parts
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,8 +25,8 @@ from typing import Any
 from tf_ooo.bench.single_networks import NETWORKS, SMALL
 
 BEST = (("densenet121-k12", 32), ("mobilenetv3l-a0.5", 32))
-_TESTS = "TestHlo or TestMemoryLimit or TestMeasured or (TestNumbers and convolutions)"
-_FILES = ("tests/graph/test_xla.py", "tests/graph/test_xla_gains.py")
+_TESTS = "TestHlo or TestMemoryLimit or TestMeasured or TestTwoUpdates or (TestNumbers and convolutions)"
+_FILES = ("tests/graph/test_xla.py", "tests/graph/test_xla_gains.py", "tests/graph/test_xla_steps.py")
 
 
 @dataclass(frozen=True)
@@ -44,22 +47,23 @@ def _bench(network: str, batch: int, limit_s: float, *more: str) -> Part:
 
 def _overlap(network: str, batch: int) -> Part:
     what = ("-m", "tf_ooo.bench.single_overlap", "--network", network, "--batch", str(batch))
-    return Part(f"overlap {network}", what, 150, "overlap")
+    return Part(f"overlap {network}", what, 85, "overlap")
 
 
 def parts(command: int) -> list[Part]:
     """What a command does, what decides most first."""
     first = {network for network, _ in BEST}
     rest = [name for name in NETWORKS if name not in SMALL and name not in first]
-    targets = [_bench(network, batch, 290, "--all-ways") for network, batch in BEST]
     if command == 1:
-        return [targets[0], _overlap(*BEST[0]), targets[1], _overlap(*BEST[1])]
+        targets = [_bench(network, batch, 200, "--all-ways") for network, batch in BEST]
+        return [*targets, *(_overlap(*best) for best in BEST)]
     if command == 2:
         tests = Part("tests", ("-m", "pytest", "-q", *_FILES, "-k", _TESTS), 200, "")
         real = [_bench(network, batch, 150, "--quick", "--data", "real") for network, batch in BEST[:1]]
         large = _bench(BEST[0][0], 32, 200, "--quick", "--size", "224")
         others = [_bench(network, 32, 150, "--quick", "--rounds", "5") for network in rest]
-        return [tests, large, *real, *others]
+        auto = [_bench(network, batch, 240, "--ways", "xla", "fit", "auto") for network, batch in BEST[:1]]
+        return [*auto, tests, large, *real, *others]
     return [
         _bench(network, batch, 150, "--quick", "--rounds", "5")
         for batch in (128, 16, 64, 256)
@@ -89,7 +93,12 @@ def dry(command: int) -> list[Part]:
     if command == 2:
         tests = ("-m", "pytest", "-q", *_FILES, "-k", "(TestMemoryLimit and runs) or TestMeasured")
         real = (*small, "densenet-small", "--quick", "--data", "real", "--size", "9")
-        return [Part("tests", tests, 200, ""), Part("densenet-small real", real, 400)]
+        fits = (*small, "lstm-small", "--ways", "xla", "fit", "auto")
+        return [
+            Part("lstm-small fit", fits, 400),
+            Part("tests", tests, 200, ""),
+            Part("densenet-small real", real, 400),
+        ]
     return [Part("lstm-small", (*small, "lstm-small", "--quick"), 300)]
 
 
@@ -124,14 +133,19 @@ def _run(part: Part, limit_s: float, rows: dict[str, list[Any]], log: Any) -> di
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "rows.json")
         more = ("--json", str(file)) if part.rows else ()
+        process = subprocess.Popen(
+            [sys.executable, *part.arguments, *more], stdout=log, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
         try:
-            code = subprocess.run(
-                [sys.executable, *part.arguments, *more], stdout=log, stderr=subprocess.STDOUT,
-                timeout=limit_s, check=False,
-            ).returncode  # fmt: skip
+            code = process.wait(limit_s)
             result = "done" if code == 0 else f"failed with {code}, see the log"
         except subprocess.TimeoutExpired:
             result = f"took longer than {limit_s:.0f} s"
+        finally:  # its workers, too: they would go on compiling
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         if file.exists():  # also of a part that was stopped
             rows.setdefault(part.rows, []).extend(json.loads(file.read_text()))
     return {"part": part.name, "result": result, "seconds": round(time.monotonic() - started_s)}

@@ -13,13 +13,15 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from tf_ooo.bench.single_data import KINDS
+from tf_ooo.bench.single_fit import FITS
 from tf_ooo.bench.single_networks import BATCHES, NETWORKS, SMALL
 from tf_ooo.bench.single_worker import BASE, OURS
 
@@ -44,6 +46,7 @@ class Worker:
         self.names: dict[str, str] = {}
         self.said: dict[str, str] = {}
         self.modules: dict[str, dict[str, Any]] = {}
+        self.versions: dict[str, str] = {}
 
     def wait(self) -> None:
         """Until its steps are made."""
@@ -56,13 +59,21 @@ class Worker:
         self.names = {prefix + name: name for name in first["ready"]}
         self.said = {prefix + name: text for name, text in first["said"].items()}
         self.modules = {prefix + name: found for name, found in first.get("modules", {}).items()}
+        self.versions = first.get("versions", {})
 
     def run(self, name: str, steps: int) -> dict[str, Any]:
-        """What the worker answers; RuntimeError where it has ended."""
+        """What the worker answers; RuntimeError where it has ended, which loses all of its steps."""
         assert self._process.stdin is not None  # for mypy: a pipe was asked for
-        self._process.stdin.write(f"{self.names[name]} {steps}\n")
-        self._process.stdin.flush()
-        return self._read()
+        try:
+            self._process.stdin.write(f"{self.names[name]} {steps}\n")
+            self._process.stdin.flush()
+            return self._read()
+        except (RuntimeError, BrokenPipeError) as error:
+            for other in self.names:
+                said = "" if other == name else f" with {name}"
+                self.said[other] = f"{self.said.get(other) or ''}; stopped{said}: {error}".lstrip("; ")
+            self.names = {}
+            raise RuntimeError(str(error)) from error
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None  # for mypy: a pipe was asked for
@@ -75,7 +86,8 @@ class Worker:
     def close(self) -> None:
         """Ends the process."""
         if self._process.stdin is not None:
-            self._process.stdin.close()
+            with suppress(BrokenPipeError):  # what a process that has ended was told last
+                self._process.stdin.close()
         try:
             self._process.wait(20)
         except subprocess.TimeoutExpired:
@@ -118,7 +130,10 @@ def _workers(case: Case, names: Sequence[str], more: bool) -> Iterator[list[Work
             found.append(Worker(*arguments))
             stack.callback(found[-1].close)
 
-        start("single_worker", {**request, "steps": list(names)})
+        fits = [name for name in names if name in FITS]
+        start("single_worker", {**request, "steps": [name for name in names if name not in FITS]})
+        if fits:
+            start("single_worker", {**request, "steps": fits})
         for prefix, flags, steps, priority in FLAGGED if more else ():
             start("single_worker", {**request, "steps": list(steps), "priority": priority}, prefix, flags)
         start("single_torch", request)
@@ -127,28 +142,59 @@ def _workers(case: Case, names: Sequence[str], more: bool) -> Iterator[list[Work
         yield found
 
 
-def measure(case: Case, names: Sequence[str], rounds: int, steps: int, more: bool) -> list[dict[str, Any]]:
-    """One row for each way of training that runs; the others are printed with their reasons."""
+def measure(
+    case: Case, names: Sequence[str], rounds: int, steps: int, more: bool
+) -> Iterator[list[dict[str, Any]]]:
+    """After each round one row for each way of training that runs; the others are printed with their reasons.
+
+    A way whose process ends keeps what was measured until then, and its note says so.
+    """
     with _workers(case, names, more) as workers:
         taken: dict[str, list[float]] = {name: [] for worker in workers for name in worker.names}
         peaks: dict[str, int] = {}
+        for worker in workers:
+            for name in worker.said.keys() - taken.keys():
+                print(f"{case.name}  {name}: not run: {worker.said[name]}", flush=True)
+        about = {"date": time.strftime("%Y-%m-%d %H:%M"), "driver": driver(), **workers[0].versions}
         for _ in range(rounds):
             for worker in workers:
-                for name in worker.names:
-                    found = worker.run(name, steps)
+                for name in list(worker.names):
+                    try:
+                        found = worker.run(name, steps)
+                    except RuntimeError as error:
+                        print(f"{case.name}  {name}: stopped: {error}", flush=True)
+                        break
                     taken[name].append(found["step_s"])
                     peaks[name] = max(peaks.get(name, 0), found.get("peak_bytes", 0))
-        said = {name: text for worker in workers for name, text in worker.said.items()}
-        modules = {name: found for worker in workers for name, found in worker.modules.items()}
-        device = workers[0].device
-    for name in said.keys() - taken.keys():
-        print(f"{case.name}  {name}: not run: {said[name]}", flush=True)
-    rows = rows_of(case.name, device, taken, peaks, said)
+            yield _rows(case, workers, taken, peaks, about)
+
+
+def _rows(
+    case: Case,
+    workers: Sequence[Worker],
+    taken: dict[str, list[float]],
+    peaks: dict[str, int],
+    about: dict[str, Any],
+) -> list[dict[str, Any]]:
+    said = {name: text for worker in workers for name, text in worker.said.items()}
+    modules = {name: found for worker in workers for name, found in worker.modules.items()}
+    timed = {name: seconds for name, seconds in taken.items() if seconds}
+    rows = rows_of(case.name, workers[0].device, timed, peaks, said)
     for row in rows:
         found = modules.get(row["schedule"], {})
-        row |= {"predicted_peak_bytes": found.get("total_bytes"), "data": case.data}
+        row |= {"predicted_peak_bytes": found.get("total_bytes"), "data": case.data, **about}
         row |= {key: found.get(key) for key in ("launches", "in_graphs", "on_side_streams")}
     return [{key: value for key, value in row.items() if value is not None} for row in rows]
+
+
+def driver() -> str | None:
+    """The version of the GPU's driver; None where there is none."""
+    asked = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return next(iter(done.stdout.split()), None)
 
 
 def rows_of(
@@ -200,7 +246,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     small = options.quick or not gpu
     networks = options.networks or (list(SMALL) if small else [n for n in NETWORKS if n not in SMALL])
     batches = options.batches or ([8] if small else BATCHES)
-    names = list(BASE) if options.quick else [*BASE, *(n for n in OURS if n not in BASE)]
+    every = list(BASE) if options.quick else [*BASE, *(n for n in OURS if n not in BASE)]
+    names = options.ways or every
     cases = [
         Case(network, batch, data, options.size, options.make_s)
         for network in networks
@@ -208,13 +255,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for data in options.data
     ]
     rows: list[dict[str, Any]] = []
+    more = not options.ways and (not small or options.all_ways)
     for case in cases:
-        rows += measure(case, names, options.rounds, options.steps, more=not small or options.all_ways)
-        for row in rows:
-            if row["workload"] == case.name:
-                print(text_of(row), flush=True)
-        if options.json:
-            Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+        found: list[dict[str, Any]] = []
+        for found in measure(case, names, options.rounds, options.steps, more):
+            if options.json:
+                Path(options.json).write_text(json.dumps([*rows, *found], indent=1) + "\n")
+        for row in found:
+            print(text_of(row), flush=True)
+        rows += found
     if options.picture:
         draw(rows, Path(options.picture))
 
@@ -262,6 +311,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--size", type=int, help="pixels of an image's side, for networks on images")
     parser.add_argument("--all-ways", action="store_true", help="also those that need a GPU to differ")
     parser.add_argument("--make-s", type=float, help="seconds after which no other way is begun to be made")
+    parser.add_argument(
+        "--ways", nargs="+", choices=[*BASE, *(n for n in OURS if n not in BASE), *FITS], metavar="WAY",
+        help=f"only these; {' and '.join(FITS)}: model.fit without and with OOOBackprop()",
+    )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=7, help="turns of each way")
     parser.add_argument("--steps", type=int, default=10, help="steps of one turn")
     return parser

@@ -38,12 +38,25 @@ def resized(images: Any, shape: Sequence[int]) -> Any:
 
 def batches(shape: Sequence[int], count: int, classes: int, kind: str) -> Iterator[tuple[Any, Any]]:
     """Endless (inputs of shape (count, *shape), labels (count,)) for TensorFlow."""
+    if kind == "random":
+        return itertools.repeat(_random(shape, count, classes))
+    return iter(dataset(shape, count, classes, kind))
+
+
+def _random(shape: Sequence[int], count: int, classes: int) -> tuple[Any, Any]:
+    import tensorflow as tf
+
+    tf.random.set_seed(1)
+    x = tf.random.normal((count, *shape))
+    return x, tf.random.uniform((count,), 0, classes, tf.int32)
+
+
+def dataset(shape: Sequence[int], count: int, classes: int, kind: str) -> Any:
+    """The same as an endless ``tf.data.Dataset``."""
     import tensorflow as tf
 
     if kind == "random":
-        tf.random.set_seed(1)
-        x = tf.random.normal((count, *shape))
-        return itertools.repeat((x, tf.random.uniform((count,), 0, classes, tf.int32)))
+        return tf.data.Dataset.from_tensors(_random(shape, count, classes)).repeat().prefetch(2)
     images, labels = digits()
     source = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(len(images), seed=1).repeat()
 
@@ -52,7 +65,7 @@ def batches(shape: Sequence[int], count: int, classes: int, kind: str) -> Iterat
         return (large[..., 0] if len(shape) == 2 else tf.repeat(large, shape[2], axis=-1)), y
 
     made = source.batch(count, drop_remainder=True).map(enlarge, tf.data.AUTOTUNE)
-    return iter(made.prefetch(tf.data.AUTOTUNE))
+    return made.prefetch(tf.data.AUTOTUNE)
 
 
 def arrays(shape: Sequence[int], count: int, classes: int, kind: str) -> Iterator[tuple[Any, Any]]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tf_ooo.bench.single_data import batches
+from tf_ooo.bench.single_fit import FITS, Fit
 from tf_ooo.bench.single_networks import CLASSES, build
 from tf_ooo.xla import plans
 from tf_ooo.xla.captured import CompiledModule, watched
@@ -54,7 +55,9 @@ def main() -> None:
         request.get("make_s") or math.inf,
     )
     found = {name: module.to_dict() for name, module in modules.items()}
-    _answer({"ready": list(steps), "said": said, "modules": found, "device": device()})
+    _answer(
+        {"ready": list(steps), "said": said, "modules": found, "device": device(), "versions": versions()}
+    )
     for line in sys.stdin:
         name, _, count = line.strip().rpartition(" ")
         _answer(run(steps[name], int(count)))
@@ -80,6 +83,17 @@ def device() -> str:
     if not gpus:
         return "cpu"
     return str(tf.config.experimental.get_device_details(gpus[0]).get("device_name", "gpu"))
+
+
+def versions() -> dict[str, str]:
+    """Of TensorFlow, Keras, and the CUDA that TensorFlow was built with."""
+    import keras
+    import tensorflow as tf
+
+    built = tf.sysconfig.get_build_info()
+    found = {"cuda": built.get("cuda_version"), "cudnn": built.get("cudnn_version")}
+    known = {name: str(version) for name, version in found.items() if version}
+    return {"tensorflow": tf.__version__, "keras": keras.__version__, **known}
 
 
 def make(
@@ -110,6 +124,10 @@ def make(
             said[name] = f"not made: {make_s:.0f} s were over"
             continue
         try:
+            if name in FITS:
+                steps[name] = fit = Fit(name, network, count, data, size, end_s)
+                said[name] = fit.note
+                continue
             with watched() as watch:
                 steps[name], said[name] = _step(name, model, source, modules.get("xla"), end_s)
                 _wait(steps[name]())
@@ -160,15 +178,19 @@ def run(step: Step, count: int) -> dict[str, Any]:
     on_gpu = bool(tf.config.list_logical_devices("GPU"))
     if on_gpu:
         tf.config.experimental.reset_memory_stats("GPU:0")
+    found: dict[str, Any] = {"step_s": step.step_s(count) if isinstance(step, Fit) else _step_s(step, count)}
+    if on_gpu:
+        found["peak_bytes"] = tf.config.experimental.get_memory_info("GPU:0")["peak"]
+    return found
+
+
+def _step_s(step: Step, count: int) -> float:
     _wait(step())
     started = time.perf_counter()
     for _ in range(count):
         out = step()
     _wait(out)
-    found: dict[str, Any] = {"step_s": (time.perf_counter() - started) / count}
-    if on_gpu:
-        found["peak_bytes"] = tf.config.experimental.get_memory_info("GPU:0")["peak"]
-    return found
+    return (time.perf_counter() - started) / count
 
 
 def _wait(out: Any) -> None:

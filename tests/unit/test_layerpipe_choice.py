@@ -42,3 +42,35 @@ def test_more_devices_than_layers():
 def test_a_named_schedule_is_made_as_asked():
     schedule, note = schedule_for("layerpipe", costs(1.0, 1.0, 1.0, 1.1), tf_ooo.Link(), 2, 8)
     assert (schedule.policy, note) == ("layerpipe", "")
+
+
+def test_whole_layers_are_planned_as_they_run():
+    """Rounds have 2 (P - 1 - s) + 1 batches in flight on stage s, where 1F1B has P - s."""
+    layers = [tf_ooo.LayerCosts(1.0, 1.0, 1.0, activation_bytes=100) for _ in range(4)]
+    for name in ("pipedream", "pipedream_2bw"):
+        schedule, _ = schedule_for(name, layers, tf_ooo.Link(), 4, 32)
+        assert simulate(schedule, layers).peak_bytes == [700, 500, 300, 100], name
+        assert schedule.predicted_peak_bytes == 700, name
+        planned = tf_ooo.plan(layers=layers, schedule=name, mode="layerpipe", devices=4, microbatches=32)
+        assert simulate(planned, layers).peak_bytes == [400, 300, 200, 100], name
+        assert step_s(schedule, layers) == pytest.approx(3.0), name
+    assert schedule.update_every == 4
+
+
+def test_a_layer_is_divided_as_far_as_it_can_be():
+    layers = [tf_ooo.LayerCosts(1.0, 1.0, 1.0), tf_ooo.LayerCosts(1.0, 8.0, 1.0)]
+
+    def made(policy, **more):
+        schedule, _ = schedule_for(policy, layers, tf_ooo.Link(), 2, 8, **more)
+        return schedule.parts, step_s(schedule, layers)
+
+    # 13 seconds of work, of which only the dO of 8 seconds lets each processor have half.
+    parts, seconds = made("layerpipe")
+    assert parts.keys() == {("dO", 1)}
+    assert seconds == pytest.approx(6.5)
+    # All but 7 of the 8 seconds, beside 3 of the layer below and 2 of F and dW.
+    parts, seconds = made("layerpipe", lower_shares={1: (0.0, 0.125)})
+    assert parts == {("dO", 1): pytest.approx((0.125, 0.875))}
+    assert seconds == pytest.approx(7.0)
+    for policy in ("layerpipe", "auto"):
+        assert made(policy, lower_shares={1: (1.0, 1.0)}) == ({}, pytest.approx(8.0))

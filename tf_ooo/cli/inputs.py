@@ -16,7 +16,7 @@ from tf_ooo.schedule import Schedule
 from tf_ooo.schedulers import POLICIES
 
 # Options that only a program can give: functions and maps.
-NO_TEXT = {"progress", "gains", "placement", "capture"}
+NO_TEXT = {"progress", "gains", "placement", "capture", "lower_shares"}
 MODEL_SUFFIXES = (".keras", ".h5", ".hdf5")
 
 

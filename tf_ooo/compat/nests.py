@@ -58,6 +58,15 @@ class Packed:
         flat = tf.nest.flatten(values, expand_composites=True)
         return [flat[place] for place in self._places]
 
+    def specs_in(self, specs: Any) -> list[Any]:
+        """What a nest of specs says of each tensor; None where it is not one of such values."""
+        import tensorflow as tf
+
+        flat = tf.nest.flatten(specs, expand_composites=True)
+        if len(flat) != len(self._flat):
+            return [None] * len(self._places)
+        return [flat[place] for place in self._places]
+
     def unpack(self, tensors: Sequence[Any]) -> Any:
         """The nest with other tensors in it."""
         import tensorflow as tf

@@ -8,10 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tf_ooo.candidates import predicted
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning import plan
 from tf_ooo.schedule import Schedule
+from tf_ooo.schedulers.layerpipe_cuts import NO_SHARES, Shares
+from tf_ooo.schedulers.pipedream import in_rounds
+from tf_ooo.schedulers.problem import Problem
 from tf_ooo.simulator import simulate
 
 # As far as predictions are off: a division of layers that saves less may just as well lose.
@@ -19,18 +23,28 @@ LEAST_GAIN = 1.1
 
 
 def schedule_for(
-    policy: str, layers: Sequence[LayerCosts], link: Link, devices: int, microbatches: int, **options: Any
+    policy: str,
+    layers: Sequence[LayerCosts],
+    link: Link,
+    devices: int,
+    microbatches: int,
+    lower_shares: Shares = NO_SHARES,
+    **options: Any,
 ) -> tuple[Schedule, str]:
-    """The schedule of a policy, and a line for the report where ``auto`` leaves layers whole.
+    """The schedule of a policy, as this mode runs it, and a line for the report where layers are left whole.
 
     Cuts inside of layers send their weights and stored inputs besides.  So ``auto`` takes them only where
     the predicted step is at least :data:`LEAST_GAIN` times as fast as PipeDream's.
+
+    Args:
+        lower_shares: how layers' dO can be divided, see ``schedulers.layerpipe``.
 
     Raises OptionsError: more devices than tasks.
     """
 
     def made(name: str) -> Schedule:
-        return plan(
+        given: dict[str, Any] = {"lower_shares": lower_shares} if name == "layerpipe" else {}
+        schedule = plan(
             layers=list(layers),
             schedule=name,
             mode="layerpipe",
@@ -38,7 +52,11 @@ def schedule_for(
             microbatches=microbatches,
             link=link,
             **options,
+            **given,
         )
+        if schedule.fused_backward:  # more batches are on their way than in 1F1B
+            return predicted(in_rounds(schedule), Problem(tuple(layers), devices, microbatches, link))
+        return schedule
 
     if policy != "auto":
         return made(policy), ""

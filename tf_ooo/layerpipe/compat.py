@@ -22,12 +22,35 @@ def concrete_function(function: Callable[..., Any], specs: Sequence[Any]) -> Any
     return made.get_concrete_function(*specs)
 
 
-def open_rows(spec: Any) -> Any:
-    """The TensorSpec of batches with any number of rows."""
+def open_rows(spec: Any, known: Any = None) -> Any:
+    """The TensorSpec of batches with any number of rows.
+
+    Args:
+        spec: of a batch.
+        known: what the data say of all batches; where it has a number of rows, that.
+    """
     import tensorflow as tf
 
-    shape = spec.shape.as_list() if spec.shape.rank else spec.shape
-    return tf.TensorSpec([None, *shape[1:]] if spec.shape.rank else shape, spec.dtype)
+    if not spec.shape.rank:
+        return tf.TensorSpec(spec.shape, spec.dtype)
+    rows = known.shape[0] if isinstance(known, tf.TensorSpec) and known.shape.rank else None
+    return tf.TensorSpec([rows, *spec.shape[1:]], spec.dtype)
+
+
+# A condition none of whose branches reads or changes a state; what it was lowered by.
+WHOLE_BRANCH = "StatelessIf"
+_LOWERED = "_lower_using_switch_merge"
+
+
+def with_whole_branches(graph_def: Any) -> Any:
+    """The graph whose conditions without side effects stay one op each where functions are inlined."""
+    made = type(graph_def)()
+    made.CopyFrom(graph_def)
+    for nodes in (made.node, *(function.node_def for function in made.library.function)):
+        for node in nodes:
+            if node.op == WHOLE_BRANCH:
+                node.attr.pop(_LOWERED, None)
+    return made
 
 
 _SLOT = {"trainable": False}

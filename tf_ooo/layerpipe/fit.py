@@ -38,6 +38,11 @@ _GOING_ON = (
     "synchronously again, and the result is not that of a fit without a break"
 )
 _WITHOUT = ("accumulate_steps", "rate_warmup_steps", "drain_steps")
+_AHEAD = (
+    "the model was saved within an epoch: its weights have the updates of batches that came in ahead of the "
+    "last one reported; a fit that goes on from its number (BackupAndRestore, ModelCheckpoint with "
+    "save_freq=N) would train them twice: with drain_steps=N none are ahead"
+)
 # Batches of the plan, for each processor: enough for the rounds at both ends not to matter.
 _BATCHES = 4
 # Rounds in one function, and the ops of all of them: a large graph takes TensorFlow long.
@@ -112,6 +117,13 @@ class LayerPipeFit(PipelineFit):
         """Before an evaluation in an epoch, and at its end: all updates are in the weights."""
         if self._epoch is not None:
             self._epoch.drain()
+
+    def saving(self) -> None:
+        """As an evaluation; says what a fit that goes on from the number of that batch would do."""
+        if self._epoch is not None and self._epoch.ahead and _AHEAD not in self.report.notes:
+            _LOG.warning("%s", _AHEAD)
+            self.report.notes.append(_AHEAD)
+        self.settle()
 
     def epoch_end(self, epoch: int, logs: dict[str, Any] | None) -> None:
         """Finishes what an epoch that was stopped early has left on its way."""

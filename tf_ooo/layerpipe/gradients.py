@@ -10,11 +10,14 @@ from typing import Any
 from tf_ooo import compat
 from tf_ooo.errors import BackendError
 from tf_ooo.layerpipe.compat import marked_gradient
+from tf_ooo.pipeline.collecting import ops_so_far
 
 
 @contextlib.contextmanager
-def updates_seen(optimizers: Sequence[Any], marked: bool) -> Iterator[None]:
+def updates_seen(optimizers: Sequence[Any], marked: bool) -> Iterator[list[tuple[list[Any], int]]]:
     """Inside the block each optimizer may apply gradients once.
+
+    Gives a list that grows by the variables of each update, and how many ops the graph had after it.
 
     Args:
         optimizers: of a model; one inside another (loss scaling) is called by that one.
@@ -27,7 +30,7 @@ def updates_seen(optimizers: Sequence[Any], marked: bool) -> Iterator[None]:
     for optimizer in optimizers:
         compat.shadow_update(optimizer, functools.partial(seen.wrap, optimizer))
     try:
-        yield
+        yield seen.updates
     finally:
         for optimizer in optimizers:
             compat.unshadow_update(optimizer)
@@ -36,6 +39,7 @@ def updates_seen(optimizers: Sequence[Any], marked: bool) -> Iterator[None]:
 class _Seen:
     def __init__(self, marked: bool) -> None:
         self._marked = marked
+        self.updates: list[tuple[list[Any], int]] = []
         self._done: set[int] = set()
         self._inside = False
 
@@ -50,13 +54,14 @@ class _Seen:
                 )
             self._done.add(id(optimizer))
             given = list(grads)
+            variables = compat.variables_to_apply(optimizer, trainable_variables)
             if self._marked:
-                variables = compat.variables_to_apply(optimizer, trainable_variables)
                 given = [marked_gradient(*one) for one in zip(given, variables, strict=True)]
             self._inside = True
             try:
                 return apply(given, trainable_variables)
             finally:
                 self._inside = False
+                self.updates.append((variables, ops_so_far()))
 
         return apply_once

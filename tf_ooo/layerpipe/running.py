@@ -67,6 +67,11 @@ class Epoch:
     def _finished(self) -> bool:
         return self._count is not None and (not self._count or self.rounds >= self._count + self._ticks.last)
 
+    @property
+    def ahead(self) -> int:
+        """How many batches have been taken from the data whose results nobody has seen."""
+        return self._taken + len(self._ahead) - self._given
+
     def drain(self) -> None:
         """No more batches are taken; those on their way are finished."""
         self._data_ended = True

@@ -83,7 +83,7 @@ class Collecting:
                     "after all micro-batches"
                 )
             self.applied.append(_Applied(optimizer, variables, explicit, [None] * len(grads)))
-            self.collected_after.append(_ops_so_far())
+            self.collected_after.append(ops_so_far())
         if call >= len(self.applied) or len(self.applied[call].sums) != len(grads):
             raise BackendError(
                 "train_step applies other gradients for a later micro-batch than for the first"
@@ -175,7 +175,8 @@ def _times(grad: Any, factor: float) -> Any:
     return grad * tf.cast(factor, grad.dtype)
 
 
-def _ops_so_far() -> int:
+def ops_so_far() -> int:
+    """How many ops the graph has that is being traced."""
     import tensorflow as tf
 
     return len(tf.compat.v1.get_default_graph().get_operations())

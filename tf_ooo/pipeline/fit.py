@@ -101,7 +101,7 @@ class PipelineFit(MovedFit):
         of_before = (self._too_short, _REPLACED)
         self.report.notes = [note for note in self.report.notes if note not in of_before]
         compat.install_train_function(model, self._execution, stock, before_next=self._end_replaced)
-        self._guard = Guard(model, self._failed, self.settle)
+        self._guard = Guard(model, self._failed, self.settle, self.saving)
         self._uncompiled.set_aside(model)
         self._uncompiled.note_in(self.report)
 

@@ -45,6 +45,7 @@ class Guard:
         seen: is called before anybody sees the weights between batches: before the first callback at the end
             of an epoch, and before an evaluation, a prediction, saving, loading, ``train_on_batch`` or taking
             the weights from the model, also where a callback asks for it.
+        saving: is called before saving instead; None: ``seen``.
     """
 
     def __init__(
@@ -52,8 +53,10 @@ class Guard:
         model: Any,
         failed: Callable[[BaseException], BaseException],
         seen: Callable[[], None] = lambda: None,
+        saving: Callable[[], None] | None = None,
     ) -> None:
         self._model, self._failed, self._seen = model, failed, seen
+        self._saving = saving or seen
         self._raised: BaseException | None = None
         self._kept: list[tuple[Any, str, Any]] = []
         callbacks = private.running_callback_list()
@@ -80,8 +83,10 @@ class Guard:
             wrapped[name] = self._guarded_outside_traces(getattr(model, name))
         for name in _SEEING:
             method = getattr(model, name)
-            method = replacing(method) if name in _SAVING else method
-            wrapped[name] = _after(self.guarded(self._seen), method)
+            if name in _SAVING:
+                wrapped[name] = _after(self.guarded(self._saving), replacing(method))
+            else:
+                wrapped[name] = _after(self.guarded(self._seen), method)
         return wrapped
 
     def guarded(self, function: Callable[..., Any], *ends: type[BaseException]) -> Callable[..., Any]:

@@ -56,6 +56,10 @@ class MovedFit:
     def settle(self) -> None:
         """Before anybody sees the weights between batches: nothing to do."""
 
+    def saving(self) -> None:
+        """Before the model is saved between batches."""
+        self.settle()
+
     def test_begin(self) -> None:
         """Nothing to do."""
 

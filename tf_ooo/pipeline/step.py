@@ -83,8 +83,9 @@ class StepFunctions:
                         one = compat.step_on_data(model, train_step, counts=number == last)
                         logs.append(one(part))
                 if not number:
-                    _refuse_reads_after(collecting)
-            _refuse_no_gradient(collecting)
+                    variables = [one.variables for one in collecting.applied]
+                    refuse_reads_after(zip(variables, collecting.collected_after, strict=True))
+            refuse_no_gradient(collecting.applied)
             with compat.numbered_step(len(rows), STEP_ATTR, scope):
                 out = _whole(logs, rows, _handles(_metric_variables(model)))
                 with self._applying(batch):
@@ -101,27 +102,35 @@ def _shapes(batch: Any) -> Any:
     return tuple((str(t.dtype), tuple(t.shape)) if hasattr(t, "shape") else repr(t) for t in flat)
 
 
-def _refuse_no_gradient(collecting: Collecting) -> None:
-    if not collecting.applied:
+def refuse_no_gradient(updates: Sequence[Any]) -> None:
+    """Raises BackendError where no optimizer has been called."""
+    if not updates:
         raise BackendError(
             "train_step applies no gradient through a Keras optimizer that is an attribute of the model; "
             "use optimizer.apply_gradients or optimizer.apply"
         )
 
 
-def _refuse_reads_after(collecting: Collecting) -> None:
-    """Weights that are read after their update would be read before it here."""
+def refuse_reads_after(updates: Iterable[tuple[Sequence[Any], int]]) -> None:
+    """Weights that are read after their update would be read before it over several devices.
+
+    Args:
+        updates: the variables of each, and how many ops the graph that is traced had then.
+
+    Raises:
+        BackendError: names the weight, and the op that reads it.
+    """
     import tensorflow as tf
 
     operations = tf.compat.v1.get_default_graph().get_operations()
-    for applied, begin in zip(collecting.applied, collecting.collected_after, strict=True):
-        handles = _handles(applied.variables)
+    for variables, begin in updates:
+        handles = _handles(variables)
         for op in operations[begin:]:
             if op.type in _READS and id(op.inputs[0]) in handles:
                 raise BackendError(
                     f"train_step reads {handles[id(op.inputs[0])]} again after it has applied its gradient "
-                    f"(op {op.name}); in a pipeline all updates come after all micro-batches, so it would "
-                    "not see the update: train such a model on one device"
+                    f"(op {op.name}); over several devices updates come later than in one step, so it would "
+                    "not see this one: train such a model on one device"
                 )
 
 

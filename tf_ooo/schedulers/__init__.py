@@ -58,7 +58,7 @@ _POLICIES = [
         pipedream_2bw.OPTIONS,
         by_name="updates once for several micro-batches: ask for it by name",
     ),
-    Policy("layerpipe", ("layerpipe",), layerpipe.make, ("slack_percent",)),
+    Policy("layerpipe", ("layerpipe",), layerpipe.make, layerpipe.OPTIONS),
 ]
 
 POLICIES: Mapping[str, Policy] = {policy.name: policy for policy in _POLICIES}

@@ -9,12 +9,13 @@ from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import OptionsError
 from tf_ooo.relation import Relation
 from tf_ooo.schedule import Schedule, Task, TaskList
-from tf_ooo.schedulers.layerpipe_cuts import Cut, Line, best_cuts, seconds
+from tf_ooo.schedulers.layerpipe_cuts import NO_SHARES, Cut, Line, best_cuts, seconds
 from tf_ooo.schedulers.problem import Problem
 from tf_ooo.simulator import simulate
 
 # How much slower than the best the slowest processor may be, if that sends less; simulated one by one.
 _SLACKS = (0, 2, 5, 10, 20, 50)
+OPTIONS = ("slack_percent", "lower_shares")
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ def make(problem: Problem) -> Schedule:
     waits.  A gradient is applied 2 S rounds after its forward pass, S processors lying between the
     layer and the loss (LayerPipe2, arXiv 2512.08160).  Option ``slack_percent``: how much slower than the
     best the slowest processor may be to save communication; not given: the fastest on the link.
+    Option ``lower_shares``: ``{layer: (least, most)}`` of its dO that the lower of two processors can have,
+    where that is not any share; (1, 1): the dO cannot be divided.
     Under a memory limit a micro-batch starts only every second, third, ... round.
 
     Raises:
@@ -63,10 +66,10 @@ def placed(problem: Problem, cuts: Sequence[Cut]) -> Schedule:
 
 
 def _placements(problem: Problem) -> list[Placement]:
-    line = Line.of(problem.layers, inside=True)
+    line = Line.of(problem.layers, inside=True, lower_shares=problem.options.get(OPTIONS[1], NO_SHARES))
     slacks: Sequence[int] = _SLACKS
-    if "slack_percent" in problem.options:
-        slacks = (problem.option("slack_percent", 0),)
+    if OPTIONS[0] in problem.options:
+        slacks = (problem.option(OPTIONS[0], 0),)
     elif not problem.link.seconds(1.0):
         slacks = (0,)
     found = []

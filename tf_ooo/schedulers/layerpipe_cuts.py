@@ -8,8 +8,9 @@ stages.  First the slowest processor is made as fast as possible, then as few by
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ _HALVINGS = 20
 _LEAST_SHARE = 1e-9
 _WHOLE = ("F", "dO", "dW")
 _ORDERS = tuple(itertools.permutations(_WHOLE))
+Shares = Mapping[int, tuple[float, float]]
+NO_SHARES: Shares = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Cut:
         order: of the layer's tasks on the line, empty for a cut before the layer.
         before: how many of them are wholly on the left.
         share: of the task after those, how much is on the left; above 0 for dO only.
+        least, most: within which this share may be.
         sent_bytes: what is sent over the cut for one micro-batch, weights included.
     """
 
@@ -47,6 +51,8 @@ class Cut:
     before: int = 0
     share: float = 0.0
     sent_bytes: float = 0.0
+    least: float = 1 / 64
+    most: float = 63 / 64
 
 
 @dataclass(frozen=True)
@@ -58,14 +64,22 @@ class Line:
     cuts: tuple[Cut, ...]
 
     @classmethod
-    def of(cls, layers: Sequence[LayerCosts], inside: bool) -> Line:
-        """``inside``: whether layers may be cut."""
+    def of(cls, layers: Sequence[LayerCosts], inside: bool, lower_shares: Shares = NO_SHARES) -> Line:
+        """The line of these layers.
+
+        Args:
+            layers: their costs.
+            inside: whether layers may be cut.
+            lower_shares: of layers whose dO cannot be cut anywhere: the least and the most that the part on
+                the left can have.
+        """
         work = [sum(seconds(layer).values()) for layer in layers]
         starts = tuple(itertools.accumulate(work, initial=0.0))
         cuts = [_between(layers, layer, starts[layer]) for layer in range(1, len(layers))]
         if inside:
             for layer in range(len(layers)):
-                cuts += _inside(layers, layer, starts[layer], _LEAST_SHARE * starts[-1])
+                inner = _inside(layers, layer, starts[layer], _LEAST_SHARE * starts[-1])
+                cuts += _within(inner, *lower_shares.get(layer, (0.0, 1.0)))
         return cls(tuple(layers), starts, tuple(sorted(cuts, key=lambda cut: (cut.at_s, cut.layer))))
 
 
@@ -108,6 +122,15 @@ def _inside(layers: Sequence[LayerCosts], layer: int, start_s: float, least_s: f
                 cuts[order, before, share] = replace(cut, sent_bytes=passing + _sent_bytes(layers, cut))
             done_s += takes[kind]
     return list(cuts.values())
+
+
+def _within(cuts: Sequence[Cut], least: float, most: float) -> list[Cut]:
+    """The cuts that leave the left such a share of a dO, and keep to that where they are shifted."""
+    return [
+        replace(cut, least=max(cut.least, least), most=min(cut.most, most))
+        for cut in cuts
+        if not cut.share or least <= cut.share <= most
+    ]
 
 
 def left_shares(cut: Cut) -> dict[str, float]:
@@ -261,7 +284,7 @@ def _shifted(cuts: Sequence[Cut], longest_s: float) -> list[float] | None:
     places: list[float] = []
     for cut in cuts:
         width_s = cut.high_s - cut.low_s
-        inner = (cut.low_s + width_s / 64, cut.high_s - width_s / 64)
+        inner = (cut.low_s + width_s * cut.least, cut.high_s - width_s * (1 - cut.most))
         at_s = min((places or [0.0])[-1] + longest_s, inner[1])
         if at_s < inner[0] - 1e-12 * inner[0]:
             return None
@@ -273,5 +296,5 @@ def _moved(cut: Cut, at_s: float) -> Cut:
     if cut.high_s == cut.low_s:
         return cut
     # Beside tasks a million million times as long, rounding may leave the dO.
-    share = min(max((at_s - cut.low_s) / (cut.high_s - cut.low_s), 1 / 64), 63 / 64)
+    share = min(max((at_s - cut.low_s) / (cut.high_s - cut.low_s), cut.least), cut.most)
     return replace(cut, at_s=at_s, share=share)

@@ -33,6 +33,20 @@ def whole_layers(name: str, problem: Problem, update_every: int) -> Schedule:
     return schedule
 
 
+def in_rounds(schedule: Schedule) -> Schedule:
+    """The same stages in the order in which ``mode="layerpipe"`` runs them, for predictions.
+
+    There stage s of p is 2 (p - 1 - s) rounds ahead with its forward pass: it has so many micro-batches in
+    flight and one more, where 1F1B has p - s.
+    """
+    last = len(schedule.stages) - 1
+    lanes = {
+        (stage, 0): TaskList(list(_lane(schedule, stage, 2 * (last - stage) + 1)))
+        for stage in range(last + 1)
+    }
+    return dataclasses.replace(schedule, lanes=lanes)
+
+
 def contiguous(problem: Problem) -> tuple[tuple[int, int], ...]:
     """(first, last) layer of each stage.  OptionsError: more devices than layers."""
     layers, devices = problem.layers, problem.devices

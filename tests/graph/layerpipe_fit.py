@@ -66,6 +66,7 @@ def by_hand(delays, weights, rate=0.3, warmup=None, all_weights=False, frozen=()
     """The final weights, and the losses: layer l's forward pass is ``delays[l]`` updates behind.
 
     Its backward pass reads weights that are ``behind[l]`` updates later than those of its forward pass.
+    ``rate``: a number, or a function of the number of a batch.
     """
     behind = delays if behind is None else behind
     x, y = data()
@@ -87,7 +88,7 @@ def by_hand(delays, weights, rate=0.3, warmup=None, all_weights=False, frozen=()
         after = [
             tuple(
                 w
-                - rate
+                - (rate(n) if callable(rate) else rate)
                 * (layer not in frozen)
                 * _factor(delays[layer], min(n + (max(delays) + delays[layer]) // 2, BATCHES), warmup)
                 * g

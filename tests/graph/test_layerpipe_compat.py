@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from grappler_passes.compat import graph_def_of, infer_outputs, info_of
+from grappler_passes.compat import graph_def_of, infer_outputs, info_of, inline_graph_def
 from grappler_passes.variables import VARIABLE_ATTR
 from tests.zoo import keras
-from tf_ooo.compat import is_keras_2
+from tf_ooo.compat import Packed, is_keras_2
 from tf_ooo.layerpipe import compat
 from tf_ooo.layerpipe.seeds import reseeded
 from tf_ooo.pipeline.compat import value_of
@@ -39,6 +39,45 @@ def test_a_register_takes_batches_of_any_size():
 def test_open_rows():
     assert compat.open_rows(tf.TensorSpec([4, 3])).shape.as_list() == [None, 3]
     assert compat.open_rows(tf.TensorSpec([])).shape.as_list() == []
+    assert compat.open_rows(tf.TensorSpec([4, 3]), tf.TensorSpec([None, 3])).shape.as_list() == [None, 3]
+    assert compat.open_rows(tf.TensorSpec([4, 3]), tf.TensorSpec([4, None])).shape.as_list() == [4, 3]
+    assert compat.open_rows(tf.TensorSpec([4, 3]), tf.TensorSpec(None)).shape.as_list() == [None, 3]
+
+
+def test_specs_of_data_are_taken_apart_as_batches_are():
+    """Parts of composite tensors, and None, in the same order; the shape of a sparse one has two numbers."""
+    x = tf.sparse.from_dense(np.eye(4, dtype="float32"))
+    batch, data = (x, None), (tf.SparseTensorSpec([None, 4]), None)
+    packed = Packed(batch)
+    specs = [compat.open_rows(*one) for one in zip(packed.specs, packed.specs_in(data), strict=True)]
+    assert [spec.shape.as_list() for spec in specs] == [[None, 2], [None], [2]]
+    iterator = iter(tf.data.Dataset.from_tensors((x, np.ones((4, 3)))).repeat())
+    batch = next(iterator)
+    assert None not in Packed(batch).specs_in(iterator.element_spec)
+    assert Packed(batch).specs_in(None) == [None] * 4
+
+
+def test_conditions_without_effects_stay_one_op():
+    """Also within functions; and they run. Others are lowered."""
+    variable = tf.Variable(1.0)
+
+    @tf.function(autograph=False)
+    def inner(x):
+        return tf.cond(x > 0.0, lambda: x + 1.0, lambda: x - 1.0)
+
+    def step(x):
+        changed = tf.cond(x > 5.0, lambda: variable.assign(x), lambda: variable.assign(-x))
+        return [inner(x), changed]
+
+    graph_def, names = graph_def_of(compat.concrete_function(step, [tf.TensorSpec([])]))
+    lowered = [node.op for node in inline_graph_def(graph_def, names).node]
+    whole = inline_graph_def(compat.with_whole_branches(graph_def), names)
+    ops = [node.op for node in whole.node]
+    assert 0 < ops.count("Merge") < lowered.count("Merge")
+    assert compat.WHOLE_BRANCH not in lowered
+    assert ops.count(compat.WHOLE_BRANCH) == 1
+    name = next(node.name for node in whole.node if node.op == compat.WHOLE_BRANCH)
+    assert [float(run_with(whole, {"x:0": x}, name)) for x in (2.0, -2.0)] == [3.0, -3.0]
 
 
 def test_variables_have_unique_names():
@@ -181,3 +220,32 @@ def test_an_output_gradient_is_divided_by_seconds_not_by_the_rows_of_one_op():
     assert _share_of_rows(traced, "product", 1, 0.7, seconds) == pytest.approx(5 / 6)
     assert _share_of_rows(traced, "product", 1, 0.1, seconds) == 0.0
     assert _share_of_rows(traced, "product", 1, 0.3, {}) == 0.3
+
+
+def test_how_far_an_output_gradient_can_be_divided():
+    """Of several products one is divided, of a transposed convolution the convolution; of sums nothing."""
+    from grappler_passes.dependencies import GraphIndex
+    from tf_ooo.layerpipe.divide import lower_shares
+
+    graph = tf.Graph()
+    with graph.as_default():
+        first = tf.nn.relu(tf.compat.v1.placeholder(tf.float32, [None, 4], "given"), "before")
+        products = [tf.matmul(first, tf.ones([4, 4]), name=name) for name in ("query", "key", "value")]
+        tf.add_n(products, name="sum")
+        picture = tf.nn.relu(tf.compat.v1.placeholder(tf.float32, [None, 5, 5, 2], "picture"), "relu")
+        tf.nn.conv2d(picture, tf.ones([3, 3, 2, 4]), 1, "SAME", name="convolution")
+        tf.sinh(first, "elementwise")
+    graph_def = graph.as_graph_def()
+    where = dict.fromkeys(("before", "query", "key", "value", "sum"), ("dO", 1))
+    where |= {"relu": ("dO", 2), "convolution": ("dO", 2), "elementwise": ("dO", 0)}
+    traced = types.SimpleNamespace(
+        where=where,
+        graph_def=graph_def,
+        index=GraphIndex(graph_def),
+        outputs=infer_outputs(graph_def),
+        graph=types.SimpleNamespace(layers=range(3)),
+    )
+    seconds = {"before": 2.0, "query": 1.5, "key": 3.0, "value": 1.5, "sum": 2.0, "convolution": 4.0}
+    found = lower_shares(traced, seconds)
+    assert found == {0: (1.0, 1.0), 1: pytest.approx((0.5, 0.8)), 2: (0.0, 1.0)}
+    assert lower_shares(traced, {}) == {0: (1.0, 1.0)}

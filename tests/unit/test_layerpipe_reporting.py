@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.costs.table import CostTable
-from tf_ooo.layerpipe.reporting import _ways_bytes
+from tf_ooo.layerpipe.reporting import _fill_rows, _ways_bytes
 from tf_ooo.layerpipe.stages import HIGH, Stages
 from tf_ooo.report import Report
 
@@ -33,3 +33,18 @@ def test_the_summary_says_where_both_parts_of_an_output_gradient_are():
     report.layerpipe = {"devices": ["CPU:0", "CPU:1"]}
     assert "CPU:0: F wide, dO wide, dW wide" in report.summary()
     assert "CPU:1: dO wide" in report.summary()
+
+
+def test_two_versions_are_one_way():
+    costs = CostTable([LayerCosts(1.0, 1.0, 1.0, weight_bytes=10), LayerCosts(1.0, 1.0, 1.0, weight_bytes=7)])
+    assert _ways_bytes(costs, Stages(2, OF, {}), every=2) == {"second": 17}
+
+
+def test_only_divided_output_gradients_are_on_two_processors():
+    """Where a part is left out, or is just what a layer's own dW needs, there is no second processor."""
+    report = Report(mode="layerpipe")
+    report.layers = [{"name": "wide", "dO_high_processor": 1}, {"name": "last"}]
+    _fill_rows(report, Stages(2, OF, {}))
+    assert [row.get("dO_high_processor") for row in report.layers] == [None, None]
+    _fill_rows(report, Stages(2, OF, {0: (0.4, 1)}))
+    assert [row.get("dO_high_processor") for row in report.layers] == [1, None]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grappler_passes.dependencies import GraphIndex
@@ -19,6 +19,9 @@ from tf_ooo.layerpipe.traced import Traced
 # Which input is the gradient, by op; its rows and those of the result are the batch's.
 _GRADIENT = {
     "MatMul": 0,
+    # Of transposed convolutions.
+    "Conv2D": 0,
+    "Conv3D": 0,
     "BatchMatMulV2": 0,
     "Conv2DBackpropInput": 2,
     "DepthwiseConv2dNativeBackpropInput": 2,
@@ -27,48 +30,77 @@ _GRADIENT = {
 _SIZES = {"Conv2DBackpropInput": 0, "DepthwiseConv2dNativeBackpropInput": 0, "Conv3DBackpropInputV2": 0}
 
 
+def lower_shares(traced: Traced, op_seconds: Mapping[str, float]) -> dict[int, tuple[float, float]]:
+    """The least and the most of each layer's dO that the processor nearer to the input can have.
+
+    Only the heaviest op is divided; what comes before it is the other processor's, the rest this one's.
+    """
+    found: dict[int, tuple[float, float]] = {}
+    able = _able(traced)
+    for layer in range(len(traced.graph.layers)):
+        name = _heaviest(traced, able.get(layer, ()), op_seconds)
+        if name is None:
+            found[layer] = (1.0, 1.0)
+        elif op_seconds.get(name, 0.0) > 0:
+            before_s, own_s, all_s = _seconds(traced, name, layer, op_seconds)
+            found[layer] = (1 - (before_s + own_s) / all_s, 1 - before_s / all_s)
+    return found
+
+
 def divided(
     traced: Traced, stages: Stages, op_seconds: Mapping[str, float]
-) -> tuple[Traced, frozenset[int], tuple[str, ...]]:
+) -> tuple[Traced, Stages, tuple[str, ...]]:
     """The step with each dO that the stages divide in two parts.
 
     Returns:
-        The step; the layers whose dO is divided; what could not be, and runs on the processor nearer to the
-        input.
+        The step; the stages, with the dO that are divided; what could not be, and runs on the processor
+        nearer to the input.
     """
     notes: list[str] = []
-    done: set[int] = set()
+    shares, of = dict(stages.shares), dict(stages.of)
     for layer, (share, _) in stages.shares.items():
-        name = _heaviest(traced, layer, op_seconds)
+        name = _heaviest(traced, _able(traced).get(layer, ()), op_seconds)
         if name is None:
             notes.append(
                 f"dO of layer {traced.graph.layers[layer].name} has no op that can be divided by rows"
             )
+            del shares[layer], of[HIGH, layer]
             continue
         traced = _divide(traced, name, layer, _share_of_rows(traced, name, layer, share, op_seconds))
-        done.add(layer)
-    return traced, frozenset(done), tuple(notes)
+    return traced, dataclasses.replace(stages, of=of, shares=shares), tuple(notes)
 
 
 def _share_of_rows(
     traced: Traced, name: str, layer: int, share: float, op_seconds: Mapping[str, float]
 ) -> float:
     """The share of an op's rows that, with all that comes before it, takes ``share`` of the dO's seconds."""
-    own_s = op_seconds.get(name, 0.0)
-    if own_s <= 0:
+    if op_seconds.get(name, 0.0) <= 0:
         return share
-    members = {one for one, at in traced.where.items() if at == ("dO", layer)}
-    before = (_before(traced.index, traced.where, name, layer) & members) - {name}
-    all_s, before_s = (sum(op_seconds.get(one, 0.0) for one in some) for some in (members, before))
+    before_s, own_s, all_s = _seconds(traced, name, layer, op_seconds)
     return min(max((share * all_s - before_s) / own_s, 0.0), 1.0)
 
 
-def _heaviest(traced: Traced, layer: int, op_seconds: Mapping[str, float]) -> str | None:
-    able = [
-        node
-        for node in traced.graph_def.node
-        if traced.where.get(node.name) == ("dO", layer) and _by_rows(traced, node)
-    ]
+def _seconds(
+    traced: Traced, name: str, layer: int, op_seconds: Mapping[str, float]
+) -> tuple[float, float, float]:
+    """Of what comes before an op of a layer's dO, of itself, and of all of the dO."""
+    members = {one for one, at in traced.where.items() if at == ("dO", layer)}
+    before = (_before(traced.index, traced.where, name, layer) & members) - {name}
+    before_s, all_s = (sum(op_seconds.get(one, 0.0) for one in some) for some in (before, members))
+    return before_s, op_seconds[name], all_s
+
+
+def _able(traced: Traced) -> dict[int, list[Any]]:
+    """The ops of each layer's dO that can be divided."""
+    found: dict[int, list[Any]] = {}
+    for node in traced.graph_def.node:
+        kind, layer = traced.where.get(node.name, ("", 0))
+        if kind == "dO" and _by_rows(traced, node):
+            found.setdefault(layer, []).append(node)
+    return found
+
+
+def _heaviest(traced: Traced, able: Sequence[Any], op_seconds: Mapping[str, float]) -> str | None:
     if not able:
         return None
     return str(max(able, key=lambda node: (op_seconds.get(node.name, 0.0), _size(traced, node.name))).name)

@@ -8,18 +8,19 @@ from typing import Any
 
 from tf_ooo import compat
 from tf_ooo.compat import Packed, signature
-from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.data_parallel import sync
 from tf_ooo.data_parallel.averaging import optimizers_of
 from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.layerpipe import compat as mode_compat
 from tf_ooo.layerpipe.choice import schedule_for
+from tf_ooo.layerpipe.divide import lower_shares
+from tf_ooo.layerpipe.numbering import in_order_of
 from tf_ooo.layerpipe.reporting import fill_report, fill_spread
 from tf_ooo.layerpipe.running import Epoch
-from tf_ooo.layerpipe.spread import Spread, spread
+from tf_ooo.layerpipe.spread import Spread, refuse_unspreadable, spread
 from tf_ooo.layerpipe.stages import Stages, stages_of
-from tf_ooo.layerpipe.traced import trace
+from tf_ooo.layerpipe.traced import Traced, renumbered, trace
 from tf_ooo.layerpipe.two_versions import fewest_batches
 from tf_ooo.options import Options
 from tf_ooo.pipeline import compat as private
@@ -32,6 +33,11 @@ from tf_ooo.simulator import simulate
 from tf_ooo.uncompiled import NOTE
 
 _LOG = logging.getLogger("tf_ooo")
+_GLOBAL_CLIPPING = (
+    "global_clipnorm= has each update wait for all layers' gradients, which come at different times in "
+    "mode='layerpipe': train without clipping by global norm (clipnorm= and clipvalue= are fine), or with "
+    "another mode"
+)
 _ONE_DEVICE = "there is one device: the stock step runs"
 _GOING_ON = (
     "training goes on, but without costs= (callback.report.costs of the fit before): the first steps train "
@@ -65,6 +71,8 @@ class LayerPipeFit(PipelineFit):
         self._taken = 0  # batches of this epoch
         self._waiting: Any = None
         self._planned_layers: list[set[str]] = []
+        self._traced: Traced | None = None  # the step as it is before the plan
+        self._data_spec: Any = None
 
     @property
     def _microbatches(self) -> int:
@@ -82,6 +90,7 @@ class LayerPipeFit(PipelineFit):
         if self._model is None:  # an unsupported TensorFlow
             return
         self._of_epoch = (params or {}).get("steps")
+        self._traced = self._waiting = None
         if len(self.devices) == 1:
             self.report.fell_back, self.report.fallback_reason = True, _one_device_text(self.options)
             self.report.notes = [note for note in self.report.notes if note != NOTE]
@@ -94,6 +103,9 @@ class LayerPipeFit(PipelineFit):
                 f"drain_steps={every} is no multiple of steps_per_execution={together}: callbacks would see "
                 "batches on their way"
             )
+        if any(getattr(one, "global_clipnorm", None) for one in optimizers_of(model)):
+            self.end()
+            raise BackendError(_GLOBAL_CLIPPING)
         least = fewest_batches(len(self.devices))
         if self._group is not None and self._group < least:
             self.end()
@@ -140,16 +152,16 @@ class LayerPipeFit(PipelineFit):
 
     # -- plan ------------------------------------------------------------------------------------
 
-    def _plan_with(self, step: Step, costs: CostTable, link: Link) -> None:
-        schedule = self._schedule(costs.layers, link)
-        self.stages = stages_of(schedule, len(costs.layers))
-        self._home = self._homes(step.known.graph)
-        self._planned_layers = [set(layer.variables) for layer in step.known.graph.layers]
-        timeline = simulate(schedule, list(costs.layers), link)
+    def _plan_with(self, step: Step, costs: CostTable) -> None:
         graph = step.known.graph
+        self._planned_layers = [set(layer.variables) for layer in graph.layers]
+        schedule = self._schedule(costs)
+        self.stages = stages_of(schedule, len(costs.layers))
+        self._home = self._homes(graph)
+        timeline = simulate(schedule, list(costs.layers), costs.link)
         fill_report(self.report, graph, schedule, timeline, costs, self.stages, self.devices)
         self._note_versions()
-        self._plan = schedule
+        self._plan, self._traced = schedule, None
 
     def _note_versions(self) -> None:
         """What ``weights="ema"`` cannot know."""
@@ -177,14 +189,16 @@ class LayerPipeFit(PipelineFit):
         if steps and _GOING_ON not in self.report.notes:
             self.report.notes.append(_GOING_ON)
 
-    def _schedule(self, layers: Any, link: Any) -> Schedule:
-        group = self._group
+    def _schedule(self, costs: CostTable) -> Schedule:
+        assert self._traced is not None  # for mypy: no step has run before it was traced
+        group, traced = self._group, renumbered(self._traced, self._planned_layers)
         schedule, note = schedule_for(
             self.options.schedule,
-            layers,
-            link,
+            costs.layers,
+            costs.link,
             len(self.devices),
             _BATCHES * (group or len(self.devices)),
+            lower_shares(traced, costs.op_seconds),
             **({} if group is None else {"accumulate_steps": group}),
         )
         if note and note not in self.report.notes:
@@ -204,6 +218,7 @@ class LayerPipeFit(PipelineFit):
 
     def _execution(self, iterator: Any) -> Any:
         guard, outputs = self.guard, None
+        self._data_spec = getattr(iterator, "element_spec", None)
         try:
             for _ in range(compat.steps_per_execution(self._model)):
                 found = self._synchronous(iterator) if self._plan is None else self._in_rounds(iterator)
@@ -217,28 +232,42 @@ class LayerPipeFit(PipelineFit):
         return outputs
 
     def _synchronous(self, iterator: Any) -> Any:
-        """A step on one device, before the plan."""
+        """A step on one device, before the plan; with costs there is none."""
+        started = time.perf_counter()
+        if self._traced is None and not self._look(iterator):
+            return None
         if self.options.costs is not None:
-            self._plan_from_costs(iterator)
+            self._plan_from_costs(self.options.costs)
+            self.report.plan_seconds = time.perf_counter() - started
             return self._in_rounds(iterator)
         if not self._seen:
             self._note_going_on()
-        batches = compat.take(iterator, 1)
-        self._taken += len(batches)
+        batches = self._take(iterator)
         return self._profile(batches[0], iterator) if batches else None
 
-    def _plan_from_costs(self, iterator: Any) -> None:
-        """A plan for given costs needs no step of its own: the first batch is delayed as all others are."""
-        started = time.perf_counter()
-        model, costs = self._model, self.options.costs
-        assert costs is not None  # for mypy
+    def _look(self, iterator: Any) -> bool:
+        """Traces the step before the first one runs: what cannot be spread has trained nothing.
+
+        Returns whether there is a batch.
+        """
+        model, options = self._model, self.options
         sync.build(model, optimizers_of(model), model.train_step, iterator)
         batches = compat.take(iterator, 1)
         if not batches:
-            return
+            return False
         self._waiting = batches[0]
-        self._plan_from(trace(model, batches[0]).as_step(), costs)
-        self.report.plan_seconds = time.perf_counter() - started
+        traced = trace(model, batches[0], self._group is not None, data_spec=self._data_spec)
+        refuse_unspreadable(model, traced, options.rate_warmup_steps, self._group)
+        self._traced = traced
+        return True
+
+    def _plan_from_costs(self, costs: CostTable) -> None:
+        """A plan for given costs needs no step of its own: the first batch is delayed as all others are."""
+        assert self._traced is not None  # for mypy: _look has run
+        layers = self._traced.graph.layers
+        order = in_order_of([layer.name for layer in costs.layers], [layer.name for layer in layers])
+        traced = renumbered(self._traced, [layers[number].variables for number in order])
+        self._plan_from(traced.as_step(), costs)
 
     def _in_rounds(self, iterator: Any) -> Any:
         """As many rounds as it takes for the next batch's results; None at the end of the data."""
@@ -300,10 +329,15 @@ class LayerPipeFit(PipelineFit):
         """Its tensors; None at the end of the epoch.  Keras counts the steps, the data may go on."""
         if self._of_epoch is not None and self._taken >= self._of_epoch:
             return None
+        taken = self._take(iterator)
+        return self._tensors(taken[0]) if taken else None
+
+    def _take(self, iterator: Any) -> list[Any]:
+        """The next batch of the data, if there is one."""
         taken = compat.take(iterator, 1) if self._waiting is None else [self._waiting]
         self._waiting = None
         self._taken += len(taken)
-        return self._tensors(taken[0]) if taken else None
+        return taken
 
     def _tensors(self, batch: Any) -> list[Any]:
         """The tensors of a batch; the first one starts the rounds."""
@@ -339,6 +373,7 @@ class LayerPipeFit(PipelineFit):
             self.options.rate_warmup_steps,
             self._group,
             self._planned_layers,
+            self._data_spec,
         )
         self._moved.check_captures(self._spread.traced.captured.values())
         self.report.notes += [note for note in self._spread.notes if note not in self.report.notes]

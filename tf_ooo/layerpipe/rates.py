@@ -43,19 +43,25 @@ def with_factors(traced: Traced, stages: Stages, rate_handle: str | None) -> tup
     Raises:
         BackendError: the learning rate is no variable that updates read, but a schedule.
     """
+    layers = rate_reads(traced, rate_handle)
+    late = {name: stages.delay_steps(layer) for name, layer in layers.items() if stages.delay_steps(layer)}
+    return _multiplied(traced, late), set(late.values())
+
+
+def rate_reads(traced: Traced, rate_handle: str | None) -> dict[str, int]:
+    """The reads of the learning rate by updates, and the layers of these; raises as :func:`with_factors`."""
     index = traced.index
-    late: dict[str, int] = {}
+    found: dict[str, int] = {}
     for i, op in enumerate(index.ops):
         kind, layer = traced.where.get(index.names[i], ("", 0))
         if op == "ReadVariableOp" and kind == "U" and rate_handle in states_of(index, i):
-            late[index.names[i]] = stages.delay_steps(layer)
-    if not late:
+            found[index.names[i]] = layer
+    if not found:
         raise BackendError(
             "rate_warmup_steps= needs a learning rate that is a number, and no legacy optimizer; "
             "a LearningRateSchedule can warm up itself"
         )
-    late = {name: delay for name, delay in late.items() if delay}
-    return _multiplied(traced, late), set(late.values())
+    return found
 
 
 def _multiplied(traced: Traced, late: Mapping[str, int]) -> Traced:

@@ -15,7 +15,7 @@ from tf_ooo.layerpipe.coalesce import Sum, with_sums, with_whole_reads
 from tf_ooo.layerpipe.delays import Delays, delays_of
 from tf_ooo.layerpipe.divide import divided, with_shared_grads
 from tf_ooo.layerpipe.frozen import frozen_weights
-from tf_ooo.layerpipe.rates import with_factors
+from tf_ooo.layerpipe.rates import rate_reads, with_factors
 from tf_ooo.layerpipe.rounds import Facts, Rounds, rounds_of
 from tf_ooo.layerpipe.stages import Stages
 from tf_ooo.layerpipe.ticks import Ticks
@@ -33,7 +33,7 @@ class Spread:
 
     Attributes:
         traced, rounds, delays, ticks: its parts.
-        divided: layers whose dO is computed in two parts.
+        stages: where its tasks run, with the dO that are divided.
         notes: what could not be done as planned.
     """
 
@@ -41,8 +41,19 @@ class Spread:
     rounds: Rounds
     delays: Delays
     ticks: Ticks
-    divided: frozenset[int] = frozenset()
+    stages: Stages
     notes: tuple[str, ...] = ()
+
+
+def refuse_unspreadable(
+    model: Any, traced: Traced, rate_warmup_steps: int | None, accumulate_steps: int | None
+) -> None:
+    """Raises what :func:`spread` would, as far as that needs no plan."""
+    if rate_warmup_steps is not None:
+        rate_reads(traced, _learning_rate(model, traced))
+    if accumulate_steps is not None:
+        trained = _trained(traced)
+        with_sums(with_whole_reads(traced, trained), trained)
 
 
 def spread(
@@ -55,6 +66,7 @@ def spread(
     rate_warmup_steps: int | None = None,
     accumulate_steps: int | None = None,
     layers: Sequence[Collection[str]] | None = None,
+    data_spec: Any = None,
 ) -> Spread:
     """Traces a model's step and spreads it; its variables are on their devices.
 
@@ -68,18 +80,19 @@ def spread(
         rate_warmup_steps: see ``rates``; None: learning rates are as they are.
         accumulate_steps: see ``two_versions``; None: each batch has its own update.
         layers: the variables of each, as the stages number them.
+        data_spec: see ``trace``.
 
     Raises:
         GraphError: the step cannot be spread; says which op is in the way.
     """
-    traced = trace(model, batch, accumulate_steps is not None, layers)
+    traced = trace(model, batch, accumulate_steps is not None, layers, data_spec)
     trained = _trained(traced)
     again = _read_again(traced, trained)
-    traced, in_parts, notes = divided(traced, stages, op_seconds)
+    traced, stages, notes = divided(traced, stages, op_seconds)
     traced, stages = with_shared_grads(traced, stages)
     late: set[int] = set()
     if rate_warmup_steps is not None:
-        traced, late = _with_factors(model, traced, stages)
+        traced, late = with_factors(traced, stages, _learning_rate(model, traced))
     now: tuple[Now, ...] = ()
     sums: tuple[Sum, ...] = ()
     together = accumulate_steps is not None
@@ -99,20 +112,13 @@ def spread(
     count = value_of(model.optimizer.iterations) if late else None
     averages, warmup_steps = weights == "ema", rate_warmup_steps or 1
     ticks = Ticks(traced, rounds, delays, now, averages, late, warmup_steps, count, versions)
-    return Spread(traced, rounds, delays, ticks, in_parts, (*notes, *again))
+    return Spread(traced, rounds, delays, ticks, stages, (*notes, *again))
 
 
 def _trained(traced: Traced) -> dict[str, int]:
     """The layer of each weight, by its handle."""
     handles = {variable.name: variable.handle for variable in traced.graph.variables}
     return {handles[name]: layer.index for layer in traced.graph.layers for name in layer.variables}
-
-
-def _with_factors(model: Any, traced: Traced, stages: Stages) -> tuple[Traced, set[int]]:
-    """The step with late gradients' learning rates multiplied, and for which delays they are."""
-    if len(optimizers_of(model)) != 1:
-        raise BackendError("rate_warmup_steps= needs a model with one optimizer")
-    return with_factors(traced, stages, _learning_rate(model, traced))
 
 
 def _read_again(traced: Traced, trained: Collection[str]) -> list[str]:
@@ -179,6 +185,9 @@ def _counts(traced: Traced, optimizer: Collection[str]) -> list[str]:
 
 
 def _learning_rate(model: Any, traced: Traced) -> str | None:
+    """The placeholder of its variable; None where it has none."""
+    if len(optimizers_of(model)) != 1:
+        raise BackendError("rate_warmup_steps= needs a model with one optimizer")
     handle = mode_compat.learning_rate_handle(model.optimizer)
     return next((name for name, outside in traced.captured.items() if outside is handle), None)
 

@@ -73,7 +73,6 @@ class PipelineFit(MovedFit):
         self._too_short = ""
         self._rows = 0  # of the largest micro-batch that is planned for
         self._step_s: deque[float] = deque(maxlen=_TIMED)
-        self._shared_link: Link | None = None
 
     # -- what the callback calls -----------------------------------------------------------------
 
@@ -110,7 +109,6 @@ class PipelineFit(MovedFit):
         if self._planned_for is not None:
             self.planned_from = None
         self.planned, self._plan, self._planned_for = None, None, (stock, devices)
-        self._shared_link = None
 
     def epoch_end(self, epoch: int, logs: dict[str, Any] | None) -> None:
         """Takes note of the step times so far, and of steps that were not ours."""
@@ -230,7 +228,7 @@ class PipelineFit(MovedFit):
         measured = measured_costs(step, None if profiler is None else profiler.profile)
         costs = self.options.costs or self._on_devices(measured)
         if self.replicas is not None:
-            costs, self._shared_link = self.replicas.shared(costs, self._link())
+            costs = self.replicas.shared(self._with_link(costs))
         self._plan_from(step, costs)
         self.report.plan_seconds = time.perf_counter() - started
         request.close()
@@ -240,12 +238,13 @@ class PipelineFit(MovedFit):
 
     def _plan_from(self, step: Step, costs: CostTable) -> None:
         check_costs(costs, [layer.name for layer in step.known.graph.layers])
+        costs = self._with_link(costs)
         self.planned_from = (step, costs)
         self.report.costs = costs
         self._layers = variable_layers(step)
-        self._plan_with(step, costs, self._link())
+        self._plan_with(step, costs)
 
-    def _plan_with(self, step: Step, costs: CostTable, link: Link) -> None:
+    def _plan_with(self, step: Step, costs: CostTable) -> None:
         """Sets ``_plan``, and what the report says about it."""
         limit_bytes = self.options.memory_limit_bytes
         unknown = unknown_sizes(step) if limit_bytes is not None else ()
@@ -255,7 +254,7 @@ class PipelineFit(MovedFit):
             schedule=self.options.schedule,
             devices=len(self.devices),
             microbatches=step.count,
-            link=link,
+            link=costs.link,
             memory_limit_bytes=limit_bytes,
             chunks=self.options.chunks,
             group=self.options.group,
@@ -265,7 +264,7 @@ class PipelineFit(MovedFit):
         self._plan = plan_on(self.devices, planned, step.known)
         if step.count > 1:
             note_micro_batches(self.report, self._model)
-        fill_report(self.report, planned, step, costs, link, self.devices)
+        fill_report(self.report, planned, step, costs, self.devices)
 
     def _plan_for_more(self, batch: Any) -> None:
         """Plans anew for a batch of more micro-batches than the last plan is for.
@@ -282,7 +281,7 @@ class PipelineFit(MovedFit):
         if larger:
             layers = tuple(layer.scaled(rows / known) for layer in costs.layers)
             costs = dataclasses.replace(costs, layers=layers)
-        self._plan_with(dataclasses.replace(step, count=count), costs, self._link())
+        self._plan_with(dataclasses.replace(step, count=count), costs)
         if larger:
             self._rows, self.planned_from = rows, (step, costs)
         self._step_s.clear()
@@ -295,9 +294,12 @@ class PipelineFit(MovedFit):
         told = getattr(self._target, "costs", None)
         return costs if told is None else told(costs)
 
-    def _link(self) -> Link:
-        given = getattr(self._target, "link", None) or self._shared_link
-        return given if given is not None else link_between(self.devices)
+    def _with_link(self, costs: CostTable) -> CostTable:
+        """The costs with the link between the devices, unless they have one: then the plan is the same."""
+        if costs.link != Link():
+            return costs
+        given = getattr(self._target, "link", None)
+        return dataclasses.replace(costs, link=link_between(self.devices) if given is None else given)
 
     # -- pipeline --------------------------------------------------------------------------------
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.data_parallel.averaging import Averaging, optimizers_of
 from tf_ooo.data_parallel.engine import Engine
@@ -43,8 +41,7 @@ class Replicas:
 
         return averaged
 
-    def shared(self, table: CostTable, link: Link) -> tuple[CostTable, Link]:
+    def shared(self, table: CostTable) -> CostTable:
         """Rank 0's: all pipelines are cut at the same layers and run the same schedule.  Blocks."""
-        mine = [table.to_json(), dataclasses.asdict(link)] if self.engine.rank == 0 else None
-        costs, measured = self.engine.gather(mine)[0]
-        return CostTable.from_json(costs), Link(**measured)
+        mine = table.to_json() if self.engine.rank == 0 else None
+        return CostTable.from_json(self.engine.gather(mine)[0])

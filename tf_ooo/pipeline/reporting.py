@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.pipeline.checks import notes_of
 from tf_ooo.pipeline.partition import crossing_bytes
@@ -24,7 +23,7 @@ _SECONDS = {"F": "forward_s", "dO": "output_grad_s", "dW": "weight_grad_s", "U":
 
 
 def fill_report(
-    report: Report, planned: Planned, step: Step, costs: CostTable, link: Link, devices: Sequence[str]
+    report: Report, planned: Planned, step: Step, costs: CostTable, devices: Sequence[str]
 ) -> None:
     """Copies the plan into the report."""
     fill_plan(report, step.known.graph, planned.schedule, planned.timeline, costs)
@@ -32,7 +31,7 @@ def fill_report(
     for row, stage in zip(report.layers, planned.stage_of_layer, strict=True):
         row["stage"] = stage
         row["device"] = devices[planned.device_of_stage[stage]]
-    report.pipeline = pipeline_rows(planned, costs, link, devices)
+    report.pipeline = pipeline_rows(planned, costs, devices)
     report.pipeline["microbatches"] = step.count
 
 
@@ -54,7 +53,7 @@ def fill_plan(report: Report, graph: Any, schedule: Schedule, timeline: Timeline
     report.kept_because = "distributed as asked"
 
 
-def pipeline_rows(planned: Planned, costs: CostTable, link: Link, devices: Sequence[str]) -> dict[str, Any]:
+def pipeline_rows(planned: Planned, costs: CostTable, devices: Sequence[str]) -> dict[str, Any]:
     """The plan as JSON types."""
     stages = planned.stages
     count = planned.schedule.microbatches
@@ -70,9 +69,9 @@ def pipeline_rows(planned: Planned, costs: CostTable, link: Link, devices: Seque
         "predicted_peak_bytes": [int(size) for size in planned.timeline.peak_bytes],
         "serial_step_s": serial_s,
         "link": {
-            "latency_s": link.latency_s,
-            "bytes_per_s": None if link.bytes_per_s == float("inf") else link.bytes_per_s,
-            "overhead_s_per_byte": link.overhead_s_per_byte,
+            "latency_s": costs.link.latency_s,
+            "bytes_per_s": None if costs.link.bytes_per_s == float("inf") else costs.link.bytes_per_s,
+            "overhead_s_per_byte": costs.link.overhead_s_per_byte,
         },
         "step_s": [],
     }

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import os
 import shutil
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -21,15 +22,16 @@ def replacing(save: Callable[..., Any]) -> Callable[..., Any]:
     """``Model.save`` or ``save_weights``, that writes beside a file which is there, then replaces it."""
 
     @functools.wraps(save)
-    def call(filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        path = _present_file(filepath)
-        overwrites = kwargs.get("overwrite", args[0] if args else True)
-        if path is None or not overwrites:
-            return save(filepath, *args, **kwargs)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        path = _present_file(args[0] if args else kwargs.get("filepath"))
+        overwrites = kwargs.get("overwrite", args[1] if len(args) > 1 else True)
+        if path is None or not overwrites or "save_format" in kwargs:
+            return save(*args, **kwargs)
         folder, name = os.path.split(path)
-        beside = os.path.join(folder, f".{os.getpid()}.{name}")
+        # Processes of several machines may save to one folder.
+        beside = os.path.join(folder, f".{socket.gethostname()}.{os.getpid()}.{name}")
         try:
-            found = save(beside, *args, **kwargs)
+            found = save(beside, *args[1:], **{k: v for k, v in kwargs.items() if k != "filepath"})
             shutil.copymode(path, beside)
             os.replace(beside, path)
         finally:

@@ -26,6 +26,22 @@ def check_ranks_with_fewer_batches(engine: Any) -> None:
         assert sum("each epoch ends after 8" in line for line in lines) == 1
 
 
+def check_embedding_and_batches_of_other_sizes(engine: Any) -> None:
+    """Other numbers of rows on each rank, and from step to step; at last none at all on one of them."""
+    for per_execution in (1, 3):
+        model = t.compiled(t.with_embedding(), keras.optimizers.Adam(0.01), steps_per_execution=per_execution)
+        t.ours(model, t.words(engine.rank, 80 if engine.rank == 0 else 59), epochs=2)
+        assert int(model.optimizer.iterations.numpy()) == 16
+        assert t.equal_on_all_ranks(engine, model)
+    for rows in ([3, 5], [4, 0], [0, 0]):
+        mine = rows[engine.rank % 2]
+        slices = tf.IndexedSlices(tf.ones([mine, 2]) * (engine.rank + 1.0), tf.range(mine))
+        found = engine.allreduce([("rows", slices)], "Sum", "none")[0]
+        expected = [rank + 1.0 for rank in range(2) for _ in range(rows[rank])]
+        np.testing.assert_array_equal(found.values, np.repeat(expected, 2).reshape(-1, 2))
+        np.testing.assert_array_equal(found.indices, [i for count in rows for i in range(count)])
+
+
 def check_unknown_number_of_batches(engine: Any) -> None:
     def rows() -> Iterator[Any]:
         yield from zip(*t.data(engine.rank, 80 if engine.rank == 0 else 59), strict=True)

@@ -232,8 +232,9 @@ def check_numbers_of_names_may_differ(engine: Any) -> None:
 
     def model() -> Any:
         noise = keras.layers.GaussianNoise(0.1, seed=engine.rank)
+        masking = keras.layers.Masking(mask_value=float("nan"))
         dense = keras.layers.Dense(4, kernel_initializer=keras.initializers.GlorotNormal())
-        return keras.Sequential([keras.Input((12,)), Scaled(), noise, dense])
+        return keras.Sequential([masking, Scaled(), noise, dense])
 
     for _ in range(engine.rank):
         model()

@@ -85,7 +85,7 @@ def check_search(engine: Any) -> None:
 
 def check_short_executions_between_whole_ones(engine: Any) -> None:
     """12 steps an epoch, 8 of them together: both orders get whole executions to be compared by."""
-    for steps_per_execution, steps in ((8, 12), (64, 20)):
+    for steps_per_execution, steps in ((8, 12), (64, 20), (17, 17)):
         model = t.compiled(deep(), "adam", steps_per_execution=steps_per_execution)
         options = {"schedule": "fast_forward", "profile_steps": 2}
         callback = tf_ooo.OOOBackprop(mode="data_parallel", **options)
@@ -93,6 +93,15 @@ def check_short_executions_between_whole_ones(engine: Any) -> None:
         assert callback.report.measured_step_s is not None
         assert callback.report.stock_step_s is not None
         assert not callback.report.fell_back, callback.report.fallback_reason
+
+
+def check_a_short_first_fit_limits_no_later_one(engine: Any) -> None:
+    model = t.compiled(deep(), "adam", steps_per_execution=8)
+    callback = tf_ooo.OOOBackprop(mode="data_parallel", schedule="fast_forward", profile_steps=0)
+    for steps in (1, 24):
+        t.fit(model, t.data(engine.rank, steps * t.ROWS), [callback])
+    assert callback._session._scheduled.steps == 8
+    assert not callback.report.fell_back, callback.report.fallback_reason
 
 
 def check_short_fits_are_profiled_in_the_end(engine: Any) -> None:

@@ -25,6 +25,7 @@ def main() -> None:
     from checks_fit import CountSteps
 
     import tf_ooo
+    from tf_ooo.data_parallel import fit
 
     class Wait(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -45,6 +46,7 @@ def main() -> None:
         callbacks = [tf_ooo.OOOBackprop(mode="data_parallel")]
         t.fit(model, t.data(engine.rank, 40 if engine.rank else 80), callbacks, epochs=2, steps_per_epoch=10)
     if what == "stop":
+        fit._STOPPED_S = 2.0
         stops = [CountSteps(stop_at=4)] if engine.rank else []
         t.fit(model, t.data(engine.rank, 80), [tf_ooo.OOOBackprop(mode="data_parallel"), *stops], epochs=2)
     t.fit(model, t.data(engine.rank, 80), callbacks, epochs=5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +14,10 @@ from tf_ooo.data_parallel.engine import Engine
 from tf_ooo.data_parallel.naming import unnumbered
 from tf_ooo.errors import OptionsError
 
-_OWN_TO_A_PROCESS = ("name", "seed", "function", "registered_name", "build_config", "shared_object_id")
+_OWN_TO_A_PROCESS = (
+    "name", "seed", "function", "registered_name", "build_config", "shared_object_id",
+    "batch_shape", "batch_input_shape", "vocabulary",
+)  # fmt: skip
 
 
 def description_of(model: Any, optimizers: Sequence[Any]) -> dict[str, Any]:
@@ -57,12 +61,14 @@ def _layer(layer: Any) -> dict[str, Any]:
 
 
 def _nameless(config: Any) -> Any:
-    """Without what may differ: names are numbered within a process, seeds drawn, code read from files."""
+    """Without what may differ: numbered names, drawn seeds, what is read from files, sizes of batches."""
     if isinstance(config, dict) and config.get("class_name") == "__lambda__":
         return "lambda"
     if isinstance(config, dict):
         return {key: _nameless(value) for key, value in config.items() if key not in _OWN_TO_A_PROCESS}
-    return [_nameless(value) for value in config] if isinstance(config, (list, tuple)) else config
+    if isinstance(config, (list, tuple)):
+        return [_nameless(value) for value in config]
+    return "nan" if isinstance(config, float) and math.isnan(config) else config
 
 
 def _loss(loss: Any) -> Any:

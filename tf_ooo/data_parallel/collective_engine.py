@@ -15,6 +15,9 @@ from tf_ooo.errors import BackendError
 
 _GROUP = 0x7F000  # far from the keys that tf.distribute counts up from 1
 _COLLECTIVES, _INSTANCE_KEY = ("CollectiveReduceV2", "CollectiveGatherV2"), 3  # ops and which of their inputs
+# Of how many rows a gradient may be, as an exponent of two; and how many instances can be told apart.
+_POWERS, _NUMBERED = 31, "Add"
+_BLOCKS = 0x7FFFFFFF // _POWERS
 _LOST = ("Collective ops is aborted", "UNAVAILABLE", "UnavailableError", "failed to connect", "Socket closed")
 
 
@@ -68,18 +71,24 @@ class CollectiveEngine(Engine):
         return reduced / self.size if op == "Average" else reduced
 
     def _gather_slices(self, name: str, slices: Any, op: str) -> Any:
-        """All ranks' rows, as Horovod's tape has them.  Collectives gather as many rows of each rank only."""
+        """All ranks' rows, as Horovod's tape has them.
+
+        A collective gathers as many rows of each rank, and takes no other number of them in another step: so
+        the rows are padded to a power of two, each of which has an instance key of its own.
+        """
         import tensorflow as tf
 
         count = tf.shape(slices.indices)[0]
         counts = self.sum(tf.one_hot(self.rank, self.size, dtype=tf.int32) * count, f"{name}_counts")
-        most = tf.reduce_max(counts)
+        powers = tf.constant([2**exponent for exponent in range(_POWERS)])
+        exponent = tf.reduce_sum(tf.cast(powers < tf.reduce_max(counts), tf.int32))
+        most = powers[exponent]
         there = tf.reshape(tf.sequence_mask(counts, most), [-1])
 
         def gathered(part: Any, what: str) -> Any:
             padding = tf.concat([[[0, most - count]], tf.zeros([tf.rank(part) - 1, 2], tf.int32)], 0)
             padded = tf.ensure_shape(tf.pad(part, padding), [None, *part.shape[1:]])
-            rows = self._collective(tf.raw_ops.CollectiveGatherV2, padded, f"{name}_{what}")
+            rows = self._collective(tf.raw_ops.CollectiveGatherV2, padded, f"{name}_{what}", exponent)
             return tf.boolean_mask(tf.ensure_shape(rows, [None, *part.shape[1:]]), there)
 
         # Collectives do not gather bfloat16; float32 holds its values.
@@ -104,14 +113,16 @@ class CollectiveEngine(Engine):
 
         return self._collective(tf.raw_ops.CollectiveReduceV2, tensor, name, merge_op="Add", final_op="Id")
 
-    def _collective(self, op: Any, tensor: Any, name: str, **attributes: str) -> Any:
+    def _collective(self, op: Any, tensor: Any, name: str, number: Any = None, **attributes: str) -> Any:
+        """The op, of several instances the one of that number."""
         import tensorflow as tf
 
+        key = tf.constant(self._key(name, tensor))
         return op(
             input=tensor,
             group_size=tf.constant(self.size),
             group_key=tf.constant(_GROUP),
-            instance_key=tf.constant(self._key(name, tensor)),
+            instance_key=key if number is None else tf.raw_ops.Add(x=key, y=number),
             ordering_token=[],
             name=name,
             **attributes,
@@ -129,16 +140,19 @@ class CollectiveEngine(Engine):
         return self._key_of(f"{name} {tensor.dtype.name} {tensor.shape}")
 
     def _key_of(self, text: str) -> int:
-        key = zlib.crc32(text.encode()) & 0x7FFFFFFF
-        while self._keys.setdefault(key, text) != text:
-            key = (key + 1) & 0x7FFFFFFF
-        return key
+        """The first of as many keys as there are powers."""
+        block = zlib.crc32(text.encode()) % _BLOCKS
+        while self._keys.setdefault(block, text) != text:
+            block = (block + 1) % _BLOCKS
+        return block * _POWERS
 
     def renumber(self, graph_def: Any, number: int) -> None:
         """Another instance key for each copy of a collective: copies may run at the same time."""
         nodes = {node.name: node for node in graph_def.node}
         for node in [node for node in graph_def.node if number and node.op in _COLLECTIVES]:
-            key = nodes[node.input[_INSTANCE_KEY]].attr["value"].tensor
+            key_node = nodes[node.input[_INSTANCE_KEY]]
+            key_node = nodes[key_node.input[0]] if key_node.op == _NUMBERED else key_node
+            key = key_node.attr["value"].tensor
             key.int_val[0] = self._key_of(f"{key.int_val[0]} of copy {number}")
 
     def broadcast_bytes(self, data: Any) -> Any:

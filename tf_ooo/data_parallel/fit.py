@@ -25,8 +25,9 @@ from tf_ooo.single_device import save_timeline, stays_stock
 from tf_ooo.uncompiled import Uncompiled
 
 _LOG = logging.getLogger("tf_ooo")
-# How long a rank whose data have ended, or that stops, waits for the others, which may wait for it.
-_PATIENCE_S = 30.0
+# How long a rank whose data have ended waits for the others, which may wait for it; and, when it has said so,
+# one that a callback has stopped.
+_PATIENCE_S, _STOPPED_S = 30.0, 600.0
 _REPLACED = (
     "train_on_batch, or make_train_function, was called in this fit: from then on gradients were not "
     "averaged, and the ranks' weights are no longer the same; go on from a checkpoint, and call it after "
@@ -102,9 +103,9 @@ class DataParallelFit:
         self.step = ParallelStep(
             self._function, self.engine, self.lockstep, model, self._prepare, self._verify, on_batches, known
         )
-        self._model = model
         start = self._guarded(lambda engine: engine.gather(compat.start_epoch_of(model)), "before training")
         compat.set_start_epoch(model, start[0])
+        self._model = model
         compat.install_train_function(model, self.step, stock, before_next=self._end_replaced)
         for name in _SAVING:  # a killed rank 0 leaves the last checkpoint, not half of the next
             compat.shadow(model, name, replacing(getattr(model, name)))
@@ -139,11 +140,13 @@ class DataParallelFit:
     def _run_batches(self, batches: list[Any], iterator: Any) -> Any:
         assert self.averaging is not None  # for mypy: begin has run
         assert self.engine is not None
-        model, known = self._model, self._scheduled
+        assert self.lockstep is not None
+        model, known, of_epoch = self._model, self._scheduled, self.lockstep.of_epoch
+        if known is not None and known.steps_of(of_epoch) > known.steps:
+            known = None  # it was made for shorter epochs
         if known is None or not compat.same_spec(known.element_spec, self._spec):
-            most = self.lockstep.of_epoch if self.lockstep is not None else None
             known = ScheduledSteps(
-                model, self.averaging, self._spec, self.engine, self.options, self.report, most
+                model, self.averaging, self._spec, self.engine, self.options, self.report, of_epoch
             )
             self._scheduled = known
         return known(batches)
@@ -250,6 +253,10 @@ class DataParallelFit:
         thread = threading.Thread(target=ask, daemon=True)
         thread.start()
         thread.join(_PATIENCE_S)
+        if thread.is_alive() and self._model.stop_training:
+            # The others may have stopped as well, and be saving or validating before they say so.
+            _LOG.warning("%s", stopped_alone(self.engine, missing))
+            thread.join(_STOPPED_S)
         if errors:
             raise errors[0]
         if not found:
@@ -266,7 +273,8 @@ class DataParallelFit:
             compat.remove_train_function(self._model)
             for name in _SAVING:
                 compat.unshadow(self._model, name)
-            _forget_traces(self._model)
+            if self.step is not None and self.step.prepared:
+                _forget_traces(self._model)
             self._model = None
 
     def _check_replaced(self) -> None:

@@ -73,7 +73,8 @@ def order_steps(
     keys = [layer_keys(one, graph) for one, graph in zip(graphs, classified, strict=True)]
     wanted = keys[0] if planned_for is None else [tuple(key) for key in planned_for]
     if any(sorted(one) != sorted(wanted) for one in keys):
-        raise ScheduleError("the steps of the unrolled graph do not have the same layers")
+        whose = "the steps of the unrolled graph" if planned_for is None else "rank 0 and this rank"
+        raise ScheduleError(f"{whose} do not have the same layers")
     schedule = schedule_for(classified[0])
     schedules = [numbered_as(schedule, [one.index(key) for key in wanted]) for one in keys]
     steps = [_order(*one, flight_bytes) for one in zip(graphs, classified, schedules, strict=True)]

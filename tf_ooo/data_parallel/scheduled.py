@@ -64,9 +64,7 @@ class ScheduledSteps:
         self.model, self.engine, self.options, self.report = model, engine, options, report
         self.element_spec, self._averaging = element_spec, averaging
         self._source = StepSource(model, averaging.wrap(model), element_spec, engine.renumber)
-        most = options.unroll or self._source.most
-        of_execution = compat.steps_per_execution(model)
-        self.steps = steps_together(min(of_execution, of_epoch or of_execution), most)  # of one function
+        self.steps = self.steps_of(of_epoch)  # of one function
         self.stock = Unrolled(self._source, self.steps)
         self.ordered: Unrolled | None = None
         self.request: StepRequest | None = None
@@ -82,6 +80,12 @@ class ScheduledSteps:
         self._agreed_on = 0
         needs_costs = options.schedule in _NEED_COSTS and options.k is None
         self._phase: Callable[[Sequence[Any]], Any] = self._profile if needs_costs else self._begin
+
+    def steps_of(self, of_epoch: int | None) -> int:
+        """How many steps go into one function where an epoch has so many."""
+        most = self.options.unroll or self._source.most
+        of_execution = compat.steps_per_execution(self.model)
+        return steps_together(min(of_execution, of_epoch or of_execution), most)
 
     def __call__(self, batches: Sequence[Any]) -> Any:
         """Trains on the batches of one execution; the logs of the last step."""
@@ -192,8 +196,13 @@ class ScheduledSteps:
             outputs = self._single([batch])
         if self._probe is not None:
             self._probe.close()
-        layers = self.engine.gather(self._own_layers() if self.engine.rank == 0 else None)[0]
-        options, workers = self.options, self.engine.size
+        layers = self._own_layers() if self.engine.rank == 0 else None
+        said = self.engine.gather({"layers": layers, "failed": self._plan_failed})
+        failed = next((one["failed"] for one in said if one["failed"]), "")
+        if failed:
+            self._cannot_order(failed)
+            return outputs
+        options, workers, layers = self.options, self.engine.size, said[0]["layers"]
         self._start(
             lambda graph: planned.plain_schedule(graph, options.schedule, workers, options.k),
             planned_for=layers,
@@ -202,11 +211,11 @@ class ScheduledSteps:
         return outputs
 
     def _own_layers(self) -> list[LayerKey] | None:
-        """None where the step cannot be ordered, which will be said when it is to be."""
         graph_def = None if self._probe is None else self._probe.graph_def
         try:
             return None if graph_def is None else planned.layers_of(graph_def)
-        except OOOError:
+        except OOOError as error:
+            self._cannot_plan(error)
             return None
 
     def _start(
@@ -246,8 +255,8 @@ class ScheduledSteps:
             return outputs
         if which == STOCK and steps.traced > before and self._draws_from_own_state(len(batches)):
             return outputs
-        whole = len(batches) % self.steps == 0
-        self._times.add(which, elapsed_s / len(batches), steps.traced > before or not whole)
+        no_sample = steps.traced > before or len(batches) < self.steps
+        self._times.add(which, elapsed_s / len(batches), no_sample, len(batches))
         if self._times.done:
             self._decide()
         elif self.options.may_fall_back:
@@ -270,10 +279,13 @@ class ScheduledSteps:
         self.report.predicted_step_s = predicted_s
         self.report.plan_seconds = (plan_seconds or 0.0) + (self.report.plan_seconds or 0.0)
         if failed:
-            self._keep_stock(failed)
-            if self.options.strict:
-                raise GraphError(failed)
+            self._cannot_order(failed)
         return not failed
+
+    def _cannot_order(self, failed: str) -> None:
+        self._keep_stock(failed)
+        if self.options.strict:
+            raise GraphError(failed)
 
     def _draws_from_own_state(self, count: int) -> bool:
         """An op that keeps random numbers to itself forbids going to and fro between two functions."""
@@ -308,7 +320,7 @@ class ScheduledSteps:
         before, started = self.stock.traced, time.perf_counter()
         outputs = self.stock(batches)
         compat.synchronize(outputs)
-        if self.stock.traced == before and len(batches) % self.steps == 0:
+        if self.stock.traced == before and len(batches) >= self.steps:
             self._together_s.append((time.perf_counter() - started) / len(batches))
         if len(self._together_s) >= self.options.profile_steps:
             self._phase = self.stock

@@ -119,10 +119,10 @@ def ended_early(engine: Engine, missing: int) -> BackendError:
 
 
 def stopped_alone(engine: Engine, left: int) -> BackendError:
-    """The error of a rank that stopped within an epoch, where the others go on and wait for it."""
+    """What a rank says that stopped within an epoch, where the others may go on and wait for it."""
     return BackendError(
-        f"rank {engine.rank} stopped training {left} steps before the end of the epoch, and the others did "
-        "not; a callback that may stop some ranks only needs OOOBackprop(lockstep='execution')"
+        f"rank {engine.rank} stopped training {left} steps before the end of the epoch, and the others do "
+        "not answer; a callback that may stop some ranks only needs OOOBackprop(lockstep='execution')"
     )
 
 

@@ -11,6 +11,9 @@ from tests.zoo import KERAS_3
 
 SCRIPT = Path(__file__).with_name("pipeline_fit.py")
 
+# The first of several tests waits for all checks of their process, which has a limit of its own.
+pytestmark = pytest.mark.timeout(1800)
+
 
 def checks(devices, *names):
     return found_by(SCRIPT, str(devices), *names)
@@ -167,12 +170,10 @@ def test_layers_cut_between_their_ops(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "model", TWO := ["conv_with_skips", "rnn", "mixed_precision", "loops", "loops_and_skips"]
-)
+@pytest.mark.parametrize("model", ["conv_with_skips", "rnn", "mixed_precision", "loops", "loops_and_skips"])
 def test_models_on_two_devices(model):
     far = 0.2 if model == "mixed_precision" else 1e-4
-    found = checks(2, *TWO)[model]
+    found = checks(2, model)[model]
     assert_same_bits(found, 2, far)
     if model == "loops":
         # Three layers' loops, forward and backward, in two micro-batches; each whole.  Keras 2 hides those of

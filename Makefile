@@ -16,11 +16,12 @@ SMOKE_REST := tests/test_smoke.py tests/graph/test_compat_keras.py tests/graph/t
 	'tests/graph/test_bit_equal.py::test_models[mlp]' 'tests/graph/test_bit_equal.py::test_models[convolutions]' \
 	'tests/graph/test_bit_equal.py::test_models[lstm_gru]' 'tests/graph/test_examples.py::test_example[02_tf_function.py]'
 
-# Graph tests whose models are spread over devices or compiled, in a process of their own.
-MODES := $(wildcard tests/graph/test_pipeline*.py tests/graph/test_layerpipe*.py tests/graph/test_xla*.py) \
-	tests/graph/test_examples.py tests/graph/test_unrolled_steps.py
+# Graph tests whose models are spread over devices, and those whose steps are compiled or unrolled, in processes of their own.
+MODES := $(wildcard tests/graph/test_pipeline*.py tests/graph/test_layerpipe*.py)
+COMPILED := $(wildcard tests/graph/test_xla*.py) tests/graph/test_examples.py tests/graph/test_unrolled_steps.py
+LEGS := test-modes test-others test-graph test-compiled
 
-.PHONY: venv demo bench test test-graph test-modes test-others lint horovod test-matrix smoke smoke-addons smoke-rest
+.PHONY: venv demo bench test $(LEGS) lint horovod test-matrix smoke smoke-addons smoke-rest
 
 venv: $(VENV)/.installed
 
@@ -57,15 +58,18 @@ lint: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Three processes for two cores: most tests use one, and those with several processes often wait.
+# Three processes for two cores: most tests use one, and those with several processes often wait. The longest first.
 test: venv horovod lint
-	$(MAKE) -j3 --output-sync=target test-graph test-modes test-others
+	$(MAKE) -j3 --output-sync=target $(LEGS)
 
 test-graph:
-	$(BIN)/python -m pytest tests/graph $(MODES:%=--ignore=%)
+	$(BIN)/python -m pytest tests/graph $(MODES:%=--ignore=%) $(COMPILED:%=--ignore=%)
 
 test-modes:
 	$(BIN)/python -m pytest $(MODES)
+
+test-compiled:
+	$(BIN)/python -m pytest $(COMPILED)
 
 test-others:
 	$(BIN)/python -m pytest tests/distributed tests/unit tests/gpu tests/test_smoke.py
@@ -75,7 +79,7 @@ test-matrix:
 	$(MAKE) -j1 -k test $(OTHERS:%=test-%)
 
 $(OTHERS:%=test-%): test-%: .venv-%/.installed .venv-%/.horovod
-	$(MAKE) -j3 -k --output-sync=target BIN=.venv-$*/bin test-graph test-modes test-others
+	$(MAKE) -j3 -k --output-sync=target BIN=.venv-$*/bin $(LEGS)
 
 # Any other version.
 test-%:

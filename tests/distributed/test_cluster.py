@@ -229,8 +229,7 @@ def test_worker_lost_before_a_validation_with_late_gradients_is_named(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("where", ["logs", "validated"])
+@pytest.mark.parametrize(("how", "where"), [(signal.SIGKILL, "validated"), (signal.SIGSTOP, "logs")])
 def test_worker_lost_before_an_epochs_metrics_are_read_is_named(how, where, tmp_path):
     said, seconds = _lose_in_a_fit(tmp_path, how, where, 1, {"epoch": 1, "batch": 24})
     assert all(place.startswith("/job:localhost/") for place in said["places"])

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import launch  # noqa: E402
 
 # The first test of each launch waits for all its checks; the launches have limits of their own.
-pytestmark = pytest.mark.timeout(1000)
+pytestmark = pytest.mark.timeout(1800)
 
 # Their checks are written for Keras 3, read without importing it.
 _KERAS_2 = importlib.metadata.version("keras").startswith("2.")

@@ -603,11 +603,14 @@ def nothing_is_on_its_way():
     seen["Stops"] = Stops(2)
     late = [seen["Stops"], layerpipe(unroll=1)]
     convnet().fit(x, y, batch_size=16, shuffle=False, verbose=0, callbacks=late)
-    others = {}
-    for name, saw in seen.items():
-        rows, alone = 16 * saw.updates, convnet()
-        alone.fit(x[:rows], y[:rows], batch_size=16, shuffle=False, verbose=0, callbacks=[layerpipe()])
-        others[name] = saw.updates > 2 and same(saw.weights, [v.numpy() for v in alone.trainable_variables])
+    alone = {}
+    for rows in {16 * saw.updates for saw in seen.values()}:
+        model = convnet()
+        model.fit(x[:rows], y[:rows], batch_size=16, shuffle=False, verbose=0, callbacks=[layerpipe()])
+        alone[rows] = [v.numpy() for v in model.trainable_variables]
+    others = {
+        name: saw.updates > 2 and same(saw.weights, alone[16 * saw.updates]) for name, saw in seen.items()
+    }
     # Five batches an epoch: the last of each is alone.
     parted, joined = (convnet(keras.optimizers.SGD(0.01, momentum=0.9), dropout=0.0) for _ in range(2))
     for _ in range(2):

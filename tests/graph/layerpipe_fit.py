@@ -604,13 +604,11 @@ def nothing_is_on_its_way():
     late = [seen["Stops"], layerpipe(unroll=1)]
     convnet().fit(x, y, batch_size=16, shuffle=False, verbose=0, callbacks=late)
     alone = {}
-    for rows in {16 * saw.updates for saw in seen.values()}:
-        model = convnet()
+    for updates in {saw.updates for saw in seen.values()}:
+        rows, model = 16 * updates, convnet()
         model.fit(x[:rows], y[:rows], batch_size=16, shuffle=False, verbose=0, callbacks=[layerpipe()])
-        alone[rows] = [v.numpy() for v in model.trainable_variables]
-    others = {
-        name: saw.updates > 2 and same(saw.weights, alone[16 * saw.updates]) for name, saw in seen.items()
-    }
+        alone[updates] = [v.numpy() for v in model.trainable_variables]
+    others = {name: saw.updates > 2 and same(saw.weights, alone[saw.updates]) for name, saw in seen.items()}
     # Five batches an epoch: the last of each is alone.
     parted, joined = (convnet(keras.optimizers.SGD(0.01, momentum=0.9), dropout=0.0) for _ in range(2))
     for _ in range(2):

@@ -1,0 +1,37 @@
+"""For all tests: a process for each file, which skips are allowed, which files begin first."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import pytest
+
+from tests import processes, skips
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--in-process", action="store_true", help="fork no processes, for a debugger")
+    parser.addoption("--strict-skips", action="store_true", help="fail where a skip's reason is not allowed")
+    parser.addini("timeout", "how many seconds a test may take", default="300")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    processes.configure(config)
+    if config.option.strict_skips and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(skips.StrictSkips())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long first: with several processes the end comes sooner.  A file's tests stay together."""
+
+    def seconds(item: pytest.Item) -> float:
+        mark = item.get_closest_marker("takes")
+        return float(mark.args[0]) if mark else 5.0
+
+    first: dict[str, float] = {}
+    for item in items:
+        first[str(item.path)] = max(first.get(str(item.path), 0.0), seconds(item))
+    items.sort(key=lambda item: -first[str(item.path)])

@@ -1,0 +1,184 @@
+"""Processes that start with TensorFlow imported: forked from one that has imported it and has run nothing.
+
+To start Python with TensorFlow takes some five seconds of a core, a fork some milliseconds.  TensorFlow may be
+forked as long as it has no runtime, which its first op makes, with threads that a fork would not have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing import Pipe
+from typing import IO, Any
+
+
+def runtime_started() -> bool:
+    """Whether TensorFlow has made its runtime in this process, which cannot be forked any more then."""
+    context = sys.modules.get("tensorflow.python.eager.context")
+    current = context and context._context
+    return bool(current and current._context_handle is not None)
+
+
+def refuse_with_runtime() -> None:
+    """Raises where a fork would hang sooner or later."""
+    if runtime_started():
+        raise RuntimeError(
+            "this process has run TensorFlow ops and cannot be forked: run them in a process of their own, "
+            "tests.forked.result_of(function), or import tensorflow without running an op in a module's body"
+        )
+
+
+class Forked:
+    """A running function, used like a subprocess.Popen with text pipes."""
+
+    def __init__(self, pid: int, stdin: IO[str], stdout: IO[str]) -> None:
+        self.pid, self.stdin, self.stdout = pid, stdin, stdout
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        end = None if timeout is None else time.monotonic() + timeout
+        while self.poll() is None:
+            if end is not None and time.monotonic() > end:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+            time.sleep(0.01)
+        return self.returncode or 0
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        """All further output, when the process has ended; kills it after ``timeout`` seconds."""
+        watchdog = signal_after(self, timeout)
+        with contextlib.suppress(BrokenPipeError):
+            self.stdin.close()
+        with watchdog:
+            said = self.stdout.read()
+            self.wait()
+        return said, None
+
+
+@contextlib.contextmanager
+def signal_after(process: Forked, seconds: float | None) -> Iterator[None]:
+    """Kills the process if the block takes longer than ``seconds``, and says so."""
+    import threading
+
+    late: list[bool] = []
+    timer = threading.Timer(seconds or 1e6, lambda: (late.append(True), process.kill()))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+    if late:
+        raise subprocess.TimeoutExpired(str(process.pid), seconds or 0.0)
+
+
+def start(
+    function: Callable[..., Any], *arguments: Any, environment: Mapping[str, str | None] = {}
+) -> Forked:
+    """Runs ``function(*arguments)`` in a fork of this process, whose output and errors are one pipe.
+
+    ``environment`` is laid over that of this process; None takes a variable away.  An exception is printed, and
+    the process ends with status 1.
+    """
+    refuse_with_runtime()
+    stdin_read, stdin_write = os.pipe()
+    stdout_read, stdout_write = os.pipe()
+    sys.stdout.flush(), sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        os.close(stdin_read), os.close(stdout_write)
+        return Forked(pid, os.fdopen(stdin_write, "w"), os.fdopen(stdout_read))
+    os.close(stdin_write), os.close(stdout_read)
+    _become(stdin_read, stdout_write, environment)
+    _run_and_exit(function, arguments)
+    raise AssertionError("not reached")
+
+
+def result_of(
+    function: Callable[..., Any], *arguments: Any, environment: Mapping[str, str | None] = {}
+) -> Any:
+    """What the function returns, run in a fork of this process; its exception is raised here."""
+    ours, theirs = Pipe(duplex=False)
+
+    def answer() -> None:
+        try:
+            theirs.send((function(*arguments), None))
+        except BaseException as error:
+            traceback.print_exc()
+            theirs.send((None, _portable(error)))
+
+    process = start(answer, environment=environment)
+    theirs.close()
+    said = process.communicate()[0]
+    if not ours.poll():
+        raise RuntimeError(f"the process of {function.__name__} ended with {process.returncode}:\n{said}")
+    value, error = ours.recv()
+    if error is not None:
+        raise error from RuntimeError(said)
+    return value
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The error, or one with its text where it cannot be pickled."""
+    import pickle
+
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+def _become(stdin: int, stdout: int, environment: Mapping[str, str | None]) -> None:
+    """In the child: these files are its standard ones, also for Python's print."""
+    os.dup2(stdin, 0), os.dup2(stdout, 1), os.dup2(stdout, 2)
+    sys.stdin = os.fdopen(0, "r", closefd=False)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    apply_environment(environment)
+
+
+def apply_environment(environment: Mapping[str, str | None]) -> None:
+    for name, value in environment.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _run_and_exit(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    """As a script: an exception is printed; what a script's end would wait for is not."""
+    status = 0
+    try:
+        function(*arguments)
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush(), sys.stderr.flush()
+    os._exit(status)

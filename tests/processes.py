@@ -1,0 +1,276 @@
+"""A pytest plug-in: each test file runs in a process of its own, forked from one that has imported TensorFlow.
+
+Marks say what the process is like:
+
+``devices(n)``          so many logical CPU devices
+``ranks(n, engine)``    so many processes that train together, launched as for Horovod (``"horovod"``) or with
+                        TF_CONFIG (``"collectives"``); each runs the test, and the test fails if it fails on one
+``alone``               a new process for each test of the file: for what could end it, or is done once in one
+``environment(**vars)`` variables of the process
+
+Tests of a file with the same marks share a process, module fixtures and all; failed ranks are started anew.
+``--in-process`` runs everything in pytest's own process, for a debugger; tests that need more are skipped then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+from _pytest.runner import runtestprotocol
+
+from tests import forked, launches
+
+# When one rank has failed the others may wait for it.
+GRACE_S = 15.0
+MARKS = {
+    "devices": "devices(n): runs in a process with so many logical CPU devices",
+    "ranks": "ranks(n, engine): runs on so many ranks that train together",
+    "alone": "alone: runs in a process of its own, not with the others of its file",
+    "environment": "environment(**variables): environment variables of the process",
+    "timeout": "timeout(seconds): how long the test may take",
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a process must be like to run a test."""
+
+    file: str
+    devices: int = 0
+    ranks: int = 0
+    engine: str = ""
+    alone: str = ""
+    environment: tuple[tuple[str, str | None], ...] = ()
+
+
+def kind_of(item: pytest.Item) -> Kind:
+    """From the marks of a test."""
+
+    def argument(name: str, place: int, default: Any) -> Any:
+        mark = item.get_closest_marker(name)
+        return mark.args[place] if mark and len(mark.args) > place else default
+
+    variables = {k: v for mark in item.iter_markers("environment") for k, v in mark.kwargs.items()}
+    return Kind(
+        str(item.path),
+        argument("devices", 0, 0),
+        argument("ranks", 0, 0),
+        argument("ranks", 1, "horovod"),
+        item.nodeid if item.get_closest_marker("alone") else "",
+        tuple(sorted(variables.items())),
+    )
+
+
+def timeout_of(item: pytest.Item) -> float:
+    mark = item.get_closest_marker("timeout")
+    return float(mark.args[0] if mark else item.config.getini("timeout"))
+
+
+@dataclass
+class Group:
+    """The processes that run tests of one kind: one, or one for each rank."""
+
+    kind: Kind
+    pids: list[int] = field(default_factory=list)
+    connections: list[Connection] = field(default_factory=list)
+    stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def run(self, index: int, next_index: int | None, timeout_s: float) -> tuple[list[Any], int]:
+        """Each rank's reports of a test, or why there are none; the rank that failed first, else 0."""
+        for connection in self.connections:
+            with contextlib.suppress(BrokenPipeError):
+                connection.send((index, next_index))
+        end, answers = time.monotonic() + timeout_s, ["" for _ in self.pids]
+        failed: list[int] = []
+        while (waiting := [rank for rank, answer in enumerate(answers) if not answer]) and (
+            time.monotonic() < end
+        ):
+            for rank in waiting:
+                answers[rank] = self._answer(rank)
+                if answers[rank] and not is_good(answers[rank]):
+                    failed.append(rank)
+                    end = min(end, time.monotonic() + GRACE_S)
+        for rank in (rank for rank, answer in enumerate(answers) if not answer):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pids[rank], signal.SIGUSR1)  # where it is, from faulthandler
+            time.sleep(0.5)
+            answers[rank] = f"no end after {timeout_s:g} s, or {GRACE_S:g} s after another rank had failed"
+            failed.append(rank)
+        return answers, failed[0] if failed else 0
+
+    def _answer(self, rank: int) -> Any:
+        """What has come of the test on a rank; nothing as long as it runs."""
+        connection = self.connections[rank]
+        if connection.poll(0.02 if len(self.pids) > 1 else 1.0):
+            with contextlib.suppress(EOFError, ConnectionResetError):
+                return connection.recv()
+            _, status = os.waitpid(self.pids[rank], 0)
+            self.pids[rank] = 0
+            code = os.waitstatus_to_exitcode(status)
+            return f"its process ended with {signal.Signals(-code).name if code < 0 else code}"
+        return ""
+
+    def end(self) -> None:
+        """Ends the processes, which have torn down what they had set up."""
+        for pid, connection in zip(self.pids, self.connections, strict=True):
+            connection.close()
+            if pid:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+        self.pids, self.connections = [], []
+        self.stack.close()
+
+
+def is_good(answer: Any) -> bool:
+    return isinstance(answer, list) and all(report["outcome"] != "failed" for report in answer)
+
+
+class Forking:
+    """Runs tests in groups of processes."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.group: Group | None = None
+        self.index: dict[str, int] = {}
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.index = {item.nodeid: place for place, item in enumerate(session.items)}
+        # Its folder is made once, not by each process.
+        session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+        gc.collect()
+        gc.freeze()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        for report in self._reports(item, nextitem):
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    def _reports(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
+        kind = kind_of(item)
+        if self.group is None or self.group.kind != kind:
+            self._end()
+            self.group = self._start(kind, item.session)
+        goes_on = nextitem is not None and kind_of(nextitem) == kind
+        next_index = self.index[nextitem.nodeid] if nextitem is not None and goes_on else None
+        started = time.time()
+        answers, rank = self.group.run(self.index[item.nodeid], next_index, timeout_of(item))
+        if not goes_on or not all(is_good(answer) for answer in answers):
+            self._end()
+        return self._merged(item, answers, rank, started)
+
+    def _start(self, kind: Kind, session: pytest.Session) -> Group:
+        forked.refuse_with_runtime()
+        group = Group(kind)
+        count = kind.ranks or 1
+        environments = [dict(kind.environment) for _ in range(count)]
+        if kind.ranks:
+            launched = group.stack.enter_context(launches.environments(kind.engine, kind.ranks))
+            environments = [own | dict(kind.environment) for own in launched]
+        for rank in range(count):
+            ours, theirs = Pipe()
+            pid = os.fork()
+            if not pid:
+                for connection in (ours, *group.connections):
+                    connection.close()
+                serve(session, kind, theirs, rank, environments[rank])
+            theirs.close()
+            group.pids.append(pid)
+            group.connections.append(ours)
+        return group
+
+    def _end(self) -> None:
+        if self.group is not None:
+            self.group.end()
+            self.group = None
+
+    def _merged(
+        self, item: pytest.Item, answers: list[Any], rank: int, started: float
+    ) -> list[pytest.TestReport]:
+        """What that rank reports."""
+        if isinstance(answers[rank], str):
+            return [self._broken(item, answers[rank], rank, started)]
+        load = self.config.hook.pytest_report_from_serializable
+        reports = [load(config=self.config, data=data) for data in answers[rank]]
+        if len(answers) > 1:
+            for report in reports:
+                report.sections.append(("rank", f"this is rank {rank} of {len(answers)}"))
+        return reports
+
+    def _broken(self, item: pytest.Item, why: str, rank: int, started: float) -> pytest.TestReport:
+        """The report of a test whose process ended or hung, with what it had printed."""
+        capture = self.config.pluginmanager.getplugin("capturemanager")
+        said = "".join(capture.read_global_capture()) if capture and capture.is_globally_capturing() else ""
+        text = f"rank {rank}: {why}\n{said}"
+        return pytest.TestReport(
+            item.nodeid, item.location, {}, "failed", text, "call", [], time.time() - started,
+            started, time.time(),
+        )  # fmt: skip
+
+
+def serve(
+    session: pytest.Session, kind: Kind, connection: Connection, rank: int, environment: dict[str, Any]
+) -> None:
+    """In the child: runs the tests it is told to, until it is ended."""
+    status = 1
+    try:
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
+        forked.apply_environment(environment)
+        capture = session.config.pluginmanager.getplugin("capturemanager")
+        if rank and capture is not None and capture.is_globally_capturing():
+            capture.stop_global_capturing()  # the first rank writes there
+            capture.start_global_capturing()
+        make_devices(kind.devices)
+        dump = session.config.hook.pytest_report_to_serializable
+        while True:
+            index, next_index = connection.recv()
+            item = session.items[index]
+            following = None if next_index is None else session.items[next_index]
+            reports = runtestprotocol(item, log=False, nextitem=following)
+            connection.send([dump(config=session.config, report=report) for report in reports])
+    except (EOFError, OSError):
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def make_devices(count: int) -> None:
+    """So many logical CPUs, before TensorFlow's runtime exists."""
+    if count:
+        import tensorflow as tf
+
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+
+
+class InProcess:
+    """``--in-process``: skips what needs other processes."""
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        for item in items:
+            kind = kind_of(item)
+            if kind.ranks or kind.devices > 1 or kind.environment:
+                item.add_marker(pytest.mark.skip(reason="needs a process of its own"))
+
+
+def configure(config: pytest.Config) -> None:
+    """Adds the marks and the plug-in."""
+    for line in MARKS.values():
+        config.addinivalue_line("markers", line)
+    controller = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
+    if not controller and not config.option.collectonly:
+        config.pluginmanager.register(InProcess() if config.option.in_process else Forking(config))

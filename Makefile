@@ -9,19 +9,18 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Older TensorFlows, each in an environment of its own: docs/versions.md.
 OTHERS := 2.15 2.18
 # What runs on 2.15 in a few minutes: tensorflow-addons' parts, and every kind of thing once.
-SMOKE_ADDONS := tests/graph/test_addons.py tests/graph/test_versions.py
-SMOKE_REST := tests/test_smoke.py tests/graph/test_compat_keras.py tests/graph/test_pipeline_compat.py \
+SMOKE := tests/graph/test_addons.py tests/graph/test_versions.py tests/test_smoke.py \
+	tests/graph/test_compat_keras.py tests/graph/test_pipeline_compat.py \
 	tests/graph/test_pipeline.py::test_two_devices_and_uneven_batches tests/graph/test_pipeline.py::test_legacy_optimizers \
 	tests/graph/test_callback.py::test_not_rewritable_trains_on_and_says_why \
 	'tests/graph/test_bit_equal.py::test_models[mlp]' 'tests/graph/test_bit_equal.py::test_models[convolutions]' \
 	'tests/graph/test_bit_equal.py::test_models[lstm_gru]' 'tests/graph/test_examples.py::test_example[02_tf_function.py]'
 
-# Graph tests whose models are spread over devices, and those whose steps are compiled or unrolled, in processes of their own.
-MODES := $(wildcard tests/graph/test_pipeline*.py tests/graph/test_layerpipe*.py)
-COMPILED := $(wildcard tests/graph/test_xla*.py) tests/graph/test_examples.py tests/graph/test_unrolled_steps.py
-LEGS := test-modes test-others test-graph test-compiled
+# Two processes run tests; a third fills the gaps of those that wait for others.
+JOBS ?= 3
+PYTEST := -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --strict-skips
 
-.PHONY: venv demo bench test $(LEGS) lint horovod test-matrix smoke smoke-addons smoke-rest
+.PHONY: venv demo bench test test-quick lint horovod test-matrix smoke
 
 venv: $(VENV)/.installed
 
@@ -58,41 +57,26 @@ lint: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Three processes for two cores: most tests use one, and those with several processes often wait. The longest first.
 test: venv horovod lint
-	$(MAKE) -j3 --output-sync=target $(LEGS)
+	$(BIN)/python $(PYTEST) --durations=20
 
-test-graph:
-	$(BIN)/python -m pytest tests/graph $(MODES:%=--ignore=%) $(COMPILED:%=--ignore=%)
-
-test-modes:
-	$(BIN)/python -m pytest $(MODES)
-
-test-compiled:
-	$(BIN)/python -m pytest $(COMPILED)
-
-test-others:
-	$(BIN)/python -m pytest tests/distributed tests/unit tests/gpu tests/test_smoke.py
+# Before each commit, under three minutes: the unit tests, and one thing of each mode.
+test-quick: venv horovod
+	$(BIN)/python $(PYTEST) -m quick
 
 # One version after the other, all of them also where one fails.
 test-matrix:
 	$(MAKE) -j1 -k test $(OTHERS:%=test-%)
 
 $(OTHERS:%=test-%): test-%: .venv-%/.installed .venv-%/.horovod
-	$(MAKE) -j3 -k --output-sync=target BIN=.venv-$*/bin $(LEGS)
+	.venv-$*/bin/python $(PYTEST)
 
 # Any other version.
 test-%:
 	$(error $@: TensorFlow $* has no locked packages here; there are $(OTHERS:%=test-%))
 
 smoke: .venv-2.15/.installed
-	$(MAKE) -j2 --output-sync=target smoke-addons smoke-rest
-
-smoke-addons:
-	.venv-2.15/bin/python -m pytest -q $(SMOKE_ADDONS)
-
-smoke-rest:
-	.venv-2.15/bin/python -m pytest -q $(SMOKE_REST)
+	.venv-2.15/bin/python $(PYTEST) $(SMOKE)
 
 .venv-%/.installed: requirements/tf-%.txt setup.py grappler_passes/plugin/shim.c
 	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*

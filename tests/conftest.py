@@ -25,7 +25,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take long first: with several processes the end comes sooner.  A file's tests stay together."""
+    """Files that take long first, so that all processes end at about the same time."""
 
     def seconds(item: pytest.Item) -> float:
         mark = item.get_closest_marker("takes")
@@ -35,3 +35,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         first[str(item.path)] = max(first.get(str(item.path), 0.0), seconds(item))
     items.sort(key=lambda item: -first[str(item.path)])
+    for item in items:
+        if item.path.parent.name == "unit" and not item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.quick)

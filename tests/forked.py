@@ -1,20 +1,23 @@
-"""Processes that start with TensorFlow imported: forked from one that has imported it and has run nothing.
+"""Processes that start with TensorFlow imported: forked from one that has run nothing.
 
-To start Python with TensorFlow takes some five seconds of a core, a fork some milliseconds.  TensorFlow may be
-forked as long as it has no runtime, which its first op makes, with threads that a fork would not have.
+To start Python with TensorFlow takes some five seconds of a core, a fork some milliseconds.  TensorFlow may
+be forked as long as it has no runtime, which its first op makes, with threads that a fork would not have.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from multiprocessing import Pipe
+from pathlib import Path
 from typing import IO, Any
 
 
@@ -80,8 +83,6 @@ class Forked:
 @contextlib.contextmanager
 def signal_after(process: Forked, seconds: float | None) -> Iterator[None]:
     """Kills the process if the block takes longer than ``seconds``, and says so."""
-    import threading
-
     late: list[bool] = []
     timer = threading.Timer(seconds or 1e6, lambda: (late.append(True), process.kill()))
     timer.daemon = True
@@ -99,8 +100,8 @@ def start(
 ) -> Forked:
     """Runs ``function(*arguments)`` in a fork of this process, whose output and errors are one pipe.
 
-    ``environment`` is laid over that of this process; None takes a variable away.  An exception is printed, and
-    the process ends with status 1.
+    ``environment`` is laid over that of this process; None takes a variable away.  An exception is printed,
+    and the process ends with status 1.
     """
     refuse_with_runtime()
     stdin_read, stdin_write = os.pipe()
@@ -120,30 +121,32 @@ def result_of(
     function: Callable[..., Any], *arguments: Any, environment: Mapping[str, str | None] = {}
 ) -> Any:
     """What the function returns, run in a fork of this process; its exception is raised here."""
-    ours, theirs = Pipe(duplex=False)
-
-    def answer() -> None:
-        try:
-            theirs.send((function(*arguments), None))
-        except BaseException as error:
-            traceback.print_exc()
-            theirs.send((None, _portable(error)))
-
-    process = start(answer, environment=environment)
-    theirs.close()
-    said = process.communicate()[0]
-    if not ours.poll():
-        raise RuntimeError(f"the process of {function.__name__} ended with {process.returncode}:\n{said}")
-    value, error = ours.recv()
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder, "answer")
+        process = start(_answer, answer, function, arguments, environment=environment)
+        said = process.communicate()[0]
+        if not answer.exists():
+            raise RuntimeError(f"the process of {function.__name__} ended with {process.returncode}:\n{said}")
+        value, error = pickle.loads(answer.read_bytes())
     if error is not None:
         raise error from RuntimeError(said)
     return value
 
 
+def _answer(file: Path, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    """In the child: writes what the function returns or raises."""
+    try:
+        answer = (function(*arguments), None)
+    except BaseException as error:
+        traceback.print_exc()
+        answer = (None, _portable(error))
+    unfinished = file.with_suffix(".unfinished")
+    unfinished.write_bytes(pickle.dumps(answer))
+    unfinished.rename(file)
+
+
 def _portable(error: BaseException) -> BaseException:
     """The error, or one with its text where it cannot be pickled."""
-    import pickle
-
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

@@ -1,4 +1,4 @@
-"""Training a multilayer perceptron by hand, in NumPy, with the weights that each pass of each batch is to see."""
+"""Training a multilayer perceptron by hand, in NumPy: each pass of a batch sees the weights it is to see."""
 
 from __future__ import annotations
 

@@ -79,14 +79,14 @@ def shortcuts():
     return model
 
 
-def fit(model, callback, epochs=1, more=(), rows=None, **arguments):
+def fitted(model, callback, epochs=1, more=(), rows=None, **arguments):
     """An ordinary fit: with an error, or on one device."""
     x, y = (part[:rows] for part in samples())
     given = {"batch_size": BATCH, "epochs": epochs, "shuffle": False, "verbose": 0} | arguments
     return model.fit(x, y, callbacks=[callback, *more], **given).history
 
 
-def fitted(model, callback, epochs=1, more=(), rows=None, **arguments):
+def fitted_spread(model, callback, epochs=1, more=(), rows=None, **arguments):
     """The history of a fit that is spread over devices, which is asserted."""
     x, y = (part[:rows] for part in samples())
     given = {"batch_size": BATCH, "epochs": epochs, "shuffle": False} | arguments
@@ -139,7 +139,6 @@ def updates_of(model):
 def places(model):
     """The devices that a model's and its optimizer's variables are on."""
     return {value_of(v).device[-5:] for v in (*model.variables, *model.optimizer.variables)}
-
 
 
 class Saves(keras.callbacks.Callback):

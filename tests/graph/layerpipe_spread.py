@@ -75,7 +75,7 @@ def spread_over(stages, weights, warmup=None, every=None, count=BATCHES, frozen=
     while (logs := epoch.step()) is not None:
         losses.append(float(logs["loss"]))
     moved.restore()
-    assert_spread(made, stages.processors)
+    assert_spread(made, stages.processors, in_order=True)
     return model.get_weights(), losses, made
 
 
@@ -96,10 +96,10 @@ def _move(moved, model, stages, frozen):
 # -- is it spread? ---------------------------------------------------------------------------------
 
 
-def assert_spread(made, processors):
-    """In the functions that ran, every processor has ops of its own, in the order of its tasks.
+def assert_spread(made, processors, in_order=False):
+    """In the functions that ran, every processor has ops of its own, which wait for the task before.
 
-    Returns how many ops of full rounds wait for the task before for no other reason than that order.
+    All that can wait does with ``in_order``.  Returns how many do so for no other reason than that order.
     """
     graphs = [function.get_concrete_function().graph for function in made.ticks._functions.values()]
     ops = [op for graph in graphs for op in graph.get_operations()]
@@ -109,24 +109,29 @@ def assert_spread(made, processors):
     full = [key for key in made.ticks._functions if key[:2] == (0, made.ticks.last)]
     if not full:  # there were fewer batches than rounds
         return 0
-    ordered = _assert_in_turn(made, max(full, key=lambda key: key[2]))
-    assert ordered > 0
-    return ordered
+    ordered, late = _in_turn(made, max(full, key=lambda key: key[2]))
+    assert len(ordered) > 0
+    assert late == [] or not in_order, "they do not wait for the task before"
+    return len(ordered)
 
 
-def _assert_in_turn(made, key):
-    """Each op waits for the task before, of its own processor, where data do not forbid it; how many could."""
+def _in_turn(made, key):
+    """Of the ops that no data order: those that wait for their processor's task before, and those that do not.
+
+    What the tasks before need themselves cannot wait, and is neither.
+    """
     graph = made.ticks._functions[key].get_concrete_function().graph.as_graph_def()
-    index, free = GraphIndex(graph), 0
+    index, ordered, late = GraphIndex(graph), [], []
     for tasks in _lanes(made, index, key[2]):
         earlier = []
         for before, after in itertools.pairwise(tasks):
             earlier += before
-            unordered = [i for i in after if not any(index.implied(i, j) for j in earlier)]
-            late = [index.names[i] for i in unordered if not all(index.implied(j, i) for j in before)]
-            assert late == [], "they do not wait for the task before"
-            free += len(unordered)
-    return free
+            for i in after:
+                if any(index.implied(i, j) for j in earlier):
+                    continue
+                waits = all(index.implied(j, i) for j in before)
+                (ordered if waits else late).append(index.names[i])
+    return ordered, late
 
 
 def _lanes(made, index, rounds):
@@ -135,7 +140,12 @@ def _lanes(made, index, rounds):
     for number, kind in itertools.product(range(rounds), _KINDS):
         for name, (own, _) in made.traced.where.items():
             i = index.index.get(f"round_{number}/{name}" if rounds > 1 else name)
-            if own.removesuffix("/high") != kind or i is None or name not in made.rounds.device_of or index.ops[i] == "Const":
+            if (
+                own.removesuffix("/high") != kind
+                or i is None
+                or name not in made.rounds.device_of
+                or index.ops[i] == "Const"
+            ):
                 continue
             lane = lanes.setdefault(made.rounds.device_of[name], {})
             lane.setdefault((number, kind), []).append(i)
@@ -155,10 +165,14 @@ def recorded():
         yield spreads
 
 
-def fit_spread(model, callback, *data, callbacks=(), **arguments):
-    """The history of a fit in whose rounds every device has had its part, in order."""
+def fit_spread(model, callback, *data, first=(), callbacks=(), **arguments):
+    """The history of a fit in whose rounds every device has had its part, in order.
+
+    Args:
+        first, callbacks: others, before ours and behind it.
+    """
     with recorded() as spreads:
-        history = model.fit(*data, verbose=0, callbacks=[callback, *callbacks], **arguments)
+        history = model.fit(*data, verbose=0, callbacks=[*first, callback, *callbacks], **arguments)
     assert len(spreads) == 1
     assert_spread(spreads[0], len(callback.report.layerpipe["devices"]))
     return history.history

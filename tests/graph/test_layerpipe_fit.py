@@ -11,8 +11,8 @@ from tests.graph.layerpipe_by_hand import BATCHES, by_hand, distance, perceptron
 from tests.graph.layerpipe_fit import (
     BATCH,
     convnet,
-    fit,
     fitted,
+    fitted_spread,
     gelus,
     layerpipe,
     over_four,
@@ -40,7 +40,7 @@ class Reported:
 
     def __init__(self, way):
         self.model, callback = convnet(keras.optimizers.Adam(0.01)), layerpipe(**WAYS[way])
-        self.history = fitted(self.model, callback, validation_data=samples())
+        self.history = fitted_spread(self.model, callback, validation_data=samples())
         self.evaluated = self.model.evaluate(*samples(), verbose=0)[0]
         self.report = callback.report
         self.versions = callback.report.layerpipe["weight_version_bytes"]
@@ -105,7 +105,7 @@ def test_cuts_inside_every_kind_of_layer(name):
     """
     make, options = CUTS[name]
     callback = layerpipe(**options)
-    history = fitted(make(), callback, rows=2 * BATCH + 7)
+    history = fitted_spread(make(), callback, rows=2 * BATCH + 7)
     planned = {row["name"]: row["delay_steps"] for row in callback.report.layers}
     delays = callback.report.layerpipe["delay_steps"]
     layers = {path: path if path in planned else path.rpartition("/")[0] for path in delays}
@@ -137,9 +137,9 @@ def test_average_of_weights():
 
 def test_one_device_is_stock():
     stock, ours = convnet("adam"), convnet("adam")
-    expected = fit(stock, keras.callbacks.Callback(), epochs=2)
+    expected = fitted(stock, keras.callbacks.Callback(), epochs=2)
     callback = tf_ooo.OOOBackprop(mode="layerpipe", devices=1)
-    assert fit(ours, callback, epochs=2) == expected
+    assert fitted(ours, callback, epochs=2) == expected
     assert same(state_of(stock), state_of(ours))
     assert callback.report.fallback_reason == "there is one device: the stock step runs"
 
@@ -153,7 +153,7 @@ def test_legacy_optimizers(name):
         return kind.Adam(0.01) if name == "adam" else kind.SGD(0.05, momentum=0.9)
 
     newer, legacy = (
-        fitted(convnet(optimizer(kind)), layerpipe(4), epochs=2)["loss"]
+        fitted_spread(convnet(optimizer(kind)), layerpipe(4), epochs=2)["loss"]
         for kind in (keras.optimizers, keras.optimizers.legacy)
     )
     assert legacy == pytest.approx(newer, rel=1e-4)

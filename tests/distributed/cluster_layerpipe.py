@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_ooo
-from tests.graph.layerpipe_fit import BATCHES, by_hand, coalesced_by_hand, data, perceptron
+from tests.graph.layerpipe_by_hand import BATCHES, by_hand, coalesced_by_hand, data, perceptron
 from tf_ooo.costs.table import CostTable
 
 

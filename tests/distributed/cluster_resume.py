@@ -14,9 +14,8 @@ import keras
 import numpy as np
 
 import tf_ooo
-from tests.graph.layerpipe_fit import fitted, shortcuts
-from tests.graph.layerpipe_more import SavesEpoch
-from tests.graph.layerpipe_steps import distance
+from tests.graph.layerpipe_by_hand import distance
+from tests.graph.layerpipe_fit import SavesEpoch, fitted, shortcuts
 from tf_ooo.costs.table import CostTable
 
 

@@ -1,21 +1,16 @@
-"""Run by test_layerpipe_models.py in a process of its own: logical CPUs must be set up first.
-
-``python layerpipe_models.py CHECK...`` prints one line of JSON: what each check found.
-"""
+"""Models of many kinds, and training them by hand with gradients that come late."""
 
 from __future__ import annotations
 
-import sys
-
-import keras
 import numpy as np
 import tensorflow as tf
 
-import tf_ooo
-from tests.scripts import print_found
+from tests.graph.layerpipe_by_hand import distance
+from tests.graph.layerpipe_fit import layerpipe, trained_weights
+from tests.graph.layerpipe_spread import fit_spread
+from tests.zoo import keras
 from tf_ooo import compat
-from tf_ooo.compat import path_of as path
-from tf_ooo.costs.table import CostTable
+from tf_ooo.compat import path_of
 from tf_ooo.pipeline.compat import value_of
 
 RATE, BATCHES, ROWS = 0.2, 14, 12
@@ -23,7 +18,15 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(ROWS * BATCHES - 5, 7)).astype("float32")  # the last batch is smaller
 WORDS = RNG.integers(0, 29, size=(len(X), 6))
 Y = RNG.integers(0, 3, len(X))
-LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def crossentropy(y, outputs):
+    loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=tf.cast(outputs, tf.float32))
+    return tf.reduce_mean(loss)
+
+
+def squared(y, outputs):
+    return tf.reduce_mean(tf.square(outputs - tf.one_hot(y, 3)))
 
 
 class Tied(keras.Model):
@@ -107,34 +110,43 @@ class Custom(keras.Model):
         return {"loss": loss}
 
 
-def squared(y, outputs):
-    return tf.reduce_mean(tf.square(outputs - tf.one_hot(y, 3)))
+class Scaled(keras.layers.Layer):
+    """Its gradient is a product with each number by itself: no op of it takes whole rows."""
+
+    def build(self, shape):
+        self.factor = self.add_weight(shape=(shape[-1],), initializer="ones", name="factor")
+
+    def call(self, x):
+        return x * self.factor
 
 
-CASES = {
-    "tied": (Tied, (WORDS, np.roll(WORDS, 1, 1)), LOSS),
-    "embedded": (embedded, (WORDS, Y), LOSS),
-    "two_inputs": (two_inputs, ((X, (WORDS / 29).astype("float32")), Y), LOSS),
-    "custom_train_step": (Custom, (X, Y), squared),
-    "bfloat16": (mlp, (X, Y), LOSS),
-    "normalized": (normalized, (X, Y), LOSS),
-    "used_twice": (used_twice, (X, Y), LOSS),
-}
+def scaled():
+    layers = [keras.layers.Dense(9, activation="tanh"), Scaled(), keras.layers.Dense(8, activation="tanh")]
+    return keras.Sequential([keras.Input((7,)), *layers, keras.layers.Dense(3)])
 
 
-# A normalization's scale and offset may be layers of their own.
-MORE_LAYERS = {"normalized": 1}
+def transposed():
+    layers = [
+        keras.layers.Reshape((7, 1, 1)),
+        keras.layers.Conv2DTranspose(5, (3, 1), padding="same", activation="tanh", name="first"),
+        keras.layers.Conv2DTranspose(6, (3, 2), strides=(2, 1), activation="tanh", name="second"),
+        keras.layers.Flatten(),
+    ]
+    return keras.Sequential([keras.Input((7,)), *layers, keras.layers.Dense(3, name="last")])
 
 
-def made(make, batch, loss, optimizer=None):
-    """A compiled model, built."""
-    keras.utils.set_random_seed(3)
-    model = make()
-    keras_loss = loss if loss is LOSS else None
-    metrics = ["accuracy"] if keras_loss else None
-    model.compile(optimizer or keras.optimizers.SGD(RATE), keras_loss, metrics=metrics, jit_compile=False)
-    model(batch[0])
-    return model
+def two_heads():
+    """An odd model: a table that is used twice, a gate, two outputs of different sizes."""
+    words = keras.Input((6,))
+    table = keras.layers.Embedding(29, 8)
+    x = keras.layers.Flatten()(table(words))
+    gate = keras.layers.Dense(5, activation="sigmoid")(keras.layers.GlobalAveragePooling1D()(table(words)))
+    x = keras.layers.Dense(5, activation="tanh")(x)
+    x = keras.layers.multiply([x, gate])
+    return keras.Model(words, [keras.layers.Dense(3, name="kind")(x), keras.layers.Dense(1, name="size")(x)])
+
+
+# -- training --------------------------------------------------------------------------------------
 
 
 def batches(data):
@@ -142,39 +154,43 @@ def batches(data):
     return [tf.nest.map_structure(lambda part, n=n: part[n : n + ROWS], data) for n in starts]
 
 
-def by_hand(make, data, loss, delays):
-    """The weights after plain gradient descent in which each variable's gradients are so many steps late."""
-    model = made(make, batches(data)[0], loss)
-    variables = model.trainable_variables
-    history = [[v.numpy() for v in variables]]
-    for number, (x, y) in enumerate(batches(data)):
-        for place, variable in enumerate(variables):
-            variable.assign(history[max(0, number - delays[place])][place])
-        with tf.GradientTape() as tape:
-            value = loss(y, model(x, training=True))
-        gradients = tape.gradient(value, [value_of(v) for v in variables])
-        history.append(
-            [w - RATE * tf.convert_to_tensor(g) for w, g in zip(history[-1], gradients, strict=True)]
-        )
-    return history[-1]
+def compiled(make, data, loss=None, optimizer=None, **options):
+    """A model, built, that is compiled for a Keras loss."""
+    keras.utils.set_random_seed(3)
+    model = make()
+    given = {"metrics": ["accuracy"] if loss else None} | options
+    model.compile(optimizer or keras.optimizers.SGD(RATE), loss, jit_compile=False, **given)
+    model(batches(data)[0][0])
+    return model
 
 
-def coalesced_by_hand(make, data, loss, optimizer, every, epochs):
-    """Groups of batches at the weights of one update before; an epoch ends with a smaller group."""
-    model = made(make, batches(data)[0], loss, optimizer)
-    variables = model.trainable_variables
-    optimizer.build(variables)
-    newest = [v.numpy() for v in variables]
-    for _ in range(epochs):
-        before = newest
-        for start in range(0, len(batches(data)), every):
-            assign(variables, before)
-            group = [_dense(model, batch, loss) for batch in batches(data)[start : start + every]]
-            assign(variables, newest)
-            means = [tf.add_n(same) / len(group) for same in zip(*group, strict=True)]
-            compat.update(optimizer, means, variables)
-            before, newest = newest, [v.numpy() for v in variables]
-    return newest
+def keras_loss():
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def layers_of(model):
+    return len({path_of(v).rpartition("/")[0] for v in model.trainable_variables})
+
+
+def spread_fit(model, callback, data, *more, **arguments):
+    """Of batches whose last is smaller."""
+    return fit_spread(model, callback, dataset(data), callbacks=more, **arguments)
+
+
+def dataset(data):
+    signature = tf.nest.map_structure(lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), data)
+    return tf.data.Dataset.from_generator(lambda: iter(batches(data)), output_signature=signature)
+
+
+def in_small_functions(devices, layers, **options):
+    """Two rounds in one function: with as many as there could be these take longer to trace."""
+    return layerpipe(devices, layers, unroll=2, **options)
+
+
+def late_steps(model, callback):
+    """How late the gradients of each trained variable are."""
+    delays = callback.report.layerpipe["delay_steps"]
+    return [delays[path_of(v)] for v in model.trainable_variables]
 
 
 def assign(variables, values):
@@ -182,139 +198,72 @@ def assign(variables, values):
         variable.assign(value)
 
 
-def _dense(model, batch, loss):
-    x, y = batch
-    with tf.GradientTape() as tape:
-        value = loss(y, model(x, training=True))
-    return [
-        tf.convert_to_tensor(g)
-        for g in tape.gradient(value, [value_of(v) for v in model.trainable_variables])
-    ]
+class ByHand:
+    """Training in which each variable's gradients are so many steps late.
+
+    Args:
+        make: of the model.
+        data: a nest of arrays; of each batch the first part is the model's input.
+        loss: of the rest of a batch and the outputs.
+        optimizer: a function that makes one; None: plain gradient descent by hand.
+    """
+
+    def __init__(self, make, data, loss, optimizer=None):
+        self.data, self.loss, self.optimizer = data, loss, optimizer
+        self.model = compiled(make, data)
+        self.start = trained_weights(self.model)
+        self.gradients = tf.function(self._gradients, reduce_retracing=True)
+
+    def _gradients(self, x, *rest):
+        with tf.GradientTape() as tape:
+            value = self.loss(*rest, self.model(x, training=True))
+        variables = [value_of(v) for v in self.model.trainable_variables]
+        return [tf.convert_to_tensor(g) for g in tape.gradient(value, variables)]
+
+    def late(self, delays):
+        """The final weights."""
+        variables = self.model.trainable_variables
+        optimizer = self._built()
+        history = [self.start]
+        for number, batch in enumerate(batches(self.data)):
+            seen = [history[max(0, number - delay)][place] for place, delay in enumerate(delays)]
+            assign(variables, seen)
+            history.append(self._updated(optimizer, history[-1], self.gradients(*batch)))
+        return history[-1]
+
+    def coalesced(self, every, epochs):
+        """Groups of batches at the weights of one update before; an epoch ends with a smaller group."""
+        variables, optimizer, newest = self.model.trainable_variables, self._built(), self.start
+        for _ in range(epochs):
+            before = newest
+            for start in range(0, len(batches(self.data)), every):
+                assign(variables, before)
+                group = [self.gradients(*batch) for batch in batches(self.data)[start : start + every]]
+                means = [tf.add_n(parts) / len(group) for parts in zip(*group, strict=True)]
+                before, newest = newest, self._updated(optimizer, newest, means)
+        return newest
+
+    def _built(self):
+        if self.optimizer is None:
+            return None
+        optimizer = self.optimizer()
+        optimizer.build(self.model.trainable_variables)
+        return optimizer
+
+    def _updated(self, optimizer, weights, gradients):
+        if optimizer is None:
+            return [w - RATE * g.numpy() for w, g in zip(weights, gradients, strict=True)]
+        variables = self.model.trainable_variables
+        assign(variables, weights)
+        compat.update(optimizer, gradients, variables)
+        return trained_weights(self.model)
 
 
-def two_versions():
-    """PipeDream-2BW through two epochs of fit, with optimizers that have state and read the weights."""
-    found = {}
-    for name in ("tied", "embedded"):
-        make, data, loss = CASES[name]
-        optimizers = [keras.optimizers.AdamW(0.02, weight_decay=0.05, clipnorm=0.5) for _ in range(2)]
-        model = made(make, batches(data)[0], loss, optimizers[0])
-        start = model.get_weights()
-        layers = len({path(v).rpartition("/")[0] for v in model.trainable_variables})
-        callback = spread(3, layers, schedule="pipedream_2bw")
-        fit(model, callback, data, epochs=2)
-        expected = coalesced_by_hand(make, data, loss, optimizers[1], 4, 2)
-        report = callback.report
-        found[name] = {
-            "distance": max(
-                float(np.abs(a - b).max()) for a, b in zip(model.get_weights(), expected, strict=True)
-            ),
-            "moved": max(float(np.abs(a - b).max()) for a, b in zip(model.get_weights(), start, strict=True)),
-            "updates": int(optimizers[0].iterations.numpy()),
-            "report": report.layerpipe,
-            "weights_bytes": sum(w.nbytes for w in model.get_weights()),
-            "summary": report.summary(),
-            "notes": report.notes,
-        }
-    return found
-
-
-def spread(devices, layers, **options):
-    costs = CostTable([tf_ooo.LayerCosts(1.0, 1.2, 0.9, name=str(n)) for n in range(layers)])
-    given = {"schedule": "layerpipe", "costs": costs} | options
-    return tf_ooo.OOOBackprop(mode="layerpipe", devices=devices, **given)
-
-
-def fit(model, callback, data, *more, **arguments):
-    whole = tf.data.Dataset.from_generator(
-        lambda: iter(batches(data)),
-        output_signature=tf.nest.map_structure(
-            lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), data
-        ),
-    )
-    return model.fit(whole, verbose=0, callbacks=[callback, *more], **arguments).history
-
-
-def against_by_hand(name):
-    make, data, loss = CASES[name]
-    model = made(make, batches(data)[0], loss)
-    layers = len({path(v).rpartition("/")[0] for v in model.trainable_variables})
-    callback = spread(3, layers + MORE_LAYERS.get(name, 0))
-    history = fit(model, callback, data)
-    delays = callback.report.layerpipe["delay_steps"]
-    late = [delays[path(v)] for v in model.trainable_variables]
-    expected, in_time = (by_hand(make, data, loss, some) for some in (late, [0] * len(late)))
-    got = [v.numpy() for v in model.trainable_variables]
-
-    def distance(a, b):
-        return max(float(np.abs(x - y).max()) for x, y in zip(a, b, strict=True))
-
-    return {
-        "distance": distance(got, expected),
-        "matters": distance(got, in_time),
-        "delays": delays,
-        "planned": {row["name"]: row["delay_steps"] for row in callback.report.layers},
-        "loss": history["loss"],
-        "iterations": int(model.optimizer.iterations.numpy()),
-    }
-
-
-def models():
-    found = {}
-    for name in CASES:
-        policy = "mixed_bfloat16" if name == "bfloat16" else "float32"
-        keras.mixed_precision.set_global_policy(policy)
-        found[name] = against_by_hand(name)
-    keras.mixed_precision.set_global_policy("float32")
-    return found
-
-
-class After(keras.callbacks.Callback):
-    """Stops training, or raises, after some batches."""
-
-    def __init__(self, count, error=None):
-        super().__init__()
-        self.count, self.error, self.seen = count, error, 0
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.seen += 1
-        if self.seen == self.count:
-            if self.error is not None:
-                raise self.error
-            self.model.stop_training = True
-
-
-def places(model):
-    return sorted({value_of(v).device[-5:] for v in (*model.variables, *model.optimizer.variables)})
-
-
-def endings():
-    """Stopped training ends with the updates of all batches that were taken; an error puts all back."""
-    _, data, loss = CASES["bfloat16"]
-    stopped, all_of_them = (made(mlp, batches(data)[0], loss) for _ in range(2))
-    fit(stopped, spread(3, 4), data, After(5))
-    taken = int(stopped.optimizer.iterations.numpy())
-    whole = tf.nest.map_structure(lambda part: part[: taken * ROWS], data)
-    all_of_them.fit(*whole, batch_size=ROWS, shuffle=False, verbose=0, callbacks=[spread(3, 4)])
-    failed, error = made(mlp, batches(data)[0], loss), ""
-    callback = spread(3, 4)
-    try:
-        fit(failed, callback, data, After(5, RuntimeError("stopped here")))
-    except RuntimeError as raised:
-        error = str(raised)
-    back = places(failed)
-    fit(failed, callback, data)
-    return {
-        "taken": taken,
-        "distance": max(
-            float(np.abs(a - b).max())
-            for a, b in zip(stopped.get_weights(), all_of_them.get_weights(), strict=True)
-        ),
-        "places": [places(stopped), back, places(failed)],
-        "error": error,
-        "finite": all(bool(np.isfinite(w).all()) for w in failed.get_weights()),
-    }
-
-
-if __name__ == "__main__":
-    print_found(globals(), sys.argv[1:], devices=3)
+def assert_late_as_by_hand(model, callback, by_hand, most, limit=2e-6):
+    """Trained weights are those of late gradients by hand, and far from those of gradients in time."""
+    late = late_steps(model, callback)
+    assert max(late) == most
+    expected, in_time = by_hand.late(late), by_hand.late([0] * len(late))
+    away = distance(trained_weights(model), expected)
+    assert away < limit
+    assert distance(trained_weights(model), in_time) > max(100 * away, 1e-4)

@@ -1,153 +1,102 @@
-"""``mode="layerpipe"`` on logical CPU devices, which a process must set up first: see layerpipe_fit.py."""
+"""``mode="layerpipe"`` on logical CPU devices: delays, weights and losses are those of training by hand."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.scripts import found_by
-from tests.zoo import KERAS_3
+from tests.graph.layerpipe_by_hand import by_hand, coalesced_by_hand, distance, mean_losses, perceptron, same
+from tests.graph.layerpipe_spread import STAGES, TOGETHER, assert_spread, placed, spread_over
+from tf_ooo.layerpipe.reporting import version_bytes
+from tf_ooo.layerpipe.stages import HIGH
 
-SCRIPT = Path(__file__).with_name("layerpipe_fit.py")
+pytestmark = [pytest.mark.devices(4), pytest.mark.takes(40)]
+
+_WAYS = ("stash", "latest", "ema")
+# The others differ from these in what does not depend on the weights.
+_MORE_WAYS = {"two": _WAYS, "four": ("stash", "ema"), "dW apart": _WAYS, "F apart": _WAYS}
+CASES = [(name, weights) for name in STAGES for weights in _MORE_WAYS.get(name, ("stash",))]
+# Layer 1's F is on processor 1, its dW on 0: the forward pass reads weights that come from there, a round old
+# in round 0; dO's, in round 2, too: they are 2 updates later, of the 4 that the layer's gradient is late.
+_BEHIND = {"F apart": (4, 2, 2, 0)}
+_HIGH_DEVICES = {
+    "lowest dO in two parts": {"CPU:1"},
+    "dO in two parts": {"CPU:2"},
+    "dO in two parts below dW": {"CPU:2"},
+}
 
 
-def check(name):
-    return found_by(SCRIPT, name)[name]
+def delays_of(stages):
+    return [2 * stages.stages_after(layer) for layer in range(4)]
 
 
-def test_delays_are_twice_the_stages_after():
+@pytest.mark.parametrize(("name", "weights"), CASES)
+def test_delays_are_twice_the_stages_after(name, weights):
     """The weights, losses and delays of training by hand, whatever the processors do, with uneven batches."""
-    found = check("spread_against_by_hand")
-    assert len(found) == 15
-    for name, one in found.items():
-        assert one["distance"] < 1e-6, name
-        assert one["loss"] < 1e-6, name
-        assert one["moved"] > 0.05, name
-        assert one["notes"] == [], name
-        assert one["turns"]["out of turn"] == [], name
-        assert one["turns"]["rounds"] == 3, name
-        assert one["turns"]["free"] > 20, name
-        sizes = one["bytes"]
-        if name.endswith("ema"):  # at most one copy of the weights, however many processors there are
-            assert 0 < sizes["ema"] <= one["weights_bytes"], name
-        if not name.startswith("one") and not name.endswith("stash"):
-            assert sizes["stash"] == 0, name
-        assert one["high"] == (["CPU:1"] if "lowest dO" in name else ["CPU:2"] if "two parts" in name else [])
+    stages = STAGES[name]
+    trained, losses, made = spread_over(stages, weights)
+    expected, by_batch = by_hand(delays_of(stages), weights, behind=_BEHIND.get(name))
+    assert distance(trained, expected) < 1e-6
+    assert distance([mean_losses(by_batch)], [losses]) < 1e-6
+    assert distance(trained, perceptron().get_weights()) > 0.05
+    assert made.notes == ()
+    assert sorted(made.rounds.delay_steps.values()) == sorted(2 * delays_of(stages))  # kernels and biases
+    assert max(key[2] for key in made.ticks._functions) == TOGETHER
+    assert assert_spread(made, stages.processors) > 20
+    assert devices_of_high(made) == _HIGH_DEVICES.get(name, set())
+    assert_bytes(made, name, weights, sum(w.nbytes for w in trained))
 
 
-def test_two_versions_of_weights():
-    """PipeDream-2BW: coalesced gradients one update late, as by hand, on any number of devices."""
-    found = check("two_versions")
-    assert len(found) == 3
-    for name, one in found.items():
-        assert one["distance"] < 1e-6, name
-        assert one["loss"] < 1e-6, name
-        assert one["matters"] > 0.01, name
-        assert one["behind"] == [1], name
-        assert one["variables"] == 8, name
-        assert one["bytes"][0] == one["bytes"][1] == one["bytes"][2], name
+def devices_of_high(made):
+    """Where the parts of output gradients are that are nearer to the loss."""
+    ops = [op for op, (kind, _) in made.traced.where.items() if kind == HIGH]
+    return {made.rounds.device_of[op][-5:] for op in ops if op in made.rounds.device_of}
+
+
+def assert_bytes(made, name, weights, weights_bytes):
+    """Of averages there is at most one copy of the weights, however many processors there are."""
+    sizes = version_bytes(made)
+    if weights == "ema":
+        assert 0 < sizes["ema"] <= weights_bytes
+    else:
+        assert sizes["ema"] == 0
+    if name != "one":
+        assert (sizes["stash"] > 0) == (weights == "stash")
+
+
+@pytest.mark.parametrize(("name", "every", "count"), [("two", 2, 9), ("two", 5, 13), ("four", 6, 23)])
+def test_two_versions_of_weights(name, every, count):
+    """PipeDream-2BW: gradients of groups, one update late, as by hand; the last group has fewer batches."""
+    trained, losses, made = spread_over(STAGES[name], "stash", every=every, count=count)
+    expected, by_batch = coalesced_by_hand(every, count)
+    each_by_itself, _ = by_hand([0] * 4, "stash")
+    assert distance(trained, expected) < 1e-6
+    assert distance([mean_losses(by_batch)], [losses]) < 1e-6
+    assert distance(trained, each_by_itself) > 0.01
+    versions = made.ticks.versions
+    assert set(versions.delay_updates.values()) == {1}
+    assert len(versions.delay_updates) == 8
+    assert versions.version_bytes == versions.sum_bytes == sum(w.nbytes for w in trained)
 
 
 def test_frozen_weights_are_not_copied_in_every_round():
-    found = check("frozen_weights")
-    assert found["distance"] < 1e-6
-    assert found["moved"] > 0.05
-    assert found["same"]
-    assert found["copied"] == 1
-    assert found["registers"] == []
+    """Forward and dO of the frozen layer are on two devices: one copy, and nothing of it in registers."""
+    stages = placed([0, 2, 2], [0, 1, 2], [0, 1, 2])
+    trained, _, made = spread_over(stages, "stash", frozen=2)
+    expected, _ = by_hand([4, 2, 0, 0], "stash", frozen=(2,))
+    before, kernel = perceptron().get_weights(), trained[4]
+    assert distance(trained, expected) < 1e-6
+    assert distance(trained[:1], before[:1]) > 0.05
+    assert same(trained[4:6], before[4:6])
+    assert made.ticks.copies.bytes == kernel.nbytes
+    shapes = [made.traced.outputs[r.source.partition(":")[0]][0].shape for r in made.delays.registers]
+    assert shapes
+    assert not {kernel.shape, kernel.shape[::-1]} & set(shapes)
 
 
 def test_learning_rates_warm_up():
-    found = check("rates_that_warm_up")
-    assert found["distance"] < 1e-6
-    assert found["matters"] > 0.01
-
-
-@pytest.mark.slow
-def test_cuts_inside_every_kind_of_layer():
-    """Delays as planned also where a layer's dW needs its own dO; and on the default path, which profiles."""
-    found = check("cuts_anywhere")
-    assert len(found) == 6
-    for name, one in found.items():
-        planned = one["planned"]
-        layers = {key: key if key in planned else key.rpartition("/")[0] for key in one["late"]}
-        assert set(layers.values()) == set(planned), name
-        assert all(late == planned[layers[key]] for key, late in one["late"].items()), name
-        assert 0 < one["loss"] < 2
-
-
-def test_average_of_weights():
-    """Keras' use_ema averages the weights after each update, whatever the device."""
-    assert check("average_of_weights")["distance"] < 1e-6
-
-
-@pytest.mark.slow
-def test_callback():
-    found = check("callback_in_fit")
-    for name, one in found.items():
-        assert one["iterations"] == 5
-        assert one["home"] == ["CPU:0"]
-        assert one["state"].startswith("the rewritten step runs"), name
-        late = {row["name"]: row["delay_steps"] for row in one["layers"]}
-        assert max(late.values()) == 4
-        assert set(one["delays"]) == set(one["trained"])
-        assert one["losses"][-1] == pytest.approx(one["evaluated"], rel=1e-5)
-        assert {key.rpartition("/")[0] for key in one["delays"]} == set(late)
-        assert all(one["delays"][key] == late[key.rpartition("/")[0]] for key in one["delays"])
-        assert "processor 2" in one["summary"]
-        assert "not that of synchronous training" in one["notes"][0]
-    assert found["stash"]["bytes"]["ema"] == 0
-    assert 0 < found["ema"]["bytes"]["ema"] <= found["ema"]["weights_bytes"]
-    assert any("Adam" in note for note in found["ema"]["notes"])
-    assert any("BatchNormalization" in note for note in found["ema"]["notes"])
-    assert found["pipedream"]["losses"] != found["stash"]["losses"]
-
-
-def test_one_device_is_stock():
-    assert check("one_device_is_stock") == {
-        "equal": True,
-        "reason": "there is one device: the stock step runs",
-    }
-
-
-@pytest.mark.slow
-def test_nothing_is_on_its_way_at_the_end_of_an_epoch():
-    assert set(check("nothing_is_on_its_way").values()) == {True}
-
-
-@pytest.mark.slow
-def test_resumed_where_drain_steps_end():
-    found = check("resumed_in_an_epoch")
-    assert found.keys() == {"stash", "ema", "latest", "2bw"}
-    assert all(one == {"equal": True, "moved": True} for one in found.values()), found
-
-
-@pytest.mark.skipif(KERAS_3, reason="Keras 3 has no legacy optimizers")
-def test_legacy_optimizers():
-    for new, legacy in check("legacy_optimizers").values():
-        assert legacy == pytest.approx(new, rel=1e-4)
-
-
-def test_no_more_batches_than_steps_per_epoch():
-    assert check("steps_of_endless_data") == {"iterations": 10}
-
-
-def test_refusals():
-    found = check("refusals")
-    assert found.pop("put_back")
-    assert "clipping by global norm" in found["global_clipnorm"]
-    assert "a LearningRateSchedule can warm up itself" in found["schedule_of_rates"]
-    assert "4 processors are more than the tasks of 1 layers" in found["more_processors"]
-    assert "layer 'lstm' (LSTM) has a loop" in found["loop"]
-    assert "unroll=True, or train with mode='pipeline'" in found["loop"]
-    assert "applies gradients twice with one optimizer" in found["twice"]
-    assert "accumulate_steps=3 is not accepted with 3 devices" in found["group"]
-    assert "from 4 on" in found["group"]
-    assert "devices=9" in found["devices"]
-    assert "batches of one kind" in found["lengths"]
-    assert "drain_steps=4 is no multiple of steps_per_execution=3" in found["drain"]
-    assert "'layerpipe'" in found["schedule"]
-    assert "needs mode='layerpipe'" in found["weights"]
-    for name in ("loss_scale", "overwritten", *(["accumulation"] if KERAS_3 else [])):
-        assert "without loss scaling, gradient_accumulation_steps= and ema_overwrite_" in found[name]
+    trained, _, _ = spread_over(STAGES["four"], "stash", warmup=10)
+    delays = delays_of(STAGES["four"])
+    expected, _ = by_hand(delays, "stash", warmup=10)
+    at_once, _ = by_hand(delays, "stash")
+    assert distance(trained, expected) < 1e-6
+    assert distance(trained, at_once) > 0.01

@@ -1,56 +1,148 @@
-"""``mode="layerpipe"`` for models of many kinds, against training by hand: see layerpipe_models.py."""
+"""``mode="layerpipe"`` for models of many kinds, against training by hand."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
+import numpy as np
 import pytest
 
-from tests.scripts import found_by
+from tests.graph import layerpipe_models as models
+from tests.graph.layerpipe_by_hand import distance
+from tests.graph.layerpipe_fit import Saves, places, trained_weights, updates_of
+from tests.zoo import keras
 
-CASES = ("tied", "embedded", "two_inputs", "custom_train_step", "bfloat16", "normalized", "used_twice")
-SCRIPT = Path(__file__).with_name("layerpipe_models.py")
+pytestmark = [pytest.mark.devices(3), pytest.mark.takes(30)]
+
+IMAGES = (models.X, models.Y)
+CASES = {
+    "tied": (models.Tied, (models.WORDS, np.roll(models.WORDS, 1, 1))),
+    "embedded": (models.embedded, (models.WORDS, models.Y)),
+    "two_inputs": (models.two_inputs, ((models.X, (models.WORDS / 29).astype("float32")), models.Y)),
+    "custom_train_step": (models.Custom, IMAGES),
+    "normalized": (models.normalized, IMAGES),
+    "used_twice": (models.used_twice, IMAGES),
+}
+# A normalization's scale and offset may be layers of their own.
+MORE_LAYERS = {"normalized": 1}
 
 
-def check(name):
-    return found_by(SCRIPT, name)[name]
+def trained(name, make, data):
+    """The model, and the callback with its report."""
+    loss = None if name == "custom_train_step" else models.keras_loss()
+    model = models.compiled(make, data, loss)
+    callback = models.in_small_functions(3, models.layers_of(model) + MORE_LAYERS.get(name, 0))
+    models.spread_fit(model, callback, data)
+    assert updates_of(model) == models.BATCHES
+    planned = {row["name"]: row["delay_steps"] for row in callback.report.layers}
+    for path, late in callback.report.layerpipe["delay_steps"].items():
+        # A layer of one weight has the weight's name.
+        assert late == planned.get(path.rpartition("/")[0], planned.get(path)), path
+    return model, callback
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_late_gradients_of(name):
-    one = check("models")[name]
-    assert one["iterations"] == 14
-    assert max(one["delays"].values()) == 4
-    planned = one["planned"]
-    for path, late in one["delays"].items():  # a layer of one weight has the weight's name
-        assert late == planned.get(path.rpartition("/")[0], planned.get(path)), path
-    # bfloat16: sums of products are rounded to 8 bits, in an order of the kernel's own.
-    assert one["distance"] < (2e-2 if name == "bfloat16" else 2e-6)
-    assert one["matters"] > max(100 * one["distance"], 1e-4) if name != "bfloat16" else one["matters"] > 0
+    make, data = CASES[name]
+    model, callback = trained(name, make, data)
+    loss = models.squared if name == "custom_train_step" else models.crossentropy
+    models.assert_late_as_by_hand(model, callback, models.ByHand(make, data, loss), most=4)
 
 
-@pytest.mark.slow
-def test_two_versions_of_weights():
-    """PipeDream-2BW with tables and AdamW, two epochs, each of which ends with a smaller group."""
-    for name, one in check("two_versions").items():
-        assert one["distance"] < 2e-6, name
-        assert one["moved"] > 0.1, name
-        assert one["updates"] == 2 * 4, name
-        assert set(one["report"]["delay_updates"].values()) == {1}, name
-        assert one["report"]["update_every"] == 4, name
-        sizes = one["report"]["weight_version_bytes"]
-        assert sizes["second"] == one["report"]["gradient_sum_bytes"] == one["weights_bytes"], name
-        assert sizes["stash"] == 0, name
-        assert "of 4 batches are one update, one update late" in one["summary"], name
-        assert "not that of synchronous training" in one["notes"][0], name
+@pytest.fixture
+def in_bfloat16():
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    yield
+    keras.mixed_precision.set_global_policy("float32")
 
 
-@pytest.mark.slow
-def test_stopped_and_failed_training():
-    found = check("endings")
-    assert 5 <= found["taken"] <= 14
-    assert found["distance"] < 1e-6
-    assert found["places"] == [["CPU:0"]] * 3
-    assert found["error"] == "stopped here"
-    assert found["finite"]
+@pytest.mark.usefixtures("in_bfloat16")
+def test_late_gradients_in_bfloat16():
+    """Sums of products are rounded to 8 bits, in an order of the kernel's own."""
+    model, callback = trained("bfloat16", models.mlp, IMAGES)
+    late = models.late_steps(model, callback)
+    assert max(late) == 4
+    by_hand = models.ByHand(models.mlp, IMAGES, models.crossentropy)
+    away = distance(trained_weights(model), by_hand.late(late))
+    assert away < 2e-2
+    assert distance(trained_weights(model), by_hand.late([0] * len(late))) > 2 * away
+
+
+# -- PipeDream-2BW ---------------------------------------------------------------------------------
+
+
+def adamw():
+    """With state, and reading the weights."""
+    return keras.optimizers.AdamW(0.02, weight_decay=0.05, clipnorm=0.5)
+
+
+@pytest.mark.parametrize("name", ["tied", "embedded"])
+def test_two_versions_of_weights(name):
+    """With tables and AdamW, two epochs, each of which ends with a smaller group."""
+    make, data = CASES[name]
+    model = models.compiled(make, data, models.keras_loss(), adamw())
+    start = model.get_weights()
+    callback = models.in_small_functions(3, models.layers_of(model), schedule="pipedream_2bw")
+    models.spread_fit(model, callback, data, epochs=2)
+    expected = models.ByHand(make, data, models.crossentropy, adamw).coalesced(4, 2)
+    assert distance(trained_weights(model), expected) < 2e-6
+    assert distance(model.get_weights(), start) > 0.1
+    assert updates_of(model) == 2 * 4
+    report = callback.report
+    assert set(report.layerpipe["delay_updates"].values()) == {1}
+    assert report.layerpipe["update_every"] == 4
+    sizes = report.layerpipe["weight_version_bytes"]
+    weights_bytes = sum(w.nbytes for w in model.get_weights())
+    assert sizes["second"] == report.layerpipe["gradient_sum_bytes"] == weights_bytes
+    assert sizes["stash"] == 0
+    assert "of 4 batches are one update, one update late" in report.summary()
+    assert "not that of synchronous training" in report.notes[0]
+
+
+# -- training that ends early ----------------------------------------------------------------------
+
+
+class Ends(Saves):
+    """Stops training after some batches, or raises."""
+
+    def __init__(self, count, error=None):
+        super().__init__(count)
+        self.error = error
+
+    def take(self):
+        if self.error is not None:
+            raise self.error
+        self.model.stop_training = True
+
+
+def callback_for_mlp():
+    """As many rounds in one function as there are by default."""
+    return models.layerpipe(3, 4)
+
+
+def test_stopped_training_has_the_updates_of_all_batches_that_were_taken():
+    stopped, alone = (models.compiled(models.mlp, IMAGES, models.keras_loss()) for _ in range(2))
+    models.spread_fit(stopped, callback_for_mlp(), IMAGES, Ends(5))
+    taken = updates_of(stopped)
+    assert 5 <= taken <= models.BATCHES
+    rows = taken * models.ROWS
+    models.fit_spread(
+        alone, callback_for_mlp(), models.X[:rows], models.Y[:rows], batch_size=models.ROWS, shuffle=False
+    )
+    assert updates_of(alone) == taken
+    assert distance(stopped.get_weights(), alone.get_weights()) < 1e-6
+    assert places(stopped) == {"CPU:0"}
+
+
+def test_an_error_puts_all_back():
+    """And the same callback trains the model again."""
+    model = models.compiled(models.mlp, IMAGES, models.keras_loss())
+    callback = models.in_small_functions(3, 4)
+    start = model.get_weights()
+    with pytest.raises(RuntimeError, match="stopped here"):
+        models.spread_fit(model, callback, IMAGES, Ends(5, RuntimeError("stopped here")))
+    assert places(model) == {"CPU:0"}
+    assert distance(model.get_weights(), start) > 0
+    updates = updates_of(model)
+    models.spread_fit(model, callback, IMAGES)
+    assert updates_of(model) == updates + models.BATCHES
+    assert places(model) == {"CPU:0"}
+    assert all(np.isfinite(w).all() for w in model.get_weights())

@@ -2,37 +2,80 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
+import numpy as np
 import pytest
+import tensorflow as tf
 
-SCRIPT = Path(__file__).with_name("mirrored_fit.py")
+import tf_ooo
+from grappler_passes.liveness import peak_bytes, peak_bytes_by_device
+from tests.zoo import keras
+
+pytestmark = pytest.mark.devices(2)
+
+
+def train(*callbacks, rows=64, epochs=5):
+    keras.utils.set_random_seed(3)
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        model = keras.Sequential(
+            [
+                keras.Input((7,)),
+                keras.layers.Dense(9, activation="relu"),
+                keras.layers.Dense(5),
+                keras.layers.Dense(3),
+            ]
+        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adam", loss, jit_compile=False)
+    start = model.get_weights()
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(rows, 7)).astype("float32"), rng.integers(0, 3, rows)
+    model.fit(x, y, batch_size=16, epochs=epochs, verbose=0, callbacks=list(callbacks))
+    assert not np.array_equal(start[0], model.get_weights()[0])
+    return [*model.get_weights(), *(np.asarray(v) for v in model.optimizer.variables)]
+
+
+def test_two_replicas_are_rewritten_and_keep_their_bits():
+    callback = tf_ooo.OOOBackprop(schedule="fast_forward", strict=True)
+    stock, ours = train(), train(callback)
+    report = callback.report
+    assert all(np.array_equal(a, b) for a, b in zip(stock, ours, strict=True))
+    assert len(report.layers) == 6  # three a replica
+    assert report.added_edges > 0
+    assert report.ops["comm"] >= 2
+    assert report.ops["dO"] > 0
+
+
+# -- memory limits, in a run in which the batch size is open (60 rows) -------------------------------
+
+
+def limited(**options):
+    """The callback of an epoch with a memory limit."""
+    callback = tf_ooo.OOOBackprop(profile_steps=0, **options)
+    train(callback, rows=60, epochs=1)
+    return callback
 
 
 @pytest.fixture(scope="module")
-def result():
-    run = subprocess.run(
-        [sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
-    return json.loads(run.stdout.splitlines()[-1])
+def far_away():
+    """With a limit that is never reached."""
+    return limited(memory_limit_bytes=10**12, batch_size=8)
 
 
-def test_two_replicas_are_rewritten_and_keep_their_bits(result):
-    assert result["equal"]
-    assert len(result["layers"]) == 6  # three a replica
-    assert result["added_edges"] > 0
-    assert result["ops"]["comm"] >= 2
-    assert result["ops"]["dO"] > 0
+def test_a_memory_limit_needs_a_batch_size():
+    with pytest.raises(tf_ooo.MemoryLimitError, match="batch_size="):
+        limited(memory_limit_bytes=10**12)
 
 
-def test_the_memory_limit_holds_for_each_device(result):
-    assert "batch_size=" in result["no batch size"]
-    limited = result["limited"]
-    assert sorted(device[-5:] for device in limited["each"]) == ["CPU:0", "CPU:1"]
-    assert limited["predicted"] == max(limited["each"].values()) < limited["together"]
-    assert result["exactly"]["predicted"] <= limited["predicted"]
-    assert "at least" in result["too low"]
+def test_peaks_are_predicted_for_each_device(far_away):
+    result = far_away._session.controller.session.result
+    each = peak_bytes_by_device(result.training_graph, result.execution_order)
+    assert sorted(device[-5:] for device in each) == ["CPU:0", "CPU:1"]
+    together = peak_bytes(result.training_graph, result.execution_order)
+    assert far_away.report.predicted_peak_bytes == max(each.values()) < together
+
+
+def test_the_memory_limit_holds_for_each_device(far_away):
+    largest = far_away.report.predicted_peak_bytes
+    assert limited(memory_limit_bytes=largest, batch_size=8).report.predicted_peak_bytes <= largest
+    with pytest.raises(tf_ooo.MemoryLimitError, match="at least"):
+        limited(memory_limit_bytes=largest // 2, batch_size=8)

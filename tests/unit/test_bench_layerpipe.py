@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
+from tests.graph.layerpipe_spread import assert_spread, recorded
 from tf_ooo.bench import layerpipe, layerpipe_accuracy
 from tf_ooo.bench.bars import save_bars
+from tf_ooo.cli import main
 
 
 def found():
@@ -48,15 +48,23 @@ def test_what_late_gradients_lose():
     assert lines[1].startswith("ema: +0.20 points below synchronous on average")
 
 
-@pytest.mark.slow
-def test_accuracy_of_late_gradients(tmp_path):
-    """Real digits, two epochs: learns something, beside stock Keras."""
-    command = [sys.executable, "-m", "tf_ooo", "bench", "layerpipe", "--accuracy", "--quick", "--epochs", "2"]
-    run = subprocess.run(
-        [*command, "--json", tmp_path / "rows.json"], capture_output=True, text=True, timeout=500, check=False
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    rows = json.loads((tmp_path / "rows.json").read_text())
+@pytest.mark.alone
+def test_accuracy_of_late_gradients(tmp_path, capsys):
+    """Real digits, two epochs on two devices: learns something, beside stock Keras."""
+    file = tmp_path / "rows.json"
+    options = ["--accuracy", "--quick", "--epochs", "2", "--devices", "2"]
+    with recorded() as spreads:
+        main(["bench", "layerpipe", *options, "--json", str(file)], standalone_mode=False)
+    rows = json.loads(file.read_text())
     assert [row["training"] for row in rows] == ["synchronous", "stash", "ema", "latest", "pipedream_2bw"]
     assert all(row["test_accuracy_percent"] > 50 for row in rows)
-    assert "points below synchronous on average" in run.stdout
+    assert all(len(row["percent_by_epoch"]) == 2 for row in rows)
+    assert [row["points_below_synchronous"] for row in rows] == [
+        rows[0]["test_accuracy_percent"] - row["test_accuracy_percent"] for row in rows
+    ]
+    assert len(spreads) == 4
+    for made in spreads:
+        assert_spread(made, 2)
+    said = capsys.readouterr().out
+    assert all(f"{row['training']:14s} {row['test_accuracy_percent']:.2f}%" in said for row in rows)
+    assert said.count("points below synchronous on average") == 4

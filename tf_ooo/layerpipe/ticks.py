@@ -149,7 +149,7 @@ class Ticks:
         specs = traced.specs if low <= self.rounds.batch <= high else []
 
         def body(*tensors: Any) -> list[Any]:
-            late, logs = self._stored(), []
+            late, logs = self._stored(low, high), []
             ends: dict[str, Any] = {}
             for number, part in enumerate(parts):
                 batch = tensors[number * len(specs) : (number + 1) * len(specs)]
@@ -243,33 +243,41 @@ class Ticks:
             return {}
         return factors(set(self._late), self._count.read_value(), self._warmup_steps)
 
-    def _stored(self) -> dict[str, Any]:
+    def _stored(self, low: int, high: int) -> dict[str, Any]:
+        """What the registers hold of batches that are in these rounds; the rest is read by nobody."""
         import tensorflow as tf
 
         found = {}
         for r in self.delays.registers:
             shape = self._infos[r.number].shape
             for delay, store in enumerate(self._stores[r.number], 1):
+                if not low <= r.made + delay <= high:
+                    continue
                 with tf.device(r.device):
+                    value = tf.raw_ops.ReadVariableOp(resource=store.handle, dtype=store.dtype)
                     # Graph optimizers must know the rank: oneDNN's ends the process on a filter without.
-                    found[r.name(delay)] = tf.ensure_shape(store.read_value(), shape)
+                    found[r.name(delay)] = tf.ensure_shape(value, shape)
         return found
 
     def _shifted(self, late: dict[str, Any], made: dict[int, Any]) -> dict[str, Any]:
-        """What the registers hold after a round; the first of a row keeps what it has if nothing was made."""
+        """What the registers hold after a round."""
         import tensorflow as tf
 
         found: dict[str, Any] = {}
         for r in self.delays.registers:
-            found |= {r.name(delay): late[r.name(delay - 1)] for delay in range(2, r.depth + 1)}
-            with tf.device(r.device):
-                found[r.name(1)] = tf.identity(made[r.number]) if r.number in made else late[r.name(1)]
+            for delay in range(2, r.depth + 1):
+                if r.name(delay - 1) in late:
+                    found[r.name(delay)] = late[r.name(delay - 1)]
+            if r.number in made:
+                with tf.device(r.device):
+                    found[r.name(1)] = tf.identity(made[r.number])
         return found
 
     def _store(self, late: dict[str, Any]) -> None:
         for r in self.delays.registers:
             for delay, store in enumerate(self._stores[r.number], 1):
-                store.assign(late[r.name(delay)], read_value=False)
+                if r.name(delay) in late:
+                    store.assign(late[r.name(delay)], read_value=False)
 
 
 def _fetch(

@@ -1,8 +1,12 @@
-"""The edges of one lane."""
+"""The edges of one lane, and of lanes whose backward is one task."""
 
+import pytest
 import tensorflow as tf
 
 from grappler_passes.dependencies import GraphIndex
+from tests.graph.pipeline_fits import Training, fits_of
+from tests.graph.pipeline_graphs import Rewritten
+from tests.graph.pipeline_models import EVEN, mlp, momentum
 from tf_ooo.pipeline.ordering import order_lane
 from tf_ooo.schedule import Task
 
@@ -57,3 +61,15 @@ def test_what_a_large_gradient_is_added_up_from_waits_too():
     else:
         assert sorted(order.edges) == [("added", "whole"), ("whole", "f")]
     assert order.joins == []
+
+
+@pytest.mark.devices(2)
+def test_where_backward_is_one_task_messages_wait_for_its_dw():
+    """As in PyTorch's backward, which GPipe and 1F1B are measured with."""
+    training = Training(mlp, momentum, EVEN, epochs=1)
+    for fitted in fits_of(training, "gpipe", "1f1b").values():
+        assert fitted.report.planned.fused_backward
+        waiting, early = Rewritten(fitted.report).sent_early()
+        # One message between two stages in each of four micro-batches, for a kernel's gradient at least.
+        assert waiting >= 4
+        assert early == []

@@ -1,0 +1,103 @@
+"""A limit of memory, what is said about it, and the files about it, on two logical devices."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import tf_ooo
+from tests.graph.pipeline_fits import Training, assert_equal_bits, pipelined
+from tests.graph.pipeline_graphs import assert_in_order
+from tests.graph.pipeline_models import EVEN, X, Y, adam, mlp
+from tests.zoo import keras
+
+pytestmark = pytest.mark.devices(2)
+
+
+def tiled(count):
+    return np.tile(X, (count, 1)), np.tile(Y, count)
+
+
+@pytest.fixture(scope="module")
+def training():
+    return Training(mlp, adam, tiled(32), batch_size=768, epochs=4)
+
+
+@pytest.fixture(scope="module")
+def limited(training, tmp_path_factory):
+    """Activations of eight micro-batches are too much, those of three are not."""
+    free = training.piped(pipelined("gpipe", microbatches=8))
+    limit = int(0.72 * max(free.report.pipeline["predicted_peak_bytes"]))
+    folder = tmp_path_factory.mktemp("timeline")
+    callback = pipelined("auto", microbatches=8, memory_limit_bytes=limit, timeline=folder)
+    # Measured again: the rows of its micro-batches are counted then.
+    fitted = training.piped(callback, measured_before=False)
+    return SimpleNamespace(free=free, limit=limit, folder=folder, callback=callback, fitted=fitted)
+
+
+def peaks(callback):
+    return callback.report.pipeline["predicted_peak_bytes"]
+
+
+def test_another_schedule_stays_within_the_limit(limited):
+    report = limited.fitted.report
+    assert report.schedule != "gpipe"
+    assert max(report.pipeline["predicted_peak_bytes"]) <= limited.limit
+    assert_equal_bits(limited.free.weights, limited.fitted.weights)
+    assert_in_order(limited.free.report, 2)
+    assert_in_order(report, 2)
+
+
+def test_the_files_draw_all_tasks(limited):
+    assert sorted(path.name for path in limited.folder.iterdir()) == ["report.html", "schedule.html", "trace.json"]
+    events = json.loads((limited.folder / "trace.json").read_text())["traceEvents"]
+    drawn = sum(event.get("cat") in ("F", "dO", "dW", "U") for event in events)
+    assert drawn == len(limited.callback.report.planned.tasks) > 0
+
+
+def test_larger_batches_are_planned_anew_or_refused(training, limited):
+    before = peaks(limited.callback)
+
+    def fit(count):
+        x, y = tiled(32 * count)
+        settings = {"batch_size": 768 * count, "verbose": 0, "shuffle": False}
+        training.model.fit(x, y, callbacks=[limited.callback], **settings)
+
+    try:
+        fit(2)
+    except tf_ooo.MemoryLimitError:
+        pass
+    else:
+        assert max(peaks(limited.callback)) <= limited.limit
+    assert peaks(limited.callback) != before
+    with pytest.raises(tf_ooo.MemoryLimitError):
+        fit(64)
+
+
+def test_a_limit_that_no_schedule_keeps(training):
+    with pytest.raises(tf_ooo.MemoryLimitError) as refused:
+        training.piped(pipelined("auto", microbatches=8, memory_limit_bytes=10_000))
+    assert refused.value.smallest_bytes > 10_000
+
+
+def test_loops_have_no_known_sizes():
+    def make():
+        inputs = keras.Input((7, 1))
+        return keras.Model(inputs, keras.layers.Dense(3)(keras.layers.LSTM(5)(inputs)))
+
+    training = Training(make, adam, (X[..., None], Y), epochs=2)
+    with pytest.raises(tf_ooo.MemoryLimitError, match=r"^memory_limit_bytes=10000: the sizes of "):
+        training.fit(pipelined("1f1b", microbatches=8, memory_limit_bytes=10_000))
+
+
+def test_a_fit_that_ends_before_the_model_is_cut_says_so():
+    training = Training(mlp, adam, EVEN, batch_size=24, epochs=1)
+    callback = pipelined("auto", profile_steps=3)
+    training.fit(callback)
+    notes = [note for note in callback.report.notes if "before the model was cut" in note]
+    assert len(notes) == 1
+    assert notes[0].startswith("training ended after 2 steps, before the model was cut")
+    assert callback.report.rewritten_graph is None

@@ -1,0 +1,121 @@
+"""Optimizers, their options, and callbacks that act on them, on two logical devices."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.graph.pipeline_fits import (
+    Training,
+    assert_near,
+    assert_same_bits,
+    distance,
+    fits_of,
+    pipelined,
+)
+from tests.graph.pipeline_graphs import assert_in_order
+from tests.graph.pipeline_models import EVEN, UNEVEN, X_UNEVEN, Y_UNEVEN, adam, mlp, momentum, nested
+from tests.zoo import keras, needs_keras_3
+from tf_ooo.data_parallel.averaging import optimizers_of
+
+pytestmark = [pytest.mark.devices(2), pytest.mark.takes(40)]
+
+
+@pytest.mark.parametrize("optimizer", [lambda: keras.optimizers.SGD(0.3), momentum], ids=["sgd", "momentum"])
+def test_plain_sgd(optimizer):
+    """Every fourth batch has fewer rows."""
+    training = Training(mlp, optimizer, UNEVEN, epochs=5)
+    assert_same_bits(training, fits_of(training, "gpipe", "zb_h1"))
+
+
+@needs_keras_3
+def test_several_optimizers():
+    """keras.optimizers.MultiOptimizer: each layer's own."""
+    models = []
+
+    def make():
+        models.append(mlp())
+        return models[-1]
+
+    def several():
+        first = models[-1].layers[0].name
+        by_path = keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.1), {f"{first}/.*": adam()})
+        return keras.optimizers.MultiOptimizer(by_path)
+
+    training = Training(make, several, EVEN)
+    assert_same_bits(training, fits_of(training, "gpipe", "1f1b"))
+    counts = [int(optimizer.iterations) for optimizer in optimizers_of(models[-1])]
+    assert sorted(counts) == [0, 21, 21]  # MultiOptimizer's own is not used
+
+
+def sgd(**options):
+    return lambda: keras.optimizers.SGD(0.2, **options)
+
+
+def decaying():
+    return keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.2, 3, 0.5))
+
+
+def averaged(**options):
+    return lambda: keras.optimizers.Adam(0.01, use_ema=True, **options)
+
+
+def scheduler():
+    return keras.callbacks.LearningRateScheduler(lambda epoch: 0.2 / (1 + epoch))
+
+
+def plateau():
+    return keras.callbacks.ReduceLROnPlateau("loss", patience=0, min_delta=1.0)
+
+
+def stopping():
+    return keras.callbacks.EarlyStopping("loss", patience=0, min_delta=10.0, restore_best_weights=True)
+
+
+def swapping():
+    return keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+
+
+@needs_keras_3
+@pytest.mark.parametrize(
+    ("optimizer", "callbacks"),
+    [
+        pytest.param(sgd(gradient_accumulation_steps=2), [], id="accumulation"),
+        pytest.param(averaged(ema_overwrite_frequency=3), [], id="use_ema"),
+        pytest.param(sgd(clipnorm=0.1), [], id="clipnorm"),
+        pytest.param(sgd(clipvalue=0.01), [], id="clipvalue"),
+        pytest.param(decaying, [], id="schedule"),
+        pytest.param(averaged(), [swapping], id="swapped"),
+    ],
+)
+def test_options_of_optimizers(optimizer, callbacks):
+    assert_as_stock(nested_training(optimizer), *callbacks)
+
+
+@pytest.fixture(scope="module")
+def trained_by_sgd():
+    return nested_training(sgd())
+
+
+@needs_keras_3
+@pytest.mark.parametrize("callback", [scheduler, plateau, stopping])
+def test_callbacks_that_change_rates_or_stop(trained_by_sgd, callback):
+    assert_as_stock(trained_by_sgd, callback)
+
+
+def nested_training(optimizer):
+    """Rows have weights, and the last batch has 4 of them."""
+    weights = np.random.default_rng(2).random(52).astype("float32")
+    return Training(nested, optimizer, (X_UNEVEN, Y_UNEVEN, weights), epochs=4)
+
+
+def assert_as_stock(training, *callbacks):
+    """What optimizers and callbacks of Keras do: weights, slots and all logs, as in stock training."""
+    stock = training.stock_with(*(make() for make in callbacks))
+    fitted = training.piped(pipelined("zb_h1"), *(make() for make in callbacks))
+    assert_near(stock, fitted, far=1e-5)
+    assert distance(stock.state, fitted.state) < 1e-5
+    assert stock.history.keys() == fitted.history.keys()
+    for name, values in stock.history.items():
+        assert fitted.history[name] == pytest.approx(values, rel=1e-4), name
+    assert_in_order(fitted.report, 2)

@@ -1,0 +1,105 @@
+"""What a pipeline refuses: each with its error, and with the weights as they were; on three logical devices."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import tensorflow as tf
+
+from tests.graph.pipeline_fits import assert_equal_bits, compiled_model, devices_here, pipelined
+from tests.graph.pipeline_models import X, Y, adam, mlp
+from tests.zoo import keras
+from tf_ooo.errors import BackendError, OptionsError
+
+pytestmark = pytest.mark.devices(3)
+
+Crossentropy = keras.losses.SparseCategoricalCrossentropy
+
+
+def one_layer():
+    return keras.Sequential([keras.Input((7,)), keras.layers.Dense(3)])
+
+
+def stateful():
+    parts = [keras.layers.Reshape((1, 7)), keras.layers.LSTM(4, stateful=True), keras.layers.Dense(3)]
+    return keras.Sequential([keras.Input((7,), batch_size=16), *parts])
+
+
+class ReadsAgain(keras.Model):
+    """Applies its gradients, then reads the weights again."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = keras.layers.Dense(5), keras.layers.Dense(3)
+
+    def call(self, x):
+        return self.two(self.one(x))
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(data[0])))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": tf.reduce_mean(self(data[0]))}
+
+
+def summed():
+    return Crossentropy(from_logits=True, reduction="sum")
+
+
+def unreduced():
+    return Crossentropy(from_logits=True, reduction="none")
+
+
+@pytest.mark.parametrize(
+    ("make", "compiled", "options", "text"),
+    [
+        pytest.param(mlp, {"jit_compile": True}, {}, "jit_compile=True", id="xla"),
+        pytest.param(mlp, {"run_eagerly": True}, {}, "run_eagerly=True", id="eager"),
+        pytest.param(mlp, {"loss": summed}, {}, "reduction='sum'", id="sum"),
+        pytest.param(mlp, {"loss": unreduced}, {}, "adds up rows", id="none"),
+        pytest.param(stateful, {}, {}, "make it with stateful=False", id="stateful"),
+        pytest.param(
+            ReadsAgain, {"loss": None, "metrics": []}, {}, "again after it has applied its gradient", id="reads"
+        ),
+        pytest.param(mlp, {}, {"devices": ["CPU:0", "CPU:7"]}, "there is no 'CPU:7'", id="device"),
+        pytest.param(mlp, {}, {"devices": ["CPU:0", "CPU:0"]}, "named twice", id="same"),
+        pytest.param(mlp, {}, {"devices": 4}, "devices=4: there are 3", id="many"),
+        pytest.param(mlp, {}, {"replicas": 2}, "1 process was launched", id="replicas"),
+    ],
+)
+def test_before_any_weight_has_changed(make, compiled, options, text):
+    assert devices_here() == 3
+    compiled = compiled | ({"loss": compiled["loss"]()} if callable(compiled.get("loss")) else {})
+    model = compiled_model(make, adam, **compiled)
+    model(X[:16])
+    before = model.get_weights()
+    with pytest.raises(BackendError, match=re.escape(text)):
+        fit(model, **options)
+    assert_equal_bits(before, model.get_weights())
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        # One layer, and what stands behind its weights.
+        pytest.param(
+            {"schedule": "interleaved_1f1b", "chunks": 9}, "27 stages are more than the 9 layers", id="layers"
+        ),
+        pytest.param(
+            {"schedule": "modulo", "group": 9},
+            "group=9: 9 layers make 1 groups, fewer than the 3 devices",
+            id="group",
+        ),
+        pytest.param({"devices": "CPU:0,CPU:1"}, "write a list, ['CPU:0', 'CPU:1']", id="text"),
+    ],
+)
+def test_options(options, text):
+    model = compiled_model(one_layer, adam)
+    with pytest.raises(OptionsError, match=re.escape(text)):
+        fit(model, **options)
+
+
+def fit(model, schedule="gpipe", **options):
+    model.fit(X, Y, batch_size=16, verbose=0, callbacks=[pipelined(schedule, **options)])

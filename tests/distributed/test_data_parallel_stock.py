@@ -163,7 +163,9 @@ def test_several_steps_per_execution_by_auto(engine):
     callback = t.ours(several, t.data(engine.rank))
     scheduled = callback._session._scheduled
     of_several = [
-        t.communications(steps.function(t.TOGETHER)) for steps in (scheduled.ordered, scheduled.stock) if steps
+        t.communications(steps.function(t.TOGETHER))
+        for steps in (scheduled.ordered, scheduled.stock)
+        if steps
     ]
     assert max(of_several) >= t.TOGETHER * len(several.trainable_weights)
     assert t.bits(one) == t.bits(several)

@@ -1,4 +1,4 @@
-"""What a launcher tells the processes that train together: Horovod's variables, or TF_CONFIG; and horovodrun."""
+"""What a launcher tells the processes that train together: Horovod's variables, or TF_CONFIG."""
 
 from __future__ import annotations
 

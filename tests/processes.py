@@ -1,16 +1,17 @@
-"""A pytest plug-in: each test file runs in a process of its own, forked from one that has imported TensorFlow.
+"""A pytest plug-in: each test file runs in its own process, forked from one that has imported TensorFlow.
 
 Marks say what the process is like:
 
 ``devices(n)``          so many logical CPU devices
 ``ranks(n, engine)``    so many processes that train together, launched as for Horovod by hand (``"horovod"``)
-                        or by ``"horovodrun"``, or with TF_CONFIG (``"collectives"``); each runs the test, and the
-                        test fails if it fails on one
+                        or by ``"horovodrun"``, or with TF_CONFIG (``"collectives"``); each runs the test, and
+                        the test fails if it fails on one
 ``alone``               a new process for each test of the file: for what could end it, or is done once in one
 ``environment(**vars)`` variables of the process
 
-Tests of a file with the same marks share a process, module fixtures and all; failed ranks are started anew.
-``--in-process`` runs everything in pytest's own process, for a debugger; tests that need more are skipped then.
+Tests of a file with the same marks follow one another and share a process, module fixtures and all; failed
+ranks are started anew.  ``--in-process`` runs everything in pytest's own process, for a debugger; tests that
+need more are skipped then.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection

@@ -1,4 +1,4 @@
-"""What goes wrong on one rank or on all keeps all ranks in the stock order, is said, and costs no training."""
+"""What goes wrong on one rank or on all keeps all in the stock order, is said, and costs no training."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pytest
 from grappler_passes.base import PassResult
 from tests.distributed import training as t
 from tests.zoo import needs_keras_3
-from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.data_parallel import ordering, planned, rewriting, scheduled
 from tf_ooo.errors import GraphError
 from tf_ooo.planning import plan
+from tf_ooo.schedulers.common import COMPUTE
 from tf_ooo.step_times import STOCK
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
 pytestmark = [needs_keras_3, pytest.mark.ranks(2), pytest.mark.takes(40)]
 
-TOGETHER, STEPS = 3, 16
+TOGETHER, STEPS = 3, 18
 NAMED = {"schedule": "fast_forward", "profile_steps": 0}
 
 
@@ -53,14 +53,14 @@ def _other_input(graph_def: Any) -> None:
 
 
 def _other_op(graph_def: Any) -> None:
-    next(node for node in graph_def.node if node.op == "Tanh").op = "Sigmoid"
+    next(node for node in graph_def.node if node.op == "TanhGrad").op = "SigmoidGrad"
 
 
 def _other_attribute(graph_def: Any) -> None:
     next(node for node in graph_def.node if node.op == "HorovodAllreduce").attr["postscale_factor"].f = 2.0
 
 
-def _lost_op(graph_def: Any) -> None:
+def _no_communication(graph_def: Any) -> None:
     """A sum of gradients that no rank hears of."""
     node = next(node for node in graph_def.node if node.op == "HorovodAllreduce")
     node.op = "Identity"
@@ -78,18 +78,19 @@ def _lost_order(graph_def: Any) -> None:
 
 
 def _cycle(graph_def: Any) -> None:
-    node = next(node for node in graph_def.node if node.op == "Tanh")
-    producer = next(other for other in graph_def.node if other.name == node.input[0].split(":")[0])
+    node = next(node for node in graph_def.node if node.op == "TanhGrad")
+    producer = next(other for other in graph_def.node if other.name == node.input[1].split(":")[0])
     producer.input.append(f"^{node.name}")
 
 
 # What a faulty pass does to the ordered steps, and the rule of verify.py that it breaks.
 FAULTS = {
-    "data inputs": _other_input,
-    "op": _other_op,
-    "kept": _lost_op,
-    "side effects": _lost_order,
-    "acyclic": _cycle,
+    "other_input": (_other_input, "data inputs"),
+    "other_op": (_other_op, "op"),
+    "other_attribute": (_other_attribute, "attributes"),
+    "no_communication": (_no_communication, "op"),
+    "lost_order": (_lost_order, "side effects"),
+    "cycle": (_cycle, "acyclic"),
 }
 
 
@@ -104,15 +105,14 @@ def _changes(function: Any, change: Any) -> Any:
     return faulty
 
 
-@pytest.mark.parametrize("rule", FAULTS)
-def test_a_pass_that_changes_the_graph_is_refused(engine, monkeypatch, rule):
-    monkeypatch.setattr(ordering, "_merged", _changes(ordering._merged, FAULTS[rule]))
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_pass_that_changes_the_graph_is_refused(engine, monkeypatch, name):
+    change, rule = FAULTS[name]
+    monkeypatch.setattr(ordering, "_merged", _changes(ordering._merged, change))
     with t.warnings_of_tf_ooo() as lines:
         report = _trained(engine, **NAMED)
     assert report.fell_back
-    said = "op" if rule == "kept" else rule
-    assert said in report.fallback_reason
-    assert "VerifyError" in report.fallback_reason or "PassError" in report.fallback_reason
+    assert f"rule {rule!r} broken" in report.fallback_reason
     assert any(report.fallback_reason in line for line in lines)
     assert report.added_edges == 0
 
@@ -189,13 +189,9 @@ def test_rank_0s_plan_is_taken(engine, quick_plans, monkeypatch):
     report = _trained(engine, schedule="search", profile_steps=0)
     assert not report.fell_back, report.fallback_reason
     assert report.added_edges >= TOGETHER
-    texts = engine.gather(report.planned.to_text())
-    wanted = plan(
-        layers=[LayerCosts(1, 1, 1, weight_bytes=1)] * 5, schedule="reverse_first_k", k=3,
-        mode="data_parallel", devices=2,
-    )  # fmt: skip
-    assert texts[0] == texts[1]
-    assert report.planned.lanes["compute"] == wanted.lanes["compute"]
+    assert len(set(engine.gather(report.planned.to_text()))) == 1
+    # dW of the first k layers come last, in the order in which the next step needs them.
+    assert [task.stage for task in report.planned.lanes[COMPUTE] if task.kind == "dW"] == [4, 3, 0, 1, 2]
 
 
 class Clock:
@@ -231,7 +227,8 @@ def takes(engine, monkeypatch):
     return install
 
 
-# Seconds of a step by rank, in the stock order and in the planned one; those of the slowest rank; which is taken.
+# Seconds of a step by rank, in the stock order and in the planned one; those of the slowest rank; whether the
+# planned one is taken.
 TIMES = {
     "slower_on_rank_1": (((2.0, 1.0), (2.0, 3.0)), (2.0, 3.0), False),
     "slower_on_rank_0": (((2.0, 3.0), (2.0, 1.0)), (2.0, 3.0), False),

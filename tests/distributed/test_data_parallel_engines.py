@@ -135,7 +135,7 @@ def test_half_precision_embedding(engine):
 
 
 # Of one process on all ranks' batches together, whose sums are in another order: with float64 the order is
-# all that differs; with float32 and Adam it is not, as its steps have the same length for gradients near zero.
+# all that differs; with float32 and Adam it is not, as Adam's steps are as long for gradients near zero.
 JOINT = {
     "sgd": (t.mlp, lambda: keras.optimizers.SGD(0.05), t.data, "float32", 1e-6),
     "adam": (t.mlp, lambda: keras.optimizers.Adam(0.003), t.data, "float64", 1e-12),

@@ -1,7 +1,7 @@
 """Compares a rewritten graph with the original and raises at the first broken rule.
 
 Rules, by name: ``structure`` (unique names, no dangling inputs, control inputs last), ``acyclic``,
-``frames``, ``kept``, ``op``, ``data inputs``, ``control edge``, ``side effects``.
+``frames``, ``kept``, ``op``, ``attributes``, ``data inputs``, ``control edge``, ``side effects``.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ def verify(
     if training_graph is not None:
         keep |= {name for name, op in training_graph.ops.items() if op.kind.value in ("U", "comm")}
     _kept(old, new, set(replaced), keep)
+    _same_attributes(before, after, set(replaced))
     _same_inputs(old, new, set(replaced))
     _added_edges(old, new)
     _side_effects(old, new)
@@ -100,6 +101,19 @@ def _kept(old: GraphIndex, new: GraphIndex, replaced: set[str], keep: set[str]) 
             raise VerifyError(name, "kept", f"a {op} may not be dropped")
         elif op not in _MAY_GO and name not in replaced:
             raise VerifyError(name, "kept", f"a {op} was dropped and no pass says it replaced it")
+
+
+def _same_attributes(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef, replaced: set[str]) -> None:
+    """Those that say what a node computes; with an underscore they are notes, or wishes where to run it."""
+    old = {node.name: node for node in before.node}
+    for node in after.node:
+        was = old.get(node.name)
+        if was is None or was == node or node.name in replaced:
+            continue
+        for key in sorted({*was.attr, *node.attr}):
+            there = key in was.attr and key in node.attr
+            if not key.startswith("_") and not (there and was.attr[key] == node.attr[key]):
+                raise VerifyError(node.name, "attributes", f"{key} is not what it was")
 
 
 def _same_inputs(old: GraphIndex, new: GraphIndex, replaced: set[str]) -> None:

@@ -6,10 +6,16 @@ import contextlib
 import json
 import os
 import socket
+import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from tests import forked
+
+BIN = Path(sys.executable).parent
 
 
 def without_launcher() -> dict[str, str | None]:
@@ -81,9 +87,59 @@ def collective_variables(workers: int) -> list[dict[str, str | None]]:
     ]
 
 
+def script_environment() -> dict[str, str]:
+    """For a new Python that no launcher started, which finds this checkout and its environment's programs."""
+    kept = {name: value for name, value in os.environ.items() if name not in without_launcher()}
+    own = {"PATH": f"{BIN}{os.pathsep}{kept['PATH']}", "PYTHONPATH": str(Path(__file__).parents[1])}
+    return kept | {"TF_CPP_MIN_LOG_LEVEL": "3"} | own
+
+
+def start_horovodrun(workers: int, command: Sequence[object]) -> subprocess.Popen[str]:
+    """The real launcher; its output and errors are one pipe."""
+    arguments = [str(BIN / "horovodrun"), "--gloo", "-np", str(workers), *map(str, command)]
+    out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(arguments, env=script_environment(), **out)
+
+
+@contextlib.contextmanager
+def by_horovodrun(workers: int) -> Iterator[list[dict[str, str | None]]]:
+    """What ``horovodrun`` tells each of the workers that it starts, and its rendezvous server.
+
+    The workers themselves only write their variables down and wait: ours are forked, which takes less time.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        wait = Path(folder) / "wait"
+        wait.touch()
+        script = (
+            f"env > {folder}/new$HOROVOD_RANK; mv {folder}/new$HOROVOD_RANK {folder}/$HOROVOD_RANK; "
+            f"while test -e {wait}; do sleep 0.2; done"
+        )
+        process = start_horovodrun(workers, ["sh", "-c", script])
+        files = [Path(folder) / str(rank) for rank in range(workers)]
+        try:
+            while not all(file.exists() for file in files):
+                assert process.poll() is None, process.communicate()[0]
+                time.sleep(0.1)
+            yield [without_launcher() | _launchers_variables(file.read_text()) for file in files]
+        finally:
+            wait.unlink()
+            said = process.communicate()[0]
+    assert process.returncode == 0, said
+
+
+def _launchers_variables(lines: str) -> dict[str, str | None]:
+    """Those that Horovod's launcher has set, of ``NAME=value`` lines."""
+    pairs = (line.partition("=") for line in lines.splitlines())
+    return {name: value for name, _, value in pairs if name.startswith("HOROVOD_")}
+
+
 @contextlib.contextmanager
 def environments(engine: str, workers: int) -> Iterator[list[dict[str, str | None]]]:
-    """Each rank's variables, for ``"horovod"`` or ``"collectives"``."""
+    """Each rank's variables, for ``"horovod"``, ``"horovodrun"`` or ``"collectives"``."""
+    if engine == "horovodrun":
+        with by_horovodrun(workers) as variables:
+            yield variables
+        return
     if engine == "collectives":
         yield collective_variables(workers)
         return

@@ -1,15 +1,17 @@
-"""A pytest plug-in: each test file runs in a process of its own, a fork of one that has imported TensorFlow.
+"""A pytest plug-in: each test file runs in its own process, forked from one that has imported TensorFlow.
 
 Marks say what the process is like:
 
 ``devices(n)``          so many logical CPU devices
-``ranks(n, engine)``    so many processes that train together, launched as for Horovod (``"horovod"``) or with
-                        TF_CONFIG (``"collectives"``); each runs the test, which fails if it fails on one
+``ranks(n, engine)``    so many processes that train together, launched as for Horovod by hand (``"horovod"``)
+                        or by ``"horovodrun"``, or with TF_CONFIG (``"collectives"``); each runs the test, and
+                        the test fails if it fails on one
 ``alone``               a new process for each test of the file: for what could end it, or is done once in one
 ``environment(**vars)`` variables of the process
 
-Tests of a file with the same marks share a process, module fixtures and all; failed ranks are started anew.
-``--in-process`` runs everything in pytest's own process, for a debugger, and skips what needs others.
+Tests of a file with the same marks follow one another and share a process, module fixtures and all; failed
+ranks are started anew.  ``--in-process`` runs everything in pytest's own process, for a debugger; tests that
+need more are skipped then.
 """
 
 from __future__ import annotations
@@ -122,11 +124,13 @@ class Group:
 
     def end(self) -> None:
         """Ends the processes, which have torn down what they had set up."""
-        for pid, connection in zip(self.pids, self.connections, strict=True):
+        running = [pid for pid in self.pids if pid]
+        for pid in running:  # all before one of them notices that another is gone, and says so
+            os.kill(pid, signal.SIGKILL)
+        for pid in running:
+            os.waitpid(pid, 0)
+        for connection in self.connections:
             connection.close()
-            if pid:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
         self.pids, self.connections = [], []
         self.stack.close()
 
@@ -142,6 +146,13 @@ class Forking:
         self.config = config
         self.group: Group | None = None
         self.index: dict[str, int] = {}
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Of each file those together that share processes: each change ends some and starts others."""
+        files = {path: place for place, path in enumerate(dict.fromkeys(str(item.path) for item in items))}
+        kinds = {kind: place for place, kind in enumerate(dict.fromkeys(map(kind_of, items)))}
+        items.sort(key=lambda item: (files[str(item.path)], kinds[kind_of(item)]))
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import tf_ooo
+from tf_ooo import compat, traces
+from tf_ooo.data_parallel.sync import checksum
 
-STEPS, ROWS = 50, 8
+# Of an epoch; of them so many together: five whole executions and a shorter one.
+STEPS, TOGETHER, ROWS = 22, 4, 8
 KERAS_3 = hasattr(keras, "ops")
+# Who starts the ranks of a test, as parameters of the fixture "engine".
+BY_HAND = pytest.param("horovod", marks=pytest.mark.ranks(2), id="horovod")
+COLLECTIVES = pytest.param("collectives", marks=pytest.mark.ranks(2, "collectives"), id="collectives")
+FOUR = pytest.param("horovodrun", marks=pytest.mark.ranks(4, "horovodrun"), id="four")
 
 
 def data(rank: int, rows: int = STEPS * ROWS) -> tuple[np.ndarray, np.ndarray]:
@@ -32,6 +42,11 @@ def mlp() -> keras.Model:
     return keras.Sequential(
         [keras.Input((12,)), keras.layers.Dense(16, activation="tanh"), keras.layers.Dense(4)]
     )
+
+
+def deep() -> keras.Model:
+    layers = [keras.layers.Dense(16, activation="tanh") for _ in range(4)]
+    return keras.Sequential([keras.Input((12,)), *layers, keras.layers.Dense(4)])
 
 
 def with_batch_norm() -> keras.Model:
@@ -71,10 +86,11 @@ def fit(model: keras.Model, xy: tuple[Any, Any], callbacks: Any = (), **more: An
 
 def ours(
     model: keras.Model, xy: tuple[Any, Any], callbacks: Any = (), options: Any = None, **more: Any
-) -> Any:
-    """Trains with the callback; returns the history."""
+) -> tf_ooo.OOOBackprop:
+    """Trains with the callback, which is returned; its ``model.history`` is the history."""
     callback = tf_ooo.OOOBackprop(mode="data_parallel", **(options or {}))
-    return fit(model, xy, [callback, *callbacks], **more)
+    fit(model, xy, [callback, *callbacks], **more)
+    return callback
 
 
 def stock_in_apply(model: keras.Model, xy: tuple[Any, Any], **more: Any) -> None:
@@ -85,6 +101,7 @@ def stock_in_apply(model: keras.Model, xy: tuple[Any, Any], **more: Any) -> None
         return [hvd.allreduce(grad, op=hvd.Average) for grad in grads]
 
     optimizer = model.optimizer
+    compat.build_optimizer(optimizer, model.trainable_variables)  # traced once instead of twice
     if KERAS_3:
         apply = optimizer.apply
         object.__setattr__(optimizer, "apply", lambda grads, variables=None: apply(mean(grads), variables))
@@ -127,12 +144,68 @@ def joint(per_rank: Callable[[int], tuple[np.ndarray, np.ndarray]], size: int, r
     )
 
 
-def same_bits(a: keras.Model, b: keras.Model) -> bool:
-    pairs = list(zip(a.get_weights(), b.get_weights(), strict=True))
-    return len(pairs) > 0 and all(x.tobytes() == y.tobytes() for x, y in pairs)
+def bits(model: keras.Model) -> list[bytes]:
+    """Of all weights."""
+    values = [value.tobytes() for value in model.get_weights()]
+    assert values
+    return values
 
 
 def equal_on_all_ranks(engine: Any, model: keras.Model) -> bool:
-    from tf_ooo.data_parallel.sync import checksum
-
     return len(set(engine.gather(checksum(model.trainable_variables)))) == 1
+
+
+def communications(step: Any) -> int:
+    """How many ops of the step's largest trace communicate, functions that it calls included."""
+    counts = [0]
+    for function in traces.tf_functions_of(step):
+        for concrete in compat.concrete_functions_of(function):
+            types = [op_type for _, op_type in compat.ops_reached_from(concrete.graph)]
+            counts.append(sum(name.startswith(("Horovod", "Collective")) for name in types))
+    return max(counts)
+
+
+def communicates(callback: tf_ooo.OOOBackprop, model: keras.Model) -> bool:
+    """Whether the step that Keras calls has a communication for each weight."""
+    return communications(callback._session.step.function) >= len(model.trainable_weights)
+
+
+@contextlib.contextmanager
+def warnings_of_tf_ooo() -> Iterator[list[str]]:
+    lines: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("tf_ooo").addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logging.getLogger("tf_ooo").removeHandler(handler)
+
+
+@contextlib.contextmanager
+def precision(policy: str, floats: str = "float32") -> Iterator[None]:
+    """Models made inside compute so; ``floats`` is also what losses are made of."""
+    keras.mixed_precision.set_global_policy(policy)
+    keras.backend.set_floatx(floats)
+    try:
+        yield
+    finally:
+        keras.backend.set_floatx("float32")
+        keras.mixed_precision.set_global_policy("float32")
+
+
+class CountSteps(keras.callbacks.Callback):
+    """Counts executions; asks to stop where told."""
+
+    def __init__(self, stop_at: int | None = None, stop_after_epoch: int | None = None) -> None:
+        super().__init__()
+        self.count, self.stop_at, self.stop_after_epoch = 0, stop_at, stop_after_epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.count += 1
+        if self.count == self.stop_at:
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if epoch == self.stop_after_epoch:
+            self.model.stop_training = True

@@ -57,6 +57,7 @@ def inputs(name, *texts):
         ([drop("write"), inputs("out", "add")], "write", "kept"),
         ([drop("add"), inputs("out", "mul")], "add", "kept"),
         ([lambda nodes, graph: setattr(nodes["mul"], "op", "Div")], "mul", "op"),
+        ([lambda nodes, graph: setattr(nodes["mul"].attr["T"], "type", 2)], "mul", "attributes"),
         ([inputs("mul", "x", "read")], "mul", "data inputs"),
         # Seen through the Identity it is the same tensor, but the order is lost.
         ([inputs("write", "handle", "x")], "write", "side effects"),

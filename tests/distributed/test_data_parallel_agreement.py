@@ -1,0 +1,276 @@
+"""What goes wrong on one rank or on all keeps all in the stock order, is said, and costs no training."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import keras
+import pytest
+
+from grappler_passes.base import PassResult
+from tests.distributed import training as t
+from tests.zoo import needs_keras_3
+from tf_ooo.data_parallel import ordering, planned, rewriting, scheduled
+from tf_ooo.errors import GraphError
+from tf_ooo.planning import plan
+from tf_ooo.schedulers.common import COMPUTE
+from tf_ooo.step_times import STOCK
+
+pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
+pytestmark = [needs_keras_3, pytest.mark.ranks(2), pytest.mark.takes(40)]
+
+TOGETHER, STEPS = 3, 18
+NAMED = {"schedule": "fast_forward", "profile_steps": 0}
+
+
+def _model(together: int = TOGETHER) -> Any:
+    return t.compiled(t.deep(), keras.optimizers.Adam(0.01), steps_per_execution=together)
+
+
+@functools.cache
+def _stock(rank: int) -> list[bytes]:
+    model = _model(1)
+    t.stock_in_apply(model, t.data(rank, STEPS * t.ROWS))
+    return t.bits(model)
+
+
+def _trained(engine: Any, **options: Any) -> Any:
+    """The report of a training that has the bits of stock Horovod on all ranks, and one decision."""
+    model = _model()
+    callback = t.ours(model, t.data(engine.rank, STEPS * t.ROWS), options=options)
+    report = callback.report
+    assert t.bits(model) == _stock(engine.rank)
+    assert t.equal_on_all_ranks(engine, model)
+    assert len(set(engine.gather(report.fallback_reason))) == 1
+    return report
+
+
+def _other_input(graph_def: Any) -> None:
+    """A difference of a number and itself."""
+    node = next(node for node in graph_def.node if node.op == "Sub")
+    node.input[1] = node.input[0]
+
+
+def _other_op(graph_def: Any) -> None:
+    next(node for node in graph_def.node if node.op == "TanhGrad").op = "SigmoidGrad"
+
+
+def _other_attribute(graph_def: Any) -> None:
+    next(node for node in graph_def.node if node.op == "HorovodAllreduce").attr["postscale_factor"].f = 2.0
+
+
+def _no_communication(graph_def: Any) -> None:
+    """A sum of gradients that no rank hears of."""
+    node = next(node for node in graph_def.node if node.op == "HorovodAllreduce")
+    node.op = "Identity"
+    for name in [name for name in node.attr if name != "T"]:
+        del node.attr[name]
+
+
+def _lost_order(graph_def: Any) -> None:
+    """Variables read before the step before has updated them."""
+    for node in graph_def.node:
+        if node.op == "ReadVariableOp":
+            kept = [text for text in node.input if not text.startswith("^")]
+            del node.input[:]
+            node.input.extend(kept)
+
+
+def _cycle(graph_def: Any) -> None:
+    node = next(node for node in graph_def.node if node.op == "TanhGrad")
+    producer = next(other for other in graph_def.node if other.name == node.input[1].split(":")[0])
+    producer.input.append(f"^{node.name}")
+
+
+# What a faulty pass does to the ordered steps, and the rule of verify.py that it breaks.
+FAULTS = {
+    "other_input": (_other_input, "data inputs"),
+    "other_op": (_other_op, "op"),
+    "other_attribute": (_other_attribute, "attributes"),
+    "no_communication": (_no_communication, "op"),
+    "lost_order": (_lost_order, "side effects"),
+    "cycle": (_cycle, "acyclic"),
+}
+
+
+def _changes(function: Any, change: Any) -> Any:
+    """``function``, whose graph is changed before it is returned."""
+
+    def faulty(*arguments: Any) -> Any:
+        graph_def = function(*arguments)
+        change(graph_def)
+        return graph_def
+
+    return faulty
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_pass_that_changes_the_graph_is_refused(engine, monkeypatch, name):
+    change, rule = FAULTS[name]
+    monkeypatch.setattr(ordering, "_merged", _changes(ordering._merged, change))
+    with t.warnings_of_tf_ooo() as lines:
+        report = _trained(engine, **NAMED)
+    assert report.fell_back
+    assert f"rule {rule!r} broken" in report.fallback_reason
+    assert any(report.fallback_reason in line for line in lines)
+    assert report.added_edges == 0
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_pass_that_changes_the_graph_of_one_rank_keeps_all_in_the_stock_order(engine, monkeypatch, rank):
+    if engine.rank == rank:
+        monkeypatch.setattr(ordering, "_merged", _changes(ordering._merged, _other_input))
+    with t.warnings_of_tf_ooo():
+        report = _trained(engine, **NAMED)
+    assert report.fell_back
+    assert "data inputs" in report.fallback_reason
+
+
+def test_a_pass_that_changes_the_graph_that_is_measured_is_refused(engine, monkeypatch):
+    """The step as it is profiled, with ops taken apart as those of the ordered one will be."""
+
+    def faulty(graph_def: Any) -> PassResult:
+        changed = type(graph_def)()
+        changed.CopyFrom(graph_def)
+        _other_input(changed)
+        return PassResult(changed, modified=True)
+
+    monkeypatch.setattr(rewriting, "separate_steps", faulty)
+    with t.warnings_of_tf_ooo():
+        report = _trained(engine, schedule="search")
+    assert report.fell_back
+    assert "the step was not profiled" in report.fallback_reason
+
+
+def test_a_pass_that_fails_on_one_rank_keeps_all_in_the_stock_order(engine, monkeypatch):
+    def failing(*arguments: Any) -> Any:
+        raise ValueError("made to fail")
+
+    if engine.rank == 1:
+        monkeypatch.setattr(ordering, "communication_edges", failing)
+    with t.warnings_of_tf_ooo():
+        report = _trained(engine, schedule="fast_forward")
+    assert report.fell_back
+    assert "made to fail" in report.fallback_reason
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_rank_with_another_plan_is_noticed(engine, monkeypatch, strict):
+    """Ranks that communicate in different orders could wait for one another for ever."""
+    in_order = planned.plain_schedule
+
+    def other(graph: Any, policy: str, workers: int, k: int | None) -> Any:
+        return in_order(graph, policy, workers, k if engine.rank == 0 else 1)
+
+    monkeypatch.setattr(planned, "plain_schedule", other)
+    options = {"schedule": "reverse_first_k", "k": 4, "profile_steps": 0}
+    told = r"rank 1 has another graph than rank 0 \(1 of 2 have\)"
+    if strict:
+        with pytest.raises(GraphError, match=told):
+            t.ours(_model(), t.data(engine.rank, STEPS * t.ROWS), options=options | {"strict": True})
+        return
+    with t.warnings_of_tf_ooo() as lines:
+        report = _trained(engine, **options)
+    assert report.fell_back
+    assert "rank 1 has another graph than rank 0 (1 of 2 have)" in report.fallback_reason
+    assert any("another graph" in line for line in lines)
+
+
+def test_rank_0s_plan_is_taken(engine, quick_plans, monkeypatch):
+    """Whatever another rank would have planned."""
+
+    def ranks_own(layers: Any, link: Any, workers: int, *arguments: Any) -> Any:
+        k = 3 if engine.rank == 0 else 1
+        costs = {"mode": "data_parallel", "devices": workers, "link": link}
+        return planned.Planned(plan(layers=list(layers), schedule="reverse_first_k", k=k, **costs), 1.0, 1.1)
+
+    monkeypatch.setattr(planned, "make_plan", ranks_own)
+    report = _trained(engine, schedule="search", profile_steps=0)
+    assert not report.fell_back, report.fallback_reason
+    assert report.added_edges >= TOGETHER
+    assert len(set(engine.gather(report.planned.to_text()))) == 1
+    # dW of the first k layers come last, in the order in which the next step needs them.
+    assert [task.stage for task in report.planned.lanes[COMPUTE] if task.kind == "dW"] == [4, 3, 0, 1, 2]
+
+
+class Clock:
+    """Stands for the module time: between two looks as many seconds as a test has said."""
+
+    def __init__(self) -> None:
+        self.now_s = self.step_s = 0.0
+
+    def perf_counter(self) -> float:
+        self.now_s += self.step_s
+        return self.now_s
+
+
+@pytest.fixture
+def takes(engine, monkeypatch):
+    """Makes the steps of a method of ScheduledSteps take so many seconds: of rank 0, of rank 1."""
+    clock = Clock()
+    monkeypatch.setattr(scheduled, "time", clock)
+
+    def install(name: str, *by_rank: tuple[float, ...] | float) -> None:
+        method = getattr(scheduled.ScheduledSteps, name)
+        seconds = by_rank[engine.rank]
+
+        def timed(self: Any, batches: Any) -> Any:
+            # A pair: in the stock order and in the planned one.
+            pair = isinstance(seconds, tuple)
+            step_s = seconds[self._times.next != STOCK] if pair else seconds
+            clock.step_s = step_s * (1 if name == "_profile_one" else len(batches))
+            return method(self, batches)
+
+        monkeypatch.setattr(scheduled.ScheduledSteps, name, timed)
+
+    return install
+
+
+# Seconds of a step by rank, in the stock order and in the planned one; those of the slowest rank; whether the
+# planned one is taken.
+TIMES = {
+    "slower_on_rank_1": (((2.0, 1.0), (2.0, 3.0)), (2.0, 3.0), False),
+    "slower_on_rank_0": (((2.0, 3.0), (2.0, 1.0)), (2.0, 3.0), False),
+    "faster_where_it_counts": (((2.0, 3.0), (4.0, 1.0)), (4.0, 3.0), True),
+}
+
+
+@pytest.mark.parametrize("name", TIMES)
+def test_the_slowest_rank_counts(engine, quick_plans, monkeypatch, takes, name):
+    """All ranks wait for it in every step."""
+    seconds, slowest, kept = TIMES[name]
+
+    def certain(layers: Any, link: Any, workers: int, *arguments: Any) -> Any:
+        costs = {"mode": "data_parallel", "devices": workers, "link": link}
+        return planned.Planned(plan(layers=list(layers), schedule="reverse_first_k", k=3, **costs), 1.0, 1.1)
+
+    takes("_profile_one", 9.0, 9.0)
+    takes("_compare", *seconds)
+    monkeypatch.setattr(planned, "make_plan", certain)
+    report = _trained(engine, profile_steps=1)
+    assert (report.stock_step_s, report.measured_step_s) == slowest
+    assert report.fell_back is not kept
+    assert kept or "measured 3000.00 ms a step against 2000.00 ms" in report.fallback_reason
+
+
+# Seconds of a step of several together by rank, and what is said, where one at a time takes 1 s and 3 s.
+WATCHED = {
+    "several_are_faster": ((2.0, 2.0), "no gain is predicted"),
+    "one_is_faster": ((4.0, 4.0), "one step at a time took 3000.00 ms, several together 4000.00 ms"),
+    "one_is_faster_on_the_slowest": (
+        (2.0, 5.0),
+        "one step at a time took 3000.00 ms, several together 5000.00 ms",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WATCHED)
+def test_the_slowest_rank_counts_where_nothing_is_ordered(engine, quick_plans, monkeypatch, takes, name):
+    together_s, said = WATCHED[name]
+    takes("_profile_one", 1.0, 3.0)
+    takes("_watch", *together_s)
+    monkeypatch.setattr(planned, "WORTH", 10.0)  # no plan is worth it
+    report = _trained(engine, profile_steps=1)
+    assert report.fell_back
+    assert said in report.fallback_reason

@@ -1,0 +1,140 @@
+"""What ``fit`` does around the steps: begins, stops, averages logs, puts the model back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_ooo
+from tests.distributed import training as t
+
+pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
+pytestmark = [pytest.mark.ranks(2), pytest.mark.takes(40)]
+
+
+def test_a_part_of_the_step_that_is_a_function(engine, quick_plans):
+    """Traced before, without averaging; and after the fit it trains alone again."""
+
+    class Updates(keras.Model):
+        def train_step(self, data: Any) -> dict[str, Any]:
+            return {"loss": self.update(*data)}
+
+        @tf.function
+        def update(self, x: Any, y: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x))
+            grads = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(grads, self.trainable_variables, strict=True))
+            return loss
+
+    inputs = keras.Input((12,))
+    model = t.compiled(Updates(inputs, keras.layers.Dense(4)(inputs)), keras.optimizers.SGD(0.05))
+    t.fit(model, t.data(0, 2 * t.ROWS))
+    for per_execution in (1, 4):
+        model.steps_per_execution = per_execution
+        t.ours(model, t.data(engine.rank, 80))
+        assert t.equal_on_all_ranks(engine, model)
+    model.steps_per_execution = 1
+    if engine.rank == 0:
+        t.fit(model, t.data(engine.rank, t.ROWS))
+    engine.barrier()
+    assert not t.equal_on_all_ranks(engine, model)
+
+
+def test_eager_and_unbuilt(engine):
+    """Made by the first step, on each rank other weights."""
+    keras.utils.set_random_seed(engine.rank)
+    model = keras.Sequential([keras.layers.Dense(7, activation="tanh"), keras.layers.Dense(4)])
+    model = t.compiled(model, keras.optimizers.Adam(0.01), run_eagerly=True)
+    t.ours(model, t.data(engine.rank, 3 * t.ROWS))
+    assert t.equal_on_all_ranks(engine, model)
+    assert int(model.optimizer.iterations.numpy()) == 3
+
+
+def test_all_ranks_stop_within_an_epoch(engine):
+    model = t.compiled(t.mlp(), keras.optimizers.SGD(0.05))
+    t.ours(model, t.data(engine.rank, 80), [t.CountSteps(stop_at=5)], epochs=3)
+    assert int(model.optimizer.iterations.numpy()) == 5
+    assert t.equal_on_all_ranks(engine, model)
+
+
+def test_one_rank_stops_after_an_epoch(engine):
+    model = t.compiled(t.mlp(), keras.optimizers.SGD(0.05))
+    counter = t.CountSteps(stop_after_epoch=1 if engine.rank == 0 else None)
+    t.ours(model, t.data(engine.rank, 80), [counter], epochs=4)
+    assert int(model.optimizer.iterations.numpy()) == 20
+    assert t.equal_on_all_ranks(engine, model)
+
+
+def test_logs_are_averaged(engine):
+    """Weighted by samples: 80 rows and 40, all of them in one batch; validation on 16 rows each."""
+    rows = 80 if engine.rank == 0 else 40
+    model = t.compiled(t.mlp(), keras.optimizers.SGD(0.0), metrics=["accuracy"])
+    x, y = (np.concatenate(parts) for parts in zip(t.data(0, 80), t.data(1, 40), strict=True))
+    loss, accuracy = model.evaluate(x, y, verbose=0)
+    xy = t.data(engine.rank, 80)
+    mine = tuple(a[:rows] for a in t.data(engine.rank, 80 if engine.rank == 0 else 40))
+    validation = tuple(a[:16] for a in xy)
+    seen: list[Any] = []
+    note = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(dict(logs)))
+    t.ours(model, mine, [note], batch_size=80, options={"weighting": "samples"}, validation_data=validation)
+    history = model.history.history
+    np.testing.assert_allclose(history["loss"], [loss], rtol=1e-5)
+    np.testing.assert_allclose(history["accuracy"], [accuracy], rtol=1e-5)
+    assert {name: values[0] for name, values in history.items()} == seen[0]
+    assert len({tuple(values) for values in engine.gather([history["val_loss"][0], history["loss"][0]])}) == 1
+
+
+def test_numbers_of_names_may_differ(engine):
+    """Keras numbers layers and variables within a process; one rank has made some more before."""
+
+    class Scaled(keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
+
+        def call(self, x: Any) -> Any:
+            return x * self.scale
+
+    def model() -> Any:
+        noise = keras.layers.GaussianNoise(0.1, seed=engine.rank)
+        masking = keras.layers.Masking(mask_value=float("nan"))
+        dense = keras.layers.Dense(4, kernel_initializer=keras.initializers.GlorotNormal())
+        return keras.Sequential([masking, Scaled(), noise, dense])
+
+    for _ in range(engine.rank):
+        model()
+    trained = t.compiled(model(), keras.optimizers.SGD(0.05))
+    t.ours(trained, t.data(engine.rank, 80))
+    assert t.equal_on_all_ranks(engine, trained)
+    keras.backend.clear_session()  # the numbers are the same again in later tests
+
+
+def test_the_model_is_put_back(engine):
+    """After fit, and after a fit that raised, the model trains alone; a second fit needs no new trace."""
+    model = t.compiled(t.mlp(), keras.optimizers.SGD(0.05))
+    stock = model.make_train_function() or model.train_function
+    callback = t.ours(model, t.data(engine.rank, 80))
+    assert model.train_function is stock
+    assert "apply" not in vars(model.optimizer)
+    assert "train_step" not in vars(model)
+    first = callback._session.step.function
+    t.fit(model, t.data(engine.rank, 80), [callback])
+    assert callback._session.step.function is first
+    assert t.communicates(callback, model)
+    assert t.equal_on_all_ranks(engine, model)
+    model.train_on_batch(*t.data(engine.rank, t.ROWS))
+    assert not t.equal_on_all_ranks(engine, model)
+    assert callback.report.mode == "data_parallel"
+
+
+def test_auto_means_data_parallel_here(engine):
+    model = t.compiled(t.mlp(), keras.optimizers.SGD(0.05))
+    callback = tf_ooo.OOOBackprop()
+    t.fit(model, t.data(engine.rank, 80), [callback])
+    assert callback.report.mode == "data_parallel"
+    assert t.communicates(callback, model)
+    assert t.equal_on_all_ranks(engine, model)

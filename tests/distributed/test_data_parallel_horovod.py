@@ -1,0 +1,116 @@
+"""What only Horovod has: its launcher, its optimizer, an allreduce in the middle of a model."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+from tests import launches
+from tests.distributed import training as t
+
+pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
+on_two_ranks = pytest.mark.ranks(2)
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "03_horovod.py"
+
+
+@on_two_ranks
+def test_two_processes_average_a_gradient(engine):
+    """Horovod alone: what of all this is its work."""
+    import horovod.tensorflow as hvd
+
+    assert (hvd.size(), hvd.rank()) == (2, engine.rank)
+    x = tf.Variable([1.0, 2.0])
+
+    @tf.function
+    def step() -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(x * x) * float(hvd.rank() + 1)
+        return hvd.DistributedGradientTape(tape).gradient(loss, [x])
+
+    # Rank 0 has the gradient 2x, rank 1 has 4x.
+    assert step()[0].numpy().tolist() == [3.0, 6.0]
+
+
+if t.KERAS_3:
+
+    @on_two_ranks
+    def test_horovods_optimizer_is_detected(engine):
+        import horovod.tensorflow.keras as hvd
+
+        a = t.compiled(t.mlp(), hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)))
+        b = t.compiled(t.mlp(), keras.optimizers.Adam(0.01))
+        with t.warnings_of_tf_ooo() as lines:
+            callback = t.ours(a, t.data(engine.rank, 80))
+        assert [line for line in lines if "averages nothing with Keras 3" in line] == lines
+        assert len(lines) == 1
+        assert t.communicates(callback, a)
+        t.ours(b, t.data(engine.rank, 80))
+        assert t.bits(a) == t.bits(b)
+        assert t.equal_on_all_ranks(engine, a)
+
+else:
+
+    @on_two_ranks
+    def test_horovods_optimizer_averages(engine):
+        """With Keras 2 it does, and is left to it: the bits are those of stock Horovod."""
+        import horovod.tensorflow.keras as hvd
+
+        a, b = (
+            t.compiled(t.mlp(), hvd.DistributedOptimizer(keras.optimizers.Adam(0.01, clipnorm=0.5)))
+            for _ in range(2)
+        )
+        t.fit(a, t.data(engine.rank, 80))
+        callback = t.ours(b, t.data(engine.rank, 80))
+        assert t.communicates(callback, b)
+        assert t.bits(a) == t.bits(b)
+        assert t.equal_on_all_ranks(engine, b)
+
+
+@on_two_ranks
+def test_sync_batch_norm_is_no_averaged_gradient(engine):
+    """Horovod's synchronized BatchNorm communicates within the backward pass; weights still are averaged."""
+
+    class Shared(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            import horovod.tensorflow as hvd
+
+            return x - hvd.allreduce(tf.reduce_mean(x, 0), op=hvd.Average)
+
+    layers = [keras.Input((12,)), keras.layers.Dense(8), Shared(), keras.layers.Dense(4)]
+    model = t.compiled(keras.Sequential(layers), keras.optimizers.SGD(0.05))
+    callback = t.ours(model, t.data(engine.rank, 80))
+    assert len(callback._session.averaging.averaged) == len(model.trainable_weights)
+    assert t.equal_on_all_ranks(engine, model)
+
+
+def test_example():
+    process = launches.start_horovodrun(2, [sys.executable, EXAMPLE])
+    try:
+        said = process.communicate(timeout=280)[0]
+    finally:
+        process.kill()
+    assert process.returncode == 0, said
+    told = re.findall(r"worker (\d) of 2 \(horovod\): val_accuracy of all ([\d.]+)", said)
+    assert sorted(rank for rank, _ in told) == ["0", "1"]
+    assert len({accuracy for _, accuracy in told}) == 1
+    assert float(told[0][1]) > 0.8
+
+
+def test_horovod_is_not_needed_to_import():
+    code = (
+        "import sys, tf_ooo.data_parallel as d; assert 'horovod' not in sys.modules; print(d.connect().size)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=launches.script_environment()
+    )
+    assert done.stdout.strip() == "1", done.stderr
+    assert importlib.util.find_spec("horovod") is not None

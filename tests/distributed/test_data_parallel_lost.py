@@ -1,0 +1,128 @@
+"""Ranks that are killed, that have fewer data than they said, that stop alone: the others say so and end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+
+import tf_ooo
+from tests import forked, launches
+from tests.distributed import training as t
+from tf_ooo import data_parallel
+from tf_ooo.data_parallel import fit
+
+pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
+pytestmark = pytest.mark.takes(40)
+
+# Waiting for the end of a rank fails after so many seconds, which it would without the others' notice.
+END_S = 60.0
+
+
+class Waits(keras.callbacks.Callback):
+    """In the third epoch, to be killed."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if (self.epoch, batch) == (2, 3):
+            print("waits", flush=True)
+            time.sleep(600)
+
+
+def _train_with_backups(folder: Path, waits: bool) -> None:
+    """Five epochs on two ranks, of which rank 0 keeps backups and in the end the weights."""
+    engine = data_parallel.connect()
+    model = t.compiled(t.with_batch_norm(), keras.optimizers.Adam(0.01), rank=engine.rank)
+    started: list[int] = []
+    callbacks = [
+        *([keras.callbacks.BackupAndRestore(str(folder / "backup"))] if engine.rank == 0 else []),
+        tf_ooo.OOOBackprop(mode="data_parallel"),
+        *([Waits()] if waits and engine.rank == 1 else []),
+        keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: started.append(epoch)),
+    ]
+    t.fit(model, t.data(engine.rank, 80), callbacks, epochs=5)
+    print(f"rank {engine.rank} trained epochs {started}", flush=True)
+    if engine.rank == 0:
+        (folder / "weights").write_bytes(b"".join(w.numpy().tobytes() for w in model.trainable_weights))
+
+
+def _train_with_half_of_the_data_on_rank_1() -> None:
+    fit._PATIENCE_S = 3.0
+    engine = data_parallel.connect()
+    model = t.compiled(t.with_batch_norm(), keras.optimizers.Adam(0.01))
+    t.ours(model, t.data(engine.rank, 40 if engine.rank else 80), epochs=2, steps_per_epoch=10)
+
+
+def _train_with_a_stop_on_rank_1() -> None:
+    fit._PATIENCE_S, fit._STOPPED_S = 3.0, 2.0
+    engine = data_parallel.connect()
+    model = t.compiled(t.with_batch_norm(), keras.optimizers.Adam(0.01))
+    t.ours(model, t.data(engine.rank, 80), [t.CountSteps(stop_at=4)] if engine.rank else [], epochs=2)
+
+
+@contextlib.contextmanager
+def _two(engine: str, function: Any, *arguments: Any) -> Iterator[list[forked.Forked]]:
+    """Two processes that train; none is left."""
+    with launches.environments(engine, 2) as environments:
+        processes = [forked.start(function, *arguments, environment=own) for own in environments]
+        try:
+            yield processes
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+
+
+def _ended(engine: str, function: Any, *arguments: Any) -> list[str]:
+    """What each has said when both have ended, which they do in time."""
+    with _two(engine, function, *arguments) as processes:
+        return [process.communicate(timeout=END_S + 60)[0] for process in processes]
+
+
+def _kill_rank_1_of(processes: list[forked.Forked]) -> str:
+    """By its pid, once it waits; what rank 0 says until it ends, which must be soon."""
+    said: list[str] = []
+    while "waits" not in said:
+        line = processes[1].stdout.readline()
+        assert line, "\n".join(said)
+        said.append(line.strip())
+    os.kill(processes[1].pid, signal.SIGKILL)
+    return processes[0].communicate(timeout=END_S)[0]
+
+
+@pytest.mark.parametrize("engine", ["horovod", "collectives"])
+def test_killed_worker_ends_the_others_and_training_continues_from_the_backup(engine, tmp_path):
+    with _two(engine, _train_with_backups, tmp_path, True) as processes:
+        said = _kill_rank_1_of(processes)
+        assert processes[0].returncode == 1
+    assert "BackendError: rank 0 of 2 stopped in execution 24: another worker ended" in said, said
+    assert not (tmp_path / "weights").exists()
+    again = _ended(engine, _train_with_backups, tmp_path, False)
+    assert all("trained epochs [2, 3, 4]" in output for output in again), again
+    never_killed = tmp_path / "never"
+    never_killed.mkdir()
+    _ended(engine, _train_with_backups, never_killed, False)
+    assert (tmp_path / "weights").read_bytes() == (never_killed / "weights").read_bytes()
+
+
+def test_a_rank_whose_data_end_early_says_so_and_ends_the_others():
+    """The others wait for its gradients."""
+    said = _ended("horovod", _train_with_half_of_the_data_on_rank_1)
+    assert "BackendError: rank 0 of 2 stopped in execution 6: another worker ended" in said[0], said[0]
+    assert "rank 1's data ended 5 batches before the end of the epoch" in said[1], said[1]
+
+
+def test_a_rank_that_stops_alone_says_so_and_ends_the_others():
+    said = _ended("horovod", _train_with_a_stop_on_rank_1)
+    assert "BackendError: rank 0 of 2 stopped in execution 5: another worker ended" in said[0], said[0]
+    told = "rank 1 stopped training 6 steps before the end of the epoch, and the others do not answer"
+    assert f"BackendError: {told}" in said[1], said[1]

@@ -14,7 +14,7 @@ SMOKE_REST := tests/test_smoke.py tests/graph/test_compat_keras.py tests/graph/t
 	tests/graph/test_pipeline.py::test_two_devices_and_uneven_batches tests/graph/test_pipeline.py::test_legacy_optimizers \
 	tests/graph/test_callback.py::test_not_rewritable_trains_on_and_says_why \
 	'tests/graph/test_bit_equal.py::test_models[mlp]' 'tests/graph/test_bit_equal.py::test_models[convolutions]' \
-	'tests/graph/test_bit_equal.py::test_models[lstm_gru]' 'tests/graph/test_examples.py::test_example[02_tf_function.py]'
+	'tests/graph/test_bit_equal.py::test_models[lstm_gru]' tests/graph/test_examples.py::test_function_example
 
 # Graph tests whose models are spread over devices, and those whose steps are compiled or unrolled, in processes of their own.
 MODES := $(wildcard tests/graph/test_pipeline*.py tests/graph/test_layerpipe*.py)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import os
 import signal
 import subprocess
 import sys
-import traceback
 
 import numpy as np
 import pytest
@@ -150,23 +148,11 @@ def train_and_lose(cluster, worker, how):
     print("trained")
 
 
-def as_script(function, *arguments):
-    """Ends this process as Python ends one: threads are joined, the interpreter is taken down."""
-    status = 0
-    try:
-        function(*arguments)
-    except Exception:
-        traceback.print_exc()
-        status = 1
-    sys.stdout.flush(), sys.stderr.flush()
-    ctypes.pythonapi.Py_Exit(status)
-
-
 def test_a_script_ends():
     """No thread of TensorFlow's, or of the watch, keeps or breaks the process."""
     cluster = addresses(2)
     with workers(cluster, [1]) as started:
-        script = forked.start(as_script, train_and_lose, cluster, started[1].pid, 0)
+        script = forked.start(forked.as_script, train_and_lose, cluster, started[1].pid, 0)
         said, _ = script.communicate(timeout=120)
     assert script.returncode == 0, said
     assert said.splitlines()[-1] == "trained"
@@ -175,7 +161,7 @@ def test_a_script_ends():
 def test_a_script_ends_with_the_error_of_a_killed_worker():
     cluster = addresses(2)
     with workers(cluster, [1]) as started:
-        script = forked.start(as_script, train_and_lose, cluster, started[1].pid, int(signal.SIGKILL))
+        script = forked.start(forked.as_script, train_and_lose, cluster, started[1].pid, int(signal.SIGKILL))
         said, _ = script.communicate(timeout=120)
     assert script.returncode == 1, said
     assert f"BackendError: lost worker {address_of(cluster, 1)} (task 1): " in said.splitlines()[-1]

@@ -10,6 +10,7 @@ import tensorflow as tf
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
 
 import tf_ooo
+from tests import forked, launches
 from tests.scripts import bits_of
 from tf_ooo.data_parallel import connect
 from tf_ooo.pipeline.compat import value_of
@@ -56,13 +57,25 @@ def train(model, ranks, epochs, callbacks, **options):
     return {name: values[-1] for name, values in history.history.items()}, ours.report
 
 
+def joint_training(epochs):
+    """The weights and the last logs of one pipeline on the batches of all ranks; in a process alone."""
+    model = classifier()
+    logs, _ = train(model, range(RANKS), epochs, [], microbatches=6, schedule="gpipe")
+    return model.get_weights(), logs
+
+
 def places(model):
     return sorted({value_of(v).device[-5:] for v in [*model.variables, *model.optimizer.variables]})
 
 
-def test_replicas_are_one_pipeline_on_the_joint_batch():
-    engine, during = connect(), []
-    replica, joint = classifier(), classifier()
+@pytest.fixture
+def joint():
+    """Before this rank runs its first op."""
+    return forked.result_of(joint_training, 3, environment=launches.without_launcher())
+
+
+def test_replicas_are_one_pipeline_on_the_joint_batch(joint):
+    engine, during, replica = connect(), [], classifier()
     if engine.rank == 1:  # rank 0's weights count
         replica.set_weights([weight + 1 for weight in replica.get_weights()])
     watch = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: during.append(places(replica)))
@@ -74,9 +87,8 @@ def test_replicas_are_one_pipeline_on_the_joint_batch():
     assert len(stages) == 2
     said = engine.gather({"bits": bits_of(replica), "stages": stages})
     assert said == [said[0]] * RANKS
-    # Alone on all of the data.
-    joint_logs, _ = train(joint, range(RANKS), 3, [], microbatches=6, schedule="gpipe")
-    for mine, together in zip(replica.get_weights(), joint.get_weights(), strict=True):
+    joint_weights, joint_logs = joint
+    for mine, together in zip(replica.get_weights(), joint_weights, strict=True):
         assert np.abs(mine - together).max() < 1e-5
     assert logs["loss"] == pytest.approx(joint_logs["loss"], abs=1e-6)
     assert logs["accuracy"] == pytest.approx(joint_logs["accuracy"], abs=1e-6)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
+from click.testing import CliRunner
 
 from tf_ooo.bench import layerpipe, layerpipe_accuracy
 from tf_ooo.bench.bars import save_bars
+from tf_ooo.cli import main
 
 
 def found():
@@ -48,15 +48,14 @@ def test_what_late_gradients_lose():
     assert lines[1].startswith("ema: +0.20 points below synchronous on average")
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_accuracy_of_late_gradients(tmp_path):
     """Real digits, two epochs: learns something, beside stock Keras."""
-    command = [sys.executable, "-m", "tf_ooo", "bench", "layerpipe", "--accuracy", "--quick", "--epochs", "2"]
-    run = subprocess.run(
-        [*command, "--json", tmp_path / "rows.json"], capture_output=True, text=True, timeout=500, check=False
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    rows = json.loads((tmp_path / "rows.json").read_text())
+    file = tmp_path / "rows.json"
+    arguments = ["bench", "layerpipe", "--accuracy", "--quick", "--epochs", "2", "--json", str(file)]
+    run = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    assert run.exit_code == 0, run.output
+    rows = json.loads(file.read_text())
     assert [row["training"] for row in rows] == ["synchronous", "stash", "ema", "latest", "pipedream_2bw"]
     assert all(row["test_accuracy_percent"] > 50 for row in rows)
-    assert "points below synchronous on average" in run.stdout
+    assert "points below synchronous on average" in run.output

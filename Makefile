@@ -14,7 +14,7 @@ SMOKE := tests/graph/test_addons.py tests/graph/test_versions.py tests/test_smok
 	tests/graph/test_pipeline.py::test_two_devices_and_uneven_batches tests/graph/test_pipeline.py::test_legacy_optimizers \
 	tests/graph/test_callback.py::test_not_rewritable_trains_on_and_says_why \
 	'tests/graph/test_bit_equal.py::test_models[mlp]' 'tests/graph/test_bit_equal.py::test_models[convolutions]' \
-	'tests/graph/test_bit_equal.py::test_models[lstm_gru]' 'tests/graph/test_examples.py::test_example[02_tf_function.py]'
+	'tests/graph/test_bit_equal.py::test_models[lstm_gru]' tests/graph/test_examples.py::test_function_example
 
 # Two processes run tests; a third fills the gaps of those that wait for others.
 JOBS ?= 3

@@ -185,3 +185,30 @@ def _run_and_exit(function: Callable[..., Any], arguments: tuple[Any, ...]) -> N
         status = 1
     sys.stdout.flush(), sys.stderr.flush()
     os._exit(status)
+
+
+def as_script(function: Callable[..., Any], *arguments: Any) -> None:
+    """Runs the function and ends this process as Python ends one that has run a script.
+
+    For :func:`start`, whose processes just stop otherwise: here threads are joined, what was registered to
+    run at the end runs, and the interpreter is taken down.
+    """
+    import ctypes
+
+    status = 0
+    try:
+        function(*arguments)
+    except Exception:
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush(), sys.stderr.flush()
+    ctypes.pythonapi.Py_Exit(status)
+
+
+def run_script(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
+    """Runs a Python script in a folder, as its own ``__main__``; for :func:`start`."""
+    import runpy
+
+    os.chdir(folder)
+    sys.argv = [os.fspath(path)]
+    runpy.run_path(os.fspath(path), run_name="__main__")

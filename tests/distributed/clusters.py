@@ -1,67 +1,132 @@
-"""Worker processes and a client, for the tests of clusters."""
+"""Worker processes for the tests of clusters, and how they are lost.
+
+A test that joins a cluster is the client itself: it starts the workers before its first TensorFlow op, and is
+marked ``alone``, as a process that has lost a worker can join no more.
+"""
+
+from __future__ import annotations
 
 import contextlib
-import json
+import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
 
-from tf_ooo.pipeline.addresses import free_port
+import keras
+import pytest
 
-HERE = Path(__file__).parent
+import tf_ooo
+from tests import forked, launches
+from tf_ooo.pipeline.cluster import connect
+
+# Of tests that stop a worker: a worker that is only slow answers within it.
+SHORT_SILENCE_S = 3.0
+_PR_SET_PDEATHSIG = 1
 
 
 def addresses(count):
-    return ",".join(f"127.0.0.1:{free_port()}" for _ in range(count))
+    return ",".join(f"127.0.0.1:{port}" for port in launches.free_ports(count))
 
 
-def start_worker(cluster, task, wait=True, **environment):
+def address_of(cluster, task):
+    return cluster.split(",")[task]
+
+
+def device_of(task):
+    return f"/job:worker/replica:0/task:{task}/device:CPU:0"
+
+
+def run_command(main: Callable[[], object], *arguments: object) -> None:
+    """A command's ``main`` in a process of its own, which ends when the one that started it does."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    sys.argv = ["command", *map(str, arguments)]
+    main()
+
+
+def start_worker(cluster, task):
+    """``tf-ooo worker``; not ready yet."""
+    from tf_ooo.cli import main
+
+    return forked.start(run_command, main, "worker", "--cluster", cluster, "--task", task)
+
+
+def start_worker_program(cluster, task):
+    """As :func:`start_worker`, in a new Python as a user starts it."""
     command = [sys.executable, "-m", "tf_ooo", "worker", "--cluster", cluster, "--task", str(task)]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
-    )
-    if wait:
-        line = process.stdout.readline()
-        assert "is ready" in line, line + process.stderr.read()
-    return process
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_until_ready(process):
+    lines = [process.stdout.readline()]
+    while "is ready" not in lines[-1]:
+        assert lines[-1], f"the worker ended: {''.join(lines)}"
+        lines.append(process.stdout.readline())
 
 
 @contextlib.contextmanager
-def workers(cluster, tasks):
-    """The processes by task; all are killed at the end."""
-    started = {task: start_worker(cluster, task, wait=False) for task in tasks}
+def running(processes: Iterable[forked.Forked]) -> Iterator[None]:
+    """Waits until these workers are ready; kills them at the end."""
+    processes = list(processes)
     try:
-        for process in started.values():
-            assert "is ready" in process.stdout.readline()
-        yield started
+        for process in processes:
+            wait_until_ready(process)
+        yield
     finally:
-        for process in started.values():
-            kill(process)
+        for process in processes:
+            process.kill()
+            process.communicate()
 
 
-def kill(process):
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGCONT)
-    process.kill()
-    process.communicate()
+@contextlib.contextmanager
+def workers(cluster, tasks, start=start_worker):
+    """The processes by task."""
+    started = {task: start(cluster, task) for task in tasks}
+    with running(started.values()):
+        yield started
 
 
-def start_client(cluster, *what, script="cluster_client.py"):
-    command = [sys.executable, str(HERE / script), cluster, *map(str, what)]
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(HERE.parents[1])},
-    )
+def lose(process, how):
+    """Kills or stops a worker, and returns when it computes and answers no more."""
+    process.send_signal(how)
+    if how == signal.SIGKILL:
+        process.wait()
+    else:
+        os.waitpid(process.pid, os.WUNTRACED)
 
 
-def heard(client):
-    """The client's next line."""
-    line = client.stdout.readline()
-    assert line, f"the client ended with {client.wait()}"
-    return json.loads(line)
+def join(cluster, how=signal.SIGKILL):
+    """The cluster, whose silent workers are noticed soon where silence is what the test is about."""
+    return connect(cluster, silence_s=SHORT_SILENCE_S) if how == signal.SIGSTOP else connect(cluster)
+
+
+@contextlib.contextmanager
+def raises_lost(cluster, task=1):
+    """The block raises an error that names this worker, and no other."""
+    with pytest.raises(tf_ooo.BackendError) as raised:
+        yield
+    named = re.findall(r"worker (\S+) \(task (\d+)\)", str(raised.value))
+    assert named == [(address_of(cluster, task), str(task))], str(raised.value)
+    assert "last checkpoint" in str(raised.value)
+
+
+class NthCall(keras.callbacks.Callback):
+    """Calls a function when Keras has called a method of callbacks so many times.
+
+    Args:
+        method: such as ``"on_epoch_end"``.
+        number: from 1.
+        function: without arguments.
+    """
+
+    def __init__(self, method, number, function):
+        super().__init__()
+        self._left, self._function = number, function
+        setattr(self, method, self._called)
+
+    def _called(self, *args, **kwargs):
+        self._left -= 1
+        if self._left == 0:
+            self._function()

@@ -1,43 +1,60 @@
-"""Workers in processes of their own: joining, refusing, losing them."""
+"""Workers in processes of their own: joining and refusing them, and how all of them end."""
 
-import json
-import random
+from __future__ import annotations
+
+import dataclasses
+import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 
-import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
-from tests.distributed.clusters import addresses, heard, kill, start_client, start_worker, workers
-from tests.scripts import bits_of
+from tests import forked
+from tests.distributed.cluster_models import (
+    BATCHES,
+    devices_of,
+    loss_that_calls,
+    perceptron,
+    pipeline,
+    train,
+)
+from tests.distributed.clusters import (
+    address_of,
+    addresses,
+    device_of,
+    start_worker,
+    start_worker_program,
+    workers,
+)
 from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.pipeline import facts
-from tf_ooo.pipeline.cluster import _check
+from tf_ooo.pipeline.cluster import _check, connect
 from tf_ooo.pipeline.facts import Line, own_facts
 from tf_ooo.pipeline.worker import serve
 
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(180), pytest.mark.takes(40)]
 
-def test_join_and_measure_and_end_cleanly():
+
+# -- joining ------------------------------------------------------------------------------------------
+
+
+def test_join_and_measure_and_end_the_worker_cleanly():
     cluster = addresses(2)
-    with workers(cluster, [1]) as started:
-        client = start_client(cluster, "link")
-        joined, link = heard(client), heard(client)
-        assert joined["devices"] == [
-            "/job:localhost/replica:0/task:0/device:CPU:0",
-            "/job:worker/replica:0/task:1/device:CPU:0",
-        ]
-        assert joined["own_task"] == 0
-        assert joined["again"]
-        assert joined["before"] == 3.0
-        assert link["latency_s"] < 0.2
-        assert 1e6 < link["bytes_per_s"] < 1e11
-        assert 0 <= link["overhead_s_per_byte"] < 1e-6
-        assert client.wait(60) == 0
+    with workers(cluster, [1], start_worker_program) as started:
+        before = tf.Variable(3.0)  # made before the cluster is joined, and good afterwards
+        joined = connect(cluster)
+        assert joined.devices == ("/job:localhost/replica:0/task:0/device:CPU:0", device_of(1))
+        assert joined.own_task == 0
+        assert connect(cluster) is joined
+        assert float(before) == 3.0
+        assert joined.link.latency_s < 0.2
+        assert 1e6 < joined.link.bytes_per_s < 1e11
+        assert 0 <= joined.link.overhead_s_per_byte < 1e-6
         started[1].terminate()
-        out, _ = started[1].communicate(timeout=30)
+        out, _ = started[1].communicate(timeout=60)
         assert started[1].returncode == 0
         assert "ended by SIGTERM" in out
 
@@ -45,127 +62,34 @@ def test_join_and_measure_and_end_cleanly():
 def test_workers_for_all_tasks():
     cluster = addresses(2)
     with workers(cluster, [0, 1]):
-        client = start_client(cluster, "link")
-        joined = heard(client)
-        assert joined["own_task"] is None
-        assert joined["devices"] == [f"/job:worker/replica:0/task:{i}/device:CPU:0" for i in range(2)]
-        kill(client)
+        joined = connect(cluster)
+        assert joined.own_task is None
+        assert joined.devices == (device_of(0), device_of(1))
 
 
-def _lose(how, when):
-    """The client's error, its refusal to join again, and the seconds from the signal to the error."""
-    cluster = addresses(3)
-    with workers(cluster, [1, 2]) as started:
-        client = start_client(cluster, when)
-        try:
-            heard(client), heard(client)
-            send = threading.Timer(0.0 if when == "between" else 1.0, started[2].send_signal, [how])
-            if when == "between":
-                send.run()
-            else:
-                send.start()
-            killed = time.monotonic()
-            client.stdin.write("go\n")
-            client.stdin.flush()
-            error, refused = heard(client), heard(client)
-            return cluster.split(",")[2], error, refused, time.monotonic() - killed
-        finally:
-            kill(client)
-
-
-@pytest.mark.parametrize(
-    ("how", "when"),
-    [
-        (signal.SIGKILL, "step"),
-        (signal.SIGKILL, "between"),
-        (signal.SIGKILL, "tracing"),
-        pytest.param(signal.SIGSTOP, "step", marks=pytest.mark.slow),
-    ],
-)
-def test_lost_worker_is_named(how, when):
-    address, error, refused, seconds = _lose(how, when)
-    assert error["kind"] == "BackendError"
-    assert f"worker {address} (task 2)" in error["error"]
-    assert "last checkpoint" in error["error"]
-    assert "new process" in refused["refused"]
-    assert seconds < 60
-
-
-@pytest.mark.slow
-def test_killed_worker_then_resume_to_the_same_bits(tmp_path):
-    """Three epochs in one go; and with a worker killed in a step of the second, from a checkpoint."""
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    cluster = addresses(2)
-
-    def fit(checkpoint, first_epoch):
-        return start_client(cluster, checkpoint, first_epoch, 0, "step", script="cluster_fit.py")
-
-    with workers(cluster, [1]) as started:
-        client = fit(whole, 0)
-        assert [heard(client), heard(client)] == [{"epoch": 1, "batch": 5}, {"ended": 5}]
-        expected = heard(client)
-        kill(client)
-        client = fit(broken, 0)
-        assert heard(client) == {"epoch": 1, "batch": 5}
-        time.sleep(random.Random(7).uniform(0, 1))  # somewhere in a step
-        started[1].kill()
-        killed = time.monotonic()
-        said = heard(client)
-        said = heard(client) if said == {"ended": 5} else said
-        assert time.monotonic() - killed < 60
-        kill(client)
-    assert f"worker {cluster.split(',')[1]} (task 1)" in said["error"]
+def test_what_calls_python_stays_in_this_process():
+    cluster, calls = addresses(2), []
     with workers(cluster, [1]):
-        client = fit(broken, 1)
-        assert [heard(client), heard(client)] == [{"epoch": 1, "batch": 5}, {"ended": 5}]
-        assert heard(client) == expected
-        kill(client)
-    assert len(set(expected["devices"])) == 2
-    assert expected["steps"] == 72
+        stock, ours = (perceptron(loss_that_calls(lambda: calls.append(os.getpid()))) for _ in range(2))
+        train(stock, [])
+        assert len(calls) == 2 * BATCHES
+        callback = pipeline(cluster)
+        train(ours, [callback])
+    assert set(calls) == {os.getpid()}
+    assert len(calls) == (2 + 2 * 3) * BATCHES
+    assert len(set(devices_of(callback))) == 2
+    assert callback.report.added_edges > 0
+    assert int(ours.optimizer.iterations) == 2 * BATCHES
+    for a, b in zip(ours.get_weights(), stock.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
 
 
-@pytest.mark.slow
-def test_what_calls_python_stays_in_this_process(tmp_path):
-    cluster = addresses(2)
-    with workers(cluster, [1]):
-        client = start_client(cluster, tmp_path / "model", 0, 0, "python", script="cluster_fit.py")
-        said = heard(client)
-        kill(client)
-    assert len(set(said["devices"])) == 2, said
-    assert said["steps"] == 72
+# -- refusing -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
-def test_worker_killed_at_any_time_is_named(seed, tmp_path):
-    """While the model is profiled, planned, moved, traced, trained or saved: an error, within a minute."""
-    cluster = addresses(2)
-    with workers(cluster, [1]) as started:
-        client = start_client(cluster, tmp_path / "model", 0, 0, "step", script="cluster_fit.py")
-        killed = []
-
-        def end():
-            started[1].kill()
-            killed.append(time.monotonic())
-
-        timer = threading.Timer(random.Random(seed).uniform(5.0, 14.0), end)
-        timer.start()
-        said = heard(client)
-        while "error" not in said and "bits" not in said:
-            said = heard(client)
-        timer.cancel()
-        seconds = time.monotonic() - killed[0] if killed else 0.0
-        kill(client)
-    assert "bits" in said and not killed or f"worker {cluster.split(',')[1]} (task 1)" in said["error"]
-    # A worker that has not been joined yet may be starting still: a minute is waited for it, from then on.
-    assert seconds < (150 if "is not there" in said.get("error", "") else 60)
-
-
-def test_missing_worker_is_named(monkeypatch):
-    from tf_ooo.pipeline import cluster
-
+def test_missing_worker_is_named():
     with pytest.raises(BackendError, match=r"127.0.0.1:\d+ \(task 1\) is not there: .*refused.*--task 1"):
-        cluster.connect(addresses(2), wait_s=0.1)
+        connect(addresses(2), wait_s=0.1)
 
 
 def test_other_versions_are_refused():
@@ -177,80 +101,11 @@ def test_other_versions_are_refused():
         with Line(target, 1) as line:
             said = line.ask(20.0)
         assert said == facts.Facts(tuple(where), 1, said.tensorflow, said.tf_ooo, said.started)
-        facts.publish(target, facts.dataclasses.replace(said, tensorflow="2.20.0"))
-        client = start_client(cluster, "step")
-        error = heard(client)
-        kill(client)
-    assert error["kind"] == "BackendError"
-    assert f"worker {where[1]} (task 1) runs TensorFlow 2.20.0" in error["error"]
+        facts.publish(target, dataclasses.replace(said, tensorflow="2.20.0"))
+        with pytest.raises(BackendError, match=rf"worker {where[1]} \(task 1\) runs TensorFlow 2.20.0"):
+            connect(cluster)
     with pytest.raises(BackendError, match=r"\(task 1\) runs tf_ooo 0.0.9, this process"):
-        _check(where, 1, facts.dataclasses.replace(said, tf_ooo="0.0.9"))
-
-
-def _lose_in_a_fit(tmp_path, how, where, pause_s, at, end=kill):
-    """What the client says once its second worker is lost there, and the seconds until then."""
-    cluster = addresses(2)
-    with workers(cluster, [1]) as started:
-        client = start_client(cluster, tmp_path / "model", 0, pause_s, where, script="cluster_fit.py")
-        assert heard(client) == at
-        started[1].send_signal(how)
-        lost = time.monotonic()
-        said = heard(client)
-        seconds = time.monotonic() - lost
-        end(client)
-    assert f"worker {cluster.split(',')[1]} (task 1)" in said["error"]
-    return said, seconds
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_worker_lost_while_the_model_is_saved_is_named(how, tmp_path):
-    said, _ = _lose_in_a_fit(tmp_path, how, "save", 1, {"epoch": 1, "batch": 24})
-    # The checkpoint that was to be replaced is the one of the epoch before.
-    last, before = (keras.models.load_model(tmp_path / name) for name in ("model.keras", "model_1.keras"))
-    assert bits_of(last) == bits_of(before)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.keras", "model_1.keras"]
-    assert all(place.startswith("/job:localhost/") for place in said["places"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_worker_lost_before_the_weights_come_back_is_named(how, tmp_path):
-    """Not a fit that ends as if nothing had happened, with some weights from before it."""
-    said, _ = _lose_in_a_fit(tmp_path, how, "end", 1, {"epoch": 2, "batch": 24})
-    assert "last checkpoint" in said["error"]
-
-
-@pytest.mark.slow
-def test_worker_lost_before_a_validation_with_late_gradients_is_named(tmp_path):
-    said, seconds = _lose_in_a_fit(tmp_path, signal.SIGKILL, "late", 1, {"epoch": 1, "batch": 24})
-    assert all(place.startswith("/job:localhost/") for place in said["places"])
-    assert seconds < 60
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("how", "where"), [(signal.SIGKILL, "validated"), (signal.SIGSTOP, "logs")])
-def test_worker_lost_before_an_epochs_metrics_are_read_is_named(how, where, tmp_path):
-    said, seconds = _lose_in_a_fit(tmp_path, how, where, 1, {"epoch": 1, "batch": 24})
-    assert all(place.startswith("/job:localhost/") for place in said["places"])
-    assert seconds < 60
-
-
-@pytest.mark.slow
-def test_silent_worker_in_a_fit_is_named(tmp_path):
-    """Stopped in mid-step, its connections open: 30 s of silence, then an error."""
-    _, seconds = _lose_in_a_fit(tmp_path, signal.SIGSTOP, "step", 0, {"epoch": 1, "batch": 5})
-    assert seconds < 60
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_script_ends_with_the_error(how, tmp_path):
-    """Nobody catches it: no thread of TensorFlow's keeps the process."""
-    codes = []
-    _lose_in_a_fit(tmp_path, how, "raises", 0, {"epoch": 1, "batch": 5}, lambda c: codes.append(c.wait(60)))
-    assert len(codes) == 1
-    assert codes != [0]
+        _check(where, 1, dataclasses.replace(said, tf_ooo="0.0.9"))
 
 
 def test_other_cluster_is_refused():
@@ -262,10 +117,10 @@ def test_other_cluster_is_refused():
 def test_second_worker_at_an_address_is_refused():
     cluster = addresses(1)
     with workers(cluster, [0]):
-        second = start_worker(cluster, 0, wait=False)
-        _, error = second.communicate(timeout=60)
+        second = start_worker(cluster, 0)
+        said, _ = second.communicate(timeout=60)
         assert second.returncode == 2
-        assert "running there already" in error
+        assert "running there already" in said
 
 
 def test_worker_checks_its_arguments():
@@ -277,20 +132,52 @@ def test_worker_checks_its_arguments():
         serve("a:1,a:1", 1)
 
 
-def test_late_gradients_over_two_workers():
-    """mode="layerpipe": the weights are those of training by hand with weights of 2 S(l) steps ago."""
+# -- how the process that trains ends -----------------------------------------------------------------
+
+
+def train_and_lose(cluster, worker, how):
+    """A script that handles no error.  Its worker is killed or stopped in a step, or lives (``how`` 0)."""
+    calls = []
+
+    def lose_it():
+        calls.append(1)
+        if how and len(calls) == 20:
+            os.kill(worker, how)
+
+    train(perceptron(loss_that_calls(lose_it)), [pipeline(cluster)])
+    print("trained")
+
+
+def test_a_script_ends():
+    """No thread of TensorFlow's, or of the watch, keeps or breaks the process."""
     cluster = addresses(2)
-    with workers(cluster, [0, 1]):
-        command = [sys.executable, "-m", "tests.distributed.cluster_layerpipe", cluster]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["delays"] == [2, 2, 0, 0]
-    assert found["steps"] == 1
-    assert found["distance"] < 1e-6
-    assert found["two_versions"] < 1e-6  # schedule="pipedream_2bw": nine batches, groups of two
-    assert found["updates"] == 5
-    for weights in ("stash", "ema", "latest"):
-        assert found[weights]["distance"] < 1e-6, weights
-    assert found["stash"]["divided"] == ["1"]
-    assert found["devices"] == [f"/job:worker/replica:0/task:{task}/device:CPU:0" for task in range(2)]
+    with workers(cluster, [1]) as started:
+        script = forked.start(forked.as_script, train_and_lose, cluster, started[1].pid, 0)
+        said, _ = script.communicate(timeout=120)
+    assert script.returncode == 0, said
+    assert said.splitlines()[-1] == "trained"
+
+
+def test_a_script_ends_with_the_error_of_a_killed_worker():
+    cluster = addresses(2)
+    with workers(cluster, [1]) as started:
+        script = forked.start(forked.as_script, train_and_lose, cluster, started[1].pid, int(signal.SIGKILL))
+        said, _ = script.communicate(timeout=120)
+    assert script.returncode == 1, said
+    assert f"BackendError: lost worker {address_of(cluster, 1)} (task 1): " in said.splitlines()[-1]
+
+
+def test_a_script_ends_with_the_error_of_a_silent_worker():
+    """Programs as users start them, and the 30 s of silence that a worker really has."""
+    cluster = addresses(2)
+    with workers(cluster, [1], start_worker_program) as started:
+        code = "import sys; from tests.distributed.test_cluster import train_and_lose as train; "
+        code += "train(sys.argv[1], *map(int, sys.argv[2:]))"
+        arguments = [cluster, str(started[1].pid), str(int(signal.SIGSTOP))]
+        script = subprocess.run(
+            [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=150, check=False
+        )
+    assert script.returncode == 1, script.stderr
+    end = script.stderr.splitlines()[-1]
+    assert f"BackendError: lost worker {address_of(cluster, 1)} (task 1): " in end
+    assert "it has not answered for 30 s" in end

@@ -1,22 +1,126 @@
 """Whether memory_limit_bytes holds, as the workers' allocators count it."""
 
+from __future__ import annotations
+
+import gc
+import types
+
+import keras
+import numpy as np
 import pytest
 
-from tests.distributed.clusters import addresses, heard, kill, start_client
-from tf_ooo.bench.pipeline import workers
+import tf_ooo
+from tests import forked
+from tests.distributed.clusters import addresses, run_command, running
+from tf_ooo.bench import pipeline_worker
+from tf_ooo.bench.peak_memory import file_of, now_bytes
+from tf_ooo.errors import MemoryLimitError
+
+pytestmark = pytest.mark.takes(60)
+COUNT = 4
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["deep", "wide", "tied"])
-def test_measured_peaks_stay_within_the_limit(model, tmp_path):
-    cluster = addresses(2)
-    with workers(cluster, 2, str(tmp_path)) as processes:
-        of_workers = ",".join(map(str, processes))
-        client = start_client(cluster, of_workers, tmp_path, model, script="cluster_memory.py")
-        free, tight, between = heard(client), heard(client), heard(client)
-        kill(client)
-    for one in (tight, between):
-        assert max(one["measured"]) <= one["limit"]
-        assert one["before"] == [0, 0]  # a fit leaves nothing on the workers
-    if model == "deep":
-        assert max(free["measured"]) > tight["limit"]
+def deep(rows=768, width=192):
+    """Activations are most of it."""
+    return dense(rows, width, 8)
+
+
+def wide(rows=24, width=768):
+    """Weights, their gradients and Adam's slots are."""
+    return dense(rows, width, 6)
+
+
+def tied(rows=12, words=12, table=6000, width=128):
+    """An embedding that is the output's kernel too: its gradient comes from both workers."""
+
+    class Tied(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.embedding = keras.layers.Embedding(table, width)
+            self.middle = [keras.layers.Dense(width, activation="relu") for _ in range(4)]
+
+        def call(self, ids):
+            x = self.embedding(ids)
+            for layer in self.middle:
+                x = x + layer(x)
+            return keras.ops.matmul(x, keras.ops.transpose(self.embedding.embeddings))
+
+    inputs = keras.Input((words,), batch_size=rows * COUNT, dtype="int32")
+    random = np.random.default_rng(0)
+    x, y = random.integers(0, table, (2, rows * COUNT, words))
+    return keras.Model(inputs, Tied()(inputs)), x.astype("int32"), y
+
+
+def dense(rows, width, depth):
+    inputs = keras.Input((24,), batch_size=rows * COUNT)
+    x = inputs
+    for _ in range(depth):
+        x = keras.layers.Dense(width, activation="relu")(x)
+    random = np.random.default_rng(0)
+    x_rows = random.normal(size=(rows * COUNT, 24)).astype("float32")
+    return keras.Model(inputs, keras.layers.Dense(7)(x)), x_rows, random.integers(0, 7, rows * COUNT)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """Two workers that tell their memory when they are asked, for all tests: a fit leaves nothing there."""
+    folder, text = str(tmp_path_factory.mktemp("memory")), addresses(2)
+    processes = [
+        forked.start(
+            run_command, pipeline_worker.main,
+            "--cluster", text, "--task", task, "--memory", file_of(folder, task),
+        )
+        for task in range(2)
+    ]  # fmt: skip
+    with running(processes):
+        of_workers = [process.pid for process in processes]
+        yield types.SimpleNamespace(addresses=text, ask=lambda: now_bytes(of_workers, folder))
+
+
+class Peaks(keras.callbacks.Callback):
+    """The most bytes that each worker has had in a step, of the last step."""
+
+    def __init__(self, ask):
+        super().__init__()
+        self._ask = ask
+        self.bytes = []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self._ask()
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.bytes = [worker["peak"] for worker in self._ask()]
+
+
+def measured_peaks(cluster, build, schedule, epochs, limit_bytes=None, costs=None):
+    """Of the last step, bytes on each worker; and the report.  The second step is the first one over workers."""
+    keras.utils.set_random_seed(3)
+    keras.backend.clear_session()
+    gc.collect()
+    assert [worker["current"] for worker in cluster.ask()] == [0, 0]
+    model, x, y = build()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(1e-3), loss, jit_compile=False)
+    ours = tf_ooo.OOOBackprop(
+        mode="pipeline", devices=cluster.addresses, microbatches=COUNT, schedule=schedule,
+        profile_steps=0, memory_limit_bytes=limit_bytes, costs=costs,
+    )  # fmt: skip
+    peaks = Peaks(cluster.ask)
+    model.fit(x, y, batch_size=len(x), epochs=epochs, verbose=0, callbacks=[ours, peaks])
+    return peaks.bytes, ours.report
+
+
+@pytest.mark.parametrize("build", [deep, wide, tied])
+def test_measured_peaks_stay_within_the_limit(build, cluster):
+    free, report = measured_peaks(cluster, build, "gpipe", epochs=3 if build is deep else 1)
+    largest = max(report.pipeline["predicted_peak_bytes"])
+    with pytest.raises(MemoryLimitError) as refused:
+        measured_peaks(cluster, build, "auto", 1, 1000, report.costs)
+    smallest = refused.value.smallest_bytes
+    for limit in (smallest, (smallest + largest) // 2):
+        peaks, _ = measured_peaks(cluster, build, "auto", 3, limit, report.costs)
+        assert 0 < max(peaks) <= limit
+        assert min(peaks) > limit / 10, "both workers compute"
+    if build is deep:
+        assert max(free) > smallest
+    assert [worker["current"] for worker in cluster.ask()] == [0, 0]

@@ -2,51 +2,108 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
-
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
 
-sys.path.insert(0, str(Path(__file__).parent))
-import launch  # noqa: E402
+import tf_ooo
+from tests import forked, launches
+from tests.scripts import bits_of
+from tf_ooo.data_parallel import connect
+from tf_ooo.pipeline.compat import value_of
 
-SCRIPT = launch.HERE / "replicated_pipeline.py"
-
-
-def replicas(folder, *arguments):
-    output = launch.run_horovod(2, [SCRIPT, folder, "replica", *arguments], timeout_s=300)
-    files = [folder / f"replica{rank}.json" for rank in range(2)]
-    assert all(file.exists() for file in files), "\n".join(output)
-    return [json.loads(file.read_text()) for file in files]
+pytestmark = [pytest.mark.ranks(2, "horovod"), pytest.mark.devices(2), pytest.mark.takes(20)]
+ROWS, BATCHES, LAST, RANKS = 8, 5, 5, 2
 
 
-@pytest.mark.slow
-def test_replicas_are_one_pipeline_on_the_joint_batch(tmp_path):
-    first, second = replicas(tmp_path, "zb_h1")
-    output = launch.finish(
-        launch.start([launch.environment()], [SCRIPT, tmp_path, "joint", "gpipe"]), timeout_s=300
+def classifier():
+    keras.utils.set_random_seed(4)
+    tokens = keras.Input((6,), dtype="int32")
+    x = keras.layers.Flatten()(keras.layers.Embedding(20, 8)(tokens))
+    for width in (33, 21, 17):
+        x = keras.layers.Dense(width, activation="tanh")(x)
+    model = keras.Model(tokens, keras.layers.Dense(4)(x))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer = keras.optimizers.Adam(0.01, global_clipnorm=0.5)
+    model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=False)
+    return model
+
+
+def batches_of(rank):
+    """The last one is smaller, and no multiple of the number of micro-batches."""
+    random = np.random.default_rng(50 + rank)
+    for number in range(BATCHES):
+        x = random.integers(0, 20, size=(LAST if number == BATCHES - 1 else ROWS, 6))
+        yield x, x.sum(1) % 4
+
+
+def joint_batches(ranks):
+    """Of these ranks together."""
+    for parts in zip(*(batches_of(rank) for rank in ranks), strict=True):
+        yield tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+
+
+def train(model, ranks, epochs, callbacks, **options):
+    """On the batches of these ranks; returns the last epoch's logs and the report."""
+    ours = tf_ooo.OOOBackprop(mode="pipeline", devices=2, **options)
+    dataset = tf.data.Dataset.from_generator(
+        lambda: joint_batches(ranks),
+        output_signature=(tf.TensorSpec((None, 6), tf.int64), tf.TensorSpec((None,), tf.int64)),
     )
-    assert (tmp_path / "jointNone.json").exists(), "\n".join(output)
-    joint = json.loads((tmp_path / "jointNone.json").read_text())
-    assert first["weights"] == second["weights"]
-    assert first["stages"] == second["stages"]
-    assert len(first["stages"]) == 2
-    for mine, together in zip(first["weights"], joint["weights"], strict=True):
-        assert np.abs(np.subtract(mine, together)).max() < 1e-5
-    for name in ("loss", "accuracy"):
-        assert first["logs"][name] == pytest.approx(joint["logs"][name], abs=1e-6)
-    for one in (first, second):
-        assert one["during"] == ["CPU:0", "CPU:1"]
-        assert one["after"] == ["CPU:0"]
+    history = model.fit(dataset, epochs=epochs, verbose=0, callbacks=[ours, *callbacks])
+    return {name: values[-1] for name, values in history.history.items()}, ours.report
 
 
-@pytest.mark.slow
-def test_replicas_put_variables_back_when_a_callback_raises(tmp_path):
-    for one in replicas(tmp_path, "1f1b", "raise"):
-        assert one["stopped"]
-        assert one["during"] == ["CPU:0", "CPU:1"]
-        assert one["after"] == ["CPU:0"]
+def joint_training(epochs):
+    """The weights and the last logs of one pipeline on the batches of all ranks; in a process alone."""
+    model = classifier()
+    logs, _ = train(model, range(RANKS), epochs, [], microbatches=6, schedule="gpipe")
+    return model.get_weights(), logs
+
+
+def places(model):
+    return sorted({value_of(v).device[-5:] for v in [*model.variables, *model.optimizer.variables]})
+
+
+@pytest.fixture
+def joint():
+    """Before this rank runs its first op."""
+    return forked.result_of(joint_training, 3, environment=launches.without_launcher())
+
+
+def test_replicas_are_one_pipeline_on_the_joint_batch(joint):
+    engine, during, replica = connect(), [], classifier()
+    if engine.rank == 1:  # rank 0's weights count
+        replica.set_weights([weight + 1 for weight in replica.get_weights()])
+    watch = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: during.append(places(replica)))
+    options = {"microbatches": 3, "schedule": "zb_h1", "replicas": RANKS}
+    logs, report = train(replica, [engine.rank], 3, [watch], **options)
+    assert during == [["CPU:0", "CPU:1"]] * 3
+    assert places(replica) == ["CPU:0"]
+    stages = [stage["layers"] for stage in report.pipeline["stages"]]
+    assert len(stages) == 2
+    said = engine.gather({"bits": bits_of(replica), "stages": stages})
+    assert said == [said[0]] * RANKS
+    joint_weights, joint_logs = joint
+    for mine, together in zip(replica.get_weights(), joint_weights, strict=True):
+        assert np.abs(mine - together).max() < 1e-5
+    assert logs["loss"] == pytest.approx(joint_logs["loss"], abs=1e-6)
+    assert logs["accuracy"] == pytest.approx(joint_logs["accuracy"], abs=1e-6)
+
+
+def test_replicas_put_variables_back_when_a_callback_raises():
+    model, during = classifier(), []
+
+    def stop(epoch, logs):
+        during.append(places(model))
+        if epoch == 1:
+            raise RuntimeError("stopped here")
+
+    stops = keras.callbacks.LambdaCallback(on_epoch_end=stop)
+    with pytest.raises(RuntimeError, match="stopped here"):
+        train(model, [connect().rank], 4, [stops], microbatches=3, schedule="1f1b", replicas=RANKS)
+    assert during == [["CPU:0", "CPU:1"]] * 2
+    assert places(model) == ["CPU:0"]

@@ -1,46 +1,36 @@
 """A link measured through TensorFlow's runtime: two server processes, tensors over the loopback interface."""
 
-import socket
-import subprocess
-import sys
+from __future__ import annotations
 
 import pytest
+import tensorflow as tf
 
+from tests import forked
+from tests.distributed.clusters import addresses, run_command
 from tf_ooo.costs.runtime_link import measure_runtime_link
 from tf_ooo.errors import CostError
 
-SERVER = """
-import sys
-import tensorflow as tf
-cluster = tf.train.ClusterSpec({"worker": sys.argv[2:]})
-print("listening", flush=True)
-tf.distribute.Server(cluster, job_name="worker", task_index=int(sys.argv[1])).join()
-"""
+
+def serve(cluster, task):
+    """TensorFlow's own server, without what a worker of ours adds."""
+    spec = tf.train.ClusterSpec({"worker": cluster.split(",")})
+    server = tf.distribute.Server(spec, job_name="worker", task_index=task)
+    print("listening", flush=True)
+    server.join()
 
 
 @pytest.fixture(scope="module")
 def target():
-    with socket.socket() as one, socket.socket() as two:
-        one.bind(("localhost", 0))
-        two.bind(("localhost", 0))
-        addresses = [f"localhost:{s.getsockname()[1]}" for s in (one, two)]
-    servers = [
-        subprocess.Popen(
-            [sys.executable, "-c", SERVER, str(index), *addresses],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-        for index in range(2)
-    ]
+    cluster = addresses(2)
+    servers = [forked.start(run_command, lambda task=task: serve(cluster, task)) for task in range(2)]
     try:
         for server in servers:
-            assert server.stdout.readline() == b"listening\n"
-        yield f"grpc://{addresses[0]}"
+            assert server.stdout.readline() == "listening\n"
+        yield f"grpc://{cluster.split(',')[0]}"
     finally:
         for server in servers:
             server.kill()
-            server.wait()
-            server.stdout.close()
+            server.communicate()
 
 
 def test_link_between_two_servers(target):

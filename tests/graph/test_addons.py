@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,7 @@ pytest.importorskip("tensorflow_addons", reason="needs TensorFlow 2.15: make .ve
 import tensorflow_addons as tfa
 
 import tf_ooo
-from tests import addons
+from tests import addons, forked
 from tests.zoo import keras
 from tf_ooo import compat
 
@@ -108,11 +106,11 @@ def test_time_stopping():
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.alone
 def test_example(tmp_path):
     script = Path(__file__).parents[2] / "examples" / "07_tensorflow_addons.py"
-    run = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path, timeout=240
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "moved ops" in run.stdout
-    assert "nothing has been rewritten" not in run.stdout
+    example = forked.start(forked.run_script, script, tmp_path)
+    said, _ = example.communicate(timeout=240)
+    assert example.returncode == 0, said
+    assert "moved ops" in said
+    assert "nothing has been rewritten" not in said

@@ -107,13 +107,37 @@ IMPORTS = [
 ]
 
 
-@pytest.mark.parametrize("statement", IMPORTS)
-def test_one_line_at_import(statement):
-    code = f"import tensorflow as tf; tf.__version__ = '2.22.0'; {statement}"
+# Each in a fork of one new Python, so that TensorFlow is started once and ours are not imported yet.
+IMPORTING = """
+import os, sys
+import tensorflow as tf
+tf.__version__ = "2.22.0"
+for statement in sys.argv[1:]:
+    print(f"STATEMENT {statement}", file=sys.stderr, flush=True)
+    child = os.fork()
+    if not child:
+        exec(statement)
+        sys.stderr.flush()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, statement
+"""
+
+
+@pytest.fixture(scope="module")
+def said_at_import():
+    """The lines of each import on a machine with another TensorFlow."""
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    command = [sys.executable, "-c", IMPORTING, *IMPORTS]
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
-    said = [line for line in run.stderr.splitlines() if "supported" in line]
+    parts = run.stderr.split("STATEMENT ")[1:]
+    assert len(parts) == len(IMPORTS)
+    return {part.splitlines()[0]: part.splitlines()[1:] for part in parts}
+
+
+@pytest.mark.parametrize("statement", IMPORTS)
+def test_one_line_at_import(statement, said_at_import):
+    said = [line for line in said_at_import[statement] if "supported" in line]
     reason = "TensorFlow 2.22.0 is not supported; pip install 'tensorflow>=2.15,<2.22'"
     assert said == [f"nothing is rewritten: {reason}"]
 

@@ -1,8 +1,8 @@
 """Notices workers that are gone, and keeps nobody waiting for them.
 
 TensorFlow itself notices a process that ended: its connections close and the step fails at once.
-A machine that lost its power, or a process that was stopped, just never answers: it is asked every few
-seconds, and after 30 s of silence this process' connections to it are closed, so that whatever waits fails.
+A machine that lost its power, or a process that was stopped, just never answers: it is asked every 5 s, and
+after 30 s of silence this process' connections to it are closed, so that whatever waits fails.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from tf_ooo.pipeline.addresses import answers, host_port
 from tf_ooo.pipeline.facts import Facts, Line
 
 logger = logging.getLogger("tf_ooo")
-INTERVAL_S = 5.0
 SILENCE_S = 30.0
-_ANSWER_S = 10.0
+# A worker is asked so often before it is lost, and the clock is read so often between two questions.
+_QUESTIONS, _LOOKS = 6, 5
+_MOST_ANSWER_S = 10.0
 T = TypeVar("T")
 
 
@@ -32,18 +33,17 @@ class Watch:
 
     Args:
         workers: what each said when the cluster was joined, by task.
-        silence_s: after so long without an answer a worker is lost.
+        silence_s: after so long without an answer a worker is lost; it is asked six times meanwhile.
 
     Attributes:
         lost: why, by task.
     """
 
-    def __init__(
-        self, workers: Mapping[int, Facts], silence_s: float = SILENCE_S, interval_s: float = INTERVAL_S
-    ) -> None:
+    def __init__(self, workers: Mapping[int, Facts], silence_s: float = SILENCE_S) -> None:
         self.lost: dict[int, str] = {}
         self._workers = dict(workers)
-        self._silence_s, self._interval_s = silence_s, interval_s
+        self._silence_s, self._interval_s = silence_s, silence_s / _QUESTIONS
+        self._answer_s = min(silence_s, _MOST_ANSWER_S)
         self._answered: dict[int, float] = {}
         self._ended = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -59,26 +59,26 @@ class Watch:
         """Ends the threads: one inside TensorFlow would crash the process at its end."""
         self._ended.set()
         for one in self._threads:
-            one.join(_ANSWER_S + 2.0)
+            one.join(self._answer_s + 2.0)
 
     def look(self) -> dict[int, str]:
-        """Asks all workers now; why each lost one is lost, by task."""
-        asked = {task: _Call(self._why_lost, task) for task in self._workers}
-        deadline = time.monotonic() + _ANSWER_S
+        """Asks all workers now that are not lost; why each lost one is lost, by task."""
+        asked = {task: _Call(self._why_lost, task) for task in self._workers if task not in self.lost}
+        deadline = time.monotonic() + self._answer_s
         for task, call in asked.items():
-            reason = call.result(deadline - time.monotonic(), f"no answer within {_ANSWER_S:.0f} s")
+            reason = call.result(deadline - time.monotonic(), f"no answer within {self._answer_s:.0f} s")
             if reason:
                 self.lost.setdefault(task, reason)
         return dict(self.lost)
 
     def _why_lost(self, task: int) -> str:
         address = self._workers[task].addresses[task]
-        refused = answers(address, _ANSWER_S)
+        refused = answers(address, self._answer_s)
         if refused:
             return f"it does not answer: {refused}"
         try:
             with Line(f"grpc://{address}", task) as line:
-                return self._if_restarted(task, line.ask(_ANSWER_S))
+                return self._if_restarted(task, line.ask(self._answer_s))
         except Exception as error:
             return f"it does not answer: {_in_short(error)}"
 
@@ -92,7 +92,7 @@ class Watch:
         address = self._workers[task].addresses[task]
         line = Line(f"grpc://{address}", task)
         while not self._ended.is_set() and task not in self.lost:
-            refused = answers(address, _ANSWER_S)
+            refused = answers(address, self._answer_s)
             if "refused" in refused:  # the machine lives, the process does not
                 self._lose(task, f"it does not answer: {refused}")
             elif not refused:
@@ -101,7 +101,7 @@ class Watch:
 
     def _ask_once(self, task: int, line: Line) -> None:
         with contextlib.suppress(Exception):
-            reason = self._if_restarted(task, line.ask(_ANSWER_S))
+            reason = self._if_restarted(task, line.ask(self._answer_s))
             self._answered[task] = time.monotonic()
             if reason:
                 self._lose(task, reason)
@@ -109,7 +109,7 @@ class Watch:
     def _watch(self) -> None:
         while True:
             began = time.monotonic()
-            if self._ended.wait(1.0):
+            if self._ended.wait(self._interval_s / _LOOKS):
                 return
             if time.monotonic() - began > self._interval_s:
                 # This process itself was stopped (Ctrl-Z): nobody was asked.

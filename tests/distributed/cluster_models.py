@@ -1,0 +1,72 @@
+"""A small model to be trained over a cluster, its data and made-up costs."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_ooo
+from tf_ooo.costs.layer_costs import Link
+from tf_ooo.costs.table import CostTable
+from tf_ooo.pipeline.compat import value_of
+
+BATCHES, ROWS, WIDTH = 4, 12, 11
+# With costs and a link nothing is measured, and the plan is always the same.
+COSTS = CostTable([tf_ooo.LayerCosts(1.0, 1.0, 1.0) for _ in range(4)], Link(1e-3, 1e9))
+
+
+def perceptron(loss="mse"):
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((9,)), *(keras.layers.Dense(WIDTH, "tanh") for _ in range(4))])
+    model.compile(keras.optimizers.Adam(1e-2), loss, jit_compile=False)
+    return model
+
+
+def data():
+    random = np.random.default_rng(0)
+    x = random.normal(size=(BATCHES * ROWS, 9)).astype("float32")
+    return x, random.normal(size=(BATCHES * ROWS, WIDTH)).astype("float32")
+
+
+def pipeline(cluster, **options):
+    """Of three micro-batches."""
+    wanted = {"mode": "pipeline", "microbatches": 3, "schedule": "fast_forward", "costs": COSTS}
+    return tf_ooo.OOOBackprop(devices=cluster, **(wanted | options))
+
+
+def train(model, callbacks, epochs=2, **options):
+    x, y = data()
+    settings = {"batch_size": ROWS, "shuffle": False, "verbose": 0, "epochs": epochs}
+    return model.fit(x, y, callbacks=callbacks, **(settings | options))
+
+
+def loss_that_calls(function=lambda: None):
+    """A mean square that calls Python in the middle of each micro-batch, between its two passes."""
+
+    def call(output):
+        function()
+        return np.float32(output.size > 0)
+
+    def loss_with_python(truth, output):
+        one = tf.ensure_shape(tf.numpy_function(call, [output], tf.float32), ())
+        return tf.reduce_mean(tf.square(tf.cast(truth, output.dtype) - output)) * one
+
+    return loss_with_python
+
+
+def hosts_of(model):
+    """Where its variables are: ``localhost`` is this process."""
+    devices = [value_of(variable).device for variable in (*model.variables, *optimizer_variables(model))]
+    return sorted({device.split("/")[1].removeprefix("job:") for device in devices})
+
+
+def optimizer_variables(model):
+    from tf_ooo import compat
+
+    return compat.state_of(model.optimizer)
+
+
+def devices_of(callback):
+    """Of the stages of the plan."""
+    return [stage["device"] for stage in callback.report.pipeline["stages"]]

@@ -1,7 +1,7 @@
 """The promise: the same bits after 20 steps, stock against rewritten, for what users train.
 
-Each model is made once and trained twice from the same start.  The graph that TensorFlow hands over in ``fit``
-is looked at as well: optimized by Grappler, inlined and lowered, it has hardly a node of the trace.
+Each model is made once and trained twice from the same start.  The graph that TensorFlow hands over in fit is
+looked at as well: optimized by Grappler, inlined and lowered, it has hardly a node of the trace.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def test_ops_run_in_the_order_of_the_schedule(training, schedule):
     assert all(spans.keys() & set(names) for names in task_ops(rewrite.training_graph).ops.values())
     wanted = {(a, b) for a, b in scheduled_pairs(rewrite) if a in spans and b in spans}
     held = waiting_pairs(wanted, rewrite.graph_def)
-    # Gradients that come out of one loop cannot wait for each other, nor what follows for the loop's beginning.
+    # Gradients that come out of one loop cannot wait for each other.
     assert held == wanted or training.name == "lstm_gru"
     assert not [pair for pair in held if spans[pair[0]][1] > spans[pair[1]][0]]
     assert held - waiting_pairs(held, stock_graph), "TensorFlow's own order would pass as well"

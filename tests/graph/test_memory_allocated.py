@@ -1,9 +1,14 @@
-"""Predicted peaks against what TensorFlow's CPU allocator had handed out."""
+"""Predicted peaks against what TensorFlow's CPU allocator was asked for, as its profiler saw it.
+
+Tensors below 256 KiB come from another allocator, which the profiler does not see: here most are larger.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import gc
+import tempfile
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -19,7 +24,6 @@ from tests.same_bits import assert_ordered, recorded_rewrites
 pytestmark = pytest.mark.environment(TF_NUM_INTEROP_THREADS="1")
 
 HUGE = 10**12
-DEVICE = "CPU:0"
 RNG = np.random.default_rng(0)
 
 
@@ -30,13 +34,13 @@ def mlp():
 
 
 def convolutions():
-    x = RNG.normal(size=(8, 24, 24, 4)).astype("float32")
+    x = RNG.normal(size=(32, 24, 24, 4)).astype("float32")
     hidden = [layers.Conv2D(channels, 3, activation="relu") for channels in (32, 24, 40, 16)]
     return keras.Sequential([keras.Input(x.shape[1:]), *hidden, layers.Flatten(), layers.Dense(3)]), x
 
 
 def attention():
-    x = RNG.normal(size=(32, 24, 64)).astype("float32")
+    x = RNG.normal(size=(64, 32, 64)).astype("float32")
     inputs = keras.Input(x.shape[1:])
     h = inputs
     for _ in range(2):
@@ -65,25 +69,68 @@ def training_step(build, **options):
     return step, (tf.constant(x), tf.constant(y))
 
 
-def allocated_peak_bytes(run):
-    """The most that the allocator had handed out during ``run()``, less what it had before."""
-    gc.collect()
-    tf.config.experimental.reset_memory_stats(DEVICE)
-    before = tf.config.experimental.get_memory_info(DEVICE)["current"]
-    run()
-    return tf.config.experimental.get_memory_info(DEVICE)["peak"] - before
+@contextlib.contextmanager
+def allocations(changes):
+    """Fills ``changes`` with what was allocated and freed in the block: (time, address, bytes, region).
+
+    Bytes are those asked for, 0 where they are freed; a region is an output, or a kernel's temporary one.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        tf.profiler.experimental.start(folder)
+        yield
+        tf.profiler.experimental.stop()
+        (path,) = Path(folder).rglob("*.xplane.pb")
+        changes += read_allocations(path.read_bytes())
+
+
+def read_allocations(content):
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    for plane in xplane_pb2.XSpace.FromString(content).planes:
+        for line in plane.lines:
+            for event in line.events:
+                name = plane.event_metadata[event.metadata_id].name
+                stats = {plane.stat_metadata[s.metadata_id].name: value_of(s, plane) for s in event.stats}
+                if name in ("MemoryAllocation", "MemoryDeallocation"):
+                    time_ps, is_new = line.timestamp_ns * 1000 + event.offset_ps, name == "MemoryAllocation"
+                    size, region = stats["requested_bytes"] * is_new, stats.get("region_type", "")
+                    yield time_ps, stats["addr"], size, region
+
+
+def value_of(stat, plane):
+    kind = stat.WhichOneof("value")
+    return plane.stat_metadata[stat.ref_value].name if kind == "ref_value" else getattr(stat, kind)
+
+
+def peak_of(changes):
+    """The most bytes at once of what was asked for after the first change.
+
+    That leaves out what the allocator adds: it hands out pieces of up to twice the size.
+    """
+    alive, peak = {}, 0
+    for _, address, size, _ in sorted(changes):
+        alive[address] = size
+        peak = max(peak, sum(alive.values()))
+    return peak
 
 
 @functools.cache
 def planned(build, schedule):
-    """The report of the step, what was made of its graph, and the bytes allocated while it ran."""
+    """The report of a step, what was made of its graph, the bytes allocated while it ran, and a work space.
+
+    That is the largest temporary region; Einsum has them for its result and for each operand.
+    """
     step, batch = training_step(build, schedule=schedule)
     with recorded_rewrites() as rewrites:
         step(*batch)
     assert step.report.schedule == schedule
     assert_ordered(step.report)
     rewrite = max((result for _, result in rewrites), key=lambda result: len(result.training_graph.ops))
-    return step.report, rewrite, allocated_peak_bytes(lambda: step(*batch))
+    changes = []
+    with allocations(changes):
+        step(*batch)
+    work_space = max((size for *_, size, region in changes if region == "temp"), default=0)
+    return step.report, rewrite, peak_of(changes), work_space
 
 
 # Kernels that write their result over an input which nobody else reads any more.
@@ -119,19 +166,19 @@ SCHEDULES = ["fast_forward", "in_order"]
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("build", BUILDS)
 def test_no_more_is_allocated_than_predicted(build, schedule):
-    """The limit is one for what is predicted, so that has to be the larger number."""
-    report, _, allocated = planned(build, schedule)
-    assert 0 < allocated <= report.predicted_peak_bytes
+    """But for the work space of the kernel that runs, which is not: Einsum's, two transposed operands."""
+    report, _, allocated, work_space = planned(build, schedule)
+    assert 0 < allocated <= report.predicted_peak_bytes + 2 * work_space
+    assert bool(work_space) == (build is attention)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("build", BUILDS)
 def test_what_is_allocated_is_explained(build, schedule):
-    """What the prediction has too much is what kernels write in place; what is left are their work spaces."""
-    _, rewrite, allocated = planned(build, schedule)
+    """What the prediction has too much is what kernels write in place; the rest is small or work space."""
+    _, rewrite, allocated, work_space = planned(build, schedule)
     in_place = peak_with_results_in_place(rewrite.training_graph, rewrite.execution_order)
-    print(build.__name__, schedule, planned(build, schedule)[0].predicted_peak_bytes, in_place, allocated)
-    assert in_place == pytest.approx(allocated, rel=0.15)
+    assert in_place == pytest.approx(allocated, rel=0.03, abs=2 * work_space)
 
 
 @pytest.mark.parametrize("build", BUILDS)
@@ -141,22 +188,19 @@ def test_the_schedule_predicted_to_take_less_takes_less(build):
     assert by_prediction == sorted(SCHEDULES, key=lambda schedule: of[schedule][2])
 
 
-class AllocatedPeak(keras.callbacks.Callback):
-    """The most bytes allocated during any step but the first, which is traced."""
+class OneStep(keras.callbacks.Callback):
+    """What is allocated in the third step: the first one is traced."""
 
     def __init__(self):
         super().__init__()
-        self.peak_bytes = 0
+        self.changes, self._stack = [], contextlib.ExitStack()
 
     def on_train_batch_begin(self, batch, logs=None):
-        gc.collect()
-        tf.config.experimental.reset_memory_stats(DEVICE)
-        self._before = tf.config.experimental.get_memory_info(DEVICE)["current"]
+        if batch == 2:
+            self._stack.enter_context(allocations(self.changes))
 
     def on_train_batch_end(self, batch, logs=None):
-        if batch:
-            peak = tf.config.experimental.get_memory_info(DEVICE)["peak"] - self._before
-            self.peak_bytes = max(self.peak_bytes, peak)
+        self._stack.close()
 
 
 def fitted(limit_bytes):
@@ -167,12 +211,12 @@ def fitted(limit_bytes):
     model.compile(keras.optimizers.SGD(0.01), loss, jit_compile=False)
     # One batch in memory for all steps: none is made while a step runs.
     data = tf.data.Dataset.from_tensors((x, RNG.integers(0, 3, len(x)))).repeat(4)
-    allocated = AllocatedPeak()
+    one_step = OneStep()
     ours = tf_ooo.OOOBackprop(
         schedule="fast_forward", memory_limit_bytes=limit_bytes, profile_steps=0, strict=True
     )
-    model.fit(data, verbose=0, callbacks=[ours, allocated])
-    return allocated.peak_bytes, ours.report
+    model.fit(data, verbose=0, callbacks=[ours, one_step])
+    return peak_of(one_step.changes), ours.report
 
 
 def test_a_fit_stays_under_its_limit():

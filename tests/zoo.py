@@ -240,9 +240,18 @@ def compiled(build, optimizer: str = "adam", **kwargs):
     return model, x, y
 
 
+def make_variables(model, x, y):
+    """All of them, as ``fit`` does before its first step: otherwise that step is traced twice."""
+    if not KERAS_3:
+        model.train_step(tf.nest.map_structure(tf.convert_to_tensor, (x, y)))
+        return
+    data = x if y is None else (x, y)
+    model._symbolic_build(data_batch=tf.nest.map_structure(lambda rows: rows[:1], data))
+
+
 def traced_step(model, x, y):
     """The model's own train step as one ConcreteFunction, batch size unknown."""
-    model.train_step(tf.nest.map_structure(tf.convert_to_tensor, (x, y)))
+    make_variables(model, x, y)
     compat.build_optimizer(model.optimizer, model.trainable_variables)
     spec = tf.nest.map_structure(lambda a: tf.TensorSpec((None, *a.shape[1:]), a.dtype), (x, y))
     return tf.function(lambda data: model.train_step(data)).get_concrete_function(spec)

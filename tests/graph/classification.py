@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from grappler_passes.classify import classify_graph_def
 from grappler_passes.graph import OpKind, TrainingGraph
 from grappler_passes.sizes import KnownShapes, outputs_with_sizes
+from tests.same_bits import BATCH_SIZE
+from tf_ooo.compat import path_of
 from tf_ooo.costs.analytic import analytic_ops
 from tf_ooo.costs.devices import DeviceModel
 
@@ -104,3 +107,23 @@ def classified_share(graph: TrainingGraph, graph_def, known: KnownShapes, dead_o
         total += flop
         classified += flop if op.kind in BACKWARD else 0.0
     return classified / total
+
+
+def check_fit(model, rewrites) -> TrainingGraph:
+    """The graph as it came in ``fit`` and the one that was planned on; the latter's TrainingGraph."""
+    graph_def, result = rewrites[0]
+    for graph, nodes in (
+        (classify_graph_def(graph_def), graph_def),
+        (result.training_graph, result.graph_def),
+    ):
+        check(graph, len(model.trainable_variables))
+        assert classified_share(graph, nodes, KnownShapes(batch_size=BATCH_SIZE), dead_ops=False) >= 0.99
+    names = {name for layer in result.training_graph.layers for name in layer.variables}
+    assert names == {path_of(variable).removesuffix(":0") for variable in model.trainable_variables}
+    return result.training_graph
+
+
+def leaf_names(graph: TrainingGraph) -> list[list[str]]:
+    """Names of each layer's variables without their path, embeddings left out."""
+    names = [sorted(v.rpartition("/")[2] for v in layer.variables) for layer in graph.layers]
+    return sorted(group for group in names if group != ["embeddings"])

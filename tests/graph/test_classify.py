@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import keras
 import numpy as np
 import pytest
@@ -31,17 +29,27 @@ def classify(function, hints: bool = True) -> TrainingGraph:
     return classify_graph_def(graph_def, fetches)
 
 
+@pytest.fixture(scope="module")
+def traced(request):
+    """(trace of the step of the model of that name, its number of trainable weights); batch size unknown."""
+    model, x, y = zoo.compiled(zoo.SMALL[request.param])
+    return zoo.traced_step(model, x, y), len(model.trainable_variables)
+
+
+def of_models(*names):
+    return pytest.mark.parametrize("traced", names, indirect=True)
+
+
 @pytest.mark.parametrize("hints", [True, False], ids=["hints", "structure_only"])
-@pytest.mark.parametrize("name", zoo.SMALL)
-def test_small_models(name, hints):
-    model, x, y = zoo.compiled(zoo.SMALL[name])
+@of_models(*zoo.SMALL)
+def test_small_models(traced, hints):
     # Structure alone cannot know that a frozen layer is frozen, but it is not written either.
-    check(classify(zoo.traced_step(model, x, y), hints), len(model.trainable_variables))
+    check(classify(traced[0], hints), traced[1])
 
 
-@pytest.mark.parametrize("name", zoo.SMALL)
-def test_backward_flop_is_classified(name):
-    graph_def, fetches = graph_def_of(zoo.traced_step(*zoo.compiled(zoo.SMALL[name])))
+@of_models(*zoo.SMALL)
+def test_backward_flop_is_classified(traced):
+    graph_def, fetches = graph_def_of(traced[0])
     flat = flatten(graph_def, fetches)
     graph = classify_graph_def(flat, fetches)
     for node in flat.node:
@@ -76,24 +84,10 @@ def test_mixed_precision():
         keras.mixed_precision.set_global_policy("float32")
 
 
-@pytest.mark.parametrize("name", ["BertBackbone", "GPT2Backbone"])
-@pytest.mark.skipif(importlib.util.find_spec("keras_hub") is None, reason="keras-hub is not installed")
-def test_transformers(name):
-    model, x, y = zoo.compiled(lambda: zoo.backbone(name))
-    check(classify(zoo.traced_step(model, x, y)), len(model.trainable_variables))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", zoo.APPLICATIONS)
-def test_applications(name):
-    model, x, y = zoo.compiled(lambda: zoo.application(name))
-    check(classify(zoo.traced_step(model, x, y)), len(model.trainable_variables))
-
-
-def test_names_play_no_part():
+@of_models("convolutions")
+def test_names_play_no_part(traced):
     """The same graph under other names is classified in the same way."""
-    model, x, y = zoo.compiled(zoo.convolutions)
-    graph_def, fetches = graph_def_of(zoo.traced_step(model, x, y))
+    graph_def, fetches = graph_def_of(traced[0])
     new = {node.name: f"n{i}" for i, node in enumerate(graph_def.node)}
     before = classify_graph_def(graph_def, fetches)
     for node in graph_def.node:
@@ -116,16 +110,16 @@ def kernel_and_bias(graph: TrainingGraph) -> set[frozenset[str]]:
     return {frozenset(v.rpartition("/")[2] for v in layer.variables) for layer in graph.layers}
 
 
-def test_kernel_and_bias_make_one_layer():
-    model, x, y = zoo.compiled(zoo.mlp)
-    graph = classify(zoo.traced_step(model, x, y))
+@of_models("mlp")
+def test_kernel_and_bias_make_one_layer(traced):
+    graph = classify(traced[0])
     assert [len(layer.variables) for layer in graph.layers] == [2, 1, 2, 2]
     assert kernel_and_bias(graph) == {frozenset({"kernel", "bias"}), frozenset({"kernel"})}
 
 
-def test_layers_are_numbered_in_forward_order():
-    model, x, y = zoo.compiled(zoo.lstm_gru)
-    graph = classify(zoo.traced_step(model, x, y))
+@of_models("lstm_gru")
+def test_layers_are_numbered_in_forward_order(traced):
+    graph = classify(traced[0])
     first = [layer.variables[0] for layer in graph.layers]
     assert "embedding" in first[0]
     assert "dense" in first[-1]
@@ -166,10 +160,10 @@ def gan_step(generator, critic):
     return step.get_concrete_function(tf.TensorSpec((5, 6)))
 
 
-@pytest.mark.parametrize("hints", [True, False])
-def test_two_optimizers(hints):
-    networks = two_networks()
-    check(classify(gan_step(*networks), hints), 8)
+def test_two_optimizers():
+    function = gan_step(*two_networks())
+    for hints in (True, False):
+        check(classify(function, hints), 8)
 
 
 def test_two_losses_and_two_outputs():
@@ -217,10 +211,10 @@ def test_results_that_depend_on_gradients(results):
     check_shared_ops_are_output_gradients(graph)
 
 
-def test_plain_graph_def_without_shapes():
-    model, x, y = zoo.compiled(zoo.mlp)
-    graph = classify_graph_def(zoo.traced_step(model, x, y).graph.as_graph_def())
-    assert sum(len(layer.variables) for layer in graph.layers) == len(model.trainable_variables)
+@of_models("mlp")
+def test_plain_graph_def_without_shapes(traced):
+    graph = classify_graph_def(traced[0].graph.as_graph_def())
+    assert sum(len(layer.variables) for layer in graph.layers) == traced[1]
     check_no_weight_gradient_needs_another(graph)
 
 

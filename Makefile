@@ -105,4 +105,11 @@ smoke-rest:
 	requirements/horovod.sh .venv-$*
 	touch $@
 
+# Random set-ups of a training, stock against rewritten; docs/testing.md.
+N ?= 100
+SEED ?= 1
+.PHONY: fuzz
+fuzz: venv
+	$(BIN)/python -m tests.fuzz -n $(N) --seed $(SEED)
+
 .PRECIOUS: .venv-%/.installed .venv-%/.horovod

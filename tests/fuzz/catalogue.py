@@ -33,6 +33,7 @@ class Kind:
         keeps_shape: all dimensions but the last are as before (where strides and padding let them be).
         recurrent: gives the last of a sequence's results, or with return_sequences all.
         takes: what it is called with: ``h``, ``h, h`` or ``[h, h]``.
+        trains: has weights.
         wraps: the argument that is a layer of one of these kinds; cells: a tuple of them.
     """
 
@@ -42,6 +43,7 @@ class Kind:
     keeps_shape: bool = True
     recurrent: bool = False
     takes: str = "h"
+    trains: bool = True
     wraps: tuple[str, ...] = ()
     cells: tuple[str, ...] = ()
 
@@ -87,10 +89,10 @@ ATTENTION = {"dropout": (LEFT_OUT, LEFT_OUT, 0.2), "seed": SEEDS}
 LAYERS = {
     # of any shape
     "Dense": Kind(ANY, {"units": UNITS, **WEIGHTS}),
-    "Dropout": Kind(ANY, {"rate": RATES, "seed": SEEDS}),
-    "GaussianDropout": Kind(ANY, {"rate": RATES, "seed": SEEDS}),
-    "AlphaDropout": Kind(ANY, {"rate": RATES, "seed": SEEDS}),
-    "GaussianNoise": Kind(ANY, {"stddev": RATES, "seed": SEEDS}),
+    "Dropout": Kind(ANY, {"rate": RATES, "seed": SEEDS}, trains=False),
+    "GaussianDropout": Kind(ANY, {"rate": RATES, "seed": SEEDS}, trains=False),
+    "AlphaDropout": Kind(ANY, {"rate": RATES, "seed": SEEDS}, trains=False),
+    "GaussianNoise": Kind(ANY, {"stddev": RATES, "seed": SEEDS}, trains=False),
     "BatchNormalization": Kind(
         ANY,
         {
@@ -103,13 +105,13 @@ LAYERS = {
     "LayerNormalization": Kind(ANY, {"center": (LEFT_OUT, False), "scale": (LEFT_OUT, False)}),
     "RMSNormalization": Kind(ANY),
     "GroupNormalization": Kind((2, 3, 4), {"groups": (1, -1)}),
-    "UnitNormalization": Kind(ANY),
+    "UnitNormalization": Kind(ANY, trains=False),
     "PReLU": Kind(ANY, {"alpha_regularizer": REGULARIZERS}),
-    "LeakyReLU": Kind(ANY, {"negative_slope": (LEFT_OUT, 0.1)}),
-    "Softmax": Kind(ANY),
-    "ActivityRegularization": Kind(ANY, {"l2": (0.01, 0.1)}),
-    "Rescaling": Kind(ANY, {"scale": (0.5, -1.5)}),
-    "RepeatVector": Kind((1,), {"n": (2, 3)}, to=2, keeps_shape=False),
+    "LeakyReLU": Kind(ANY, {"negative_slope": (LEFT_OUT, 0.1)}, trains=False),
+    "Softmax": Kind(ANY, trains=False),
+    "ActivityRegularization": Kind(ANY, {"l2": (0.01, 0.1)}, trains=False),
+    "Rescaling": Kind(ANY, {"scale": (0.5, -1.5)}, trains=False),
+    "RepeatVector": Kind((1,), {"n": (2, 3)}, to=2, keeps_shape=False, trains=False),
     "SpectralNormalization": Kind((1, 2), wraps=("Dense",)),
     # of sequences
     "Conv1D": Kind((2,), {"filters": UNITS, **WINDOWS, **WEIGHTS}),
@@ -143,25 +145,27 @@ LAYERS = {
     "EinsumDense": Kind(
         (2,), {"equation": ("...c,cd->...d",), "output_shape": (5,), "bias_axes": (LEFT_OUT, "d")}
     ),
-    "MaxPooling1D": Kind((2,), POOLING, keeps_shape=False),
-    "AveragePooling1D": Kind((2,), POOLING, keeps_shape=False),
-    "UpSampling1D": Kind((2,), {"size": (2,)}, keeps_shape=False),
-    "ZeroPadding1D": Kind((2,), {"padding": (1,)}, keeps_shape=False),
-    "SpatialDropout1D": Kind((2,), {"rate": RATES, "seed": SEEDS}),
+    "MaxPooling1D": Kind((2,), POOLING, keeps_shape=False, trains=False),
+    "AveragePooling1D": Kind((2,), POOLING, keeps_shape=False, trains=False),
+    "UpSampling1D": Kind((2,), {"size": (2,)}, keeps_shape=False, trains=False),
+    "ZeroPadding1D": Kind((2,), {"padding": (1,)}, keeps_shape=False, trains=False),
+    "SpatialDropout1D": Kind((2,), {"rate": RATES, "seed": SEEDS}, trains=False),
     # of images
     "Conv2D": Kind((3,), {"filters": UNITS, **WINDOWS, **WEIGHTS}),
     "SeparableConv2D": Kind((3,), {"filters": UNITS, **WINDOWS, **SEPARABLE}),
     "DepthwiseConv2D": Kind((3,), {**WINDOWS, **DEPTHWISE, "depth_multiplier": (LEFT_OUT, 2)}),
     "Conv2DTranspose": Kind((3,), {"filters": UNITS, **WIDENING, **WEIGHTS}),
     "ConvLSTM1D": Kind((3,), {"filters": (3, 4), "kernel_size": (2,), "padding": ("same",)}, to=2),
-    "MaxPooling2D": Kind((3,), POOLING, keeps_shape=False),
-    "AveragePooling2D": Kind((3,), POOLING, keeps_shape=False),
-    "UpSampling2D": Kind((3,), {"size": (2,), "interpolation": ("nearest", "bilinear")}, keeps_shape=False),
-    "ZeroPadding2D": Kind((3,), {"padding": (1,)}, keeps_shape=False),
-    "SpatialDropout2D": Kind((3,), {"rate": RATES, "seed": SEEDS}),
+    "MaxPooling2D": Kind((3,), POOLING, keeps_shape=False, trains=False),
+    "AveragePooling2D": Kind((3,), POOLING, keeps_shape=False, trains=False),
+    "UpSampling2D": Kind(
+        (3,), {"size": (2,), "interpolation": ("nearest", "bilinear")}, keeps_shape=False, trains=False
+    ),
+    "ZeroPadding2D": Kind((3,), {"padding": (1,)}, keeps_shape=False, trains=False),
+    "SpatialDropout2D": Kind((3,), {"rate": RATES, "seed": SEEDS}, trains=False),
     # of volumes
     "Conv3D": Kind((4,), {"filters": UNITS, **WINDOWS, **WEIGHTS}),
-    "MaxPooling3D": Kind((4,), POOLING, keeps_shape=False),
+    "MaxPooling3D": Kind((4,), POOLING, keeps_shape=False, trains=False),
 }
 # Drawn more often than others: those that are common, and soon traced.
 OFTEN = ("Dense", "Conv1D", "Conv2D", "Conv3D", "Dropout")
@@ -222,7 +226,7 @@ LOSS_ARGUMENTS = {
     "Huber": {"delta": (LEFT_OUT, 0.5)},
 }
 METRICS = {
-    "classes": ("accuracy", "sparse_top_k_categorical_accuracy"),
+    "classes": ("accuracy", "sparse_categorical_crossentropy"),
     "one_hot": ("accuracy", "categorical_crossentropy"),
     "binary": ("accuracy", "auc"),
     "values": ("mae", "mse", "cosine_similarity"),

@@ -1,7 +1,4 @@
-"""A set-up from a number.  What must not be missed is taken in turn, all else at random.
-
-Any sixty numbers in a row have every kind of layer, optimizer, loss, policy and join in them.
-"""
+"""A set-up from a number: every kind of layer, optimizer and loss has its turn, all else is chance."""
 
 from __future__ import annotations
 
@@ -39,17 +36,14 @@ def drawn(number: int, pipeline: bool = False) -> Setup:
     """The set-up of that number."""
     draw = Drawing(number)
     wanted = draw.in_turn(tuple(LAYERS))
-    policy = draw.in_turn(POLICIES)
-    # The other order than that of layers, so that the two do not always meet.
-    optimizer = draw.optimizer(tuple(OPTIMIZERS)[number // 5 % len(OPTIMIZERS)], policy)
     setup = Setup(
         number=number,
         branches=draw.branches(wanted),
         join=draw.in_turn(JOINS),
         trunk=draw.trunk(),
         outputs=draw.outputs(),
-        optimizer=optimizer,
-        policy=policy,
+        optimizer=draw.optimizer(draw.in_turn(tuple(OPTIMIZERS))),
+        policy=draw.choice(POLICIES),
         schedule=draw.choice(SCHEDULES),
         profile_steps=2 if draw.chance(0.05) else 0,
         steps_per_execution=draw.choice((1, 1, 2, 3)),
@@ -75,7 +69,9 @@ class Drawing:
         return self.random.random() < probability
 
     def in_turn(self, values: tuple[Any, ...]) -> Any:
-        return values[self.number % len(values)]
+        """Each of the values once in as many numbers, in an order of chance, another every time."""
+        turn, place = divmod(self.number, len(values))
+        return random.Random(f"{turn} {values}").sample(values, len(values))[place]
 
     def arguments(self, choices: Mapping[str, tuple[Any, ...]]) -> tuple[tuple[str, Any], ...]:
         drawn = {name: self.choice(values) for name, values in choices.items()}
@@ -86,7 +82,7 @@ class Drawing:
         kind = LAYERS[name]
         arguments = self.arguments(kind.choices)
         if kind.cells:
-            cells = [self.choice(kind.cells) for _ in range(self.choice((1, 2)))]
+            cells = self.random.sample(kind.cells, len(kind.cells))
             made = tuple(Part(f"layers.{cell}", self.arguments(CELLS[cell])) for cell in cells)
             arguments = (("cell", made), *arguments)
         if kind.wraps:
@@ -159,7 +155,7 @@ class Drawing:
         weight = self.choice((None, 0.3, 1.5)) if several else None
         return Output(3, Part(f"keras.losses.{name}", arguments), weight, tuple(metrics))
 
-    def optimizer(self, name: str, policy: str) -> Part:
+    def optimizer(self, name: str) -> Part:
         arguments = dict(self.arguments({**OPTIMIZERS[name], **CLIPPING, **AVERAGES}))
         clippings = [name for name in CLIPPING if name in arguments]
         for clipping in clippings[1:]:

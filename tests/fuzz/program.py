@@ -203,7 +203,11 @@ def _single(setup: Setup) -> Iterator[str]:
     yield 'assert not bits, f"not the same bits: {bits}"'
     yield 'assert report.rewritten_graph is not None, f"not rewritten: {report.fallback_reason}"'
     yield 'assert not report.fell_back, f"fell back: {report.fallback_reason}"'
-    yield 'assert report.moved_ops and report.added_edges, "rewritten, but no op was moved"'
+    if setup.has_chain():
+        yield 'assert report.moved_ops and report.added_edges, "rewritten, but no op was moved"'
+    else:
+        yield "# Nothing is trained below the outputs, so there is no order to choose."
+        yield 'assert report.ops["dO"] == 0, f"nothing to move was expected: {report.ops}"'
 
 
 def _pipelines(setup: Setup) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.fuzz.program import IMPORTS, body
@@ -44,7 +44,8 @@ def run(setup: Setup) -> Outcome:
         with contextlib.redirect_stdout(printed):
             exec(compile(source, f"set-up {setup.number}", "exec"), namespace)
     except Exception as error:
-        return _outcome_of(error, namespace, setup)
+        outcome = _outcome_of(error, namespace, setup)
+        return replace(outcome, text=f"{outcome.text}\n{printed.getvalue()}")
     finally:
         keras.config.set_dtype_policy("float32")
     return Outcome(GOOD, printed.getvalue())

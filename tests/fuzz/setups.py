@@ -90,6 +90,13 @@ class Setup:
     sample_weights: bool = False
     pipeline: bool = False
 
+    def has_chain(self) -> bool:
+        """Whether anything is trained below the outputs: there is nothing to move otherwise."""
+        if len(self.branches) > 1 and self.join != "Concatenate":
+            return True  # a dense layer before the join
+        steps = [step for branch in self.branches for step in (branch.embedding, *branch.steps) if step]
+        return any(trains(step) for step in (*steps, *self.trunk))
+
     def parts(self) -> Iterator[Part]:
         """All calls of classes."""
         steps = [step for branch in self.branches for step in (branch.embedding, *branch.steps)]
@@ -99,6 +106,22 @@ class Setup:
         yield from self.optimizer.parts()
         for output in self.outputs:
             yield from output.loss.parts()
+
+
+def trains(step: Step) -> bool:
+    """Whether it has weights that are trained."""
+    if isinstance(step, Skip) and step.join != "Concatenate":
+        return True  # a dense layer before the join
+    for part in parts_of(step):
+        outer = (
+            part.get("trainable") is not False and (part.get("layer") or part).get("trainable") is not False
+        )
+        kind = LAYERS.get(part.kind.removeprefix("layers."))
+        bare = part.get("center") is False and part.get("scale") is False
+        no_scale = part.kind == "layers.Attention" and not part.get("use_scale")
+        if outer and not bare and not no_scale and (kind is None or kind.trains):
+            return True
+    return False
 
 
 def parts_of(step: Step) -> tuple[Part, ...]:

@@ -89,4 +89,11 @@ smoke: .venv-2.15/.installed
 	requirements/horovod.sh .venv-$*
 	touch $@
 
+# Random set-ups of a training, stock against rewritten; docs/testing.md.
+N ?= 100
+SEED ?= 1
+.PHONY: fuzz
+fuzz: venv
+	$(BIN)/python -m tests.fuzz -n $(N) --seed $(SEED)
+
 .PRECIOUS: .venv-%/.installed .venv-%/.horovod

@@ -1,0 +1,193 @@
+"""A set-up from a number: every kind of layer, optimizer and loss has its turn, all else is chance."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from tests.fuzz.catalogue import (
+    AVERAGES,
+    CELLS,
+    CLIPPING,
+    JOINS,
+    LAYERS,
+    LEFT_OUT,
+    LOSS_ARGUMENTS,
+    LOSSES,
+    METRICS,
+    OFTEN,
+    OPTIMIZERS,
+    POLICIES,
+    RANKS,
+    RATE_SCHEDULES,
+    REDUCTIONS,
+    SCHEDULES,
+    WORDS,
+)
+from tests.fuzz.changes import with_arguments, with_parts
+from tests.fuzz.setups import Branch, Output, Part, Setup, Shared, Skip, Step, keeps_shape, rank_after
+
+INPUT_KINDS = {1: ("features",), 2: ("tokens", "sequence"), 3: ("image",), 4: ("volume",)}
+SHAPES = {"features": (7,), "tokens": (4,), "sequence": (4, 5), "image": (6, 5, 3), "volume": (4, 3, 4, 2)}
+
+
+def drawn(number: int, pipeline: bool = False) -> Setup:
+    """The set-up of that number."""
+    draw = Drawing(number)
+    wanted = draw.in_turn(tuple(LAYERS))
+    setup = Setup(
+        number=number,
+        branches=draw.branches(wanted),
+        join=draw.in_turn(JOINS),
+        trunk=draw.trunk(),
+        outputs=draw.outputs(),
+        optimizer=draw.optimizer(draw.in_turn(tuple(OPTIMIZERS))),
+        policy=draw.choice(POLICIES),
+        schedule=draw.choice(SCHEDULES),
+        profile_steps=2 if draw.chance(0.05) else 0,
+        steps_per_execution=draw.choice((1, 1, 2, 3)),
+        rows=draw.choice((14, 16)),
+        epochs=draw.choice((1, 1, 1, 2)),
+        sample_weights=draw.chance(0.2),
+        pipeline=pipeline,
+    )
+    return without_unsupported(setup)
+
+
+class Drawing:
+    """Chance, from a number."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.random = random.Random(number)
+
+    def choice(self, values: Any) -> Any:
+        return self.random.choice(values)
+
+    def chance(self, probability: float) -> bool:
+        return self.random.random() < probability
+
+    def in_turn(self, values: tuple[Any, ...]) -> Any:
+        """Each of the values once in as many numbers, in an order of chance, another every time."""
+        turn, place = divmod(self.number, len(values))
+        return random.Random(f"{turn} {values}").sample(values, len(values))[place]
+
+    def arguments(self, choices: Mapping[str, tuple[Any, ...]]) -> tuple[tuple[str, Any], ...]:
+        drawn = {name: self.choice(values) for name, values in choices.items()}
+        return tuple((name, value) for name, value in drawn.items() if value is not LEFT_OUT)
+
+    def layer(self, name: str) -> Part:
+        """A layer of that class; as a part of Keras, not of anything around it."""
+        kind = LAYERS[name]
+        arguments = self.arguments(kind.choices)
+        if kind.cells:
+            cells = self.random.sample(kind.cells, len(kind.cells))
+            made = tuple(Part(f"layers.{cell}", self.arguments(CELLS[cell])) for cell in cells)
+            arguments = (("cell", made), *arguments)
+        if kind.wraps:
+            arguments = (("layer", self.layer(self.choice(kind.wraps))), *arguments)
+        return Part(f"layers.{name}", _without_conflicts(name, arguments))
+
+    def steps(self, rank: int, count: int, wanted: str = "") -> tuple[tuple[Step, ...], int]:
+        """So many steps for tensors of that rank, one of them with the wanted class; the rank after them."""
+        place = self.random.randrange(count) if wanted else -1
+        steps: list[Step] = []
+        for number in range(count):
+            if number == place and rank not in LAYERS[wanted].ranks:
+                break
+            step = self.step(rank, wanted if number == place else "", first=not number)
+            steps.append(step)
+            rank = rank_after(step, rank) or rank
+        return tuple(steps), rank
+
+    def step(self, rank: int, wanted: str, first: bool = False) -> Step:
+        names = [name for name, kind in LAYERS.items() if rank in kind.ranks]
+        often = [name for name in OFTEN if name in names]
+        layer = self.layer(wanted or self.choice(often if self.chance(0.5) else names))
+        if not first:  # something is left of the shape
+            layer = with_arguments(layer, padding=lambda value: "same" if value == "valid" else value)
+        if rank_after(layer, rank) != rank or not keeps_shape(layer) or not self.chance(0.25):
+            return layer
+        if layer.kind == "layers.Dense" and self.chance(0.5):
+            return Shared(layer)
+        return Skip(self.choice(JOINS), (layer,))
+
+    def branches(self, wanted: str) -> tuple[Branch, ...]:
+        """One or two inputs; the first has a layer of the wanted class."""
+        first = self.branch(self.choice(LAYERS[wanted].ranks), wanted)
+        if not self.chance(0.2):
+            return (first,)
+        return first, self.branch(self.choice((1, 2, 3)))
+
+    def branch(self, rank: int, wanted: str = "") -> Branch:
+        kind = self.choice(INPUT_KINDS[rank])
+        while True:
+            steps, _ = self.steps(RANKS[kind], self.choice((1, 1, 2)), wanted)
+            if not wanted or any(f"layers.{wanted}" in repr(step) for step in steps):
+                break
+        embedding = self.embedding() if kind == "tokens" else None
+        return Branch(kind, SHAPES[kind], steps, self.choice(REDUCTIONS), embedding)
+
+    def embedding(self) -> Part:
+        choices = {
+            "output_dim": (4, 6),
+            "mask_zero": (LEFT_OUT, True),
+            "trainable": (LEFT_OUT,) * 7 + (False,),
+        }
+        return Part("layers.Embedding", (("input_dim", WORDS), *self.arguments(choices)))
+
+    def trunk(self) -> tuple[Step, ...]:
+        steps = []
+        for _ in range(self.choice((1, 1, 2))):
+            step = self.step(1, self.choice(("Dense", "Dense", "BatchNormalization", "Dropout")))
+            steps.append(step)
+        return tuple(steps)
+
+    def outputs(self) -> tuple[Output, ...]:
+        several = self.chance(0.2)
+        return tuple(self.output(turn, several) for turn in range(2 if several else 1))
+
+    def output(self, turn: int, several: bool) -> Output:
+        name = self.in_turn(tuple(LOSSES)) if not turn else self.choice(tuple(LOSSES))
+        arguments = self.arguments(LOSS_ARGUMENTS.get(name, {}))
+        metrics = [metric for metric in METRICS[LOSSES[name]] if self.chance(0.2)]
+        weight = self.choice((None, 0.3, 1.5)) if several else None
+        return Output(3, Part(f"keras.losses.{name}", arguments), weight, tuple(metrics))
+
+    def optimizer(self, name: str) -> Part:
+        arguments = dict(self.arguments({**OPTIMIZERS[name], **CLIPPING, **AVERAGES}))
+        clippings = [name for name in CLIPPING if name in arguments]
+        for clipping in clippings[1:]:
+            del arguments[clipping]
+        rate: Any = 0.02
+        if self.chance(0.15) and name != "ScheduleFreeAdamW":
+            kind = self.choice(tuple(RATE_SCHEDULES))
+            rate = Part(f"keras.optimizers.schedules.{kind}", self.arguments(RATE_SCHEDULES[kind]))
+        return Part(f"keras.optimizers.{name}", (("learning_rate", rate), *arguments.items()))
+
+
+def without_unsupported(setup: Setup) -> Setup:
+    """Without what stock Keras 3.15 fails at: penalties of another type than the losses, float32."""
+    if setup.policy == "float32":
+        return setup
+    names = {name for part in setup.parts() for name, _ in part.arguments if name.endswith("_regularizer")}
+    if setup.policy != "float64":
+        names &= {"activity_regularizer"}
+
+    def change(part: Part) -> Part:
+        if part.kind == "layers.ActivityRegularization":
+            return Part("layers.Dropout", (("rate", 0.1), ("seed", 1)))
+        return with_arguments(part, **{name: lambda value: LEFT_OUT for name in names})
+
+    return with_parts(setup, change)
+
+
+def _without_conflicts(name: str, arguments: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
+    """What Keras or TensorFlow refuses together is not drawn together."""
+    values = dict(arguments)
+    if name == "DepthwiseConv2D" and values.get("strides") == 2:
+        values["padding"] = "same"
+    if name in ("Attention", "AdditiveAttention") and "dropout" not in values:
+        values.pop("seed", None)
+    return tuple(values.items())

@@ -1,0 +1,173 @@
+"""A set-up of a training, as plain data: what a program with a Keras model would say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tests.fuzz.catalogue import LAYERS, RANKS
+
+
+@dataclass(frozen=True)
+class Part:
+    """A call of a class, such as ``layers.Dense(units=5)``; arguments may be parts, too."""
+
+    kind: str
+    arguments: tuple[tuple[str, Any], ...] = ()
+
+    def get(self, name: str) -> Any:
+        return dict(self.arguments).get(name)
+
+    def parts(self) -> Iterator[Part]:
+        """It and those in its arguments."""
+        yield self
+        for _, value in self.arguments:
+            for inner in value if isinstance(value, tuple) else (value,):
+                if isinstance(inner, Part):
+                    yield from inner.parts()
+
+
+@dataclass(frozen=True)
+class Skip:
+    """What goes through these layers is joined with what goes past them."""
+
+    join: str
+    steps: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """One layer that is applied to two tensors: its weights are tied."""
+
+    layer: Part
+
+
+Step = Part | Skip | Shared
+
+
+@dataclass(frozen=True)
+class Branch:
+    """An input and what follows it, down to one row of features.
+
+    ``kind`` is a key of RANKS; tokens have an embedding.  ``reduced_by`` is what makes features of anything
+    else, such as Flatten.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    steps: tuple[Step, ...] = ()
+    reduced_by: str = "Flatten"
+    embedding: Part | None = None
+
+
+@dataclass(frozen=True)
+class Output:
+    """A dense layer, its loss, and the metrics beside it."""
+
+    units: int
+    loss: Part
+    loss_weight: float | None = None
+    metrics: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One training: ``number`` is what it was drawn from, also the seed of all that is random in it."""
+
+    number: int
+    branches: tuple[Branch, ...]
+    join: str
+    trunk: tuple[Step, ...]
+    outputs: tuple[Output, ...]
+    optimizer: Part
+    policy: str = "float32"
+    schedule: str = "fast_forward"
+    profile_steps: int = 0
+    steps_per_execution: int = 1
+    rows: int = 16
+    epochs: int = 1
+    sample_weights: bool = False
+    pipeline: bool = False
+
+    def has_chain(self) -> bool:
+        """Whether anything is trained below the outputs: there is nothing to move otherwise."""
+        if len(self.branches) > 1 and self.join != "Concatenate":
+            return True  # a dense layer before the join
+        steps = [step for branch in self.branches for step in (branch.embedding, *branch.steps) if step]
+        return any(trains(step) for step in (*steps, *self.trunk))
+
+    def parts(self) -> Iterator[Part]:
+        """All calls of classes."""
+        steps = [step for branch in self.branches for step in (branch.embedding, *branch.steps)]
+        for step in (*steps, *self.trunk):
+            for part in parts_of(step) if step else ():
+                yield from part.parts()
+        yield from self.optimizer.parts()
+        for output in self.outputs:
+            yield from output.loss.parts()
+
+
+def trains(step: Step) -> bool:
+    """Whether it has weights that are trained."""
+    if isinstance(step, Skip) and step.join != "Concatenate":
+        return True  # a dense layer before the join
+    for part in parts_of(step):
+        outer = (
+            part.get("trainable") is not False and (part.get("layer") or part).get("trainable") is not False
+        )
+        kind = LAYERS.get(part.kind.removeprefix("layers."))
+        bare = part.get("center") is False and part.get("scale") is False
+        no_scale = part.kind == "layers.Attention" and not part.get("use_scale")
+        if outer and not bare and not no_scale and (kind is None or kind.trains):
+            return True
+    return False
+
+
+def parts_of(step: Step) -> tuple[Part, ...]:
+    if isinstance(step, Skip):
+        return step.steps
+    return (step.layer,) if isinstance(step, Shared) else (step,)
+
+
+def rank_after(step: Step, rank: int) -> int | None:
+    """How many dimensions follow that of the rows; None where the step takes no such tensor."""
+    if isinstance(step, Skip):
+        for part in step.steps:
+            if rank_after(part, rank) != rank or not keeps_shape(part):
+                return None
+        return rank
+    if isinstance(step, Shared):
+        return rank if rank_after(step.layer, rank) == rank and keeps_shape(step.layer) else None
+    kind = LAYERS[step.kind.removeprefix("layers.")]
+    if rank not in kind.ranks:
+        return None
+    inner = step.get("layer") or step
+    if inner.get("return_sequences"):
+        return rank
+    return kind.rank_after(rank)
+
+
+def keeps_shape(part: Part) -> bool:
+    """All but the last dimension."""
+    kind = LAYERS[part.kind.removeprefix("layers.")]
+    if kind.recurrent:
+        return bool((part.get("layer") or part).get("return_sequences"))
+    return kind.keeps_shape and part.get("strides") in (None, 1) and part.get("padding") in (None, "same")
+
+
+def is_valid(setup: Setup) -> bool:
+    """Whether each layer takes what comes before it, and something is left of the set-up."""
+    if not setup.branches or not setup.outputs:
+        return False
+    if any((branch.kind == "tokens") != (branch.embedding is not None) for branch in setup.branches):
+        return False
+    if any(_rank(branch.steps, RANKS[branch.kind]) is None for branch in setup.branches):
+        return False
+    return _rank(setup.trunk, 1) == 1
+
+
+def _rank(steps: tuple[Step, ...], rank: int | None) -> int | None:
+    for step in steps:
+        rank = None if rank is None else rank_after(step, rank)
+    return rank

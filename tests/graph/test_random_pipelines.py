@@ -1,0 +1,18 @@
+"""Random set-ups as pipelines on two devices: the same bits from gpipe and zb_h1."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fuzz.drawing import drawn
+from tests.fuzz.program import program
+from tests.fuzz.running import GOOD, run
+
+pytestmark = [pytest.mark.devices(2), pytest.mark.takes(30)]
+
+
+@pytest.mark.parametrize("number", range(10))
+def test_the_same_bits_from_two_schedules(number):
+    setup = drawn(number, pipeline=True)
+    outcome = run(setup)
+    assert outcome.kind == GOOD, f"{outcome.text}\n{program(setup)}"

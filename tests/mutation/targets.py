@@ -10,12 +10,12 @@ def _tests(folder: str, names: str) -> list[str]:
 
 
 # Tests stop at the first failure: those that notice most come first.
-_SCHEDULES = _tests(UNIT, "relation_edges simulator asynchronous closed_forms pipeline_schedulers")
+_SCHEDULES = _tests(UNIT, "relation_edges simulator")
 _CLASSIFY = _tests(GRAPH, "classify_parts classify_rules")
 TESTS: dict[str, list[str]] = {
     "tf_ooo/relation.py": _SCHEDULES,
     "tf_ooo/validate.py": [*_tests(UNIT, "validate_errors"), *_SCHEDULES],
-    "tf_ooo/simulator.py": [*_tests(UNIT, "simulator_parts"), *_SCHEDULES, *_tests(UNIT, "multi_stream")],
+    "tf_ooo/simulator.py": [*_tests(UNIT, "simulator_parts"), *_SCHEDULES],
     "tf_ooo/memory.py": [*_tests(UNIT, "memory_curves"), *_SCHEDULES],
     "tf_ooo/lowering.py": [*_tests(UNIT, "lowering_edges"), *_tests(GRAPH, "lowering")],
     "tf_ooo/data_parallel/ordering.py": _tests(UNIT, "data_parallel_order unrolled_parts"),

@@ -227,6 +227,17 @@ def test_a_schedule_with_most_tasks_missing_is_refused_before_its_table_is_made(
     assert str(caught.value) == f"missing: most dO of {size}; the schedule has 2 tasks"
 
 
+def test_a_schedule_of_few_tasks_may_have_many_places():
+    most = 64 + 65536
+    assert relation(f"microbatches {most}\nlane 0 0: F:0\n", None).nodes("F", 0).shape == (1, most)
+    with pytest.raises(ScheduleError, match="most F of 1 parts x 1 stages"):
+        relation(f"microbatches {most + 1}\nlane 0 0: F:0\n", None)
+
+
+def test_the_first_task_of_all_waits_too():
+    assert edges("lane 0 0: F:1\nlane 1 0: F:0\n", CHAIN[:2]) == of(OUTPUT, 8, 0, "F:0 > F:1")
+
+
 def test_edges_of_one_reason_and_size_stand_together():
     made = relation("lane 0 0: F:0 F:1 F:2 dO:2 dO:1\n", [CHAIN[0]] * 3)
     keys = [(e.why, e.message_bytes, e.steps) for e in made.edges]

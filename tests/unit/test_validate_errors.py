@@ -96,12 +96,15 @@ def test_one_update_a_step_belongs_to_the_first_microbatch():
     lanes = "microbatches 3\nlane 0 0: dO:0@0 dO:0@1 dO:0@2 dW:0@0 dW:0@1 dW:0@2"
     check(f"{lanes} U:0@0\n")
     check(f"{lanes} U:0@0 U:0@1 U:0@2\n")
+    check(lanes.replace("lane 0 0", "lane 0 0: U:0@0\nlane 1 0") + "\n")
     assert refused(f"{lanes} U:0@1\n") == "missing: U:0@0 is not in the schedule"
     assert refused(f"{lanes} U:0@0 U:0@2\n") == "missing: U:0@1 is not in the schedule"
 
 
 def test_asynchronous_updates_come_with_each_microbatch_or_with_the_last_of_several():
-    lanes = "microbatches 5\nasynchronous yes\n{}lane 0 0: " + " ".join(f"dO:0@{m} dW:0@{m}" for m in range(5))
+    lanes = "microbatches 5\nasynchronous yes\n{}lane 0 0: " + " ".join(
+        f"dO:0@{m} dW:0@{m}" for m in range(5)
+    )
     each = lanes.format("") + "\nlane 0 1: "
     check(each + " ".join(f"U:0@{m}" for m in range(5)) + "\n")
     assert refused(each + "U:0@0 U:0@1 U:0@2 U:0@4\n") == "missing: U:0@3 is not in the schedule"
@@ -134,10 +137,11 @@ def test_a_circle_is_shown_task_by_task():
 
 
 def test_of_a_long_circle_twelve_are_shown():
-    twelve, thirteen = refused(circle(8)), refused(circle(9))
-    assert twelve.count(" waits for ") == thirteen.count(" waits for ") == 12
+    twelve, thirteen, more = refused(circle(8)), refused(circle(9)), refused(circle(21))
+    assert twelve.count(" waits for ") == thirteen.count(" waits for ") == more.count(" waits for ") == 12
     assert "more" not in twelve
     assert thirteen.endswith("; and 1 more")
+    assert more.endswith("; and 13 more")
 
 
 def test_a_priority_lane_takes_what_is_ready():
@@ -174,11 +178,11 @@ def test_a_circle_over_several_steps():
     )
     check("after dW:0: F:0\n" + lanes)
     # Without an update nobody waits: only the layers of the stages have to be known.
-    stages = "stage 0: 0-1\nstage 1: 2-4\n"
+    stages = "stage 0: 0-1\nstage 1: 2-5\n"
     pinned = "after dO:0: F:0 steps 2\nlane 0 0: F:0 F:1\nlane 0 1: dO:1 dO:0\n"
     check(stages + pinned)
     check(pinned)
-    check(stages + pinned, [LayerCosts(1, 1, 0)] * 5)
+    check(stages + pinned, [LayerCosts(1, 1, 0)] * 6)
 
 
 def test_waits_of_later_steps_are_not_shown_for_a_circle_within_one():

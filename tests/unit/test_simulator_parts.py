@@ -179,7 +179,8 @@ NEW_WEIGHTS = [LayerCosts(1, 1, 1, update_s=1, weight_bytes=30), LayerCosts(1, 1
 
 def test_new_weights_take_time_from_each_device_that_reads_them():
     """3 s from U for each of two other devices, and 3 s there; not where U itself is."""
-    text = "microbatches 2\nlane 0 0: F:0@0 F:0@1\nlane 1 0: dO:0@0 dO:0@1\nlane 2 0: dW:0@0 U:0@0 dW:0@1 U:0@1\n"
+    text = "microbatches 2\nlane 0 0: F:0@0 F:0@1\nlane 1 0: dO:0@0 dO:0@1\n"
+    text += "lane 2 0: dW:0@0 U:0@0 dW:0@1 U:0@1\n"
     at = times(run(text, NEW_WEIGHTS[:1], Link(overhead_s_per_byte=0.1), head=WAVE))
     assert at == {
         "F:0": (0, 4), "F:0@1": (4, 8), "dO:0": (4, 8), "dO:0@1": (8, 12),

@@ -84,7 +84,7 @@ def test_steps_one_after_the_other_on_lanes_of_different_length():
 
 def test_a_task_may_wait_for_one_of_two_steps_later():
     """dO:0 of step t waits for F:0 of step t + 2; in the last two steps for nothing."""
-    text = "after dO:0: F:0 steps 2\nlane 0 0: F:0\nlane 1 0: dO:0\n"
+    text = "after dO:0: F:0 steps 2\nlane 0 0: dO:0\nlane 1 0: F:0\n"
     at = times(run(text, [LayerCosts(2, 1, 0)], steps=4))
     assert [at[f"F:0{step}"] for step in ("", "+1", "+2", "+3")] == [(0, 2), (2, 4), (4, 6), (6, 8)]
     assert [at[f"dO:0{step}"] for step in ("", "+1", "+2", "+3")] == [(6, 7), (8, 9), (9, 10), (10, 11)]
@@ -191,6 +191,11 @@ def test_new_weights_take_time_from_each_device_that_reads_them():
     assert (at["dO:0"], at["U:0"]) == ((4, 5), (6, 10))
     at = times(run(text, NEW_WEIGHTS[:1], head=WAVE))
     assert (at["F:0"], at["U:0"]) == ((0, 1), (3, 4))
+    text = "microbatches 2\nlane 0 0: U:0@0 U:0@1\nlane 0 1: dW:0@0 dW:0@1\nlane 1 0: F:0@0 F:0@1\n"
+    text += "lane 2 0: dO:0@0 dO:0@1\n"
+    at = times(run(text, NEW_WEIGHTS[:1], Link(overhead_s_per_byte=0.1), head=WAVE))
+    assert (at["F:0@1"], at["dO:0@1"]) == ((4, 8), (8, 12))
+    assert (at["U:0"], at["U:0@1"]) == ((9, 16), (16, 23))
 
 
 def test_new_weights_of_a_microbatch_without_an_update_are_not_sent():

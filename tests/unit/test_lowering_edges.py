@@ -218,8 +218,17 @@ def test_updates_of_a_layer_without_a_dw_come_last():
     assert order == ["dy", "w0", "u0", "u1"]
 
 
+def test_an_update_comes_after_all_of_its_dw():
+    """Also where it reads the first op alone; the next task's ops come behind it."""
+    ops = [op("dy", DO), op("w1", DW, "dy", layer=1), op("n1", DW, "w1", layer=1), op("u1", U, "w1", layer=1)]
+    graph = graph_of([*ops, op("w0", DW, "dy", layer=0)], [["w0"], ["w1", "n1"]], {1: ["u1"]})
+    order = execution_order([Task("dO", 1), Task("dW", 1), Task("dW", 0)], graph, task_ops(graph))
+    assert order == ["dy", "w1", "n1", "u1", "w0"]
+
+
 def test_a_producer_that_stands_later_closes_a_loop():
     ops = [op("enter", F, "next"), op("twice", F, "enter", "enter", "^enter"), op("next", F, "twice", "gone")]
+    assert dependencies(graph_of([op("alone", F, "alone")], [])) == ({"alone": 0}, {"alone": []})
     waiting, readers = dependencies(graph_of(ops, []))
     assert waiting == {"enter": 0, "twice": 1, "next": 1}
     assert readers == {"enter": ["twice"], "twice": ["next"], "next": []}

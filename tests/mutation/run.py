@@ -28,7 +28,7 @@ GOAL = 0.9
 _TIMES_AS_LONG, _MORE_S = 6, 20
 _UNCHANGED_LIMIT_S = 600
 # Imported once.  Nothing of ours is, and nothing runs: a forked process needs threads of its own.
-_BEFORE_FORKING = ("tensorflow", "keras", "numpy", "hypothesis", "rustworkx", "pytest")
+_BEFORE_FORKING = ("tensorflow", "keras", "numpy", "rustworkx", "pytest")
 
 
 def main() -> int:

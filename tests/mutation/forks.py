@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_LEFT_OUT = (".git", ".venv*", ".hypothesis", ".*_cache", "out", "build", "dist")
+_LEFT_OUT = (".git", ".venv*", ".hypothesis", ".*_cache", "out", "build", "dist", "shared")
 _LOOK_EVERY_S = 0.02
+# Of pytest: wrong arguments, no tests.  Neither says anything of a mutant.
+_NO_ANSWER = (4, 5)
 
 
 def copy_tree(root: Path, to: Path) -> None:
@@ -36,6 +38,7 @@ class Run:
     tree: Path
     tests: list[str]
     limit_s: float
+    keeps_compiled: bool = False
     pid: int = 0
     started: float = 0.0
 
@@ -52,7 +55,10 @@ class Run:
         """``passed``, ``failed`` or ``timeout``; None while it runs."""
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         if pid:
-            return "passed" if status == 0 else "failed"
+            code = os.waitstatus_to_exitcode(status)
+            if code in _NO_ANSWER:
+                raise RuntimeError(f"pytest could not run {self.tests}: {self.log.read_text()}")
+            return "passed" if code == 0 else "failed"
         if time.monotonic() - self.started < self.limit_s:
             return None
         os.killpg(self.pid, signal.SIGKILL)
@@ -69,7 +75,7 @@ def _become_pytest(run: Run) -> None:
         os.dup2(out, 2)
         os.chdir(run.tree)
         sys.path[0] = str(run.tree)
-        sys.dont_write_bytecode = True
+        sys.dont_write_bytecode = not run.keeps_compiled
         import pytest
 
         options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0"]

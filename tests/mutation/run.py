@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import astuple
+from functools import partial
 from pathlib import Path
 
 from forks import Run, copy_tree, finished, forget_compiled
@@ -28,7 +29,7 @@ GOAL = 0.9
 _TIMES_AS_LONG, _MORE_S = 6, 20
 _UNCHANGED_LIMIT_S = 600
 # Imported once.  Nothing of ours is, and nothing runs: a forked process needs threads of its own.
-_BEFORE_FORKING = ("tensorflow", "keras", "numpy", "rustworkx", "pytest")
+_BEFORE_FORKING = ("tensorflow", "keras", "numpy", "rustworkx", "hypothesis", "pytest")
 
 
 def main() -> int:
@@ -45,13 +46,14 @@ def main() -> int:
     for name in _BEFORE_FORKING:
         importlib.import_module(name)
     with tempfile.TemporaryDirectory(prefix="mutants_") as folder:
-        trees = [Path(folder) / f"tree{number}" for number in range(options.jobs)]
-        for tree in trees:
-            copy_tree(ROOT, tree)
-            for module in modules:
-                forget_compiled(tree / module)
-        limits_s = _unchanged(sorted({mutant.module for mutant in mutants}), trees)
-        outcomes = _changed(mutants, trees, limits_s)
+        first, *others = [Path(folder) / f"tree{number}" for number in range(options.jobs)]
+        copy_tree(ROOT, first)
+        limits_s = _unchanged(sorted({mutant.module for mutant in mutants}), first)
+        for module in modules:
+            forget_compiled(first / module)
+        for tree in others:
+            copy_tree(first, tree)
+        outcomes = _changed(mutants, [first, *others], limits_s)
     survivors = [mutant for mutant in mutants if outcomes[mutant] == "passed"]
     _keep(survivors, not options.again)
     print(_table(outcomes))
@@ -68,32 +70,21 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _tests_of(module: str) -> list[str]:
-    return [test for test in TESTS[module] if (ROOT / test).exists()]
-
-
-def _unchanged(modules: list[str], trees: list[Path]) -> dict[str, float]:
-    """The time limit of each module's tests, which have to pass as it is."""
+def _unchanged(modules: list[str], tree: Path) -> dict[str, float]:
+    """The time limit of each module's tests, which have to pass as it is.  Leaves them compiled."""
     limits_s: dict[str, float] = {}
-    module_of: dict[int, str] = {}
-
-    def makers() -> Iterator[Callable[[Path], Run]]:
-        for module in modules:
-
-            def make(tree: Path, module: str = module) -> Run:
-                run = Run(tree, _tests_of(module), _UNCHANGED_LIMIT_S)
-                module_of[id(run)] = module
-                return run
-
-            yield make
-
-    for run, outcome in finished(makers(), trees):
-        module, seconds = module_of.pop(id(run)), time.monotonic() - run.started
+    makers = [partial(_whole_run, module) for module in modules]
+    for module, (run, outcome) in zip(modules, finished(iter(makers), [tree]), strict=True):
+        seconds = time.monotonic() - run.started
         if outcome != "passed":
             sys.exit(f"{module}: its tests fail as it is\n{run.log.read_text()}")
         print(f"{module}: tests take {seconds:.1f} s", flush=True)
         limits_s[module] = _TIMES_AS_LONG * seconds + _MORE_S
     return limits_s
+
+
+def _whole_run(module: str, tree: Path) -> Run:
+    return Run(tree, TESTS[module], _UNCHANGED_LIMIT_S, keeps_compiled=True)
 
 
 def _changed(mutants: list[Mutant], trees: list[Path], limits_s: dict[str, float]) -> dict[Mutant, str]:
@@ -106,7 +97,7 @@ def _changed(mutants: list[Mutant], trees: list[Path], limits_s: dict[str, float
             def make(tree: Path, mutant: Mutant = mutant) -> Run:
                 (tree / mutant.module).write_text(mutant.code((ROOT / mutant.module).read_text()))
                 mutant_in[tree] = mutant
-                return Run(tree, _tests_of(mutant.module), limits_s[mutant.module])
+                return Run(tree, TESTS[mutant.module], limits_s[mutant.module])
 
             yield make
 

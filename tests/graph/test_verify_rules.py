@@ -1,0 +1,217 @@
+"""Each rule broken by itself in a hand-made graph, and the nearest thing that is allowed."""
+
+from __future__ import annotations
+
+import pytest
+from graphs import node
+from tensorflow.core.framework import graph_pb2
+
+from grappler_passes.errors import PassError, VerifyError
+from grappler_passes.graph import Layer, Op, OpKind, TrainingGraph
+from grappler_passes.verify import VerifyPass, verify
+
+
+def graph_of(*rows):
+    """``"name Op: input input"``."""
+    graph = graph_pb2.GraphDef()
+    for row in rows:
+        head, _, inputs = row.partition(":")
+        name, op = head.split()
+        made = node(graph, name, op, *inputs.split())
+        if op == "Enter":
+            made.attr["frame_name"].s = b"loop"
+    return graph
+
+
+STEP = (
+    "h _Arg:",
+    "x _Arg:",
+    "read ReadVariableOp: h",
+    "mul Mul: read x",
+    "pair IdentityN: mul x",
+    "copy Identity: pair:1",
+    "add Add: copy mul",
+    "group NoOp: ^mul",
+    "new Identity: add ^group",
+    "write AssignVariableOp: h new ^read",
+    "out _Retval: add ^write",
+)
+
+
+def step(**changed):
+    """The step with other rows for some names; None leaves one out."""
+    rows = {row.split()[0]: row for row in STEP}
+    unknown = {name: row for name, row in changed.items() if name not in rows}
+    rows |= {name: f"{name} {row}" for name, row in changed.items() if row is not None}
+    return graph_of(*(row for name, row in rows.items() if name in unknown or changed.get(name, row)))
+
+
+def broken(after, before=None, **options):
+    with pytest.raises(VerifyError) as caught:
+        verify(before or step(), after, **options)
+    return caught.value.node, caught.value.rule, str(caught.value)
+
+
+def test_the_step_itself_is_allowed():
+    verify(step(), step())
+    verify(graph_of(), graph_of())
+
+
+def test_control_inputs_come_last():
+    assert broken(step(mul="Mul: ^x read x"))[:2] == ("mul", "structure")
+    assert "data input 'x' after a control input" in broken(step(mul="Mul: read ^h x"))[2]
+    # In every node anew: the control input of one says nothing of the next.
+    verify(step(), step(mul="Mul: read x ^h ^read", add="Add: copy mul ^x"))
+
+
+def test_inputs_have_producers_and_names_are_given_once():
+    assert broken(step(mul="Mul: read nobody"))[:2] == ("mul", "structure")
+    twice = step()
+    node(twice, "x", "_Arg")
+    assert broken(twice)[:2] == ("x", "structure")
+    assert broken(step(read="ReadVariableOp: h ^out"))[1] == "acyclic"
+
+
+def test_ends_side_effects_and_fetches_are_kept():
+    placeholder = graph_of("p Placeholder:", "a Identity: p")
+    assert broken(graph_of(), placeholder)[:2] == ("p", "kept")
+    assert "a Placeholder may not be dropped" in broken(graph_of("a Identity:"), placeholder)[2]
+    assert broken(step(out=None))[:2] == ("out", "kept")
+    assert broken(step(write=None, out="_Retval: add"))[:2] == ("write", "kept")
+    assert broken(step(out=None), replaced={"out"})[:2] == ("out", "kept")
+    assert broken(step(group=None, new="Identity: add ^mul"), fetches=["group"])[:2] == ("group", "kept")
+    verify(step(), step(group=None, new="Identity: add ^mul"), fetches=["mul"])
+
+
+def test_copies_and_groups_may_go_and_others_when_a_pass_says_so():
+    verify(step(), step(group=None, new="Identity: add"))
+    verify(step(), step(copy=None, add="Add: pair:1 mul"))
+    verify(step(), step(pair=None, copy="Identity: x"))
+    without = step(add=None, new="Identity: mul ^group", out="_Retval: mul ^write")
+    node_of, rule, message = broken(without)
+    assert (node_of, rule) == ("add", "kept")
+    assert "a Add was dropped and no pass says it replaced it" in message
+    # Those that read it read something else, unless they were replaced with it.
+    assert broken(without, replaced={"add"})[:2] == ("new", "data inputs")
+    verify(step(), without, replaced={"add", "new", "out"})
+
+
+def training(**kinds):
+    ops = {name: Op(name, "Any", kind) for name, kind in kinds.items()}
+    return TrainingGraph(ops, (Layer(0, ("v",)),), ())
+
+
+def test_updates_and_communication_are_kept():
+    after = step(copy=None, group=None, add="Add: x mul", new="Identity: add")
+    verify(step(), after, training(copy=OpKind.WEIGHT_GRAD, group=OpKind.OTHER))
+    assert broken(after, training_graph=training(copy=OpKind.UPDATE))[:2] == ("copy", "kept")
+    assert broken(after, training_graph=training(group=OpKind.COMMUNICATION))[:2] == ("group", "kept")
+    with pytest.raises(PassError, match="copy"):
+        VerifyPass(step())(after, training(copy=OpKind.UPDATE))
+    verify(step(), after, training(mul=OpKind.UPDATE, write=OpKind.UPDATE))
+
+
+def test_a_node_keeps_its_op():
+    name, rule, message = broken(step(mul="Div: read x"))
+    assert (name, rule) == ("mul", "op")
+    assert "was Mul, is Div" in message
+    assert broken(step(mul="Div: read x"), replaced={"mul"})[1] == "op"
+
+
+def test_data_inputs_are_the_same_tensors_seen_through_copies():
+    verify(step(), step(add="Add: pair:1 mul"))
+    verify(step(), step(add="Add: x mul"))
+    verify(step(), step(new="Identity: extra ^group", extra="Identity: add"))
+    assert broken(step(add="Add: pair mul"))[:2] == ("add", "data inputs")
+    assert broken(step(add="Add: mul copy"))[:2] == ("add", "data inputs")
+    assert broken(step(add="Add: copy mul mul"))[:2] == ("add", "data inputs")
+    assert broken(step(mul="Mul: read x:1"))[:2] == ("mul", "data inputs")
+    verify(step(), step(add="Add: mul copy"), replaced={"add"})
+    # With side effects not even a pass may give it other inputs.
+    assert broken(step(write="AssignVariableOp: h add:1 ^read"), replaced={"write"})[:2] == (
+        "write",
+        "data inputs",
+    )
+
+
+def test_ops_on_one_state_keep_their_order():
+    name, rule, message = broken(
+        step(write="AssignVariableOp: h x"), before=step(write="AssignVariableOp: h x ^read")
+    )
+    assert (name, rule) == ("write", "side effects")
+    assert "no longer runs after 'read'" in message
+    # Another way from the one to the other will do; ``add`` reads what was read.
+    verify(step(), step(write="AssignVariableOp: h new"))
+    # Two reads need no order.
+    reads = ("h _Arg:", "a ReadVariableOp: h", "b ReadVariableOp: h ^a")
+    verify(graph_of(*reads), graph_of("h _Arg:", "a ReadVariableOp: h", "b ReadVariableOp: h"))
+    writes = ("h _Arg:", "a AssignVariableOp: h h", "b AssignVariableOp: h h ^a")
+    apart = graph_of("h _Arg:", "a AssignVariableOp: h h", "b AssignVariableOp: h h")
+    assert broken(apart, before=graph_of(*writes))[:2] == ("b", "side effects")
+    # The first node of the graph counts as any other.
+    swapped = graph_of("b PrintV2: ^a", "a PrintV2:")
+    assert broken(graph_of("b PrintV2:", "a PrintV2:"), before=swapped)[:2] == ("b", "side effects")
+
+
+def test_a_new_edge_has_to_be_legal_in_the_original_graph():
+    assert broken(step(x="_Arg: ^h"))[:2] == ("x", "control edge")
+    verify(step(), step(out="_Retval: add ^write ^group", copy="Identity: pair:1 ^read"))
+    # Nodes that are new may wait, and be waited for.
+    verify(step(), step(copy="Identity: pair:1 ^join", join="NoOp: ^read"))
+
+
+COND = (
+    "p Placeholder:",
+    "x Placeholder:",
+    "y Tanh: x",
+    "switch Switch: x p",
+    "sin Sin: switch:1",
+    "cos Cos: switch",
+    "merge Merge: cos sin",
+    "end Exp: merge",
+)
+
+
+def cond(**changed):
+    rows = {row.split()[0]: row for row in COND}
+    return graph_of(*(rows | {name: f"{name} {row}" for name, row in changed.items()}).values())
+
+
+def test_an_edge_out_of_a_branch_spreads_deadness():
+    """Also where a node stands before the Merge that would bring both sides together again."""
+    name, rule, message = broken(cond(y="Tanh: x ^sin"), before=cond())
+    assert (name, rule) == ("y", "control edge")
+    assert "from 'sin': the source may be dead where the target is not" in message
+    assert broken(cond(end="Exp: merge ^sin"), before=cond())[:2] == ("end", "control edge")
+    verify(cond(), cond(sin="Sin: switch:1 ^y", end="Exp: merge ^y"))
+    # What was there before may stay, whatever it is.
+    verify(cond(end="Exp: merge ^sin"), cond(end="Exp: merge ^sin ^y"))
+    # An edge behind one that was there before is looked at too.
+    both = cond(end="Exp: merge ^y ^cos")
+    assert broken(both, before=cond(end="Exp: merge ^y"))[:2] == ("end", "control edge")
+
+
+LOOP = (
+    "x Placeholder:",
+    "enter Enter: x",
+    "merge Merge: enter next",
+    "cond LoopCond: merge",
+    "switch Switch: merge cond",
+    "body Sin: switch:1",
+    "next NextIteration: body",
+    "exit Exit: switch",
+    "outside Exp: x",
+)
+
+
+def loop(**changed):
+    rows = {row.split()[0]: row for row in LOOP}
+    return graph_of(*(rows | {name: f"{name} {row}" for name, row in changed.items()}).values())
+
+
+def test_all_inputs_arrive_in_one_frame():
+    verify(loop(), loop())
+    name, rule, message = broken(loop(body="Sin: switch:1 ^outside"), before=loop())
+    assert (name, rule) == ("body", "frames")
+    assert "inputs arrive in frames [(), ('loop',)]" in message
+    assert broken(loop(outside="Exp: x ^body"), before=loop())[:2] == ("outside", "frames")

@@ -1,0 +1,212 @@
+"""Registers of a small step that is spread over rounds, and what each op then reads."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from tensorflow.core.framework import graph_pb2
+
+from grappler_passes.compat import OutputInfo
+from grappler_passes.dependencies import GraphIndex
+from tf_ooo.errors import GraphError
+from tf_ooo.layerpipe.delays import LATE, LOCAL, Register, delays_of, nodes_between
+from tf_ooo.layerpipe.rounds import Rounds
+
+A, B = "/device:A", "/device:B"
+
+
+def traced(*rows, fetches=(), outputs=None):
+    """``"name Op: input input"``; all outputs are floats, but for those given."""
+    graph = graph_pb2.GraphDef()
+    for row in rows:
+        head, _, inputs = row.partition(":")
+        name, op = head.split()
+        graph.node.add(name=name, op=op, input=inputs.split(), device="/device:old")
+    number = OutputInfo("float32", (), 4)
+    infos = {node.name: [number] * 3 for node in graph.node} | (outputs or {})
+    return SimpleNamespace(graph_def=graph, index=GraphIndex(graph), outputs=infos, fetches=tuple(fetches))
+
+
+def rounds(of, device_of=None, batch=0, before=(), frozen=()):
+    return Rounds(of, device_of or {}, batch, tuple(before), {}, frozenset(frozen))
+
+
+def inputs(delays):
+    return {name: list(node.input) for name, node in delays.nodes.items()}
+
+
+def late(number, delay):
+    return f"{LATE}/{number}_{delay}"
+
+
+STEP = ("x Placeholder:", "one Const:", "f Tanh: x one", "g Tanh: f:1 x:2", "h Add: f:1 g ^f", "k Add: f h:1")
+
+
+def test_each_round_between_is_a_register():
+    """f runs in round 1 on A; g in 2 and h in 4 on B, k in 4 on A."""
+    step = traced(*STEP, fetches=("k:1", "h"))
+    devices = {"f": A, "g": B, "h": B, "k": A}
+    delays = delays_of(step, rounds({"x": 1, "f": 1, "g": 2, "h": 4, "k": 4}, devices, batch=1))
+    assert inputs(delays) == {
+        "x": [], "one": [], "f": ["x", "one"], "g": [late(0, 1), late(1, 1)],
+        "h": [late(0, 3), late(2, 2)], "k": [late(3, 3), "h:1"],
+    }  # fmt: skip
+    assert delays.registers == [
+        Register(0, "f:1", B, 1, 3),
+        Register(1, "x:2", B, 1, 1),
+        Register(2, "g", B, 2, 2),
+        Register(3, "f", A, 1, 3),
+    ]
+    assert [register.name(2) for register in delays.registers[:2]] == [late(0, 2), late(1, 2)]
+    assert (delays.logs, delays.logs_round) == (["k:1", "h"], 4)
+    assert {name: node.device for name, node in delays.nodes.items()} == {
+        "x": "", "one": "", "f": A, "g": B, "h": B, "k": A,
+    }  # fmt: skip
+    assert delays.copies == {}
+    assert all(node.device == "/device:old" for node in step.graph_def.node)
+
+
+def test_within_a_round_all_is_as_it_was():
+    delays = delays_of(traced(*STEP, fetches=("k",)), rounds(dict.fromkeys("xfghk", 3), {}, batch=3))
+    assert inputs(delays)["k"] == ["f", "h:1"]
+    assert (delays.registers, delays.logs, delays.logs_round) == ([], ["k"], 3)
+
+
+def test_results_are_those_of_one_batch():
+    """g, made two rounds before h, is read as late as h is; constants are never late."""
+    step = traced(*STEP, fetches=("g", "h", "one"))
+    delays = delays_of(step, rounds({"x": 0, "f": 0, "g": 1, "h": 3, "k": 3}, {"g": B, "f": A}))
+    assert delays.logs[1:] == ["h", "one"]
+    assert delays.logs_round == 3
+    last = delays.logs[0]
+    (register,) = (r for r in delays.registers if last in (r.name(d) for d in range(1, r.depth + 1)))
+    # On the device where it was made.
+    assert (register.source, register.device, register.name(2)) == ("g", B, last)
+    none = delays_of(traced("one Const:", fetches=("one",)), rounds({}, batch=2))
+    assert (none.logs, none.logs_round) == (["one"], 0)
+    assert delays_of(traced("one Const:"), rounds({}, batch=5)).logs_round == 5
+
+
+def test_an_input_that_is_on_no_device_is_kept_on_the_first():
+    step = traced("x Placeholder:", "f Tanh: x", fetches=("x", "f"))
+    delays = delays_of(step, rounds({"x": 0, "f": 2}, {"f": B}))
+    assert delays.registers == [Register(0, "x", B, 0, 2)]
+    assert delays.logs == [late(0, 2), "f"]
+
+
+def test_control_inputs_are_those_between_ops_on_one_variable():
+    """The old ones go; each new one once."""
+    order = [("f", "h"), ("g", "h"), ("f", "h"), ("f", "k")]
+    delays = delays_of(traced(*STEP), rounds(dict.fromkeys("xfghk", 0), before=order))
+    assert inputs(delays)["h"] == ["f:1", "g", "^f", "^g"]
+    assert inputs(delays)["k"] == ["f", "h:1", "^f"]
+
+
+@pytest.mark.parametrize("dtype", ["resource", "variant"])
+def test_what_cannot_be_stored_is_refused_by_name(dtype):
+    outputs = {"f": [OutputInfo("float32", (), 4), OutputInfo(dtype, (), 4)]}
+    step = traced(*STEP, outputs=outputs)
+    of = {"x": 0, "f": 0, "g": 1, "h": 1, "k": 1}
+    with pytest.raises(GraphError, match=f"'f' makes a {dtype}, which later rounds would read"):
+        delays_of(step, rounds(of, {"f": A}))
+    delays_of(step, rounds(dict.fromkeys(of, 0)))
+
+
+READS = (
+    "v VarHandleOp:", "u VarHandleOp:", "first ReadVariableOp: v", "again ReadVariableOp: v ^first",
+    "other ReadVariableOp: u", "x Placeholder:", "assign AssignVariableOp: v x ^again",
+    "newer ReadVariableOp: v ^assign", "a Tanh: first", "b Tanh: again", "c Tanh: newer", "d Tanh: other",
+)  # fmt: skip
+
+
+def test_reads_of_one_value_share_their_registers():
+    """``again`` reads what ``first`` does; ``newer`` what was written between, ``other`` another variable."""
+    of = {"first": 1, "again": 1, "other": 1, "assign": 1, "newer": 1, "x": 1, "a": 2, "b": 3, "c": 2, "d": 2}
+    devices = dict.fromkeys(of, A)
+    delays = delays_of(traced(*READS), rounds(of, devices))
+    assert [inputs(delays)[name] for name in "abcd"] == [
+        [late(0, 1)],
+        [late(0, 2)],
+        [late(1, 1)],
+        [late(2, 1)],
+    ]
+    assert [(r.source, r.depth) for r in delays.registers] == [("first", 2), ("newer", 1), ("other", 1)]
+    # Two writes, another state, another round: nothing is shared.
+    apart = delays_of(traced(*READS), rounds(of | {"again": 2}, devices))
+    assert [(r.source, r.depth) for r in apart.registers] == [
+        ("first", 1), ("again", 1), ("newer", 1), ("other", 1),
+    ]  # fmt: skip
+    # Handles are in no round, and read as they are.
+    assert inputs(delays)["again"] == ["v"]
+
+
+def test_only_writes_of_the_step_part_reads():
+    """A write that is in no round, and an op that changes no state, do not."""
+    of = {"first": 1, "again": 1, "newer": 1, "a": 2, "b": 2, "c": 2}
+    delays = delays_of(traced(*READS), rounds(of, dict.fromkeys(of, A)))
+    assert [inputs(delays)[name] for name in "abc"] == [[late(0, 1)]] * 3
+    gathered = [row.replace("assign AssignVariableOp: v x", "assign ResourceGather: v x") for row in READS]
+    of |= {"assign": 1, "x": 1}
+    delays = delays_of(traced(*gathered), rounds(of, dict.fromkeys(of, A)))
+    assert [inputs(delays)[name] for name in "abc"] == [[late(0, 1)]] * 3
+    scatter = [
+        row.replace("assign AssignVariableOp: v x", "assign ResourceScatterAdd: v x x") for row in READS
+    ]
+    delays = delays_of(traced(*scatter), rounds(of, dict.fromkeys(of, A)))
+    assert [inputs(delays)[name] for name in "abc"] == [[late(0, 1)], [late(0, 1)], [late(1, 1)]]
+
+
+FROZEN = (
+    "v VarHandleOp:", "w ReadVariableOp: v", "two Const:", "scaled Mul: w:1 two ^w", "x Placeholder:",
+    "f Tanh: x scaled:2", "g Tanh: f scaled:2", "h Tanh: g w",
+)  # fmt: skip
+
+
+def test_each_device_has_its_own_copy_of_what_no_step_changes():
+    of = {"x": 0, "f": 0, "g": 1, "h": 1}
+    devices = {"f": A, "g": B, "h": B}
+    step = traced(*FROZEN)
+    delays = delays_of(step, rounds(of, devices, frozen={"w", "scaled"}))
+    on_a, w_on_a, on_b, w_on_b = (f"{n}/{LOCAL}_{i}" for i, n in enumerate(["scaled", "w", "scaled", "w"]))
+    assert inputs(delays) == {
+        "v": [], "two": [], "x": [], on_a: [f"{w_on_a}:1", "two"], "f": ["x", f"{on_a}:2"],
+        on_b: [f"{w_on_b}:1", "two"], "g": [late(0, 1), f"{on_b}:2"], "h": ["g", w_on_b],
+    }  # fmt: skip
+    assert delays.nodes[on_a].device == A
+    assert (delays.nodes[on_b].device, delays.nodes[on_b].name, delays.nodes[on_b].op) == (B, on_b, "Mul")
+    info = step.outputs["w"][0]
+    assert delays.copies == {w_on_a: ("v", A, info), w_on_b: ("v", B, info)}
+    # A result that is frozen is on no device.
+    result = delays_of(traced(*FROZEN, fetches=("w",)), rounds(of, devices, frozen={"w", "scaled"}))
+    assert result.copies[result.logs[0]][1] == ""
+
+
+def test_classes_of_ops_are_forgotten():
+    """They would ask for a device."""
+    step = traced("x Placeholder:", "f Tanh: x")
+    step.graph_def.node[1].attr["_class"].list.s.append(b"loc:@x")
+    step.graph_def.node[1].attr["T"].type = 1
+    delays = delays_of(step, rounds({"x": 0, "f": 0}))
+    assert list(delays.nodes["f"].attr) == ["T"]
+    assert "_class" in step.graph_def.node[1].attr
+
+
+def test_nodes_of_some_rounds():
+    """And constants, which are in none; waits for what is not among them are dropped."""
+    order = [("f", "g"), ("g", "h"), ("f", "k"), ("h", "k")]
+    of = {"x": 0, "f": 1, "g": 2, "h": 3, "k": 4}
+    spread = rounds(of, dict.fromkeys(of, A), before=order)
+    delays = delays_of(traced(*STEP), spread)
+
+    def between(low, high, *given):
+        return {node.name: list(node.input) for node in nodes_between(delays, spread, low, high, given)}
+
+    everything = inputs(delays)
+    assert between(0, 4) == everything
+    assert set(between(2, 3)) == {"one", "g", "h"}
+    assert between(2, 3)["g"] == everything["g"][:-1]
+    assert between(2, 3)["h"] == everything["h"]
+    assert set(between(2, 3, "h", "one")) == {"g"}
+    assert between(4, 4)["k"] == everything["k"][:2]
+    assert list(delays.nodes["k"].input) == everything["k"]

@@ -115,14 +115,13 @@ def _shorter(setup: Setup, name: str) -> Iterator[Setup]:
 def _simpler_branches(branch: Branch) -> Iterator[Branch]:
     if branch != Branch("features", (7,)):
         yield Branch("features", (7,))
+        yield Branch("features", (7,), branch.steps)
     if branch.kind == "tokens":
         yield replace(branch, kind="sequence", shape=(*branch.shape, 5), embedding=None)
     if branch.reduced_by != "Flatten":
         yield replace(branch, reduced_by="Flatten")
     for steps in _simpler_steps(branch.steps):
         yield replace(branch, steps=steps)
-        if branch.kind != "features":
-            yield Branch("features", (7,), steps)
     for embedding in _simpler_parts(branch.embedding) if branch.embedding else ():
         yield replace(branch, embedding=embedding)
 

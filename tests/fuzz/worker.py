@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from tests import forked
 from tests.fuzz.running import Outcome, run
 from tests.fuzz.setups import Setup
+from tests.processes import make_devices
 
 RENEWED_AFTER = 100
 TIMEOUT_S = 300.0
@@ -36,15 +37,15 @@ class Worker:
         if self._process is None:
             self._start()
         self._runs += 1
-        self._connection.send(setup)
-        if not self._connection.poll(TIMEOUT_S):
-            self.close()
-            return Outcome("hangs", f"no end after {TIMEOUT_S:g} s")
         try:
-            outcome: Outcome = self._connection.recv()
-        except EOFError:
+            self._connection.send(setup)
+            if self._connection.poll(TIMEOUT_S):
+                outcome: Outcome = self._connection.recv()
+                return outcome
+        except (EOFError, ConnectionError):
             return Outcome("dies", f"its process ended with {self._ended()}")
-        return outcome
+        self.close()
+        return Outcome("hangs", f"no end after {TIMEOUT_S:g} s")
 
     def _start(self) -> None:
         forked.refuse_with_runtime()
@@ -74,8 +75,6 @@ class Worker:
 
 
 def _serve(connection: Connection, theirs: Connection, devices: int) -> None:
-    from tests.processes import make_devices
-
     theirs.close()
     warnings.simplefilter("ignore")
     make_devices(devices)

@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_ooo
 from tests.graph.pipeline_fits import Training, assert_near, assert_same_bits, fits_of, pipelined
 from tests.graph.pipeline_graphs import assert_in_order
-from tests.graph.pipeline_models import EVEN, UNEVEN, X, Custom, adam, mlp, whole
+from tests.graph.pipeline_models import EVEN, UNEVEN, Custom, X, adam, mlp, whole
 from tests.zoo import keras, needs_keras_3
 from tf_ooo import compat
 
@@ -139,7 +139,9 @@ def test_what_keras_compiles_is_not_during_the_fit(monkeypatch):
     monkeypatch.setattr(compat, "keras_compiles_by_itself", lambda model: True)
     training, seen = Training(mlp, adam, EVEN, jit_compile=True), []
     model = training.model
-    saw = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(model.jit_compile))
+    saw = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(model.jit_compile)
+    )
     fitted = training.piped(pipelined("gpipe"), saw, validation_data=EVEN)
     assert_near(stock, fitted, far=1e-5)
     assert set(seen) == {False}

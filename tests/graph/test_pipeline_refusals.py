@@ -1,4 +1,4 @@
-"""What a pipeline refuses: each with its error, and with the weights as they were; on three logical devices."""
+"""What a pipeline refuses: each with its error, the weights as they were; on three logical devices."""
 
 from __future__ import annotations
 
@@ -61,7 +61,11 @@ def unreduced():
         pytest.param(mlp, {"loss": unreduced}, {}, "adds up rows", id="none"),
         pytest.param(stateful, {}, {}, "make it with stateful=False", id="stateful"),
         pytest.param(
-            ReadsAgain, {"loss": None, "metrics": []}, {}, "again after it has applied its gradient", id="reads"
+            ReadsAgain,
+            {"loss": None, "metrics": []},
+            {},
+            "again after it has applied its gradient",
+            id="reads",
         ),
         pytest.param(mlp, {}, {"devices": ["CPU:0", "CPU:7"]}, "there is no 'CPU:7'", id="device"),
         pytest.param(mlp, {}, {"devices": ["CPU:0", "CPU:0"]}, "named twice", id="same"),

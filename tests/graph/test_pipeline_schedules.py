@@ -71,8 +71,8 @@ def test_wide_tensors():
     data = tuple(np.concatenate([array] * 3) for array in (workload.x, workload.y))
     loss = workload.model.loss
     training = Training(lambda: workload.model, lambda: "sgd", data, epochs=1, loss=loss, metrics=None)
-    fits = fits_of(training, "gpipe", "zb_v", microbatches=8)
+    fits = fits_of(training, "gpipe", "zb_v")
     assert_same_bits(training, fits, weights_everywhere=False)
     assert [len(fitted.report.pipeline["stages"]) for fitted in fits.values()] == [8, 16]
-    repeated = training.piped(pipelined("gpipe", microbatches=8))
+    repeated = training.piped(pipelined("gpipe"))
     assert_same_bits(training, {"before": fits["gpipe"], "again": repeated}, weights_everywhere=False)

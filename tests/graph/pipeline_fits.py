@@ -74,7 +74,9 @@ class Training:
         self.restore()
         named = dict(zip(("x", "y", "sample_weight"), self.data, strict=False))
         settings = {"batch_size": self.batch_size, "epochs": self.epochs, **settings}
-        return self.model.fit(**named, verbose=0, shuffle=False, callbacks=list(callbacks), **settings).history
+        return self.model.fit(
+            **named, verbose=0, shuffle=False, callbacks=list(callbacks), **settings
+        ).history
 
     def restore(self):
         """Has the model begin again."""
@@ -93,8 +95,8 @@ class Training:
     def piped(self, callback, *callbacks, measured_before=True, **settings) -> Fitted:
         """A fit with a callback.
 
-        With ``measured_before`` the step that an earlier fit took apart is taken instead of another profile, and
-        the first step is in the pipeline already.
+        With ``measured_before`` the step that an earlier fit took apart is taken instead of another profile:
+        then the first step is in the pipeline already.
         """
         callback = self.prepared(callback) if measured_before else callback
         history = self.fit(callback, *callbacks, **settings)

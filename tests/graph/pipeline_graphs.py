@@ -75,7 +75,9 @@ class Rewritten:
         loop computes a stage's dO and dW, and begins with zeros for its dW.
         """
         index, messages, adds = self.index, set(), set()
-        controls = [(text[1:], node.name) for node in self.graph.node for text in node.input if text[0] == "^"]
+        controls = [
+            (text[1:], node.name) for node in self.graph.node for text in node.input if text[0] == "^"
+        ]
         ordered = {name for pair in controls for name in pair}
         for i in index.order:
             name, reader = index.names[i], self.tasks.get(index.names[i])
@@ -114,7 +116,8 @@ class Rewritten:
         return pairs
 
     def sent_early(self):
-        """Of each dO that is one task with its dW: how many ops of dW its messages wait for, and which do not.
+        """Of each dO that is one task with its dW: how many ops of dW its messages wait for, and which do
+        not.
 
         Messages are results that other tasks read.  What of dW is computed from one of them cannot be waited
         for, and the sums over micro-batches belong to no task.

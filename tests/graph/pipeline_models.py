@@ -77,7 +77,7 @@ def positions():
     """Adam squares each slice of a sparse gradient by itself: a position must come once, as in one batch."""
     inputs = keras.Input((7,), dtype="int32")
     x = Positions()(inputs)
-    for _ in range(3):
+    for _ in range(2):
         x = layers.LayerNormalization()(x + layers.MultiHeadAttention(2, 3)(x, x))
     return keras.Model(inputs, layers.Dense(3)(x[:, 0]))
 
@@ -101,14 +101,14 @@ def deep_unet():
 
 
 class TiedTransformer(keras.Model):
-    """Four blocks; the tokens' embedding is the output layer's kernel too."""
+    """Three blocks; the tokens' embedding is the output layer's kernel too."""
 
     def __init__(self):
         super().__init__()
         self.embedding = Positions()
-        self.attention = [layers.MultiHeadAttention(2, 3) for _ in range(4)]
-        self.inner = [layers.Dense(20, activation="gelu") for _ in range(4)]
-        self.outer = [layers.Dense(6) for _ in range(4)]
+        self.attention = [layers.MultiHeadAttention(2, 3) for _ in range(3)]
+        self.inner = [layers.Dense(20, activation="gelu") for _ in range(3)]
+        self.outer = [layers.Dense(6) for _ in range(3)]
 
     def call(self, x):
         h = self.embedding(x)

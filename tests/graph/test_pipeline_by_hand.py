@@ -87,8 +87,7 @@ def assert_close(arrays, others):
 @pytest.mark.parametrize(
     ("make", "data"),
     [
-        pytest.param(mlp, EVEN, id="even"),
-        # The last batch has 4 rows, the last but one of the other case 2, 2, 1 and 1.
+        # Even micro-batches, then a batch of one row in each, or one of 2, 2, 1 and 1.
         pytest.param(mlp, UNEVEN, id="four_rows_left"),
         pytest.param(mlp, tuple(np.concatenate([a, a])[:54] for a in EVEN), id="six_rows_left"),
         pytest.param(batch_normalized, UNEVEN, id="batch_normalization"),

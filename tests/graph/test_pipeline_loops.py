@@ -91,7 +91,9 @@ def loop_trainings():
     return {name: (make(), layers) for name, (make, layers) in TRAININGS.items()}
 
 
-@pytest.mark.parametrize(("name", "cut"), [(n, cut) for n, (_, count) in TRAININGS.items() for cut in range(1, count)])
+@pytest.mark.parametrize(
+    ("name", "cut"), [(n, cut) for n, (_, count) in TRAININGS.items() for cut in range(1, count)]
+)
 def test_what_comes_out_of_a_loop_meets_something_lower(loop_trainings, name, cut):
     """Under each cut that there is."""
     training, layers = loop_trainings[name]

@@ -52,7 +52,8 @@ def test_another_schedule_stays_within_the_limit(limited):
 
 
 def test_the_files_draw_all_tasks(limited):
-    assert sorted(path.name for path in limited.folder.iterdir()) == ["report.html", "schedule.html", "trace.json"]
+    files = sorted(path.name for path in limited.folder.iterdir())
+    assert files == ["report.html", "schedule.html", "trace.json"]
     events = json.loads((limited.folder / "trace.json").read_text())["traceEvents"]
     drawn = sum(event.get("cat") in ("F", "dO", "dW", "U") for event in events)
     assert drawn == len(limited.callback.report.planned.tasks) > 0

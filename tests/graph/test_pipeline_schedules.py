@@ -47,13 +47,13 @@ def test_all_schedules_have_gpipe_s_bits(deep_training, deep_gpipe, schedule):
 def test_skips_under_cuts_of_two_stages_a_device():
     images, pixels = normal(48, 16, 16, 3), whole(4, 48, 16, 16)
     training = Training(deep_unet, momentum, (images, pixels), epochs=3)
-    assert_same_bits(training, fits_of(training, "gpipe", "zb_v", microbatches=8), weights_everywhere=False)
+    assert_same_bits(training, fits_of(training, "gpipe", "zb_v"), weights_everywhere=False)
 
 
 def test_ties_under_cuts_of_two_stages_a_device():
     tokens = whole(50, 48, 7)
     training = Training(TiedTransformer, momentum, (tokens, tokens[:, ::-1]), epochs=3)
-    fits = fits_of(training, "gpipe", "dualpipe_v", microbatches=8)
+    fits = fits_of(training, "gpipe", "dualpipe_v")
     assert_same_bits(training, fits, weights_everywhere=False)
 
 
@@ -70,11 +70,9 @@ def test_wide_tensors():
     workload = pipeline_workloads._bert(depth=2, width=256, length=64, rows=16)
     data = tuple(np.concatenate([array] * 3) for array in (workload.x, workload.y))
     loss = workload.model.loss
-    training = Training(
-        lambda: workload.model, lambda: "sgd", data, epochs=1, loss=loss, metrics=None
-    )
-    fits = fits_of(training, "gpipe", "zb_v", microbatches=8)
+    training = Training(lambda: workload.model, lambda: "sgd", data, epochs=1, loss=loss, metrics=None)
+    fits = fits_of(training, "gpipe", "zb_v")
     assert_same_bits(training, fits, weights_everywhere=False)
     assert [len(fitted.report.pipeline["stages"]) for fitted in fits.values()] == [8, 16]
-    repeated = training.piped(pipelined("gpipe", microbatches=8))
+    repeated = training.piped(pipelined("gpipe"))
     assert_same_bits(training, {"before": fits["gpipe"], "again": repeated}, weights_everywhere=False)

@@ -29,7 +29,9 @@ def training():
 
 def test_during_a_fit_and_after_it(training):
     callback, during = training.prepared(pipelined("zb_h1")), []
-    seen = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: during.append(places(training.model)))
+    seen = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: during.append(places(training.model))
+    )
     training.fit(callback, seen, epochs=2)
     assert during == [ALL, ALL]
     assert places(training.model) == HOME
@@ -100,14 +102,11 @@ class Interrupt(keras.callbacks.Callback):
 )
 def test_interruptions(training, method, error):
     raising = Interrupt(method, error)
-    try:
-        training.fit(training.prepared(pipelined("gpipe")), raising, epochs=3, validation_data=(X, Y))
-    except type(error) as raised:
-        # Within the handler: nothing needs the garbage collector.
-        assert raised is error
-        assert places(training.model) == HOME
-    else:
-        pytest.fail("nothing was raised")
+    with pytest.raises(type(error)) as raised:
+        training.fit(training.prepared(pipelined("gpipe")), raising, epochs=3, validation_data=EVEN)
+    assert raised.value is error
+    # While the error's frames are alive: nothing needs the garbage collector.
+    assert places(training.model) == HOME
     assert raising.seen == ALL
 
 
@@ -120,7 +119,8 @@ def test_a_callback_that_trains_by_itself(training):
     training.fit(callback, meanwhile, epochs=3)
     assert places(model) == HOME
     assert any(
-        note.startswith("train_on_batch, or make_train_function, was called") for note in callback.report.notes
+        note.startswith("train_on_batch, or make_train_function, was called")
+        for note in callback.report.notes
     )
 
 
@@ -178,7 +178,9 @@ def test_data_that_end_early_with_an_error(training):
         raise ValueError("no more data")
 
     during = []
-    seen = keras.callbacks.LambdaCallback(on_train_batch_end=lambda n, logs: during.append(places(training.model)))
+    seen = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda n, logs: during.append(places(training.model))
+    )
     callback = training.prepared(pipelined("gpipe"))
     with pytest.raises(Exception, match="no more data"):
         training.model.fit(rows(), verbose=0, epochs=2, steps_per_epoch=5, callbacks=[callback, seen])

@@ -218,7 +218,7 @@ class ByHand:
         with tf.GradientTape() as tape:
             value = self.loss(*rest, self.model(x, training=True))
         variables = [value_of(v) for v in self.model.trainable_variables]
-        return [tf.convert_to_tensor(g) for g in tape.gradient(value, variables)]
+        return tape.gradient(value, variables)
 
     def late(self, delays):
         """The final weights."""
@@ -239,7 +239,7 @@ class ByHand:
             for start in range(0, len(batches(self.data)), every):
                 assign(variables, before)
                 group = [self.gradients(*batch) for batch in batches(self.data)[start : start + every]]
-                means = [tf.add_n(parts) / len(group) for parts in zip(*group, strict=True)]
+                means = [_dense_mean(parts) for parts in zip(*group, strict=True)]
                 before, newest = newest, self._updated(optimizer, newest, means)
         return newest
 
@@ -252,11 +252,16 @@ class ByHand:
 
     def _updated(self, optimizer, weights, gradients):
         if optimizer is None:
-            return [w - RATE * g.numpy() for w, g in zip(weights, gradients, strict=True)]
+            dense = [tf.convert_to_tensor(g).numpy() for g in gradients]
+            return [w - RATE * g for w, g in zip(weights, dense, strict=True)]
         variables = self.model.trainable_variables
         assign(variables, weights)
         compat.update(optimizer, gradients, variables)
         return trained_weights(self.model)
+
+
+def _dense_mean(gradients):
+    return tf.add_n([tf.convert_to_tensor(g) for g in gradients]) / len(gradients)
 
 
 def assert_late_as_by_hand(model, callback, by_hand, most, limit=2e-6):

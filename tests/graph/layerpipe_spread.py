@@ -13,6 +13,7 @@ from grappler_passes.dependencies import GraphIndex
 from tests.graph.layerpipe_by_hand import BATCHES, data, perceptron
 from tf_ooo.data_parallel.sync import build
 from tf_ooo.layerpipe import fit as layerpipe_fit
+from tf_ooo.layerpipe import turns
 from tf_ooo.layerpipe.running import Epoch
 from tf_ooo.layerpipe.spread import spread
 from tf_ooo.layerpipe.stages import HIGH, Stages
@@ -75,7 +76,7 @@ def spread_over(stages, weights, warmup=None, every=None, count=BATCHES, frozen=
     while (logs := epoch.step()) is not None:
         losses.append(float(logs["loss"]))
     moved.restore()
-    assert_spread(made, stages.processors, in_order=True)
+    assert_spread(made, stages.processors)
     return model.get_weights(), losses, made
 
 
@@ -96,10 +97,10 @@ def _move(moved, model, stages, frozen):
 # -- is it spread? ---------------------------------------------------------------------------------
 
 
-def assert_spread(made, processors, in_order=False):
+def assert_spread(made, processors):
     """In the functions that ran, every processor has ops of its own, which wait for the task before.
 
-    All that can wait does with ``in_order``.  Returns how many do so for no other reason than that order.
+    Returns how many do so for no other reason than that order.
     """
     graphs = [function.get_concrete_function().graph for function in made.ticks._functions.values()]
     ops = [op for graph in graphs for op in graph.get_operations()]
@@ -110,18 +111,17 @@ def assert_spread(made, processors, in_order=False):
     if not full:  # there were fewer batches than rounds
         return 0
     ordered, late = _in_turn(made, max(full, key=lambda key: key[2]))
+    assert late == [], "they do not wait for the task before"
     assert len(ordered) > 0
-    assert late == [] or not in_order, "they do not wait for the task before"
     return len(ordered)
 
 
 def _in_turn(made, key):
-    """Of the ops that no data order: those that wait for their processor's task before, and those that do not.
+    """Of the ops that no data order: those that wait for their processor's task before, and the others.
 
     What the tasks before need themselves cannot wait, and is neither.
     """
-    graph = made.ticks._functions[key].get_concrete_function().graph.as_graph_def()
-    index, ordered, late = GraphIndex(graph), [], []
+    index, ordered, late = _index_of(made, key), [], []
     for tasks in _lanes(made, index, key[2]):
         earlier = []
         for before, after in itertools.pairwise(tasks):
@@ -132,6 +132,13 @@ def _in_turn(made, key):
                 waits = all(index.implied(j, i) for j in before)
                 (ordered if waits else late).append(index.names[i])
     return ordered, late
+
+
+def _index_of(made, key):
+    """Of a function; of a single round, whose ops are in no scope, before other ops took their names."""
+    if key[2] == 1:
+        return turns._index(made.ticks._parts[key[:2]].turns.graph_def)
+    return GraphIndex(made.ticks._functions[key].get_concrete_function().graph.as_graph_def())
 
 
 def _lanes(made, index, rounds):

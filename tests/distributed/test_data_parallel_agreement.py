@@ -29,7 +29,7 @@ def _model(together: int = TOGETHER) -> Any:
 
 
 @functools.cache
-def _stock(rank: int) -> list[bytes]:
+def _stock(rank: int) -> list[str]:
     model = _model(1)
     t.stock_in_apply(model, t.data(rank, STEPS * t.ROWS))
     return t.bits(model)

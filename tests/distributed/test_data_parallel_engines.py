@@ -306,7 +306,7 @@ SCHEDULES = {
 
 
 @functools.cache
-def _in_the_stock_order(engine: Any) -> list[bytes]:
+def _in_the_stock_order(engine: Any) -> list[str]:
     model = t.compiled(t.deep(), keras.optimizers.Adam(0.01))
     assert t.communicates(t.ours(model, t.data(engine.rank)), model)
     return t.bits(model)

@@ -43,7 +43,7 @@ OPTIMIZERS = {
 
 
 @functools.cache
-def _stock(model: str, optimizer: str, rank: int) -> list[bytes]:
+def _stock(model: str, optimizer: str, rank: int) -> list[str]:
     trained = t.compiled(MODELS[model](), OPTIMIZERS[optimizer]())
     t.stock_in_apply(trained, t.data(rank))
     return t.bits(trained)

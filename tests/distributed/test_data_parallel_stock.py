@@ -82,7 +82,7 @@ STEP_BY_STEP = [name for name in CASES if name not in ("encoder", "learning_rate
 
 
 @functools.cache
-def stock(name: str, rank: int) -> tuple[list[bytes], list[bytes]]:
+def stock(name: str, rank: int) -> tuple[list[str], list[str]]:
     """The bits before and after training with stock Horovod."""
     case = CASES[name]
     model = case.model()

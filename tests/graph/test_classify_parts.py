@@ -8,7 +8,7 @@ import pytest
 from graphs import node
 from tensorflow.core.framework import graph_pb2
 
-from grappler_passes import kinds
+from grappler_passes import classify, kinds
 from grappler_passes.classify import _can_inline, _no_weights_message, _results, _unconsumed, flatten
 from grappler_passes.flow import Edge
 from grappler_passes.graph import Op, OpKind
@@ -101,6 +101,18 @@ def test_what_xla_compiles_whole_is_not_inlined():
     call(only, "plain", "inner")
     assert _no_weights_message(only).startswith("not a training graph")
     assert _no_weights_message(graph_of("a A:")).startswith("not a training graph")
+
+
+def test_what_is_fetched_is_kept_where_calls_are_inlined(monkeypatch):
+    """And what nobody reads."""
+    monkeypatch.setattr(classify, "inline_graph_def", lambda graph_def, keep: keep)
+    graph = graph_of("a A:", "b A: a")
+    call(graph, "call", "inner")
+    assert flatten(graph) == ["b", "call"]
+    assert flatten(graph, ["a", "call"]) == ["a", "call", "b", "call"]
+    # One that cannot be inlined does not keep the others from it.
+    call(graph, "hidden", "inner", xla=True)
+    assert flatten(graph) == ["b", "call", "hidden"]
 
 
 def test_functions_without_bodies_stay():

@@ -97,3 +97,16 @@ fuzz: venv
 	$(BIN)/python -m tests.fuzz -n $(N) --seed $(SEED)
 
 .PRECIOUS: .venv-%/.installed .venv-%/.horovod
+
+# Not part of `make test`: changes one place of a module at a time, see docs/testing.md.
+N ?= 200
+SEED ?= 1
+
+.PHONY: mutants
+mutants: $(VENV)/.mutants
+	$(BIN)/python tests/mutation/run.py -n $(N) --seed $(SEED)
+
+# Adds to what `make venv` installs, and changes nothing of it.
+$(VENV)/.mutants: $(VENV)/.installed requirements/mutants.txt
+	$(PIP) install -q --require-hashes -r requirements/mutants.txt
+	touch $@

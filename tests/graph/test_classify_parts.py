@@ -5,11 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import tensorflow as tf
 from graphs import node
 from tensorflow.core.framework import graph_pb2
 
-from grappler_passes import kinds
+from grappler_passes import classify, kinds
 from grappler_passes.classify import _can_inline, _no_weights_message, _results, _unconsumed, flatten
+from grappler_passes.compat import graph_def_of
 from grappler_passes.flow import Edge
 from grappler_passes.graph import Op, OpKind
 
@@ -103,6 +105,18 @@ def test_what_xla_compiles_whole_is_not_inlined():
     assert _no_weights_message(graph_of("a A:")).startswith("not a training graph")
 
 
+def test_what_is_fetched_is_kept_where_calls_are_inlined(monkeypatch):
+    """And what nobody reads."""
+    monkeypatch.setattr(classify, "inline_graph_def", lambda graph_def, keep: keep)
+    graph = graph_of("a A:", "b A: a")
+    call(graph, "call", "inner")
+    assert flatten(graph) == ["b", "call"]
+    assert flatten(graph, ["a", "call"]) == ["a", "call", "b", "call"]
+    # One that cannot be inlined does not keep the others from it.
+    call(graph, "hidden", "inner", xla=True)
+    assert flatten(graph) == ["b", "call", "hidden"]
+
+
 def test_functions_without_bodies_stay():
     """Grappler hands such over; one that returns nothing has no more to it."""
     graph = graph_of("a A:")
@@ -186,7 +200,7 @@ def op(kind, layer=None):
         ([op(U, 1), op(DW, 1)], U, 1),
         ([op(U, 1), op(U, 2)], U, None),
         ([op(U, 0), op(F)], U, None),
-        ([op(COMM, 1), op(OTHER, 1)], COMM, 1),
+        ([op(COMM, 1)], COMM, 1),
         ([op(COMM, 1), op(F, 1)], F, 1),
         ([op(DO), op(DO)], DO, None),
     ],
@@ -291,6 +305,27 @@ def test_a_gradient_that_is_the_do_itself():
     assert kinds._handed_over(backward, [1, 0, 2], [0b11, 0b110, 0b011], 0) == {1: 0b110, 2: 0b010}
     backward.is_backward[1] = False
     assert kinds._handed_over(backward, [1, 0, 2], [0b11, 0b110, 0b010], 0) == {}
+
+
+def test_layers_with_a_dw_are_handed_nothing(monkeypatch):
+    """Of three layers in a row each has one."""
+    seen = []
+    monkeypatch.setattr(kinds, "_handed_over", lambda *given: seen.append(given[1::2]) or {})
+    weights = [tf.Variable(tf.ones(shape), name=f"w{i}") for i, shape in enumerate([(3, 4), (4, 5), (5, 2)])]
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            for weight in weights:
+                x = tf.tanh(x @ weight)
+            loss = tf.reduce_sum(x)
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(gradient)
+        return loss
+
+    graph = classify.classify_graph_def(*graph_def_of(step.get_concrete_function(tf.TensorSpec((7, 3)))))
+    assert seen == [([0, 1, 2], 0b111)]
+    assert [layer.variables for layer in graph.layers] == [("w0",), ("w1",), ("w2",)]
 
 
 # -- layers and what is said of variables ----------------------------------------------------------

@@ -21,7 +21,7 @@ TESTS: dict[str, list[str]] = {
     "tf_ooo/data_parallel/ordering.py": _tests(UNIT, "data_parallel_order unrolled_parts frozen_values"),
     "tf_ooo/data_parallel/agreement.py": _tests(UNIT, "agreement data_parallel_parts"),
     "tf_ooo/pipeline/ordering.py": [
-        *_tests(UNIT, "lane_edges frozen_values"),
+        *_tests(UNIT, "lane_edges sent_after_its_dw frozen_values"),
         *_tests(GRAPH, "pipeline_order"),
     ],
     "tf_ooo/pipeline/micro_batches.py": _tests(UNIT, "micro_batch_weights pipeline_parts"),

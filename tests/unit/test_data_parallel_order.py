@@ -1,4 +1,4 @@
-"""Two steps in one graph, each put in a schedule's order; which layer is which; what goes when."""
+"""Some steps in one graph, each put in a schedule's order; which layer is which; what goes when."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from tf_ooo.errors import ScheduleError
 from tf_ooo.lowering import task_ops
 from tf_ooo.schedule import Schedule, Task
 
+STEPS, LAST = 3, "step_2"
+
 
 def schedule(tasks, communications="", **more):
     lanes = {(0, 0): [Task.parse(word) for word in tasks.split()]}
@@ -41,13 +43,13 @@ def averaged(gradient, key):
 
 
 @pytest.fixture(scope="module")
-def two_steps():
-    """A network of two layers, trained for two steps; nothing of it runs."""
+def some_steps():
+    """A network of two layers, trained for three steps; nothing of it runs."""
     weights = [tf.Variable(tf.ones((3, 4)), name="first"), tf.Variable(tf.ones((4, 2)), name="second")]
 
     @tf.function
     def steps(x):
-        for number in range(2):
+        for number in range(STEPS):
             with tf.name_scope(f"tf_ooo_step_{number}/"):
                 with tf.GradientTape() as tape:
                     hidden = tf.tanh(x[number] @ weights[0])
@@ -57,7 +59,7 @@ def two_steps():
                     weight.assign_sub(0.1 * averaged(gradient, 10 * number + place))
         return loss
 
-    graph_def = graph_def_of(steps.get_concrete_function(tf.TensorSpec((2, 5, 3))))[0]
+    graph_def = graph_def_of(steps.get_concrete_function(tf.TensorSpec((STEPS, 5, 3))))[0]
     for node in graph_def.node:  # TensorFlow has collectives wait for each other
         if node.op.startswith("Collective"):
             data = [text for text in node.input if text[0] != "^"]
@@ -87,8 +89,8 @@ def weight_gradients(result, graph_def):
     names = {layer.index: layer.weight_grad_ops for layer in layers}
     there = {node.name for node in graph_def.node}
     return {
-        (step, layer): [n for name in ops if (n := name.replace("step_1", f"step_{step}")) in there]
-        for step in range(2)
+        (step, layer): [n for name in ops if (n := name.replace(LAST, f"step_{step}")) in there]
+        for step in range(STEPS)
         for layer, ops in names.items()
     }
 
@@ -97,68 +99,68 @@ def runs_before(index, first, then):
     return all(index.implied(a, b) for a in first for b in then)
 
 
-def test_each_step_is_put_in_the_order(two_steps):
-    before = two_steps.SerializeToString(deterministic=True)
-    stock = GraphIndex(two_steps)
+def test_each_step_is_put_in_the_order(some_steps):
+    before = some_steps.SerializeToString(deterministic=True)
+    stock = GraphIndex(some_steps)
     for plan, first in ((EARLY_FIRST, 0), (LATE_FIRST, 1)):
         asked = []
-        result = order_steps(two_steps, lambda graph, p=plan, a=asked: a.append(graph) or schedule(*p))
-        assert two_steps.SerializeToString(deterministic=True) == before
+        result = order_steps(some_steps, lambda graph, p=plan, a=asked: a.append(graph) or schedule(*p))
+        assert some_steps.SerializeToString(deterministic=True) == before
         assert len(asked) == 1
-        assert all("step_1" not in name for name in asked[0].ops)
-        index, dW = GraphIndex(result.graph_def), weight_gradients(result, two_steps)
+        assert not any(other in name for name in asked[0].ops for other in ("step_1", LAST))
+        index, dW = GraphIndex(result.graph_def), weight_gradients(result, some_steps)
         assert all(dW.values())
-        for step in range(2):
+        for step in range(STEPS):
             assert runs_before(index, dW[step, first], dW[step, 1 - first])
             assert not runs_before(stock, dW[step, 0], dW[step, 1])
         # Edges within a step only: steps overlap.
-        edges = added(two_steps, result.graph_def)
-        number = dict(zip(stock.names, steps_of(two_steps), strict=True))
+        edges = added(some_steps, result.graph_def)
+        number = dict(zip(stock.names, steps_of(some_steps), strict=True))
         assert edges
         assert all(number[a] == number[b] is not None for a, b in edges)
-        assert {number[b] for _, b in edges} == {0, 1}
+        assert {number[b] for _, b in edges} == {0, 1, 2}
         assert result.added_edges == len(edges)
         assert result.plan_seconds > 0
         assert texts(result.schedule) == {(0, 0): plan[0].replace("dO:0 ", ""), (0, 1): plan[1]}
 
 
-def test_what_moved_are_the_ops_of_tasks_that_wait(two_steps):
+def test_what_moved_are_the_ops_of_tasks_that_wait(some_steps):
     """All ops of a task of which one waits, in each step."""
-    result = order_steps(two_steps, lambda graph: schedule(*EARLY_FIRST))
-    waiting = {after for _, after in added(two_steps, result.graph_def)}
+    result = order_steps(some_steps, lambda graph: schedule(*EARLY_FIRST))
+    waiting = {after for _, after in added(some_steps, result.graph_def)}
     tasks = task_ops(result.training_graph).ops.values()
     moved = [names for names in tasks if waiting & set(names)]
     assert 0 < len(moved) < len(tasks)
-    assert result.moved_ops == 2 * sum(map(len, moved))
+    assert result.moved_ops == STEPS * sum(map(len, moved))
     assert result.notes == ()
     assert result.mixed == {}
 
 
-def test_communication_in_the_order_of_the_schedule(two_steps):
+def test_communication_in_the_order_of_the_schedule(some_steps):
     """First the layer whose gradient is made last: the other is handed over when that one is ready."""
     backwards = "dO:1 dW:1 dO:0 dW:0", "comm:0 comm:1"
-    result = order_steps(two_steps, lambda graph: schedule(*backwards))
+    result = order_steps(some_steps, lambda graph: schedule(*backwards))
     index, graph = GraphIndex(result.graph_def), result.training_graph
-    stock = GraphIndex(two_steps)
+    stock = GraphIndex(some_steps)
     (last_made,), (other,) = (graph.layers[i].communication_ops for i in (0, 1))
     (gradient,) = {
         name for name, _ in graph.ops[last_made].inputs if graph.ops[name].kind is OpKind.WEIGHT_GRAD
     }
-    for step in range(2):
-        names = [name.replace("step_1", f"step_{step}") for name in (gradient, other)]
+    for step in range(STEPS):
+        names = [name.replace(LAST, f"step_{step}") for name in (gradient, other)]
         assert index.implied(*names)
         assert not stock.implied(*names)
 
 
-def test_what_is_planned_is_written_into_each_step(two_steps):
-    result = order_steps(two_steps, lambda graph: schedule(*EARLY_FIRST))
+def test_what_is_planned_is_written_into_each_step(some_steps):
+    result = order_steps(some_steps, lambda graph: schedule(*EARLY_FIRST))
     marks = {
         node.name: {key: value for key, value in node.attr.items() if key.startswith("_ooo_")}
         for node in result.graph_def.node
     }
-    number = dict(zip((n.name for n in two_steps.node), steps_of(two_steps), strict=True))
-    dW = weight_gradients(result, two_steps)
-    for step in range(2):
+    number = dict(zip((n.name for n in some_steps.node), steps_of(some_steps), strict=True))
+    dW = weight_gradients(result, some_steps)
+    for step in range(STEPS):
         for layer in range(2):
             for name in dW[step, layer]:
                 assert marks[name]["_ooo_kind"].s == b"dW"
@@ -168,17 +170,17 @@ def test_what_is_planned_is_written_into_each_step(two_steps):
     assert not any(marks[name] for name, step in number.items() if step is None)
 
 
-def test_the_layers_that_were_planned_may_have_other_numbers(two_steps):
+def test_the_layers_that_were_planned_may_have_other_numbers(some_steps):
     """Rank 0's layer 0 is the second here: what it plans first comes last."""
-    keys = layer_keys(two_steps, order_steps(two_steps, lambda graph: schedule(*LATE_FIRST)).training_graph)
+    keys = layer_keys(some_steps, order_steps(some_steps, lambda graph: schedule(*LATE_FIRST)).training_graph)
     assert keys == [(0,), (1,)]
     plan = "dO:0 dW:0 dO:1 dW:1", "comm:1 comm:0"
-    result = order_steps(two_steps, lambda graph: schedule(*plan), planned_for=[[1], [0]])
+    result = order_steps(some_steps, lambda graph: schedule(*plan), planned_for=[[1], [0]])
     assert texts(result.schedule) == {(0, 0): "dO:1 dW:1 dW:0", (0, 1): "comm:0 comm:1"}
     with pytest.raises(ScheduleError, match="^rank 0 and this rank do not have the same layers"):
-        order_steps(two_steps, lambda graph: schedule(*plan), planned_for=[[0, 1]])
+        order_steps(some_steps, lambda graph: schedule(*plan), planned_for=[[0, 1]])
     with pytest.raises(ScheduleError, match="^the schedule has 3 layers, the graph 2"):
-        order_steps(two_steps, lambda graph: schedule("dO:2 dO:1 dO:0 dW:0 dW:1 dW:2"))
+        order_steps(some_steps, lambda graph: schedule("dO:2 dO:1 dO:0 dW:0 dW:1 dW:2"))
 
 
 def test_steps_of_different_layers_are_refused():
@@ -297,10 +299,24 @@ def test_bytes_under_way(sizes, flight_bytes, expected):
     assert [(int(a[5]), int(b[4])) for a, b in edges if b.startswith("pack")] == expected
 
 
+def test_two_mebibytes_are_under_way_where_nothing_was_measured():
+    lanes = "dW:2 dW:1 dW:0", "comm:2 comm:1 comm:0"
+    assert communication_edges(schedule(*lanes), network([1, 2**19, 1])) == [("split2a", "pack0a")]
+    assert communication_edges(schedule(*lanes), network([1, 2**19 - 1, 1])) == []
+
+
+def test_slices_that_the_graph_does_not_have_are_no_slices():
+    """Layer 1 counts whole: 16 bytes are under way, not 4."""
+    lanes = "dW:2 dW:1 dW:0", "comm:2 comm:1 comm:1.1 comm:0"
+    plan = schedule(*lanes, parts={("comm", 1): (0.25, 0.75)})
+    assert communication_edges(plan, network([1, 4, 1]), 10) == [("split2a", "pack0a")]
+
+
 def test_a_layer_whose_gradient_nobody_orders_is_ready_at_once():
     """Layer 1 has no dW in the schedule: sent behind layer 0, it waits until that one is made."""
     edges = communication_edges(schedule("dW:2 dW:0", "comm:0 comm:1"), network([1, 1, 1]))
     assert ("g0a", "pack1a") in edges
     assert communication_edges(schedule("dW:0 dW:2", "comm:1 comm:0"), network([1, 1, 1])) == []
+    assert communication_edges(schedule("dW:2", "comm:0 comm:1"), network([1, 1, 1])) == []
     # As it is made first of all, the first of the lane does not make the second wait.
     assert communication_edges(schedule("dW:2 dW:0", "comm:2 comm:0"), network([1, 1, 1])) == []

@@ -206,6 +206,14 @@ def test_only_what_nobody_needed_before_waits_for_a_large_result():
     assert not any(after == "pre" for _, after in order.edges)
 
 
+def test_what_the_first_result_needs_does_not_wait_for_it():
+    """Also where that is the first op of the graph."""
+    index = index_of("both", "o", "pre", "w0: both", "w1: both pre")
+    sizes = {"w0": MEBIBYTE, "w1": MEBIBYTE}
+    order = ordered(index, {"dO:0": "o", "dW:0": "both w0 pre w1"}, sizes=sizes)
+    assert order.edges == [("o", "both"), ("w0", "pre")]
+
+
 def loop():
     """x goes round a loop; y beside it."""
     return index_of(

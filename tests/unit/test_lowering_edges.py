@@ -111,6 +111,13 @@ def test_edges_of_a_lane():
         ("w1", "w0"),
     )  # fmt: skip
     assert notes == []
+    later = lower(schedule("dO:2 dW:2 dO:1 dO:0 dW:1 dW:0"), network())
+    assert later.edges == (
+        ("dy", "b2"), ("dy", "w2"),
+        ("b2", "shape"), ("w2", "shape"),
+        ("dx0", "w1"),
+        ("w1", "w0"),
+    )  # fmt: skip
 
 
 def test_what_the_plan_says_of_each_op():
@@ -148,7 +155,8 @@ def test_the_tasks_are_exactly_the_graphs():
 
 def test_what_any_earlier_block_needs_gets_no_edge():
     """dO:1 comes last and has run long before; dO:0 reads it."""
-    ops = [op("dy", DO), op("dx", DO, "dy"), op("w0", DW, "dx"), op("z0", DW), op("w1", DW, "dy")]
+    ops = [op("x", F), op("dy", DO, "x"), op("dx", DO, "dy"), op("w0", DW, "dx"), op("z0", DW)]
+    ops += [op("w1", DW, "dy")]
     graph = graph_of(ops, [["w0", "z0"], ["w1"]])
     assert lower(schedule("dO:0 dW:0 dO:1 dW:1"), graph).edges == (
         ("dx", "w0"), ("dx", "z0"), ("dy", "w1"),

@@ -247,6 +247,11 @@ def test_on_devices_of_their_own_and_without_shares_nothing_slows_down():
     # A layer without shares counts whole beside one that has some: 1.75.
     mixed = times(run("lane 0 0: F:0\nlane 0 1: F:1\n", [layers[0], plain[1]]))
     assert mixed["F:1"] == (0, pytest.approx(2 * 1.75))
+    for kind, field, shares in (("dO", "output_grad_s", 0.5 + 1), ("dW", "weight_grad_s", 0.25 + 1)):
+        costs = only(field, [SHARED[0], dataclasses.replace(SHARED[1], occupancy=None)])
+        mixed = times(run(f"lane 0 0: {kind}:0\nlane 0 1: {kind}:1\n", costs))
+        first = min(mixed.values(), key=lambda span: span[1])
+        assert first == (0, pytest.approx(shares))
 
 
 def test_of_a_stage_the_largest_share_counts_and_updates_take_all():

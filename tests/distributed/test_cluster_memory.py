@@ -30,7 +30,7 @@ def wide(rows=48, width=1024):
     return dense(rows, width, 8)
 
 
-def tied(rows=24, words=12, table=9000, width=192):
+def tied(rows=12, words=12, table=6000, width=128):
     """An embedding that is the output's kernel too: its gradient comes from both workers."""
 
     class Tied(keras.layers.Layer):

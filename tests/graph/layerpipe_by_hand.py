@@ -51,11 +51,14 @@ def mean_losses(losses):
     return np.cumsum(np.array(losses) * sizes) / np.cumsum(sizes)
 
 
-def by_hand(delays, weights, rate=RATE, warmup=None, all_weights=False, frozen=(), behind=None):
+def by_hand(delays, weights, rate=RATE, warmup=None, all_weights=False, frozen=(), behind=None, divided=None):
     """The final weights, and the losses: layer l's forward pass is ``delays[l]`` updates behind.
 
-    Its backward pass reads weights that are ``behind[l]`` updates later than those of its forward pass.
-    ``rate``: a number, or a function of the number of a batch.
+    Args:
+        rate: a number, or a function of the number of a batch.
+        behind: backward passes read weights that are ``behind[l]`` updates later than those of their forward
+            pass; as many as the latter are behind, if None.
+        divided: ``{layer: (share, behind)}``: of the first rows of a dO in two parts.
     """
     behind = delays if behind is None else behind
     x, y = data()
@@ -64,11 +67,15 @@ def by_hand(delays, weights, rate=RATE, warmup=None, all_weights=False, frozen=(
     losses = []
     for n in range(BATCHES):
         seen = [history[max(0, n - d)][layer] for layer, d in enumerate(delays)]
-        at = [max(0, n - d + b) for d, b in zip(delays, behind, strict=True)]
-        now = [
-            _kernel(weights, seen[i][0], history[at[i]][i][0], averages[at[i]][i][0], b)
-            for i, b in enumerate(behind)
-        ]
+
+        def kernel(layer, later, n=n, seen=seen):
+            at = max(0, n - delays[layer] + later)
+            latest, average = history[at][layer][0], averages[at][layer][0]
+            return _kernel(weights, seen[layer][0], latest, average, later)
+
+        now = [[(1.0, kernel(layer, later))] for layer, later in enumerate(behind)]
+        for layer, (share, later) in (divided or {}).items():
+            now[layer].insert(0, (share, kernel(layer, later)))
         gradients, loss = _gradients(x[n], y[n], seen, now)
         losses.append(loss)
         after = [
@@ -102,7 +109,7 @@ def coalesced_by_hand(every, count, rate=RATE):
     for group in range(-(-count // every)):
         seen = versions[max(0, group - 1)]
         results = [
-            _gradients(x[n], y[n], seen, [kernel for kernel, _ in seen])
+            _gradients(x[n], y[n], seen, [[(1.0, kernel)] for kernel, _ in seen])
             for n in range(group * every, min(count, (group + 1) * every))
         ]
         losses += [loss for _, loss in results]
@@ -137,7 +144,7 @@ def _kernel(which, seen, latest, average, delay):
 
 
 def _gradients(x, y, seen, now):
-    """Gradients and loss of one batch; ``now`` are the kernels that dO multiplies with."""
+    """Gradients and loss of one batch; ``now`` are the kernels that dO multiplies with, each to some rows."""
     inputs, outputs = [], x.astype(np.float64)
     for layer, (kernel, bias) in enumerate(seen):
         inputs.append(outputs)
@@ -150,5 +157,8 @@ def _gradients(x, y, seen, now):
     for layer in reversed(range(len(seen))):
         gradients.append((inputs[layer].T @ gradient, gradient.sum(0)))
         if layer:
-            gradient = (gradient @ now[layer].T) * (inputs[layer] > 0)
+            ends = [round(len(x) * share) for share, _ in now[layer]]
+            parts = np.split(gradient, ends[:-1])
+            products = [part @ kernel.T for part, (_, kernel) in zip(parts, now[layer], strict=True)]
+            gradient = np.concatenate(products) * (inputs[layer] > 0)
     return gradients[::-1], float((error**2).mean())

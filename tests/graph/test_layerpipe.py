@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.graph.layerpipe_by_hand import by_hand, coalesced_by_hand, distance, mean_losses, perceptron, same
-from tests.graph.layerpipe_spread import STAGES, TOGETHER, assert_spread, placed, spread_over
+from tests.graph.layerpipe_spread import (
+    STAGES,
+    TOGETHER,
+    assert_spread,
+    placed,
+    spread_over,
+)
 from tf_ooo.layerpipe.reporting import version_bytes
 from tf_ooo.layerpipe.stages import HIGH
 
@@ -14,10 +20,15 @@ pytestmark = [pytest.mark.devices(4), pytest.mark.takes(40)]
 _WAYS = ("stash", "latest", "ema")
 # The others differ from these in what does not depend on the weights.
 _MORE_WAYS = {"two": _WAYS, "four": ("stash", "ema"), "dW apart": _WAYS, "F apart": _WAYS}
+_MORE_WAYS["dO in two parts below dW"] = ("stash", "ema")
 CASES = [(name, weights) for name in STAGES for weights in _MORE_WAYS.get(name, ("stash",))]
 # Layer 1's F is on processor 1, its dW on 0: the forward pass reads weights that come from there, a round old
 # in round 0; dO's, in round 2, too: they are 2 updates later, of the 4 that the layer's gradient is late.
 _BEHIND = {"F apart": (4, 2, 2, 0)}
+# There layer 2's weights come from processor 3 to those of both parts: they are read in rounds 3 and 4, the
+# forward pass's in round 0.
+_BEHIND["dO in two parts below dW"] = (6, 4, 4, 0)
+_DIVIDED = {"dO in two parts below dW": {2: (0.4, 3)}}
 _HIGH_DEVICES = {
     "lowest dO in two parts": {"CPU:1"},
     "dO in two parts": {"CPU:2"},
@@ -34,7 +45,8 @@ def test_delays_are_twice_the_stages_after(name, weights):
     """The weights, losses and delays of training by hand, whatever the processors do, with uneven batches."""
     stages = STAGES[name]
     trained, losses, made = spread_over(stages, weights)
-    expected, by_batch = by_hand(delays_of(stages), weights, behind=_BEHIND.get(name))
+    how = {"behind": _BEHIND.get(name), "divided": _DIVIDED.get(name)}
+    expected, by_batch = by_hand(delays_of(stages), weights, **how)
     assert distance(trained, expected) < 1e-6
     assert distance([mean_losses(by_batch)], [losses]) < 1e-6
     assert distance(trained, perceptron().get_weights()) > 0.05

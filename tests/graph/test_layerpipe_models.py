@@ -8,7 +8,8 @@ import pytest
 from tests.graph import layerpipe_models as models
 from tests.graph.layerpipe_by_hand import distance
 from tests.graph.layerpipe_fit import Saves, places, trained_weights, updates_of
-from tests.zoo import keras
+from tests.graph.layerpipe_spread import assert_spread, recorded
+from tests.zoo import keras, needs_keras_3
 
 pytestmark = [pytest.mark.devices(3), pytest.mark.takes(30)]
 
@@ -64,6 +65,59 @@ def test_late_gradients_in_bfloat16():
     away = distance(trained_weights(model), by_hand.late(late))
     assert away < 2e-2
     assert distance(trained_weights(model), by_hand.late([0] * len(late))) > 2 * away
+
+
+@pytest.mark.usefixtures("in_bfloat16")
+def test_casts_of_later_weights_are_not_kept():
+    """What forward passes hand on has as many rows as a batch: no kernel does, read or cast."""
+    model = models.compiled(models.mlp, IMAGES, models.keras_loss())
+    with recorded() as spreads:
+        rows = 3 * models.ROWS
+        model.fit(
+            models.X[:rows], models.Y[:rows], batch_size=models.ROWS, verbose=0,
+            callbacks=[models.in_small_functions(2, 4, schedule="pipedream", weights="latest")],
+        )  # fmt: skip
+    (made,) = spreads
+    assert_spread(made, 2)
+    assert made.ticks.now
+    shapes = {
+        r.source: made.traced.outputs[r.source.partition(":")[0]][0].shape for r in made.delays.registers
+    }
+    forward = {source: shape for source, shape in shapes.items() if not source.startswith("gradient_tape")}
+    assert forward
+    assert not [source for source, shape in forward.items() if shape and None not in shape]
+
+
+class Masked(keras.layers.Layer):
+    """Dropout from a seed that it shares with others."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.seed = seed
+
+    def call(self, x):
+        return keras.random.dropout(x, 0.5, seed=self.seed)
+
+
+def with_a_shared_seed():
+    seed = keras.random.SeedGenerator(5)
+    first, then = (keras.layers.Dense(width, activation="tanh") for width in (9, 8))
+    layers = [first, Masked(seed), then, Masked(seed), keras.layers.Dense(3)]
+    return keras.Sequential([keras.Input((7,)), *layers])
+
+
+@needs_keras_3
+def test_layers_on_two_devices_share_a_seed():
+    """One batch is trained as by the stock step, with its masks: no gradient is late."""
+    batch = models.X[: models.ROWS], models.Y[: models.ROWS]
+    stock, ours = (models.compiled(with_a_shared_seed, IMAGES, models.keras_loss()) for _ in range(2))
+    start = ours.get_weights()
+    stock.fit(*batch, batch_size=models.ROWS, verbose=0)
+    callback = models.in_small_functions(3, 3, schedule="pipedream")
+    models.fit_spread(ours, callback, *batch, batch_size=models.ROWS)
+    assert [row["delay_steps"] for row in callback.report.layers] == [4, 2, 0]
+    assert distance(trained_weights(stock), trained_weights(ours)) < 1e-6
+    assert distance(start, ours.get_weights()) > 0.01
 
 
 # -- PipeDream-2BW ---------------------------------------------------------------------------------

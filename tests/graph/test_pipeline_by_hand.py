@@ -18,7 +18,7 @@ from tests.graph.pipeline_models import (
     momentum,
     two_inputs,
 )
-from tests.zoo import keras, loss_scaling, needs_keras_3
+from tests.zoo import KERAS_3, keras, loss_scaling, needs_keras_3
 
 pytestmark = [pytest.mark.devices(2), pytest.mark.takes(30)]
 
@@ -45,7 +45,7 @@ def trained_by_hand(training):
             loss = model.loss(y, outputs)
             for penalty in model.losses:
                 loss += tf.cast(penalty, loss.dtype)
-            scaled = optimizer.scale_loss(loss) if hasattr(optimizer, "scale_loss") else loss
+            scaled = scaling(optimizer)(loss)
         return loss, tape.gradient(scaled, weights)
 
     training.restore()
@@ -59,9 +59,21 @@ def trained_by_hand(training):
                 loss, gradients = gradients_of(*rows_between((x, y), first, first + rows))
                 sums = [sum_ + gradient * rows for sum_, gradient in zip(sums, gradients, strict=True)]
                 total, first = total + float(loss) * rows, first + rows
-            optimizer.apply_gradients(zip([sum_ / len(y) for sum_ in sums], weights, strict=True))
+            means = unscaling(optimizer)([sum_ / len(y) for sum_ in sums])
+            optimizer.apply_gradients(zip(means, weights, strict=True))
         losses.append(total / len(training.data[1]))
     return training.left(), losses
+
+
+def scaling(optimizer):
+    """What a loss goes through."""
+    name = "scale_loss" if KERAS_3 else "get_scaled_loss"
+    return getattr(optimizer, name, lambda loss: loss)
+
+
+def unscaling(optimizer):
+    """What gradients go through; apply_gradients of Keras 3 does it."""
+    return getattr(optimizer, "get_unscaled_gradients", lambda gradients: gradients)
 
 
 def rows_between(data, begin, end):

@@ -17,7 +17,9 @@ from tests.zoo import needs_keras_3
 from tf_ooo.data_parallel.sync import checksum
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
-pytestmark = pytest.mark.takes(120)
+pytestmark = pytest.mark.takes(110)
+
+TOGETHER = 2
 
 
 def _together_with(launched: Any, names: Iterable[str]) -> list[Any]:
@@ -170,9 +172,7 @@ def test_as_one_process_with_the_joint_batch(engine, name):
 
 
 @with_two
-@pytest.mark.parametrize(
-    "together", [1, pytest.param(t.TOGETHER, marks=needs_keras_3)], ids=["one", "several"]
-)
+@pytest.mark.parametrize("together", [1, pytest.param(TOGETHER, marks=needs_keras_3)], ids=["one", "several"])
 def test_as_one_process_where_parts_of_the_batch_are_uneven(engine, together):
     """weighting="samples": ranks with batches of 5 and 11 rows are like one process with 16."""
     x, y = t.joint(t.data, engine.size)
@@ -196,13 +196,13 @@ def test_embedding_in_steps_together(engine):
     """Rows travel one by one, other numbers of them on each rank."""
     a, b = (
         t.compiled(t.with_embedding(), keras.optimizers.Adam(0.01), steps_per_execution=k)
-        for k in (1, t.TOGETHER)
+        for k in (1, TOGETHER)
     )
     alone = t.ours(a, t.words(engine.rank))
     report = t.ours(b, t.words(engine.rank), options={"schedule": "fast_forward", "profile_steps": 1}).report
     assert t.communicates(alone, a)
     assert not report.fell_back, report.fallback_reason
-    assert report.added_edges >= t.TOGETHER
+    assert report.added_edges >= TOGETHER
     assert report.ops["comm"] >= 3
     assert t.bits(a) == t.bits(b)
     assert t.equal_on_all_ranks(engine, b)
@@ -317,10 +317,10 @@ def _in_the_stock_order(engine: Any) -> list[str]:
 )
 def test_every_schedule_gives_the_bits_of_the_stock_order(engine, name):
     """Two ranks of Horovod: test_data_parallel_schedules.py."""
-    model = t.compiled(t.deep(), keras.optimizers.Adam(0.01), steps_per_execution=t.TOGETHER)
+    model = t.compiled(t.deep(), keras.optimizers.Adam(0.01), steps_per_execution=TOGETHER)
     report = t.ours(model, t.data(engine.rank), options=SCHEDULES[name]).report
     assert not report.fell_back, report.fallback_reason
-    assert report.added_edges >= t.TOGETHER
+    assert report.added_edges >= TOGETHER
     assert report.ops["comm"] == len(model.trainable_weights)
     assert t.equal_on_all_ranks(engine, model)
     if engine.size == 2:  # four ranks' numbers are added in an order that depends on what travels together

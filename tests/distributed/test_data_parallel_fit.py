@@ -13,7 +13,7 @@ import tf_ooo
 from tests.distributed import training as t
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
-pytestmark = [pytest.mark.ranks(2), pytest.mark.takes(40)]
+pytestmark = [pytest.mark.ranks(2), pytest.mark.takes(25)]
 
 
 def test_a_part_of_the_step_that_is_a_function(engine, quick_plans):

@@ -26,7 +26,7 @@ from tf_ooo.schedulers.common import COMMUNICATION
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
 pytestmark = [needs_keras_3, pytest.mark.ranks(2), pytest.mark.takes(80)]
 
-TOGETHER = 3
+TOGETHER = 2
 
 
 def rnn() -> keras.Model:

@@ -15,7 +15,7 @@ from tests.distributed import training as t
 from tests.zoo import needs_keras_3
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
-pytestmark = [pytest.mark.ranks(2), pytest.mark.takes(60)]
+pytestmark = [pytest.mark.ranks(2), pytest.mark.takes(70)]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Case:
     data: Callable[[int], Any] = t.data
     fit: Mapping[str, Any] = field(default_factory=dict)
     policy: str = "float32"
-    together: int = t.TOGETHER
+    together: int = 3
 
     def model(self, **more: Any) -> Any:
         with t.precision(self.policy):

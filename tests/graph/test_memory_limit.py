@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tf_ooo
+from tests import zoo
 from tf_ooo import controller
 
 BATCH, WIDTH = 10, 40
@@ -23,6 +26,7 @@ def build(**options):
     model = keras.Sequential([keras.Input((WIDTH,)), *layers, keras.layers.Dense(3)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile("adam", loss, jit_compile=False, **options)
+    zoo.make_variables(model, X, Y)
     model.optimizer.build(model.trainable_variables)
     return model
 
@@ -43,8 +47,9 @@ def assert_equal(one, two):
         np.testing.assert_array_equal(a, b)
 
 
+@functools.cache
 def peak_of(batch_size, **options):
-    callback = tf_ooo.OOOBackprop(memory_limit_bytes=HUGE, strict=True)
+    callback = tf_ooo.OOOBackprop(memory_limit_bytes=HUGE, profile_steps=0, strict=True)
     fit(build(**options), callback, batch_size=batch_size)
     assert callback.report.unknown_size_ops == 0
     return callback.report.predicted_peak_bytes
@@ -65,6 +70,7 @@ def test_looking_at_the_first_batch_changes_nothing(steps):
     one, two = fit(stock), fit(ours, callback)
     assert one[0] == two[0]
     assert_equal(one[1], two[1])
+    assert callback.report.added_edges > 0
     assert len(callback._session.controller.inputs._known) == 1
 
 
@@ -78,11 +84,13 @@ def test_a_generator_loses_no_batch():
 
     spec = (tf.TensorSpec((None, WIDTH)), tf.TensorSpec((None,), tf.int64))
     weights = []
-    for callbacks in ([], [tf_ooo.OOOBackprop(memory_limit_bytes=HUGE, profile_steps=1)]):
+    ours = tf_ooo.OOOBackprop(memory_limit_bytes=HUGE, profile_steps=1)
+    for callbacks in ([], [ours]):
         model = build()
         data = tf.data.Dataset.from_generator(batches, output_signature=spec)
         model.fit(data, verbose=0, callbacks=callbacks)
         weights.append(model.get_weights())
+    assert ours.report.added_edges > 0
     assert given == [*range(7)] * 2
     assert_equal(*weights)
 
@@ -215,6 +223,7 @@ def test_the_stock_order_is_neither_measured_nor_kept_above_the_limit(monkeypatc
     callback = tf_ooo.OOOBackprop(memory_limit_bytes=wanted - 1, profile_steps=1)
     ours = fit(gated_model(), callback)
     assert set(runs) == {"rewritten"}
+    assert callback.report.added_edges > 0
     assert "the stock order's predicted peak" in callback.report.state
     assert stock[0] == ours[0]
     assert_equal(stock[1], ours[1])

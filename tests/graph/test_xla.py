@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
-from xla_steps import ASKED, TOLERANCE, plain_step, small, step_of, uncompilable
+from xla_steps import ASKED, TOLERANCE, assert_near, plain_step, small, step_of, uncompilable
 
 import tf_ooo
 from tests import zoo
@@ -23,12 +23,13 @@ from tf_ooo.xla.gains import GainTable
 from tf_ooo.xla.session import StreamSession
 from tf_ooo.xla.step import StreamStep, Way
 
-pytestmark = zoo.needs_xla_streams
+pytestmark = [zoo.needs_xla_streams, pytest.mark.takes(80)]
 
 
 def fitted(build, callback=None, epochs=2, optimizer="momentum", batch_size=6, compile_options=None):
     """The model and its losses."""
     model, x, y = zoo.compiled(build, optimizer, jit_compile=True, **(compile_options or {}))
+    zoo.make_variables(model, x, y)
     callbacks = [] if callback is None else [callback]
     history = model.fit(
         x, y, batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0, callbacks=callbacks
@@ -73,6 +74,16 @@ def mixed():
     return MixedModel(), *zoo.tied()[1:]
 
 
+def unrolled():
+    """Two steps of each: XLA compiles every one."""
+    return zoo.stack(
+        zoo.tokens(2),
+        layers.Embedding(11, 8),
+        layers.LSTM(6, return_sequences=True, unroll=True),
+        layers.GRU(5, unroll=True),
+    )
+
+
 class TestNumbers:
     @pytest.mark.parametrize(("name", "streams"), [("convolutions", 2), ("attention", 1)])
     def test_weights_are_those_of_the_stock_step(self, name, streams):
@@ -82,7 +93,7 @@ class TestNumbers:
         assert difference <= TOLERANCE
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("build", [zoo.unrolled_rnn, zoo.lstm_gru, zoo.residual, mixed])
+    @pytest.mark.parametrize("build", [unrolled, zoo.lstm_gru, zoo.residual, mixed])
     def test_weights_of_more_networks(self, build):
         difference, callback = differences(build)
         assert callback.report.moved_ops, callback.report.notes
@@ -94,6 +105,7 @@ class TestNumbers:
     )
     def test_optimizers_streams_and_ways_to_store_activations(self, optimizer, store):
         difference, callback = differences(zoo.mlp, optimizer, streams=2, store_activations=store)
+        assert callback.report.moved_ops, callback.report.notes
         assert difference <= TOLERANCE
         assert {stream for _, stream in callback.report.planned.lanes} == {0, 1, 2}
 
@@ -115,8 +127,7 @@ class TestNumbers:
             assert int(out["count"]) == 3
             weights.append(model.get_weights())
         assert step.report.moved_ops
-        for one, two in zip(*weights, strict=True):
-            np.testing.assert_allclose(one, two, atol=TOLERANCE)
+        assert_near(*weights)
 
 
 class TestSideUpdates:
@@ -142,8 +153,7 @@ class TestSideUpdates:
             for _ in range(2):
                 step(tf.constant(x), tf.constant(y))
             weights.append(model.get_weights())
-        for one, two in zip(*weights, strict=True):
-            np.testing.assert_allclose(one, two, atol=TOLERANCE)
+        assert_near(*weights)
         assert step.session.failure() is None
         (compiled,) = step._made.values()
         assert compiled.made.calls
@@ -153,18 +163,26 @@ class TestSideUpdates:
             assert rides in result[0] or rides in result[0].lower()
 
 
+TOGETHER = {"steps_per_execution": 2}
+
+
+@pytest.fixture(scope="module")
+def stock_in_twos():
+    """(weights, losses) of the stock step, two steps an execution."""
+    model, losses = fitted(zoo.mlp, batch_size=2, compile_options=TOGETHER)
+    return model.get_weights(), losses
+
+
 class TestSeveralSteps:
     @pytest.mark.parametrize("region", ["F:0", "F:1"])
-    def test_weight_gradients_wait_for_the_next_forward_pass(self, tmp_path, region):
+    def test_weight_gradients_wait_for_the_next_forward_pass(self, tmp_path, region, stock_in_twos):
         """dW of the last layer is to run beside the next step's first or second layer."""
         gains = GainTable({(region, 3): 1.0, ("dO:1", 2): 1.0}).save(tmp_path / "gains.json")
         callback = tf_ooo.OOOBackprop(**ASKED, gains=gains, unroll=2)
-        together = {"steps_per_execution": 2}
-        stock, losses = fitted(zoo.mlp, batch_size=2, compile_options=together)
-        ours, our_losses = fitted(zoo.mlp, callback, batch_size=2, compile_options=together)
+        weights, losses = stock_in_twos
+        ours, our_losses = fitted(zoo.mlp, callback, batch_size=2, compile_options=TOGETHER)
         np.testing.assert_allclose(our_losses["loss"], losses["loss"], rtol=1e-4)
-        for one, two in zip(stock.get_weights(), ours.get_weights(), strict=True):
-            np.testing.assert_allclose(one, two, atol=TOLERANCE)
+        assert_near(weights, ours.get_weights())
         steps = callback._session.controller.rewritten.steps
         (compiled,) = steps._made.values()
         delayed = [call.name for call in compiled.made.calls if call.delayed]
@@ -305,7 +323,8 @@ class TestMemoryLimit:
     """XLA is asked what each step needs before one of them runs."""
 
     def test_no_way_stays_within_it(self):
-        model, x, y = zoo.compiled(zoo.mlp, "momentum", jit_compile=True)
+        model, x, y = zoo.compiled(small, "momentum", jit_compile=True)
+        zoo.make_variables(model, x, y)
         before = model.get_weights()
         callback = tf_ooo.OOOBackprop(any_platform=True, memory_limit_bytes=1000)
         with pytest.raises(MemoryLimitError, match="memory_limit_bytes=1000: even the lowest peak") as raised:

@@ -19,7 +19,7 @@ from tf_ooo.xla.choice import CONCURRENT, CONCURRENT_FLAGS
 from tf_ooo.xla.controller import DELAYED, JOINT, RECOMPUTED, ways
 from tf_ooo.xla.step import StreamStep
 
-pytestmark = zoo.needs_xla_streams
+pytestmark = [zoo.needs_xla_streams, pytest.mark.takes(45)]
 ANY = {"any_platform": True, "profile_steps": 1}
 
 
@@ -53,13 +53,20 @@ def trained(count, sizes=(6,), **options):
     return step, model
 
 
-def stock_weights(count, sizes=(6,)):
+@pytest.fixture(scope="module")
+def stock_weights():
+    """The weights after so many calls of the stock step on batches of these sizes in turn; compiled once."""
     model, plain, x, y = plain_step()
-    step = tf.function(plain, jit_compile=True)
-    for number in range(count):
-        size = sizes[number % len(sizes)]
-        step(tf.constant(x[:size]), tf.constant(y[:size]))
-    return model.get_weights()
+    step, start = tf.function(plain, jit_compile=True), model.get_weights()
+
+    def after(count, sizes=(6,)):
+        model.set_weights(start)  # its optimizer, plain gradient descent, keeps nothing
+        for number in range(count):
+            size = sizes[number % len(sizes)]
+            step(tf.constant(x[:size]), tf.constant(y[:size]))
+        return model.get_weights()
+
+    return after
 
 
 def test_auto_compares_and_keeps_one():
@@ -78,7 +85,7 @@ def test_auto_compares_and_keeps_one():
 
 class TestFailures:
     @pytest.mark.parametrize("error", [ValueError("no such plan"), GraphError("no such plan")])
-    def test_one_way_that_fails_leaves_the_others(self, only, error):
+    def test_one_way_that_fails_leaves_the_others(self, only, error, stock_weights):
         only(REWRITTEN, DELAYED, **{DELAYED: failing(error)})
         step, model = trained(6)
         assert not step.report.undecided
@@ -110,7 +117,7 @@ class TestFailures:
         assert any("not a training graph" in note for note in square.report.notes)
 
     @pytest.mark.parametrize("names", [(REWRITTEN,), (REWRITTEN, JOINT)])
-    def test_ways_that_xla_cannot_compile(self, only, names):
+    def test_ways_that_xla_cannot_compile(self, only, names, stock_weights):
         """The rewrites work, their first runs do not: the stock step trains and nothing is timed as ours."""
         made = only()
         only(*names, **{name: uncompilable(made[name].rewrite) for name in names})
@@ -170,7 +177,7 @@ class TestKept:
         assert "of somebody else" in notes
         assert notes.count("no such plan") == notes.count("barriers") == 1
 
-    def test_uneven_batches_are_compared_with_their_like(self, only):
+    def test_uneven_batches_are_compared_with_their_like(self, only, stock_weights):
         """Batches of six and of two take turns: each way runs on both."""
         only(REWRITTEN)
         step, model = trained(10, sizes=(6, 2))
@@ -192,7 +199,7 @@ class TestMemoryLimit:
 
         monkeypatch.setattr(StreamStep, "_check_memory", check)
 
-    def test_the_way_that_stays_within_it_is_kept(self, monkeypatch, only):
+    def test_the_way_that_stays_within_it_is_kept(self, monkeypatch, only, stock_weights):
         only(REWRITTEN, RECOMPUTED)
         self.limited(monkeypatch, {REWRITTEN})
         step, model = trained(4, sizes=(6, 4), memory_limit_bytes=10**6)
@@ -222,7 +229,7 @@ class TestMemoryLimit:
         assert step._step.choice == step.report.way == RECOMPUTED
         assert step.report.kept_because == f"{REWRITTEN} needs more than memory_limit_bytes"
 
-    def test_new_inputs_while_a_failed_way_is_gone(self, only):
+    def test_new_inputs_while_a_failed_way_is_gone(self, only, stock_weights):
         """They are planned first: with a way that is still there."""
         only(REWRITTEN, RECOMPUTED, **{REWRITTEN: failing(ValueError("no such plan"))})
         step, model = trained(3, sizes=(6, 4, 5), memory_limit_bytes=10**8)
@@ -244,6 +251,7 @@ def test_fit_compares_batches_of_one_size(only):
         model, x, y = zoo.compiled(
             lambda: zoo.stack(zoo.features(7), layers.Dense(5), layers.Dense(4)), "sgd", jit_compile=True
         )
+        zoo.make_variables(model, x, y)
         model.fit(x, y, batch_size=4, epochs=6, shuffle=False, verbose=0, callbacks=callbacks)
         weights.append(model.get_weights())
     assert_near(*weights)

@@ -104,7 +104,7 @@ SEED ?= 1
 
 .PHONY: mutants
 mutants: $(VENV)/.mutants
-	$(BIN)/python tests/mutation/run.py -n $(N) --seed $(SEED)
+	PYTHONHASHSEED=0 $(BIN)/python tests/mutation/run.py -n $(N) --seed $(SEED)
 
 # Adds to what `make venv` installs, and changes nothing of it.
 $(VENV)/.mutants: $(VENV)/.installed requirements/mutants.txt

@@ -13,6 +13,8 @@ from tf_ooo.costs.table import CostTable
 def _fit(name="convolutions", steps=10, **options):
     model, x, y = zoo.SMALL[name]()
     model.compile("adam", zoo.keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+    if zoo.KERAS_3:
+        zoo.make_variables(model, x, y)
     x, y = (tf.nest.map_structure(lambda a: tf.concat([a] * steps, 0), data) for data in (x, y))
     callback = tf_ooo.OOOBackprop(**options)
     batch = tf.nest.flatten(x)[0].shape[0] // steps

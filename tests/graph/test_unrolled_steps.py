@@ -12,6 +12,7 @@ import tensorflow as tf
 from grappler_passes.classify import classify_graph_def
 from grappler_passes.graph import OpKind
 from grappler_passes.steps import split_steps, steps_of
+from tests import zoo
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.data_parallel.rewriting import StepRequest
 from tf_ooo.data_parallel.unrolled import StepSource, Unrolled
@@ -42,6 +43,8 @@ def model_of(kind):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=False)
     optimizer.build(model.trainable_variables)
+    if zoo.KERAS_3:
+        zoo.make_variables(model, *(rows.numpy() for rows in batches(1)[0]))
     return model
 
 

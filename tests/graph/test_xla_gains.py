@@ -14,7 +14,7 @@ from tests import zoo
 from tf_ooo.errors import BackendError
 from tf_ooo.options import Options
 from tf_ooo.schedule import Task
-from tf_ooo.xla import compat, plans
+from tf_ooo.xla import compat, plans, stopwatch
 from tf_ooo.xla.captured import CompiledModule
 from tf_ooo.xla.gains import GainTable
 from tf_ooo.xla.launches import capture_of, kernels_by_task
@@ -101,13 +101,24 @@ def _ports(main, aside):
     return list(found)
 
 
-def test_the_stopwatch_counts_rounds(planned):
+def test_the_stopwatch_runs_a_piece(planned):
     pieces = Pieces(planned.step, planned.parts)
-    watch = Stopwatch(planned.step)
-    timing = watch.seconds(pieces.of(Task("dO", 1)), pieces.of(Task("dW", 2)))
-    assert 0 <= timing.seconds < 1
+    timing = Stopwatch(planned.step).seconds(pieces.of(Task("dO", 1)), pieces.of(Task("dW", 2)))
+    assert timing.seconds >= 0
     assert timing.spread_s >= 0
     assert launch_s() is not None
+
+
+@pytest.mark.parametrize(("about_s", "rounds"), [(0.0, "_ROUNDS"), (1.0, "_FEW_ROUNDS")])
+def test_the_stopwatch_divides_by_rounds(planned, monkeypatch, about_s, rounds):
+    """Less what so many rounds of nothing take."""
+    monkeypatch.setattr(stopwatch, "_sampled", lambda run, given: stopwatch.Timing(5.0, 0.3))
+    monkeypatch.setattr(stopwatch, "_empty_s", lambda rounds: 1.0)
+    count = getattr(stopwatch, rounds)
+    timing = Stopwatch(planned.step).seconds(
+        Pieces(planned.step, planned.parts).of(Task("dO", 1)), about_s=about_s
+    )
+    assert (timing.seconds, timing.spread_s) == (4.0 / count, 0.3 / count)
 
 
 class TestMeasured:

@@ -23,7 +23,7 @@ from tests.graph.pipeline_models import (
 )
 from tests.zoo import KERAS_3, keras
 
-pytestmark = pytest.mark.devices(2)
+pytestmark = [pytest.mark.devices(2), pytest.mark.takes(40)]
 
 
 def test_two_devices_and_uneven_batches():

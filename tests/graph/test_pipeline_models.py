@@ -26,7 +26,7 @@ from tests.graph.pipeline_models import (
 )
 from tests.zoo import keras, needs_keras_3
 
-pytestmark = [pytest.mark.devices(3), pytest.mark.takes(40)]
+pytestmark = [pytest.mark.devices(3), pytest.mark.takes(60)]
 
 TWO_INPUTS = ([X, WORDS.astype("float32")], Y)
 

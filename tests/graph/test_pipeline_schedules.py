@@ -13,7 +13,7 @@ from tests.zoo import keras
 from tf_ooo.bench import pipeline_workloads
 from tf_ooo.pipeline.planning import SCHEDULES
 
-pytestmark = [pytest.mark.devices(8), pytest.mark.takes(60)]
+pytestmark = [pytest.mark.devices(8), pytest.mark.takes(90)]
 
 
 @pytest.fixture(scope="module")

@@ -313,7 +313,7 @@ def test_slices_that_the_graph_does_not_have_are_no_slices():
 
 
 def test_each_of_two_slices_counts_its_share():
-    """Layer 1 of 16 bytes in 4 and 12: the first may fly with layer 2; it has to be through before layer 0."""
+    """16 bytes in 4 and 12: the first may fly with layer 2, and has to be through before layer 0."""
     lanes = "dW:2 dW:1 dW:0", "comm:2 comm:1 comm:1.1 comm:0"
     plan = schedule(*lanes, parts={("comm", 1): (0.25, 0.75)})
     second = dict.fromkeys(("pack1b", "send1b", "split1b"), 1)

@@ -308,7 +308,7 @@ def test_a_gradient_that_is_the_do_itself():
 
 
 def test_layers_with_a_dw_are_handed_nothing(monkeypatch):
-    """Of three layers in a row each has one."""
+    """Of three layers in a row each has one; so have those that an op computes together with its dO."""
     seen = []
     monkeypatch.setattr(kinds, "_handed_over", lambda *given: seen.append(given[1::2]) or {})
     weights = [tf.Variable(tf.ones(shape), name=f"w{i}") for i, shape in enumerate([(3, 4), (4, 5), (5, 2)])]
@@ -323,9 +323,12 @@ def test_layers_with_a_dw_are_handed_nothing(monkeypatch):
             weight.assign_sub(gradient)
         return loss
 
-    graph = classify.classify_graph_def(*graph_def_of(step.get_concrete_function(tf.TensorSpec((7, 3)))))
-    assert seen == [([0, 1, 2], 0b111)]
+    traced = graph_def_of(step.get_concrete_function(tf.TensorSpec((7, 3))))
+    graph = classify.classify_graph_def(*traced)
     assert [layer.variables for layer in graph.layers] == [("w0",), ("w1",), ("w2",)]
+    monkeypatch.setattr(kinds, "_mixed", lambda *given: {0: 0b1001, 1: 0b100000})
+    classify.classify_graph_def(*traced)
+    assert seen == [([0, 1, 2], 0b111), ([0, 1, 2], 0b101111)]
 
 
 # -- layers and what is said of variables ----------------------------------------------------------

@@ -312,6 +312,15 @@ def test_slices_that_the_graph_does_not_have_are_no_slices():
     assert communication_edges(plan, network([1, 4, 1]), 10) == [("split2a", "pack0a")]
 
 
+def test_each_of_two_slices_counts_its_share():
+    """16 bytes in 4 and 12: the first may fly with layer 2, and has to be through before layer 0."""
+    lanes = "dW:2 dW:1 dW:0", "comm:2 comm:1 comm:1.1 comm:0"
+    plan = schedule(*lanes, parts={("comm", 1): (0.25, 0.75)})
+    second = dict.fromkeys(("pack1b", "send1b", "split1b"), 1)
+    graph = network([1, 4, 1], gathered=(1,))
+    assert communication_edges(plan, graph, 5, second) == [("split1a", "pack0a")]
+
+
 def test_a_layer_whose_gradient_nobody_orders_is_ready_at_once():
     """Layer 1 has no dW in the schedule: sent behind layer 0, it waits until that one is made."""
     edges = communication_edges(schedule("dW:2 dW:0", "comm:0 comm:1"), network([1, 1, 1]))

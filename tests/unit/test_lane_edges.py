@@ -135,6 +135,13 @@ def test_fused_a_dw_that_reads_what_leaves_is_not_waited_for():
     assert ordered(index, {"dO:0": "o1", "dW:0": "w o2 u up"}, fused=True).edges == []
 
 
+def test_fused_a_dw_that_reads_something_later_is_waited_for():
+    """z3 stands behind o2 in the graph's order, and w reads it, not o2."""
+    index = index_of("x", "o1: x", "z1: x", "o2: o1", "z2: z1", "z3: z2", "w: o1 z3", "up: o2")
+    assert index.position[index.index["z3"]] > index.position[index.index["o2"]]
+    assert ordered(index, {"dO:0": "o1 o2", "dW:0": "w"}, fused=True).edges == [("w", "o2")]
+
+
 def test_fused_only_a_dw_of_the_same_stage_and_microbatch_right_behind():
     index = backward()
     for lane in (

@@ -106,6 +106,12 @@ def test_parts_free_their_shares():
     assert curves(text, layers) == [[(0, 24), (3, 19), (9, 4), (10, 0)]]
 
 
+def test_parts_free_their_shares_where_they_come_first_of_all():
+    layers = [LayerCosts(1, 8, 1, activation_bytes=24, weight_grad_bytes=4)]
+    text = "parts dO:0: 0.25 0.75\nlane 0 0: dO:0 dO:0.1 dW:0\n"
+    assert curves(text, layers) == [[(0, 24), (2, 19), (8, 4), (9, 0)]]
+
+
 def test_a_backward_pass_alone_finds_everything_stored():
     layers = [LayerCosts(1, 2, 4, activation_bytes=10, weight_grad_bytes=3)]
     text = "microbatches 2\nlane 0 0: dO:0@0 dW:0@0 dO:0@1 dW:0@1\n"
@@ -167,5 +173,9 @@ def test_one_update_for_several_microbatches_keeps_two_versions():
     text += "lane 1 0: dW:0@0 dW:0@1 U:0@1 dW:0@2 dW:0@3 U:0@3\nlane 2 0: dO:0@0 dO:0@1 dO:0@2 dO:0@3\n"
     found = curves(text, layers, head=WAVE)
     assert found == [[(0, 100), (10, 200)], [(0, 100), (2, 200)], [(0, 100), (10, 200)]]
+    # The sum is where the first dW is.
+    apart = "update_every 2\nmicrobatches 2\nlane 0 0: F:0@0 F:0@1 dO:0@0 dO:0@1\n"
+    apart += "lane 1 0: dW:0@0\nlane 2 0: dW:0@1 U:0@1\n"
+    assert curves(apart, layers, head=WAVE) == [[(0, 100)], [(3, 100)], [(0, 100)]]
     once = "update_every 2\nmicrobatches 2\nlane 0 0: F:0@0 F:0@1 dO:0@0 dO:0@1 dW:0@0 dW:0@1 U:0@1\n"
     assert curves(once, layers, head=WAVE) == [[(0, 100), (4, 200)]]

@@ -111,7 +111,7 @@ def test_rows_of_other_numbers(engine, rows):
 
 @with_two
 @pytest.mark.parametrize("per_execution", [1, 3])
-def test_embedding_and_batches_of_other_sizes(engine, per_execution):
+def test_embedding_and_batches_of_other_sizes(engine, quick_plans, per_execution):
     """Other numbers of rows on each rank, and from step to step."""
     model = t.compiled(t.with_embedding(), keras.optimizers.Adam(0.01), steps_per_execution=per_execution)
     t.ours(model, t.words(engine.rank, 80 if engine.rank == 0 else 59), epochs=2)
@@ -315,7 +315,7 @@ def _in_the_stock_order(engine: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("engine", "name"), _together_with(_newer(t.COLLECTIVES, t.FOUR), SCHEDULES), indirect=["engine"]
 )
-def test_every_schedule_gives_the_bits_of_the_stock_order(engine, name):
+def test_every_schedule_gives_the_bits_of_the_stock_order(engine, quick_plans, name):
     """Two ranks of Horovod: test_data_parallel_schedules.py."""
     model = t.compiled(t.deep(), keras.optimizers.Adam(0.01), steps_per_execution=TOGETHER)
     report = t.ours(model, t.data(engine.rank), options=SCHEDULES[name]).report

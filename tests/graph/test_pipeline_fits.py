@@ -121,7 +121,8 @@ def test_means_of_one_s_own():
     fitted = training.piped(pipelined("1f1b", microbatches=3))
     for name in ("mean_loss", "by_row"):
         assert fitted.history[name] == pytest.approx(training.stock.history[name], rel=1e-5)
-    assert_in_order(fitted.report, 2)
+    # Of three layers the last may go to one device with the rest, and the loss alone to the other.
+    assert_in_order(fitted.report, 2, weights_everywhere=False)
 
 
 def test_rows_that_are_fewer_than_micro_batches():

@@ -209,11 +209,12 @@ def test_layers_by_the_places_of_their_variables():
     graph_def = graph_pb2.GraphDef()
     for name, index in (("hc", 5), ("ha", 7), ("hb", 2), ("hd", 3)):
         graph_def.node.add(name=name, op="_Arg").attr["index"].i = index
-    graph_def.node.add(name="hx", op="NoOp").attr["index"].i = 1
-    variables = tuple(Variable(name, f"h{name}") for name in "abcdx")
+    graph_def.node.add(name="hx", op="_Retval").attr["index"].i = 9
+    graph_def.node.add(name="hy", op="NoOp").attr["index"].i = 8
+    variables = tuple(Variable(name, f"h{name}") for name in "abcdxy")
     layers = (Layer(0, ("a", "b")), Layer(1, ("d",)), Layer(2, ("c",)), Layer(3, ("x",)))
-    # x 0 (no argument), b 2, d 3, c 5, a 7.
-    assert layer_keys(graph_def, TrainingGraph({}, layers, variables)) == [(1, 4), (2,), (3,), (0,)]
+    # x and y 0 (no arguments), b 2, d 3, c 5, a 7.
+    assert layer_keys(graph_def, TrainingGraph({}, layers, variables)) == [(2, 5), (3,), (4,), (0,)]
 
 
 def test_layers_with_other_numbers():

@@ -296,6 +296,17 @@ def test_ops_that_read_after_an_update_only():
     forward_write = where | {"write": ("F", 0, 0)}
     tasks = ops_of_tasks(step_of(index, forward_write), [0], reach_of(index))
     assert named(index, tasks[Task("F", 0)]) == ["f", "g", "write"]
+    tasks = ops_of_tasks(step_of(index, where | {"write": ("dW", 0, 0)}), [0], reach_of(index))
+    assert named(index, tasks[Task("F", 0)]) == ["f", "g"]
+
+
+def test_an_op_that_waits_for_an_update_ends_nothing():
+    """What comes behind it in the graph's order belongs to its task all the same."""
+    index = index_of("h VarHandleOp", "write AssignVariableOp: h h", "log: h ^write", "a: h", "b: a", "c: b")
+    where = {"write": ("U", 0, 1), "log": ("F", 0, 0), "c": ("F", 0, 0)}
+    assert index.position[index.index["log"]] < index.position[index.index["c"]]
+    tasks = ops_of_tasks(step_of(index, where), [0], reach_of(index))
+    assert named(index, tasks[Task("F", 0)]) == ["c"]
 
 
 def test_tasks_of_each_lane():

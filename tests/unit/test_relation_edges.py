@@ -134,6 +134,13 @@ def test_a_part_sends_its_share():
     )
 
 
+def test_parts_beyond_those_that_are_said_send_all():
+    """Which validate refuses by name."""
+    text = "parts dO:1: 0.25 0.75\nlane 0 0: F:0 dO:0\nlane 1 0: F:1 dO:1 dO:1.3\n"
+    rows = [row for row in edges(text, CHAIN[:2]) if row[0] == GRADIENT]
+    assert rows == all_of(of(GRADIENT, 2.0, 0, "dO:1 > dO:0"), of(GRADIENT, 8, 0, "dO:1.3 > dO:0"))
+
+
 def test_slices_of_a_communication():
     text = "parts comm:0: 0.5 0.5\nlane 0 0: dW:0\nlane 0 1 priority: comm:0 comm:0.1\nlane 0 2: U:0\n"
     rows = [row for row in edges(text, CHAIN[:1]) if row[0] == EVERY]

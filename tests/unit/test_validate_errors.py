@@ -74,6 +74,9 @@ def test_as_many_layers_as_costs():
     staged = "stage 0: 0-0\nstage 1: 1-3\n" + text
     check(staged, [*COSTS, *COSTS])
     assert refused(staged, more, CostError) == "costs are missing for layer 3: the schedule has 4 layers"
+    three = "stage 0: 0-0\nstage 1: 1-1\nstage 2: 2-3\nlane 0 0: dO:2 dO:1 dO:0 dW:0 dW:1 dW:2\n"
+    check(three, [*COSTS, *COSTS])
+    assert refused(three, more, CostError) == "costs are missing for layer 3: the schedule has 4 layers"
     five = [*COSTS, *COSTS, COSTS[0]]
     assert refused(staged, five) == "missing: layer 4 has costs and is in no stage of the schedule"
 

@@ -78,7 +78,7 @@ def _become_pytest(run: Run) -> None:
         sys.dont_write_bytecode = not run.keeps_compiled
         import pytest
 
-        options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
+        options = ["-x", "-q", "--in-process", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
         status = int(pytest.main([*options, *run.tests]))
     finally:
         sys.stdout.flush()

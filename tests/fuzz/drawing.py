@@ -182,7 +182,15 @@ def without_unreadable(setup: Setup) -> Setup:
 
 def without_unsupported(setup: Setup) -> Setup:
     """Without what stock Keras 3.15 fails at."""
+    setup = without_muon_in_float64(setup)
     return without_penalties_of_another_type(without_scaled_sparse_gradients(setup))
+
+
+def without_muon_in_float64(setup: Setup) -> Setup:
+    """It multiplies with a float32 square root."""
+    if setup.policy != "float64" or setup.optimizer.kind != "keras.optimizers.Muon":
+        return setup
+    return replace(setup, policy="float32")
 
 
 def without_scaled_sparse_gradients(setup: Setup) -> Setup:

@@ -221,6 +221,8 @@ def _without_conflicts(name: str, arguments: tuple[tuple[str, Any], ...]) -> tup
     values = dict(arguments)
     if name == "DepthwiseConv2D" and values.get("strides") == 2:
         values["padding"] = "same"
+    if name == "Bidirectional":  # sets it itself
+        values["layer"] = with_arguments(values["layer"], go_backwards=lambda value: LEFT_OUT)
     if name in ("Attention", "AdditiveAttention") and "dropout" not in values:
         values.pop("seed", None)
     return tuple(values.items())

@@ -53,7 +53,7 @@ def drawn(number: int, pipeline: bool = False) -> Setup:
         sample_weights=draw.chance(0.2),
         pipeline=pipeline,
     )
-    return without_unsupported(setup)
+    return without_unsupported(without_unreadable(setup))
 
 
 class Drawing:
@@ -83,9 +83,9 @@ class Drawing:
         kind = LAYERS[name]
         arguments = self.arguments(kind.choices)
         if kind.cells:
-            cells = self.random.sample(kind.cells, len(kind.cells))
-            made = tuple(Part(f"layers.{cell}", self.arguments(CELLS[cell])) for cell in cells)
-            arguments = (("cell", made), *arguments)
+            names = self.random.sample(kind.cells, len(kind.cells))
+            cells = tuple(Part(f"layers.{name}", self.arguments(CELLS[name])) for name in names)
+            arguments = (("cell", cells[:2]), *arguments)  # a third takes as long as a set-up
         if kind.wraps:
             arguments = (("layer", self.layer(self.choice(kind.wraps))), *arguments)
         return Part(f"layers.{name}", _without_conflicts(name, arguments))
@@ -168,9 +168,29 @@ class Drawing:
         return Part(f"keras.optimizers.{name}", (("learning_rate", rate), *arguments.items()))
 
 
+def without_unreadable(setup: Setup) -> Setup:
+    """Without graphs that TensorFlow optimizes to what it cannot read again, so that the stock step is kept.
+
+    On processors with bfloat16 it fuses a convolution with its bias to a ``_FusedConv2D`` of that type, which
+    the op's registration does not have.
+    """
+    convolutions = {"layers.Conv2D", "layers.SeparableConv2D"}
+    if setup.policy != "mixed_bfloat16" or not any(part.kind in convolutions for part in setup.parts()):
+        return setup
+    return replace(setup, policy="float32")
+
+
 def without_unsupported(setup: Setup) -> Setup:
     """Without what stock Keras 3.15 fails at."""
+    setup = without_muon_in_float64(setup)
     return without_penalties_of_another_type(without_scaled_sparse_gradients(setup))
+
+
+def without_muon_in_float64(setup: Setup) -> Setup:
+    """It multiplies with a float32 square root."""
+    if setup.policy != "float64" or setup.optimizer.kind != "keras.optimizers.Muon":
+        return setup
+    return replace(setup, policy="float32")
 
 
 def without_scaled_sparse_gradients(setup: Setup) -> Setup:
@@ -201,6 +221,8 @@ def _without_conflicts(name: str, arguments: tuple[tuple[str, Any], ...]) -> tup
     values = dict(arguments)
     if name == "DepthwiseConv2D" and values.get("strides") == 2:
         values["padding"] = "same"
+    if name == "Bidirectional":  # sets it itself
+        values["layer"] = with_arguments(values["layer"], go_backwards=lambda value: LEFT_OUT)
     if name in ("Attention", "AdditiveAttention") and "dropout" not in values:
         values.pop("seed", None)
     return tuple(values.items())

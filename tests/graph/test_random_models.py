@@ -15,7 +15,7 @@ from tests.fuzz.program import program
 from tests.fuzz.running import GOOD, run
 from tests.fuzz.setups import Branch, Output, Part, Setup, Shared, Skip, is_valid
 
-pytestmark = pytest.mark.takes(120)
+pytestmark = pytest.mark.takes(140)
 NUMBERS = range(60)
 
 

@@ -8,7 +8,7 @@ from tests.fuzz.drawing import drawn
 from tests.fuzz.program import program
 from tests.fuzz.running import GOOD, run
 
-pytestmark = [pytest.mark.devices(2), pytest.mark.takes(30)]
+pytestmark = [pytest.mark.devices(2), pytest.mark.takes(40)]
 
 
 @pytest.mark.parametrize("number", range(10))

@@ -160,7 +160,8 @@ class Forking:
         # Its folder is made once, not by each process.
         session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
         gc.collect()
-        gc.freeze()
+        gc.freeze()  # what is imported is not looked through again, nor copied for the forks
+        gc.set_threshold(20_000, 20, 100)  # graphs are made of many objects that live: 6% of a trace
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:

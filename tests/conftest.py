@@ -10,6 +10,21 @@ import pytest
 
 from tests import processes, skips
 
+# For make test-quick beside the unit tests: one thing of each mode, some 60 seconds of a core.
+QUICK = (
+    "tests/test_smoke.py",
+    "tests/graph/test_bit_equal.py::test_models[mlp]",
+    "tests/graph/test_function.py",
+    "tests/graph/test_verify.py",
+    "tests/graph/test_classify_rules.py",
+    "tests/graph/test_xla.py::TestHlo",
+    "tests/graph/test_pipeline.py::test_two_devices_and_uneven_batches",
+    "tests/graph/test_layerpipe.py::test_learning_rates_warm_up",
+    "tests/distributed/test_cluster_lost.py::test_worker_lost_in_a_step_of_a_fit_is_named",
+    "tests/distributed/test_data_parallel_stock.py::test_one_step_at_a_time[momentum]",
+    "tests/distributed/test_data_parallel_schedules.py::test_reverse_first_k",
+)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--in-process", action="store_true", help="fork no processes, for a debugger")
@@ -36,5 +51,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         first[str(item.path)] = max(first.get(str(item.path), 0.0), seconds(item))
     items.sort(key=lambda item: -first[str(item.path)])
     for item in items:
-        if item.path.parent.name == "unit" and not item.get_closest_marker("slow"):
+        unit = item.path.parent.name == "unit" and not item.get_closest_marker("slow")
+        if unit or item.nodeid.startswith(QUICK):
             item.add_marker(pytest.mark.quick)

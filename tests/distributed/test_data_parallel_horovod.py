@@ -17,6 +17,8 @@ from tests import launches
 from tests.distributed import training as t
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
+
+pytestmark = pytest.mark.takes(30)
 on_two_ranks = pytest.mark.ranks(2)
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "03_horovod.py"

@@ -12,7 +12,7 @@ from tests.distributed import training as t
 from tests.zoo import needs_keras_3
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
-pytestmark = [needs_keras_3, pytest.mark.ranks(2)]
+pytestmark = [needs_keras_3, pytest.mark.ranks(2), pytest.mark.takes(25)]
 
 ORDERED = {"schedule": "fast_forward", "profile_steps": 0}
 

@@ -20,6 +20,8 @@ from grappler_passes.graph import TrainingGraph
 from grappler_passes.sizes import KnownShapes
 from tests import zoo
 
+pytestmark = pytest.mark.takes(20)
+
 
 def classify(function, hints: bool = True) -> TrainingGraph:
     graph_def, fetches = graph_def_of(function)

@@ -16,6 +16,8 @@ from tests import forked
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
+pytestmark = pytest.mark.takes(80)
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 

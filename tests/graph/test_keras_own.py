@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.takes(30)
+
 KERAS = importlib.util.find_spec("keras")
 TRAINER_TEST = Path(KERAS.origin).parent / "src/trainers/trainer_test.py" if KERAS else Path()
 ROOT = Path(__file__).parents[2]

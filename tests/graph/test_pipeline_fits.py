@@ -13,7 +13,7 @@ from tests.graph.pipeline_models import EVEN, UNEVEN, Custom, X, adam, mlp, whol
 from tests.zoo import keras, needs_keras_3
 from tf_ooo import compat
 
-pytestmark = pytest.mark.devices(2)
+pytestmark = [pytest.mark.devices(2), pytest.mark.takes(25)]
 traced_otherwise = needs_keras_3  # Keras 2 traces such parts otherwise
 
 

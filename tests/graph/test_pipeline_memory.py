@@ -14,7 +14,7 @@ from tests.graph.pipeline_graphs import assert_in_order
 from tests.graph.pipeline_models import EVEN, X, Y, adam, mlp
 from tests.zoo import keras
 
-pytestmark = pytest.mark.devices(2)
+pytestmark = [pytest.mark.devices(2), pytest.mark.takes(20)]
 
 
 def tiled(count):

@@ -19,6 +19,8 @@ from tf_ooo.data_parallel.unrolled import StepSource, Unrolled
 from tf_ooo.lowering import task_ops
 from tf_ooo.planning import plan
 
+pytestmark = pytest.mark.takes(20)
+
 STEPS = 4
 
 

@@ -23,6 +23,8 @@ from tf_ooo.data_parallel import fit
 from tf_ooo.data_parallel.single_engine import SingleEngine
 from tf_ooo.pipeline import replicated_fit
 
+pytestmark = pytest.mark.takes(60)
+
 ROOT = Path(__file__).parents[2]
 OUTSIDE = ["2.14.1", "2.22.0-rc1"]
 HAS_TF_KERAS = importlib.util.find_spec("tf_keras") is not None

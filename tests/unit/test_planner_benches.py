@@ -6,6 +6,8 @@ import pytest
 
 from tf_ooo.bench import planner_scale, planner_zero_bubble
 
+pytestmark = pytest.mark.takes(20)
+
 
 @pytest.fixture(scope="module")
 def zero_bubble():

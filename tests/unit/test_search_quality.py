@@ -8,6 +8,8 @@ from tf_ooo.bench.exact import ExactLayer, optimum
 from tf_ooo.bench.planner_quality import INSTANCES, POLICIES, costs, instance, period_s, rows
 
 pytest.importorskip("ortools")
+
+pytestmark = pytest.mark.takes(20)
 ALLOWED = 1.02
 
 

@@ -90,19 +90,17 @@ smoke: .venv-2.15/.installed
 	touch $@
 
 # Random set-ups of a training, stock against rewritten; docs/testing.md.
-N ?= 100
 SEED ?= 1
 .PHONY: fuzz
+fuzz: N ?= 100
 fuzz: venv
 	$(BIN)/python -m tests.fuzz -n $(N) --seed $(SEED)
 
 .PRECIOUS: .venv-%/.installed .venv-%/.horovod
 
 # Not part of `make test`: changes one place of a module at a time, see docs/testing.md.
-N ?= 200
-SEED ?= 1
-
 .PHONY: mutants
+mutants: N ?= 200
 mutants: $(VENV)/.mutants
 	PYTHONHASHSEED=0 $(BIN)/python tests/mutation/run.py -n $(N) --seed $(SEED)
 

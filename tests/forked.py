@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+ROOT = Path(__file__).parents[1]
+
 
 def runtime_started() -> bool:
     """Whether TensorFlow has made its runtime in this process, which cannot be forked any more then."""
@@ -212,3 +214,17 @@ def run_script(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> 
     os.chdir(folder)
     sys.argv = [os.fspath(path)]
     runpy.run_path(os.fspath(path), run_name="__main__")
+
+
+def in_a_new_python(function: Callable[[], Any], timeout_s: float = 300.0, **environment: str) -> None:
+    """Runs a function of a test file where nothing is imported yet; fails with what it printed.
+
+    For what is settled when TensorFlow or Keras is imported.  Takes five seconds of a core more than a fork.
+    """
+    module = ".".join(Path(function.__code__.co_filename).relative_to(ROOT).with_suffix("").parts)
+    command = [sys.executable, "-c", f"import {module} as tests_of; tests_of.{function.__name__}()"]
+    variables = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'graph'}"} | environment
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout_s, env=variables, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

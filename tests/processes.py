@@ -116,17 +116,31 @@ class Group:
         if connection.poll(0.02 if len(self.pids) > 1 else 1.0):
             with contextlib.suppress(EOFError, ConnectionResetError):
                 return connection.recv()
-            _, status = os.waitpid(self.pids[rank], 0)
-            self.pids[rank] = 0
-            code = os.waitstatus_to_exitcode(status)
-            return f"its process ended with {signal.Signals(-code).name if code < 0 else code}"
-        return ""
+            return self._why_ended(rank, 0)
+        # Its own children may hold the connection open.
+        return self._why_ended(rank, os.WNOHANG)
+
+    def _why_ended(self, rank: int, how: int) -> str:
+        """How the process of a rank ended; nothing if it has not."""
+        pid, status = os.waitpid(self.pids[rank], how)
+        if not pid:
+            return ""
+        self._kill_children(pid)
+        self.pids[rank] = 0
+        code = os.waitstatus_to_exitcode(status)
+        return f"its process ended with {signal.Signals(-code).name if code < 0 else code}"
+
+    def _kill_children(self, pid: int) -> None:
+        """All of its process group, of which a rank's process is the first."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """Ends the processes, which have torn down what they had set up."""
+        """Ends the processes and what they have started; what passed has torn down what it set up."""
         running = [pid for pid in self.pids if pid]
         for pid in running:  # all before one of them notices that another is gone, and says so
             os.kill(pid, signal.SIGKILL)
+            self._kill_children(pid)
         for pid in running:
             os.waitpid(pid, 0)
         for connection in self.connections:
@@ -172,13 +186,15 @@ class Forking:
         return True
 
     def _reports(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
-        kind = kind_of(item)
+        kind, started = kind_of(item), time.time()
         if self.group is None or self.group.kind != kind:
             self._end()
-            self.group = self._start(kind, item.session)
+            try:
+                self.group = self._start(kind, item.session)
+            except Exception as error:
+                return [self._broken(item, f"could not be started: {error}", 0, started)]
         goes_on = nextitem is not None and kind_of(nextitem) == kind
         next_index = self.index[nextitem.nodeid] if nextitem is not None and goes_on else None
-        started = time.time()
         answers, rank = self.group.run(self.index[item.nodeid], next_index, timeout_of(item))
         if not goes_on or not all(is_good(answer) for answer in answers):
             self._end()
@@ -204,6 +220,10 @@ class Forking:
             group.connections.append(ours)
         return group
 
+    def pytest_unconfigure(self) -> None:
+        """Also after Ctrl-C."""
+        self._end()
+
     def _end(self) -> None:
         if self.group is not None:
             self.group.end()
@@ -216,6 +236,11 @@ class Forking:
         if isinstance(answers[rank], str):
             return [self._broken(item, answers[rank], rank, started)]
         load = self.config.hook.pytest_report_from_serializable
+        outcomes = [
+            [report["outcome"] for report in answer] for answer in answers if isinstance(answer, list)
+        ]
+        if any(outcome != outcomes[0] for outcome in outcomes) and is_good(answers[rank]):
+            return [self._broken(item, f"ranks end differently: {outcomes}", rank, started)]
         reports = [load(config=self.config, data=data) for data in answers[rank]]
         if len(answers) > 1:
             for report in reports:
@@ -239,6 +264,7 @@ def serve(
     """In the child: runs the tests it is told to, until it is ended."""
     status = 1
     try:
+        os.setpgid(0, 0)
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         forked.apply_environment(environment)
         capture = session.config.pluginmanager.getplugin("capturemanager")

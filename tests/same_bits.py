@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,6 +47,14 @@ class Rewritten:
     trained: Trained
     report: Report
     rewrites: list[tuple[Any, RewriteResult]]
+
+
+def bits_of(model: Any) -> int:
+    """A check sum of the bits of a model's variables and its optimizer's."""
+    bits = 0
+    for variable in (*model.variables, *model.optimizer.variables):
+        bits = zlib.crc32(np.asarray(variable).tobytes(), bits)
+    return bits
 
 
 def variables_of(model: Any) -> dict[str, Any]:

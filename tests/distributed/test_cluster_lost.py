@@ -29,7 +29,7 @@ from tests.distributed.clusters import (
     raises_lost,
     workers,
 )
-from tests.scripts import bits_of
+from tests.same_bits import bits_of
 from tf_ooo.costs import runtime_link
 from tf_ooo.costs.profile import StepProfiler
 from tf_ooo.pipeline import compat as private

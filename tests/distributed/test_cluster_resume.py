@@ -20,7 +20,7 @@ from tests.distributed.cluster_models import (
     train,
 )
 from tests.distributed.clusters import addresses, raises_lost, workers
-from tests.scripts import bits_of
+from tests.same_bits import bits_of
 from tf_ooo.costs.table import CostTable
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.takes(30)]

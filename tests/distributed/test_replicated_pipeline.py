@@ -11,7 +11,7 @@ pytest.importorskip("horovod", reason="Horovod is not installed; run: make horov
 
 import tf_ooo
 from tests import forked, launches
-from tests.scripts import bits_of
+from tests.same_bits import bits_of
 from tf_ooo.data_parallel import connect
 from tf_ooo.pipeline.compat import value_of
 

@@ -71,6 +71,7 @@ def test_looking_at_the_first_batch_changes_nothing(steps):
     assert one[0] == two[0]
     assert_equal(one[1], two[1])
     assert callback.report.added_edges > 0
+    assert callback.report.moved_ops > 0
     assert len(callback._session.controller.inputs._known) == 1
 
 
@@ -91,6 +92,7 @@ def test_a_generator_loses_no_batch():
         model.fit(data, verbose=0, callbacks=callbacks)
         weights.append(model.get_weights())
     assert ours.report.added_edges > 0
+    assert ours.report.moved_ops > 0
     assert given == [*range(7)] * 2
     assert_equal(*weights)
 

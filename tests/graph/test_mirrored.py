@@ -41,6 +41,7 @@ def test_two_replicas_are_rewritten_and_keep_their_bits():
     assert all(np.array_equal(a, b) for a, b in zip(stock, ours, strict=True))
     assert len(report.layers) == 6  # three a replica
     assert report.added_edges > 0
+    assert report.moved_ops > 0
     assert report.ops["comm"] >= 2
     assert report.ops["dO"] > 0
 

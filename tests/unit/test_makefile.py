@@ -44,6 +44,19 @@ def test_the_matrix_goes_on_after_a_version_that_fails():
 
 
 @needs_make
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["fuzz"], "tests.fuzz -n 100 --seed 1"),
+        (["mutants"], "run.py -n 200 --seed 1"),
+        (["mutants", "N=7", "SEED=3"], "run.py -n 7 --seed 3"),
+    ],
+)
+def test_how_many_and_which(arguments, said):
+    assert said in make(*arguments).stdout
+
+
+@needs_make
 def test_a_version_without_locked_packages_is_an_error():
     run = make("test-2.14")
     assert run.returncode != 0

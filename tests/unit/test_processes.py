@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,67 @@ def test_goes_on(): pass
     assert "its process ended with 7" in said
     assert "no end after 1 s" in said
     assert "in test_hangs" in said
+
+
+def test_a_process_that_dies_before_its_children_is_seen_to_have_died(pytest_on, tmp_path):
+    status, said = pytest_on(
+        ends="""
+@pytest.mark.timeout(60)
+def test_dies():
+    if not os.fork():
+        note("child")
+        time.sleep(600)
+    while not Path({folder!r}, "child").exists(): time.sleep(0.01)
+    os.kill(os.getpid(), 9)
+""".replace("{folder!r}", repr(str(tmp_path)))
+    )
+    assert status == 1
+    assert "its process ended with SIGKILL" in said
+    (child,) = pids(tmp_path, "child")
+    assert _has_ended(int(child))
+
+
+def _has_ended(pid: int) -> bool:
+    """Waits for a process that was killed; one that nobody has asked for yet is a zombie."""
+    for _ in range(500):
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_failures_around_a_test_and_ranks_that_differ_are_failures(pytest_on):
+    status, said = pytest_on(
+        around="""
+import json
+
+@pytest.fixture
+def torn():
+    yield
+    raise ValueError("in teardown")
+
+@pytest.fixture(scope="module")
+def never(): raise ValueError("in a fixture")
+
+def test_teardown(torn): pass
+def test_fixture(never): pass
+
+@pytest.mark.ranks(2, "collectives")
+def test_skipped_on_one():
+    if json.loads(os.environ["TF_CONFIG"])["task"]["index"]:
+        pytest.skip("only here")
+
+def test_goes_on(): pass
+"""
+    )
+    assert status == 1
+    assert "1 failed, 2 passed, 2 errors" in said
+    assert "in teardown" in said
+    assert "in a fixture" in said
+    assert "ranks end differently" in said
 
 
 @pytest.mark.parametrize(("reason", "status"), [("needs a GPU", 0), ("not in the mood", 1)])

@@ -99,13 +99,10 @@ CUTS = {
 
 @pytest.mark.parametrize("name", CUTS)
 def test_cuts_inside_every_kind_of_layer(name):
-    """Delays as planned also where a layer's dW needs its own dO; and on the default path, which profiles.
-
-    With fewer batches than rounds: there are fewer functions to trace.
-    """
+    """Delays as planned also where a layer's dW needs its own dO; and on the default path, which profiles."""
     make, options = CUTS[name]
     callback = layerpipe(**options)
-    history = fitted_spread(make(), callback, rows=2 * BATCH + 7)
+    history = fitted_spread(make(), callback)
     planned = {row["name"]: row["delay_steps"] for row in callback.report.layers}
     delays = callback.report.layerpipe["delay_steps"]
     layers = {path: path if path in planned else path.rpartition("/")[0] for path in delays}

@@ -17,7 +17,8 @@ from tf_ooo.bench.peak_memory import file_of, now_bytes
 from tf_ooo.errors import MemoryLimitError
 
 pytestmark = pytest.mark.takes(60)
-COUNT, COUNT_OF_TIED = 8, 4
+# Micro-batches.  Plans leave a ninth of the limit free; rounding and work spaces of small models may pass it.
+COUNT = 8
 
 
 def deep(rows=384, width=192):
@@ -30,7 +31,7 @@ def wide(rows=48, width=1024):
     return dense(rows, width, 8)
 
 
-def tied(rows=12, words=12, table=6000, width=128):
+def tied(rows=24, words=12, table=9000, width=192):
     """An embedding that is the output's kernel too: its gradient comes from both workers."""
 
     class Tied(keras.layers.Layer):
@@ -45,9 +46,9 @@ def tied(rows=12, words=12, table=6000, width=128):
                 x = x + layer(x)
             return keras.ops.matmul(x, keras.ops.transpose(self.embedding.embeddings))
 
-    inputs = keras.Input((words,), batch_size=rows * COUNT_OF_TIED, dtype="int32")
+    inputs = keras.Input((words,), batch_size=rows * COUNT, dtype="int32")
     random = np.random.default_rng(0)
-    x, y = random.integers(0, table, (2, rows * COUNT_OF_TIED, words))
+    x, y = random.integers(0, table, (2, rows * COUNT, words))
     return keras.Model(inputs, Tied()(inputs)), x.astype("int32"), y
 
 
@@ -100,7 +101,7 @@ def measured_peaks(cluster, build, schedule, epochs, limit_bytes=None):
     model.compile(keras.optimizers.Adam(1e-3), loss, jit_compile=False)
     ours = tf_ooo.OOOBackprop(
         mode="pipeline", devices=cluster.addresses, schedule=schedule, profile_steps=0,
-        microbatches=COUNT_OF_TIED if build is tied else COUNT, memory_limit_bytes=limit_bytes,
+        microbatches=COUNT, memory_limit_bytes=limit_bytes,
     )  # fmt: skip
     peaks = Peaks(cluster.ask)
     model.fit(x, y, batch_size=len(x), epochs=epochs, verbose=0, callbacks=[ours, peaks])

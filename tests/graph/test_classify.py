@@ -33,9 +33,12 @@ def classify(function, hints: bool = True) -> TrainingGraph:
 
 @pytest.fixture(scope="module")
 def traced(request):
-    """(trace of the step of the model of that name, its number of trainable weights); batch size unknown."""
+    """(trace of the step of the model of that name, its number of trainable weights); batch size unknown.
+
+    And the model, which must stay: a trace asks it for the names of its variables.
+    """
     model, x, y = zoo.compiled(zoo.SMALL[request.param])
-    return zoo.traced_step(model, x, y), len(model.trainable_variables)
+    return zoo.traced_step(model, x, y), len(model.trainable_variables), model
 
 
 def of_models(*names):

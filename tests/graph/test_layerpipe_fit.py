@@ -9,7 +9,6 @@ import tensorflow as tf
 import tf_ooo
 from tests.graph.layerpipe_by_hand import BATCHES, by_hand, distance, perceptron, same
 from tests.graph.layerpipe_fit import (
-    BATCH,
     convnet,
     fitted,
     fitted_spread,

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from classification import check_fit
-from keras import layers
 
 import tf_ooo
 from tests import zoo, zoo_more
 from tests.same_bits import Training, assert_same_bits, assert_trains_alike
-from tests.zoo import needs_keras_3
+from tests.zoo import keras, layers, needs_keras_3
 
 pytestmark = pytest.mark.takes(60)
 

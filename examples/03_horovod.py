@@ -9,7 +9,7 @@ import keras
 from sklearn.datasets import load_digits
 
 import tf_ooo
-from tf_ooo import data_parallel
+from tf_ooo.modes import data_parallel
 
 workers = data_parallel.connect()
 

@@ -6,16 +6,16 @@ import os
 from typing import Any
 
 from tf_ooo.compat.callbacks import Callback
-from tf_ooo.data_parallel import DataParallelFit, launched_with_workers
-from tf_ooo.data_parallel.engine import launched_for_collectives
-from tf_ooo.device_names import over_hosts
 from tf_ooo.errors import BackendError
-from tf_ooo.layerpipe.fit import LayerPipeFit
+from tf_ooo.hosts.device_names import over_hosts
+from tf_ooo.hosts.ranks.engine import launched_for_collectives
+from tf_ooo.modes.data_parallel import DataParallelFit, launched_with_workers
+from tf_ooo.modes.layerpipe.fit import LayerPipeFit
+from tf_ooo.modes.pipeline.fit import PipelineFit
+from tf_ooo.modes.replicated import ReplicatedPipelineFit
+from tf_ooo.modes.single_device.fit import FitSession
 from tf_ooo.options import Options
-from tf_ooo.pipeline.fit import PipelineFit
-from tf_ooo.pipeline.replicated_fit import ReplicatedPipelineFit
-from tf_ooo.report import Report
-from tf_ooo.single_device import FitSession
+from tf_ooo.report.report import Report
 
 
 class OOOBackprop(Callback):

@@ -15,9 +15,9 @@ import numpy as np
 import tf_ooo
 from tests import zoo
 from tests.zoo import KERAS_3, keras
-from tf_ooo import planner
-from tf_ooo.planner import RewriteResult
-from tf_ooo.report import Report
+from tf_ooo.report.report import Report
+from tf_ooo.rewriting import planner
+from tf_ooo.rewriting.planner import RewriteResult
 
 # Two steps an epoch of the six examples of tests/zoo.py.
 BATCH_SIZE, EPOCHS = 3, 10

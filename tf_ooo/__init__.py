@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from tf_ooo.horovod_cache import launched, remember_names
+from tf_ooo.hosts.horovod_cache import launched, remember_names
 
 __version__ = "0.1.0"
 
@@ -16,14 +16,14 @@ _HOME = {
     "OOOBackprop": "keras_callbacks.ooo_backprop",
     "function": "tf_ooo.decorator",
     "enabled": "tf_ooo.scope",
-    "high_priority_main_stream": "tf_ooo.xla.priority",
+    "high_priority_main_stream": "tf_ooo.modes.compiled.priority",
     "Options": "tf_ooo.options",
-    "classify": "tf_ooo.planner",
-    "plan": "tf_ooo.planning",
-    "Schedule": "tf_ooo.schedule",
-    "Report": "tf_ooo.report",
-    "simulate": "tf_ooo.simulator",
-    "Timeline": "tf_ooo.timeline",
+    "classify": "tf_ooo.rewriting.planner",
+    "plan": "tf_ooo.planning.choosing.plan",
+    "Schedule": "tf_ooo.planning.model.schedule",
+    "Report": "tf_ooo.report.report",
+    "simulate": "tf_ooo.planning.simulation.simulator",
+    "Timeline": "tf_ooo.planning.simulation.timeline",
     "LayerCosts": "tf_ooo.costs.layer_costs",
     "Link": "tf_ooo.costs.layer_costs",
     "OOOError": "tf_ooo.errors",
@@ -36,6 +36,9 @@ _HOME = {
     "PassError": "tf_ooo.errors",
 }
 
+# Rooms that a script may name: ``from tf_ooo import data_parallel``.
+_ROOMS = {"data_parallel": "tf_ooo.modes.data_parallel", "pipeline": "tf_ooo.modes.pipeline"}
+
 __all__ = ["__version__", *_HOME]  # noqa: PLE0604 - names are strings, from one table
 
 
@@ -44,6 +47,8 @@ if launched():
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(_ROOMS[name])
     if name not in _HOME:
         raise AttributeError(f"module 'tf_ooo' has no attribute {name!r}; it has {', '.join(__all__)}")
     return getattr(importlib.import_module(_HOME[name]), name)

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 from tf_ooo import compat
-from tf_ooo.controller import StepController, fall_back
-from tf_ooo.environment import environment
 from tf_ooo.errors import GraphError, OOOError, OptionsError
+from tf_ooo.fit.controller import StepController, fall_back
+from tf_ooo.modes.single_device.fit import save_timeline
 from tf_ooo.options import COMPILED_SCHEDULES, NEEDS_XLA, Options, refuse_data_parallel
-from tf_ooo.report import Report
-from tf_ooo.session import RewriteSession
-from tf_ooo.single_device import save_timeline
+from tf_ooo.report.environment import environment
+from tf_ooo.report.report import Report
+from tf_ooo.rewriting.session import RewriteSession
 
 
 class OOOFunction:
@@ -79,7 +79,7 @@ class OOOFunction:
 
     def _make_controller(self, stock: Any) -> StepController:
         if self.jit_compile or compat.compiles_with_xla(self._given):
-            from tf_ooo.xla.controller import for_function  # noqa: PLC0415 - imports TensorFlow's XLA ops
+            from tf_ooo.modes.compiled.controller import for_function  # noqa: PLC0415 - imports TensorFlow's XLA ops
 
             plain = compat.undecorated(stock)  # conditions and loops over tensors are those of stock
             return for_function(plain, stock, self.options, self.report, self._write_timeline)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from tf_ooo.costs.table import CostTable
-from tf_ooo.device_names import check_devices
 from tf_ooo.errors import OptionsError
-from tf_ooo.schedulers import BACKWARD_ORDERS, POLICIES
+from tf_ooo.hosts.device_names import check_devices
+from tf_ooo.planning.policies import BACKWARD_ORDERS, POLICIES
 
 MODES = ("auto", "single_device", "data_parallel", "pipeline", "layerpipe")
 # Data parallel: which library communicates, how gradients are combined, what they travel as.
@@ -83,8 +83,8 @@ class Options:
         store_activations: jit_compile=True: who reads the activations that dW needs from memory, rather than
             computing them again: ``"all"``, ``"backward"``, ``"cost"`` (as costs say) or ``"none"``; auto:
             cost, and with ``schedule="auto"`` what is measured to be fastest.
-        gains: jit_compile=True: file of a :class:`tf_ooo.xla.gains.GainTable`, seconds saved by running a dW
-            beside a part of the main stream; None: they are measured, or calculated.
+        gains: jit_compile=True: file of a :class:`tf_ooo.costs.gains.GainTable`, seconds saved by running a
+            dW beside a part of the main stream; None: they are measured, or calculated.
         measure_gains_s: jit_compile=True, schedules ``"auto"`` and ``"multi_stream"``: seconds for measuring
             gains before the first step, into ``report.gains``; 0: they are calculated; None: 60 on a CUDA
             GPU, else 0.

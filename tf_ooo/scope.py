@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from tf_ooo import compat
-from tf_ooo.environment import environment
 from tf_ooo.errors import OOOError, OptionsError
+from tf_ooo.modes.single_device.fit import save_timeline
 from tf_ooo.options import Options, refuse_data_parallel
-from tf_ooo.report import Report, fill_plan
-from tf_ooo.session import RewriteSession
-from tf_ooo.single_device import save_timeline
+from tf_ooo.report.environment import environment
+from tf_ooo.report.report import Report, fill_plan
+from tf_ooo.rewriting.session import RewriteSession
 
 _LOG = logging.getLogger("tf_ooo")
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any
 
-from grappler_passes.node_input import split_input
+from grappler_passes.graph.node_input import split_input
 from grappler_passes.plugin import compat
 from grappler_passes.plugin.ports import PortError, input_types, output_types
 

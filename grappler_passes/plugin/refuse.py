@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from grappler_passes.node_input import split_input
+from grappler_passes.graph.node_input import split_input
 from grappler_passes.plugin import compat
 
 NAME = "ooo_refused"

@@ -7,9 +7,9 @@ import numpy as np
 import tensorflow as tf
 
 import tf_ooo
+from tf_ooo.compat.pipeline import value_of
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
-from tf_ooo.pipeline.compat import value_of
 
 BATCHES, ROWS, WIDTH = 4, 12, 11
 # With costs and a link nothing is measured, and the plan is always the same.

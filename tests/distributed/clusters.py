@@ -20,7 +20,7 @@ import pytest
 
 import tf_ooo
 from tests import forked, launches
-from tf_ooo.pipeline.cluster import connect
+from tf_ooo.hosts.cluster import connect
 
 # Of tests that stop a worker: a worker that is only slow answers within it.
 SHORT_SILENCE_S = 3.0

@@ -10,7 +10,7 @@ import pytest
 @pytest.fixture(scope="module")
 def engine() -> Any:
     """The ranks, joined once in a process and before its first tensor."""
-    from tf_ooo import data_parallel
+    from tf_ooo.modes import data_parallel
 
     return data_parallel.connect()
 
@@ -18,7 +18,7 @@ def engine() -> Any:
 @pytest.fixture
 def quick_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer messages measure the link, and searches are short."""
-    from tf_ooo.data_parallel import planned
+    from tf_ooo.modes.data_parallel import planned
 
     monkeypatch.setattr(planned, "_SIZES", (64 * 1024, 256 * 1024))
     monkeypatch.setattr(planned, "_SEARCH_S", 0.5)

@@ -30,10 +30,10 @@ from tests.distributed.clusters import (
     workers,
 )
 from tf_ooo.errors import BackendError, OptionsError
-from tf_ooo.pipeline import facts
-from tf_ooo.pipeline.cluster import _check, connect
-from tf_ooo.pipeline.facts import Line, own_facts
-from tf_ooo.pipeline.worker import serve
+from tf_ooo.hosts import facts
+from tf_ooo.hosts.cluster import _check, connect
+from tf_ooo.hosts.facts import Line, own_facts
+from tf_ooo.hosts.worker import serve
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(180), pytest.mark.takes(40)]
 

@@ -30,13 +30,13 @@ from tests.distributed.clusters import (
     workers,
 )
 from tests.same_bits import bits_of
-from tf_ooo.costs import runtime_link
+from tf_ooo.compat import pipeline as private
 from tf_ooo.costs.profile import StepProfiler
-from tf_ooo.pipeline import compat as private
-from tf_ooo.pipeline import fit as pipeline_fit
-from tf_ooo.pipeline import rewriting
-from tf_ooo.pipeline.cluster import connect
-from tf_ooo.pipeline.variables import Moved
+from tf_ooo.hosts import link as runtime_link
+from tf_ooo.hosts.cluster import connect
+from tf_ooo.modes.pipeline import fit as pipeline_fit
+from tf_ooo.modes.pipeline import rewriting
+from tf_ooo.tracing.variables import Moved
 
 # The wait for the error, also on a busy machine.
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(120), pytest.mark.takes(60)]

@@ -8,14 +8,14 @@ from typing import Any
 import keras
 import pytest
 
-from grappler_passes.base import PassResult
+from grappler_passes.passes.base import PassResult
 from tests.distributed import training as t
 from tests.zoo import needs_keras_3
-from tf_ooo.data_parallel import ordering, planned, rewriting, scheduled
 from tf_ooo.errors import GraphError
-from tf_ooo.planning import plan
-from tf_ooo.schedulers.common import COMPUTE
-from tf_ooo.step_times import STOCK
+from tf_ooo.fit.step_times import STOCK
+from tf_ooo.modes.data_parallel import ordering, planned, rewriting, scheduled
+from tf_ooo.planning.building.common import COMPUTE
+from tf_ooo.planning.choosing.plan import plan
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
 pytestmark = [needs_keras_3, pytest.mark.ranks(2), pytest.mark.takes(70)]

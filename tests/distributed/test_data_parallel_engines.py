@@ -14,7 +14,7 @@ import tensorflow as tf
 import tf_ooo
 from tests.distributed import training as t
 from tests.zoo import needs_keras_3
-from tf_ooo.data_parallel.sync import checksum
+from tf_ooo.tracing.sync import checksum
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
 pytestmark = pytest.mark.takes(110)

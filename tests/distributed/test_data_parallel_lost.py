@@ -16,8 +16,8 @@ import pytest
 import tf_ooo
 from tests import forked, launches
 from tests.distributed import training as t
-from tf_ooo import data_parallel
-from tf_ooo.data_parallel import fit
+from tf_ooo.modes import data_parallel
+from tf_ooo.modes.data_parallel import fit
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
 pytestmark = pytest.mark.takes(40)

@@ -12,16 +12,16 @@ import pytest
 import tensorflow as tf
 
 import tf_ooo
-from grappler_passes.dependencies import GraphIndex
-from grappler_passes.step_classes import classify_steps
-from grappler_passes.steps import split_steps
+from grappler_passes.analysis.step_classes import classify_steps
+from grappler_passes.analysis.steps import split_steps
+from grappler_passes.graph.dependencies import GraphIndex
 from tests.distributed import training as t
 from tests.zoo import needs_keras_3
 from tf_ooo.costs.layer_costs import Link
-from tf_ooo.data_parallel import planned, scheduled
 from tf_ooo.errors import OptionsError
-from tf_ooo.planning import plan
-from tf_ooo.schedulers.common import COMMUNICATION
+from tf_ooo.modes.data_parallel import planned, scheduled
+from tf_ooo.planning.building.common import COMMUNICATION
+from tf_ooo.planning.choosing.plan import plan
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
 pytestmark = [needs_keras_3, pytest.mark.ranks(2), pytest.mark.takes(80)]

@@ -12,8 +12,8 @@ pytest.importorskip("horovod", reason="Horovod is not installed; run: make horov
 import tf_ooo
 from tests import forked, launches
 from tests.same_bits import bits_of
-from tf_ooo.data_parallel import connect
-from tf_ooo.pipeline.compat import value_of
+from tf_ooo.compat.pipeline import value_of
+from tf_ooo.modes.data_parallel import connect
 
 pytestmark = [pytest.mark.ranks(2, "horovod"), pytest.mark.devices(2), pytest.mark.takes(20)]
 ROWS, BATCHES, LAST, RANKS = 8, 5, 5, 2

@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from tests import forked
 from tests.distributed.clusters import addresses, run_command
-from tf_ooo.costs.runtime_link import measure_runtime_link
 from tf_ooo.errors import CostError
+from tf_ooo.hosts.link import measure_runtime_link
 
 
 def serve(cluster, task):

@@ -14,8 +14,9 @@ import pytest
 import tensorflow as tf
 
 import tf_ooo
-from tf_ooo import compat, traces
-from tf_ooo.data_parallel.sync import checksum
+from tf_ooo import compat
+from tf_ooo.tracing import traces
+from tf_ooo.tracing.sync import checksum
 
 # Of an epoch; of them so many together: five whole executions and a shorter one.
 STEPS, TOGETHER, ROWS = 22, 4, 8

@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from tf_ooo.xla.captured import CompiledModule, read_dump
+from tf_ooo.modes.compiled.captured import CompiledModule, read_dump
 
 VARIABLE = "TF_OOO_GPUHLO"
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from grappler_passes.classify import classify_graph_def
-from grappler_passes.graph import OpKind, TrainingGraph
-from grappler_passes.sizes import KnownShapes, outputs_with_sizes
+from grappler_passes.analysis.classify import classify_graph_def
+from grappler_passes.graph.sizes import KnownShapes, outputs_with_sizes
+from grappler_passes.graph.training_graph import OpKind, TrainingGraph
 from tests.same_bits import BATCH_SIZE
 from tf_ooo.compat import path_of
 from tf_ooo.costs.analytic import analytic_ops

@@ -12,8 +12,8 @@ import tf_ooo
 from tests.graph.layerpipe_by_hand import data
 from tests.graph.layerpipe_spread import fit_spread
 from tests.zoo import KERAS_3, keras
+from tf_ooo.compat.pipeline import value_of
 from tf_ooo.costs.table import CostTable
-from tf_ooo.pipeline.compat import value_of
 
 PICTURES = (12, 12, 2)
 BATCH = 16

@@ -11,7 +11,7 @@ from tests.graph.layerpipe_spread import fit_spread
 from tests.zoo import keras
 from tf_ooo import compat
 from tf_ooo.compat import path_of
-from tf_ooo.pipeline.compat import value_of
+from tf_ooo.compat.pipeline import value_of
 
 RATE, BATCHES, ROWS = 0.2, 14, 12
 RNG = np.random.default_rng(0)

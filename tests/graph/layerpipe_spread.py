@@ -9,16 +9,16 @@ from unittest import mock
 
 import tensorflow as tf
 
-from grappler_passes.dependencies import GraphIndex
+from grappler_passes.graph.dependencies import GraphIndex
 from tests.graph.layerpipe_by_hand import BATCHES, data, perceptron
-from tf_ooo.data_parallel.sync import build
-from tf_ooo.layerpipe import fit as layerpipe_fit
-from tf_ooo.layerpipe import turns
-from tf_ooo.layerpipe.running import Epoch
-from tf_ooo.layerpipe.spread import spread
-from tf_ooo.layerpipe.stages import HIGH, Stages
-from tf_ooo.pipeline.naming import named
-from tf_ooo.pipeline.variables import Moved, all_variables
+from tf_ooo.modes.layerpipe import fit as layerpipe_fit
+from tf_ooo.modes.layerpipe import turns
+from tf_ooo.modes.layerpipe.running import Epoch
+from tf_ooo.modes.layerpipe.spread import spread
+from tf_ooo.modes.layerpipe.stages import HIGH, Stages
+from tf_ooo.rewriting.naming import named
+from tf_ooo.tracing.sync import build
+from tf_ooo.tracing.variables import Moved, all_variables
 
 DEVICES = [f"/job:localhost/replica:0/task:0/device:CPU:{number}" for number in range(4)]
 # Of the nine batches three are left when the rounds of four devices are full.

@@ -16,7 +16,7 @@ import tf_ooo
 from tests.graph.pipeline_graphs import assert_in_order
 from tests.zoo import keras
 from tf_ooo import compat
-from tf_ooo.pipeline.compat import value_of
+from tf_ooo.compat.pipeline import value_of
 
 
 @dataclass(frozen=True)

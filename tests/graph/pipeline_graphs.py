@@ -6,9 +6,9 @@ import dataclasses
 import itertools
 from functools import cached_property
 
-from grappler_passes.dependencies import GraphIndex
-from grappler_passes.microbatches import is_sum
-from tf_ooo.pipeline import tasks_of
+from grappler_passes.analysis.microbatches import is_sum
+from grappler_passes.graph.dependencies import GraphIndex
+from tf_ooo.modes.pipeline import tasks_of
 
 _ORDERED = ("F", "dO", "dW")
 

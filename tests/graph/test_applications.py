@@ -10,7 +10,8 @@ from classification import check, check_fit
 import tf_ooo
 from tests import zoo
 from tests.same_bits import Training, assert_trains_alike
-from tf_ooo import compat, traces
+from tf_ooo import compat
+from tf_ooo.tracing import traces
 
 pytestmark = pytest.mark.takes(150)
 TRANSFORMERS = ("BertBackbone", "GPT2Backbone")

@@ -224,7 +224,7 @@ def test_several_losses_and_optimizers(make, name, options):
 @needs_keras_3  # Keras 2's Dropout draws from a state that each function has of its own
 def test_a_pass_that_fails_on_a_retrace_of_fit(monkeypatch, caplog):
     """The same callback, batches of another fixed size: planned again, which fails from then on."""
-    from grappler_passes.order import OrderPass
+    from grappler_passes.passes.order import OrderPass
 
     run, failing, trained = OrderPass.run, [], []
 

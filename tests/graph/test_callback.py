@@ -10,7 +10,7 @@ import pytest
 
 import tf_ooo
 from tests import zoo
-from tf_ooo.single_device import REPLACED
+from tf_ooo.modes.single_device.fit import REPLACED
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(160, 8, 8, 1)).astype("float32")
@@ -124,7 +124,7 @@ def test_failing_pass_trains_on_and_is_logged_once(monkeypatch, caplog):
     def broken(self, graph_def, training_graph):
         raise ValueError("broken pass")
 
-    monkeypatch.setattr("grappler_passes.order.OrderPass.run", broken)
+    monkeypatch.setattr("grappler_passes.passes.order.OrderPass.run", broken)
     callback = tf_ooo.OOOBackprop()
     assert_same(callback)
     assert "broken pass" in callback.report.fallback_reason

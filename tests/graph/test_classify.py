@@ -13,11 +13,11 @@ from classification import (
     classified_share,
 )
 
-from grappler_passes.classify import classify_graph_def, flatten
+from grappler_passes.analysis.classify import classify_graph_def, flatten
 from grappler_passes.compat import graph_def_of
 from grappler_passes.errors import GraphError
-from grappler_passes.graph import TrainingGraph
-from grappler_passes.sizes import KnownShapes
+from grappler_passes.graph.sizes import KnownShapes
+from grappler_passes.graph.training_graph import TrainingGraph
 from tests import zoo
 
 pytestmark = pytest.mark.takes(20)

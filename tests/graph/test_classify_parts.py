@@ -9,11 +9,11 @@ import tensorflow as tf
 from graphs import node
 from tensorflow.core.framework import graph_pb2
 
-from grappler_passes import classify, kinds
-from grappler_passes.classify import _can_inline, _no_weights_message, _results, _unconsumed, flatten
+from grappler_passes.analysis import classify, kinds
+from grappler_passes.analysis.classify import _can_inline, _no_weights_message, _results, _unconsumed, flatten
 from grappler_passes.compat import graph_def_of
-from grappler_passes.flow import Edge
-from grappler_passes.graph import Op, OpKind
+from grappler_passes.graph.flow import Edge
+from grappler_passes.graph.training_graph import Op, OpKind
 
 F, DO, DW, U, COMM, OTHER = (
     OpKind.FORWARD,

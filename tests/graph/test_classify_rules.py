@@ -9,11 +9,11 @@ from tensorflow.core.framework import graph_pb2
 
 import tf_ooo
 from grappler_passes import plugin
-from grappler_passes.classify import classify_graph_def
+from grappler_passes.analysis.classify import classify_graph_def
 from grappler_passes.compat import graph_def_of
-from grappler_passes.dependencies import GraphIndex
-from grappler_passes.effects import has_side_effects, only_reads, states_of
-from grappler_passes.graph import OpKind
+from grappler_passes.graph.dependencies import GraphIndex
+from grappler_passes.graph.effects import has_side_effects, only_reads, states_of
+from grappler_passes.graph.training_graph import OpKind
 
 X = tf.TensorSpec((5, 3))
 

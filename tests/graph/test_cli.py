@@ -4,8 +4,7 @@ import pytest
 from click.testing import CliRunner
 
 import tf_ooo
-from tf_ooo import demo
-from tf_ooo.cli import main
+from tf_ooo.cli import demo, main
 
 
 def test_info():

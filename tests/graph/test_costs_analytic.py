@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from grappler_passes.classify import flatten
+from grappler_passes.analysis.classify import flatten
 from grappler_passes.compat import graph_def_of
 from tests import zoo
 from tf_ooo.costs.analytic import FREE_OPS, analytic_ops, base_type

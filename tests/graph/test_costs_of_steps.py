@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 import tf_ooo
-from grappler_passes.classify import flatten
+from grappler_passes.analysis.classify import flatten
 from grappler_passes.compat import graph_def_of
-from grappler_passes.graph import OpKind
+from grappler_passes.graph.training_graph import OpKind
 from tests import zoo
 from tf_ooo.costs.devices import device
 from tf_ooo.costs.from_graph import graph_costs

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorflow.core.framework import graph_pb2
 
-from grappler_passes.dependencies import GraphIndex, split_input
 from grappler_passes.errors import GraphError
+from grappler_passes.graph.dependencies import GraphIndex, split_input
 
 
 def chain(*rows):

@@ -8,12 +8,12 @@ from collections import defaultdict
 
 import pytest
 
-from grappler_passes.dependencies import GraphIndex
+from grappler_passes.graph.dependencies import GraphIndex
 from tests import zoo
 from tests.same_bits import Training, assert_ordered
 from tests.zoo import keras
 from tf_ooo import compat
-from tf_ooo.lowering import task_ops
+from tf_ooo.rewriting.lowering import task_ops
 
 pytestmark = pytest.mark.takes(25)
 NAMES = ("mlp", "convolutions", "lstm_gru", "attention")

@@ -12,8 +12,8 @@ from tests.graph.layerpipe_spread import (
     placed,
     spread_over,
 )
-from tf_ooo.layerpipe.reporting import version_bytes
-from tf_ooo.layerpipe.stages import HIGH
+from tf_ooo.modes.layerpipe.reporting import version_bytes
+from tf_ooo.modes.layerpipe.stages import HIGH
 
 pytestmark = [pytest.mark.devices(4), pytest.mark.takes(40)]
 

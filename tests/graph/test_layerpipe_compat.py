@@ -10,12 +10,12 @@ import pytest
 import tensorflow as tf
 
 from grappler_passes.compat import graph_def_of, infer_outputs, info_of, inline_graph_def
-from grappler_passes.variables import VARIABLE_ATTR
+from grappler_passes.graph.variables import VARIABLE_ATTR
 from tests.zoo import keras
 from tf_ooo.compat import Packed, is_keras_2
-from tf_ooo.layerpipe import compat
-from tf_ooo.layerpipe.seeds import reseeded
-from tf_ooo.pipeline.compat import value_of
+from tf_ooo.compat import layerpipe as compat
+from tf_ooo.compat.pipeline import value_of
+from tf_ooo.modes.layerpipe.seeds import reseeded
 
 CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 
@@ -205,8 +205,8 @@ def run_with(graph_def, feed, name):
 
 
 def test_an_output_gradient_is_divided_by_seconds_not_by_the_rows_of_one_op():
-    from grappler_passes.dependencies import GraphIndex
-    from tf_ooo.layerpipe.divide import _share_of_rows
+    from grappler_passes.graph.dependencies import GraphIndex
+    from tf_ooo.modes.layerpipe.divide import _share_of_rows
 
     graph = tf.Graph()
     with graph.as_default():
@@ -224,8 +224,8 @@ def test_an_output_gradient_is_divided_by_seconds_not_by_the_rows_of_one_op():
 
 def test_how_far_an_output_gradient_can_be_divided():
     """Of several products one is divided, of a transposed convolution the convolution; of sums nothing."""
-    from grappler_passes.dependencies import GraphIndex
-    from tf_ooo.layerpipe.divide import lower_shares
+    from grappler_passes.graph.dependencies import GraphIndex
+    from tf_ooo.modes.layerpipe.divide import lower_shares
 
     graph = tf.Graph()
     with graph.as_default():

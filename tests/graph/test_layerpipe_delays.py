@@ -6,8 +6,8 @@ import types
 
 import tensorflow as tf
 
-from grappler_passes.dependencies import GraphIndex
-from tf_ooo.layerpipe.delays import _same_reads
+from grappler_passes.graph.dependencies import GraphIndex
+from tf_ooo.modes.layerpipe.delays import _same_reads
 
 
 def reads_around_a_write():

@@ -27,7 +27,7 @@ from tests.graph.layerpipe_fit import (
 from tests.graph.layerpipe_spread import fit_spread
 from tests.zoo import keras
 from tf_ooo.costs.table import CostTable
-from tf_ooo.pipeline import fit as pipeline_fit
+from tf_ooo.modes.pipeline import fit as pipeline_fit
 
 pytestmark = [pytest.mark.devices(4), pytest.mark.takes(50)]
 

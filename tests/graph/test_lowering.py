@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from grappler_passes.graph import Layer, Op, OpKind, TrainingGraph
-from tf_ooo.lowering import lower
-from tf_ooo.schedule import Schedule, Task, TaskList
+from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph
+from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
+from tf_ooo.rewriting.lowering import lower
 
 
 def test_what_an_earlier_task_needs_gets_no_edge():

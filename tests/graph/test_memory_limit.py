@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tf_ooo
 from tests import zoo
-from tf_ooo import controller
+from tf_ooo.fit import controller
 
 BATCH, WIDTH = 10, 40
 RNG = np.random.default_rng(0)

@@ -6,10 +6,10 @@ import pytest
 from graphs import edge_set, node
 from tensorflow.core.framework import graph_pb2
 
-from grappler_passes.base import PassResult
 from grappler_passes.errors import PassError, PlanError
-from grappler_passes.order import OrderPass
-from grappler_passes.rewrite_plan import RewritePlan
+from grappler_passes.passes.base import PassResult
+from grappler_passes.passes.order import OrderPass
+from grappler_passes.passes.rewrite_plan import RewritePlan
 
 
 def chain(*rows):

@@ -7,11 +7,12 @@ import pytest
 import tensorflow as tf
 
 from grappler_passes import plugin
-from grappler_passes.microbatches import SUM_ATTR
+from grappler_passes.analysis.microbatches import SUM_ATTR
 from tests.zoo import keras
 from tf_ooo.compat import build_optimizer, forget_traces, made_in_strategy, undecorated, update
-from tf_ooo.pipeline import compat, variables
-from tf_ooo.pipeline.variables import Moved
+from tf_ooo.compat import pipeline as compat
+from tf_ooo.tracing import variables
+from tf_ooo.tracing.variables import Moved
 
 
 def model():

@@ -3,12 +3,12 @@
 import pytest
 import tensorflow as tf
 
-from grappler_passes.dependencies import GraphIndex
+from grappler_passes.graph.dependencies import GraphIndex
 from tests.graph.pipeline_fits import Training, fits_of
 from tests.graph.pipeline_graphs import Rewritten
 from tests.graph.pipeline_models import EVEN, mlp, momentum
-from tf_ooo.pipeline.ordering import order_lane
-from tf_ooo.schedule import Task
+from tf_ooo.planning.model.schedule import Task
+from tf_ooo.rewriting.ordering import order_lane
 
 DO, DW, NEXT = Task("dO", 0), Task("dW", 0), Task("F", 0, 1)
 

@@ -11,7 +11,7 @@ from tests.graph.pipeline_graphs import assert_in_order
 from tests.graph.pipeline_models import EVEN, TiedTransformer, deep, deep_unet, momentum, normal, whole
 from tests.zoo import keras
 from tf_ooo.bench import pipeline_workloads
-from tf_ooo.pipeline.planning import SCHEDULES
+from tf_ooo.modes.pipeline.planning import SCHEDULES
 
 pytestmark = [pytest.mark.devices(8), pytest.mark.takes(90)]
 

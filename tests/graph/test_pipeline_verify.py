@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
-from grappler_passes.annotate import AnnotatePass
-from grappler_passes.microbatches import is_sum
+from grappler_passes.analysis.microbatches import is_sum
+from grappler_passes.passes.annotate import AnnotatePass
 from tests.graph.pipeline_fits import Training, assert_equal_bits, pipelined, places
 from tests.graph.pipeline_models import EVEN, mlp, momentum
 from tf_ooo.errors import PassError
-from tf_ooo.pipeline import rewriting
+from tf_ooo.modes.pipeline import rewriting
 
 pytestmark = pytest.mark.devices(2)
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes import plugin
-from grappler_passes.plain_sums import with_plain_sums
+from grappler_passes.passes.plain_sums import with_plain_sums
 from grappler_passes.plugin.answer import AnswerError, check_answer
 
 

@@ -6,13 +6,13 @@ import pytest
 import tensorflow as tf
 
 import tf_ooo
-from grappler_passes.classify import flatten
+from grappler_passes.analysis.classify import flatten
 from grappler_passes.compat import graph_def_of
 from tests import zoo
 from tf_ooo.costs.devices import device
 from tf_ooo.costs.op_seconds import op_seconds
 from tf_ooo.errors import CostError, ScheduleError
-from tf_ooo.lowering import lower, task_ops
+from tf_ooo.rewriting.lowering import lower, task_ops
 
 
 @pytest.fixture(scope="module")

@@ -90,7 +90,7 @@ def two_dense_layers(**changes):
 @pytest.fixture
 def tanh_gradients_are_wrong(monkeypatch):
     """In the rewritten graph only, after it was verified."""
-    from tf_ooo import planner
+    from tf_ooo.rewriting import planner
 
     order = planner.PassPipeline.__call__
 

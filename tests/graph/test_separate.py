@@ -6,10 +6,10 @@ import tensorflow as tf
 from graphs import assert_bit_equal, flat, node, optimized, run
 from tensorflow.core.framework import graph_pb2
 
-from grappler_passes.dependencies import GraphIndex
-from grappler_passes.graph import Op, OpKind, TrainingGraph
-from grappler_passes.separate import SeparatePass
-from grappler_passes.verify import verify
+from grappler_passes.graph.dependencies import GraphIndex
+from grappler_passes.graph.training_graph import Op, OpKind, TrainingGraph
+from grappler_passes.passes.separate import SeparatePass
+from grappler_passes.passes.verify import verify
 
 
 def ops_of(graph):

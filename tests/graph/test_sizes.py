@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from grappler_passes.classify import classify_graph_def, flatten
+from grappler_passes.analysis.classify import classify_graph_def, flatten
 from grappler_passes.compat import graph_def_of
-from grappler_passes.liveness import unknown_sizes
-from grappler_passes.sizes import KnownShapes, with_sizes
+from grappler_passes.graph.liveness import unknown_sizes
+from grappler_passes.graph.sizes import KnownShapes, with_sizes
 
 FLOAT, INT = tf.float32.as_datatype_enum, tf.int32.as_datatype_enum
 

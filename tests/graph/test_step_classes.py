@@ -8,15 +8,15 @@ import keras
 import pytest
 import tensorflow as tf
 
-from grappler_passes import step_classes
-from grappler_passes.classify import classify_graph_def
-from grappler_passes.steps import split_steps
+from grappler_passes.analysis import step_classes
+from grappler_passes.analysis.classify import classify_graph_def
+from grappler_passes.analysis.steps import split_steps
 from tf_ooo.costs.layer_costs import LayerCosts
-from tf_ooo.data_parallel.ordering import layer_keys, numbered_as
-from tf_ooo.data_parallel.rewriting import StepRequest
-from tf_ooo.data_parallel.unrolled import StepSource, Unrolled
 from tf_ooo.errors import ScheduleError
-from tf_ooo.planning import plan
+from tf_ooo.modes.data_parallel.ordering import layer_keys, numbered_as
+from tf_ooo.modes.data_parallel.rewriting import StepRequest
+from tf_ooo.planning.choosing.plan import plan
+from tf_ooo.tracing.unrolled import StepSource, Unrolled
 
 STEPS = 5
 SPEC = (tf.TensorSpec((4, 6), tf.float32), tf.TensorSpec((4, 3), tf.float32))

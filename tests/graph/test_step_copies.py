@@ -10,8 +10,8 @@ import tensorflow as tf
 from tests import zoo
 from tests.same_bits import same, values_of, variables_of
 from tf_ooo.bench.workloads import encoder
-from tf_ooo.data_parallel.compat import CopiedStep
-from tf_ooo.data_parallel.unrolled import StepSource, Unrolled
+from tf_ooo.compat.data_parallel import CopiedStep
+from tf_ooo.tracing.unrolled import StepSource, Unrolled
 
 ROWS, STEPS = 8, 4
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import tf_ooo
 from tests import zoo
-from tf_ooo import traces
+from tf_ooo.tracing import traces
 
 RNG = np.random.default_rng(0)
 
@@ -191,7 +191,7 @@ def test_strict_raises_at_the_first_call_of_an_inference_function():
 
 def fails_from(number, monkeypatch):
     """The order pass raises from its ``number``th run on."""
-    from grappler_passes.order import OrderPass
+    from grappler_passes.passes.order import OrderPass
 
     run, calls = OrderPass.run, []
 
@@ -262,7 +262,7 @@ def test_bad_input_is_an_options_error():
 
 
 class TestTraces:
-    """tf_ooo/traces.py: what breaks if TensorFlow or Keras change."""
+    """tf_ooo/tracing/traces.py: what breaks if TensorFlow or Keras change."""
 
     def test_keras_train_function_closes_over_a_tf_function(self):
         model, x, y = zoo.compiled(zoo.one_layer)

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from grappler_passes.classify import classify_graph_def
-from grappler_passes.graph import OpKind
-from grappler_passes.steps import split_steps, steps_of
+from grappler_passes.analysis.classify import classify_graph_def
+from grappler_passes.analysis.steps import split_steps, steps_of
+from grappler_passes.graph.training_graph import OpKind
 from tests import zoo
 from tf_ooo.costs.layer_costs import LayerCosts
-from tf_ooo.data_parallel.rewriting import StepRequest
-from tf_ooo.data_parallel.unrolled import StepSource, Unrolled
-from tf_ooo.lowering import task_ops
-from tf_ooo.planning import plan
+from tf_ooo.modes.data_parallel.rewriting import StepRequest
+from tf_ooo.planning.choosing.plan import plan
+from tf_ooo.rewriting.lowering import task_ops
+from tf_ooo.tracing.unrolled import StepSource, Unrolled
 
 pytestmark = pytest.mark.takes(20)
 

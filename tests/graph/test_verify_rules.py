@@ -7,8 +7,8 @@ from graphs import node
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.errors import PassError, VerifyError
-from grappler_passes.graph import Layer, Op, OpKind, TrainingGraph
-from grappler_passes.verify import VerifyPass, verify
+from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph
+from grappler_passes.passes.verify import VerifyPass, verify
 
 
 def graph_of(*rows):

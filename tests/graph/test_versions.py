@@ -18,9 +18,9 @@ from grappler_passes.plugin import loader, versions
 from tests import forked, processes, zoo
 from tests.zoo import keras, needs_keras_3
 from tf_ooo import compat
-from tf_ooo.data_parallel import fit
-from tf_ooo.data_parallel.single_engine import SingleEngine
-from tf_ooo.pipeline import replicated_fit
+from tf_ooo.hosts.ranks.single_engine import SingleEngine
+from tf_ooo.modes import replicated as replicated_fit
+from tf_ooo.modes.data_parallel import fit
 
 pytestmark = pytest.mark.takes(60)
 

@@ -14,14 +14,14 @@ from xla_steps import ASKED, TOLERANCE, assert_near, plain_step, small, step_of,
 import tf_ooo
 from tests import zoo
 from tf_ooo.compat import signature
+from tf_ooo.compat import xla as compat
+from tf_ooo.costs.gains import GainTable
 from tf_ooo.errors import GraphError, MemoryLimitError, OptionsError
+from tf_ooo.modes.compiled.choice import CONCURRENT_FLAGS
+from tf_ooo.modes.compiled.controller import JOINT, RECOMPUTED, ways
+from tf_ooo.modes.compiled.session import StreamSession
+from tf_ooo.modes.compiled.step import StreamStep, Way
 from tf_ooo.options import Options
-from tf_ooo.xla import compat
-from tf_ooo.xla.choice import CONCURRENT_FLAGS
-from tf_ooo.xla.controller import JOINT, RECOMPUTED, ways
-from tf_ooo.xla.gains import GainTable
-from tf_ooo.xla.session import StreamSession
-from tf_ooo.xla.step import StreamStep, Way
 
 pytestmark = [zoo.needs_xla_streams, pytest.mark.takes(80)]
 

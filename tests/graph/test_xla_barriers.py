@@ -7,9 +7,9 @@ import tensorflow as tf
 
 from grappler_passes.compat import infer_some_outputs
 from tf_ooo.costs.devices import DeviceModel
-from tf_ooo.xla.barrier_costs import cost_s, gain_s, is_worth_it
-from tf_ooo.xla.outline import Call
-from tf_ooo.xla.regions import FlatStep, Region
+from tf_ooo.modes.compiled.barrier_costs import cost_s, gain_s, is_worth_it
+from tf_ooo.modes.compiled.outline import Call
+from tf_ooo.modes.compiled.regions import FlatStep, Region
 
 # A launch takes 10 us, memory 1 GB/s; products cost 1 Gflop/s.
 SLOW = DeviceModel(flop_per_s=1e9, bytes_per_s=1e9, launch_s=1e-5)

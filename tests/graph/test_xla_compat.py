@@ -9,10 +9,10 @@ import tensorflow as tf
 from grappler_passes.compat import OutputInfo
 from tests.zoo import needs_xla_streams
 from tf_ooo.compat import import_here
+from tf_ooo.compat import xla as compat
 from tf_ooo.errors import BackendError
-from tf_ooo.xla import compat
-from tf_ooo.xla.captured import watched
-from tf_ooo.xla.outline import module_text
+from tf_ooo.modes.compiled.captured import watched
+from tf_ooo.modes.compiled.outline import module_text
 
 
 @needs_xla_streams

@@ -11,18 +11,19 @@ from keras import layers, optimizers, utils
 
 import tf_ooo
 from tests import zoo
+from tf_ooo.compat import xla as compat
+from tf_ooo.costs.gains import GainTable
 from tf_ooo.errors import BackendError
+from tf_ooo.modes.compiled import plans, stopwatch
+from tf_ooo.modes.compiled.captured import CompiledModule
+from tf_ooo.modes.compiled.launches import capture_of, kernels_by_task
+from tf_ooo.modes.compiled.measuring import MeasuredGains
+from tf_ooo.modes.compiled.pieces import Pieces
+from tf_ooo.modes.compiled.session import StreamSession
+from tf_ooo.modes.compiled.step import CompiledStep, StreamStep, Way, default_rewriter
+from tf_ooo.modes.compiled.stopwatch import Stopwatch, launch_s, piece_graph
 from tf_ooo.options import Options
-from tf_ooo.schedule import Task
-from tf_ooo.xla import compat, plans, stopwatch
-from tf_ooo.xla.captured import CompiledModule
-from tf_ooo.xla.gains import GainTable
-from tf_ooo.xla.launches import capture_of, kernels_by_task
-from tf_ooo.xla.measuring import MeasuredGains
-from tf_ooo.xla.pieces import Pieces
-from tf_ooo.xla.session import StreamSession
-from tf_ooo.xla.step import CompiledStep, StreamStep, Way, default_rewriter
-from tf_ooo.xla.stopwatch import Stopwatch, launch_s, piece_graph
+from tf_ooo.planning.model.schedule import Task
 
 pytestmark = zoo.needs_xla_streams
 

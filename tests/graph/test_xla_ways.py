@@ -12,12 +12,12 @@ from xla_steps import ASKED, assert_near, plain_step, uncompilable
 import tf_ooo
 from tests import zoo
 from tf_ooo.errors import BackendError, GraphError, MemoryLimitError
+from tf_ooo.fit.step_times import REWRITTEN, STOCK
+from tf_ooo.modes.compiled import controller
+from tf_ooo.modes.compiled.choice import CONCURRENT, CONCURRENT_FLAGS
+from tf_ooo.modes.compiled.controller import DELAYED, JOINT, RECOMPUTED, ways
+from tf_ooo.modes.compiled.step import StreamStep
 from tf_ooo.options import Options
-from tf_ooo.step_times import REWRITTEN, STOCK
-from tf_ooo.xla import controller
-from tf_ooo.xla.choice import CONCURRENT, CONCURRENT_FLAGS
-from tf_ooo.xla.controller import DELAYED, JOINT, RECOMPUTED, ways
-from tf_ooo.xla.step import StreamStep
 
 pytestmark = [zoo.needs_xla_streams, pytest.mark.takes(45)]
 ANY = {"any_platform": True, "profile_steps": 1}

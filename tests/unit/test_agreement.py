@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from grappler_passes.graph import Layer, Op, OpKind, TrainingGraph, Variable
+from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph, Variable
 from tests import zoo
 from tf_ooo import compat
-from tf_ooo.data_parallel import agreement
-from tf_ooo.data_parallel.ordering import digest
-from tf_ooo.data_parallel.scheduled import ScheduledSteps, slowest
 from tf_ooo.errors import GraphError, OptionsError
+from tf_ooo.fit.step_times import REWRITTEN, STOCK
+from tf_ooo.modes.data_parallel import agreement
+from tf_ooo.modes.data_parallel.ordering import digest
+from tf_ooo.modes.data_parallel.scheduled import ScheduledSteps, slowest
 from tf_ooo.options import Options
-from tf_ooo.planner import RewriteResult
-from tf_ooo.report import Report
-from tf_ooo.schedule import Schedule, Task, TaskList
-from tf_ooo.step_times import REWRITTEN, STOCK
+from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
+from tf_ooo.report.report import Report
+from tf_ooo.rewriting.planner import RewriteResult
 
 
 class Told:

@@ -10,9 +10,9 @@ from tf_ooo.bench import pipeline_overhead, pipeline_torch
 from tf_ooo.bench.pipeline_gantt import busy_seconds, measured_timeline, task_seconds, task_times
 from tf_ooo.bench.pipeline_torch_worker import cut
 from tf_ooo.costs.layer_costs import LayerCosts
-from tf_ooo.pipeline.partition import merged
-from tf_ooo.schedule import Schedule, Task, TaskList
-from tf_ooo.simulator import simulate
+from tf_ooo.modes.pipeline.partition import merged
+from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
+from tf_ooo.planning.simulation.simulator import simulate
 
 F, DO, DW, U = Task("F", 0), Task("dO", 0), Task("dW", 0), Task("U", 0)
 

@@ -11,10 +11,10 @@ from click.testing import CliRunner
 
 from tf_ooo.cli import main
 from tf_ooo.costs import LayerCosts, Link
+from tf_ooo.costs.gains import GainTable
 from tf_ooo.costs.table import CostTable
-from tf_ooo.schedule import Schedule, Task
-from tf_ooo.schedulers import POLICIES
-from tf_ooo.xla.gains import GainTable
+from tf_ooo.planning.model.schedule import Schedule, Task
+from tf_ooo.planning.policies import POLICIES
 
 LAYERS = tuple(
     LayerCosts(1e-3 * (1 + i % 3), 2e-3, 1e-3, 1e-4, 3e6, 1e6, 1e5, name=f"block {i}") for i in range(8)

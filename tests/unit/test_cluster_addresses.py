@@ -5,15 +5,7 @@ import socket
 import pytest
 
 from tf_ooo.errors import OptionsError
-from tf_ooo.pipeline.addresses import (
-    answers,
-    can_listen,
-    free_port,
-    host_port,
-    is_cluster,
-    outward_host,
-    parse,
-)
+from tf_ooo.hosts.addresses import answers, can_listen, free_port, host_port, is_cluster, outward_host, parse
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import logging
 
 import pytest
 
-from tf_ooo.controller import StepController, fall_back
+from tf_ooo.fit.controller import StepController, fall_back
+from tf_ooo.fit.step_times import REWRITTEN, STOCK, Comparison, StepTimes
 from tf_ooo.options import Options
-from tf_ooo.report import Report
-from tf_ooo.step_times import REWRITTEN, STOCK, Comparison, StepTimes
+from tf_ooo.report.report import Report
 
 
 class Session:

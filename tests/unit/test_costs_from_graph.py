@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from grappler_passes.graph import Layer, Op, OpKind, TrainingGraph, Variable
+from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph, Variable
 from tf_ooo.costs.from_graph import forward_layers, graph_costs, layer_costs
 from tf_ooo.errors import CostError
 

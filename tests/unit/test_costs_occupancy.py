@@ -2,7 +2,7 @@
 
 import pytest
 
-from grappler_passes.graph import Layer, Op, OpKind, TrainingGraph, Variable
+from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph, Variable
 from tf_ooo.costs.devices import DeviceModel, Work
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.costs.occupancy import with_occupancy

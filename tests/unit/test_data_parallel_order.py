@@ -6,20 +6,20 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
+from grappler_passes.analysis.steps import steps_of
 from grappler_passes.compat import graph_def_of
-from grappler_passes.dependencies import GraphIndex
-from grappler_passes.graph import Layer, Op, OpKind, TrainingGraph, Variable
-from grappler_passes.steps import steps_of
-from tf_ooo.data_parallel.ordering import (
+from grappler_passes.graph.dependencies import GraphIndex
+from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph, Variable
+from tf_ooo.errors import ScheduleError
+from tf_ooo.modes.data_parallel.ordering import (
     communication_edges,
     layer_keys,
     numbered_as,
     only_tasks,
     order_steps,
 )
-from tf_ooo.errors import ScheduleError
-from tf_ooo.lowering import task_ops
-from tf_ooo.schedule import Schedule, Task
+from tf_ooo.planning.model.schedule import Schedule, Task
+from tf_ooo.rewriting.lowering import task_ops
 
 STEPS, LAST = 3, "step_2"
 

@@ -15,14 +15,15 @@ import tensorflow as tf
 
 from keras_callbacks import OOOBackprop
 from tests import zoo
-from tf_ooo.data_parallel import agreement, shard, sync
-from tf_ooo.data_parallel.averaging import Averaging, optimizers_of
-from tf_ooo.data_parallel.engine import Engine, choose_engine, mpi_size, resolved_name
-from tf_ooo.data_parallel.lockstep import Lockstep
-from tf_ooo.data_parallel.single_engine import SingleEngine
-from tf_ooo.data_parallel.step import ParallelStep
 from tf_ooo.errors import BackendError, OptionsError
-from tf_ooo.pipeline.replicated_fit import ReplicatedPipelineFit
+from tf_ooo.hosts.ranks.engine import Engine, choose_engine, mpi_size, resolved_name
+from tf_ooo.hosts.ranks.single_engine import SingleEngine
+from tf_ooo.modes.data_parallel import agreement, shard
+from tf_ooo.modes.data_parallel.lockstep import Lockstep
+from tf_ooo.modes.data_parallel.parallel_step import ParallelStep
+from tf_ooo.modes.replicated import ReplicatedPipelineFit
+from tf_ooo.tracing import sync
+from tf_ooo.tracing.averaging import Averaging, optimizers_of
 
 
 class Threads:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_ooo.engine import LaneKind, Work, run, run_paths, run_waves
-from tf_ooo.engine_events import run_events
+from tf_ooo.planning.simulation.engine import LaneKind, Work, run, run_paths, run_waves
+from tf_ooo.planning.simulation.engine_events import run_events
 
 
 def clock(work):

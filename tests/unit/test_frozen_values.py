@@ -6,15 +6,15 @@ import dataclasses
 
 import pytest
 
-from grappler_passes.order import OrderPass
-from grappler_passes.rewrite_plan import RewritePlan
-from grappler_passes.verify import VerifyPass
-from tf_ooo.data_parallel.ordering import _Ordered
-from tf_ooo.layerpipe.delays import Register
-from tf_ooo.lowering import TaskOps
-from tf_ooo.memory import MemoryCurve
-from tf_ooo.pipeline.ordering import LaneOrder
-from tf_ooo.relation import Edges
+from grappler_passes.passes.order import OrderPass
+from grappler_passes.passes.rewrite_plan import RewritePlan
+from grappler_passes.passes.verify import VerifyPass
+from tf_ooo.modes.data_parallel.ordering import _Ordered
+from tf_ooo.modes.layerpipe.delays import Register
+from tf_ooo.planning.model.memory import MemoryCurve
+from tf_ooo.planning.model.relation import Edges
+from tf_ooo.rewriting.lowering import TaskOps
+from tf_ooo.rewriting.ordering import LaneOrder
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tf_ooo.costs.layer_costs import LayerCosts
-from tf_ooo.schedule import Schedule
-from tf_ooo.simulator import simulate
+from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.simulation.simulator import simulate
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 # F, dO and dW of each layer, in seconds; the same as in the tests that make these files.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tf_ooo.schedule import Schedule, Task
+from tf_ooo.planning.model.schedule import Schedule, Task
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 # Micro-batches, on three stages.

@@ -1,6 +1,6 @@
 """The training graph as plain data."""
 
-from grappler_passes.graph import Layer, Op, OpKind, TrainingGraph
+from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph
 
 
 def graph_of(*layers):

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 from tensorflow.core.framework import graph_pb2
 
-from grappler_passes.dependencies import GraphIndex
-from tf_ooo.pipeline.ordering import firsts_of, lane_tasks, lasts_of, ops_of_tasks, order_lane
-from tf_ooo.schedule import Schedule, Task
+from grappler_passes.graph.dependencies import GraphIndex
+from tf_ooo.planning.model.schedule import Schedule, Task
+from tf_ooo.rewriting.ordering import firsts_of, lane_tasks, lasts_of, ops_of_tasks, order_lane
 
 MEBIBYTE = 1024**2
 

@@ -3,8 +3,8 @@
 import pytest
 
 import tf_ooo
-from tf_ooo.layerpipe.choice import LEAST_GAIN, schedule_for
-from tf_ooo.simulator import simulate
+from tf_ooo.modes.layerpipe.choice import LEAST_GAIN, schedule_for
+from tf_ooo.planning.simulation.simulator import simulate
 
 
 def costs(*seconds):

@@ -8,10 +8,10 @@ import pytest
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.compat import OutputInfo
-from grappler_passes.dependencies import GraphIndex
+from grappler_passes.graph.dependencies import GraphIndex
 from tf_ooo.errors import GraphError
-from tf_ooo.layerpipe.delays import LATE, LOCAL, Register, delays_of, nodes_between
-from tf_ooo.layerpipe.rounds import Rounds
+from tf_ooo.modes.layerpipe.delays import LATE, LOCAL, Register, delays_of, nodes_between
+from tf_ooo.modes.layerpipe.rounds import Rounds
 
 A, B = "/device:A", "/device:B"
 

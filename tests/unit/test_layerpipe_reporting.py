@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.costs.table import CostTable
-from tf_ooo.layerpipe.reporting import _fill_rows, _ways_bytes
-from tf_ooo.layerpipe.stages import HIGH, Stages
-from tf_ooo.report import Report
+from tf_ooo.modes.layerpipe.reporting import _fill_rows, _ways_bytes
+from tf_ooo.modes.layerpipe.stages import HIGH, Stages
+from tf_ooo.report.report import Report
 
 OF = {("F", 0): 0, ("dO", 0): 0, (HIGH, 0): 1, ("dW", 0): 0, ("F", 1): 1, ("dO", 1): 1, ("dW", 1): 1}
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from grappler_passes.errors import PlanError
-from grappler_passes.graph import Op, OpKind, TrainingGraph
-from grappler_passes.liveness import (
+from grappler_passes.graph.liveness import (
     freed_after,
     last_uses,
     memory_curve,
@@ -12,6 +11,7 @@ from grappler_passes.liveness import (
     peak_bytes_by_device,
     unknown_sizes,
 )
+from grappler_passes.graph.training_graph import Op, OpKind, TrainingGraph
 
 
 def graph(*rows):

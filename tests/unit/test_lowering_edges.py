@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from grappler_passes.graph import Layer, Op, OpKind, TrainingGraph
+from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph
 from tf_ooo.errors import ScheduleError
-from tf_ooo.lowering import dependencies, execution_order, lower, task_ops
-from tf_ooo.schedule import Schedule, Task, TaskList
+from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
+from tf_ooo.rewriting.lowering import dependencies, execution_order, lower, task_ops
 
 F, DO, DW, U, OTHER = (
     OpKind.FORWARD,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tf_ooo import LayerCosts, Link, Schedule, simulate
-from tf_ooo.memory import MemoryCurve
+from tf_ooo.planning.model.memory import MemoryCurve
 
 HEAD = "tf_ooo schedule v1\nmode pipeline\npolicy byhand\n"
 WAVE = HEAD.replace("pipeline", "layerpipe") + "asynchronous yes\n"

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from grappler_passes.microbatches import SUM_ATTR
+from grappler_passes.analysis.microbatches import SUM_ATTR
 from tf_ooo import compat
 from tf_ooo.errors import BackendError
-from tf_ooo.pipeline.collecting import Collecting
-from tf_ooo.pipeline.micro_batches import parts_of, relative_weights, rows_of, split_rows
+from tf_ooo.tracing.collecting import Collecting
+from tf_ooo.tracing.micro_batches import parts_of, relative_weights, rows_of, split_rows
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_data_parallel_is_for_fit():
 
 
 def test_data_parallel_refuses_what_it_does_not_do_yet():
-    from tf_ooo.data_parallel import DataParallelFit
+    from tf_ooo.modes.data_parallel import DataParallelFit
 
     with pytest.raises(OptionsError, match="memory_limit_bytes=1000 does not go with"):
         DataParallelFit(Options(mode="data_parallel", memory_limit_bytes=1000))

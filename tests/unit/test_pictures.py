@@ -10,18 +10,18 @@ import pytest
 
 from tf_ooo.costs import LayerCosts, Link
 from tf_ooo.errors import BackendError
-from tf_ooo.memory import MemoryCurve
-from tf_ooo.pictures import page, style
-from tf_ooo.pictures.bars import bars_of, curve_points, links_of, view_of
-from tf_ooo.pictures.figure import Run, figure
-from tf_ooo.pictures.grid import coloured, grid
-from tf_ooo.pictures.page import render
-from tf_ooo.pictures.png import draw
-from tf_ooo.pictures.style import COLOURS, bytes_text, lane_label, time_text
-from tf_ooo.planning import plan
-from tf_ooo.schedule import Schedule
-from tf_ooo.simulator import simulate
-from tf_ooo.timeline import Timeline
+from tf_ooo.planning.choosing.plan import plan
+from tf_ooo.planning.model.memory import MemoryCurve
+from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.pictures import page, style
+from tf_ooo.planning.pictures.bars import bars_of, curve_points, links_of, view_of
+from tf_ooo.planning.pictures.figure import Run, figure
+from tf_ooo.planning.pictures.grid import coloured, grid
+from tf_ooo.planning.pictures.page import render
+from tf_ooo.planning.pictures.png import draw
+from tf_ooo.planning.pictures.style import COLOURS, bytes_text, lane_label, time_text
+from tf_ooo.planning.simulation.simulator import simulate
+from tf_ooo.planning.simulation.timeline import Timeline
 
 SECOND_BY_SECOND = """tf_ooo schedule v1
 mode pipeline

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grappler_passes.graph import Layer, Op, OpKind, TrainingGraph, Variable
-from tf_ooo.pipeline.parts import LEAST_SHARE, divided
+from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph, Variable
+from tf_ooo.rewriting.parts import LEAST_SHARE, divided
 
 F = OpKind.FORWARD
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import MemoryLimitError, OptionsError
+from tf_ooo.modes.pipeline.partition import Cutter, crossing_bytes, merged, units_of
+from tf_ooo.modes.pipeline.planning import SCHEDULES, Wanted, make_plan
+from tf_ooo.modes.pipeline.reporting import _why
 from tf_ooo.options import Options
-from tf_ooo.pipeline.micro_batches import relative_weights, split_rows
-from tf_ooo.pipeline.partition import Cutter, crossing_bytes, merged, units_of
-from tf_ooo.pipeline.planning import SCHEDULES, Wanted, make_plan
-from tf_ooo.pipeline.reporting import _why
+from tf_ooo.tracing.micro_batches import relative_weights, split_rows
 
 
 def layer(seconds, output_bytes=0, inputs=None, **more):

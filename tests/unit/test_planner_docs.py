@@ -11,9 +11,9 @@ import pytest
 
 from tf_ooo.cli.inputs import NO_TEXT
 from tf_ooo.costs import LayerCosts
-from tf_ooo.schedule import Schedule
-from tf_ooo.schedulers import POLICIES
-from tf_ooo.simulator import simulate
+from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.policies import POLICIES
+from tf_ooo.planning.simulation.simulator import simulate
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "planner.md").read_text()

@@ -31,7 +31,7 @@ def _files():
 
 def _is_compat(path):
     """A file called compat.py, or one of the package ``tf_ooo.compat``."""
-    return path.name == "compat.py" or path.parent.name == "compat"
+    return path.name == "compat.py" or "compat" in path.parts
 
 
 def _imports(path):
@@ -76,10 +76,10 @@ def test_every_file_is_looked_at():
     assert compat == {
         "grappler_passes/compat.py",
         "grappler_passes/plugin/compat.py",
-        "tf_ooo/data_parallel/compat.py",
-        "tf_ooo/layerpipe/compat.py",
-        "tf_ooo/pipeline/compat.py",
-        *(f"tf_ooo/xla/compat/{topic}.py" for topic in ("__init__", "flags", "loops", "ops", "tracing")),
+        "tf_ooo/compat/data_parallel.py",
+        "tf_ooo/compat/layerpipe.py",
+        "tf_ooo/compat/pipeline.py",
+        *(f"tf_ooo/compat/xla/{topic}.py" for topic in ("__init__", "flags", "loops", "ops", "tracing")),
         *ours,
     }
     assert {path.relative_to(ROOT).parts[0] for path in _files()} == set(BELOW)

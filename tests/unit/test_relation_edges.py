@@ -7,8 +7,8 @@ import pytest
 
 from tf_ooo import LayerCosts, Schedule
 from tf_ooo.errors import ScheduleError
-from tf_ooo.relation import Relation, stage_inputs
-from tf_ooo.schedule import Task
+from tf_ooo.planning.model.relation import Relation, stage_inputs
+from tf_ooo.planning.model.schedule import Task
 
 HEAD = "tf_ooo schedule v1\nmode pipeline\npolicy byhand\n"
 CHAIN = [LayerCosts(1, 1, 1, output_bytes=size) for size in (8, 20, 3)]

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import json
 
-from tf_ooo.report import Report, bytes_text, seconds_text
-from tf_ooo.report_page import lane_pictures
-from tf_ooo.schedule import Schedule, Task
+from tf_ooo.planning.model.schedule import Schedule, Task
+from tf_ooo.report.page import lane_pictures
+from tf_ooo.report.report import Report, bytes_text, seconds_text
 
 
 def make():

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grappler_passes.errors import PlanError
-from grappler_passes.rewrite_plan import RewritePlan
+from grappler_passes.passes.rewrite_plan import RewritePlan
 
 NAMES = st.text(min_size=1, max_size=8)
 PLANS = st.builds(

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import ScheduleError
-from tf_ooo.schedule import KINDS, Schedule, Task
-from tf_ooo.schedulers import BACKWARD_ORDERS
-from tf_ooo.simulator import simulate
-from tf_ooo.validate import validate
+from tf_ooo.planning.model.schedule import KINDS, Schedule, Task
+from tf_ooo.planning.policies import BACKWARD_ORDERS
+from tf_ooo.planning.simulation.simulator import simulate
+from tf_ooo.planning.simulation.validate import validate
 
 HEAD = "tf_ooo schedule v1\nmode m\npolicy p\n"
 

@@ -10,8 +10,8 @@ import pytest
 from tf_ooo import LayerCosts, Link, Schedule, simulate
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OptionsError
-from tf_ooo.relation import Relation
-from tf_ooo.simulator import task_seconds
+from tf_ooo.planning.model.relation import Relation
+from tf_ooo.planning.simulation.simulator import task_seconds
 
 HEAD = "tf_ooo schedule v1\nmode pipeline\npolicy byhand\n"
 WAVE = HEAD.replace("pipeline", "layerpipe") + "asynchronous yes\n"

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from tests.zoo import KERAS_3
 from tf_ooo import compat
-from tf_ooo.report import Report
-from tf_ooo.uncompiled import NOTE, Uncompiled
+from tf_ooo.fit.uncompiled import NOTE, Uncompiled
+from tf_ooo.report.report import Report
 
 
 def model():

@@ -7,16 +7,16 @@ import dataclasses
 import pytest
 from click.testing import CliRunner
 
-from grappler_passes.graph import Layer, Op, OpKind, TrainingGraph, Variable
+from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph, Variable
 from tf_ooo.bench.data_parallel import rows_of, text_of
 from tf_ooo.cli import main
 from tf_ooo.costs.layer_costs import LayerCosts, Link
-from tf_ooo.data_parallel.ordering import communication_edges
-from tf_ooo.data_parallel.planned import calibrated, link_from, make_plan, step_seconds
-from tf_ooo.data_parallel.slices import counts_for
-from tf_ooo.data_parallel.unrolled import steps_together
-from tf_ooo.planning import plan
-from tf_ooo.schedule import Schedule, Task, TaskList
+from tf_ooo.modes.data_parallel.ordering import communication_edges
+from tf_ooo.modes.data_parallel.planned import calibrated, link_from, make_plan, step_seconds
+from tf_ooo.planning.choosing.plan import plan
+from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
+from tf_ooo.tracing.slices import counts_for
+from tf_ooo.tracing.unrolled import steps_together
 
 
 @pytest.mark.parametrize(

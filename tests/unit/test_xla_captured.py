@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tf_ooo.xla import compat
-from tf_ooo.xla.captured import CompiledModule, read_dump, read_thunks, watched
+from tf_ooo.compat import xla as compat
+from tf_ooo.modes.compiled.captured import CompiledModule, read_dump, read_thunks, watched
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "xla"
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from tf_ooo.costs.gains import GainTable
 from tf_ooo.errors import CostError, OptionsError
+from tf_ooo.modes.compiled import hlo_order, plans
+from tf_ooo.modes.compiled.measuring import in_order
 from tf_ooo.options import Options
-from tf_ooo.schedule import Schedule, Task, TaskList
-from tf_ooo.xla import hlo_order, plans
-from tf_ooo.xla.gains import GainTable
-from tf_ooo.xla.measuring import in_order
+from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 
 SCHEDULED = """HloModule m, is_scheduled=true
 

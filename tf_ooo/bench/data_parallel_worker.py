@@ -16,7 +16,7 @@ from typing import Any
 
 from tf_ooo.bench import confine
 from tf_ooo.bench.workloads import WORKLOADS, Workload
-from tf_ooo.data_parallel import unrolled
+from tf_ooo.tracing import unrolled
 
 # Name: what the callback is given; None: without tf_ooo.
 CONFIGURATIONS: dict[str, dict[str, Any] | None] = {

@@ -23,11 +23,11 @@ from tf_ooo.bench.pipeline_driver import (
 from tf_ooo.bench.pipeline_runs import Steps, Stock
 from tf_ooo.bench.pipeline_workloads import Workload
 from tf_ooo.costs.layer_costs import Link
-from tf_ooo.layerpipe.fit import LayerPipeFit
+from tf_ooo.modes.layerpipe.fit import LayerPipeFit
+from tf_ooo.modes.pipeline.fit import PipelineFit
 from tf_ooo.options import Options
-from tf_ooo.pipeline.fit import PipelineFit
-from tf_ooo.schedulers.layerpipe import weights_sent_bytes
-from tf_ooo.simulator import simulate
+from tf_ooo.planning.policies.layerpipe import weights_sent_bytes
+from tf_ooo.planning.simulation.simulator import simulate
 
 # Name in the rows: mode, options.
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {

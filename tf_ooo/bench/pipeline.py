@@ -23,7 +23,7 @@ from typing import Any
 from tf_ooo.bench import confine, pipeline_overhead, pipeline_torch
 from tf_ooo.bench.peak_memory import file_of
 from tf_ooo.bench.pipeline_workloads import WORKLOADS
-from tf_ooo.pipeline.addresses import free_port
+from tf_ooo.hosts.addresses import free_port
 
 BASELINE = "gpipe"
 SCHEDULES = ("gpipe", "1f1b", "fast_forward", "modulo", "zb_h1", "zb_h2", "zb_v", "dualpipe_v")

@@ -24,8 +24,8 @@ from tf_ooo.bench.pipeline_torch import TorchRanks
 from tf_ooo.bench.pipeline_workloads import make
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
-from tf_ooo.simulator import simulate
-from tf_ooo.timeline import Timeline
+from tf_ooo.planning.simulation.simulator import simulate
+from tf_ooo.planning.simulation.timeline import Timeline
 
 
 def main() -> None:
@@ -101,7 +101,7 @@ class ConfinedCluster:
         # The workers' executors take this number from here.
         tf.config.threading.set_inter_op_parallelism_threads(4)
         confine.leave_free(options.group, os.getpid())
-        from tf_ooo.pipeline.cluster import connect  # noqa: PLC0415 - threads first
+        from tf_ooo.hosts.cluster import connect  # noqa: PLC0415 - threads first
 
         self.options = options
         self.cluster = connect(options.cluster)
@@ -202,7 +202,7 @@ class Driver(ConfinedCluster):
         return simulate(run.report.planned, costs, self.link), costs
 
     def _of(self, name: str, run: Scheduled, seconds: list[float], slower: Slower) -> dict[str, Any]:
-        from tf_ooo.pipeline import tasks_of  # noqa: PLC0415 - imports TensorFlow
+        from tf_ooo.modes.pipeline import tasks_of  # noqa: PLC0415 - imports TensorFlow
 
         report = run.report
         predicted, costs = self._predicted(run, slower)

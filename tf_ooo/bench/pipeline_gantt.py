@@ -14,9 +14,9 @@ import numpy as np
 
 from tf_ooo import compat
 from tf_ooo.costs.layer_costs import LayerCosts
-from tf_ooo.schedule import Schedule, TaskList
-from tf_ooo.task import Task
-from tf_ooo.timeline import Timeline
+from tf_ooo.planning.model.schedule import Schedule, TaskList
+from tf_ooo.planning.model.task import Task
+from tf_ooo.planning.simulation.timeline import Timeline
 
 _MARGIN_S = 0.4
 _UPDATE_STREAM = 2

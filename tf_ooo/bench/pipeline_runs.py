@@ -52,8 +52,8 @@ class Scheduled(Steps):
     """
 
     def __init__(self, workload: Workload, options: dict[str, Any], measured: Any = None) -> None:
+        from tf_ooo.modes.pipeline.fit import PipelineFit
         from tf_ooo.options import Options
-        from tf_ooo.pipeline.fit import PipelineFit
 
         session = PipelineFit(Options.from_arguments(mode="pipeline", **options))
         session.planned_from = measured

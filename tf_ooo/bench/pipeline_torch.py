@@ -14,7 +14,7 @@ from typing import Any
 from tf_ooo.bench.command import seconds_of
 from tf_ooo.bench.pipeline_torch_worker import ANSWER, SERIAL, STAGES
 from tf_ooo.errors import BackendError
-from tf_ooo.pipeline.addresses import free_port
+from tf_ooo.hosts.addresses import free_port
 
 MODE = "torch.distributed.pipelining"
 _WARM_UP = 3

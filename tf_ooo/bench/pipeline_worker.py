@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--task", type=int, required=True)
     parser.add_argument("--memory", required=True, help="file")
     options = parser.parse_args()
-    from tf_ooo.pipeline.worker import LEAST_THREADS, serve  # noqa: PLC0415 - imports TensorFlow
+    from tf_ooo.hosts.worker import LEAST_THREADS, serve  # noqa: PLC0415 - imports TensorFlow
 
     signal.signal(signal.SIGUSR1, lambda number, frame: _tell(Path(options.memory)))
     serve(options.cluster, options.task, LEAST_THREADS, 1, say=lambda text: print(text, flush=True))

@@ -15,11 +15,11 @@ from typing import Any
 from tf_ooo.bench.command import parser_of, show, write_rows
 from tf_ooo.bench.layerpipe_workloads import BATCH, WORKLOADS, Workload
 from tf_ooo.costs.layer_costs import LayerCosts
-from tf_ooo.schedule import Schedule
-from tf_ooo.schedulers import layerpipe, pipedream, pipedream_2bw
-from tf_ooo.schedulers.layerpipe_cuts import Line, best_cuts
-from tf_ooo.schedulers.problem import Problem
-from tf_ooo.simulator import simulate
+from tf_ooo.planning.building.layerpipe_cuts import Line, best_cuts
+from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.policies import layerpipe, pipedream, pipedream_2bw
+from tf_ooo.planning.simulation.simulator import simulate
 
 PROCESSORS = range(2, 17)
 MICROBATCHES = 64

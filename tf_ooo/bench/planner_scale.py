@@ -27,10 +27,10 @@ LIMIT_S, LIMIT_BYTES = 60.0, 8e9
 
 def measure(devices: int, microbatches: int, layers: int) -> dict[str, Any]:
     """Plans and simulates zb_h1 in this process, on one core."""
-    from tf_ooo.candidates import make, policy_named  # noqa: PLC0415
     from tf_ooo.costs.layer_costs import LayerCosts  # noqa: PLC0415 - imports count as neither
-    from tf_ooo.schedulers.problem import Problem  # noqa: PLC0415
-    from tf_ooo.simulator import simulate  # noqa: PLC0415
+    from tf_ooo.planning.choosing.candidates import make, policy_named  # noqa: PLC0415
+    from tf_ooo.planning.model.problem import Problem  # noqa: PLC0415
+    from tf_ooo.planning.simulation.simulator import simulate  # noqa: PLC0415
 
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})

@@ -16,11 +16,11 @@ from typing import Any
 from tf_ooo.bench.single_data import batches
 from tf_ooo.bench.single_fit import FITS, Fit
 from tf_ooo.bench.single_networks import CLASSES, build
-from tf_ooo.xla import plans
-from tf_ooo.xla.captured import CompiledModule, watched
-from tf_ooo.xla.launches import capture_like
-from tf_ooo.xla.measuring import MeasuredGains
-from tf_ooo.xla.priority import high_priority_main_stream
+from tf_ooo.modes.compiled import plans
+from tf_ooo.modes.compiled.captured import CompiledModule, watched
+from tf_ooo.modes.compiled.launches import capture_like
+from tf_ooo.modes.compiled.measuring import MeasuredGains
+from tf_ooo.modes.compiled.priority import high_priority_main_stream
 
 Step = Callable[[], Any]
 
@@ -146,10 +146,10 @@ def _step(
 ) -> tuple[Step, str]:
     import tensorflow as tf
 
+    from tf_ooo.modes.compiled.rewrite import StreamRewrite
+    from tf_ooo.modes.compiled.session import StreamSession
+    from tf_ooo.modes.compiled.step import CompiledStep, StreamStep, Way, default_rewriter
     from tf_ooo.options import Options
-    from tf_ooo.xla.rewrite import StreamRewrite
-    from tf_ooo.xla.session import StreamSession
-    from tf_ooo.xla.step import CompiledStep, StreamStep, Way, default_rewriter
 
     if name not in OURS:
         function = tf.function(model.train_step, jit_compile=name != "no xla", autograph=False)

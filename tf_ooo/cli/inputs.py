@@ -12,8 +12,8 @@ from tf_ooo.costs.communication import parse_bytes, parse_link
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OOOError, OptionsError, ScheduleError
-from tf_ooo.schedule import Schedule
-from tf_ooo.schedulers import POLICIES
+from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.policies import POLICIES
 
 # Options that only a program can give: functions and maps.
 NO_TEXT = {"progress", "gains", "placement", "capture", "lower_shares"}

@@ -14,9 +14,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from tf_ooo.candidates import Candidate, step_s
-from tf_ooo.pictures.style import bytes_text, steady_step_s, time_text
-from tf_ooo.timeline import Timeline
+from tf_ooo.planning.choosing.candidates import Candidate, step_s
+from tf_ooo.planning.pictures.style import bytes_text, steady_step_s, time_text
+from tf_ooo.planning.simulation.timeline import Timeline
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -76,7 +76,7 @@ def print_files(console: Console, files: Sequence[Path]) -> None:
 
 def print_grid(console: Console, timeline: Timeline) -> None:
     """The grid, in colours where the terminal shows them."""
-    from tf_ooo.pictures.grid import coloured
+    from tf_ooo.planning.pictures.grid import coloured
 
     console.print(coloured(timeline, console.width))
 

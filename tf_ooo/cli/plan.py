@@ -9,7 +9,6 @@ from typing import Any
 import click
 from rich.console import Console
 
-from tf_ooo.candidates import Candidate, best, candidates, policy_named
 from tf_ooo.cli.inputs import BYTES, LINK, is_model, load_table, policy_options
 from tf_ooo.cli.outputs import (
     candidate_facts,
@@ -23,15 +22,16 @@ from tf_ooo.cli.outputs import (
     write_text,
 )
 from tf_ooo.cli.progress import Bar
+from tf_ooo.costs.gains import GainTable
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OptionsError
-from tf_ooo.planning import check_problem
-from tf_ooo.planning import plan as plan_schedule
-from tf_ooo.schedule import Schedule
-from tf_ooo.schedulers import POLICIES, Problem
-from tf_ooo.simulator import simulate
-from tf_ooo.xla.gains import GainTable
+from tf_ooo.planning.choosing.candidates import Candidate, best, candidates, policy_named
+from tf_ooo.planning.choosing.plan import check_problem
+from tf_ooo.planning.choosing.plan import plan as plan_schedule
+from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.policies import POLICIES, Problem
+from tf_ooo.planning.simulation.simulator import simulate
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _MODES = ("single_device", "data_parallel", "pipeline", "layerpipe")

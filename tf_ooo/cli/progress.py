@@ -8,7 +8,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tf_ooo.pictures.style import time_text
+from tf_ooo.planning.pictures.style import time_text
 
 
 class Bar:

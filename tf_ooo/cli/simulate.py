@@ -36,7 +36,7 @@ def simulate(
     trace: Path | None, grid: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Run the SCHEDULE (text) on paper, with the COSTS (JSON) of its layers."""
-    from tf_ooo.simulator import simulate as run
+    from tf_ooo.planning.simulation.simulator import simulate as run
 
     timeline = run(load_schedule(schedule), load_table(costs, link), steps=steps)
     files = write_pictures(timeline, html, png, trace)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grappler_passes.compat import OutputInfo, infer_outputs
-from grappler_passes.dependencies import split_input
+from grappler_passes.graph.dependencies import split_input
 from tf_ooo.costs.devices import ELEMENTS_A_PIECE, SPLIT_SUM, TILE, DeviceModel, Work, gemm_pieces
 from tf_ooo.costs.open_sizes import is_closed, with_largest_sizes
 from tf_ooo.errors import CostError

@@ -9,11 +9,11 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from grappler_passes.graph import Layer, Op, OpKind, TrainingGraph
-from grappler_passes.liveness import owns_memory
+from grappler_passes.graph.liveness import owns_memory
+from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import CostError
-from tf_ooo.lowering import TaskOps, task_ops
+from tf_ooo.rewriting.lowering import TaskOps, task_ops
 
 _ASSUMED_ELEMENT_BYTES = 4
 _SUMS = ("AddN", "AddV2", "Add")

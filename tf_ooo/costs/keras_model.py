@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grappler_passes.classify import classify_graph_def, flatten
+from grappler_passes.analysis.classify import classify_graph_def, flatten
 from grappler_passes.compat import graph_def_of
-from grappler_passes.graph import TrainingGraph
-from grappler_passes.liveness import unknown_sizes
-from grappler_passes.separate import SeparatePass
-from grappler_passes.sizes import KnownShapes, with_sizes
+from grappler_passes.graph.liveness import unknown_sizes
+from grappler_passes.graph.sizes import KnownShapes, with_sizes
+from grappler_passes.graph.training_graph import TrainingGraph
+from grappler_passes.passes.separate import SeparatePass
 from tf_ooo import compat
 from tf_ooo.costs.analytic import analytic_ops
 from tf_ooo.costs.devices import device as device_named

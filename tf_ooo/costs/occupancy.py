@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from grappler_passes.graph import TrainingGraph
+from grappler_passes.graph.training_graph import TrainingGraph
 from tf_ooo.costs.devices import DeviceModel, Work
 from tf_ooo.costs.from_graph import forward_layers, ops_by_task
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import CostError
-from tf_ooo.lowering import TaskOps, task_ops
+from tf_ooo.rewriting.lowering import TaskOps, task_ops
 
 
 def with_occupancy(

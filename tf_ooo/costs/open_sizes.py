@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from grappler_passes.compat import OutputInfo
-from grappler_passes.dependencies import split_input
+from grappler_passes.graph.dependencies import split_input
 
 _Outputs = Mapping[str, Sequence[OutputInfo]]
 # At most as many rows come out as go in.

@@ -1,0 +1,231 @@
+"""The backward pass of a training step: where it ends, and what each of its ops is needed for."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from grappler_passes.analysis.dominators import dominators
+from grappler_passes.analysis.forward import STASH_OPS
+from grappler_passes.analysis.gradients import GradientFlow, may_equal
+from grappler_passes.graph.bits import bits_of, several, union
+from grappler_passes.graph.flow import PACK_OPS, SPLIT_OPS, is_communication
+
+REARRANGING_OPS = frozenset({"Reshape", "Cast", "Identity", "Squeeze", "ExpandDims", "Transpose"})
+
+UNSTASH_OPS = STASH_OPS | {"Enter", "Exit", "TensorListPopBack", "TensorListGetItem"}
+
+
+class Backward:
+    """Updates, backward ops and their weights; bit i stands for ``gradients.weights[i]``."""
+
+    def __init__(self, gradients: GradientFlow):
+        self.gradients = gradients
+        self.flow = gradients.flow
+        self.size = len(self.flow)
+        self.successors: list[list[int]] = [[] for _ in range(self.size)]
+        for node, edges in enumerate(self.flow.data):
+            for edge in edges:
+                self.successors[edge.source].append(node)
+
+    def is_communication(self, node: int) -> bool:
+        """A collective, a transfer, or the packing and unpacking of tensors for one."""
+        kind = self.flow.types[node]
+        return is_communication(kind) or node in self._packing
+
+    @cached_property
+    def _packing(self) -> set[int]:
+        """Concatenations in front of a communication that nothing else reads, and the splits behind."""
+        targets = self.flow.raw_targets
+        found = set()
+        for node, kind in enumerate(self.flow.types):
+            if is_communication(kind):
+                before = [p for p in self.flow.raw_sources[node] if self.flow.types[p] in PACK_OPS]
+                found |= {p for p in before if targets[p] == [node]}
+                found |= {t for t in targets[node] if self.flow.types[t] in SPLIT_OPS}
+        return found
+
+    @cached_property
+    def is_update(self) -> list[bool]:
+        """Ops from where a gradient first meets optimizer state, another weight's gradient or the
+        result of a communication, to the writes."""
+        g = self.gradients
+        seeds = dict.fromkeys(self._state_reads(), 1)
+        seeds.update({n: 1 for n, bits in enumerate(g.after) if several(bits)})
+        seeds.update(g.all_sinks)
+        for node in range(self.size):
+            if self.is_communication(node) and g.reach[node]:
+                seeds.update(dict.fromkeys(self.successors[node], 1))
+        marked = g.full.downstream(seeds)
+        # The optimizer's own work on a finished gradient (its square, its norm) is update as well.
+        for node in self._finished_gradients(marked):
+            seeds.update(dict.fromkeys(self.successors[node], 1))
+        for node in range(self.size):
+            seeds.update(self._work_on_shared_gradient(node, marked))
+        marked = g.full.downstream(seeds)
+        return [bool(m) and not g.forward[n] for n, m in enumerate(marked)]
+
+    def _finished_gradients(self, marked: list[int]) -> list[int]:
+        """For each weight the first op of its shape through which data and weights reach its update.
+
+        Sweeps each weight's own ops, short of ``marked`` (optimizer state), in topological order:
+        nothing passes an op by if no edge from before it or from outside ends after it.
+        """
+        g = self.gradients
+        own: dict[int, list[int]] = {}
+        for node in (n for group in g.cut.groups for n in group):
+            alone = g.reach[node] and not several(g.reach[node])
+            if alone and not g.forward[node] and not marked[node]:
+                own.setdefault(g.reach[node].bit_length() - 1, []).append(node)
+        found = []
+        for weight, nodes in own.items():
+            passed = dominators(nodes, g.cut, self._entries(nodes))
+            shape = g.weights[weight].shape
+            exact = (n for n in passed if any(o.shape == shape for o in self.flow.outputs[n]))
+            near = (n for n in passed if any(may_equal(o.shape, shape) for o in self.flow.outputs[n]))
+            first = next(exact, next(near, None))
+            if first is not None:
+                found.append(self._behind_views(first))
+        return found
+
+    def _entries(self, nodes: list[int]) -> list[int]:
+        """The nodes that read data or weights from outside ``nodes``."""
+        g, members = self.gradients, set(nodes)
+        return [
+            node
+            for node in nodes
+            if any((g.from_data[p] or g.depends[p]) and p not in members for p in g.cut.preds[node])
+        ]
+
+    def _behind_views(self, node: int) -> int:
+        """The end of a chain of re-arrangements, such as a bias' gradient on its way to rank 1."""
+        g = self.gradients
+        while True:
+            targets = [t for t in self.successors[node] if g.from_data[t]]
+            if len(targets) != 1 or self.flow.types[targets[0]] not in REARRANGING_OPS:
+                return node
+            node = targets[0]
+
+    def _work_on_shared_gradient(self, node: int, marked: list[int]) -> dict[int, int]:
+        """The ops that use a dO tensor as the gradient of one weight; none if ``node`` is not one.
+
+        Such a tensor has the weight's shape and meets optimizer state in at least one op.
+        """
+        g = self.gradients
+        if marked[node] or g.forward[node] or not g.from_data[node] or not several(g.reach[node]):
+            return {}
+        shapes = [output.shape for output in self.flow.outputs[node]]
+        found = {}
+        for target in self.successors[node]:
+            weight = g.reach[target]
+            if marked[target] and weight and not several(weight):
+                wanted = g.weights[weight.bit_length() - 1].shape
+                if any(shape is None or may_equal(shape, wanted) for shape in shapes):
+                    found.update({t: 1 for t in self.successors[node] if g.reach[t] == weight})
+        return found
+
+    def _state_reads(self) -> list[int]:
+        """Reads of what only updates use: slots, learning rate, step counter, a decayed weight.
+
+        A loss scale is read by the update too, but by dO first: it does not count.
+        """
+        g = self.gradients
+        chain = {
+            n: 1
+            for n, bits in enumerate(g.reach)
+            if several(bits) and g.from_data[n] and not g.forward[n] and not g.after[n]
+        }
+        for weight in g.lone_reads(g.reach):
+            chain.update(dict.fromkeys(self._meets_forward(weight), 1))
+        feeds_chain = g.full.upstream(chain)
+        feeds_sink = g.full.upstream(g.all_sinks)
+        return [
+            read
+            for variable in g.variables
+            for read in variable.reads
+            if feeds_sink[read] and not g.forward[read] and not feeds_chain[read]
+        ]
+
+    def _meets_forward(self, weight: int) -> list[int]:
+        """The ops of a lone weight's backward pass in which dO meets tensors of the forward pass."""
+        g = self.gradients
+        return [
+            n
+            for n, bits in enumerate(g.reach)
+            if bits == 1 << weight and not g.forward[n] and n not in g.all_sinks
+            and any(g.forward[e.source] and g.from_data[e.source] and not e.scalar for e in self.flow.data[n])
+        ]  # fmt: skip
+
+    def hands_over(self, node: int) -> int:
+        """The weights whose gradient this op computes alone, or hands to an update."""
+        g = self.gradients
+        if not g.from_data[node]:
+            return 0
+        own = 0 if several(g.reach[node]) else g.reach[node]
+        received = (g.reach[t] for t in self.successors[node] if self.is_update[t])
+        return own | union(bits for bits in received if not several(bits))
+
+    @cached_property
+    def is_backward(self) -> list[bool]:
+        """What gradients are computed from, the forward pass and the updates apart."""
+        g = self.gradients
+        outside = [g.forward[n] or self.is_update[n] for n in range(self.size)]
+        ends = {n: 1 for n in range(self.size) if not outside[n] and self.hands_over(n)}
+        found = g.needed.upstream(ends)
+        return [bool(f) and not outside[n] and n not in g.handle_nodes for n, f in enumerate(found)]
+
+    @cached_property
+    def unstashing(self) -> set[int]:
+        """Ops of a gradient loop that only hand out what the forward loop has stashed: no gradients.
+
+        The greatest set of list and loop ops whose inputs are forward ops, constants or in the set.
+        """
+        g = self.gradients
+        if not g.cyclic:
+            return set()
+        found = {n for n, kind in enumerate(self.flow.types) if kind in UNSTASH_OPS and self.is_backward[n]}
+        while outside := {
+            n
+            for n in found
+            if any(
+                g.from_data[e.source] and not e.scalar and not g.forward[e.source] and e.source not in found
+                for e in self.flow.data[n]
+            )
+        }:
+            found -= outside
+        return found
+
+    def needed_by(self, group_of_weight: list[int]) -> list[int]:
+        """needed[i]: the groups of weights for whose gradients backward op i is needed.
+
+        ``group_of_weight[w]`` is the group (a number) that weight w counts for.
+        """
+        seeds: dict[int, int] = {}
+        for node in range(self.size):
+            if self.is_backward[node]:
+                groups = union(1 << group_of_weight[w] for w in bits_of(self.hands_over(node)))
+                if groups:
+                    seeds[node] = groups
+        return self.gradients.needed.upstream(seeds, stop=lambda n: not self.is_backward[n])
+
+    @cached_property
+    def serves_update(self) -> list[int]:
+        """1 for each op on which the write of a weight, of its slots, or of anything else computed
+        from gradients (a loss scale, a moving average of the weights) depends."""
+        g = self.gradients
+        ends = dict(g.all_sinks)
+        for variable in g.variables:
+            if any(g.after[w] for w in variable.writes) or self._follows_a_weight(variable):
+                ends.update(dict.fromkeys(variable.writes, 1))
+        return g.needed.upstream(ends)
+
+    def _follows_a_weight(self, variable) -> bool:
+        """Written from the updated value of a weight (a moving average, a lookahead copy), or used
+        by updates only (a step counter)."""
+        follows = any(self._reads_updated_weights[write] for write in variable.writes)
+        return follows or any(self.is_update[read] for read in variable.reads)
+
+    @cached_property
+    def _reads_updated_weights(self) -> list[int]:
+        g = self.gradients
+        late = {read: 1 for w in g.weights for read in w.late_reads if not g.forward[read]}
+        return g.full.downstream(late)

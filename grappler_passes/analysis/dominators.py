@@ -1,0 +1,32 @@
+"""Ops through which everything passes: nothing on the way from the sources to the end goes by them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from grappler_passes.graph.flow import Propagation
+
+
+def dominators(nodes: Sequence[int], graph: Propagation, entries: Collection[int]) -> list[int]:
+    """The nodes that no edge passes by, in order.
+
+    Args:
+        nodes: part of ``graph``, in a topological order.
+        graph: value flow.
+        entries: the nodes at which something enters from outside; none before the last of them counts.
+
+    Example: in ``x -> h -> y, x -> y`` with the entry x, these are x and y; h is passed by.
+    """
+    position = {node: i for i, node in enumerate(nodes)}
+    last_reader = list(range(len(nodes)))
+    for i, node in enumerate(nodes):
+        for pred in graph.preds[node]:
+            if pred in position:
+                last_reader[position[pred]] = max(i, last_reader[position[pred]])
+    furthest = max((position[node] for node in entries), default=0)
+    found = []
+    for i, node in enumerate(nodes):
+        if furthest <= i:
+            found.append(node)
+        furthest = max(furthest, last_reader[i])
+    return found

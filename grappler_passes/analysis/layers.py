@@ -1,0 +1,196 @@
+"""Layers: weights whose gradients start from the same dO, numbered by first use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from grappler_passes.analysis.backward import REARRANGING_OPS, Backward
+from grappler_passes.analysis.derived import units_of
+from grappler_passes.analysis.gradients import GradientFlow, may_equal
+from grappler_passes.graph.bits import bits_of, several, union
+from grappler_passes.graph.flow import SPLIT_OPS
+
+# Ops that pass a tensor on unchanged or re-arranged: looking through them, the dO that a kernel's
+# and a bias's gradient start from is the same one.
+VIEW_OPS = REARRANGING_OPS | {"StopGradient", "Enter", "Switch", "Merge", "Exit"}
+
+
+def group_weights(backward: Backward) -> list[list[int]]:
+    """Lists of weight numbers, one list a layer, the layer that the forward pass uses first first."""
+    units = _Units(backward)
+    for node in range(backward.size):
+        if backward.is_backward[node]:
+            _note(backward, units, node)
+    keys: dict[tuple[Any, ...], list[int]] = {}
+    for unit, members in enumerate(units.members):
+        back_through = units.through[unit] & ~(1 << unit)
+        key = (frozenset(units.starts[unit]), back_through)
+        keys.setdefault(key if any(key) else (unit,), []).extend(members)
+    use = _first_use(backward.gradients)
+    return sorted(map(sorted, keys.values()), key=lambda members: min(use[w] for w in members))
+
+
+class _Units:
+    """Weights that are combined before data meet them (``derived.py``), and what is noted of each unit.
+
+    Bit u of ``needed``, ``through`` and :meth:`of` stands for unit u.
+    """
+
+    def __init__(self, backward: Backward) -> None:
+        self.of_weight = units_of(backward.gradients)
+        self.needed = backward.needed_by(self.of_weight)
+        count = len(set(self.of_weight))
+        self.members: list[list[int]] = [[] for _ in range(count)]
+        for weight, unit in enumerate(self.of_weight):
+            self.members[unit].append(weight)
+        self.starts: list[set[tuple[int, int]]] = [set() for _ in range(count)]
+        self.through = [0] * count
+        self._shapes = [w.shape for w in backward.gradients.weights]
+
+    def of(self, weights: int) -> int:
+        """The units of weights, both as bits."""
+        return union(1 << self.of_weight[weight] for weight in bits_of(weights))
+
+    def shape(self, unit: int) -> tuple[int, ...] | None:
+        """The shape of a unit's only weight; None where it has several."""
+        members = self.members[unit]
+        return self._shapes[members[0]] if len(members) == 1 else None
+
+
+def _note(backward: Backward, units: _Units, node: int) -> None:
+    """Notes what one backward op says of the weights that it hands a gradient to.
+
+    A weight's own gradient starts at the shared ops that its own ops read.  If its own ops also
+    read another weight's value, its chain goes back *through* that other layer first: it lies
+    further down, although both start from the same shared op.
+    """
+    g, bits = backward.gradients, units.needed[node]
+    if several(bits):
+        for weight in bits_of(backward.hands_over(node)):
+            unit = units.of_weight[weight]
+            for port in _ports_to_update(backward, node, weight):
+                units.starts[unit] |= _start(backward, units, node, port, unit)
+        return
+    if not bits:
+        return
+    unit = bits.bit_length() - 1
+    for edge in backward.flow.data[node]:
+        source = edge.source
+        if backward.is_backward[source] and several(units.needed[source]) and g.from_data[source]:
+            if source not in backward.unstashing:
+                units.starts[unit] |= _start(backward, units, source, edge.port, unit)
+        elif not g.from_data[source]:
+            units.through[unit] |= units.of(g.depends_on_tensors[source])
+
+
+def _ports_to_update(backward: Backward, node: int, weight: int) -> set[int]:
+    """The outputs of a shared op that a weight's update takes as its gradient."""
+    g = backward.gradients
+    return {
+        edge.port
+        for target in backward.successors[node]
+        if backward.is_update[target] and g.reach[target] == 1 << weight
+        for edge in backward.flow.data[target]
+        if edge.source == node
+    }
+
+
+def _start(backward: Backward, units: _Units, node: int, port: int, unit: int) -> set[tuple[int, int]]:
+    """The dO tensors that a unit's gradients start from, given the shared tensor that they read."""
+    shape = units.shape(unit)
+    if _is_fused_gradient(backward, units, node, port, unit):
+        chain = [e for e in backward.flow.data[node] if _continues_chain(backward, e.source)]
+        return set().union(*(_origin(backward, e.source, e.port, shape) for e in chain))
+    return _origin(backward, node, port, shape)
+
+
+def _is_fused_gradient(backward: Backward, units: _Units, node: int, port: int, unit: int) -> bool:
+    """One op computes dO and, at an output of its own, this unit's gradient: a call that XLA
+    compiles whole, a fused kernel.  The gradient starts from what that op reads."""
+    g, flow = backward.gradients, backward.flow
+    if flow.types[node] in VIEW_OPS | SPLIT_OPS:
+        return False
+    serves: dict[int, int] = {}
+    for target in backward.successors[node]:
+        bits = units.needed[target] if backward.is_backward[target] else units.of(g.reach[target])
+        for edge in flow.data[target]:
+            if edge.source == node:
+                serves[edge.port] = serves.get(edge.port, 0) | bits
+    if len(serves) < 2 or serves.get(port) != 1 << unit:
+        return False
+    shape = flow.outputs[node][port].shape if port < len(flow.outputs[node]) else None
+    return shape is None or may_equal(shape, units.shape(unit))
+
+
+def _origin(backward: Backward, node: int, port: int, shape) -> set[tuple[int, int]]:
+    """The dO tensors behind a shared tensor: looks through views, and through what is reduced to a
+    weight's shape (a batch normalization written out shares the sums of its dO with the layer
+    below, yet scale and offset start from that dO)."""
+    flow, found, seen = backward.flow, set(), set()
+    stack = [(node, port)]
+    while stack:
+        node, port = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        edges = [e for e in flow.data[node] if _continues_chain(backward, e.source)]
+        looks_through = flow.types[node] in VIEW_OPS or _undoes_broadcast(backward, node)
+        if edges and (looks_through or _is_reduced(backward, node, port, shape)):
+            stack.extend((e.source, e.port) for e in edges)
+        else:
+            found.add((node, port))
+    return found
+
+
+def _undoes_broadcast(backward: Backward, node: int) -> bool:
+    """The sum in a broadcasting op's gradient: sums over nothing where nothing was broadcast."""
+    flow = backward.flow
+    return flow.types[node] == "Sum" and flow.types[flow.data[node][1].source] == "BroadcastGradientArgs"
+
+
+def _continues_chain(backward: Backward, node: int) -> bool:
+    return backward.is_backward[node] and bool(backward.gradients.from_data[node])
+
+
+def _is_reduced(backward: Backward, node: int, port: int, shape) -> bool:
+    """The op's result has the vector weight's shape, or goes only into ops whose result has.
+
+    Only the result asked for: a fused batch normalization's gradient has vectors beside the dO.  Not for
+    matrices: a dO may have a kernel's shape by chance, as many examples as inputs.
+    """
+    if sum(dim != 1 for dim in shape or ()) > 1:
+        return False
+    if _has_shape(backward.flow.outputs[node][port : port + 1], shape):
+        return True
+    targets = [t for t in backward.successors[node] if backward.is_backward[t]]
+    return bool(targets) and all(_has_shape(backward.flow.outputs[t], shape) for t in targets)
+
+
+def _has_shape(outputs: Sequence[Any], shape) -> bool:
+    def squeezed(dims):
+        return [d for d in dims if d != 1]
+
+    known = [o.shape for o in outputs if o.shape is not None]
+    return bool(shape) and any(squeezed(dims) == squeezed(shape) for dims in known)
+
+
+def _first_use(g: GradientFlow) -> list[tuple[int, int]]:
+    """For each weight (depth, position) of the first forward op that mixes it with data."""
+    position = {node: i for i, node in enumerate(g.order)}
+    depth = [0] * len(g.flow)
+    own_reads: dict[int, int] = {}
+    for i, access in enumerate(g.weights):
+        for read in access.reads:
+            own_reads[read] = own_reads.get(read, 0) | 1 << i
+    first = [(len(g.flow), len(g.flow))] * len(g.weights)
+    for group in g.cut.groups:
+        outside = (p for node in group for p in g.cut.preds[node] if g.from_data[p])
+        level = 1 + max((depth[p] for p in outside), default=0)
+        for node in group:
+            depth[node] = level
+            if g.forward[node] and g.from_data[node]:
+                mixed = union(g.depends[p] for p in g.cut.preds[node] if not g.from_data[p])
+                for weight in bits_of(mixed | own_reads.get(node, 0)):
+                    first[weight] = min(first[weight], (level, position[node]))
+    return first

@@ -1,0 +1,104 @@
+"""Kinds and layers of the steps of an unrolled graph; steps that are alike are classified once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from grappler_passes.analysis.classify import classify_graph_def
+from grappler_passes.analysis.steps import STEP_SCOPE
+from grappler_passes.graph.training_graph import Op, TrainingGraph
+
+Rename = Callable[[str], str]
+
+
+def classify_steps(graphs: Sequence[Any]) -> list[TrainingGraph]:
+    """Each of the graphs of ``split_steps``, classified.
+
+    A step that is the one before but for its scope, its marks and its batch is that step with other
+    names, which takes a fraction of the time.  Graph optimizers treat the first steps differently: what
+    several steps have in common becomes part of the first.
+
+    Raises GraphError where a graph is no training step.
+    """
+    found: list[TrainingGraph] = []
+    for number, graph_def in enumerate(graphs):
+        names = _renamed(graphs[number - 1], graph_def, number) if number else None
+        found.append(classify_graph_def(graph_def) if names is None else _with_names(found[-1], names))
+    return found
+
+
+def _renamed(before: Any, after: Any, number: int) -> Mapping[str, str] | None:
+    """The name in ``after`` of each node of ``before``, if nothing else differs."""
+    if len(before.node) != len(after.node):
+        return None
+    old, new = f"{STEP_SCOPE}{number - 1}/", f"{STEP_SCOPE}{number}/"
+    batch = dict(zip(_batch(before), _batch(after), strict=False))
+    names = {node.name: batch.get(node.name, node.name.replace(old, new)) for node in before.node}
+    nodes = {node.name: node for node in after.node}
+    for node in before.node:
+        other = nodes.get(names[node.name])
+        if other is None or not _alike(node, other, names):
+            return None
+    return names
+
+
+def _batch(graph_def: Any) -> list[str]:
+    """The arguments that are no variables, in order."""
+    arguments = [node for node in graph_def.node if node.op == "_Arg" and node.attr["T"].type != _RESOURCE]
+    return [node.name for node in sorted(arguments, key=lambda node: node.attr["index"].i)]
+
+
+_RESOURCE = 20  # DT_RESOURCE
+
+
+def _alike(node: Any, other: Any, names: Mapping[str, str]) -> bool:
+    if node.op != other.op or node.device != other.device or len(node.input) != len(other.input):
+        return False
+    if [_input(text, names) for text in node.input] != list(other.input):
+        return False
+    return node.op == "_Arg" or _attributes(node) == _attributes(other)
+
+
+def _input(text: str, names: Mapping[str, str]) -> str:
+    mark, name = ("^", text[1:]) if text[0] == "^" else ("", text)
+    name, colon, port = name.partition(":")
+    return f"{mark}{names.get(name, name)}{colon}{port}"
+
+
+def _attributes(node: Any) -> dict[str, bytes]:
+    """What an op does; notes of optimizers are left out, such as where it wants to be (by name)."""
+    return {key: value.SerializeToString() for key, value in node.attr.items() if key[0] != "_"}
+
+
+def _with_names(graph: TrainingGraph, names: Mapping[str, str]) -> TrainingGraph:
+    def several(old: Sequence[str]) -> tuple[str, ...]:
+        return tuple(names[name] for name in old)
+
+    layers = tuple(
+        dataclasses.replace(
+            layer,
+            weight_grad_ops=several(layer.weight_grad_ops),
+            update_ops=several(layer.update_ops),
+            communication_ops=several(layer.communication_ops),
+        )
+        for layer in graph.layers
+    )
+    variables = tuple(dataclasses.replace(v, handle=names.get(v.handle, v.handle)) for v in graph.variables)
+    return TrainingGraph(
+        ops={names[name]: _op(op, names) for name, op in graph.ops.items()},
+        layers=layers,
+        variables=variables,
+        unclassified={names.get(name, name): why for name, why in graph.unclassified.items()},
+        mixed={names.get(name, name): why for name, why in graph.mixed.items()},
+    )
+
+
+def _op(op: Op, names: Mapping[str, str]) -> Op:
+    return dataclasses.replace(
+        op,
+        name=names[op.name],
+        inputs=tuple((names[producer], port) for producer, port in op.inputs),
+        control_inputs=tuple(names[producer] for producer in op.control_inputs),
+    )

@@ -1,0 +1,79 @@
+"""The steps of a graph in which several training steps are unrolled, each as a graph of its own.
+
+Whoever unrolls them marks the nodes of step t with :data:`STEP_ATTR` and puts their names into a
+scope ``tf_ooo_step_t``.
+"""
+
+from __future__ import annotations
+
+import re
+
+from tensorflow.core.framework import graph_pb2
+
+from grappler_passes.graph.dependencies import GraphIndex
+
+STEP_ATTR = "_ooo_step"
+STEP_SCOPE = "tf_ooo_step_"
+_IN_SCOPE = re.compile(rf"(?:^|/){STEP_SCOPE}(\d+)(?:/|$)")
+
+
+def steps_of(graph_def: graph_pb2.GraphDef, index: GraphIndex | None = None) -> list[int | None]:
+    """The step of each node; None: it belongs to none, or to all.
+
+    A node without a mark (graph optimizers make some) belongs to the latest step of its inputs.
+    """
+    index = index or GraphIndex(graph_def)
+    found = [_marked(node) for node in graph_def.node]
+    for i in index.order:
+        if found[i] is None:
+            above = [step for p in index.preds(i) if (step := found[p]) is not None]
+            found[i] = max(above, default=None)
+    return found
+
+
+def _marked(node) -> int | None:
+    if STEP_ATTR in node.attr:
+        return int(node.attr[STEP_ATTR].i)
+    match = _IN_SCOPE.search(node.name)
+    return int(match[1]) if match else None
+
+
+def split_steps(graph_def: graph_pb2.GraphDef) -> list[graph_pb2.GraphDef]:
+    """One graph for each step, the earliest first: its nodes and the data they are computed from.
+
+    Control edges from other steps are left out, so that a step reads variables as if it were the
+    first.  Data that come from another step (what equal ops of several steps were merged into) are
+    computed again.  Empty where nothing is marked.
+    """
+    index = GraphIndex(graph_def)
+    steps = steps_of(graph_def, index)
+    by_step: dict[int, list[int]] = {}
+    for i, step in enumerate(steps):
+        if step is not None:
+            by_step.setdefault(step, []).append(i)
+    return [_graph_of(graph_def, index, _with_inputs(index, by_step[t])) for t in sorted(by_step)]
+
+
+def _with_inputs(index: GraphIndex, nodes: list[int]) -> set[int]:
+    found, stack = set(nodes), list(nodes)
+    while stack:
+        i = stack.pop()
+        for producer in (*(p for p, _ in index.data_preds[i]), *index.back_preds.get(i, ())):
+            if producer not in found:
+                found.add(producer)
+                stack.append(producer)
+    return found
+
+
+def _graph_of(graph_def: graph_pb2.GraphDef, index: GraphIndex, members: set[int]) -> graph_pb2.GraphDef:
+    graph = graph_pb2.GraphDef(versions=graph_def.versions)
+    graph.library.CopyFrom(graph_def.library)
+    for i in sorted(members):
+        node = graph.node.add()
+        node.CopyFrom(graph_def.node[i])
+        outside = {f"^{index.names[p]}" for p in index.control_preds[i] if p not in members}
+        if outside:
+            kept = [text for text in node.input if text not in outside]
+            del node.input[:]
+            node.input.extend(kept)
+    return graph

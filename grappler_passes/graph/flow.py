@@ -1,0 +1,214 @@
+"""Value flow: which op's output can change which op's result, loops and variables included.
+
+This is not the order of execution (``dependencies.py`` has that): control edges carry no value.
+A variable does: a write flows into every later read of the same variable (a RAW hazard, read off
+the control edges that TensorFlow's automatic control dependencies added).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import rustworkx as rx
+
+from grappler_passes.compat import OutputInfo
+from grappler_passes.graph.node_input import split_input
+
+CALL_OPS = frozenset(
+    {"PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile", "If", "StatelessIf",
+     "Case", "StatelessCase"}
+)  # fmt: skip
+BACK_EDGE_OP = "NextIteration"
+COMMUNICATION_PREFIXES = ("Horovod", "Collective", "Nccl", "_Send", "_Recv", "_HostSend", "_HostRecv")
+GROUPED_COMMUNICATION = ("HorovodGrouped",)
+SPLIT_OPS = frozenset({"SplitV", "Split", "Unpack"})
+PACK_OPS = frozenset({"ConcatV2", "Pack"})
+# What may stand between packing, communicating and splitting: scaling, compression, shape.
+ON_THE_WAY = frozenset({"Identity", "Reshape", "Cast", "Mul", "RealDiv"})
+
+
+def is_communication(op_type: str) -> bool:
+    """Collectives and transfers, told by op type: dataflow cannot see that an op talks."""
+    return op_type.startswith(COMMUNICATION_PREFIXES)
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One data edge: output ``port`` of node ``source``; ``scalar`` for a rank-0 number."""
+
+    source: int
+    port: int
+    scalar: bool
+
+
+@dataclass
+class FlowGraph:
+    """A GraphDef as integer arrays.
+
+    ``data[i]`` are the data edges into node i, gates looked through; ``raw_sources[i]`` the producers
+    of its inputs as written; ``control[i]`` its control predecessors; ``outputs[i]`` dtype and shape
+    of each output (empty where TensorFlow could not tell).
+    """
+
+    names: list[str]
+    types: list[str]
+    devices: list[str]
+    data: list[list[Edge]]
+    control: list[list[int]]
+    outputs: list[tuple[OutputInfo, ...]]
+    index: dict[str, int] = field(repr=False)
+    raw_sources: list[list[int]] = field(repr=False)
+
+    @cached_property
+    def raw_targets(self) -> list[list[int]]:
+        """The consumers of each node's outputs, as written."""
+        targets: list[list[int]] = [[] for _ in range(len(self))]
+        for node, sources in enumerate(self.raw_sources):
+            for source in sources:
+                targets[source].append(node)
+        return targets
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def execution_order(self) -> list[int]:
+        """Topological order of data and control edges, loops broken at their back edge."""
+        graph = rx.PyDiGraph()
+        graph.add_nodes_from(range(len(self)))
+        graph.extend_from_edge_list(
+            [
+                (pred, node)
+                for node in range(len(self))
+                for pred in {*(e.source for e in self.data[node]), *self.control[node]}
+                if self.types[pred] != BACK_EDGE_OP
+            ]
+        )
+        return list(rx.topological_sort(graph))
+
+
+def build_flow_graph(graph_def, infos: dict[str, tuple[OutputInfo, ...]]) -> FlowGraph:
+    """Reads the nodes of a flat GraphDef; ``infos`` maps node name to its outputs."""
+    names = [node.name for node in graph_def.node]
+    index = {name: i for i, name in enumerate(names)}
+    outputs = [infos.get(name, ()) for name in names]
+    data: list[list[Edge]] = []
+    control: list[list[int]] = []
+    for node in graph_def.node:
+        edges, controls = [], []
+        for text in node.input:
+            name, port = split_input(text)
+            source = index[name]
+            if port < 0:
+                controls.append(source)
+                continue
+            edges.append(Edge(source, port, _is_scalar(outputs[source], port)))
+        data.append(edges)
+        control.append(controls)
+    types = [node.op for node in graph_def.node]
+    return FlowGraph(
+        names,
+        types,
+        [node.device for node in graph_def.node],
+        [[_behind_gate(edge, types, data) for edge in edges] for edges in data],
+        control,
+        outputs,
+        index,
+        [[edge.source for edge in edges] for edges in data],
+    )
+
+
+def _behind_gate(edge: Edge, types: list[str], data: list[list[Edge]]) -> Edge:
+    """The tensor that an edge really carries.
+
+    IdentityN hands each tensor on by itself, and so does a communication of several tensors, be it
+    one op with many outputs or a concatenation that is split again: as values flow, they join nothing.
+    """
+    while True:
+        kind = types[edge.source]
+        if kind == "IdentityN" or kind.startswith(GROUPED_COMMUNICATION):
+            edge = data[edge.source][edge.port]
+            continue
+        packed = _pack_behind_split(edge.source, types, data) if kind in SPLIT_OPS else None
+        if packed is None or edge.port >= len(packed):
+            return edge
+        edge = packed[edge.port]
+
+
+def _pack_behind_split(split: int, types: list[str], data: list[list[Edge]]) -> list[Edge] | None:
+    """The tensors that were packed, communicated and are now split; None if that is not what it is."""
+    edge, communicated = data[split][1 if types[split] == "Split" else 0], False
+    while types[edge.source] not in PACK_OPS:
+        communicated |= is_communication(types[edge.source])
+        tensors = [e for e in data[edge.source] if not e.scalar]
+        if types[edge.source] not in ON_THE_WAY and not is_communication(types[edge.source]) or not tensors:
+            return None
+        edge = tensors[0]
+    inputs = data[edge.source]
+    return (inputs[:-1] if types[edge.source] == "ConcatV2" else inputs) if communicated else None
+
+
+def _is_scalar(outputs: Sequence[OutputInfo], port: int) -> bool:
+    """Rank 0 and a number: variants (tensor lists) and handles are rank 0 but carry tensors."""
+    return port < len(outputs) and outputs[port].shape == () and outputs[port].is_number
+
+
+class Propagation:
+    """Bit sets pushed along value edges, once forwards or backwards, cycles handled as one node.
+
+    ``preds[i]`` are the nodes whose value flows into i; ``groups`` the cycles (single nodes mostly)
+    in topological order.
+    """
+
+    def __init__(self, preds: Sequence[Iterable[int]], order: Sequence[int], cyclic: bool):
+        self.preds = [list(p) for p in preds]
+        self.groups = self._components(order) if cyclic else [[node] for node in order]
+
+    def _components(self, order: Sequence[int]) -> list[list[int]]:
+        graph = rx.PyDiGraph()
+        graph.add_nodes_from(range(len(order)))
+        graph.extend_from_edge_list([(p, n) for n, preds in enumerate(self.preds) for p in preds])
+        components = [list(c) for c in rx.strongly_connected_components(graph)]
+        of = {node: c for c, nodes in enumerate(components) for node in nodes}
+        condensed = rx.PyDiGraph()
+        condensed.add_nodes_from(range(len(components)))
+        edges = {(of[p], of[n]) for n, preds in enumerate(self.preds) for p in preds if of[p] != of[n]}
+        condensed.extend_from_edge_list(sorted(edges))
+        return [components[c] for c in rx.topological_sort(condensed)]
+
+    def downstream(self, seeds: dict[int, int], stop: Callable[[int], bool] | None = None) -> list[int]:
+        """bits[i] = OR of the seeds at i and at all nodes that flow into i.
+
+        Nothing flows out of a node for which ``stop`` holds (it keeps its own bits).
+        """
+        bits = [0] * len(self.preds)
+        for group in self.groups:
+            total = 0
+            for node in group:
+                total |= seeds.get(node, 0)
+                for pred in self.preds[node]:
+                    if stop is None or not stop(pred):
+                        total |= bits[pred]
+            if total:
+                for node in group:
+                    bits[node] = total
+        return bits
+
+    def upstream(self, seeds: dict[int, int], stop: Callable[[int], bool] | None = None) -> list[int]:
+        """bits[i] = OR of the seeds at i and at all nodes into which i flows."""
+        bits = [0] * len(self.preds)
+        for node, seed in seeds.items():
+            bits[node] |= seed
+        for group in reversed(self.groups):
+            total = 0
+            for node in group:
+                total |= bits[node]
+            if not total:
+                continue
+            for node in group:
+                bits[node] = total
+                if stop is None or not stop(node):
+                    for pred in self.preds[node]:
+                        bits[pred] |= total
+        return bits

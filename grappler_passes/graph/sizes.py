@@ -1,0 +1,177 @@
+"""Bytes of tensors whose shape the graph leaves open, from what is known of the step's inputs.
+
+Only for counting memory: classification and passes see the graph as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from grappler_passes.compat import OutputInfo, infer_some_outputs
+from grappler_passes.graph.contexts import ENTERS, MERGES, NEXT_ITERATIONS
+from grappler_passes.graph.node_input import split_input
+from grappler_passes.graph.training_graph import TrainingGraph
+
+_LOG = logging.getLogger("tf_ooo")
+_ITERATORS = frozenset(
+    {"IteratorGetNext", "IteratorGetNextSync", "IteratorGetNextAsOptional", "OptionalGetValue",
+     "MultiDeviceIteratorGetNextFromShard"}
+)  # fmt: skip
+# What they hold depends on how often a loop runs; the graph says that of none of them.
+_LISTS = frozenset({"TensorListReserve", "EmptyTensorList"})
+
+_NESTED_CONDITIONALS = 8
+
+Shape = tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class KnownShapes:
+    """What the caller knows of a step's inputs.
+
+    Attributes:
+        batch_size: rows of an input whose leading dimension is open; goes before ``seen``.
+        seen: (TensorFlow's number of the dtype, shape) of tensors that the step was given.
+    """
+
+    batch_size: int | None = None
+    seen: tuple[tuple[int, Shape], ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.batch_size is not None or bool(self.seen)
+
+    def fill(self, dtype: int, shape: Shape | None) -> Shape | None:
+        """The shape with its open dimensions filled: with the largest of the tensors that fit it."""
+        if shape and shape[0] is None and self.batch_size is not None:
+            shape = (self.batch_size, *shape[1:])
+        fitting = [seen for number, seen in self.seen if number == dtype and _fits(shape, seen)]
+        if shape is None:
+            return max(fitting, key=lambda s: math.prod(d or 0 for d in s), default=None)
+        sizes = zip(*fitting, strict=True) if fitting else ((None,) * len(shape),)
+        largest = [max((d for d in column if d is not None), default=None) for column in sizes]
+        if not fitting:
+            return shape
+        return tuple(d if d is not None else big for d, big in zip(shape, largest, strict=True))
+
+
+def _fits(shape: Shape | None, seen: Shape) -> bool:
+    if shape is None:
+        return True
+    return len(shape) == len(seen) and all(a is None or a == b for a, b in zip(shape, seen, strict=True))
+
+
+def with_sizes(
+    training_graph: TrainingGraph, graph_def, known: KnownShapes, only_open: bool = False
+) -> TrainingGraph:
+    """The training graph with ``output_bytes`` wherever ``known`` tells them.
+
+    ``graph_def`` is the flat graph that was classified.  Shapes that contradict it tell nothing.
+    ``only_open``: sizes that are there already are right (they were not filled in for other inputs).
+    """
+    try:
+        outputs = _outputs(_filled(graph_def, known))
+    except Exception as error:  # TensorFlow's shape functions raise whatever they like
+        _LOG.debug("the shapes of the inputs do not fit the graph: %s", error)
+        return with_sizes(training_graph, graph_def, KnownShapes(), only_open) if known else training_graph
+    ops = dict(training_graph.ops)
+    for name, op in ops.items():
+        if op.output_bytes is None or not only_open:
+            ops[name] = replace(op, output_bytes=output_bytes(op.type, outputs.get(name, ())))
+    return replace(training_graph, ops=ops)
+
+
+def output_bytes(op_type: str, outputs: Iterable[OutputInfo]) -> int | None:
+    """Bytes of all outputs of an op, None where that is not known."""
+    if op_type in _LISTS:
+        return None
+    total = 0
+    for output in outputs:
+        if not output.element_bytes:  # handles, variants, strings
+            continue
+        if output.shape is None or None in output.shape:
+            return None
+        total += math.prod(d for d in output.shape if d is not None) * output.element_bytes
+    return total
+
+
+def outputs_with_sizes(graph_def, known: KnownShapes) -> dict[str, tuple[OutputInfo, ...]]:
+    """Shapes of all outputs of a flat graph, open dimensions filled where ``known`` tells them.
+
+    Raises what TensorFlow's shape functions raise where ``known`` contradicts the graph.
+    """
+    return dict(_outputs(_filled(graph_def, known)))
+
+
+def _outputs(graph_def) -> Mapping[str, tuple[OutputInfo, ...]]:
+    """Shapes of all outputs; that of a conditional is the largest of its branches."""
+    for _ in range(_NESTED_CONDITIONALS):
+        outputs = infer_some_outputs(graph_def)
+        merges = [node for node in graph_def.node if _is_open_merge(node, outputs)]
+        if not merges:
+            break
+        for merge in merges:
+            _take_largest(merge, outputs)
+    return outputs
+
+
+def _is_open_merge(node, outputs: Mapping[str, tuple[OutputInfo, ...]]) -> bool:
+    """A Merge of unknown size with branches of known sizes."""
+    if node.op not in MERGES or output_bytes(node.op, outputs[node.name][:1]) is not None:
+        return False
+    return None not in _branch_bytes(node, outputs).values()
+
+
+def _branch_bytes(merge, outputs: Mapping[str, tuple[OutputInfo, ...]]) -> dict[str, int | None]:
+    ends = {text: split_input(text) for text in merge.input if not text.startswith("^")}
+    return {text: output_bytes("", outputs[name][port : port + 1]) for text, (name, port) in ends.items()}
+
+
+def _take_largest(merge, outputs: Mapping[str, tuple[OutputInfo, ...]]) -> None:
+    sizes = _branch_bytes(merge, outputs)
+    _make_identity(merge, [max(sizes, key=lambda text: sizes[text] or 0)])
+
+
+def _filled(graph_def, known: KnownShapes):
+    """A copy for shape inference: inputs of known size, loops as if they ran once.
+
+    Nothing is known of what comes round a back edge, and so of any tensor in a loop; what a loop
+    carries has the size with which it entered.
+    """
+    out = type(graph_def)()
+    out.CopyFrom(graph_def)
+    iterations = {node.name for node in out.node if node.op in NEXT_ITERATIONS}
+    second_outputs = {text[:-2] for node in out.node for text in node.input if text.endswith(":1")}
+    for node in out.node:
+        if node.op in _ITERATORS:
+            _fill_list(node.attr["output_types"].list.type, node.attr["output_shapes"].list.shape, known)
+        elif node.op == "_Arg" and "_output_shapes" in node.attr:
+            _fill_list([node.attr["T"].type], node.attr["_output_shapes"].list.shape, known)
+        elif node.op in ENTERS:
+            _make_identity(node, list(node.input))
+        elif node.op in MERGES and node.name not in second_outputs:
+            entering = [text for text in node.input if split_input(text)[0] not in iterations]
+            if len(entering) < len(node.input):
+                _make_identity(node, entering)
+    return out
+
+
+def _fill_list(dtypes: Sequence[int], shapes, known: KnownShapes) -> None:
+    for dtype, proto in zip(dtypes, shapes, strict=True):
+        dims = None if proto.unknown_rank else tuple(d.size if d.size >= 0 else None for d in proto.dim)
+        filled = known.fill(dtype, dims)
+        if filled is not None:
+            proto.Clear()
+            for size in filled:
+                proto.dim.add(size=-1 if size is None else size)
+
+
+def _make_identity(node, inputs: list[str]) -> None:
+    """TensorFlow's shape function of Enter and of a loop's Merge says nothing; that of Identity does."""
+    node.op = "Identity"
+    for name in [name for name in node.attr if name != "T" and not name.startswith("_")]:
+        del node.attr[name]
+    del node.input[:]
+    node.input.extend(inputs)

@@ -1,0 +1,135 @@
+"""The training graph as plain data: ops with their kind, layers, variables.
+
+Nothing here imports TensorFlow.  A :class:`TrainingGraph` is made by
+:func:`grappler_passes.analysis.classify.classify_graph_def` and read by every pass, scheduler and report.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+
+class OpKind(str, enum.Enum):
+    """What an op is for, in the field's own words (out-of-order backprop, EuroSys 2022)."""
+
+    FORWARD = "F"
+    OUTPUT_GRAD = "dO"
+    WEIGHT_GRAD = "dW"
+    UPDATE = "U"
+    COMMUNICATION = "comm"
+    OTHER = "other"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Op:
+    """One node of the graph.
+
+    ``inputs`` are data inputs as ``(producer, output index)``; ``control_inputs`` are producers.
+    ``layer`` is the index into :attr:`TrainingGraph.layers`: set on dW and U ops, and on the
+    communication that belongs to one layer; None elsewhere.
+    ``output_bytes`` is the size of all outputs together, None where a shape is unknown.
+    """
+
+    name: str
+    type: str
+    kind: OpKind
+    reason: str = ""
+    layer: int | None = None
+    inputs: tuple[tuple[str, int], ...] = ()
+    control_inputs: tuple[str, ...] = ()
+    device: str = ""
+    output_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A trainable variable: the graph node that holds its handle, its name and shape."""
+
+    name: str
+    handle: str
+    shape: tuple[int, ...] | None = None
+    slots: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Variables whose gradients share one dO, with the ops that belong to them alone.
+
+    Layers are numbered in the order in which the forward pass first reads them: layer 0's
+    weights are the ones that the next step needs first.  A part of a layer that was divided has no
+    variables and a ``label`` instead.
+    """
+
+    index: int
+    variables: tuple[str, ...]
+    weight_grad_ops: tuple[str, ...] = ()
+    update_ops: tuple[str, ...] = ()
+    communication_ops: tuple[str, ...] = ()
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """The variables' common name, for reports: ``conv1/kernel, conv1/bias`` is ``conv1``."""
+        if self.label:
+            return self.label
+        if len(self.variables) == 1:
+            return self.variables[0]
+        parts = [v.split("/") for v in self.variables]
+        common = []
+        for pieces in zip(*parts, strict=False):
+            if len(set(pieces)) != 1:
+                break
+            common.append(pieces[0])
+        return "/".join(common) or ", ".join(self.variables)
+
+
+@dataclass(frozen=True)
+class TrainingGraph:
+    """A classified training step.
+
+    ``ops`` is in a topological order of data edges (loops broken at their back edge).
+    ``unclassified`` maps an op of the backward pass that got no kind, and a trainable variable for
+    which no gradient was found, to the reason.
+    ``mixed`` maps an op that computes dO and dW together to the reason it was not separated.
+    """
+
+    ops: Mapping[str, Op]
+    layers: tuple[Layer, ...]
+    variables: tuple[Variable, ...]
+    unclassified: Mapping[str, str] = field(default_factory=dict)
+    mixed: Mapping[str, str] = field(default_factory=dict)
+
+    def of_kind(self, kind: OpKind) -> list[str]:
+        """Names of the ops of one kind, in topological order."""
+        return [name for name, op in self.ops.items() if op.kind is kind]
+
+    def counts(self) -> dict[str, int]:
+        """How many ops there are of each kind, keyed ``F``, ``dO``, ``dW``, ``U``, ``comm``, ``other``."""
+        out = {kind.value: 0 for kind in OpKind}
+        for op in self.ops.values():
+            out[op.kind.value] += 1
+        return out
+
+    def numbered_as(self, layers: Sequence[Collection[str]]) -> TrainingGraph | None:
+        """The same graph with its layers in a given order; None where it has others.
+
+        Two graphs of one step may number the layers of parallel branches, a block's and its shortcut's,
+        in either order.
+
+        Args:
+            layers: the variables of each.
+        """
+        place = {frozenset(variables): number for number, variables in enumerate(layers)}
+        own = [frozenset(layer.variables) for layer in self.layers]
+        if len(own) != len(layers) or set(own) != place.keys():
+            return None
+        new = [place[variables] for variables in own]
+        numbered = [replace(layer, index=number) for layer, number in zip(self.layers, new, strict=True)]
+        by_place = sorted(numbered, key=lambda layer: layer.index)
+        ops = {n: op if op.layer is None else replace(op, layer=new[op.layer]) for n, op in self.ops.items()}
+        return replace(self, ops=ops, layers=tuple(by_place))

@@ -1,0 +1,99 @@
+"""Value flow of one training step: through tensors, one-number edges, and the memory of variables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+
+from grappler_passes.compat import is_stateful
+from grappler_passes.graph.flow import BACK_EDGE_OP, FlowGraph, Propagation
+from grappler_passes.graph.variables import HANDLE_SOURCES, VariableAccess
+
+# What these return depends on a tensor's shape only, not on its value.
+METADATA_OPS = frozenset({"Shape", "ShapeN", "Size", "Rank", "VariableShape", "TensorListElementShape"})
+# Random numbers drawn from a seed that the graph holds: they vary from step to step as data do,
+# whether the seed is a variable (keras.random) or not, and no op of theirs is stateful.
+_SAMPLERS = re.compile(
+    r"Stateless(Random|TruncatedNormal|ParameterizedTruncatedNormal|Multinomial|Shuffle|Sample)\w*"
+)
+
+
+@dataclass
+class ValueFlow:
+    """A flow graph with its variables: the graphs of who can change whose value."""
+
+    flow: FlowGraph
+    order: list[int]
+    variables: list[VariableAccess]
+
+    def propagation(
+        self,
+        *,
+        cut_scalars: bool = False,
+        cut_memory_of: Collection[int] = frozenset(),
+        cut_metadata: bool = True,
+    ) -> Propagation:
+        """Value flow without handles.
+
+        Optionally without one-number edges, without the flow through the memory of some variables
+        (by handle), or with the edges into ops that only ask for a shape.
+        """
+        preds: list[list[int]] = [
+            []
+            if cut_metadata and kind in METADATA_OPS
+            else [
+                e.source
+                for e in edges
+                if e.source not in self.handle_nodes and not (cut_scalars and e.scalar)
+            ]
+            for kind, edges in zip(self.flow.types, self.flow.data, strict=True)
+        ]
+        for variable in self.variables:
+            for read, writes in variable.prepared_read_sources.items():
+                preds[read].extend(writes)
+            if variable.handle not in cut_memory_of:
+                for read, writes in variable.late_read_sources.items():
+                    preds[read].extend(writes)
+        return Propagation(preds, self.order, self.cyclic)
+
+    @cached_property
+    def cyclic(self) -> bool:
+        """The graph has while loops."""
+        return BACK_EDGE_OP in set(self.flow.types)
+
+    @cached_property
+    def handle_nodes(self) -> set[int]:
+        """Nodes that hand on a variable's handle."""
+        return {
+            n for n, outputs in enumerate(self.flow.outputs) if outputs and outputs[0].dtype == "resource"
+        }
+
+    @cached_property
+    def data_sources(self) -> dict[int, int]:
+        """Ops through which data (or randomness) enters: not constants, not variables."""
+        reads = {r for v in self.variables for r in v.reads}
+        sources = {}
+        for node, kind in enumerate(self.flow.types):
+            if kind in HANDLE_SOURCES and node not in self.handle_nodes or _SAMPLERS.fullmatch(kind):
+                sources[node] = 1
+            elif kind in HANDLE_SOURCES or kind in METADATA_OPS or node in reads:
+                continue
+            elif self.flow.outputs[node] and is_stateful(kind):
+                sources[node] = 1
+        return sources
+
+    def fed_by_data(self) -> list[int]:
+        """1 for each op whose value changes with the data other than through one boolean.
+
+        Blind to booleans only: a scalar weight's gradient is one number, but a loss scale is merely
+        switched by one.
+        """
+        graph = self.propagation()
+        preds = [[p for p in graph.preds[n] if not self._is_predicate(p)] for n in range(len(self.flow))]
+        return Propagation(preds, self.order, self.cyclic).downstream(self.data_sources)
+
+    def _is_predicate(self, node: int) -> bool:
+        outputs = self.flow.outputs[node]
+        return bool(outputs) and all(o.dtype == "bool" and o.shape == () for o in outputs)

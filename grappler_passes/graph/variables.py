@@ -1,0 +1,150 @@
+"""Variables of a flat graph: which ops read and write each one, and which reads see a write."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from grappler_passes.compat import resource_inputs
+from grappler_passes.graph.effects import only_reads
+from grappler_passes.graph.flow import BACK_EDGE_OP, FlowGraph
+
+HANDLE_SOURCES = ("_Arg", "Placeholder", "VarHandleOp")
+HANDLE_FORWARDERS = ("Identity", "Enter", "RefEnter", "Switch", "Merge", "Exit", "NextIteration")
+VARIABLE_ATTR = "_ooo_variable"
+
+
+@dataclass
+class VariableAccess:
+    """All accesses to one variable; node indices into the FlowGraph.
+
+    ``trainable`` is None where the graph does not say.  ``late_reads`` come after a write in the
+    same step, ``first_reads`` do not.  ``prepared_read_sources`` maps a read to the writes of the forward
+    pass that it sees; those are not in ``writes``.
+    """
+
+    handle: int
+    name: str
+    shape: tuple[int, ...] | None
+    trainable: bool | None
+    writes: list[int] = field(default_factory=list)
+    first_reads: list[int] = field(default_factory=list)
+    late_reads: list[int] = field(default_factory=list)
+    late_read_sources: dict[int, list[int]] = field(default_factory=dict)
+    prepared_read_sources: dict[int, list[int]] = field(default_factory=dict)
+
+    @property
+    def reads(self) -> list[int]:
+        return self.first_reads + self.late_reads
+
+
+def find_variables(graph_def, flow: FlowGraph, order: list[int]) -> list[VariableAccess]:
+    """Variables that some op of the graph reads or writes, in node order of their handles.
+
+    An access is told by its shape, not by its name: an op on a handle that has no output writes
+    (Assign*, ResourceApply*, ResourceScatter*), one with outputs reads (ReadVariableOp, gathers).
+    A generator's counter is read and moved on by one op.
+    """
+    handles = _handle_of(flow, order)
+    variables = {
+        handle: _describe(graph_def.node[handle], flow.names[handle]) | {"handle": handle}
+        for handle in sorted(set(handles.values()))
+    }
+    accesses = {h: VariableAccess(**described) for h, described in variables.items()}
+    for node in order:
+        for handle in {handles[e.source] for e in flow.data[node] if e.source in handles}:
+            if node in handles or flow.types[node] == "VariableShape":
+                continue
+            access = accesses[handle]
+            if flow.outputs[node]:
+                access.first_reads.append(node)
+            if not flow.outputs[node] or _changes_what_it_reads(flow.types[node]):
+                access.writes.append(node)
+    used = [a for a in accesses.values() if a.first_reads or a.writes]
+    for access in used:
+        access.shape = access.shape if access.shape is not None else _shape_from_use(flow, access)
+    _split_reads(flow, order, used)
+    return [a for a in used if not _is_iterator(flow, a)]
+
+
+def _changes_what_it_reads(op_type: str) -> bool:
+    """RngReadAndSkip, ResourceCountUpTo and the like; not a call, which is only known to be given the
+    handle."""
+    return 0 in resource_inputs(op_type) and not only_reads(op_type)
+
+
+def _handle_of(flow: FlowGraph, order: list[int]) -> dict[int, int]:
+    """Node -> source of the variable handle that it passes on."""
+    handles: dict[int, int] = {}
+    for node in order:
+        outputs = flow.outputs[node]
+        if not outputs or outputs[0].dtype != "resource":
+            continue
+        if flow.types[node] in HANDLE_SOURCES:
+            handles[node] = node
+        elif flow.types[node] in HANDLE_FORWARDERS:
+            sources = [handles[e.source] for e in flow.data[node] if e.source in handles]
+            if sources:
+                handles[node] = sources[0]
+    return handles
+
+
+def _is_iterator(flow: FlowGraph, access: VariableAccess) -> bool:
+    """Data set iterators, tables and stacks are resources too; none is ever read as a variable."""
+    touched = {flow.types[n] for n in access.reads + access.writes}
+    return all("Iterator" in t or "Dataset" in t or "Table" in t or "Stack" in t for t in touched)
+
+
+def _describe(node, default_name: str) -> dict[str, Any]:
+    info = json.loads(node.attr[VARIABLE_ATTR].s) if VARIABLE_ATTR in node.attr else {}
+    shape = None
+    for key in ("_handle_shapes", "shape"):
+        shapes = [node.attr[key].shape] if key == "shape" else node.attr[key].list.shape
+        if key in node.attr and len(shapes) and not shapes[0].unknown_rank:
+            if key == "shape" and node.op != "VarHandleOp":
+                continue
+            shape = tuple(dim.size for dim in shapes[0].dim)
+            break
+    name = info.get("name") or default_name
+    return {"name": name, "shape": shape, "trainable": info.get("trainable")}
+
+
+def _shape_from_use(flow: FlowGraph, access: VariableAccess) -> tuple[int, ...] | None:
+    """Shape of what is read whole or assigned whole; None where neither happens or it is unknown."""
+    whole = [flow.outputs[r][0].shape for r in access.first_reads if flow.types[r] == "ReadVariableOp"]
+    for write in access.writes:
+        if flow.types[write].startswith("Assign"):
+            value = flow.data[write][1]
+            whole.append(flow.outputs[value.source][value.port].shape)
+    for shape in whole:
+        known = [dim for dim in shape or () if dim is not None]
+        if shape is not None and len(known) == len(shape):
+            return tuple(known)
+    return None
+
+
+def _split_reads(flow: FlowGraph, order: list[int], variables: list[VariableAccess]) -> None:
+    """Sorts reads into those before and those after a write of the same variable.
+
+    A read comes after a write when data or control edges lead from the write to it, loop back
+    edges apart.
+    """
+    write_bits: dict[int, int] = {}
+    for variable in variables:
+        for write in variable.writes:
+            write_bits[write] = 1 << len(write_bits)
+    past = [0] * len(flow)
+    for node in order:
+        bits = write_bits.get(node, 0)
+        for pred in [*(e.source for e in flow.data[node]), *flow.control[node]]:
+            if flow.types[pred] != BACK_EDGE_OP:
+                bits |= past[pred]
+        past[node] = bits
+    for variable in variables:
+        for read in variable.first_reads:
+            seen = [w for w in variable.writes if w != read and past[read] & write_bits[w]]
+            if seen:
+                variable.late_read_sources[read] = seen
+        variable.late_reads = [r for r in variable.first_reads if r in variable.late_read_sources]
+        variable.first_reads = [r for r in variable.first_reads if r not in variable.late_read_sources]

@@ -1,0 +1,70 @@
+"""Writes what the plan says about a node into the node's attributes, for users and tools to read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tensorflow.core.framework import graph_pb2, node_def_pb2
+
+from grappler_passes.graph.training_graph import TrainingGraph
+from grappler_passes.passes.base import Note, Pass, PassResult, copy_of
+from grappler_passes.passes.rewrite_plan import RewritePlan
+
+
+@dataclass(frozen=True)
+class AnnotatePass(Pass):
+    """Sets ``_ooo_kind``, ``_ooo_layer``, ``_ooo_stream``, ``_ooo_priority`` and ``_ooo_stage``.
+
+    That a graph was rewritten is marked by the plug-in's callback, not here.
+    """
+
+    plan: RewritePlan
+    name: ClassVar[str] = "annotate"
+
+    def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
+        """Set the attributes on a copy."""
+        after = copy_of(graph_def)
+        planned = self.plan.annotated_nodes
+        modified, marked = False, 0
+        for node in after.node:
+            if node.name in planned:
+                modified |= self._annotate(node)
+                marked += 1
+        return PassResult(after, modified, tuple(self._unknown(graph_def, planned, marked)))
+
+    def _annotate(self, node: node_def_pb2.NodeDef) -> bool:
+        plan, name, changed = self.plan, node.name, False
+        if name in plan.kinds:
+            changed |= _set_bytes(node, "_ooo_kind", plan.kinds[name].encode())
+        if name in plan.layers:
+            changed |= _set_int(node, "_ooo_layer", plan.layers[name])
+        if name in plan.streams:
+            changed |= _set_int(node, "_ooo_stream", plan.streams[name])
+        if name in plan.priorities:
+            changed |= _set_int(node, "_ooo_priority", plan.priorities[name])
+        if name in plan.stages:
+            changed |= _set_int(node, "_ooo_stage", plan.stages[name])
+        return changed
+
+    def _unknown(self, graph_def: graph_pb2.GraphDef, planned: set[str], marked: int) -> list[Note]:
+        if marked == len(planned):
+            return []
+        lacking = sorted(planned - {node.name for node in graph_def.node})
+        return [Note("skipped", "the graph has no such node to annotate", tuple(lacking))]
+
+
+def _set_bytes(node: node_def_pb2.NodeDef, key: str, value: bytes) -> bool:
+    if key in node.attr and node.attr[key].s == value:
+        return False
+    node.attr[key].s = value
+    return True
+
+
+def _set_int(node: node_def_pb2.NodeDef, key: str, value: int) -> bool:
+    # `i` of an attribute that holds nothing reads as 0, so ask which field is set.
+    attribute = node.attr[key]
+    if attribute.WhichOneof("value") == "i" and attribute.i == value:
+        return False
+    attribute.i = value
+    return True

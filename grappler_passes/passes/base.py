@@ -1,0 +1,153 @@
+"""What a pass is, and how passes are run one after the other.
+
+A pass is a frozen value: a name, its parameters, and four methods.  It never changes its input.
+"""
+
+from __future__ import annotations
+
+import abc
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from google.protobuf import text_format
+from tensorflow.core.framework import graph_pb2
+
+from grappler_passes.errors import GrapplerPassError, PassError
+from grappler_passes.graph.training_graph import TrainingGraph
+
+_LOG = logging.getLogger("tf_ooo")
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something a pass did or did not do: ``status`` is done, skipped or mixed.
+
+    ``mixed`` marks an op that computes dO and dW together and was left as it is.
+    """
+
+    status: str
+    reason: str
+    nodes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.status}: {self.reason}" + (f" [{', '.join(self.nodes)}]" if self.nodes else "")
+
+
+@dataclass(frozen=True)
+class PassResult:
+    """A pass's output.  ``modified`` is False exactly where ``graph_def`` equals the input.
+
+    ``replaced`` names the nodes of the input that the pass took out or rewired on purpose.
+    """
+
+    graph_def: graph_pb2.GraphDef
+    modified: bool
+    notes: tuple[Note, ...] = ()
+    replaced: frozenset[str] = frozenset()
+
+    @property
+    def mixed(self) -> dict[str, str]:
+        """Ops that still compute dO and dW together, each with the reason."""
+        return {node: note.reason for note in self.notes if note.status == "mixed" for node in note.nodes}
+
+
+class Pass(abc.ABC):
+    """GraphDef in, GraphDef out.  Subclasses are frozen dataclasses with a ``name``."""
+
+    name: ClassVar[str]
+
+    def preconditions(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> None:
+        """Raise GrapplerPassError where the pass cannot run on this graph."""
+        return
+
+    @abc.abstractmethod
+    def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
+        """Do the work on a copy."""
+
+    def postconditions(
+        self, before: graph_pb2.GraphDef, result: PassResult, training_graph: TrainingGraph | None
+    ) -> None:
+        """Raise GrapplerPassError where the result breaks the pass's promise."""
+        return
+
+    def __call__(
+        self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None = None
+    ) -> PassResult:
+        """Run with both checks; raises PassError that names the pass and carries the cause."""
+        try:
+            self.preconditions(graph_def, training_graph)
+            result = self.run(graph_def, training_graph)
+            self.postconditions(graph_def, result, training_graph)
+        except PassError:
+            raise
+        except Exception as error:
+            # A bug in a pass must reach the caller as a failed pass, so that training can go on.
+            raise PassError(self.name, error) from error
+        return result
+
+
+Between = Callable[[Pass, graph_pb2.GraphDef, graph_pb2.GraphDef], None]
+
+
+@dataclass(frozen=True)
+class PassPipeline(Pass):
+    """Runs passes in order; itself a pass.
+
+    ``between(pass, before, after)`` is called after each pass.  With ``dump_dir`` set the input is
+    written to ``00_input.pbtxt`` and each result to ``NN_<pass>.pbtxt``.
+    """
+
+    passes: tuple[Pass, ...]
+    between: Between | None = None
+    dump_dir: str | Path | None = None
+    name: ClassVar[str] = "pipeline"
+
+    def __init__(
+        self, passes: Sequence[Pass], between: Between | None = None, dump_dir: str | Path | None = None
+    ) -> None:
+        object.__setattr__(self, "passes", tuple(passes))
+        object.__setattr__(self, "between", between)
+        object.__setattr__(self, "dump_dir", dump_dir)
+
+    def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
+        """Run each pass on the result of the one before."""
+        self._dump(0, "input", graph_def)
+        current, modified = graph_def, False
+        notes: list[Note] = []
+        replaced: set[str] = set()
+        for number, one in enumerate(self.passes, 1):
+            result = one(current, training_graph)
+            self._after(one, current, result.graph_def)
+            self._dump(number, one.name, result.graph_def)
+            current, modified = result.graph_def, modified or result.modified
+            notes += result.notes
+            replaced |= result.replaced
+        return PassResult(current, modified, tuple(notes), frozenset(replaced))
+
+    def _after(self, one: Pass, before: graph_pb2.GraphDef, after: graph_pb2.GraphDef) -> None:
+        if self.between is None:
+            return
+        try:
+            self.between(one, before, after)
+        except GrapplerPassError as error:
+            # A verifier plugged in here speaks about the pass that has just run.
+            raise PassError(one.name, error) from error
+
+    def _dump(self, number: int, name: str, graph_def: graph_pb2.GraphDef) -> None:
+        if self.dump_dir is None:
+            return
+        folder = Path(self.dump_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{number:02d}_{name}.pbtxt"
+        path.write_text(text_format.MessageToString(graph_def))
+        _LOG.debug("wrote %s", path)
+
+
+def copy_of(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
+    """A deep copy, for a pass to change."""
+    copy = graph_pb2.GraphDef()
+    copy.CopyFrom(graph_def)
+    return copy

@@ -1,0 +1,103 @@
+"""A copy of a GraphDef that can be changed by node name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from tensorflow.core.framework import graph_pb2, node_def_pb2
+
+from grappler_passes.errors import GraphError
+from grappler_passes.graph.node_input import split_input
+from grappler_passes.passes.base import copy_of
+
+
+class GraphEditor:
+    """Adds, rewires and removes nodes; the GraphDef it was made from stays as it is.
+
+    ``removed``, ``added`` and ``opened`` (inputs changed) name the nodes concerned.
+    """
+
+    def __init__(self, graph_def: graph_pb2.GraphDef) -> None:
+        self.graph_def = copy_of(graph_def)
+        self.nodes: dict[str, node_def_pb2.NodeDef] = {node.name: node for node in self.graph_def.node}
+        self.removed: set[str] = set()
+        self.added: list[str] = []
+        self.opened: set[str] = set()
+
+    @property
+    def modified(self) -> bool:
+        """True once anything was asked for."""
+        return bool(self.removed or self.added or self.opened)
+
+    def add(self, name: str, op: str, inputs: Iterable[str], device: str = "") -> node_def_pb2.NodeDef:
+        """Append a node; GraphError if the name is taken."""
+        if name in self.nodes:
+            raise GraphError("the name of a node to add is taken", name)
+        node = self.graph_def.node.add(name=name, op=op, input=inputs, device=device)
+        self.nodes[name] = node
+        self.added.append(name)
+        return node
+
+    def set_inputs(self, name: str, inputs: Iterable[str]) -> None:
+        """Replace all inputs of a node; data inputs come first, repeated control inputs once."""
+        unique = list(inputs)
+        data = [text for text in unique if text[0] != "^"]
+        control = list(dict.fromkeys(text for text in unique if text[0] == "^"))
+        del self.nodes[name].input[:]
+        self.nodes[name].input.extend(data + control)
+
+    def map_inputs(self, name: str, replace: Callable[[str, int], list[str]]) -> None:
+        """Rewrite each input: ``replace(producer, port)`` gives the inputs to have in its place."""
+        inputs = [text for old in self.nodes[name].input for text in replace(*split_input(old))]
+        self.set_inputs(name, inputs)
+
+    def finish(self) -> graph_pb2.GraphDef:
+        """The edited graph, without the removed nodes and references to them as colocation."""
+        if not self.removed:
+            return self.graph_def
+        result = graph_pb2.GraphDef()
+        result.CopyFrom(self.graph_def)
+        del result.node[:]
+        gone = {f"loc:@{name}".encode() for name in self.removed}
+        for node in self.graph_def.node:
+            if node.name not in self.removed:
+                _drop_colocation(result.node.add(), node, gone)
+        return result
+
+
+def tensor(name: str, port: int) -> str:
+    """The text of an input; port -1 is a control input."""
+    if port < 0:
+        return f"^{name}"
+    return name if port == 0 else f"{name}:{port}"
+
+
+def _drop_colocation(copy: node_def_pb2.NodeDef, node: node_def_pb2.NodeDef, gone: set[bytes]) -> None:
+    copy.CopyFrom(node)
+    if "_class" not in copy.attr:
+        return
+    kept = [entry for entry in copy.attr["_class"].list.s if entry not in gone]
+    if kept:
+        del copy.attr["_class"].list.s[:]
+        copy.attr["_class"].list.s.extend(kept)
+    else:
+        del copy.attr["_class"]
+
+
+def without_gates(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
+    """The graph in which nobody reads through an IdentityN: in HLO it gates nothing, but in the graph
+    every update would need all gradients."""
+    gates = {node.name: list(node.input) for node in graph_def.node if node.op == "IdentityN"}
+    if not gates:
+        return graph_def
+    editor = GraphEditor(graph_def)
+
+    def behind(producer: str, port: int) -> list[str]:
+        while producer in gates and port >= 0:
+            producer, port = split_input(gates[producer][port])
+        return [tensor(producer, port)]
+
+    for node in graph_def.node:
+        if any(split_input(text)[0] in gates for text in node.input):
+            editor.map_inputs(node.name, behind)
+    return editor.graph_def

@@ -1,0 +1,49 @@
+"""Moves nodes to the devices that the plan gives them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tensorflow.core.framework import graph_pb2
+
+from grappler_passes.errors import PlanError
+from grappler_passes.graph.training_graph import TrainingGraph
+from grappler_passes.passes.base import Note, Pass, PassResult, copy_of
+from grappler_passes.passes.rewrite_plan import RewritePlan
+
+_FULL_NAME = re.compile(r"/job:[A-Za-z][\w.-]*/replica:\d+/task:\d+/device:[A-Z][\w]*:\d+")
+
+
+@dataclass(frozen=True)
+class PlacementPass(Pass):
+    """Sets the device of each node of ``plan.devices``.
+
+    TensorFlow ends the process when a graph names a device that does not exist, so every device
+    must be one of ``available`` (full names, as in ``/job:localhost/replica:0/task:0/device:CPU:0``).
+    """
+
+    plan: RewritePlan
+    available: tuple[str, ...]
+    name: ClassVar[str] = "placement"
+
+    def preconditions(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> None:
+        """Every device is well formed and exists."""
+        for device in sorted(set(self.plan.devices.values())):
+            if not _FULL_NAME.fullmatch(device):
+                raise PlanError(f"not a full device name: {device!r}")
+            if device not in self.available:
+                raise PlanError(f"no device {device!r}; there are {', '.join(self.available) or 'none'}")
+
+    def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
+        """Set the devices on a copy."""
+        after = copy_of(graph_def)
+        left = dict(self.plan.devices)
+        modified = False
+        for node in after.node:
+            device = left.pop(node.name, node.device)
+            if device != node.device:
+                node.device, modified = device, True
+        notes = (Note("skipped", "the graph has no such node to place", tuple(left)),) if left else ()
+        return PassResult(after, modified, notes)

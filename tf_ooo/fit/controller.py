@@ -1,0 +1,246 @@
+"""Runs a training step as stock or rewritten, times both, keeps the faster.
+
+Every call runs exactly one of the two, so the training state advances once a call; their results
+are the same bits, so it does not matter which one runs.  One thing forbids going to and fro: random
+numbers drawn from a state that each compiled op keeps to itself (``tf.random.normal`` and friends;
+Keras' own layers keep theirs in variables).  Both are looked through for such ops before the first step.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from grappler_passes import plugin
+from tf_ooo import compat
+from tf_ooo.errors import GraphError
+from tf_ooo.fit.prediction import StepPrediction
+from tf_ooo.fit.step_times import REWRITTEN, STOCK, Comparison, StepTimes
+from tf_ooo.options import Options
+from tf_ooo.report.report import Report, fill_plan, fill_times
+from tf_ooo.rewriting.session import Session
+from tf_ooo.tracing import traces
+from tf_ooo.tracing.inputs import Inputs
+
+_LOG = logging.getLogger("tf_ooo")
+_AS_ASKED = "applied as asked"
+
+
+class StepController:
+    """Callable in place of the step, from any thread.
+
+    Args:
+        stock: the step as TensorFlow runs it.
+        rewritten: the same step as a function of its own, not traced yet.
+        session: traced functions are rewritten inside ``session.tracing()``.
+        options: ``profile_steps`` steps of each are timed, alternating, after one of each that is not.
+        report: filled in as things become known.
+        inputs: finds the real sizes of batches, for the memory limit.
+        on_decided: called once it is known which of the two is kept.
+        others: more rewritten steps by name; of all the fastest is kept.
+        samples_seen: tells how many samples the steps so far have seen, where arguments do not show it.
+
+    Raises (from a call): whatever the step raises; MemoryLimitError, before the step has changed
+    anything; with ``strict`` also why a rewrite failed, after the first step has run.
+    """
+
+    def __init__(
+        self,
+        stock: Callable[..., Any],
+        rewritten: Callable[..., Any],
+        session: Session,
+        options: Options,
+        report: Report,
+        inputs: Inputs | None = None,
+        on_decided: Callable[[], None] | None = None,
+        others: Mapping[str, Callable[..., Any]] | None = None,
+        samples_seen: Callable[[], float] | None = None,
+    ) -> None:
+        self.stock, self.rewritten, self.session = stock, rewritten, session
+        self.steps = {STOCK: stock, REWRITTEN: rewritten, **(others or {})}
+        self.options, self.report = options, report
+        self.inputs = inputs or Inputs()
+        self.choice: str | None = None
+        # What stays if the two cannot be mixed comes first.  With a memory limit that is the rewritten
+        # one: if it has to be refused, nothing has changed yet.  Strict: a failure shows at the first call.
+        self._stock_may_stay = options.may_fall_back and options.memory_limit_bytes is None
+        stock_first = self._stock_may_stay and not options.strict
+        self.times = StepTimes(options.profile_steps, stock_first, [n for n in self.steps if n != STOCK])
+        self._started = False
+        self._lock = threading.RLock()
+        self._on_decided = on_decided
+        self._samples_seen = samples_seen or (lambda: 0.0)
+        self.prediction = StepPrediction(report)
+
+    @property
+    def profiling(self) -> bool:
+        """Whether it has not been decided yet which of the two to keep."""
+        return self.choice is None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """One step."""
+        if self.options.memory_limit_bytes is not None:
+            with self._lock:  # two steps at once would keep the sum of their peaks alive
+                return self._with_limit(args, kwargs)
+        if self.choice is not None:
+            return self._predicting(args, kwargs)
+        if not self._lock.acquire(blocking=False):
+            # Another thread is timing a step.  Waiting for it could be a deadlock: steps may communicate.
+            return self._run(STOCK if self._stock_may_stay else self._ours, args, kwargs)
+        try:
+            return self._profile(args, kwargs)
+        finally:
+            self._lock.release()
+
+    def _predicting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The first step after both were timed shows what each op takes."""
+        if not self.prediction.due or self.report.measured_step_s is None or self.session.error is not None:
+            return self._run(self.choice, args, kwargs)
+
+        def step() -> Any:
+            return self._run(self.choice, args, kwargs)
+
+        return self.prediction.run(step, self.session.result)
+
+    def _with_limit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the peaks are is known after planning, so new kinds of inputs go to the rewritten step."""
+        args, seen = self.inputs.look(args, kwargs)
+        if seen is not None:
+            self.session.prepare(seen)
+        if self.choice is None and (seen is None or not self._started):
+            return self._profile(args, kwargs)
+        mixing = self.choice is None or self.report.measured_step_s is not None
+        plan_first = seen is not None and mixing and self.session.error is None
+        return self._run(self._ours if plan_first else self.choice, args, kwargs)
+
+    @property
+    def _ours(self) -> str:
+        """The rewritten step that is kept; until one is, the first."""
+        return self.times.first_rewrite if self.choice in (None, STOCK) else str(self.choice)
+
+    def _run(self, which: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if which == STOCK:
+            return self.stock(*args, **kwargs)
+        which = which or self._ours
+        # Every call, not only the first: another input shape makes TensorFlow trace again.
+        try:
+            with self.session.tracing():
+                outputs = self.steps[which](*args, **kwargs)
+        except Exception:
+            self.session.raise_if_refused()
+            raise
+        self._check(which)
+        return outputs
+
+    def _profile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self._started:
+            self._started = True
+            self._look_for_random_state(args, kwargs)
+        if self.choice is not None:
+            return self._run(self.choice, args, kwargs)
+        which = self.times.next
+        step, seen = self.steps[which], self._samples_seen()
+        before, started = traces.trace_count(step), time.perf_counter()
+        outputs = self._run(which, args, kwargs)
+        if self.options.profile_steps:
+            compat.synchronize(outputs)
+        elapsed_s = time.perf_counter() - started
+        kind = (compat.shapes_of((args, kwargs)), self._samples_seen() - seen)
+        counts = self.times.add(which, elapsed_s, traces.trace_count(step) > before, kind)
+        if which != STOCK and not counts:
+            self.report.profiling_overhead_s += elapsed_s
+        if self.choice is None:
+            self._decide_if_ready()
+        return outputs
+
+    def _look_for_random_state(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keeps to one of the two if the step draws from op-held random state."""
+        if not self.options.profile_steps and not self._stock_may_stay:
+            return  # the rewritten step runs in any case
+        with self.session.tracing():
+            traces.trace(self.rewritten, args, kwargs)
+        found = (traces.first_op(step, plugin.keeps_random_state) for step in (self.stock, self.rewritten))
+        name = next(filter(None, found), None)
+        if name is None:
+            return
+        draws = f"{name} draws random numbers from a state of its own"
+        if self._stock_may_stay:
+            self._keep_stock(
+                f"{draws}, which the rewritten step would not share; use tf.random.stateless_* or "
+                "keras.random, or name a schedule"
+            )
+        else:
+            self._keep_rewritten(f"{draws}, which this step begins anew; no turns with the stock step")
+
+    def _check(self, which: str) -> None:
+        """Takes note of new plans and failures of a rewritten step, which has just run."""
+        result, limit_bytes = self.session.result, self.options.memory_limit_bytes
+        fill_plan(self.report, result)
+        reason = self.session.failure()
+        if reason is not None:
+            if self.choice != STOCK:
+                self._keep_stock(
+                    reason if limit_bytes is None else f"{reason}; memory_limit_bytes is not checked"
+                )
+            self.session.raise_if_failed(self.options.strict)
+            if self.options.strict:
+                raise GraphError(reason)
+        elif limit_bytes is not None:
+            self.report.stock_predicted_peak_bytes = peak = self.session.stock_peak_bytes
+            if peak > limit_bytes and self.choice in (None, STOCK):
+                above = f"{peak} bytes, is above the limit, {limit_bytes} bytes"
+                ours = which if which in self.steps else self._ours
+                self._keep_rewritten(f"the stock order's predicted peak, {above}", ours)
+
+    def _decide_if_ready(self) -> None:
+        if not self.times.done:
+            if self.options.may_fall_back:
+                self.report.undecided = self.times.progress
+            else:
+                self.report.kept_because = _AS_ASKED
+            return
+        if not self.options.profile_steps:
+            self._keep_rewritten()
+            return
+        found = Comparison.of(self.times.seconds)
+        fill_times(self.report, found)
+        if len(self.steps) > 2:
+            self.report.compared = self.times.shown()
+        if self.options.may_fall_back and found.why_not:
+            self._keep_stock(found.why_not)
+        else:
+            self._keep_rewritten(which=found.best)
+
+    def _keep_rewritten(self, because: str = "", which: str | None = None) -> None:
+        self.choice = which or self._ours
+        self.report.fell_back, self.report.fallback_reason = False, ""
+        self.report.kept_because = because or ("" if self.options.may_fall_back else _AS_ASKED)
+        if self.report.planned is not None:
+            self.report.schedule = self.report.planned.policy
+        _LOG.info("keeping the rewritten step: %s", self.report.one_line())
+        self._decided()
+
+    def _keep_stock(self, reason: str) -> None:
+        self.choice = STOCK
+        # The plug-in has logged its first error already.
+        fall_back(self.report, reason, logged=self.session.error is not None)
+        self._decided()
+
+    def _decided(self) -> None:
+        self.report.undecided = ""
+        if self._on_decided is not None:
+            self._on_decided()
+
+
+def fall_back(report: Report, reason: str, logged: bool = False) -> None:
+    """Notes, and logs in one line, that the stock step runs.
+
+    Not logged again where it is ``logged`` already, as an unsupported TensorFlow is once in a process.
+    """
+    report.fell_back, report.fallback_reason, report.schedule = True, reason, "stock"
+    level = logging.INFO if reason.startswith("measured") else logging.WARNING
+    if not logged and compat.is_news(reason):
+        _LOG.log(level, "keeping the stock step: %s", reason)

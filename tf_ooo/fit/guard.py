@@ -1,0 +1,178 @@
+"""Whatever ends a ``fit`` is seen: a callback that raises, data that do, a validation that fails, Ctrl-C.
+
+``fit`` has no place of its own for this: it skips ``on_train_end`` when anything raises.  But nearly all it
+calls can be reached from ``on_train_begin``: the train function is ours, the test function is made by a
+method of the model, the callbacks are called through one object, ``keras.callbacks.CallbackList``, and an
+epoch's batches stand in a ``with`` of the object that gives them.  These are wrapped on the instance until
+the fit ends.  What raises between these calls (Keras' own lines, a signal
+that hits them) is made good at the next ``fit``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tf_ooo.compat import pipeline as private
+from tf_ooo.fit.saving import replacing
+
+_CALLS = tuple(
+    f"on_{what}_{when}"
+    for what in ("epoch", "train_batch", "test", "test_batch", "predict", "predict_batch", "train")
+    for when in ("begin", "end")
+)
+
+# Methods of a model that see its weights.
+_SEEING = (
+    *("make_predict_function", "save", "save_weights", "export", "train_on_batch"),
+    *("get_weights", "set_weights", "load_weights"),
+)
+_SAVING = ("save", "save_weights")
+# What ``fit`` itself calls that touches metrics, which may be on a worker that has just been lost.
+_TOUCHING = ("reset_metrics", "get_metrics_result")
+# What ``fit`` calls of the optimizer at its end: with ``use_ema`` it reads and writes all weights.
+_FINAL = "finalize_variable_values"
+
+
+class Guard:
+    """Wraps what ``fit`` calls, from its ``on_train_begin`` on.
+
+    Args:
+        model: that is being trained.
+        failed: is told an error; returns the one to raise.
+        seen: is called before anybody sees the weights between batches: before the first callback at the end
+            of an epoch, and before an evaluation, a prediction, saving, loading, ``train_on_batch`` or taking
+            the weights from the model, also where a callback asks for it.
+        saving: is called before saving instead; None: ``seen``.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        failed: Callable[[BaseException], BaseException],
+        seen: Callable[[], None] = lambda: None,
+        saving: Callable[[], None] | None = None,
+    ) -> None:
+        self._model, self._failed, self._seen = model, failed, seen
+        self._saving = saving or seen
+        self._raised: BaseException | None = None
+        self._kept: list[tuple[Any, str, Any]] = []
+        callbacks = private.running_callback_list()
+        for name in _CALLS if callbacks is not None else ():
+            function = getattr(callbacks, name)
+            if name == "on_epoch_end":
+                function = _after(seen, function)
+            self._put(callbacks, name, self.guarded(function))
+        self._guard_batches()
+        if hasattr(model.optimizer, _FINAL):
+            self._put(model.optimizer, _FINAL, self.guarded(getattr(model.optimizer, _FINAL)))
+        for name, method in self._wrapped(model).items():
+            self._put(model, name, method)
+
+    def _put(self, owner: Any, name: str, method: Callable[..., Any]) -> None:
+        """Until the guard is closed."""
+        self._kept.append((owner, name, vars(owner).get(name)))
+        private.set_on(owner, name, method)
+
+    def _wrapped(self, model: Any) -> dict[str, Callable[..., Any]]:
+        """The methods of the model that are wrapped, by name."""
+        wrapped = {"make_test_function": self._making(model.make_test_function)}
+        for name in _TOUCHING:
+            wrapped[name] = self._guarded_outside_traces(getattr(model, name))
+        for name in _SEEING:
+            method = getattr(model, name)
+            if name in _SAVING:
+                wrapped[name] = _after(self.guarded(self._saving), replacing(method))
+            else:
+                wrapped[name] = _after(self.guarded(self._seen), method)
+        return wrapped
+
+    def guarded(self, function: Callable[..., Any], *ends: type[BaseException]) -> Callable[..., Any]:
+        """The function; ``ends`` are errors by which it says that there is no more."""
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except ends:
+                raise
+            except BaseException as error:
+                self.raise_for(error)
+
+        call.guarded = function  # type: ignore[attr-defined]
+        return call
+
+    def _guarded_outside_traces(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """What ``train_step`` calls too: an error there is the step's, and in a trace nothing can move."""
+        guarded = self.guarded(function)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            import tensorflow as tf
+
+            return (guarded if tf.executing_eagerly() else function)(*args, **kwargs)
+
+        return call
+
+    def raise_for(self, error: BaseException) -> None:
+        """Ends the fit, and raises the error or what it is explained as."""
+        if error is self._raised:  # on its way out, through another call that is wrapped
+            raise error
+        self._raised = self._failed(error)
+        if self._raised is error:
+            raise error
+        raise self._raised from error
+
+    def _guard_batches(self) -> None:
+        """Those of the innermost fit or evaluation that runs."""
+        batches = private.running_batches()
+        if batches is not None and not any(batches is owner for owner, *_ in self._kept):
+            self._put(batches, "catch_stop_iteration", self._around(batches.catch_stop_iteration))
+
+    def _around(self, catching: Callable[[], Any]) -> Callable[[], Any]:
+        """What is around an epoch's batches, with what raises there seen."""
+
+        @contextlib.contextmanager
+        def around() -> Iterator[None]:
+            try:
+                with catching():
+                    yield
+            except BaseException as error:
+                self.raise_for(error)
+
+        return around
+
+    def _making(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        def make_guarded(*args: Any, **kwargs: Any) -> Any:
+            import tensorflow as tf
+
+            self.guarded(self._seen)()
+            self._guard_batches()
+            found = make(*args, **kwargs)
+            function = self._model.test_function
+            if not hasattr(function, "guarded"):
+                ends = (StopIteration, tf.errors.OutOfRangeError)
+                self._model.test_function = self.guarded(function, *ends)
+            return found
+
+        return make_guarded
+
+    def close(self) -> None:
+        """Takes the wraps off."""
+        while self._kept:
+            private.set_on(*self._kept.pop())
+        function = self._model.test_function
+        self._model.test_function = getattr(function, "guarded", function)
+
+
+def _after(first: Callable[[], None], function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with a call before it."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        first()
+        return function(*args, **kwargs)
+
+    return call

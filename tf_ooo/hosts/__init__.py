@@ -1,0 +1,1 @@
+"""Devices and addresses, joining workers, watching them, links between them."""

@@ -1,0 +1,231 @@
+"""Several hosts: this process joins workers over TensorFlow's runtime.
+
+>>> # on host2: tf-ooo worker --cluster host1:2222,host2:2222 --task 1
+>>> # on host1:
+>>> callback = tf_ooo.OOOBackprop(mode="pipeline", devices="host1:2222,host2:2222")
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tf_ooo import compat
+from tf_ooo.costs.layer_costs import Link
+from tf_ooo.errors import BackendError, CostError, OOOError
+from tf_ooo.hosts.addresses import answers, can_listen, free_port, outward_host, parse
+from tf_ooo.hosts.facts import Facts, Line, own_facts
+from tf_ooo.hosts.watch import SILENCE_S, Watch
+from tf_ooo.hosts.worker import LEAST_THREADS
+
+logger = logging.getLogger("tf_ooo")
+
+# The job of this process: TensorFlow's own name for it, so that tensors made before stay valid.
+_OWN_JOB = "localhost"
+_clusters: dict[tuple[str, ...], Cluster] = {}
+
+
+class Cluster:
+    """The workers of a cluster and this process, which trains; made by :func:`connect`.
+
+    Attributes:
+        addresses: of all tasks.
+        devices: full names, in the order of the tasks: GPUs of a task that has some, else its CPUs.
+        workers: what the other processes said of themselves, by task.
+        own_task: the task that is this process, 0 or None (then workers serve all tasks).
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        workers: Mapping[int, Facts],
+        own_task: int | None,
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        self.addresses, self.workers, self.own_task = tuple(addresses), dict(workers), own_task
+        self.devices = _devices(len(addresses), own_task)
+        self._watch = Watch(self.workers, silence_s)
+        self._watch.start()
+        self._link: Link | None = None
+
+    @property
+    def link(self) -> Link | None:
+        """Between the first task and the last, taken for all; measured when asked for; None with one task."""
+        if self._link is None and len(self.devices) > 1:
+            from tf_ooo.hosts.link import measure_device_link  # noqa: PLC0415 - imports TensorFlow
+
+            self._link = measure_device_link(self.devices[0], self.devices[-1])
+        return self._link
+
+    def lost(self) -> dict[int, str]:
+        """Asks all workers; why each lost one is lost, by task."""
+        return self._watch.look()
+
+    def reachable(self, device: str) -> bool:
+        """Whether tensors can be read from there; once a worker is lost, from this process only."""
+        return not self._watch.lost or device.startswith(f"/job:{_OWN_JOB}/")
+
+    def renew(self, model: Any) -> None:
+        """Makes a model ready that was made before this process joined."""
+        from tf_ooo.tracing.renewal import renew  # noqa: PLC0415 - imports Keras
+
+        renew(model)
+
+    def refuse_if_lost(self) -> None:
+        """Raises BackendError if a worker was lost: what was left behind there, TensorFlow waits for."""
+        lost = self.lost()
+        if lost:
+            raise BackendError(
+                f"{self._named(lost)}; this process cannot join it again: start the worker "
+                f"({self._commands(lost)}) and train on from the last checkpoint in a new process"
+            )
+
+    def _named(self, lost: Mapping[int, str]) -> str:
+        whom = (f"worker {self.addresses[task]} (task {task}): {why}" for task, why in lost.items())
+        return "lost " + "; ".join(whom)
+
+    def _commands(self, lost: Iterable[int]) -> str:
+        return "; ".join(_command(self.addresses, task) for task in lost)
+
+    def explain(self, error: Exception) -> Exception:
+        """What a failure is to be raised as: a BackendError naming the lost workers, or ``error`` itself."""
+        # A link that cannot be measured may be one to a worker that is lost.
+        if isinstance(error, OOOError) and not isinstance(error, CostError):
+            return error
+        lost = self.lost()
+        if not lost:
+            return error
+        made = BackendError(
+            f"{self._named(lost)}; what it held, weights and optimizer state, is gone: start it again "
+            f"({self._commands(lost)}) and train on from the last checkpoint in a new process"
+        )
+        made.__cause__ = error
+        return made
+
+
+def connect(cluster: str | Sequence[str], wait_s: float = 60.0, silence_s: float = SILENCE_S) -> Cluster:
+    """Joins the cluster; the same :class:`Cluster` again while all of its workers live.
+
+    Task 0 is this process, unless a worker serves that task already.
+
+    Args:
+        cluster: ``"host1:port,host2:port"``, the same text as the workers'.
+        wait_s: how long to wait for workers that are still starting.
+        silence_s: a worker that does not answer for so long is lost.
+
+    Raises:
+        OptionsError: the text is no list of addresses.
+        BackendError: names the worker that is missing, or has another TensorFlow, tf_ooo or cluster.
+    """
+    addresses = parse(cluster)
+    known = _clusters.get(addresses)
+    if known is not None:
+        known.refuse_if_lost()
+        return known
+    compat.check_versions()
+    deadline = time.monotonic() + wait_s
+    workers = {task: _greet(addresses, task, deadline) for task in range(1, len(addresses))}
+    # Last: a worker for task 0 may still be starting.
+    own_task = _own_task(addresses)
+    if own_task is None:
+        workers = {0: _greet(addresses, 0, deadline), **workers}
+    for task, facts in workers.items():
+        _check(addresses, task, facts)
+    _join(addresses, workers, own_task)
+    _clusters[addresses] = Cluster(addresses, workers, own_task, silence_s)
+    return _clusters[addresses]
+
+
+def _own_task(addresses: Sequence[str]) -> int | None:
+    """0 where nobody serves the first address yet, and this machine can; otherwise None."""
+    if not answers(addresses[0]) or can_listen(addresses[0]):
+        return None
+    return 0
+
+
+def _greet(addresses: Sequence[str], task: int, deadline: float) -> Facts:
+    """What the worker says of itself, once it is there."""
+    import tensorflow as tf
+
+    while True:
+        reason = answers(addresses[task])
+        if not reason:
+            try:
+                with Line(f"grpc://{addresses[task]}", task) as line:
+                    return line.ask(min(10.0, max(1.0, deadline - time.monotonic())))
+            except (tf.errors.OpError, ValueError, KeyError) as error:
+                reason = f"something listens there, but no tf-ooo worker: {str(error)[:200]}"
+        if time.monotonic() > deadline:
+            raise BackendError(
+                f"worker {addresses[task]} (task {task}) is not there: {reason}; start it there with "
+                f"{_command(addresses, task)}"
+            )
+        time.sleep(0.3)
+
+
+def _check(addresses: Sequence[str], task: int, facts: Facts) -> None:
+    """Raises BackendError for a worker that this process cannot work with."""
+    own = own_facts(tuple(addresses), task)
+    who = f"worker {addresses[task]} (task {task})"
+    for what, name in (("TensorFlow", "tensorflow"), ("tf_ooo", "tf_ooo")):
+        theirs, ours = getattr(facts, name), getattr(own, name)
+        if theirs != ours:
+            raise BackendError(
+                f"{who} runs {what} {theirs}, this process {ours}; install the same version on both"
+            )
+    if (facts.addresses, facts.task) != (own.addresses, own.task):
+        raise BackendError(
+            f"{who} was started as task {facts.task} of {','.join(facts.addresses)}; "
+            f"start it with {_command(addresses, task)}"
+        )
+
+
+def _join(addresses: Sequence[str], workers: Mapping[int, Facts], own_task: int | None) -> None:
+    """Connects this process' eager context to the workers."""
+    import tensorflow as tf
+
+    with contextlib.suppress(RuntimeError):  # TensorFlow runs already, with the threads that it has
+        # The workers' executors take the number from here.
+        asked = tf.config.threading.get_inter_op_parallelism_threads() or os.cpu_count() or 1
+        tf.config.threading.set_inter_op_parallelism_threads(max(LEAST_THREADS, asked))
+    tasks = {task: addresses[task] for task in workers}
+    own = (
+        addresses[own_task] if own_task is not None else f"{outward_host(list(tasks.values()))}:{free_port()}"
+    )
+    jobs: dict[str, Any] = {_OWN_JOB: {0: own}}
+    if tasks:
+        jobs["worker"] = tasks
+    try:
+        tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec(jobs), job_name=_OWN_JOB)
+        tf.config.list_logical_devices()  # connects now, if TensorFlow had not started yet
+    except tf.errors.OpError as error:
+        raise BackendError(f"cannot join the cluster {','.join(addresses)}: {error.message}") from error
+    logger.info("joined the cluster %s as %s", ",".join(addresses), own)
+
+
+def _devices(tasks: int, own_task: int | None) -> tuple[str, ...]:
+    """Full names, GPUs before CPUs, task by task."""
+    import tensorflow as tf
+
+    found: list[str] = []
+    for task in range(tasks):
+        job = (
+            f"/job:{_OWN_JOB}/replica:0/task:0" if task == own_task else f"/job:worker/replica:0/task:{task}"
+        )
+        names = [full_name(device.name) for device in tf.config.list_logical_devices()]
+        mine = [name for name in names if name.startswith(f"{job}/")]
+        found += [name for name in mine if ":GPU:" in name] or [name for name in mine if ":CPU:" in name]
+    return tuple(found)
+
+
+def full_name(device: str) -> str:
+    """With the job: TensorFlow leaves it out of the names of this process' devices."""
+    return device if device.startswith("/job:") else f"/job:{_OWN_JOB}/replica:0/task:0{device}"
+
+
+def _command(addresses: Sequence[str], task: int) -> str:
+    return f"tf-ooo worker --cluster {','.join(addresses)} --task {task}"

@@ -1,0 +1,110 @@
+"""``devices=``: from a count, names or a cluster to full names of devices that exist."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tf_ooo.errors import BackendError
+from tf_ooo.hosts.addresses import is_cluster as are_addresses
+from tf_ooo.hosts.device_names import is_cluster
+
+_TYPES = ("GPU", "CPU")
+
+
+def available_devices() -> tuple[str, ...]:
+    """Full names of all devices that ops can be placed on."""
+    from grappler_passes.plugin import compat
+
+    return tuple(sorted(compat.runtime_devices()))
+
+
+def home_device() -> str:
+    """Where TensorFlow puts what no device is asked for: this process' first GPU, or CPU."""
+    import tensorflow as tf
+
+    with tf.init_scope():
+        return str(tf.constant(0.0).device)
+
+
+def full_names(value: Any, local_rank: int = 0) -> tuple[str, ...]:
+    """The devices of a pipeline, in its order.
+
+    Args:
+        value: an int (the first so many GPUs, or CPUs where there are no GPUs; None: all of these), names
+            of logical or physical devices, or an object with ``devices``.
+        local_rank: of this process among those of its machine that share its GPUs: an int means the GPUs
+            behind those of the processes before it.
+
+    Raises:
+        BackendError: one does not exist, or stands there twice; says which there are.
+    """
+    import tensorflow as tf
+
+    if value is None or isinstance(value, int):
+        return _first(value, local_rank, tf)
+    names = value.devices if is_cluster(value) else value
+    there = available_devices()
+    found = [_full_name(str(getattr(name, "name", name)), there, tf) for name in names]
+    twice = [name for name in found if found.count(name) > 1]
+    if twice:
+        raise BackendError(f"devices: {twice[0]} is named twice; a device runs one part of the pipeline")
+    return tuple(found)
+
+
+def _first(count: int | None, local_rank: int, tf: Any) -> tuple[str, ...]:
+    there: list[Any] = []
+    for kind in _TYPES:
+        there = [
+            one for one in tf.config.list_logical_devices(kind) if one.name.startswith(f"{_local_job(tf)}/")
+        ]
+        if there:
+            break
+    by_name = {device.name: device for device in there}
+    first = 0 if count is None or kind == "CPU" else local_rank * count
+    if count is not None and first + count > len(by_name):
+        before = f" behind the {first} of other processes" if first else ""
+        raise BackendError(
+            f"devices={count}{before}: there are {len(by_name)} ({', '.join(by_name) or 'none'}); CPU "
+            "devices are made, before the first op, by tf.config.set_logical_device_configuration(tf.config."
+            f"list_physical_devices('CPU')[0], [tf.config.LogicalDeviceConfiguration()] * {count})"
+        )
+    end = None if count is None else first + count
+    return tuple(_full_name(name, available_devices(), tf) for name in list(by_name)[first:end])
+
+
+def _full_name(text: str, there: Sequence[str], tf: Any) -> str:
+    if ":physical_device:" in text:
+        text = text.rsplit("physical_device:", 1)[1]
+    try:
+        wanted = tf.DeviceSpec.from_string(text if text.startswith("/") else f"/device:{text.split('/')[-1]}")
+    except ValueError as error:
+        raise BackendError(f"devices: {text!r} is no device name: {error}") from error
+    asked = (wanted.job, wanted.replica, wanted.task, (wanted.device_type or "").upper(), wanted.device_index)
+    mine = _local_job(tf)
+    matches = []
+    for name in there:
+        has = tf.DeviceSpec.from_string(name)
+        have = (has.job, has.replica, has.task, has.device_type, has.device_index)
+        if all(a in (None, "") or a == b for a, b in zip(asked, have, strict=True)):
+            matches.append(name)
+    if len(matches) > 1:
+        matches = [name for name in matches if name.startswith(mine)] or matches
+    if len(matches) != 1:
+        raise BackendError(f"devices: there is no {text!r}; there are {', '.join(there)}")
+    return matches[0]
+
+
+def _local_job(tf: Any) -> str:
+    """Where the CPU of this process is."""
+    name = tf.config.list_logical_devices("CPU")[0].name
+    return str(name).rsplit("/device:", 1)[0]
+
+
+def joined(devices: Any) -> Any:
+    """The cluster, where ``devices`` are addresses; else ``devices``."""
+    if not are_addresses(devices):
+        return devices
+    from tf_ooo.hosts.cluster import connect  # noqa: PLC0415 - with several hosts only
+
+    return connect(devices)

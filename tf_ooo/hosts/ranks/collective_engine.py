@@ -1,0 +1,181 @@
+"""TensorFlow's own collective operations between the workers that TF_CONFIG names."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tf_ooo.errors import BackendError
+from tf_ooo.hosts.ranks.adasum import adasum, check_ranks
+from tf_ooo.hosts.ranks.compression import compressed, restored
+from tf_ooo.hosts.ranks.engine import Engine
+
+_GROUP = 0x7F000  # far from the keys that tf.distribute counts up from 1
+_COLLECTIVES, _INSTANCE_KEY = ("CollectiveReduceV2", "CollectiveGatherV2"), 3  # ops and which of their inputs
+# Of how many rows a gradient may be, as an exponent of two; and how many instances can be told apart.
+_POWERS, _NUMBERED = 31, "Add"
+_BLOCKS = 0x7FFFFFFF // _POWERS
+_LOST = ("Collective ops is aborted", "UNAVAILABLE", "UnavailableError", "failed to connect", "Socket closed")
+
+
+class CollectiveEngine(Engine):
+    """One ``CollectiveReduceV2`` for each dense gradient; of IndexedSlices all ranks' rows are gathered.
+
+    Args:
+        config: the content of TF_CONFIG.
+
+    Raises:
+        BackendError: TensorFlow has computed something already; collectives must be set up first.
+    """
+
+    name = "collectives"
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        import tensorflow as tf
+
+        try:
+            # Never entered: it sets the cluster up, starts this worker's server and watches the others.
+            self._strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        except (RuntimeError, ValueError) as error:
+            raise BackendError(
+                f"TensorFlow's collectives did not start ({error}); call tf_ooo.data_parallel.connect() "
+                "before the first tensor or model is made"
+            ) from error
+        resolver = self._strategy.cluster_resolver
+        spec = resolver.cluster_spec().as_dict()
+        order = [("chief", i) for i in range(len(spec.get("chief", [])))]
+        order += [("worker", i) for i in range(len(spec.get("worker", [])))]
+        self.rank, self.size = order.index((resolver.task_type, int(resolver.task_id))), len(order)
+        hosts = [spec[kind][index].rsplit(":", 1)[0] for kind, index in order]
+        self.local_rank = hosts[: self.rank].count(hosts[self.rank])
+        self._keys: dict[int, str] = {}
+
+    def allreduce(self, gradients: Sequence[tuple[str, Any]], op: str, compression: str) -> list[Any]:
+        """One ``CollectiveReduceV2`` each, of IndexedSlices one and two ``CollectiveGatherV2``."""
+        if op == "Adasum":
+            check_ranks(self.size)
+        return [self._allreduce(name, gradient, op, compression) for name, gradient in gradients]
+
+    def _allreduce(self, name: str, gradient: Any, op: str, compression: str) -> Any:
+        import tensorflow as tf
+
+        if isinstance(gradient, tf.IndexedSlices) and op != "Adasum":
+            return self._gather_slices(name, gradient, op)
+        dense = tf.convert_to_tensor(gradient)
+        packed = compressed(dense, compression)
+        reduced = self._own_adasum(name, packed) if op == "Adasum" else self.sum(packed, name)
+        reduced = restored(reduced, dense)
+        return reduced / self.size if op == "Average" else reduced
+
+    def _gather_slices(self, name: str, slices: Any, op: str) -> Any:
+        """All ranks' rows, as Horovod's tape has them.
+
+        A collective gathers as many rows of each rank, and takes no other number of them in another step: so
+        the rows are padded to a power of two, each of which has an instance key of its own.
+        """
+        import tensorflow as tf
+
+        count = tf.shape(slices.indices)[0]
+        counts = self.sum(tf.one_hot(self.rank, self.size, dtype=tf.int32) * count, f"{name}_counts")
+        powers = tf.constant([2**exponent for exponent in range(_POWERS)])
+        exponent = tf.reduce_sum(tf.cast(powers < tf.reduce_max(counts), tf.int32))
+        most = powers[exponent]
+        there = tf.reshape(tf.sequence_mask(counts, most), [-1])
+
+        def gathered(part: Any, what: str) -> Any:
+            padding = tf.concat([[[0, most - count]], tf.zeros([tf.rank(part) - 1, 2], tf.int32)], 0)
+            padded = tf.ensure_shape(tf.pad(part, padding), [None, *part.shape[1:]])
+            rows = self._collective(tf.raw_ops.CollectiveGatherV2, padded, f"{name}_{what}", exponent)
+            return tf.boolean_mask(tf.ensure_shape(rows, [None, *part.shape[1:]]), there)
+
+        # Collectives do not gather bfloat16; float32 holds its values.
+        wide = tf.float32 if slices.values.dtype == tf.bfloat16 else slices.values.dtype
+        values = tf.cast(gathered(tf.cast(slices.values, wide), "values"), slices.values.dtype)
+        indices = gathered(slices.indices, "indices")
+        values = values / tf.cast(self.size, values.dtype) if op == "Average" else values
+        return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+    def _own_adasum(self, name: str, tensor: Any) -> Any:
+        """Every rank gets all gradients, each in a row of its own, and combines them."""
+        import tensorflow as tf
+
+        mine = tf.reshape(
+            tf.one_hot(self.rank, self.size, dtype=tensor.dtype), [-1] + [1] * tensor.shape.rank
+        )
+        rows = self.sum(mine * tensor[None], name)
+        return adasum([rows[rank] for rank in range(self.size)])
+
+    def sum(self, tensor: Any, name: str) -> Any:
+        import tensorflow as tf
+
+        return self._collective(tf.raw_ops.CollectiveReduceV2, tensor, name, merge_op="Add", final_op="Id")
+
+    def _collective(self, op: Any, tensor: Any, name: str, number: Any = None, **attributes: str) -> Any:
+        """The op, of several instances the one of that number."""
+        import tensorflow as tf
+
+        key = tf.constant(self._key(name, tensor))
+        return op(
+            input=tensor,
+            group_size=tf.constant(self.size),
+            group_key=tf.constant(_GROUP),
+            instance_key=key if number is None else tf.raw_ops.Add(x=key, y=number),
+            ordering_token=[],
+            name=name,
+            **attributes,
+        )
+
+    def _key(self, name: str, tensor: Any) -> int:
+        """The same on all ranks for what is the same tensor, however often each rank traces.
+
+        Within a graph a name is used once; two of the same name get the graph's numbering.
+        """
+        import tensorflow as tf
+
+        if not tf.executing_eagerly():
+            name = tf.compat.v1.get_default_graph().unique_name(name, mark_as_used=False)
+        return self._key_of(f"{name} {tensor.dtype.name} {tensor.shape}")
+
+    def _key_of(self, text: str) -> int:
+        """The first of as many keys as there are powers."""
+        block = zlib.crc32(text.encode()) % _BLOCKS
+        while self._keys.setdefault(block, text) != text:
+            block = (block + 1) % _BLOCKS
+        return block * _POWERS
+
+    def renumber(self, graph_def: Any, number: int) -> None:
+        """Another instance key for each copy of a collective: copies may run at the same time."""
+        nodes = {node.name: node for node in graph_def.node}
+        for node in [node for node in graph_def.node if number and node.op in _COLLECTIVES]:
+            key_node = nodes[node.input[_INSTANCE_KEY]]
+            key_node = nodes[key_node.input[0]] if key_node.op == _NUMBERED else key_node
+            key = key_node.attr["value"].tensor
+            key.int_val[0] = self._key_of(f"{key.int_val[0]} of copy {number}")
+
+    def broadcast_bytes(self, data: Any) -> Any:
+        return self._sum_bytes(data if self.rank == 0 else np.zeros_like(data), "broadcast")
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        lengths = np.zeros(self.size, np.int32)
+        lengths[self.rank] = len(data)
+        lengths = self._run(lengths, "lengths")
+        rows = np.zeros((self.size, int(lengths.max())), np.uint8)
+        rows[self.rank, : len(data)] = np.frombuffer(data, np.uint8)
+        rows = self._sum_bytes(rows.reshape(-1), "values").reshape(rows.shape)
+        return [row[:length].tobytes() for row, length in zip(rows, lengths, strict=True)]
+
+    def _sum_bytes(self, data: Any, name: str) -> Any:
+        """Adds bytes of which at most one rank's is not 0, as the integers that collectives can add."""
+        padded = np.pad(data, (0, -len(data) % 4)).view(np.int32)
+        return self._run(padded, name).view(np.uint8)[: len(data)]
+
+    def _run(self, values: Any, name: str) -> Any:
+        import tensorflow as tf
+
+        return self.sum(tf.constant(values), f"tf_ooo_{name}").numpy()
+
+    def is_lost(self, error: BaseException) -> bool:
+        return any(text in f"{type(error).__name__}: {error}" for text in _LOST)

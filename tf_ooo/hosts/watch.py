@@ -1,0 +1,184 @@
+"""Notices workers that are gone, and keeps nobody waiting for them.
+
+TensorFlow itself notices a process that ended: its connections close and the step fails at once.
+A machine that lost its power, or a process that was stopped, just never answers: it is asked every 5 s, and
+after 30 s of silence this process' connections to it are closed, so that whatever waits fails.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+from tf_ooo.hosts.addresses import answers, host_port
+from tf_ooo.hosts.facts import Facts, Line
+
+logger = logging.getLogger("tf_ooo")
+SILENCE_S = 30.0
+# A worker is asked so often before it is lost, and the clock is read so often between two questions.
+_QUESTIONS, _LOOKS = 6, 5
+_MOST_ANSWER_S = 10.0
+T = TypeVar("T")
+
+
+class Watch:
+    """Asks the workers of a cluster, each from a thread of its own.
+
+    Args:
+        workers: what each said when the cluster was joined, by task.
+        silence_s: after so long without an answer a worker is lost; it is asked six times meanwhile.
+
+    Attributes:
+        lost: why, by task.
+    """
+
+    def __init__(self, workers: Mapping[int, Facts], silence_s: float = SILENCE_S) -> None:
+        self.lost: dict[int, str] = {}
+        self._workers = dict(workers)
+        self._silence_s, self._interval_s = silence_s, silence_s / _QUESTIONS
+        self._answer_s = min(silence_s, _MOST_ANSWER_S)
+        self._answered: dict[int, float] = {}
+        self._ended = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Watches until :meth:`stop`, or the end of the process."""
+        self._answered = dict.fromkeys(self._workers, time.monotonic())
+        self._threads = [_thread(self._ask, task) for task in self._workers]
+        self._threads.append(_thread(self._watch))
+        atexit.register(self.stop)
+
+    def stop(self) -> None:
+        """Ends the threads: one inside TensorFlow would crash the process at its end."""
+        self._ended.set()
+        for one in self._threads:
+            one.join(self._answer_s + 2.0)
+
+    def look(self) -> dict[int, str]:
+        """Asks all workers now that are not lost; why each lost one is lost, by task."""
+        asked = {task: _Call(self._why_lost, task) for task in self._workers if task not in self.lost}
+        deadline = time.monotonic() + self._answer_s
+        for task, call in asked.items():
+            reason = call.result(deadline - time.monotonic(), f"no answer within {self._answer_s:.0f} s")
+            if reason:
+                self.lost.setdefault(task, reason)
+        return dict(self.lost)
+
+    def _why_lost(self, task: int) -> str:
+        address = self._workers[task].addresses[task]
+        refused = answers(address, self._answer_s)
+        if refused:
+            return f"it does not answer: {refused}"
+        try:
+            with Line(f"grpc://{address}", task) as line:
+                return self._if_restarted(task, line.ask(self._answer_s))
+        except Exception as error:
+            return f"it does not answer: {_in_short(error)}"
+
+    def _if_restarted(self, task: int, found: Facts) -> str:
+        if found.started == self._workers[task].started:
+            return ""
+        return "it has been started anew, and what it held is gone"
+
+    def _ask(self, task: int) -> None:
+        """Asks one worker for ever; a call may hang although it was given a deadline."""
+        address = self._workers[task].addresses[task]
+        line = Line(f"grpc://{address}", task)
+        while not self._ended.is_set() and task not in self.lost:
+            refused = answers(address, self._answer_s)
+            if "refused" in refused:  # the machine lives, the process does not
+                self._lose(task, f"it does not answer: {refused}")
+            elif not refused:
+                self._ask_once(task, line)
+            self._ended.wait(self._interval_s)
+
+    def _ask_once(self, task: int, line: Line) -> None:
+        with contextlib.suppress(Exception):
+            reason = self._if_restarted(task, line.ask(self._answer_s))
+            self._answered[task] = time.monotonic()
+            if reason:
+                self._lose(task, reason)
+
+    def _watch(self) -> None:
+        while True:
+            began = time.monotonic()
+            if self._ended.wait(self._interval_s / _LOOKS):
+                return
+            if time.monotonic() - began > self._interval_s:
+                # This process itself was stopped (Ctrl-Z): nobody was asked.
+                self._answered = dict.fromkeys(self._workers, time.monotonic())
+            late = time.monotonic() - self._silence_s
+            for task, answered in self._answered.items():
+                if answered < late and task not in self.lost:
+                    self._lose(task, f"it has not answered for {self._silence_s:.0f} s")
+            for task in list(self.lost):  # TensorFlow 2.15 connects, and waits, again
+                cut(self._workers[task].addresses[task])
+
+    def _lose(self, task: int, reason: str) -> None:
+        address = self._workers[task].addresses[task]
+        if task not in self.lost and not self._ended.is_set():
+            logger.error("lost worker %s (task %d): %s", address, task, reason)
+        self.lost.setdefault(task, reason)
+        cut(address)
+
+
+class _Call(Generic[T]):
+    """A call on a thread that nobody has to wait for."""
+
+    def __init__(self, function: Callable[..., T], *args: Any) -> None:
+        self._found: list[T] = []
+        self._thread = _thread(lambda: self._found.append(function(*args)))
+
+    def result(self, timeout_s: float, otherwise: T) -> T:
+        """What the call returned, or ``otherwise`` if it has not returned by then."""
+        self._thread.join(max(0.0, timeout_s))
+        return self._found[0] if self._found else otherwise
+
+
+def _thread(function: Callable[..., object], *args: Any) -> threading.Thread:
+    one = threading.Thread(target=function, args=args, name=f"tf_ooo {function.__name__}", daemon=True)
+    one.start()
+    return one
+
+
+def _in_short(error: Exception) -> str:
+    text = getattr(error, "message", None) or str(error) or type(error).__name__
+    return " ".join(text.split())[:200]
+
+
+def cut(address: str) -> int:
+    """Closes this process' TCP connections to an address; returns how many.
+
+    What waits for an answer from there fails now.  TensorFlow has no deadline for its remote calls, and
+    asking it whether a worker lives blocks all of Python if that worker is silent.
+    """
+    host, port = host_port(address)
+    with contextlib.suppress(OSError):
+        there = {str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+        return sum(_cut_one(int(name), there, port) for name in os.listdir("/proc/self/fd"))
+    return 0
+
+
+def _cut_one(descriptor: int, hosts: set[str], port: int) -> bool:
+    try:
+        copy = os.dup(descriptor)
+    except OSError:
+        return False
+    try:
+        connection = socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        return False
+    with connection, contextlib.suppress(OSError):
+        peer = connection.getpeername()
+        if isinstance(peer, tuple) and peer[1] == port and peer[0].removeprefix("::ffff:") in hosts:
+            connection.shutdown(socket.SHUT_RDWR)
+            return True
+    return False

@@ -1,0 +1,182 @@
+"""From a schedule to calls: which region goes to which stream, and what each call waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grappler_passes.graph.training_graph import OpKind, TrainingGraph
+from tf_ooo.compat import xla as compat
+from tf_ooo.costs.from_graph import forward_layers
+from tf_ooo.modes.compiled.outline import CALL_PREFIX, Call
+from tf_ooo.modes.compiled.regions import FlatStep, Port, Region
+from tf_ooo.planning.model.schedule import Schedule, Task
+from tf_ooo.rewriting.lowering import TaskOps
+
+
+@dataclass(frozen=True)
+class Parts:
+    """One step of the graph, classified; ``regions`` are those of each layer that has any."""
+
+    number: int
+    graph: TrainingGraph
+    tasks: TaskOps
+    regions: Mapping[int, list[Region]]
+
+
+@dataclass(frozen=True)
+class StepToPlan:
+    """What a plan is made from: the first of the graph's steps.
+
+    ``lowered`` is that step's flat graph with loops lowered and static shapes.
+    """
+
+    step: FlatStep
+    parts: Parts
+    lowered: Any
+
+    @property
+    def movable(self) -> frozenset[int]:
+        """The layers whose dW can leave the main stream."""
+        return frozenset(self.parts.regions)
+
+
+def make_calls(step: FlatStep, steps: Sequence[Parts], schedule: Schedule) -> list[list[Call]]:
+    """For each step the calls of all dW in side lanes, in the lanes' order.
+
+    A dW that the schedule has in the next step's forward waits for that, or for the end of this step's
+    backward pass; in the last step, and where that forward needs the dW, it starts as soon as it can.
+    """
+    made = []
+    for parts, following in zip(steps, [*steps[1:], None], strict=True):
+        prefix = f"{CALL_PREFIX}_s{parts.number}" if len(steps) > 1 else CALL_PREFIX
+        placed = [
+            (task, number, region, stream)
+            for (_, stream), lane in schedule.lanes.items()
+            for task in lane
+            if stream and task.kind == "dW"
+            for number, region in enumerate(parts.regions.get(task.stage, ()))
+        ]
+        waves = waves_of(step, [region for _, _, region, _ in placed])
+        regions = [(wave, region) for wave, (_, _, region, _) in zip(waves, placed, strict=True)]
+        pins = _Pins(step, schedule, parts, following, regions)
+        found: list[Call] = []
+        for wave, (task, number, region, stream) in zip(waves, placed, strict=True):
+            after, delayed = pins.of(task, region, wave)
+            found.append(Call(f"{prefix}_{task.stage}_{number}", region, stream, after, delayed, wave))
+        made.append(found)
+    return made
+
+
+def waves_of(step: FlatStep, regions: Sequence[Region]) -> list[int]:
+    """For each region how many others it needs the results of, one after the other: mostly none.
+
+    Where a step's second part reads weights that its first part has updated, it has two waves.
+    """
+    index, found = step.index, [0] * len(regions)
+    inside = {index.of(name): number for number, region in enumerate(regions) for name in region.own}
+    for _ in regions:  # a region's results are there when all of its inputs are: known in the next round
+        before, depth = list(found), [0] * len(index)
+        for i in index.order:
+            mine = inside.get(i)
+            above = ((p, inside.get(p)) for p in index.preds(i))
+            deepest = max(
+                (depth[p] + (theirs is not None and theirs != mine) for p, theirs in above), default=0
+            )
+            if mine is not None:
+                found[mine] = deepest = max(found[mine], deepest)
+            depth[i] = deepest
+        if found == before:
+            break
+    return found
+
+
+class _Pins:
+    """What the schedule's dW wait for, as tensors of the graph; ``regions`` are all that move, by wave."""
+
+    def __init__(
+        self,
+        step: FlatStep,
+        schedule: Schedule,
+        parts: Parts,
+        following: Parts | None,
+        regions: Sequence[tuple[int, Region]],
+    ) -> None:
+        self.step, self.parts, self.following, self.regions = step, parts, following, regions
+        self._waits = {task: (other, steps) for task, other, steps in schedule.after}
+        main = [task for (_, stream), lane in schedule.lanes.items() if not stream for task in lane]
+        self._last = next((task for task in reversed(main) if task.kind == "dO"), None)
+        self._delays = following is not None and not any(wave for wave, _ in regions)
+        layers = {} if following is None else forward_layers(following.graph)
+        self._forward: dict[int, list[str]] = {}
+        for name, layer in layers.items():
+            self._forward.setdefault(layer, []).append(name)
+
+    def of(self, task: Task, region: Region, wave: int) -> tuple[tuple[Port, ...], bool]:
+        """(tensors to wait for, whether the dW is to run beside the next step's forward pass)."""
+        other, steps = self._waits.get(task, (None, 0))
+        # Behind the last dO there is nothing but that.
+        delayed = self._delays and (steps == 1 or other == self._last)
+        if other is None or steps > delayed:
+            return (), False
+        if not steps:
+            graph, names = self.parts.graph, self.parts.tasks.ops.get(other, ())
+        else:
+            assert self.following is not None  # for mypy: it is, where something is delayed
+            graph, names = self.following.graph, tuple(self._forward.get(other.stage, ()))
+        ends = ends_of(self.step, graph, names)
+        # Who reads what one call of a wave makes waits for all calls of that wave, but the delayed.
+        together = [region] if delayed else [r for their, r in self.regions if their >= wave]
+        needed = downstream(self.step, (name for r in together for name in r.own))
+        if not ends or any(name in needed for name, _ in ends):
+            return (), False
+        return ends, delayed
+
+
+def ends_of(step: FlatStep, graph: TrainingGraph, names: Sequence[str]) -> tuple[Port, ...]:
+    """The tensors that are there when these ops are done: those that others read."""
+    inside = set(names)
+    ends: list[Port] = []
+    for name in names:
+        if not _is_there(step, graph, name):
+            continue
+        read = {(reader, port) for reader, port in step.readers[name] if port >= 0}
+        if any(reader in inside for reader, _ in read):
+            continue
+        ends += [(name, port) for port in sorted({port for _, port in read})]
+    return tuple(port for port in ends if _is_float(step, port))
+
+
+def last_of_main(step: FlatStep, graph: TrainingGraph, calls: Sequence[Call]) -> tuple[Port, ...]:
+    """The tensors that the main stream's backward pass ends with: nothing of it reads them."""
+    backward = {OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD}
+    behind = downstream(step, [name for call in calls for name in call.region.own])
+    mine = [
+        name
+        for name, op in graph.ops.items()
+        if op.kind in backward and name not in behind and _is_there(step, graph, name)
+    ]
+    return ends_of(step, graph, mine)
+
+
+def downstream(step: FlatStep, names: Iterable[str]) -> set[str]:
+    """The ops that need one of these, themselves included."""
+    found = set(names)
+    stack = list(found)
+    while stack:
+        for reader, _ in step.readers[stack.pop()]:
+            if reader not in found:
+                found.add(reader)
+                stack.append(reader)
+    return found
+
+
+def _is_there(step: FlatStep, graph: TrainingGraph, name: str) -> bool:
+    """Not so for what belongs to a loop."""
+    return name in step.nodes and step.nodes[name].op == graph.ops[name].type
+
+
+def _is_float(step: FlatStep, port: Port) -> bool:
+    info = step.info(port)
+    return info is not None and info.dtype in compat.MLIR_TYPES and info.dtype.startswith(("float", "bfloat"))

@@ -1,0 +1,133 @@
+"""What XLA made of a compiled step: kernels, which of them are in CUDA graphs, bytes; read from its dumps."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tf_ooo.compat import xla as compat
+from tf_ooo.report.report import bytes_text
+
+# "  012: kKernel \t, kernel = ...": children of the thunk above are indented further.
+_THUNK = re.compile(r"^(\s*)\d+: (k\w+)")
+_GRAPH, _WAIT, _BODY = "kCommandBuffer", "kWaitForStreams", "kSequential"
+_INSIDE = re.compile(r"^\s*\d+: kSequential\s+\d+: (k\w+)")  # the first of a body shares its line
+_TOTAL = re.compile(r"^Total bytes used: (\d+)", re.MULTILINE)
+# They launch nothing themselves.
+_NO_LAUNCH = frozenset({_GRAPH, _WAIT, _BODY, "kConditional", "kWhile", "kAsyncStart", "kAsyncDone"})
+_THUNKS, _BYTES = "*thunk_sequence_after_thunk_passes.txt", "*memory-usage-report.txt"
+
+
+@dataclass(frozen=True)
+class CompiledModule:
+    """One compiled step.
+
+    Attributes:
+        launches: kernels, library calls and copies that a step launches; None where XLA does not say (CPU).
+        in_graphs: how many of them are in CUDA graphs, ``graphs`` of which it makes.
+        on_side_streams: how many run on another stream than the main one; none of these can be in a graph.
+        total_bytes: of all buffers: inputs, variables, results and what is alive in between.
+        flags: of XLA, besides those of the process.
+    """
+
+    launches: int | None = None
+    in_graphs: int = 0
+    graphs: int = 0
+    on_side_streams: int = 0
+    total_bytes: int | None = None
+    flags: tuple[str, ...] = ()
+
+    @property
+    def share_in_graphs(self) -> float | None:
+        """0 to 1; None where nothing is known."""
+        return self.in_graphs / self.launches if self.launches else None
+
+    def text(self) -> str:
+        """One line."""
+        parts = []
+        if self.launches is not None:
+            graphs = "graph" if self.graphs == 1 else "graphs"
+            parts.append(
+                f"{self.in_graphs} of {self.launches} kernels ({self.share_in_graphs or 0:.0%}) in "
+                f"{self.graphs} CUDA {graphs}, {self.on_side_streams} on side streams"
+            )
+        if self.total_bytes is not None:
+            parts.append(bytes_text(self.total_bytes))
+        return "; ".join(parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields and the share, as JSON types."""
+        return {**asdict(self), "flags": list(self.flags), "share_in_graphs": self.share_in_graphs}
+
+
+def read_thunks(text: str) -> CompiledModule:
+    """Counts the launches in XLA:GPU's text of its thunks (``thunk_sequence_after_thunk_passes``)."""
+    launches = in_graphs = graphs = beside = 0
+    within, deeper_than = "", 0
+    for line in text.splitlines():
+        match = _THUNK.match(line)
+        if match is None:
+            if not line.strip():
+                within = ""
+            continue
+        indent, kind = len(match[1]), match[2]
+        if indent <= deeper_than:
+            within = ""
+        first = _INSIDE.match(line)
+        if kind in (_GRAPH, _BODY) and not within:
+            within, deeper_than = kind, indent
+            graphs += kind == _GRAPH
+        kind = first[1] if first else kind
+        if kind in _NO_LAUNCH:
+            continue
+        launches += 1
+        in_graphs += within == _GRAPH
+        beside += within == _BODY
+    return CompiledModule(launches, in_graphs, graphs, beside)
+
+
+def read_dump(folder: Path) -> CompiledModule | None:
+    """The largest module that XLA wrote there; None where it wrote none."""
+    modules = []
+    for path in folder.glob(_BYTES):
+        match = _TOTAL.search(path.read_text(errors="replace"))
+        modules.append((int(match[1]) if match else 0, path.name.partition(".")[0]))
+    if not modules:
+        return None
+    total_bytes, module = max(modules)
+    thunks = next(folder.glob(f"{module}.{_THUNKS}"), None)
+    found = CompiledModule() if thunks is None else read_thunks(thunks.read_text(errors="replace"))
+    return replace(found, total_bytes=total_bytes or None)
+
+
+class Watch:
+    """What was compiled while it was watched."""
+
+    found: CompiledModule | None = None
+
+
+@contextmanager
+def watched(flags: Sequence[str] = ()) -> Iterator[Watch]:
+    """Compilations inside get these flags of XLA; the largest module is ``found`` on leaving.
+
+    Raises:
+        BackendError: there are flags and this TensorFlow cannot set them; without flags nothing is found.
+    """
+    watch = Watch()
+    blind = compat.why_flags_are_fixed() is not None or "xla_dump_to" in compat.flags_of_process()
+    if blind:  # nothing can be read, or the user's own dump would go elsewhere
+        with compat.xla_flags(flags) if flags else nullcontext():
+            yield watch
+        return
+    with tempfile.TemporaryDirectory(prefix="tf_ooo_xla_", ignore_cleanup_errors=True) as folder:
+        dump = (f"--xla_dump_to={folder}", "--xla_dump_hlo_as_text=true", "--xla_dump_hlo_module_re=.*")
+        with compat.xla_flags((*flags, *dump)):
+            yield watch
+        found = read_dump(Path(folder))
+    if found is not None:
+        watch.found = replace(found, flags=tuple(flags))

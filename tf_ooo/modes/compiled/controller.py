@@ -1,0 +1,167 @@
+"""The controller of a compiled step: stock beside one or several rewritten ones."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tf_ooo.compat import samples_seen, steps_per_execution
+from tf_ooo.compat import xla as compat
+from tf_ooo.costs.gains import GainTable
+from tf_ooo.errors import GraphError, OptionsError
+from tf_ooo.fit.controller import StepController
+from tf_ooo.fit.step_times import STOCK
+from tf_ooo.modes.compiled import plans
+from tf_ooo.modes.compiled.choice import CONCURRENT, CONCURRENT_FLAGS, CompiledController
+from tf_ooo.modes.compiled.fit import FitSteps
+from tf_ooo.modes.compiled.launches import capture_like
+from tf_ooo.modes.compiled.measuring import MeasuredGains
+from tf_ooo.modes.compiled.rewrite import unchanged
+from tf_ooo.modes.compiled.session import StreamSession
+from tf_ooo.modes.compiled.step import StreamStep, Way, default_rewriter
+from tf_ooo.options import COMPILED_SCHEDULES, Options
+from tf_ooo.report.report import Report
+from tf_ooo.tracing.unrolled import steps_together
+
+# Steps of one compiled function, where ``unroll`` does not say.
+_TOGETHER = 8
+# Seconds for measuring gains on a GPU, where ``measure_gains_s`` does not say.
+_MEASURE_S = 60.0
+# What auto measures beside "rewritten", which moves every dW as early as it can.
+JOINT = "joint schedule"
+DELAYED = "several steps in one function, dW beside the next forward pass"
+RECOMPUTED = "activations recomputed in the forward pass"
+
+
+def for_model(model: Any, stock: Callable[..., Any], options: Options, report: Report) -> StepController:
+    """The controller for ``fit`` of a model compiled with ``jit_compile=True``.
+
+    Raises:
+        OOOError: why it cannot be rewritten.
+    """
+    if model.distribute_strategy.num_replicas_in_sync > 1:
+        raise GraphError("jit_compile=True: steps of several replicas are not rewritten")
+
+    together = steps_together(steps_per_execution(model), options.unroll or _TOGETHER)
+
+    def make(session: StreamSession, way: Way) -> Callable[..., Any]:
+        unrolled = way.name == DELAYED or not _compares(options)
+        return FitSteps(model, stock, session, way, together if unrolled else 1)
+
+    seen = functools.partial(samples_seen, model)
+    return _controller(stock, make, options, report, together, samples_seen=seen)
+
+
+def for_function(
+    function: Callable[..., Any],
+    stock: Callable[..., Any],
+    options: Options,
+    report: Report,
+    on_decided: Callable[[], None] | None = None,
+) -> StepController:
+    """The controller of a ``tf.function(jit_compile=True)``.  Raises OOOError: why it cannot be rewritten."""
+
+    def make(session: StreamSession, way: Way) -> Callable[..., Any]:
+        return StreamStep(function, stock, session, way)
+
+    return _controller(stock, make, options, report, 1, on_decided)
+
+
+def _controller(
+    stock: Callable[..., Any],
+    make: Callable[[StreamSession, Way], Callable[..., Any]],
+    options: Options,
+    report: Report,
+    steps: int,
+    on_decided: Callable[[], None] | None = None,
+    samples_seen: Callable[[], float] | None = None,
+) -> StepController:
+    _check(options)
+    session = StreamSession(options)
+    session.said += [f"{name}= has no effect with jit_compile=True: {why}" for name, why in _unused(options)]
+    made = {way.name: make(session, way) for way in ways(options, steps, session)}
+    if CONCURRENT not in made and _compares(options):
+        session.said.append(f"{CONCURRENT}: not compared: {_why_not_concurrent()}")
+    return CompiledController(stock, made, session, options, report, on_decided, samples_seen)
+
+
+def _unused(options: Options) -> Iterator[tuple[str, str]]:
+    """(option that was given, why it is not looked at)."""
+    if options.dump_dir is not None:
+        yield "dump_dir", "no passes run over the graph; report.rewritten_graph is what XLA got"
+    if options.batch_size is not None:
+        yield "batch_size", "a step is compiled for the size of each batch"
+
+
+def _check(options: Options) -> None:
+    if options.schedule not in ("auto", *COMPILED_SCHEDULES):
+        raise OptionsError(
+            f"schedule={options.schedule!r} orders the graph executor; jit_compile=True takes 'auto' or "
+            f"{', '.join(map(repr, COMPILED_SCHEDULES))}"
+        )
+    fixed = compat.why_flags_are_fixed()
+    if options.memory_limit_bytes is not None and fixed is not None:
+        raise OptionsError(
+            f"memory_limit_bytes={options.memory_limit_bytes} cannot be kept with jit_compile=True: {fixed}, "
+            "so it cannot be asked what a step needs; leave it out, or compile with jit_compile=False"
+        )
+
+
+def _compares(options: Options) -> bool:
+    return options.may_fall_back and options.profile_steps > 0
+
+
+def _why_not_concurrent() -> str | None:
+    """Why stock XLA with concurrent command buffers is no way of its own; None where it is."""
+    if CONCURRENT_FLAGS[0] in compat.flags_of_process():
+        return "XLA_FLAGS of this process ask for it: the stock step runs that way"
+    fixed = compat.why_flags_are_fixed()
+    return None if fixed is None else f"{fixed}; start Python with XLA_FLAGS={' '.join(CONCURRENT_FLAGS)!r}"
+
+
+def _gains(options: Options, session: StreamSession | None, delay: bool) -> GainTable | MeasuredGains | None:
+    """The table of a file, or what measures one; None: gains are calculated."""
+    if options.gains is not None:
+        return GainTable.load(options.gains)
+    budget_s = options.measure_gains_s
+    if budget_s is None:
+        budget_s = _MEASURE_S if compat.platform() == "CUDA" else 0.0
+    told = None if session is None else session.measured
+    return MeasuredGains(budget_s, told, delay) if budget_s else None
+
+
+def ways(options: Options, steps: int = 1, session: StreamSession | None = None) -> list[Way]:
+    """The ways to compile a step that are compared; the first is REWRITTEN.
+
+    Args:
+        options: what the user asked for.
+        steps: so many steps go into one function for the way DELAYED, or for the one that is asked for.
+        session: is told of measured gains, and knows what XLA made of the stock step.
+    """
+    early = functools.partial(plans.every_layer, streams=options.streams)
+    table = _gains(options, session, delay=steps > 1)
+    capture = None
+    if compat.platform() == "CUDA":
+        capture = capture_like(lambda: None if session is None else session.modules.get(STOCK))
+    limit_bytes = options.memory_limit_bytes
+    # With a limit a plan may move nothing for want of memory: XLA is asked what that step needs, too.
+    joint = functools.partial(
+        plans.joint, streams=options.streams, gains=table, capture=capture, memory_limit_bytes=limit_bytes,
+        must_gain=_compares(options) and limit_bytes is None,
+    )  # fmt: skip
+    delayed = functools.partial(joint, delay=True)
+    auto_store = options.store_activations == "auto"
+    store = "cost" if auto_store else options.store_activations
+    make = functools.partial(default_rewriter, side_updates=options.side_updates)
+    if not _compares(options):
+        asked = delayed if steps > 1 else early if table is None else joint
+        return [Way(make(asked, store))]
+    found = [Way(make(early, store)), Way(make(joint, store), JOINT)]
+    if auto_store:
+        found.append(Way(make(early, "backward"), RECOMPUTED))
+    if steps > 1:
+        found.append(Way(make(delayed, store), DELAYED))
+    if _why_not_concurrent() is None:
+        found.append(Way(unchanged, CONCURRENT, CONCURRENT_FLAGS))
+    return found

@@ -1,0 +1,206 @@
+"""Measures what dW gain beside regions of the main stream, on the user's device and within a time budget.
+
+Which pairs are measured first is decided by what formulas say they gain; what the budget does not reach is
+calculated, and scaled by what the measured pairs made of their calculated gains.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from tf_ooo.compat import xla as compat
+from tf_ooo.costs.gains import GainTable
+from tf_ooo.costs.layer_costs import LayerCosts
+from tf_ooo.modes.compiled.calls import StepToPlan
+from tf_ooo.modes.compiled.pieces import Piece, Pieces
+from tf_ooo.modes.compiled.stopwatch import Stopwatch, Timing, launch_s
+from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.schedule import Task
+from tf_ooo.planning.policies import multi_stream
+
+_LOG = logging.getLogger("tf_ooo")
+_SAY_EVERY_S = 5.0
+Pair = tuple[str, int]
+
+
+class MeasuredGains:
+    """The table of a step's gains: measured at the first call, known from then on.
+
+    Args:
+        budget_s: no further piece is begun when so many seconds are over.
+        on_measured: is given the table.
+        delay: whether dW may run beside the next step's forward pass: only then that is measured.
+    """
+
+    def __init__(
+        self,
+        budget_s: float,
+        on_measured: Callable[[GainTable], None] | None = None,
+        delay: bool = False,
+    ) -> None:
+        self.budget_s, self._on_measured, self.delay = budget_s, on_measured, delay
+        self._known: dict[tuple[str, ...], GainTable] = {}
+
+    def __call__(self, what: StepToPlan, layers: Sequence[LayerCosts]) -> GainTable:
+        """The table for a step and its calculated costs.
+
+        Steps of other batch sizes have the same layers, and get the same table.
+        """
+        key = tuple(layer.name for layer in what.parts.graph.layers)
+        if key not in self._known:
+            self._known[key] = _Measuring(what, layers, self.budget_s, self.delay).table()
+            if self._on_measured is not None:
+                self._on_measured(self._known[key])
+        return self._known[key]
+
+
+class _Measuring:
+    """One table in the making."""
+
+    def __init__(self, what: StepToPlan, layers: Sequence[LayerCosts], budget_s: float, delay: bool) -> None:
+        self.pieces, self.watch = Pieces(what.step, what.parts), Stopwatch(what.step)
+        self.layers, self.budget_s = layers, budget_s
+        problem = Problem(tuple(layers), options={"delay": delay})
+        self.calculated_s = {
+            pair: saved_s
+            for pair, saved_s in multi_stream.calculated_gains(problem).items()
+            if pair[1] in what.parts.regions and self._both(pair)
+        }
+        self._timings: dict[tuple[str, str], Timing | None] = {}
+        self._started = self._said = time.monotonic()
+        self._built = 0
+
+    def table(self) -> GainTable:
+        """Measures until all pairs are known or the budget is spent."""
+        lost_s = launch_s() if self.budget_s else None
+        saved_s: dict[Pair, float] = {}
+        failed: set[Pair] = set()
+        todo = in_order(self.calculated_s)
+        for pair in todo:
+            if not self._has_time(pair):  # another may be of kinds that are known
+                continue
+            found_s = self._saved_s(pair)
+            if found_s is None:
+                failed.add(pair)
+            else:
+                saved_s[pair] = found_s
+            self._say(len(saved_s) + len(failed), len(todo))
+        rest, factor = self._calculated(saved_s, failed)
+        notes = self._notes(saved_s, rest, factor, failed)
+        for note in notes:
+            _LOG.info("%s", note)
+        alone_s = {str(task): seconds for task, seconds in self._alone()}
+        return GainTable(
+            {**saved_s, **rest}, compat.device_name(), tuple(notes), alone_s, frozenset(rest), lost_s
+        )
+
+    def _both(self, pair: Pair) -> tuple[Piece, Piece] | None:
+        """(region, dW)."""
+        kind, _, layer = pair[0].partition(":")
+        main, aside = self.pieces.of(Task(kind, int(layer))), self.pieces.of(Task("dW", pair[1]))
+        return None if main is None or aside is None else (main, aside)
+
+    def _has_time(self, pair: Pair) -> bool:
+        """Whether what is missing for a pair fits, if it takes as long as the others did."""
+        elapsed_s = time.monotonic() - self._started
+        missing = sum(key not in self._timings for key in self._keys(pair))
+        return not missing or elapsed_s + missing * elapsed_s / max(1, self._built) <= self.budget_s
+
+    def _keys(self, pair: Pair) -> list[tuple[str, str]]:
+        both = self._both(pair)
+        assert both is not None  # for mypy: only such pairs are kept
+        main, aside = both
+        return [(main.kind, ""), (aside.kind, ""), (main.kind, aside.kind)]
+
+    def _saved_s(self, pair: Pair) -> float | None:
+        """Alone and alone, less side by side; 0 within the noise; None where one of them cannot be timed."""
+        both = self._both(pair)
+        assert both is not None  # for mypy: only such pairs are kept
+        main, aside = both
+        timings = [self._timed(main), self._timed(aside), self._timed(main, aside)]
+        found = [timing for timing in timings if timing is not None]
+        if len(found) < len(timings):
+            return None
+        one, other, together = found
+        saved_s = one.seconds + other.seconds - together.seconds
+        noise_s = sum(timing.spread_s for timing in found)
+        return saved_s if abs(saved_s) > 2 * noise_s else 0.0
+
+    def _timed(self, main: Piece, aside: Piece | None = None) -> Timing | None:
+        key = (main.kind, "" if aside is None else aside.kind)
+        if key not in self._timings:
+            about_s = sum(self._about_s(piece.task) for piece in (main, aside) if piece is not None)
+            try:
+                self._timings[key] = self.watch.seconds(main, aside, about_s)
+            except Exception as error:  # one that cannot be timed must not stop the others
+                _LOG.debug("%s beside %s is not timed", main.task, aside and aside.task, exc_info=error)
+                self._timings[key] = None
+            self._built += 1
+        return self._timings[key]
+
+    def _about_s(self, task: Task) -> float:
+        layer = self.layers[task.stage]
+        by_kind = {"F": layer.forward_s, "dO": layer.output_grad_s, "dW": layer.weight_grad_s}
+        return by_kind[task.kind]
+
+    def _alone(self) -> list[tuple[Task, float]]:
+        """All tasks whose pieces were timed with nothing beside them."""
+        tasks = [Task(kind, layer) for kind in ("F", "dO", "dW") for layer in range(len(self.layers))]
+        found = []
+        for task in tasks:
+            piece = self.pieces.of(task)
+            timing = None if piece is None else self._timings.get((piece.kind, ""))
+            if timing is not None:
+                found.append((task, timing.seconds))
+        return found
+
+    def _calculated(
+        self, saved_s: Mapping[Pair, float], failed: set[Pair]
+    ) -> tuple[dict[Pair, float], float]:
+        """What was not measured, scaled by the measured; and the factor."""
+        of_measured_s = sum(self.calculated_s[pair] for pair in saved_s)
+        factor = min(1.0, max(0.0, sum(saved_s.values()) / of_measured_s)) if of_measured_s else 1.0
+        rest = self.calculated_s.keys() - saved_s.keys() - failed
+        return {pair: self.calculated_s[pair] * factor for pair in rest}, factor
+
+    def _say(self, done: int, of: int) -> None:
+        now = time.monotonic()
+        if now - self._said >= _SAY_EVERY_S:
+            self._said = now
+            _LOG.info(
+                "measuring gains: %d of %d pairs, %.0f of %.0f s",
+                done,
+                of,
+                now - self._started,
+                self.budget_s,
+            )
+
+    def _notes(
+        self, saved_s: Mapping[Pair, float], rest: Mapping[Pair, float], factor: float, failed: set[Pair]
+    ) -> list[str]:
+        took_s = time.monotonic() - self._started
+        notes = [
+            f"gains: {len(saved_s)} pairs of dW and main stream measured on {compat.device_name()} "
+            f"({self._built} pieces compiled, {took_s:.0f} of {self.budget_s:.0f} s)"
+        ]
+        if rest:
+            scaled = f", times {factor:.2f} as the measured ones gained" if saved_s else ""
+            notes.append(f"gains: {len(rest)} pairs calculated, there was no time to measure them{scaled}")
+        if failed:
+            notes.append(f"gains: {len(failed)} pairs cannot be timed and count as no gain")
+        if not any(seconds > 0 for seconds in (*saved_s.values(), *rest.values())):
+            notes.append("gains: no dW saves time beside the main stream here, all stay on it")
+        return notes
+
+
+def in_order(calculated_s: Mapping[Pair, float]) -> list[Pair]:
+    """The most promising pair of each dW, then the second of each, and so on; long gains first."""
+    by_layer: dict[int, list[Pair]] = {}
+    for pair in sorted(calculated_s, key=lambda pair: (-calculated_s[pair], pair)):
+        by_layer.setdefault(pair[1], []).append(pair)
+    ranked = [(rank, pair) for pairs in by_layer.values() for rank, pair in enumerate(pairs)]
+    return [
+        pair for _, pair in sorted(ranked, key=lambda found: (found[0], -calculated_s[found[1]], found[1]))
+    ]

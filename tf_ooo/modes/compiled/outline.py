@@ -1,0 +1,116 @@
+"""Puts regions of dW into functions of their own, called on a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grappler_passes.compat import OutputInfo
+from grappler_passes.graph.node_input import split_input
+from grappler_passes.passes.edit import GraphEditor, tensor
+from tf_ooo.compat import xla as compat
+from tf_ooo.modes.compiled.regions import FlatStep, Port, Region
+
+CALL_PREFIX = "ooo_dW"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A region on a side stream.
+
+    ``waits_for`` are tensors of the main stream that have to be there before the call may start,
+    besides its inputs.  ``delayed``: into the next step's forward pass; no join waits for it.  ``wave``: how
+    many other calls of its step it needs the results of, one after the other.
+    """
+
+    name: str
+    region: Region
+    stream: int
+    waits_for: tuple[Port, ...] = ()
+    delayed: bool = False
+    wave: int = 0
+
+
+def outline(
+    editor: GraphEditor, step: FlatStep, calls: Sequence[Call], stored: Mapping[Port, Port]
+) -> dict[Port, Port]:
+    """Replaces each region by its call; returns where the tensors that leave the regions now are.
+
+    ``stored`` are tensors that the calls read elsewhere.
+    """
+    moved = {old: (call.name, number) for call in calls for number, old in enumerate(call.region.outputs)}
+    for call in calls:
+        _add_call(editor, step, call, {**stored, **moved})
+    gone = {name: call.name for call in calls for name in call.region.own}
+    editor.removed.update(gone)
+
+    def replace(producer: str, port: int) -> list[str]:
+        if producer not in gone:
+            return [tensor(producer, port)]
+        return [f"^{gone[producer]}"] if port < 0 else [tensor(*moved[producer, port])]
+
+    readers = {reader for name in gone for reader, _ in step.readers[name]} - gone.keys()
+    for reader in sorted(readers):
+        editor.map_inputs(reader, replace)
+    return moved
+
+
+def _add_call(editor: GraphEditor, step: FlatStep, call: Call, moved: Mapping[Port, Port]) -> None:
+    region = call.region
+    given = [info_of(step, port) for port in region.inputs]
+    made = [info_of(step, port) for port in region.outputs]
+    function = compat.unique_name(call.name)
+    editor.graph_def.library.function.append(function_of(step, region, function))
+    inputs = [tensor(*moved.get(port, port)) for port in region.inputs]
+    node = compat.call_node(call.name, call.stream, function, module_text(given, made), inputs, (given, made))
+    editor.add(call.name, node.op, inputs).CopyFrom(node)
+
+
+def info_of(step: FlatStep, port: Port) -> OutputInfo:
+    """Dtype and shape of a tensor that enters or leaves a region."""
+    info = step.info(port)
+    assert info is not None  # for mypy: regions have static borders
+    return info
+
+
+def function_of(step: FlatStep, region: Region, name: str) -> Any:
+    """The region as a FunctionDef: its inputs in, its outputs out."""
+    given = [info_of(step, port) for port in region.inputs]
+    names = {port: f"input_{number}" for number, port in enumerate(region.inputs)}
+    names |= {port: f"constant_{number}" for number, port in enumerate(region.constants)}
+    nodes = type(step.graph_def)(versions=step.graph_def.versions)
+    nodes.library.CopyFrom(step.graph_def.library)
+    for port, value in region.constants.items():
+        nodes.node.append(compat.constant_node(names[port], value))
+    for op in region.ops:
+        node = nodes.node.add()
+        node.CopyFrom(step.nodes[op])
+        node.device = ""
+        node.attr.pop("_class", None)
+        ports = [port for port in map(split_input, node.input) if port[1] >= 0]
+        del node.input[:]
+        node.input.extend(names.get(port, tensor(*port)) for port in ports)
+    arguments = [(names[port], i.dtype, i.shape) for port, i in zip(region.inputs, given, strict=True)]
+    return compat.function_def(name, nodes, arguments, [f"{op}:{port}" for op, port in region.outputs])
+
+
+def module_text(given: Sequence[OutputInfo], made: Sequence[OutputInfo]) -> str:
+    """The stablehlo module of an ``XlaCallModule`` that does nothing but call its first function."""
+    ins, outs = (", ".join(map(_mlir_type, infos)) for infos in (given, made))
+    arguments = ", ".join(f"%arg{i}" for i in range(len(given)))
+    declared = ", ".join(f"%arg{i}: {_mlir_type(info)}" for i, info in enumerate(given))
+    results = ", ".join(f"%0#{i}" for i in range(len(made))) if len(made) > 1 else "%0"
+    count = f":{len(made)}" if len(made) > 1 else ""
+    config = 'caller_name = "XlaCallModule", called_index = 0 : i64, has_token_input_output = false'
+    return (
+        f"module @ooo {{ func.func public @main({declared}) -> ({outs}) {{\n"
+        f" %0{count} = stablehlo.custom_call @tf.call_tf_function({arguments}) "
+        f"{{tf.backend_config = {{{config}}}, api_version = 2 : i32}} : ({ins}) -> ({outs})\n"
+        f" return {results} : {outs} }} }}"
+    )
+
+
+def _mlir_type(info: OutputInfo) -> str:
+    dims = "".join(f"{dim}x" for dim in info.shape or ())
+    return f"tensor<{dims}{compat.MLIR_TYPES[info.dtype]}>"

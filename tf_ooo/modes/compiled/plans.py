@@ -1,0 +1,171 @@
+"""Which dW goes to which stream: the schedules that are compared for a compiled step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tf_ooo.costs.analytic import analytic_ops
+from tf_ooo.costs.devices import device
+from tf_ooo.costs.from_graph import graph_costs
+from tf_ooo.costs.gains import GainTable
+from tf_ooo.costs.layer_costs import LayerCosts
+from tf_ooo.costs.occupancy import with_occupancy
+from tf_ooo.errors import BackendError
+from tf_ooo.modes.compiled.calls import StepToPlan
+from tf_ooo.modes.compiled.measuring import MeasuredGains
+from tf_ooo.planning.building.capture import Capture
+from tf_ooo.planning.building.regions import SUB, schedule
+from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
+from tf_ooo.planning.policies import multi_stream
+from tf_ooo.rewriting.lowering import TaskOps
+
+MAIN = (0, 0)
+
+
+def every_layer(what: StepToPlan, *, streams: int = 1) -> Schedule:
+    """Each dW that can be moved starts as soon as its dO is there, on the side streams in turn.
+
+    The layer that backward reaches last stays on the main stream: nothing is left to run beside it.
+    Needs no costs.
+    """
+    tasks = what.parts.tasks
+    moved = {layer for layer in tasks.backward_layers if layer in what.movable}
+    moved -= set(tasks.backward_layers[-1:])
+    lanes: dict[tuple[int, int], list[Task]] = {MAIN: []}
+    turn = 0
+    for layer in tasks.backward_layers:
+        for task in (Task("dO", layer), Task("dW", layer)):
+            if task not in tasks.ops:
+                continue
+            lane = MAIN
+            if task.kind == "dW" and layer in moved:
+                lane, turn = (0, 1 + turn % streams), turn + 1
+            lanes.setdefault(lane, []).append(task)
+    made: dict[tuple[int, int], Any] = {lane: TaskList(order) for lane, order in lanes.items()}
+    return Schedule("single_device", multi_stream.NAME, made)
+
+
+def joint(
+    what: StepToPlan,
+    *,
+    streams: int = 1,
+    gains: GainTable | MeasuredGains | None = None,
+    capture: Callable[[StepToPlan], Capture | None] | None = None,
+    device_name: str = "h100",
+    delay: bool = False,
+    memory_limit_bytes: int | None = None,
+    must_gain: bool = False,
+) -> Schedule:
+    """Joint scheduling over regions: each dW into the region beside which it saves most.
+
+    Args:
+        what: the step.
+        streams: side streams, taken in turn.
+        gains: measured seconds, or what measures them; None: calculated from the shapes.
+        capture: what the step's kernels would lose outside of CUDA graphs; None: nothing.
+        device_name: a device that ``tf_ooo.costs`` knows, for what is calculated.
+        delay: dW may wait for the next step's forward pass; the graph has several steps.
+        memory_limit_bytes: what weights, activations and gradients may take, by the simulator's count.
+        must_gain: raise where every dW stays on the main stream.
+
+    Raises:
+        MemoryLimitError: even the stock order needs more.
+        OptionsError: gains of regions or layers that the step does not have.
+        BackendError: with ``must_gain``.
+    """
+    layers = layer_costs(what, device_name)
+    table = gains(what, layers) if callable(gains) else gains
+    losses = None if capture is None else capture(what)
+    options: dict[str, Any] = {"delay": delay} if losses is None else {"delay": delay, "capture": losses}
+    if table is not None:
+        layers = with_measured(layers, table)
+        options["gains"] = dict(table.saved_s)
+        if losses is not None:
+            launch_s = losses.launch_s if table.launch_s is None else table.launch_s
+            options["capture"] = dataclasses.replace(losses, launch_s=launch_s, own=not table.alone_s)
+    placement = _placement(Problem(layers, memory_limit_bytes=memory_limit_bytes, options=options))
+    placement = {layer: region if layer in what.movable else None for layer, region in placement.items()}
+    if must_gain and not any(placement.values()):
+        raise BackendError("no dW saves time beside the main stream, all would stay on it")
+    made = schedule(multi_stream.NAME, Problem(layers), placement)
+    return dealt_out(only_of(made, what.parts.tasks), streams)
+
+
+def _placement(problem: Problem) -> multi_stream.Placed:
+    """Simulation knows no table of gains: what that says is taken as it is."""
+    multi_stream.check(problem)
+    if "gains" not in problem.options:
+        return multi_stream.best_placement(problem)
+    placement = multi_stream.fill(problem)
+    limited = problem.memory_limit_bytes is not None
+    return multi_stream.least_retreat(problem, placement) if limited else placement
+
+
+def layer_costs(what: StepToPlan, device_name: str) -> tuple[LayerCosts, ...]:
+    """Calculated costs and shares of the device; what has no formula counts as nothing."""
+    model, parts = device(device_name), what.parts
+    found = analytic_ops(what.lowered, model)
+    seconds = {name: found.seconds.get(name, 0.0) for name in parts.graph.ops}
+    layers = graph_costs(parts.graph, seconds, parts.tasks).layers
+    return with_occupancy(layers, parts.graph, found.work, model, parts.tasks)
+
+
+_FIELDS = {"F": "forward_s", "dO": "output_grad_s", "dW": "weight_grad_s"}
+
+
+def with_measured(layers: Sequence[LayerCosts], table: GainTable) -> tuple[LayerCosts, ...]:
+    """The layers with the table's seconds; what it has not is scaled as the measured parts came out."""
+    measured = {_place_of(task): seconds for task, seconds in table.alone_s.items()}
+    measured = {key: seconds for key, seconds in measured.items() if key[0] < len(layers)}
+    calculated_s = sum(getattr(layers[layer], name) for layer, name in measured)
+    factor = sum(measured.values()) / calculated_s if calculated_s else 1.0
+    made = []
+    for number, layer in enumerate(layers):
+        seconds = {name: getattr(layer, name) * factor for name in (*_FIELDS.values(), "update_s")}
+        seconds |= {name: measured[number, name] for name in _FIELDS.values() if (number, name) in measured}
+        made.append(dataclasses.replace(layer, **seconds))
+    return tuple(made)
+
+
+def _place_of(task: str) -> tuple[int, str]:
+    kind, _, layer = task.partition(":")
+    return int(layer), _FIELDS[kind]
+
+
+def only_of(made: Schedule, tasks: TaskOps) -> Schedule:
+    """The schedule without dO and dW that the graph does not have; pins name what comes before those."""
+    lanes = {
+        lane: TaskList([task for task in order if task in tasks.ops or task.kind not in ("dO", "dW")])
+        for lane, order in made.lanes.items()
+    }
+    there = {task for order in lanes.values() for task in order}
+    pins = []
+    for task, other, steps in made.after:
+        found = other if other in there else _before(other, task, there)
+        if task in there and found is not None:
+            pins.append((task, found, steps))
+    return dataclasses.replace(made, lanes=lanes, after=tuple(pins))
+
+
+def _before(missing: Task, task: Task, there: set[Task]) -> Task | None:
+    """The dO that is there and comes last before one that is not, down from dW's own layer."""
+    stages = [other.stage for other in there if other.kind == "dO"]
+    stages = [stage for stage in stages if missing.stage < stage <= task.stage]
+    return Task("dO", min(stages)) if stages and missing.kind == "dO" else None
+
+
+def dealt_out(made: Schedule, streams: int) -> Schedule:
+    """The side lane's dW, each with its update, on so many streams in turn."""
+    lane = made.lanes.get(SUB)
+    if lane is None or streams == 1:
+        return made
+    lanes: dict[tuple[int, int], list[Task]] = {}
+    stream_of: dict[int, int] = {}
+    for task in lane:
+        stream_of.setdefault(task.stage, 1 + len(stream_of) % streams)
+        lanes.setdefault((0, stream_of[task.stage]), []).append(task)
+    rest: Mapping[Any, Any] = {key: order for key, order in made.lanes.items() if key != SUB}
+    return dataclasses.replace(made, lanes={**rest, **{k: TaskList(v) for k, v in lanes.items()}})

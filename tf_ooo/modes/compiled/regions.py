@@ -1,0 +1,257 @@
+"""Which ops of a layer's dW can run as one call on another stream, and why the others cannot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from grappler_passes.compat import InferredOutputs, OutputInfo, is_stateful
+from grappler_passes.graph.dependencies import GraphIndex
+from grappler_passes.graph.flow import CALL_OPS
+from grappler_passes.graph.node_input import split_input
+from grappler_passes.graph.training_graph import TrainingGraph
+from tf_ooo.compat.xla import MLIR_TYPES
+
+Port = tuple[str, int]
+# What is worth a kernel on another stream; all else XLA makes part of another kernel.
+CONTRACTIONS = frozenset(
+    {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "XlaDot", "XlaDotV2", "XlaConv",
+     "XlaConvV2", "Conv2D", "Conv2DBackpropFilter", "Conv2DBackpropInput", "Conv3D", "Conv3DBackpropFilterV2",
+     "Conv3DBackpropInputV2", "DepthwiseConv2dNative", "DepthwiseConv2dNativeBackpropFilter",
+     "DepthwiseConv2dNativeBackpropInput", "UnsortedSegmentSum", "TensorScatterAdd", "ScatterNd"}
+)  # fmt: skip
+_LOOPS = frozenset({"While", "StatelessWhile"})
+# They move or rename data: cheap enough to be there twice.
+VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "ExpandDims", "Const", "Cast", "Transpose"})
+# Of a sum; more calls than this cost more than they gain.
+_MOST_TERMS = 16
+# Larger integers are data (token ids), not shapes or axes.
+_MOST_CONSTANT_ELEMENTS = 64
+
+
+@dataclass(frozen=True)
+class Region:
+    """Pure ops of static shape, closed under "between": nothing leaves and comes back.
+
+    ``own`` are those that nothing else needs; the other ``ops`` are views that stay where they are, too.
+    ``constants`` are inputs that XLA may have to know when it compiles: shapes and axes.
+    """
+
+    ops: tuple[str, ...]
+    own: tuple[str, ...]
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    constants: Mapping[Port, np.ndarray[Any, Any]] = field(default_factory=dict)
+
+
+class FlatStep:
+    """A step's flat graph with loops as single ops, its shapes, and what reads what."""
+
+    def __init__(self, graph_def: Any, outputs: InferredOutputs, fetches: Sequence[str]):
+        self.graph_def, self.outputs = graph_def, outputs
+        self.nodes = {node.name: node for node in graph_def.node}
+        self.fetches = [split_input(text) for text in fetches]
+        self.readers: dict[str, list[tuple[str, int]]] = {name: [] for name in self.nodes}
+        for node in graph_def.node:
+            for producer, port in map(split_input, node.input):
+                if producer in self.readers:
+                    self.readers[producer].append((node.name, port))
+
+    @cached_property
+    def index(self) -> GraphIndex:
+        """What runs before what."""
+        return GraphIndex(self.graph_def)
+
+    def info(self, port: Port) -> OutputInfo | None:
+        """Dtype and shape of a tensor; None where TensorFlow cannot tell."""
+        found = self.outputs.get(port[0], ())
+        return found[port[1]] if port[1] < len(found) else None
+
+    def data_inputs(self, name: str) -> list[Port]:
+        """The tensors that a node reads."""
+        return [port for port in map(split_input, self.nodes[name].input) if port[1] >= 0]
+
+
+def find_regions(step: FlatStep, graph: TrainingGraph, names: Iterable[str]) -> list[Region] | str:
+    """The regions of one layer's dW ops, one for each gradient that takes real work, or why there are none.
+
+    One each, because XLA waits for a call of one result as late as it can, but for a call of several
+    where it first takes the results apart.  Sums over dO stay where they are: XLA makes them part of the
+    kernel that computes that dO.
+
+    ``graph`` is the classified step with loops lowered: an op that is only there belongs to a loop.
+    """
+    names = list(names)
+    outside = [n for n in names if n not in step.nodes or step.nodes[n].op != graph.ops[n].type]
+    chosen = {n for n in names if n not in outside and is_pure(step, n)}
+    chosen = _with_static_borders(step, chosen)
+    if not any(step.nodes[name].op in CONTRACTIONS for name in chosen):
+        return _why_none(step, names, outside)
+    ordered = tuple(name for name in graph.ops if name in chosen)
+    found = [region_of(step, ops, own) for ops, own in _parts(step, ordered)]
+    return [region for region in found if _is_convex(step, set(region.own))] or (
+        "its gradient leaves these ops and comes back to them"
+    )
+
+
+def _parts(step: FlatStep, ops: Sequence[str]) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """(all ops, those of its own) for each result that takes a contraction of its own.
+
+    What several results need stays outside, but views.  Results that share all their contractions
+    (one gradient that is cut into several) are one part.
+    """
+    needs = _needs(step, ops)
+    wanted: dict[Port, set[str]] = {}
+    for port, of in needs.items():
+        alone = of - set().union(*(other for key, other in needs.items() if key != port))
+        wanted[port] = {name for name in alone if step.nodes[name].op in CONTRACTIONS}
+    groups = [{port} for port, heavy in wanted.items() if heavy]
+    taken = set().union(*(needs[port] for group in groups for port in group)) if groups else set()
+    rest = {port: of for port, of in needs.items() if not wanted[port]}
+    for port, of in rest.items():
+        heavy = {name for name in of - taken if step.nodes[name].op in CONTRACTIONS}
+        if heavy and not any(port in group for group in groups):
+            groups.append({other for other, theirs in rest.items() if heavy & theirs})
+    parts = []
+    for group in groups:
+        mine = set().union(*(needs[port] for port in group))
+        others = set().union(*(of for port, of in needs.items() if port not in group))
+        kept = tuple(n for n in ops if n in mine and (n not in others or step.nodes[n].op in VIEWS))
+        parts.append((kept, tuple(n for n in kept if n not in others)))
+    return parts
+
+
+def _needs(step: FlatStep, ops: Sequence[str]) -> dict[Port, set[str]]:
+    """For each result what it is computed from, within ``ops``.
+
+    A sum over several contractions (one for each step of an unrolled recurrence) is not waited for:
+    each of its terms is a result, and the sum stays on the main stream.
+    """
+    inside, results, cut = set(ops), [], set()
+    stack = _results(step, ops, ops)
+    while stack:
+        port = stack.pop()
+        terms = [p for p in step.data_inputs(port[0]) if p[0] in inside]
+        if step.nodes[port[0]].op == "AddN" and 2 <= len(terms) <= _MOST_TERMS:
+            cut.add(port[0])
+            stack += terms
+        elif port not in results:
+            results.append(port)
+    return {port: _upstream(step, port[0], inside - cut) for port in sorted(results)}
+
+
+def _results(step: FlatStep, own: Iterable[str], ops: Iterable[str]) -> list[Port]:
+    """The tensors of ``own`` that ops outside of ``ops`` read."""
+    own, inside = set(own), set(ops)
+    used = {(n, p) for n in own for reader, p in step.readers[n] if p >= 0 and reader not in inside}
+    return sorted(used | {fetch for fetch in step.fetches if fetch[0] in own})
+
+
+def _upstream(step: FlatStep, name: str, inside: set[str]) -> set[str]:
+    found, stack = {name}, [name]
+    while stack:
+        for producer, _ in step.data_inputs(stack.pop()):
+            if producer in inside and producer not in found:
+                found.add(producer)
+                stack.append(producer)
+    return found
+
+
+def is_pure(step: FlatStep, name: str) -> bool:
+    """No state, no call, and only numbers in and out."""
+    node = step.nodes[name]
+    if (
+        is_stateful(node.op)
+        or node.op in CALL_OPS - {"StatelessWhile", "StatelessIf"}
+        or node.op == "Placeholder"
+    ):
+        return False
+    tensors = [*step.data_inputs(name), *((name, port) for port in range(len(step.outputs.get(name, ()))))]
+    return all((info := step.info(port)) is not None and info.dtype in MLIR_TYPES for port in tensors)
+
+
+def _with_static_borders(step: FlatStep, chosen: set[str]) -> set[str]:
+    """Without the ops that a tensor of unknown size enters or leaves, and what lies behind those."""
+    while True:
+        bad = {name for name in chosen if not has_static_borders(step, name)}
+        if not bad:
+            return chosen
+        chosen = chosen - bad
+
+
+def has_static_borders(step: FlatStep, name: str) -> bool:
+    """Whether all tensors that an op reads and makes have sizes that are known."""
+    return all(_is_static(step, port) for port in _touched(step, name))
+
+
+def _touched(step: FlatStep, name: str) -> list[Port]:
+    return [*step.data_inputs(name), *((name, port) for port in range(len(step.outputs[name])))]
+
+
+def _is_static(step: FlatStep, port: Port) -> bool:
+    info = step.info(port)
+    return info is not None and info.shape is not None and None not in info.shape
+
+
+def _why_none(step: FlatStep, names: Sequence[str], outside: Sequence[str]) -> str:
+    loops = [name for name in names if name in step.nodes and step.nodes[name].op in _LOOPS]
+    if outside or loops:
+        return "its gradient is computed in a loop, together with dO"
+    there = [name for name in names if name in step.nodes]
+    impure = [name for name in there if not is_pure(step, name)]
+    if impure:
+        return f"{impure[0]} ({step.nodes[impure[0]].op}) cannot be moved: it has state or holds no numbers"
+    sized = [name for name in there if not has_static_borders(step, name)]
+    if sized:
+        return f"{sized[0]} ({step.nodes[sized[0]].op}): sizes that are known only when the step runs"
+    return "it has no matrix product or convolution; XLA makes it part of the kernel of dO"
+
+
+def _is_convex(step: FlatStep, chosen: set[str]) -> bool:
+    """No path from the region through other ops back into it."""
+    stack = [reader for name in chosen for reader, _ in step.readers[name] if reader not in chosen]
+    seen = set(stack)
+    while stack:
+        for reader, _ in step.readers[stack.pop()]:
+            if reader in chosen:
+                return False
+            if reader not in seen:
+                seen.add(reader)
+                stack.append(reader)
+    return True
+
+
+def region_of(step: FlatStep, ops: tuple[str, ...], own: tuple[str, ...]) -> Region:
+    """The region of these ops, with what enters and leaves them."""
+    chosen = set(ops)
+    inputs: dict[Port, None] = {}
+    constants: dict[Port, np.ndarray[Any, Any]] = {}
+    for name in ops:
+        for port in step.data_inputs(name):
+            if port[0] in chosen or port in inputs or port in constants:
+                continue
+            value = _constant(step, port)
+            if value is None:
+                inputs[port] = None
+            else:
+                constants[port] = value
+    return Region(ops, own, tuple(inputs), tuple(_results(step, own, ops)), constants)
+
+
+def _constant(step: FlatStep, port: Port) -> np.ndarray[Any, Any] | None:
+    info = step.info(port)
+    if info is None or not info.dtype.startswith(("int", "uint", "bool")) or info.shape is None:
+        return None
+    if math.prod(dim or 0 for dim in info.shape) > _MOST_CONSTANT_ELEMENTS:
+        return None
+    if step.nodes[port[0]].op == "ShapeN":  # TensorFlow's evaluator knows Shape only
+        measured = step.info(step.data_inputs(port[0])[port[1]])
+        if measured is not None and measured.shape is not None and None not in measured.shape:
+            return np.asarray(measured.shape, info.dtype)
+    found = step.outputs.constant(*port)
+    return None if found is None else np.asarray(found)

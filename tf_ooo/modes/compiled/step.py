@@ -1,0 +1,245 @@
+"""A compiled step with dW on side streams: traced, rewritten and compiled once for each kind of input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from grappler_passes.compat import graph_def_of
+from grappler_passes.plugin import keeps_random_state
+from tf_ooo.compat import Packed, as_tensors, captures_of, import_here, signature
+from tf_ooo.compat import xla as compat
+from tf_ooo.errors import BackendError, GraphError, MemoryLimitError
+from tf_ooo.fit.step_times import REWRITTEN
+from tf_ooo.modes.compiled.captured import CompiledModule, watched
+from tf_ooo.modes.compiled.rewrite import StepGraph, StreamRewrite, rewrite_step, unchanged
+from tf_ooo.modes.compiled.session import StreamSession
+
+Rewriter = Callable[[Any, list[str]], StepGraph]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to compile a step.
+
+    Attributes:
+        rewrite: GraphDef and results in, what to compile out.
+        name: for the report.
+        flags: of XLA, besides those of the process.
+    """
+
+    rewrite: Rewriter
+    name: str = REWRITTEN
+    flags: tuple[str, ...] = ()
+
+
+STOCK_WAY = Way(unchanged, "stock")
+
+
+class StreamStep:
+    """Callable like ``function``, compiled by XLA; where it cannot be rewritten, ``stock`` runs.
+
+    Args:
+        function: the Python function of the step; reads and writes variables that exist already.
+        stock: what runs for inputs whose step cannot be rewritten.
+        session: is told of each rewrite and failure.
+        way: how it is rewritten and compiled.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        stock: Callable[..., Any],
+        session: StreamSession,
+        way: Way,
+    ) -> None:
+        self.function, self.stock, self.session, self.way = function, stock, session, way
+        self._made: dict[Any, CompiledStep | None] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """One step."""
+        compiled = self.compiled(args, kwargs)
+        if compiled is None:
+            return self.stock(*args, **kwargs)
+        if compiled.has_run:
+            return compiled(args, kwargs)
+        try:
+            with watched(self.way.flags) as watch:
+                outputs = compiled(args, kwargs)
+        except compat.run_errors() as error:  # XLA compiles in the first call, before anything has changed
+            self.session.fail(error, self.way.name)
+            self._made[signature((args, kwargs))] = None
+            return self.stock(*args, **kwargs)
+        self.session.came_out(self.way.name, compiled.key, watch.found)
+        return outputs
+
+    def compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledStep | None:
+        """The rewritten step for such inputs; None where there is none, and the session knows why.
+
+        Raises:
+            MemoryLimitError: neither this step nor the stock step stays within the limit.
+        """
+        key = signature((args, kwargs))
+        if key not in self._made:
+            try:
+                made = CompiledStep(self, args, kwargs)
+                self._check_memory(made, args, kwargs)
+                self._made[key] = made
+            except MemoryLimitError:
+                raise
+            except Exception as error:
+                self.session.fail(error, self.way.name)
+                self._made[key] = None
+        return self._made[key]
+
+    def _check_memory(self, made: CompiledStep, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Compiles the step without running it, and the stock step beside it."""
+        limit_bytes = self.session.options.memory_limit_bytes
+        if limit_bytes is None:
+            return
+        key, session = signature((args, kwargs)), self.session
+        needed = made.needed_bytes(self.way.flags)
+        stock = session.stock_bytes.get(key)
+        if stock is None:
+            other = StreamStep(self.function, self.stock, session, STOCK_WAY)
+            session.stock_bytes[key] = stock = CompiledStep(other, args, kwargs).needed_bytes()
+        if needed <= limit_bytes:
+            return
+        if stock > limit_bytes:
+            session.least_bytes[key] = least = min(needed, stock, session.least_bytes.get(key, needed))
+            raise MemoryLimitError(limit_bytes, least)
+        raise BackendError(
+            f"{self.way.name}: the compiled step needs {needed} bytes, above memory_limit_bytes="
+            f"{limit_bytes}; the stock step needs {stock}"
+        )
+
+    # What ``tf_ooo.tracing.traces`` asks of a tf.function.
+    def experimental_get_tracing_count(self) -> int:
+        """For how many kinds of inputs it was made."""
+        return len(self._made)
+
+    def _list_all_concrete_functions(self) -> list[Any]:
+        return []
+
+
+class CompiledStep:
+    """One rewritten step, for inputs of fixed shapes.
+
+    Raises (when made): GraphError where shapes are open, where the step is no training step or none of
+    its dW can be moved; whatever tracing and lowering to HLO raise.
+    """
+
+    def __init__(self, step: StreamStep, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.inputs = Packed((args, kwargs))
+        specs = self.inputs.specs
+        open_shapes = [spec for spec in specs if not spec.shape.is_fully_defined()]
+        if open_shapes:
+            raise GraphError(f"an input of open shape, {open_shapes[0]}: streams need fixed sizes")
+        traced = _traced(step, self.inputs, signature((args, kwargs)))
+        if step.session.options.may_fall_back:
+            _refuse_random_state(traced.graph_def)
+        self.made = step.way.rewrite(traced.graph_def, traced.fetches)
+        self.key = (signature((args, kwargs)), self.made.key, step.way.flags)
+        if self.key not in step.session.compiled:
+            run = compat.compiled_function(self._body(traced), specs)
+            if self.made.calls:
+                check_calls(compat.hlo_of(run, specs), self.made)
+            step.session.compiled[self.key] = run
+        self._run = step.session.compiled[self.key]
+        self._outputs = traced.outputs
+        self.has_run = False
+        step.session.made = True
+        if isinstance(self.made, StreamRewrite):
+            step.session.add(self.made, step.way.name)
+
+    def _body(self, traced: _Traced) -> Callable[..., list[Any]]:
+        made = self.made
+        compat.register_functions(made.graph_def)
+        body = compat.without_placeholders(made.graph_def)
+
+        def run(*tensors: Any) -> list[Any]:
+            given = dict(zip(traced.arguments, tensors, strict=True)) | traced.captured
+            return import_here(body, given, made.fetches)
+
+        return run
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One step."""
+        outputs = self._run(*self.inputs.tensors_of((args, kwargs)))
+        self.has_run = True
+        return self._outputs.unpack(outputs[: len(self._outputs.tensors)])
+
+    def module(self, flags: tuple[str, ...] = ()) -> CompiledModule | None:
+        """What XLA makes of it, compiled but not run; None where XLA cannot be asked."""
+        with watched(flags) as watch:
+            compat.hlo_of(self._run, self.inputs.specs, "optimized_hlo")
+        return watch.found
+
+    def needed_bytes(self, flags: tuple[str, ...] = ()) -> int:
+        """Of all its buffers.  BackendError where XLA cannot be asked."""
+        found = self.module(flags)
+        if found is None or found.total_bytes is None:
+            raise BackendError("memory_limit_bytes cannot be kept: XLA does not say what the step needs")
+        return found.total_bytes
+
+
+def _traced(step: StreamStep, inputs: Packed, key: Any) -> _Traced:
+    """All ways to compile a step begin with the same trace, or fail as that one did."""
+    known: dict[Any, _Traced | Exception] = step.session.traced
+    if key not in known:
+        try:
+            known[key] = _Traced(step.function, inputs)
+        except Exception as error:
+            known[key] = error
+    found = known[key]
+    if isinstance(found, Exception):
+        raise found.with_traceback(None)
+    return found
+
+
+class _Traced:
+    """The step as one flat graph."""
+
+    def __init__(self, function: Callable[..., Any], inputs: Packed) -> None:
+        import tensorflow as tf
+
+        results: list[Packed] = []
+
+        def flat(*tensors: Any) -> list[Any]:
+            args, kwargs = inputs.unpack(tensors)
+            results.append(Packed(as_tensors(function(*args, **kwargs))))
+            return results[-1].tensors or [tf.constant(0.0)]  # Grappler wants to be asked for something
+
+        concrete = compat.flat_trace(flat, inputs.specs)
+        self.outputs = results[-1]
+        self.graph_def, _ = graph_def_of(concrete)
+        self.fetches = [tensor.name for tensor in concrete.outputs]
+        captured = captures_of(concrete)
+        inside = {id(placeholder) for _, placeholder in captured}
+        self.arguments = [tensor.name for tensor in concrete.inputs if id(tensor) not in inside]
+        self.captured = {placeholder.name: outside for outside, placeholder in captured}
+
+
+def _refuse_random_state(graph_def: Any) -> None:
+    nodes = [*graph_def.node, *(node for f in graph_def.library.function for node in f.node_def)]
+    drawn = next((node.name for node in nodes if keeps_random_state(node.op)), None)
+    if drawn is not None:
+        raise GraphError(
+            f"{drawn} draws random numbers from a state of its own, which the rewritten step would not "
+            "share; use tf.random.stateless_* or keras.random, or name a schedule"
+        )
+
+
+def check_calls(hlo: str, made: StepGraph) -> None:
+    """Raises GraphError unless each call has come through to HLO with its stream."""
+    found = compat.stream_calls(hlo)
+    if len(found) < len(made.calls):
+        raise GraphError(
+            f"XLA kept {len(found)} of {len(made.calls)} calls on streams; this version cannot be used"
+        )
+
+
+def default_rewriter(plan: Any, store: str, side_updates: bool = False) -> Rewriter:
+    """Rewrites with one plan; see :func:`rewrite_step`."""
+    return lambda graph_def, fetches: rewrite_step(graph_def, fetches, plan, store, side_updates)

@@ -1,0 +1,169 @@
+"""Seconds of pieces of a step, compiled by XLA and run on the user's own device."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tf_ooo.compat import synchronize
+from tf_ooo.compat import xla as compat
+from tf_ooo.modes.compiled.outline import CALL_PREFIX, function_of, info_of, module_text
+from tf_ooo.modes.compiled.pieces import Piece, floats
+from tf_ooo.modes.compiled.regions import FlatStep, Port, Region
+
+# In one launch of a compiled function, which takes longer to start than a small kernel takes.
+_ROUNDS, _FEW_ROUNDS = 50, 5
+_LONG_S = 1e-3
+_SAMPLES, _SAMPLING_S = 5, 0.5
+_SIDE_STREAM = 1
+_CHAIN = 64
+_NO_GRAPHS = "--xla_gpu_enable_command_buffer="
+
+
+@dataclass(frozen=True)
+class Timing:
+    """``seconds`` of one round, the median; ``spread_s``: the median distance from it."""
+
+    seconds: float
+    spread_s: float = 0.0
+
+
+class Stopwatch:
+    """Times pieces of one step, alone or with others beside them on a side stream.
+
+    Inputs are random numbers of the shapes that the step has.  A round begins when the one before has ended;
+    what a round and its launch cost without a piece is measured too and taken off.
+    """
+
+    def __init__(self, step: FlatStep) -> None:
+        self.step = step
+        self._empty_s: dict[int, float] = {}
+
+    def seconds(self, main: Piece, aside: Piece | None = None, about_s: float = 0.0) -> Timing:
+        """Of one round.
+
+        Args:
+            main: on the main stream.
+            aside: a dW, in calls on a side stream.
+            about_s: what it may take; long ones are run for fewer rounds.
+
+        Raises:
+            tf.errors.OpError: XLA cannot compile or run it; ValueError: nothing of it is left to time.
+        """
+        rounds = _FEW_ROUNDS if about_s > _LONG_S else _ROUNDS
+        graph_def, specs, fetches = piece_graph(self.step, main, aside)
+        compat.register_functions(graph_def)
+        run = compat.repeated_function(graph_def, specs, fetches, rounds)
+        found = _sampled(run, [_values(spec) for spec in specs.values()])
+        if rounds not in self._empty_s:
+            self._empty_s[rounds] = _empty_s(rounds)
+        rest_s = max(0.0, found.seconds - self._empty_s[rounds])
+        return Timing(rest_s / rounds, found.spread_s / rounds)
+
+
+def piece_graph(step: FlatStep, main: Piece, aside: Piece | None) -> tuple[Any, dict[str, Any], list[str]]:
+    """(GraphDef, specs of its inputs, tensors to compute): the main piece inline, the other in calls.
+
+    Raises:
+        ValueError: no floating-point result.
+    """
+    import tensorflow as tf
+
+    graph_def = type(step.graph_def)(versions=step.graph_def.versions)
+    graph_def.library.CopyFrom(step.graph_def.library)
+    names: dict[Port, str] = {}
+    fetches: list[str] = []
+    side = [(region, True) for region in (aside.regions if aside is not None else ())]
+    for number, (region, streamed) in enumerate([*side, *((region, False) for region in main.regions)]):
+        for port in region.inputs:
+            names.setdefault(port, f"given_{len(names)}")
+        called = _call(step, region, f"{CALL_PREFIX}_timed_{number}", names, streamed)
+        graph_def.library.function.append(called[0])
+        graph_def.node.append(called[1])
+        kept = floats(step, region.outputs)
+        fetches += [f"{called[1].name}:{region.outputs.index(port)}" for port in kept]
+    if not fetches:
+        raise ValueError(f"{main.task}: no floating-point result to wait for")
+    infos = {name: info_of(step, port) for port, name in names.items()}
+    specs = {f"{name}:0": tf.TensorSpec(info.shape, info.dtype) for name, info in infos.items()}
+    return graph_def, specs, fetches
+
+
+def _call(step: FlatStep, region: Region, name: str, names: dict[Port, str], streamed: bool) -> Any:
+    """(FunctionDef, NodeDef)."""
+    given = [info_of(step, port) for port in region.inputs]
+    made = [info_of(step, port) for port in region.outputs]
+    function = compat.unique_name(name)
+    inputs = [f"{names[port]}:0" for port in region.inputs]
+    if streamed:
+        module = module_text(given, made)
+        node = compat.call_node(name, _SIDE_STREAM, function, module, inputs, (given, made))
+    else:
+        node = compat.plain_call_node(name, function, inputs, (given, made))
+    return function_of(step, region, function), node
+
+
+def _values(spec: Any) -> Any:
+    """Numbers of about one; small whole numbers, which may be indices."""
+    import tensorflow as tf
+
+    if spec.dtype.is_bool:
+        return tf.ones(spec.shape, tf.bool)
+    if spec.dtype.is_integer:
+        numbers = tf.random.stateless_uniform(spec.shape, (1, 2), 0, 8, tf.int32)
+    else:
+        numbers = tf.random.stateless_uniform(spec.shape, (1, 2), 0.5, 1.0)
+    return tf.cast(numbers, spec.dtype)
+
+
+def _sampled(run: Callable[..., Any], given: Sequence[Any]) -> Timing:
+    """Of whole launches, after one that compiles and one that warms up."""
+    for _ in range(2):
+        synchronize(run(*given))
+    taken: list[float] = []
+    while len(taken) < _SAMPLES and sum(taken) < _SAMPLING_S:
+        started = time.perf_counter()
+        synchronize(run(*given))
+        taken.append(time.perf_counter() - started)
+    middle_s = statistics.median(taken)
+    return Timing(middle_s, statistics.median(abs(time_s - middle_s) for time_s in taken))
+
+
+def _empty_s(rounds: int) -> float:
+    """Seconds of a launch whose rounds do nothing."""
+    import tensorflow as tf
+
+    graph_def = tf.compat.v1.GraphDef()
+    node = graph_def.node.add(name="same", op="Identity", input=["given_0:0"])
+    node.attr["T"].type = tf.float32.as_datatype_enum
+    run = compat.repeated_function(graph_def, {"given_0:0": tf.TensorSpec(())}, ["same:0"], rounds)
+    return _sampled(run, [tf.constant(1.0)]).seconds
+
+
+def launch_s() -> float | None:
+    """Seconds that a small kernel takes longer outside of CUDA graphs; None where XLA's flags are fixed.
+
+    A chain of kernels is compiled twice, as XLA does it and without graphs.  0 where there are none.
+    """
+    if compat.why_flags_are_fixed() is not None:
+        return None
+    with compat.xla_flags(()):
+        captured = _chain()
+    with compat.xla_flags((_NO_GRAPHS,)):
+        one_by_one = _chain()
+    longer_s = one_by_one.seconds - captured.seconds
+    return max(0.0, longer_s / _CHAIN) if longer_s > one_by_one.spread_s + captured.spread_s else 0.0
+
+
+def _chain() -> Timing:
+    import tensorflow as tf
+
+    def run(x: Any) -> Any:
+        for _ in range(_CHAIN):
+            (x,) = compat.barrier([x * 0.5 + 1.0])
+        return x
+
+    return _sampled(compat.compiled_function(run, [tf.TensorSpec((256,))]), [tf.ones((256,))])

@@ -1,0 +1,139 @@
+"""Updates that ride on the side stream: part of the call that computes their dW.
+
+A call has one result (XLA waits early for a call of several), so what can ride is what leads from dW to one
+tensor: the new weight of plain gradient descent, the new velocity of momentum.  Where a gradient has
+several readers (Adam's two moments, a global norm) the update stays on the main stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from grappler_passes.compat import is_stateful
+from grappler_passes.graph.node_input import split_input
+from grappler_passes.graph.training_graph import OpKind, TrainingGraph
+from tf_ooo.modes.compiled.regions import FlatStep, Port, Region, is_pure, region_of
+
+_ASSIGNMENTS = {"AssignSubVariableOp": "Sub", "AssignAddVariableOp": "AddV2"}
+_FLOATS = frozenset({1, 2, 14, 19})  # DT_FLOAT, DT_DOUBLE, DT_BFLOAT16, DT_HALF
+_ELEMENTWISE = frozenset(
+    {"Mul", "Sub", "Add", "AddV2", "Neg", "RealDiv", "Square", "Sqrt", "Rsqrt", "Maximum", "Minimum", "Cast",
+     "Identity", "Reshape", "Sign", "Abs"}
+)  # fmt: skip
+
+
+def without_dead_ends(graph_def: Any, fetches: Sequence[str]) -> Any:
+    """The graph without ops that no result and no state needs: they read gradients, too."""
+    nodes = {node.name: node for node in graph_def.node}
+    stack = [split_input(text)[0] for text in fetches]
+    stack += [name for name, node in nodes.items() if is_stateful(node.op) or node.op == "Placeholder"]
+    needed = set(stack)
+    while stack:
+        for producer in (split_input(text)[0] for text in nodes[stack.pop()].input):
+            if producer not in needed:
+                needed.add(producer)
+                stack.append(producer)
+    made = type(graph_def)()
+    made.CopyFrom(graph_def)
+    del made.node[:]
+    made.node.extend(node for node in graph_def.node if node.name in needed)
+    return made
+
+
+def single_assignment(graph_def: Any) -> Any:
+    """The graph in which ``variable -= x`` is ``variable = variable - x``: the same to XLA, bit for bit."""
+    chosen = [
+        node for node in graph_def.node if node.op in _ASSIGNMENTS and node.attr["dtype"].type in _FLOATS
+    ]
+    if not chosen:
+        return graph_def
+    made = type(graph_def)()
+    made.CopyFrom(graph_def)
+    for node in made.node:
+        if node.op in _ASSIGNMENTS and node.attr["dtype"].type in _FLOATS:
+            _split(made, node)
+    return made
+
+
+def _split(graph_def: Any, node: Any) -> None:
+    variable, delta, *control = list(node.input)
+    before = graph_def.node.add(name=f"{node.name}/ooo_before", op="ReadVariableOp")
+    before.input.extend([variable, *control])
+    after = graph_def.node.add(name=f"{node.name}/ooo_after", op=_ASSIGNMENTS[node.op])
+    after.input.extend([before.name, delta])
+    for made, attribute in ((before, "dtype"), (after, "T")):
+        made.attr[attribute].type = node.attr["dtype"].type
+        made.device = node.device
+    node.op = "AssignVariableOp"
+    del node.input[:]
+    node.input.extend([variable, after.name, *control])
+
+
+def with_updates(step: FlatStep, graph: TrainingGraph, region: Region) -> Region:
+    """The region with as much of the update as can ride along; itself where nothing can."""
+    if len(region.outputs) != 1:
+        return region
+    result, taken = region.outputs[0], set()
+    while (following := _only_reader(step, graph, result)) is not None:
+        more = _early_part(step, graph, following, result)
+        if more is None:
+            break
+        taken |= {following, *more}
+        result = (following, 0)
+    if not taken:
+        return region
+    inside = {*region.ops, *taken}
+    ops = tuple(name for name in graph.ops if name in inside)
+    own = tuple(name for name in graph.ops if name in {*region.own, *taken})
+    made = region_of(step, ops, own)
+    return made if made.outputs == (result,) else region
+
+
+def _only_reader(step: FlatStep, graph: TrainingGraph, port: Port) -> str | None:
+    """The one elementwise op of the update that reads a tensor, of the same shape as the tensor."""
+    readers = {name for name, number in step.readers[port[0]] if number == port[1]}
+    if len(readers) != 1 or port in step.fetches:
+        return None
+    (name,) = readers
+    if not _may_ride(step, graph, name):
+        return None
+    mine, theirs = step.info(port), step.info((name, 0))
+    return name if mine is not None and theirs is not None and mine.shape == theirs.shape else None
+
+
+def _may_ride(step: FlatStep, graph: TrainingGraph, name: str) -> bool:
+    op = graph.ops.get(name)
+    known = op is not None and op.kind is OpKind.UPDATE and name in step.nodes
+    return known and step.nodes[name].op in _ELEMENTWISE and is_pure(step, name)
+
+
+def _early_part(step: FlatStep, graph: TrainingGraph, name: str, port: Port) -> set[str] | None:
+    """What else ``name`` is computed from and nothing else needs; None if that has to wait for backward."""
+    others = [other for other in step.data_inputs(name) if other != port]
+    if _waits_for_backward(step, graph, [producer for producer, _ in others]):
+        return None
+    found: set[str] = set()
+    stack = [producer for producer, _ in others]
+    while stack:
+        producer = stack.pop()
+        readers = {reader for reader, _ in step.readers[producer]}
+        if producer in found or not _may_ride(step, graph, producer) or readers - found - {name}:
+            continue
+        found.add(producer)
+        stack += [before for before, _ in step.data_inputs(producer)]
+    return found
+
+
+def _waits_for_backward(step: FlatStep, graph: TrainingGraph, names: list[str]) -> bool:
+    seen, stack = set(names), list(names)
+    while stack:
+        name = stack.pop()
+        op = graph.ops.get(name)
+        if op is not None and op.kind in (OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD):
+            return True
+        for producer, _ in step.data_inputs(name):
+            if producer not in seen:
+                seen.add(producer)
+                stack.append(producer)
+    return False

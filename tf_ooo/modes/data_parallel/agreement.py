@@ -1,0 +1,166 @@
+"""Ranks that do not train the same thing are refused by name before the first step."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tf_ooo import compat
+from tf_ooo.errors import OptionsError
+from tf_ooo.hosts.ranks.engine import Engine
+from tf_ooo.tracing.rank_names import unnumbered
+
+_OWN_TO_A_PROCESS = (
+    "name", "seed", "function", "registered_name", "build_config", "shared_object_id",
+    "batch_shape", "batch_input_shape", "vocabulary",
+)  # fmt: skip
+
+
+def description_of(model: Any, optimizers: Sequence[Any]) -> dict[str, Any]:
+    """What must be the same on all ranks: names of parts, each with a JSON value."""
+    import tensorflow as tf
+
+    return {
+        "versions": {
+            "python": ".".join(platform.python_version_tuple()[:2]),
+            "tensorflow": tf.__version__,
+            "keras": _keras(model),
+        },
+        "weights": [_variable(variable) for variable in model.weights],
+        "layers": [_layer(part) for part in compat.parts_of(model)],
+        "loss": _loss(getattr(model, "loss", None)),
+        "optimizers": [_optimizer(optimizer) for optimizer in optimizers],
+        "steps_per_execution": compat.steps_per_execution(model),
+        "run_eagerly": bool(model.run_eagerly),
+    }
+
+
+def _keras(model: Any) -> str:
+    keras = compat.keras_of(model)
+    return f"{keras.__name__} {keras.__version__}"
+
+
+def _variable(variable: Any) -> list[Any]:
+    # Keras numbers layers within a process; where they are in the model says which they are.  Keras 2 has the
+    # layer's name before the variable's.
+    trainable = bool(variable.trainable)
+    return [list(variable.shape), str(variable.dtype), trainable, unnumbered(variable.name)]
+
+
+def _layer(layer: Any) -> dict[str, Any]:
+    """What a layer does; of a user's own class the class only, of which parts have entries of their own."""
+    found: dict[str, Any] = {"class": type(layer).__name__}
+    if compat.is_kerass_own(layer) and not compat.parts_of(layer)[1:]:
+        with contextlib.suppress(NotImplementedError, TypeError, ValueError):
+            found |= json.loads(json.dumps(_nameless(layer.get_config()), default=_plain))
+    return found
+
+
+def _nameless(config: Any) -> Any:
+    """Without what may differ: numbered names, drawn seeds, what is read from files, sizes of batches."""
+    if isinstance(config, dict) and config.get("class_name") == "__lambda__":
+        return "lambda"
+    if isinstance(config, dict):
+        return {key: _nameless(value) for key, value in config.items() if key not in _OWN_TO_A_PROCESS}
+    if isinstance(config, (list, tuple)):
+        return [_nameless(value) for value in config]
+    return "nan" if isinstance(config, float) and math.isnan(config) else config
+
+
+def _loss(loss: Any) -> Any:
+    if isinstance(loss, dict):
+        return {key: _loss(value) for key, value in loss.items()}
+    if isinstance(loss, (list, tuple)):
+        return [_loss(value) for value in loss]
+    return loss if loss is None or isinstance(loss, str) else _name_of(loss)
+
+
+def _name_of(loss: Any) -> str:
+    return getattr(loss, "__name__", None) or type(loss).__name__
+
+
+def _optimizer(optimizer: Any) -> dict[str, Any]:
+    config: dict[str, Any] = {"class": type(optimizer).__name__}
+    try:
+        config |= json.loads(json.dumps(optimizer.get_config(), default=_plain))
+    except (NotImplementedError, TypeError, ValueError):
+        config["config"] = "not serializable"
+    config = _without_rates(config)
+    config["state variables"] = len(compat.state_of(optimizer))
+    return config
+
+
+def _without_rates(config: Any) -> Any:
+    """Learning rates are variables, which are broadcast; schedules are not.  Also of optimizers in one."""
+    if not isinstance(config, dict):
+        return config
+    return {
+        key: value if key == "learning_rate" else _without_rates(value)
+        for key, value in config.items()
+        if key != "name" and (key != "learning_rate" or isinstance(value, dict))
+    }
+
+
+def _plain(value: Any) -> Any:
+    return float(value) if hasattr(value, "__float__") else type(value).__name__
+
+
+def batch_of(element: Any) -> list[Any]:
+    """Rows, rank and dtype of each tensor of a batch; other dimensions may change from batch to batch."""
+    import tensorflow as tf
+
+    tensors = [value for value in tf.nest.flatten(element) if hasattr(value, "shape")]  # sparse ones as one
+    shapes = [(tf.as_dtype(tensor.dtype), tf.TensorShape(tensor.shape)) for tensor in tensors]
+    return [
+        [dtype.as_datatype_enum, shape.rank, shape[0] if shape.rank else None]
+        for dtype, shape in shapes
+        if shape.rank is not None
+    ]
+
+
+def refuse_different(engine: Engine, mine: Mapping[str, Any]) -> None:
+    """Raises the same OptionsError on every rank where any rank's description is not rank 0's."""
+    everyone = engine.gather(dict(mine))
+    lines = [
+        line
+        for rank, theirs in enumerate(everyone)
+        for line in differences(f"rank {rank}", theirs, "rank 0", everyone[0])
+    ]
+    if lines:
+        more = f" (and {len(lines) - 3} more differences)" if len(lines) > 3 else ""
+        raise OptionsError(f"the ranks do not train the same thing: {'; '.join(lines[:3])}{more}")
+
+
+def differences(who: str, theirs: Any, whose: str, ours: Any, where: str = "") -> list[str]:
+    """Each place where two JSON values differ, in words."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        keys = sorted(set(theirs) | set(ours))
+        return [
+            line
+            for key in keys
+            for line in differences(who, theirs.get(key), whose, ours.get(key), f"{where}.{key}".lstrip("."))
+        ]
+    if isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours) and _nested(ours):
+        return [
+            line
+            for place, (a, b) in enumerate(zip(theirs, ours, strict=True))
+            for line in differences(who, a, whose, b, f"{where}[{place}]")
+        ]
+    if theirs == ours:
+        return []
+    if isinstance(theirs, list) and isinstance(ours, list) and len(theirs) != len(ours) and _nested(ours):
+        return [f"{who} has {len(theirs)} {where}, {whose} has {len(ours)}"]
+    return [f"{who} has {where} {_text(theirs)}, {whose} has {_text(ours)}"]
+
+
+def _nested(value: list[Any]) -> bool:
+    return any(isinstance(item, (list, dict)) for item in value)
+
+
+def _text(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else text[:77] + "..."

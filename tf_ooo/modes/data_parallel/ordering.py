@@ -1,0 +1,282 @@
+"""A schedule's order for every step of an unrolled graph: computation and communication."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grappler_passes.analysis.step_classes import classify_steps
+from grappler_passes.analysis.steps import split_steps, steps_of
+from grappler_passes.graph.training_graph import OpKind, TrainingGraph
+from grappler_passes.passes.annotate import AnnotatePass
+from grappler_passes.passes.base import PassPipeline, PassResult, copy_of
+from grappler_passes.passes.order import OrderPass
+from grappler_passes.passes.separate import SeparatePass
+from grappler_passes.passes.verify import VerifyPass
+from tf_ooo.costs.from_graph import variable_bytes
+from tf_ooo.errors import ScheduleError
+from tf_ooo.planning.building.common import COMMUNICATION, COMPUTE
+from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
+from tf_ooo.rewriting.lowering import lower, task_ops
+from tf_ooo.rewriting.planner import RewriteResult
+from tf_ooo.tracing.slices import parts_of
+
+# How much is handed over and not through where nothing was measured.
+FLIGHT_BYTES = 2 * 2**20
+
+LayerKey = tuple[int, ...]
+ScheduleFor = Callable[[TrainingGraph], Schedule]
+
+
+@dataclass(frozen=True)
+class _Ordered:
+    """One step: its new control inputs and attributes, by node."""
+
+    graph: TrainingGraph
+    schedule: Schedule
+    controls: Mapping[str, Sequence[str]]
+    attributes: Mapping[str, Mapping[str, Any]]
+    moved_ops: int
+    notes: tuple[str, ...]
+
+
+def order_steps(
+    graph_def: Any,
+    schedule_for: ScheduleFor,
+    flight_bytes: float = FLIGHT_BYTES,
+    planned_for: Sequence[LayerKey] | None = None,
+) -> RewriteResult:
+    """Orders each step by itself, as ``schedule_for`` says for the first of them.
+
+    Edges are added within a step only, so that steps stay free to overlap.  The argument is not changed.
+
+    Args:
+        graph_def: of the unrolled steps.
+        schedule_for: given the first step, the schedule.
+        flight_bytes: see :func:`communication_edges`.
+        planned_for: the layers that the schedule counts, see :func:`layer_keys`; None: those of the
+            first step in its order.
+
+    Raises:
+        GraphError: a step is no training step.
+        ScheduleError: the schedule is not one of this graph, or the steps have different layers.
+        PassError: a pass fails, or what comes out does not compute what went in.
+    """
+    started = time.perf_counter()
+    separated = separate_steps(graph_def)
+    graphs = split_steps(separated.graph_def)
+    classified = classify_steps(graphs)
+    keys = [layer_keys(one, graph) for one, graph in zip(graphs, classified, strict=True)]
+    wanted = keys[0] if planned_for is None else [tuple(key) for key in planned_for]
+    if any(sorted(one) != sorted(wanted) for one in keys):
+        whose = "the steps of the unrolled graph" if planned_for is None else "rank 0 and this rank"
+        raise ScheduleError(f"{whose} do not have the same layers")
+    schedule = schedule_for(classified[0])
+    schedules = [numbered_as(schedule, [one.index(key) for key in wanted]) for one in keys]
+    steps = [_order(*one, flight_bytes) for one in zip(graphs, classified, schedules, strict=True)]
+    merged = _merged(separated.graph_def, steps)
+    VerifyPass(graph_def, separated.replaced)(merged)
+    return RewriteResult(
+        training_graph=steps[-1].graph,
+        schedule=steps[-1].schedule,
+        graph_def=merged,
+        moved_ops=sum(step.moved_ops for step in steps),
+        added_edges=sum(len(controls) for step in steps for controls in step.controls.values()),
+        plan_seconds=time.perf_counter() - started,
+        mixed={**steps[-1].graph.mixed, **separated.mixed},
+        notes=tuple(dict.fromkeys(note for step in steps for note in step.notes)),
+    )
+
+
+def separate_steps(graph_def: Any) -> PassResult:
+    """All steps with the ops taken apart that compute dO and dW; what is new is in its step's name scope."""
+    return SeparatePass()(graph_def)
+
+
+def layer_keys(graph_def: Any, graph: TrainingGraph) -> list[LayerKey]:
+    """What says which layer is which, in every step and on every rank.
+
+    Names may differ by rank, and the order of layers in parallel branches by graph.  So a layer is the set
+    of its variables, as places among all variables in the order in which the step was traced.
+    """
+    index = {node.name: int(node.attr["index"].i) for node in graph_def.node if node.op == "_Arg"}
+    variables = sorted(graph.variables, key=lambda variable: index.get(variable.handle, 0))
+    place = {variable.name: number for number, variable in enumerate(variables)}
+    return [tuple(sorted(place[name] for name in layer.variables)) for layer in graph.layers]
+
+
+def numbered_as(schedule: Schedule, numbers: Sequence[int]) -> Schedule:
+    """The schedule with layer ``numbers[i]`` in place of layer ``i``.
+
+    Raises ScheduleError if it has another number of layers.
+    """
+    stages = {task.stage for task in schedule.lanes.get(COMPUTE, ())}
+    if stages != set(range(len(numbers))):
+        raise ScheduleError(f"the schedule has {len(stages)} layers, the graph {len(numbers)}")
+    if list(numbers) == sorted(numbers):
+        return schedule
+    lanes = {
+        lane: TaskList([dataclasses.replace(task, stage=numbers[task.stage]) for task in tasks])
+        for lane, tasks in schedule.lanes.items()
+    }
+    parts = {(kind, numbers[stage]): shares for (kind, stage), shares in schedule.parts.items()}
+    return dataclasses.replace(schedule, lanes=lanes, parts=parts)
+
+
+def _order(graph_def: Any, graph: TrainingGraph, schedule: Schedule, flight_bytes: float) -> _Ordered:
+    tasks = task_ops(graph)
+    schedule = only_tasks(schedule, tasks.ops)
+    notes: list[str] = []
+    plan = lower(schedule, graph, tasks, notes)
+    parts = parts_of(graph_def)
+    edges = (*plan.edges, *communication_edges(schedule, graph, flight_bytes, parts))
+    plan = dataclasses.replace(plan, edges=edges)
+    done = PassPipeline([AnnotatePass(plan), OrderPass(plan)])(graph_def, graph)
+    controls, attributes = _difference(graph_def, done.graph_def)
+    moved = [names for names in tasks.ops.values() if controls.keys() & set(names)]
+    return _Ordered(
+        graph,
+        schedule,
+        controls,
+        attributes,
+        sum(map(len, moved)),
+        (*notes, *(str(note) for note in done.notes)),
+    )
+
+
+def only_tasks(schedule: Schedule, there: Iterable[Task]) -> Schedule:
+    """Layers of a graph may lack a dO of their own."""
+    known = set(there)
+    lanes = {
+        lane: TaskList([task for task in tasks if task in known or task.kind not in ("dO", "dW")])
+        for lane, tasks in schedule.lanes.items()
+    }
+    return dataclasses.replace(schedule, lanes=lanes)
+
+
+def communication_edges(
+    schedule: Schedule,
+    graph: TrainingGraph,
+    flight_bytes: float = FLIGHT_BYTES,
+    parts: Mapping[str, int] | None = None,
+) -> list[tuple[str, str]]:
+    """Edges that make layers communicate in the schedule's order, a certain amount at a time.
+
+    Communication libraries take gradients as they come, and while one is under way they gather what
+    comes into one large message, all of which arrives together.  So a layer is handed over when what
+    was handed over before is through, but for two layers and ``flight_bytes``: ranks negotiate about the
+    next while one is under way.  Where the wanted order is not that of the dW, a layer also waits until the
+    one before it can be handed over.
+
+    ``parts`` says which slice of its layer an op sends: a slice is treated as a layer is.
+    """
+    ready = {task.stage: place for place, task in enumerate(schedule.lanes.get(COMPUTE, ()))}
+    sent = _sent(graph, parts or {})
+    wanted = list(dict.fromkeys(_unit(task, sent) for task in schedule.lanes.get(COMMUNICATION, ())))
+    bytes_of = [weight_bytes for weight_bytes, _ in variable_bytes(graph, [])]
+    sizes = [bytes_of[layer] * _share(schedule, layer, part, sent) for layer, part in wanted]
+    edges: list[tuple[str, str]] = []
+    for place, unit in enumerate(wanted):
+        before: list[str] = []
+        through = _through(sizes, place, flight_bytes)
+        if through is not None:
+            before += _ends(graph, sent[wanted[through]], last=True)
+        if place and ready.get(unit[0], -1) < ready.get(wanted[place - 1][0], -1):
+            before += _sources(graph, sent[wanted[place - 1]])
+        edges += [(a, b) for a in before for b in _ends(graph, sent[unit], last=False)]
+    return edges
+
+
+def _sent(graph: TrainingGraph, parts: Mapping[str, int]) -> dict[tuple[int, int], list[str]]:
+    """The communication ops of each slice of each layer; what is not cut goes with the first slice."""
+    sent: dict[tuple[int, int], list[str]] = {}
+    for layer in graph.layers:
+        sent[layer.index, 0] = []
+        for name in layer.communication_ops:
+            if graph.ops[name].type != "Const":
+                sent.setdefault((layer.index, parts.get(name, 0)), []).append(name)
+    return sent
+
+
+def _unit(task: Task, sent: Mapping[tuple[int, int], Any]) -> tuple[int, int]:
+    """Slices that the graph does not have are part of the first."""
+    unit = task.stage, task.part
+    return unit if unit in sent else (task.stage, 0)
+
+
+def _share(schedule: Schedule, layer: int, part: int, sent: Mapping[tuple[int, int], Any]) -> float:
+    shares = schedule.parts.get(("comm", layer), ())
+    return shares[part] if len(shares) > 1 and (layer, 1) in sent else 1.0
+
+
+def _through(sizes: list[float], place: int, flight_bytes: float) -> int | None:
+    """The place of the latest that has to be through before that at ``place`` goes; None: none has."""
+    flying_bytes = 0.0
+    for before in range(place - 1, -1, -1):
+        if before < place - 1 and flying_bytes >= flight_bytes:
+            return before
+        flying_bytes += sizes[before]
+    return None
+
+
+def _sources(graph: TrainingGraph, sent: list[str]) -> list[str]:
+    """What the first of some communications send."""
+    firsts = _ends(graph, sent, last=False)
+    return list(dict.fromkeys(name for first in firsts for name, _ in graph.ops[first].inputs))
+
+
+def _ends(graph: TrainingGraph, sent: list[str], last: bool) -> list[str]:
+    """The first or the last of some communication ops."""
+    inside = set(sent)
+    inputs = {name: {producer for producer, _ in graph.ops[name].inputs} for name in sent}
+    if last:
+        read = set().union(*inputs.values()) if inputs else set()
+        return [name for name in sent if name not in read]
+    return [name for name in sent if not inputs[name] & inside]
+
+
+def _difference(before: Any, after: Any) -> tuple[dict[str, list[str]], dict[str, dict[str, Any]]]:
+    """The control inputs and the attributes that each node has gained."""
+    controls, attributes = {}, {}
+    for old, new in zip(before.node, after.node, strict=True):
+        if len(new.input) > len(old.input):
+            controls[new.name] = list(new.input[len(old.input) :])
+        gained = {key: value for key, value in new.attr.items() if key.startswith("_ooo_")}
+        if gained:
+            attributes[new.name] = gained
+    return controls, attributes
+
+
+def _merged(graph_def: Any, steps: Sequence[_Ordered]) -> Any:
+    """The whole graph with what each step has gained; a node of another step is left as it is."""
+    merged = copy_of(graph_def)
+    for node, number in zip(merged.node, steps_of(graph_def), strict=True):
+        if number is None:
+            continue
+        step = steps[number]
+        node.input.extend(step.controls.get(node.name, ()))
+        for key, value in step.attributes.get(node.name, {}).items():
+            node.attr[key].CopyFrom(value)
+    return merged
+
+
+def digest(result: RewriteResult) -> str:
+    """A short text that is the same on ranks that run the same order of the same ops."""
+    graph = result.training_graph
+    counts = [len(graph.of_kind(kind)) for kind in OpKind]
+    shapes = {variable.name: variable.shape for variable in graph.variables}
+    layers = [
+        (
+            len(x.weight_grad_ops),
+            len(x.update_ops),
+            len(x.communication_ops),
+            [shapes[v] for v in x.variables],
+        )
+        for x in graph.layers
+    ]
+    text = f"{result.schedule.to_text()} {counts} {layers} {result.added_edges}"
+    return f"{zlib.crc32(text.encode()):08x}"

@@ -1,0 +1,369 @@
+"""Unrolled steps in the stock order and in a planned one; all ranks change over together."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from grappler_passes import plugin
+from tf_ooo import compat
+from tf_ooo.costs.profile import MOST_STEPS, StepProfiler
+from tf_ooo.errors import GraphError, OOOError
+from tf_ooo.fit.controller import fall_back
+from tf_ooo.fit.step_times import REWRITTEN, STOCK, Comparison, StepTimes
+from tf_ooo.hosts.ranks.engine import Engine
+from tf_ooo.modes.data_parallel import planned
+from tf_ooo.modes.data_parallel.ordering import FLIGHT_BYTES, LayerKey, digest
+from tf_ooo.modes.data_parallel.rewriting import StepRequest
+from tf_ooo.options import Options
+from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.report.report import Report, fill_plan, fill_times
+from tf_ooo.tracing import traces
+from tf_ooo.tracing.averaging import Averaging
+from tf_ooo.tracing.slices import counts_for
+from tf_ooo.tracing.unrolled import StepSource, Unrolled, steps_together
+
+_LOG = logging.getLogger("tf_ooo")
+# Steps that are only timed, after those that are profiled.
+_TIMED_STEPS = 2
+_SINGLE = "single"
+# One step at a time is taken if it is faster by more than this: its times are few.
+_CLEARLY = 0.98
+_NEED_COSTS = ("auto", "search", "reverse_first_k")
+
+
+class ScheduledSteps:
+    """Callable with the batches of an execution.
+
+    Phases, each of which all ranks enter at the same execution: *profile* (one step at a time, costs
+    measured; one execution of it where a schedule needs no costs), *compare* (stock and planned order in
+    turns), *decided*.  Whatever goes wrong on one rank keeps all of them in the stock order.
+
+    Args:
+        model, element_spec: see :class:`StepSource`.
+        averaging: of its gradients.
+        engine: the ranks.
+        options: ``schedule``, ``k``, ``profile_steps``, ``strict``.
+        report: filled in.
+        of_epoch: the steps of an epoch, if known: no function is made of more.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        averaging: Averaging,
+        element_spec: Any,
+        engine: Engine,
+        options: Options,
+        report: Report,
+        of_epoch: int | None = None,
+    ) -> None:
+        self.model, self.engine, self.options, self.report = model, engine, options, report
+        self.element_spec, self._averaging = element_spec, averaging
+        self._source = StepSource(model, averaging.wrap(model), element_spec, engine.renumber)
+        self.steps = self.steps_of(of_epoch)  # of one function
+        self.stock = Unrolled(self._source, self.steps)
+        self.ordered: Unrolled | None = None
+        self.request: StepRequest | None = None
+        self._probe: StepRequest | None = None
+        self._profiler = StepProfiler(MOST_STEPS)
+        self._profiled = 0
+        self._single_s: list[float] = []
+        self._single: Unrolled | None = None
+        self._together_s: list[float] = []
+        self._plan_failed = ""
+        self._stock_predicted_s: float | None = None
+        self._times = StepTimes(options.profile_steps, options.may_fall_back and not options.strict)
+        self._agreed_on = 0
+        needs_costs = options.schedule in _NEED_COSTS and options.k is None
+        self._phase: Callable[[Sequence[Any]], Any] = self._profile if needs_costs else self._begin
+
+    def steps_of(self, of_epoch: int | None) -> int:
+        """How many steps go into one function where an epoch has so many."""
+        most = self.options.unroll or self._source.most
+        of_execution = compat.steps_per_execution(self.model)
+        return steps_together(min(of_execution, of_epoch or of_execution), most)
+
+    def __call__(self, batches: Sequence[Any]) -> Any:
+        """Trains on the batches of one execution; the logs of the last step."""
+        return self._phase(batches)
+
+    def close(self) -> None:
+        """Ends a profile under way; the next fit profiles anew."""
+        self._profiler.close()
+        if self._profiled <= 1 + MOST_STEPS:
+            self._profiled = min(self._profiled, 1)
+
+    # -- profile ---------------------------------------------------------------------------------
+
+    def _profile(self, batches: Sequence[Any]) -> Any:
+        """Step by step: one that traces, some with the profiler on rank 0, some that are timed."""
+        outputs = None
+        for batch in batches:
+            outputs = self._profile_one(batch)
+        if self._profiled >= 1 + MOST_STEPS + _TIMED_STEPS:
+            self._make_plan()
+        return outputs
+
+    def _profile_one(self, batch: Any) -> Any:
+        if self._single is None:
+            self._single = self._first_single()
+        self._profiled += 1
+        once = functools.partial(self._single, [batch])
+        if self._profiled > 1 + MOST_STEPS:
+            started = time.perf_counter()
+            outputs = once()
+            compat.synchronize(outputs)
+            self._single_s.append(time.perf_counter() - started)
+            return outputs
+        if self.engine.rank != 0 or not 2 <= self._profiled <= 1 + MOST_STEPS or self._plan_failed:
+            return once()
+        return self._profiler.run_anyway(once, self._cannot_plan)
+
+    def _cannot_plan(self, error: OOOError) -> None:
+        self._plan_failed = str(error)
+
+    def _first_single(self) -> Unrolled:
+        try:
+            self._probe = StepRequest(self.model)
+        except OOOError as error:
+            self._plan_failed = str(error)
+            return Unrolled(self._source, 1)
+        return Unrolled(self._source, 1, self._probe.tracing)
+
+    def _make_plan(self) -> None:
+        """Measures the link; rank 0 plans; all ranks take what it says."""
+        started = time.perf_counter()
+        found: dict[str, Any] = {}
+        try:
+            measured = planned.measure_allreduce(self.engine)
+        except OOOError as error:
+            if self.engine.rank == 0:
+                self._plan_failed = self._plan_failed or str(error)
+        else:
+            found = self._plan_on_rank_0(measured) if self.engine.rank == 0 and not self._plan_failed else {}
+        if self._probe is not None:
+            self._probe.close()
+        said = self.engine.gather(found | {"failed": self._plan_failed})
+        failed = next((one["failed"] for one in said if one["failed"]), "")
+        self.report.plan_seconds = time.perf_counter() - started
+        if failed:
+            self._keep_stock(f"no plan: {failed}")
+            return
+        first = said[0]
+        self.report.predicted_step_s, self._stock_predicted_s = first["step_s"], first["stock_s"]
+        gain = 1 - first["step_s"] / first["stock_s"] if first["stock_s"] else 0.0
+        if self.options.may_fall_back and gain < planned.WORTH:
+            self._keep_stock(f"no gain is predicted ({gain:.1%})", quiet=True)
+            if self.options.profile_steps:
+                self._phase = self._watch
+            return
+        schedule = Schedule.from_text(first["plan"])
+        self._start(lambda graph: schedule, first["flight_bytes"], first["layers"], first["slices"])
+        self._phase = self._compare
+
+    def _plan_on_rank_0(self, measured: planned.MeasuredLink) -> dict[str, Any]:
+        try:
+            if self._probe is None or self._profiler.profile is None or self._probe.graph_def is None:
+                raise GraphError("the step was not profiled")
+            layers, keys, graph = planned.measured_layers(self._probe.graph_def, self._profiler.profile)
+            size, policy = self.engine.size, self.options.schedule
+            layers, link = planned.calibrated(layers, measured.link, size, statistics.median(self._single_s))
+            made = planned.make_plan(layers, link, size, policy, self.steps, measured.flight_bytes)
+        except Exception as error:  # the other ranks wait to be told
+            self._plan_failed = f"{type(error).__name__}: {error}"
+            return {}
+        _LOG.info("planned %s, predicted gain %.1f%%", made.schedule.policy, 100 * made.gain)
+        return {
+            "plan": made.schedule.to_text(),
+            "step_s": made.step_s,
+            "stock_s": made.stock_s,
+            "flight_bytes": measured.flight_bytes,
+            "layers": keys,
+            "slices": counts_for(made.schedule, graph, self._averaging.slices.sizes),
+        }
+
+    # -- compare ---------------------------------------------------------------------------------
+
+    def _begin(self, batches: Sequence[Any]) -> Any:
+        """A schedule that needs no costs: single steps show rank 0's layers, whose numbers all ranks take."""
+        self._single = self._first_single()
+        outputs = None
+        for batch in batches:
+            outputs = self._single([batch])
+        if self._probe is not None:
+            self._probe.close()
+        layers = self._own_layers() if self.engine.rank == 0 else None
+        said = self.engine.gather({"layers": layers, "failed": self._plan_failed})
+        failed = next((one["failed"] for one in said if one["failed"]), "")
+        if failed:
+            self._cannot_order(failed)
+            return outputs
+        options, workers, layers = self.options, self.engine.size, said[0]["layers"]
+        self._start(
+            lambda graph: planned.plain_schedule(graph, options.schedule, workers, options.k),
+            planned_for=layers,
+        )
+        self._phase = self._compare
+        return outputs
+
+    def _own_layers(self) -> list[LayerKey] | None:
+        graph_def = None if self._probe is None else self._probe.graph_def
+        try:
+            return None if graph_def is None else planned.layers_of(graph_def)
+        except OOOError as error:
+            self._cannot_plan(error)
+            return None
+
+    def _start(
+        self,
+        schedule_for: Callable[[Any], Schedule],
+        flight_bytes: float = FLIGHT_BYTES,
+        planned_for: Sequence[LayerKey] | None = None,
+        slices: Mapping[str, int] | None = None,
+    ) -> None:
+        source = self._sliced_source(slices) if slices else self._source
+        try:
+            self.request = StepRequest(self.model, schedule_for, flight_bytes, planned_for)
+        except OOOError as error:
+            self._plan_failed = str(error)
+            self.ordered = Unrolled(source, self.steps)
+            return
+        self.ordered = Unrolled(source, self.steps, self.request.tracing)
+
+    def _sliced_source(self, slices: Mapping[str, int]) -> StepSource:
+        """The step traced anew, with gradients that travel in slices."""
+        wrap = self._averaging.wrap(self.model)
+
+        def sliced(train_step: Callable[..., Any]) -> Callable[..., Any]:
+            return self._averaging.slices.wrap(wrap(train_step), slices)
+
+        return StepSource(self.model, sliced, self.element_spec, self.engine.renumber)
+
+    def _compare(self, batches: Sequence[Any]) -> Any:
+        which = self._times.next
+        steps = self.stock if which == STOCK else self.ordered
+        assert steps is not None  # for mypy: _start has run
+        before, started = steps.traced, time.perf_counter()
+        outputs = steps(batches)
+        compat.synchronize(outputs)
+        elapsed_s = time.perf_counter() - started
+        if steps is self.ordered and steps.traced > before and not self._agree():
+            return outputs
+        if which == STOCK and steps.traced > before and self._draws_from_own_state(len(batches)):
+            return outputs
+        no_sample = steps.traced > before or len(batches) < self.steps
+        self._times.add(which, elapsed_s / len(batches), no_sample, len(batches))
+        if self._times.done:
+            self._decide()
+        elif self.options.may_fall_back:
+            self.report.undecided = self._times.progress
+        return outputs
+
+    def _agree(self) -> bool:
+        """After a trace: whether all ranks run the same order.  If not, all go back to the stock order."""
+        request = self.request
+        failed = self._plan_failed or (request.failure() if request is not None else "")
+        result = None if request is None else request.result
+        mine = {"failed": failed, "digest": "" if result is None else digest(result)}
+        said = self.engine.gather(mine)
+        failed = next((one["failed"] for one in said if one["failed"]), "")
+        others = [rank for rank, one in enumerate(said) if one["digest"] != said[0]["digest"]]
+        if not failed and others:
+            failed = f"rank {others[0]} has another graph than rank 0 ({len(others)} of {len(said)} have)"
+        predicted_s, plan_seconds = self.report.predicted_step_s, self.report.plan_seconds
+        fill_plan(self.report, result)
+        self.report.predicted_step_s = predicted_s
+        self.report.plan_seconds = (plan_seconds or 0.0) + (self.report.plan_seconds or 0.0)
+        if failed:
+            self._cannot_order(failed)
+        return not failed
+
+    def _cannot_order(self, failed: str) -> None:
+        self._keep_stock(failed)
+        if self.options.strict:
+            raise GraphError(failed)
+
+    def _draws_from_own_state(self, count: int) -> bool:
+        """An op that keeps random numbers to itself forbids going to and fro between two functions."""
+        if not self.options.may_fall_back:
+            return False
+        steps = self.stock.function(self.steps if count >= self.steps else 1)
+        name = traces.first_op(steps, plugin.keeps_random_state)
+        if name is not None:
+            self._keep_stock(f"{name} draws random numbers from a state of its own; name a schedule")
+        return name is not None
+
+    def _decide(self) -> None:
+        """Medians of the slowest rank's times: the same on all ranks."""
+        if not self.options.profile_steps:
+            self._keep_ordered()
+            return
+        everyone = self.engine.gather(self._times.seconds | {_SINGLE: self._single_s})
+        times = {which: slowest(one[which] for one in everyone) for which in (STOCK, REWRITTEN, _SINGLE)}
+        found = Comparison.of({which: times[which] for which in (STOCK, REWRITTEN)})
+        fill_times(self.report, found)
+        if not self.options.may_fall_back:
+            self._keep_ordered()
+            return
+        if found.why_not:
+            self._keep_stock(found.why_not)
+        else:
+            self._keep_ordered()
+        self._compare_with_single(times[STOCK if found.why_not else REWRITTEN], times[_SINGLE])
+
+    def _watch(self, batches: Sequence[Any]) -> Any:
+        """Stock order, several steps together: timed, as one step at a time may be faster."""
+        before, started = self.stock.traced, time.perf_counter()
+        outputs = self.stock(batches)
+        compat.synchronize(outputs)
+        if self.stock.traced == before and len(batches) >= self.steps:
+            self._together_s.append((time.perf_counter() - started) / len(batches))
+        if len(self._together_s) >= self.options.profile_steps:
+            self._phase = self.stock
+            everyone = self.engine.gather([self._together_s, self._single_s])
+            self._compare_with_single(*(slowest(times) for times in zip(*everyone, strict=True)))
+        return outputs
+
+    def _compare_with_single(self, together_s: Sequence[float], single_s: Sequence[float]) -> None:
+        """One step at a time again, if each of its steps was faster than all of those together."""
+        if single_s and together_s and max(single_s) < _CLEARLY * min(together_s):
+            one_ms, together_ms = max(single_s) * 1e3, min(together_s) * 1e3
+            self._keep_stock(
+                f"one step at a time took {one_ms:.2f} ms, several together {together_ms:.2f} ms"
+            )
+            assert self._single is not None  # for mypy: it was timed
+            self._phase = self._single
+
+    # -- decided ---------------------------------------------------------------------------------
+
+    def _keep_ordered(self) -> None:
+        self.report.fell_back, self.report.fallback_reason, self.report.undecided = False, "", ""
+        self.report.kept_because = "" if self.options.may_fall_back else "applied as asked"
+        self._phase = self._run_ordered
+
+    def _run_ordered(self, batches: Sequence[Any]) -> Any:
+        assert self.ordered is not None  # for mypy: _start has run
+        before = self.ordered.traced
+        outputs = self.ordered(batches)
+        if self.ordered.traced > before:
+            self._agree()
+        return outputs
+
+    def _keep_stock(self, reason: str, quiet: bool = False) -> None:
+        fall_back(self.report, reason, logged=quiet)
+        self.report.predicted_step_s = self._stock_predicted_s or self.report.predicted_step_s
+        self.report.undecided = ""
+        if self.request is not None:
+            self.request.close()
+        self.ordered = None
+        self._phase = self.stock
+
+
+def slowest(times: Iterable[Sequence[float]]) -> list[float]:
+    """Of each sample the time of the slowest rank: what every rank waits for."""
+    return [max(one) for one in zip(*times, strict=False)]

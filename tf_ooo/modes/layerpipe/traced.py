@@ -1,0 +1,216 @@
+"""A training step as one flat graph, whose batches may have any number of rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from grappler_passes.analysis.classify import classify_graph_def
+from grappler_passes.compat import graph_def_of, infer_some_outputs, inline_graph_def
+from grappler_passes.graph.dependencies import GraphIndex
+from grappler_passes.graph.training_graph import TrainingGraph
+from grappler_passes.passes.edit import without_gates
+from tf_ooo import compat
+from tf_ooo.compat import Packed, as_tensors, captures_of
+from tf_ooo.compat import layerpipe as mode_compat
+from tf_ooo.compat.pipeline import leave_sums, value_of
+from tf_ooo.errors import GraphError, OOOError
+from tf_ooo.modes.layerpipe.gradients import updates_seen
+from tf_ooo.rewriting.naming import named
+from tf_ooo.rewriting.tasks import assign
+from tf_ooo.rewriting.unrolled_tasks import Known, Step
+from tf_ooo.tracing.averaging import optimizers_of
+from tf_ooo.tracing.step import refuse_no_gradient, refuse_reads_after
+from tf_ooo.tracing.variables import all_variables
+
+_NUMBER = re.compile(r"_\d+$")
+_ENTERS = ("Enter", "RefEnter")
+_LOOPS = (*_ENTERS, "Switch", "RefSwitch", "Merge")
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A step that has been traced and classified.
+
+    Attributes:
+        graph_def: flat.
+        graph: it, classified.
+        where: ``{op: (kind, layer)}``.
+        outputs: shapes and types of the ops' outputs.
+        arguments: names of the batch's tensors, in order.
+        specs: their TensorSpecs.
+        captured: ``{name: tensor outside}``.
+        fetches: the tensors of the result, ``node:port``.
+        results: packs them as the step returned them.
+    """
+
+    graph_def: Any
+    index: GraphIndex
+    graph: TrainingGraph
+    where: Mapping[str, tuple[str, int]]
+    outputs: Any
+    arguments: tuple[str, ...]
+    specs: tuple[Any, ...]
+    captured: Mapping[str, Any]
+    fetches: tuple[str, ...]
+    results: Packed
+
+    def as_step(self) -> Step:
+        """As the pipeline's code takes a step, of one micro-batch."""
+        known = Known(self.graph, self.graph_def, frozenset(self.where), self.where, {})
+        where = {name: (kind, layer, 0) for name, (kind, layer) in self.where.items()}
+        return Step(self.graph_def, self.index, [0] * len(self.index), 1, known, where, frozenset())
+
+
+def trace(
+    model: Any,
+    batch: Any,
+    marked: bool = False,
+    layers: Sequence[Collection[str]] | None = None,
+    data_spec: Any = None,
+) -> Traced:
+    """Traces a model's step.
+
+    Args:
+        model: built, with built optimizers.
+        batch: an example.
+        marked: gradients that optimizers are given are dense, and marked: see ``coalesce.py``.
+        layers: the variables of each, in the order in which they are to be numbered.
+        data_spec: the ``element_spec`` of the data, for a step that needs to know how many rows a batch has.
+
+    Raises:
+        GraphError: it is no training step, one with loops or branches, or one with other layers.
+        BackendError: it reads what is only known when it is called, applies no gradients or twice with one
+            optimizer, or reads weights after their update.
+    """
+    inputs, results = Packed(batch), []
+    # Not within another function: what is read behind an update is looked for in this one.
+    step = compat.step_on_data(model, compat.undecorated(model.train_step))
+
+    def flat(*tensors: Any) -> list[Any]:
+        with updates_seen(optimizers_of(model), marked) as updates:
+            results.append(Packed(as_tensors(step(inputs.unpack(tensors)))))
+        refuse_no_gradient(updates)
+        refuse_reads_after(updates)
+        return list(results[-1].tensors)
+
+    concrete, specs = _concrete(flat, inputs, data_spec)
+    captured = captures_of(concrete)
+    graph_def, names = graph_def_of(concrete)
+    mode_compat.name_variables(graph_def, captured, named(all_variables(model)))
+    kept = [*names, *(op.name for op in concrete.graph.control_outputs)]
+    flat_def = _flat(model, graph_def, kept)
+    index = GraphIndex(flat_def)
+    branch = _branch_of_weights(index, _weights(model, captured))
+    if branch is not None:
+        raise GraphError(_loop_message(model, branch, False))
+    graph = _numbered(classify_graph_def(flat_def, names), layers)
+    inside = {id(placeholder) for _, placeholder in captured}
+    return Traced(
+        graph_def=flat_def,
+        index=index,
+        graph=graph,
+        where=assign(graph, index).where,
+        outputs=infer_some_outputs(flat_def),
+        arguments=tuple(t.op.name for t in concrete.inputs if id(t) not in inside),
+        specs=specs,
+        captured={placeholder.op.name: outside for outside, placeholder in captured},
+        fetches=tuple(tensor.name for tensor in concrete.outputs),
+        results=results[-1],
+    )
+
+
+def _concrete(flat: Callable[..., Any], inputs: Packed, data_spec: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The function and its inputs: for any number of rows; for that of the data, where it cannot do without.
+
+    Not always for the latter: graph optimizers then change last bits, and a fit may go on with other data.
+    """
+    specs = tuple(map(mode_compat.open_rows, inputs.specs))
+    try:
+        return mode_compat.concrete_function(flat, specs), specs
+    except OOOError:
+        raise
+    except Exception:  # of any kind: the model's own
+        known = tuple(map(mode_compat.open_rows, inputs.specs, inputs.specs_in(data_spec)))
+        if known == specs:
+            raise
+        return mode_compat.concrete_function(flat, known), known
+
+
+def _flat(model: Any, graph_def: Any, kept: Sequence[str]) -> Any:
+    """The graph without function calls; these ops stay.  Raises GraphError for loops and branches."""
+    whole = mode_compat.with_whole_branches(graph_def)
+    flat_def = without_gates(inline_graph_def(whole, list(dict.fromkeys(kept))))
+    loop = next((node.name for node in flat_def.node if node.op in _LOOPS), None)
+    if loop is not None:
+        raise GraphError(_loop_message(model, loop, any(node.op in _ENTERS for node in flat_def.node)))
+    leave_sums(flat_def)
+    return flat_def
+
+
+def renumbered(traced: Traced, layers: Sequence[Collection[str]]) -> Traced:
+    """The step with its layers in another order; raises GraphError where it has others."""
+    graph = _numbered(traced.graph, layers)
+    return replace(traced, graph=graph, where=assign(graph, traced.index).where)
+
+
+def _weights(model: Any, captured: Sequence[tuple[Any, Any]]) -> set[str]:
+    """The placeholders of the trainable variables."""
+    values = (value_of(variable) for variable in model.trainable_variables)
+    handles = {id(value.handle) for value in values if value is not None}
+    return {placeholder.op.name for outside, placeholder in captured if id(outside) in handles}
+
+
+def _branch_of_weights(index: GraphIndex, weights: Collection[str]) -> str | None:
+    """The first condition on what weights have computed: its gradient would be another one.
+
+    Those on labels and counts of steps, as losses and schedules of learning rates have them, are ops like
+    others.
+    """
+    computed = [False] * len(index)
+    for i in index.order:
+        computed[i] = index.names[i] in weights or any(computed[p] for p, _ in index.data_preds[i])
+        if computed[i] and index.ops[i] == mode_compat.WHOLE_BRANCH:
+            return index.names[i]
+    return None
+
+
+def _numbered(graph: TrainingGraph, layers: Sequence[Collection[str]] | None) -> TrainingGraph:
+    numbered = graph if layers is None else graph.numbered_as(layers)
+    if numbered is None:
+        planned = [set(layer) for layer in layers or ()]
+        other = [layer.name for layer in graph.layers if set(layer.variables) not in planned]
+        raise GraphError(
+            f"the step has {len(graph.layers)} layers, not the {len(planned)} that were planned (others: "
+            f"{', '.join(other) or 'none'}); give costs= of such a step, which is then traced only once"
+        )
+    return numbered
+
+
+def _loop_message(model: Any, op: str, loops: bool) -> str:
+    """Names the layer whose loop or branch it is."""
+    layers = [part for part in compat.parts_of(model) if part is not model]
+    # TensorFlow numbers scopes of one name: lstm_1 is the second one of layer "lstm".
+    scopes = [_NUMBER.sub("", scope) for scope in op.split("/")] + op.split("/")
+    layer = next((part for scope in scopes for part in layers if part.name == scope), None)
+    where = f"layer {layer.name!r} ({type(layer).__name__})" if layer is not None else "the step"
+    instead = (
+        "make recurrent layers with unroll=True"
+        if loops
+        else "do without loss scaling, gradient_accumulation_steps= and ema_overwrite_frequency=, and with "
+        "no condition (tf.cond, ops.cond) on what weights compute"
+    )
+    return (
+        f"{where} has a loop or a branch (op {op}), which mode='layerpipe' cannot spread over rounds: "
+        f"{instead}, or train with mode='pipeline', which runs it as one task"
+    )
+
+
+def zeros_on(device: str, info: Any) -> Any:
+    """An untrained variable of zeros on a device, of the shape and type of an op's ``OutputInfo``."""
+    import tensorflow as tf
+
+    with tf.init_scope(), tf.device(device):
+        return tf.Variable(tf.zeros(info.shape, tf.as_dtype(info.dtype)), trainable=False)

@@ -1,0 +1,28 @@
+"""Pipeline parallel: a model cut into stages on several devices, of one process or of several hosts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tf_ooo.planning.model.schedule import Task
+
+__all__ = ["tasks_of"]
+
+
+def tasks_of(graph_def: Any) -> dict[str, Task]:
+    """The task of each op of a graph that a pipeline runs (``report.rewritten_graph``).
+
+    Sums of gradients belong to the dW that they add, what comes once to the U that it serves.
+    """
+    from grappler_passes.analysis.steps import steps_of  # noqa: PLC0415 - a worker needs no graphs
+    from tf_ooo.planning.model.schedule import Task  # noqa: PLC0415
+
+    found = {}
+    # By name where a graph optimizer dropped the mark, as from a product that it merged with an addition.
+    for node, step in zip(graph_def.node, steps_of(graph_def), strict=True):
+        if "_ooo_stage" in node.attr and step is not None:
+            kind = node.attr["_ooo_kind"].s.decode()
+            microbatch = 0 if kind == "U" else step
+            found[node.name] = Task(kind, int(node.attr["_ooo_stage"].i), microbatch)
+    return found

@@ -1,0 +1,147 @@
+"""Costs of layers from a profiled step, and of the link between devices."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from tf_ooo.costs.devices import device
+from tf_ooo.costs.from_graph import graph_costs, unknown_activations
+from tf_ooo.costs.layer_costs import LayerCosts, Link
+from tf_ooo.costs.op_seconds import op_seconds
+from tf_ooo.costs.profile import OpProfile
+from tf_ooo.costs.table import CostTable
+from tf_ooo.errors import OptionsError
+from tf_ooo.hosts.link import measure_device_link
+from tf_ooo.rewriting.lowering import TaskOps
+from tf_ooo.rewriting.parts import is_part
+from tf_ooo.rewriting.tasks import tasks_for_costs
+from tf_ooo.rewriting.unrolled_tasks import Step
+from tf_ooo.rewriting.weight_uses import ops_of_data
+
+# A step of very small ops takes many times as long as they do: most of that is the call of the function.
+_MOST_BETWEEN = 4.0
+# Between devices of one process a tensor is handed over, not copied; seconds that the executors take.
+_HAND_OVER_S = 30e-6
+
+
+def measured_costs(step: Step, profile: OpProfile | None) -> CostTable:
+    """Costs of the layers for one micro-batch: the mean over all micro-batches of the profiled step.
+
+    Without a profile seconds are calculated from shapes.
+    """
+    known = step.known
+    mean = profile
+    if profile is not None:
+        mean = dataclasses.replace(profile, seconds=step.averaged(profile.seconds))
+    seconds = op_seconds(known.alone, device("cpu-core"), mean)
+    in_graph = {name: seconds.seconds.get(name, 0.0) for name in known.graph.ops}
+    tasks, forward = _tasks(step)
+    factor = 1.0 if profile is None else _between_ops(step, profile)
+    in_graph = {name: value * factor for name, value in in_graph.items()}
+    found = graph_costs(known.graph, in_graph, tasks, forward)
+    notes = (*seconds.notes, *found.notes)
+    layers = tuple(_with_tied(*one) for one in zip(found.layers, *tied_bytes(step), strict=True))
+    return CostTable(layers, source=seconds.source, op_seconds=in_graph, notes=notes)
+
+
+def tied_bytes(step: Step) -> tuple[list[float], list[float], list[float]]:
+    """For each layer: copies of lower layers' weights; others' gradients of its own; its own of others'.
+
+    Of a micro-batch.  The first come for F and stay until dO, the second wait for the layer's own dW, the
+    third are there while the layer's dW runs.
+    """
+    known, graph = step.known, step.known.graph
+    copies, gradients, made_here = ([0.0] * len(graph.layers) for _ in range(3))
+    of_data = ops_of_data(graph)
+    at = {name: known.where.get(step.general[name], ("", 0)) for name in graph.ops}
+    sent: set[tuple[str, int]] = set()
+    for name, op in graph.ops.items():
+        kind, layer = at[name]
+        joins = step.general[name] in known.joined
+        for producer in {producer for producer, _ in op.inputs if producer in at}:
+            made, other = at[producer]
+            if made != kind or other == layer or (producer, layer) in sent:
+                continue
+            size_bytes = graph.ops[producer].output_bytes or 0
+            if kind == "dW" and joins:
+                gradients[layer] += size_bytes
+                made_here[other] += size_bytes
+            elif kind == "F" and producer not in of_data:
+                copies[layer] += size_bytes
+            sent.add((producer, layer))
+    return copies, gradients, made_here
+
+
+def _with_tied(
+    layer: LayerCosts, copies_bytes: float, gradients_bytes: float, made_here_bytes: float
+) -> LayerCosts:
+    """Gradients are counted from F on: rather too much memory than too little."""
+    return dataclasses.replace(
+        layer,
+        activation_bytes=layer.activation_bytes + copies_bytes + gradients_bytes,
+        weight_grad_bytes=layer.kept_bytes + gradients_bytes,
+        summand_bytes=layer.summand_bytes + made_here_bytes,
+    )
+
+
+def unknown_sizes(step: Step) -> tuple[str, ...]:
+    """Tensors that the backward pass needs, and whose bytes nobody knows before the step runs."""
+    return unknown_activations(step.known.graph, *_tasks(step))
+
+
+def _tasks(step: Step) -> tuple[TaskOps, dict[str, int]]:
+    """The tasks of the classified micro-batch, and the layers of its forward ops."""
+    known = step.known
+    where = {name: known.where.get(step.general[name]) for name in known.graph.ops}
+    placed = {name: at for name, at in where.items() if at is not None}
+    return tasks_for_costs(placed), {name: at[1] for name, at in placed.items() if at[0] == "F"}
+
+
+def check_costs(costs: CostTable, names: Sequence[str]) -> None:
+    """OptionsError: they are of another model, or its layers were divided otherwise."""
+    if len(costs.layers) != len(names):
+        raise OptionsError(
+            f"costs= has {len(costs.layers)} layers, the model {len(names)}: not its costs, or of batches of "
+            "another size, by which layers that take long are cut; measure them again"
+        )
+    for number, (own, name) in enumerate(zip(costs.layers, names, strict=True)):
+        if is_part(own.name) != is_part(name):
+            raise OptionsError(
+                f"costs= has {own.name!r} as layer {number}, the model {name!r}: they are of batches of "
+                "another size, by which layers that take long are cut; measure them again"
+            )
+
+
+def _between_ops(step: Step, profile: OpProfile) -> float:
+    """What a step took over what its ops took: the executor's part of it, which each op brings with it.
+
+    The step ran its layers one after the other; where some of its ops still ran side by side this may
+    come out below 1, and counts as 1.
+    """
+    ops_s = sum(value for name, value in profile.seconds.items() if name in step.index.index)
+    return min(max(profile.step_s / ops_s, 1.0), _MOST_BETWEEN) if ops_s else 1.0
+
+
+def link_between(names: Sequence[str]) -> Link:
+    """The link between neighbouring devices; the slowest where they differ.
+
+    Within one process, CPUs hand tensors over.  Anything else is measured by sending tensors to and fro.
+
+    Raises CostError where a device does not answer.
+    """
+    pairs = [(a, b) for a, b in zip(names, names[1:], strict=False) if not _one_memory(a, b)]
+    if not pairs:
+        return Link(_HAND_OVER_S if len(names) > 1 else 0.0)
+    links = [measure_device_link(a, b) for a, b in pairs]
+    return Link(
+        max(x.latency_s for x in links),
+        min(x.bytes_per_s for x in links),
+        max(x.overhead_s_per_byte for x in links),
+    )
+
+
+def _one_memory(a: str, b: str) -> bool:
+    """Whether both are CPUs of one process."""
+    host = [name.rsplit("/device:", 1) for name in (a, b)]
+    return host[0][0] == host[1][0] and all(part[1].startswith("CPU") for part in host)

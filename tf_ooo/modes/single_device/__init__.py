@@ -1,0 +1,1 @@
+"""One device, on the graph executor."""

@@ -1,0 +1,1 @@
+"""Plans: no TensorFlow and no graphs.  From the costs of layers to a schedule, simulated."""

@@ -1,0 +1,93 @@
+"""Lanes that several policies build alike."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+from tf_ooo.errors import OptionsError, ScheduleError
+from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
+from tf_ooo.planning.simulation.simulator import simulate
+
+COMPUTE, COMMUNICATION, UPDATE = (0, 0), (0, 1), (0, 2)
+
+
+def one_worker(
+    policy: str,
+    problem: Problem,
+    backward: Sequence[Task],
+    communication: Sequence[Task] = (),
+    *,
+    barrier: bool = False,
+    by_priority: bool = False,
+    shares: Mapping[int, tuple[float, ...]] | None = None,
+) -> Schedule:
+    """The whole model on one device: forward, the given backward tasks, updates.
+
+    Args:
+        policy: its name.
+        problem: with several devices the schedule is that of each data parallel worker.
+        backward: dO and dW tasks in their order.
+        communication: allreduces (or their slices) in their order; only with several devices.
+        barrier: the next step waits for all updates, not layer by layer.
+        by_priority: whatever gradient is ready is communicated, the first listed first.
+        shares: for each layer whose gradient is sliced, what share of it each slice holds.
+
+    Raises:
+        OptionsError: several micro-batches.
+    """
+    if problem.microbatches != 1:
+        raise OptionsError(
+            f"schedule {policy!r} on one device takes one micro-batch, got {problem.microbatches}"
+        )
+    layers = range(len(problem.layers))
+    forward = [Task("F", layer) for layer in layers]
+    schedule = Schedule("single_device", policy)
+    if problem.devices == 1:
+        done = [task for task in backward for task in _with_update(task)]
+        return dataclasses.replace(schedule, lanes={COMPUTE: TaskList([*forward, *done])})
+    # What has no bytes is not communicated, and would have to wait for what has.
+    sent = [task for task in communication if problem.layers[task.stage].weight_bytes]
+    lanes = {
+        COMPUTE: TaskList([*forward, *backward]),
+        **({COMMUNICATION: TaskList(sent)} if sent else {}),
+        # Updates have a lane of their own: each runs as soon as its gradient is there.
+        UPDATE: TaskList([Task("U", layer) for layer in layers]),
+    }
+    return dataclasses.replace(
+        schedule,
+        mode="data_parallel",
+        workers=problem.devices,
+        lanes=lanes,
+        barrier=barrier,
+        priority_lanes=frozenset({COMMUNICATION, UPDATE} & lanes.keys() if by_priority else {UPDATE}),
+        parts={("comm", layer): held for layer, held in (shares or {}).items()},
+    )
+
+
+def _with_update(task: Task) -> list[Task]:
+    return [task, Task("U", task.stage)] if task.kind == "dW" else [task]
+
+
+def within_memory(problem: Problem, schedules: Iterable[Schedule]) -> Schedule:
+    """The first schedule that keeps the memory limit; where none does, the one that needs least."""
+    limit = problem.memory_limit_bytes
+    leanest: tuple[int, Schedule] | None = None
+    for schedule in schedules:
+        if limit is None:
+            return schedule
+        peak = peak_bytes(problem, schedule)
+        if peak <= limit:
+            return schedule
+        if leanest is None or peak < leanest[0]:
+            leanest = peak, schedule
+    if leanest is None:
+        raise ScheduleError("there is no schedule to choose from")
+    return leanest[1]
+
+
+def peak_bytes(problem: Problem, schedule: Schedule) -> int:
+    """The most bytes alive at once on one device; steps overlap, so that several are simulated."""
+    steps = 4 + schedule.steps_ahead  # as plan() does
+    return max(simulate(schedule, problem.layers, problem.link, steps).peak_bytes, default=0)

@@ -1,0 +1,168 @@
+"""What the pipeline policies share: stages, lanes in closed form, caps that keep a memory limit.
+
+Lanes are made with numpy, device by device, so that tens of millions of tasks take seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from tf_ooo.planning.building.partition import balanced
+from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.schedule import Lane, Schedule, TaskList
+from tf_ooo.planning.model.task import KIND_NUMBER, Fields, encode
+
+MODE = "pipeline"
+
+
+@dataclass(frozen=True)
+class Stages:
+    """A problem's layers cut into stages; stage s runs on device ``s % problem.devices``.
+
+    Attributes:
+        problem: what to schedule.
+        bounds: (first, last) layer of each stage.
+    """
+
+    problem: Problem
+    bounds: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, problem: Problem, chunks: int = 1) -> Stages:
+        """``chunks`` stages for each device.  OptionsError if that is more stages than layers."""
+        return cls(problem, balanced(problem.layers, problem.devices * chunks))
+
+    def sums(self, attribute: str) -> Any:
+        """A cost of each stage: seconds or bytes of one micro-batch, float64 (stages,)."""
+        values = [float(getattr(layer, attribute)) for layer in self.problem.layers]
+        return np.array([sum(values[first : last + 1]) for first, last in self.bounds])
+
+    @cached_property
+    def seconds(self) -> Any:
+        """Seconds of F, dO and dW of each stage, shape (3, stages)."""
+        return np.stack([self.sums(name) for name in ("forward_s", "output_grad_s", "weight_grad_s")])
+
+    @cached_property
+    def devices(self) -> Any:
+        """The device of each stage."""
+        return np.arange(len(self.bounds)) % self.problem.devices
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all stages take the same time and messages none: the closed forms hold."""
+        seconds, link = self.seconds, self.problem.link
+        per_byte = link.overhead_s_per_byte or not np.isinf(link.bytes_per_s)
+        free = link.latency_s == 0 and not (per_byte and self.sums("output_bytes")[:-1].any())
+        return bool(free and np.allclose(seconds, seconds[:, :1], rtol=1e-9, atol=0))
+
+    @cached_property
+    def room_bytes(self) -> Any:
+        """What the limit leaves each device for activations, beside weights, gradients and slots."""
+        devices = self.problem.devices
+        if self.problem.memory_limit_bytes is None:
+            return np.full(devices, np.inf)
+        fixed = 2 * self.sums("weight_bytes") + self.sums("slot_bytes")
+        used = np.bincount(self.devices, weights=fixed, minlength=devices)
+        return self.problem.memory_limit_bytes - used
+
+    def schedule(self, policy: str, lanes: dict[Lane, TaskList], fused: bool = False) -> Schedule:
+        """The schedule of these lanes."""
+        return Schedule(
+            MODE,
+            policy,
+            lanes,
+            microbatches=self.problem.microbatches,
+            stages=self.bounds,
+            fused_backward=fused,
+        )
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How far each device, with one stage, runs ahead: int64 (devices,).
+
+    Attributes:
+        ahead: forwards before the first dO; then dO and F take turns.  It never grows from one device
+            to the next: a device that runs further ahead than the one before would wait for itself.
+        delay: by how many dO the dW stay behind.
+    """
+
+    ahead: Any
+    delay: Any
+
+    def capped(self, stages: Stages) -> Pace:
+        """The pace that stays within the memory limit; at least one micro-batch, and no delay.
+
+        A device holds ``ahead`` activations, and of ``delay`` more what dW needs.
+        """
+        full, kept = stages.sums("activation_bytes"), stages.sums("kept_bytes")
+        room = stages.room_bytes
+        ahead = np.minimum(self.ahead, np.maximum(_fit(room, full), 1))
+        ahead = np.minimum(np.minimum.accumulate(ahead), stages.problem.microbatches)
+        delay = np.minimum(self.delay, np.maximum(_fit(room - ahead * full, kept), 0))
+        return Pace(ahead.astype(np.int64), np.minimum(delay, stages.problem.microbatches).astype(np.int64))
+
+
+def _fit(room_bytes: Any, size_bytes: Any) -> Any:
+    """How many of a size fit, float64."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        count = np.floor(room_bytes / size_bytes + 1e-9)
+    return np.where(size_bytes > 0, count, np.inf)
+
+
+def paced(policy: str, stages: Stages, pace: Pace, *, fused: bool = False, limited: bool = True) -> Schedule:
+    """One stage on each device: ``ahead`` F, then dO, a delayed dW, F in turns, the last dW, U.
+
+    Args:
+        policy: its name.
+        stages: one for each device.
+        pace: see :class:`Pace`.
+        fused: dO is sent only after dW.
+        limited: keep the memory limit as far as it goes.
+    """
+    pace = pace.capped(stages) if limited else pace
+    count = stages.problem.microbatches
+    lanes: dict[Lane, TaskList] = {}
+    batch = np.arange(count, dtype=np.int64)
+    for device in range(stages.problem.devices):
+        order = places(count, int(pace.ahead[device]), int(pace.delay[device]))
+        codes = lane_codes((device, device, device), batch, order)
+        lanes[device, 0] = TaskList(np.append(codes, encode("U", device)))
+    return stages.schedule(policy, lanes, fused)
+
+
+def places(count: int, ahead: int, delay: int) -> tuple[Any, Any, Any]:
+    """The order of one lane as sort keys of its F, dO and dW: round k is dO k, dW k - delay, F k + ahead."""
+    batch = np.arange(count, dtype=np.int64)
+    forward = np.where(batch < ahead, batch - ahead, 3 * (batch - ahead) + 2)
+    late = batch + delay
+    weight_grad = np.where(late < count, 3 * late + 1, 3 * count + batch)
+    return forward, 3 * batch, weight_grad
+
+
+def lane_codes(stages: Sequence[Any], batch: Any, order: Sequence[Any]) -> Any:
+    """Codes of F, dO and dW of micro-batches, sorted by their places; ``stages`` are those of each kind."""
+    kinds = zip(("F", "dO", "dW"), stages, strict=True)
+    codes = np.concatenate([encode(kind, stage, batch) for kind, stage in kinds])
+    return codes[np.argsort(np.concatenate(order), kind="stable")]
+
+
+def lane_peak_bytes(codes: Any, activation_bytes: Any, kept_bytes: Any) -> float:
+    """The most activations alive on a device with one lane: its order alone decides.
+
+    Args:
+        codes: the lane.
+        activation_bytes, kept_bytes: of each stage.
+    """
+    fields = Fields.of(codes)
+    change = np.zeros(len(codes))
+    full, kept = activation_bytes[fields.stage], kept_bytes[fields.stage]
+    for kind, size in (("F", full), ("dO", kept - full), ("dW", -kept)):
+        chosen = fields.kind == KIND_NUMBER[kind]
+        change[chosen] = size[chosen]
+    return float(np.cumsum(change).max(initial=0.0))

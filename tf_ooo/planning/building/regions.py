@@ -1,0 +1,130 @@
+"""Where dW run on one device with two streams: a map from layers to regions of the main stream.
+
+In the words of out-of-order backprop (EuroSys 2022, doi 10.1145/3492321.3519563): ``BWD j``, dW is
+launched when dW of layer j could be, which is beside dO of layer j - 1; ``FWD j``, in the next step,
+beside the forward of layer j; ``NO``, it stays on the main stream.  Layer 0's dW always stays there: the
+next forward waits for it at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tf_ooo.errors import OptionsError
+from tf_ooo.planning.building.common import COMPUTE
+from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
+
+SUB = (0, 1)
+MAIN = None
+_TEXT = re.compile(r"(BWD|FWD) (\d{1,6})|NO", re.ASCII)
+
+Region = Task
+Placement = Mapping[int, Region | None]
+
+
+@dataclass(frozen=True)
+class MainStream:
+    """The regions of the main stream in the order of time: dO downwards, the next step's F upwards.
+
+    ``delay``: whether dW may wait for the next step's forward pass.
+    """
+
+    layers: int
+    delay: bool = True
+
+    @property
+    def regions(self) -> list[Region]:
+        """All regions."""
+        down = range(self.layers - 1, -1, -1)
+        return [Task("dO", layer) for layer in down] + [Task("F", layer) for layer in range(self.layers)]
+
+    def place(self, region: Region) -> int:
+        """Its place in :attr:`regions`."""
+        return self.layers - 1 - region.stage if region.kind == "dO" else self.layers + region.stage
+
+    def allowed(self, layer: int) -> range:
+        """Places in which dW of a layer may begin: after its dO, before its next forward (layer 0: none)."""
+        return range(self.layers - layer, self.layers + (layer if self.delay else 0))
+
+
+def schedule(policy: str, problem: Problem, placement: Placement) -> Schedule:
+    """The two streams.
+
+    Args:
+        policy: its name.
+        problem: of one device.
+        placement: for each layer its region, None for the main stream; layers left out stay there.
+    """
+    layers = len(problem.layers)
+    stream = MainStream(layers)
+    main = [Task("F", layer) for layer in range(layers)]
+    for layer in range(layers - 1, -1, -1):
+        main.append(Task("dO", layer))
+        if placement.get(layer) is None:
+            main += [Task("dW", layer), Task("U", layer)]
+    moved = {layer: region for layer, region in placement.items() if region is not None}
+    order = sorted(moved, key=lambda layer: _turn(stream, layer, moved[layer]))
+    sub = [task for layer in order for task in (Task("dW", layer), Task("U", layer))]
+    after = [_pin(layer, moved[layer]) for layer in order]
+    lanes = {COMPUTE: TaskList(main), **({SUB: TaskList(sub)} if sub else {})}
+    return Schedule("single_device", policy, lanes, after=tuple(pin for pin in after if pin))
+
+
+def _turn(stream: MainStream, layer: int, region: Region) -> tuple[int, int]:
+    """Region after region; in one, what the next forward needs first, or whose dO was done first."""
+    return stream.place(region), layer if region.kind == "F" else -layer
+
+
+def _pin(layer: int, region: Region) -> tuple[Task, Task, int] | None:
+    """What dW waits for besides its dO: the main stream's task before the region."""
+    weight_grad = Task("dW", layer)
+    if region.kind == "F" and region.stage:
+        return weight_grad, Task("F", region.stage - 1), 1
+    above = 0 if region.kind == "F" else region.stage + 1
+    return None if above == layer else (weight_grad, Task("dO", above), 0)
+
+
+def read(texts: Mapping[int, str], layers: int) -> dict[int, Region | None]:
+    """A map in words; layers that are left out stay on the main stream.
+
+    Raises:
+        OptionsError: a text that is none, or a dW before its dO or after its next forward.
+    """
+    stream = MainStream(layers)
+    placement: dict[int, Region | None] = {}
+    for layer, text in texts.items():
+        match = _TEXT.fullmatch(text) if isinstance(text, str) else None
+        if match is None or not isinstance(layer, int) or not 0 <= layer < layers:
+            raise OptionsError(f"placement[{layer!r}] must be 'BWD j', 'FWD j' or 'NO', got {text!r}")
+        region = MAIN if match[1] is None else _region(match[1], int(match[2]))
+        if layer and region is not None and stream.place(region) not in stream.allowed(layer):
+            raise OptionsError(
+                f"placement[{layer}]={text!r}: dW runs after its dO and before its layer's next forward"
+            )
+        placement[layer] = region if layer else MAIN
+    return placement
+
+
+def _region(kind: str, layer: int) -> Region:
+    if kind == "FWD" or not layer:
+        return Task("F", layer)
+    return Task("dO", layer - 1)
+
+
+def own(layer: int) -> Region | None:
+    """The region right after the layer's dO."""
+    return _region("BWD", layer) if layer else MAIN
+
+
+def write(placement: Placement) -> dict[int, str]:
+    """The map in words."""
+    return {layer: _word(region) for layer, region in sorted(placement.items())}
+
+
+def _word(region: Region | None) -> str:
+    if region is None:
+        return "NO"
+    return f"BWD {region.stage + 1}" if region.kind == "dO" else f"FWD {region.stage}"

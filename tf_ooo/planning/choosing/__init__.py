@@ -1,0 +1,1 @@
+"""All schedules that a mode has for given costs, and the best of them."""

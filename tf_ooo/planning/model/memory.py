@@ -1,0 +1,194 @@
+"""Bytes alive on each device over a simulated run.
+
+Per stage and device:
+
+- weights: all the time, on the devices that run its F, dO or update; optimizer state where the update is;
+- activations: from the start of F(m) until dO(m) and dW(m) are done; what dW alone needs
+  (``weight_grad_bytes``) until dW(m) is done;
+- gradient: as large as the weights, from the start of the step's first dW to the end of its update;
+- parts of it that are not added up yet (``summand_bytes``): while a dW runs;
+- asynchronous: older versions of the weights, from the update that replaced them until the last
+  micro-batch whose forward read them is done; with one update for several micro-batches (PipeDream-2BW) a
+  second version from the first update on, and one sum of gradients.
+
+What is freed at an instant is free for what starts at that instant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from tf_ooo.costs.layer_costs import LayerCosts
+from tf_ooo.planning.model.relation import Relation
+from tf_ooo.planning.model.task import KIND_NUMBER
+
+
+@dataclass(frozen=True)
+class MemoryCurve:
+    """Bytes over time on one device: ``alive_bytes[i]`` from ``time_s[i]`` to the next time."""
+
+    time_s: Any
+    alive_bytes: Any
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes alive at once."""
+        return int(np.ceil(self.alive_bytes.max(initial=0.0) - 1e-6))
+
+
+class MemoryUse:
+    """Collects what is allocated and freed when, and gives a curve for each device.
+
+    Args:
+        relation: the tasks.
+        layers: costs of the layers.
+        start_s, end_s: times, shape (steps, nodes).
+    """
+
+    def __init__(self, relation: Relation, layers: Sequence[LayerCosts], start_s: Any, end_s: Any) -> None:
+        self.relation, self.layers = relation, layers
+        self.start_s, self.end_s = start_s, end_s
+        self._changes: list[tuple[Any, Any, Any]] = []
+        self._tasks()
+        for stage in range(relation.stages):
+            self._weights(stage)
+
+    def curves(self) -> list[MemoryCurve]:
+        """One curve for each device."""
+        device = np.concatenate([np.zeros(0, np.int32), *(d for d, _, _ in self._changes)])
+        time_s = np.concatenate([np.zeros(0), *(t for _, t, _ in self._changes)])
+        change = np.concatenate([np.zeros(0), *(c for _, _, c in self._changes)])
+        order = np.lexsort((change, time_s, device))
+        device, time_s, change = device[order], time_s[order], change[order]
+        bounds = np.searchsorted(device, np.arange(self.relation.schedule.devices + 1))
+        pieces = [slice(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+        return [MemoryCurve(time_s[piece], np.cumsum(change[piece])) for piece in pieces]
+
+    def _add(self, device: Any, time_s: Any, change: Any) -> None:
+        device, time_s, change = np.broadcast_arrays(device, time_s, change)
+        changed = change != 0
+        if changed.any():
+            row = device[changed].astype(np.int32), time_s[changed], change[changed].astype(float)
+            self._changes.append(row)
+
+    def _per_stage(self, attribute: str) -> Any:
+        stages, schedule = range(self.relation.stages), self.relation.schedule
+        return np.array(
+            [sum(getattr(self.layers[i], attribute) for i in schedule.layers_of(stage)) for stage in stages]
+        )
+
+    def _tasks(self) -> None:
+        """Activations: by the start of F and the ends of dO and dW."""
+        relation, fields = self.relation, self.relation.fields
+        activation, kept = self._per_stage("activation_bytes"), self._per_stage("kept_bytes")
+        stages = range(relation.stages)
+        has = {kind: np.array([relation.has(kind, s) for s in stages]) for kind in ("F", "dO", "dW")}
+        kept = np.where(has["dW"], np.where(has["dO"], kept, activation), 0)
+        home = self._home
+        share = self._part_shares()
+        for kind, freed in (("dO", activation - kept), ("dW", kept)):
+            nodes = np.flatnonzero(fields.kind == KIND_NUMBER[kind])
+            stage = fields.stage[nodes]
+            self._add(home[stage], self.end_s[:, nodes], -freed[stage] * share[nodes])
+        nodes = np.flatnonzero(fields.kind == KIND_NUMBER["F"])
+        stage = fields.stage[nodes]
+        self._add(home[stage], self.start_s[:, nodes], activation[stage])
+        lost = ~(has["dO"] | has["dW"])
+        self._add(home[stage], self.end_s[:, nodes], -activation[stage] * lost[stage])
+        if not has["F"].any():  # a schedule of the backward pass alone: everything is stored when it begins
+            count = relation.schedule.microbatches * len(self.start_s)
+            self._add(home, np.zeros(relation.stages), activation * (has["dO"] | has["dW"]) * count)
+        self._far_inputs(kept, home)
+
+    def _far_inputs(self, kept: Any, home: Any) -> None:
+        """dW on another device than F holds its own copy of what it reads while it runs."""
+        nodes = np.flatnonzero(self.relation.fields.kind == KIND_NUMBER["dW"])
+        stage = self.relation.fields.stage[nodes]
+        away = self.relation.device[nodes] != home[stage]
+        nodes, stage = nodes[away], stage[away]
+        self._add(self.relation.device[nodes], self.start_s[:, nodes], kept[stage])
+        self._add(self.relation.device[nodes], self.end_s[:, nodes], -kept[stage])
+
+    def _part_shares(self) -> Any:
+        share = np.ones(len(self.relation))
+        for (kind, stage), shares in self.relation.schedule.parts.items():
+            for held, nodes in zip(shares, self.relation.nodes(kind, stage), strict=False):
+                share[nodes[nodes >= 0]] = held
+        return share
+
+    @cached_property
+    def _home(self) -> Any:
+        """The device that stores each stage's activations: where its F runs."""
+        home = np.zeros(self.relation.stages, np.int32)
+        for stage in range(self.relation.stages):
+            for kind in ("F", "dO", "dW"):
+                nodes = self.relation.nodes(kind, stage)
+                if (nodes >= 0).any():
+                    home[stage] = self.relation.device[nodes[nodes >= 0][0]]
+                    break
+        return home
+
+    def _nodes(self, kind: str, stage: int) -> Any:
+        nodes = self.relation.nodes(kind, stage)
+        return nodes[nodes >= 0]
+
+    def _weights(self, stage: int) -> None:
+        group = [self.layers[i] for i in self.relation.schedule.layers_of(stage)]
+        size = sum(layer.weight_bytes for layer in group)
+        weight_grads = self._nodes("dW", stage)
+        updates = self._nodes("U", stage)
+        readers = np.concatenate([self._nodes("F", stage), self._nodes("dO", stage), updates])
+        holders = np.unique(self.relation.device[readers if len(readers) else weight_grads])
+        keeper = self.relation.device[updates[0]] if len(updates) else self._home[stage]
+        self._add(holders, np.zeros(len(holders)), float(size))
+        self._add(keeper, 0.0, float(sum(layer.slot_bytes for layer in group)))
+        if not len(weight_grads):
+            return
+        if self.relation.schedule.asynchronous:
+            self._stash(stage, size)
+            return
+        done = [n for n in (self._nodes("U", stage), self._nodes("comm", stage), weight_grads) if len(n)][0]
+        device = self.relation.device[weight_grads[0]]
+        summand = max(layer.summand_bytes for layer in group)
+        self._add(device, self.start_s[:, weight_grads].ravel(), float(summand))
+        self._add(device, self.end_s[:, weight_grads].ravel(), -float(summand))
+        self._add(device, self.start_s[:, weight_grads].min(axis=1), float(size))
+        self._add(device, self.end_s[:, done].max(axis=1), -float(size))
+
+    def _two_versions(self, stage: int, size: float) -> None:
+        """The sum of gradients, always; the version before the newest on all that read weights."""
+        grads, updates = self._nodes("dW", stage), self._nodes("U", stage)
+        self._add(self.relation.device[grads[0]], self.start_s[:, grads].min(axis=1), float(size))
+        if len(updates) < 2:
+            return
+        readers = np.concatenate([self._nodes("F", stage), self._nodes("dO", stage)])
+        for holder in np.unique(self.relation.device[readers]):
+            self._add(holder, self.end_s[:, updates].min(axis=1), float(size))
+
+    def _stash(self, stage: int, size: float) -> None:
+        """Asynchronous: one gradient for each micro-batch until its update, and the older weights."""
+        grads, updates = self._nodes("dW", stage), self._nodes("U", stage)
+        device = self.relation.device[grads[0]]
+        forwards = self._nodes("F", stage)
+        if self.relation.schedule.update_every > 1:
+            self._two_versions(stage, size)
+            return
+        self._add(device, self.start_s[:, grads].ravel(), float(size))
+        if len(updates) != len(grads) or len(forwards) != len(grads):
+            self._add(device, self.end_s[:, grads].ravel(), -float(size))
+            return
+        update_s = np.sort(self.end_s[:, updates].ravel())
+        self._add(device, update_s, -float(size))
+        version = np.searchsorted(update_s, self.start_s[:, forwards].ravel(), side="right")
+        last_use_s = np.zeros(len(update_s) + 1)
+        np.maximum.at(last_use_s, version, self.end_s[:, grads].ravel())
+        old = np.flatnonzero(last_use_s[:-1] > update_s)
+        readers = np.concatenate([forwards, self._nodes("dO", stage)])
+        for holder in np.unique(self.relation.device[readers]):
+            self._add(holder, update_s[old], float(size))
+            self._add(holder, last_use_s[old], -float(size))

@@ -1,0 +1,293 @@
+"""The one dependency relation between tasks: what a task needs before it can start.
+
+Validator, simulator, schedulers and pictures all ask here.  (Between the nodes of a GraphDef it is
+:mod:`grappler_passes.graph.dependencies`.)  In words, for stage s and micro-batch m:
+
+- F(s, m) needs F of the stages that s reads;
+- dO(s, m) needs F(s, m), and dO of the stages that read s (dW too where a stage sends its gradient
+  only after its whole backward pass);
+- dW(s, m) needs dO(s, m);
+- comm(s) needs dW(s, m) of all m, and U(s) needs comm(s), or dW where nothing is communicated;
+- F(s, m) of the next step needs U(s); with a barrier between steps, U of all stages.
+
+A kind that a schedule leaves out for a stage is looked through: two layers that share one dO.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from tf_ooo.costs.layer_costs import LayerCosts, layer_inputs
+from tf_ooo.errors import ScheduleError
+from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.model.task import KIND_NUMBER, KINDS, Fields, Task
+
+# A table of all tasks there could be: at most so many places for each task that there is, and some.
+_PLACES_PER_TASK, _PLACES = 64, 1 << 16
+
+
+@dataclass(frozen=True)
+class Edges:
+    """Edges for one reason.  Nodes are places in the concatenated lanes of one step.
+
+    ``message_bytes`` travel where the two nodes' devices differ, None if it is a wait only.
+    ``steps`` is how many steps later the destination is.
+    """
+
+    source: Any
+    target: Any
+    message_bytes: float | None
+    why: str
+    steps: int = 0
+
+
+class Relation:
+    """The tasks of one step of a schedule as numbered nodes, and the edges between them.
+
+    Args:
+        schedule: any schedule.
+        layers: costs of the layers, for what reads what and the sizes of messages; None: a chain.
+    """
+
+    def __init__(self, schedule: Schedule, layers: Sequence[LayerCosts] | None = None) -> None:
+        self.schedule = schedule
+        self.lanes = list(schedule.lanes)
+        lengths = [len(tasks) for tasks in schedule.lanes.values()]
+        self.lengths = np.array(lengths, np.int64)
+        self.bases = np.concatenate([[0], np.cumsum(self.lengths)])
+        self.codes = schedule.tasks.codes
+        self.fields = Fields.of(self.codes)
+        self.lane = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+        self.device = np.array([device for device, _ in self.lanes], np.int32)[self.lane]
+        highest = int(self.fields.stage.max(initial=-1)) + 1
+        self.stages = max(len(schedule.stages) or highest, highest)
+        self._read_by_priority = np.array([lane in schedule.priority_lanes for lane in self.lanes], bool)
+        self._stage_inputs = stage_inputs(schedule, layers, self.stages)
+        self._tables = {kind: self._table(kind) for kind in KINDS}
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def task(self, node: int) -> Task:
+        """The task of a node."""
+        return Task.of_code(int(self.codes[node]))
+
+    def has(self, kind: str, stage: int) -> bool:
+        """Whether the schedule holds this kind of this stage."""
+        table = self._tables[kind]
+        return table is not None and bool((table[:, stage] >= 0).any())
+
+    def nodes(self, kind: str, stage: int) -> Any:
+        """Nodes of a kind and stage, shape (parts, micro-batches); -1 where there is none."""
+        table = self._tables[kind]
+        empty = np.full((1, self.schedule.microbatches), -1, np.int32)
+        return empty if table is None else table[:, stage]
+
+    def _table(self, kind: str) -> Any:
+        """Node of (part, stage, micro-batch) of one kind; None where there are none."""
+        chosen = np.flatnonzero(self.fields.kind == KIND_NUMBER[kind])
+        if not len(chosen):
+            return None
+        part = self.fields.part[chosen]
+        shape = (int(part.max()) + 1, self.stages, self.schedule.microbatches)
+        if shape[0] * shape[1] * shape[2] > _PLACES_PER_TASK * len(self) + _PLACES:
+            size = f"{shape[0]} parts x {shape[1]} stages x {shape[2]} micro-batches"
+            raise ScheduleError(f"missing: most {kind} of {size}; the schedule has {len(self)} tasks")
+        table = np.full(shape, -1, np.int32)
+        table[part, self.fields.stage[chosen], self.fields.microbatch[chosen]] = chosen
+        return table
+
+    @cached_property
+    def edges(self) -> list[Edges]:
+        """All edges, the order of the lanes left aside."""
+        found: list[Edges] = []
+        for stage in range(self.stages):
+            found += self._forward(stage)
+            found += self._backward(stage)
+            found += self._update(stage)
+            found += self._next_step(stage)
+        if self.schedule.barrier and self.stages:
+            found += self._barrier()
+        found += self._after()
+        return _merged(found)
+
+    def _forward(self, stage: int) -> Iterator[Edges]:
+        if not self.has("F", stage):
+            return
+        for source, size in self._providers("F", stage):
+            yield from self._pairs(("F", source), ("F", stage), size, "the output of the stage before")
+
+    def _backward(self, stage: int) -> Iterator[Edges]:
+        own = self._own_bytes(stage)
+        incoming = "the output gradient"
+        if self.has("dO", stage):
+            yield from self._pairs(("F", stage), ("dO", stage), own, "the stored activations")
+            for kind, source, size in self._gradient_sources(stage):
+                yield from self._pairs((kind, source), ("dO", stage), size, incoming)
+        if not self.has("dW", stage):
+            return
+        yield from self._stored_input(stage)
+        if self.has("dO", stage):
+            yield from self._pairs(("dO", stage), ("dW", stage), own, incoming)
+            return
+        for kind, source, size in self._gradient_sources(stage):
+            yield from self._pairs((kind, source), ("dW", stage), size, incoming)
+
+    def _stored_input(self, stage: int) -> Iterator[Edges]:
+        """dW reads the stage's input too; where F runs on another device, whoever made it sends it there."""
+        for edges in self._pairs(("F", stage), ("dW", stage), None, "the stored input"):
+            away = self.device[edges.source] != self.device[edges.target]
+            if not self.has("dO", stage):
+                yield edges
+            if not away.any():
+                continue
+            microbatches = self.fields.microbatch[edges.target[away]]
+            for source, size in self._providers("F", stage):
+                for made in self.nodes("F", source):
+                    yield Edges(made[microbatches], edges.target[away], size, edges.why)
+
+    def _update(self, stage: int) -> Iterator[Edges]:
+        last = "comm" if self.has("comm", stage) else "dW"
+        every = "the gradient of every micro-batch"
+        if self.schedule.asynchronous:
+            if last == "comm":
+                yield from self._pairs(("dW", stage), ("comm", stage), None, "the weight gradient")
+            yield from self._pairs((last, stage), ("U", stage), None, "the weight gradient")
+            return
+        if last == "comm":
+            yield from self._all_to_all(("dW", stage), ("comm", stage), every)
+        yield from self._all_to_all((last, stage), ("U", stage), every)
+
+    def _next_step(self, stage: int) -> Iterator[Edges]:
+        if self.schedule.asynchronous or self.schedule.barrier or not self.has("F", stage):
+            return
+        last = self._last_kind(stage)
+        if last is not None:
+            pairs = (last, stage), ("F", stage)
+            yield from self._all_to_all(*pairs, "the weights of the step before", steps=1)
+
+    def _barrier(self) -> Iterator[Edges]:
+        """What changes any weights, before all forwards of the next step."""
+        kinds = [(self._last_kind(stage), stage) for stage in range(self.stages)]
+        last = [self.nodes(kind, stage).ravel() for kind, stage in kinds if kind is not None]
+        forward = [self.nodes("F", stage).ravel() for stage in range(self.stages)]
+        yield from self._join(np.concatenate(last), np.concatenate(forward), "the barrier between steps", 1)
+
+    def _last_kind(self, stage: int) -> str | None:
+        """What changes a stage's weights, or comes last before that."""
+        return next((kind for kind in ("U", "comm", "dW") if self.has(kind, stage)), None)
+
+    def _after(self) -> Iterator[Edges]:
+        for task, other, steps in self.schedule.after:
+            places = [np.flatnonzero(self.codes == t.code()) for t in (other, task)]
+            for name, place in zip((other, task), places, strict=True):
+                if not len(place):
+                    raise ScheduleError(f"after {task}: {other}: there is no {name} in the schedule")
+            if steps:
+                # The other one runs in a later step: this task of step t waits for it, see the simulator.
+                yield Edges(places[0], places[1], None, f"after {other}", -steps)
+            else:
+                yield Edges(places[0], places[1], None, f"after {other}")
+
+    def _providers(self, kind: str, stage: int) -> Iterator[tuple[int, float]]:
+        """The stages whose outputs a stage reads; those without a forward are looked through."""
+        for source, size in self._stage_inputs[stage]:
+            if self.has(kind, source):
+                yield source, size
+            else:
+                yield from self._providers(kind, source)
+
+    @cached_property
+    def _readers(self) -> list[list[tuple[int, float]]]:
+        readers: list[list[tuple[int, float]]] = [[] for _ in range(self.stages)]
+        for stage, inputs in enumerate(self._stage_inputs):
+            for source, size in inputs:
+                readers[source].append((stage, size))
+        return readers
+
+    def _gradient_sources(self, stage: int) -> Iterator[tuple[str, int, float]]:
+        """Whose tasks send this stage its output gradient: (kind, stage, bytes)."""
+        for reader, size in self._readers[stage]:
+            if not self.has("dO", reader):
+                yield from self._gradient_sources(reader)
+            elif self.schedule.fused_backward and self.has("dW", reader):
+                yield "dW", reader, size
+            else:
+                yield "dO", reader, size
+
+    def _own_bytes(self, stage: int) -> float:
+        return max((size for _, size in self._readers[stage]), default=0.0)
+
+    def _pairs(
+        self, source: tuple[str, int], target: tuple[str, int], size: float | None, why: str
+    ) -> Iterator[Edges]:
+        """Edges micro-batch by micro-batch, from every part to every part.
+
+        A part makes, and sends, its share of the result.
+        """
+        shares = self.schedule.parts.get(source, ())
+        for part, first in enumerate(self.nodes(*source)):
+            made = size * shares[part] if size is not None and part < len(shares) else size
+            for then in self.nodes(*target):
+                both = (first >= 0) & (then >= 0)
+                if both.any():
+                    yield Edges(first[both], then[both], made, why)
+
+    def _all_to_all(
+        self, source: tuple[str, int], target: tuple[str, int], why: str, steps: int = 0
+    ) -> Iterator[Edges]:
+        """Edges from all micro-batches to all; where a lane's order implies some, only the others."""
+        yield from self._join(self.nodes(*source).ravel(), self.nodes(*target).ravel(), why, steps)
+
+    def _join(self, sources: Any, targets: Any, why: str, steps: int) -> Iterator[Edges]:
+        sources = self._one_of_each_lane(sources[sources >= 0], last=True)
+        targets = self._one_of_each_lane(targets[targets >= 0], last=False)
+        if len(sources) and len(targets):
+            pairs = np.repeat(sources, len(targets)), np.tile(targets, len(sources))
+            yield Edges(*pairs, None, why, steps)
+
+    def _one_of_each_lane(self, nodes: Any, last: bool) -> Any:
+        kept = []
+        for lane in np.unique(self.lane[nodes]):
+            there = nodes[self.lane[nodes] == lane]
+            if self._read_by_priority[lane] or not len(there):
+                kept.append(there)
+            else:
+                kept.append(np.array([there.max() if last else there.min()], np.int32))
+        return np.concatenate(kept) if kept else nodes
+
+
+def stage_inputs(
+    schedule: Schedule, layers: Sequence[LayerCosts] | None, stages: int
+) -> list[list[tuple[int, float]]]:
+    """For each stage the stages that it reads, and how many bytes from each."""
+    if layers is None:
+        return [[(stage - 1, 0.0)] if stage else [] for stage in range(stages)]
+    stage_of = {layer: stage for stage in range(stages) for layer in schedule.layers_of(stage)}
+    inputs: list[list[tuple[int, float]]] = []
+    for stage in range(stages):
+        sizes: dict[int, dict[int, float]] = {}
+        for layer in schedule.layers_of(stage):
+            for source in layer_inputs(tuple(layers), layer) if layer < len(layers) else ():
+                if stage_of[source] != stage:
+                    sizes.setdefault(stage_of[source], {})[source] = layers[source].output_bytes
+        inputs.append([(source, float(sum(by.values()))) for source, by in sorted(sizes.items())])
+    return inputs
+
+
+def _merged(edges: list[Edges]) -> list[Edges]:
+    """Edges of one reason, size and step distance together: thousands of stages give a few arrays."""
+    groups: dict[tuple[str, float | None, int], list[Edges]] = {}
+    for edge in edges:
+        groups.setdefault((edge.why, edge.message_bytes, edge.steps), []).append(edge)
+    merged = []
+    for (why, size, steps), group in groups.items():
+        source = np.concatenate([edge.source for edge in group])
+        target = np.concatenate([edge.target for edge in group])
+        merged.append(Edges(source, target, size, why, steps))
+    return merged

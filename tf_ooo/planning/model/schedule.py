@@ -1,0 +1,212 @@
+"""The schedule: which task runs where and in which order, as plain data with a text form."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
+
+from tf_ooo.errors import ScheduleError
+from tf_ooo.planning.model.task import KIND_NUMBER, KINDS, Fields, Task, TaskList
+
+__all__ = ["KINDS", "NAME", "After", "Lane", "Schedule", "Task", "TaskList"]
+
+Lane = tuple[int, int]
+After = tuple[Task, Task, int]
+NAME = re.compile(r"[A-Za-z0-9_]+", re.ASCII)
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """An order of tasks for each (device, stream), for one step, which is repeated.
+
+    Attributes:
+        mode: single_device, data_parallel, pipeline or layerpipe.
+        policy: name of the policy that made it.
+        lanes: ``{(device, stream): tasks}``; stream 0 is the main stream, 1 the sub stream.
+        microbatches: micro-batches of one step.
+        stages: first and last layer of each stage; empty: stage i is layer i.
+        workers: processes that all run these lanes on their own data (data parallel).
+        fused_backward: a stage sends its dO only after its dW (PyTorch's backward, GPipe, 1F1B).
+        asynchronous: every micro-batch is a step of its own with its own update, and no forward
+            waits for an update (PipeDream, LayerPipe).
+        update_every: asynchronous: so many micro-batches' gradients are one update, after the last of them
+            (PipeDream-2BW); what is left at the end is one update too.
+        barrier: no forward of a step starts before all updates of the step before are done, as in stock
+            Horovod; else a layer's forward waits for its own update only.
+        priority_lanes: lanes that run whatever is ready, most urgent (first listed) first; all
+            others keep their order.
+        parts: ``{(kind, stage): shares}`` of tasks that are divided; shares add up to 1.
+        after: ``(task, other, steps)``: besides what it needs anyway, the task waits until the other
+            one is done, that of ``steps`` steps later.
+        predicted_step_s: seconds of one step, None where no costs are known.
+        predicted_peak_bytes: most bytes alive at once on one device, None if not computed.
+
+    Raises:
+        ScheduleError: a task occurs twice, a dO stands after the dW that needs it in one lane (a
+            cycle), or a name or number is malformed.
+    """
+
+    mode: str
+    policy: str
+    lanes: Mapping[Lane, TaskList] = field(default_factory=dict)
+    predicted_step_s: float | None = None
+    predicted_peak_bytes: int | None = None
+    microbatches: int = 1
+    stages: tuple[tuple[int, int], ...] = ()
+    workers: int = 1
+    fused_backward: bool = False
+    asynchronous: bool = False
+    update_every: int = 1
+    barrier: bool = False
+    priority_lanes: frozenset[Lane] = frozenset()
+    parts: Mapping[tuple[str, int], tuple[float, ...]] = field(default_factory=dict)
+    after: tuple[After, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in (self.mode, self.policy):
+            if not NAME.fullmatch(name):
+                raise ScheduleError(f"mode and policy are single words, got {name!r}")
+        lanes = {lane: TaskList(tasks) for lane, tasks in sorted(self.lanes.items())}
+        parts = {key: tuple(map(float, shares)) for key, shares in sorted(self.parts.items())}
+        object.__setattr__(self, "lanes", MappingProxyType(lanes))
+        object.__setattr__(self, "parts", MappingProxyType(parts))
+        check_lanes(lanes, self.priority_lanes, self.asynchronous)
+        self._check_numbers()
+        self._check_stages()
+
+    def _check_numbers(self) -> None:
+        for what in ("microbatches", "workers", "update_every"):
+            if getattr(self, what) < 1:
+                raise ScheduleError(f"{what} must be at least 1, got {getattr(self, what)}")
+        if self.update_every > 1 and not self.asynchronous:
+            raise ScheduleError("update_every is for asynchronous schedules; others update once a step")
+        for lane in self.priority_lanes - self.lanes.keys():
+            raise ScheduleError(f"priority lane {lane[0]} {lane[1]} has no tasks")
+        for (kind, stage), shares in self.parts.items():
+            if len(shares) < 2 or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
+                raise ScheduleError(
+                    f"the parts of {kind}:{stage} must be above 0 and add up to 1, got {shares}"
+                )
+        for lane, tasks in self.lanes.items():
+            if len(tasks) and int(Fields.of(tasks.codes).microbatch.max()) >= self.microbatches:
+                late = next(task for task in tasks if task.microbatch >= self.microbatches)
+                where = f"lane {lane[0]} {lane[1]}"
+                count = f"there are {self.microbatches} micro-batches"
+                raise ScheduleError(f"unknown op {late} on {where}: {count}")
+
+    def _check_stages(self) -> None:
+        expected = 0
+        for stage, (first, last) in enumerate(self.stages):
+            if first != expected or last < first:
+                raise ScheduleError(
+                    f"stage {stage} must begin with layer {expected} and hold a layer, got {first}-{last}"
+                )
+            expected = last + 1
+        if not self.stages:
+            return
+        for lane, tasks in self.lanes.items():
+            if len(tasks) and int(Fields.of(tasks.codes).stage.max()) >= len(self.stages):
+                unknown = next(task for task in tasks if task.stage >= len(self.stages))
+                where = f"lane {lane[0]} {lane[1]}"
+                raise ScheduleError(f"unknown op {unknown} on {where}: there are {len(self.stages)} stages")
+
+    def __hash__(self) -> int:
+        return hash((self.mode, self.policy, tuple(self.lanes.items())))
+
+    @property
+    def tasks(self) -> TaskList:
+        """All tasks, lane after lane."""
+        return TaskList(np.concatenate([np.zeros(0, np.int64), *(t.codes for t in self.lanes.values())]))
+
+    @property
+    def devices(self) -> int:
+        """How many devices there are: one more than the highest number."""
+        return max((device for device, _ in self.lanes), default=0) + 1
+
+    @property
+    def steps_ahead(self) -> int:
+        """How many steps later the last of the tasks is that another one waits for, see ``after``."""
+        return max((steps for _, _, steps in self.after), default=0)
+
+    def layers_of(self, stage: int) -> range:
+        """The layers of a stage."""
+        if not self.stages:
+            return range(stage, stage + 1)
+        first, last = self.stages[stage]
+        return range(first, last + 1)
+
+    def updates_after(self, microbatch: int) -> bool:
+        """Whether an asynchronous schedule's weights are updated after this micro-batch."""
+        return (microbatch + 1) % self.update_every == 0 or microbatch + 1 == self.microbatches
+
+    def require(self, tasks: Iterable[Task]) -> None:
+        """Raises ScheduleError unless exactly these dO and dW are scheduled; names what is wrong."""
+        have, needed = {task for task in self.tasks if task.kind in ("dO", "dW")}, set(tasks)
+        missing, unknown = sorted(needed - have), sorted(have - needed)
+        if missing:
+            raise ScheduleError(f"missing: {_names(missing)} in the training graph and not in the schedule")
+        if unknown:
+            raise ScheduleError(f"unknown op {_names(unknown)}: the training graph has no such task")
+
+    def to_text(self) -> str:
+        """The schedule as text; :meth:`from_text` gives an equal schedule back."""
+        from tf_ooo.planning.model.schedule_text import write  # noqa: PLC0415 - reader and writer need this class
+
+        return write(self)
+
+    @classmethod
+    def from_text(cls, text: str) -> Schedule:
+        """Reads :meth:`to_text` text; blank lines and ``#`` comments are skipped.
+
+        Raises ScheduleError with the number of the offending line.
+        """
+        from tf_ooo.planning.model.schedule_text import read  # noqa: PLC0415
+
+        return read(text)
+
+
+def check_lanes(
+    lanes: Mapping[Lane, TaskList], priority_lanes: frozenset[Lane] = frozenset(), asynchronous: bool = False
+) -> None:
+    """Raises ScheduleError where a task occurs twice, or stands after one that needs it."""
+    codes = np.concatenate([np.zeros(0, np.int64), *(tasks.codes for tasks in lanes.values())])
+    codes.sort()
+    twice = np.flatnonzero(codes[1:] == codes[:-1])
+    if len(twice):
+        raise ScheduleError(f"duplicate: {Task.of_code(int(codes[twice[0]]))} is scheduled twice")
+    for lane, tasks in lanes.items():
+        if lane not in priority_lanes:
+            _check_causal(lane, tasks, asynchronous)
+
+
+def _check_causal(lane: Lane, tasks: TaskList, asynchronous: bool) -> None:
+    """F, dO, dW, comm, U of one stage and micro-batch depend on each other in this order.
+
+    What a synchronous step has once, comm and U, comes after the dW of all micro-batches.
+    """
+    fields = Fields.of(tasks.codes)
+    each = fields.stage.astype(np.int64) << 24 | fields.microbatch
+    last = KIND_NUMBER["U"] if asynchronous else KIND_NUMBER["dW"]
+    checks = [(fields.kind <= last, each)]
+    if not asynchronous:
+        checks.append((fields.kind >= KIND_NUMBER["dW"], fields.stage.astype(np.int64)))
+    for chosen, key in checks:
+        places = np.flatnonzero(chosen)
+        order = places[np.argsort(key[places], kind="stable")]
+        falls = (key[order][1:] == key[order][:-1]) & (fields.kind[order][1:] < fields.kind[order][:-1])
+        for at in np.flatnonzero(falls)[:1]:
+            before, after = tasks[int(order[at])], tasks[int(order[at + 1])]
+            raise ScheduleError(
+                f"cycle: {after} stands after {before}, which needs it, on lane {lane[0]} {lane[1]}"
+            )
+
+
+def _names(tasks: list[Task]) -> str:
+    shown = ", ".join(map(str, tasks[:_SHOWN]))
+    more = f" and {len(tasks) - _SHOWN} more" if len(tasks) > _SHOWN else ""
+    return f"{shown}{more} {'is' if len(tasks) == 1 else 'are'}"

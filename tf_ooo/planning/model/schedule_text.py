@@ -1,0 +1,219 @@
+"""The text form of a schedule: one line for each entry and each lane."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tf_ooo.errors import ScheduleError
+from tf_ooo.planning.model.schedule import NAME, After, Lane, Schedule, check_lanes
+from tf_ooo.planning.model.task import KINDS, Fields, Task, TaskList
+
+_HEADER = "tf_ooo schedule v1"
+_INT = "(0|[1-9][0-9]{0,8})"
+_LANE = re.compile(rf"lane {_INT} {_INT}( priority)?:", re.ASCII)
+_STAGE = re.compile(rf"stage {_INT}: {_INT}-{_INT}", re.ASCII)
+_PARTS = re.compile(rf"parts (dO|comm):{_INT}: (.+)", re.ASCII)
+_AFTER = re.compile(r"after (\S+): (\S+)(?: steps ([1-9][0-9]{0,2}))?", re.ASCII)
+
+
+def write(schedule: Schedule) -> str:
+    """The schedule as text; :func:`read` gives an equal one back."""
+    return "\n".join(_lines(schedule)) + "\n"
+
+
+def _lines(schedule: Schedule) -> Iterator[str]:
+    yield _HEADER
+    yield f"mode {schedule.mode}"
+    yield f"policy {schedule.policy}"
+    for key, default in _DEFAULTS.items():
+        value = getattr(schedule, key)
+        if value != default:
+            yield f"{key} {_WRITE.get(key, repr)(value)}"
+    for number, (first, last) in enumerate(schedule.stages):
+        yield f"stage {number}: {first}-{last}"
+    for (kind, stage), shares in schedule.parts.items():
+        yield f"parts {kind}:{stage}: {' '.join(map(repr, shares))}"
+    for task, other, steps in schedule.after:
+        yield f"after {task}: {other}" + (f" steps {steps}" if steps else "")
+    for lane, tasks in schedule.lanes.items():
+        priority = " priority" if lane in schedule.priority_lanes else ""
+        yield " ".join([f"lane {lane[0]} {lane[1]}{priority}:", *_words(tasks, schedule.microbatches > 1)])
+
+
+def _words(tasks: TaskList, several: bool) -> Iterator[str]:
+    """The tasks' texts; with several micro-batches the first one's number is written too."""
+    fields = Fields.of(tasks.codes)
+    columns = (fields.kind, fields.stage, fields.microbatch, fields.part)
+    for kind, stage, batch, part in zip(*(column.tolist() for column in columns), strict=True):
+        slot = f".{part}" if part else ""
+        yield f"{KINDS[kind]}:{stage}{slot}" + (f"@{batch}" if several else "")
+
+
+def read(text: str) -> Schedule:
+    """Reads what :func:`write` wrote.  ScheduleError names the offending line."""
+    reader = _Reader()
+    header = False
+    for number, raw in enumerate(text.split("\n"), 1):
+        line = raw.split("#", 1)[0].strip()
+        try:
+            if line and not header:
+                header = _check_header(line)
+            elif line:
+                reader.line(number, line)
+        except ScheduleError as error:
+            raise ScheduleError(f"line {number}: {error}") from None
+    if not header:
+        raise ScheduleError(f"line 1: missing: the first line must be {_HEADER!r}")
+    return reader.schedule()
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.lanes: dict[Lane, TaskList] = {}
+        self.lane_lines: dict[Lane, int] = {}
+        self.priority_lanes: set[Lane] = set()
+        self.stages: list[tuple[int, int]] = []
+        self.parts: dict[tuple[str, int], tuple[float, ...]] = {}
+        self.after: list[After] = []
+
+    def line(self, number: int, line: str) -> None:
+        entries = {"lane": self.lane, "stage": self.stage, "parts": self.part, "after": self.wait}
+        entries.get(line.split(" ", 1)[0], self.value)(number, line)
+
+    def lane(self, number: int, line: str) -> None:
+        match = _match(_LANE, line, "lane DEVICE STREAM: TASK TASK ...", whole=False)
+        key = int(match[1]), int(match[2])
+        if key in self.lanes:
+            raise ScheduleError(f"duplicate lane {key[0]} {key[1]}")
+        tasks = TaskList([Task.parse(word) for word in line[match.end() :].split()])
+        if match[3]:
+            self.priority_lanes.add(key)
+        check_lanes({key: tasks}, frozenset(self.priority_lanes), "asynchronous" in self.values)
+        self.lanes[key], self.lane_lines[key] = tasks, number
+
+    def stage(self, _: int, line: str) -> None:
+        match = _match(_STAGE, line, "stage NUMBER: FIRST-LAST")
+        if int(match[1]) != len(self.stages):
+            raise ScheduleError(f"stage {match[1]}: expected stage {len(self.stages)} here")
+        self.stages.append((int(match[2]), int(match[3])))
+
+    def part(self, _: int, line: str) -> None:
+        match = _match(_PARTS, line, "parts KIND:STAGE: SHARE SHARE ...")
+        key = match[1], int(match[2])
+        if key in self.parts:
+            raise ScheduleError(f"duplicate parts of {key[0]}:{key[1]}")
+        self.parts[key] = tuple(_number("a share", word, float) for word in match[3].split())
+
+    def wait(self, _: int, line: str) -> None:
+        match = _match(_AFTER, line, "after TASK: TASK steps N")
+        self.after.append((Task.parse(match[1]), Task.parse(match[2]), int(match[3] or 0)))
+
+    def value(self, _: int, line: str) -> None:
+        key, _space, value = line.partition(" ")
+        if key not in _READ:
+            raise ScheduleError(
+                f"unknown entry {key!r}; expected {', '.join(_READ)}, stage, parts, after, or 'lane D S:'"
+            )
+        if key in self.values:
+            raise ScheduleError(f"duplicate {key!r}")
+        self.values[key] = _READ[key](key, value)
+
+    def schedule(self) -> Schedule:
+        for key in ("mode", "policy"):
+            if key not in self.values:
+                raise ScheduleError(f"missing: there is no {key!r} line")
+        self._check_duplicates()
+        return Schedule(
+            **self.values,
+            lanes=self.lanes,
+            stages=tuple(self.stages),
+            priority_lanes=frozenset(self.priority_lanes),
+            parts=self.parts,
+            after=tuple(self.after),
+        )
+
+    def _check_duplicates(self) -> None:
+        """A task on two lanes: names the later line."""
+        try:
+            check_lanes(self.lanes, frozenset(self.lanes))
+        except ScheduleError:
+            seen: set[int] = set()
+            for lane, tasks in self.lanes.items():
+                for code in tasks.codes.tolist():
+                    if code in seen:
+                        message = f"duplicate: {Task.of_code(code)} is scheduled twice"
+                        raise ScheduleError(f"line {self.lane_lines[lane]}: {message}") from None
+                    seen.add(code)
+
+
+def _check_header(line: str) -> bool:
+    if line != _HEADER:
+        raise ScheduleError(f"not a schedule: the first line must be {_HEADER!r}, got {line[:60]!r}")
+    return True
+
+
+def _match(pattern: re.Pattern[str], line: str, form: str, whole: bool = True) -> re.Match[str]:
+    match = pattern.fullmatch(line) if whole else pattern.match(line)
+    if match is None:
+        raise ScheduleError(f"malformed: expected {form!r}, got {line[:60]!r}")
+    return match
+
+
+def _word(key: str, value: str) -> str:
+    if not NAME.fullmatch(value):
+        raise ScheduleError(f"{key} must be a single word, got {value!r}")
+    return value
+
+
+def _number(key: str, value: str, kind: Callable[[str], Any]) -> Any:
+    try:
+        number = kind(value)
+    except ValueError:
+        raise ScheduleError(f"{key} is not a number: {value!r}") from None
+    if not 0 <= number < float("inf"):
+        raise ScheduleError(f"{key} must be finite and not negative, got {value!r}")
+    return number
+
+
+def _whole(key: str, value: str) -> int:
+    return int(_number(key, value, int))
+
+
+def _seconds(key: str, value: str) -> float:
+    return float(_number(key, value, float))
+
+
+def _yes(key: str, value: str) -> bool:
+    if value != "yes":
+        raise ScheduleError(f"{key}: expected 'yes' (leave the line out for no), got {value!r}")
+    return True
+
+
+_DEFAULTS: dict[str, Any] = {
+    "microbatches": 1,
+    "workers": 1,
+    "fused_backward": False,
+    "asynchronous": False,
+    "update_every": 1,
+    "barrier": False,
+    "predicted_step_s": None,
+    "predicted_peak_bytes": None,
+}
+_WRITE: dict[str, Callable[[Any], str]] = {
+    key: lambda _: "yes" for key, default in _DEFAULTS.items() if default is False
+}
+_READ: dict[str, Callable[[str, str], Any]] = {
+    "mode": _word,
+    "policy": _word,
+    "microbatches": _whole,
+    "workers": _whole,
+    "fused_backward": _yes,
+    "asynchronous": _yes,
+    "update_every": _whole,
+    "barrier": _yes,
+    "predicted_step_s": _seconds,
+    "predicted_peak_bytes": _whole,
+}

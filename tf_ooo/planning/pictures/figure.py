@@ -1,0 +1,297 @@
+"""The plotly figure of a timeline: lanes, links and memory over one time axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.colors import sample_colorscale
+
+from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.model.task import KIND_NUMBER, KINDS
+from tf_ooo.planning.pictures.bars import Bars, View, bars_of, curve_points, links_of
+from tf_ooo.planning.pictures.style import (
+    COLOURS,
+    MESSAGE_COLOUR,
+    NAMES,
+    TEXT_COLOURS,
+    Unit,
+    bytes_unit,
+    lane_label,
+    numbering,
+    task_label,
+    time_unit,
+)
+from tf_ooo.planning.simulation.timeline import Timeline
+
+_BAR, _LINK_BAR = 0.84, 0.7
+_ROW_PX, _LEAST_ROW_PX, _ALL_ROWS_PX, _LINK_PX = 34, 13, 580, 11
+_MEMORY_PX, _GAP_PX, _TOP_PX, _BOTTOM_PX = 230, 34, 70, 50
+_MOST_LABELS, _MOST_LINKS_OPEN, _MOST_LINK_TICKS, _MOST_LEGEND = 800, 8, 24, 12
+# Links come first: plotly (4.1) forgets which labels are too small when another part with bars follows.
+_LINKS, _LANES, _MEMORY = "y", "y2", "y3"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A timeline that is drawn; ``name`` is empty where only one is."""
+
+    timeline: Timeline
+    view: View
+    name: str = ""
+
+
+def figure(runs: Sequence[Run]) -> go.Figure:
+    """Lanes above, links below them, memory at the bottom.
+
+    Args:
+        runs: one, or the predicted and the measured one; their lanes are drawn in pairs.
+    """
+    end_s = max(min(run.timeline.makespan_s, run.view.until_s) for run in runs)
+    unit = time_unit(end_s)
+    rows = _Rows(runs)
+    made = go.Figure()
+    links = _add_links(made, runs[0], unit)
+    for place, run in enumerate(runs):
+        _add_tasks(made, run, rows, place, unit)
+    for place, run in enumerate(runs):
+        _add_memory(made, run, place, unit, end_s)
+    _lay_out(made, rows, links, unit, end_s / unit.size)
+    return made
+
+
+class _Rows:
+    """Where each lane of each run is drawn."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        keys = sorted({(lane, place) for place, run in enumerate(runs) for lane in run.view.lanes})
+        self.place = {key: number for number, key in enumerate(keys)}
+        self.labels = [self._label(runs[place], lane) for lane, place in keys]
+
+    def _label(self, run: Run, lane: tuple[int, int]) -> str:
+        label = lane_label(run.timeline.schedule, lane)
+        return f"{label} {run.name}" if run.name else label
+
+    @property
+    def height_px(self) -> int:
+        count = len(self.labels)
+        return count * max(min(_ROW_PX, _ALL_ROWS_PX // max(count, 1)), _LEAST_ROW_PX)
+
+
+def _add_tasks(made: go.Figure, run: Run, rows: _Rows, place: int, unit: Unit) -> None:
+    """One trace for each kind, however many tasks: plotly is quick with few traces."""
+    bars = bars_of(run.timeline, run.view)
+    row_of_lane = np.array([rows.place[lane, place] for lane in run.view.lanes])
+    for kind in KINDS:
+        some = bars.of_kind(KIND_NUMBER[kind])
+        if not len(some):
+            continue
+        texts = _labels(some, run.timeline.schedule) if len(bars) <= _MOST_LABELS else None
+        made.add_bar(
+            **_bar_columns(some.start_s, some.end_s, unit),
+            y=row_of_lane[some.lane],
+            yaxis=_LANES,
+            width=_BAR,
+            name=NAMES[kind],
+            legendgroup=kind,
+            showlegend=place == 0,
+            marker={
+                "color": COLOURS[kind],
+                "line": {"width": 0.5 if len(bars) < 4 * _MOST_LABELS else 0, "color": "white"},
+                "pattern": {"shape": "/" if place else "", "fgcolor": "white", "size": 5, "solidity": 0.12},
+            },
+            text=texts,
+            textposition="inside" if texts else "none",
+            insidetextanchor="middle",
+            textangle=0,
+            insidetextfont={"color": TEXT_COLOURS[kind], "size": 11},
+            customdata=_hover_columns(some, run.timeline.schedule, unit),
+            hovertemplate=_hover(kind, some, unit, run.name),
+        )
+
+
+def _bar_columns(start_s: Any, end_s: Any, unit: Unit) -> dict[str, Any]:
+    return {"orientation": "h", "base": start_s / unit.size, "x": (end_s - start_s) / unit.size}
+
+
+def _labels(bars: Bars, schedule: Schedule) -> list[str]:
+    which = numbering(schedule)
+    f = bars.fields
+    columns = (f.kind.tolist(), f.stage.tolist(), f.microbatch.tolist())
+    return [task_label(KINDS[kind], stage, batch, which) for kind, stage, batch in zip(*columns, strict=True)]
+
+
+def _hover_columns(bars: Bars, schedule: Schedule, unit: Unit) -> Any:
+    """stage, first and last layer, micro-batch, part, step, start, end, length: numbers take little room."""
+    f = bars.fields
+    stages = int(f.stage.max()) + 1
+    ranges = [schedule.layers_of(stage) for stage in range(stages)]
+    first, last = (np.array([each[i] for each in ranges])[f.stage] for i in (0, -1))
+    columns = (f.stage, first, last, f.microbatch, f.part, bars.step)
+    times = (time_s / unit.size for time_s in (bars.start_s, bars.end_s, bars.end_s - bars.start_s))
+    return np.stack([*columns, *times], axis=1).astype(np.float32)
+
+
+def _hover(kind: str, bars: Bars, unit: Unit, run: str) -> str:
+    part = "." + "%{customdata[4]}" if bars.fields.part.any() else ""
+    times = (
+        "%{customdata[6]:.5~g} – %{customdata[7]:.5~g} "
+        + f"{unit.name} ("
+        + "%{customdata[8]:.4~g}"
+        + f" {unit.name})"
+    )
+    lines = [
+        f"<b>{kind}:" + "%{customdata[0]}" + part + "@%{customdata[3]}</b>" + (f" {run}" if run else ""),
+        "stage %{customdata[0]}, layers %{customdata[1]}–%{customdata[2]}",
+        "micro-batch %{customdata[3]}, step %{customdata[5]}",
+        times,
+    ]
+    return "<br>".join(lines) + "<extra></extra>"
+
+
+def _add_links(made: go.Figure, run: Run, unit: Unit) -> list[str]:
+    """A thin row for each link; returns their names."""
+    messages = links_of(run.timeline, run.view)
+    if not messages.links:
+        return []
+    size = bytes_unit(float(messages.size_bytes.max()))
+    names = [f"{source} → {target}" for source, target in messages.links]
+    ends = np.array(messages.links)[messages.link]
+    columns = (ends[:, 0], ends[:, 1], messages.size_bytes / size.size)
+    times = (messages.start_s / unit.size, messages.end_s / unit.size)
+    made.add_bar(
+        **_bar_columns(messages.start_s, messages.end_s, unit),
+        y=messages.link,
+        yaxis=_LINKS,
+        width=_LINK_BAR,
+        name="message",
+        legendrank=2000,
+        marker={"color": MESSAGE_COLOUR, "line": {"width": 0}},
+        customdata=np.stack([*columns, *times], axis=1).astype(np.float32),
+        hovertemplate="<b>device %{customdata[0]} to %{customdata[1]}</b><br>%{customdata[2]:.4~g} "
+        + f"{size.name}<br>"
+        + "%{customdata[3]:.5~g} – %{customdata[4]:.5~g} "
+        + f"{unit.name}<extra></extra>",
+    )
+    return names
+
+
+def _add_memory(made: go.Figure, run: Run, place: int, unit: Unit, end_s: float) -> None:
+    """A line for each device: dark to light, or one colour each where they are few."""
+    memory = run.timeline.memory
+    size = bytes_unit(max(run.timeline.peak_bytes, default=0))
+    devices = [device for device in run.view.devices if device < len(memory)]
+    shades = sample_colorscale("viridis", [0.8 * i / max(len(devices) - 1, 1) for i in range(len(devices))])
+    for device, colour in zip(devices, shades, strict=True):
+        time_s, alive = curve_points(memory[device], run.view.until_s, end_s)
+        made.add_scatter(
+            x=time_s / unit.size,
+            y=(alive / size.size).astype(np.float32),
+            yaxis=_MEMORY,
+            mode="lines",
+            line={"shape": "hv", "width": 1.5, "color": colour, "dash": "dot" if place else "solid"},
+            name=f"device {device}",
+            legend="legend2",
+            legendgroup=f"memory {device}",
+            showlegend=place == 0 and len(devices) <= _MOST_LEGEND,
+            hovertemplate=f"<b>device {device}</b> {run.name}<br>"
+            + "%{y:.4~g} "
+            + f"{size.name} at "
+            + "%{x:.5~g} "
+            + f"{unit.name}<extra></extra>",
+        )
+    if place == 0:
+        many = f"<br>{devices[0]} dark, {devices[-1]} light" if len(devices) > _MOST_LEGEND else ""
+        made.update_layout({"yaxis3": {"title": {"text": f"memory, {size.name}{many}"}}})
+
+
+def _lay_out(made: go.Figure, rows: _Rows, links: list[str], unit: Unit, end: float) -> None:
+    shown = len(links) <= _MOST_LINKS_OPEN
+    has_memory = any(trace.yaxis == _MEMORY for trace in made.data)
+    axis = {"fixedrange": True, "zeroline": False, "showgrid": False}
+    made.update_layout(
+        barmode="overlay",
+        template="plotly_white",
+        hovermode="closest",
+        dragmode="zoom",
+        uniformtext={"mode": "hide", "minsize": 8},
+        margin={"l": 10, "r": 20, "t": _TOP_PX, "b": _BOTTOM_PX},
+        legend2={"orientation": "h", "x": 1, "xanchor": "right", "yanchor": "bottom"},
+        legend={"orientation": "h", "x": 0, "y": 1, "yref": "container", "yanchor": "top"},
+        xaxis={"title": {"text": f"time, {unit.name}"}, "range": [0, end], "anchor": "free", "position": 0,
+               "gridcolor": "#E5E5E5"},
+        yaxis={**axis, **_link_ticks(links), "anchor": "x", "automargin": True},
+        yaxis2={**axis, **_ticks(rows.labels), "anchor": "x", "automargin": True},
+        yaxis3={**axis, "showgrid": True, "rangemode": "tozero", "anchor": "x", "visible": has_memory},
+    )  # fmt: skip
+    made.update_layout(_heights(rows, links, shown, has_memory))
+    if links:
+        _add_fold_button(made, rows, links, shown, has_memory)
+
+
+def _ticks(labels: list[str]) -> dict[str, Any]:
+    return {
+        "tickvals": list(range(len(labels))),
+        "ticktext": labels,
+        "range": [len(labels) - 0.5, -0.5],
+    }
+
+
+def _link_ticks(links: list[str]) -> dict[str, Any]:
+    ticks = _ticks(links)
+    if len(links) > _MOST_LINK_TICKS:
+        step = -(-len(links) // _MOST_LINK_TICKS)
+        ticks |= {"tickvals": ticks["tickvals"][::step], "ticktext": links[::step]}
+    return {**ticks, "tickfont": {"size": 9}, "title": {"text": "links", "font": {"size": 11}}}
+
+
+def _heights(rows: _Rows, links: list[str], shown: bool, has_memory: bool) -> dict[str, Any]:
+    """The height of the page and the share of each part."""
+    link_px = max(len(links) * _LINK_PX, 30) if shown and links else 0
+    memory_px = _MEMORY_PX if has_memory else 0
+    parts = [part for part in (rows.height_px, link_px, memory_px) if part]
+    total = sum(parts) + _GAP_PX * (len(parts) - 1)
+    memory = [0.0, memory_px / total]
+    after_memory = (memory_px + _GAP_PX) / total if memory_px else 0.0
+    links_at = [after_memory, after_memory + link_px / total]
+    return {
+        "height": total + _TOP_PX + _BOTTOM_PX,
+        "yaxis.domain": links_at if link_px else [0, 0.001],
+        "yaxis.visible": bool(link_px),
+        "yaxis2.domain": [1 - rows.height_px / total, 1],
+        "legend2.y": memory[1],
+        "yaxis3.domain": memory if has_memory else [0, 0.001],
+    }
+
+
+def _add_fold_button(made: go.Figure, rows: _Rows, links: list[str], shown: bool, has_memory: bool) -> None:
+    """Shows and hides the rows of the links."""
+    which = [i for i, trace in enumerate(made.data) if trace.yaxis == _LINKS]
+    made.data[which[0]].visible = shown
+    to_open, to_close = (
+        [{"visible": state}, _heights(rows, links, state, has_memory), which] for state in (True, False)
+    )
+    made.update_layout(
+        updatemenus=[
+            {
+                "type": "buttons",
+                "x": 1,
+                "xanchor": "right",
+                "y": 1,
+                "yanchor": "bottom",
+                "pad": {"b": 4},
+                "showactive": False,
+                "buttons": [
+                    {
+                        "label": f"links ({len(links)})",
+                        "method": "update",
+                        "args": to_close if shown else to_open,
+                        "args2": to_open if shown else to_close,
+                    }
+                ],
+            }
+        ]
+    )

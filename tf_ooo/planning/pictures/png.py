@@ -1,0 +1,144 @@
+"""A timeline as a PNG (or PDF, SVG): lanes above, memory below."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tf_ooo.errors import BackendError
+from tf_ooo.planning.model.task import KIND_NUMBER, KINDS
+from tf_ooo.planning.pictures.bars import Bars, View, bars_of, curve_points, view_of
+from tf_ooo.planning.pictures.page import title
+from tf_ooo.planning.pictures.style import (
+    COLOURS,
+    NAMES,
+    TEXT_COLOURS,
+    Unit,
+    bytes_unit,
+    lane_label,
+    numbering,
+    task_label,
+    time_text,
+    time_unit,
+)
+from tf_ooo.planning.simulation.timeline import Timeline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_MOST_TASKS, _MOST_LANES, _MOST_LEGEND = 100_000, 128, 8
+_BAR = 0.84
+_WIDTH_IN, _ROW_IN, _LEAST_ROW_IN, _ALL_ROWS_IN, _MEMORY_IN = 12.0, 0.36, 0.12, 6.0, 1.8
+# Inches that a letter of a label takes, and the least distance to the ends of its bar.
+_LETTER_IN, _MARGIN_IN = 0.066, 0.04
+
+
+def save_png(timeline: Timeline, path: str | os.PathLike[str]) -> None:
+    """Writes the picture; the file's ending chooses the format.
+
+    Raises:
+        BackendError: matplotlib is not installed, or the ending is unknown to it.
+    """
+    made = draw(timeline)
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        made.savefig(target, dpi=150)
+    except ValueError as error:
+        raise BackendError(f"{path}: {error}") from error
+
+
+def draw(timeline: Timeline) -> Figure:
+    """The picture as a matplotlib figure; BackendError without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise BackendError(f"this picture needs matplotlib: pip install matplotlib ({error})") from error
+    view = view_of(timeline, _MOST_TASKS, _MOST_LANES)
+    rows_in = len(view.lanes) * max(min(_ROW_IN, _ALL_ROWS_IN / max(len(view.lanes), 1)), _LEAST_ROW_IN)
+    memory_in = _MEMORY_IN if timeline.memory else 0.01
+    made = Figure(figsize=(_WIDTH_IN, rows_in + memory_in + 1.4), layout="constrained")
+    above, below = made.subplots(2, 1, sharex=True, height_ratios=[max(rows_in, 0.4), memory_in])
+    end_s = min(timeline.makespan_s, view.until_s)
+    unit = time_unit(end_s)
+    _draw_tasks(above, timeline, view, unit, end_s)
+    _draw_memory(below, timeline, view, unit, end_s)
+    made.suptitle(_heading(timeline, view), fontsize=10, x=0.01, ha="left")
+    return made
+
+
+def _heading(timeline: Timeline, view: View) -> str:
+    facts = f"makespan {time_text(timeline.makespan_s)}, bubble {timeline.bubble_fraction:.1%}"
+    lines = [f"{title(timeline)}: {facts}", view.note]
+    return "\n".join(line for line in lines if line)
+
+
+def _draw_tasks(axes: Axes, timeline: Timeline, view: View, unit: Unit, end_s: float) -> None:
+    from matplotlib.collections import PolyCollection
+
+    bars = bars_of(timeline, view)
+    for kind in KINDS:
+        some = bars.of_kind(KIND_NUMBER[kind])
+        if len(some):
+            line = 0.4 if len(bars) < 2000 else 0.0
+            boxes = PolyCollection(_boxes(some, unit), facecolors=COLOURS[kind], edgecolors="white",
+                                   linewidths=line, label=NAMES[kind])  # fmt: skip
+            axes.add_collection(boxes)
+    _write_labels(axes, bars, timeline, unit, end_s)
+    labels = [lane_label(timeline.schedule, lane) for lane in view.lanes]
+    axes.set_yticks(range(len(labels)), labels, fontsize=8 if len(labels) <= 40 else 5)
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.set_xlim(0, end_s / unit.size if end_s else 1)
+    axes.tick_params(length=0)
+    for side in ("top", "right", "bottom"):
+        axes.spines[side].set_visible(False)
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(KINDS), fontsize=8, frameon=False)
+
+
+def _boxes(bars: Bars, unit: Unit) -> Any:
+    """Corners of all bars, shape (bars, 4, 2)."""
+    left, right = bars.start_s / unit.size, bars.end_s / unit.size
+    top, bottom = bars.lane - _BAR / 2, bars.lane + _BAR / 2
+    across = np.stack([left, right, right, left], axis=1)
+    return np.stack([across, np.stack([top, top, bottom, bottom], axis=1)], axis=2)
+
+
+def _write_labels(axes: Axes, bars: Bars, timeline: Timeline, unit: Unit, end_s: float) -> None:
+    """Names of the tasks whose bars have room for them."""
+    which = numbering(timeline.schedule)
+    f = bars.fields
+    room_in = (bars.end_s - bars.start_s) / end_s * (_WIDTH_IN - 1.2) if end_s else bars.start_s
+    for i in np.flatnonzero(room_in > 2 * _LETTER_IN).tolist():
+        kind = KINDS[f.kind[i]]
+        text = task_label(kind, int(f.stage[i]), int(f.microbatch[i]), which)
+        if room_in[i] > len(text) * _LETTER_IN + _MARGIN_IN:
+            middle = (bars.start_s[i] + bars.end_s[i]) / 2 / unit.size
+            axes.text(middle, bars.lane[i], text, ha="center", va="center", fontsize=7,
+                      color=TEXT_COLOURS[kind], clip_on=True)  # fmt: skip
+
+
+def _draw_memory(axes: Axes, timeline: Timeline, view: View, unit: Unit, end_s: float) -> None:
+    from matplotlib import colormaps
+
+    size = bytes_unit(max(timeline.peak_bytes, default=0))
+    devices = [device for device in view.devices if device < len(timeline.memory)]
+    for place, device in enumerate(devices):
+        colour = colormaps["viridis"](0.8 * place / max(len(devices) - 1, 1))
+        time_s, alive = curve_points(timeline.memory[device], view.until_s, end_s)
+        axes.step(time_s / unit.size, alive / size.size, where="post", color=colour, linewidth=1.2,
+                  label=f"device {device}")  # fmt: skip
+    axes.set_xlabel(f"time, {unit.name}", fontsize=8)
+    axes.set_ylabel(f"memory, {size.name}", fontsize=8)
+    axes.tick_params(labelsize=8)
+    axes.set_ylim(bottom=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    if not devices:
+        axes.set_visible(False)
+    elif len(devices) <= _MOST_LEGEND:
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8, frameon=False)
+    else:
+        axes.set_title(f"device {devices[0]} dark to device {devices[-1]} light", fontsize=8, loc="right")

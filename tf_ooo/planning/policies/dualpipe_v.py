@@ -1,0 +1,92 @@
+"""DualPipeV: F of one micro-batch beside the backward pass of another (DeepSeek-V3, arXiv 2412.19437)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tf_ooo.planning.building.v_shape import v_schedule, v_stages
+from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.schedule import Schedule, Task
+
+
+def make(problem: Problem) -> Schedule:
+    """Two stages on each of p devices, in a V; at most 2p + 1 stages' activations on a device.
+
+    The authors run an F and a backward pass at the same time, so that one computes while the other
+    communicates.  A device here runs one task at a time: such a pair is F, then dO, then dW, and what
+    it gains by overlapping must be put into the costs.  The order is the authors'; it needs 2p
+    micro-batches: with fewer, the tasks of those that are not there are left out.
+    """
+    count = max(problem.microbatches, 2 * problem.devices)
+    order = [
+        [
+            task
+            for task in _Device(device, problem.devices).order(count)
+            if task.microbatch < problem.microbatches
+        ]
+        for device in range(problem.devices)
+    ]
+    return v_schedule("dualpipe_v", problem, v_stages(problem), order)
+
+
+class _Device:
+    """One device's tasks; counts the micro-batches of each kind and keeps the dW that are put off."""
+
+    def __init__(self, device: int, devices: int) -> None:
+        self.device, self.devices = device, devices
+        self.stages = (device, 2 * devices - 1 - device)
+        self.counts = {(kind, chunk): 0 for kind in ("F", "dO") for chunk in (0, 1)}
+        self.put_off: list[Task] = []
+
+    def order(self, microbatches: int) -> Iterator[Task]:
+        """Eight phases; the closer a device is to the turn, the fewer F it runs ahead."""
+        after, before = self.devices - 1 - self.device, self.device + 1
+        for _ in range(2 * after):
+            yield self._forward(0)
+        for _ in range(before):
+            yield self._forward(0)
+            yield self._forward(1)
+        for _ in range(after):
+            yield self._output_grad(1)
+            yield from self._weight_grad()
+            yield self._forward(1)
+        for _ in range(microbatches - 2 * self.devices + before):
+            for chunk in (0, 1):
+                yield self._forward(chunk)
+                yield from self._backward(1 - chunk)
+        yield from self._drain(after, before)
+
+    def _drain(self, after: int, before: int) -> Iterator[Task]:
+        for _ in range(after):
+            yield from self._backward(1)
+            yield self._forward(1)
+            yield from self._backward(0)
+        for place in range(2 * before):
+            yield self._output_grad(1 - place % 2)
+            if place < before:
+                yield from self._weight_grad()
+        for _ in range(after):
+            yield from self._weight_grad()
+            yield self._output_grad(0)
+        while self.put_off:
+            yield from self._weight_grad()
+
+    def _next(self, kind: str, chunk: int) -> Task:
+        microbatch = self.counts[kind, chunk]
+        self.counts[kind, chunk] += 1
+        return Task(kind, self.stages[chunk], microbatch)
+
+    def _forward(self, chunk: int) -> Task:
+        return self._next("F", chunk)
+
+    def _output_grad(self, chunk: int) -> Task:
+        task = self._next("dO", chunk)
+        self.put_off.append(Task("dW", task.stage, task.microbatch))
+        return task
+
+    def _weight_grad(self) -> Iterator[Task]:
+        yield self.put_off.pop(0)
+
+    def _backward(self, chunk: int) -> Iterator[Task]:
+        yield self._output_grad(chunk)
+        yield self.put_off.pop()

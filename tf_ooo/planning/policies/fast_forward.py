@@ -1,0 +1,50 @@
+"""Gradient fast-forwarding: the whole dO chain, then the dW (EuroSys 2022, section on pipelines).
+
+One device or data parallel workers run all dO of the model, then all dW.  In a pipeline each stage
+runs all dO of a micro-batch, sends the gradient on, then runs that micro-batch's dW.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tf_ooo.planning.building.common import one_worker
+from tf_ooo.planning.building.pipeline import MODE, Stages, paced
+from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.schedule import Schedule, Task
+from tf_ooo.planning.policies import one_f_one_b
+
+
+def make(problem: Problem) -> Schedule:
+    """A pipeline where there are several devices or micro-batches, unless another mode is asked for."""
+    several = problem.devices > 1 or problem.microbatches > 1
+    if problem.mode == MODE or (problem.mode is None and several):
+        return make_pipeline(problem)
+    return make_one_worker(problem)
+
+
+def make_pipeline(problem: Problem) -> Schedule:
+    """Bubble (p - 1)(F + dO) on p equal stages, for any costs; at most p micro-batches are in flight.
+
+    A memory limit lowers the number of micro-batches in flight, down to one.
+    """
+    return paced("fast_forward", Stages.of(problem), one_f_one_b.pace(problem))
+
+
+def make_one_worker(problem: Problem) -> Schedule:
+    """All dO first; then dW, lowest layer first, because the next forward needs its weights first."""
+    layers = range(len(problem.layers))
+    backward = [Task("dO", layer) for layer in reversed(layers)] + [Task("dW", layer) for layer in layers]
+    return one_worker("fast_forward", problem, backward, [Task("comm", layer) for layer in layers])
+
+
+def backward_order(backward_layers: Sequence[int], tasks: frozenset[Task]) -> list[Task]:
+    """All dO first; then dW, lowest layer first, because the next forward needs its weights first.
+
+    Args:
+        backward_layers: layer indices in the order in which the dO chain reaches them.
+        tasks: the tasks that have ops.
+    """
+    order = [Task("dO", layer) for layer in backward_layers]
+    order += [Task("dW", layer) for layer in sorted(backward_layers)]
+    return [task for task in order if task in tasks]

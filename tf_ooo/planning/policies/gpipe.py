@@ -1,0 +1,19 @@
+"""GPipe (arXiv 1811.06965): all forwards, then all backwards."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tf_ooo.planning.building.pipeline import Pace, Stages, paced
+from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.schedule import Schedule
+
+
+def make(problem: Problem) -> Schedule:
+    """Step (m + p - 1)(F + dO + dW) with m micro-batches on p equal stages; m activations everywhere.
+
+    Nothing can be tuned: above the memory limit there is no GPipe.
+    """
+    stages = Stages.of(problem)
+    ahead = np.full(problem.devices, problem.microbatches)
+    return paced("gpipe", stages, Pace(ahead, 0 * ahead), fused=True, limited=False)

@@ -1,0 +1,36 @@
+"""dW of a layer as early as possible: the stock order, and the one with the lowest peak of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tf_ooo.errors import OptionsError
+from tf_ooo.planning.building.common import one_worker
+from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.schedule import Schedule, Task
+
+
+def make(problem: Problem) -> Schedule:
+    """F upwards, then dO and dW layer by layer downwards; several devices are data parallel workers.
+
+    Gradients are communicated in the order in which they are made, and the next step begins when all
+    updates are done: stock Horovod, without its fusion, cycle time and negotiation.  Option
+    ``barrier=False``: a layer's next forward waits for its own update only (reverse first-k with k=0).
+    """
+    barrier = problem.options.get("barrier", True)
+    if not isinstance(barrier, bool):
+        raise OptionsError(f"barrier must be True or False, got {barrier!r}")
+    down = range(len(problem.layers) - 1, -1, -1)
+    backward = [Task(kind, layer) for layer in down for kind in ("dO", "dW")]
+    return one_worker("in_order", problem, backward, [Task("comm", layer) for layer in down], barrier=barrier)
+
+
+def backward_order(backward_layers: Sequence[int], tasks: frozenset[Task]) -> list[Task]:
+    """dO and dW layer by layer; a layer's stored input and dO can be freed at once.
+
+    Args:
+        backward_layers: layer indices in the order in which the dO chain reaches them.
+        tasks: the tasks that have ops.
+    """
+    order = [Task(kind, layer) for layer in backward_layers for kind in ("dO", "dW")]
+    return [task for task in order if task in tasks]

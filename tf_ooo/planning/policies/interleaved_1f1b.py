@@ -1,0 +1,70 @@
+"""Interleaved 1F1B (Megatron-LM, arXiv 2104.04473, section 2.2): several stages on each device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tf_ooo.errors import OptionsError
+from tf_ooo.planning.building.pipeline import Stages, lane_codes, lane_peak_bytes, places
+from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.schedule import Schedule, TaskList
+from tf_ooo.planning.model.task import encode
+
+NAME = "interleaved_1f1b"
+
+
+def make(problem: Problem) -> Schedule:
+    """Bubble (p - 1)(F + dO + dW) / v for v equal chunks on each of p devices, if p divides m.
+
+    F, dO and dW are those of all chunks of a device.  Option ``chunks`` is v, 2 if not given.  Any
+    number of micro-batches goes: they pass in groups of p to 2p - 1.  Where the memory limit has no
+    room for it, micro-batches pass in rounds that fit, each emptied before the next begins.
+    """
+    chunks = problem.option("chunks", 2, least=1)
+    if problem.devices * chunks > len(problem.layers):
+        raise OptionsError(
+            f"schedule {NAME!r}: {chunks} chunks on each of {problem.devices} devices are "
+            f"{problem.devices * chunks} stages, more than the {len(problem.layers)} layers"
+        )
+    stages = Stages.of(problem, chunks)
+    schedule = _rounds(stages, chunks, problem.microbatches)
+    if _within(stages, schedule):
+        return schedule
+    full = stages.sums("activation_bytes")
+    one = np.bincount(stages.devices, weights=full, minlength=problem.devices)
+    room = (stages.room_bytes[one > 0] // one[one > 0]).min(initial=problem.microbatches)
+    return _rounds(stages, chunks, int(max(room, 1)))
+
+
+def _within(stages: Stages, schedule: Schedule) -> bool:
+    sizes = stages.sums("activation_bytes"), stages.sums("kept_bytes")
+    lanes = schedule.lanes.items()
+    return all(lane_peak_bytes(t.codes, *sizes) <= stages.room_bytes[d] for (d, _), t in lanes)
+
+
+def _rounds(stages: Stages, chunks: int, size: int) -> Schedule:
+    """Rounds of ``size`` micro-batches, one after the other."""
+    count, devices = stages.problem.microbatches, stages.problem.devices
+    lanes = {}
+    for device in range(devices):
+        rounds = [
+            _lane(device, devices, chunks, np.arange(first, min(first + size, count)))
+            for first in range(0, count, size)
+        ]
+        updates = encode("U", np.arange(chunks) * devices + device)
+        lanes[device, 0] = TaskList(np.concatenate([*rounds, updates]))
+    return stages.schedule(NAME, lanes, fused=True)
+
+
+def _lane(device: int, devices: int, chunks: int, batches: Any) -> Any:
+    """Codes of one device's tasks for one round."""
+    groups = np.array_split(batches, max(1, len(batches) // devices))
+    largest = len(groups[0])
+    ahead = (chunks - 1) * largest + (2 if chunks > 1 else 1) * (devices - 1 - device) + 1
+    down = np.concatenate([np.full(len(group), chunk) for group in groups for chunk in range(chunks)])
+    batch = np.concatenate([group for group in groups for _ in range(chunks)])
+    forward = down * devices + device
+    backward = (chunks - 1 - down) * devices + device
+    return lane_codes((forward, backward, backward), batch, places(len(batch), ahead, 0))

@@ -1,0 +1,216 @@
+"""LayerPipe: dO and dW apart, heavy layers over several processors, delayed gradients (arXiv 2108.06629)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tf_ooo.costs.layer_costs import LayerCosts
+from tf_ooo.errors import OptionsError
+from tf_ooo.planning.building.layerpipe_cuts import NO_SHARES, Cut, Line, best_cuts, seconds
+from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.relation import Relation
+from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
+from tf_ooo.planning.simulation.simulator import simulate
+
+# How much slower than the best the slowest processor may be, if that sends less; simulated one by one.
+_SLACKS = (0, 2, 5, 10, 20, 50)
+OPTIONS = ("slack_percent", "lower_shares")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which processor runs what.
+
+    Attributes:
+        processor: of each task of micro-batch 0; the update is where dW is.
+        shares: of the dO that are divided.
+        busy_s: seconds of work on each processor for one micro-batch.
+    """
+
+    processor: Mapping[Task, int]
+    shares: Mapping[tuple[str, int], tuple[float, ...]]
+    busy_s: tuple[float, ...]
+
+
+def make(problem: Problem) -> Schedule:
+    """Every layer is a stage; all tasks of a processor take about equally long.
+
+    Time goes in rounds.  In each round a processor runs all its tasks once, each for the micro-batch
+    whose inputs came in before: one round later for each step to another processor, so that no processor
+    waits.  A gradient is applied 2 S rounds after its forward pass, S processors lying between the
+    layer and the loss (LayerPipe2, arXiv 2512.08160).  Option ``slack_percent``: how much slower than the
+    best the slowest processor may be to save communication; not given: the fastest on the link.
+    Option ``lower_shares``: ``{layer: (least, most)}`` of its dO that the lower of two processors can have,
+    where that is not any share; (1, 1): the dO cannot be divided.
+    Under a memory limit a micro-batch starts only every second, third, ... round.
+
+    Raises:
+        OptionsError: more processors than tasks.
+    """
+    placements = _placements(problem)
+    if len(placements) == 1:
+        return _within_limit(problem, placements[0])
+    tried = []
+    for placement in placements:
+        schedule = _within_limit(problem, placement)
+        timeline = simulate(schedule, problem.layers, problem.link)
+        fits = problem.memory_limit_bytes is None or max(timeline.peak_bytes) <= problem.memory_limit_bytes
+        tried.append((not fits, timeline.steady_step_s, timeline.message_bytes, schedule))
+    return min(tried, key=lambda row: row[:3])[-1]
+
+
+def placed(problem: Problem, cuts: Sequence[Cut]) -> Schedule:
+    """The schedule of given cuts, within the memory limit if that is possible."""
+    return _within_limit(problem, place(problem.layers, cuts))
+
+
+def _placements(problem: Problem) -> list[Placement]:
+    line = Line.of(problem.layers, inside=True, lower_shares=problem.options.get(OPTIONS[1], NO_SHARES))
+    slacks: Sequence[int] = _SLACKS
+    if OPTIONS[0] in problem.options:
+        slacks = (problem.option(OPTIONS[0], 0),)
+    elif not problem.link.seconds(1.0):
+        slacks = (0,)
+    found = []
+    for slack in slacks:
+        cuts = best_cuts(line, problem.devices, slack / 100)
+        if cuts is None:
+            raise OptionsError(
+                f"{problem.devices} processors are more than the tasks of {len(problem.layers)} layers; "
+                "use fewer devices"
+            )
+        found.append(place(problem.layers, cuts))
+    return found
+
+
+def place(layers: Sequence[LayerCosts], cuts: Sequence[Cut]) -> Placement:
+    """Gives each task to the processor of its piece of the line."""
+    processor: dict[Task, int] = {}
+    shares: dict[tuple[str, int], tuple[float, ...]] = {}
+    busy_s = [0.0] * (len(cuts) + 1)
+    for layer, costs in enumerate(layers):
+        inside = [cut for cut in cuts if cut.order and cut.layer == layer]
+        first = sum(cut.layer < layer or (cut.layer == layer and not cut.order) for cut in cuts)
+        takes = seconds(costs)
+        for kind, pieces in _pieces(takes, inside).items():
+            for part, (after, share) in enumerate(pieces):
+                processor[Task(kind, layer, 0, part)] = first + after
+                busy_s[first + after] += takes[kind] * share
+            if len(pieces) > 1:
+                shares[kind, layer] = tuple(share for _, share in pieces)
+        processor[Task("U", layer)] = processor[Task("dW", layer)]
+    return Placement(processor, shares, tuple(busy_s))
+
+
+def _pieces(takes: Mapping[str, float], inside: Sequence[Cut]) -> dict[str, list[tuple[int, float]]]:
+    """For each task of a layer its parts: how many of the layer's cuts lie before it, and its share."""
+    order = inside[0].order if inside else ("F", "dO", "dW")
+    pieces: dict[str, list[tuple[int, float]]] = {}
+    for place_, kind in enumerate(order):
+        before = sum(cut.before < place_ or (cut.before == place_ and not cut.share) for cut in inside)
+        split = [cut.share for cut in inside if cut.before == place_ and cut.share]
+        ends = [0.0, *split, 1.0]
+        pieces[kind] = [(before + i, b - a) for i, (a, b) in enumerate(zip(ends, ends[1:], strict=False))]
+    for kind, partner in (("dW", "dO"), ("dO", "dW"), ("F", "dO")):
+        if kind not in pieces:  # takes no time: beside another task
+            known = pieces.get(partner) or next(iter(pieces.values()), [(0, 1.0)])
+            pieces[kind] = [(known[-1][0], 1.0)]
+    return pieces
+
+
+def _within_limit(problem: Problem, placement: Placement) -> Schedule:
+    limit = problem.memory_limit_bytes
+    depths = _depths(problem, placement)
+    slowest = max(depths.values()) + 1
+    for pause in _pauses(slowest) if limit != 0 else [slowest]:
+        schedule = _schedule(problem, placement, depths, pause)
+        if limit is None or max(simulate(schedule, problem.layers, problem.link).peak_bytes) <= limit:
+            break
+    return schedule
+
+
+def _pauses(slowest: int) -> Iterator[int]:
+    """From no pause to one micro-batch after the other; on a slow link that is millions of rounds."""
+    pause = 1
+    while pause < slowest:
+        yield pause
+        pause += max(1, pause // 8)
+    yield slowest
+
+
+def _depths(problem: Problem, placement: Placement) -> dict[Task, int]:
+    """How many rounds after its micro-batch's first task each task runs."""
+    one = _schedule(problem, placement, dict.fromkeys(placement.processor, 0), 1, 1)
+    relation = Relation(one, problem.layers)
+    period_s = max(placement.busy_s)
+    needs: dict[int, list[tuple[int, int]]] = {}
+    for edges in relation.edges:
+        travel_s = problem.link.seconds(edges.message_bytes or 0.0)
+        away = 1 + (-int(-travel_s // period_s) if period_s else 0)
+        for source, target in zip(edges.source.tolist(), edges.target.tolist(), strict=True):
+            same = relation.device[source] == relation.device[target]
+            needs.setdefault(target, []).append((source, 0 if same else away))
+    depths: dict[Task, int] = {}
+    node_of = {relation.task(node): node for node in range(len(relation))}
+    for task in _in_order(placement):
+        before = [depths[relation.task(node)] + rounds for node, rounds in needs.get(node_of[task], [])]
+        depths[task] = max(before, default=0)
+    return depths
+
+
+def _in_order(placement: Placement) -> Iterator[Task]:
+    """One micro-batch's tasks so that each comes after what it needs."""
+    layers = max(task.stage for task in placement.processor) + 1
+    rank = {"F": 0, "dO": 1, "dW": 2, "U": 3}
+
+    def key(task: Task) -> tuple[int, int, int, int]:
+        down = task.kind != "F"
+        return int(down), layers - task.stage if down else task.stage, rank[task.kind], task.part
+
+    yield from sorted(placement.processor, key=key)
+
+
+def _schedule(
+    problem: Problem,
+    placement: Placement,
+    depths: Mapping[Task, int],
+    pause: int,
+    microbatches: int | None = None,
+) -> Schedule:
+    """Micro-batch m runs a task in round ``m * pause + depth``."""
+    count = microbatches or problem.microbatches
+    rounds: dict[int, list[tuple[int, int, Task]]] = {}
+    for rank, task in enumerate(_in_order(placement)):
+        lane = rounds.setdefault(placement.processor[task], [])
+        for m in range(count):
+            lane.append((m * pause + depths[task], rank, Task(task.kind, task.stage, m, task.part)))
+    return Schedule(
+        "layerpipe",
+        "layerpipe",
+        lanes={
+            (processor, 0): TaskList([row[-1] for row in sorted(lane)]) for processor, lane in rounds.items()
+        },
+        microbatches=count,
+        asynchronous=True,
+        parts=placement.shares,
+    )
+
+
+def weights_sent_bytes(schedule: Schedule, layers: Sequence[LayerCosts]) -> float:
+    """Bytes of new weights that go, after each update, to the processors of F and dO.
+
+    Counted, not simulated: no task waits for them.
+    """
+    home: dict[tuple[str, int], set[int]] = {}
+    for (device, _), tasks in schedule.lanes.items():
+        for task in tasks:
+            if not task.microbatch:
+                home.setdefault((task.kind, task.stage), set()).add(device)
+    sent = 0.0
+    for stage in {stage for _, stage in home}:
+        readers = home.get(("F", stage), set()) | home.get(("dO", stage), set())
+        # Not every micro-batch has an update of its own.
+        away = readers - home.get(("U", stage), home.get(("dW", stage), set()))
+        sent += len(away) * sum(layers[layer].weight_bytes for layer in schedule.layers_of(stage))
+    return sent

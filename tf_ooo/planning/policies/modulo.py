@@ -1,0 +1,67 @@
+"""Modulo allocation with gradient fast-forwarding (EuroSys 2022, section on pipelines)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tf_ooo.errors import OptionsError
+from tf_ooo.planning.building.choice import fastest
+from tf_ooo.planning.building.list_schedule import Taste, list_lanes
+from tf_ooo.planning.building.pipeline import Stages
+from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.schedule import Schedule
+
+NAME = "modulo"
+# List scheduling and simulation take some 20 us a task; so many are tried in some seconds.
+_TASKS_TO_SEARCH = 200_000
+
+
+def make(problem: Problem) -> Schedule:
+    """Layer group g runs on device g mod p; dO before F before dW; at most p micro-batches in flight.
+
+    Option ``group`` is the number of layers of a group (the last may have fewer).  If it is not given,
+    sizes are tried by simulation: small ones have small bubbles and many messages.  A memory limit
+    lowers the number of micro-batches in flight, down to one.
+    """
+    most = len(problem.layers) // problem.devices
+    if not most:
+        count = len(problem.layers)
+        raise OptionsError(f"{problem.devices} stages are more than the {count} layers; use fewer devices")
+    given = problem.option("group", 0)
+    if given and -(-len(problem.layers) // given) < problem.devices:
+        groups = -(-len(problem.layers) // given)
+        raise OptionsError(
+            f"schedule {NAME!r}: group={given} makes {groups} groups of {len(problem.layers)} layers, "
+            f"fewer than the {problem.devices} devices; group can be 1 to {most}"
+        )
+    sizes = [given] if given else list(_sizes(problem))
+    return fastest(problem, [schedule for size in sizes for schedule in _schedules(problem, size)])
+
+
+def _sizes(problem: Problem) -> Iterator[int]:
+    """Group sizes to try: all that differ; where that takes long powers of two, without too small ones."""
+    most = len(problem.layers) // problem.devices
+    tasks = 3 * len(problem.layers) * problem.microbatches
+    if tasks * most <= _TASKS_TO_SEARCH:
+        yield from range(1, most + 1)
+        return
+    size = 1
+    while size < most:
+        if tasks // size <= _TASKS_TO_SEARCH:
+            yield size
+        size *= 2
+    yield most
+
+
+def _schedules(problem: Problem, group: int) -> Iterator[Schedule]:
+    count = len(problem.layers)
+    bounds = tuple((first, min(first + group, count) - 1) for first in range(0, count, group))
+    stages = Stages(problem, bounds)
+    activation = stages.sums("activation_bytes")
+    one = np.bincount(stages.devices, weights=activation, minlength=problem.devices)
+    room = np.floor(stages.room_bytes[one > 0] / one[one > 0] + 1e-9).min(initial=np.inf)
+    in_flight = int(max(1, min(problem.devices, problem.microbatches, room)))
+    for stage_first in (False, True):
+        yield stages.schedule(NAME, list_lanes(stages, Taste(in_flight, stage_first, by_room=False)))

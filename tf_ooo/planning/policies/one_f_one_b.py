@@ -1,0 +1,23 @@
+"""1F1B (PipeDream-flush, arXiv 2006.09503): backward as early as possible, one forward for each."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tf_ooo.planning.building.pipeline import Pace, Stages, paced
+from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.schedule import Schedule
+
+
+def make(problem: Problem) -> Schedule:
+    """Bubble (p - 1)(F + dO + dW) on p equal stages for any costs; p - i activations on device i.
+
+    A memory limit lowers the number of micro-batches in flight, down to one.
+    """
+    return paced("1f1b", Stages.of(problem), pace(problem), fused=True)
+
+
+def pace(problem: Problem) -> Pace:
+    """Device i runs p - i forwards ahead, and no dW stays behind."""
+    ahead = problem.devices - np.arange(problem.devices)
+    return Pace(ahead, 0 * ahead)

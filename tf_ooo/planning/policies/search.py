@@ -1,0 +1,116 @@
+"""``search``: the order of computation and of communication optimised together, by simulation.
+
+Data parallel: :mod:`tf_ooo.planning.policies.search_order`.  Large gradients are sliced where that is
+predicted to help, so that an urgent small one never waits behind a whole large one (ByteScheduler, P3);
+every slice pays the link's latency again, which is why not everything is sliced.  One device:
+:mod:`tf_ooo.planning.policies.search_streams`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from tf_ooo.errors import OptionsError
+from tf_ooo.planning.building.common import within_memory
+from tf_ooo.planning.building.step_model import Shares, StepModel
+from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.policies import search_streams
+from tf_ooo.planning.policies.search_order import Effort, Found, OrderSearch, starts
+from tf_ooo.planning.simulation.simulator import simulate
+
+OPTIONS = (
+    "budget_s", "evaluations", "seed", "progress", "communication", "slice_bytes", "gains", "capture",
+)  # fmt: skip
+_EVALUATIONS, _LEAST_EVALUATIONS, _LAYER_EVALUATIONS = 4000, 400, 60_000
+_STREAM_EVALUATIONS, _STREAM_LAYERS = 150, 3000
+_MOST_SLICES = 64
+_COMPARED = 5
+# Slicing is not taken for less: real slices cost something that the link's latency does not tell.
+_WORTH = 1 - 1e-3
+
+
+def make(problem: Problem) -> Schedule:
+    """The fastest schedule found.
+
+    Options: ``evaluations``, how many schedules are tried (the same number always gives the same
+    schedule); ``budget_s``, seconds after which it ends earlier; ``seed``; ``progress(done, of,
+    best_s)``, a function that is called now and then; ``communication``, ``"priority"`` or
+    ``"ordered"`` if the runtime can do only one; ``slice_bytes``, the size of slices (0: never slice).
+    """
+    count = problem.option("evaluations", _default_evaluations(problem), 1)
+    effort = Effort(count, _seconds(problem), problem.options.get("progress"))
+    seed = problem.option("seed", 0)
+    if problem.devices == 1:
+        return search_streams.make(problem, effort, seed)
+    way = problem.options.get("communication")
+    if way not in (None, "priority", "ordered"):
+        raise OptionsError(f"communication must be 'priority' or 'ordered', got {way!r}")
+    return _data_parallel(problem, effort, seed, way)
+
+
+def _default_evaluations(problem: Problem) -> int:
+    """What takes a few seconds: an evaluation takes longer with more layers."""
+    if problem.devices == 1:
+        return max(20, min(_STREAM_EVALUATIONS, _STREAM_LAYERS // len(problem.layers)))
+    return max(_LEAST_EVALUATIONS, min(_EVALUATIONS, _LAYER_EVALUATIONS // len(problem.layers)))
+
+
+def _seconds(problem: Problem) -> float | None:
+    value: Any = problem.options.get("budget_s")
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0):
+        raise OptionsError(f"budget_s must be a number that is not negative, got {value!r}")
+    return value
+
+
+def _data_parallel(problem: Problem, effort: Effort, seed: int, way: str | None) -> Schedule:
+    slicings = list(_slicings(problem))
+    whole = OrderSearch(StepModel(problem, slicings[0]), effort, seed, way != "priority")
+    begin = starts(problem)
+    found = whole.run(begin)
+    if found is None:
+        return within_memory(problem, (whole.schedule(whole.look(start)) for start in begin))
+    best, by = found, whole
+    for shares in slicings[1:]:
+        if best.period_s <= whole.floor_s:
+            break
+        model = StepModel(problem, shares)
+        sliced = OrderSearch(model, effort.share(8), seed, way != "priority")
+        other = sliced.run([best.backward, *begin])
+        if other is not None and other.period_s < best.period_s * _WORTH:
+            best, by = other, sliced
+    made = [by.schedule(_in_the_wanted_way(best, way))]
+    if any(layer.occupancy for layer in problem.layers):
+        # The simulator lets updates slow computation down, the model of the search does not.
+        made += [whole.schedule(_in_the_wanted_way(whole.look(start), way)) for start in begin[:_COMPARED]]
+    return within_memory(problem, sorted(made, key=lambda schedule: _step_s(problem, schedule)))
+
+
+def _step_s(problem: Problem, schedule: Schedule) -> float:
+    return simulate(schedule, problem.layers, problem.link, steps=4).steady_step_s
+
+
+def _in_the_wanted_way(found: Found, way: str | None) -> Found:
+    return Found(found.backward, found.step.sent, found.step) if way == "ordered" else found
+
+
+def _slicings(problem: Problem) -> Iterator[Shares]:
+    """What to try: no slices, then smaller and smaller ones; or the size that was asked for."""
+    largest = max(layer.weight_bytes for layer in problem.layers)
+    if "slice_bytes" in problem.options:
+        size = problem.option("slice_bytes", 0)
+        yield slices(problem, size) if size else {}
+        return
+    yield {}
+    sizes = [largest / 2**halvings for halvings in range(1, 7)] if largest else []
+    for size in sizes:
+        yield slices(problem, size)
+
+
+def slices(problem: Problem, slice_bytes: float) -> Shares:
+    """Equal shares of each gradient that is larger than a slice, at most 64 of one gradient."""
+    counts = (math.ceil(layer.weight_bytes / slice_bytes - 1e-9) for layer in problem.layers)
+    several = {layer: min(count, _MOST_SLICES) for layer, count in enumerate(counts) if count > 1}
+    return {layer: (1 / count,) * count for layer, count in several.items()}

@@ -1,0 +1,225 @@
+"""Data parallel: the order of dW and the order of communications, optimised together.
+
+A step is one machine that computes and one that communicates, passed twice: backward, link, forward.
+For a given order of dW the best order on the link is found by :mod:`tf_ooo.planning.building.link_order`; the
+order of dW is improved move by move from several starts, among them every reverse first-k.  Which moves
+can help at all follows from the critical path: compute up to one dW, then a block of communications
+without a gap, then the forward that waited for it.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tf_ooo.planning.building.common import peak_bytes
+from tf_ooo.planning.building.link_order import best_order, critical_block
+from tf_ooo.planning.building.step_model import Step, StepModel
+from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.policies import reverse_first_k
+
+Progress = Callable[[int, int, float], None]
+
+_STARTS = 6
+_SMALL = 14
+_CLOSE, _CLOSE_OF_MANY = 1.1, 1.01
+_LINK_WORK = 600
+_GAP = 1 + 2e-4
+_MOVES_OF_A_BLOCK = 12
+
+
+@dataclass(frozen=True)
+class Found:
+    """One solution: backward tasks (-1 - i is dO of layer i, i its dW), communications or by priority."""
+
+    backward: list[int]
+    order: list[int] | None
+    step: Step
+
+    @property
+    def period_s(self) -> float:
+        """Seconds of one step."""
+        return self.step.period_s
+
+
+@dataclass
+class Effort:
+    """How long to search: a number of evaluations, and seconds if that is to end it earlier."""
+
+    evaluations: int
+    budget_s: float | None = None
+    progress: Progress | None = None
+    done: int = 0
+
+    def __post_init__(self) -> None:
+        self._until_s = None if self.budget_s is None else time.monotonic() + self.budget_s
+
+    def share(self, parts: int) -> Effort:
+        """An effort of a fraction of the evaluations, and of the seconds that are left."""
+        left_s = None if self._until_s is None else max(0.0, self._until_s - time.monotonic()) / 2
+        return Effort(self.evaluations // parts, left_s, self.progress)
+
+    def spend(self, best_s: float) -> None:
+        """Counts one evaluation."""
+        self.done += 1
+        if self.progress is not None and self.done % 50 == 0:
+            self.progress(min(self.done, self.evaluations), self.evaluations, best_s)
+
+    @property
+    def over(self) -> bool:
+        """Whether to stop; what has been found so far is a schedule."""
+        late = self._until_s is not None and time.monotonic() >= self._until_s
+        return late or self.done >= self.evaluations
+
+
+class OrderSearch:
+    """Looks for the fastest order with one way of slicing.
+
+    Args:
+        model: what is ordered.
+        effort: how long.
+        seed: of the random moves; the same seed finds the same.
+        may_order: whether communications may have a fixed order; else they run by priority.
+    """
+
+    def __init__(self, model: StepModel, effort: Effort, seed: int = 0, may_order: bool = True) -> None:
+        self.model, self.effort, self.may_order = model, effort, may_order
+        self.random = random.Random(seed)
+        ahead_s = [sum(model.forward_s[layer:]) for layer in range(model.layers)]
+        stages = [task.stage for task in model.comms]
+        self.tail_s = [model.update_s[stage] + ahead_s[stage] for stage in stages]
+        self.floor_s = model.lower_bound_s * (_GAP if model.layers > _SMALL else 1 + 1e-12)
+        self.close = _CLOSE_OF_MANY if model.layers > _SMALL else _CLOSE
+        self.branches = max(4, _LINK_WORK // max(1, len(model.comms)))
+        self._looked: dict[tuple[int, ...], Found] = {}
+        self._fits: dict[tuple[int, ...], bool] = {}
+
+    def run(self, starts: list[list[int]]) -> Found | None:
+        """The best found from several orders of dW; None where none of them fits into memory."""
+        first = [self.look(start) for start in starts]
+        found = sorted((f for f in first if self.fits(f)), key=lambda f: f.period_s)
+        if not found:
+            return None
+        best = found[0]
+        for start in found[:_STARTS]:
+            best = min(best, self._descend(start, best.period_s), key=lambda f: f.period_s)
+            if self._enough(best):
+                return best
+        return self._shake(best)
+
+    def fits(self, found: Found) -> bool:
+        """Whether a solution keeps the memory limit; simulated, as it decides."""
+        limit = self.model.problem.memory_limit_bytes
+        if limit is None:
+            return True
+        key = (*found.backward, -(10**9), *(found.order or ()))
+        if key not in self._fits:
+            self._fits[key] = peak_bytes(self.model.problem, self.schedule(found)) <= limit
+        return self._fits[key]
+
+    def schedule(self, found: Found) -> Schedule:
+        """As a schedule."""
+        return self.model.schedule("search", found.backward, found.order)
+
+    def _enough(self, found: Found) -> bool:
+        return found.period_s <= self.floor_s or self.effort.over
+
+    def look(self, backward: list[int], best_s: float = float("inf")) -> Found:
+        """The step with this order of dW; a good one's communications are ordered with more care."""
+        self.effort.spend(best_s)
+        key = tuple(backward)
+        if key not in self._looked:
+            self._looked[key] = self._timed(backward, best_s)
+        return self._looked[key]
+
+    def _timed(self, backward: list[int], best_s: float) -> Found:
+        found = Found(backward, None, self.model.run(backward))
+        if not self.may_order or not self.floor_s < found.period_s < self.close * best_s:
+            return found
+        release_s = found.step.weight_grad_end_s
+        order = best_order(release_s, self.model.comm_s, self.tail_s, self.floor_s, self.branches)
+        careful = Found(backward, order, self.model.run(backward, order))
+        return careful if careful.period_s < found.period_s * (1 - 1e-9) else found
+
+    def _descend(self, found: Found, best_s: float) -> Found:
+        """Takes the first move that helps until none does."""
+        improved = True
+        while improved and not self._enough(found):
+            improved = False
+            for backward in self._moves(found):
+                other = self.look(backward, min(best_s, found.period_s))
+                if other.period_s < found.period_s * (1 - 1e-9) and self.fits(other):
+                    found, improved = other, True
+                    break
+                if self.effort.over:
+                    break
+        return found
+
+    def _shake(self, best: Found) -> Found:
+        """Random moves, then downhill again, for as long as there is budget."""
+        here, dw = best, [task for task in best.backward if task >= 0]
+        while not self._enough(best):
+            backward = here.backward
+            for _ in range(self.random.randint(1, 3)):
+                layer = self.random.choice(dw)
+                places = len(backward) - 1
+                backward = _moved(backward, layer, self.random.randint(0, places))
+            other = self.look(backward, best.period_s)
+            if not self.fits(other):
+                continue
+            other = self._descend(other, best.period_s)
+            if other.period_s <= here.period_s * 1.01:
+                here = other
+            if other.period_s < best.period_s:
+                best = other
+        return best
+
+    def _moves(self, found: Found) -> Iterator[list[int]]:
+        """Neighbours that may be faster; with few layers all that differ in the place of one dW."""
+        seen = {tuple(found.backward)}
+        for backward in self._all_moves(found) if self.model.layers <= _SMALL else self._critical(found):
+            if tuple(backward) not in seen:
+                seen.add(tuple(backward))
+                yield backward
+
+    def _all_moves(self, found: Found) -> Iterator[list[int]]:
+        for layer in range(self.model.layers):
+            for place in range(len(found.backward)):
+                yield _moved(found.backward, layer, place)
+
+    def _critical(self, found: Found) -> Iterator[list[int]]:
+        step, backward = found.step, found.backward
+        first, last = critical_block(step.sent, step.comm_end_s, self.model.comm_s, self.tail_s)
+        stages = list(dict.fromkeys(self.model.comms[job].stage for job in step.sent[first : last + 1]))
+        opens, waits = stages[0], stages[-1]
+        at = backward.index(opens)
+        # The block begins with a dW: it earlier, or what stands before it later.
+        yield _moved(backward, opens, 0)
+        yield _moved(backward, opens, (backward.index(-1 - opens) + at) // 2)
+        for task in [t for t in backward[:at] if t >= 0][-_MOVES_OF_A_BLOCK:]:
+            yield _moved(backward, task, at)
+            yield _moved(backward, task, len(backward) - 1)
+        # What the forward waits for earlier, what is less urgent later.
+        yield _moved(backward, waits, 0)
+        for stage in stages[:_MOVES_OF_A_BLOCK]:
+            yield _moved(backward, waits, backward.index(stage))
+            if stage > waits:
+                yield _moved(backward, stage, backward.index(waits))
+                yield _moved(backward, stage, len(backward) - 1)
+
+
+def _moved(backward: list[int], layer: int, place: int) -> list[int]:
+    """The order with one dW at another place, but not before the dO that it needs."""
+    rest = [task for task in backward if task != layer]
+    place = max(place, rest.index(-1 - layer) + 1)
+    return [*rest[:place], layer, *rest[place:]]
+
+
+def starts(problem: Problem, fastest: int = 12) -> list[list[int]]:
+    """Orders to begin with: the stock one, all dO first, reverse first-k of several k."""
+    layers = len(problem.layers)
+    chosen = [0, layers, *reverse_first_k.by_period(problem)[:fastest], layers // 4, layers // 2]
+    return [reverse_first_k.order(layers, k) for k in dict.fromkeys(chosen)]

@@ -1,0 +1,17 @@
+"""V-Half: half of 1F1B's activations (Pipeline Parallelism with Controllable Memory, arXiv 2405.15362)."""
+
+from __future__ import annotations
+
+from tf_ooo.planning.building import v_shape
+from tf_ooo.planning.building.v_block import HALF
+from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.schedule import Schedule
+
+
+def make(problem: Problem) -> Schedule:
+    """Two stages on each of p devices, in a V.
+
+    At most ``2 * ((p + 2) // 2)`` stages' activations are stored on a device (1F1B: as much as 2p).  If
+    F, dO and dW take a tick each, the bubble is ``6 * ceil(p / 2) - 7`` ticks for p > 2 (1F1B: 6p - 6).
+    """
+    return v_shape.make("v_half", HALF, problem)

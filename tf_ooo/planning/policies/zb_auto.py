@@ -1,0 +1,52 @@
+"""An automatic zero bubble schedule under a memory limit (arXiv 2401.10241, section 3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tf_ooo.planning.building.choice import TASKS_TO_SIMULATE, fastest
+from tf_ooo.planning.building.lane_search import improved
+from tf_ooo.planning.building.list_schedule import Taste, list_lanes
+from tf_ooo.planning.building.pipeline import Stages, paced
+from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.policies import one_f_one_b, zb_h1, zb_h2
+
+NAME = "zb_auto"
+_TASKS_TO_SEARCH = 100_000
+_TASKS_TO_MOVE = 100
+_PATIENCE = (0.0, 0.5, 1.0)
+
+
+def make(problem: Problem) -> Schedule:
+    """The quickest of the handcrafted paces and of list schedules, each within the memory limit.
+
+    What counts is the time until all devices are done, then the time of the slowest device.  Never slower
+    than zb_h1 or zb_h2 within the same limit.  Without one, at most 2p - 1 micro-batches are in flight on
+    a device, as in ZB-H2, but for pipelines of up to 100 tasks, whose orders are searched further.
+    Above 100,000 tasks only the handcrafted paces are compared; above a million it is ZB-H2's without a
+    memory limit and ZB-H1's with one.
+    """
+    stages = Stages.of(problem)
+    paces = (zb_h2.pace(problem), zb_h1.pace(problem), one_f_one_b.pace(problem))
+    candidates = [paced(NAME, stages, pace) for pace in paces]
+    tasks = 3 * problem.microbatches * problem.devices
+    if tasks > TASKS_TO_SIMULATE:
+        return candidates[0 if problem.memory_limit_bytes is None else 1]
+    if tasks > _TASKS_TO_SEARCH:
+        return fastest(problem, candidates)
+    first = fastest(problem, [*candidates, *_lists(stages)])
+    if tasks > _TASKS_TO_MOVE:
+        return first
+    return fastest(problem, [first, *(improved(stages, start) for start in (first, *candidates))])
+
+
+def _lists(stages: Stages) -> Iterator[Schedule]:
+    devices = stages.problem.devices
+    device = np.arange(devices)
+    for ahead in (devices - device, 2 * (devices - device) - 1, np.full(devices, 2 * devices - 1)):
+        for patience in _PATIENCE:
+            taste = Taste(2 * devices - 1, patience=patience, ahead=ahead)
+            yield stages.schedule(NAME, list_lanes(stages, taste))

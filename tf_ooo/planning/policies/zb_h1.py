@@ -1,0 +1,31 @@
+"""ZB-H1 (Zero Bubble, arXiv 2401.10241, section 2.1): 1F1B's memory, dW in the bubbles."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tf_ooo.planning.building.choice import quickest
+from tf_ooo.planning.building.pipeline import Pace, Stages, paced
+from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.policies import one_f_one_b
+
+NAME = "zb_h1"
+
+
+def make(problem: Problem) -> Schedule:
+    """Bubble (p - 1)(F + dO - dW) on p equal stages where dW <= F and dW <= dO; p activations.
+
+    In general it is (p - 1)(F + dO - min(F, dO, dW)) for m >= p micro-batches.  For m <= p and such dW
+    the step takes (m + p - 1)(F + dO) + dW.  Device i keeps i dW back, which fill its idle time at the
+    end.  Where stages are unequal that can cost more than it gives; then no dW stays behind, which is
+    never slower than 1F1B: the same order, but dO is sent before dW.
+    """
+    stages = Stages.of(problem)
+    return quickest(stages, [paced(NAME, stages, p) for p in (pace(problem), one_f_one_b.pace(problem))])
+
+
+def pace(problem: Problem) -> Pace:
+    """1F1B's forwards; device i keeps i dW back."""
+    device = np.arange(problem.devices)
+    return Pace(problem.devices - device, device)

@@ -1,0 +1,34 @@
+"""ZB-H2 (Zero Bubble, arXiv 2401.10241, section 2.2): twice the memory, no bubble with equal costs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tf_ooo.planning.building.choice import quickest, span_s
+from tf_ooo.planning.building.pipeline import Pace, Stages, paced
+from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.policies import one_f_one_b, zb_h1
+
+NAME = "zb_h2"
+
+
+def make(problem: Problem) -> Schedule:
+    """Bubble (p - 1)(F + dO - 2 dW) on p equal stages where dW <= F, 2 dW <= F + dO, m >= 2p - 1.
+
+    The bubble is that of steps which follow each other: device i begins and ends later than device 0,
+    and nothing but its own updates holds its next step back.  Peak 2p - 1 activations.  For m <= p the
+    step takes (m + p - 1)(F + dO) + dW, as in ZB-H1.  Where stages are unequal, ZB-H1's pace or none at
+    all may be better; the quickest is taken.
+    """
+    stages = Stages.of(problem)
+    paces = (pace(problem), zb_h1.pace(problem), one_f_one_b.pace(problem))
+    return quickest(stages, [paced(NAME, stages, p) for p in paces], span_s)
+
+
+def pace(problem: Problem) -> Pace:
+    """Twice 1F1B's forwards, less one; device i keeps 2i dW back.  ZB-H1's pace where m <= p."""
+    if problem.microbatches <= problem.devices:
+        return zb_h1.pace(problem)
+    device = np.arange(problem.devices)
+    return Pace(2 * (problem.devices - device) - 1, 2 * device)

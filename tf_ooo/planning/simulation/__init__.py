@@ -1,0 +1,1 @@
+"""When each task of a schedule runs, and whether it can: the simulator and the validator."""

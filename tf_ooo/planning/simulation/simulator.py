@@ -1,0 +1,300 @@
+"""How long a schedule takes and how much memory it needs, by discrete-event simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tf_ooo.costs.layer_costs import LayerCosts, Link, check_layers
+from tf_ooo.errors import OptionsError
+from tf_ooo.planning.model.relation import Edges, Relation
+from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.model.task import KIND_NUMBER, KINDS
+from tf_ooo.planning.simulation.engine import LaneKind, Work, run
+from tf_ooo.planning.simulation.timeline import Timeline
+from tf_ooo.planning.simulation.validate import check_complete, deadlock
+
+if TYPE_CHECKING:
+    from tf_ooo.costs.table import CostTable
+
+_SECONDS = {"F": "forward_s", "dO": "output_grad_s", "dW": "weight_grad_s", "U": "update_s"}
+
+
+def simulate(
+    schedule: Schedule, costs: Sequence[LayerCosts] | CostTable, link: Link | None = None, steps: int = 1
+) -> Timeline:
+    """Runs a schedule on paper.
+
+    Tasks are not interrupted; a lane runs one at a time; each pair of devices has a link for each
+    direction, which sends one message at a time in the order in which they become ready.
+
+    Args:
+        schedule: from :func:`tf_ooo.plan` or :meth:`Schedule.from_text`.
+        costs: a LayerCosts for each layer, seconds and bytes of one micro-batch, or a CostTable.
+        link: between two devices; None: the table's, or one that takes no time.
+        steps: how often the schedule is repeated; 3 or more show the steady state.
+
+    Raises:
+        CostError: costs are missing or no numbers.
+        ScheduleError: a task is missing, unknown, or waits for itself (a deadlock); names the tasks.
+    """
+    if not isinstance(steps, int) or steps < 1:
+        raise OptionsError(f"steps must be a whole number of at least 1, got {steps!r}")
+    layers = check_layers(getattr(costs, "layers", costs))
+    between: Link = link if link is not None else getattr(costs, "link", Link())
+    relation = Relation(schedule, layers)
+    check_complete(relation, layers)
+    seconds = task_seconds(relation, layers, between)
+    plan = _Repeated(relation, steps)
+    work, messages = _work(plan, layers, between, seconds + _new_weights_s(relation, layers, between))
+    start, end = run(work)
+    if np.isnan(start).any():
+        raise deadlock(relation)
+    times_s = plan.order(start), plan.order(end)
+    sent = messages.timed(start, end)
+
+    def repeat(more: int) -> Timeline:
+        return simulate(schedule, layers, between, more)
+
+    return Timeline.of_run(relation, layers, times_s, sent, repeat)
+
+
+def task_seconds(relation: Relation, layers: Sequence[LayerCosts], link: Link) -> Any:
+    """Seconds of each node of one step, float64."""
+    schedule, fields = relation.schedule, relation.fields
+    seconds = np.zeros(len(relation))
+    for kind in KINDS:
+        per_stage = stage_seconds(schedule, layers, kind, link, relation.stages)
+        chosen = fields.kind == KIND_NUMBER[kind]
+        seconds[chosen] = per_stage[fields.stage[chosen]]
+    for (kind, stage), shares in schedule.parts.items():
+        for share, nodes in zip(shares, relation.nodes(kind, stage), strict=False):
+            there = nodes[nodes >= 0]
+            if kind == "comm":  # every slice pays the latency
+                sizes = [layers[i].weight_bytes * share for i in schedule.layers_of(stage)]
+                seconds[there] = sum(link.allreduce_s(size, schedule.workers) for size in sizes)
+            else:
+                seconds[there] *= share
+    return seconds
+
+
+def stage_seconds(
+    schedule: Schedule, layers: Sequence[LayerCosts], kind: str, link: Link, stages: int
+) -> Any:
+    """Seconds of one kind of task for each stage, float64 (stages,)."""
+    groups = [[layers[i] for i in schedule.layers_of(stage)] for stage in range(stages)]
+    if kind != "comm":
+        return np.array([sum(getattr(layer, _SECONDS[kind]) for layer in group) for group in groups])
+    sizes = [sum(layer.weight_bytes for layer in group) for group in groups]
+    return np.array([link.allreduce_s(size, schedule.workers) for size in sizes])
+
+
+class _Repeated:
+    """The nodes of all steps; those of one lane stand together, step after step."""
+
+    def __init__(self, relation: Relation, steps: int) -> None:
+        self.relation, self.steps = relation, steps
+        self.starts = relation.bases * steps
+        self.lane = np.repeat(np.arange(len(relation.lengths), dtype=np.int32), relation.lengths * steps)
+
+    def at(self, nodes: Any, step: int) -> Any:
+        """Nodes of one step."""
+        if self.steps == 1:
+            return nodes
+        lane = self.relation.lane[nodes]
+        place = nodes - self.relation.bases[lane]
+        return self.starts[lane] + step * self.relation.lengths[lane] + place
+
+    def tile(self, per_node: Any) -> Any:
+        """Values of one step's nodes, for the nodes of all steps."""
+        if self.steps == 1:
+            return per_node
+        bases = self.relation.bases
+        blocks = [np.tile(per_node[a:b], self.steps) for a, b in zip(bases, bases[1:], strict=False)]
+        return np.concatenate(blocks) if blocks else per_node
+
+    def order(self, values: Any) -> Any:
+        """Values by (step, node), shape (steps, nodes)."""
+        if self.steps == 1:
+            return values[None, : len(self.relation)]
+        nodes = np.arange(len(self.relation))
+        return np.stack([values[self.at(nodes, step)] for step in range(self.steps)])
+
+    def pairs(self, edges: Edges) -> tuple[Any, Any]:
+        """Sources and targets of edges in all steps."""
+        pairs = []
+        for step in range(self.steps):
+            from_step = step - edges.steps
+            if 0 <= from_step < self.steps:
+                pairs.append((self.at(edges.source, from_step), self.at(edges.target, step)))
+        if not pairs:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        return np.concatenate([a for a, _ in pairs]), np.concatenate([b for _, b in pairs])
+
+
+@dataclass
+class Messages:
+    """What is sent from device to device: one row for each message.
+
+    ``nodes`` are the transfers, or the tasks that send where a transfer takes no time.
+    """
+
+    source_device: Any
+    target_device: Any
+    size_bytes: Any
+    nodes: Any
+    instant: bool = False
+
+    def timed(self, start: Any, end: Any) -> dict[str, Any]:
+        """The messages with the times during which they occupy their link."""
+        return {
+            "source": self.source_device,
+            "target": self.target_device,
+            "bytes": self.size_bytes,
+            "start_s": (end if self.instant else start)[self.nodes],
+            "end_s": end[self.nodes],
+        }
+
+
+def _work(plan: _Repeated, layers: Sequence[LayerCosts], link: Link, seconds: Any) -> tuple[Work, Messages]:
+    device = plan.tile(plan.relation.device)
+    sources, targets, sent = _edges(plan, device)
+    links = _Links(plan, device, sent)
+    transfer_s = links.size_bytes / link.bytes_per_s
+    # Transfers that take no time need no nodes: what is sent is there at once, or a latency later.
+    instant = not transfer_s.any()
+    nodes = links.producer if instant else np.arange(len(links.producer)) + len(device)
+    lags = [np.zeros(sum(map(len, sources))), np.full(len(links.consumer), link.latency_s)]
+    sources.append(nodes[links.message_of])
+    targets.append(links.consumer)
+    lane_starts, link_kinds = links.starts[1:] + len(device), links.kinds
+    if instant:
+        transfer_s, lane_starts, link_kinds = transfer_s[:0], lane_starts[:0], link_kinds[:0]
+    else:
+        sources.append(links.producer)
+        targets.append(nodes)
+        lags.append(np.zeros(len(nodes)))
+    occupancy, lane_device = _occupancy(plan, layers, len(transfer_s), len(link_kinds))
+    work = Work(
+        duration_s=np.concatenate([plan.tile(seconds) + _overheads_s(links, link, len(device)), transfer_s]),
+        lane_starts=np.concatenate([plan.starts, lane_starts]),
+        lane_kinds=np.concatenate([_lane_kinds(plan.relation), link_kinds]),
+        source=np.concatenate(sources),
+        target=np.concatenate(targets),
+        lag_s=np.concatenate(lags),
+        occupancy=occupancy,
+        lane_device=lane_device,
+    )
+    return work, Messages(links.source_device, links.target_device, links.size_bytes, nodes, instant)
+
+
+def _overheads_s(links: _Links, link: Link, nodes: int) -> Any:
+    """What messages take from the tasks that send them, and from the first task that reads each."""
+    taken_s = np.zeros(nodes)
+    if link.overhead_s_per_byte and len(links.producer):
+        each_s = links.size_bytes * link.overhead_s_per_byte
+        reader = np.full(len(each_s), nodes)
+        np.minimum.at(reader, links.message_of, links.consumer)
+        np.add.at(taken_s, links.producer, each_s)
+        np.add.at(taken_s, reader, each_s)
+    return taken_s
+
+
+def _new_weights_s(relation: Relation, layers: Sequence[LayerCosts], link: Link) -> Any:
+    """What new weights take from U, which sends them, and from the F and dO of other devices.
+
+    Only asynchronous schedules have them.  No task waits for these messages.
+    """
+    taken_s = np.zeros(len(relation))
+    if not (relation.schedule.asynchronous and link.overhead_s_per_byte):
+        return taken_s
+    for stage in range(relation.stages):
+        weights = sum(layers[layer].weight_bytes for layer in relation.schedule.layers_of(stage))
+        updates, sent_to = relation.nodes("U", stage)[0], np.full(relation.schedule.microbatches, -1)
+        for readers in (*relation.nodes("F", stage), *relation.nodes("dO", stage)):
+            both = (updates >= 0) & (readers >= 0)
+            to = np.where(both, relation.device[readers], -1)
+            both &= (to != relation.device[updates]) & (to != sent_to)
+            taken_s[updates[both]] += weights * link.overhead_s_per_byte
+            taken_s[readers[both]] += weights * link.overhead_s_per_byte
+            sent_to = np.where(both, to, sent_to)
+    return taken_s
+
+
+def _edges(plan: _Repeated, device: Any) -> tuple[list[Any], list[Any], list[tuple[Any, Any, Any]]]:
+    """Edges without a message, sources and targets, and those with one: (source, target, bytes)."""
+    sources, targets, sent = [], [], []
+    for edges in plan.relation.edges:
+        source, target = plan.pairs(edges)
+        if edges.message_bytes is not None:
+            crossing = device[source] != device[target]
+            if crossing.any():
+                size_bytes = np.full(int(crossing.sum()), edges.message_bytes)
+                sent.append((source[crossing], target[crossing], size_bytes))
+                source, target = source[~crossing], target[~crossing]
+        sources.append(source)
+        targets.append(target)
+    return sources, targets, sent
+
+
+def _lane_kinds(relation: Relation) -> Any:
+    by_priority = [lane in relation.schedule.priority_lanes for lane in relation.lanes]
+    return np.where(by_priority, LaneKind.PRIORITY, LaneKind.ORDERED).astype(np.int8)
+
+
+class _Links:
+    """Messages as nodes on one lane for each (from, to) pair of devices.
+
+    A task's message to a device is sent once, however many tasks read it there.  Where all messages
+    of a link come from one ordered lane, they become ready in that lane's order, which is then fixed.
+    """
+
+    def __init__(self, plan: _Repeated, device: Any, sent: list[tuple[Any, Any, Any]]) -> None:
+        empty = np.zeros(0, np.int64)
+        source = np.concatenate([empty, *(s for s, _, _ in sent)])
+        self.consumer = np.concatenate([empty, *(t for _, t, _ in sent)])
+        size = np.concatenate([np.zeros(0), *(b for _, _, b in sent)])
+        devices = int(device.max(initial=0)) + 1
+        pair = device[source].astype(np.int64) * devices + device[self.consumer]
+        # Messages sorted by link, then by producer, which is the order of the lane.
+        key = pair * (len(device) + 1) + source
+        unique, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+        self.producer, self.message_of = source[first], inverse
+        self.size_bytes = np.zeros(len(unique))
+        np.maximum.at(self.size_bytes, inverse, size)
+        link = pair[first]
+        used, link_starts = np.unique(link, return_index=True)
+        self.starts = np.concatenate([link_starts, [len(unique)]]).astype(np.int64)
+        self.source_device, self.target_device = link // devices, link % devices
+        self.kinds = self._kinds(plan, len(used))
+
+    def _kinds(self, plan: _Repeated, links: int) -> Any:
+        lanes = plan.lane[self.producer]
+        ordered = _lane_kinds(plan.relation)[lanes] == LaneKind.ORDERED
+        kinds = np.full(links, LaneKind.FIFO, np.int8)
+        for i in range(links):
+            part = slice(self.starts[i], self.starts[i + 1])
+            if ordered[part].all() and (lanes[part] == lanes[self.starts[i]]).all():
+                kinds[i] = LaneKind.ORDERED
+        return kinds
+
+
+def _occupancy(plan: _Repeated, layers: Sequence[LayerCosts], messages: int, links: int) -> tuple[Any, Any]:
+    """Shares of the device, where costs tell them and a device runs more than one stream."""
+    relation = plan.relation
+    devices = [device for device, _ in relation.lanes]
+    if len(set(devices)) == len(devices) or not any(layer.occupancy for layer in layers):
+        return None, None
+    share = np.zeros(len(relation))
+    for column, kind in enumerate(("F", "dO", "dW")):
+        for stage in range(relation.stages):
+            group = [layers[i] for i in relation.schedule.layers_of(stage)]
+            nodes = relation.nodes(kind, stage)
+            # Layers of one stage run one after the other: the largest share counts.
+            share[nodes[nodes >= 0]] = max((layer.occupancy or (1, 1, 1))[column] for layer in group)
+    share[relation.fields.kind == KIND_NUMBER["U"]] = 1.0
+    lane_device = np.array([*devices, *[-1] * links], np.int32)
+    return np.concatenate([plan.tile(share), np.zeros(messages)]), lane_device

@@ -1,0 +1,216 @@
+"""What a simulated (or measured) run looked like: when each task ran where, and the memory it took."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from tf_ooo.costs.layer_costs import LayerCosts
+from tf_ooo.planning.model.memory import MemoryCurve, MemoryUse
+from tf_ooo.planning.model.relation import Relation
+from tf_ooo.planning.model.schedule import Schedule, Task
+
+_STEPS_TO_STEADY = 4
+
+
+@dataclass(frozen=True, order=True)
+class Event:
+    """One task that ran; seconds since the start of the run."""
+
+    start_s: float
+    end_s: float
+    device: int
+    stream: int
+    task: Task
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class Message:
+    """One transfer, while it occupied the link from one device to another."""
+
+    start_s: float
+    end_s: float
+    source: int
+    target: int
+    size_bytes: float
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """Times of all tasks of all steps.
+
+    Attributes:
+        schedule: what ran.
+        start_s, end_s: float64 (steps, tasks), in the order of ``schedule.tasks``.
+        memory: a curve for each device; empty where it is not known.
+        messages: columns source, target, bytes, start_s, end_s.
+        measured_busy_s: for each device, seconds in which its ops ran, where they were measured one by one;
+            empty: whenever a task ran.
+    """
+
+    schedule: Schedule
+    start_s: Any
+    end_s: Any
+    memory: Sequence[MemoryCurve] = ()
+    message_columns: Mapping[str, Any] = field(default_factory=dict)
+    _repeat: Callable[[int], Timeline] | None = None
+    measured_busy_s: Sequence[float] = ()
+
+    @classmethod
+    def of_run(
+        cls,
+        relation: Relation,
+        layers: Sequence[LayerCosts],
+        times_s: tuple[Any, Any],
+        messages: Mapping[str, Any],
+        repeat: Callable[[int], Timeline] | None = None,
+    ) -> Timeline:
+        """The timeline of a simulation: adds the memory.  ``repeat(steps)`` simulates more steps."""
+        start_s, end_s = times_s
+        memory = MemoryUse(relation, layers, start_s, end_s).curves()
+        return cls(relation.schedule, start_s, end_s, memory, messages, repeat)
+
+    @property
+    def steps(self) -> int:
+        """How many steps were run."""
+        return len(self.start_s)
+
+    @cached_property
+    def makespan_s(self) -> float:
+        """Seconds until the last task of the last step is done."""
+        return float(self.end_s.max(initial=0.0))
+
+    @cached_property
+    def steady_step_s(self) -> float:
+        """Seconds between the ends of two steps, once steps repeat.
+
+        An asynchronous schedule has a step for each micro-batch: the mean distance of the middle
+        half of its micro-batches, but not less than the busiest lane's work for each (while idler
+        lanes catch up, micro-batches end faster than they can in the long run).
+        """
+        if self.schedule.asynchronous:
+            return self._microbatch_period_s()
+        # Tasks of the last steps that wait for a step that is not there end too early to count.
+        whole = self.steps - self.schedule.steps_ahead
+        if whole < _STEPS_TO_STEADY:
+            more = _STEPS_TO_STEADY + self.schedule.steps_ahead
+            return self.makespan_s if self._repeat is None else self._repeat(more).steady_step_s
+        ends_s = self.end_s[:whole].max(axis=1)
+        half = whole // 2
+        return float(ends_s[-1] - ends_s[half - 1]) / (whole - half)
+
+    def _microbatch_period_s(self) -> float:
+        from tf_ooo.planning.model.task import Fields  # noqa: PLC0415
+
+        done_s = np.zeros(self.schedule.microbatches)
+        np.maximum.at(done_s, Fields.of(self.schedule.tasks.codes).microbatch, self.end_s[0])
+        done_s.sort()
+        first, last = len(done_s) // 4, len(done_s) * 3 // 4
+        if last - first < 1:
+            return self.makespan_s / len(done_s)
+        took_s = self.end_s[0] - self.start_s[0]
+        busiest_s = max(float(took_s[piece].sum()) for _, piece in self.lane_slices())
+        return max(float(done_s[last] - done_s[first]) / (last - first), busiest_s / len(done_s))
+
+    @cached_property
+    def busy_s(self) -> list[float]:
+        """For each device, seconds in which at least one of its streams computes (comm does not)."""
+        if self.measured_busy_s:
+            return list(self.measured_busy_s)
+        return [self._busy_s(device) for device in range(self.schedule.devices)]
+
+    def _busy_s(self, device: int) -> float:
+        places = [piece for lane, piece in self.lane_slices() if lane[0] == device and self._computes(lane)]
+        if len(places) == 1:
+            return float((self.end_s[:, places[0]] - self.start_s[:, places[0]]).sum())
+        starts = np.concatenate([np.zeros(0), *(self.start_s[:, p].ravel() for p in places)])
+        ends = np.concatenate([np.zeros(0), *(self.end_s[:, p].ravel() for p in places)])
+        order = np.argsort(starts)
+        reached = np.maximum.accumulate(np.concatenate([[0.0], ends[order]]))
+        return float(np.maximum(0, ends[order] - np.maximum(starts[order], reached[:-1])).sum())
+
+    def _computes(self, lane: tuple[int, int]) -> bool:
+        tasks = self.schedule.lanes[lane]
+        return not len(tasks) or tasks[0].kind != "comm"
+
+    def lane_slices(self) -> Iterator[tuple[tuple[int, int], slice]]:
+        """The columns of each lane's tasks."""
+        at = 0
+        for lane, tasks in self.schedule.lanes.items():
+            yield lane, slice(at, at + len(tasks))
+            at += len(tasks)
+
+    @cached_property
+    def bubble_fraction(self) -> float:
+        """Share of all devices' time in which nothing runs, from the start to the makespan."""
+        total_s = self.makespan_s * self.schedule.devices
+        return 1 - sum(self.busy_s) / total_s if total_s else 0.0
+
+    @property
+    def peak_bytes(self) -> list[int]:
+        """The most bytes alive at once, for each device."""
+        return [curve.peak_bytes for curve in self.memory]
+
+    @property
+    def events(self) -> list[Event]:
+        """All tasks with their times, the earliest first (objects: for thousands, not for millions)."""
+        return sorted(self.iter_events())
+
+    def iter_events(self) -> Iterator[Event]:
+        """All tasks with their times, lane after lane and step after step."""
+        for step in range(self.steps):
+            starts, ends = self.start_s[step].tolist(), self.end_s[step].tolist()
+            for (device, stream), piece in self.lane_slices():
+                tasks = self.schedule.lanes[device, stream]
+                for task, start_s, end_s in zip(tasks, starts[piece], ends[piece], strict=True):
+                    yield Event(start_s, end_s, device, stream, task, step)
+
+    @property
+    def messages(self) -> list[Message]:
+        """All transfers between devices that took time, the earliest first."""
+        columns = self.message_columns
+        if not columns:
+            return []
+        keys = ("start_s", "end_s", "source", "target", "bytes")
+        rows = zip(*(columns[key].tolist() for key in keys), strict=True)
+        return sorted((Message(*row) for row in rows), key=lambda message: message.start_s)
+
+    @property
+    def message_bytes(self) -> float:
+        """Bytes sent between devices, all steps together."""
+        return float(self.message_columns["bytes"].sum()) if self.message_columns else 0.0
+
+    def save_html(self, path: str | os.PathLike[str], measured: Timeline | None = None) -> None:
+        """One self-contained page: a Gantt chart for each device and stream, the memory under it.
+
+        Args:
+            path: the file to write.
+            measured: shown beside this, the predicted, timeline.
+        """
+        from tf_ooo.planning.pictures.page import save_html  # noqa: PLC0415 - needs plotly
+
+        save_html(self, path, measured)
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Chrome/Perfetto trace JSON (chrome://tracing, ui.perfetto.dev)."""
+        from tf_ooo.planning.pictures.trace import save_trace  # noqa: PLC0415
+
+        save_trace(self, path)
+
+    def save_png(self, path: str | os.PathLike[str]) -> None:
+        """A picture of the Gantt chart and the memory."""
+        from tf_ooo.planning.pictures.png import save_png  # noqa: PLC0415 - needs matplotlib
+
+        save_png(self, path)
+
+    def to_text(self, width: int = 100) -> str:
+        """A grid for the terminal: a row for each lane, a column for each slice of time."""
+        from tf_ooo.planning.pictures.grid import grid  # noqa: PLC0415
+
+        return grid(self, width)

@@ -1,0 +1,1 @@
+"""What a user is told: the report of a training, its page."""

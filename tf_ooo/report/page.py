@@ -1,0 +1,90 @@
+"""The report as one self-contained HTML page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.pictures.style import COLOURS, TEXT_COLOURS
+
+if TYPE_CHECKING:
+    from tf_ooo.report.report import Report
+
+_BAR_HEIGHT, _ROW_WIDTH = 24, 900
+# Of a box: pixels per character of its label at 11 px, and beside the label.
+_CHARACTER_WIDTH, _PADDING, _GAP = 6.6, 8, 3
+_MOST_NOTES = 20
+_KIND_NAMES = {
+    "F": "forward",
+    "dO": "output gradient (critical chain)",
+    "dW": "weight gradient",
+    "U": "weight update",
+    "comm": "communication",
+    "other": "beside the training step",
+}
+
+
+def render(report: Report) -> str:
+    """The page's HTML."""
+    import jinja2
+
+    folder = Path(__file__).parent / "templates"
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder), autoescape=True, trim_blocks=True
+    )
+    template = environment.get_template("report.html")
+    return template.render(
+        report=report,
+        colours=COLOURS,
+        text_colours=TEXT_COLOURS,
+        rows=report.rows(),
+        kinds=[(kind, _KIND_NAMES.get(kind, kind), count) for kind, count in report.ops.items()],
+        steps=step_bars(report),
+        most_notes=_MOST_NOTES,
+        lanes=lane_pictures(report.planned),
+        layer_names={row["index"]: row["name"] for row in report.layers},
+    )
+
+
+def step_bars(report: Report) -> list[dict[str, Any]]:
+    """One bar for the stock step and one for the rewritten one, as percent of the longer."""
+    from tf_ooo.report.report import seconds_text
+
+    times = [("stock", report.stock_step_s), ("rewritten", report.measured_step_s)]
+    longest = max((seconds or 0.0 for _, seconds in times), default=0.0)
+    return [
+        {"name": name, "text": seconds_text(seconds), "percent": 100 * seconds / longest}
+        for name, seconds in times
+        if seconds
+    ]
+
+
+def lane_pictures(schedule: Schedule | None) -> list[dict[str, Any]]:
+    """For each stream the boxes of its tasks in order, wrapped into rows; a box holds its label."""
+    pictures = []
+    for (device, stream), tasks in (schedule.lanes if schedule else {}).items():
+        labels = [str(task) for task in tasks]
+        width = int(max(map(len, labels), default=0) * _CHARACTER_WIDTH + _PADDING + _GAP)
+        per_row = max(1, _ROW_WIDTH // width)
+        boxes = [
+            {
+                "x": (place % per_row) * width,
+                "y": (place // per_row) * (_BAR_HEIGHT + 6),
+                "kind": task.kind,
+                "layer": task.stage,
+                "text": label,
+            }
+            for place, (task, label) in enumerate(zip(tasks, labels, strict=True))
+        ]
+        pictures.append(
+            {
+                "title": f"device {device}, stream {stream}",
+                "boxes": boxes,
+                "width": min(len(tasks), per_row) * width,
+                "height": -(-len(tasks) // per_row) * (_BAR_HEIGHT + 6),
+                "box_width": width - _GAP,
+                "box_height": _BAR_HEIGHT,
+            }
+        )
+    return pictures

@@ -1,0 +1,339 @@
+"""What was found, planned and measured for one training step."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grappler_passes.graph.liveness import unknown_sizes
+from tf_ooo.planning.model.schedule import Schedule
+
+if TYPE_CHECKING:
+    from grappler_passes.graph.training_graph import TrainingGraph
+    from tf_ooo.costs.gains import GainTable
+    from tf_ooo.costs.table import CostTable
+    from tf_ooo.fit.step_times import Comparison
+    from tf_ooo.planning.simulation.timeline import Timeline
+    from tf_ooo.rewriting.planner import RewriteResult
+
+_LEFT_OUT = ("rewritten_graph", "planned", "costs", "gains", "timeline", "plan_notes")
+# In the summary.
+_MOST_NOTES = 6
+
+
+@dataclass
+class Report:
+    """Filled in while training runs; plain values, None where something is not known.
+
+    Attributes:
+        mode: single_device.
+        schedule: the policy whose order runs, ``"stock"`` where the stock order runs.
+        fell_back: whether the stock step was kept; ``fallback_reason`` says why.
+        kept_because: why the rewritten step was kept, other than for its speed.
+        undecided: while both are timed, how far that is; ``""`` once it is decided.
+        model, environment, date: what was trained, with what and on what, when.
+        ops: number of ops per kind: F, dO, dW, U, comm, other.
+        moved_ops: ops of the tasks that wait for an added edge; ``added_edges`` counts the edges.
+        unclassified: ``{op of the backward pass: why it has no kind}``.
+        mixed: ``{op that computes dO and dW together: why it was not separated}``.
+        predicted_step_s: seconds if all ops ran one after the other, as measured in one step; None until
+            then.  Where TensorFlow runs ops side by side the step takes less.
+        costs: seconds of each op and costs of each layer, to save and plan with; None until measured.
+        gains: jit_compile=True: the :class:`tf_ooo.costs.gains.GainTable` that was measured, to save and
+            edit.
+        stock_step_s, measured_step_s: median seconds of the timed stock and rewritten steps.
+        step_noise_s: distance of timed steps from their median that three of four keep, the larger of the two
+            orders'.
+        stock_predicted_peak_bytes: the same for the order that TensorFlow would choose; with a limit only.
+        predicted_peak_bytes: most bytes alive at once if ops run one at a time, on the device where that
+            is most; None where ``unknown_size_ops`` tensors have no known size.
+        plan_seconds: from the graph's arrival to the rewritten one.
+        profiling_overhead_s: seconds of the first rewritten step, which traces and plans, and of starting
+            and reading the profiler.
+        layers: one dict per layer: index, name, number of ops of each kind.
+        notes: what was not done as planned, and why; ``plan_notes`` those of them that are of the plan.
+        way, compared: jit_compile=True: which of several ways to compile the step is kept, and the medians of
+            all, of the best and stock also when they were timed again.
+        compiled: jit_compile=True: ``{step: what XLA made of it}``: launches, how many of them are in CUDA
+            graphs and on side streams, bytes of all buffers.
+        pipeline: what docs/pipeline.md says about a pipeline; empty in other modes.
+        layerpipe: what docs/layerpipe.md says; empty in other modes.
+        timeline: pipeline, layerpipe: the planned schedule, simulated with the costs, to draw; else None.
+        planned: the schedule that was planned; ``rewritten_graph``: the GraphDef handed to TensorFlow.
+    """
+
+    mode: str = "single_device"
+    schedule: str = "stock"
+    fell_back: bool = False
+    fallback_reason: str = ""
+    kept_because: str = ""
+    undecided: str = ""
+    model: str = ""
+    environment: str = ""
+    date: str = field(default_factory=lambda: time.strftime("%Y-%m-%d %H:%M"))
+    ops: dict[str, int] = field(default_factory=dict)
+    moved_ops: int = 0
+    added_edges: int = 0
+    unclassified: dict[str, str] = field(default_factory=dict)
+    mixed: dict[str, str] = field(default_factory=dict)
+    predicted_step_s: float | None = None
+    costs: CostTable | None = None
+    gains: GainTable | None = None
+    stock_step_s: float | None = None
+    measured_step_s: float | None = None
+    step_noise_s: float | None = None
+    predicted_peak_bytes: int | None = None
+    stock_predicted_peak_bytes: int | None = None
+    unknown_size_ops: int = 0
+    plan_seconds: float | None = None
+    profiling_overhead_s: float = 0.0
+    layers: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    plan_notes: list[str] = field(default_factory=list)
+    way: str = ""
+    compared: str = ""
+    compiled: dict[str, dict[str, Any]] = field(default_factory=dict)
+    pipeline: dict[str, Any] = field(default_factory=dict)
+    layerpipe: dict[str, Any] = field(default_factory=dict)
+    timeline: Timeline | None = None
+    planned: Schedule | None = None
+    rewritten_graph: Any = None
+
+    @property
+    def slower(self) -> bool:
+        """Whether the rewritten step was measured and is slower by more than the noise."""
+        if self.measured_step_s is None or self.stock_step_s is None:
+            return False
+        return self.measured_step_s > self.stock_step_s + (self.step_noise_s or 0.0)
+
+    @property
+    def state(self) -> str:
+        """What runs now, in a few words."""
+        if self.fell_back:
+            return f"the stock step runs: {self.fallback_reason}"
+        if self.undecided:
+            return f"not decided, {self.undecided}"
+        if self.planned is None and not self.way:
+            return "nothing has been rewritten yet"
+        reasons = [self.kept_because, "measured slower than the stock step" if self.slower else ""]
+        because = "; ".join(filter(None, reasons))
+        return f"the rewritten step runs ({self.schedule})" + (f": {because}" if because else "")
+
+    @property
+    def good(self) -> bool:
+        """Whether the rewritten step runs and is not slower."""
+        runs = self.planned is not None or bool(self.way)
+        return runs and not (self.fell_back or self.undecided or self.slower)
+
+    def one_line(self) -> str:
+        """Step times before and after, for a log line."""
+        before, after = seconds_text(self.stock_step_s), seconds_text(self.measured_step_s)
+        return f"schedule {self.schedule}, step {before} stock, {after} rewritten, {self.moved_ops} ops moved"
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The summary as (what, value); what is not known is left out."""
+        rows = [
+            ("state", self.state),
+            ("mode, schedule", f"{self.mode}, {self.schedule}"),
+            ("kept of several ways", self.way),
+            ("compared", self.compared),
+            ("model", self.model),
+            *(self._plan_rows() if self.ops else ()),
+            *self._pipeline_rows(),
+            *self._layerpipe_rows(),
+            ("step, stock", seconds_text(self.stock_step_s)),
+            ("step, rewritten", seconds_text(self.measured_step_s)),
+            ("step, noise", seconds_text(self.step_noise_s)),
+            (
+                "step, all ops one by one",
+                "" if self.pipeline or self.layerpipe else seconds_text(self.predicted_step_s),
+            ),
+            ("predicted peak", bytes_text(self.predicted_peak_bytes, self.unknown_size_ops)),
+            ("predicted peak, stock", bytes_text(self.stock_predicted_peak_bytes)),
+            *((f"XLA, {step}", found["text"]) for step, found in self.compiled.items()),
+            ("planning", seconds_text(self.plan_seconds)),
+            ("run", f"{self.date}  {self.environment}".strip()),
+        ]
+        return [(what, value) for what, value in rows if value not in ("", "-")]
+
+    def _pipeline_rows(self) -> list[tuple[str, str]]:
+        """Where the stages went."""
+        rows = []
+        for row in self.pipeline.get("stages", ()):
+            layers = row["layers"]
+            shown = layers[0] if len(layers) == 1 else f"{layers[0]} .. {layers[-1]} ({len(layers)} layers)"
+            rows.append((f"stage {row['stage']}", f"{row['device']}: {shown}; {row['why']}"))
+        if rows:
+            bubbles = self.pipeline["predicted_bubble_fraction"]
+            rows.append(("micro-batches", str(self.pipeline["microbatches"])))
+            rows.append(("step, predicted", seconds_text(self.predicted_step_s)))
+            rows.append(("bubbles, predicted", f"{bubbles:.0%}"))
+        return rows
+
+    def _layerpipe_rows(self) -> list[tuple[str, str]]:
+        """Which tasks went where, and how late gradients are."""
+        if not self.layerpipe:
+            return []
+        rows = []
+        for number, device in enumerate(self.layerpipe["devices"]):
+            tasks = [
+                f"{kind.replace('_high', '')} {row['name']}"
+                for row in self.layers
+                for kind in ("F", "dO_high", "dO", "dW")
+                if row.get(f"{kind}_processor") == number
+            ]
+            rows.append((f"processor {number}", f"{device}: {', '.join(tasks)}"))
+        late = max((row.get("delay_steps", 0) for row in self.layers), default=0)
+        every = self.layerpipe.get("update_every", 1)
+        how = (
+            f"up to {late} steps late"
+            if every == 1
+            else f"of {every} batches are one update, one update late"
+        )
+        rows.append(("gradients", f"{how}: this changes the result of training"))
+        sizes = self.layerpipe.get("weight_version_bytes", {})
+        rows.append(("earlier weights", _sizes_text(sizes)))
+        ways = self.layerpipe.get("ways_bytes", {})
+        if ways:
+            rows.append(("with weights=, about", _sizes_text(ways)))
+        rows.append(("step, predicted", seconds_text(self.predicted_step_s)))
+        return rows
+
+    def _plan_rows(self) -> list[tuple[str, str]]:
+        return [
+            ("ops per kind", ", ".join(f"{kind} {count}" for kind, count in self.ops.items())),
+            ("layers", str(len(self.layers))),
+            ("moved ops", f"{self.moved_ops} ({self.added_edges} edges added)"),
+            ("mixed dO and dW", str(len(self.mixed))),
+            ("unclassified", str(len(self.unclassified))),
+        ]
+
+    def summary(self) -> str:
+        """A short table, and the first notes."""
+        rows = [*self.rows(), *(("note", note) for note in self.notes[:_MOST_NOTES])]
+        if len(self.notes) > _MOST_NOTES:
+            rows.append(("", f"and {len(self.notes) - _MOST_NOTES} more in report.notes"))
+        width = max(len(what) for what, _ in rows)
+        return "\n".join(f"{what:<{width}}  {value}" for what, value in rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as JSON types; the schedule as text; graph, costs and gains are left out."""
+        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _LEFT_OUT}
+        values["planned"] = None if self.planned is None else self.planned.to_text()
+        copy: dict[str, Any] = json.loads(json.dumps(values))
+        return copy
+
+    def save_html(self, path: str | os.PathLike[str]) -> Path:
+        """Writes a page that needs no other file; returns its path."""
+        from tf_ooo.report.page import render
+
+        return _write(path, render(self))
+
+    def save_trace(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the planned order as a Chrome trace (chrome://tracing, Perfetto); returns its path.
+
+        Without a simulated timeline every task takes one unit: the picture shows order, not time.
+        """
+        if self.timeline is not None:
+            self.timeline.save_trace(path)
+            return Path(path)
+        return _write(path, json.dumps({"traceEvents": trace_events(self.planned), "displayTimeUnit": "ms"}))
+
+
+def fill_times(report: Report, found: Comparison) -> None:
+    """Copies the measured steps into the report."""
+    report.stock_step_s, report.measured_step_s = found.stock_s, found.rewritten_s
+    report.step_noise_s = found.noise_s
+
+
+def fill_plan(report: Report, result: RewriteResult | None) -> None:
+    """Copies what a rewrite found into the report."""
+    if result is None or report.rewritten_graph is result.graph_def:
+        return
+    clear_plan(report)
+    graph = result.training_graph
+    report.ops, report.unclassified = graph.counts(), dict(graph.unclassified)
+    report.plan_notes = list(result.notes)
+    report.notes = [*result.notes, *(note for note in report.notes if note not in result.notes)]
+    report.mixed, report.layers = dict(result.mixed), layer_rows(graph, result)
+    report.moved_ops, report.added_edges = result.moved_ops, result.added_edges
+    report.planned, report.schedule = result.schedule, result.schedule.policy
+    report.unknown_size_ops = len(unknown_sizes(graph))
+    report.predicted_peak_bytes = None if report.unknown_size_ops else result.schedule.predicted_peak_bytes
+    report.plan_seconds, report.rewritten_graph = result.plan_seconds, result.graph_def
+    if report.fell_back:
+        report.schedule = "stock"
+
+
+def clear_plan(report: Report) -> None:
+    """Nothing is moved any more; what was found in the step stays, and so do the notes of others."""
+    report.notes = [note for note in report.notes if note not in report.plan_notes]
+    report.plan_notes = []
+    report.planned = report.rewritten_graph = None
+    report.moved_ops = report.added_edges = 0
+
+
+def layer_rows(graph: TrainingGraph, result: RewriteResult) -> list[dict[str, Any]]:
+    """As :func:`layer_rows_of`, and whether the schedule has a dO of the layer's own."""
+    scheduled = {str(task) for task in result.schedule.tasks}
+    return [row | {"own_dO": f"dO:{row['index']}" in scheduled} for row in layer_rows_of(graph)]
+
+
+def layer_rows_of(graph: TrainingGraph) -> list[dict[str, Any]]:
+    """One row per layer: index, name, ops of dW, U and communication."""
+    return [
+        {
+            "index": layer.index,
+            "name": layer.name,
+            "dW": len(layer.weight_grad_ops),
+            "U": len(layer.update_ops),
+            "comm": len(layer.communication_ops),
+        }
+        for layer in graph.layers
+    ]
+
+
+def trace_events(schedule: Schedule | None) -> list[dict[str, Any]]:
+    """Chrome trace events: one process per device, one thread per stream, 1 ms per task."""
+    if schedule is None:
+        return []
+    events: list[dict[str, Any]] = []
+    for (device, stream), tasks in schedule.lanes.items():
+        where = {"pid": device, "tid": stream}
+        events.append({"ph": "M", "name": "process_name", **where, "args": {"name": f"device {device}"}})
+        events.append({"ph": "M", "name": "thread_name", **where, "args": {"name": f"stream {stream}"}})
+        for place, task in enumerate(tasks):
+            what = {"name": str(task), "cat": task.kind, "args": {"layer": task.stage}}
+            events.append({"ph": "X", "ts": place * 1000, "dur": 1000, **what, **where})
+    return events
+
+
+def seconds_text(seconds: float | None) -> str:
+    """``12.34 ms``, ``1.20 s``, or ``-`` for None."""
+    if seconds is None:
+        return "-"
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.2f} ms"
+
+
+def _sizes_text(sizes: dict[str, Any]) -> str:
+    return ", ".join(f"{what} {bytes_text(size)}" for what, size in sizes.items())
+
+
+def bytes_text(count: int | None, unknown: int = 0) -> str:
+    """``12.3 MB``, or ``-`` for None; no number where sizes are not known."""
+    if unknown:
+        return f"not known: {unknown} tensors have open sizes (with batch_size= or memory_limit_bytes= it is)"
+    if count is None:
+        return "-"
+    return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
+
+
+def _write(path: str | os.PathLike[str], text: str) -> Path:
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text, encoding="utf-8")
+    return target

@@ -1,0 +1,86 @@
+"""Names by which the variables of a model are known in its graphs, and the layer that each runs with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from grappler_passes.graph.variables import VARIABLE_ATTR
+from tf_ooo import compat
+from tf_ooo.compat import pipeline as private
+from tf_ooo.rewriting.unrolled_tasks import Step
+
+
+def named(variables: Sequence[Any]) -> dict[str, Any]:
+    """Keras variables by a unique name: the path, and a number where several have one."""
+    found: dict[str, Any] = {}
+    for variable in variables:
+        path, number = compat.path_of(variable), 0
+        name = path
+        while name in found:
+            number += 1
+            name = f"{path}#{number}"
+        found[name] = variable
+    return found
+
+
+def describe(model: Any, variables: Callable[[], Sequence[Any]]) -> Callable[[Sequence[Any]], list[Any]]:
+    """What graphs say about variables: these names, and what Keras thinks is trainable."""
+
+    def describe_captured(captured: Sequence[Any]) -> list[Any]:
+        trainable = {id(variable) for variable in model.trainable_variables}
+        by_handle = {}
+        for name, variable in named(variables()).items():
+            value = private.value_of(variable)
+            if value is not None:
+                info = {"name": name, "trainable": id(variable) in trainable}
+                by_handle[id(value.handle)] = info
+        return [by_handle.get(id(variable.handle)) for variable in captured]
+
+    return describe_captured
+
+
+def variable_layers(step: Step) -> dict[str, int]:
+    """The layer that each variable is used with; those that several layers' updates use are left out.
+
+    A weight's own layer; an optimizer's slot that of its weight; a state or a metric that of the forward
+    ops that read or write it, or are computed from it.
+    """
+    found: dict[str, int] = {}
+    by_name = {variable.name: variable for variable in step.known.graph.variables}
+    for layer in step.known.graph.layers:
+        for name in layer.variables:
+            found[name] = layer.index
+            found.update(dict.fromkeys(by_name[name].slots, layer.index))
+    for name, arguments in _arguments(step).items():
+        if name not in found:
+            used_with = _used_with(step, arguments)
+            if used_with is not None:
+                found[name] = used_with
+    return found
+
+
+def _arguments(step: Step) -> dict[str, list[int]]:
+    arguments: dict[str, list[int]] = {}
+    for i, node in enumerate(step.graph_def.node):
+        if VARIABLE_ATTR in node.attr:
+            name = json.loads(node.attr[VARIABLE_ATTR].s)["name"]
+            arguments.setdefault(name, []).append(i)
+    return arguments
+
+
+def _used_with(step: Step, arguments: Sequence[int]) -> int | None:
+    index = step.index
+    users = [s for i in arguments for s in index.succs[i]]
+    near = [
+        *users,
+        *(p for u in users for p, _ in index.data_preds[u]),
+        *(s for u in users for s in index.succs[u]),
+    ]
+    for nodes in (users, near):
+        places = [step.where[index.names[i]] for i in nodes if index.names[i] in step.where]
+        layers = [layer for kind, layer, _ in places if kind == "F"]
+        if layers:
+            return max(layers)
+    return None

@@ -1,0 +1,185 @@
+"""Layers that are too long for a stage, cut between their ops.
+
+What stands before a layer's weights (a frozen backbone, preprocessing) and behind them (attention, a loss)
+becomes layers without weights.  The ops that use the layer's weights stay together, with what stands between.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from grappler_passes.graph.training_graph import Layer, OpKind, TrainingGraph
+from tf_ooo.rewriting.weight_uses import from_weights, ops_of_data
+
+# Each part takes at least so much of the forward pass.
+LEAST_SHARE = 1 / 16
+# A cut may come so much later than where its part is long enough, if less is sent there.
+_LATER = 1.5
+# What the names of parts begin with.
+_PLACES = ("before ", "behind ")
+
+
+def divided(
+    graph: TrainingGraph,
+    forward: Mapping[str, int],
+    seconds: Mapping[str, float],
+    whole: Collection[int] = (),
+) -> tuple[TrainingGraph, dict[str, int]]:
+    """The graph with a layer for each part, and the layer of each forward op.
+
+    Args:
+        graph: of one micro-batch.
+        forward: the layer of each of its forward ops.
+        seconds: of its ops, as far as they are known.
+        whole: layers that stay as they are.
+    """
+    least_s = LEAST_SHARE * sum(
+        seconds.get(name, 0.0) for name, op in graph.ops.items() if op.kind is OpKind.FORWARD
+    )
+    own = _Ops(graph, seconds)
+    members: dict[int, list[str]] = {layer.index: [] for layer in graph.layers}
+    for name in graph.ops:
+        if name in forward:
+            members[forward[name]].append(name)
+    divisions = {
+        index: own.divide(names, graph.layers[index], least_s)
+        for index, names in members.items()
+        if index not in whole and least_s > 0
+    }
+    if not any(divisions.values()):
+        return graph, dict(forward)
+    return _renumbered(graph, forward, {index: one for index, one in divisions.items() if one})
+
+
+@dataclass(frozen=True)
+class _Division:
+    """The part of each forward op of a layer, how many there are, and that of its weights."""
+
+    part_of: Mapping[str, int]
+    count: int
+    home: int
+
+
+class _Ops:
+    """What the ops of a graph depend on: data, or only variables and constants."""
+
+    def __init__(self, graph: TrainingGraph, seconds: Mapping[str, float]) -> None:
+        self._graph, self._seconds = graph, seconds
+        self._of_data = ops_of_data(graph)
+
+    def divide(self, names: Sequence[str], layer: Layer, least_s: float) -> _Division | None:
+        """The parts of a layer; None: it stays whole.
+
+        Args:
+            names: of its forward ops, in topological order.
+            layer: with its weights.
+            least_s: of each part.
+        """
+        line = [name for name in names if name in self._of_data]
+        if sum(self._seconds.get(name, 0.0) for name in line) < 2 * least_s:
+            return None
+        weights = from_weights(self._graph, layer, self._of_data)
+        users = [i for i, n in enumerate(line) if any(p in weights for p, _ in self._graph.ops[n].inputs)]
+        if not users:
+            return None
+        ends = self._ends(line, range(users[0], users[-1]), least_s)
+        if not ends:
+            return None
+        part_of = {name: sum(end <= i for end in ends) for i, name in enumerate(line)}
+        home = part_of[line[users[0]]]
+        part_of |= self._without_data(names, part_of, dict.fromkeys(weights, home))
+        return _Division(part_of, len(ends) + 1, home)
+
+    def _ends(self, line: Sequence[str], together: range, least_s: float) -> list[int]:
+        """Where parts end, each end the place of the next part's first op."""
+        crossing = self._crossing_bytes(line)
+        seconds = [self._seconds.get(name, 0.0) for name in line]
+        left_s = list(itertools.accumulate(reversed(seconds)))[::-1]
+        ends: list[int] = []
+        while True:
+            best, start = 0, ends[-1] if ends else 0
+            for i in range(start, len(line) - 1):
+                taken_s = left_s[start] - left_s[i + 1]
+                if left_s[i + 1] < least_s or (best and taken_s > _LATER * least_s):
+                    break
+                if (
+                    i not in together
+                    and taken_s >= least_s
+                    and not (best and crossing[best - 1] <= crossing[i])
+                ):
+                    best = i + 1
+            if not best:
+                return ends
+            ends.append(best)
+
+    def _crossing_bytes(self, line: Sequence[str]) -> list[float]:
+        """Bytes that ops behind each place read of ops up to it."""
+        place = {name: i for i, name in enumerate(line)}
+        last = list(range(len(line)))
+        for i, name in enumerate(line):
+            for producer, _ in self._graph.ops[name].inputs:
+                if producer in place:
+                    last[place[producer]] = max(last[place[producer]], i)
+        changes = [0.0] * (len(line) + 1)
+        for i, name in enumerate(line):
+            size = float(self._graph.ops[name].output_bytes or 0)
+            changes[i] += size
+            changes[last[i]] -= size
+        found, now = [], 0.0
+        for change in changes[:-1]:
+            now += change
+            found.append(now)
+        return found
+
+    def _without_data(
+        self, names: Sequence[str], part_of: Mapping[str, int], weights: Mapping[str, int]
+    ) -> dict[str, int]:
+        """What depends on no data: weights with their part, other variables and masks with who reads them.
+
+        What nobody reads (the result of a metric, behind its update) comes last.
+        """
+        found: dict[str, int] = {}
+        lowest: dict[str, int] = {}
+        last = max(part_of.values())
+        for name in reversed(names):
+            if name not in part_of:
+                found[name] = weights[name] if name in weights else lowest.get(name, last)
+            reader = part_of[name] if name in part_of else found[name]
+            for producer, _ in self._graph.ops[name].inputs:
+                lowest[producer] = min(lowest.get(producer, reader), reader)
+        return found
+
+
+def is_part(name: str) -> bool:
+    """Whether a layer of that name is a part without weights."""
+    return name.startswith(_PLACES)
+
+
+def _renumbered(
+    graph: TrainingGraph, forward: Mapping[str, int], divisions: Mapping[int, _Division]
+) -> tuple[TrainingGraph, dict[str, int]]:
+    layers: list[Layer] = []
+    first: list[int] = []
+    for layer in graph.layers:
+        first.append(len(layers))
+        division = divisions.get(layer.index, _Division({}, 1, 0))
+        for part in range(division.count):
+            if part == division.home:
+                layers.append(dataclasses.replace(layer, index=len(layers)))
+            else:
+                behind = part > division.home
+                place = part - division.home if behind else part + 1
+                layers.append(Layer(len(layers), (), label=f"{_PLACES[behind]}{layer.name} ({place})"))
+    home = [start + divisions[i].home if i in divisions else start for i, start in enumerate(first)]
+    ops = {
+        name: op if op.layer is None else dataclasses.replace(op, layer=home[op.layer])
+        for name, op in graph.ops.items()
+    }
+    numbered = {
+        name: first[layer] + divisions[layer].part_of[name] if layer in divisions else home[layer]
+        for name, layer in forward.items()
+    }
+    return dataclasses.replace(graph, ops=ops, layers=tuple(layers)), numbered

@@ -1,0 +1,60 @@
+"""Predicted peaks of a step's orders: the one that is planned, and the one TensorFlow would choose."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from grappler_passes.graph.liveness import peak_bytes_by_device, unknown_sizes
+from grappler_passes.graph.sizes import KnownShapes, with_sizes
+from grappler_passes.graph.training_graph import TrainingGraph
+from tf_ooo.errors import MemoryLimitError
+from tf_ooo.rewriting.lowering import dependencies
+
+if TYPE_CHECKING:
+    from tf_ooo.rewriting.planner import RewriteResult
+
+
+def highest_peak(graph: TrainingGraph, order: Sequence[str]) -> int:
+    """Of all devices: a limit holds for each of them."""
+    return max(peak_bytes_by_device(graph, order).values(), default=0)
+
+
+def require_sizes(graph: TrainingGraph, limit_bytes: int) -> None:
+    """Raises MemoryLimitError unless all sizes are known."""
+    unknown = unknown_sizes(graph)
+    if unknown:
+        raise MemoryLimitError(limit_bytes, None, unknown)
+
+
+def stock_order(graph: TrainingGraph) -> list[str]:
+    """The order in which TensorFlow's executor takes ops up: first ready, first run."""
+    waiting, readers = dependencies(graph)
+    ready = deque(name for name, count in waiting.items() if not count)
+    order = []
+    while ready:
+        order.append(ready.popleft())
+        for reader in readers[order[-1]]:
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                ready.append(reader)
+    return order
+
+
+def stock_peak(graph: TrainingGraph, order: Sequence[str]) -> int:
+    """Of an order of the graph as it came; ``graph`` has sizes, and lacks what was separated."""
+    return highest_peak(graph, [name for name in order if name in graph.ops])
+
+
+def check_memory(result: RewriteResult, known: KnownShapes, limit_bytes: int) -> int:
+    """The peak of the stock order with inputs of these shapes.
+
+    Raises MemoryLimitError if what was planned goes over the limit with them.
+    """
+    graph = with_sizes(result.training_graph, result.graph_def, known)
+    require_sizes(graph, limit_bytes)
+    peak = highest_peak(graph, result.execution_order)
+    if peak > limit_bytes:
+        raise MemoryLimitError(limit_bytes, peak)
+    return stock_peak(graph, result.stock_order)

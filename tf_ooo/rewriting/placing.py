@@ -1,0 +1,104 @@
+"""The device of every op, given the devices of layers and of variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tf_ooo.rewriting.unrolled_tasks import Step
+
+_SLICES = ("Slice", "StridedSlice")
+_HANDS_ON = ("Identity", "Switch", "Merge", "Enter", "Exit", "NextIteration")
+_FREE = ("Const", "_Arg", "_Retval")
+# tf.py_function and tf.numpy_function: what they call is in the process that traced them.
+_IN_PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
+
+
+def place(step: Step, device_of_layer: Sequence[str], bytes_of: Mapping[str, int]) -> dict[str, str]:
+    """``{op: device}`` of all ops but constants, arguments and results.
+
+    Ops on a variable are where it is; ops of a layer on its device; others follow the largest tensor
+    that they read, or else whoever reads them.  Those that call Python stay where they are.
+
+    Args:
+        step: the whole graph.
+        device_of_layer: full name for each layer.
+        bytes_of: sizes of ops' outputs, where known.
+    """
+    nodes = {node.name: node for node in step.graph_def.node}
+    placed = _on_variables(step, nodes)
+    for name, (_, layer, _) in step.where.items():
+        if nodes[name].op not in _FREE:
+            placed.setdefault(name, device_of_layer[layer])
+    _slices_at_home(step, nodes, placed)
+    _follow(step, nodes, placed, bytes_of)
+    placed |= {name: node.device for name, node in nodes.items() if node.op in _IN_PYTHON and node.device}
+    return {name: _able(nodes[name].device, device) for name, device in placed.items()}
+
+
+def _able(now: str, device: str) -> str:
+    """The device, or the CPU beside it for an op that TensorFlow has put on a CPU though there was a GPU."""
+    host, _, kind = device.rpartition("/device:")
+    on_cpu = "/device:CPU:" in now and kind.startswith("GPU")
+    return f"{host}/device:CPU:0" if on_cpu else device
+
+
+def _on_variables(step: Step, nodes: Mapping[str, Any]) -> dict[str, str]:
+    """Ops that take a variable's handle, or hand it on."""
+    index, placed = step.index, {}
+    handles = {
+        i: nodes[name].device
+        for i, name in enumerate(index.names)
+        if index.ops[i] in ("_Arg", "VarHandleOp") and _is_resource(nodes[name])
+    }
+    for i in index.order:
+        name = index.names[i]
+        if i in handles:
+            continue
+        takes = [p for p, _ in index.data_preds[i] if p in handles]
+        if not takes:
+            continue
+        placed[name] = handles[takes[0]]
+        if index.ops[i] in _HANDS_ON and resource_of(nodes[name]):
+            handles[i] = handles[takes[0]]
+    return placed
+
+
+def _is_resource(node: Any) -> bool:
+    return node.op == "VarHandleOp" or resource_of(node)
+
+
+def resource_of(node: Any) -> bool:
+    """Whether an op with one type hands on resources."""
+    from tensorflow.core.framework import types_pb2
+
+    return bool(node.attr["T"].type == types_pb2.DT_RESOURCE)
+
+
+def _slices_at_home(step: Step, nodes: Mapping[str, Any], placed: dict[str, str]) -> None:
+    """A micro-batch is cut off where the batch is, so that no whole batch is sent."""
+    index = step.index
+    for i, name in enumerate(index.names):
+        if index.ops[i] in _SLICES and index.data_preds[i]:
+            source = index.data_preds[i][0][0]
+            if index.ops[source] == "_Arg":
+                placed[name] = nodes[index.names[source]].device
+
+
+def _follow(
+    step: Step, nodes: Mapping[str, Any], placed: dict[str, str], bytes_of: Mapping[str, int]
+) -> None:
+    index = step.index
+
+    def rest(order: Sequence[int]) -> list[int]:
+        return [i for i in order if index.names[i] not in placed and index.ops[i] not in _FREE]
+
+    for i in rest(index.order):
+        sources = [index.names[p] for p, _ in index.data_preds[i]]
+        sources = [name for name in sources if name in placed]
+        if sources:
+            placed[index.names[i]] = placed[max(sources, key=lambda name: bytes_of.get(name, 0))]
+    for i in reversed(rest(index.order)):
+        readers = [index.names[s] for s in index.succs[i] if index.names[s] in placed]
+        if readers:
+            placed[index.names[i]] = placed[readers[0]]

@@ -1,0 +1,245 @@
+"""From a graph to a plan: classify, schedule, and the rewrite that a plug-in request runs."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from grappler_passes.analysis.classify import classify_graph_def
+from grappler_passes.compat import graph_def_of
+from grappler_passes.graph.liveness import unknown_sizes
+from grappler_passes.graph.sizes import KnownShapes, with_sizes
+from grappler_passes.graph.training_graph import TrainingGraph
+from grappler_passes.passes.annotate import AnnotatePass
+from grappler_passes.passes.base import PassPipeline, PassResult
+from grappler_passes.passes.order import OrderPass
+from grappler_passes.passes.separate import SeparatePass
+from grappler_passes.passes.verify import VerifyPass
+from tf_ooo import compat
+from tf_ooo.errors import GraphError, MemoryLimitError, OptionsError
+from tf_ooo.options import Options
+from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
+from tf_ooo.planning.policies import BACKWARD_ORDERS
+from tf_ooo.rewriting.lowering import TaskOps, execution_order, lower, task_ops
+from tf_ooo.rewriting.peaks import highest_peak, require_sizes, stock_order, stock_peak
+
+_LOG = logging.getLogger("tf_ooo")
+DEFAULT_POLICY = "fast_forward"
+
+
+@dataclass(frozen=True)
+class RewriteResult:
+    """What was done to one graph.
+
+    ``moved_ops`` counts the ops of the tasks that wait for a control edge that was added;
+    ``plan_seconds`` covers everything from the graph's arrival to the rewritten one;
+    With a memory limit only: ``execution_order`` is the order for which the peak was predicted,
+    ``stock_order`` the one that TensorFlow would choose, with its own peak, and ``open_sizes`` says
+    that the graph leaves sizes open, so that inputs of another size may come without another trace.
+    """
+
+    training_graph: TrainingGraph
+    schedule: Schedule
+    graph_def: Any
+    moved_ops: int
+    added_edges: int
+    plan_seconds: float
+    execution_order: tuple[str, ...] = ()
+    stock_order: tuple[str, ...] = ()
+    stock_peak_bytes: int = 0
+    open_sizes: bool = False
+    mixed: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def classify(graph: Any) -> TrainingGraph:
+    """Sorts the ops of a training step into F, dO, dW, U, comm and other, by dataflow.
+
+    Args:
+        graph: a ``GraphDef``, or a ConcreteFunction (``train_step.get_concrete_function(...)``).
+
+    Raises:
+        GraphError: it is not a training step; the message says what is missing.
+    """
+    if compat.is_concrete_function(graph):
+        return classify_graph_def(*graph_def_of(graph))
+    if not hasattr(graph, "node"):
+        raise GraphError(f"expected a GraphDef or a ConcreteFunction, got a {type(graph).__name__}")
+    return classify_graph_def(graph)
+
+
+def plan_graph(
+    training_graph: TrainingGraph, schedule: str = DEFAULT_POLICY, memory_limit_bytes: int | None = None
+) -> Schedule:
+    """An order for the backward pass on one device.
+
+    Args:
+        training_graph: from :func:`classify`.
+        schedule: a policy's name; ``"auto"`` is fast_forward.
+        memory_limit_bytes: if the named policy's predicted peak is above it, the order with the
+            lowest peak is taken.  With ``"auto"`` that one is taken at once.
+
+    Raises:
+        GraphError: not a training graph.
+        OptionsError: no such policy.
+        MemoryLimitError: even the lowest peak is above the limit; says the smallest feasible one.
+            Also where sizes are not known: trace the step with a fixed batch size.
+    """
+    if not isinstance(training_graph, TrainingGraph):
+        raise GraphError(
+            f"plan() takes a training graph, got a {type(training_graph).__name__}; "
+            "make one with tf_ooo.classify(graph_def or concrete_function)"
+        )
+    Options.from_arguments(schedule=schedule, memory_limit_bytes=memory_limit_bytes)
+    return _plan(training_graph, task_ops(training_graph), schedule, memory_limit_bytes)
+
+
+def _plan(graph: TrainingGraph, tasks: TaskOps, name: str, limit_bytes: int | None) -> Schedule:
+    policy = DEFAULT_POLICY if name == "auto" else name
+    if policy not in BACKWARD_ORDERS:
+        raise OptionsError(f"schedule={name!r} is not accepted; accepted: {', '.join(BACKWARD_ORDERS)}")
+    if limit_bytes is None:
+        return _schedule(graph, tasks, policy)
+    require_sizes(graph, limit_bytes)
+    if name != "auto":
+        named = _schedule(graph, tasks, policy)
+        if _peak(named) <= limit_bytes:
+            return named
+    lowest = min((_schedule(graph, tasks, other) for other in BACKWARD_ORDERS), key=_peak)
+    if _peak(lowest) > limit_bytes:
+        raise MemoryLimitError(limit_bytes, _peak(lowest))
+    return lowest
+
+
+def _schedule(graph: TrainingGraph, tasks: TaskOps, policy: str) -> Schedule:
+    """One lane for each device: replicas of one model in one graph must not wait for each other."""
+    order = BACKWARD_ORDERS[policy](tasks.backward_layers, frozenset(tasks.ops))
+    lanes: dict[str, list[Task]] = {}
+    for task in order:
+        lanes.setdefault(graph.ops[tasks.ops[task][0]].device, []).append(task)
+    numbered = {(number, 0): TaskList(lane) for number, (_, lane) in enumerate(sorted(lanes.items()))}
+    schedule = Schedule("single_device", policy, numbered or {(0, 0): TaskList([])})
+    peak = highest_peak(graph, _order_of(schedule, graph, tasks))
+    return replace(schedule, predicted_peak_bytes=peak)
+
+
+def _peak(schedule: Schedule) -> int:
+    return schedule.predicted_peak_bytes or 0
+
+
+def rewrite_graph(graph_def: Any, options: Options, known: KnownShapes | None = None) -> RewriteResult:
+    """Separates, classifies, plans, orders and verifies; the argument is not changed.
+
+    ``known`` are shapes of the step's inputs that the graph leaves open.
+    Raises GraphError where it is no training step, PassError where a pass fails, MemoryLimitError.
+    """
+    with _garbage_collector_paused():
+        return _rewrite_graph(graph_def, options, known or KnownShapes(options.batch_size))
+
+
+@contextlib.contextmanager
+def _garbage_collector_paused() -> Iterator[None]:
+    """Looking for cycles among millions of new objects, none of which is garbage yet, takes almost
+    as long as the planning itself (2.7 of 6.3 s on DenseNet121)."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _rewrite_graph(graph_def: Any, options: Options, known: KnownShapes) -> RewriteResult:
+    started, limit_bytes = time.perf_counter(), options.memory_limit_bytes
+    original = classify_graph_def(graph_def)
+    separated = SeparatePass()(graph_def, original)
+    training_graph = classify_graph_def(separated.graph_def) if separated.modified else original
+    open_sizes = bool(known or limit_bytes is not None) and bool(unknown_sizes(training_graph))
+    if open_sizes:
+        training_graph = with_sizes(training_graph, separated.graph_def, known, only_open=True)
+    tasks = task_ops(training_graph)
+    schedule = _plan(training_graph, tasks, options.schedule, limit_bytes)
+    loose: list[str] = []
+    rewrite_plan = lower(schedule, training_graph, tasks, loose)
+    passes = [AnnotatePass(rewrite_plan), OrderPass(rewrite_plan), VerifyPass(graph_def, separated.replaced)]
+    dump_dir = None if options.dump_dir is None else str(options.dump_dir)
+    ordered = PassPipeline(passes, dump_dir=dump_dir)(separated.graph_def, training_graph)
+    waiting = _new_waits(separated.graph_def, ordered)
+    result = RewriteResult(
+        training_graph=training_graph,
+        schedule=schedule,
+        graph_def=ordered.graph_def,
+        moved_ops=sum(len(names) for names in tasks.ops.values() if waiting.keys() & set(names)),
+        added_edges=sum(waiting.values()),
+        plan_seconds=0.0,
+        mixed={**training_graph.mixed, **separated.mixed},
+        notes=(*loose, *(str(note) for note in (*separated.notes, *ordered.notes))),
+    )
+    if limit_bytes is not None:
+        result = _with_orders(result, tuple(stock_order(original)), tasks, open_sizes)
+    return replace(result, plan_seconds=time.perf_counter() - started)
+
+
+def _with_orders(
+    result: RewriteResult, stock: tuple[str, ...], tasks: TaskOps, open_sizes: bool
+) -> RewriteResult:
+    """What the memory limit is checked with, for the planned order and for the stock one."""
+    return replace(
+        result,
+        execution_order=_order_of(result.schedule, result.training_graph, tasks),
+        stock_order=stock,
+        stock_peak_bytes=stock_peak(result.training_graph, stock),
+        open_sizes=open_sizes,
+    )
+
+
+def _order_of(schedule: Schedule, graph: TrainingGraph, tasks: TaskOps) -> tuple[str, ...]:
+    return tuple(execution_order(list(schedule.tasks), graph, tasks))
+
+
+def _new_waits(before: Any, result: PassResult) -> dict[str, int]:
+    """How many control inputs each node gained; nodes that gained none are left out."""
+    had = {node.name: len(node.input) for node in before.node}
+    gained = {
+        node.name: len(node.input) - had.get(node.name, len(node.input)) for node in result.graph_def.node
+    }
+    return {name: count for name, count in gained.items() if count > 0}
+
+
+def make_rewrite(
+    options: Options,
+    on_result: Callable[[RewriteResult], None],
+    on_skip: Callable[[GraphError], None],
+    known_shapes: Callable[[], KnownShapes | None] = lambda: None,
+) -> Callable[[Any], Any]:
+    """The ``rewrite(graph_def)`` of a plug-in request.
+
+    ``known_shapes`` tells what is known of the inputs of the step that is being compiled.
+    ``on_skip`` is told why a graph is no training step (helper functions are traced beside it);
+    other errors go to the plug-in, which keeps them and lets the stock graph run.
+    """
+
+    def rewrite(graph_def: Any) -> Any:
+        try:
+            result = rewrite_graph(graph_def, options, known_shapes())
+        except GraphError as error:
+            on_skip(error)
+            return None
+        _LOG.info(
+            "planned %s for %d layers in %.2f s: %d ops wait for %d added edges",
+            result.schedule.policy,
+            len(result.training_graph.layers),
+            result.plan_seconds,
+            result.moved_ops,
+            result.added_edges,
+        )
+        on_result(result)
+        return result.graph_def
+
+    return rewrite

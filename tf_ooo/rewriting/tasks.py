@@ -1,0 +1,237 @@
+"""What each op of a micro-batch is for, and with which layer it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from grappler_passes.graph.dependencies import GraphIndex
+from grappler_passes.graph.training_graph import OpKind, TrainingGraph
+from tf_ooo.costs.from_graph import forward_layers, layers_of_weights_and_readers
+from tf_ooo.planning.model.schedule import Task
+from tf_ooo.rewriting.loops import LoopTask, fed_to_loops, forward_loops, loop_tasks
+from tf_ooo.rewriting.lowering import TaskOps
+from tf_ooo.rewriting.weight_uses import layers_using, ops_of_data
+
+_KINDS = {OpKind.FORWARD: "F", OpKind.OUTPUT_GRAD: "dO", OpKind.WEIGHT_GRAD: "dW", OpKind.UPDATE: "U"}
+
+
+Where = Mapping[str, tuple[str, int]]
+Glued = tuple[tuple[int, int], ...]
+
+
+def forward_and_loops(graph: TrainingGraph, index: GraphIndex) -> tuple[dict[str, int], list[LoopTask]]:
+    """The layer of each forward op, and the loops.
+
+    A forward op belongs to the highest layer whose weights its result depends on, all of a loop to one.
+    """
+    together = forward_loops(graph, index)
+    known = layers_of_weights_and_readers(graph, together)
+    loops = loop_tasks(graph, index, known)
+    of_loops = {name: loop.layer for loop in loops for name in loop.members}
+    forward = forward_layers(graph, together) | fed_to_loops(graph, index, known, loops)
+    return forward | {name: layer for name, layer in of_loops.items() if name in forward}, loops
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """What :func:`assign` finds.
+
+    Attributes:
+        where: kind and layer of each op.
+        glued: ranges of layers that run in one loop, so that no cut may part them.
+        joined: dW ops that read gradients from other layers: a tied weight's, from all that use it.
+            Whoever waits for such a dW waits for stages above, which no schedule expects: they run when
+            they can.
+    """
+
+    where: Where
+    glued: Glued
+    joined: frozenset[str]
+
+
+def assign(graph: TrainingGraph, index: GraphIndex, parts: Mapping[str, int] | None = None) -> Assigned:
+    """Kind and layer of each op.
+
+    Ops that serve several layers' updates are left out.
+
+    A dO op belongs to the layer whose forward op it is the gradient of: see :func:`_output_grad_layers`.
+
+    Args:
+        graph: of one micro-batch with its updates.
+        index: of the same graph.
+        parts: the layer of each forward op, where layers were divided; None: of :func:`forward_and_loops`.
+    """
+    forward, loops = forward_and_loops(graph, index)
+    forward = forward if parts is None else dict(parts)
+    of_loops = {name: loop.layer for loop in loops for name in loop.members}
+    where = {name: ("F", layer) for name, layer in forward.items()}
+    for name, op in graph.ops.items():
+        if op.kind in (OpKind.WEIGHT_GRAD, OpKind.UPDATE) and op.layer is not None:
+            where[name] = (_KINDS[op.kind], op.layer)
+    touching = _touching(graph, forward)
+    output_grads = _output_grad_layers(graph, touching, of_loops)
+    where.update((name, ("dO", layer)) for name, layer in output_grads.items())
+    away = _weight_grads_away(graph, touching, output_grads)
+    handed_on = _handed_on(graph, forward, touching, away)
+    where.update((name, ("dO" if name in handed_on else "dW", at)) for name, at in away.items())
+    for loop in loops:
+        where.update(dict.fromkeys(loop.members, (loop.kind, loop.layer)))
+    where = {name: at for name, at in where.items() if graph.ops[name].type != "Const"}
+    glued = tuple(sorted({loop.glued for loop in loops}))
+    return Assigned(where, glued, _joined(graph, where))
+
+
+def _joined(graph: TrainingGraph, where: Where) -> frozenset[str]:
+    """dW ops that depend on dW of another layer."""
+    found: set[str] = set()
+    for name, op in graph.ops.items():
+        at = where.get(name)
+        if at is None or at[0] != "dW":
+            continue
+        read = [producer for producer, _ in op.inputs]
+        dw = (where[producer] for producer in read if where.get(producer, ("", 0))[0] == "dW")
+        if any(producer in found for producer in read) or any(other != at for other in dw):
+            found.add(name)
+    return frozenset(found)
+
+
+def _touching(graph: TrainingGraph, forward: Mapping[str, int]) -> dict[str, set[int]]:
+    """The layers that make or read each forward tensor.
+
+    Constants that several layers read are no layer's: graph optimizers make one of all that are alike, so
+    that the gradient of any layer may read what counts to the first one.
+    """
+    touching = {name: {layer} for name, layer in forward.items()}
+    for name, layer in forward.items():
+        for producer, _ in graph.ops[name].inputs:
+            if producer in touching:
+                touching[producer].add(layer)
+    return {
+        name: layers
+        for name, layers in touching.items()
+        if graph.ops[name].type != "Const" or len(layers) == 1
+    }
+
+
+def _output_grad_layers(
+    graph: TrainingGraph, touching: Mapping[str, set[int]], of_loops: Mapping[str, int]
+) -> dict[str, int]:
+    """The layer of each dO op.
+
+    The forward tensors that it reads say whose gradient it is: such a tensor was made by one layer and
+    is read by others, and the op is the gradient of one of these.  Backward goes down from layer to layer,
+    so it is the highest of them that is not above the layers of the dO that the op reads.  Constants say it
+    of ops that read no gradient only: one that a lower layer reads may stand for that of any other.
+    """
+    found: dict[str, int] = {}
+    gradients: set[str] = set()
+    last = len(graph.layers) - 1
+    for name, op in graph.ops.items():
+        if op.kind is not OpKind.OUTPUT_GRAD:
+            continue
+        if name in of_loops:
+            found[name] = of_loops[name]
+            continue
+        producers = [producer for producer, _ in op.inputs]
+        cap = min((found[p] for p in producers if p in found), default=last)
+        computed = [p for p in producers if p in touching and graph.ops[p].type != "Const"]
+        reads_gradient = any(p in gradients for p in producers)
+        if reads_gradient or computed:
+            gradients.add(name)
+        said = computed if reads_gradient else producers
+        layers = set().union(*(touching.get(p, set()) for p in said))
+        found[name] = max((layer for layer in layers if layer <= cap), default=cap)
+    return found
+
+
+def _weight_grads_away(
+    graph: TrainingGraph, touching: Mapping[str, set[int]], output_grads: Mapping[str, int]
+) -> dict[str, int]:
+    """dW ops that do not run with their weight's layer, but with the one that used the weight.
+
+    A weight that two layers use (an embedding that is the output's kernel) has gradients from both; each
+    is computed where the activations are, and the weight's own layer adds them up.  Where that layer was
+    divided, its gradient comes down through the parts behind its weights.
+    """
+    found: dict[str, int] = {}
+    for name, op in graph.ops.items():
+        if op.kind is not OpKind.WEIGHT_GRAD or op.layer is None:
+            continue
+        producers = [producer for producer, _ in op.inputs]
+        # Not by constants: of all that are alike there is one, which counts to any layer.
+        computed = [p for p in producers if p in touching and graph.ops[p].type != "Const"]
+        layers = set().union(*(touching[p] for p in computed))
+        if layers and op.layer not in layers:
+            above = [output_grads.get(p, found.get(p)) for p in producers]
+            cap = min((layer for layer in above if layer is not None), default=max(layers))
+            found[name] = max((layer for layer in layers if layer <= cap), default=cap)
+            continue
+        read = [p for p in producers if p in graph.ops and graph.ops[p].kind is OpKind.WEIGHT_GRAD]
+        if not layers and read and len({found.get(p) for p in read}) == 1 and read[0] in found:
+            found[name] = found[read[0]]
+    _keep_going_down(graph, found)
+    return found
+
+
+def _handed_on(
+    graph: TrainingGraph,
+    forward: Mapping[str, int],
+    touching: Mapping[str, set[int]],
+    away: Mapping[str, int],
+) -> set[str]:
+    """dW ops that take a gradient down to their weight's layer, from the layers above: they are dO.
+
+    Only one layer's gradients need them, so that they count as its dW; a cut may part them all the same.
+    The gradient of a weight that is used above its layer is not: it goes to a sum.
+    """
+    of_data = ops_of_data(graph)
+    using = layers_using(graph, forward, of_data)
+    leading = _leading_home(graph, {name: touching[name] for name in of_data & touching.keys()}, away)
+    found: set[str] = set()
+    for name in reversed(list(graph.ops)):
+        at, home = away.get(name), graph.ops[name].layer
+        if at is None or home is None:
+            continue
+        if home < at and (at not in using[home] or name in leading):
+            found.add(name)
+        if name in found:
+            found.update(producer for producer, _ in graph.ops[name].inputs if producer in away)
+    return found
+
+
+def _leading_home(
+    graph: TrainingGraph, activations: Mapping[str, set[int]], away: Mapping[str, int]
+) -> set[str]:
+    """dW ops behind which there is one that reads activations of the weight's own layer."""
+    found: set[str] = set()
+    for name in reversed(list(graph.ops)):
+        op = graph.ops[name]
+        if op.kind is not OpKind.WEIGHT_GRAD or op.layer is None:
+            continue
+        producers = [producer for producer, _ in op.inputs]
+        reads_home = name not in away and any(op.layer in activations.get(p, ()) for p in producers)
+        if reads_home or name in found:
+            found.update(p for p in producers if p in graph.ops and graph.ops[p].layer == op.layer)
+    return found
+
+
+def _keep_going_down(graph: TrainingGraph, away: dict[str, int]) -> None:
+    """Adds dW ops that read no activation, and lead to one that is computed above their weight's layer."""
+    for name in reversed(list(graph.ops)):
+        if name not in away:
+            continue
+        for producer, _ in graph.ops[name].inputs:
+            op = graph.ops.get(producer)
+            if op is not None and op.kind is OpKind.WEIGHT_GRAD and op.layer is not None:
+                away[producer] = max(away.get(producer, op.layer), away[name])
+
+
+def tasks_for_costs(where: Where) -> TaskOps:
+    """The dO and dW tasks of layers, in the form in which costs are summed up."""
+    ops: dict[Task, list[str]] = {}
+    for name, (kind, layer) in where.items():
+        if kind in ("dO", "dW"):
+            ops.setdefault(Task(kind, layer), []).append(name)
+    frozen = {task: tuple(names) for task, names in ops.items()}
+    return TaskOps(frozen, (), {}, {})

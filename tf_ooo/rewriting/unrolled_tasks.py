@@ -1,0 +1,189 @@
+"""The tasks of a whole step: what each op is for, in which micro-batch, with which layer."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from grappler_passes.analysis.classify import classify_graph_def
+from grappler_passes.analysis.microbatches import is_sum, microbatch_graph
+from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE, steps_of
+from grappler_passes.graph.dependencies import GraphIndex
+from grappler_passes.graph.training_graph import TrainingGraph
+from tf_ooo.costs.devices import device
+from tf_ooo.costs.op_seconds import op_seconds
+from tf_ooo.errors import GraphError
+from tf_ooo.rewriting.parts import divided
+from tf_ooo.rewriting.tasks import assign, forward_and_loops
+
+Where = tuple[str, int, int]
+_STEP = re.compile(rf"{STEP_SCOPE}(\d+)(?=/|$)")
+# What TensorFlow numbers when it lowers loops and branches: otherwise for each micro-batch.
+_NUMBER = re.compile(r"/_(\d+)(?=/|$)")
+_ONCE, _EACH = f"{STEP_SCOPE}once", f"{STEP_SCOPE}each"
+# Of the computing ops of a step that is not classified itself, so many must be known by name.
+_KNOWN_SHARE = 0.8
+_COUNTED = ("Const", "NoOp", "Identity", "_Arg", "_Retval")
+
+
+@dataclass(frozen=True)
+class Known:
+    """What one classified micro-batch says about all, of any batch.
+
+    Attributes:
+        graph: it; its layers are those of all.
+        alone: its GraphDef.
+        names: of its ops, and those below, :func:`general_names`.
+        where: ``{op: (kind, layer)}``.
+        sizes: bytes of the ops' outputs.
+        glued: ranges of layers that no cut may part.
+        joined: ops of ``where`` that add up gradients from several layers.
+    """
+
+    graph: TrainingGraph
+    alone: Any
+    names: frozenset[str]
+    where: Mapping[str, tuple[str, int]]
+    sizes: Mapping[str, int]
+    glued: tuple[tuple[int, int], ...] = ()
+    joined: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Step:
+    """A graph of unrolled micro-batches, taken apart.
+
+    Attributes:
+        graph_def, index: the whole graph.
+        steps: the micro-batch of each node, ``count`` for what comes once.
+        count: micro-batches.
+        known: what is known of its ops.
+        where: ``{op: (kind, layer, micro-batch)}``.
+        sums: names of the sums of gradients.
+    """
+
+    graph_def: Any
+    index: GraphIndex
+    steps: Sequence[int | None]
+    count: int
+    known: Known
+    where: Mapping[str, Where]
+    sums: frozenset[str]
+
+    @cached_property
+    def general(self) -> dict[str, str]:
+        """The general name of each op."""
+        return general_names(self.index.names, self.count)
+
+    @cached_property
+    def joined(self) -> frozenset[str]:
+        """Ops that add up a micro-batch's gradients from several layers."""
+        return frozenset(name for name, key in self.general.items() if key in self.known.joined)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes of ops' outputs, where known."""
+        sizes = self.known.sizes
+        return {name: sizes[key] for name, key in self.general.items() if key in sizes}
+
+    def averaged(self, seconds: Mapping[str, float]) -> dict[str, float]:
+        """Seconds of the classified micro-batch's ops: the mean over all micro-batches that were measured.
+
+        Of sums, which the first micro-batch has none of, the mean over all micro-batches.  For the step
+        in which it was classified.
+        """
+        measured: dict[str, list[float]] = {}
+        for name, value in seconds.items():
+            measured.setdefault(self.general.get(name, name), []).append(value)
+        names = ((name, measured.get(self.general[name])) for name in self.known.graph.ops)
+        without = {name: len(values) + (name in self.sums) for name, values in names if values}
+        return {name: sum(measured[self.general[name]]) / count for name, count in without.items()}
+
+
+def is_unrolled(graph_def: Any) -> bool:
+    """Whether a graph holds the micro-batches of a step."""
+    return any(STEP_ATTR in node.attr for node in graph_def.node)
+
+
+def general_names(names: Iterable[str], count: int) -> dict[str, str]:
+    """The name that each op has in common with those of the other micro-batches, and of other batches.
+
+    Of ops that differ in TensorFlow's numbers only, the first has the lowest.
+    """
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(_NUMBER.sub("/_", name), []).append(name)
+    found = {}
+    for bare, ones in alike.items():
+        general = _STEP.sub(lambda match: _ONCE if int(match[1]) == count else _EACH, bare)
+        if len(ones) > 1:
+            ones.sort(key=lambda name: [int(number) for number in _NUMBER.findall(name)])
+        for place, name in enumerate(ones):
+            found[name] = f"{general}#{place}" if place else general
+    return found
+
+
+def take_apart(graph_def: Any, known: Known | None = None, whole_layers: bool = False) -> Step:
+    """The ops of a step.
+
+    Args:
+        known: from another trace of the same step; None: the last micro-batch is classified.
+        whole_layers: those that take long are not divided.
+
+    Raises:
+        GraphError: it is no training step, or not the one that is known.
+    """
+    index = GraphIndex(graph_def)
+    steps = steps_of(graph_def, index)
+    count = max((step for step in steps if step is not None), default=0)
+    if not count:
+        raise GraphError("the graph holds no micro-batch and updates")
+    general = general_names(index.names, count)
+    if known is None:
+        alone = microbatch_graph(graph_def, index, steps, count - 1, count)
+        known = _classified(alone, general, whole_layers)
+    else:
+        _check_known(index, general, known)
+    where: dict[str, Where] = {}
+    for name, number in zip(index.names, steps, strict=True):
+        at = known.where.get(general[name])
+        if at is not None and index.ops[index.index[name]] not in ("Const", "_Arg", "_Retval"):
+            where[name] = (*at, 0 if number is None else min(number, count - 1))
+    sums = frozenset(node.name for node in graph_def.node if is_sum(node))
+    return Step(graph_def, index, steps, count, known, where, sums)
+
+
+def _classified(alone: Any, general: Mapping[str, str], whole_layers: bool) -> Known:
+    """Ops that graph optimizers have merged for several micro-batches are in ``alone``, the last one."""
+    graph, index, parts = classify_graph_def(alone), GraphIndex(alone), None
+    if not whole_layers:
+        forward, loops = forward_and_loops(graph, index)
+        work = dataclasses.replace(device("cpu-core"), launch_s=0.0)  # of what an op does, not of its call
+        seconds = op_seconds(alone, work).seconds
+        whole = {layer for loop in loops for layer in (loop.layer, *loop.glued)}
+        graph, parts = divided(graph, forward, seconds, whole)
+    assigned = assign(graph, index, parts)
+    return Known(
+        graph,
+        alone,
+        frozenset(general[name] for name in graph.ops),
+        {general[name]: at for name, at in assigned.where.items()},
+        {general[name]: op.output_bytes for name, op in graph.ops.items() if op.output_bytes},
+        assigned.glued,
+        frozenset(general[name] for name in assigned.joined),
+    )
+
+
+def _check_known(index: GraphIndex, general: Mapping[str, str], known: Known) -> None:
+    there = known.names | known.where.keys()
+    computing = [name for name, op in zip(index.names, index.ops, strict=True) if op not in _COUNTED]
+    met = sum(general[name] in there for name in computing)
+    if met < _KNOWN_SHARE * len(computing):
+        raise GraphError(
+            f"{len(computing) - met} of the step's {len(computing)} ops are not those of the step "
+            "that was planned"
+        )

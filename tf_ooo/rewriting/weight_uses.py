@@ -1,0 +1,57 @@
+"""Which forward ops depend on data, which on a layer's weights alone, and where weights are used."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from grappler_passes.graph.training_graph import Layer, TrainingGraph
+
+_USING = ("ReadVariable", "ResourceGather", "Assign", "ResourceApply", "ResourceSparse", "ResourceScatter")
+_PASSING_ON = ("Enter", "Switch", "Identity")
+_DATA = ("_Arg", "Placeholder", "PlaceholderWithDefault")
+
+
+def ops_of_data(graph: TrainingGraph) -> set[str]:
+    """What depends on data, not only on variables and constants."""
+    handles = _handles(graph)
+    found: set[str] = set()
+    for name, op in graph.ops.items():
+        starts = op.type in _DATA and name not in handles
+        if starts or any(producer in found for producer, _ in op.inputs):
+            found.add(name)
+    return found
+
+
+def from_weights(graph: TrainingGraph, layer: Layer, of_data: Collection[str]) -> set[str]:
+    """What depends on the layer's weights, perhaps on other variables, and on no data; their handles too."""
+    found = {v.handle for v in graph.variables if v.name in layer.variables}
+    for name, op in graph.ops.items():
+        if name not in of_data and any(producer in found for producer, _ in op.inputs):
+            found.add(name)
+    return found
+
+
+def layers_using(
+    graph: TrainingGraph, forward: Mapping[str, int], of_data: Collection[str]
+) -> list[set[int]]:
+    """For each layer, the layers whose forward ops apply its weights to data: several where it is tied."""
+    applying = [name for name in forward if name in of_data]
+    found: list[set[int]] = []
+    for layer in graph.layers:
+        weights = from_weights(graph, layer, of_data)
+        users = (name for name in applying if any(p in weights for p, _ in graph.ops[name].inputs))
+        found.append({forward[name] for name in users})
+    return found
+
+
+def _handles(graph: TrainingGraph) -> set[str]:
+    """Arguments that are variables."""
+    using = (op for op in graph.ops.values() if op.type.startswith(_USING))
+    return {_source(graph, op.inputs[0][0]) for op in using if op.inputs}
+
+
+def _source(graph: TrainingGraph, name: str) -> str:
+    """What comes into a loop or a branch under this name."""
+    while name in graph.ops and graph.ops[name].type in _PASSING_ON and graph.ops[name].inputs:
+        name = graph.ops[name].inputs[0][0]
+    return name

@@ -1,0 +1,180 @@
+"""Gradients averaged over all ranks, where optimizers apply them.
+
+While the train step of a model is traced (or run eagerly), every optimizer found on the model has an
+``apply`` of its own that averages first.  Loss scaling, clipping, weight decay and accumulation
+come after, inside the optimizer, so that all ranks see the same numbers and take the same branches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from tf_ooo import compat
+from tf_ooo.hosts.ranks.engine import Engine
+from tf_ooo.tracing.already import already_averaged
+from tf_ooo.tracing.rank_names import unnumbered
+from tf_ooo.tracing.slices import GradientSlices
+
+_LOG = logging.getLogger("tf_ooo")
+
+
+class Averaging:
+    """Averages what the optimizers of a model are given.
+
+    With ``gradient_accumulation_steps`` each micro-batch's gradient is averaged: the sum of
+    averages is the average of sums.  ``Adasum`` then combines micro-batches, not their sums.
+
+    Args:
+        engine: the ranks.
+        op: Average, Sum or Adasum.
+        compression: what gradients travel as: none, fp16, bf16.
+        weighting: ``"ranks"``: every rank counts the same, as in Horovod; ``"samples"``: every sample
+            does, so that the result is that of one process on all ranks' batches together.
+    """
+
+    def __init__(self, engine: Engine, op: str, compression: str, weighting: str = "ranks") -> None:
+        self.engine, self.op, self.compression, self.weighting = engine, op, compression, weighting
+        self.averaged: set[str] = set()
+        self.left_alone: set[str] = set()
+        self.slices = GradientSlices()
+        self._inside = False
+        self._factor: Any = None
+
+    def wrap(self, model: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """What makes of the model's ``train_step`` one that averages."""
+
+        def wrapper(train_step: Callable[..., Any]) -> Callable[..., Any]:
+            # A tf.function would go on averaging, or not averaging, as it was first traced.
+            train_step = compat.undecorated(train_step)
+
+            def averaging_train_step(data: Any) -> Any:
+                with self.active(optimizers_of(model), data):
+                    return train_step(data)
+
+            return averaging_train_step
+
+        return wrapper
+
+    @contextlib.contextmanager
+    def active(self, optimizers: Sequence[Any], data: Any = None) -> Iterator[None]:
+        """Inside the block the optimizers average first."""
+        self._factor = self._weight_of(data) if self.weighting == "samples" else None
+        for optimizer in optimizers:
+            compat.shadow_update(optimizer, functools.partial(self._averaging, optimizer))
+        try:
+            yield
+        finally:
+            self._factor = None
+            for optimizer in optimizers:
+                compat.unshadow_update(optimizer)
+
+    def _averaging(self, optimizer: Any, apply: Callable[..., Any]) -> Callable[..., Any]:
+        def averaging_apply(grads: Any, trainable_variables: Any = None) -> Any:
+            # A loss-scaling optimizer calls the one inside it with what has been averaged already.
+            if self._inside:
+                return apply(grads, trainable_variables)
+            grads = list(grads)
+            variables = compat.variables_to_apply(optimizer, trainable_variables)
+            if compat.horovod_averages(optimizer):
+                self.left_alone.update(map(compat.path_of, variables))
+                averaged = grads
+            else:
+                averaged = self.average(grads, variables)
+            self._inside = True
+            try:
+                return apply(averaged, None if trainable_variables is None else variables)
+            finally:
+                self._inside = False
+
+        return averaging_apply
+
+    def average(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """The gradients to apply; None stays None, what the user has averaged stays as it is."""
+        out, mine = list(grads), []
+        for place, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
+            if grad is None:
+                continue
+            if already_averaged(grad):
+                self.left_alone.add(compat.path_of(variable))
+            else:
+                mine.append(place)
+                self.averaged.add(compat.path_of(variable))
+        if self.left_alone and not mine:
+            _LOG.info("the train step averages its gradients itself; they are not averaged again")
+        by_op: dict[str, list[int]] = {}
+        for place in mine:
+            by_op.setdefault(self._op_for(variables[place]), []).append(place)
+        for op, places in by_op.items():
+            named = [(_name(variables[i], i), self._weighted(grads[i])) for i in places]
+            for i, averaged in zip(places, self._allreduce(named, op), strict=True):
+                out[i] = averaged
+        return out
+
+    def _allreduce(self, named: Sequence[tuple[str, Any]], op: str) -> list[Any]:
+        def reduce(one: Sequence[tuple[str, Any]]) -> list[Any]:
+            return self.engine.allreduce(one, op, self.compression)
+
+        return self.slices.allreduce(named, reduce, may_slice=op != "Adasum")
+
+    def _op_for(self, variable: Any) -> str:
+        # The "gradient" of such a variable (a scale of float8 training) is its next value.
+        return "Average" if compat.is_overwritten_with_gradient(variable) else self.op
+
+    def _weighted(self, grad: Any) -> Any:
+        import tensorflow as tf
+
+        if self._factor is None:
+            return grad
+        if isinstance(grad, tf.IndexedSlices):
+            values = grad.values * tf.cast(self._factor, grad.values.dtype)
+            return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
+        return grad * tf.cast(self._factor, grad.dtype)
+
+    def _weight_of(self, data: Any) -> Any:
+        """This rank's samples over the mean of all ranks'; exactly 1 where all have as many."""
+        import tensorflow as tf
+
+        first = next(t for t in tf.nest.flatten(data) if hasattr(t, "shape") and t.shape.rank != 0)
+        count = tf.cast(tf.shape(first)[0], tf.float32)
+        total = self.engine.sum(count, "tf_ooo_samples")
+        return count * (float(self.engine.size) / total)
+
+
+def _name(variable: Any, place: int) -> str:
+    """The same on all ranks.
+
+    Not the path: Keras numbers layers within a process, so that a rank which has made one layer more
+    would wait for ever for a "dense_7" that the others call "dense_6".
+    """
+    short = unnumbered(compat.path_of(variable))
+    return f"tf_ooo_{place}_" + "".join(c if c.isalnum() else "_" for c in short)
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """Every Keras optimizer that the model, a part of it or a loss-scaling optimizer holds, each once."""
+    found: dict[int, Any] = {}
+    seen: set[int] = set()
+    for part in compat.parts_of(model):
+        _collect(part, found, seen)
+    return list(found.values())
+
+
+def _collect(value: Any, found: dict[int, Any], seen: set[int]) -> None:
+    if id(value) in seen:
+        return
+    if compat.is_optimizer(value):
+        found.setdefault(id(value), value)
+        within = compat.inner_optimizers(value)
+    elif compat.is_layer(value):
+        within = compat.attributes_of(value)
+    elif isinstance(value, (list, tuple, dict)):
+        within = list(value.values()) if isinstance(value, dict) else list(value)
+    else:
+        return
+    seen.add(id(value))
+    for item in within:
+        _collect(item, found, seen)

@@ -1,0 +1,105 @@
+"""Large gradients in slices, so that what is urgent need not wait until all of one has travelled."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from grappler_passes.graph.training_graph import TrainingGraph
+from tf_ooo.compat.data_parallel import PART_ATTR, numbered_part
+from tf_ooo.planning.model.schedule import Schedule
+
+Named = Sequence[tuple[str, Any]]
+
+
+class GradientSlices:
+    """Into how many slices each gradient is cut; every element is added up as it would be anyway.
+
+    Attributes:
+        sizes: bytes of the gradients that may be cut, by the names of their communications; filled in
+            while a step is traced.
+        counts: slices by name; what is not named travels whole.
+    """
+
+    def __init__(self) -> None:
+        self.sizes: dict[str, int] = {}
+        self.counts: Mapping[str, int] = {}
+
+    @contextlib.contextmanager
+    def used(self, counts: Mapping[str, int]) -> Iterator[None]:
+        """What is traced inside the block is cut so."""
+        kept, self.counts = self.counts, counts
+        try:
+            yield
+        finally:
+            self.counts = kept
+
+    def wrap(self, step: Callable[[Any], Any], counts: Mapping[str, int]) -> Callable[[Any], Any]:
+        """A step whose gradients are cut so."""
+
+        def sliced(data: Any) -> Any:
+            with self.used(counts):
+                return step(data)
+
+        return sliced
+
+    def allreduce(self, named: Named, reduce: Callable[[Named], list[Any]], may_slice: bool) -> list[Any]:
+        """``reduce`` of all gradients; of those to be cut slice by slice.
+
+        Args:
+            named: (name, tensor or IndexedSlices).
+            reduce: given such a list, the reduced gradients.
+            may_slice: whether the elements of a gradient are reduced one by one.
+        """
+        out = []
+        for name, gradient in named:
+            if not may_slice or not _may_be_cut(gradient):
+                out += reduce([(name, gradient)])
+                continue
+            elements = gradient.shape.num_elements()
+            self.sizes[name] = elements * gradient.dtype.size
+            count = min(self.counts.get(name, 1), elements)
+            out += reduce([(name, gradient)]) if count < 2 else [_in_slices(name, gradient, count, reduce)]
+        return out
+
+
+def _may_be_cut(gradient: Any) -> bool:
+    import tensorflow as tf
+
+    if isinstance(gradient, tf.IndexedSlices):
+        return False
+    return bool(gradient.shape.is_fully_defined()) and gradient.shape.num_elements() > 0
+
+
+def _in_slices(name: str, gradient: Any, count: int, reduce: Callable[[Named], list[Any]]) -> Any:
+    import tensorflow as tf
+
+    elements = gradient.shape.num_elements()
+    ends = [elements * (number + 1) // count for number in range(count)]
+    sizes = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+    parts = []
+    for number, part in enumerate(tf.split(tf.reshape(gradient, [-1]), sizes)):
+        with numbered_part(number):
+            parts += reduce([(f"{name}_part_{number}", part)])
+    return tf.reshape(tf.concat(parts, 0), gradient.shape)
+
+
+def counts_for(schedule: Schedule, graph: TrainingGraph, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Slices by the names of communications, for a schedule whose layers are those of ``graph``.
+
+    Of a layer that is sent in n parts, what is larger than an n-th of it is cut into n.
+    """
+    counts: dict[str, int] = {}
+    for (kind, layer), shares in schedule.parts.items():
+        if kind != "comm":
+            continue
+        names = {op.rsplit("/", 1)[-1] for op in graph.layers[layer].communication_ops} & sizes.keys()
+        whole = sum(sizes[name] for name in names)
+        counts |= {name: len(shares) for name in sorted(names) if sizes[name] * len(shares) > whole}
+    return counts
+
+
+def parts_of(graph_def: Any) -> dict[str, int]:
+    """Which slice a communication belongs to, by the name of its op."""
+    return {node.name: int(node.attr[PART_ATTR].i) for node in graph_def.node if PART_ATTR in node.attr}

@@ -1,0 +1,183 @@
+"""The flat function of one step: all micro-batches, then the updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE
+from tf_ooo import compat
+from tf_ooo.compat.pipeline import handle_of, make_on_demand, weighted_means
+from tf_ooo.errors import BackendError
+from tf_ooo.tracing.averaging import optimizers_of
+from tf_ooo.tracing.collecting import Collecting
+from tf_ooo.tracing.micro_batches import parts_of, relative_weights, rows_of, split_rows
+
+_READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
+
+
+class StepFunctions:
+    """Callable with a batch: trains on its micro-batches in one function, one for each shape of a batch.
+
+    Args:
+        model: built, with built optimizers.
+        microbatches: how many, where a batch has as many rows.
+        tracing: entered around calls; functions are traced there.
+        applying: given the batch, entered where the updates are traced: what averages over replicas.
+
+    Attributes:
+        check_captures: given what a function captures, before it runs for the first time.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        microbatches: int,
+        tracing: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        applying: Callable[[Any], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        self.model, self.microbatches, self._tracing = model, microbatches, tracing
+        self._applying = applying
+        self.check_captures: Callable[[Iterable[Any]], None] = lambda captures: None
+        self._functions: dict[Any, Any] = {}
+
+    def __call__(self, batch: Any) -> Any:
+        """Trains on a batch; its logs."""
+        key = _shapes(batch)
+        if key not in self._functions:
+            made = self._make(batch)
+            with self._tracing():
+                self.check_captures(made.get_concrete_function(batch).captured_inputs)
+            self._functions[key] = made
+        with self._tracing():
+            return self._functions[key](batch)
+
+    @property
+    def traced(self) -> int:
+        """How many functions have been made."""
+        return len(self._functions)
+
+    def concrete(self, batch: Any) -> Any:
+        """The traced function for a batch; nothing runs."""
+        with self._tracing():
+            return self._make(batch).get_concrete_function(batch)
+
+    def _make(self, batch: Any) -> Any:
+        rows = split_rows(rows_of(batch), self.microbatches)
+        # Traced within the step: gradients of a function of its own could not be added up outside.
+        model, train_step = self.model, compat.undecorated(self.model.train_step)
+        last = len(rows) - 1
+        # Never more than one micro-batch: nothing to tell apart by name, and the bits of Keras' own step.
+        scope = STEP_SCOPE if self.microbatches > 1 else ""
+
+        def step(batch: Any) -> Any:
+            weights, scale = relative_weights(rows)
+            collecting = Collecting(optimizers_of(model), weights, scale)
+            logs = []
+            for number in range(len(rows)):
+                with compat.numbered_step(number, STEP_ATTR, scope):
+                    part = parts_of(batch, rows)[number] if len(rows) > 1 else batch
+                    share = rows[number] / sum(rows)
+                    with collecting.micro_batch(number), weighted_means(model, share):
+                        one = compat.step_on_data(model, train_step, counts=number == last)
+                        logs.append(one(part))
+                if not number:
+                    variables = [one.variables for one in collecting.applied]
+                    refuse_reads_after(zip(variables, collecting.collected_after, strict=True))
+            refuse_no_gradient(collecting.applied)
+            with compat.numbered_step(len(rows), STEP_ATTR, scope):
+                out = _whole(logs, rows, _handles(_metric_variables(model)))
+                with self._applying(batch):
+                    collecting.apply()
+            return out
+
+        return make_on_demand(step)
+
+
+def _shapes(batch: Any) -> Any:
+    import tensorflow as tf
+
+    flat = tf.nest.flatten(batch, expand_composites=True)
+    return tuple((str(t.dtype), tuple(t.shape)) if hasattr(t, "shape") else repr(t) for t in flat)
+
+
+def refuse_no_gradient(updates: Sequence[Any]) -> None:
+    """Raises BackendError where no optimizer has been called."""
+    if not updates:
+        raise BackendError(
+            "train_step applies no gradient through a Keras optimizer that is an attribute of the model; "
+            "use optimizer.apply_gradients or optimizer.apply"
+        )
+
+
+def refuse_reads_after(updates: Iterable[tuple[Sequence[Any], int]]) -> None:
+    """Weights that are read after their update would be read before it over several devices.
+
+    Args:
+        updates: the variables of each, and how many ops the graph that is traced had then.
+
+    Raises:
+        BackendError: names the weight, and the op that reads it.
+    """
+    import tensorflow as tf
+
+    operations = tf.compat.v1.get_default_graph().get_operations()
+    for variables, begin in updates:
+        handles = _handles(variables)
+        for op in operations[begin:]:
+            if op.type in _READS and id(op.inputs[0]) in handles:
+                raise BackendError(
+                    f"train_step reads {handles[id(op.inputs[0])]} again after it has applied its gradient "
+                    f"(op {op.name}); over several devices updates come later than in one step, so it would "
+                    "not see this one: train such a model on one device"
+                )
+
+
+def _handles(variables: Iterable[Any]) -> dict[int, str]:
+    """Names of variables by the id of their handle in the graph that is being traced."""
+    import tensorflow as tf
+
+    graph = tf.compat.v1.get_default_graph()
+    inside = {id(external): placeholder for external, placeholder in graph.captures}
+    found = {}
+    for variable in variables:
+        handle = handle_of(variable)
+        if handle is not None and id(handle) in inside:
+            found[id(inside[id(handle)])] = compat.path_of(variable)
+    return found
+
+
+def _metric_variables(model: Any) -> list[Any]:
+    return [variable for metric in model.metrics for variable in metric.variables]
+
+
+def _whole(logs: Sequence[Any], rows: Sequence[int], metrics: dict[int, str]) -> Any:
+    """Logs of the whole batch: a metric's result after the last micro-batch; of other numbers the mean."""
+    import tensorflow as tf
+
+    if len(logs) == 1:
+        return logs[0]
+
+    def one(*values: Any) -> Any:
+        last = values[-1]
+        floating = tf.is_tensor(last) and last.dtype.is_floating
+        if not floating or last.shape.rank != 0 or _depends_on(last, metrics):
+            return last
+        total = sum(rows)
+        return tf.add_n([v * tf.cast(r / total, v.dtype) for v, r in zip(values, rows, strict=True)])
+
+    return tf.nest.map_structure(one, *logs)
+
+
+def _depends_on(tensor: Any, handles: dict[int, str]) -> bool:
+    """Whether a tensor is computed from a variable of these."""
+    seen, stack = set(), [tensor]
+    while stack:
+        found = stack.pop()
+        if id(found) in handles:
+            return True
+        if id(found.op) not in seen:
+            seen.add(id(found.op))
+            stack.extend(found.op.inputs)
+    return False

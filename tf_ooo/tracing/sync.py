@@ -1,0 +1,107 @@
+"""State that all ranks share: weights and optimizers at the start, logs at the end of an epoch."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tf_ooo import compat
+from tf_ooo.errors import BackendError
+from tf_ooo.hosts.ranks.engine import Engine
+
+
+def build(model: Any, optimizers: Sequence[Any], train_step: Any, iterator: Any) -> None:
+    """Creates all variables of the model and its optimizers; no step runs.
+
+    What cannot be built directly is built as Keras does in its first step: by tracing one, which
+    is thrown away.
+    """
+    import tensorflow as tf
+
+    main: Any = getattr(model, "optimizer", None)
+    if model.built and compat.is_optimizer(main) and not compat.is_built(main) and model.trainable_weights:
+        compat.build_optimizer(main, model.trainable_weights)
+    if model.built and all(map(compat.is_built, optimizers)):
+        return
+    if model.run_eagerly and model.weights:
+        return
+    try:
+        tf.function(lambda data: train_step(data)).get_concrete_function(iterator.element_spec)
+    except Exception as error:
+        if not model.run_eagerly:
+            raise
+        raise BackendError(
+            "the model has no weights before its first step, its train_step cannot be traced to make them "
+            f"({type(error).__name__}); build the model before fit, or compile it with run_eagerly=False"
+        ) from error
+
+
+def common_spec(engine: Engine, spec: Any) -> Any:
+    """What all ranks' batches have in common; a dimension that differs (rows of uneven data) is open."""
+    import tensorflow as tf
+
+    flat = tf.nest.flatten(spec)
+    plain = all(isinstance(one, tf.TensorSpec) for one in flat)
+    mine = [None if one.shape.rank is None else one.shape.as_list() for one in flat] if plain else None
+    everyone = engine.gather(mine)
+    if any(theirs is None or len(theirs) != len(flat) for theirs in everyone):
+        return spec
+    shapes = [_common(ones) for ones in zip(*everyone, strict=True)]
+    specs = [tf.TensorSpec(shape, one.dtype, one.name) for shape, one in zip(shapes, flat, strict=True)]
+    return tf.nest.pack_sequence_as(spec, specs)
+
+
+def _common(shapes: Sequence[list[int | None] | None]) -> list[int | None] | None:
+    first = shapes[0]
+    if first is None or any(shape is None or len(shape) != len(first) for shape in shapes):
+        return None
+    return [sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True)]
+
+
+def shared_variables(model: Any, optimizers: Sequence[Any]) -> list[Any]:
+    """Weights and optimizer state, each once.  Random seeds stay each rank's own."""
+    found: dict[int, Any] = {}
+    for variable in [*model.weights, *(v for optimizer in optimizers for v in compat.state_of(optimizer))]:
+        found.setdefault(id(variable), variable)
+    return list(found.values())
+
+
+def broadcast_state(engine: Engine, variables: Sequence[Any]) -> None:
+    """Gives the variables of every rank the values of rank 0."""
+    if engine.size == 1:
+        return
+    values = engine.broadcast([variable.numpy() for variable in variables])
+    if engine.rank != 0:
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+
+
+def checksum(variables: Sequence[Any]) -> int:
+    """One number for the bits of all values."""
+    total = 0
+    for variable in variables:
+        total = zlib.crc32(variable.numpy().tobytes(), total)
+    return total
+
+
+def average_logs(everyone: Sequence[Mapping[str, float]], weights: Sequence[float]) -> dict[str, float]:
+    """The mean of each entry over the ranks that have it.
+
+    Args:
+        everyone: the logs of each rank.
+        weights: samples behind each rank's logs; if all are 0, every rank counts the same.
+    """
+    if not sum(weights):
+        weights = [1.0] * len(everyone)
+    out = {}
+    for key in dict.fromkeys(key for logs in everyone for key in logs):
+        pairs = [
+            (logs[key], weight)
+            for logs, weight in zip(everyone, weights, strict=True)
+            if key in logs and weight
+        ]
+        total = sum(weight for _, weight in pairs)
+        out[key] = math.fsum(value * weight for value, weight in pairs) / total if total else math.nan
+    return out

@@ -1,0 +1,186 @@
+"""Several steps in one flat function, so that no step waits for all of the step before.
+
+The forward pass of a layer waits for what its own variables wait for: their update.  Between two
+calls of a function everything is done, so that a checkpoint taken there holds every update.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from grappler_passes import plugin
+from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE
+from tf_ooo import compat
+from tf_ooo.compat.data_parallel import CopiedStep
+
+_LOG = logging.getLogger("tf_ooo")
+# Entered around the first run of every function; the benchmark lifts its workers' CPU quotas there.
+around_first_runs: list[Callable[[], AbstractContextManager[Any]]] = []
+
+# With more steps a function gains little: the barrier at its end is a smaller part of it.
+LARGEST = 16
+# Nodes of a graph as traced that TensorFlow optimizes in about half a minute.
+_NODES = 40_000
+
+Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+Renumber = Callable[..., None]
+
+
+class StepSource:
+    """A model's train step on one batch, traced once for all functions that are made of it.
+
+    Steps that keep random numbers to themselves are traced anew for each step of a function, because copies
+    would draw the same numbers; so are those with collectives in a conditional or a loop, which no copy
+    could tell from one another.
+
+    Args:
+        model: built, with built optimizers.
+        wrap: makes of the model's ``train_step`` the one to run.
+        element_spec: of a batch.
+        renumber: see :meth:`tf_ooo.hosts.ranks.engine.Engine.renumber`.
+    """
+
+    def __init__(
+        self, model: Any, wrap: Wrapper, element_spec: Any, renumber: Renumber | None = None
+    ) -> None:
+        self.model, self.element_spec = model, element_spec
+        self._wrap, self._renumber = wrap, renumber
+        self._copied: CopiedStep | None = None
+
+    def trace(self) -> None:
+        """Traces the step; does nothing the second time."""
+        if self._copied is None:
+            self._copied = CopiedStep(self._step(), self.element_spec)
+
+    @property
+    def most(self) -> int:
+        """How many steps a graph takes that TensorFlow optimizes in bearable time."""
+        self.trace()
+        assert self._copied is not None  # for mypy
+        return max(2, min(LARGEST, _NODES // self._copied.nodes))
+
+    def function(self, count: int) -> Any:
+        """A ``tf.function`` of so many steps; not traced yet."""
+        self.trace()
+        assert self._copied is not None  # for mypy
+        steps = (
+            copied_steps(self._copied, self._renumber)
+            if _may_be_copied(self._copied)
+            else numbered_steps(self._step())
+        )
+        return compat.traced_once(steps, [[self.element_spec] * count])
+
+    def _step(self) -> Callable[[Any], Any]:
+        return compat.step_on_data(self.model, self._wrap(self.model.train_step))
+
+
+class Unrolled:
+    """Runs batches of data through a train step, several steps in one function.
+
+    Args:
+        source: the step.
+        steps: of one function; what is left over runs step by step.
+        tracing: entered around calls; functions may be traced there.
+    """
+
+    def __init__(
+        self,
+        source: StepSource,
+        steps: int,
+        tracing: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        self.source, self.steps = source, steps
+        self._tracing = tracing
+        self._functions: dict[int, Any] = {}
+
+    def __call__(self, batches: Sequence[Any]) -> Any:
+        """Trains on all batches; the logs of the last step."""
+        outputs = None
+        begin = 0
+        while begin < len(batches):
+            count = self.steps if len(batches) - begin >= self.steps else 1
+            outputs = self.run(list(batches[begin : begin + count]))
+            begin += count
+        return outputs
+
+    def run(self, batches: list[Any]) -> Any:
+        """Trains on as many batches in one function; the logs of the last step."""
+        if len(batches) not in self._functions:
+            return self._first_run(batches)
+        with self._tracing():
+            return self.function(len(batches))(batches)[-1]
+
+    def _first_run(self, batches: list[Any]) -> Any:
+        """TensorFlow traces, optimizes and compiles: seconds for each step of a large model."""
+        started = time.perf_counter()
+        _LOG.info("compiling a function of %d steps", len(batches))
+        with contextlib.ExitStack() as stack:
+            for enter in around_first_runs:
+                stack.enter_context(enter())
+            self.source.trace()  # outside: what is made of it belongs to a request, the step itself does not
+            stack.enter_context(self._tracing())
+            logs = self.function(len(batches))(batches)[-1]
+            compat.synchronize(logs)
+        _LOG.info("compiled %d steps in %.1f s", len(batches), time.perf_counter() - started)
+        return logs
+
+    @property
+    def traced(self) -> int:
+        """How many functions have been made."""
+        return len(self._functions)
+
+    def function(self, count: int) -> Any:
+        """The ``tf.function`` of so many steps."""
+        if count not in self._functions:
+            self._functions[count] = self.source.function(count)
+        return self._functions[count]
+
+
+def _may_be_copied(step: CopiedStep) -> bool:
+    collective = any(name.startswith("Collective") for name in step.called_op_types)
+    return not collective and not any(plugin.keeps_random_state(name) for name in step.op_types)
+
+
+def copied_steps(step: CopiedStep, renumber: Renumber | None = None) -> Callable[[Any], list[Any]]:
+    """``step`` on one batch after the other, each copy marked so that the passes can tell them apart."""
+
+    def steps(batches: Any) -> list[Any]:
+        return [
+            step(
+                batch,
+                f"{STEP_SCOPE}{number}",
+                {STEP_ATTR: number},
+                None if renumber is None else functools.partial(renumber, number=number),
+            )
+            for number, batch in enumerate(batches)
+        ]
+
+    return steps
+
+
+def numbered_steps(step: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
+    """``step`` on one batch after the other, each marked so that the passes can tell them apart."""
+
+    def steps(batches: Any) -> list[Any]:
+        logs = []
+        for number, batch in enumerate(batches):
+            with compat.numbered_step(number, STEP_ATTR, STEP_SCOPE):
+                logs.append(step(batch))
+        # All of them: what a step returns tells its forward pass from its backward pass.
+        return logs
+
+    return steps
+
+
+def steps_together(steps_per_execution: int, most: int) -> int:
+    """How many steps of an execution go into one function: at most ``most``, equal parts if possible."""
+    if steps_per_execution <= most:
+        return steps_per_execution
+    parts = [count for count in range(most, most // 2, -1) if steps_per_execution % count == 0]
+    return parts[0] if parts else most

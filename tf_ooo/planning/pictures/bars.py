@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tf_ooo.planning.model.memory import MemoryCurve
 from tf_ooo.planning.model.schedule import Lane
 from tf_ooo.planning.model.task import Fields
-from tf_ooo.planning.simulation.timeline import Timeline
+
+if TYPE_CHECKING:
+    from tf_ooo.planning.simulation.timeline import Timeline
 
 LOG = logging.getLogger("tf_ooo.pictures")
 _CURVE_POINTS = 4000

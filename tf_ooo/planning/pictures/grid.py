@@ -18,10 +18,11 @@ from tf_ooo.planning.pictures.style import (
     task_label,
     time_text,
 )
-from tf_ooo.planning.simulation.timeline import Timeline
 
 if TYPE_CHECKING:
     from rich.text import Text
+
+    from tf_ooo.planning.simulation.timeline import Timeline
 
 _MOST_TASKS, _MOST_LANES, _LEAST_COLUMNS = 200_000, 64, 8
 _IDLE = "."

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tf_ooo.errors import BackendError
 from tf_ooo.planning.pictures.bars import view_of
 from tf_ooo.planning.pictures.style import bytes_text, steady_step_s, time_text
-from tf_ooo.planning.simulation.timeline import Timeline
+
+if TYPE_CHECKING:
+    from tf_ooo.planning.simulation.timeline import Timeline
 
 # A browser draws 12,000 bars in 5 s, 37,000 in 20 s (Chromium without a GPU, two cores);
 # above the limit the page shows a part and says which.

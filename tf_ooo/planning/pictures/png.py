@@ -24,11 +24,12 @@ from tf_ooo.planning.pictures.style import (
     time_text,
     time_unit,
 )
-from tf_ooo.planning.simulation.timeline import Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from tf_ooo.planning.simulation.timeline import Timeline
 
 _MOST_TASKS, _MOST_LANES, _MOST_LEGEND = 100_000, 128, 8
 _BAR = 0.84

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tf_ooo.planning.model.schedule import Lane, Schedule
 from tf_ooo.planning.model.task import Fields
-from tf_ooo.planning.simulation.timeline import Timeline
+
+if TYPE_CHECKING:
+    from tf_ooo.planning.simulation.timeline import Timeline
 
 # The palette of Okabe and Ito, which readers with a colour vision deficiency can tell apart.
 COLOURS = {"F": "#56B4E9", "dO": "#D55E00", "dW": "#0072B2", "U": "#009E73", "comm": "#CC79A7"}

@@ -9,12 +9,14 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tf_ooo.planning.model.task import KINDS, Task
 from tf_ooo.planning.pictures.bars import View, bars_of, curve_points, links_of, view_of
 from tf_ooo.planning.pictures.style import lane_label
-from tf_ooo.planning.simulation.timeline import Timeline
+
+if TYPE_CHECKING:
+    from tf_ooo.planning.simulation.timeline import Timeline
 
 # Half a minute to write, 200 MB; viewers become slow above.
 _MOST_TASKS, _MOST_LANES = 500_000, 4096

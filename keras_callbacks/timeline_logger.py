@@ -8,7 +8,7 @@ from typing import Any
 from keras_callbacks.ooo_backprop import OOOBackprop
 from tf_ooo.compat.callbacks import Callback
 from tf_ooo.errors import OptionsError
-from tf_ooo.modes.single_device.fit import save_timeline
+from tf_ooo.fit.reporting import save_timeline
 
 
 class TimelineLogger(Callback):

@@ -19,7 +19,7 @@ _HOME = {
     "high_priority_main_stream": "tf_ooo.modes.compiled.priority",
     "Options": "tf_ooo.options",
     "classify": "tf_ooo.rewriting.planner",
-    "plan": "tf_ooo.planning.choosing.plan",
+    "plan": "tf_ooo.rewriting.plan",
     "Schedule": "tf_ooo.planning.model.schedule",
     "Report": "tf_ooo.report.report",
     "simulate": "tf_ooo.planning.simulation.simulator",

@@ -9,8 +9,8 @@ from typing import Any
 
 from tf_ooo import compat
 from tf_ooo.errors import GraphError, OOOError, OptionsError
-from tf_ooo.fit.controller import StepController, fall_back
-from tf_ooo.modes.single_device.fit import save_timeline
+from tf_ooo.fit.controller import StepController
+from tf_ooo.fit.reporting import fall_back, save_timeline
 from tf_ooo.options import COMPILED_SCHEDULES, NEEDS_XLA, Options, refuse_data_parallel
 from tf_ooo.report.environment import environment
 from tf_ooo.report.report import Report

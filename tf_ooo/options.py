@@ -11,13 +11,10 @@ from typing import Any
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OptionsError
 from tf_ooo.hosts.device_names import check_devices
+from tf_ooo.hosts.ranks.names import COMPRESSIONS, ENGINES, OPS
 from tf_ooo.planning.policies import BACKWARD_ORDERS, POLICIES
 
 MODES = ("auto", "single_device", "data_parallel", "pipeline", "layerpipe")
-# Data parallel: which library communicates, how gradients are combined, what they travel as.
-ENGINES = ("auto", "horovod", "collectives", "single")
-OPS = ("Average", "Sum", "Adasum")
-COMPRESSIONS = ("none", "fp16", "bf16")
 WEIGHTINGS = ("ranks", "samples")
 LOCKSTEPS = ("epoch", "execution")
 _OF_ONE_PROCESS = ("timeline", "dump_dir")

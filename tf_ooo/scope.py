@@ -8,10 +8,11 @@ from contextlib import AbstractContextManager, contextmanager
 
 from tf_ooo import compat
 from tf_ooo.errors import OOOError, OptionsError
-from tf_ooo.modes.single_device.fit import save_timeline
+from tf_ooo.fit.reporting import save_timeline
 from tf_ooo.options import Options, refuse_data_parallel
 from tf_ooo.report.environment import environment
-from tf_ooo.report.report import Report, fill_plan
+from tf_ooo.report.report import Report
+from tf_ooo.rewriting.reporting import fill_plan
 from tf_ooo.rewriting.session import RewriteSession
 
 _LOG = logging.getLogger("tf_ooo")

@@ -15,7 +15,7 @@ from tf_ooo.errors import GraphError
 from tf_ooo.fit.step_times import STOCK
 from tf_ooo.modes.data_parallel import ordering, planned, rewriting, scheduled
 from tf_ooo.planning.building.common import COMPUTE
-from tf_ooo.planning.choosing.plan import plan
+from tf_ooo.rewriting.plan import plan
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
 pytestmark = [needs_keras_3, pytest.mark.ranks(2), pytest.mark.takes(70)]

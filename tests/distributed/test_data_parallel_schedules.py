@@ -21,7 +21,7 @@ from tf_ooo.costs.layer_costs import Link
 from tf_ooo.errors import OptionsError
 from tf_ooo.modes.data_parallel import planned, scheduled
 from tf_ooo.planning.building.common import COMMUNICATION
-from tf_ooo.planning.choosing.plan import plan
+from tf_ooo.rewriting.plan import plan
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
 pytestmark = [needs_keras_3, pytest.mark.ranks(2), pytest.mark.takes(80)]

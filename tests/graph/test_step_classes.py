@@ -15,7 +15,7 @@ from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import ScheduleError
 from tf_ooo.modes.data_parallel.ordering import layer_keys, numbered_as
 from tf_ooo.modes.data_parallel.rewriting import StepRequest
-from tf_ooo.planning.choosing.plan import plan
+from tf_ooo.rewriting.plan import plan
 from tf_ooo.tracing.unrolled import StepSource, Unrolled
 
 STEPS = 5

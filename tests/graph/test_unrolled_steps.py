@@ -15,8 +15,8 @@ from grappler_passes.graph.training_graph import OpKind
 from tests import zoo
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.modes.data_parallel.rewriting import StepRequest
-from tf_ooo.planning.choosing.plan import plan
 from tf_ooo.rewriting.lowering import task_ops
+from tf_ooo.rewriting.plan import plan
 from tf_ooo.tracing.unrolled import StepSource, Unrolled
 
 pytestmark = pytest.mark.takes(20)

@@ -14,12 +14,12 @@ from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.models import resnet, vgg16
 from tf_ooo.errors import MemoryLimitError, OptionsError, ScheduleError
 from tf_ooo.planning.building.layerpipe_cuts import Line, best_cuts, left_shares
-from tf_ooo.planning.choosing.plan import plan
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.planning.policies import POLICIES, layerpipe
 from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.planning.simulation.validate import validate
+from tf_ooo.rewriting.plan import plan
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NAMES = ("pipedream", "pipedream_2bw", "layerpipe")

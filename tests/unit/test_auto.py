@@ -12,10 +12,10 @@ import pytest
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import MemoryLimitError
 from tf_ooo.planning.choosing.candidates import best, candidates, step_s
-from tf_ooo.planning.choosing.plan import plan
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.policies import POLICIES
 from tf_ooo.planning.simulation.simulator import simulate
+from tf_ooo.rewriting.plan import plan
 
 SLOW = {"modulo", "zb_auto", "zb_v", "v_half", "v_min"}
 

@@ -7,10 +7,10 @@ import pytest
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.building.capture import Capture
-from tf_ooo.planning.choosing.plan import plan
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Task
 from tf_ooo.planning.policies import multi_stream
+from tf_ooo.rewriting.plan import plan
 
 # Main stream: dO:3 (4 kernels), dO:2 (4), dO:1 (3), dO:0 (6); then F:0 to F:3, two each.
 KERNELS = {

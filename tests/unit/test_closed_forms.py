@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.planning.building.choice import span_s
-from tf_ooo.planning.choosing.plan import plan
 from tf_ooo.planning.model.task import Task
 from tf_ooo.planning.simulation.simulator import simulate
+from tf_ooo.rewriting.plan import plan
 
 # dW <= F and dW <= dO, as in transformers: where Zero Bubble's forms hold.
 USUAL = [(3, 4, 2), (4, 3, 2), (5, 7, 3), (7, 5, 4), (3, 4, 3), (3, 3, 3), (9, 2, 1), (2, 9, 1)]

@@ -12,12 +12,12 @@ from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import MemoryLimitError, OptionsError
 from tf_ooo.planning.building.link_order import best_order
 from tf_ooo.planning.building.step_model import StepModel
-from tf_ooo.planning.choosing.plan import plan
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.planning.policies import reverse_first_k, search
 from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.planning.simulation.validate import validate
+from tf_ooo.rewriting.plan import plan
 
 GOLDEN = pathlib.Path(__file__).parent.parent / "golden"
 # F, dO, dW, U seconds; with 2 workers and 1 byte/s an allreduce of n bytes takes n seconds.

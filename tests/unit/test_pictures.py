@@ -10,7 +10,6 @@ import pytest
 
 from tf_ooo.costs import LayerCosts, Link
 from tf_ooo.errors import BackendError
-from tf_ooo.planning.choosing.plan import plan
 from tf_ooo.planning.model.memory import MemoryCurve
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.pictures import page, style
@@ -22,6 +21,7 @@ from tf_ooo.planning.pictures.png import draw
 from tf_ooo.planning.pictures.style import COLOURS, bytes_text, lane_label, time_text
 from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.planning.simulation.timeline import Timeline
+from tf_ooo.rewriting.plan import plan
 
 SECOND_BY_SECOND = """tf_ooo schedule v1
 mode pipeline

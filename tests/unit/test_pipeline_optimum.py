@@ -7,8 +7,8 @@ import random
 import pytest
 
 from tf_ooo.costs.layer_costs import LayerCosts
-from tf_ooo.planning.choosing.plan import plan
 from tf_ooo.planning.simulation.simulator import simulate
+from tf_ooo.rewriting.plan import plan
 
 cp_model = pytest.importorskip("ortools.sat.python.cp_model")
 

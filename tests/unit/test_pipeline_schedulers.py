@@ -12,12 +12,12 @@ from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import MemoryLimitError, OptionsError
 from tf_ooo.planning.building.choice import span_s
 from tf_ooo.planning.choosing.candidates import make, policy_named
-from tf_ooo.planning.choosing.plan import plan
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.task import Task
 from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.planning.simulation.validate import validate
+from tf_ooo.rewriting.plan import plan
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ONE_STAGE = ["gpipe", "1f1b", "fast_forward", "zb_h1", "zb_h2", "zb_auto"]

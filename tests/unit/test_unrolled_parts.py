@@ -13,8 +13,8 @@ from tf_ooo.cli import main
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.modes.data_parallel.ordering import communication_edges
 from tf_ooo.modes.data_parallel.planned import calibrated, link_from, make_plan, step_seconds
-from tf_ooo.planning.choosing.plan import plan
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
+from tf_ooo.rewriting.plan import plan
 from tf_ooo.tracing.slices import counts_for
 from tf_ooo.tracing.unrolled import steps_together
 

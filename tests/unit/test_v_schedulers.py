@@ -15,12 +15,12 @@ from tf_ooo.errors import MemoryLimitError, OptionsError
 from tf_ooo.planning.building.squeeze import Style, squeeze
 from tf_ooo.planning.building.v_block import HALF, MIN, ZB, block, lanes
 from tf_ooo.planning.building.v_shape import stage_times, v_schedule, v_stages
-from tf_ooo.planning.choosing.plan import plan
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.planning.policies import POLICIES
 from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.planning.simulation.validate import validate
+from tf_ooo.rewriting.plan import plan
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NAMES = ("zb_v", "v_half", "v_min", "dualpipe_v")

@@ -16,7 +16,7 @@ from tf_ooo.bench.command import parser_of, show, write_rows
 from tf_ooo.costs.devices import DeviceModel, device
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.models import model_costs
-from tf_ooo.planning.choosing.plan import plan
+from tf_ooo.rewriting.plan import plan
 
 INPUTS = Path(__file__).parents[2] / "docs" / "benchmarks" / "planner" / "ooo_inputs.json"
 ASSUMPTIONS = (

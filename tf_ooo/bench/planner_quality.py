@@ -12,8 +12,8 @@ from typing import Any
 from tf_ooo.bench.command import parser_of, write_rows
 from tf_ooo.bench.exact import ExactLayer, optimum
 from tf_ooo.costs.layer_costs import LayerCosts, Link
-from tf_ooo.planning.choosing.plan import plan
 from tf_ooo.planning.simulation.simulator import simulate
+from tf_ooo.rewriting.plan import plan
 
 INSTANCES, SEED = 200, 7
 MOST_LAYERS = 7

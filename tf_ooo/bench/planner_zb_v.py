@@ -13,8 +13,8 @@ from typing import Any
 from tf_ooo.bench.command import link_text, parser_of, show, write_rows
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.layer_work import transformer_activation_bytes, transformer_flop
-from tf_ooo.planning.choosing.plan import plan
 from tf_ooo.planning.simulation.simulator import simulate
+from tf_ooo.rewriting.plan import plan
 
 INPUTS = Path(__file__).parents[2] / "docs" / "benchmarks" / "planner" / "zb_v_inputs.json"
 SCHEDULES = ("zb_v", "v_half", "v_min", "dualpipe_v")

@@ -13,7 +13,7 @@ from rich.table import Table
 
 import tf_ooo
 from tf_ooo.errors import BackendError
-from tf_ooo.modes.single_device.fit import save_timeline
+from tf_ooo.fit.reporting import save_timeline
 from tf_ooo.report.report import Report, seconds_text
 
 BATCH, SEED = 64, 7

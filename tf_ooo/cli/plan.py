@@ -28,10 +28,10 @@ from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.choosing.candidates import Candidate, best, candidates, policy_named
 from tf_ooo.planning.choosing.plan import check_problem
-from tf_ooo.planning.choosing.plan import plan as plan_schedule
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies import POLICIES, Problem
 from tf_ooo.planning.simulation.simulator import simulate
+from tf_ooo.rewriting.plan import plan as plan_schedule
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _MODES = ("single_device", "data_parallel", "pipeline", "layerpipe")

@@ -9,16 +9,17 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from grappler_passes.analysis.backward_tasks import LayerTask, backward_tasks
 from grappler_passes.graph.liveness import owns_memory
 from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import CostError
-from tf_ooo.rewriting.lowering import TaskOps, task_ops
 
 _ASSUMED_ELEMENT_BYTES = 4
 _SUMS = ("AddN", "AddV2", "Add")
 _BACKWARD = (OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD)
 _FORWARD = (OpKind.FORWARD, OpKind.OTHER)
+Tasks = Mapping[LayerTask, Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class _Sizes:
 def graph_costs(
     graph: TrainingGraph,
     seconds: Mapping[str, float],
-    tasks: TaskOps | None = None,
+    tasks: Tasks | None = None,
     forward: Mapping[str, int] | None = None,
 ) -> GraphCosts:
     """Sums op seconds up to layers.
@@ -58,13 +59,13 @@ def graph_costs(
     Args:
         graph: from ``classify``, with sizes of tensors where they are known.
         seconds: of each op by name, as from ``op_seconds``.
-        tasks: ``task_ops(graph)`` if the caller has it.
+        tasks: ``backward_tasks(graph).ops`` if the caller has it.
         forward: the layer of each forward op; None: of :func:`forward_layers`.
 
     Raises:
         CostError: names the op of a layer whose seconds are missing or no time.
     """
-    tasks = tasks or task_ops(graph)
+    tasks = backward_tasks(graph).ops if tasks is None else tasks
     forward = forward_layers(graph) if forward is None else forward
     by_task = ops_by_task(graph, tasks, forward)
     counted = {name for names in by_task.values() for name in names}
@@ -86,7 +87,7 @@ def graph_costs(
     return GraphCosts(tuple(layers), _left_out(graph, seconds, counted), tuple(notes))
 
 
-def unknown_activations(graph: TrainingGraph, tasks: TaskOps, forward: Mapping[str, int]) -> tuple[str, ...]:
+def unknown_activations(graph: TrainingGraph, tasks: Tasks, forward: Mapping[str, int]) -> tuple[str, ...]:
     """The tensors that :func:`graph_costs` counts as 0 bytes, as their sizes are not known."""
     return tuple(_sizes(graph, tasks, forward).unknown)
 
@@ -165,18 +166,16 @@ def _earliest_reader(graph: TrainingGraph, latest: Mapping[str, int]) -> dict[st
     return earliest
 
 
-def ops_by_task(
-    graph: TrainingGraph, tasks: TaskOps, forward: Mapping[str, int]
-) -> dict[tuple[str, int], list[str]]:
+def ops_by_task(graph: TrainingGraph, tasks: Tasks, forward: Mapping[str, int]) -> dict[LayerTask, list[str]]:
     """The ops of each (kind, layer): F by ``forward_layers``, dO and dW of ``tasks``, U of the layers.
 
     One kernel that computes both (``FusedBatchNormGradV3``) counts for dO, which is when it must run.
     """
-    output_grads = {name for task, names in tasks.ops.items() if task.kind == "dO" for name in names}
-    by_task: dict[tuple[str, int], list[str]] = {}
-    for task, names in tasks.ops.items():
-        own = names if task.kind == "dO" else [name for name in names if name not in output_grads]
-        by_task[task.kind, task.stage] = list(own)
+    output_grads = {name for (kind, _), names in tasks.items() if kind == "dO" for name in names}
+    by_task: dict[LayerTask, list[str]] = {}
+    for (kind, index), names in tasks.items():
+        own = names if kind == "dO" else [name for name in names if name not in output_grads]
+        by_task[kind, index] = list(own)
     for layer in graph.layers:
         by_task["U", layer.index] = [name for name in layer.update_ops if name in graph.ops]
     for name, index in forward.items():
@@ -242,15 +241,15 @@ def _left_out(graph: TrainingGraph, seconds: Mapping[str, float], counted: set[s
     return left
 
 
-def _sizes(graph: TrainingGraph, tasks: TaskOps, forward: Mapping[str, int]) -> _Sizes:
+def _sizes(graph: TrainingGraph, tasks: Tasks, forward: Mapping[str, int]) -> _Sizes:
     """Activations, each counted once: where dW reads it, else at the lowest layer whose dO does."""
-    task_of = {name: task for task, names in tasks.ops.items() for name in names}
-    readers: dict[str, set[tuple[str, int]]] = {}
+    task_of = {name: task for task, names in tasks.items() for name in names}
+    readers: dict[str, set[LayerTask]] = {}
     outside: set[str] = set()
     for name, op in graph.ops.items():
         for tensor in _tensors_read(graph, op):
             if op.kind in _BACKWARD and name in task_of:
-                readers.setdefault(tensor, set()).add((task_of[name].kind, task_of[name].stage))
+                readers.setdefault(tensor, set()).add(task_of[name])
             elif name in forward and tensor in forward and forward[tensor] != forward[name]:
                 outside.add(tensor)
     sizes = _Sizes()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from grappler_passes.analysis.backward_tasks import backward_tasks
 from grappler_passes.graph.training_graph import TrainingGraph
 from tf_ooo.costs.devices import DeviceModel, Work
-from tf_ooo.costs.from_graph import forward_layers, ops_by_task
+from tf_ooo.costs.from_graph import Tasks, forward_layers, ops_by_task
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import CostError
-from tf_ooo.rewriting.lowering import TaskOps, task_ops
 
 
 def with_occupancy(
@@ -18,7 +18,7 @@ def with_occupancy(
     graph: TrainingGraph,
     work: Mapping[str, Work],
     device: DeviceModel,
-    tasks: TaskOps | None = None,
+    tasks: Tasks | None = None,
 ) -> tuple[LayerCosts, ...]:
     """The layers with the shares of the device that their F, dO and dW keep busy.
 
@@ -27,14 +27,14 @@ def with_occupancy(
         graph: from ``classify``.
         work: ``analytic_ops(...).work``; ops that are not in it, and views, count for nothing.
         device: whose launch gaps and unfilled processors count as idle.
-        tasks: ``task_ops(graph)`` if the caller has it.
+        tasks: ``backward_tasks(graph).ops`` if the caller has it.
 
     Raises:
         CostError: there are not as many layers as in the graph.
     """
     if len(layers) != len(graph.layers):
         raise CostError(f"{len(layers)} layers have costs, the graph has {len(graph.layers)}")
-    by_task = ops_by_task(graph, tasks or task_ops(graph), forward_layers(graph))
+    by_task = ops_by_task(graph, backward_tasks(graph).ops if tasks is None else tasks, forward_layers(graph))
 
     def share(kind: str, index: int) -> float:
         kernels = [work[n] for n in by_task.get((kind, index), ()) if n in work]

@@ -18,9 +18,11 @@ from grappler_passes import plugin
 from tf_ooo import compat
 from tf_ooo.errors import GraphError
 from tf_ooo.fit.prediction import StepPrediction
+from tf_ooo.fit.reporting import fall_back, fill_times
 from tf_ooo.fit.step_times import REWRITTEN, STOCK, Comparison, StepTimes
 from tf_ooo.options import Options
-from tf_ooo.report.report import Report, fill_plan, fill_times
+from tf_ooo.report.report import Report
+from tf_ooo.rewriting.reporting import fill_plan
 from tf_ooo.rewriting.session import Session
 from tf_ooo.tracing import traces
 from tf_ooo.tracing.inputs import Inputs
@@ -233,14 +235,3 @@ class StepController:
         self.report.undecided = ""
         if self._on_decided is not None:
             self._on_decided()
-
-
-def fall_back(report: Report, reason: str, logged: bool = False) -> None:
-    """Notes, and logs in one line, that the stock step runs.
-
-    Not logged again where it is ``logged`` already, as an unsupported TensorFlow is once in a process.
-    """
-    report.fell_back, report.fallback_reason, report.schedule = True, reason, "stock"
-    level = logging.INFO if reason.startswith("measured") else logging.WARNING
-    if not logged and compat.is_news(reason):
-        _LOG.log(level, "keeping the stock step: %s", reason)

@@ -69,12 +69,6 @@ class Cluster:
         """Whether tensors can be read from there; once a worker is lost, from this process only."""
         return not self._watch.lost or device.startswith(f"/job:{_OWN_JOB}/")
 
-    def renew(self, model: Any) -> None:
-        """Makes a model ready that was made before this process joined."""
-        from tf_ooo.tracing.renewal import renew  # noqa: PLC0415 - imports Keras
-
-        renew(model)
-
     def refuse_if_lost(self) -> None:
         """Raises BackendError if a worker was lost: what was left behind there, TensorFlow waits for."""
         lost = self.lost()

@@ -9,16 +9,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grappler_passes.graph.liveness import unknown_sizes
 from tf_ooo.planning.model.schedule import Schedule
 
 if TYPE_CHECKING:
     from grappler_passes.graph.training_graph import TrainingGraph
     from tf_ooo.costs.gains import GainTable
     from tf_ooo.costs.table import CostTable
-    from tf_ooo.fit.step_times import Comparison
     from tf_ooo.planning.simulation.timeline import Timeline
-    from tf_ooo.rewriting.planner import RewriteResult
 
 _LEFT_OUT = ("rewritten_graph", "planned", "costs", "gains", "timeline", "plan_notes")
 # In the summary.
@@ -242,45 +239,6 @@ class Report:
             self.timeline.save_trace(path)
             return Path(path)
         return _write(path, json.dumps({"traceEvents": trace_events(self.planned), "displayTimeUnit": "ms"}))
-
-
-def fill_times(report: Report, found: Comparison) -> None:
-    """Copies the measured steps into the report."""
-    report.stock_step_s, report.measured_step_s = found.stock_s, found.rewritten_s
-    report.step_noise_s = found.noise_s
-
-
-def fill_plan(report: Report, result: RewriteResult | None) -> None:
-    """Copies what a rewrite found into the report."""
-    if result is None or report.rewritten_graph is result.graph_def:
-        return
-    clear_plan(report)
-    graph = result.training_graph
-    report.ops, report.unclassified = graph.counts(), dict(graph.unclassified)
-    report.plan_notes = list(result.notes)
-    report.notes = [*result.notes, *(note for note in report.notes if note not in result.notes)]
-    report.mixed, report.layers = dict(result.mixed), layer_rows(graph, result)
-    report.moved_ops, report.added_edges = result.moved_ops, result.added_edges
-    report.planned, report.schedule = result.schedule, result.schedule.policy
-    report.unknown_size_ops = len(unknown_sizes(graph))
-    report.predicted_peak_bytes = None if report.unknown_size_ops else result.schedule.predicted_peak_bytes
-    report.plan_seconds, report.rewritten_graph = result.plan_seconds, result.graph_def
-    if report.fell_back:
-        report.schedule = "stock"
-
-
-def clear_plan(report: Report) -> None:
-    """Nothing is moved any more; what was found in the step stays, and so do the notes of others."""
-    report.notes = [note for note in report.notes if note not in report.plan_notes]
-    report.plan_notes = []
-    report.planned = report.rewritten_graph = None
-    report.moved_ops = report.added_edges = 0
-
-
-def layer_rows(graph: TrainingGraph, result: RewriteResult) -> list[dict[str, Any]]:
-    """As :func:`layer_rows_of`, and whether the schedule has a dO of the layer's own."""
-    scheduled = {str(task) for task in result.schedule.tasks}
-    return [row | {"own_dO": f"dO:{row['index']}" in scheduled} for row in layer_rows_of(graph)]
 
 
 def layer_rows_of(graph: TrainingGraph) -> list[dict[str, Any]]:

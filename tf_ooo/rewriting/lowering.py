@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from grappler_passes.graph.training_graph import Op, OpKind, TrainingGraph
+from grappler_passes.analysis.backward_tasks import LayerTask, backward_tasks, producers_of
+from grappler_passes.graph.training_graph import OpKind, TrainingGraph
 from grappler_passes.passes.rewrite_plan import RewritePlan
 from tf_ooo.planning.model.schedule import Schedule, Task
 
@@ -25,62 +26,17 @@ class TaskOps:
     waiting: Mapping[str, int]
     readers: Mapping[str, list[str]]
 
+    @property
+    def by_layer(self) -> dict[LayerTask, tuple[str, ...]]:
+        """The ops of each kind and layer, as costs are summed up."""
+        return {(task.kind, task.stage): names for task, names in self.ops.items()}
+
 
 def task_ops(graph: TrainingGraph) -> TaskOps:
-    """Cuts the backward pass into tasks.
-
-    A layer's dO are the dO ops that its dW ops read, and those upstream that no layer nearer to the
-    loss has claimed.  Constants belong to no task: they can be made at any time.
-    """
-    place = {name: i for i, name in enumerate(graph.ops)}
-    reads: dict[int, list[str]] = {}
-    ops: dict[Task, tuple[str, ...]] = {}
-    for layer in graph.layers:
-        weight_grads = _computing(graph, layer.weight_grad_ops)
-        reads[layer.index] = _dO_read(graph, weight_grads)
-        if weight_grads:
-            ops[Task("dW", layer.index)] = tuple(weight_grads)
-    # Equal places (two layers that read one dO): the higher layer is the one nearer to the loss.
-    reached = sorted(reads, key=lambda i: (max((place[name] for name in reads[i]), default=-1), -i))
-    claimed: set[str] = set()
-    for index in reached:
-        found = _upstream(graph, reads[index], claimed, place)
-        if found:
-            ops[Task("dO", index)] = tuple(found)
-    return TaskOps(ops, tuple(reached), *dependencies(graph))
-
-
-def _computing(graph: TrainingGraph, names: Iterable[str]) -> list[str]:
-    return [name for name in names if name in graph.ops and graph.ops[name].type != "Const"]
-
-
-def _dO_read(graph: TrainingGraph, names: Iterable[str]) -> list[str]:  # noqa: N802 - dO is the field's word
-    producers = {producer for name in names for producer, _ in graph.ops[name].inputs}
-    return [name for name in producers if _is_output_grad(graph, name)]
-
-
-def _is_output_grad(graph: TrainingGraph, name: str) -> bool:
-    return name in graph.ops and graph.ops[name].kind is OpKind.OUTPUT_GRAD
-
-
-def _upstream(
-    graph: TrainingGraph, start: Iterable[str], claimed: set[str], place: Mapping[str, int]
-) -> list[str]:
-    """The dO ops that ``start`` depends on and that are not claimed, in topological order; claims them."""
-    found, stack = [], [name for name in start if name not in claimed]
-    while stack:
-        name = stack.pop()
-        if name in claimed:
-            continue
-        claimed.add(name)
-        if graph.ops[name].type != "Const":
-            found.append(name)
-        stack += [p for p in _producers(graph.ops[name]) if _is_output_grad(graph, p) and p not in claimed]
-    return sorted(found, key=place.__getitem__)
-
-
-def _producers(op: Op) -> list[str]:
-    return [producer for producer, _ in op.inputs] + list(op.control_inputs)
+    """The tasks of :func:`backward_tasks`, as a schedule names them."""
+    backward = backward_tasks(graph)
+    ops = {Task(*task): names for task, names in backward.ops.items()}
+    return TaskOps(ops, backward.layers, *dependencies(graph))
 
 
 def lower(
@@ -121,7 +77,7 @@ def _ancestors(graph: TrainingGraph) -> dict[str, int]:
     needs: dict[str, int] = {}
     for place, (name, op) in enumerate(graph.ops.items()):
         bits = 1 << place
-        for producer in _producers(op):
+        for producer in producers_of(op):
             bits |= needs.get(producer, 0)
         needs[name] = bits
     return needs
@@ -173,11 +129,11 @@ def _between(lasts: list[str], firsts: list[str]) -> list[tuple[str, str]]:
 
 def _first(graph: TrainingGraph, names: list[str]) -> list[str]:
     inside = set(names)
-    return [name for name in names if not inside.intersection(_producers(graph.ops[name]))]
+    return [name for name in names if not inside.intersection(producers_of(graph.ops[name]))]
 
 
 def _last(graph: TrainingGraph, names: list[str]) -> list[str]:
-    read = {producer for name in names for producer in _producers(graph.ops[name])}
+    read = {producer for name in names for producer in producers_of(graph.ops[name])}
     return [name for name in names if name not in read]
 
 
@@ -211,7 +167,7 @@ def dependencies(graph: TrainingGraph) -> tuple[dict[str, int], dict[str, list[s
     readers: dict[str, list[str]] = {name: [] for name in graph.ops}
     for name, op in graph.ops.items():
         # A producer that stands later closes a loop: it is no dependency within one iteration.
-        producers = {p for p in _producers(op) if p in place and place[p] < place[name]}
+        producers = {p for p in producers_of(op) if p in place and place[p] < place[name]}
         waiting[name] = len(producers)
         for producer in producers:
             readers[producer].append(name)

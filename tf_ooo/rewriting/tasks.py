@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from grappler_passes.analysis.backward_tasks import LayerTask
 from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.training_graph import OpKind, TrainingGraph
 from tf_ooo.costs.from_graph import forward_layers, layers_of_weights_and_readers
-from tf_ooo.planning.model.schedule import Task
 from tf_ooo.rewriting.loops import LoopTask, fed_to_loops, forward_loops, loop_tasks
-from tf_ooo.rewriting.lowering import TaskOps
 from tf_ooo.rewriting.weight_uses import layers_using, ops_of_data
 
 _KINDS = {OpKind.FORWARD: "F", OpKind.OUTPUT_GRAD: "dO", OpKind.WEIGHT_GRAD: "dW", OpKind.UPDATE: "U"}
@@ -227,11 +226,10 @@ def _keep_going_down(graph: TrainingGraph, away: dict[str, int]) -> None:
                 away[producer] = max(away.get(producer, op.layer), away[name])
 
 
-def tasks_for_costs(where: Where) -> TaskOps:
+def tasks_for_costs(where: Where) -> dict[LayerTask, list[str]]:
     """The dO and dW tasks of layers, in the form in which costs are summed up."""
-    ops: dict[Task, list[str]] = {}
+    ops: dict[LayerTask, list[str]] = {}
     for name, (kind, layer) in where.items():
         if kind in ("dO", "dW"):
-            ops.setdefault(Task(kind, layer), []).append(name)
-    frozen = {task: tuple(names) for task, names in ops.items()}
-    return TaskOps(frozen, (), {}, {})
+            ops.setdefault((kind, layer), []).append(name)
+    return ops

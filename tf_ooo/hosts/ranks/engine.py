@@ -13,7 +13,7 @@ import numpy as np
 
 from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.hosts.horovod_cache import launched
-from tf_ooo.options import ENGINES
+from tf_ooo.hosts.ranks.names import ENGINES
 
 # Where launchers say how many processes they have started; srun with PMIx has Slurm's variable only.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")

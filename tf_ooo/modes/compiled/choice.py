@@ -12,7 +12,8 @@ from tf_ooo.fit.step_times import REWRITTEN, STOCK
 from tf_ooo.modes.compiled.captured import watched
 from tf_ooo.modes.compiled.session import StreamSession, reason_of
 from tf_ooo.options import Options
-from tf_ooo.report.report import Report, clear_plan, fill_plan
+from tf_ooo.report.report import Report
+from tf_ooo.rewriting.reporting import clear_plan, fill_plan
 
 # The stock order, with XLA's own way to run kernels side by side.
 CONCURRENT = "stock with concurrent command buffers"

@@ -48,7 +48,7 @@ def capture_like(
 def kernels_by_task(what: StepToPlan) -> dict[str, float]:
     """``{"dO:3": 2.0}``: each matrix product or convolution is one, all else of a task together one more."""
     graph, tasks = what.parts.graph, what.parts.tasks
-    by_task = ops_by_task(graph, tasks, forward_layers(graph))
+    by_task = ops_by_task(graph, tasks.by_layer, forward_layers(graph))
     found = {}
     for (kind, layer), names in by_task.items():
         types = [graph.ops[name].type for name in names if name in graph.ops]

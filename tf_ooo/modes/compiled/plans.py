@@ -109,8 +109,9 @@ def layer_costs(what: StepToPlan, device_name: str) -> tuple[LayerCosts, ...]:
     model, parts = device(device_name), what.parts
     found = analytic_ops(what.lowered, model)
     seconds = {name: found.seconds.get(name, 0.0) for name in parts.graph.ops}
-    layers = graph_costs(parts.graph, seconds, parts.tasks).layers
-    return with_occupancy(layers, parts.graph, found.work, model, parts.tasks)
+    tasks = parts.tasks.by_layer
+    layers = graph_costs(parts.graph, seconds, tasks).layers
+    return with_occupancy(layers, parts.graph, found.work, model, tasks)
 
 
 _FIELDS = {"F": "forward_s", "dO": "output_grad_s", "dW": "weight_grad_s"}

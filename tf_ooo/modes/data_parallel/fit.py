@@ -10,6 +10,7 @@ from typing import Any
 
 from tf_ooo import compat
 from tf_ooo.errors import BackendError, OptionsError
+from tf_ooo.fit.reporting import save_timeline, stays_stock
 from tf_ooo.fit.saving import replacing
 from tf_ooo.fit.uncompiled import Uncompiled
 from tf_ooo.hosts.ranks.engine import Engine, choose_engine
@@ -17,7 +18,6 @@ from tf_ooo.modes.data_parallel import agreement
 from tf_ooo.modes.data_parallel.lockstep import Lockstep
 from tf_ooo.modes.data_parallel.parallel_step import ParallelStep, ended_early, lost, stopped_alone
 from tf_ooo.modes.data_parallel.scheduled import ScheduledSteps
-from tf_ooo.modes.single_device.fit import save_timeline, stays_stock
 from tf_ooo.options import Options
 from tf_ooo.report.environment import environment
 from tf_ooo.report.report import Report

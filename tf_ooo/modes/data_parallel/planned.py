@@ -20,9 +20,9 @@ from tf_ooo.costs.op_seconds import op_seconds
 from tf_ooo.costs.profile import OpProfile
 from tf_ooo.hosts.ranks.engine import Engine
 from tf_ooo.modes.data_parallel.ordering import layer_keys
-from tf_ooo.planning.choosing.plan import plan
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.simulation.simulator import simulate
+from tf_ooo.rewriting.plan import plan
 
 _SIZES = (64 * 1024, 256 * 1024, 1024**2, 4 * 1024**2)
 _MESSAGES = 6

@@ -13,7 +13,7 @@ from grappler_passes import plugin
 from tf_ooo import compat
 from tf_ooo.costs.profile import MOST_STEPS, StepProfiler
 from tf_ooo.errors import GraphError, OOOError
-from tf_ooo.fit.controller import fall_back
+from tf_ooo.fit.reporting import fall_back, fill_times
 from tf_ooo.fit.step_times import REWRITTEN, STOCK, Comparison, StepTimes
 from tf_ooo.hosts.ranks.engine import Engine
 from tf_ooo.modes.data_parallel import planned
@@ -21,7 +21,8 @@ from tf_ooo.modes.data_parallel.ordering import FLIGHT_BYTES, LayerKey, digest
 from tf_ooo.modes.data_parallel.rewriting import StepRequest
 from tf_ooo.options import Options
 from tf_ooo.planning.model.schedule import Schedule
-from tf_ooo.report.report import Report, fill_plan, fill_times
+from tf_ooo.report.report import Report
+from tf_ooo.rewriting.reporting import fill_plan
 from tf_ooo.tracing import traces
 from tf_ooo.tracing.averaging import Averaging
 from tf_ooo.tracing.slices import counts_for

@@ -12,11 +12,11 @@ from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.building.layerpipe_cuts import NO_SHARES, Shares
 from tf_ooo.planning.choosing.candidates import predicted
-from tf_ooo.planning.choosing.plan import plan
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies.pipedream import in_rounds
 from tf_ooo.planning.simulation.simulator import simulate
+from tf_ooo.rewriting.plan import plan
 
 # As far as predictions are off: a division of layers that saves less may just as well lose.
 LEAST_GAIN = 1.1

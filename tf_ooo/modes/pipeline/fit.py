@@ -15,6 +15,8 @@ from tf_ooo.costs.profile import MOST_STEPS, StepProfiler
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, MemoryLimitError, OOOError
 from tf_ooo.fit.guard import Guard
+from tf_ooo.fit.reporting import save_timeline, stays_stock
+from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.devices import full_names, home_device, joined
 from tf_ooo.modes.pipeline.checks import check_model, too_short_text
 from tf_ooo.modes.pipeline.measured import check_costs, link_between, measured_costs, unknown_sizes
@@ -24,7 +26,6 @@ from tf_ooo.modes.pipeline.planning import Planned, Wanted, make_plan
 from tf_ooo.modes.pipeline.replicas import Replicas
 from tf_ooo.modes.pipeline.reporting import fill_report, fill_report_of_graph, fill_times, note_micro_batches
 from tf_ooo.modes.pipeline.rewriting import PipelineRequest, plan_on
-from tf_ooo.modes.single_device.fit import save_timeline, stays_stock
 from tf_ooo.options import Options
 from tf_ooo.report.environment import environment
 from tf_ooo.report.report import Report
@@ -34,6 +35,7 @@ from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing import sync
 from tf_ooo.tracing.averaging import optimizers_of
 from tf_ooo.tracing.micro_batches import rows_of, split_rows
+from tf_ooo.tracing.renewal import renew
 from tf_ooo.tracing.step import StepFunctions
 from tf_ooo.tracing.variables import Moved, all_variables
 
@@ -91,7 +93,8 @@ class PipelineFit(MovedFit):
         check_model(model, self.options.mode)
         self._target = joined(self.options.devices)
         devices = full_names(self._target, 0 if self.replicas is None else self.replicas.engine.local_rank)
-        getattr(self._target, "renew", lambda model: None)(model)
+        if isinstance(self._target, Cluster):
+            renew(model)
         stock = compat.train_function_of(model)
         self._model = model
         if self._planned_for is None or self._planned_for[0] is not stock or self._planned_for[1] != devices:

@@ -6,14 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 
 from tf_ooo.costs.devices import device
-from tf_ooo.costs.from_graph import graph_costs, unknown_activations
+from tf_ooo.costs.from_graph import Tasks, graph_costs, unknown_activations
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.op_seconds import op_seconds
 from tf_ooo.costs.profile import OpProfile
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OptionsError
 from tf_ooo.hosts.link import measure_device_link
-from tf_ooo.rewriting.lowering import TaskOps
 from tf_ooo.rewriting.parts import is_part
 from tf_ooo.rewriting.tasks import tasks_for_costs
 from tf_ooo.rewriting.unrolled_tasks import Step
@@ -90,7 +89,7 @@ def unknown_sizes(step: Step) -> tuple[str, ...]:
     return unknown_activations(step.known.graph, *_tasks(step))
 
 
-def _tasks(step: Step) -> tuple[TaskOps, dict[str, int]]:
+def _tasks(step: Step) -> tuple[Tasks, dict[str, int]]:
     """The tasks of the classified micro-batch, and the layers of its forward ops."""
     known = step.known
     where = {name: known.where.get(step.general[name]) for name in known.graph.ops}

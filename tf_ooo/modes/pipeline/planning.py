@@ -14,11 +14,11 @@ from typing import Any
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import MemoryLimitError, OOOError, OptionsError
 from tf_ooo.modes.pipeline.partition import Bounds, Cutter, merged
-from tf_ooo.planning.choosing.plan import plan
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies import POLICIES
 from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.planning.simulation.timeline import Timeline
+from tf_ooo.rewriting.plan import plan
 
 # Stages on each device.
 _TWO = ("zb_v", "v_half", "v_min", "dualpipe_v")

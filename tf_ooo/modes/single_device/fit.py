@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import logging
-from pathlib import Path
 from typing import Any
 
 from grappler_passes.plugin import describe_keras
 from tf_ooo import compat
-from tf_ooo.errors import BackendError, GraphError, OOOError
-from tf_ooo.fit.controller import StepController, fall_back
+from tf_ooo.errors import GraphError, OOOError
+from tf_ooo.fit.controller import StepController
+from tf_ooo.fit.reporting import fall_back, save_timeline
 from tf_ooo.options import COMPILED_SCHEDULES, NEEDS_XLA, Options
 from tf_ooo.report.environment import environment
 from tf_ooo.report.report import Report
@@ -117,46 +117,3 @@ class FitSession:
         if self.controller is not None:
             self.controller.session.close()
             self.controller = None
-
-
-def stays_stock(options: Options, report: Report, model: Any) -> bool:
-    """Whether this TensorFlow is not supported: the report says so then, and the stock step is to train.
-
-    Raises BackendError with ``strict``.
-    """
-    reason = compat.why_unsupported()
-    if reason is None:
-        return False
-    if options.strict:
-        raise BackendError(reason)
-    report.model, report.environment = str(model.name), environment(model)
-    fall_back(report, reason)
-    return True
-
-
-def save_timeline(report: Report, folder: Any, prefix: str = "") -> tuple[Path, Path] | None:
-    """Writes ``report.html``, ``trace.json``, a simulated timeline (``schedule.html``) and measured gains.
-
-    A folder that cannot be written is logged, not raised.
-    """
-    try:
-        page = report.save_html(Path(folder) / f"{prefix}report.html")
-        trace = report.save_trace(Path(folder) / f"{prefix}trace.json")
-        _save_schedule(report, Path(folder) / f"{prefix}schedule.html")
-        if report.gains is not None:
-            report.gains.save(Path(folder) / f"{prefix}gains.json")
-    except OSError as error:
-        _LOG.warning("the report was not written: %s", error)
-        return None
-    _LOG.info("report: %s, trace: %s", page, trace)
-    return page, trace
-
-
-def _save_schedule(report: Report, path: Path) -> None:
-    """The simulated timeline, if there is one."""
-    if report.timeline is None:
-        return
-    try:
-        report.timeline.save_html(path)
-    except BackendError as error:  # plotly is not installed
-        _LOG.warning("%s was not written: %s", path.name, error)

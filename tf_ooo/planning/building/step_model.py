@@ -2,10 +2,10 @@
 
 What needs what is read from :class:`tf_ooo.planning.model.relation.Relation`, not said again here.
 One fact makes it fast.  All forwards stand before all backward tasks on the compute lane, and a layer's
-forward waits for its own update, so when the last forward of a step ends nothing of the step before is left.  Steps
-therefore repeat from there, and the period is the time from one such instant to the next: backward,
-then communication and updates as they come, then the next forward.  A test compares the period with the
-simulator's.  One thing is left out: with ``LayerCosts.occupancy`` the simulator lets updates slow
+forward waits for its own update, so when the last forward of a step ends nothing of the step before
+is left.  Steps therefore repeat from there, and the period is the time from one such instant to the next:
+backward, then communication and updates as they come, then the next forward.  A test compares the period
+with the simulator's.  One thing is left out: with ``LayerCosts.occupancy`` the simulator lets updates slow
 computation down, which is why whoever searches here lets the simulator have the last word.
 """
 

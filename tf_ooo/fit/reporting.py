@@ -1,0 +1,76 @@
+"""What a fit writes into its report, and the report into its folder."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from tf_ooo import compat
+from tf_ooo.errors import BackendError
+from tf_ooo.fit.step_times import Comparison
+from tf_ooo.options import Options
+from tf_ooo.report.environment import environment
+from tf_ooo.report.report import Report
+
+_LOG = logging.getLogger("tf_ooo")
+
+
+def fill_times(report: Report, compared: Comparison) -> None:
+    """Copies the measured steps into the report."""
+    report.stock_step_s, report.measured_step_s = compared.stock_s, compared.rewritten_s
+    report.step_noise_s = compared.noise_s
+
+
+def fall_back(report: Report, reason: str, logged: bool = False) -> None:
+    """Notes, and logs in one line, that the stock step runs.
+
+    Not logged again where it is ``logged`` already, as an unsupported TensorFlow is once in a process.
+    """
+    report.fell_back, report.fallback_reason, report.schedule = True, reason, "stock"
+    level = logging.INFO if reason.startswith("measured") else logging.WARNING
+    if not logged and compat.is_news(reason):
+        _LOG.log(level, "keeping the stock step: %s", reason)
+
+
+def stays_stock(options: Options, report: Report, model: Any) -> bool:
+    """Whether this TensorFlow is not supported: the report says so then, and the stock step is to train.
+
+    Raises BackendError with ``strict``.
+    """
+    reason = compat.why_unsupported()
+    if reason is None:
+        return False
+    if options.strict:
+        raise BackendError(reason)
+    report.model, report.environment = str(model.name), environment(model)
+    fall_back(report, reason)
+    return True
+
+
+def save_timeline(report: Report, folder: Any, prefix: str = "") -> tuple[Path, Path] | None:
+    """Writes ``report.html``, ``trace.json``, a simulated timeline (``schedule.html``) and measured gains.
+
+    A folder that cannot be written is logged, not raised.
+    """
+    try:
+        page = report.save_html(Path(folder) / f"{prefix}report.html")
+        trace = report.save_trace(Path(folder) / f"{prefix}trace.json")
+        _save_schedule(report, Path(folder) / f"{prefix}schedule.html")
+        if report.gains is not None:
+            report.gains.save(Path(folder) / f"{prefix}gains.json")
+    except OSError as error:
+        _LOG.warning("the report was not written: %s", error)
+        return None
+    _LOG.info("report: %s, trace: %s", page, trace)
+    return page, trace
+
+
+def _save_schedule(report: Report, path: Path) -> None:
+    """The simulated timeline, if there is one."""
+    if report.timeline is None:
+        return
+    try:
+        report.timeline.save_html(path)
+    except BackendError as error:  # plotly is not installed
+        _LOG.warning("%s was not written: %s", path.name, error)

@@ -1,0 +1,102 @@
+"""``tf_ooo.plan``: a schedule from a classified graph, or from the costs of layers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from grappler_passes.analysis.backward_tasks import backward_tasks
+from tf_ooo.costs.from_graph import graph_costs
+from tf_ooo.costs.layer_costs import LayerCosts, Link
+from tf_ooo.errors import CostError, OptionsError
+from tf_ooo.planning.choosing.plan import DEFAULT_POLICY, plan_layers
+from tf_ooo.planning.model.schedule import Schedule, TaskList
+
+
+def plan(
+    training_graph: Any = None,
+    costs: Any = None,
+    schedule: str = DEFAULT_POLICY,
+    memory_limit_bytes: int | None = None,
+    *,
+    layers: Sequence[LayerCosts] | None = None,
+    devices: int = 1,
+    microbatches: int = 1,
+    link: Link | None = None,
+    mode: str | None = None,
+    **options: Any,
+) -> Schedule:
+    """An order of all tasks of a training step.
+
+    Args:
+        training_graph: from :func:`tf_ooo.classify`; or None, and ``layers``.
+        costs: seconds of the graph's ops by name, or a CostTable that holds them; None: the backward
+            pass of one device is ordered, and no time predicted.
+        schedule: a policy's name, or ``"auto"``: the fastest of the mode, by simulation.
+        memory_limit_bytes: of each device.
+        layers: planning without a model: a LayerCosts each, for one micro-batch.
+        devices: devices of a pipeline, or workers of data parallel training.
+        microbatches: micro-batches of one step.
+        link: between each two devices.
+        mode: single_device, data_parallel, pipeline or layerpipe; None: the policy's own, for
+            ``"auto"`` pipeline if there are several devices.
+        options: what a policy offers, for example ``group=2`` of modulo.
+
+    Raises:
+        OptionsError: an unknown policy, mode or option, or more stages than layers.
+        CostError: costs are missing or no numbers.
+        MemoryLimitError: no schedule of that name stays within the limit; says the smallest limit
+            that one can keep.
+    """
+    if training_graph is not None and costs is None:
+        from tf_ooo.rewriting.planner import plan_graph  # noqa: PLC0415 - imports TensorFlow
+
+        return plan_graph(training_graph, schedule, memory_limit_bytes)
+    given: Any
+    table: Any
+    if training_graph is not None:
+        given, table = costs, layers_of_graph(training_graph, costs)
+    elif layers is not None:
+        given, table = layers, getattr(layers, "layers", layers)
+    else:
+        raise OptionsError("plan() needs a training graph, or layers=[LayerCosts, ...]")
+    planned = plan_layers(
+        table,
+        schedule,
+        memory_limit_bytes,
+        devices=devices,
+        microbatches=microbatches,
+        link=getattr(given, "link", None) if link is None else link,
+        mode=mode,
+        options=options,
+    )
+    return planned if training_graph is None else _only_tasks_of(training_graph, planned)
+
+
+def _only_tasks_of(training_graph: Any, schedule: Schedule) -> Schedule:
+    """Layers of a graph may lack a dO of their own; a pipeline's stages are made of whole layers."""
+    if schedule.stages:
+        return schedule
+    there = backward_tasks(training_graph).ops
+    lanes = {
+        lane: TaskList(
+            [task for task in tasks if task.kind not in ("dO", "dW") or (task.kind, task.stage) in there]
+        )
+        for lane, tasks in schedule.lanes.items()
+    }
+    return dataclasses.replace(schedule, lanes=lanes)
+
+
+def layers_of_graph(training_graph: Any, costs: Any) -> tuple[LayerCosts, ...]:
+    """The costs of a graph's layers; CostError names an op without seconds."""
+    seconds = getattr(costs, "op_seconds", costs)
+    if isinstance(seconds, Mapping) and seconds:
+        return graph_costs(training_graph, seconds).layers
+    layers = getattr(costs, "layers", ())
+    if len(layers) != len(training_graph.layers):
+        raise CostError(
+            "costs of a graph are seconds by op name, or a CostTable with op_seconds or with the graph's "
+            f"{len(training_graph.layers)} layers"
+        )
+    return tuple(layers)

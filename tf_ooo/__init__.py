@@ -9,8 +9,7 @@ import importlib
 from typing import Any
 
 from tf_ooo.hosts.horovod_cache import launched, remember_names
-
-__version__ = "0.1.0"
+from tf_ooo.version import __version__
 
 _HOME = {
     "OOOBackprop": "keras_callbacks.ooo_backprop",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-import tf_ooo
+from tf_ooo.version import __version__
 
 _POLICIES = ("auto", "in_order", "fast_forward")
 
@@ -39,7 +39,7 @@ def _facts() -> list[tuple[str, str]]:
     except plugin.PluginError as error:
         state = f"not loaded: {error}"
     return [
-        ("tf_ooo", tf_ooo.__version__),
+        ("tf_ooo", __version__),
         ("Python", sys.version.split()[0]),
         ("TensorFlow", tf.__version__),
         ("Keras", f"{keras.__name__} {keras.__version__} on {keras.backend.backend()}"),

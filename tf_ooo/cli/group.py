@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-import tf_ooo
 from tf_ooo.errors import OOOError
+from tf_ooo.version import __version__
 
 
 class Refused(click.ClickException):
@@ -28,7 +28,7 @@ class _OneLineErrors(click.Group):
 
 
 @click.group(cls=_OneLineErrors)
-@click.version_option(tf_ooo.__version__, prog_name="tf-ooo")
+@click.version_option(__version__, prog_name="tf-ooo")
 @click.option("-v", "--verbose", is_flag=True, help="Show the library's log.")
 def main(verbose: bool) -> None:
     """Out-of-order backprop for unmodified TensorFlow and Keras."""

@@ -12,8 +12,8 @@ import os
 import time
 from typing import Any
 
-import tf_ooo
 from tf_ooo.errors import BackendError
+from tf_ooo.version import __version__
 
 _CONTAINER = "tf_ooo_worker"
 
@@ -51,7 +51,7 @@ def own_facts(addresses: tuple[str, ...], task: int) -> Facts:
     import tensorflow as tf
 
     started = f"{os.getpid()}@{time.time():.6f}"
-    return Facts(addresses, task, tf.__version__, tf_ooo.__version__, started)
+    return Facts(addresses, task, tf.__version__, __version__, started)
 
 
 def publish(target: str, facts: Facts) -> None:

@@ -15,7 +15,8 @@ def environment(model: Any = None) -> str:
     """
     import tensorflow as tf
 
-    from tf_ooo import __version__, compat
+    from tf_ooo import compat
+    from tf_ooo.version import __version__
 
     keras = compat.user_keras() if model is None else compat.keras_of(model)
     name = "Keras" if keras.__name__ == "keras" else keras.__name__

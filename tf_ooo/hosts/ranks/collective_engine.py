@@ -10,8 +10,8 @@ import numpy as np
 
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.ranks.adasum import adasum, check_ranks
+from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.ranks.compression import compressed, restored
-from tf_ooo.hosts.ranks.engine import Engine
 
 _GROUP = 0x7F000  # far from the keys that tf.distribute counts up from 1
 _COLLECTIVES, _INSTANCE_KEY = ("CollectiveReduceV2", "CollectiveGatherV2"), 3  # ops and which of their inputs

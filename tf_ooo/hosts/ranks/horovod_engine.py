@@ -11,8 +11,9 @@ import numpy as np
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.horovod_cache import remember_names
 from tf_ooo.hosts.ranks.adasum import adasum, check_ranks
+from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.ranks.compression import compressed, restored
-from tf_ooo.hosts.ranks.engine import Engine, mpi_size
+from tf_ooo.hosts.ranks.mpi import mpi_size
 
 # What Horovod's errors contain when a process or the connection to it is gone.
 _LOST = ("Horovod has been shut down", "HorovodInternalError", "Connection closed by peer", "gloo", "NCCL")

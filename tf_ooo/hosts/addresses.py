@@ -79,7 +79,7 @@ def outward_host(addresses: Sequence[str]) -> str:
 
 def free_port() -> int:
     """A TCP port that nobody listens at now."""
-    with socket.socket() as one:
-        one.bind(("", 0))
-        port: int = one.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        port: int = listener.getsockname()[1]
     return port

@@ -93,12 +93,12 @@ class Cluster:
         lost = self.lost()
         if not lost:
             return error
-        made = BackendError(
+        explained = BackendError(
             f"{self._named(lost)}; what it held, weights and optimizer state, is gone: start it again "
             f"({self._commands(lost)}) and train on from the last checkpoint in a new process"
         )
-        made.__cause__ = error
-        return made
+        explained.__cause__ = error
+        return explained
 
 
 def connect(cluster: str | Sequence[str], wait_s: float = 60.0, silence_s: float = SILENCE_S) -> Cluster:
@@ -205,15 +205,15 @@ def _devices(tasks: int, own_task: int | None) -> tuple[str, ...]:
     """Full names, GPUs before CPUs, task by task."""
     import tensorflow as tf
 
-    found: list[str] = []
+    devices: list[str] = []
     for task in range(tasks):
         job = (
             f"/job:{_OWN_JOB}/replica:0/task:0" if task == own_task else f"/job:worker/replica:0/task:{task}"
         )
         names = [full_name(device.name) for device in tf.config.list_logical_devices()]
         mine = [name for name in names if name.startswith(f"{job}/")]
-        found += [name for name in mine if ":GPU:" in name] or [name for name in mine if ":CPU:" in name]
-    return tuple(found)
+        devices += [name for name in mine if ":GPU:" in name] or [name for name in mine if ":CPU:" in name]
+    return tuple(devices)
 
 
 def full_name(device: str) -> str:

@@ -45,19 +45,18 @@ def full_names(value: Any, local_rank: int = 0) -> tuple[str, ...]:
         return _first(value, local_rank, tf)
     names = value.devices if is_cluster(value) else value
     there = available_devices()
-    found = [_full_name(str(getattr(name, "name", name)), there, tf) for name in names]
-    twice = [name for name in found if found.count(name) > 1]
+    chosen = [_full_name(str(getattr(name, "name", name)), there, tf) for name in names]
+    twice = [name for name in chosen if chosen.count(name) > 1]
     if twice:
         raise BackendError(f"devices: {twice[0]} is named twice; a device runs one part of the pipeline")
-    return tuple(found)
+    return tuple(chosen)
 
 
 def _first(count: int | None, local_rank: int, tf: Any) -> tuple[str, ...]:
     there: list[Any] = []
     for kind in _TYPES:
-        there = [
-            one for one in tf.config.list_logical_devices(kind) if one.name.startswith(f"{_local_job(tf)}/")
-        ]
+        own_job = f"{_local_job(tf)}/"
+        there = [device for device in tf.config.list_logical_devices(kind) if device.name.startswith(own_job)]
         if there:
             break
     by_name = {device.name: device for device in there}

@@ -41,9 +41,9 @@ class Facts:
     @classmethod
     def from_text(cls, text: str) -> Facts:
         """Fields that a later version may have added are left out."""
-        found = json.loads(text)
-        known = {field.name: found[field.name] for field in dataclasses.fields(cls)}
-        return cls(**{**known, "addresses": tuple(found["addresses"])})
+        told = json.loads(text)
+        known = {field.name: told[field.name] for field in dataclasses.fields(cls)}
+        return cls(**{**known, "addresses": tuple(told["addresses"])})
 
 
 def own_facts(addresses: tuple[str, ...], task: int) -> Facts:

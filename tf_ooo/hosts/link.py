@@ -125,9 +125,9 @@ def _beside_messages(
     def function() -> Any:
         with tf.device(sender):
             # Each is a tensor of its own, or all would be sent as one.
-            made = [sent.read_value() for _ in range(messages)]
+            messages_read = [sent.read_value() for _ in range(messages)]
         with tf.device(receiver):
-            arrived = [tensor[0] for tensor in made]
+            arrived = [tensor[0] for tensor in messages_read]
         with tf.device(computing):
             factor = product = matrix.read_value()
             for _ in range(products):
@@ -228,9 +228,9 @@ def _ping_pong(tf: Any, sender: str, receiver: str, size: int) -> tuple[Any, Any
     """(op that makes the tensor, op that ends its last hop); the tensor stays on the devices."""
     with tf.device(sender):
         # Not a constant: that would be made on both sides.
-        made = tf.random.stateless_uniform((max(1, size // 4),), seed=(1, 2))
-        tensor = made
+        source = tf.random.stateless_uniform((max(1, size // 4),), seed=(1, 2))
+        tensor = source
     for hop in range(_HOPS):
         with tf.device(sender if hop % 2 else receiver):
             tensor = tf.identity(tensor)
-    return made.op, tensor.op
+    return source.op, tensor.op

@@ -58,8 +58,8 @@ class Watch:
     def stop(self) -> None:
         """Ends the threads: one inside TensorFlow would crash the process at its end."""
         self._ended.set()
-        for one in self._threads:
-            one.join(self._answer_s + 2.0)
+        for thread in self._threads:
+            thread.join(self._answer_s + 2.0)
 
     def look(self) -> dict[int, str]:
         """Asks all workers now that are not lost; why each lost one is lost, by task."""
@@ -82,8 +82,8 @@ class Watch:
         except Exception as error:
             return f"it does not answer: {_in_short(error)}"
 
-    def _if_restarted(self, task: int, found: Facts) -> str:
-        if found.started == self._workers[task].started:
+    def _if_restarted(self, task: int, facts: Facts) -> str:
+        if facts.started == self._workers[task].started:
             return ""
         return "it has been started anew, and what it held is gone"
 
@@ -143,9 +143,9 @@ class _Call(Generic[T]):
 
 
 def _thread(function: Callable[..., object], *args: Any) -> threading.Thread:
-    one = threading.Thread(target=function, args=args, name=f"tf_ooo {function.__name__}", daemon=True)
-    one.start()
-    return one
+    thread = threading.Thread(target=function, args=args, name=f"tf_ooo {function.__name__}", daemon=True)
+    thread.start()
+    return thread
 
 
 def _in_short(error: Exception) -> str:

@@ -6,14 +6,7 @@ import os
 from typing import Any
 
 from tf_ooo.compat.callbacks import Callback
-from tf_ooo.errors import BackendError
-from tf_ooo.hosts.device_names import over_hosts
-from tf_ooo.hosts.ranks.engine import launched_for_collectives
-from tf_ooo.modes.data_parallel import DataParallelFit, launched_with_workers
-from tf_ooo.modes.layerpipe.fit import LayerPipeFit
-from tf_ooo.modes.pipeline.fit import PipelineFit
-from tf_ooo.modes.replicated import ReplicatedPipelineFit
-from tf_ooo.modes.single_device.fit import FitSession
+from tf_ooo.modes.table import life_for
 from tf_ooo.options import Options
 from tf_ooo.report.report import Report
 
@@ -64,49 +57,29 @@ class OOOBackprop(Callback):
             timeline=timeline,
             **mode_options,
         )
-        self._session = _session(options)
+        self._life = life_for(options)
 
     @property
     def report(self) -> Report:
         """What was found, planned and measured, for the model trained last."""
-        return self._session.report
+        return self._life.report  # type: ignore[no-any-return]
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Puts the controller in the place of the model's train function."""
-        self._session.begin(self.model, self.params)
+        """Puts the mode's training in the place of the model's train function."""
+        self._life.begin(self.model, self.params)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Data parallel: the ranks agree on the steps of the epoch."""
-        self._session.epoch_begin(epoch)
+        """Ranks, where there are several, agree on the steps of the epoch."""
+        self._life.epoch_begin(epoch)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Data parallel: takes note of the samples trained on, before validation resets the count."""
-        self._session.test_begin()
+        """Ranks take note of the samples trained on, before validation resets the count."""
+        self._life.test_begin()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Data parallel: averages ``logs`` over all ranks, for the callbacks listed after this one."""
-        self._session.epoch_end(epoch, logs)
+        """Ranks average ``logs`` over all of them, for the callbacks listed after this one."""
+        self._life.epoch_end(epoch, logs)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Puts the model's own train function back and writes the timeline."""
-        self._session.finish()
-
-
-def _session(options: Options) -> DataParallelFit | FitSession | PipelineFit:
-    if options.mode == "layerpipe":
-        if _one_of_several(options):
-            raise BackendError(
-                "mode='layerpipe' is one process with several devices or hosts (devices=), but several were "
-                "launched, whose weights would differ; start python train.py once, without a launcher"
-            )
-        return LayerPipeFit(options)
-    if options.mode == "pipeline":
-        replicated = _one_of_several(options) or (options.replicas or 1) > 1
-        return ReplicatedPipelineFit(options) if replicated else PipelineFit(options)
-    parallel = options.mode == "data_parallel" or (options.mode == "auto" and launched_with_workers())
-    return DataParallelFit(options) if parallel else FitSession(options)
-
-
-def _one_of_several(options: Options) -> bool:
-    """Whether a launcher started several trainings; TF_CONFIG may also be for the hosts of ``devices``."""
-    return launched_with_workers() or (not over_hosts(options.devices) and launched_for_collectives())
+        self._life.finish()

@@ -72,7 +72,7 @@ def test_looking_at_the_first_batch_changes_nothing(steps):
     assert_equal(one[1], two[1])
     assert callback.report.added_edges > 0
     assert callback.report.moved_ops > 0
-    assert len(callback._session.controller.inputs._known) == 1
+    assert len(callback._life.mode.controller.inputs._known) == 1
 
 
 def test_a_generator_loses_no_batch():

@@ -18,8 +18,9 @@ from tf_ooo.fit.guard import Guard
 from tf_ooo.fit.reporting import save_timeline, stays_stock
 from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.devices import full_names, home_device, joined
+from tf_ooo.hosts.link import link_between
 from tf_ooo.modes.pipeline.checks import check_model, too_short_text
-from tf_ooo.modes.pipeline.measured import check_costs, link_between, measured_costs, unknown_sizes
+from tf_ooo.modes.pipeline.measured import check_costs, measured_costs, unknown_sizes
 from tf_ooo.modes.pipeline.moved_fit import MovedFit
 from tf_ooo.modes.pipeline.partition import units_of
 from tf_ooo.modes.pipeline.planning import Planned, Wanted, make_plan

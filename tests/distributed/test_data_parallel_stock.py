@@ -152,7 +152,7 @@ def test_horovods_tape(engine):
     leaves_alone = t.ours(models[2], t.data(engine.rank), options={"op": "Sum"})
     assert t.communicates(averages, models[0])
     assert t.communicates(leaves_alone, models[2])
-    assert leaves_alone._session.averaging.averaged == set()
+    assert leaves_alone._life.mode.averaged.averaging.averaged == set()
     assert t.bits(models[0]) == t.bits(models[1])
     assert t.bits(models[1]) == t.bits(models[2])
 
@@ -161,7 +161,7 @@ def test_several_steps_per_execution_by_auto(engine):
     one, several = (t.compiled(t.mlp(), "adam", steps_per_execution=k) for k in (1, t.TOGETHER))
     assert t.communicates(t.ours(one, t.data(engine.rank)), one)
     callback = t.ours(several, t.data(engine.rank))
-    scheduled = callback._session._scheduled
+    scheduled = callback._life.mode.scheduled
     of_several = [
         t.communications(steps.function(t.TOGETHER))
         for steps in (scheduled.ordered, scheduled.stock)

@@ -80,7 +80,7 @@ def _in_parts(engine: Any) -> None:
             lockstep = {"lockstep": "execution"}
             callback = t.ours(model, (x, y), sample_weight=weights, options=options | lockstep)
     assert not more or _says_that_edges_were_added(callback)
-    assert callback._session._scheduled.steps == 2
+    assert callback._life.mode.scheduled.steps == 2
     assert int(b.optimizer.iterations.numpy()) == 24
     assert t.bits(a) == t.bits(b)
 

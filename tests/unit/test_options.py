@@ -91,10 +91,10 @@ def test_data_parallel_is_for_fit():
 
 
 def test_data_parallel_refuses_what_it_does_not_do_yet():
-    from tf_ooo.modes.data_parallel import DataParallelFit
+    from tf_ooo.modes.data_parallel.fit import DataParallelMode
 
     with pytest.raises(OptionsError, match="memory_limit_bytes=1000 does not go with"):
-        DataParallelFit(Options(mode="data_parallel", memory_limit_bytes=1000))
+        DataParallelMode(Options(mode="data_parallel", memory_limit_bytes=1000))
 
 
 @pytest.mark.parametrize("schedule", ["reverse_first_k", "search"])

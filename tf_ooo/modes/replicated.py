@@ -9,7 +9,7 @@ from tf_ooo import compat
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.device_names import over_hosts
 from tf_ooo.hosts.ranks.engine import choose_engine, resolved_name
-from tf_ooo.modes.data_parallel.fit import DataParallelFit
+from tf_ooo.modes.data_parallel.old_fit import DataParallelFit
 from tf_ooo.modes.pipeline.fit import PipelineFit
 from tf_ooo.modes.pipeline.replicas import Replicas
 from tf_ooo.options import Options

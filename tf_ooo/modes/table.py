@@ -11,7 +11,7 @@ from tf_ooo.fit.controller import StepController
 from tf_ooo.fit.life import FitLife
 from tf_ooo.hosts.device_names import over_hosts
 from tf_ooo.hosts.ranks.engine import launched_for_collectives, launched_with_workers
-from tf_ooo.modes.data_parallel.fit import DataParallelFit
+from tf_ooo.modes.data_parallel.fit import DataParallelMode
 from tf_ooo.modes.layerpipe.fit import LayerPipeFit
 from tf_ooo.modes.pipeline.fit import PipelineFit
 from tf_ooo.modes.replicated import ReplicatedPipelineFit
@@ -67,8 +67,12 @@ def _single_device(options: Options) -> Any:
     return FitLife(single_device.SingleDeviceMode(options, _model_controller))
 
 
+def _data_parallel(options: Options) -> Any:
+    return FitLife(DataParallelMode(options))
+
+
 def _auto(options: Options) -> Any:
-    return DataParallelFit(options) if launched_with_workers() else _single_device(options)
+    return _data_parallel(options) if launched_with_workers() else _single_device(options)
 
 
 def _pipeline(options: Options) -> Any:
@@ -93,7 +97,7 @@ def _several_trainings(options: Options) -> bool:
 _MODES: Mapping[str, Callable[[Options], Any]] = {
     "auto": _auto,
     "single_device": _single_device,
-    "data_parallel": DataParallelFit,
+    "data_parallel": _data_parallel,
     "pipeline": _pipeline,
     "layerpipe": _layerpipe,
 }

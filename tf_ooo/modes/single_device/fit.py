@@ -78,14 +78,9 @@ class SingleDeviceMode:
         return self._report
 
     def _known(self, model: Any) -> StepController | None:
-        known = self.controller
-        if (
-            known is None
-            or known.stock is not compat.train_function_of(model)
-            or known.session.request.errors
-        ):
-            return None
-        return known
+        known, stock = self.controller, compat.train_function_of(model)
+        usable = known is not None and known.stock is stock and not known.session.request.errors
+        return known if usable else None
 
 
 @dataclass(frozen=True)

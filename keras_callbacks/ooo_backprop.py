@@ -6,7 +6,8 @@ import os
 from typing import Any
 
 from tf_ooo.compat.callbacks import Callback
-from tf_ooo.modes.table import life_for
+from tf_ooo.fit.life import FitLife
+from tf_ooo.modes.table import mode_for
 from tf_ooo.options import Options
 from tf_ooo.report.report import Report
 
@@ -57,12 +58,12 @@ class OOOBackprop(Callback):
             timeline=timeline,
             **mode_options,
         )
-        self._life = life_for(options)
+        self._life = FitLife(mode_for(options))
 
     @property
     def report(self) -> Report:
         """What was found, planned and measured, for the model trained last."""
-        return self._life.report  # type: ignore[no-any-return]
+        return self._life.report
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Puts the mode's training in the place of the model's train function."""

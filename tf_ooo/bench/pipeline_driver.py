@@ -19,7 +19,7 @@ from typing import Any
 from tf_ooo.bench import confine
 from tf_ooo.bench.peak_memory import step_bytes
 from tf_ooo.bench.pipeline_gantt import busy_seconds, measured_timeline, task_seconds, task_times, traced
-from tf_ooo.bench.pipeline_runs import Scheduled, Stock
+from tf_ooo.bench.pipeline_runs import Measured, Scheduled, Stock
 from tf_ooo.bench.pipeline_torch import TorchRanks
 from tf_ooo.bench.pipeline_workloads import make
 from tf_ooo.costs.layer_costs import LayerCosts, Link
@@ -62,8 +62,13 @@ class Devices:
 
     def __init__(self, cluster: Any, link: Link, slower: float) -> None:
         self.devices, self.explain, self.link = cluster.devices, cluster.explain, link
+        self.lost, self.reachable = cluster.lost, cluster.reachable
         self._slower = slower
         self._table: CostTable | None = None
+
+    def link_between(self) -> Link:
+        """As it is shaped."""
+        return self.link
 
     def costs(self, table: CostTable) -> CostTable:
         """Costs measured in this process, on devices that are ``slower`` times as slow."""
@@ -137,13 +142,14 @@ class Driver(ConfinedCluster):
             runs["local"] = Stock(part, devices)
         given = Devices(self.cluster, self.link, 1 / options.cores)
         arguments = {"devices": given, "microbatches": microbatches, "profile_steps": 1}
-        measured, steps = None, 0
+        measured: Measured | None = None
+        steps = 0
         # All models first: making one sets the seed, upon which TensorFlow compiles all functions anew.
         workloads = {name: make(options.workload, microbatches) for name in options.schedules.split(",")}
         for name, workload in workloads.items():
             runs[name] = run = Scheduled(workload, {**arguments, "schedule": name}, measured)
             run.start()
-            measured = run.session.planned_from
+            measured = run.measured
             steps = max(steps, run.steps)
             while run.steps < steps:  # the first has measured; all are to end with the same bits
                 run.step_s()
@@ -189,7 +195,7 @@ class Driver(ConfinedCluster):
 
     def _sums_s(self, run: Scheduled) -> float:
         """Seconds that the plan counts for adding up gradients, which the local control does not."""
-        step, table = run.session.planned_from
+        step, table = run.measured
         in_plan = {name for name in step.known.graph.ops if name in step.sums}
         here_s = sum(table.op_seconds.get(name, 0.0) for name in in_plan)
         return float(step.count * here_s / self.options.cores)

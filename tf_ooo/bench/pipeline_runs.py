@@ -10,26 +10,35 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tf_ooo.bench.pipeline_workloads import Workload, check_sum
+from tf_ooo.costs.table import CostTable
+from tf_ooo.errors import BackendError
+from tf_ooo.fit.life import FitLife
+from tf_ooo.fit.mode import Mode
+from tf_ooo.modes.pipeline.fit import PipelineMode
+from tf_ooo.options import Options
+from tf_ooo.rewriting.unrolled_tasks import Step
+
+Measured = tuple[Step, CostTable]
 
 
 class Steps:
-    """The steps of a session of the callback, run without ``fit``: several of them can take turns."""
+    """The steps of a mode, run without ``fit``: several of them can take turns."""
 
-    def __init__(self, workload: Workload, session: Any) -> None:
+    def __init__(self, workload: Workload, mode: Mode) -> None:
         import tensorflow as tf
 
-        self.workload, self.session = workload, session
+        self.workload, self.life = workload, FitLife(mode)
         data = tf.data.Dataset.from_tensors((workload.x, workload.y)).repeat()
         self._iterator = iter(data)
         model = workload.model
         model.make_train_function()
-        self.session.begin(model, {})
+        self.life.begin(model)
         self.steps = 0
 
     @property
     def report(self) -> Any:
-        """The session's."""
-        return self.session.report
+        """Of the steps so far."""
+        return self.life.report
 
     def step_s(self) -> float:
         """One step."""
@@ -40,24 +49,28 @@ class Steps:
 
     def finish(self) -> int:
         """Puts the model back together; a check sum of its weights."""
-        self.session.finish()
+        self.life.finish()
         return check_sum(self.workload.model)
 
 
 class Scheduled(Steps):
     """A pipeline.
 
-    ``measured`` is the ``planned_from`` of another one's session, for the same workload: then this one is
+    ``measured`` is that of another one, for the same workload: then this one is
     traced once only.
     """
 
-    def __init__(self, workload: Workload, options: dict[str, Any], measured: Any = None) -> None:
-        from tf_ooo.modes.pipeline.fit import PipelineFit
-        from tf_ooo.options import Options
+    def __init__(self, workload: Workload, options: dict[str, Any], measured: Measured | None = None) -> None:
+        self.pipeline = PipelineMode(Options.from_arguments(mode="pipeline", **options))
+        self.pipeline.planned_from = measured
+        super().__init__(workload, self.pipeline)
 
-        session = PipelineFit(Options.from_arguments(mode="pipeline", **options))
-        session.planned_from = measured
-        super().__init__(workload, session)
+    @property
+    def measured(self) -> Measured:
+        """The step that was taken apart, and its costs."""
+        if self.pipeline.planned_from is None:
+            raise BackendError("no step has been taken apart yet")
+        return self.pipeline.planned_from
 
     def start(self) -> None:
         """Runs until the model is distributed, and two steps more."""

@@ -84,7 +84,8 @@ class FitLife:
             self._keep_stock(model, reason)
             return
         compat.check_keras_backend(model)
-        self.mode.check(model)
+        self.mode.check(model, steps)
+        stock = compat.train_function_of(model)  # made as the model is compiled, if it has to be made
         if not self.mode.compiles:
             self._uncompiled.set_aside(model)
         training = self.mode.prepare(model, steps)
@@ -92,7 +93,7 @@ class FitLife:
             self._uncompiled.put_back()
             return
         self._uncompiled.note_in(self.mode.describe())
-        self._install(model, training)
+        self._install(model, training, stock)
 
     def _refuse_unsupported(self, reason: str, processes: int) -> None:
         """Ranks that train on in stock order do not average, and each would have another model."""
@@ -106,7 +107,7 @@ class FitLife:
         report.model, report.environment = str(model.name), environment(model)
         fall_back(report, reason)
 
-    def _install(self, model: Any, training: Training) -> None:
+    def _install(self, model: Any, training: Training, stock: Any) -> None:
         import tensorflow as tf
 
         guard = Guard(
@@ -117,7 +118,6 @@ class FitLife:
         )
         run = guard.guarded(training.run, StopIteration, tf.errors.OutOfRangeError)
         self._running = _Running(model, training, guard, run)
-        stock = compat.train_function_of(model)
         compat.install_train_function(model, run, stock, before_next=self._end_replaced)
 
     def epoch_begin(self, epoch: int) -> None:

@@ -63,16 +63,16 @@ class Mode(Protocol):
     def join(self) -> Engine:
         """The processes that train together; waits for them."""
 
-    def check(self, model: Any) -> None:
-        """Raises an OOOError for a model that cannot be trained so; nothing has been changed."""
-
-    def prepare(self, model: Any, steps: int | None) -> Training | None:
-        """The training of a model; None: its stock step trains, and the report says why.
+    def check(self, model: Any, steps: int | None) -> None:
+        """Raises an OOOError for a model that cannot be trained so; nothing has been changed.
 
         Args:
             model: compiled.
             steps: of an epoch, if known.
         """
+
+    def prepare(self, model: Any, steps: int | None) -> Training | None:
+        """The training of a model; None: its stock step trains, and the report says why."""
 
     def describe(self) -> Report:
         """What was found, planned and measured so far, for the model trained last."""

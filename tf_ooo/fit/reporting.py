@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import statistics
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from tf_ooo import compat
+from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError
 from tf_ooo.fit.step_times import Comparison
-from tf_ooo.options import Options
-from tf_ooo.report.environment import environment
-from tf_ooo.report.report import Report
+from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.simulation.timeline import Timeline
+from tf_ooo.report.report import Report, layer_rows_of
 
 _LOG = logging.getLogger("tf_ooo")
 
@@ -33,19 +36,27 @@ def fall_back(report: Report, reason: str, logged: bool = False) -> None:
         _LOG.log(level, "keeping the stock step: %s", reason)
 
 
-def stays_stock(options: Options, report: Report, model: Any) -> bool:
-    """Whether this TensorFlow is not supported: the report says so then, and the stock step is to train.
+def fill_distributed_plan(
+    report: Report, graph: Any, schedule: Schedule, timeline: Timeline, costs: CostTable
+) -> None:
+    """What every plan over devices says: the graph's tasks, the schedule, the bytes."""
+    report.ops, report.unclassified = graph.counts(), dict(graph.unclassified)
+    report.mixed = dict(graph.mixed)
+    report.planned, report.schedule, report.timeline = schedule, schedule.policy, timeline
+    report.predicted_peak_bytes = max(timeline.peak_bytes, default=0)
+    report.notes += [note for note in costs.notes if note not in report.notes]
+    report.layers = layer_rows_of(graph)
+    report.kept_because = "distributed as asked"
 
-    Raises BackendError with ``strict``.
-    """
-    reason = compat.why_unsupported()
-    if reason is None:
-        return False
-    if options.strict:
-        raise BackendError(reason)
-    report.model, report.environment = str(model.name), environment(model)
-    fall_back(report, reason)
-    return True
+
+def fill_step_times(report: Report, step_s: Iterable[float]) -> None:
+    """The measured steps."""
+    times = list(step_s)
+    if not times:
+        return
+    report.measured_step_s = statistics.median(times)
+    report.step_noise_s = statistics.median(abs(t - report.measured_step_s) for t in times)
+    (report.layerpipe or report.pipeline)["step_s"] = times
 
 
 def save_timeline(report: Report, folder: Any, prefix: str = "") -> tuple[Path, Path] | None:

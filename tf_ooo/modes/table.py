@@ -8,19 +8,19 @@ from typing import Any
 from tf_ooo import compat
 from tf_ooo.errors import BackendError
 from tf_ooo.fit.controller import StepController
-from tf_ooo.fit.life import FitLife
+from tf_ooo.fit.mode import Mode
 from tf_ooo.hosts.device_names import over_hosts
 from tf_ooo.hosts.ranks.engine import launched_for_collectives, launched_with_workers
 from tf_ooo.modes.data_parallel.fit import DataParallelMode
-from tf_ooo.modes.layerpipe.fit import LayerPipeFit
-from tf_ooo.modes.pipeline.fit import PipelineFit
-from tf_ooo.modes.replicated import ReplicatedPipelineFit
+from tf_ooo.modes.layerpipe.fit import LayerPipeMode
+from tf_ooo.modes.pipeline.fit import PipelineMode
+from tf_ooo.modes.replicated import ReplicatedPipelineMode
 from tf_ooo.modes.single_device import fit as single_device
 from tf_ooo.options import Options
 from tf_ooo.report.report import Report
 
 
-def life_for(options: Options) -> Any:
+def mode_for(options: Options) -> Mode:
     """The mode that trains a model's ``fit``.
 
     Raises:
@@ -63,30 +63,26 @@ def _model_controller(
     return single_device.controller_of_model(model, stock, options, report)
 
 
-def _single_device(options: Options) -> Any:
-    return FitLife(single_device.SingleDeviceMode(options, _model_controller))
+def _single_device(options: Options) -> Mode:
+    return single_device.SingleDeviceMode(options, _model_controller)
 
 
-def _data_parallel(options: Options) -> Any:
-    return FitLife(DataParallelMode(options))
+def _auto(options: Options) -> Mode:
+    return DataParallelMode(options) if launched_with_workers() else _single_device(options)
 
 
-def _auto(options: Options) -> Any:
-    return _data_parallel(options) if launched_with_workers() else _single_device(options)
-
-
-def _pipeline(options: Options) -> Any:
+def _pipeline(options: Options) -> Mode:
     replicated = _several_trainings(options) or (options.replicas or 1) > 1
-    return ReplicatedPipelineFit(options) if replicated else PipelineFit(options)
+    return ReplicatedPipelineMode(options) if replicated else PipelineMode(options)
 
 
-def _layerpipe(options: Options) -> Any:
+def _layerpipe(options: Options) -> Mode:
     if _several_trainings(options):
         raise BackendError(
             "mode='layerpipe' is one process with several devices or hosts (devices=), but several were "
             "launched, whose weights would differ; start python train.py once, without a launcher"
         )
-    return LayerPipeFit(options)
+    return LayerPipeMode(options)
 
 
 def _several_trainings(options: Options) -> bool:
@@ -94,10 +90,10 @@ def _several_trainings(options: Options) -> bool:
     return launched_with_workers() or (not over_hosts(options.devices) and launched_for_collectives())
 
 
-_MODES: Mapping[str, Callable[[Options], Any]] = {
+_MODES: Mapping[str, Callable[[Options], Mode]] = {
     "auto": _auto,
     "single_device": _single_device,
-    "data_parallel": _data_parallel,
+    "data_parallel": DataParallelMode,
     "pipeline": _pipeline,
     "layerpipe": _layerpipe,
 }

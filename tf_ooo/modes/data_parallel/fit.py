@@ -40,7 +40,7 @@ class Averaged:
     @classmethod
     def of(cls, model: Any, engine: Engine, options: Options) -> Averaged:
         """For the model's present step."""
-        averaging = Averaging(engine, options.op, options.compression, options.weighting)
+        averaging = averaging_of(engine, options)
         stock = compat.train_function_of(model)
         return cls(stock, averaging, compat.new_train_function(model, averaging.wrap(model)))
 
@@ -75,7 +75,7 @@ class DataParallelMode:
         """The engine that was asked for, or that of the launcher."""
         return choose_engine(self.options.engine)
 
-    def check(self, model: Any) -> None:
+    def check(self, model: Any, steps: int | None) -> None:
         """BackendError for a step that cannot be averaged; a single rank averages nothing."""
         if self.join().size > 1:
             check_model(model)
@@ -171,6 +171,11 @@ class DataParallelTraining:
             self._mode.scheduled.close()
         self._ranks.forget_traces()
         return []
+
+
+def averaging_of(engine: Engine, options: Options) -> Averaging:
+    """As the user asked for it."""
+    return Averaging(engine, options.op, options.compression, options.weighting)
 
 
 def check_model(model: Any) -> None:

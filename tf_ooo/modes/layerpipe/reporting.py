@@ -8,10 +8,10 @@ from typing import Any
 
 from grappler_passes.graph.node_input import split_input
 from tf_ooo.costs.table import CostTable
+from tf_ooo.fit.reporting import fill_distributed_plan
 from tf_ooo.modes.layerpipe.spread import Spread
 from tf_ooo.modes.layerpipe.stages import HIGH, Stages
 from tf_ooo.modes.layerpipe.versions import from_weights
-from tf_ooo.modes.pipeline.reporting import fill_plan
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.simulation.timeline import Timeline
 from tf_ooo.report.report import Report
@@ -45,7 +45,7 @@ def fill_report(
     devices: Sequence[str],
 ) -> None:
     """Copies the plan into the report."""
-    fill_plan(report, graph, schedule, timeline, costs)
+    fill_distributed_plan(report, graph, schedule, timeline, costs)
     report.predicted_step_s = float(timeline.steady_step_s)
     every = schedule.update_every
     _fill_rows(report, stages)

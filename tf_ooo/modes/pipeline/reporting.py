@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import logging
-import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tf_ooo.costs.table import CostTable
+from tf_ooo.fit.reporting import fill_distributed_plan
 from tf_ooo.modes.pipeline.checks import notes_of
 from tf_ooo.modes.pipeline.partition import crossing_bytes
 from tf_ooo.modes.pipeline.planning import Planned
 from tf_ooo.planning.model.relation import stage_inputs
-from tf_ooo.planning.model.schedule import Schedule
-from tf_ooo.planning.simulation.timeline import Timeline
-from tf_ooo.report.report import Report, layer_rows_of, seconds_text
+from tf_ooo.report.report import Report, seconds_text
 from tf_ooo.rewriting.planner import RewriteResult
 from tf_ooo.rewriting.unrolled_tasks import Step
 
@@ -26,7 +24,7 @@ def fill_report(
     report: Report, planned: Planned, step: Step, costs: CostTable, devices: Sequence[str]
 ) -> None:
     """Copies the plan into the report."""
-    fill_plan(report, step.known.graph, planned.schedule, planned.timeline, costs)
+    fill_distributed_plan(report, step.known.graph, planned.schedule, planned.timeline, costs)
     report.predicted_step_s = planned.makespan_s
     for row, stage in zip(report.layers, planned.stage_of_layer, strict=True):
         row["stage"] = stage
@@ -40,17 +38,6 @@ def fill_report_of_graph(report: Report, result: RewriteResult) -> None:
     report.rewritten_graph = result.graph_def
     report.moved_ops, report.added_edges = result.moved_ops, result.added_edges
     report.notes += [note for note in result.notes if note not in report.notes]
-
-
-def fill_plan(report: Report, graph: Any, schedule: Schedule, timeline: Timeline, costs: CostTable) -> None:
-    """What every plan over devices says: the graph's tasks, the schedule, the bytes."""
-    report.ops, report.unclassified = graph.counts(), dict(graph.unclassified)
-    report.mixed = dict(graph.mixed)
-    report.planned, report.schedule, report.timeline = schedule, schedule.policy, timeline
-    report.predicted_peak_bytes = max(timeline.peak_bytes, default=0)
-    report.notes += [note for note in costs.notes if note not in report.notes]
-    report.layers = layer_rows_of(graph)
-    report.kept_because = "distributed as asked"
 
 
 def pipeline_rows(planned: Planned, costs: CostTable, devices: Sequence[str]) -> dict[str, Any]:
@@ -120,13 +107,3 @@ def note_micro_batches(report: Report, model: Any) -> None:
         if text not in report.notes:
             report.notes.append(text)
             _LOG.info("%s", text)
-
-
-def fill_times(report: Report, step_s: Iterable[float]) -> None:
-    """The measured steps."""
-    times = list(step_s)
-    if not times:
-        return
-    report.measured_step_s = statistics.median(times)
-    report.step_noise_s = statistics.median(abs(t - report.measured_step_s) for t in times)
-    (report.layerpipe or report.pipeline)["step_s"] = times

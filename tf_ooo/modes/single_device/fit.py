@@ -50,7 +50,7 @@ class SingleDeviceMode:
         """This process trains alone."""
         return SingleEngine()
 
-    def check(self, model: Any) -> None:
+    def check(self, model: Any, steps: int | None) -> None:
         """GraphError where there is no graph to rewrite; a model that is known has been checked."""
         if self._known(model) is not None:
             return

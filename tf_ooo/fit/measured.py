@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 from tf_ooo.costs.devices import device
 from tf_ooo.costs.from_graph import Tasks, graph_costs, unknown_activations
-from tf_ooo.costs.layer_costs import LayerCosts
+from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.op_seconds import op_seconds
 from tf_ooo.costs.profile import OpProfile
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OptionsError
+from tf_ooo.hosts.target import Target
 from tf_ooo.rewriting.parts import is_part
 from tf_ooo.rewriting.tasks import tasks_for_costs
 from tf_ooo.rewriting.unrolled_tasks import Step
@@ -117,3 +118,8 @@ def _between_ops(step: Step, profile: OpProfile) -> float:
     """
     ops_s = sum(value for name, value in profile.seconds.items() if name in step.index.index)
     return min(max(profile.step_s / ops_s, 1.0), _MOST_BETWEEN) if ops_s else 1.0
+
+
+def with_link(costs: CostTable, target: Target) -> CostTable:
+    """The costs with the link between the devices, unless they have one: then the plan is the same."""
+    return dataclasses.replace(costs, link=target.link_between()) if costs.link == Link() else costs

@@ -24,7 +24,6 @@ from grappler_passes.passes.verify import VerifyPass
 from tf_ooo import compat
 from tf_ooo.errors import BackendError, GraphError
 from tf_ooo.hosts.devices import available_devices
-from tf_ooo.modes.pipeline.planning import Planned
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.rewriting.naming import describe
 from tf_ooo.rewriting.ordering import lane_tasks, ops_of_tasks, order_lane
@@ -55,17 +54,6 @@ class Plan:
     stage_of_layer: Sequence[int]
     device_of_stage: Sequence[str]
     available: tuple[str, ...]
-
-
-def plan_on(devices: Sequence[str], planned: Planned, known: Known) -> Plan:
-    """What was planned, on devices with names."""
-    return Plan(
-        schedule=planned.schedule,
-        known=known,
-        stage_of_layer=planned.stage_of_layer,
-        device_of_stage=[devices[number] for number in planned.device_of_stage],
-        available=available_devices(),
-    )
 
 
 def serial_plan(step: Step, device: str, available: tuple[str, ...]) -> Plan:

@@ -10,9 +10,9 @@ from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE
 from tf_ooo import compat
 from tf_ooo.compat.pipeline import handle_of, make_on_demand, weighted_means
 from tf_ooo.errors import BackendError
-from tf_ooo.tracing.averaging import optimizers_of
 from tf_ooo.tracing.collecting import Collecting
 from tf_ooo.tracing.micro_batches import parts_of, relative_weights, rows_of, split_rows
+from tf_ooo.tracing.optimizers import optimizers_of
 
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 

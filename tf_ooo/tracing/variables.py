@@ -9,7 +9,7 @@ from typing import Any
 from tf_ooo import compat
 from tf_ooo.compat import pipeline as private
 from tf_ooo.errors import BackendError
-from tf_ooo.tracing.averaging import optimizers_of
+from tf_ooo.tracing.optimizers import optimizers_of
 
 _LOG = logging.getLogger("tf_ooo")
 

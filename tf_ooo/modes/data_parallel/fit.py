@@ -22,7 +22,8 @@ from tf_ooo.options import Options
 from tf_ooo.report.environment import environment
 from tf_ooo.report.report import Report
 from tf_ooo.tracing import sync
-from tf_ooo.tracing.averaging import Averaging, optimizers_of
+from tf_ooo.tracing.averaging import Averaging
+from tf_ooo.tracing.optimizers import optimizers_of
 from tf_ooo.tracing.unrolled import LARGEST
 
 _LOG = logging.getLogger("tf_ooo")

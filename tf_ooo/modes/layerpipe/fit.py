@@ -29,7 +29,7 @@ from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.rewriting.naming import named
 from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing import sync
-from tf_ooo.tracing.averaging import optimizers_of
+from tf_ooo.tracing.optimizers import optimizers_of
 from tf_ooo.tracing.variables import Moved, all_variables
 
 _LOG = logging.getLogger("tf_ooo")

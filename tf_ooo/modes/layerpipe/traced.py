@@ -21,7 +21,7 @@ from tf_ooo.modes.layerpipe.gradients import updates_seen
 from tf_ooo.rewriting.naming import named
 from tf_ooo.rewriting.tasks import assign
 from tf_ooo.rewriting.unrolled_tasks import Known, Step
-from tf_ooo.tracing.averaging import optimizers_of
+from tf_ooo.tracing.optimizers import optimizers_of
 from tf_ooo.tracing.step import refuse_no_gradient, refuse_reads_after
 from tf_ooo.tracing.variables import all_variables
 

@@ -33,8 +33,8 @@ from tf_ooo.rewriting.naming import named, variable_layers
 from tf_ooo.rewriting.parts import is_part
 from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing import sync
-from tf_ooo.tracing.averaging import optimizers_of
 from tf_ooo.tracing.micro_batches import rows_of, split_rows
+from tf_ooo.tracing.optimizers import optimizers_of
 from tf_ooo.tracing.renewal import renew
 from tf_ooo.tracing.step import StepFunctions
 from tf_ooo.tracing.variables import Moved, all_variables

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tf_ooo import compat
+from tf_ooo.compat import tf_functions, train_function
 from tf_ooo.errors import GraphError, OOOError, OptionsError
 from tf_ooo.fit.controller import StepController
 from tf_ooo.fit.reporting import fall_back, save_timeline
@@ -61,7 +61,7 @@ class OOOFunction:
         stock = self._given or tf.function(self.python_function, jit_compile=self.jit_compile)
         self.report.model, self.report.environment = self.python_function.__qualname__, environment()
         controller: Callable[..., Any] | None = None
-        reason = compat.RUN_EAGERLY if compat.functions_run_eagerly() else None
+        reason = train_function.RUN_EAGERLY if train_function.functions_run_eagerly() else None
         if reason is None:
             try:
                 controller = self._make_controller(stock)
@@ -78,15 +78,15 @@ class OOOFunction:
         return stock
 
     def _make_controller(self, stock: Any) -> StepController:
-        if self.jit_compile or compat.compiles_with_xla(self._given):
+        if self.jit_compile or tf_functions.compiles_with_xla(self._given):
             from tf_ooo.modes.compiled.controller import for_function  # noqa: PLC0415 - imports TensorFlow's XLA ops
 
-            plain = compat.undecorated(stock)  # conditions and loops over tensors are those of stock
+            plain = tf_functions.undecorated(stock)  # conditions and loops over tensors are those of stock
             return for_function(plain, stock, self.options, self.report, self._write_timeline)
         if self.options.schedule in COMPILED_SCHEDULES:
             raise GraphError(f"schedule={self.options.schedule!r} {NEEDS_XLA}")
         session = RewriteSession(self.options)
-        rewritten = compat.untraced_copy(stock)
+        rewritten = tf_functions.untraced_copy(stock)
         return StepController(
             stock, rewritten, session, self.options, self.report, on_decided=self._write_timeline
         )

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from tf_ooo import compat
+from grappler_passes.compat import releases
 from tf_ooo.errors import BackendError
 from tf_ooo.fit.step_times import Comparison
 from tf_ooo.options import Options
@@ -29,7 +29,7 @@ def fall_back(report: Report, reason: str, logged: bool = False) -> None:
     """
     report.fell_back, report.fallback_reason, report.schedule = True, reason, "stock"
     level = logging.INFO if reason.startswith("measured") else logging.WARNING
-    if not logged and compat.is_news(reason):
+    if not logged and releases.is_news(reason):
         _LOG.log(level, "keeping the stock step: %s", reason)
 
 
@@ -38,7 +38,7 @@ def stays_stock(options: Options, report: Report, model: Any) -> bool:
 
     Raises BackendError with ``strict``.
     """
-    reason = compat.why_unsupported()
+    reason = releases.why_unsupported()
     if reason is None:
         return False
     if options.strict:

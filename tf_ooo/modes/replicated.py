@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from tf_ooo import compat
+from tf_ooo.compat import train_function
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.device_names import over_hosts
 from tf_ooo.hosts.ranks.engine import choose_engine, resolved_name
@@ -54,13 +54,13 @@ class ReplicatedPipelineFit(DataParallelFit):
         known = self.pipeline.replicas
         if known is None or known.averaging is not self.averaging:
             self.pipeline.replicas = Replicas(self.engine, self.averaging)
-        compat.remove_train_function(model)
+        train_function.remove_train_function(model)
         self.pipeline.begin(model, params)
-        compat.remove_train_function(model)
-        stock = compat.train_function_of(model)
+        train_function.remove_train_function(model)
+        stock = train_function.train_function_of(model)
         assert self.step is not None  # for mypy: begin has run
         ours = self.pipeline.guard.guarded(self.step, StopIteration)
-        compat.install_train_function(model, ours, stock, before_next=self._end_replaced)
+        train_function.install_train_function(model, ours, stock, before_next=self._end_replaced)
 
     def _together(self, model: Any) -> bool:
         return True

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tf_ooo import compat
+from tf_ooo.compat import keras_optimizers, keras_variables, tf_functions
 from tf_ooo.hosts.ranks.engine import Engine
 from tf_ooo.tracing.already import already_averaged
 from tf_ooo.tracing.intercepting import Update, intercepted
@@ -49,7 +49,7 @@ class Averaging:
 
         def wrapper(train_step: Callable[..., Any]) -> Callable[..., Any]:
             # A tf.function would go on averaging, or not averaging, as it was first traced.
-            train_step = compat.undecorated(train_step)
+            train_step = tf_functions.undecorated(train_step)
 
             def averaging_train_step(data: Any) -> Any:
                 with self.active(optimizers_of(model), data):
@@ -70,8 +70,8 @@ class Averaging:
             self._factor = None
 
     def _average_first(self, update: Update) -> Any:
-        if compat.horovod_averages(update.optimizer):
-            self.left_alone.update(map(compat.path_of, update.variables))
+        if keras_optimizers.horovod_averages(update.optimizer):
+            self.left_alone.update(map(keras_variables.path_of, update.variables))
             return update.proceed(update.grads)
         return update.proceed(self.average(update.grads, update.variables))
 
@@ -82,10 +82,10 @@ class Averaging:
             if grad is None:
                 continue
             if already_averaged(grad):
-                self.left_alone.add(compat.path_of(variable))
+                self.left_alone.add(keras_variables.path_of(variable))
             else:
                 mine.append(place)
-                self.averaged.add(compat.path_of(variable))
+                self.averaged.add(keras_variables.path_of(variable))
         if self.left_alone and not mine:
             _LOG.info("the train step averages its gradients itself; they are not averaged again")
         by_op: dict[str, list[int]] = {}
@@ -105,7 +105,7 @@ class Averaging:
 
     def _op_for(self, variable: Any) -> str:
         # The "gradient" of such a variable (a scale of float8 training) is its next value.
-        return "Average" if compat.is_overwritten_with_gradient(variable) else self.op
+        return "Average" if keras_variables.is_overwritten_with_gradient(variable) else self.op
 
     def _weighted(self, grad: Any) -> Any:
         import tensorflow as tf
@@ -133,5 +133,5 @@ def _name(variable: Any, place: int) -> str:
     Not the path: Keras numbers layers within a process, so that a rank which has made one layer more
     would wait for ever for a "dense_7" that the others call "dense_6".
     """
-    short = unnumbered(compat.path_of(variable))
+    short = unnumbered(keras_variables.path_of(variable))
     return f"tf_ooo_{place}_" + "".join(c if c.isalnum() else "_" for c in short)

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_ooo import compat
-from tf_ooo.compat.pipeline import marked_sums
+from tf_ooo.compat import keras_optimizers, op_marks
 from tf_ooo.errors import BackendError
 from tf_ooo.tracing.fixed_rows import fixed_rows
 from tf_ooo.tracing.intercepting import Update, intercepted, ops_so_far
@@ -91,7 +90,7 @@ class Collecting:
         if into.sums[place] is None:
             into.sums[place] = weighted
             return
-        with tf.name_scope("sum"), marked_sums():
+        with tf.name_scope("sum"), op_marks.marked_sums():
             into.sums[place] = into.sums[place] + weighted
 
     def _add_slices(self, into: _Applied, place: int, slices: Any) -> None:
@@ -102,7 +101,7 @@ class Collecting:
         added = into.slices.setdefault(place, [])
         before = into.fixed_rows.get(place)
         if rows is not None and before is not None and np.array_equal(rows, before):
-            with tf.name_scope("sum"), marked_sums():
+            with tf.name_scope("sum"), op_marks.marked_sums():
                 total = added[0].values + slices.values
             added[0] = tf.IndexedSlices(total, added[0].indices, slices.dense_shape)
             return
@@ -114,7 +113,7 @@ class Collecting:
         """Hands the sums to the optimizers, in the order in which the first micro-batch did."""
         for applied in self.applied:
             grads = [self._total(applied, place) for place in range(len(applied.sums))]
-            compat.update(applied.optimizer, grads, applied.variables if applied.explicit else None)
+            keras_optimizers.update(applied.optimizer, grads, applied.variables if applied.explicit else None)
 
     def _total(self, applied: _Applied, place: int) -> Any:
         import tensorflow as tf
@@ -133,7 +132,7 @@ def _joined(slices: Sequence[Any]) -> Any:
 
     if len(slices) == 1:
         return slices[0]
-    with tf.name_scope("sum"), marked_sums():
+    with tf.name_scope("sum"), op_marks.marked_sums():
         values = tf.concat([part.values for part in slices], 0)
         indices = tf.concat([part.indices for part in slices], 0)
     return tf.IndexedSlices(values, indices, slices[0].dense_shape)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tf_ooo import compat
+from tf_ooo.compat import keras_optimizers
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ def intercepted(optimizers: Sequence[Any], on_update: Callable[[Update], Any]) -
     """
     intercepting = _Intercepting(on_update)
     for optimizer in optimizers:
-        compat.shadow_update(optimizer, functools.partial(intercepting.instead_of, optimizer))
+        keras_optimizers.shadow_update(optimizer, functools.partial(intercepting.instead_of, optimizer))
     try:
         yield
     finally:
         for optimizer in optimizers:
-            compat.unshadow_update(optimizer)
+            keras_optimizers.unshadow_update(optimizer)
 
 
 class _Intercepting:
@@ -58,7 +58,7 @@ class _Intercepting:
             if self._proceeding:
                 return apply(grads, trainable_variables)
             explicit = trainable_variables is not None
-            variables = compat.variables_to_apply(optimizer, trainable_variables)
+            variables = keras_optimizers.variables_to_apply(optimizer, trainable_variables)
 
             def proceed(changed: Sequence[Any]) -> Any:
                 self._proceeding = True

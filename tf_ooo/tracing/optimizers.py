@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from tf_ooo import compat
+from tf_ooo.compat import keras_attributes, keras_layers, keras_optimizers
 
 
 def optimizers_of(model: Any) -> list[Any]:
     """Every Keras optimizer that the model, a part of it or a loss-scaling optimizer holds, each once."""
     held: dict[int, Any] = {}
     seen: set[int] = set()
-    for part in compat.parts_of(model):
+    for part in keras_layers.parts_of(model):
         _collect(part, held, seen)
     return list(held.values())
 
@@ -19,11 +19,11 @@ def optimizers_of(model: Any) -> list[Any]:
 def _collect(value: Any, held: dict[int, Any], seen: set[int]) -> None:
     if id(value) in seen:
         return
-    if compat.is_optimizer(value):
+    if keras_optimizers.is_optimizer(value):
         held.setdefault(id(value), value)
-        within = compat.inner_optimizers(value)
-    elif compat.is_layer(value):
-        within = compat.attributes_of(value)
+        within = keras_optimizers.inner_optimizers(value)
+    elif keras_layers.is_layer(value):
+        within = keras_attributes.attributes_of(value)
     elif isinstance(value, (list, tuple, dict)):
         within = list(value.values()) if isinstance(value, dict) else list(value)
     else:

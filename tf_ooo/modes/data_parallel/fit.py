@@ -8,7 +8,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tf_ooo import compat
+from grappler_passes.compat import releases
+from tf_ooo.compat import (
+    keras_attributes,
+    keras_fits,
+    keras_layers,
+    keras_optimizers,
+    keras_variables,
+    nests,
+    tf_functions,
+    train_function,
+    versions,
+)
 from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.fit.reporting import save_timeline, stays_stock
 from tf_ooo.fit.saving import replacing
@@ -84,17 +95,17 @@ class DataParallelFit:
             self._begin_alone(model)
             return
         _check_versions(self.engine.size)
-        compat.check_keras_backend(model)
+        versions.check_keras_backend(model)
         _check(model)
         self._uncompiled.set_aside(model)
         self._params = params or {}
-        stock = compat.train_function_of(model)
+        stock = train_function.train_function_of(model)
         if self._stock is not stock:
             self._stock = stock
             self.averaging = Averaging(
                 self.engine, self.options.op, self.options.compression, self.options.weighting
             )
-            self._function = compat.new_train_function(model, self.averaging.wrap(model))
+            self._function = train_function.new_train_function(model, self.averaging.wrap(model))
             self._scheduled = None
             self.report = Report(mode="data_parallel", model=str(model.name), environment=environment(model))
         assert self._function is not None  # for mypy: set with _stock
@@ -105,18 +116,20 @@ class DataParallelFit:
         self.step = ParallelStep(
             self._function, self.engine, self.lockstep, model, self._prepare, self._verify, on_batches, known
         )
-        start = self._guarded(lambda engine: engine.gather(compat.start_epoch_of(model)), "before training")
-        compat.set_start_epoch(model, start[0])
+        start = self._guarded(
+            lambda engine: engine.gather(keras_fits.start_epoch_of(model)), "before training"
+        )
+        keras_fits.set_start_epoch(model, start[0])
         self._model = model
-        compat.install_train_function(model, self.step, stock, before_next=self._end_replaced)
+        train_function.install_train_function(model, self.step, stock, before_next=self._end_replaced)
         for name in _SAVING:  # a killed rank 0 leaves the last checkpoint, not half of the next
-            compat.shadow(model, name, replacing(getattr(model, name)))
+            keras_attributes.shadow(model, name, replacing(getattr(model, name)))
 
     def _begin_alone(self, model: Any) -> None:
         self.report = Report(mode="data_parallel", model=str(model.name), environment=environment(model))
         if stays_stock(self.options, self.report, model):
             return
-        compat.check_keras_backend(model)
+        versions.check_keras_backend(model)
         _LOG.info("%s", _ONE_PROCESS)
         self.report.fell_back, self.report.fallback_reason = True, _ONE_PROCESS
 
@@ -131,7 +144,7 @@ class DataParallelFit:
                 )
             self.report.fallback_reason = "run eagerly: there is no graph whose order could be changed"
             return False
-        most = min(compat.steps_per_execution(model), self.options.unroll or LARGEST)
+        most = min(train_function.steps_per_execution(model), self.options.unroll or LARGEST)
         if most > 1 or not self.options.may_fall_back:
             return True
         self.report.fallback_reason = (
@@ -146,7 +159,7 @@ class DataParallelFit:
         model, known, of_epoch = self._model, self._scheduled, self.lockstep.of_epoch
         if known is not None and known.steps_of(of_epoch) > known.steps:
             known = None  # it was made for shorter epochs
-        if known is None or not compat.same_spec(known.element_spec, self._spec):
+        if known is None or not nests.same_spec(known.element_spec, self._spec):
             known = ScheduledSteps(
                 model, self.averaging, self._spec, self.engine, self.options, self.report, of_epoch
             )
@@ -166,7 +179,8 @@ class DataParallelFit:
         agreement.refuse_different(engine, mine)
         self._spec = sync.common_spec(engine, iterator.element_spec)
         for optimizer in optimizers:
-            if compat.is_horovod_optimizer(optimizer) and not compat.horovod_averages(optimizer):
+            horovods = keras_optimizers.is_horovod_optimizer(optimizer)
+            if horovods and not keras_optimizers.horovod_averages(optimizer):
                 _LOG.warning(
                     "hvd.DistributedOptimizer averages nothing with Keras 3; tf_ooo averages instead, by the "
                     "op and compression of OOOBackprop: compile with the optimizer itself"
@@ -182,10 +196,12 @@ class DataParallelFit:
                 "attribute of the model; use optimizer.apply_gradients or optimizer.apply"
             )
         known = self.averaging.averaged
-        weights = [w for w in self._model.trainable_weights if compat.path_of(w) not in known]
+        weights = [w for w in self._model.trainable_weights if keras_variables.path_of(w) not in known]
         mine = [sync.checksum([weight]) for weight in weights]
         sums = zip(*self._guarded(lambda engine: engine.gather(mine), "after a step"), strict=True)
-        parted = [compat.path_of(w) for w, bits in zip(weights, sums, strict=True) if len(set(bits)) > 1]
+        parted = [
+            keras_variables.path_of(w) for w, bits in zip(weights, sums, strict=True) if len(set(bits)) > 1
+        ]
         if parted:
             raise BackendError(
                 f"after the first step {len(parted)} weights, first {parted[0]}, are not the same on all "
@@ -202,7 +218,7 @@ class DataParallelFit:
     def test_begin(self) -> None:
         """Before validation, which resets the metrics."""
         if self._model is not None:
-            self._train_samples = compat.samples_seen(self._model)
+            self._train_samples = keras_fits.samples_seen(self._model)
 
     def epoch_end(self, epoch: int, logs: dict[str, Any] | None) -> None:
         """Averages the logs, in place, weighted by samples; looks whether the ranks have drifted apart.
@@ -213,7 +229,7 @@ class DataParallelFit:
         if self.lockstep is None or self._model is None:
             return
         lockstep, logs = self.lockstep, {} if logs is None else logs
-        seen = compat.samples_seen(self._model)
+        seen = keras_fits.samples_seen(self._model)
         validated = any(key.startswith("val_") for key in logs)
         mine = {
             "logs": {key: float(value) for key, value in logs.items() if _is_number(value)},
@@ -272,9 +288,9 @@ class DataParallelFit:
             self._scheduled.close()
         self._uncompiled.put_back()
         if self._model is not None:
-            compat.remove_train_function(self._model)
+            train_function.remove_train_function(self._model)
             for name in _SAVING:
-                compat.unshadow(self._model, name)
+                keras_attributes.unshadow(self._model, name)
             if self.step is not None and self.step.prepared:
                 _forget_traces(self._model)
             self._model = None
@@ -320,23 +336,23 @@ class DataParallelFit:
 
 def _forget_traces(model: Any) -> None:
     """A part of the step that is a ``tf.function`` would go on averaging, or not, as it was first traced."""
-    for part in compat.parts_of(model):
-        compat.forget_traces(part)
+    for part in keras_layers.parts_of(model):
+        tf_functions.forget_traces(part)
 
 
 def _runs_eagerly(model: Any) -> bool:
-    return bool(model.run_eagerly) or compat.functions_run_eagerly()
+    return bool(model.run_eagerly) or train_function.functions_run_eagerly()
 
 
 def _check_versions(ranks: int) -> None:
     """No fallback here: ranks that train on in stock order do not average, and each has another model."""
-    reason = compat.why_unsupported()
+    reason = releases.why_unsupported()
     if reason is not None:
         raise BackendError(f"{reason}; {ranks} processes would train without averaging")
 
 
 def _check(model: Any) -> None:
-    if model.jit_compile is True and not compat.keras_compiles_by_itself(model):
+    if model.jit_compile is True and not train_function.keras_compiles_by_itself(model):
         raise BackendError(
             "jit_compile=True: XLA cannot communicate; compile the model with jit_compile=False"
         )

@@ -6,10 +6,8 @@ import logging
 import time
 from typing import Any
 
-from tf_ooo import compat
-from tf_ooo.compat import Packed, signature
-from tf_ooo.compat import layerpipe as mode_compat
-from tf_ooo.compat import pipeline as private
+from tf_ooo.compat import iterators, keras_layers, keras_optimizers, keras_variables, nests, train_function
+from tf_ooo.compat.nests import Packed
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.fit.uncompiled import NOTE
@@ -96,7 +94,7 @@ class LayerPipeFit(PipelineFit):
             self.report.notes = [note for note in self.report.notes if note != NOTE]
             self.end()
             return
-        together, every = compat.steps_per_execution(model), self.options.drain_steps
+        together, every = train_function.steps_per_execution(model), self.options.drain_steps
         if every is not None and every % together and together != self._of_epoch:
             self.end()
             raise OptionsError(
@@ -171,9 +169,9 @@ class LayerPipeFit(PipelineFit):
             f"weights='ema': earlier weights are rebuilt from the updates that {type(one).__name__} made, "
             "which change from step to step; weights='stash' is exact"
             for one in optimizers_of(self._model)
-            if not mode_compat.is_plain_sgd(one)
+            if not keras_optimizers.is_plain_sgd(one)
         ]
-        names = private.batch_normalizations(self._model)
+        names = keras_layers.batch_normalizations(self._model)
         if names:
             notes.append(
                 f"weights='ema': {len(names)} BatchNormalization layers, {names[0]} first, use the "
@@ -185,7 +183,9 @@ class LayerPipeFit(PipelineFit):
 
     def _note_going_on(self) -> None:
         """Training that goes on, without the costs of the fit before."""
-        steps = max(int(private.value_of(one.iterations).numpy()) for one in optimizers_of(self._model))
+        steps = max(
+            int(keras_variables.value_of(one.iterations).numpy()) for one in optimizers_of(self._model)
+        )
         if steps and _GOING_ON not in self.report.notes:
             self.report.notes.append(_GOING_ON)
 
@@ -220,7 +220,7 @@ class LayerPipeFit(PipelineFit):
         guard, outputs = self.guard, None
         self._data_spec = getattr(iterator, "element_spec", None)
         try:
-            for _ in range(compat.steps_per_execution(self._model)):
+            for _ in range(train_function.steps_per_execution(self._model)):
                 found = self._synchronous(iterator) if self._plan is None else self._in_rounds(iterator)
                 if found is None:
                     break
@@ -252,7 +252,7 @@ class LayerPipeFit(PipelineFit):
         """
         model, options = self._model, self.options
         sync.build(model, optimizers_of(model), model.train_step, iterator)
-        batches = compat.take(iterator, 1)
+        batches = iterators.take(iterator, 1)
         if not batches:
             return False
         self._waiting = batches[0]
@@ -286,7 +286,7 @@ class LayerPipeFit(PipelineFit):
         started, rounds, functions = time.perf_counter(), epoch.rounds, made.ticks.traced_functions
         outputs = epoch.step()
         if outputs is not None:
-            compat.synchronize(outputs)
+            nests.synchronize(outputs)
         ran = epoch.rounds - rounds if made.ticks.traced_functions == functions else 0
         self._step_s += [(time.perf_counter() - started) / ran] * ran if ran else []
         return outputs
@@ -334,7 +334,7 @@ class LayerPipeFit(PipelineFit):
 
     def _take(self, iterator: Any) -> list[Any]:
         """The next batch of the data, if there is one."""
-        taken = compat.take(iterator, 1) if self._waiting is None else [self._waiting]
+        taken = iterators.take(iterator, 1) if self._waiting is None else [self._waiting]
         self._waiting = None
         self._taken += len(taken)
         return taken
@@ -342,7 +342,7 @@ class LayerPipeFit(PipelineFit):
     def _tensors(self, batch: Any) -> list[Any]:
         """The tensors of a batch; the first one starts the rounds."""
         packed = Packed(batch)
-        structure = (signature(batch)[0], [(t.dtype, tuple(t.shape[1:])) for t in packed.specs])
+        structure = (nests.signature(batch)[0], [(t.dtype, tuple(t.shape[1:])) for t in packed.specs])
         if self._spread is None:
             self._start_with(batch)
             self._structure = structure

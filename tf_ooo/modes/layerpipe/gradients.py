@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tf_ooo.compat.layerpipe import marked_gradient
+from tf_ooo.compat import op_marks
 from tf_ooo.errors import BackendError
 from tf_ooo.tracing.intercepting import Update, intercepted, ops_so_far
 
@@ -36,7 +36,7 @@ def updates_seen(optimizers: Sequence[Any], marked: bool) -> Iterator[list[tuple
         updated.add(id(update.optimizer))
         grads = update.grads
         if marked:
-            grads = [marked_gradient(*pair) for pair in zip(grads, update.variables, strict=True)]
+            grads = [op_marks.marked_gradient(*pair) for pair in zip(grads, update.variables, strict=True)]
         try:
             return update.proceed(grads)
         finally:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tf_ooo import compat
-from tf_ooo.compat import pipeline as private
+from tf_ooo.compat import keras_layers, keras_losses, train_function
 from tf_ooo.errors import BackendError
 
 _COMPILED = "jit_compile=True: XLA compiles the step for one device; compile the model with jit_compile=False"
@@ -14,23 +13,23 @@ _COMPILED = "jit_compile=True: XLA compiles the step for one device; compile the
 
 def check_model(model: Any, mode: str) -> None:
     """Raises BackendError for a model that cannot be cut."""
-    reason = compat.why_not_rewritable(model)
-    if model.jit_compile is True and not compat.keras_compiles_by_itself(model):
+    reason = train_function.why_not_rewritable(model)
+    if model.jit_compile is True and not train_function.keras_compiles_by_itself(model):
         reason = _COMPILED
     if reason is not None:
         raise BackendError(f"mode={mode!r}: {reason}")
-    if compat.made_in_strategy(model):
+    if keras_layers.made_in_strategy(model):
         raise BackendError(
             f"the model was made in the scope of a tf.distribute strategy; mode={mode!r} needs one "
             "made outside"
         )
-    stateful = private.stateful_layers(model)
+    stateful = keras_layers.stateful_layers(model)
     if stateful:
         raise BackendError(
             f"mode={mode!r}: {stateful[0]} keeps the states of its rows from batch to batch (stateful=True), "
             "and batches are on their way side by side; make it with stateful=False"
         )
-    summed = private.summed_losses(model) if mode == "pipeline" else []
+    summed = keras_losses.summed_losses(model) if mode == "pipeline" else []
     if summed:
         raise BackendError(
             f"loss {summed[0]!r} adds up rows (reduction='sum' or none), and micro-batches are averaged; use "
@@ -40,10 +39,10 @@ def check_model(model: Any, mode: str) -> None:
 
 def notes_of(model: Any) -> Iterator[str]:
     """What several micro-batches change in the result of training."""
-    names = private.batch_normalizations(model)
+    names = keras_layers.batch_normalizations(model)
     if names:
         yield f"{len(names)} BatchNormalization layers normalize each micro-batch by itself: {names[0]}"
-    masks = private.masks(model)
+    masks = keras_losses.masks(model)
     if masks:
         yield (
             f"where the loss divides by what is not masked ({masks[0]}), each micro-batch's does by its own; "

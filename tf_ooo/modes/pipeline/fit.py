@@ -9,7 +9,7 @@ from collections import deque
 from contextlib import nullcontext
 from typing import Any
 
-from tf_ooo import compat
+from tf_ooo.compat import iterators, nests, train_function, versions
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.profile import MOST_STEPS, StepProfiler
 from tf_ooo.costs.table import CostTable
@@ -89,20 +89,20 @@ class PipelineFit(MovedFit):
         self._replaced = False
         if stays_stock(self.options, self.report, model):
             return
-        compat.check_keras_backend(model)
+        versions.check_keras_backend(model)
         check_model(model, self.options.mode)
         self._target = joined(self.options.devices)
         devices = full_names(self._target, 0 if self.replicas is None else self.replicas.engine.local_rank)
         if isinstance(self._target, Cluster):
             renew(model)
-        stock = compat.train_function_of(model)
+        stock = train_function.train_function_of(model)
         self._model = model
         if self._planned_for is None or self._planned_for[0] is not stock or self._planned_for[1] != devices:
             self._forget(model, stock, devices)
         self.devices, self._seen = devices, 0
         of_before = (self._too_short, _REPLACED)
         self.report.notes = [note for note in self.report.notes if note not in of_before]
-        compat.install_train_function(model, self._execution, stock, before_next=self._end_replaced)
+        train_function.install_train_function(model, self._execution, stock, before_next=self._end_replaced)
         self._guard = Guard(model, self._failed, self.settle, self.saving)
         self._uncompiled.set_aside(model)
         self._uncompiled.note_in(self.report)
@@ -151,7 +151,7 @@ class PipelineFit(MovedFit):
         """One execution: ``steps_per_execution`` steps, or as many as there are data for."""
         guard, outputs, batches = self.guard, None, []
         try:
-            batches = compat.take(iterator, compat.steps_per_execution(self._model))
+            batches = iterators.take(iterator, train_function.steps_per_execution(self._model))
             for batch in batches:
                 outputs = self.step(batch, iterator)
         except BaseException as error:
@@ -199,7 +199,7 @@ class PipelineFit(MovedFit):
         self._profiled += 1
         self._raise_failure()
         if self._seen > steps:
-            compat.synchronize(outputs)
+            nests.synchronize(outputs)
             self._make_plan()
         return outputs
 
@@ -329,13 +329,13 @@ class PipelineFit(MovedFit):
         traced, started = functions.traced, time.perf_counter()
         outputs = functions(batch)
         if functions.traced > traced:
-            compat.synchronize(outputs)
+            nests.synchronize(outputs)
             self._raise_failure()
             if len(request.results) < functions.traced:
                 raise BackendError(f"the step cannot be cut: {request.skipped or _NO_GRAPH}")
             fill_report_of_graph(self.report, request.results[0])
         else:
-            compat.synchronize(outputs)
+            nests.synchronize(outputs)
             self._step_s.append(time.perf_counter() - started)
         return outputs
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from tf_ooo import compat
+from tf_ooo.compat import train_function
 from tf_ooo.costs.profile import StepProfiler
 from tf_ooo.errors import BackendError
 from tf_ooo.fit.guard import Guard
@@ -85,7 +85,7 @@ class MovedFit:
         lost = self._put_back()
         self._uncompiled.put_back()
         if self._model is not None:
-            compat.remove_train_function(self._model)
+            train_function.remove_train_function(self._model)
             self._model = None
         return lost
 

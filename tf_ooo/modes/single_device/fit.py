@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 from grappler_passes.plugin import describe_keras
-from tf_ooo import compat
+from tf_ooo.compat import keras_fits, train_function, versions
 from tf_ooo.errors import GraphError, OOOError
 from tf_ooo.fit.controller import StepController
 from tf_ooo.fit.reporting import fall_back, save_timeline
@@ -61,9 +61,9 @@ class FitSession:
             )
 
     def _begin(self, model: Any) -> None:
-        compat.check_versions()
-        compat.check_keras_backend(model)
-        stock = compat.train_function_of(model)
+        versions.check_versions()
+        versions.check_keras_backend(model)
+        stock = train_function.train_function_of(model)
         known = self.controller
         if known is None or known.stock is not stock or known.session.request.errors:
             self._drop_controller()
@@ -72,13 +72,13 @@ class FitSession:
                 model=str(model.name),
                 environment=environment(model),
             )
-            reason = compat.why_not_rewritable(model)
+            reason = train_function.why_not_rewritable(model)
             if reason is not None:
                 raise GraphError(reason)
             self.controller = self._make_controller(model, stock)
         assert self.controller is not None  # for mypy: set above
         self._model = model
-        compat.install_train_function(model, self.controller, stock)
+        train_function.install_train_function(model, self.controller, stock)
 
     def _make_controller(self, model: Any, stock: Any) -> StepController:
         if model.jit_compile is True:
@@ -88,21 +88,21 @@ class FitSession:
         if self.options.schedule in COMPILED_SCHEDULES:
             raise GraphError(f"schedule={self.options.schedule!r} {NEEDS_XLA}")
         session = RewriteSession(self.options, describe=describe_keras(model))
-        rewritten = compat.new_train_function(model)
+        rewritten = train_function.new_train_function(model)
         return StepController(
             stock, rewritten, session, self.options, self.report, self._inputs(model),
-            samples_seen=functools.partial(compat.samples_seen, model),
+            samples_seen=functools.partial(keras_fits.samples_seen, model),
         )  # fmt: skip
 
     def _inputs(self, model: Any) -> Inputs:
         if self.options.batch_size is not None:
             return Inputs()
-        return Inputs(elements_per_call=lambda: compat.steps_per_execution(model))
+        return Inputs(elements_per_call=lambda: train_function.steps_per_execution(model))
 
     def end(self) -> None:
         """Puts the model's own train function back; does nothing the second time."""
         if self._model is not None:
-            compat.remove_train_function(self._model)
+            train_function.remove_train_function(self._model)
             self._model = None
 
     def finish(self) -> None:

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_ooo import compat
+from tf_ooo.compat import keras_optimizers, versions
 
 # What the user's ``tf.keras`` is: Keras 3, Keras 2 on TensorFlow 2.15, tf_keras with TF_USE_LEGACY_KERAS=1.
-keras = compat.user_keras()
+keras = versions.user_keras()
 layers = keras.layers
 KERAS_3 = hasattr(keras, "ops")
 OLDER_XLA = tuple(map(int, tf.__version__.split(".")[:2])) < (2, 21)
@@ -252,6 +252,6 @@ def make_variables(model, x, y):
 def traced_step(model, x, y):
     """The model's own train step as one ConcreteFunction, batch size unknown."""
     make_variables(model, x, y)
-    compat.build_optimizer(model.optimizer, model.trainable_variables)
+    keras_optimizers.build_optimizer(model.optimizer, model.trainable_variables)
     spec = tf.nest.map_structure(lambda a: tf.TensorSpec((None, *a.shape[1:]), a.dtype), (x, y))
     return tf.function(lambda data: model.train_step(data)).get_concrete_function(spec)

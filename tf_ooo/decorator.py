@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tf_ooo import compat
+from tf_ooo.compat import tf_functions, train_function
 from tf_ooo.errors import GraphError, OOOError, OptionsError
 from tf_ooo.fit.controller import StepController
 from tf_ooo.fit.reporting import fall_back, save_timeline
@@ -61,7 +61,7 @@ class OOOFunction:
         stock = self._given or tf.function(self.python_function, jit_compile=self.jit_compile)
         self.report.model, self.report.environment = self.python_function.__qualname__, environment()
         controller: Callable[..., Any] | None = None
-        reason = compat.RUN_EAGERLY if compat.functions_run_eagerly() else None
+        reason = train_function.RUN_EAGERLY if train_function.functions_run_eagerly() else None
         if reason is None:
             try:
                 controller = self._make_controller(stock)
@@ -78,7 +78,7 @@ class OOOFunction:
         return stock
 
     def _make_controller(self, stock: Callable[..., Any]) -> StepController:
-        compiled = bool(self.jit_compile) or compat.compiles_with_xla(self._given)
+        compiled = bool(self.jit_compile) or tf_functions.compiles_with_xla(self._given)
         return function_controller(stock, compiled, self.options, self.report, self._write_timeline)
 
     def _write_timeline(self) -> None:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from tf_ooo import compat
+from grappler_passes.compat import releases
 from tf_ooo.errors import OOOError, OptionsError
 from tf_ooo.fit.reporting import save_timeline
 from tf_ooo.options import Options, refuse_data_parallel
@@ -52,7 +52,7 @@ def _enabled(options: Options) -> Iterator[Report]:
     except OOOError as error:
         if options.strict:
             raise
-        if compat.is_news(str(error)):
+        if releases.is_news(str(error)):
             _LOG.warning("nothing is rewritten: %s", error)
         report.fell_back, report.fallback_reason = True, str(error)
         yield report

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from grappler_passes.analysis.backward import Backward
 from grappler_passes.analysis.gradients import RETURN_OPS, GradientFlow
 from grappler_passes.analysis.kinds import assemble
-from grappler_passes.compat import graph_errors, infer_outputs, inline_graph_def, is_known_op
+from grappler_passes.compat import flattening, op_types, shape_inference
 from grappler_passes.errors import GraphError
 from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.flow import CALL_OPS, FlowGraph, build_flow_graph
@@ -42,9 +42,9 @@ def classify_graph_def(graph_def, fetches: Sequence[str] | None = None) -> Train
             an op that cannot be looked into (``jit_compile=True``).
     """
     _check(graph_def)
-    with graph_errors():
+    with shape_inference.graph_errors():
         graph_def = flatten(graph_def, fetches)
-        outputs = infer_outputs(graph_def)
+        outputs = shape_inference.infer_outputs(graph_def)
     flow = build_flow_graph(graph_def, outputs)
     order = flow.execution_order()
     results, certain = _results(flow, fetches)
@@ -57,7 +57,7 @@ def classify_graph_def(graph_def, fetches: Sequence[str] | None = None) -> Train
 def _check(graph_def) -> None:
     """GraphError names the node with an unknown op, a dangling input, or on a cycle."""
     functions = {function.signature.name for function in graph_def.library.function}
-    known = {op for op in {node.op for node in graph_def.node} if op in functions or is_known_op(op)}
+    known = {op for op in {node.op for node in graph_def.node} if op in functions or op_types.is_known_op(op)}
     for node in graph_def.node:
         if node.op not in known:
             raise GraphError(f"TensorFlow knows no op {node.op!r}", node.name)
@@ -73,7 +73,7 @@ def flatten(graph_def, fetches: Sequence[str] | None = None):
     if any(_is_stub(functions.get(n.attr["f"].func.name)) for n in calls if "f" in n.attr):
         return graph_def
     keep = [*(fetches or ()), *_unconsumed(graph_def)]
-    return inline_graph_def(graph_def, keep)
+    return flattening.inline_graph_def(graph_def, keep)
 
 
 def _is_stub(function) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import combinations
 
-from grappler_passes.compat import has_reference_inputs, is_stateful, resource_inputs
+from grappler_passes.compat import op_types
 from grappler_passes.graph.dependencies import GraphIndex
 
 # Registered as stateful so that they are not folded or shared, but they only name or hand on a value.
@@ -32,7 +32,7 @@ def has_side_effects(op_type: str) -> bool:
     """
     if op_type in _HARMLESS:
         return False
-    return op_type in _HARMFUL or is_stateful(op_type) or has_reference_inputs(op_type)
+    return op_type in _HARMFUL or op_types.is_stateful(op_type) or op_types.has_reference_inputs(op_type)
 
 
 @lru_cache(maxsize=4096)
@@ -44,7 +44,7 @@ def only_reads(op_type: str) -> bool:
 def states_of(index: GraphIndex, i: int) -> set[str]:
     """What the effect of node ``i`` is on: the names of the resources' sources, or WORLD."""
     inputs = index.data_preds[i]
-    sources = [inputs[place][0] for place in resource_inputs(index.ops[i]) if place < len(inputs)]
+    sources = [inputs[place][0] for place in op_types.resource_inputs(index.ops[i]) if place < len(inputs)]
     return {index.names[_origin(index, source)] for source in sources} or {WORLD}
 
 

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import rustworkx as rx
 
-from grappler_passes.compat import OutputInfo
+from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.node_input import split_input
 
 CALL_OPS = frozenset(

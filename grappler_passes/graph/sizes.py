@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from grappler_passes.compat import OutputInfo, infer_some_outputs
+from grappler_passes.compat import shape_inference
+from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.contexts import ENTERS, MERGES, NEXT_ITERATIONS
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.training_graph import TrainingGraph
@@ -108,7 +109,7 @@ def outputs_with_sizes(graph_def, known: KnownShapes) -> dict[str, tuple[OutputI
 def _outputs(graph_def) -> Mapping[str, tuple[OutputInfo, ...]]:
     """Shapes of all outputs; that of a conditional is the largest of its branches."""
     for _ in range(_NESTED_CONDITIONALS):
-        outputs = infer_some_outputs(graph_def)
+        outputs = shape_inference.infer_some_outputs(graph_def)
         merges = [node for node in graph_def.node if _is_open_merge(node, outputs)]
         if not merges:
             break

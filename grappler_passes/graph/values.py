@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
-from grappler_passes.compat import is_stateful
+from grappler_passes.compat import op_types
 from grappler_passes.graph.flow import BACK_EDGE_OP, FlowGraph, Propagation
 from grappler_passes.graph.variables import HANDLE_SOURCES, VariableAccess
 
@@ -80,7 +80,7 @@ class ValueFlow:
                 sources[node] = 1
             elif kind in HANDLE_SOURCES or kind in METADATA_OPS or node in reads:
                 continue
-            elif self.flow.outputs[node] and is_stateful(kind):
+            elif self.flow.outputs[node] and op_types.is_stateful(kind):
                 sources[node] = 1
         return sources
 

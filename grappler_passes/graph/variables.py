@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from grappler_passes.compat import resource_inputs
+from grappler_passes.compat import op_types
 from grappler_passes.graph.effects import only_reads
 from grappler_passes.graph.flow import BACK_EDGE_OP, FlowGraph
 
@@ -71,7 +71,7 @@ def find_variables(graph_def, flow: FlowGraph, order: list[int]) -> list[Variabl
 def _changes_what_it_reads(op_type: str) -> bool:
     """RngReadAndSkip, ResourceCountUpTo and the like; not a call, which is only known to be given the
     handle."""
-    return 0 in resource_inputs(op_type) and not only_reads(op_type)
+    return 0 in op_types.resource_inputs(op_type) and not only_reads(op_type)
 
 
 def _handle_of(flow: FlowGraph, order: list[int]) -> dict[int, int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from tensorflow.core.framework import graph_pb2, node_def_pb2, types_pb2
 
 from grappler_passes.analysis.loops import Accumulator, Loop, accumulator_of, find_loops, obstacle, only_for
-from grappler_passes.compat import infer_outputs
+from grappler_passes.compat import shape_inference
 from grappler_passes.graph.contexts import ENTERS, SWITCHES
 from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.training_graph import OpKind, TrainingGraph
@@ -90,7 +90,10 @@ def _weight_sums(
 
 
 def _dtypes(graph_def: graph_pb2.GraphDef) -> dict[str, tuple[str, ...]]:
-    return {name: tuple(info.dtype for info in outputs) for name, outputs in infer_outputs(graph_def).items()}
+    return {
+        name: tuple(info.dtype for info in outputs)
+        for name, outputs in shape_inference.infer_outputs(graph_def).items()
+    }
 
 
 class _Split:

@@ -9,7 +9,6 @@
 """
 
 from grappler_passes.plugin.answer import AnswerError, check_answer
-from grappler_passes.plugin.compat import keeps_random_state
 from grappler_passes.plugin.hook import describe_keras
 from grappler_passes.plugin.loader import PluginError, load, loaded
 from grappler_passes.plugin.requests import Request, VariableInfo, register, tracing, unregister
@@ -21,7 +20,6 @@ __all__ = [
     "VariableInfo",
     "check_answer",
     "describe_keras",
-    "keeps_random_state",
     "load",
     "loaded",
     "register",

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any
 
+from grappler_passes.compat import graph_protos, op_types, runtime
 from grappler_passes.graph.node_input import split_input
-from grappler_passes.plugin import compat
 from grappler_passes.plugin.ports import PortError, input_types, output_types
 
 ENDS = ("_Arg", "_Retval")
@@ -29,13 +29,13 @@ def check_answer(before: Any, after: Any, devices: Callable[[], Collection[str]]
     ``devices`` gives the full names of existing devices (default: asks the TensorFlow runtime);
     called only if a node sits on a device that no node of ``before`` sits on.
     """
-    if not compat.is_graph_def(after):
+    if not graph_protos.is_graph_def(after):
         raise AnswerError(f"a rewrite gave a {type(after).__name__}; expected a GraphDef or None")
     if not after.node:
         raise AnswerError("a rewrite gave an empty graph")
     nodes = _unique_nodes(after)
     _check_ends(before, after)
-    _check_devices(before, after, devices or compat.runtime_devices)
+    _check_devices(before, after, devices or runtime.runtime_devices)
     _check_ops(before, after)
     _check_inputs(nodes, before)
     _check_acyclic(nodes)
@@ -76,7 +76,7 @@ def _check_devices(before: Any, after: Any, devices: Callable[[], Collection[str
 def _check_ops(before: Any, after: Any) -> None:
     """Every op is known, and no op with side effects was lost."""
     functions = {function.signature.name for function in after.library.function}
-    op_defs = {op: compat.op_def(op) for op in {n.op for g in (before, after) for n in g.node}}
+    op_defs = {op: op_types.op_def(op) for op in {n.op for g in (before, after) for n in g.node}}
     for node in after.node:
         if op_defs[node.op] is None and node.op not in functions:
             raise AnswerError(f"node {node.name!r} has op {node.op!r}, which TensorFlow does not know")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from grappler_passes.plugin import compat
+from grappler_passes.compat import graph_protos
 from grappler_passes.plugin.answer import check_answer
 from grappler_passes.plugin.refuse import refusing
 from grappler_passes.plugin.requests import DONE_ATTR, REQUEST_ATTR, SEEN_ATTR, Request, find, logger
@@ -22,7 +22,7 @@ def answer(data: bytes, device_type: str = "CPU") -> bytes | None:
     """
     request: Request | None = None
     try:
-        graph_def = compat.parse_graph_def(data)
+        graph_def = graph_protos.parse_graph_def(data)
         request = _request_of(graph_def)
         if request is None:
             return None

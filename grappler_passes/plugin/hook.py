@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grappler_passes.plugin import compat
+from grappler_passes.compat import keras_values, traced_functions
 from grappler_passes.plugin.requests import (
     REQUEST_ATTR,
     VARIABLE_ATTR,
@@ -29,7 +29,7 @@ _lock = threading.Lock()
 def install() -> None:
     """Has every traced function looked at from now on; does nothing the second time."""
     with _lock:
-        transforms = compat.func_graph_transforms()
+        transforms = traced_functions.func_graph_transforms()
         if mark_arguments not in transforms:
             transforms.append(mark_arguments)
 
@@ -56,9 +56,9 @@ def describe_keras(model: Any) -> Describe:
         trainable = {id(variable) for variable in model.trainable_variables}
         by_handle: dict[int, VariableInfo] = {}
         for keras_variable in model.variables:
-            copies = _copies(compat.variable_of_keras(keras_variable))
+            copies = _copies(keras_values.variable_of_keras(keras_variable))
             for number, copy in enumerate(copies):
-                name = _name(copy) if number else compat.path_of_keras(keras_variable) or _name(copy)
+                name = _name(copy) if number else keras_values.path_of_keras(keras_variable) or _name(copy)
                 info = VariableInfo(name=name, trainable=id(keras_variable) in trainable)
                 by_handle[id(copy.handle)] = info
         return [by_handle.get(id(variable.handle)) for variable in variables]
@@ -89,9 +89,9 @@ def _mark(func_graph: Any, request: Request) -> None:
     infos = _infos([variable for _, variable in captured], request)
     unique = _unique([info for info in infos if info is not None])
     for (op, _), info in zip(captured, infos, strict=True):
-        compat.set_string_attr(op, REQUEST_ATTR, request.id)
+        traced_functions.set_string_attr(op, REQUEST_ATTR, request.id)
         if info is not None:
-            compat.set_string_attr(op, VARIABLE_ATTR, json.dumps(next(unique)))
+            traced_functions.set_string_attr(op, VARIABLE_ATTR, json.dumps(next(unique)))
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _infos(variables: Sequence[Any], request: Request) -> list[VariableInfo | No
 
 def _own(variable: Any) -> VariableInfo:
     # Keras 2's counters of steps are integers, and trainable by name.
-    trainable = bool(variable.trainable and compat.has_gradient(variable.dtype))
+    trainable = bool(variable.trainable and keras_values.has_gradient(variable.dtype))
     return VariableInfo(name=_name(variable), trainable=trainable)
 
 

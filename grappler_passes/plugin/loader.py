@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from grappler_passes.plugin import callback, compat, hook, requests, versions
+from grappler_passes.compat import releases, runtime
+from grappler_passes.plugin import callback, hook, requests
 
 EXIT_WAIT_S = 5.0
 """How long the end of the interpreter waits for rewrites under way on other threads."""
@@ -71,7 +72,7 @@ def load() -> None:
             _check_conflicts()
         for device, path in paths.items():
             shim = _Shim(path, device)
-            compat.load_library(str(path))
+            runtime.load_library(str(path))
             _shims[device] = shim
         hook.install()
         requests.connect(_set_enabled)
@@ -101,10 +102,10 @@ def shim_path(device_type: str) -> Path:
 
 
 def _device_types() -> list[str]:
-    reason = versions.why_unsupported()
+    reason = releases.why_unsupported()
     if reason is not None:
         raise PluginError(reason)
-    return ["CPU", "GPU"] if compat.has_gpu() else ["CPU"]
+    return ["CPU", "GPU"] if runtime.has_gpu() else ["CPU"]
 
 
 def _check_conflicts() -> None:
@@ -174,6 +175,6 @@ def _reset_in_child() -> None:
         shim.library.ooo_forget_running()
 
 
-versions.say_at_import()
+releases.say_at_import()
 atexit.register(_leave)
 os.register_at_fork(after_in_child=_reset_in_child)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from grappler_passes.plugin import compat
+from grappler_passes.compat import op_types
 
 
 class PortError(Exception):
@@ -13,13 +13,13 @@ class PortError(Exception):
 
 def input_types(node: Any) -> list[int] | None:
     """``DataType`` numbers of the data inputs; None for an op TensorFlow did not register (a function)."""
-    op_def = compat.op_def(node.op)
+    op_def = op_types.op_def(node.op)
     return None if op_def is None else _types(node, op_def, op_def.input_arg)
 
 
 def output_types(node: Any) -> list[int] | None:
     """``DataType`` numbers of the outputs; None for an op TensorFlow did not register (a function)."""
-    op_def = compat.op_def(node.op)
+    op_def = op_types.op_def(node.op)
     return None if op_def is None else _types(node, op_def, op_def.output_arg)
 
 

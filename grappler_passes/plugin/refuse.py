@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from grappler_passes.compat import graph_protos, runtime
 from grappler_passes.graph.node_input import split_input
-from grappler_passes.plugin import compat
 
 NAME = "ooo_refused"
 
@@ -23,12 +23,12 @@ def refusing(graph_def: Any, message: str) -> Any:
             split_input(text)[0] in arguments for text in node.input
         ):
             node.input.append(f"^{NAME}")
-    device = compat.host_device(out.node[0].device)
-    _constant(out, f"{NAME}/condition", device, compat.tensor_proto(False))
-    _constant(out, f"{NAME}/message", device, compat.tensor_proto(message))
+    device = runtime.host_device(out.node[0].device)
+    _constant(out, f"{NAME}/condition", device, graph_protos.tensor_proto(False))
+    _constant(out, f"{NAME}/message", device, graph_protos.tensor_proto(message))
     check = out.node.add(name=NAME, op="Assert", device=device)
     check.input.extend([f"{NAME}/condition", f"{NAME}/message"])
-    check.attr["T"].list.type.append(compat.tensor_proto("").dtype)
+    check.attr["T"].list.type.append(graph_protos.tensor_proto("").dtype)
     return out
 
 

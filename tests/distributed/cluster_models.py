@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_ooo
-from tf_ooo.compat.pipeline import value_of
+from tf_ooo.compat import keras_variables
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
 
@@ -57,14 +57,17 @@ def loss_that_calls(function=lambda: None):
 
 def hosts_of(model):
     """Where its variables are: ``localhost`` is this process."""
-    devices = [value_of(variable).device for variable in (*model.variables, *optimizer_variables(model))]
+    devices = [
+        keras_variables.value_of(variable).device
+        for variable in (*model.variables, *optimizer_variables(model))
+    ]
     return sorted({device.split("/")[1].removeprefix("job:") for device in devices})
 
 
 def optimizer_variables(model):
-    from tf_ooo import compat
+    from tf_ooo.compat import keras_optimizers
 
-    return compat.state_of(model.optimizer)
+    return keras_optimizers.state_of(model.optimizer)
 
 
 def devices_of(callback):

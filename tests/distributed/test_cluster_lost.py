@@ -30,7 +30,7 @@ from tests.distributed.clusters import (
     workers,
 )
 from tests.same_bits import bits_of
-from tf_ooo.compat import pipeline as private
+from tf_ooo.compat import keras_variables
 from tf_ooo.costs.profile import StepProfiler
 from tf_ooo.hosts import link as runtime_link
 from tf_ooo.hosts.cluster import connect
@@ -184,7 +184,7 @@ EVENTS = {
     "profiling": (StepProfiler, "run_anyway", 1),
     "measuring the link": (runtime_link, "measure_overhead_s_per_byte", 1),
     "planning": (pipeline_fit, "make_plan", 1),
-    "moving": (private, "copy_on", 3),
+    "moving": (keras_variables, "copy_on", 3),
     "moved": (Moved, "check_captures", 1),
     "tracing": (rewriting, "rewrite_step", 1),
 }

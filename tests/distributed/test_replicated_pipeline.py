@@ -12,7 +12,7 @@ pytest.importorskip("horovod", reason="Horovod is not installed; run: make horov
 import tf_ooo
 from tests import forked, launches
 from tests.same_bits import bits_of
-from tf_ooo.compat.pipeline import value_of
+from tf_ooo.compat import keras_variables
 from tf_ooo.modes.data_parallel import connect
 
 pytestmark = [pytest.mark.ranks(2, "horovod"), pytest.mark.devices(2), pytest.mark.takes(20)]
@@ -65,7 +65,9 @@ def joint_training(epochs):
 
 
 def places(model):
-    return sorted({value_of(v).device[-5:] for v in [*model.variables, *model.optimizer.variables]})
+    return sorted(
+        {keras_variables.value_of(v).device[-5:] for v in [*model.variables, *model.optimizer.variables]}
+    )
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import tf_ooo
-from tf_ooo import compat
+from tf_ooo.compat import func_graphs, keras_optimizers, tf_functions
 from tf_ooo.tracing import traces
 from tf_ooo.tracing.sync import checksum
 
@@ -103,7 +103,7 @@ def stock_in_apply(model: keras.Model, xy: tuple[Any, Any], **more: Any) -> None
         return [hvd.allreduce(grad, op=hvd.Average) for grad in grads]
 
     optimizer = model.optimizer
-    compat.build_optimizer(optimizer, model.trainable_variables)  # traced once instead of twice
+    keras_optimizers.build_optimizer(optimizer, model.trainable_variables)  # traced once instead of twice
     if KERAS_3:
         apply = optimizer.apply
         object.__setattr__(optimizer, "apply", lambda grads, variables=None: apply(mean(grads), variables))
@@ -161,8 +161,8 @@ def communications(step: Any) -> int:
     """How many ops of the step's largest trace communicate, functions that it calls included."""
     counts = [0]
     for function in traces.tf_functions_of(step):
-        for concrete in compat.concrete_functions_of(function):
-            types = [op_type for _, op_type in compat.ops_reached_from(concrete.graph)]
+        for concrete in tf_functions.concrete_functions_of(function):
+            types = [op_type for _, op_type in func_graphs.ops_reached_from(concrete.graph)]
             counts.append(sum(name.startswith(("Horovod", "Collective")) for name in types))
     return max(counts)
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras import layers
 
 from tests.gpu.hlo_compiler import compiled, why_not
-from tf_ooo.compat.xla import hlo_of
+from tf_ooo.compat import xla_functions
 from tf_ooo.costs.gains import GainTable
 from tf_ooo.modes.compiled import hlo_order
 from tf_ooo.modes.compiled.captured import CompiledModule
@@ -83,7 +83,7 @@ def compiled_step(name: str, way: Way | None = None, **options) -> tuple[str, Co
     way = way or ways(session.options)[0]
     step = StreamStep(model.train_step, model.train_step, session, way)
     made = CompiledStep(step, (data,), {})
-    return compiled(hlo_of(made._run, made.inputs.specs), *way.flags)
+    return compiled(xla_functions.hlo_of(made._run, made.inputs.specs), *way.flags)
 
 
 @pytest.mark.parametrize("name", sorted(NETWORKS))

@@ -6,7 +6,7 @@ from grappler_passes.analysis.classify import classify_graph_def
 from grappler_passes.graph.sizes import KnownShapes, outputs_with_sizes
 from grappler_passes.graph.training_graph import OpKind, TrainingGraph
 from tests.same_bits import BATCH_SIZE
-from tf_ooo.compat import path_of
+from tf_ooo.compat import keras_variables
 from tf_ooo.costs.analytic import analytic_ops
 from tf_ooo.costs.devices import DeviceModel
 
@@ -119,7 +119,9 @@ def check_fit(model, rewrites) -> TrainingGraph:
         check(graph, len(model.trainable_variables))
         assert classified_share(graph, nodes, KnownShapes(batch_size=BATCH_SIZE), dead_ops=False) >= 0.99
     names = {name for layer in result.training_graph.layers for name in layer.variables}
-    assert names == {path_of(variable).removesuffix(":0") for variable in model.trainable_variables}
+    assert names == {
+        keras_variables.path_of(variable).removesuffix(":0") for variable in model.trainable_variables
+    }
     return result.training_graph
 
 

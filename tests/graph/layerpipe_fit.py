@@ -12,7 +12,7 @@ import tf_ooo
 from tests.graph.layerpipe_by_hand import data
 from tests.graph.layerpipe_spread import fit_spread
 from tests.zoo import KERAS_3, keras
-from tf_ooo.compat.pipeline import value_of
+from tf_ooo.compat import keras_variables
 from tf_ooo.costs.table import CostTable
 
 PICTURES = (12, 12, 2)
@@ -138,7 +138,7 @@ def updates_of(model):
 
 def places(model):
     """The devices that a model's and its optimizer's variables are on."""
-    return {value_of(v).device[-5:] for v in (*model.variables, *model.optimizer.variables)}
+    return {keras_variables.value_of(v).device[-5:] for v in (*model.variables, *model.optimizer.variables)}
 
 
 class Saves(keras.callbacks.Callback):

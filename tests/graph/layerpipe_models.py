@@ -9,9 +9,7 @@ from tests.graph.layerpipe_by_hand import distance
 from tests.graph.layerpipe_fit import layerpipe, trained_weights
 from tests.graph.layerpipe_spread import fit_spread
 from tests.zoo import keras
-from tf_ooo import compat
-from tf_ooo.compat import path_of
-from tf_ooo.compat.pipeline import value_of
+from tf_ooo.compat import keras_optimizers, keras_variables
 
 RATE, BATCHES, ROWS = 0.2, 14, 12
 RNG = np.random.default_rng(0)
@@ -169,7 +167,7 @@ def keras_loss():
 
 
 def layers_of(model):
-    return len({path_of(v).rpartition("/")[0] for v in model.trainable_variables})
+    return len({keras_variables.path_of(v).rpartition("/")[0] for v in model.trainable_variables})
 
 
 def spread_fit(model, callback, data, *more, **arguments):
@@ -190,7 +188,7 @@ def in_small_functions(devices, layers, **options):
 def late_steps(model, callback):
     """How late the gradients of each trained variable are."""
     delays = callback.report.layerpipe["delay_steps"]
-    return [delays[path_of(v)] for v in model.trainable_variables]
+    return [delays[keras_variables.path_of(v)] for v in model.trainable_variables]
 
 
 def assign(variables, values):
@@ -217,7 +215,7 @@ class ByHand:
     def _gradients(self, x, *rest):
         with tf.GradientTape() as tape:
             value = self.loss(*rest, self.model(x, training=True))
-        variables = [value_of(v) for v in self.model.trainable_variables]
+        variables = [keras_variables.value_of(v) for v in self.model.trainable_variables]
         return tape.gradient(value, variables)
 
     def late(self, delays):
@@ -256,7 +254,7 @@ class ByHand:
             return [w - RATE * g for w, g in zip(weights, dense, strict=True)]
         variables = self.model.trainable_variables
         assign(variables, weights)
-        compat.update(optimizer, gradients, variables)
+        keras_optimizers.update(optimizer, gradients, variables)
         return trained_weights(self.model)
 
 

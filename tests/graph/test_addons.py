@@ -14,7 +14,7 @@ import tensorflow_addons as tfa
 import tf_ooo
 from tests import addons, forked
 from tests.zoo import keras
-from tf_ooo import compat
+from tf_ooo.compat import keras_optimizers
 
 EPOCHS, BATCH_SIZE = 4, 3  # two steps an epoch
 
@@ -38,7 +38,7 @@ def trained(schedule, build, optimizer="adam", loss=None, callbacks=()):
 
 def state_of(model):
     """Weights and every slot that the optimizer keeps."""
-    return [*model.get_weights(), *(v.numpy() for v in compat.state_of(model.optimizer))]
+    return [*model.get_weights(), *(v.numpy() for v in keras_optimizers.state_of(model.optimizer))]
 
 
 def assert_same_bits(build, optimizer="adam", loss=None, schedule="fast_forward"):

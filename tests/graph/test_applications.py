@@ -10,7 +10,7 @@ from classification import check, check_fit
 import tf_ooo
 from tests import zoo
 from tests.same_bits import Training, assert_trains_alike
-from tf_ooo import compat
+from tf_ooo.compat import tf_functions
 from tf_ooo.tracing import traces
 
 pytestmark = pytest.mark.takes(150)
@@ -48,7 +48,7 @@ def test_the_same_bits(training):
 @TRAINED
 def test_the_trace_of_the_stock_step_is_classified(training):
     (function, *_) = traces.tf_functions_of(training.model.train_function)
-    (concrete,) = compat.concrete_functions_of(function)
+    (concrete,) = tf_functions.concrete_functions_of(function)
     check(tf_ooo.classify(concrete), len(training.model.trainable_variables))
 
 

@@ -11,7 +11,7 @@ from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.analysis import classify, kinds
 from grappler_passes.analysis.classify import _can_inline, _no_weights_message, _results, _unconsumed, flatten
-from grappler_passes.compat import graph_def_of
+from grappler_passes.compat import traced_functions
 from grappler_passes.graph.flow import Edge
 from grappler_passes.graph.training_graph import Op, OpKind
 
@@ -323,7 +323,7 @@ def test_layers_with_a_dw_are_handed_nothing(monkeypatch):
             weight.assign_sub(gradient)
         return loss
 
-    traced = graph_def_of(step.get_concrete_function(tf.TensorSpec((7, 3))))
+    traced = traced_functions.graph_def_of(step.get_concrete_function(tf.TensorSpec((7, 3))))
     graph = classify.classify_graph_def(*traced)
     assert [layer.variables for layer in graph.layers] == [("w0",), ("w1",), ("w2",)]
     monkeypatch.setattr(kinds, "_mixed", lambda *given: {0: 0b1001, 1: 0b100000})

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from grappler_passes import compat as graph_compat
+from grappler_passes.compat import shape_inference
 from tests.zoo import KERAS_3, keras, loss_scaling
-from tf_ooo import compat
+from tf_ooo.compat import keras_fits, keras_optimizers, train_function
 from tf_ooo.compat.callbacks import Callback
 
 X, Y = np.ones((12, 3), "float32"), np.ones((12, 2), "float32")
@@ -25,7 +25,7 @@ def test_step_on_data():
     one, two = dense("sgd"), dense("sgd")
     two.set_weights(one.get_weights())
     one.fit(X, Y, batch_size=12, verbose=0)
-    logs = tf.function(compat.step_on_data(two, two.train_step))((tf.constant(X), tf.constant(Y)))
+    logs = tf.function(train_function.step_on_data(two, two.train_step))((tf.constant(X), tf.constant(Y)))
     assert "loss" in logs
     for a, b in zip(one.get_weights(), two.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -44,7 +44,7 @@ def test_new_train_function_of_another_step():
 
         return step
 
-    function = compat.new_train_function(model, wrap)
+    function = train_function.new_train_function(model, wrap)
     data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(6)
     assert "loss" in function(iter(data))
     traced = len(calls)
@@ -55,27 +55,27 @@ def test_new_train_function_of_another_step():
 
 
 def test_steps_per_execution():
-    assert compat.steps_per_execution(dense()) == 1
+    assert train_function.steps_per_execution(dense()) == 1
     model = dense(steps_per_execution=4)
-    assert compat.steps_per_execution(model) == 4
+    assert train_function.steps_per_execution(model) == 4
     seen = []
     step = model.make_train_function()
     step = step or model.train_function
-    with compat.steps_per_execution_set_to(model, 2):
-        seen.append(compat.steps_per_execution(model))
+    with train_function.steps_per_execution_set_to(model, 2):
+        seen.append(train_function.steps_per_execution(model))
         data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(6)
         step(iter(data))  # two batches: in Keras 2 the end of the data would be an error
     assert seen == [4 if KERAS_3 else 2]
-    assert compat.steps_per_execution(model) == 4
+    assert train_function.steps_per_execution(model) == 4
 
 
 @pytest.mark.parametrize("epoch", [0, 2])
 def test_set_start_epoch(epoch):
     class Note(keras.callbacks.Callback):
         def on_train_begin(self, logs=None):
-            compat.set_start_epoch(self.model, epoch)
+            keras_fits.set_start_epoch(self.model, epoch)
             # In Keras 2 fit's own question is answered, which may be asked once.
-            assert not KERAS_3 or compat.start_epoch_of(self.model) == epoch
+            assert not KERAS_3 or keras_fits.start_epoch_of(self.model) == epoch
 
         def on_epoch_begin(self, number, logs=None):
             seen.append(number)
@@ -90,7 +90,7 @@ def test_set_start_epoch(epoch):
 def test_samples_seen():
     model = dense()
     model.fit(X, Y, batch_size=5, verbose=0)
-    assert compat.samples_seen(model) == 12.0, "the loss is averaged over samples"
+    assert keras_fits.samples_seen(model) == 12.0, "the loss is averaged over samples"
 
 
 def legacy():
@@ -105,12 +105,12 @@ def test_optimizers(make):
     """Found, built, its state known, and what it is given can be changed."""
     model = dense(make())
     optimizer = model.optimizer
-    assert compat.is_optimizer(optimizer)
-    compat.build_optimizer(optimizer, model.trainable_variables)
-    state = compat.state_of(optimizer)
+    assert keras_optimizers.is_optimizer(optimizer)
+    keras_optimizers.build_optimizer(optimizer, model.trainable_variables)
+    state = keras_optimizers.state_of(optimizer)
     assert len(state) >= 1 + len(model.trainable_variables), "slots are missing: they would not be broadcast"
-    compat.build_optimizer(optimizer, model.trainable_variables)
-    assert [id(v) for v in compat.state_of(optimizer)] == [id(v) for v in state]
+    keras_optimizers.build_optimizer(optimizer, model.trainable_variables)
+    assert [id(v) for v in keras_optimizers.state_of(optimizer)] == [id(v) for v in state]
     given = []
 
     def make_update(apply):
@@ -121,9 +121,9 @@ def test_optimizers(make):
         return update
 
     before = model.get_weights()
-    compat.shadow_update(optimizer, make_update)
+    keras_optimizers.shadow_update(optimizer, make_update)
     model.train_on_batch(X, Y)
-    compat.unshadow_update(optimizer)
+    keras_optimizers.unshadow_update(optimizer)
     assert len(given) == 2, "updates no longer go through apply or apply_gradients: nothing is averaged"
     for a, b in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -132,8 +132,8 @@ def test_optimizers(make):
 
 def test_inner_optimizers():
     inner = keras.optimizers.SGD(0.1)
-    assert compat.inner_optimizers(inner) == []
-    assert compat.inner_optimizers(loss_scaling()(inner)) == [inner]
+    assert keras_optimizers.inner_optimizers(inner) == []
+    assert keras_optimizers.inner_optimizers(loss_scaling()(inner)) == [inner]
 
 
 def test_callback_is_asked_for_the_batches_that_it_wants():
@@ -165,7 +165,7 @@ def test_odd_graphs_are_readable():
     for name in "TU":
         norm.attr[name].type = tf.float32.as_datatype_enum
     norm.attr["num_side_inputs"].i, norm.attr["activation_mode"].s = 0, b"Relu"
-    outputs = graph_compat.infer_outputs(graph_def)
+    outputs = shape_inference.infer_outputs(graph_def)
     assert outputs["norm"][0].shape == (2, 4, 4, 5)
     assert outputs["norm"][1].shape == (5,)
     assert graph_def.node[-1].op == "_FusedBatchNormEx", "the graph itself must stay as it is"

@@ -6,7 +6,8 @@ import pytest
 import tensorflow as tf
 
 from tests import zoo
-from tf_ooo import compat
+from tf_ooo.compat import tf_profiler
+from tf_ooo.compat.tf_profiler import TracedEvent
 from tf_ooo.costs.analytic import base_type
 from tf_ooo.costs.profile import OpProfile, StepProfiler, profile_ops, read_profile
 from tf_ooo.errors import BackendError, CostError, OptionsError
@@ -122,11 +123,11 @@ def test_steps_out_of_range(steps):
 
 
 def _event(label, begin_s, duration_s, plane="/host:CPU", line="tf_Compute/1"):
-    return compat.TracedEvent(plane, line, label, begin_s, duration_s)
+    return TracedEvent(plane, line, label, begin_s, duration_s)
 
 
 def test_median_over_steps_of_the_sum_in_a_step():
-    events = [_event(compat.STEP_MARK, start, 9.0, line="python") for start in (0.0, 10.0, 20.0)]
+    events = [_event(tf_profiler.STEP_MARK, start, 9.0, line="python") for start in (0.0, 10.0, 20.0)]
     for start, duration in ((0.0, 5.0), (10.0, 1.0), (20.0, 2.0)):
         events += [
             _event("a/b:MatMul", start + 1, duration / 2),
@@ -146,7 +147,7 @@ def test_median_over_steps_of_the_sum_in_a_step():
 
 def test_gpu_kernels_count_instead_of_their_launch():
     events = [
-        _event(compat.STEP_MARK, 0.0, 9.0),
+        _event(tf_profiler.STEP_MARK, 0.0, 9.0),
         _event("m:MatMul", 1.0, 0.1),
         _event("m:MatMul", 2.0, 3.0, plane="/device:GPU:0", line="Stream #1"),
         _event("m:MatMul", 5.0, 1.0, plane="/device:GPU:0", line="Stream #1"),
@@ -161,7 +162,7 @@ def test_gpu_kernels_count_instead_of_their_launch():
 
 def test_threads_that_compute_at_the_same_time_share_the_seconds():
     events = [
-        _event(compat.STEP_MARK, 0.0, 9.0, line="python"),
+        _event(tf_profiler.STEP_MARK, 0.0, 9.0, line="python"),
         _event("a:MatMul", 1.0, 4.0, line="tf_Compute/1"),
         _event("b:MatMul", 3.0, 4.0, line="tf_Compute/2"),
         _event("c:Mul", 3.0, 1.0, line="tf_Compute/2"),  # called by b

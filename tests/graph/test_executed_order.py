@@ -12,7 +12,7 @@ from grappler_passes.graph.dependencies import GraphIndex
 from tests import zoo
 from tests.same_bits import Training, assert_ordered
 from tests.zoo import keras
-from tf_ooo import compat
+from tf_ooo.compat import tf_profiler
 from tf_ooo.rewriting.lowering import task_ops
 
 pytestmark = pytest.mark.takes(25)
@@ -31,7 +31,7 @@ class OneProfiledStep(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch, logs=None):
         if (self._epoch, batch) == (1, 0):
-            self._stack.enter_context(compat.traced_events(self.events))
+            self._stack.enter_context(tf_profiler.traced_events(self.events))
 
     def on_train_batch_end(self, batch, logs=None):
         self._stack.close()

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from grappler_passes.compat import graph_def_of, infer_outputs, info_of, inline_graph_def
+from grappler_passes.compat import flattening, shape_inference, traced_functions
 from grappler_passes.graph.variables import VARIABLE_ATTR
 from tests.zoo import keras
-from tf_ooo.compat import Packed, is_keras_2
-from tf_ooo.compat import layerpipe as compat
-from tf_ooo.compat.pipeline import value_of
+from tf_ooo.compat import keras_optimizers, keras_variables, nests, op_marks, tf_functions, versions
+from tf_ooo.compat.nests import Packed
+from tf_ooo.modes.layerpipe import node_edits
 from tf_ooo.modes.layerpipe.seeds import reseeded
 
 CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
@@ -22,7 +22,7 @@ CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 
 def test_a_register_takes_batches_of_any_size():
     """The shape of what was stored, not of what is being stored."""
-    register = compat.register("float32", (None, 3), CPU)
+    register = keras_variables.register("float32", (None, 3), CPU)
     assert register.shape.rank is None
     assert register.numpy().shape == (0, 3)
 
@@ -31,17 +31,17 @@ def test_a_register_takes_batches_of_any_size():
         register.assign(x, read_value=False)
         return tf.reshape(before, tf.shape(before)), tf.shape(before)[0]
 
-    step = compat.function(body, [tf.TensorSpec([None, 3])])
+    step = tf_functions.plain_function(body, [tf.TensorSpec([None, 3])])
     assert [int(step(tf.ones((rows, 3)))[1]) for rows in (4, 2, 7)] == [0, 4, 2]
-    assert compat.register("int64", (), CPU).numpy().shape == ()
+    assert keras_variables.register("int64", (), CPU).numpy().shape == ()
 
 
 def test_open_rows():
-    assert compat.open_rows(tf.TensorSpec([4, 3])).shape.as_list() == [None, 3]
-    assert compat.open_rows(tf.TensorSpec([])).shape.as_list() == []
-    assert compat.open_rows(tf.TensorSpec([4, 3]), tf.TensorSpec([None, 3])).shape.as_list() == [None, 3]
-    assert compat.open_rows(tf.TensorSpec([4, 3]), tf.TensorSpec([4, None])).shape.as_list() == [4, 3]
-    assert compat.open_rows(tf.TensorSpec([4, 3]), tf.TensorSpec(None)).shape.as_list() == [None, 3]
+    assert nests.open_rows(tf.TensorSpec([4, 3])).shape.as_list() == [None, 3]
+    assert nests.open_rows(tf.TensorSpec([])).shape.as_list() == []
+    assert nests.open_rows(tf.TensorSpec([4, 3]), tf.TensorSpec([None, 3])).shape.as_list() == [None, 3]
+    assert nests.open_rows(tf.TensorSpec([4, 3]), tf.TensorSpec([4, None])).shape.as_list() == [4, 3]
+    assert nests.open_rows(tf.TensorSpec([4, 3]), tf.TensorSpec(None)).shape.as_list() == [None, 3]
 
 
 def test_specs_of_data_are_taken_apart_as_batches_are():
@@ -49,7 +49,7 @@ def test_specs_of_data_are_taken_apart_as_batches_are():
     x = tf.sparse.from_dense(np.eye(4, dtype="float32"))
     batch, data = (x, None), (tf.SparseTensorSpec([None, 4]), None)
     packed = Packed(batch)
-    specs = [compat.open_rows(*one) for one in zip(packed.specs, packed.specs_in(data), strict=True)]
+    specs = [nests.open_rows(*one) for one in zip(packed.specs, packed.specs_in(data), strict=True)]
     assert [spec.shape.as_list() for spec in specs] == [[None, 2], [None], [2]]
     iterator = iter(tf.data.Dataset.from_tensors((x, np.ones((4, 3)))).repeat())
     batch = next(iterator)
@@ -69,14 +69,16 @@ def test_conditions_without_effects_stay_one_op():
         changed = tf.cond(x > 5.0, lambda: variable.assign(x), lambda: variable.assign(-x))
         return [inner(x), changed]
 
-    graph_def, names = graph_def_of(compat.concrete_function(step, [tf.TensorSpec([])]))
-    lowered = [node.op for node in inline_graph_def(graph_def, names).node]
-    whole = inline_graph_def(compat.with_whole_branches(graph_def), names)
+    graph_def, names = traced_functions.graph_def_of(
+        tf_functions.concrete_function(step, [tf.TensorSpec([])])
+    )
+    lowered = [node.op for node in flattening.inline_graph_def(graph_def, names).node]
+    whole = flattening.inline_graph_def(flattening.with_whole_branches(graph_def), names)
     ops = [node.op for node in whole.node]
     assert 0 < ops.count("Merge") < lowered.count("Merge")
-    assert compat.WHOLE_BRANCH not in lowered
-    assert ops.count(compat.WHOLE_BRANCH) == 1
-    name = next(node.name for node in whole.node if node.op == compat.WHOLE_BRANCH)
+    assert flattening.WHOLE_BRANCH not in lowered
+    assert ops.count(flattening.WHOLE_BRANCH) == 1
+    name = next(node.name for node in whole.node if node.op == flattening.WHOLE_BRANCH)
     assert [float(run_with(whole, {"x:0": x}, name)) for x in (2.0, -2.0)] == [3.0, -3.0]
 
 
@@ -85,13 +87,15 @@ def test_variables_have_unique_names():
     for layer in layers:
         layer.build((None, 2))
     variables = {f"kernel#{n}": layer.kernel for n, layer in enumerate(layers)}
-    concrete = compat.concrete_function(lambda x: layers[0](x) + layers[1](x), [tf.TensorSpec([None, 2])])
-    graph_def, _ = graph_def_of(concrete)
-    compat.name_variables(graph_def, list(concrete.graph.captures), variables)
+    concrete = tf_functions.concrete_function(
+        lambda x: layers[0](x) + layers[1](x), [tf.TensorSpec([None, 2])]
+    )
+    graph_def, _ = traced_functions.graph_def_of(concrete)
+    node_edits.name_variables(graph_def, list(concrete.graph.captures), variables)
     named = [node for node in graph_def.node if VARIABLE_ATTR in node.attr]
     names = [json.loads(node.attr[VARIABLE_ATTR].s)["name"] for node in named]
     assert {"kernel#0", "kernel#1"} <= set(names)
-    handles = {id(value_of(v).handle) for v in variables.values()}
+    handles = {id(keras_variables.value_of(v).handle) for v in variables.values()}
     assert handles <= {id(outside) for outside, _ in concrete.graph.captures}
 
 
@@ -113,8 +117,8 @@ def test_an_op_in_two_parts(share):
             padding="SAME",
             name="dO",
         )
-        infos = [info_of(tensor) for tensor in inputs]
-    parts = compat.in_two_parts(made.op.node_def, infos, 2, 0, share)
+        infos = [shape_inference.info_of(tensor) for tensor in inputs]
+    parts = node_edits.in_two_parts(made.op.node_def, infos, 2, 0, share)
     graph_def = graph.as_graph_def()
     kept = [node for node in graph_def.node if node.name != "dO"]
     del graph_def.node[:]
@@ -132,19 +136,19 @@ def test_an_op_in_two_parts(share):
 
 
 def test_plain_sgd():
-    assert compat.is_plain_sgd(keras.optimizers.SGD(0.1))
+    assert keras_optimizers.is_plain_sgd(keras.optimizers.SGD(0.1))
     falling = keras.optimizers.schedules.CosineDecay(0.1, 10)
     for more in ({"momentum": 0.9}, {"clipnorm": 1.0}, {"learning_rate": falling}):
-        assert not compat.is_plain_sgd(keras.optimizers.SGD(**more))
-    assert not compat.is_plain_sgd(keras.optimizers.Adam())
+        assert not keras_optimizers.is_plain_sgd(keras.optimizers.SGD(**more))
+    assert not keras_optimizers.is_plain_sgd(keras.optimizers.Adam())
 
 
 def test_plain_sgd_of_keras_2():
-    older = keras if is_keras_2(keras) else pytest.importorskip("tf_keras")
+    older = keras if versions.is_keras_2(keras) else pytest.importorskip("tf_keras")
     for optimizers in (older.optimizers, older.optimizers.legacy):
-        assert compat.is_plain_sgd(optimizers.SGD(0.1))
-        assert not compat.is_plain_sgd(optimizers.SGD(0.1, momentum=0.9))
-        assert not compat.is_plain_sgd(optimizers.Adam())
+        assert keras_optimizers.is_plain_sgd(optimizers.SGD(0.1))
+        assert not keras_optimizers.is_plain_sgd(optimizers.SGD(0.1, momentum=0.9))
+        assert not keras_optimizers.is_plain_sgd(optimizers.Adam())
 
 
 def test_gradients_are_marked_and_replaced_by_means():
@@ -152,16 +156,16 @@ def test_gradients_are_marked_and_replaced_by_means():
 
     def step(gradient, values, indices):
         slices = tf.IndexedSlices(values, indices, tf.constant([4, 2]))
-        return [2.0 * compat.marked_gradient(one, tf.zeros((4, 2))) for one in (gradient, slices)]
+        return [2.0 * op_marks.marked_gradient(one, tf.zeros((4, 2))) for one in (gradient, slices)]
 
     specs = [tf.TensorSpec([4, 2]), tf.TensorSpec([3, 2]), tf.TensorSpec([3], tf.int32)]
-    graph_def, _ = graph_def_of(compat.concrete_function(step, specs))
-    marked = [node for node in graph_def.node if compat.is_marked_gradient(node)]
+    graph_def, _ = traced_functions.graph_def_of(tf_functions.concrete_function(step, specs))
+    marked = [node for node in graph_def.node if op_marks.is_marked_gradient(node)]
     assert len(marked) == 2
-    assert compat.marked_gradient(None, tf.zeros(3)) is None
-    assert [infer_outputs(graph_def)[node.name][0].shape for node in marked] == [(4, 2)] * 2
+    assert op_marks.marked_gradient(None, tf.zeros(3)) is None
+    assert [shape_inference.infer_outputs(graph_def)[node.name][0].shape for node in marked] == [(4, 2)] * 2
     for number, node in enumerate(marked):
-        compat.add_mean(graph_def, node, f"sum_{number}", f"before_{number}", f"share_{number}")
+        node_edits.add_mean(graph_def, node, f"sum_{number}", f"before_{number}", f"share_{number}")
     names = [node.name for node in marked]
     graph = tf.Graph()
     with graph.as_default():
@@ -176,8 +180,10 @@ def test_gradients_are_marked_and_replaced_by_means():
 
 def test_copies_of_a_step_draw_other_numbers():
     tf.random.set_seed(1)
-    concrete = compat.concrete_function(lambda x: x + tf.random.normal([4], seed=2), [tf.TensorSpec([4])])
-    graph_def, (name,) = graph_def_of(concrete)
+    concrete = tf_functions.concrete_function(
+        lambda x: x + tf.random.normal([4], seed=2), [tf.TensorSpec([4])]
+    )
+    graph_def, (name,) = traced_functions.graph_def_of(concrete)
     drawn = [run_with(reseeded(graph_def, n), {"x:0": np.zeros(4)}, name) for n in (1, 1, 2)]
     np.testing.assert_array_equal(drawn[0], drawn[1])
     assert not np.any(drawn[0] == drawn[2])
@@ -187,10 +193,12 @@ def test_copies_of_a_step_draw_other_numbers():
 
 def test_a_lookup_reads_the_whole_table():
     table = tf.Variable(np.arange(12.0).reshape(4, 3).astype("float32"))
-    concrete = compat.concrete_function(lambda x: tf.gather(table, x), [tf.TensorSpec([None], tf.int32)])
-    graph_def, (name,) = graph_def_of(concrete)
+    concrete = tf_functions.concrete_function(
+        lambda x: tf.gather(table, x), [tf.TensorSpec([None], tf.int32)]
+    )
+    graph_def, (name,) = traced_functions.graph_def_of(concrete)
     node = next(node for node in graph_def.node if node.op == "ResourceGather")
-    compat.gather_from_read(graph_def, node, "whole", "axis")
+    node_edits.gather_from_read(graph_def, node, "whole", "axis")
     given = run_with(graph_def, {"x:0": [2, 0], "whole:0": np.arange(12.0).reshape(4, 3) * 2}, name)
     np.testing.assert_array_equal(given, [[12, 14, 16], [0, 2, 4]])
 
@@ -242,7 +250,7 @@ def test_how_far_an_output_gradient_can_be_divided():
         where=where,
         graph_def=graph_def,
         index=GraphIndex(graph_def),
-        outputs=infer_outputs(graph_def),
+        outputs=shape_inference.infer_outputs(graph_def),
         graph=types.SimpleNamespace(layers=range(3)),
     )
     seconds = {"before": 2.0, "query": 1.5, "key": 3.0, "value": 1.5, "sum": 2.0, "convolution": 4.0}

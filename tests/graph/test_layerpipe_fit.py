@@ -24,7 +24,7 @@ from tests.graph.layerpipe_fit import (
 )
 from tests.graph.layerpipe_spread import fit_spread
 from tests.zoo import KERAS_3, keras
-from tf_ooo.compat import path_of
+from tf_ooo.compat import keras_variables
 
 pytestmark = [pytest.mark.devices(4), pytest.mark.takes(30)]
 
@@ -68,7 +68,7 @@ def test_reports(reported, way):
     planned = {row["name"]: row["delay_steps"] for row in report.layers}
     delays = report.layerpipe["delay_steps"]
     assert max(planned.values()) == 4
-    assert set(delays) == {path_of(v) for v in model.trainable_variables}
+    assert set(delays) == {keras_variables.path_of(v) for v in model.trainable_variables}
     assert {path.rpartition("/")[0] for path in delays} == set(planned)
     assert all(late == planned[path.rpartition("/")[0]] for path, late in delays.items())
     assert run.history["val_loss"][-1] == pytest.approx(run.evaluated, rel=1e-5)

@@ -9,8 +9,16 @@ import tensorflow as tf
 from grappler_passes import plugin
 from grappler_passes.analysis.microbatches import SUM_ATTR
 from tests.zoo import keras
-from tf_ooo.compat import build_optimizer, forget_traces, made_in_strategy, undecorated, update
-from tf_ooo.compat import pipeline as compat
+from tf_ooo.compat import (
+    keras_attributes,
+    keras_fits,
+    keras_layers,
+    keras_losses,
+    keras_optimizers,
+    keras_variables,
+    op_marks,
+    tf_functions,
+)
 from tf_ooo.tracing import variables
 from tf_ooo.tracing.variables import Moved
 
@@ -34,7 +42,7 @@ def test_grappler_leaves_marked_sums_a_chain():
             with tf.GradientTape() as tape:
                 loss = tf.reduce_sum(tf.square(part @ weight))
             gradient = tape.gradient(loss, weight)
-            with compat.marked_sums():
+            with op_marks.marked_sums():
                 total = gradient if total is None else total + gradient
         weight.assign_sub(0.1 * total)
 
@@ -50,13 +58,15 @@ def test_grappler_leaves_marked_sums_a_chain():
 
 def test_a_variable_s_copy_is_known_to_the_optimizer():
     made = model()
-    build_optimizer(made.optimizer, made.trainable_variables)
+    keras_optimizers.build_optimizer(made.optimizer, made.trainable_variables)
     kernel = made.trainable_variables[0]
-    old = compat.value_of(kernel)
-    compat.set_value_of(kernel, compat.copy_on("/device:CPU:0", old))
-    assert compat.value_of(kernel) is not old
+    old = keras_variables.value_of(kernel)
+    keras_variables.set_value_of(kernel, keras_variables.copy_on("/device:CPU:0", old))
+    assert keras_variables.value_of(kernel) is not old
     assert np.array_equal(kernel.numpy(), old.numpy())
-    update(made.optimizer, [tf.ones(v.shape) for v in made.trainable_variables], made.trainable_variables)
+    keras_optimizers.update(
+        made.optimizer, [tf.ones(v.shape) for v in made.trainable_variables], made.trainable_variables
+    )
     assert not np.array_equal(kernel.numpy(), old.numpy())
 
 
@@ -74,14 +84,14 @@ def test_functions_are_put_away_and_come_back():
 def test_moved_variables_come_back_with_their_new_values():
     made = model()
     kernel = made.trainable_variables[0]
-    old = compat.value_of(kernel)
+    old = keras_variables.value_of(kernel)
     moved = Moved(made)
     moved.move({id(kernel): "/job:localhost/replica:0/task:0/device:CPU:00"}, made.variables)
-    away = compat.value_of(kernel)
+    away = keras_variables.value_of(kernel)
     assert away is not old
     kernel.assign(np.full((3, 4), 7.0))
     moved.restore()
-    assert compat.value_of(kernel) is old
+    assert keras_variables.value_of(kernel) is old
     assert (old.numpy() == 7).all()
     assert away.numpy().size == 0  # its memory is free: graphs may keep the variable
 
@@ -89,7 +99,7 @@ def test_moved_variables_come_back_with_their_new_values():
 def test_who_interrupts_variables_on_their_way_back_may_go_on(monkeypatch):
     made = model()
     weights = made.trainable_variables
-    old = [compat.value_of(v) for v in weights]
+    old = [keras_variables.value_of(v) for v in weights]
     moved, device = Moved(made), "/job:localhost/replica:0/task:0/device:CPU:00"
     moved.move({id(v): device for v in weights}, weights)
     for variable in weights:
@@ -108,28 +118,28 @@ def test_who_interrupts_variables_on_their_way_back_may_go_on(monkeypatch):
     assert all((v.numpy() == 7).all() for v in weights)
     assert moved.restore() == []
     assert all((v.numpy() == 7).all() for v in weights)
-    assert all(compat.value_of(v) is one for v, one in zip(weights, old, strict=True))
+    assert all(keras_variables.value_of(v) is one for v, one in zip(weights, old, strict=True))
 
 
 def test_what_is_said_about_layers_and_losses():
     made = model()
-    assert [path.split("/")[-1].startswith("batch_norm") for path in compat.batch_normalizations(made)] == [
-        True
-    ]
-    assert compat.summed_losses(made) == []
+    assert [
+        path.split("/")[-1].startswith("batch_norm") for path in keras_layers.batch_normalizations(made)
+    ] == [True]
+    assert keras_losses.summed_losses(made) == []
     made.compile("adam", keras.losses.MeanSquaredError(reduction="sum"))
-    assert compat.summed_losses(made) == ["mean_squared_error"]
+    assert keras_losses.summed_losses(made) == ["mean_squared_error"]
 
 
 def test_the_callback_list_that_calls_is_found():
     found = []
     seen = keras.callbacks.LambdaCallback(
-        on_train_begin=lambda logs: found.append(compat.running_callback_list())
+        on_train_begin=lambda logs: found.append(keras_fits.running_callback_list())
     )
     mine = keras.callbacks.CallbackList([seen], model=model())
     mine.on_train_begin()
     assert found == [mine]
-    assert compat.running_callback_list() is None
+    assert keras_fits.running_callback_list() is None
 
 
 def test_what_gives_a_fit_its_batches_is_found():
@@ -137,7 +147,7 @@ def test_what_gives_a_fit_its_batches_is_found():
     found, entered = [], []
 
     def wrap(logs):
-        batches = compat.running_batches()
+        batches = keras_fits.running_batches()
         found.append(batches)
         original = batches.catch_stop_iteration
         batches.catch_stop_iteration = lambda: entered.append(1) or original()
@@ -153,15 +163,15 @@ def test_what_gives_a_fit_its_batches_is_found():
     )
     assert hasattr(found[0], "catch_stop_iteration")
     assert len(entered) >= 2
-    assert compat.running_batches() is None
+    assert keras_fits.running_batches() is None
 
 
 def test_evaluate_makes_its_function_by_a_method_that_can_be_wrapped():
     made, calls = model(), []
     make = made.make_test_function
-    compat.set_on(made, "make_test_function", lambda: calls.append(1) or make())
+    keras_attributes.set_on(made, "make_test_function", lambda: calls.append(1) or make())
     made.evaluate(np.ones((2, 3)), np.ones((2, 4)), verbose=0)
-    compat.set_on(made, "make_test_function", None)
+    keras_attributes.set_on(made, "make_test_function", None)
     assert calls == [1]
     assert "make_test_function" not in vars(made)
 
@@ -169,7 +179,7 @@ def test_evaluate_makes_its_function_by_a_method_that_can_be_wrapped():
 def test_an_emptied_variable_takes_no_memory():
     for value in (tf.ones((3, 2)), tf.constant([[1, 2]]), tf.constant(True), tf.constant("text")):
         variable = tf.Variable(value, trainable=False)
-        compat.empty(variable)
+        keras_variables.empty(variable)
         assert tf.size(tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)) == 0
 
 
@@ -184,7 +194,7 @@ def test_decorated_methods_are_traced_anew():
         owner.weight = tf.Variable(1.0)
         assert owner.read() == 1.0
         owner.weight = tf.Variable(2.0)
-    forget_traces(one)
+    tf_functions.forget_traces(one)
     assert one.read() == 2.0
     assert other.read() == 1.0  # as TensorFlow has it
 
@@ -200,18 +210,18 @@ def test_what_tf_function_was_given():
             return x
 
     owner = Owner()
-    inlined = undecorated(owner.scaled)
-    forget_traces(owner)
+    inlined = tf_functions.undecorated(owner.scaled)
+    tf_functions.forget_traces(owner)
     traced = tf.function(lambda x: inlined(x), autograph=False)
     assert traced(tf.constant(2.0)) == 6.0
     assert traced(tf.constant(-2.0)) == -2.0
     assert not [op for op in traced.get_concrete_function(tf.constant(2.0)).graph.get_operations()
                 if op.type.endswith("PartitionedCall")]  # fmt: skip
-    assert undecorated(len) is len
+    assert tf_functions.undecorated(len) is len
 
 
 def test_models_of_a_strategy():
-    assert not made_in_strategy(model())
+    assert not keras_layers.made_in_strategy(model())
     with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
         inside = model()
-    assert made_in_strategy(inside)
+    assert keras_layers.made_in_strategy(inside)

@@ -11,7 +11,7 @@ from tests.graph.pipeline_fits import Training, assert_near, assert_same_bits, f
 from tests.graph.pipeline_graphs import assert_in_order
 from tests.graph.pipeline_models import EVEN, UNEVEN, Custom, X, adam, mlp, whole
 from tests.zoo import keras, needs_keras_3
-from tf_ooo import compat
+from tf_ooo.compat import train_function
 
 pytestmark = [pytest.mark.devices(2), pytest.mark.takes(25)]
 traced_otherwise = needs_keras_3  # Keras 2 traces such parts otherwise
@@ -137,7 +137,7 @@ def test_rows_that_are_fewer_than_micro_batches():
 def test_what_keras_compiles_is_not_during_the_fit(monkeypatch):
     """As on a GPU, where Keras sets jit_compile: not compiled during the fit, also for its evaluations."""
     stock = Training(mlp, adam, EVEN).stock
-    monkeypatch.setattr(compat, "keras_compiles_by_itself", lambda model: True)
+    monkeypatch.setattr(train_function, "keras_compiles_by_itself", lambda model: True)
     training, seen = Training(mlp, adam, EVEN, jit_compile=True), []
     model = training.model
     saw = keras.callbacks.LambdaCallback(

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tf_ooo
 from grappler_passes.analysis.classify import flatten
-from grappler_passes.compat import graph_def_of
+from grappler_passes.compat import traced_functions
 from tests import zoo
 from tf_ooo.costs.devices import device
 from tf_ooo.costs.op_seconds import op_seconds
@@ -25,7 +25,9 @@ def graph_and_seconds():
         return model.train_step((x, y))
 
     concrete = step.get_concrete_function(*tf.nest.map_structure(tf.constant, (x, y)))
-    return tf_ooo.classify(concrete), op_seconds(flatten(*graph_def_of(concrete)), device("cpu-core")).seconds
+    return tf_ooo.classify(concrete), op_seconds(
+        flatten(*traced_functions.graph_def_of(concrete)), device("cpu-core")
+    ).seconds
 
 
 @pytest.mark.parametrize("policy", ["in_order", "fast_forward", "auto"])

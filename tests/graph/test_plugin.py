@@ -14,7 +14,8 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes import plugin
-from grappler_passes.plugin import callback, loader, requests, versions
+from grappler_passes.compat import releases
+from grappler_passes.plugin import callback, loader, requests
 from grappler_passes.plugin.requests import DONE_ATTR, VARIABLE_ATTR
 
 _numbers = itertools.count()
@@ -458,7 +459,7 @@ def test_an_untried_tensorflow_is_refused_in_one_line(monkeypatch, version):
     with pytest.raises(plugin.PluginError) as caught:
         plugin.load()
     wanted = f"TensorFlow {version} is not supported; pip install 'tensorflow>=2.15,<2.22'"
-    assert str(caught.value) == wanted == versions.why_unsupported()
+    assert str(caught.value) == wanted == releases.why_unsupported()
 
 
 def test_an_unknown_request_is_no_error():

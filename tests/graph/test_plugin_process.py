@@ -19,7 +19,8 @@ import tensorflow as tf
 
 import tf_ooo
 from grappler_passes import plugin
-from grappler_passes.plugin import compat, loader, requests
+from grappler_passes.compat import runtime
+from grappler_passes.plugin import loader, requests
 from tests import forked
 
 pytestmark = pytest.mark.alone
@@ -98,7 +99,7 @@ def test_every_replica_of_a_mirrored_variable_is_named():
 def test_another_optimizer_is_named_and_nothing_is_loaded(tmp_path):
     other = tmp_path / "libother_optimizer.so"
     compile_c(SHIM_SOURCE, other, "-shared", "-fPIC", '-DOOO_DEVICE_TYPE="CPU"')
-    compat.load_library(str(other))
+    runtime.load_library(str(other))
     with pytest.raises(plugin.PluginError, match=r"libother_optimizer\.so"):
         plugin.load()
     assert plugin.loaded() == ()

@@ -14,10 +14,11 @@ import pytest
 import tensorflow as tf
 
 import tf_ooo
-from grappler_passes.plugin import loader, versions
+from grappler_passes.compat import releases
+from grappler_passes.plugin import loader
 from tests import forked, processes, zoo
 from tests.zoo import keras, needs_keras_3
-from tf_ooo import compat
+from tf_ooo.compat import versions
 from tf_ooo.hosts.ranks.single_engine import SingleEngine
 from tf_ooo.modes import replicated as replicated_fit
 from tf_ooo.modes.data_parallel import fit
@@ -34,7 +35,7 @@ MODES = ["single_device", "pipeline", "layerpipe", "data_parallel"]
 
 @pytest.fixture(autouse=True)
 def _nothing_said(monkeypatch):
-    monkeypatch.setattr(versions, "_said", set())
+    monkeypatch.setattr(releases, "_said", set())
 
 
 def trained(callbacks):
@@ -146,7 +147,7 @@ def test_one_line_at_import(statement, said_at_import):
 def test_versions_outside_the_range_are_told_by_their_numbers(monkeypatch):
     for version, inside in [("2.15.0", True), ("2.21.3", True), ("2.9.1", False), ("2.100.0", False)]:
         monkeypatch.setattr(tf, "__version__", version)
-        assert (versions.why_unsupported() is None) is inside, version
+        assert (releases.why_unsupported() is None) is inside, version
 
 
 def test_unsupported_tensorflow_with_function_and_enabled(monkeypatch):
@@ -178,9 +179,9 @@ def test_report_names_the_keras_of_the_model():
 def test_keras_of():
     model, *_ = zoo.compiled(zoo.mlp)
     for value in (model, model.layers[0], model.optimizer):
-        assert compat.keras_of(value) is keras
-    assert keras in compat.loaded_keras()
-    assert compat.is_keras_2(keras) is not zoo.KERAS_3
+        assert versions.keras_of(value) is keras
+    assert keras in versions.loaded_keras()
+    assert versions.is_keras_2(keras) is not zoo.KERAS_3
 
 
 def test_tf_keras_that_is_not_installed_is_asked_for_without_its_tensorflow(monkeypatch):
@@ -188,7 +189,7 @@ def test_tf_keras_that_is_not_installed_is_asked_for_without_its_tensorflow(monk
     monkeypatch.setitem(sys.modules, "tf_keras", None)
     minor = ".".join(tf.__version__.split(".")[:2])
     with pytest.raises(tf_ooo.BackendError, match=re.escape(f"pip install --no-deps 'tf_keras=={minor}.*'")):
-        compat.user_keras()
+        versions.user_keras()
 
 
 @needs_keras_3

@@ -13,8 +13,7 @@ from xla_steps import ASKED, TOLERANCE, assert_near, plain_step, small, step_of,
 
 import tf_ooo
 from tests import zoo
-from tf_ooo.compat import signature
-from tf_ooo.compat import xla as compat
+from tf_ooo.compat import nests, xla_flags, xla_functions
 from tf_ooo.costs.gains import GainTable
 from tf_ooo.errors import GraphError, MemoryLimitError, OptionsError
 from tf_ooo.modes.compiled.choice import CONCURRENT_FLAGS
@@ -202,8 +201,8 @@ class TestHlo:
             wanted = [call.stream for call in compiled.made.calls]
             assert len(wanted) == 4
             for stage in ("hlo", "optimized_hlo"):
-                hlo = compat.hlo_of(compiled._run, compiled.inputs.specs, stage)
-                assert sorted(compat.stream_calls(hlo)) == sorted(wanted), stage
+                hlo = xla_functions.hlo_of(compiled._run, compiled.inputs.specs, stage)
+                assert sorted(xla_functions.stream_calls(hlo)) == sorted(wanted), stage
         notes = "\n".join(callback.report.notes)
         assert "dW stays on the main stream: it has no matrix product" in notes
 
@@ -314,7 +313,7 @@ class TestFallback:
         assert not np.array_equal(before[0], model.get_weights()[0])
 
     def test_concurrency_that_the_process_asks_for_is_not_compared_with_itself(self, monkeypatch):
-        monkeypatch.setattr(compat, "flags_of_process", lambda: " ".join(CONCURRENT_FLAGS))
+        monkeypatch.setattr(xla_flags, "flags_of_process", lambda: " ".join(CONCURRENT_FLAGS))
         names = [way.name for way in ways(Options(any_platform=True))]
         assert names == ["rewritten", JOINT, RECOMPUTED]
 
@@ -351,7 +350,7 @@ class TestMemoryLimit:
         session = StreamSession(options)
         _, plain, x, y = plain_step()
         inputs = (tf.constant(x), tf.constant(y))
-        session.stock_bytes[signature((inputs, {}))] = 900
+        session.stock_bytes[nests.signature((inputs, {}))] = 900
         step = StreamStep(plain, tf.function(plain, jit_compile=True), session, ways(options)[0])
         assert float(step(*inputs)["loss"]) > 0
         assert "above memory_limit_bytes=1000; the stock step needs 900" in session.failure()

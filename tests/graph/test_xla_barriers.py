@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from grappler_passes.compat import infer_some_outputs
+from grappler_passes.compat import shape_inference
 from tf_ooo.costs.devices import DeviceModel
 from tf_ooo.modes.compiled.barrier_costs import cost_s, gain_s, is_worth_it
 from tf_ooo.modes.compiled.outline import Call
@@ -28,7 +28,9 @@ def step():
         b = tf.nn.relu(p, name="b")
         fetched.append(tf.linalg.matmul(b, b, name="square"))
     graph_def = graph.as_graph_def()
-    return FlatStep(graph_def, infer_some_outputs(graph_def), [tensor.name for tensor in fetched])
+    return FlatStep(
+        graph_def, shape_inference.infer_some_outputs(graph_def), [tensor.name for tensor in fetched]
+    )
 
 
 def call(name, *inputs):

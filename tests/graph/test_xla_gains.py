@@ -10,8 +10,9 @@ import tensorflow as tf
 from keras import layers, optimizers, utils
 
 import tf_ooo
+from grappler_passes.compat import runtime
 from tests import zoo
-from tf_ooo.compat import xla as compat
+from tf_ooo.compat import xla_functions
 from tf_ooo.costs.gains import GainTable
 from tf_ooo.errors import BackendError
 from tf_ooo.modes.compiled import plans, stopwatch
@@ -75,12 +76,12 @@ def test_a_piece_computes_what_the_step_does(planned):
     pieces = Pieces(planned.step, planned.parts)
     main, aside = pieces.of(Task("dO", 1)), pieces.of(Task("dW", 2))
     graph_def, specs, fetches = piece_graph(planned.step, main, aside)
-    compat.register_functions(graph_def)
-    run = compat.repeated_function(graph_def, specs, fetches, 3)
-    hlo = compat.hlo_of(run, list(specs.values()), "optimized_hlo")
+    runtime.register_functions(graph_def)
+    run = xla_functions.repeated_function(graph_def, specs, fetches, 3)
+    hlo = xla_functions.hlo_of(run, list(specs.values()), "optimized_hlo")
     inside = next(text for text in hlo.split("\n\n") if "opt-barrier" in text or "call(" in text)
     assert "while(" in hlo
-    assert 1 in compat.stream_calls(hlo)
+    assert 1 in xla_functions.stream_calls(hlo)
     assert hlo.count("while(") == 1
     assert inside
     given = [tf.random.stateless_uniform(spec.shape, (3, 4)) for spec in specs.values()]

@@ -11,7 +11,7 @@ from xla_steps import ASKED, assert_near, plain_step
 
 import tf_ooo
 from tests import zoo
-from tf_ooo import compat
+from tf_ooo.compat import nests, tf_functions
 
 pytestmark = zoo.needs_xla_streams
 
@@ -71,7 +71,7 @@ class TestAutograph:
         def halved(x):
             return x / 2.0 if tf.reduce_sum(x) > 0.0 else x
 
-        inlined = compat.undecorated(halved)
+        inlined = tf_functions.undecorated(halved)
         outer = tf.function(tf.autograph.experimental.do_not_convert(lambda x: inlined(x)))
         assert outer(tf.constant(2.0)) == 1.0
         assert outer(tf.constant(-2.0)) == -2.0
@@ -150,9 +150,9 @@ class TestNoResult:
     def test_it_is_waited_for_all_the_same(self, monkeypatch):
         waited = []
         monkeypatch.setattr(tf.test.experimental, "sync_devices", lambda: waited.append(True))
-        compat.synchronize({"loss": tf.constant(1.0)})
+        nests.synchronize({"loss": tf.constant(1.0)})
         assert not waited
-        compat.synchronize(None)
+        nests.synchronize(None)
         assert waited == [True]
-        tf.function(lambda: compat.synchronize(None))()
+        tf.function(lambda: nests.synchronize(None))()
         assert waited == [True], "there is nothing to wait for while a function is traced"

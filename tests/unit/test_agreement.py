@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph, Variable
 from tests import zoo
-from tf_ooo import compat
+from tf_ooo.compat import keras_optimizers
 from tf_ooo.errors import GraphError, OptionsError
 from tf_ooo.fit.step_times import REWRITTEN, STOCK
 from tf_ooo.modes.data_parallel import agreement
@@ -141,7 +141,7 @@ def test_an_optimizer_by_its_config():
         (Odd(), {"momentum": 0.5, "rule": "object"}),
         (Shy(), {"config": "not serializable"}),
     ):
-        count = len(compat.state_of(optimizer))
+        count = len(keras_optimizers.state_of(optimizer))
         said = agreement._optimizer(optimizer)
         assert said == {"class": type(optimizer).__name__, "state variables": count} | own
 

@@ -13,7 +13,7 @@ from tf_ooo.bench import gpu_day, single, single_torch
 from tf_ooo.bench.single_data import arrays, digits, resized
 from tf_ooo.bench.single_networks import NETWORKS, spec_of
 from tf_ooo.bench.single_overlap import overlap_of
-from tf_ooo.compat import TracedEvent
+from tf_ooo.compat.tf_profiler import TracedEvent
 
 
 def test_overlap_of_streams():

@@ -23,7 +23,8 @@ from tf_ooo.modes.data_parallel.lockstep import Lockstep
 from tf_ooo.modes.data_parallel.parallel_step import ParallelStep
 from tf_ooo.modes.replicated import ReplicatedPipelineMode
 from tf_ooo.tracing import sync
-from tf_ooo.tracing.averaging import Averaging, optimizers_of
+from tf_ooo.tracing.averaging import Averaging
+from tf_ooo.tracing.optimizers import optimizers_of
 
 
 class Threads:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from tensorflow.core.framework import graph_pb2
 
-from grappler_passes.compat import OutputInfo
+from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.dependencies import GraphIndex
 from tf_ooo.errors import GraphError
 from tf_ooo.modes.layerpipe.delays import LATE, LOCAL, Register, delays_of, nodes_between

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from grappler_passes.analysis.microbatches import SUM_ATTR
-from tf_ooo import compat
+from tf_ooo.compat import keras_optimizers, versions
 from tf_ooo.errors import BackendError
 from tf_ooo.tracing.collecting import Collecting
 from tf_ooo.tracing.micro_batches import parts_of, relative_weights, rows_of, split_rows
@@ -74,7 +74,7 @@ def test_parts_of_sparse_tensors():
     np.testing.assert_array_equal(found[0], dense[:1])
 
 
-UPDATE = compat.update
+UPDATE = keras_optimizers.update
 
 
 class Given:
@@ -84,7 +84,7 @@ class Given:
         self.optimizers = [keras.optimizers.SGD(1.0) for _ in range(count)]
         self.updates = []
         self.apply = UPDATE
-        monkeypatch.setattr(compat, "update", lambda *update: self.updates.append(update))
+        monkeypatch.setattr(keras_optimizers, "update", lambda *update: self.updates.append(update))
 
     def grads(self):
         return [grad for _, grads, _ in self.updates for grad in grads]
@@ -263,7 +263,7 @@ def test_two_optimizers_in_the_order_of_the_first_micro_batch(monkeypatch):
     assert collecting.collected_after == [1, 2]
 
 
-@pytest.mark.skipif(compat.is_keras_2(keras), reason="apply of Keras 3")
+@pytest.mark.skipif(versions.is_keras_2(keras), reason="apply of Keras 3")
 def test_variables_that_were_not_named_are_not_named(monkeypatch):
     given = Given(monkeypatch)
     (sgd,) = given.optimizers

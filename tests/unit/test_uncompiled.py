@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.zoo import KERAS_3
-from tf_ooo import compat
+from tf_ooo.compat import train_function
 from tf_ooo.fit.uncompiled import NOTE, Uncompiled
 from tf_ooo.report.report import Report
 
@@ -52,7 +52,7 @@ def test_on_cpus_it_is_the_users_wish(monkeypatch):
     devices = [SimpleNamespace(device_type="CPU")]
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: devices)
     one, aside, report = model(), Uncompiled(), Report(mode="pipeline")
-    assert not compat.keras_compiles_by_itself(one)
+    assert not train_function.keras_compiles_by_itself(one)
     aside.set_aside(one)
     aside.note_in(report)
     assert one.jit_compile is True

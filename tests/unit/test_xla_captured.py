@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tf_ooo.compat import xla as compat
+from tf_ooo.compat import xla_flags
 from tf_ooo.modes.compiled.captured import CompiledModule, read_dump, read_thunks, watched
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "xla"
@@ -53,7 +53,7 @@ def test_nothing_was_written(tmp_path):
 
 
 def test_the_users_own_dump_goes_where_they_said(monkeypatch, tmp_path):
-    monkeypatch.setattr(compat, "flags_of_process", lambda: f"--xla_dump_to={tmp_path}")
+    monkeypatch.setattr(xla_flags, "flags_of_process", lambda: f"--xla_dump_to={tmp_path}")
     with watched() as watch:
         pass
     assert watch.found is None

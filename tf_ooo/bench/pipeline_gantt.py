@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tf_ooo import compat
+from tf_ooo.compat import tf_profiler
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.planning.model.schedule import Schedule, TaskList
 from tf_ooo.planning.model.task import Task
@@ -30,7 +30,7 @@ def traced(step: Callable[[], float], addresses: Sequence[str], step_s: float) -
     ran = threading.Timer(_MARGIN_S, step)
     ran.start()
     try:
-        return compat.trace_workers(addresses, 2 * step_s + 2 * _MARGIN_S)
+        return tf_profiler.trace_workers(addresses, 2 * step_s + 2 * _MARGIN_S)
     finally:
         ran.join()
 

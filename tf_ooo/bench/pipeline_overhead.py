@@ -33,10 +33,10 @@ class StockFit:
 
     def step_s(self) -> float:
         """Seconds of one step, until its logs are there."""
-        from tf_ooo import compat
+        from tf_ooo.compat import nests
 
         started = time.perf_counter()
-        compat.synchronize(self.workload.model.train_function(self._iterator))
+        nests.synchronize(self.workload.model.train_function(self._iterator))
         return time.perf_counter() - started
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from tf_ooo.bench.single_networks import NETWORKS
 from tf_ooo.bench.single_worker import OURS, device, make, run
-from tf_ooo.compat import TracedEvent, traced_events
+from tf_ooo.compat import tf_profiler
+from tf_ooo.compat.tf_profiler import TracedEvent
 
 
 def overlap_of(events: Sequence[TracedEvent]) -> dict[str, Any]:
@@ -67,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = []
     for name, step in made.items():
         events: list[TracedEvent] = []
-        with traced_events(events):
+        with tf_profiler.traced_events(events):
             run(step, options.steps)
         row = {"workload": f"{options.network} batch {options.batch}", "schedule": name, "device": device()}
         compiled = modules[name].to_dict() if name in modules else None

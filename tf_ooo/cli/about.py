@@ -26,12 +26,12 @@ def info() -> None:
 
 def _facts() -> list[tuple[str, str]]:
     from grappler_passes import plugin
-    from tf_ooo import compat
+    from tf_ooo.compat import versions
 
-    compat.check_versions()
+    versions.check_versions()
     import tensorflow as tf
 
-    keras = compat.user_keras()
+    keras = versions.user_keras()
 
     try:
         plugin.load()

@@ -1,4 +1,4 @@
-"""Nests of tensors taken apart, and graphs imported where a function is being traced."""
+"""Nests of tensors: taken apart, compared, waited for."""
 
 from __future__ import annotations
 
@@ -6,28 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-
-from tf_ooo.errors import BackendError
-
-
-def captures_of(concrete: Any) -> list[tuple[Any, Any]]:
-    """(tensor outside, placeholder inside).  Raises BackendError for what only a call could tell."""
-    graph = concrete.graph
-    if getattr(graph, "deferred_external_captures", None):
-        raise BackendError("the step reads values that are only known when it is called (deferred captures)")
-    return list(graph.captures)
-
-
-def import_here(graph_def: Any, replaced: dict[str, Any], wanted: Sequence[str], name: str = "") -> list[Any]:
-    """Imports the graph into the function that is being traced, below ``name``.
-
-    ``replaced`` maps tensor names to tensors.
-    """
-    import tensorflow as tf
-
-    graph = tf.compat.v1.get_default_graph()
-    inside = {name: graph.capture(t) if hasattr(graph, "capture") else t for name, t in replaced.items()}
-    return list(tf.graph_util.import_graph_def(graph_def, inside, list(wanted), name=name))
 
 
 class Packed:
@@ -87,12 +65,6 @@ def as_tensors(values: Any) -> Any:
     return tf.nest.map_structure(convert, values, expand_composites=True)
 
 
-def _is_tensor(value: Any) -> bool:
-    import tensorflow as tf
-
-    return isinstance(value, (tf.Tensor, np.ndarray, np.generic))
-
-
 def signature(values: Any) -> Any:
     """Equal for nests of the same structure, shapes, dtypes and other values."""
     import tensorflow as tf
@@ -100,6 +72,70 @@ def signature(values: Any) -> Any:
     flat = tf.nest.flatten(values, expand_composites=True)
     parts = [(tuple(v.shape), str(v.dtype)) if _is_tensor(v) else _hashable(v) for v in flat]
     return repr(tf.nest.map_structure(lambda _: None, values, expand_composites=False)), tuple(parts)
+
+
+def same_spec(a: Any, b: Any) -> bool:
+    """Whether two nests of type specs are equal."""
+    import tensorflow as tf
+
+    try:
+        tf.nest.assert_same_structure(a, b)
+    except (TypeError, ValueError):
+        return False
+    return bool(tf.nest.flatten(a) == tf.nest.flatten(b))
+
+
+def open_rows(spec: Any, known: Any = None) -> Any:
+    """The TensorSpec of batches with any number of rows.
+
+    Args:
+        spec: of a batch.
+        known: what the data say of all batches; where it has a number of rows, that.
+    """
+    import tensorflow as tf
+
+    if not spec.shape.rank:
+        return tf.TensorSpec(spec.shape, spec.dtype)
+    rows = known.shape[0] if isinstance(known, tf.TensorSpec) and known.shape.rank else None
+    return tf.TensorSpec([rows, *spec.shape[1:]], spec.dtype)
+
+
+def shapes_of(values: Any) -> tuple[tuple[int, tuple[int | None, ...]], ...]:
+    """(number of the dtype, shape) of every tensor and array in a nest, each once."""
+    import tensorflow as tf
+
+    flat = tf.nest.flatten(values, expand_composites=True)
+    tensors = [value for value in flat if hasattr(value, "shape") and hasattr(value, "dtype")]
+    found = [(tf.as_dtype(t.dtype), tf.TensorShape(t.shape)) for t in tensors]
+    return tuple({(d.as_datatype_enum, tuple(s.as_list())): None for d, s in found if s.rank is not None})
+
+
+def dtype_name(tensor: Any) -> str:
+    """``"float32"``: Keras 3 has names for types, Keras 2 TensorFlow's own."""
+    import tensorflow as tf
+
+    name: str = tf.as_dtype(tensor.dtype).name
+    return name
+
+
+def synchronize(outputs: Any) -> None:
+    """Waits until all tensors of a nest are computed (a GPU runs behind the Python program).
+
+    Where there are none, until all devices are done.
+    """
+    import tensorflow as tf
+
+    tensors = [value for value in tf.nest.flatten(outputs) if hasattr(value, "numpy")]
+    for tensor in tensors:
+        tensor.numpy()
+    if not tensors and tf.executing_eagerly():
+        tf.test.experimental.sync_devices()
+
+
+def _is_tensor(value: Any) -> bool:
+    import tensorflow as tf
+
+    return isinstance(value, (tf.Tensor, np.ndarray, np.generic))
 
 
 def _hashable(value: Any) -> Any:

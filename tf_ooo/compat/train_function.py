@@ -1,4 +1,4 @@
-"""What ``fit`` calls for each batch, and what it keeps beside it."""
+"""What ``fit`` calls for each batch, and what ``evaluate`` and ``predict`` do."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tf_ooo.compat.parts import shadow, unshadow
-from tf_ooo.compat.versions import is_keras_2, keras_of
+from tf_ooo.compat import keras_attributes, versions
 
 _FUNCTIONS = ("train_function", "train_tf_function")
 
@@ -38,7 +37,7 @@ def new_train_function(
     finally:
         for name, value in kept.items():
             setattr(model, name, value)
-    if wrap is None or not is_keras_2(keras_of(model)):
+    if wrap is None or not versions.is_of_keras_2(model):
         return function
 
     # Keras 2 looks train_step up when the function is traced.
@@ -51,128 +50,11 @@ def new_train_function(
 
 @contextlib.contextmanager
 def _train_step_set_to(model: Any, train_step: Callable[..., Any]) -> Iterator[None]:
-    shadow(model, "train_step", train_step)
+    keras_attributes.shadow(model, "train_step", train_step)
     try:
         yield
     finally:
-        unshadow(model, "train_step")
-
-
-def step_on_data(model: Any, train_step: Callable[..., Any], counts: bool = True) -> Callable[..., Any]:
-    """What Keras' train function does with one batch, not made into a ``tf.function``.
-
-    Args:
-        counts: Keras 2 counts the step; False where that is done by another part of the same step.
-    """
-    if is_keras_2(keras_of(model)) and counts:
-        return _step_on_data_of_keras_2(model, train_step)
-
-    def step(data: Any) -> Any:
-        convert = getattr(model, "_autoconvert_optionals", lambda function: function)
-        return model.distribute_strategy.run(convert(train_step), args=(data,))
-
-    return step
-
-
-def _step_on_data_of_keras_2(model: Any, train_step: Callable[..., Any]) -> Callable[..., Any]:
-    """As Keras 2's ``make_train_function``: the batch is counted once its step has succeeded."""
-    import tensorflow as tf
-
-    def counted(data: Any) -> Any:
-        outputs = train_step(data)
-        tensors = [value for value in tf.nest.flatten(outputs) if tf.is_tensor(value)]
-        with tf.control_dependencies(tensors):
-            model._train_counter.assign_add(1)
-        return outputs
-
-    return lambda data: model.distribute_strategy.run(counted, args=(data,))
-
-
-def steps_per_execution(model: Any) -> int:
-    """How many batches one call of the train function takes; Keras 2 lowers it for the end of an epoch."""
-    if not is_keras_2(keras_of(model)):
-        return int(model.steps_per_execution)
-    variable = model._steps_per_execution
-    return 1 if variable is None else int(variable.numpy())
-
-
-@contextlib.contextmanager
-def steps_per_execution_set_to(model: Any, count: int) -> Iterator[None]:
-    """Inside the block the train function takes ``count`` batches; Keras 3 takes what the iterator has."""
-    usual = steps_per_execution(model)
-    if not is_keras_2(keras_of(model)) or usual == count:
-        yield
-        return
-    model._steps_per_execution.assign(count)
-    try:
-        yield
-    finally:
-        model._steps_per_execution.assign(usual)
-
-
-def ends_training_without_data(model: Any) -> bool:
-    """Whether ``fit`` takes a StopIteration before the last step it expects for the end of all training."""
-    return is_keras_2(keras_of(model))
-
-
-_KERAS_2_START = "_maybe_load_initial_counters_from_ckpt"
-
-
-def start_epoch_of(model: Any) -> int:
-    """The epoch that ``BackupAndRestore`` wants ``fit`` to begin with; 0 if none."""
-    if is_keras_2(keras_of(model)):
-        return int(getattr(model, _KERAS_2_START)(None, 0)[0])
-    return int(model._initial_epoch or 0)
-
-
-def set_start_epoch(model: Any, epoch: int) -> None:
-    """See :func:`start_epoch_of`."""
-    if not is_keras_2(keras_of(model)):
-        model._initial_epoch = epoch or None
-        return
-    own = getattr(model, _KERAS_2_START)
-    if own(None, 0)[0] == epoch:
-        return
-
-    def once(*_: Any) -> tuple[int, int]:
-        unshadow(model, _KERAS_2_START)
-        return epoch, 0
-
-    shadow(model, _KERAS_2_START, once)
-
-
-def samples_seen(model: Any) -> float:
-    """How many samples the model's loss has been averaged over since its metrics were reset; 0 unknown."""
-    import tensorflow as tf
-
-    tracker = getattr(model, "_loss_tracker", None)
-    if is_keras_2(keras_of(model)):
-        tracker = getattr(getattr(model, "compiled_loss", None), "_total_loss_mean", None)
-    return 0.0 if tracker is None else float(tf.convert_to_tensor(tracker.count))
-
-
-RUN_EAGERLY = "tf.config.run_functions_eagerly(True): there is no graph to rewrite"
-
-
-def functions_run_eagerly() -> bool:
-    """Whether ``tf.function`` is switched off for the whole process."""
-    import tensorflow as tf
-
-    return bool(tf.config.functions_run_eagerly())
-
-
-def why_not_rewritable(model: Any) -> str | None:
-    """Why no graph of this model's step can be rewritten; None where one can."""
-    if model.run_eagerly:
-        return "run_eagerly=True: every op runs at once, there is no graph to rewrite"
-    if getattr(model, "_cluster_coordinator", None) is not None:
-        return "ParameterServerStrategy: the step is traced by a coordinator, for other processes"
-    if functions_run_eagerly():
-        return RUN_EAGERLY
-    # A model without any weights is not built yet: its first step builds it.
-    if model.weights and not model.trainable_weights:
-        return "the model has no trainable weights: there is no backward pass to reorder"
-    return None
+        keras_attributes.unshadow(model, "train_step")
 
 
 def install_train_function(
@@ -202,20 +84,109 @@ def install_train_function(
 
 def remove_train_function(model: Any) -> None:
     """Undoes :func:`install_train_function`; keeps a train function that was set in between."""
-    shadow = vars(model).get("make_train_function")
-    if shadow is None or not hasattr(shadow, "ooo"):
+    installed = vars(model).get("make_train_function")
+    if installed is None or not hasattr(installed, "ooo"):
         return
     object.__delattr__(model, "make_train_function")
-    ours, stock = shadow.ooo
+    ours, stock = installed.ooo
     if model.train_function is ours:
         model.train_function = stock
+
+
+def step_on_data(model: Any, train_step: Callable[..., Any], counts: bool = True) -> Callable[..., Any]:
+    """What Keras' train function does with one batch, not made into a ``tf.function``.
+
+    Args:
+        counts: Keras 2 counts the step; False where that is done by another part of the same step.
+    """
+    if versions.is_of_keras_2(model) and counts:
+        return _step_on_data_of_keras_2(model, train_step)
+
+    def step(data: Any) -> Any:
+        convert = getattr(model, "_autoconvert_optionals", lambda function: function)
+        return model.distribute_strategy.run(convert(train_step), args=(data,))
+
+    return step
+
+
+def _step_on_data_of_keras_2(model: Any, train_step: Callable[..., Any]) -> Callable[..., Any]:
+    """As Keras 2's ``make_train_function``: the batch is counted once its step has succeeded."""
+    import tensorflow as tf
+
+    def counted(data: Any) -> Any:
+        outputs = train_step(data)
+        tensors = [value for value in tf.nest.flatten(outputs) if tf.is_tensor(value)]
+        with tf.control_dependencies(tensors):
+            model._train_counter.assign_add(1)
+        return outputs
+
+    return lambda data: model.distribute_strategy.run(counted, args=(data,))
+
+
+def steps_per_execution(model: Any) -> int:
+    """How many batches one call of the train function takes; Keras 2 lowers it for the end of an epoch."""
+    if not versions.is_of_keras_2(model):
+        return int(model.steps_per_execution)
+    variable = model._steps_per_execution
+    return 1 if variable is None else int(variable.numpy())
+
+
+@contextlib.contextmanager
+def steps_per_execution_set_to(model: Any, count: int) -> Iterator[None]:
+    """Inside the block the train function takes ``count`` batches; Keras 3 takes what the iterator has."""
+    usual = steps_per_execution(model)
+    if not versions.is_of_keras_2(model) or usual == count:
+        yield
+        return
+    model._steps_per_execution.assign(count)
+    try:
+        yield
+    finally:
+        model._steps_per_execution.assign(usual)
+
+
+def functions_of(model: Any) -> dict[str, Any]:
+    """The functions that a model keeps for evaluate and predict; {} for a layer."""
+    return {
+        name: getattr(model, name) for name in ("test_function", "predict_function") if hasattr(model, name)
+    }
+
+
+def set_functions_of(model: Any, functions: dict[str, Any]) -> None:
+    """Sets what :func:`functions_of` gave; None: to be made anew."""
+    for name, function in functions.items():
+        setattr(model, name, function)
+
+
+RUN_EAGERLY = "tf.config.run_functions_eagerly(True): there is no graph to rewrite"
+
+
+def functions_run_eagerly() -> bool:
+    """Whether ``tf.function`` is switched off for the whole process."""
+    import tensorflow as tf
+
+    return bool(tf.config.functions_run_eagerly())
+
+
+def why_not_rewritable(model: Any) -> str | None:
+    """Why no graph of this model's step can be rewritten; None where one can."""
+    if model.run_eagerly:
+        return "run_eagerly=True: every op runs at once, there is no graph to rewrite"
+    if getattr(model, "_cluster_coordinator", None) is not None:
+        return "ParameterServerStrategy: the step is traced by a coordinator, for other processes"
+    if functions_run_eagerly():
+        return RUN_EAGERLY
+    # A model without any weights is not built yet: its first step builds it.
+    if model.weights and not model.trainable_weights:
+        return "the model has no trainable weights: there is no backward pass to reorder"
+    return None
 
 
 def keras_compiles_by_itself(model: Any) -> bool:
     """Whether ``jit_compile=True`` may be Keras 3's choice, not the user's: as on GPUs."""
     import tensorflow as tf
 
-    return not is_keras_2(keras_of(model)) and any(
+    return not versions.is_of_keras_2(model) and any(
         device.device_type != "CPU" for device in tf.config.list_physical_devices()
     )
 

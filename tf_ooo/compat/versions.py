@@ -6,20 +6,8 @@ import os
 import sys
 from typing import Any
 
-from grappler_passes.plugin.versions import is_news, major_minor, why_unsupported
+from grappler_passes.compat import releases
 from tf_ooo.errors import BackendError
-
-__all__ = [
-    "OLDEST_KERAS",
-    "check_keras_backend",
-    "check_versions",
-    "is_keras_2",
-    "is_news",
-    "keras_of",
-    "loaded_keras",
-    "user_keras",
-    "why_unsupported",
-]
 
 _FAMILIES = ("keras", "tf_keras")
 OLDEST_KERAS = (2, 15)
@@ -27,7 +15,7 @@ OLDEST_KERAS = (2, 15)
 
 def check_versions() -> None:
     """Raises BackendError, naming the version and the way out, outside the supported range."""
-    reason = why_unsupported()
+    reason = releases.why_unsupported()
     if reason is not None:
         raise BackendError(reason)
 
@@ -35,7 +23,7 @@ def check_versions() -> None:
 def check_keras_backend(model: Any = None) -> None:
     """Raises BackendError unless the model's Keras (:func:`user_keras` without one) is supported."""
     keras = user_keras() if model is None else keras_of(model)
-    if major_minor(keras.__version__) < OLDEST_KERAS:
+    if releases.major_minor(keras.__version__) < OLDEST_KERAS:
         raise BackendError(
             f"Keras {keras.__version__} is not supported; pip install 'keras>=3', or keras==2.15.0 with "
             "TensorFlow 2.15"
@@ -62,7 +50,12 @@ def loaded_keras() -> list[Any]:
 
 def is_keras_2(keras: Any) -> bool:
     """Whether a Keras module is of version 2, as ``tf_keras`` always is."""
-    return major_minor(keras.__version__) < (3, 0)
+    return releases.major_minor(keras.__version__) < (3, 0)
+
+
+def is_of_keras_2(value: Any) -> bool:
+    """Whether a model, an optimizer or a layer comes from a Keras of version 2."""
+    return is_keras_2(keras_of(value))
 
 
 def user_keras() -> Any:
@@ -84,4 +77,4 @@ def _install_tf_keras() -> str:
     """Without its dependencies: it asks for ``tensorflow``, also where ``tensorflow-cpu`` is installed."""
     import tensorflow as tf
 
-    return "pip install --no-deps 'tf_keras=={}.{}.*'".format(*major_minor(tf.__version__))
+    return "pip install --no-deps 'tf_keras=={}.{}.*'".format(*releases.major_minor(tf.__version__))

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from grappler_passes.compat import OutputInfo, infer_outputs
+from grappler_passes.compat import shape_inference
+from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.dependencies import split_input
 from tf_ooo.costs.devices import ELEMENTS_A_PIECE, SPLIT_SUM, TILE, DeviceModel, Work, gemm_pieces
 from tf_ooo.costs.open_sizes import is_closed, with_largest_sizes
@@ -79,7 +80,9 @@ def analytic_ops(
         outputs: shapes of all outputs; None: inferred by TensorFlow, which leaves open what the graph
             leaves open (a batch size, for one).
     """
-    outputs = with_largest_sizes(graph_def, infer_outputs(graph_def) if outputs is None else outputs)
+    outputs = with_largest_sizes(
+        graph_def, shape_inference.infer_outputs(graph_def) if outputs is None else outputs
+    )
     works: dict[str, Work] = {}
     unknown: dict[str, str] = {}
     for node in graph_def.node:

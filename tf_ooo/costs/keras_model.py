@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from grappler_passes.analysis.classify import classify_graph_def, flatten
-from grappler_passes.compat import graph_def_of
+from grappler_passes.compat import traced_functions
 from grappler_passes.graph.liveness import unknown_sizes
 from grappler_passes.graph.sizes import KnownShapes, with_sizes
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.separate import SeparatePass
-from tf_ooo import compat
+from tf_ooo.compat import keras_optimizers, nests, versions
 from tf_ooo.costs.analytic import analytic_ops
 from tf_ooo.costs.devices import device as device_named
 from tf_ooo.costs.from_graph import graph_costs
@@ -30,9 +30,9 @@ _OPTIMIZER, _LOSS = "adam", "mse"
 
 def costs_of_file(path: str | Path, batch: int, device: str, measure: bool = False) -> CostTable:
     """Costs of a saved model; see :func:`costs_of_model`.  OptionsError where it cannot be loaded."""
-    compat.check_versions()
-    compat.check_keras_backend()
-    keras = compat.user_keras()
+    versions.check_versions()
+    versions.check_keras_backend()
+    keras = versions.user_keras()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the optimizer's state does not fit: it is not needed
@@ -44,7 +44,7 @@ def costs_of_file(path: str | Path, batch: int, device: str, measure: bool = Fal
 
 
 def _hint(keras: Any) -> str:
-    return "" if compat.is_keras_2(keras) else "; if tf_keras has saved it, set TF_USE_LEGACY_KERAS=1"
+    return "" if versions.is_keras_2(keras) else "; if tf_keras has saved it, set TF_USE_LEGACY_KERAS=1"
 
 
 def costs_of_model(model: Any, batch: int, device: str, measure: bool = False) -> CostTable:
@@ -111,7 +111,7 @@ class _Step:
         given = _given(model, batch)
         zeros = [_nested(lambda spec: tf.zeros(*spec), part) for part in (given.inputs, given.targets)]
         self._data = tuple(zeros)
-        compat.build_optimizer(model.optimizer, model.trainable_variables)
+        keras_optimizers.build_optimizer(model.optimizer, model.trainable_variables)
         self._function = tf.function(lambda x, y: model.train_step((x, y)), jit_compile=False)
         try:
             self._concrete = self._function.get_concrete_function(*self._data)
@@ -123,7 +123,7 @@ class _Step:
 
     def classified(self, batch: int) -> tuple[Any, TrainingGraph]:
         """The flat graph with dO and dW separated, and its classification."""
-        graph_def, fetches = graph_def_of(self._concrete)
+        graph_def, fetches = traced_functions.graph_def_of(self._concrete)
         graph_def = flatten(graph_def, fetches)
         graph = classify_graph_def(graph_def, fetches)
         separated = SeparatePass()(graph_def, graph)
@@ -172,7 +172,7 @@ def _spec(tensor: Any, batch: int) -> tuple[tuple[int, ...], str]:
         raise OptionsError(
             f"input or output {tensor.name!r} has an open shape {tensor.shape}: only the batch may be open"
         )
-    return shape, compat.dtype_name(tensor)
+    return shape, nests.dtype_name(tensor)
 
 
 def _loss_of(model: Any, place: int) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grappler_passes.compat import OutputInfo
+from grappler_passes.compat.shape_inference import OutputInfo
 from tf_ooo.costs.analytic import FREE_OPS, analytic_ops
 from tf_ooo.costs.devices import DeviceModel
 from tf_ooo.costs.profile import OpProfile

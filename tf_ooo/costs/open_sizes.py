@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from grappler_passes.compat import OutputInfo
+from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.dependencies import split_input
 
 _Outputs = Mapping[str, Sequence[OutputInfo]]

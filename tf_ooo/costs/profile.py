@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tf_ooo import compat
+from tf_ooo.compat import nests, tf_profiler
+from tf_ooo.compat.tf_profiler import TracedEvent
 from tf_ooo.errors import CostError, OOOError, OptionsError
 
 MOST_STEPS = 3
@@ -76,7 +77,7 @@ class StepProfiler:
             raise OptionsError(f"steps must be 1 to {MOST_STEPS}, got {steps!r}")
         self.steps = steps
         self.profile: OpProfile | None = None
-        self._events: list[compat.TracedEvent] = []
+        self._events: list[TracedEvent] = []
         self._stack = contextlib.ExitStack()
         self._done = 0
         self._overhead_s = 0.0
@@ -90,12 +91,12 @@ class StepProfiler:
             return step(*args, **kwargs)
         if not self._done:
             started = time.perf_counter()
-            self._stack.enter_context(compat.traced_events(self._events))
+            self._stack.enter_context(tf_profiler.traced_events(self._events))
             self._overhead_s = time.perf_counter() - started
         try:
-            with compat.mark_step(self._done):
+            with tf_profiler.mark_step(self._done):
                 outputs = step(*args, **kwargs)
-                compat.synchronize(outputs)
+                nests.synchronize(outputs)
         except BaseException as error:
             self._done = 0
             self._stack.__exit__(type(error), error, error.__traceback__)
@@ -148,16 +149,18 @@ def profile_ops(step: Callable[[], Any], steps: int = MOST_STEPS) -> OpProfile:
         CostError: no op was seen: the step runs no TensorFlow ops, or one compiled by XLA.
     """
     profiler = StepProfiler(steps)
-    compat.synchronize(step())
+    nests.synchronize(step())
     while profiler.profile is None:
         profiler.run(step)
     return profiler.profile
 
 
-def read_profile(events: Iterable[compat.TracedEvent]) -> OpProfile:
+def read_profile(events: Iterable[TracedEvent]) -> OpProfile:
     """Sums up a trace in which every step is marked.  CostError if it has no step or no op."""
     events = list(events)
-    marks = sorted((e.begin_s, e.duration_s) for e in events if e.label.partition("#")[0] == compat.STEP_MARK)
+    marks = sorted(
+        (e.begin_s, e.duration_s) for e in events if e.label.partition("#")[0] == tf_profiler.STEP_MARK
+    )
     if not marks:
         raise CostError("the profile has no step in it")
     ops = list(_ops(events))
@@ -183,7 +186,7 @@ def read_profile(events: Iterable[compat.TracedEvent]) -> OpProfile:
     return OpProfile(dict(sorted(medians.items())), types, len(marks), step_s, 0.0)
 
 
-def _shared_seconds(events: list[compat.TracedEvent]) -> list[float]:
+def _shared_seconds(events: list[TracedEvent]) -> list[float]:
     """Each event's seconds; while several CPU threads compute, each second is divided among them."""
     on_cpu = [event for event in events if not event.plane.startswith(_GPU_PLANE)]
     changes = [(e.begin_s, 1, e.line) for e in on_cpu]
@@ -201,14 +204,14 @@ def _shared_seconds(events: list[compat.TracedEvent]) -> list[float]:
     ]
 
 
-def _ops(events: Iterable[compat.TracedEvent]) -> Iterable[tuple[str, str, compat.TracedEvent]]:
+def _ops(events: Iterable[TracedEvent]) -> Iterable[tuple[str, str, TracedEvent]]:
     for event in events:
         match = _EVENT.fullmatch(event.label)
         if match and not event.line.startswith(_INPUT_THREADS):
             yield match[1], match[2], event
 
 
-def _step_of(event: compat.TracedEvent, marks: list[tuple[float, float]]) -> int | None:
+def _step_of(event: TracedEvent, marks: list[tuple[float, float]]) -> int | None:
     """The step during which an event began; None before the first and between two.
 
     A GPU may still be at a step's updates when its results are there: what a GPU begins between two

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from grappler_passes import plugin
-from tf_ooo import compat
+from grappler_passes.compat import op_types
+from tf_ooo.compat import nests
 from tf_ooo.errors import GraphError
 from tf_ooo.fit.prediction import StepPrediction
 from tf_ooo.fit.reporting import fall_back, fill_times
@@ -148,9 +148,9 @@ class StepController:
         before, started = traces.trace_count(step), time.perf_counter()
         outputs = self._run(which, args, kwargs)
         if self.options.profile_steps:
-            compat.synchronize(outputs)
+            nests.synchronize(outputs)
         elapsed_s = time.perf_counter() - started
-        kind = (compat.shapes_of((args, kwargs)), self._samples_seen() - seen)
+        kind = (nests.shapes_of((args, kwargs)), self._samples_seen() - seen)
         counts = self.times.add(which, elapsed_s, traces.trace_count(step) > before, kind)
         if which != STOCK and not counts:
             self.report.profiling_overhead_s += elapsed_s
@@ -164,7 +164,7 @@ class StepController:
             return  # the rewritten step runs in any case
         with self.session.tracing():
             traces.trace(self.rewritten, args, kwargs)
-        found = (traces.first_op(step, plugin.keeps_random_state) for step in (self.stock, self.rewritten))
+        found = (traces.first_op(step, op_types.keeps_random_state) for step in (self.stock, self.rewritten))
         name = next(filter(None, found), None)
         if name is None:
             return

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from tf_ooo import compat
-from tf_ooo.compat import pipeline as private
+from tf_ooo.compat import keras_layers, train_function
 from tf_ooo.errors import BackendError
 from tf_ooo.report.report import Report
 
@@ -21,17 +20,17 @@ _ENDED = "training ended after "
 
 def check_model(model: Any, mode: str) -> None:
     """Raises BackendError for a model that cannot be distributed."""
-    reason = compat.why_not_rewritable(model)
-    if model.jit_compile is True and not compat.keras_compiles_by_itself(model):
+    reason = train_function.why_not_rewritable(model)
+    if model.jit_compile is True and not train_function.keras_compiles_by_itself(model):
         reason = _COMPILED
     if reason is not None:
         raise BackendError(f"mode={mode!r}: {reason}")
-    if compat.made_in_strategy(model):
+    if keras_layers.made_in_strategy(model):
         raise BackendError(
             f"the model was made in the scope of a tf.distribute strategy; mode={mode!r} needs one "
             "made outside"
         )
-    stateful = private.stateful_layers(model)
+    stateful = keras_layers.stateful_layers(model)
     if stateful:
         raise BackendError(
             f"mode={mode!r}: {stateful[0]} keeps the states of its rows from batch to batch (stateful=True), "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tf_ooo import compat
+from tf_ooo.compat import nests
 from tf_ooo.costs.profile import MOST_STEPS, StepProfiler
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, OOOError
@@ -54,7 +54,7 @@ class FirstSteps:
         self.seen += 1
         raise_failure(self._request)
         if self.done:
-            compat.synchronize(outputs)
+            nests.synchronize(outputs)
         return outputs
 
     @property

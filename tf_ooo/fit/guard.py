@@ -15,7 +15,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tf_ooo.compat import pipeline as private
+from tf_ooo.compat import keras_attributes, keras_fits
 from tf_ooo.fit.saving import replacing
 
 _CALLS = tuple(
@@ -59,7 +59,7 @@ class Guard:
         self._saving = saving or seen
         self._raised: BaseException | None = None
         self._kept: list[tuple[Any, str, Any]] = []
-        callbacks = private.running_callback_list()
+        callbacks = keras_fits.running_callback_list()
         for name in _CALLS if callbacks is not None else ():
             function = getattr(callbacks, name)
             if name == "on_epoch_end":
@@ -74,7 +74,7 @@ class Guard:
     def _put(self, owner: Any, name: str, method: Callable[..., Any]) -> None:
         """Until the guard is closed."""
         self._kept.append((owner, name, vars(owner).get(name)))
-        private.set_on(owner, name, method)
+        keras_attributes.set_on(owner, name, method)
 
     def _wrapped(self, model: Any) -> dict[str, Callable[..., Any]]:
         """The methods of the model that are wrapped, by name."""
@@ -127,7 +127,7 @@ class Guard:
 
     def _guard_batches(self) -> None:
         """Those of the innermost fit or evaluation that runs."""
-        batches = private.running_batches()
+        batches = keras_fits.running_batches()
         if batches is not None and not any(batches is owner for owner, *_ in self._kept):
             self._put(batches, "catch_stop_iteration", self._around(batches.catch_stop_iteration))
 
@@ -162,7 +162,7 @@ class Guard:
     def close(self) -> None:
         """Takes the wraps off."""
         while self._kept:
-            private.set_on(*self._kept.pop())
+            keras_attributes.set_on(*self._kept.pop())
         function = self._model.test_function
         self._model.test_function = getattr(function, "guarded", function)
 

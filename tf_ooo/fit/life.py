@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tf_ooo import compat
+from grappler_passes.compat import releases
+from tf_ooo.compat import train_function, versions
 from tf_ooo.errors import BackendError, OOOError
 from tf_ooo.fit.guard import Guard
 from tf_ooo.fit.mode import Mode, Training
@@ -78,14 +79,14 @@ class FitLife:
     def _begin(self, model: Any, steps: int | None) -> None:
         ranks = self.mode.join()
         self._rank = ranks.rank
-        reason = compat.why_unsupported()
+        reason = releases.why_unsupported()
         if reason is not None:
             self._refuse_unsupported(reason, ranks.size)
             self._keep_stock(model, reason)
             return
-        compat.check_keras_backend(model)
+        versions.check_keras_backend(model)
         self.mode.check(model, steps)
-        stock = compat.train_function_of(model)  # made as the model is compiled, if it has to be made
+        stock = train_function.train_function_of(model)  # made as the model is compiled, if it has to be made
         if not self.mode.compiles:
             self._uncompiled.set_aside(model)
         training = self.mode.prepare(model, steps)
@@ -118,7 +119,7 @@ class FitLife:
         )
         run = guard.guarded(training.run, StopIteration, tf.errors.OutOfRangeError)
         self._running = _Running(model, training, guard, run)
-        compat.install_train_function(model, run, stock, before_next=self._end_replaced)
+        train_function.install_train_function(model, run, stock, before_next=self._end_replaced)
 
     def epoch_begin(self, epoch: int) -> None:
         """Before an epoch."""
@@ -169,7 +170,7 @@ class FitLife:
             lost = running.training.restore()
         finally:
             self._uncompiled.put_back()
-            compat.remove_train_function(running.model)
+            train_function.remove_train_function(running.model)
         self._running = None
         return lost
 

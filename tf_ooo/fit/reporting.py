@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tf_ooo import compat
+from grappler_passes.compat import releases
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError
 from tf_ooo.fit.step_times import Comparison
@@ -32,7 +32,7 @@ def fall_back(report: Report, reason: str, logged: bool = False) -> None:
     """
     report.fell_back, report.fallback_reason, report.schedule = True, reason, "stock"
     level = logging.INFO if reason.startswith("measured") else logging.WARNING
-    if not logged and compat.is_news(reason):
+    if not logged and releases.is_news(reason):
         _LOG.log(level, "keeping the stock step: %s", reason)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tf_ooo import compat
+from tf_ooo.compat import train_function
 from tf_ooo.report.report import Report
 
 NOTE = (
@@ -25,8 +25,8 @@ class Uncompiled:
 
     def set_aside(self, model: Any) -> None:
         """Does nothing to a model that is not compiled by XLA."""
-        if model.jit_compile is True and compat.keras_compiles_by_itself(model):
-            compat.set_jit_compile(model, False)
+        if model.jit_compile is True and train_function.keras_compiles_by_itself(model):
+            train_function.set_jit_compile(model, False)
             self._model, self._optimizer = model, model.optimizer
 
     def note_in(self, report: Report) -> None:
@@ -38,5 +38,5 @@ class Uncompiled:
         """As it was, unless the model has been compiled anew."""
         model, self._model = self._model, None
         if model is not None and model.optimizer is self._optimizer and model.jit_compile is False:
-            compat.set_jit_compile(model, True)
+            train_function.set_jit_compile(model, True)
         self._optimizer = None

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tf_ooo import compat
+from tf_ooo.compat import versions
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, CostError, OOOError
@@ -128,7 +128,7 @@ def connect(cluster: str | Sequence[str], wait_s: float = 60.0, silence_s: float
     if known is not None:
         known.refuse_if_lost()
         return known
-    compat.check_versions()
+    versions.check_versions()
     deadline = time.monotonic() + wait_s
     workers = {task: _greet(addresses, task, deadline) for task in range(1, len(addresses))}
     # Last: a worker for task 0 may still be starting.

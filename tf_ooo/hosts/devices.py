@@ -14,9 +14,9 @@ _TYPES = ("GPU", "CPU")
 
 def available_devices() -> tuple[str, ...]:
     """Full names of all devices that ops can be placed on."""
-    from grappler_passes.plugin import compat
+    from grappler_passes.compat import runtime
 
-    return tuple(sorted(compat.runtime_devices()))
+    return tuple(sorted(runtime.runtime_devices()))
 
 
 def home_device() -> str:

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from tf_ooo import compat
+from tf_ooo.compat import versions
 from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.hosts.addresses import can_listen, parse
 from tf_ooo.hosts.facts import own_facts, publish
@@ -39,7 +39,7 @@ def serve(
     """
     addresses = parse(cluster)
     _check(addresses, task, inter_op_threads)
-    compat.check_versions()
+    versions.check_versions()
     import tensorflow as tf
 
     config = tf.compat.v1.ConfigProto(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from tf_ooo import compat
+from tf_ooo.compat import train_function
 from tf_ooo.errors import BackendError
 from tf_ooo.fit.mode import Training
 from tf_ooo.hosts.device_names import over_hosts
@@ -50,7 +50,7 @@ class ReplicatedPipelineMode:
         engine = self.join()
         if engine.size > 1:
             check_model(model)
-            stock = compat.train_function_of(model)
+            stock = train_function.train_function_of(model)
             if self._stock is not stock:
                 self._stock = stock
                 self.pipeline.company = Replicas(engine, averaging_of(engine, self._shared))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tf_ooo import compat
+from tf_ooo.compat import tf_functions
 from tf_ooo.errors import BackendError
 from tf_ooo.fit.controller import StepController
 from tf_ooo.fit.mode import Mode
@@ -48,7 +48,7 @@ def function_controller(
     if compiled:
         from tf_ooo.modes.compiled.controller import for_function  # noqa: PLC0415 - imports TensorFlow's XLA ops
 
-        plain = compat.undecorated(stock)  # conditions and loops over tensors are those of stock
+        plain = tf_functions.undecorated(stock)  # conditions and loops over tensors are those of stock
         return for_function(plain, stock, options, report, on_decided)
     return single_device.controller_of_function(stock, options, report, on_decided)
 

@@ -15,13 +15,13 @@ def environment(model: Any = None) -> str:
     """
     import tensorflow as tf
 
-    from tf_ooo import compat
+    from tf_ooo.compat import versions
     from tf_ooo.version import __version__
 
-    keras = compat.user_keras() if model is None else compat.keras_of(model)
+    keras = versions.user_keras() if model is None else versions.keras_of(model)
     name = "Keras" if keras.__name__ == "keras" else keras.__name__
-    versions = f"tf_ooo {__version__}, TensorFlow {tf.__version__}, {name} {keras.__version__}"
-    return f"{versions}, Python {platform.python_version()}, {_device()}"
+    software = f"tf_ooo {__version__}, TensorFlow {tf.__version__}, {name} {keras.__version__}"
+    return f"{software}, Python {platform.python_version()}, {_device()}"
 
 
 def _device() -> str:

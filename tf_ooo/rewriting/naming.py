@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from grappler_passes.graph.variables import VARIABLE_ATTR
-from tf_ooo import compat
-from tf_ooo.compat import pipeline as private
+from tf_ooo.compat import keras_variables
 from tf_ooo.rewriting.unrolled_tasks import Step
 
 
@@ -16,7 +15,7 @@ def named(variables: Sequence[Any]) -> dict[str, Any]:
     """Keras variables by a unique name: the path, and a number where several have one."""
     found: dict[str, Any] = {}
     for variable in variables:
-        path, number = compat.path_of(variable), 0
+        path, number = keras_variables.path_of(variable), 0
         name = path
         while name in found:
             number += 1
@@ -32,7 +31,7 @@ def describe(model: Any, variables: Callable[[], Sequence[Any]]) -> Callable[[Se
         trainable = {id(variable) for variable in model.trainable_variables}
         by_handle = {}
         for name, variable in named(variables()).items():
-            value = private.value_of(variable)
+            value = keras_variables.value_of(variable)
             if value is not None:
                 info = {"name": name, "trainable": id(variable) in trainable}
                 by_handle[id(value.handle)] = info

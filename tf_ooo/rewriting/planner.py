@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from grappler_passes.analysis.classify import classify_graph_def
-from grappler_passes.compat import graph_def_of
+from grappler_passes.compat import traced_functions
 from grappler_passes.graph.liveness import unknown_sizes
 from grappler_passes.graph.sizes import KnownShapes, with_sizes
 from grappler_passes.graph.training_graph import TrainingGraph
@@ -20,7 +20,7 @@ from grappler_passes.passes.base import PassPipeline, PassResult
 from grappler_passes.passes.order import OrderPass
 from grappler_passes.passes.separate import SeparatePass
 from grappler_passes.passes.verify import VerifyPass
-from tf_ooo import compat
+from tf_ooo.compat import tf_functions
 from tf_ooo.errors import GraphError, MemoryLimitError, OptionsError
 from tf_ooo.options import Options
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
@@ -66,8 +66,8 @@ def classify(graph: Any) -> TrainingGraph:
     Raises:
         GraphError: it is not a training step; the message says what is missing.
     """
-    if compat.is_concrete_function(graph):
-        return classify_graph_def(*graph_def_of(graph))
+    if tf_functions.is_concrete_function(graph):
+        return classify_graph_def(*traced_functions.graph_def_of(graph))
     if not hasattr(graph, "node"):
         raise GraphError(f"expected a GraphDef or a ConcreteFunction, got a {type(graph).__name__}")
     return classify_graph_def(graph)

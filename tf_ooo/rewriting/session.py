@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from grappler_passes import plugin
 from grappler_passes.graph.sizes import KnownShapes
-from tf_ooo import compat
+from tf_ooo.compat import versions
 from tf_ooo.errors import BackendError, GraphError, MemoryLimitError, OOOError
 from tf_ooo.options import Options
 from tf_ooo.rewriting.peaks import check_memory
@@ -89,7 +89,7 @@ class RewriteSession:
     """
 
     def __init__(self, options: Options, describe: Callable[[Any], Any] | None = None) -> None:
-        compat.check_versions()
+        versions.check_versions()
         try:
             plugin.load()
         except plugin.PluginError as error:

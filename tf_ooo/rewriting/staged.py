@@ -21,7 +21,7 @@ from grappler_passes.passes.placement import PlacementPass
 from grappler_passes.passes.plain_sums import with_plain_sums
 from grappler_passes.passes.rewrite_plan import RewritePlan
 from grappler_passes.passes.verify import VerifyPass
-from tf_ooo import compat
+from tf_ooo.compat import versions
 from tf_ooo.errors import BackendError, GraphError
 from tf_ooo.hosts.devices import available_devices
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
@@ -169,7 +169,7 @@ class PipelineRequest:
         dump_dir: Any = None,
         whole_layers: bool = False,
     ) -> None:
-        compat.check_versions()
+        versions.check_versions()
         try:
             plugin.load()
         except plugin.PluginError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tf_ooo import compat
+from tf_ooo.compat import func_graphs
 
 _ALLREDUCE = (
     "HorovodAllreduce", "HorovodGroupedAllreduce", "HorovodAllgather", "CollectiveReduce", "CollectiveGather",
@@ -51,4 +51,4 @@ def _calls_allreduce(op: Any) -> bool:
     """A branch or a called function that communicates: Horovod's tape has a ``tf.cond`` for each."""
     if op.type not in ("If", "StatelessIf", "PartitionedCall", "StatefulPartitionedCall"):
         return False
-    return any(kind.startswith(_ALLREDUCE) for kind in compat.ops_called_by(op))
+    return any(kind.startswith(_ALLREDUCE) for kind in func_graphs.ops_called_by(op))

@@ -8,14 +8,15 @@ come after, inside the optimizer, so that all ranks see the same numbers and tak
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tf_ooo import compat
+from tf_ooo.compat import keras_optimizers, keras_variables, tf_functions
 from tf_ooo.hosts.ranks.engine import Engine
 from tf_ooo.tracing.already import already_averaged
+from tf_ooo.tracing.intercepting import Update, intercepted
+from tf_ooo.tracing.optimizers import optimizers_of
 from tf_ooo.tracing.rank_names import unnumbered
 from tf_ooo.tracing.slices import GradientSlices
 
@@ -41,7 +42,6 @@ class Averaging:
         self.averaged: set[str] = set()
         self.left_alone: set[str] = set()
         self.slices = GradientSlices()
-        self._inside = False
         self._factor: Any = None
 
     def wrap(self, model: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -49,7 +49,7 @@ class Averaging:
 
         def wrapper(train_step: Callable[..., Any]) -> Callable[..., Any]:
             # A tf.function would go on averaging, or not averaging, as it was first traced.
-            train_step = compat.undecorated(train_step)
+            train_step = tf_functions.undecorated(train_step)
 
             def averaging_train_step(data: Any) -> Any:
                 with self.active(optimizers_of(model), data):
@@ -63,34 +63,17 @@ class Averaging:
     def active(self, optimizers: Sequence[Any], data: Any = None) -> Iterator[None]:
         """Inside the block the optimizers average first."""
         self._factor = self._weight_of(data) if self.weighting == "samples" else None
-        for optimizer in optimizers:
-            compat.shadow_update(optimizer, functools.partial(self._averaging, optimizer))
         try:
-            yield
+            with intercepted(optimizers, self._average_first):
+                yield
         finally:
             self._factor = None
-            for optimizer in optimizers:
-                compat.unshadow_update(optimizer)
 
-    def _averaging(self, optimizer: Any, apply: Callable[..., Any]) -> Callable[..., Any]:
-        def averaging_apply(grads: Any, trainable_variables: Any = None) -> Any:
-            # A loss-scaling optimizer calls the one inside it with what has been averaged already.
-            if self._inside:
-                return apply(grads, trainable_variables)
-            grads = list(grads)
-            variables = compat.variables_to_apply(optimizer, trainable_variables)
-            if compat.horovod_averages(optimizer):
-                self.left_alone.update(map(compat.path_of, variables))
-                averaged = grads
-            else:
-                averaged = self.average(grads, variables)
-            self._inside = True
-            try:
-                return apply(averaged, None if trainable_variables is None else variables)
-            finally:
-                self._inside = False
-
-        return averaging_apply
+    def _average_first(self, update: Update) -> Any:
+        if keras_optimizers.horovod_averages(update.optimizer):
+            self.left_alone.update(map(keras_variables.path_of, update.variables))
+            return update.proceed(update.grads)
+        return update.proceed(self.average(update.grads, update.variables))
 
     def average(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """The gradients to apply; None stays None, what the user has averaged stays as it is."""
@@ -99,10 +82,10 @@ class Averaging:
             if grad is None:
                 continue
             if already_averaged(grad):
-                self.left_alone.add(compat.path_of(variable))
+                self.left_alone.add(keras_variables.path_of(variable))
             else:
                 mine.append(place)
-                self.averaged.add(compat.path_of(variable))
+                self.averaged.add(keras_variables.path_of(variable))
         if self.left_alone and not mine:
             _LOG.info("the train step averages its gradients itself; they are not averaged again")
         by_op: dict[str, list[int]] = {}
@@ -115,14 +98,14 @@ class Averaging:
         return out
 
     def _allreduce(self, named: Sequence[tuple[str, Any]], op: str) -> list[Any]:
-        def reduce(one: Sequence[tuple[str, Any]]) -> list[Any]:
-            return self.engine.allreduce(one, op, self.compression)
+        def reduce(slices: Sequence[tuple[str, Any]]) -> list[Any]:
+            return self.engine.allreduce(slices, op, self.compression)
 
         return self.slices.allreduce(named, reduce, may_slice=op != "Adasum")
 
     def _op_for(self, variable: Any) -> str:
         # The "gradient" of such a variable (a scale of float8 training) is its next value.
-        return "Average" if compat.is_overwritten_with_gradient(variable) else self.op
+        return "Average" if keras_variables.is_overwritten_with_gradient(variable) else self.op
 
     def _weighted(self, grad: Any) -> Any:
         import tensorflow as tf
@@ -150,31 +133,5 @@ def _name(variable: Any, place: int) -> str:
     Not the path: Keras numbers layers within a process, so that a rank which has made one layer more
     would wait for ever for a "dense_7" that the others call "dense_6".
     """
-    short = unnumbered(compat.path_of(variable))
+    short = unnumbered(keras_variables.path_of(variable))
     return f"tf_ooo_{place}_" + "".join(c if c.isalnum() else "_" for c in short)
-
-
-def optimizers_of(model: Any) -> list[Any]:
-    """Every Keras optimizer that the model, a part of it or a loss-scaling optimizer holds, each once."""
-    found: dict[int, Any] = {}
-    seen: set[int] = set()
-    for part in compat.parts_of(model):
-        _collect(part, found, seen)
-    return list(found.values())
-
-
-def _collect(value: Any, found: dict[int, Any], seen: set[int]) -> None:
-    if id(value) in seen:
-        return
-    if compat.is_optimizer(value):
-        found.setdefault(id(value), value)
-        within = compat.inner_optimizers(value)
-    elif compat.is_layer(value):
-        within = compat.attributes_of(value)
-    elif isinstance(value, (list, tuple, dict)):
-        within = list(value.values()) if isinstance(value, dict) else list(value)
-    else:
-        return
-    seen.add(id(value))
-    for item in within:
-        _collect(item, found, seen)

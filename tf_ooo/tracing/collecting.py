@@ -8,17 +8,16 @@ they act once, on the whole batch's gradient.
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from tf_ooo import compat
-from tf_ooo.compat.pipeline import marked_sums
+from tf_ooo.compat import keras_optimizers, op_marks
 from tf_ooo.errors import BackendError
 from tf_ooo.tracing.fixed_rows import fixed_rows
+from tf_ooo.tracing.intercepting import Update, intercepted, ops_so_far
 
 
 @dataclass
@@ -53,44 +52,31 @@ class Collecting:
     def micro_batch(self, number: int) -> Iterator[None]:
         """Inside the block, gradients are those of a micro-batch."""
         self._number, self._calls = number, 0
-        for optimizer in self.optimizers:
-            compat.shadow_update(optimizer, functools.partial(self._collect_for, optimizer))
-        try:
+        with intercepted(self.optimizers, self._collect):
             yield
-        finally:
-            for optimizer in self.optimizers:
-                compat.unshadow_update(optimizer)
         if self._calls != len(self.applied):
             raise BackendError(
                 f"train_step applies gradients {len(self.applied)} times for the first micro-batch and "
                 f"{self._calls} times for another"
             )
 
-    def _collect_for(self, optimizer: Any, _: Callable[..., Any]) -> Callable[..., None]:
-        def collect(grads: Any, trainable_variables: Any = None) -> None:
-            explicit = trainable_variables is not None
-            variables = compat.variables_to_apply(optimizer, trainable_variables)
-            self._collect(optimizer, list(grads), variables, explicit)
-
-        return collect
-
-    def _collect(self, optimizer: Any, grads: list[Any], variables: list[Any], explicit: bool) -> None:
+    def _collect(self, update: Update) -> None:
         call, self._calls = self._calls, self._calls + 1
         if self._number == 0:
-            if any(before.optimizer is optimizer for before in self.applied):
+            if any(before.optimizer is update.optimizer for before in self.applied):
                 raise BackendError(
                     "train_step applies gradients twice with one optimizer; a pipeline applies them once, "
                     "after all micro-batches"
                 )
-            self.applied.append(_Applied(optimizer, variables, explicit, [None] * len(grads)))
+            sums = [None] * len(update.grads)
+            self.applied.append(_Applied(update.optimizer, update.variables, update.explicit, sums))
             self.collected_after.append(ops_so_far())
-        if call >= len(self.applied) or len(self.applied[call].sums) != len(grads):
+        if call >= len(self.applied) or len(self.applied[call].sums) != len(update.grads):
             raise BackendError(
                 "train_step applies other gradients for a later micro-batch than for the first"
             )
-        into = self.applied[call]
-        for place, grad in enumerate(grads):
-            self._add(into, place, grad)
+        for place, grad in enumerate(update.grads):
+            self._add(self.applied[call], place, grad)
 
     def _add(self, into: _Applied, place: int, grad: Any) -> None:
         import tensorflow as tf
@@ -104,7 +90,7 @@ class Collecting:
         if into.sums[place] is None:
             into.sums[place] = weighted
             return
-        with tf.name_scope("sum"), marked_sums():
+        with tf.name_scope("sum"), op_marks.marked_sums():
             into.sums[place] = into.sums[place] + weighted
 
     def _add_slices(self, into: _Applied, place: int, slices: Any) -> None:
@@ -112,31 +98,31 @@ class Collecting:
         import tensorflow as tf
 
         rows = fixed_rows(slices.indices)
-        others = into.slices.setdefault(place, [])
+        added = into.slices.setdefault(place, [])
         before = into.fixed_rows.get(place)
         if rows is not None and before is not None and np.array_equal(rows, before):
-            with tf.name_scope("sum"), marked_sums():
-                total = others[0].values + slices.values
-            others[0] = tf.IndexedSlices(total, others[0].indices, slices.dense_shape)
+            with tf.name_scope("sum"), op_marks.marked_sums():
+                total = added[0].values + slices.values
+            added[0] = tf.IndexedSlices(total, added[0].indices, slices.dense_shape)
             return
-        if rows is not None and not others:
+        if rows is not None and not added:
             into.fixed_rows[place] = rows
-        others.append(_with_own_rows(slices))
+        added.append(_with_own_rows(slices))
 
     def apply(self) -> None:
         """Hands the sums to the optimizers, in the order in which the first micro-batch did."""
-        for one in self.applied:
-            grads = [self._total(one, place) for place in range(len(one.sums))]
-            compat.update(one.optimizer, grads, one.variables if one.explicit else None)
+        for applied in self.applied:
+            grads = [self._total(applied, place) for place in range(len(applied.sums))]
+            keras_optimizers.update(applied.optimizer, grads, applied.variables if applied.explicit else None)
 
-    def _total(self, one: _Applied, place: int) -> Any:
+    def _total(self, applied: _Applied, place: int) -> Any:
         import tensorflow as tf
 
-        total = one.sums[place]
-        if place in one.slices:
-            total = _joined(one.slices[place])
-            if one.sums[place] is not None:  # dense for some micro-batches, slices for others
-                total = tf.convert_to_tensor(total) + one.sums[place]
+        total = applied.sums[place]
+        if place in applied.slices:
+            total = _joined(applied.slices[place])
+            if applied.sums[place] is not None:  # dense for some micro-batches, slices for others
+                total = tf.convert_to_tensor(total) + applied.sums[place]
         return None if total is None else _times(total, self.scale)
 
 
@@ -146,9 +132,9 @@ def _joined(slices: Sequence[Any]) -> Any:
 
     if len(slices) == 1:
         return slices[0]
-    with tf.name_scope("sum"), marked_sums():
-        values = tf.concat([one.values for one in slices], 0)
-        indices = tf.concat([one.indices for one in slices], 0)
+    with tf.name_scope("sum"), op_marks.marked_sums():
+        values = tf.concat([part.values for part in slices], 0)
+        indices = tf.concat([part.indices for part in slices], 0)
     return tf.IndexedSlices(values, indices, slices[0].dense_shape)
 
 
@@ -173,10 +159,3 @@ def _times(grad: Any, factor: float) -> Any:
     if isinstance(grad, tf.IndexedSlices):
         return tf.IndexedSlices(_times(grad.values, factor), grad.indices, grad.dense_shape)
     return grad * tf.cast(factor, grad.dtype)
-
-
-def ops_so_far() -> int:
-    """How many ops the graph has that is being traced."""
-    import tensorflow as tf
-
-    return len(tf.compat.v1.get_default_graph().get_operations())

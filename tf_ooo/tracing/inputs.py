@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tf_ooo import compat
+from tf_ooo.compat import iterators, nests
 
 Seen = tuple[tuple[int, tuple[int | None, ...]], ...]
 
@@ -28,8 +28,8 @@ class Inputs:
         An iterator is looked at once for each kind of element: its first elements are taken out
         and handed on in an iterator of their own.
         """
-        seen = compat.shapes_of((args, kwargs))
-        specs = tuple(repr(arg.element_spec) for arg in args if compat.is_iterator(arg))
+        seen = nests.shapes_of((args, kwargs))
+        specs = tuple(repr(arg.element_spec) for arg in args if iterators.is_iterator(arg))
         if (seen, specs) in self._known:
             return args, None
         self._known.add((seen, specs))
@@ -37,8 +37,8 @@ class Inputs:
             return args, seen
         out = list(args)
         for place, arg in enumerate(args):
-            if compat.is_iterator(arg):
-                elements = compat.take(arg, self._elements_per_call())
-                out[place] = compat.iterator_over(elements, arg) if elements else arg
-                seen += compat.shapes_of(elements)
+            if iterators.is_iterator(arg):
+                elements = iterators.take(arg, self._elements_per_call())
+                out[place] = iterators.iterator_over(elements, arg) if elements else arg
+                seen += nests.shapes_of(elements)
         return tuple(out), seen

@@ -5,8 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from tf_ooo.compat import forget_traces, parts_of
-from tf_ooo.compat import pipeline as private
+from tf_ooo.compat import keras_layers, keras_variables, tf_functions, train_function
 from tf_ooo.tracing.variables import all_variables
 
 _renewed: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -21,11 +20,11 @@ def renew(model: Any) -> None:
     if model in _renewed:
         return
     for variable in all_variables(model):
-        old = private.value_of(variable)
+        old = keras_variables.value_of(variable)
         if old is not None:
-            private.set_value_of(variable, private.copy_on(old.device, old))
+            keras_variables.set_value_of(variable, keras_variables.copy_on(old.device, old))
     model.train_function = None
-    for part in parts_of(model):
-        private.set_functions_of(part, dict.fromkeys(private.functions_of(part)))
-        forget_traces(part)
+    for part in keras_layers.parts_of(model):
+        train_function.set_functions_of(part, dict.fromkeys(train_function.functions_of(part)))
+        tf_functions.forget_traces(part)
     _renewed.add(model)

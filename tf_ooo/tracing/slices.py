@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from grappler_passes.graph.training_graph import TrainingGraph
-from tf_ooo.compat.data_parallel import PART_ATTR, numbered_part
+from tf_ooo.compat import op_marks
 from tf_ooo.planning.model.schedule import Schedule
 
 Named = Sequence[tuple[str, Any]]
@@ -80,7 +80,7 @@ def _in_slices(name: str, gradient: Any, count: int, reduce: Callable[[Named], l
     sizes = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
     parts = []
     for number, part in enumerate(tf.split(tf.reshape(gradient, [-1]), sizes)):
-        with numbered_part(number):
+        with op_marks.numbered_part(number):
             parts += reduce([(f"{name}_part_{number}", part)])
     return tf.reshape(tf.concat(parts, 0), gradient.shape)
 
@@ -102,4 +102,8 @@ def counts_for(schedule: Schedule, graph: TrainingGraph, sizes: Mapping[str, int
 
 def parts_of(graph_def: Any) -> dict[str, int]:
     """Which slice a communication belongs to, by the name of its op."""
-    return {node.name: int(node.attr[PART_ATTR].i) for node in graph_def.node if PART_ATTR in node.attr}
+    return {
+        node.name: int(node.attr[op_marks.PART_ATTR].i)
+        for node in graph_def.node
+        if op_marks.PART_ATTR in node.attr
+    }

@@ -7,12 +7,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE
-from tf_ooo import compat
-from tf_ooo.compat.pipeline import handle_of, make_on_demand, weighted_means
+from tf_ooo.compat import keras_losses, keras_variables, op_marks, tf_functions, train_function
 from tf_ooo.errors import BackendError
-from tf_ooo.tracing.averaging import optimizers_of
 from tf_ooo.tracing.collecting import Collecting
 from tf_ooo.tracing.micro_batches import parts_of, relative_weights, rows_of, split_rows
+from tf_ooo.tracing.optimizers import optimizers_of
 
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 
@@ -66,7 +65,7 @@ class StepFunctions:
     def _make(self, batch: Any) -> Any:
         rows = split_rows(rows_of(batch), self.microbatches)
         # Traced within the step: gradients of a function of its own could not be added up outside.
-        model, train_step = self.model, compat.undecorated(self.model.train_step)
+        model, train_step = self.model, tf_functions.undecorated(self.model.train_step)
         last = len(rows) - 1
         # Never more than one micro-batch: nothing to tell apart by name, and the bits of Keras' own step.
         scope = STEP_SCOPE if self.microbatches > 1 else ""
@@ -76,23 +75,23 @@ class StepFunctions:
             collecting = Collecting(optimizers_of(model), weights, scale)
             logs = []
             for number in range(len(rows)):
-                with compat.numbered_step(number, STEP_ATTR, scope):
+                with op_marks.numbered_step(number, STEP_ATTR, scope):
                     part = parts_of(batch, rows)[number] if len(rows) > 1 else batch
                     share = rows[number] / sum(rows)
-                    with collecting.micro_batch(number), weighted_means(model, share):
-                        one = compat.step_on_data(model, train_step, counts=number == last)
+                    with collecting.micro_batch(number), keras_losses.weighted_means(model, share):
+                        one = train_function.step_on_data(model, train_step, counts=number == last)
                         logs.append(one(part))
                 if not number:
                     variables = [one.variables for one in collecting.applied]
                     refuse_reads_after(zip(variables, collecting.collected_after, strict=True))
             refuse_no_gradient(collecting.applied)
-            with compat.numbered_step(len(rows), STEP_ATTR, scope):
+            with op_marks.numbered_step(len(rows), STEP_ATTR, scope):
                 out = _whole(logs, rows, _handles(_metric_variables(model)))
                 with self._applying(batch):
                     collecting.apply()
             return out
 
-        return make_on_demand(step)
+        return tf_functions.plain_function(step)
 
 
 def _shapes(batch: Any) -> Any:
@@ -142,9 +141,9 @@ def _handles(variables: Iterable[Any]) -> dict[int, str]:
     inside = {id(external): placeholder for external, placeholder in graph.captures}
     found = {}
     for variable in variables:
-        handle = handle_of(variable)
+        handle = keras_variables.handle_of(variable)
         if handle is not None and id(handle) in inside:
-            found[id(inside[id(handle)])] = compat.path_of(variable)
+            found[id(inside[id(handle)])] = keras_variables.path_of(variable)
     return found
 
 

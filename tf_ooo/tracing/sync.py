@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tf_ooo import compat
+from tf_ooo.compat import keras_optimizers
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.ranks.engine import Engine
 
@@ -21,9 +21,14 @@ def build(model: Any, optimizers: Sequence[Any], train_step: Any, iterator: Any)
     import tensorflow as tf
 
     main: Any = getattr(model, "optimizer", None)
-    if model.built and compat.is_optimizer(main) and not compat.is_built(main) and model.trainable_weights:
-        compat.build_optimizer(main, model.trainable_weights)
-    if model.built and all(map(compat.is_built, optimizers)):
+    if (
+        model.built
+        and keras_optimizers.is_optimizer(main)
+        and not keras_optimizers.is_built(main)
+        and model.trainable_weights
+    ):
+        keras_optimizers.build_optimizer(main, model.trainable_weights)
+    if model.built and all(map(keras_optimizers.is_built, optimizers)):
         return
     if model.run_eagerly and model.weights:
         return
@@ -63,7 +68,10 @@ def _common(shapes: Sequence[list[int | None] | None]) -> list[int | None] | Non
 def shared_variables(model: Any, optimizers: Sequence[Any]) -> list[Any]:
     """Weights and optimizer state, each once.  Random seeds stay each rank's own."""
     found: dict[int, Any] = {}
-    for variable in [*model.weights, *(v for optimizer in optimizers for v in compat.state_of(optimizer))]:
+    for variable in [
+        *model.weights,
+        *(v for optimizer in optimizers for v in keras_optimizers.state_of(optimizer)),
+    ]:
         found.setdefault(id(variable), variable)
     return list(found.values())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tf_ooo import compat
+from tf_ooo.compat import func_graphs, tf_functions
 
 _DEPTH = 3
 
@@ -19,7 +19,7 @@ def tf_functions_of(step: Callable[..., Any]) -> list[Any]:
 
 
 def _found(value: Any, depth: int) -> Iterator[Any]:
-    if compat.is_tf_function(value):
+    if tf_functions.is_tf_function(value):
         yield value
     elif depth:
         for cell in getattr(value, "__closure__", None) or ():
@@ -55,8 +55,8 @@ def first_op(step: Callable[..., Any], wanted: Callable[[str], bool]) -> str | N
     for function in tf_functions_of(step):
         if not function.experimental_get_tracing_count():
             continue  # asked for its traces, one with an input_signature would make one
-        for concrete in compat.concrete_functions_of(function):
-            for name, op_type in compat.ops_reached_from(concrete.graph):
+        for concrete in tf_functions.concrete_functions_of(function):
+            for name, op_type in func_graphs.ops_reached_from(concrete.graph):
                 if wanted(op_type):
                     return name
     return None

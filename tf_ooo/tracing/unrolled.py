@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from grappler_passes import plugin
 from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE
-from tf_ooo import compat
-from tf_ooo.compat.data_parallel import CopiedStep
+from grappler_passes.compat import op_types
+from tf_ooo.compat import nests, op_marks, tf_functions, train_function
+from tf_ooo.tracing.copied_step import CopiedStep
 
 _LOG = logging.getLogger("tf_ooo")
 # Entered around the first run of every function; the benchmark lifts its workers' CPU quotas there.
@@ -74,10 +74,10 @@ class StepSource:
             if _may_be_copied(self._copied)
             else numbered_steps(self._step())
         )
-        return compat.traced_once(steps, [[self.element_spec] * count])
+        return tf_functions.plain_function(steps, [[self.element_spec] * count])
 
     def _step(self) -> Callable[[Any], Any]:
-        return compat.step_on_data(self.model, self._wrap(self.model.train_step))
+        return train_function.step_on_data(self.model, self._wrap(self.model.train_step))
 
 
 class Unrolled:
@@ -126,7 +126,7 @@ class Unrolled:
             self.source.trace()  # outside: what is made of it belongs to a request, the step itself does not
             stack.enter_context(self._tracing())
             logs = self.function(len(batches))(batches)[-1]
-            compat.synchronize(logs)
+            nests.synchronize(logs)
         _LOG.info("compiled %d steps in %.1f s", len(batches), time.perf_counter() - started)
         return logs
 
@@ -144,7 +144,7 @@ class Unrolled:
 
 def _may_be_copied(step: CopiedStep) -> bool:
     collective = any(name.startswith("Collective") for name in step.called_op_types)
-    return not collective and not any(plugin.keeps_random_state(name) for name in step.op_types)
+    return not collective and not any(op_types.keeps_random_state(name) for name in step.op_types)
 
 
 def copied_steps(step: CopiedStep, renumber: Renumber | None = None) -> Callable[[Any], list[Any]]:
@@ -170,7 +170,7 @@ def numbered_steps(step: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
     def steps(batches: Any) -> list[Any]:
         logs = []
         for number, batch in enumerate(batches):
-            with compat.numbered_step(number, STEP_ATTR, STEP_SCOPE):
+            with op_marks.numbered_step(number, STEP_ATTR, STEP_SCOPE):
                 logs.append(step(batch))
         # All of them: what a step returns tells its forward pass from its backward pass.
         return logs

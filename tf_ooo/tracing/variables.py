@@ -6,10 +6,9 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tf_ooo import compat
-from tf_ooo.compat import pipeline as private
+from tf_ooo.compat import keras_layers, keras_optimizers, keras_variables, tf_functions, train_function
 from tf_ooo.errors import BackendError
-from tf_ooo.tracing.averaging import optimizers_of
+from tf_ooo.tracing.optimizers import optimizers_of
 
 _LOG = logging.getLogger("tf_ooo")
 
@@ -19,7 +18,11 @@ def all_variables(model: Any) -> list[Any]:
     optimizers = optimizers_of(model)
     metrics = [variable for metric in model.metrics for variable in metric.variables]
     found: dict[int, Any] = {}
-    for variable in [*model.variables, *metrics, *(v for o in optimizers for v in compat.state_of(o))]:
+    for variable in [
+        *model.variables,
+        *metrics,
+        *(v for o in optimizers for v in keras_optimizers.state_of(o)),
+    ]:
         found.setdefault(id(variable), variable)
     return list(found.values())
 
@@ -42,25 +45,28 @@ class Moved:
     def move(self, devices: Mapping[int, str], variables: Iterable[Any]) -> None:
         """Moves variables: ``devices`` are full names by the id of the Keras variable."""
         if self._functions is None:
-            self._functions = [(part, private.functions_of(part)) for part in compat.parts_of(self.model)]
+            self._functions = [
+                (part, train_function.functions_of(part)) for part in keras_layers.parts_of(self.model)
+            ]
             for part, functions in self._functions:
-                private.set_functions_of(part, dict.fromkeys(functions))
+                train_function.set_functions_of(part, dict.fromkeys(functions))
             self._forget_traces()
         for variable in variables:
-            old, device = private.value_of(variable), devices.get(id(variable))
+            old, device = keras_variables.value_of(variable), devices.get(id(variable))
             if device is None or old is None or old.device == device:
                 continue
-            new = private.copy_on(device, old)
+            new = keras_variables.copy_on(device, old)
             self._before.append((variable, old))
-            private.set_value_of(variable, new)
+            keras_variables.set_value_of(variable, new)
 
     def check_captures(self, captures: Iterable[Any]) -> None:
         """Raises BackendError where a traced function reads a variable that has been moved away."""
         handles = {id(old.handle): variable for variable, old in self._before}
         for capture in captures:
             if id(capture) in handles:
+                path = keras_variables.path_of(handles[id(capture)])
                 raise BackendError(
-                    f"{compat.path_of(handles[id(capture)])} is used in a tf.function that was traced "
+                    f"{path} is used in a tf.function that was traced "
                     "before the variables were moved, and would not be trained; leave that tf.function away: "
                     "the whole step is one"
                 )
@@ -76,16 +82,16 @@ class Moved:
         gone: set[str] = set()
         while self._before:  # one leaves it when it is back: who interrupts this may call again
             variable, old = self._before[-1]
-            moved = private.value_of(variable)
+            moved = keras_variables.value_of(variable)
             taken = _taken(variable, old, reachable, gone)
-            private.set_value_of(variable, old)
+            keras_variables.set_value_of(variable, old)
             self._before.pop()
             if not taken:
-                lost.append(compat.path_of(variable))
+                lost.append(keras_variables.path_of(variable))
             if not (taken and _free(moved)) and _host(moved.device) != _host(old.device):
                 gone.add(moved.device)  # a second read from there would wait for ever
         for part, functions in self._functions or ():
-            private.set_functions_of(part, functions)
+            train_function.set_functions_of(part, functions)
         self._forget_traces()
         self._functions = None
         return lost
@@ -93,26 +99,26 @@ class Moved:
     def _forget_traces(self) -> None:
         parts = [part for part, _ in self._functions or ()]
         for owner in (*parts, *optimizers_of(self.model), *self.model.metrics):
-            compat.forget_traces(owner)
+            tf_functions.forget_traces(owner)
 
 
 def _taken(variable: Any, old: Any, reachable: Callable[[str], bool], gone: set[str]) -> bool:
     """Whether ``old`` has the variable's present value now; nothing is read from devices in ``gone``."""
-    moved = private.value_of(variable)
+    moved = keras_variables.value_of(variable)
     if moved.device in gone or not reachable(moved.device):
         return False
     try:
         old.assign(moved.read_value())
         return True
     except Exception as error:  # a worker that has died: nothing else may stop this
-        _LOG.debug("%s is lost", compat.path_of(variable), exc_info=error)
+        _LOG.debug("%s is lost", keras_variables.path_of(variable), exc_info=error)
         return False
 
 
 def _free(moved: Any) -> bool:
     """Whether it was freed."""
     try:
-        private.empty(moved)
+        keras_variables.empty(moved)
         return True
     except Exception as error:  # its memory is taken a while longer
         _LOG.debug("memory of %s was not freed", moved.name, exc_info=error)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from grappler_passes.graph.training_graph import Op, OpKind
 from grappler_passes.passes.edit import GraphEditor, tensor
-from tf_ooo.compat import xla as compat
+from tf_ooo.compat import xla_nodes
 from tf_ooo.modes.compiled.barrier_costs import is_worth_it
 from tf_ooo.modes.compiled.outline import Call
 from tf_ooo.modes.compiled.regions import FlatStep, Port
@@ -25,7 +25,7 @@ def add_barrier(
     editor: GraphEditor, step: FlatStep, name: str, ports: Sequence[Port], types: Sequence[str]
 ) -> None:
     """A barrier over tensors; its output i is tensor i."""
-    node = compat.barrier_node(name, [tensor(*port) for port in ports], types)
+    node = xla_nodes.barrier_node(name, [tensor(*port) for port in ports], types)
     editor.add(name, node.op, node.input).CopyFrom(node)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grappler_passes.graph.training_graph import OpKind, TrainingGraph
-from tf_ooo.compat import xla as compat
+from tf_ooo.compat import xla_nodes
 from tf_ooo.costs.from_graph import forward_layers
 from tf_ooo.modes.compiled.outline import CALL_PREFIX, Call
 from tf_ooo.modes.compiled.regions import FlatStep, Port, Region
@@ -179,4 +179,6 @@ def _is_there(step: FlatStep, graph: TrainingGraph, name: str) -> bool:
 
 def _is_float(step: FlatStep, port: Port) -> bool:
     info = step.info(port)
-    return info is not None and info.dtype in compat.MLIR_TYPES and info.dtype.startswith(("float", "bfloat"))
+    return (
+        info is not None and info.dtype in xla_nodes.MLIR_TYPES and info.dtype.startswith(("float", "bfloat"))
+    )

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tf_ooo.compat import xla as compat
+from tf_ooo.compat import xla_flags
 from tf_ooo.report.report import bytes_text
 
 # "  012: kKernel \t, kernel = ...": children of the thunk above are indented further.
@@ -119,14 +119,14 @@ def watched(flags: Sequence[str] = ()) -> Iterator[Watch]:
         BackendError: there are flags and this TensorFlow cannot set them; without flags nothing is found.
     """
     watch = Watch()
-    blind = compat.why_flags_are_fixed() is not None or "xla_dump_to" in compat.flags_of_process()
+    blind = xla_flags.why_flags_are_fixed() is not None or "xla_dump_to" in xla_flags.flags_of_process()
     if blind:  # nothing can be read, or the user's own dump would go elsewhere
-        with compat.xla_flags(flags) if flags else nullcontext():
+        with xla_flags.added(flags) if flags else nullcontext():
             yield watch
         return
     with tempfile.TemporaryDirectory(prefix="tf_ooo_xla_", ignore_cleanup_errors=True) as folder:
         dump = (f"--xla_dump_to={folder}", "--xla_dump_hlo_as_text=true", "--xla_dump_hlo_module_re=.*")
-        with compat.xla_flags((*flags, *dump)):
+        with xla_flags.added((*flags, *dump)):
             yield watch
         found = read_dump(Path(folder))
     if found is not None:

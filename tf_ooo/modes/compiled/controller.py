@@ -6,8 +6,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tf_ooo.compat import samples_seen, steps_per_execution
-from tf_ooo.compat import xla as compat
+from tf_ooo.compat import keras_fits, train_function, xla_flags, xla_nodes
 from tf_ooo.costs.gains import GainTable
 from tf_ooo.errors import GraphError, OptionsError
 from tf_ooo.fit.controller import StepController
@@ -43,13 +42,13 @@ def for_model(model: Any, stock: Callable[..., Any], options: Options, report: R
     if model.distribute_strategy.num_replicas_in_sync > 1:
         raise GraphError("jit_compile=True: steps of several replicas are not rewritten")
 
-    together = steps_together(steps_per_execution(model), options.unroll or _TOGETHER)
+    together = steps_together(train_function.steps_per_execution(model), options.unroll or _TOGETHER)
 
     def make(session: StreamSession, way: Way) -> Callable[..., Any]:
         unrolled = way.name == DELAYED or not _compares(options)
         return FitSteps(model, stock, session, way, together if unrolled else 1)
 
-    seen = functools.partial(samples_seen, model)
+    seen = functools.partial(keras_fits.samples_seen, model)
     return _controller(stock, make, options, report, together, samples_seen=seen)
 
 
@@ -100,7 +99,7 @@ def _check(options: Options) -> None:
             f"schedule={options.schedule!r} orders the graph executor; jit_compile=True takes 'auto' or "
             f"{', '.join(map(repr, COMPILED_SCHEDULES))}"
         )
-    fixed = compat.why_flags_are_fixed()
+    fixed = xla_flags.why_flags_are_fixed()
     if options.memory_limit_bytes is not None and fixed is not None:
         raise OptionsError(
             f"memory_limit_bytes={options.memory_limit_bytes} cannot be kept with jit_compile=True: {fixed}, "
@@ -114,9 +113,9 @@ def _compares(options: Options) -> bool:
 
 def _why_not_concurrent() -> str | None:
     """Why stock XLA with concurrent command buffers is no way of its own; None where it is."""
-    if CONCURRENT_FLAGS[0] in compat.flags_of_process():
+    if CONCURRENT_FLAGS[0] in xla_flags.flags_of_process():
         return "XLA_FLAGS of this process ask for it: the stock step runs that way"
-    fixed = compat.why_flags_are_fixed()
+    fixed = xla_flags.why_flags_are_fixed()
     return None if fixed is None else f"{fixed}; start Python with XLA_FLAGS={' '.join(CONCURRENT_FLAGS)!r}"
 
 
@@ -126,7 +125,7 @@ def _gains(options: Options, session: StreamSession | None, delay: bool) -> Gain
         return GainTable.load(options.gains)
     budget_s = options.measure_gains_s
     if budget_s is None:
-        budget_s = _MEASURE_S if compat.platform() == "CUDA" else 0.0
+        budget_s = _MEASURE_S if xla_nodes.platform() == "CUDA" else 0.0
     told = None if session is None else session.measured
     return MeasuredGains(budget_s, told, delay) if budget_s else None
 
@@ -142,7 +141,7 @@ def ways(options: Options, steps: int = 1, session: StreamSession | None = None)
     early = functools.partial(plans.every_layer, streams=options.streams)
     table = _gains(options, session, delay=steps > 1)
     capture = None
-    if compat.platform() == "CUDA":
+    if xla_nodes.platform() == "CUDA":
         capture = capture_like(lambda: None if session is None else session.modules.get(STOCK))
     limit_bytes = options.memory_limit_bytes
     # With a limit a plan may move nothing for want of memory: XLA is asked what that step needs, too.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tf_ooo import compat
+from tf_ooo.compat import iterators, train_function
 from tf_ooo.errors import MemoryLimitError
 from tf_ooo.modes.compiled.session import StreamSession
 from tf_ooo.modes.compiled.step import StreamStep, Way
@@ -34,7 +34,7 @@ class FitSteps:
         together: int = 1,
     ) -> None:
         self.model, self.together, self.session = model, together, session
-        one = compat.step_on_data(model, model.train_step)
+        one = train_function.step_on_data(model, model.train_step)
 
         def stock_steps(batches: list[Any]) -> list[Any]:
             return [stock([batch]) for batch in batches]
@@ -44,7 +44,9 @@ class FitSteps:
 
     def __call__(self, iterator: Any) -> Any:
         """One execution: ``steps_per_execution`` steps; the logs of the last.  StopIteration at the end."""
-        batches = self.session.waiting or compat.take(iterator, compat.steps_per_execution(self.model))
+        batches = self.session.waiting or iterators.take(
+            iterator, train_function.steps_per_execution(self.model)
+        )
         self.session.waiting = []
         if not batches:
             raise StopIteration

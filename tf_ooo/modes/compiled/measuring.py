@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from tf_ooo.compat import xla as compat
+from tf_ooo.compat import xla_nodes
 from tf_ooo.costs.gains import GainTable
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.modes.compiled.calls import StepToPlan
@@ -93,7 +93,7 @@ class _Measuring:
             _LOG.info("%s", note)
         alone_s = {str(task): seconds for task, seconds in self._alone()}
         return GainTable(
-            {**saved_s, **rest}, compat.device_name(), tuple(notes), alone_s, frozenset(rest), lost_s
+            {**saved_s, **rest}, xla_nodes.device_name(), tuple(notes), alone_s, frozenset(rest), lost_s
         )
 
     def _both(self, pair: Pair) -> tuple[Piece, Piece] | None:
@@ -182,7 +182,7 @@ class _Measuring:
     ) -> list[str]:
         took_s = time.monotonic() - self._started
         notes = [
-            f"gains: {len(saved_s)} pairs of dW and main stream measured on {compat.device_name()} "
+            f"gains: {len(saved_s)} pairs of dW and main stream measured on {xla_nodes.device_name()} "
             f"({self._built} pieces compiled, {took_s:.0f} of {self.budget_s:.0f} s)"
         ]
         if rest:

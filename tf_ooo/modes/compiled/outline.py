@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grappler_passes.compat import OutputInfo
+from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.passes.edit import GraphEditor, tensor
-from tf_ooo.compat import xla as compat
+from tf_ooo.compat import xla_nodes
 from tf_ooo.modes.compiled.regions import FlatStep, Port, Region
 
 CALL_PREFIX = "ooo_dW"
@@ -60,10 +60,12 @@ def _add_call(editor: GraphEditor, step: FlatStep, call: Call, moved: Mapping[Po
     region = call.region
     given = [info_of(step, port) for port in region.inputs]
     made = [info_of(step, port) for port in region.outputs]
-    function = compat.unique_name(call.name)
+    function = xla_nodes.unique_name(call.name)
     editor.graph_def.library.function.append(function_of(step, region, function))
     inputs = [tensor(*moved.get(port, port)) for port in region.inputs]
-    node = compat.call_node(call.name, call.stream, function, module_text(given, made), inputs, (given, made))
+    node = xla_nodes.call_node(
+        call.name, call.stream, function, module_text(given, made), inputs, (given, made)
+    )
     editor.add(call.name, node.op, inputs).CopyFrom(node)
 
 
@@ -82,7 +84,7 @@ def function_of(step: FlatStep, region: Region, name: str) -> Any:
     nodes = type(step.graph_def)(versions=step.graph_def.versions)
     nodes.library.CopyFrom(step.graph_def.library)
     for port, value in region.constants.items():
-        nodes.node.append(compat.constant_node(names[port], value))
+        nodes.node.append(xla_nodes.constant_node(names[port], value))
     for op in region.ops:
         node = nodes.node.add()
         node.CopyFrom(step.nodes[op])
@@ -92,7 +94,7 @@ def function_of(step: FlatStep, region: Region, name: str) -> Any:
         del node.input[:]
         node.input.extend(names.get(port, tensor(*port)) for port in ports)
     arguments = [(names[port], i.dtype, i.shape) for port, i in zip(region.inputs, given, strict=True)]
-    return compat.function_def(name, nodes, arguments, [f"{op}:{port}" for op, port in region.outputs])
+    return xla_nodes.function_def(name, nodes, arguments, [f"{op}:{port}" for op, port in region.outputs])
 
 
 def module_text(given: Sequence[OutputInfo], made: Sequence[OutputInfo]) -> str:
@@ -113,4 +115,4 @@ def module_text(given: Sequence[OutputInfo], made: Sequence[OutputInfo]) -> str:
 
 def _mlir_type(info: OutputInfo) -> str:
     dims = "".join(f"{dim}x" for dim in info.shape or ())
-    return f"tensor<{dims}{compat.MLIR_TYPES[info.dtype]}>"
+    return f"tensor<{dims}{xla_nodes.MLIR_TYPES[info.dtype]}>"

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from grappler_passes.compat import InferredOutputs, OutputInfo, is_stateful
+from grappler_passes.compat import op_types
+from grappler_passes.compat.shape_inference import InferredOutputs, OutputInfo
 from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.flow import CALL_OPS
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.training_graph import TrainingGraph
-from tf_ooo.compat.xla import MLIR_TYPES
+from tf_ooo.compat import xla_nodes
 
 Port = tuple[str, int]
 # What is worth a kernel on another stream; all else XLA makes part of another kernel.
@@ -166,13 +167,15 @@ def is_pure(step: FlatStep, name: str) -> bool:
     """No state, no call, and only numbers in and out."""
     node = step.nodes[name]
     if (
-        is_stateful(node.op)
+        op_types.is_stateful(node.op)
         or node.op in CALL_OPS - {"StatelessWhile", "StatelessIf"}
         or node.op == "Placeholder"
     ):
         return False
     tensors = [*step.data_inputs(name), *((name, port) for port in range(len(step.outputs.get(name, ()))))]
-    return all((info := step.info(port)) is not None and info.dtype in MLIR_TYPES for port in tensors)
+    return all(
+        (info := step.info(port)) is not None and info.dtype in xla_nodes.MLIR_TYPES for port in tensors
+    )
 
 
 def _with_static_borders(step: FlatStep, chosen: set[str]) -> set[str]:

@@ -9,10 +9,9 @@ from typing import Any
 
 from grappler_passes.analysis.classify import classify_graph_def
 from grappler_passes.analysis.steps import split_steps
-from grappler_passes.compat import infer_some_outputs
+from grappler_passes.compat import flattening, shape_inference
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.edit import GraphEditor, without_gates
-from tf_ooo.compat import xla as compat
 from tf_ooo.errors import GraphError
 from tf_ooo.modes.compiled.barriers import hold_back, join, store_activations
 from tf_ooo.modes.compiled.calls import Parts, StepToPlan, last_of_main, make_calls
@@ -71,7 +70,7 @@ class StreamRewrite(StepGraph):
 def unchanged(graph_def: Any, fetches: Sequence[str]) -> StepGraph:
     """The step as it was traced, flat."""
     nodes = list(dict.fromkeys(text.partition(":")[0] for text in fetches))
-    functional, _ = compat.flat_graphs(graph_def, nodes)
+    functional, _ = flattening.flat_graphs(graph_def, nodes)
     return StepGraph(graph_def=functional, fetches=tuple(fetches))
 
 
@@ -92,12 +91,12 @@ def rewrite_step(
     """
     started = time.perf_counter()
     nodes = list(dict.fromkeys(text.partition(":")[0] for text in fetches))
-    functional, lowered = compat.flat_graphs(graph_def, nodes)
+    functional, lowered = flattening.flat_graphs(graph_def, nodes)
     functional = without_gates(functional)
     if side_updates:
         functional = single_assignment(without_dead_ends(functional, fetches))
         lowered = single_assignment(lowered)
-    step = FlatStep(functional, infer_some_outputs(functional), fetches)
+    step = FlatStep(functional, shape_inference.infer_some_outputs(functional), fetches)
     graphs = split_steps(lowered) or [lowered]
     steps: list[Parts] = []
     left: dict[str, str] = {}

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
-from tf_ooo.compat import xla as compat
+from tf_ooo.compat import xla_nodes
 from tf_ooo.costs.gains import GainTable
 from tf_ooo.errors import BackendError, MemoryLimitError, OOOError
 from tf_ooo.fit.step_times import REWRITTEN
@@ -137,10 +137,10 @@ class StreamSession:
 
 def why_not(options: Options) -> str | None:
     """Why no compiled step can be rewritten in this process; None where it can."""
-    reason = compat.why_no_streams()
+    reason = xla_nodes.why_no_streams()
     if reason is not None:
         return f"jit_compile=True: {reason}"
-    platform = compat.platform()
+    platform = xla_nodes.platform()
     if platform != _WHERE_STREAMS_ARE and not options.any_platform:
         return (
             f"jit_compile=True: XLA compiles for {platform} here, which has no streams to run dW on; "

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from grappler_passes.compat import graph_def_of
-from grappler_passes.plugin import keeps_random_state
-from tf_ooo.compat import Packed, as_tensors, captures_of, import_here, signature
-from tf_ooo.compat import xla as compat
+from grappler_passes.compat import op_types, runtime, traced_functions
+from tf_ooo.compat import func_graphs, nests, tf_functions, xla_functions
+from tf_ooo.compat.nests import Packed
 from tf_ooo.errors import BackendError, GraphError, MemoryLimitError
 from tf_ooo.fit.step_times import REWRITTEN
 from tf_ooo.modes.compiled.captured import CompiledModule, watched
@@ -67,9 +66,10 @@ class StreamStep:
         try:
             with watched(self.way.flags) as watch:
                 outputs = compiled(args, kwargs)
-        except compat.run_errors() as error:  # XLA compiles in the first call, before anything has changed
+        # XLA compiles in the first call, before anything has changed.
+        except xla_functions.run_errors() as error:
             self.session.fail(error, self.way.name)
-            self._made[signature((args, kwargs))] = None
+            self._made[nests.signature((args, kwargs))] = None
             return self.stock(*args, **kwargs)
         self.session.came_out(self.way.name, compiled.key, watch.found)
         return outputs
@@ -80,7 +80,7 @@ class StreamStep:
         Raises:
             MemoryLimitError: neither this step nor the stock step stays within the limit.
         """
-        key = signature((args, kwargs))
+        key = nests.signature((args, kwargs))
         if key not in self._made:
             try:
                 made = CompiledStep(self, args, kwargs)
@@ -98,7 +98,7 @@ class StreamStep:
         limit_bytes = self.session.options.memory_limit_bytes
         if limit_bytes is None:
             return
-        key, session = signature((args, kwargs)), self.session
+        key, session = nests.signature((args, kwargs)), self.session
         needed = made.needed_bytes(self.way.flags)
         stock = session.stock_bytes.get(key)
         if stock is None:
@@ -136,15 +136,15 @@ class CompiledStep:
         open_shapes = [spec for spec in specs if not spec.shape.is_fully_defined()]
         if open_shapes:
             raise GraphError(f"an input of open shape, {open_shapes[0]}: streams need fixed sizes")
-        traced = _traced(step, self.inputs, signature((args, kwargs)))
+        traced = _traced(step, self.inputs, nests.signature((args, kwargs)))
         if step.session.options.may_fall_back:
             _refuse_random_state(traced.graph_def)
         self.made = step.way.rewrite(traced.graph_def, traced.fetches)
-        self.key = (signature((args, kwargs)), self.made.key, step.way.flags)
+        self.key = (nests.signature((args, kwargs)), self.made.key, step.way.flags)
         if self.key not in step.session.compiled:
-            run = compat.compiled_function(self._body(traced), specs)
+            run = tf_functions.plain_function(self._body(traced), specs, compiled=True)
             if self.made.calls:
-                check_calls(compat.hlo_of(run, specs), self.made)
+                check_calls(xla_functions.hlo_of(run, specs), self.made)
             step.session.compiled[self.key] = run
         self._run = step.session.compiled[self.key]
         self._outputs = traced.outputs
@@ -155,12 +155,12 @@ class CompiledStep:
 
     def _body(self, traced: _Traced) -> Callable[..., list[Any]]:
         made = self.made
-        compat.register_functions(made.graph_def)
-        body = compat.without_placeholders(made.graph_def)
+        runtime.register_functions(made.graph_def)
+        body = func_graphs.without_placeholders(made.graph_def)
 
         def run(*tensors: Any) -> list[Any]:
             given = dict(zip(traced.arguments, tensors, strict=True)) | traced.captured
-            return import_here(body, given, made.fetches)
+            return func_graphs.import_here(body, given, made.fetches)
 
         return run
 
@@ -173,7 +173,7 @@ class CompiledStep:
     def module(self, flags: tuple[str, ...] = ()) -> CompiledModule | None:
         """What XLA makes of it, compiled but not run; None where XLA cannot be asked."""
         with watched(flags) as watch:
-            compat.hlo_of(self._run, self.inputs.specs, "optimized_hlo")
+            xla_functions.hlo_of(self._run, self.inputs.specs, "optimized_hlo")
         return watch.found
 
     def needed_bytes(self, flags: tuple[str, ...] = ()) -> int:
@@ -208,14 +208,14 @@ class _Traced:
 
         def flat(*tensors: Any) -> list[Any]:
             args, kwargs = inputs.unpack(tensors)
-            results.append(Packed(as_tensors(function(*args, **kwargs))))
+            results.append(Packed(nests.as_tensors(function(*args, **kwargs))))
             return results[-1].tensors or [tf.constant(0.0)]  # Grappler wants to be asked for something
 
-        concrete = compat.flat_trace(flat, inputs.specs)
+        concrete = tf_functions.concrete_function(flat, inputs.specs, compiled=True)
         self.outputs = results[-1]
-        self.graph_def, _ = graph_def_of(concrete)
+        self.graph_def, _ = traced_functions.graph_def_of(concrete)
         self.fetches = [tensor.name for tensor in concrete.outputs]
-        captured = captures_of(concrete)
+        captured = func_graphs.captures_of(concrete)
         inside = {id(placeholder) for _, placeholder in captured}
         self.arguments = [tensor.name for tensor in concrete.inputs if id(tensor) not in inside]
         self.captured = {placeholder.name: outside for outside, placeholder in captured}
@@ -223,7 +223,7 @@ class _Traced:
 
 def _refuse_random_state(graph_def: Any) -> None:
     nodes = [*graph_def.node, *(node for f in graph_def.library.function for node in f.node_def)]
-    drawn = next((node.name for node in nodes if keeps_random_state(node.op)), None)
+    drawn = next((node.name for node in nodes if op_types.keeps_random_state(node.op)), None)
     if drawn is not None:
         raise GraphError(
             f"{drawn} draws random numbers from a state of its own, which the rewritten step would not "
@@ -233,7 +233,7 @@ def _refuse_random_state(graph_def: Any) -> None:
 
 def check_calls(hlo: str, made: StepGraph) -> None:
     """Raises GraphError unless each call has come through to HLO with its stream."""
-    found = compat.stream_calls(hlo)
+    found = xla_functions.stream_calls(hlo)
     if len(found) < len(made.calls):
         raise GraphError(
             f"XLA kept {len(found)} of {len(made.calls)} calls on streams; this version cannot be used"

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tf_ooo.compat import synchronize
-from tf_ooo.compat import xla as compat
+from grappler_passes.compat import runtime
+from tf_ooo.compat import nests, tf_functions, xla_flags, xla_functions, xla_nodes
 from tf_ooo.modes.compiled.outline import CALL_PREFIX, function_of, info_of, module_text
 from tf_ooo.modes.compiled.pieces import Piece, floats
 from tf_ooo.modes.compiled.regions import FlatStep, Port, Region
@@ -55,8 +55,8 @@ class Stopwatch:
         """
         rounds = _FEW_ROUNDS if about_s > _LONG_S else _ROUNDS
         graph_def, specs, fetches = piece_graph(self.step, main, aside)
-        compat.register_functions(graph_def)
-        run = compat.repeated_function(graph_def, specs, fetches, rounds)
+        runtime.register_functions(graph_def)
+        run = xla_functions.repeated_function(graph_def, specs, fetches, rounds)
         found = _sampled(run, [_values(spec) for spec in specs.values()])
         if rounds not in self._empty_s:
             self._empty_s[rounds] = _empty_s(rounds)
@@ -96,13 +96,13 @@ def _call(step: FlatStep, region: Region, name: str, names: dict[Port, str], str
     """(FunctionDef, NodeDef)."""
     given = [info_of(step, port) for port in region.inputs]
     made = [info_of(step, port) for port in region.outputs]
-    function = compat.unique_name(name)
+    function = xla_nodes.unique_name(name)
     inputs = [f"{names[port]}:0" for port in region.inputs]
     if streamed:
         module = module_text(given, made)
-        node = compat.call_node(name, _SIDE_STREAM, function, module, inputs, (given, made))
+        node = xla_nodes.call_node(name, _SIDE_STREAM, function, module, inputs, (given, made))
     else:
-        node = compat.plain_call_node(name, function, inputs, (given, made))
+        node = xla_nodes.plain_call_node(name, function, inputs, (given, made))
     return function_of(step, region, function), node
 
 
@@ -122,11 +122,11 @@ def _values(spec: Any) -> Any:
 def _sampled(run: Callable[..., Any], given: Sequence[Any]) -> Timing:
     """Of whole launches, after one that compiles and one that warms up."""
     for _ in range(2):
-        synchronize(run(*given))
+        nests.synchronize(run(*given))
     taken: list[float] = []
     while len(taken) < _SAMPLES and sum(taken) < _SAMPLING_S:
         started = time.perf_counter()
-        synchronize(run(*given))
+        nests.synchronize(run(*given))
         taken.append(time.perf_counter() - started)
     middle_s = statistics.median(taken)
     return Timing(middle_s, statistics.median(abs(time_s - middle_s) for time_s in taken))
@@ -139,7 +139,7 @@ def _empty_s(rounds: int) -> float:
     graph_def = tf.compat.v1.GraphDef()
     node = graph_def.node.add(name="same", op="Identity", input=["given_0:0"])
     node.attr["T"].type = tf.float32.as_datatype_enum
-    run = compat.repeated_function(graph_def, {"given_0:0": tf.TensorSpec(())}, ["same:0"], rounds)
+    run = xla_functions.repeated_function(graph_def, {"given_0:0": tf.TensorSpec(())}, ["same:0"], rounds)
     return _sampled(run, [tf.constant(1.0)]).seconds
 
 
@@ -148,11 +148,11 @@ def launch_s() -> float | None:
 
     A chain of kernels is compiled twice, as XLA does it and without graphs.  0 where there are none.
     """
-    if compat.why_flags_are_fixed() is not None:
+    if xla_flags.why_flags_are_fixed() is not None:
         return None
-    with compat.xla_flags(()):
+    with xla_flags.added(()):
         captured = _chain()
-    with compat.xla_flags((_NO_GRAPHS,)):
+    with xla_flags.added((_NO_GRAPHS,)):
         one_by_one = _chain()
     longer_s = one_by_one.seconds - captured.seconds
     return max(0.0, longer_s / _CHAIN) if longer_s > one_by_one.spread_s + captured.spread_s else 0.0
@@ -163,7 +163,9 @@ def _chain() -> Timing:
 
     def run(x: Any) -> Any:
         for _ in range(_CHAIN):
-            (x,) = compat.barrier([x * 0.5 + 1.0])
+            (x,) = xla_nodes.barrier([x * 0.5 + 1.0])
         return x
 
-    return _sampled(compat.compiled_function(run, [tf.TensorSpec((256,))]), [tf.ones((256,))])
+    return _sampled(
+        tf_functions.plain_function(run, [tf.TensorSpec((256,))], compiled=True), [tf.ones((256,))]
+    )

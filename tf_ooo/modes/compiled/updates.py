@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from grappler_passes.compat import is_stateful
+from grappler_passes.compat import op_types
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.training_graph import OpKind, TrainingGraph
 from tf_ooo.modes.compiled.regions import FlatStep, Port, Region, is_pure, region_of
@@ -27,7 +27,9 @@ def without_dead_ends(graph_def: Any, fetches: Sequence[str]) -> Any:
     """The graph without ops that no result and no state needs: they read gradients, too."""
     nodes = {node.name: node for node in graph_def.node}
     stack = [split_input(text)[0] for text in fetches]
-    stack += [name for name, node in nodes.items() if is_stateful(node.op) or node.op == "Placeholder"]
+    stack += [
+        name for name, node in nodes.items() if op_types.is_stateful(node.op) or node.op == "Placeholder"
+    ]
     needed = set(stack)
     while stack:
         for producer in (split_input(text)[0] for text in nodes[stack.pop()].input):

@@ -9,7 +9,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tf_ooo import compat
+from tf_ooo.compat import keras_layers, keras_optimizers, train_function, versions
 from tf_ooo.errors import OptionsError
 from tf_ooo.hosts.ranks.engine import Engine
 from tf_ooo.tracing.rank_names import unnumbered
@@ -31,16 +31,16 @@ def description_of(model: Any, optimizers: Sequence[Any]) -> dict[str, Any]:
             "keras": _keras(model),
         },
         "weights": [_variable(variable) for variable in model.weights],
-        "layers": [_layer(part) for part in compat.parts_of(model)],
+        "layers": [_layer(part) for part in keras_layers.parts_of(model)],
         "loss": _loss(getattr(model, "loss", None)),
         "optimizers": [_optimizer(optimizer) for optimizer in optimizers],
-        "steps_per_execution": compat.steps_per_execution(model),
+        "steps_per_execution": train_function.steps_per_execution(model),
         "run_eagerly": bool(model.run_eagerly),
     }
 
 
 def _keras(model: Any) -> str:
-    keras = compat.keras_of(model)
+    keras = versions.keras_of(model)
     return f"{keras.__name__} {keras.__version__}"
 
 
@@ -54,7 +54,7 @@ def _variable(variable: Any) -> list[Any]:
 def _layer(layer: Any) -> dict[str, Any]:
     """What a layer does; of a user's own class the class only, of which parts have entries of their own."""
     found: dict[str, Any] = {"class": type(layer).__name__}
-    if compat.is_kerass_own(layer) and not compat.parts_of(layer)[1:]:
+    if keras_layers.is_kerass_own(layer) and not keras_layers.parts_of(layer)[1:]:
         with contextlib.suppress(NotImplementedError, TypeError, ValueError):
             found |= json.loads(json.dumps(_nameless(layer.get_config()), default=_plain))
     return found
@@ -90,7 +90,7 @@ def _optimizer(optimizer: Any) -> dict[str, Any]:
     except (NotImplementedError, TypeError, ValueError):
         config["config"] = "not serializable"
     config = _without_rates(config)
-    config["state variables"] = len(compat.state_of(optimizer))
+    config["state variables"] = len(keras_optimizers.state_of(optimizer))
     return config
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tf_ooo import compat
+from tf_ooo.compat import nests, train_function
 from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.ranks.engine import choose_engine
@@ -41,8 +41,8 @@ class Averaged:
     def of(cls, model: Any, engine: Engine, options: Options) -> Averaged:
         """For the model's present step."""
         averaging = averaging_of(engine, options)
-        stock = compat.train_function_of(model)
-        return cls(stock, averaging, compat.new_train_function(model, averaging.wrap(model)))
+        stock = train_function.train_function_of(model)
+        return cls(stock, averaging, train_function.new_train_function(model, averaging.wrap(model)))
 
 
 class DataParallelMode:
@@ -91,7 +91,7 @@ class DataParallelMode:
             _LOG.info("%s", _ONE_PROCESS)
             self._report.fell_back, self._report.fallback_reason = True, _ONE_PROCESS
             return None
-        if averaged is None or averaged.stock is not compat.train_function_of(model):
+        if averaged is None or averaged.stock is not train_function.train_function_of(model):
             self.averaged = averaged = Averaged.of(model, engine, self.options)
             self.scheduled, self._report = None, self._new_report(model)
         ranks = RanksInStep(model, engine, averaged.averaging, self.options, steps)
@@ -109,7 +109,7 @@ class DataParallelMode:
 
     def _together(self, model: Any) -> bool:
         """Whether steps go into one function of ours; notes why not."""
-        if bool(model.run_eagerly) or compat.functions_run_eagerly():
+        if bool(model.run_eagerly) or train_function.functions_run_eagerly():
             if not self.options.may_fall_back:
                 raise OptionsError(
                     f"schedule={self.options.schedule!r} cannot be applied to a model that runs eagerly: "
@@ -118,7 +118,7 @@ class DataParallelMode:
                 )
             self._report.fallback_reason = "run eagerly: there is no graph whose order could be changed"
             return False
-        most = min(compat.steps_per_execution(model), self.options.unroll or LARGEST)
+        most = min(train_function.steps_per_execution(model), self.options.unroll or LARGEST)
         if most > 1 or not self.options.may_fall_back:
             return True
         self._report.fallback_reason = (
@@ -146,7 +146,7 @@ class DataParallelTraining:
         known, of_epoch = mode.scheduled, ranks.lockstep.of_epoch
         if known is not None and known.steps_of(of_epoch) > known.steps:
             known = None  # it was made for shorter epochs
-        if known is None or not compat.same_spec(known.element_spec, ranks.element_spec):
+        if known is None or not nests.same_spec(known.element_spec, ranks.element_spec):
             mode.scheduled = known = ScheduledSteps(
                 ranks.model,
                 self._averaged.averaging,
@@ -180,7 +180,7 @@ def averaging_of(engine: Engine, options: Options) -> Averaging:
 
 def check_model(model: Any) -> None:
     """Raises BackendError for a model whose gradients cannot be averaged."""
-    if model.jit_compile is True and not compat.keras_compiles_by_itself(model):
+    if model.jit_compile is True and not train_function.keras_compiles_by_itself(model):
         raise BackendError(
             "jit_compile=True: XLA cannot communicate; compile the model with jit_compile=False"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tf_ooo import compat
+from tf_ooo.compat import iterators, keras_fits, train_function
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.ranks.engine import Engine
 from tf_ooo.modes.data_parallel.lockstep import Lockstep
@@ -45,7 +45,7 @@ class ParallelStep:
         self.prepared = False
         self.executions = 0
         self._last: Any = None
-        self._fit_expects_more = steps_known and compat.ends_training_without_data(model)
+        self._fit_expects_more = steps_known and keras_fits.ends_training_without_data(model)
 
     def __call__(self, iterator: Any) -> Any:
         """One execution: ``steps_per_execution`` steps, or as many as all ranks have data for."""
@@ -57,23 +57,23 @@ class ParallelStep:
             raise lost(self.engine, error, f"in execution {self.executions + 1}") from error
 
     def _run(self, iterator: Any) -> Any:
-        wanted = compat.steps_per_execution(self.model)
+        wanted = train_function.steps_per_execution(self.model)
         taken = None
         if not self.prepared:
             # No more than are trained on: a data set that repeats goes on behind them in the next epoch.
-            taken = compat.take(iterator, min(wanted, self.lockstep.left or wanted))
+            taken = iterators.take(iterator, min(wanted, self.lockstep.left or wanted))
             self._prepare(taken[0] if taken else None, iterator)
         if self.lockstep.counts_known:
             count = self.lockstep.may_run(wanted)
         else:
-            taken = compat.take(iterator, wanted) if taken is None else taken
+            taken = iterators.take(iterator, wanted) if taken is None else taken
             count = self.lockstep.may_run(len(taken))
         if count == 0:
             self.model.stop_training = self.model.stop_training or self.lockstep.others_ended
             if self._fit_expects_more and self._last is not None:
                 return self._last
             # Keras 2 takes the first epoch's number of steps for that of all, where it did not know.
-            self._fit_expects_more = compat.ends_training_without_data(self.model)
+            self._fit_expects_more = keras_fits.ends_training_without_data(self.model)
             raise StopIteration
         outputs = self._execute(iterator, taken, count, wanted)
         self.executions += 1
@@ -85,7 +85,7 @@ class ParallelStep:
 
     def _execute(self, iterator: Any, taken: list[Any] | None, count: int, wanted: int) -> Any:
         if taken is None and (wanted > 1 or self._on_batches is not None):
-            taken = compat.take(iterator, count)
+            taken = iterators.take(iterator, count)
         if taken is None:
             return self._execute_one(iterator)
         if self._on_batches is not None:
@@ -97,8 +97,8 @@ class ParallelStep:
             count = len(taken)
         if not count:
             raise StopIteration
-        with compat.steps_per_execution_set_to(self.model, count):
-            return self.function(compat.iterator_over(taken[:count], iterator))
+        with train_function.steps_per_execution_set_to(self.model, count):
+            return self.function(iterators.iterator_over(taken[:count], iterator))
 
     def _execute_one(self, iterator: Any) -> Any:
         import tensorflow as tf

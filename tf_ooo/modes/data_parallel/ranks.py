@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tf_ooo import compat
+from tf_ooo.compat import keras_fits, keras_layers, keras_optimizers, keras_variables, tf_functions
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.modes.data_parallel import agreement
@@ -16,7 +16,8 @@ from tf_ooo.modes.data_parallel.lockstep import Lockstep
 from tf_ooo.modes.data_parallel.parallel_step import ParallelStep, ended_early, lost, stopped_alone
 from tf_ooo.options import Options
 from tf_ooo.tracing import sync
-from tf_ooo.tracing.averaging import Averaging, optimizers_of
+from tf_ooo.tracing.averaging import Averaging
+from tf_ooo.tracing.optimizers import optimizers_of
 
 _LOG = logging.getLogger("tf_ooo")
 # How long a rank whose data have ended waits for the others, which may wait for it; and, when it has said so,
@@ -65,9 +66,9 @@ class RanksInStep:
             function, self.engine, self.lockstep, self.model, self._share, self._verify, on_batches, known
         )
         start = self._guarded(
-            lambda engine: engine.gather(compat.start_epoch_of(self.model)), "before training"
+            lambda engine: engine.gather(keras_fits.start_epoch_of(self.model)), "before training"
         )
-        compat.set_start_epoch(self.model, start[0])
+        keras_fits.set_start_epoch(self.model, start[0])
 
     def run(self, iterator: Any) -> Any:
         """One execution; see :class:`ParallelStep`."""
@@ -85,7 +86,9 @@ class RanksInStep:
         agreement.refuse_different(engine, mine)
         self.element_spec = sync.common_spec(engine, iterator.element_spec)
         for optimizer in optimizers:
-            if compat.is_horovod_optimizer(optimizer) and not compat.horovod_averages(optimizer):
+            if keras_optimizers.is_horovod_optimizer(optimizer) and not keras_optimizers.horovod_averages(
+                optimizer
+            ):
                 _LOG.warning(
                     "hvd.DistributedOptimizer averages nothing with Keras 3; tf_ooo averages instead, by the "
                     "op and compression of OOOBackprop: compile with the optimizer itself"
@@ -100,10 +103,12 @@ class RanksInStep:
                 "attribute of the model; use optimizer.apply_gradients or optimizer.apply"
             )
         known = self.averaging.averaged
-        weights = [w for w in self.model.trainable_weights if compat.path_of(w) not in known]
+        weights = [w for w in self.model.trainable_weights if keras_variables.path_of(w) not in known]
         mine = [sync.checksum([weight]) for weight in weights]
         sums = zip(*self._guarded(lambda engine: engine.gather(mine), "after a step"), strict=True)
-        parted = [compat.path_of(w) for w, bits in zip(weights, sums, strict=True) if len(set(bits)) > 1]
+        parted = [
+            keras_variables.path_of(w) for w, bits in zip(weights, sums, strict=True) if len(set(bits)) > 1
+        ]
         if parted:
             raise BackendError(
                 f"after the first step {len(parted)} weights, first {parted[0]}, are not the same on all "
@@ -117,11 +122,11 @@ class RanksInStep:
 
     def test_begin(self) -> None:
         """Before validation, which resets the metrics."""
-        self._train_samples = compat.samples_seen(self.model)
+        self._train_samples = keras_fits.samples_seen(self.model)
 
     def epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         """Averages the logs, in place, weighted by samples; looks whether the ranks have drifted apart."""
-        seen = compat.samples_seen(self.model)
+        seen = keras_fits.samples_seen(self.model)
         validated = any(key.startswith("val_") for key in logs)
         mine = {
             "logs": {key: float(value) for key, value in logs.items() if _is_number(value)},
@@ -204,8 +209,8 @@ class RanksInStep:
 
 def _forget_traces(model: Any) -> None:
     """A part of the step that is a ``tf.function`` would go on averaging, or not, as it was first traced."""
-    for part in compat.parts_of(model):
-        compat.forget_traces(part)
+    for part in keras_layers.parts_of(model):
+        tf_functions.forget_traces(part)
 
 
 def _averaged(replies: list[dict[str, Any]]) -> dict[str, float]:

@@ -12,7 +12,7 @@ from typing import Any
 from grappler_passes import plugin
 from grappler_passes.analysis.steps import STEP_ATTR
 from grappler_passes.passes.verify import VerifyPass
-from tf_ooo import compat
+from tf_ooo.compat import versions
 from tf_ooo.errors import BackendError, GraphError
 from tf_ooo.modes.data_parallel.ordering import (
     FLIGHT_BYTES,
@@ -55,7 +55,7 @@ class StepRequest:
         flight_bytes: float = FLIGHT_BYTES,
         planned_for: Sequence[LayerKey] | None = None,
     ) -> None:
-        compat.check_versions()
+        versions.check_versions()
         try:
             plugin.load()
         except plugin.PluginError as error:

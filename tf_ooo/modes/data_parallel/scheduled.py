@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from grappler_passes import plugin
-from tf_ooo import compat
+from grappler_passes.compat import op_types
+from tf_ooo.compat import nests, train_function
 from tf_ooo.costs.profile import MOST_STEPS, StepProfiler
 from tf_ooo.errors import GraphError, OOOError
 from tf_ooo.fit.reporting import fall_back, fill_times
@@ -86,7 +86,7 @@ class ScheduledSteps:
     def steps_of(self, of_epoch: int | None) -> int:
         """How many steps go into one function where an epoch has so many."""
         most = self.options.unroll or self._source.most
-        of_execution = compat.steps_per_execution(self.model)
+        of_execution = train_function.steps_per_execution(self.model)
         return steps_together(min(of_execution, of_epoch or of_execution), most)
 
     def __call__(self, batches: Sequence[Any]) -> Any:
@@ -118,7 +118,7 @@ class ScheduledSteps:
         if self._profiled > 1 + MOST_STEPS:
             started = time.perf_counter()
             outputs = once()
-            compat.synchronize(outputs)
+            nests.synchronize(outputs)
             self._single_s.append(time.perf_counter() - started)
             return outputs
         if self.engine.rank != 0 or not 2 <= self._profiled <= 1 + MOST_STEPS or self._plan_failed:
@@ -251,7 +251,7 @@ class ScheduledSteps:
         assert steps is not None  # for mypy: _start has run
         before, started = steps.traced, time.perf_counter()
         outputs = steps(batches)
-        compat.synchronize(outputs)
+        nests.synchronize(outputs)
         elapsed_s = time.perf_counter() - started
         if steps is self.ordered and steps.traced > before and not self._agree():
             return outputs
@@ -294,7 +294,7 @@ class ScheduledSteps:
         if not self.options.may_fall_back:
             return False
         steps = self.stock.function(self.steps if count >= self.steps else 1)
-        name = traces.first_op(steps, plugin.keeps_random_state)
+        name = traces.first_op(steps, op_types.keeps_random_state)
         if name is not None:
             self._keep_stock(f"{name} draws random numbers from a state of its own; name a schedule")
         return name is not None
@@ -321,7 +321,7 @@ class ScheduledSteps:
         """Stock order, several steps together: timed, as one step at a time may be faster."""
         before, started = self.stock.traced, time.perf_counter()
         outputs = self.stock(batches)
-        compat.synchronize(outputs)
+        nests.synchronize(outputs)
         if self.stock.traced == before and len(batches) >= self.steps:
             self._together_s.append((time.perf_counter() - started) / len(batches))
         if len(self._together_s) >= self.options.profile_steps:

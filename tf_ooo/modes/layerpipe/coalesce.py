@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from grappler_passes.compat import OutputInfo
+from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.effects import has_side_effects, only_reads, states_of
-from tf_ooo.compat import layerpipe as compat
+from tf_ooo.compat import op_marks
 from tf_ooo.errors import GraphError
+from tf_ooo.modes.layerpipe import node_edits
 from tf_ooo.modes.layerpipe.traced import Traced
 
 _READ = "_ooo_read"
@@ -55,7 +56,7 @@ def with_sums(traced: Traced, weights: Mapping[str, int]) -> tuple[Traced, tuple
     sums: list[Sum] = []
     outputs: dict[str, Any] = {node.name: traced.outputs[node.name] for node in traced.graph_def.node}
     for node in list(graph_def.node):
-        if not compat.is_marked_gradient(node):
+        if not op_marks.is_marked_gradient(node):
             continue
         one = Sum(*(f"{node.name}/{part}" for part in ("sum", "before", "share")))
         infos = outputs[node.name]
@@ -63,7 +64,7 @@ def with_sums(traced: Traced, weights: Mapping[str, int]) -> tuple[Traced, tuple
         outputs[one.share] = (dataclasses.replace(infos[0], shape=()),)
         if node.name in where:
             where[one.name] = where[node.name]
-        compat.add_mean(graph_def, node, one.name, one.before, one.share)
+        node_edits.add_mean(graph_def, node, one.name, one.before, one.share)
         sums.append(one)
     made = dataclasses.replace(
         traced, graph_def=graph_def, index=GraphIndex(graph_def), where=where, outputs=outputs
@@ -73,7 +74,7 @@ def with_sums(traced: Traced, weights: Mapping[str, int]) -> tuple[Traced, tuple
 
 def _check_all_marked(traced: Traced, weights: Mapping[str, int]) -> None:
     index = traced.index
-    below = [compat.is_marked_gradient(node) for node in traced.graph_def.node]
+    below = [op_marks.is_marked_gradient(node) for node in traced.graph_def.node]
     written: dict[str, bool] = {}
     for i in index.order:
         states = states_of(index, i) if has_side_effects(index.ops[i]) else set()
@@ -117,7 +118,7 @@ def with_whole_reads(traced: Traced, weights: Mapping[str, int]) -> Traced:
             )
         read, axis = f"{name}/{_READ}", f"{name}/{_READ}_axis"
         dtype = traced.outputs[name][0]
-        compat.gather_from_read(graph_def, nodes[name], read, axis)
+        node_edits.gather_from_read(graph_def, nodes[name], read, axis)
         where[read] = where[name]
         outputs[read] = (OutputInfo(dtype.dtype, shapes.get(handle), dtype.element_bytes),)
         outputs[axis] = (OutputInfo("int32", (), 4),)

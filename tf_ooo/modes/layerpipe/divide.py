@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grappler_passes.graph.dependencies import GraphIndex
-from tf_ooo.compat import layerpipe as compat
+from tf_ooo.modes.layerpipe import node_edits
 from tf_ooo.modes.layerpipe.stages import HIGH, Stages
 from tf_ooo.modes.layerpipe.traced import Traced
 
@@ -135,7 +135,7 @@ def _divide(traced: Traced, name: str, layer: int, share: float) -> Traced:
     index = traced.index
     node = next(node for node in traced.graph_def.node if node.name == name)
     infos = [traced.outputs[index.names[p]][port] for p, port in index.data_preds[index.index[name]]]
-    parts = compat.in_two_parts(node, infos, _GRADIENT[node.op], _SIZES.get(node.op), share)
+    parts = node_edits.in_two_parts(node, infos, _GRADIENT[node.op], _SIZES.get(node.op), share)
     graph_def = type(traced.graph_def)()
     graph_def.CopyFrom(traced.graph_def)
     kept = [one for one in graph_def.node if one.name != name]

@@ -7,8 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from tf_ooo import compat
-from tf_ooo.compat import pipeline as private
+from tf_ooo.compat import keras_variables, train_function
 from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.fit.distributed import check_model, drop_notes_of_fit, note_replaced, note_too_short
 from tf_ooo.fit.first_steps import FirstSteps
@@ -33,7 +32,7 @@ from tf_ooo.report.report import Report
 from tf_ooo.rewriting.staged import PipelineRequest
 from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing import sync
-from tf_ooo.tracing.averaging import optimizers_of
+from tf_ooo.tracing.optimizers import optimizers_of
 from tf_ooo.tracing.renewal import renew
 from tf_ooo.tracing.step import StepFunctions
 
@@ -96,7 +95,7 @@ class LayerPipeMode:
         devices = len(self._target.devices)
         if devices == 1:
             return
-        together, every = compat.steps_per_execution(model), self.options.drain_steps
+        together, every = train_function.steps_per_execution(model), self.options.drain_steps
         if every is not None and every % together and together != steps:
             raise OptionsError(
                 f"drain_steps={every} is no multiple of steps_per_execution={together}: callbacks would see "
@@ -116,7 +115,7 @@ class LayerPipeMode:
 
         With one device Keras' own step runs.
         """
-        planned_for = compat.train_function_of(model), self._target.devices
+        planned_for = train_function.train_function_of(model), self._target.devices
         if self._planned_for != planned_for:
             mode = self.options.mode
             self._report = Report(mode=mode, model=str(model.name), environment=environment(model))
@@ -151,7 +150,7 @@ class LayerPipeTraining:
         """One execution."""
         self._data_spec = getattr(iterator, "element_spec", None)
         outputs = None
-        for _ in range(compat.steps_per_execution(self._model)):
+        for _ in range(train_function.steps_per_execution(self._model)):
             plan = self._mode.plan
             results = self._synchronous(iterator) if plan is None else self._in_rounds(plan, iterator)
             if results is None:
@@ -214,7 +213,7 @@ class LayerPipeTraining:
     def _note_going_on(self) -> None:
         """Training that goes on, without the costs of the fit before."""
         report = self._mode.describe()
-        counts = (private.value_of(optimizer.iterations) for optimizer in optimizers_of(self._model))
+        counts = (keras_variables.value_of(optimizer.iterations) for optimizer in optimizers_of(self._model))
         if max(int(count.numpy()) for count in counts) and _GOING_ON not in report.notes:
             report.notes.append(_GOING_ON)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grappler_passes.graph.effects import has_side_effects, only_reads, states_of
-from tf_ooo.compat.pipeline import value_of
+from tf_ooo.compat import keras_variables
 from tf_ooo.modes.layerpipe.traced import Traced, zeros_on
 
 
@@ -27,7 +27,8 @@ def frozen_weights(model: Any, traced: Traced) -> frozenset[str]:
         if has_side_effects(op) and not only_reads(op)
         for state in states_of(index, i)
     }
-    weights = {id(value_of(v).handle) for v in model.weights if value_of(v) is not None and len(v.shape)}
+    values = [keras_variables.value_of(variable) for variable in model.weights if len(variable.shape)]
+    weights = {id(value.handle) for value in values if value is not None}
     return frozenset(
         name for name, outside in traced.captured.items() if id(outside) in weights and name not in written
     )

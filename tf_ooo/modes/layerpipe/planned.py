@@ -7,8 +7,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from tf_ooo.compat import layerpipe as mode_compat
-from tf_ooo.compat import pipeline as private
+from tf_ooo.compat import keras_layers, keras_optimizers
 from tf_ooo.costs.table import CostTable
 from tf_ooo.modes.layerpipe.choice import schedule_for
 from tf_ooo.modes.layerpipe.divide import lower_shares
@@ -21,7 +20,7 @@ from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.naming import variable_layers
 from tf_ooo.rewriting.unrolled_tasks import Step
-from tf_ooo.tracing.averaging import optimizers_of
+from tf_ooo.tracing.optimizers import optimizers_of
 
 _LOG = logging.getLogger("tf_ooo")
 # Batches of the plan, for each processor: enough for the rounds at both ends not to matter.
@@ -105,9 +104,9 @@ def note_rebuilt_weights(report: Report, model: Any) -> None:
         f"weights='ema': earlier weights are rebuilt from the updates that {type(optimizer).__name__} made, "
         "which change from step to step; weights='stash' is exact"
         for optimizer in optimizers_of(model)
-        if not mode_compat.is_plain_sgd(optimizer)
+        if not keras_optimizers.is_plain_sgd(optimizer)
     ]
-    names = private.batch_normalizations(model)
+    names = keras_layers.batch_normalizations(model)
     if names:
         notes.append(
             f"weights='ema': {len(names)} BatchNormalization layers, {names[0]} first, use the "

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grappler_passes.graph.effects import has_side_effects, states_of
-from tf_ooo import compat
-from tf_ooo.compat import layerpipe as mode_compat
-from tf_ooo.compat.pipeline import value_of
+from tf_ooo.compat import keras_optimizers, keras_variables
 from tf_ooo.errors import BackendError
 from tf_ooo.modes.layerpipe.coalesce import Sum, with_sums, with_whole_reads
 from tf_ooo.modes.layerpipe.delays import Delays, delays_of
@@ -22,7 +20,7 @@ from tf_ooo.modes.layerpipe.ticks import Ticks
 from tf_ooo.modes.layerpipe.traced import Traced, trace
 from tf_ooo.modes.layerpipe.two_versions import TwoVersions
 from tf_ooo.modes.layerpipe.versions import Now, with_later_weights
-from tf_ooo.tracing.averaging import optimizers_of
+from tf_ooo.tracing.optimizers import optimizers_of
 
 _WHOLE = ("int32", "int64")
 
@@ -109,7 +107,7 @@ def spread(
     versions = None
     if accumulate_steps is not None:
         versions = TwoVersions(traced, rounds, now, sums, trained.keys(), optimizer, accumulate_steps)
-    count = value_of(model.optimizer.iterations) if late else None
+    count = keras_variables.value_of(model.optimizer.iterations) if late else None
     averages, warmup_steps = weights == "ema", rate_warmup_steps or 1
     ticks = Ticks(traced, rounds, delays, now, averages, late, warmup_steps, count, versions)
     return Spread(traced, rounds, delays, ticks, stages, (*notes, *again))
@@ -167,7 +165,11 @@ def _facts(
 
 def _of_optimizers(model: Any, traced: Traced) -> set[str]:
     """The placeholders of their variables."""
-    values = (value_of(variable) for one in optimizers_of(model) for variable in compat.state_of(one))
+    values = (
+        keras_variables.value_of(variable)
+        for one in optimizers_of(model)
+        for variable in keras_optimizers.state_of(one)
+    )
     handles = {id(value.handle) for value in values if value is not None}
     return {name for name, outside in traced.captured.items() if id(outside) in handles}
 
@@ -188,7 +190,7 @@ def _learning_rate(model: Any, traced: Traced) -> str | None:
     """The placeholder of its variable; None where it has none."""
     if len(optimizers_of(model)) != 1:
         raise BackendError("rate_warmup_steps= needs a model with one optimizer")
-    handle = mode_compat.learning_rate_handle(model.optimizer)
+    handle = keras_optimizers.learning_rate_handle(model.optimizer)
     return next((name for name, outside in traced.captured.items() if outside is handle), None)
 
 

@@ -8,8 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tf_ooo import compat
-from tf_ooo.compat import Packed, signature
+from tf_ooo.compat import iterators, nests
 from tf_ooo.errors import BackendError
 from tf_ooo.modes.layerpipe.running import Epoch
 from tf_ooo.modes.layerpipe.spread import Spread
@@ -35,7 +34,7 @@ class Batches:
 
     def look(self, iterator: Any) -> Any:
         """The batch that comes next; None at the end of the data."""
-        self._waiting = self._waiting or compat.take(iterator, 1)
+        self._waiting = self._waiting or iterators.take(iterator, 1)
         return self._waiting[0] if self._waiting else None
 
     def take(self, iterator: Any) -> Any:
@@ -75,7 +74,7 @@ class SpreadSteps:
         """Of a batch.  Raises BackendError where it has other parts than the first."""
         if _structure(batch) != self._structure:
             raise BackendError("a batch has other parts than the first: this mode needs batches of one kind")
-        return list(Packed(batch).tensors)
+        return list(nests.Packed(batch).tensors)
 
     def begin(self, batches: Iterator[list[Any]]) -> None:
         """From the next batch to the last one that the iterator gives."""
@@ -93,7 +92,7 @@ class SpreadSteps:
         started, rounds, functions = time.perf_counter(), epoch.rounds, ticks.traced_functions
         outputs = epoch.step()
         if outputs is not None:
-            compat.synchronize(outputs)
+            nests.synchronize(outputs)
         ran = epoch.rounds - rounds if ticks.traced_functions == functions else 0
         self._step_s += [(time.perf_counter() - started) / ran] * ran if ran else []
         return outputs
@@ -115,7 +114,9 @@ class SpreadSteps:
 
 def _structure(batch: Any) -> Any:
     """What all batches have in common: parts, types, all dimensions but the first."""
-    return signature(batch)[0], [(spec.dtype, tuple(spec.shape[1:])) for spec in Packed(batch).specs]
+    return nests.signature(batch)[0], [
+        (spec.dtype, tuple(spec.shape[1:])) for spec in nests.Packed(batch).specs
+    ]
 
 
 def _sizes(group: int | None) -> Sequence[int]:

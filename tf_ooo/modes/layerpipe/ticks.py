@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grappler_passes.graph.node_input import split_input
-from tf_ooo.compat import import_here
-from tf_ooo.compat import layerpipe as compat
+from tf_ooo.compat import func_graphs, keras_variables, tf_functions
 from tf_ooo.modes.layerpipe.averages import Averages, read_weight
 from tf_ooo.modes.layerpipe.delays import Delays, Register, nodes_between
 from tf_ooo.modes.layerpipe.frozen import Copies
@@ -82,7 +81,7 @@ class Ticks:
         self._infos = dtypes
         self._stores = {
             r.number: [
-                compat.register(dtypes[r.number].dtype, dtypes[r.number].shape, r.device)
+                keras_variables.register(dtypes[r.number].dtype, dtypes[r.number].shape, r.device)
                 for _ in range(r.depth)
             ]
             for r in delays.registers
@@ -160,7 +159,7 @@ class Ticks:
             self._store(late)
             return logs
 
-        return compat.function(body, [spec for _ in range(rounds) for spec in specs])
+        return tf_functions.plain_function(body, [spec for _ in range(rounds) for spec in specs])
 
     def _part(self, low: int, high: int, phase: int) -> Part:
         """The ops of a round in which only these rounds' batches exist."""
@@ -287,6 +286,6 @@ def _fetch(
     replaced = {f"{key}:0": value for key, value in tensors.items() if key in part.read} | ends
     inside = [text for text in wanted if split_input(text)[0] not in tensors]
     texts = [text if ":" in text else f"{text}:0" for text in inside]
-    made = import_here(graph_def, replaced, texts, name)
+    made = func_graphs.import_here(graph_def, replaced, texts, name)
     found = dict(zip(inside, made, strict=True))
     return [found[text] if text in found else tensors[split_input(text)[0]] for text in wanted]

@@ -8,20 +8,27 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from grappler_passes.analysis.classify import classify_graph_def
-from grappler_passes.compat import graph_def_of, infer_some_outputs, inline_graph_def
+from grappler_passes.compat import flattening, shape_inference, traced_functions
 from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.edit import without_gates
-from tf_ooo import compat
-from tf_ooo.compat import Packed, as_tensors, captures_of
-from tf_ooo.compat import layerpipe as mode_compat
-from tf_ooo.compat.pipeline import leave_sums, value_of
+from tf_ooo.compat import (
+    func_graphs,
+    keras_layers,
+    keras_variables,
+    nests,
+    op_marks,
+    tf_functions,
+    train_function,
+)
+from tf_ooo.compat.nests import Packed
 from tf_ooo.errors import GraphError, OOOError
+from tf_ooo.modes.layerpipe import node_edits
 from tf_ooo.modes.layerpipe.gradients import updates_seen
 from tf_ooo.rewriting.naming import named
 from tf_ooo.rewriting.tasks import assign
 from tf_ooo.rewriting.unrolled_tasks import Known, Step
-from tf_ooo.tracing.averaging import optimizers_of
+from tf_ooo.tracing.optimizers import optimizers_of
 from tf_ooo.tracing.step import refuse_no_gradient, refuse_reads_after
 from tf_ooo.tracing.variables import all_variables
 
@@ -87,19 +94,19 @@ def trace(
     """
     inputs, results = Packed(batch), []
     # Not within another function: what is read behind an update is looked for in this one.
-    step = compat.step_on_data(model, compat.undecorated(model.train_step))
+    step = train_function.step_on_data(model, tf_functions.undecorated(model.train_step))
 
     def flat(*tensors: Any) -> list[Any]:
         with updates_seen(optimizers_of(model), marked) as updates:
-            results.append(Packed(as_tensors(step(inputs.unpack(tensors)))))
+            results.append(Packed(nests.as_tensors(step(inputs.unpack(tensors)))))
         refuse_no_gradient(updates)
         refuse_reads_after(updates)
         return list(results[-1].tensors)
 
     concrete, specs = _concrete(flat, inputs, data_spec)
-    captured = captures_of(concrete)
-    graph_def, names = graph_def_of(concrete)
-    mode_compat.name_variables(graph_def, captured, named(all_variables(model)))
+    captured = func_graphs.captures_of(concrete)
+    graph_def, names = traced_functions.graph_def_of(concrete)
+    node_edits.name_variables(graph_def, captured, named(all_variables(model)))
     kept = [*names, *(op.name for op in concrete.graph.control_outputs)]
     flat_def = _flat(model, graph_def, kept)
     index = GraphIndex(flat_def)
@@ -113,7 +120,7 @@ def trace(
         index=index,
         graph=graph,
         where=assign(graph, index).where,
-        outputs=infer_some_outputs(flat_def),
+        outputs=shape_inference.infer_some_outputs(flat_def),
         arguments=tuple(t.op.name for t in concrete.inputs if id(t) not in inside),
         specs=specs,
         captured={placeholder.op.name: outside for outside, placeholder in captured},
@@ -127,26 +134,26 @@ def _concrete(flat: Callable[..., Any], inputs: Packed, data_spec: Any) -> tuple
 
     Not always for the latter: graph optimizers then change last bits, and a fit may go on with other data.
     """
-    specs = tuple(map(mode_compat.open_rows, inputs.specs))
+    specs = tuple(map(nests.open_rows, inputs.specs))
     try:
-        return mode_compat.concrete_function(flat, specs), specs
+        return tf_functions.concrete_function(flat, specs), specs
     except OOOError:
         raise
     except Exception:  # of any kind: the model's own
-        known = tuple(map(mode_compat.open_rows, inputs.specs, inputs.specs_in(data_spec)))
+        known = tuple(map(nests.open_rows, inputs.specs, inputs.specs_in(data_spec)))
         if known == specs:
             raise
-        return mode_compat.concrete_function(flat, known), known
+        return tf_functions.concrete_function(flat, known), known
 
 
 def _flat(model: Any, graph_def: Any, kept: Sequence[str]) -> Any:
     """The graph without function calls; these ops stay.  Raises GraphError for loops and branches."""
-    whole = mode_compat.with_whole_branches(graph_def)
-    flat_def = without_gates(inline_graph_def(whole, list(dict.fromkeys(kept))))
+    whole = flattening.with_whole_branches(graph_def)
+    flat_def = without_gates(flattening.inline_graph_def(whole, list(dict.fromkeys(kept))))
     loop = next((node.name for node in flat_def.node if node.op in _LOOPS), None)
     if loop is not None:
         raise GraphError(_loop_message(model, loop, any(node.op in _ENTERS for node in flat_def.node)))
-    leave_sums(flat_def)
+    op_marks.leave_sums(flat_def)
     return flat_def
 
 
@@ -158,7 +165,7 @@ def renumbered(traced: Traced, layers: Sequence[Collection[str]]) -> Traced:
 
 def _weights(model: Any, captured: Sequence[tuple[Any, Any]]) -> set[str]:
     """The placeholders of the trainable variables."""
-    values = (value_of(variable) for variable in model.trainable_variables)
+    values = (keras_variables.value_of(variable) for variable in model.trainable_variables)
     handles = {id(value.handle) for value in values if value is not None}
     return {placeholder.op.name for outside, placeholder in captured if id(outside) in handles}
 
@@ -172,7 +179,7 @@ def _branch_of_weights(index: GraphIndex, weights: Collection[str]) -> str | Non
     computed = [False] * len(index)
     for i in index.order:
         computed[i] = index.names[i] in weights or any(computed[p] for p, _ in index.data_preds[i])
-        if computed[i] and index.ops[i] == mode_compat.WHOLE_BRANCH:
+        if computed[i] and index.ops[i] == flattening.WHOLE_BRANCH:
             return index.names[i]
     return None
 
@@ -191,7 +198,7 @@ def _numbered(graph: TrainingGraph, layers: Sequence[Collection[str]] | None) ->
 
 def _loop_message(model: Any, op: str, loops: bool) -> str:
     """Names the layer whose loop or branch it is."""
-    layers = [part for part in compat.parts_of(model) if part is not model]
+    layers = [part for part in keras_layers.parts_of(model) if part is not model]
     # TensorFlow numbers scopes of one name: lstm_1 is the second one of layer "lstm".
     scopes = [_NUMBER.sub("", scope) for scope in op.split("/")] + op.split("/")
     layer = next((part for scope in scopes for part in layers if part.name == scope), None)

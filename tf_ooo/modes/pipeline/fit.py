@@ -6,7 +6,7 @@ import dataclasses
 import time
 from typing import Any
 
-from tf_ooo import compat
+from tf_ooo.compat import iterators, train_function
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import MemoryLimitError
 from tf_ooo.fit.distributed import check_model, drop_notes_of_fit, note_replaced, note_too_short
@@ -31,8 +31,8 @@ from tf_ooo.rewriting.parts import is_part
 from tf_ooo.rewriting.staged import PipelineRequest
 from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing import sync
-from tf_ooo.tracing.averaging import optimizers_of
 from tf_ooo.tracing.micro_batches import rows_of, split_rows
+from tf_ooo.tracing.optimizers import optimizers_of
 from tf_ooo.tracing.renewal import renew
 from tf_ooo.tracing.step import StepFunctions
 
@@ -75,7 +75,7 @@ class PipelineMode:
 
     def prepare(self, model: Any, steps: int | None) -> PipelineTraining:
         """With the plan of the fit before, where that was of the same step on the same devices."""
-        stock, devices = compat.train_function_of(model), self._target.devices
+        stock, devices = train_function.train_function_of(model), self._target.devices
         if self._planned_for != (stock, devices):
             self._forget(model)
             self._planned_for = stock, devices
@@ -138,7 +138,7 @@ class PipelineTraining:
 
     def run(self, iterator: Any) -> Any:
         """One execution."""
-        outputs, batches = None, compat.take(iterator, compat.steps_per_execution(self._model))
+        outputs, batches = None, iterators.take(iterator, train_function.steps_per_execution(self._model))
         for batch in batches:
             outputs = self.step(batch, iterator)
         if not batches:

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 from tf_ooo.costs.table import CostTable
 from tf_ooo.hosts.ranks.base import Engine
-from tf_ooo.tracing.averaging import Averaging, optimizers_of
+from tf_ooo.tracing.averaging import Averaging
+from tf_ooo.tracing.optimizers import optimizers_of
 
 # From the root, not within the numbered step: the engine knows a gradient by its op's name, and the last
 # batches of two ranks may have different numbers of micro-batches.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from tf_ooo import compat
+from tf_ooo.compat import nests
 from tf_ooo.fit.first_steps import not_cut, raise_failure
 from tf_ooo.fit.placed import Placed
 from tf_ooo.hosts.devices import available_devices
@@ -78,7 +78,7 @@ class RunningPipeline:
         functions, request = self._functions, self._request
         traced, started = functions.traced, time.perf_counter()
         outputs = functions(batch)
-        compat.synchronize(outputs)
+        nests.synchronize(outputs)
         if functions.traced == traced:
             self._pipeline.step_s.append(time.perf_counter() - started)
             return outputs

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grappler_passes.plugin import describe_keras
-from tf_ooo import compat
+from tf_ooo.compat import keras_fits, tf_functions, train_function
 from tf_ooo.errors import GraphError
 from tf_ooo.fit.controller import StepController
 from tf_ooo.hosts.ranks.base import Engine
@@ -60,7 +60,7 @@ class SingleDeviceMode:
         self._report = Report(
             self.options.resolved_mode, model=str(model.name), environment=environment(model)
         )
-        reason = compat.why_not_rewritable(model)
+        reason = train_function.why_not_rewritable(model)
         if reason is not None:
             raise GraphError(reason)
 
@@ -68,7 +68,7 @@ class SingleDeviceMode:
         """With the controller of the fit before, where it was of this model's step."""
         controller = self._known(model)
         if controller is None:
-            stock = compat.train_function_of(model)
+            stock = train_function.train_function_of(model)
             controller = self._make_controller(model, stock, self.options, self._report)
         self.controller = controller
         return SingleDeviceTraining(controller)
@@ -78,7 +78,7 @@ class SingleDeviceMode:
         return self._report
 
     def _known(self, model: Any) -> StepController | None:
-        known, stock = self.controller, compat.train_function_of(model)
+        known, stock = self.controller, train_function.train_function_of(model)
         usable = known is not None and known.stock is stock and not known.session.request.errors
         return known if usable else None
 
@@ -132,11 +132,11 @@ def controller_of_model(
     """Of a model whose step TensorFlow's executor runs."""
     _refuse_compiled_schedules(options)
     session = RewriteSession(options, describe=describe_keras(model))
-    taken = functools.partial(compat.steps_per_execution, model) if options.batch_size is None else None
-    return StepController(
-        stock, compat.new_train_function(model), session, options, report, Inputs(elements_per_call=taken),
-        samples_seen=functools.partial(compat.samples_seen, model),
-    )  # fmt: skip
+    rewritten, inputs = train_function.new_train_function(model), Inputs()
+    if options.batch_size is None:
+        inputs = Inputs(functools.partial(train_function.steps_per_execution, model))
+    samples_seen = functools.partial(keras_fits.samples_seen, model)
+    return StepController(stock, rewritten, session, options, report, inputs, samples_seen=samples_seen)
 
 
 def controller_of_function(
@@ -145,7 +145,9 @@ def controller_of_function(
     """Of a ``tf.function`` that TensorFlow's executor runs."""
     _refuse_compiled_schedules(options)
     session = RewriteSession(options)
-    return StepController(stock, compat.untraced_copy(stock), session, options, report, on_decided=on_decided)
+    return StepController(
+        stock, tf_functions.untraced_copy(stock), session, options, report, on_decided=on_decided
+    )
 
 
 def _refuse_compiled_schedules(options: Options) -> None:

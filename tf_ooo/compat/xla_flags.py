@@ -35,7 +35,7 @@ def flags_of_process() -> str:
 
 
 @contextmanager
-def xla_flags(flags: Sequence[str]) -> Iterator[None]:
+def added(flags: Sequence[str]) -> Iterator[None]:
     """What is compiled inside, by any thread, is compiled with these flags besides those of the process.
 
     XLA ends the process at a flag that it does not know: give only flags that TensorFlow 2.21 has.

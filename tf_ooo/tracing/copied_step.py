@@ -1,28 +1,12 @@
-"""TensorFlow's private API of the data parallel mode, each with a test in tests/graph/test_step_copies.py."""
+"""A step that is traced once, and copied into functions."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-from tf_ooo import compat
-
-# On the communications of a gradient that travels in slices: which of them.
-PART_ATTR = "_ooo_part"
-
-
-@contextlib.contextmanager
-def numbered_part(number: int) -> Iterator[None]:
-    """Ops made inside say which slice they belong to; of no use where ops run at once."""
-    import tensorflow as tf
-    from tensorflow.core.framework import attr_value_pb2
-
-    if tf.executing_eagerly():
-        yield
-        return
-    with tf.compat.v1.get_default_graph()._attr_scope({PART_ATTR: attr_value_pb2.AttrValue(i=number)}):
-        yield
+from grappler_passes.compat import graph_protos
+from tf_ooo.compat import func_graphs, tf_functions
 
 
 class CopiedStep:
@@ -37,14 +21,14 @@ class CopiedStep:
     """
 
     def __init__(self, step: Callable[[Any], Any], element_spec: Any) -> None:
-        self._concrete = compat.traced_once(step, [element_spec]).get_concrete_function()
+        self._concrete = tf_functions.plain_function(step, [element_spec]).get_concrete_function()
         graph = self._concrete.graph
         given = {tensor.op.name for tensor in graph.inputs}
         self._graph_def = graph.as_graph_def()
         nodes = [node for node in self._graph_def.node if node.name not in given]
         del self._graph_def.node[:]
         for node in nodes:
-            _leave_out_places(node, given)
+            graph_protos.keep_colocations(node, lambda name: name not in given)
             self._graph_def.node.append(node)
 
     @property
@@ -85,23 +69,18 @@ class CopiedStep:
         if edit is not None:
             edit(graph_def)
         outputs = self._concrete.graph.outputs
-        made = tf.graph_util.import_graph_def(
+        copied = tf.graph_util.import_graph_def(
             graph_def, self._inputs(batch), [tensor.name for tensor in outputs], name=scope
         )
-        return self._packed(made)
+        return self._packed(copied)
 
     def _inputs(self, batch: Any) -> dict[str, Any]:
         """What takes the place of the step's inputs: the batch, variables as this function captures them."""
         import tensorflow as tf
 
-        outer, inner = tf.compat.v1.get_default_graph(), self._concrete.graph
-        for variable in inner.variables:
-            outer.watch_variable(variable)
-        captured = [outer.capture(tensor) for tensor in self._concrete.captured_inputs]
-        flat = [
-            tf.convert_to_tensor(value) for value in tf.nest.flatten(batch, expand_composites=True)
-        ] + captured
-        pairs = zip(inner.inputs, flat, strict=True)
+        inner, captured = self._concrete.graph, func_graphs.captured_here(self._concrete)
+        given = map(tf.convert_to_tensor, tf.nest.flatten(batch, expand_composites=True))
+        pairs = zip(inner.inputs, [*given, *captured], strict=True)
         read = {text for node in self._graph_def.node for text in node.input}
         read |= {tensor.name.removesuffix(":0") for tensor in inner.outputs}
         return {
@@ -114,17 +93,7 @@ class CopiedStep:
         structure = self._concrete.structured_outputs
         left = iter(flat)
         values = [
-            None if one is None else next(left) for one in tf.nest.flatten(structure, expand_composites=True)
+            None if value is None else next(left)
+            for value in tf.nest.flatten(structure, expand_composites=True)
         ]
         return tf.nest.pack_sequence_as(structure, values, expand_composites=True)
-
-
-def _leave_out_places(node: Any, given: set[str]) -> None:
-    """No wish to be where an input of the step is: the copy has no such node."""
-    wishes = node.attr["_class"].list.s if "_class" in node.attr else ()
-    kept = [wish for wish in wishes if wish.decode().removeprefix("loc:@") not in given]
-    if len(kept) == len(wishes):
-        return
-    del node.attr["_class"]
-    if kept:
-        node.attr["_class"].list.s.extend(kept)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from grappler_passes.plugin.versions import major_minor
+from grappler_passes.compat import releases
 
 # Earlier ones inline the call, or know no custom call to a TensorFlow function.
 OLDEST_TENSORFLOW = (2, 21)
@@ -30,7 +30,7 @@ def why_no_streams() -> str | None:
     """Why this TensorFlow cannot call a function on a stream; None where it can."""
     import tensorflow as tf
 
-    if major_minor(tf.__version__) < OLDEST_TENSORFLOW:
+    if releases.major_minor(tf.__version__) < OLDEST_TENSORFLOW:
         return (
             f"TensorFlow {tf.__version__}: its XLA inlines calls that are to run on a stream; 2.21 is needed"
         )
@@ -159,14 +159,8 @@ def constant_node(name: str, value: np.ndarray[Any, Any]) -> Any:
     return node
 
 
-def register_functions(graph_def: Any) -> None:
-    """Makes the library's functions known to TensorFlow's runtime, where they are not.
+def barrier(tensors: Sequence[Any]) -> list[Any]:
+    """The tensors once all of them are there."""
+    from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
-    It looks up there what a ``function_list`` names, and XLA what a conditional or a loop does: Grappler
-    gives some of their functions new names.
-    """
-    from tensorflow.python.eager import context
-
-    for function in graph_def.library.function:
-        if not context.context().has_function(function.signature.name):
-            context.context().add_function_def(function)
+    return list(gen_xla_ops.xla_optimization_barrier(input=list(tensors)))

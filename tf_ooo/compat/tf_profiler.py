@@ -64,10 +64,7 @@ def mark_step(number: int) -> Any:
 
 
 def _read_xplane(content: bytes) -> Iterator[TracedEvent]:
-    from tensorflow.tsl.profiler.protobuf import xplane_pb2
-
-    space = xplane_pb2.XSpace.FromString(content)
-    for plane in space.planes:
+    for plane in _planes(content):
         tf_op = {key for key, meta in plane.stat_metadata.items() if meta.name == "tf_op"}
         for line in plane.lines:
             for event in line.events:
@@ -77,6 +74,13 @@ def _read_xplane(content: bytes) -> Iterator[TracedEvent]:
                         label = stat.str_value or plane.stat_metadata[stat.ref_value].name
                 begin_s = line.timestamp_ns * 1e-9 + event.offset_ps * 1e-12
                 yield TracedEvent(plane.name, line.name, label, begin_s, event.duration_ps * 1e-12)
+
+
+def _planes(content: bytes) -> Any:
+    """What the profiler has written; the file's path for it is ``*.xplane.pb``."""
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    return xplane_pb2.XSpace.FromString(content).planes
 
 
 def trace_workers(addresses: Sequence[str], seconds: float) -> dict[str, list[TracedEvent]]:
@@ -95,16 +99,14 @@ def trace_workers(addresses: Sequence[str], seconds: float) -> dict[str, list[Tr
             tf.profiler.experimental.client.trace(where, folder, round(seconds * 1e3), num_tracing_attempts=1)
         except tf.errors.OpError as error:
             raise BackendError(f"{where}: cannot be profiled: {error.message}") from error
-        found = {path.name: path.read_bytes() for path in Path(folder).rglob("*.xplane.pb")}
+        written = {path.name: path.read_bytes() for path in Path(folder).rglob("*.xplane.pb")}
     names = {f"{address.replace(':', '_')}.xplane.pb": address for address in addresses}
-    return {names[name]: list(_since_epoch(content)) for name, content in found.items() if name in names}
+    return {names[name]: list(_since_epoch(content)) for name, content in written.items() if name in names}
 
 
 def _since_epoch(content: bytes) -> Iterator[TracedEvent]:
-    from tensorflow.tsl.profiler.protobuf import xplane_pb2
-
     began_s = 0.0
-    for plane in xplane_pb2.XSpace.FromString(content).planes:
+    for plane in _planes(content):
         for stat in plane.stats:
             if plane.stat_metadata[stat.metadata_id].name == "profile_start_time":
                 began_s = (stat.uint64_value or stat.int64_value) * 1e-9

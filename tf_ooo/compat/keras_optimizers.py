@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tf_ooo.compat.parts import shadow, unshadow
-from tf_ooo.compat.versions import is_keras_2, keras_of, loaded_keras
+from grappler_passes.compat import keras_values
+from tf_ooo.compat import keras_attributes, versions
 
 Apply = Callable[..., Any]
 
 
 def is_optimizer(value: Any) -> bool:
     """Whether ``value`` is an optimizer of any Keras that is loaded."""
-    return any(isinstance(value, _kinds(keras)) for keras in loaded_keras())
+    return any(isinstance(value, _kinds(keras)) for keras in versions.loaded_keras())
 
 
 def _kinds(keras: Any) -> tuple[type, ...]:
-    if is_keras_2(keras):
+    if versions.is_keras_2(keras):
         return (keras.optimizers.Optimizer, keras.optimizers.legacy.Optimizer)
     return (keras.optimizers.Optimizer,)
 
@@ -40,7 +40,7 @@ def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
 
 def is_built(optimizer: Any) -> bool:
     """Whether the optimizer's variables exist; the older ones cannot tell, so False."""
-    built = getattr(optimizer, "built", None) if not is_keras_2(keras_of(optimizer)) else None
+    built = getattr(optimizer, "built", None) if not versions.is_of_keras_2(optimizer) else None
     return bool(getattr(optimizer, "_built", False) if built is None else built)
 
 
@@ -53,8 +53,8 @@ def shadow_update(optimizer: Any, make: Callable[[Apply], Apply]) -> None:
 
     ``apply(grads, trainable_variables=None)`` is the method of Keras 3, or what does the same in Keras 2.
     """
-    if not is_keras_2(keras_of(optimizer)):
-        shadow(optimizer, "apply", make(optimizer.apply))
+    if not versions.is_of_keras_2(optimizer):
+        keras_attributes.shadow(optimizer, "apply", make(optimizer.apply))
         return
     inner = optimizer.apply_gradients
 
@@ -67,17 +67,17 @@ def shadow_update(optimizer: Any, make: Callable[[Apply], Apply]) -> None:
 
         return make(apply)([grad for grad, _ in pairs], variables)
 
-    shadow(optimizer, "apply_gradients", apply_gradients)
+    keras_attributes.shadow(optimizer, "apply_gradients", apply_gradients)
 
 
 def unshadow_update(optimizer: Any) -> None:
     """Undoes :func:`shadow_update`."""
-    unshadow(optimizer, "apply_gradients" if is_keras_2(keras_of(optimizer)) else "apply")
+    keras_attributes.unshadow(optimizer, "apply_gradients" if versions.is_of_keras_2(optimizer) else "apply")
 
 
 def update(optimizer: Any, grads: Sequence[Any], variables: Sequence[Any] | None) -> None:
     """Updates variables, None: those that the optimizer was built with, from gradients in their order."""
-    if is_keras_2(keras_of(optimizer)):
+    if versions.is_of_keras_2(optimizer):
         optimizer.apply_gradients(list(zip(grads, variables_to_apply(optimizer, variables), strict=True)))
     else:
         optimizer.apply(grads, variables)
@@ -90,23 +90,43 @@ def variables_to_apply(optimizer: Any, given: Any) -> list[Any]:
 
 def state_of(optimizer: Any) -> list[Any]:
     """The variables of an optimizer; also of Horovod's wrapper, whose own property fails with Keras 3."""
-    keras = keras_of(optimizer)
-    if not is_keras_2(keras):
+    keras = versions.keras_of(optimizer)
+    if not versions.is_keras_2(keras):
         own = list(keras.optimizers.Optimizer.variables.fget(optimizer))
     elif _is_legacy(optimizer):
         own = [*optimizer._weights, *(v for v in optimizer._hyper.values() if hasattr(v, "assign"))]
     else:
-        rate = getattr(optimizer, "_learning_rate", None)
+        rate = _own_rate(optimizer)
         own = [*optimizer.variables, *([rate] if hasattr(rate, "assign") else [])]
-    found = {id(v): v for v in [*own, *(v for inner in inner_optimizers(optimizer) for v in state_of(inner))]}
-    return list(found.values())
+    within = [variable for inner in inner_optimizers(optimizer) for variable in state_of(inner)]
+    return list({id(variable): variable for variable in [*own, *within]}.values())
 
 
 def horovod_averages(optimizer: Any) -> bool:
     """Whether ``hvd.DistributedOptimizer`` made it and it does average: Keras 3 calls none of its hooks."""
-    return is_horovod_optimizer(optimizer) and is_keras_2(keras_of(optimizer))
+    return is_horovod_optimizer(optimizer) and versions.is_of_keras_2(optimizer)
 
 
 def is_horovod_optimizer(optimizer: Any) -> bool:
     """Whether ``hvd.DistributedOptimizer`` made it."""
     return hasattr(optimizer, "_allreduce_grads") and hasattr(optimizer, "_agg_helper")
+
+
+def learning_rate_handle(optimizer: Any) -> Any:
+    """The resource of the learning rate's variable; None where it is a schedule."""
+    return getattr(keras_values.variable_of_keras(_own_rate(optimizer)), "handle", None)
+
+
+def _own_rate(optimizer: Any) -> Any:
+    return getattr(optimizer, "_learning_rate", None)
+
+
+def is_plain_sgd(optimizer: Any) -> bool:
+    """Whether an update takes off the gradient times a number, the same one each time, and nothing else."""
+    keras = versions.keras_of(optimizer)
+    if versions.is_keras_2(keras) and isinstance(optimizer, keras.optimizers.legacy.SGD):
+        return not optimizer._momentum  # its ``momentum`` is a variable
+    more = ("momentum", "weight_decay", "clipnorm", "clipvalue")
+    if not isinstance(optimizer, keras.optimizers.SGD) or any(getattr(optimizer, name) for name in more):
+        return False
+    return learning_rate_handle(optimizer) is not None  # not a schedule's

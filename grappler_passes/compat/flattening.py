@@ -1,0 +1,117 @@
+"""Flat graphs: calls inlined, conditions and loops lowered or kept as single ops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from grappler_passes.compat import graph_protos
+
+# A condition none of whose branches reads or changes a state; what it was lowered by.
+WHOLE_BRANCH = "StatelessIf"
+_LOWER = "_lower_using_switch_merge"
+_CONDITIONALS = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
+
+
+def inline_graph_def(graph_def, fetches: list[str]):
+    """A flat copy of ``graph_def``: function calls inlined, While and If lowered to Switch and Merge.
+
+    Runs Grappler's function optimizer alone, as TensorFlow itself does for TFLite and TensorRT.
+    """
+    import tensorflow as tf
+    from tensorflow.core.protobuf import config_pb2, meta_graph_pb2
+    from tensorflow.python.grappler import tf_optimizer
+
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.import_graph_def(_without_implementations(graph_def), name="")
+        meta_graph = tf.compat.v1.train.export_meta_graph(graph=graph)
+    collection = meta_graph_pb2.CollectionDef()
+    collection.node_list.value.extend(fetches)
+    meta_graph.collection_def["train_op"].CopyFrom(collection)
+    config = config_pb2.ConfigProto()
+    options = config.graph_options.rewrite_options
+    options.min_graph_nodes = -1
+    options.optimizers.append("function")
+    options.function_optimization = options.AGGRESSIVE
+    return tf_optimizer.OptimizeGraph(config, meta_graph)
+
+
+def with_whole_branches(graph_def):
+    """The graph whose conditions without side effects stay one op each where functions are inlined."""
+    out = _copy(graph_def)
+    for node in _all_nodes(out):
+        if node.op == WHOLE_BRANCH:
+            node.attr.pop(_LOWER, None)
+    return out
+
+
+def flat_graphs(graph_def, fetches: list[str]) -> tuple[Any, Any]:
+    """The graph without calls, once with loops and conditionals as single ops and once with them lowered.
+
+    Traced for XLA a conditional is not marked to be lowered: an optimizer that may skip an update (loss
+    scaling, accumulated gradients) would be one op that reads all gradients.  Ops outside of loops and
+    conditionals have the same names in both.
+    """
+    functional, lowered = _copy(graph_def), _copy(graph_def)
+    for node in _all_nodes(functional):
+        node.attr.pop(_LOWER, None)
+    for node in _all_nodes(lowered):
+        if node.op in _CONDITIONALS:
+            node.attr[_LOWER].b = True
+    return inline_graph_def(functional, fetches), inline_graph_def(lowered, fetches)
+
+
+def _copy(graph_def):
+    out = type(graph_def)()
+    out.CopyFrom(graph_def)
+    return out
+
+
+def _all_nodes(graph_def) -> Iterator[Any]:
+    yield from graph_def.node
+    for function in graph_def.library.function:
+        yield from function.node_def
+
+
+def _without_implementations(graph_def):
+    """Drops ``api_implements``: it would keep the calls that have a cuDNN twin from being inlined."""
+    out = _copy(graph_def)
+    for function in out.library.function:
+        function.attr.pop("api_implements", None)
+    _drop_unused_functions(out)
+    _drop_lost_colocations(out)
+    return out
+
+
+def _drop_unused_functions(graph_def) -> None:
+    """Those that Grappler leaves behind may be inconsistent, and then nothing can be imported."""
+    functions = {function.signature.name: function for function in graph_def.library.function}
+    used: set[str] = set()
+    todo = _called_by(graph_def.node)
+    while todo:
+        name = todo.pop()
+        if name in functions and name not in used:
+            used.add(name)
+            todo |= _called_by(functions[name].node_def)
+    kept = [function for name, function in functions.items() if name in used]
+    del graph_def.library.function[:]
+    graph_def.library.function.extend(kept)
+    gradients = [g for g in graph_def.library.gradient if g.function_name in used and g.gradient_func in used]
+    del graph_def.library.gradient[:]
+    graph_def.library.gradient.extend(gradients)
+
+
+def _called_by(nodes) -> set[str]:
+    """Names of functions that nodes call: by their type, or in an attribute."""
+    values = [value for node in nodes for value in node.attr.values()]
+    named = {value.func.name for value in values if value.HasField("func")}
+    listed = {function.name for value in values for function in value.list.func}
+    return {node.op for node in nodes} | named | listed
+
+
+def _drop_lost_colocations(graph_def) -> None:
+    """Grappler leaves colocation with nodes that it has removed; ``tf.import_graph_def`` refuses it."""
+    names = {node.name for node in graph_def.node}
+    for node in graph_def.node:
+        graph_protos.keep_colocations(node, names.__contains__)

@@ -1,0 +1,32 @@
+"""What stands behind a Keras variable, without importing Keras."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def variable_of_keras(variable: Any) -> Any:
+    """The ``tf.Variable`` of a Keras 3 variable; a Keras 2 variable is one already.
+
+    Not the public ``value``: inside an autocast scope that adds a Cast to the graph and returns it.
+    """
+    return getattr(variable, "_value", variable)
+
+
+def set_variable_of_keras(variable: Any, value: Any) -> None:
+    """Puts another ``tf.Variable`` behind a Keras 3 variable."""
+    object.__setattr__(variable, "_value", value)
+
+
+def path_of_keras(variable: Any) -> str | None:
+    """What Keras 3 calls a variable; None of Keras 2, which has no names of its own."""
+    path: str | None = getattr(variable, "path", None)
+    return path
+
+
+def has_gradient(dtype: Any) -> bool:
+    """Whether a variable of this dtype can be trained: no integers."""
+    import tensorflow as tf
+
+    real = tf.as_dtype(dtype).base_dtype
+    return bool(real.is_floating or real.is_complex)

@@ -1,0 +1,57 @@
+"""What TensorFlow has registered about types of ops."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+
+def op_def(op_type: str) -> Any:
+    """What TensorFlow registered for an op type, None where it knows no such op."""
+    from tensorflow.python.framework import op_def_registry
+
+    return op_def_registry.get(op_type)
+
+
+def is_known_op(op_type: str) -> bool:
+    """Whether an op of this type is registered; libraries such as Horovod register theirs when loaded."""
+    return op_def(op_type) is not None
+
+
+def is_stateful(op_type: str) -> bool:
+    """Whether TensorFlow registered the op type as having state or side effects; True if unknown."""
+    definition = op_def(op_type)
+    return definition is None or definition.is_stateful
+
+
+def has_reference_inputs(op_type: str) -> bool:
+    """Whether the op may change a reference variable that it is given; control flow only hands it on."""
+    definition = op_def(op_type)
+    return (
+        definition is not None
+        and not op_type.startswith("Ref")
+        and any(argument.is_ref for argument in definition.input_arg)
+    )
+
+
+@lru_cache(maxsize=4096)
+def resource_inputs(op_type: str) -> tuple[int, ...]:
+    """The places of the inputs that are handles; those behind an input of variable length are left out."""
+    from tensorflow.core.framework import types_pb2
+
+    definition = op_def(op_type)
+    handles: list[int] = []
+    for place, argument in enumerate(() if definition is None else definition.input_arg):
+        if argument.number_attr or argument.type_list_attr:
+            break
+        if argument.type == types_pb2.DT_RESOURCE:
+            handles.append(place)
+    return tuple(handles)
+
+
+def keeps_random_state(op_type: str) -> bool:
+    """Whether an op draws random numbers from a state that its own kernel keeps (``tf.random.*``)."""
+    definition = op_def(op_type)
+    if definition is None or not definition.is_stateful:
+        return False
+    return {"seed", "seed2"} <= {attribute.name for attribute in definition.attr}

@@ -1,0 +1,55 @@
+"""TensorFlow's runtime in this process: its devices, plug-ins and functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def load_library(path: str) -> None:
+    """Loads a graph optimizer.  A second one for the same device type aborts the process.
+
+    Goes below ``load_pluggable_device_library``, which also rescans the devices and so forgets
+    what the user chose with ``set_visible_devices`` and ``set_memory_growth``.
+    """
+    from tensorflow.python.client import pywrap_tf_session
+
+    pywrap_tf_session.TF_LoadPluggableDeviceLibrary(path)
+
+
+def has_gpu() -> bool:
+    """Whether TensorFlow sees a GPU; does not initialize it."""
+    import tensorflow as tf
+
+    return bool(tf.config.list_physical_devices("GPU"))
+
+
+def runtime_devices() -> frozenset[str]:
+    """Full names of the devices of this process and of the cluster it is connected to."""
+    return frozenset(_context().devices())
+
+
+def host_device(device: str) -> str:
+    """The CPU of the machine that a full device name is on."""
+    import tensorflow as tf
+
+    spec = tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0)
+    name: str = spec.to_string()
+    return name
+
+
+def register_functions(graph_def: Any) -> None:
+    """Makes the library's functions known to TensorFlow's runtime, where they are not.
+
+    It looks up there what a ``function_list`` names, and XLA what a conditional or a loop does: Grappler
+    gives some of their functions new names.
+    """
+    context = _context()
+    for function in graph_def.library.function:
+        if not context.has_function(function.signature.name):
+            context.add_function_def(function)
+
+
+def _context() -> Any:
+    from tensorflow.python.eager import context
+
+    return context.context()

@@ -1,0 +1,57 @@
+"""Functions that TensorFlow has traced: their graphs, and the moment when one has been traced."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from grappler_passes.compat import shape_inference
+
+
+def graph_def_of(concrete_function):
+    """(GraphDef, names of the result ops) of a ConcreteFunction.
+
+    The GraphDef alone does not say which variable a captured handle is; the placeholders get the
+    attributes that TensorFlow itself puts on function arguments, and ``_ooo_variable``.
+    """
+    graph = concrete_function.graph
+    graph_def = graph.as_graph_def()
+    nodes = {node.name: node for node in graph_def.node}
+    by_handle = {id(variable.handle): variable for variable in _living_variables(graph)}
+    for external, internal in graph.captures:
+        if internal.dtype.name == "resource" and internal.op.name in nodes:
+            _describe_capture(nodes[internal.op.name], internal, by_handle.get(id(external)))
+    return graph_def, [tensor.op.name for tensor in concrete_function.outputs]
+
+
+def _living_variables(graph) -> list[Any]:
+    """``graph.variables`` raises when one of them has been deleted since the trace."""
+    return [variable for ref in graph._weak_variables if (variable := ref()) is not None]
+
+
+def _describe_capture(node, placeholder, variable) -> None:
+    from tensorflow.python.ops import handle_data_util
+
+    handle_data = handle_data_util.get_resource_handle_data(placeholder)
+    for pointed in handle_data.shape_and_type if handle_data.is_set else ():
+        node.attr[shape_inference.HANDLE_SHAPES].list.shape.add().CopyFrom(pointed.shape)
+        node.attr["_handle_dtypes"].list.type.append(pointed.dtype)
+    if variable is not None:
+        described = {"name": variable.name.partition(":")[0], "trainable": bool(variable.trainable)}
+        node.attr["_ooo_variable"].s = json.dumps(described).encode()
+
+
+def func_graph_transforms() -> list[Callable[[Any], None]]:
+    """The functions that TensorFlow calls with each ``FuncGraph`` it has traced."""
+    from tensorflow.python.eager.polymorphic_function import transform
+
+    transforms: list[Callable[[Any], None]] = transform.FUNC_GRAPH_TRANSFORMS
+    return transforms
+
+
+def set_string_attr(op: Any, name: str, value: str) -> None:
+    """Sets an attribute of an op that is in a graph already."""
+    from tensorflow.core.framework import attr_value_pb2
+
+    op._set_attr(name, attr_value_pb2.AttrValue(s=value.encode()))

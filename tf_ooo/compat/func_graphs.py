@@ -1,0 +1,64 @@
+"""Graphs of functions: what they capture and call, and other graphs imported into them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tf_ooo.errors import BackendError
+
+
+def captures_of(concrete: Any) -> list[tuple[Any, Any]]:
+    """(tensor outside, placeholder inside).  Raises BackendError for what only a call could tell."""
+    graph = concrete.graph
+    if getattr(graph, "deferred_external_captures", None):
+        raise BackendError("the step reads values that are only known when it is called (deferred captures)")
+    return list(graph.captures)
+
+
+def import_here(graph_def: Any, replaced: dict[str, Any], wanted: Sequence[str], name: str = "") -> list[Any]:
+    """Imports the graph into the function that is being traced, below ``name``.
+
+    ``replaced`` maps tensor names to tensors.
+    """
+    import tensorflow as tf
+
+    graph = tf.compat.v1.get_default_graph()
+    inside = {name: graph.capture(t) if hasattr(graph, "capture") else t for name, t in replaced.items()}
+    return list(tf.graph_util.import_graph_def(graph_def, inside, list(wanted), name=name))
+
+
+def captured_here(concrete: Any) -> list[Any]:
+    """What a traced function captures, captured by the one that is being traced, with its variables."""
+    import tensorflow as tf
+
+    graph = tf.compat.v1.get_default_graph()
+    for variable in concrete.graph.variables:
+        graph.watch_variable(variable)
+    return [graph.capture(tensor) for tensor in concrete.captured_inputs]
+
+
+def without_placeholders(graph_def: Any) -> Any:
+    """The graph without its inputs, which whoever imports it provides."""
+    body = type(graph_def)()
+    body.CopyFrom(graph_def)
+    del body.node[:]
+    body.node.extend(node for node in graph_def.node if node.op != "Placeholder")
+    return body
+
+
+def ops_called_by(op: Any) -> list[str]:
+    """The types of the ops in the functions that a graph op calls directly."""
+    keys = {attr.name for attr in op.op_def.attr} & {"f", "then_branch", "else_branch"}
+    functions = [op.graph._get_function(op.get_attr(key).name) for key in sorted(keys)]
+    return [node.op for f in functions if f is not None for node in f.cached_definition.node_def]
+
+
+def ops_reached_from(graph: Any) -> Iterator[tuple[str, str]]:
+    """(name, type) of the ops of a graph and of all functions that it reaches, however old."""
+    for op in graph.get_operations():
+        yield op.name, op.type
+    for function in graph._functions.values():
+        definition = function.cached_definition
+        for node in definition.node_def:
+            yield f"{definition.signature.name}/{node.name}", node.op

@@ -1,0 +1,39 @@
+"""Attributes of one Keras object, past Keras' tracking of attributes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_SHADOWED = "_ooo_shadowed"
+
+
+def shadow(owner: Any, name: str, value: Any) -> None:
+    """Sets an attribute of this one object, behind Keras' tracking, until :func:`unshadow`."""
+    before = vars(owner).setdefault(_SHADOWED, {})
+    before.setdefault(name, []).append(vars(owner).get(name, _SHADOWED))
+    object.__setattr__(owner, name, value)
+
+
+def unshadow(owner: Any, name: str) -> None:
+    """Puts back what was there before the latest :func:`shadow` of ``name``."""
+    before = vars(owner)[_SHADOWED]
+    value = before[name].pop()
+    if value is _SHADOWED:
+        object.__delattr__(owner, name)
+    else:
+        object.__setattr__(owner, name, value)
+    if not any(before.values()):
+        del vars(owner)[_SHADOWED]
+
+
+def set_on(owner: Any, name: str, method: Any) -> None:
+    """Puts a method on one object, past Keras' tracking of attributes; None: the class' method again."""
+    if method is not None:
+        object.__setattr__(owner, name, method)
+    elif name in vars(owner):
+        object.__delattr__(owner, name)
+
+
+def attributes_of(owner: Any) -> list[Any]:
+    """The values of an object's own attributes."""
+    return list(vars(owner).values())

@@ -1,0 +1,84 @@
+"""The ``fit`` that is running: its callbacks and batches, where it begins and what it has seen."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from tf_ooo.compat import keras_attributes, versions
+
+_KERAS_2_START = "_maybe_load_initial_counters_from_ckpt"
+
+
+def running_callback_list() -> Any:
+    """The ``CallbackList`` that is calling this process' innermost callback; None: nobody calls one.
+
+    Keras hands it to nobody; it is ``self`` of a frame above.
+    """
+    for frame in _frames_above():
+        caller = frame.f_locals.get("self")
+        if caller is not None and isinstance(caller, versions.keras_of(caller).callbacks.CallbackList):
+            return caller
+    return None
+
+
+def running_batches() -> Any:
+    """What gives the innermost ``fit`` that runs its batches; None: no ``fit`` runs, or it is another Keras.
+
+    Its ``catch_stop_iteration()`` is around all batches of an epoch, and what waits for the last of them.
+    Keras hands it to nobody; it is in a frame above.
+    """
+    for frame in _frames_above():
+        for name in ("epoch_iterator", "data_handler"):  # Keras 3, Keras 2
+            batches = frame.f_locals.get(name)
+            if hasattr(batches, "catch_stop_iteration"):
+                return batches
+    return None
+
+
+def _frames_above() -> Iterator[FrameType]:
+    """Those of the functions that are running, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def ends_training_without_data(model: Any) -> bool:
+    """Whether ``fit`` takes a StopIteration before the last step it expects for the end of all training."""
+    return versions.is_of_keras_2(model)
+
+
+def start_epoch_of(model: Any) -> int:
+    """The epoch that ``BackupAndRestore`` wants ``fit`` to begin with; 0 if none."""
+    if versions.is_of_keras_2(model):
+        return int(getattr(model, _KERAS_2_START)(None, 0)[0])
+    return int(model._initial_epoch or 0)
+
+
+def set_start_epoch(model: Any, epoch: int) -> None:
+    """See :func:`start_epoch_of`."""
+    if not versions.is_of_keras_2(model):
+        model._initial_epoch = epoch or None
+        return
+    own = getattr(model, _KERAS_2_START)
+    if own(None, 0)[0] == epoch:
+        return
+
+    def once(*_: Any) -> tuple[int, int]:
+        keras_attributes.unshadow(model, _KERAS_2_START)
+        return epoch, 0
+
+    keras_attributes.shadow(model, _KERAS_2_START, once)
+
+
+def samples_seen(model: Any) -> float:
+    """How many samples the model's loss has been averaged over since its metrics were reset; 0 unknown."""
+    import tensorflow as tf
+
+    tracker = getattr(model, "_loss_tracker", None)
+    if versions.is_of_keras_2(model):
+        tracker = getattr(getattr(model, "compiled_loss", None), "_total_loss_mean", None)
+    return 0.0 if tracker is None else float(tf.convert_to_tensor(tracker.count))

@@ -1,0 +1,45 @@
+"""Layers of a model, and what they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tf_ooo.compat import versions
+
+
+def is_layer(value: Any) -> bool:
+    """Whether ``value`` is a layer or model of any Keras that is loaded."""
+    return any(isinstance(value, keras.layers.Layer) for keras in versions.loaded_keras())
+
+
+def is_kerass_own(layer: Any) -> bool:
+    """Whether the class of a layer is one of Keras, whose settings ``get_config`` tells."""
+    return type(layer).__module__.split(".")[0] in ("keras", "tf_keras")
+
+
+def parts_of(model: Any, itself: bool = True) -> list[Any]:
+    """The model (unless ``itself`` is False) and all layers and models in it."""
+    return list(model._flatten_layers(include_self=itself, recursive=True))
+
+
+def title_of(layer: Any) -> str:
+    """The path of a layer; with Keras 2 its name."""
+    return str(getattr(layer, "path", layer.name))
+
+
+def made_in_strategy(model: Any) -> bool:
+    """Whether a model was made in the scope of a ``tf.distribute`` strategy, of one replica too."""
+    return not type(model.distribute_strategy).__name__.startswith("_DefaultDistributionStrategy")
+
+
+def batch_normalizations(model: Any) -> list[str]:
+    """Titles of the layers that normalize over the rows of a batch."""
+    kind = versions.keras_of(model).layers.BatchNormalization
+    return [title_of(layer) for layer in parts_of(model, itself=False) if isinstance(layer, kind)]
+
+
+def stateful_layers(model: Any) -> list[str]:
+    """Titles of the recurrent layers that keep their rows' states from batch to batch."""
+    kind = versions.keras_of(model).layers.RNN
+    recurrent = [layer for layer in parts_of(model, itself=False) if isinstance(layer, kind)]
+    return [title_of(layer) for layer in recurrent if layer.stateful]

@@ -1,0 +1,80 @@
+"""Losses and metrics: what they add up, divide by and weigh."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from tf_ooo.compat import keras_attributes, keras_layers, versions
+
+
+def summed_losses(model: Any) -> list[str]:
+    """Names of the losses given to ``compile`` that add up a batch instead of averaging it.
+
+    Where a loss has no reduction, the gradient is that of the sum, unless the model's own code averages it.
+    """
+    summed = {"sum"} if _has_own_loss_code(model, versions.keras_of(model)) else {"sum", "none", None}
+    return [loss.name for loss in _losses(model) if loss.reduction in summed]
+
+
+def masks(model: Any) -> list[str]:
+    """Titles of the layers that make masks, and names of losses that divide by something else than rows."""
+    masking = versions.keras_of(model).layers.Masking
+    return [
+        keras_layers.title_of(layer)
+        for layer in keras_layers.parts_of(model, itself=False)
+        if getattr(layer, "mask_zero", False) or isinstance(layer, masking)
+    ] + [
+        loss.name
+        for loss in _losses(model)
+        if _ignored_class(loss) is not None or loss.reduction == "mean_with_sample_weight"
+    ]
+
+
+def _losses(model: Any) -> list[Any]:
+    """The loss objects given to ``compile``."""
+    import tensorflow as tf
+
+    losses = tf.nest.flatten(getattr(model, "loss", None))
+    return [loss for loss in losses if isinstance(loss, versions.keras_of(model).losses.Loss)]
+
+
+def _ignored_class(loss: Any) -> Any:
+    """With Keras 2 it is an argument of the loss function."""
+    return getattr(loss, "ignore_class", getattr(loss, "_fn_kwargs", {}).get("ignore_class"))
+
+
+def _has_own_loss_code(model: Any, keras: Any) -> bool:
+    kind = type(model)
+    return any(
+        getattr(kind, name, None) is not getattr(keras.Model, name, None)
+        for name in ("train_step", "compute_loss")
+    )
+
+
+@contextlib.contextmanager
+def weighted_means(model: Any, weight: float) -> Iterator[None]:
+    """Inside the block a number that a ``Mean`` of the model is given counts ``weight``.
+
+    If nothing else is said; so that a micro-batch's mean counts as much as its share of the batch.
+    """
+    kind = versions.keras_of(model).metrics.Mean
+    means = [] if weight == 1.0 else [metric for metric in model.metrics if type(metric) is kind]
+    for metric in means:
+        keras_attributes.shadow(
+            metric, "update_state", functools.partial(_update_mean, metric.update_state, weight)
+        )
+    try:
+        yield
+    finally:
+        for metric in means:
+            keras_attributes.unshadow(metric, "update_state")
+
+
+def _update_mean(update: Any, weight: float, values: Any, sample_weight: Any = None) -> Any:
+    import tensorflow as tf
+
+    single = sample_weight is None and tf.convert_to_tensor(values).shape.rank == 0
+    return update(values, sample_weight=weight if single else sample_weight)

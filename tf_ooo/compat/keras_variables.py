@@ -1,0 +1,115 @@
+"""Keras variables: the ``tf.Variable`` behind each, its handle, its place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from grappler_passes.compat import keras_values
+
+_TWIN = "_ooo_value"
+
+
+def path_of(variable: Any) -> str:
+    """The name of a Keras or TensorFlow variable."""
+    return str(keras_values.path_of_keras(variable) or variable.name)
+
+
+def is_overwritten_with_gradient(variable: Any) -> bool:
+    """Whether an optimizer assigns the gradient to the variable instead of stepping along it."""
+    return bool(getattr(variable, "overwrite_with_gradient", False))
+
+
+def value_of(variable: Any) -> Any:
+    """The ``tf.Variable`` behind a Keras variable.
+
+    Layers of Keras 2 hold a ``tf.Variable`` itself: a twin of it, with the same handle, stands behind it.
+    """
+    own = _resource(variable)
+    if own is None:
+        return keras_values.variable_of_keras(variable)
+    twin = getattr(own, _TWIN, None)
+    if twin is None:
+        twin = object.__new__(type(own))
+        vars(twin).update(vars(own))
+        vars(own)[_TWIN] = twin
+    return twin
+
+
+def set_value_of(variable: Any, value: Any) -> None:
+    """Puts another ``tf.Variable`` behind a Keras variable."""
+    own = _resource(variable)
+    if own is None:
+        keras_values.set_variable_of_keras(variable, value)
+        return
+    own._handle = value._handle
+    vars(own)[_TWIN] = value
+
+
+def _resource(variable: Any) -> Any:
+    """The ``tf.Variable`` that a variable of Keras 2 is, or holds for mixed precision; None with Keras 3."""
+    import tensorflow as tf
+
+    if not isinstance(variable, tf.Variable):
+        return None
+    return vars(variable).get("_variable", variable)
+
+
+def handle_of(variable: Any) -> Any:
+    """The handle that ops of the present graph are given for a variable; None if there is none."""
+    own = _resource(variable)
+    return getattr(getattr(variable, "value", None) if own is None else own, "handle", None)
+
+
+def copy_on(device: str, variable: Any) -> Any:
+    """A new ``tf.Variable`` on a device with the value and the identity of another one.
+
+    Optimizers of Keras know the variables that they were built with by ``_unique_id``.
+    """
+    import tensorflow as tf
+
+    with tf.init_scope(), tf.device(device):
+        new = tf.Variable(
+            variable.read_value(),
+            trainable=variable.trainable,
+            dtype=variable.dtype,
+            shape=variable.shape,
+            name=variable.name.split(":")[0],
+            synchronization=variable.synchronization,
+            aggregation=variable.aggregation,
+        )
+    new._unique_id = variable._unique_id
+    return new
+
+
+def empty(variable: Any) -> None:
+    """Frees the memory of a ``tf.Variable`` that nobody needs any more.
+
+    TensorFlow keeps the graphs in which gradients with a gradient of their own were traced (Keras'
+    optimizers do so), and with each graph the variables that it reads, as long as the process lives.
+    """
+    import tensorflow as tf
+
+    with tf.init_scope(), tf.device(variable.device):
+        nothing = (
+            tf.zeros((0,), variable.dtype) if variable.dtype != tf.string else tf.constant([], tf.string)
+        )
+        tf.raw_ops.AssignVariableOp(resource=variable.handle, value=nothing)
+
+
+def register(dtype: Any, shape: Sequence[int | None] | None, device: str) -> Any:
+    """A variable for values of a shape with open sizes, which holds none yet.
+
+    Functions that use it are to be traced for any number of rows.  Traced for batches of one size, graph
+    optimizers would take the rows of the batch that comes in for those of the one before: they give a
+    variable of any shape the shape of what is assigned to it.
+    """
+    import tensorflow as tf
+
+    with tf.init_scope(), tf.device(device):
+        return tf.Variable(
+            tf.zeros([size or 0 for size in shape or (0,)] if shape != () else (), dtype),
+            shape=tf.TensorShape(None),
+            trainable=False,
+            validate_shape=False,
+        )

@@ -1,0 +1,79 @@
+"""Attributes of all ops that are made in a block: which step they belong to, what they are."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from grappler_passes.analysis.microbatches import SUM_ATTR
+
+# On the communications of a gradient that travels in slices: which of them.
+PART_ATTR = "_ooo_part"
+_GRADIENT = "_ooo_gradient"
+# What Grappler's arithmetic optimizer writes on sums that it has looked at: with it, a chain of sums stays
+# a chain.  Else it becomes one AddN, which keeps the gradients of all micro-batches alive to the end.
+_LEAVE_SUMS = "_grappler_ArithmeticOptimizer_AddOpsRewriteStage"
+
+
+def _marked(attributes: Mapping[str, int | bool]) -> AbstractContextManager[None]:
+    """Ops that are made inside, in the graph that is being traced, get these attributes."""
+    import tensorflow as tf
+    from tensorflow.core.framework import attr_value_pb2
+
+    values = {
+        name: attr_value_pb2.AttrValue(**{"b" if isinstance(value, bool) else "i": value})
+        for name, value in attributes.items()
+    }
+    scope: AbstractContextManager[None] = tf.compat.v1.get_default_graph()._attr_scope(values)
+    return scope
+
+
+@contextlib.contextmanager
+def numbered_step(number: int, attribute: str, scope: str) -> Iterator[None]:
+    """Ops made inside say which step they belong to: by an attribute, and by their scope if one is given.
+
+    TensorFlow's graph optimizers are not blind to names: in a scope the same step may differ in the last bit.
+    """
+    import tensorflow as tf
+
+    named = tf.name_scope(f"{scope}{number}") if scope else contextlib.nullcontext()
+    with _marked({attribute: number}), named:
+        yield
+
+
+def numbered_part(number: int) -> AbstractContextManager[None]:
+    """Ops made inside say which slice they belong to; of no use where ops run at once."""
+    import tensorflow as tf
+
+    return contextlib.nullcontext() if tf.executing_eagerly() else _marked({PART_ATTR: number})
+
+
+def marked_sums() -> AbstractContextManager[None]:
+    """Ops made inside are sums of gradients, which Grappler leaves as they are."""
+    return _marked({SUM_ATTR: True, _LEAVE_SUMS: True})
+
+
+def leave_sums(graph_def: Any) -> None:
+    """Marks all sums of a graph: Grappler sorts what it joins by names, which gives each copy other bits."""
+    for node in graph_def.node:
+        if node.op in ("Add", "AddV2", "AddN"):
+            node.attr[_LEAVE_SUMS].b = True
+
+
+def marked_gradient(gradient: Any, variable: Any) -> Any:
+    """A variable's gradient, dense, behind an op that :func:`is_marked_gradient` knows; None stays None."""
+    import tensorflow as tf
+
+    if gradient is None:
+        return None
+    # That of lookups says its shape only when it runs.
+    dense = tf.ensure_shape(tf.convert_to_tensor(gradient), variable.shape)
+    with _marked({_GRADIENT: True}):
+        return tf.identity(dense)
+
+
+def is_marked_gradient(node: Any) -> bool:
+    """Whether :func:`marked_gradient` made a node."""
+    return node.op == "Identity" and _GRADIENT in node.attr

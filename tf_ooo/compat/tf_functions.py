@@ -1,0 +1,93 @@
+"""``tf.function``: made, looked into, traced anew."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+def plain_function(
+    body: Callable[..., Any], specs: Sequence[Any] | None = None, compiled: bool = False
+) -> Any:
+    """A ``tf.function`` that runs its body as it is; TensorFlow does not warn that there are several such.
+
+    Args:
+        body: its Python conditions stay Python's.
+        specs: of its inputs, for one trace; None: it is traced for each kind of inputs.
+        compiled: by XLA, for which loops are traced in another way.
+    """
+    import tensorflow as tf
+
+    function = tf.function(
+        tf.autograph.experimental.do_not_convert(body),
+        input_signature=specs if specs is None else list(specs),
+        autograph=False,
+        jit_compile=True if compiled else None,
+    )
+    function._omit_frequent_tracing_warning = True
+    return function
+
+
+def concrete_function(body: Callable[..., Any], specs: Sequence[Any], compiled: bool = False) -> Any:
+    """The ConcreteFunction of ``body(*specs)``; raises whatever tracing raises."""
+    return plain_function(body, compiled=compiled).get_concrete_function(*specs)
+
+
+def is_tf_function(value: Any) -> bool:
+    """Whether ``value`` is what ``tf.function`` makes."""
+    return hasattr(value, "_list_all_concrete_functions")
+
+
+def is_concrete_function(value: Any) -> bool:
+    """Whether ``value`` is a traced tf.function."""
+    return (
+        hasattr(value, "graph") and hasattr(value, "captured_inputs") and hasattr(value, "structured_outputs")
+    )
+
+
+def undecorated(function: Any) -> Any:
+    """What ``tf.function`` was given, with Python conditions as ops if it was to; others as they are."""
+    if not is_tf_function(function):
+        return function
+    from tensorflow.python.autograph.core import ag_ctx
+    from tensorflow.python.autograph.impl import api
+
+    converted, context = function.python_function, contextlib.nullcontext()
+    if function._autograph:
+        context = ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED)
+        converted = api.tf_convert(converted, context)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with context:  # whoever calls may have switched conversion off
+            return converted(*args, **kwargs)
+
+    call.decorated = function  # type: ignore[attr-defined]  # of a method: it is referred to weakly
+    return call
+
+
+def forget_traces(owner: Any) -> None:
+    """Has an object's methods that ``tf.function`` decorates traced anew.
+
+    A trace keeps to the variables that were there when it was made.
+    """
+    for kind in type(owner).__mro__:
+        for value in vars(kind).values():
+            if is_tf_function(value):
+                value._descriptor_cache.pop(owner, None)
+
+
+def concrete_functions_of(function: Any) -> list[Any]:
+    """What a ``tf.function`` has been traced to; asked, one with an input_signature is traced."""
+    traced: list[Any] = function._list_all_concrete_functions()
+    return traced
+
+
+def untraced_copy(function: Any) -> Any:
+    """A ``tf.function`` with the settings of ``function`` (input_signature and so on), not traced yet."""
+    return function._clone(None)
+
+
+def compiles_with_xla(function: Any) -> bool:
+    """Whether a ``tf.function`` was made with ``jit_compile=True``."""
+    return bool(getattr(function, "_jit_compile", None))

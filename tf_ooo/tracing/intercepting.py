@@ -1,0 +1,79 @@
+"""What stands between a step's gradients and its optimizers: the one place where ``apply`` is intercepted.
+
+Loss scaling, clipping, weight decay and accumulation are inside the optimizers, behind this place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tf_ooo.compat import keras_optimizers
+
+
+@dataclass(frozen=True)
+class Update:
+    """One call of an optimizer's ``apply``.
+
+    Attributes:
+        optimizer: whose ``apply`` was called.
+        grads: what it was given, one for each variable; None where a variable has no gradient.
+        variables: that are to be updated.
+        explicit: whether the caller named them.
+        proceed: applies such gradients, as the caller wanted.
+    """
+
+    optimizer: Any
+    grads: list[Any]
+    variables: list[Any]
+    explicit: bool
+    proceed: Callable[[Sequence[Any]], Any]
+
+
+@contextlib.contextmanager
+def intercepted(optimizers: Sequence[Any], on_update: Callable[[Update], Any]) -> Iterator[None]:
+    """Inside the block ``on_update`` takes the place of each optimizer's ``apply``.
+
+    What an update calls while it proceeds is left alone: a loss-scaling optimizer calls the one inside it.
+    """
+    intercepting = _Intercepting(on_update)
+    for optimizer in optimizers:
+        keras_optimizers.shadow_update(optimizer, functools.partial(intercepting.instead_of, optimizer))
+    try:
+        yield
+    finally:
+        for optimizer in optimizers:
+            keras_optimizers.unshadow_update(optimizer)
+
+
+class _Intercepting:
+    def __init__(self, on_update: Callable[[Update], Any]) -> None:
+        self._on_update, self._proceeding = on_update, False
+
+    def instead_of(self, optimizer: Any, apply: Callable[..., Any]) -> Callable[..., Any]:
+        def intercepted_apply(grads: Any, trainable_variables: Any = None) -> Any:
+            if self._proceeding:
+                return apply(grads, trainable_variables)
+            explicit = trainable_variables is not None
+            variables = keras_optimizers.variables_to_apply(optimizer, trainable_variables)
+
+            def proceed(changed: Sequence[Any]) -> Any:
+                self._proceeding = True
+                try:
+                    return apply(changed, variables if explicit else None)
+                finally:
+                    self._proceeding = False
+
+            return self._on_update(Update(optimizer, list(grads), variables, explicit, proceed))
+
+        return intercepted_apply
+
+
+def ops_so_far() -> int:
+    """How many ops the graph has that is being traced."""
+    import tensorflow as tf
+
+    return len(tf.compat.v1.get_default_graph().get_operations())

@@ -25,7 +25,7 @@ def decide(stock_s, rewritten_s, schedule="auto"):
     step = StepController(lambda: None, lambda: None, Session(), options, report)
     for both in ((0.0, 0.0), *zip(stock_s, rewritten_s, strict=True)):  # the first ones warm up
         for which, taken_s in zip((STOCK, REWRITTEN), both, strict=True):
-            step.times.add(which, taken_s, traced=False)
+            step.comparison.add(which, taken_s, traced=False)
     step._decide_if_ready()
     return step.choice, report
 

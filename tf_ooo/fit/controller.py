@@ -17,9 +17,9 @@ from typing import Any
 from grappler_passes.compat import op_types
 from tf_ooo.compat import nests
 from tf_ooo.errors import GraphError
+from tf_ooo.fit.comparison import StepComparison
 from tf_ooo.fit.prediction import StepPrediction
-from tf_ooo.fit.reporting import fall_back, fill_times
-from tf_ooo.fit.step_times import REWRITTEN, STOCK, Comparison, StepTimes
+from tf_ooo.fit.step_times import REWRITTEN, STOCK
 from tf_ooo.options import Options
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.reporting import fill_plan
@@ -28,7 +28,6 @@ from tf_ooo.tracing import traces
 from tf_ooo.tracing.inputs import Inputs
 
 _LOG = logging.getLogger("tf_ooo")
-_AS_ASKED = "applied as asked"
 
 
 class StepController:
@@ -42,7 +41,7 @@ class StepController:
         report: filled in as things become known.
         inputs: finds the real sizes of batches, for the memory limit.
         on_decided: called once it is known which of the two is kept.
-        others: more rewritten steps by name; of all the fastest is kept.
+        more_steps: more rewritten ones by name; of all the fastest is kept.
         samples_seen: tells how many samples the steps so far have seen, where arguments do not show it.
 
     Raises (from a call): whatever the step raises; MemoryLimitError, before the step has changed
@@ -58,19 +57,16 @@ class StepController:
         report: Report,
         inputs: Inputs | None = None,
         on_decided: Callable[[], None] | None = None,
-        others: Mapping[str, Callable[..., Any]] | None = None,
+        more_steps: Mapping[str, Callable[..., Any]] | None = None,
         samples_seen: Callable[[], float] | None = None,
     ) -> None:
         self.stock, self.rewritten, self.session = stock, rewritten, session
-        self.steps = {STOCK: stock, REWRITTEN: rewritten, **(others or {})}
+        self.steps = {STOCK: stock, REWRITTEN: rewritten, **(more_steps or {})}
         self.options, self.report = options, report
         self.inputs = inputs or Inputs()
         self.choice: str | None = None
-        # What stays if the two cannot be mixed comes first.  With a memory limit that is the rewritten
-        # one: if it has to be refused, nothing has changed yet.  Strict: a failure shows at the first call.
-        self._stock_may_stay = options.may_fall_back and options.memory_limit_bytes is None
-        stock_first = self._stock_may_stay and not options.strict
-        self.times = StepTimes(options.profile_steps, stock_first, [n for n in self.steps if n != STOCK])
+        rewrites = [name for name in self.steps if name != STOCK]
+        self.comparison = StepComparison(options, report, rewrites)
         self._started = False
         self._lock = threading.RLock()
         self._on_decided = on_decided
@@ -91,7 +87,7 @@ class StepController:
             return self._predicting(args, kwargs)
         if not self._lock.acquire(blocking=False):
             # Another thread is timing a step.  Waiting for it could be a deadlock: steps may communicate.
-            return self._run(STOCK if self._stock_may_stay else self._ours, args, kwargs)
+            return self._run(STOCK if self.comparison.stock_may_stay else self._ours, args, kwargs)
         try:
             return self._profile(args, kwargs)
         finally:
@@ -121,7 +117,7 @@ class StepController:
     @property
     def _ours(self) -> str:
         """The rewritten step that is kept; until one is, the first."""
-        return self.times.first_rewrite if self.choice in (None, STOCK) else str(self.choice)
+        return self.comparison.times.first_rewrite if self.choice in (None, STOCK) else str(self.choice)
 
     def _run(self, which: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if which == STOCK:
@@ -143,7 +139,7 @@ class StepController:
             self._look_for_random_state(args, kwargs)
         if self.choice is not None:
             return self._run(self.choice, args, kwargs)
-        which = self.times.next
+        which = self.comparison.times.next
         step, seen = self.steps[which], self._samples_seen()
         before, started = traces.trace_count(step), time.perf_counter()
         outputs = self._run(which, args, kwargs)
@@ -151,7 +147,7 @@ class StepController:
             nests.synchronize(outputs)
         elapsed_s = time.perf_counter() - started
         kind = (nests.shapes_of((args, kwargs)), self._samples_seen() - seen)
-        counts = self.times.add(which, elapsed_s, traces.trace_count(step) > before, kind)
+        counts = self.comparison.add(which, elapsed_s, traces.trace_count(step) > before, kind)
         if which != STOCK and not counts:
             self.report.profiling_overhead_s += elapsed_s
         if self.choice is None:
@@ -160,16 +156,16 @@ class StepController:
 
     def _look_for_random_state(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keeps to one of the two if the step draws from op-held random state."""
-        if not self.options.profile_steps and not self._stock_may_stay:
+        if not self.options.profile_steps and not self.comparison.stock_may_stay:
             return  # the rewritten step runs in any case
         with self.session.tracing():
             traces.trace(self.rewritten, args, kwargs)
-        found = (traces.first_op(step, op_types.keeps_random_state) for step in (self.stock, self.rewritten))
-        name = next(filter(None, found), None)
+        names = (traces.first_op(step, op_types.keeps_random_state) for step in (self.stock, self.rewritten))
+        name = next(filter(None, names), None)
         if name is None:
             return
         draws = f"{name} draws random numbers from a state of its own"
-        if self._stock_may_stay:
+        if self.comparison.stock_may_stay:
             self._keep_stock(
                 f"{draws}, which the rewritten step would not share; use tf.random.stateless_* or "
                 "keras.random, or name a schedule"
@@ -198,28 +194,17 @@ class StepController:
                 self._keep_rewritten(f"the stock order's predicted peak, {above}", ours)
 
     def _decide_if_ready(self) -> None:
-        if not self.times.done:
-            if self.options.may_fall_back:
-                self.report.undecided = self.times.progress
-            else:
-                self.report.kept_because = _AS_ASKED
+        verdict = self.comparison.verdict()
+        if verdict is None:
             return
-        if not self.options.profile_steps:
-            self._keep_rewritten()
-            return
-        found = Comparison.of(self.times.seconds)
-        fill_times(self.report, found)
-        if len(self.steps) > 2:
-            self.report.compared = self.times.shown()
-        if self.options.may_fall_back and found.why_not:
-            self._keep_stock(found.why_not)
+        if verdict.why_not:
+            self._keep_stock(verdict.why_not)
         else:
-            self._keep_rewritten(which=found.best)
+            self._keep_rewritten(which=verdict.which)
 
     def _keep_rewritten(self, because: str = "", which: str | None = None) -> None:
         self.choice = which or self._ours
-        self.report.fell_back, self.report.fallback_reason = False, ""
-        self.report.kept_because = because or ("" if self.options.may_fall_back else _AS_ASKED)
+        self.comparison.keep_rewritten(because)
         if self.report.planned is not None:
             self.report.schedule = self.report.planned.policy
         _LOG.info("keeping the rewritten step: %s", self.report.one_line())
@@ -228,10 +213,9 @@ class StepController:
     def _keep_stock(self, reason: str) -> None:
         self.choice = STOCK
         # The plug-in has logged its first error already.
-        fall_back(self.report, reason, logged=self.session.error is not None)
+        self.comparison.keep_stock(reason, logged=self.session.error is not None)
         self._decided()
 
     def _decided(self) -> None:
-        self.report.undecided = ""
         if self._on_decided is not None:
             self._on_decided()

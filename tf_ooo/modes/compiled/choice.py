@@ -92,7 +92,7 @@ class CompiledController(StepController):
         if not left:
             return None
         del self.steps[name]
-        self.times.drop(name)
+        self.comparison.times.drop(name)
         self._left_out[name] = reason_of(error)
         return left[0]
 

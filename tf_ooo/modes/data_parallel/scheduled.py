@@ -6,15 +6,15 @@ import functools
 import logging
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from grappler_passes.compat import op_types
 from tf_ooo.compat import nests, train_function
 from tf_ooo.costs.profile import MOST_STEPS, StepProfiler
 from tf_ooo.errors import GraphError, OOOError
-from tf_ooo.fit.reporting import fall_back, fill_times
-from tf_ooo.fit.step_times import REWRITTEN, STOCK, Comparison, StepTimes
+from tf_ooo.fit.comparison import StepComparison, slowest
+from tf_ooo.fit.step_times import STOCK
 from tf_ooo.hosts.ranks.engine import Engine
 from tf_ooo.modes.data_parallel import planned
 from tf_ooo.modes.data_parallel.ordering import FLIGHT_BYTES, LayerKey, digest
@@ -78,8 +78,7 @@ class ScheduledSteps:
         self._together_s: list[float] = []
         self._plan_failed = ""
         self._stock_predicted_s: float | None = None
-        self._times = StepTimes(options.profile_steps, options.may_fall_back and not options.strict)
-        self._agreed_on = 0
+        self._comparison = StepComparison(options, report, consensus=engine)
         needs_costs = options.schedule in _NEED_COSTS and options.k is None
         self._phase: Callable[[Sequence[Any]], Any] = self._profile if needs_costs else self._begin
 
@@ -246,7 +245,7 @@ class ScheduledSteps:
         return StepSource(self.model, sliced, self.element_spec, self.engine.renumber)
 
     def _compare(self, batches: Sequence[Any]) -> Any:
-        which = self._times.next
+        which = self._comparison.times.next
         steps = self.stock if which == STOCK else self.ordered
         assert steps is not None  # for mypy: _start has run
         before, started = steps.traced, time.perf_counter()
@@ -258,11 +257,8 @@ class ScheduledSteps:
         if which == STOCK and steps.traced > before and self._draws_from_own_state(len(batches)):
             return outputs
         no_sample = steps.traced > before or len(batches) < self.steps
-        self._times.add(which, elapsed_s / len(batches), no_sample, len(batches))
-        if self._times.done:
-            self._decide()
-        elif self.options.may_fall_back:
-            self.report.undecided = self._times.progress
+        self._comparison.add(which, elapsed_s / len(batches), no_sample, len(batches))
+        self._decide()
         return outputs
 
     def _agree(self) -> bool:
@@ -300,22 +296,16 @@ class ScheduledSteps:
         return name is not None
 
     def _decide(self) -> None:
-        """Medians of the slowest rank's times: the same on all ranks."""
-        if not self.options.profile_steps:
-            self._keep_ordered()
+        """Once enough steps are timed: the same on all ranks."""
+        verdict = self._comparison.verdict({_SINGLE: self._single_s})
+        if verdict is None:
             return
-        everyone = self.engine.gather(self._times.seconds | {_SINGLE: self._single_s})
-        times = {which: slowest(one[which] for one in everyone) for which in (STOCK, REWRITTEN, _SINGLE)}
-        found = Comparison.of({which: times[which] for which in (STOCK, REWRITTEN)})
-        fill_times(self.report, found)
-        if not self.options.may_fall_back:
-            self._keep_ordered()
-            return
-        if found.why_not:
-            self._keep_stock(found.why_not)
+        if verdict.why_not:
+            self._keep_stock(verdict.why_not)
         else:
             self._keep_ordered()
-        self._compare_with_single(times[STOCK if found.why_not else REWRITTEN], times[_SINGLE])
+        if self.options.may_fall_back and verdict.seconds:
+            self._compare_with_single(verdict.seconds[verdict.which], verdict.seconds[_SINGLE])
 
     def _watch(self, batches: Sequence[Any]) -> Any:
         """Stock order, several steps together: timed, as one step at a time may be faster."""
@@ -343,8 +333,7 @@ class ScheduledSteps:
     # -- decided ---------------------------------------------------------------------------------
 
     def _keep_ordered(self) -> None:
-        self.report.fell_back, self.report.fallback_reason, self.report.undecided = False, "", ""
-        self.report.kept_because = "" if self.options.may_fall_back else "applied as asked"
+        self._comparison.keep_rewritten()
         self._phase = self._run_ordered
 
     def _run_ordered(self, batches: Sequence[Any]) -> Any:
@@ -356,15 +345,9 @@ class ScheduledSteps:
         return outputs
 
     def _keep_stock(self, reason: str, quiet: bool = False) -> None:
-        fall_back(self.report, reason, logged=quiet)
+        self._comparison.keep_stock(reason, logged=quiet)
         self.report.predicted_step_s = self._stock_predicted_s or self.report.predicted_step_s
-        self.report.undecided = ""
         if self.request is not None:
             self.request.close()
         self.ordered = None
         self._phase = self.stock
-
-
-def slowest(times: Iterable[Sequence[float]]) -> list[float]:
-    """Of each sample the time of the slowest rank: what every rank waits for."""
-    return [max(one) for one in zip(*times, strict=False)]

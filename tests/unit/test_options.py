@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tf_ooo.errors import OOOError, OptionsError
-from tf_ooo.options import Options
+from tf_ooo.modes.by_name import Options
 
 
 def test_defaults():

@@ -17,9 +17,9 @@ from tf_ooo.fit.reporting import fall_back, fill_times
 from tf_ooo.fit.step_times import REWRITTEN, STOCK, Comparison, StepTimes
 from tf_ooo.hosts.ranks.engine import Engine
 from tf_ooo.modes.data_parallel import planned
+from tf_ooo.modes.data_parallel.options import DataParallel
 from tf_ooo.modes.data_parallel.ordering import FLIGHT_BYTES, LayerKey, digest
 from tf_ooo.modes.data_parallel.rewriting import StepRequest
-from tf_ooo.options import Options
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.reporting import fill_plan
@@ -59,7 +59,7 @@ class ScheduledSteps:
         averaging: Averaging,
         element_spec: Any,
         engine: Engine,
-        options: Options,
+        options: DataParallel,
         report: Report,
         of_epoch: int | None = None,
     ) -> None:

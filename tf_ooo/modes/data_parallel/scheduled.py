@@ -228,8 +228,9 @@ class ScheduledSteps:
         slices: Mapping[str, int] | None = None,
     ) -> None:
         source = self._sliced_source(slices) if slices else self._source
+        dump_dir = self.options.dump_dir if self.engine.rank == 0 else None  # ranks may share the folder
         try:
-            self.request = StepRequest(self.model, schedule_for, flight_bytes, planned_for)
+            self.request = StepRequest(self.model, schedule_for, flight_bytes, planned_for, dump_dir)
         except OOOError as error:
             self._plan_failed = str(error)
             self.ordered = Unrolled(source, self.steps)

@@ -6,15 +6,17 @@ import os
 from typing import Any
 
 from tf_ooo.compat.callbacks import Callback
-from tf_ooo.errors import BackendError
+from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.hosts.device_names import over_hosts
-from tf_ooo.hosts.ranks.engine import launched_for_collectives
-from tf_ooo.modes.data_parallel import DataParallelFit, launched_with_workers
+from tf_ooo.hosts.ranks.engine import launched_for_collectives, launched_with_workers
+from tf_ooo.modes.by_name import Options, options_for_fit
+from tf_ooo.modes.data_parallel.fit import DataParallelFit
 from tf_ooo.modes.layerpipe.fit import LayerPipeFit
 from tf_ooo.modes.pipeline.fit import PipelineFit
 from tf_ooo.modes.replicated import ReplicatedPipelineFit
 from tf_ooo.modes.single_device.fit import FitSession
-from tf_ooo.options import Options
+from tf_ooo.modes.table import DataParallel, LayerPipe, Pipeline, SingleDevice
+from tf_ooo.options import DeviceOptions, ModeOptions
 from tf_ooo.report.report import Report
 
 
@@ -34,21 +36,23 @@ class OOOBackprop(Callback):
 
     Args:
         mode: ``"single_device"``, ``"data_parallel"``, ``"pipeline"``, ``"layerpipe"``, or ``"auto"``:
-            data_parallel where horovodrun started several processes.
+            data_parallel where horovodrun started several processes.  In the place of a name and all other
+            arguments: ``tf_ooo.SingleDevice(...)``, ``DataParallel(...)``, ``Pipeline(...)`` or
+            ``LayerPipe(...)``.
         schedule: ``"auto"`` keeps the faster of stock and rewritten; a policy's name is applied as asked.
         memory_limit_bytes: peak bytes that the planned order may keep alive on each device.
         profile_steps: steps of each order that are timed.
         timeline: folder for ``report.html`` and ``trace.json``, written when training ends.
-        **mode_options: other fields of :class:`tf_ooo.Options`, such as ``strict``, ``op``.
+        **mode_options: other options of the mode, such as ``strict``, ``devices``.
 
     Raises:
-        OptionsError: an unknown option or value.
+        OptionsError: an unknown option or value, or an option of another mode.
         BackendError: ``mode="layerpipe"`` in one of several launched processes.
     """
 
     def __init__(
         self,
-        mode: str = "auto",
+        mode: str | ModeOptions | Options = "auto",
         schedule: str = "auto",
         memory_limit_bytes: int | None = None,
         profile_steps: int = 3,
@@ -56,8 +60,8 @@ class OOOBackprop(Callback):
         **mode_options: Any,
     ) -> None:
         super().__init__()
-        options = Options.from_arguments(
-            mode=mode,
+        options = options_for_fit(
+            mode,
             schedule=schedule,
             memory_limit_bytes=memory_limit_bytes,
             profile_steps=profile_steps,
@@ -92,21 +96,24 @@ class OOOBackprop(Callback):
         self._session.finish()
 
 
-def _session(options: Options) -> DataParallelFit | FitSession | PipelineFit:
-    if options.mode == "layerpipe":
+def _session(options: ModeOptions) -> DataParallelFit | FitSession | PipelineFit:
+    if isinstance(options, LayerPipe):
         if _one_of_several(options):
             raise BackendError(
                 "mode='layerpipe' is one process with several devices or hosts (devices=), but several were "
                 "launched, whose weights would differ; start python train.py once, without a launcher"
             )
         return LayerPipeFit(options)
-    if options.mode == "pipeline":
+    if isinstance(options, Pipeline):
         replicated = _one_of_several(options) or (options.replicas or 1) > 1
         return ReplicatedPipelineFit(options) if replicated else PipelineFit(options)
-    parallel = options.mode == "data_parallel" or (options.mode == "auto" and launched_with_workers())
-    return DataParallelFit(options) if parallel else FitSession(options)
+    if isinstance(options, DataParallel):
+        return DataParallelFit(options)
+    if isinstance(options, SingleDevice):
+        return FitSession(options)
+    raise OptionsError(f"{options!r} are the options of no mode; accepted: tf_ooo.Pipeline(...) and the like")
 
 
-def _one_of_several(options: Options) -> bool:
+def _one_of_several(options: DeviceOptions) -> bool:
     """Whether a launcher started several trainings; TF_CONFIG may also be for the hosts of ``devices``."""
     return launched_with_workers() or (not over_hosts(options.devices) and launched_for_collectives())

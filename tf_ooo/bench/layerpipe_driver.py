@@ -25,7 +25,7 @@ from tf_ooo.bench.pipeline_workloads import Workload
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.modes.layerpipe.fit import LayerPipeFit
 from tf_ooo.modes.pipeline.fit import PipelineFit
-from tf_ooo.options import Options
+from tf_ooo.modes.table import LayerPipe, Pipeline
 from tf_ooo.planning.policies.layerpipe import weights_sent_bytes
 from tf_ooo.planning.simulation.simulator import simulate
 
@@ -57,8 +57,9 @@ class InTurn(Steps):
 
     def __init__(self, workload: Workload, mode: str, options: dict[str, Any]) -> None:
         self.mode = mode
-        sessions = {"pipeline": PipelineFit, "layerpipe": LayerPipeFit}
-        super().__init__(workload, sessions[mode](Options.from_arguments(mode=mode, **options)))
+        late = mode == LayerPipe.mode
+        session = LayerPipeFit(LayerPipe(**options)) if late else PipelineFit(Pipeline(**options))
+        super().__init__(workload, session)
 
     def start(self, devices: int) -> None:
         """Runs until the model is distributed and all rounds are full."""

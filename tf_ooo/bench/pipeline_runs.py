@@ -53,9 +53,9 @@ class Scheduled(Steps):
 
     def __init__(self, workload: Workload, options: dict[str, Any], measured: Any = None) -> None:
         from tf_ooo.modes.pipeline.fit import PipelineFit
-        from tf_ooo.options import Options
+        from tf_ooo.modes.pipeline.options import Pipeline
 
-        session = PipelineFit(Options.from_arguments(mode="pipeline", **options))
+        session = PipelineFit(Pipeline(**options))
         session.planned_from = measured
         super().__init__(workload, session)
 

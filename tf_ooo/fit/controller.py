@@ -20,7 +20,7 @@ from tf_ooo.errors import GraphError
 from tf_ooo.fit.prediction import StepPrediction
 from tf_ooo.fit.reporting import fall_back, fill_times
 from tf_ooo.fit.step_times import REWRITTEN, STOCK, Comparison, StepTimes
-from tf_ooo.options import Options
+from tf_ooo.options import OneDeviceOptions
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.reporting import fill_plan
 from tf_ooo.rewriting.session import Session
@@ -54,7 +54,7 @@ class StepController:
         stock: Callable[..., Any],
         rewritten: Callable[..., Any],
         session: Session,
-        options: Options,
+        options: OneDeviceOptions,
         report: Report,
         inputs: Inputs | None = None,
         on_decided: Callable[[], None] | None = None,

@@ -9,7 +9,7 @@ from typing import Any
 from grappler_passes.compat import releases
 from tf_ooo.errors import BackendError
 from tf_ooo.fit.step_times import Comparison
-from tf_ooo.options import Options
+from tf_ooo.options import ModeOptions
 from tf_ooo.report.environment import environment
 from tf_ooo.report.report import Report
 
@@ -33,7 +33,7 @@ def fall_back(report: Report, reason: str, logged: bool = False) -> None:
         _LOG.log(level, "keeping the stock step: %s", reason)
 
 
-def stays_stock(options: Options, report: Report, model: Any) -> bool:
+def stays_stock(options: ModeOptions, report: Report, model: Any) -> bool:
     """Whether this TensorFlow is not supported: the report says so then, and the stock step is to train.
 
     Raises BackendError with ``strict``.

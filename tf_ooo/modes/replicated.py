@@ -10,9 +10,11 @@ from tf_ooo.errors import BackendError
 from tf_ooo.hosts.device_names import over_hosts
 from tf_ooo.hosts.ranks.engine import choose_engine, resolved_name
 from tf_ooo.modes.data_parallel.fit import DataParallelFit
+from tf_ooo.modes.data_parallel.options import DataParallel
 from tf_ooo.modes.pipeline.fit import PipelineFit
+from tf_ooo.modes.pipeline.options import Pipeline
 from tf_ooo.modes.pipeline.replicas import Replicas
-from tf_ooo.options import Options
+from tf_ooo.options import RankOptions
 
 _BY_HOROVOD = (
     "pipelines of several processes are averaged by Horovod, not by TensorFlow's collectives, which need all "
@@ -27,11 +29,14 @@ class ReplicatedPipelineFit(DataParallelFit):
         BackendError: not as many processes as ``replicas``, or a pipeline that cannot be replicated.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Pipeline) -> None:
         self._pipeline_options = options
         self.pipeline = PipelineFit(options)
-        # Other on each rank, or of this rank's pipeline alone.
-        super().__init__(dataclasses.replace(options, devices=None, costs=None, memory_limit_bytes=None))
+        of_ranks = [item.name for item in dataclasses.fields(RankOptions) if item.name != "schedule"]
+        super().__init__(DataParallel(**{name: getattr(options, name) for name in of_ranks}))
+        # Without what is other on each rank, or of this rank's pipeline alone.
+        own = dataclasses.replace(options, devices=None, costs=None, memory_limit_bytes=None)
+        self._agreed = own.shared()
         self.report = self.pipeline.report
 
     def begin(self, model: Any, params: dict[str, Any] | None = None) -> None:
@@ -90,7 +95,7 @@ class ReplicatedPipelineFit(DataParallelFit):
         super().finish()
 
 
-def _check(options: Options, size: int) -> None:
+def _check(options: Pipeline, size: int) -> None:
     wanted = size if options.replicas is None else options.replicas
     if wanted != size:
         raise BackendError(

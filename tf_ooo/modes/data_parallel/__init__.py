@@ -11,9 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from tf_ooo.hosts.ranks.engine import Engine, choose_engine, launched_with_workers
-from tf_ooo.modes.data_parallel.fit import DataParallelFit
 
-__all__ = ["DataParallelFit", "Engine", "connect", "launched_with_workers", "shard"]
+__all__ = ["Engine", "connect", "launched_with_workers", "shard"]
 
 
 def connect(engine: str = "auto") -> Engine:

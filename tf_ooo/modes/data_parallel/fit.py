@@ -27,9 +27,9 @@ from tf_ooo.fit.uncompiled import Uncompiled
 from tf_ooo.hosts.ranks.engine import Engine, choose_engine
 from tf_ooo.modes.data_parallel import agreement
 from tf_ooo.modes.data_parallel.lockstep import Lockstep
+from tf_ooo.modes.data_parallel.options import DataParallel
 from tf_ooo.modes.data_parallel.parallel_step import ParallelStep, ended_early, lost, stopped_alone
 from tf_ooo.modes.data_parallel.scheduled import ScheduledSteps
-from tf_ooo.options import Options
 from tf_ooo.report.environment import environment
 from tf_ooo.report.report import Report
 from tf_ooo.tracing import sync
@@ -54,17 +54,11 @@ class DataParallelFit:
     """What the callback does in one or several ``fit`` calls of one model.
 
     Nothing falls back silently here: ranks that cannot be averaged must not train.
-
-    Raises OptionsError for what is not there yet: a memory limit.
     """
 
-    def __init__(self, options: Options) -> None:
-        if options.memory_limit_bytes is not None:
-            raise OptionsError(
-                f"memory_limit_bytes={options.memory_limit_bytes} does not go with mode='data_parallel' in "
-                "this release; leave it out"
-            )
+    def __init__(self, options: DataParallel) -> None:
         self.options = options
+        self._agreed = options.shared()
         self.report = Report(mode="data_parallel")
         self._uncompiled = Uncompiled()
         self.engine: Engine | None = None
@@ -173,7 +167,7 @@ class DataParallelFit:
         sync.build(model, optimizers_of(model), model.train_step, iterator)
         _forget_traces(model)
         optimizers = optimizers_of(model)
-        mine = agreement.description_of(model, optimizers) | {"options": self.options.shared()}
+        mine = agreement.description_of(model, optimizers) | {"options": self._agreed}
         if self.options.weighting == "ranks":
             mine["batch"] = agreement.batch_of(batch)
         agreement.refuse_different(engine, mine)

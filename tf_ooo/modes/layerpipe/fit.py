@@ -14,6 +14,7 @@ from tf_ooo.fit.uncompiled import NOTE
 from tf_ooo.modes.layerpipe.choice import schedule_for
 from tf_ooo.modes.layerpipe.divide import lower_shares
 from tf_ooo.modes.layerpipe.numbering import in_order_of
+from tf_ooo.modes.layerpipe.options import LayerPipe
 from tf_ooo.modes.layerpipe.reporting import fill_report, fill_spread
 from tf_ooo.modes.layerpipe.running import Epoch
 from tf_ooo.modes.layerpipe.spread import Spread, refuse_unspreadable, spread
@@ -21,7 +22,6 @@ from tf_ooo.modes.layerpipe.stages import Stages, stages_of
 from tf_ooo.modes.layerpipe.traced import Traced, renumbered, trace
 from tf_ooo.modes.layerpipe.two_versions import fewest_batches
 from tf_ooo.modes.pipeline.fit import PipelineFit
-from tf_ooo.options import Options
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.rewriting.naming import named
@@ -56,10 +56,11 @@ _ROUNDS, _OPS = (8, 4, 2), 20_000
 class LayerPipeFit(PipelineFit):
     """What the callback does in ``mode="layerpipe"``: profile, plan, spread, run, drain at epoch ends."""
 
+    options: LayerPipe  # type: ignore[assignment] # reads none of a Pipeline's own
     whole_layers = True
 
-    def __init__(self, options: Options) -> None:
-        super().__init__(options)
+    def __init__(self, options: LayerPipe) -> None:
+        super().__init__(options)  # type: ignore[arg-type]
         self.stages: Stages | None = None
         self._home: dict[str, int] = {}
         self._spread: Spread | None = None
@@ -380,7 +381,7 @@ class LayerPipeFit(PipelineFit):
         fill_spread(self.report, self._spread)
 
 
-def _one_device_text(options: Options) -> str:
+def _one_device_text(options: LayerPipe) -> str:
     """Names what the user asked for and does not get."""
     asked = ["schedule='pipedream_2bw'"] if options.schedule == "pipedream_2bw" else []
     asked += [f"{name}={getattr(options, name)}" for name in _WITHOUT if getattr(options, name) is not None]

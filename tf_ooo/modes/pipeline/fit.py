@@ -21,12 +21,12 @@ from tf_ooo.hosts.devices import full_names, home_device, joined
 from tf_ooo.modes.pipeline.checks import check_model, too_short_text
 from tf_ooo.modes.pipeline.measured import check_costs, link_between, measured_costs, unknown_sizes
 from tf_ooo.modes.pipeline.moved_fit import MovedFit
+from tf_ooo.modes.pipeline.options import Pipeline
 from tf_ooo.modes.pipeline.partition import units_of
 from tf_ooo.modes.pipeline.planning import Planned, Wanted, make_plan
 from tf_ooo.modes.pipeline.replicas import Replicas
 from tf_ooo.modes.pipeline.reporting import fill_report, fill_report_of_graph, fill_times, note_micro_batches
 from tf_ooo.modes.pipeline.rewriting import PipelineRequest, plan_on
-from tf_ooo.options import Options
 from tf_ooo.report.environment import environment
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.naming import named, variable_layers
@@ -61,9 +61,10 @@ class PipelineFit(MovedFit):
         whole_layers: layers that take long are not divided.
     """
 
+    options: Pipeline
     whole_layers = False
 
-    def __init__(self, options: Options, replicas: Replicas | None = None) -> None:
+    def __init__(self, options: Pipeline, replicas: Replicas | None = None) -> None:
         super().__init__(options)
         self.replicas = replicas
         self.planned_from: tuple[Step, CostTable] | None = None

@@ -13,7 +13,7 @@ from tf_ooo.fit.guard import Guard
 from tf_ooo.fit.uncompiled import Uncompiled
 from tf_ooo.modes.pipeline.checks import lost_text
 from tf_ooo.modes.pipeline.rewriting import PipelineRequest
-from tf_ooo.options import Options
+from tf_ooo.options import DeviceOptions
 from tf_ooo.report.report import Report
 from tf_ooo.tracing.step import StepFunctions
 from tf_ooo.tracing.variables import Moved
@@ -29,7 +29,7 @@ class MovedFit:
         devices: full names.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: DeviceOptions) -> None:
         self.options = options
         self.report = Report(mode=options.mode)
         self.devices: tuple[str, ...] = ()

@@ -11,7 +11,8 @@ from tf_ooo.compat import keras_fits, train_function, versions
 from tf_ooo.errors import GraphError, OOOError
 from tf_ooo.fit.controller import StepController
 from tf_ooo.fit.reporting import fall_back, save_timeline
-from tf_ooo.options import COMPILED_SCHEDULES, NEEDS_XLA, Options
+from tf_ooo.modes.single_device.options import SingleDevice
+from tf_ooo.options import COMPILED_SCHEDULES, NEEDS_XLA
 from tf_ooo.report.environment import environment
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.session import RewriteSession
@@ -27,9 +28,9 @@ REPLACED = (
 class FitSession:
     """What the callback does in one or several ``fit`` calls of one model."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SingleDevice) -> None:
         self.options = options
-        self.report = Report(mode=options.resolved_mode)
+        self.report = Report(mode=options.mode)
         self.controller: StepController | None = None
         self._model: Any = None
 
@@ -68,7 +69,7 @@ class FitSession:
         if known is None or known.stock is not stock or known.session.request.errors:
             self._drop_controller()
             self.report = Report(
-                mode=self.options.resolved_mode,
+                mode=self.options.mode,
                 model=str(model.name),
                 environment=environment(model),
             )

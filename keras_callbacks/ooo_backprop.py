@@ -7,8 +7,9 @@ from typing import Any
 
 from tf_ooo.compat.callbacks import Callback
 from tf_ooo.fit.life import FitLife
+from tf_ooo.modes.by_name import Options, options_for_fit
 from tf_ooo.modes.table import mode_for
-from tf_ooo.options import Options
+from tf_ooo.options import ModeOptions
 from tf_ooo.report.report import Report
 
 
@@ -28,21 +29,23 @@ class OOOBackprop(Callback):
 
     Args:
         mode: ``"single_device"``, ``"data_parallel"``, ``"pipeline"``, ``"layerpipe"``, or ``"auto"``:
-            data_parallel where horovodrun started several processes.
+            data_parallel where horovodrun started several processes.  In the place of a name and all other
+            arguments: ``tf_ooo.SingleDevice(...)``, ``DataParallel(...)``, ``Pipeline(...)`` or
+            ``LayerPipe(...)``.
         schedule: ``"auto"`` keeps the faster of stock and rewritten; a policy's name is applied as asked.
         memory_limit_bytes: peak bytes that the planned order may keep alive on each device.
         profile_steps: steps of each order that are timed.
         timeline: folder for ``report.html`` and ``trace.json``, written when training ends.
-        **mode_options: other fields of :class:`tf_ooo.Options`, such as ``strict``, ``op``.
+        **mode_options: other options of the mode, such as ``strict``, ``devices``.
 
     Raises:
-        OptionsError: an unknown option or value.
+        OptionsError: an unknown option or value, or an option of another mode.
         BackendError: ``mode="layerpipe"`` in one of several launched processes.
     """
 
     def __init__(
         self,
-        mode: str = "auto",
+        mode: str | ModeOptions | Options = "auto",
         schedule: str = "auto",
         memory_limit_bytes: int | None = None,
         profile_steps: int = 3,
@@ -50,8 +53,8 @@ class OOOBackprop(Callback):
         **mode_options: Any,
     ) -> None:
         super().__init__()
-        options = Options.from_arguments(
-            mode=mode,
+        options = options_for_fit(
+            mode,
             schedule=schedule,
             memory_limit_bytes=memory_limit_bytes,
             profile_steps=profile_steps,

@@ -1,6 +1,7 @@
 """Out-of-order backprop for unmodified TensorFlow and Keras.
 
-The names load on first use, so ``import tf_ooo`` does not import TensorFlow.
+The names load on first use, so ``import tf_ooo`` does not import TensorFlow; ``__init__.pyi`` tells type
+checkers what they are.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ _HOME = {
     "function": "tf_ooo.decorator",
     "enabled": "tf_ooo.scope",
     "high_priority_main_stream": "tf_ooo.modes.compiled.priority",
-    "Options": "tf_ooo.options",
+    "Options": "tf_ooo.modes.by_name",
+    "SingleDevice": "tf_ooo.modes.table",
+    "DataParallel": "tf_ooo.modes.table",
+    "Pipeline": "tf_ooo.modes.table",
+    "LayerPipe": "tf_ooo.modes.table",
     "classify": "tf_ooo.rewriting.planner",
     "plan": "tf_ooo.rewriting.plan",
     "Schedule": "tf_ooo.planning.model.schedule",

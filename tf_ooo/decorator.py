@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
 from tf_ooo.compat import tf_functions, train_function
 from tf_ooo.errors import GraphError, OOOError, OptionsError
 from tf_ooo.fit.controller import StepController
 from tf_ooo.fit.reporting import fall_back, save_timeline
-from tf_ooo.modes.table import function_controller
-from tf_ooo.options import Options, refuse_data_parallel
+from tf_ooo.modes.by_name import Options, options_for_steps
+from tf_ooo.modes.table import SingleDevice, function_controller
 from tf_ooo.report.environment import environment
 from tf_ooo.report.report import Report
 
@@ -22,16 +22,16 @@ class OOOFunction:
 
     Args:
         function: a Python function or a ``tf.function`` over one.
-        options: see :class:`tf_ooo.Options`.
+        options: see :class:`tf_ooo.SingleDevice`.
         jit_compile: as in ``tf.function``; with True dW goes to streams of its own, on a GPU.
     """
 
     def __init__(
-        self, function: Callable[..., Any], options: Options, jit_compile: bool | None = None
+        self, function: Callable[..., Any], options: SingleDevice, jit_compile: bool | None = None
     ) -> None:
         self.python_function = getattr(function, "python_function", function)
         self.options, self.jit_compile = options, jit_compile
-        self.report = Report(mode=options.resolved_mode)
+        self.report = Report(mode=options.mode)
         self._given = function if function is not self.python_function else None
         self._step: Callable[..., Any] | None = None
         self._lock = threading.Lock()
@@ -86,13 +86,33 @@ class OOOFunction:
             save_timeline(self.report, self.options.timeline)
 
 
+@overload
+def function(
+    fn: Callable[..., Any],
+    *,
+    mode: str | SingleDevice | Options = ...,
+    jit_compile: bool | None = ...,
+    **options: Any,
+) -> OOOFunction: ...
+
+
+@overload
+def function(
+    fn: None = None,
+    *,
+    mode: str | SingleDevice | Options = ...,
+    jit_compile: bool | None = ...,
+    **options: Any,
+) -> Callable[[Callable[..., Any]], OOOFunction]: ...
+
+
 def function(
     fn: Callable[..., Any] | None = None,
     *,
-    mode: str = "single_device",
+    mode: str | SingleDevice | Options = "single_device",
     jit_compile: bool | None = None,
     **options: Any,
-) -> Any:
+) -> OOOFunction | Callable[[Callable[..., Any]], OOOFunction]:
     """Decorator like ``tf.function`` whose backward pass is reordered.
 
     >>> @tf_ooo.function(mode="single_device")
@@ -102,11 +122,16 @@ def function(
     The first calls alternate between the stock and the rewritten step (each call runs one of them);
     then the faster is kept.  ``timeline=`` is written once that is decided.
 
+    Args:
+        fn: what is decorated; left out where options are given in brackets.
+        mode: ``"single_device"``, or ``tf_ooo.SingleDevice(...)`` in the place of all options.
+        jit_compile: as in ``tf.function``; with True dW goes to streams of its own, on a GPU.
+        **options: fields of :class:`tf_ooo.SingleDevice`.
+
     Raises:
         OptionsError: an unknown option or value, or what is decorated is no function.
     """
-    checked = Options.from_arguments(mode=mode, **options)
-    refuse_data_parallel(checked, "tf_ooo.function")
+    checked = options_for_steps("tf_ooo.function", mode, **options)
     if fn is None:
         return lambda later: OOOFunction(_callable(later), checked, jit_compile)
     return OOOFunction(_callable(fn), checked, jit_compile)

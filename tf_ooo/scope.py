@@ -9,7 +9,9 @@ from contextlib import AbstractContextManager, contextmanager
 from grappler_passes.compat import releases
 from tf_ooo.errors import OOOError, OptionsError
 from tf_ooo.fit.reporting import save_timeline
-from tf_ooo.options import Options, refuse_data_parallel
+from tf_ooo.modes.by_name import Options, options_for_steps
+from tf_ooo.modes.table import SingleDevice
+from tf_ooo.options import ModeOptions
 from tf_ooo.report.environment import environment
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.reporting import fill_plan
@@ -18,7 +20,7 @@ from tf_ooo.rewriting.session import RewriteSession
 _LOG = logging.getLogger("tf_ooo")
 
 
-def enabled(options: Options | None = None) -> AbstractContextManager[Report]:
+def enabled(options: Options | SingleDevice | None = None) -> AbstractContextManager[Report]:
     """Rewrites every training step that this thread traces inside the block; nothing is measured.
 
     Functions that are no training step run as they are.  Yields a Report, complete after the block.
@@ -32,21 +34,21 @@ def enabled(options: Options | None = None) -> AbstractContextManager[Report]:
         OOOError: with ``strict``, at the end of the block, why a rewrite failed.
         MemoryLimitError: from the call of the step, which has not run.
     """
-    options = Options() if options is None else options
-    if not isinstance(options, Options):
+    options = SingleDevice() if options is None else options
+    if not isinstance(options, (Options, ModeOptions)):
         raise OptionsError(f"enabled() takes tf_ooo.Options(...), got {options!r:.80}")
-    refuse_data_parallel(options, "enabled()")
-    if options.profile_steps not in (0, Options.profile_steps):
+    typed = options_for_steps("enabled()", options)
+    if typed.profile_steps not in (0, SingleDevice.profile_steps):
         raise OptionsError(
-            f"profile_steps={options.profile_steps} is not accepted: enabled() measures nothing; "
+            f"profile_steps={typed.profile_steps} is not accepted: enabled() measures nothing; "
             "leave it out, or use OOOBackprop or tf_ooo.function"
         )
-    return _enabled(options)
+    return _enabled(typed)
 
 
 @contextmanager
-def _enabled(options: Options) -> Iterator[Report]:
-    report = Report(mode=options.resolved_mode, environment=environment())
+def _enabled(options: SingleDevice) -> Iterator[Report]:
+    report = Report(mode=options.mode, environment=environment())
     try:
         session = RewriteSession(options)
     except OOOError as error:

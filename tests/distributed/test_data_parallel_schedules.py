@@ -152,6 +152,27 @@ def test_a_short_first_fit_limits_no_later_one(engine):
     _ordered(callback, 3)
 
 
+def test_dump_dir_holds_the_graph_after_each_pass(engine, tmp_path):
+    """Of rank 0, whose order is that of all; each step by itself, and all of them together."""
+    folder = tmp_path / f"rank_{engine.rank}"
+    model = t.compiled(t.mlp(), "adam", steps_per_execution=2)
+    options = {"schedule": "fast_forward", "profile_steps": 0, "dump_dir": folder}
+    _ordered(t.ours(model, t.data(engine.rank, 4 * t.ROWS), epochs=2, options=options), 2)
+    written = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.pbtxt"))
+    passes = ("00_input", "01_annotate", "02_order")
+    expected = [
+        "00_input.pbtxt",
+        "01_separate.pbtxt",
+        "ordered/00_input.pbtxt",
+        "ordered/01_verify.pbtxt",
+        *(f"step_{step:02d}/{name}.pbtxt" for step in range(2) for name in passes),
+    ]
+    assert written == (expected if engine.rank == 0 else [])
+    if written:
+        before, after = (folder / name for name in ("01_separate.pbtxt", "ordered/01_verify.pbtxt"))
+        assert after.read_text().count('input: "^') > before.read_text().count('input: "^')
+
+
 def test_short_fits_are_profiled_in_the_end(engine, quick_plans):
     model = t.compiled(t.deep(), "adam", steps_per_execution=2)
     callback = tf_ooo.OOOBackprop(mode="data_parallel", schedule="search", profile_steps=0)

@@ -16,11 +16,11 @@ from tests import zoo
 from tf_ooo.compat import nests, xla_flags, xla_functions
 from tf_ooo.costs.gains import GainTable
 from tf_ooo.errors import GraphError, MemoryLimitError, OptionsError
+from tf_ooo.modes.by_name import Options
 from tf_ooo.modes.compiled.choice import CONCURRENT_FLAGS
 from tf_ooo.modes.compiled.controller import JOINT, RECOMPUTED, ways
 from tf_ooo.modes.compiled.session import StreamSession
 from tf_ooo.modes.compiled.step import StreamStep, Way
-from tf_ooo.options import Options
 
 pytestmark = [zoo.needs_xla_streams, pytest.mark.takes(80)]
 

@@ -15,6 +15,7 @@ from tests import zoo
 from tf_ooo.compat import xla_functions
 from tf_ooo.costs.gains import GainTable
 from tf_ooo.errors import BackendError
+from tf_ooo.modes.by_name import Options
 from tf_ooo.modes.compiled import plans, stopwatch
 from tf_ooo.modes.compiled.captured import CompiledModule
 from tf_ooo.modes.compiled.launches import capture_of, kernels_by_task
@@ -23,7 +24,6 @@ from tf_ooo.modes.compiled.pieces import Pieces
 from tf_ooo.modes.compiled.session import StreamSession
 from tf_ooo.modes.compiled.step import CompiledStep, StreamStep, Way, default_rewriter
 from tf_ooo.modes.compiled.stopwatch import Stopwatch, launch_s, piece_graph
-from tf_ooo.options import Options
 from tf_ooo.planning.model.schedule import Task
 
 pytestmark = zoo.needs_xla_streams

@@ -13,11 +13,11 @@ import tf_ooo
 from tests import zoo
 from tf_ooo.errors import BackendError, GraphError, MemoryLimitError
 from tf_ooo.fit.step_times import REWRITTEN, STOCK
+from tf_ooo.modes.by_name import Options
 from tf_ooo.modes.compiled import controller
 from tf_ooo.modes.compiled.choice import CONCURRENT, CONCURRENT_FLAGS
 from tf_ooo.modes.compiled.controller import DELAYED, JOINT, RECOMPUTED, ways
 from tf_ooo.modes.compiled.step import StreamStep
-from tf_ooo.options import Options
 
 pytestmark = [zoo.needs_xla_streams, pytest.mark.takes(45)]
 ANY = {"any_platform": True, "profile_steps": 1}

@@ -15,10 +15,10 @@ from tf_ooo.compat import keras_optimizers
 from tf_ooo.errors import GraphError, OptionsError
 from tf_ooo.fit.comparison import StepComparison, slowest
 from tf_ooo.fit.step_times import REWRITTEN, STOCK
+from tf_ooo.modes.by_name import Options
 from tf_ooo.modes.data_parallel import agreement
 from tf_ooo.modes.data_parallel.ordering import digest
 from tf_ooo.modes.data_parallel.scheduled import ScheduledSteps
-from tf_ooo.options import Options
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.planner import RewriteResult

@@ -9,7 +9,7 @@ import pytest
 from tf_ooo.fit.controller import StepController
 from tf_ooo.fit.reporting import fall_back
 from tf_ooo.fit.step_times import REWRITTEN, STOCK, Comparison, StepTimes
-from tf_ooo.options import Options
+from tf_ooo.modes.by_name import Options
 from tf_ooo.report.report import Report
 
 

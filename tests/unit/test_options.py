@@ -1,9 +1,194 @@
 from __future__ import annotations
 
+import copy
+import dataclasses
+import functools
+import pickle
+
 import pytest
 
+import tf_ooo
+from keras_callbacks.ooo_backprop import OOOBackprop
+from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OOOError, OptionsError
-from tf_ooo.options import Options
+from tf_ooo.modes.by_name import Options, options_for_fit
+from tf_ooo.modes.table import MODES, DataParallel, LayerPipe, Pipeline, SingleDevice
+from tf_ooo.planning.policies import POLICIES
+
+ALL = {"schedule": "auto", "profile_steps": 7, "timeline": "out", "strict": True}
+COSTS = CostTable([tf_ooo.LayerCosts(1.0, 2.0, 3.0)])
+# A value that is not the default, and the modes that take it.
+OPTIONS = {
+    "memory_limit_bytes": (10**9, {"single_device", "pipeline"}),
+    "dump_dir": ("out", {"single_device", "data_parallel", "pipeline"}),
+    "batch_size": (8, {"single_device"}),
+    "streams": (2, {"single_device"}),
+    "store_activations": ("all", {"single_device"}),
+    "side_updates": (True, {"single_device"}),
+    "any_platform": (True, {"single_device"}),
+    "gains": ("gains.json", {"single_device"}),
+    "measure_gains_s": (3.0, {"single_device"}),
+    "unroll": (4, {"single_device", "data_parallel", "layerpipe"}),
+    "engine": ("horovod", {"data_parallel", "pipeline"}),
+    "op": ("Sum", {"data_parallel", "pipeline"}),
+    "compression": ("fp16", {"data_parallel", "pipeline"}),
+    "weighting": ("samples", {"data_parallel", "pipeline"}),
+    "lockstep": ("execution", {"data_parallel", "pipeline"}),
+    "k": (3, {"data_parallel"}),
+    "devices": (2, {"pipeline", "layerpipe"}),
+    "costs": (COSTS, {"pipeline", "layerpipe"}),
+    "microbatches": (4, {"pipeline"}),
+    "chunks": (2, {"pipeline"}),
+    "group": (2, {"pipeline"}),
+    "replicas": (2, {"pipeline"}),
+    "weights": ("ema", {"layerpipe"}),
+    "drain_steps": (5, {"layerpipe"}),
+    "rate_warmup_steps": (5, {"layerpipe"}),
+    "accumulate_steps": (4, {"layerpipe"}),
+}
+# What only some policies read.
+WITH = {
+    "k": "reverse_first_k",
+    "chunks": "interleaved_1f1b",
+    "group": "modulo",
+    "accumulate_steps": "pipedream_2bw",
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch):
+    for name in ("HOROVOD_RANK", "HOROVOD_SIZE", "TF_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_every_option_is_in_the_list():
+    named = {name for options in MODES.values() for name in options.defaults()}
+    assert named == OPTIONS.keys() | ALL.keys()
+    assert {
+        "single_device": tf_ooo.SingleDevice,
+        "data_parallel": tf_ooo.DataParallel,
+        "pipeline": tf_ooo.Pipeline,
+        "layerpipe": tf_ooo.LayerPipe,
+    } == MODES
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_in_every_mode(mode, name):
+    """Accepted, by name and typed, or refused with the option, the mode, and the modes that it belongs to."""
+    value, owners = OPTIONS[name]
+    given = {name: value, "schedule": WITH.get(name, "auto")}
+    if mode in owners:
+        typed = MODES[mode](**given)
+        assert getattr(typed, name) == value
+        assert options_for_fit(mode, **given) == typed == options_for_fit(typed)
+        return
+    for make in (MODES[mode], functools.partial(Options, mode), functools.partial(OOOBackprop, mode)):
+        with pytest.raises(OptionsError) as raised:
+            make(**{name: value})
+        text = str(raised.value)
+        assert text.startswith(f"{name}={value!r:.80} ")
+        assert {known for known in MODES if f"mode={known!r}" in text} == {mode, *owners}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_all_modes_share(mode):
+    typed = MODES[mode](**ALL)
+    assert options_for_fit(mode, **ALL) == typed
+    assert {name: getattr(typed, name) for name in ALL} == ALL
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_asking_for_nothing_of_another_mode(mode, name):
+    """A program that hands its own options on, most of them left at their defaults, goes on working."""
+    default = next(options.defaults()[name] for options in MODES.values() if name in options.defaults())
+    assert Options(mode=mode, **{name: default}).typed == MODES[mode]()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("schedule", POLICIES)
+def test_every_schedule_in_every_mode(mode, schedule):
+    trained_by = POLICIES[schedule].trains
+    if mode in trained_by:
+        assert MODES[mode](schedule=schedule).schedule == schedule
+        return
+    with pytest.raises(
+        OptionsError, match=f"schedule='{schedule}' is none of mode='{mode}': it needs "
+    ) as raised:
+        MODES[mode](schedule=schedule)
+    assert all(f"mode='{name}'" in str(raised.value) for name in trained_by)
+
+
+def test_typed_options_stand_in_the_place_of_all_others():
+    typed = tf_ooo.Pipeline(devices=2, schedule="zb_v")
+    assert OOOBackprop(typed)._session.options is typed
+    assert OOOBackprop(tf_ooo.Options(mode="pipeline", devices=2))._session.options == Pipeline(devices=2)
+    for more in ({"schedule": "zb_h1"}, {"strict": True}, {"microbatches": 4}, {"profile_steps": 0}):
+        name, value = next(iter(more.items()))
+        with pytest.raises(OptionsError, match=f"{name}={value!r} beside Pipeline\\(...\\): write Pipeline"):
+            OOOBackprop(typed, **more)
+    with pytest.raises(OptionsError, match="strict=True beside Options"):
+        OOOBackprop(tf_ooo.Options(), strict=True)
+    with pytest.raises(OptionsError, match="mode=3 is not accepted"):
+        OOOBackprop(3)
+
+
+def test_typed_options_of_functions():
+    typed = tf_ooo.SingleDevice(strict=True)
+    assert tf_ooo.function(lambda x: x, mode=typed).options is typed
+    assert tf_ooo.function(lambda x: x, strict=True).options == typed
+    with pytest.raises(OptionsError, match="schedule='in_order' beside SingleDevice"):
+        tf_ooo.function(lambda x: x, mode=typed, schedule="in_order")
+    with pytest.raises(OptionsError, match=r"enabled\(\) accepts 'single_device'"):
+        tf_ooo.enabled(tf_ooo.DataParallel())
+    tf_ooo.enabled(typed)
+
+
+def test_options_are_values():
+    typed = tf_ooo.LayerPipe(devices=3, weights="ema")
+    by_name = tf_ooo.Options(mode="layerpipe", devices=3, weights="ema")
+    assert by_name.typed == typed
+    assert by_name.weights == "ema"
+    for value in (typed, by_name):
+        assert pickle.loads(pickle.dumps(value)) == copy.deepcopy(value) == value
+        assert hash(value) == hash(copy.copy(value))
+        with pytest.raises(AttributeError):
+            value.weights = "latest"
+    assert dataclasses.replace(typed, weights="latest") == LayerPipe(devices=3, weights="latest")
+    assert repr(by_name) == "Options(mode='layerpipe', devices=3, weights='ema')"
+
+
+class TestAuto:
+    """One device, and in ``fit`` data parallel where a launcher started several processes."""
+
+    @pytest.fixture
+    def _launched(self, monkeypatch):
+        monkeypatch.setenv("HOROVOD_RANK", "0")
+        monkeypatch.setenv("HOROVOD_SIZE", "2")
+
+    def test_one_process(self):
+        assert options_for_fit("auto") == options_for_fit(Options()) == SingleDevice()
+        assert options_for_fit("auto", streams=2) == SingleDevice(streams=2)
+        for name in ("compression", "op"):
+            said = f"{name}=.* needs mode='data_parallel' .*; mode='auto' is 'single_device' here"
+            with pytest.raises(OptionsError, match=said):
+                OOOBackprop(**{name: OPTIONS[name][0]})
+
+    @pytest.mark.usefixtures("_launched")
+    def test_launched_processes(self):
+        assert options_for_fit("auto", compression="fp16") == DataParallel(compression="fp16")
+        assert options_for_fit(Options(compression="fp16")) == DataParallel(compression="fp16")
+        assert options_for_fit(Options(dump_dir="out")) == DataParallel(dump_dir="out")
+        assert tf_ooo.function(lambda x: x, mode="auto", streams=2).options == SingleDevice(streams=2)
+        with pytest.raises(
+            OptionsError, match="streams=2 needs mode='single_device'; mode='auto' is 'data_parallel'"
+        ):
+            OOOBackprop(streams=2)
+        with pytest.raises(OptionsError, match="compression='fp16' needs mode='data_parallel'"):
+            tf_ooo.enabled(Options(compression="fp16"))
+        with pytest.raises(OptionsError, match="microbatches=2 needs mode='pipeline'"):
+            Options(microbatches=2)
 
 
 def test_defaults():
@@ -67,8 +252,9 @@ def test_options_of_pipelines_alone():
      ("engine", "mpi"), ("op", "average"), ("compression", "int8"), ("weighting", 1), ("lockstep", "batch")],
 )  # fmt: skip
 def test_bad_value_names_option_and_value(name, value):
+    mode = "data_parallel" if "data_parallel" in OPTIONS.get(name, ((), ()))[1] else "auto"
     with pytest.raises(OptionsError) as caught:
-        Options(**{name: value})
+        Options(**{"mode": mode, name: value})
     assert f"{name}={value!r}" in str(caught.value)
     assert "accepted:" in str(caught.value)
     assert isinstance(caught.value, OOOError)
@@ -82,8 +268,6 @@ def test_did_you_mean():
 
 
 def test_data_parallel_is_for_fit():
-    import tf_ooo
-
     with pytest.raises(OptionsError, match="model.fit.*tf_ooo.function accepts 'single_device'"):
         tf_ooo.function(lambda x: x, mode="data_parallel")
     with pytest.raises(OptionsError, match="model.fit"):
@@ -91,10 +275,8 @@ def test_data_parallel_is_for_fit():
 
 
 def test_data_parallel_refuses_what_it_does_not_do_yet():
-    from tf_ooo.modes.data_parallel.fit import DataParallelMode
-
     with pytest.raises(OptionsError, match="memory_limit_bytes=1000 does not go with"):
-        DataParallelMode(Options(mode="data_parallel", memory_limit_bytes=1000))
+        OOOBackprop(mode="data_parallel", memory_limit_bytes=1000)
 
 
 @pytest.mark.parametrize("schedule", ["reverse_first_k", "search"])
@@ -115,4 +297,4 @@ def test_k_is_for_reverse_first_k():
 
 def test_weighting_by_samples_is_an_average():
     with pytest.raises(OptionsError, match="weighting='samples' goes with op='Average'"):
-        Options(weighting="samples", op="Sum")
+        Options(mode="data_parallel", weighting="samples", op="Sum")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +22,7 @@ NAMES = {
     "__version__", "OOOBackprop", "function", "enabled", "Options", "classify", "plan", "simulate",
     "Timeline", "LayerCosts", "Link", "Schedule", "Report", "OOOError", "OptionsError", "GraphError",
     "ScheduleError", "CostError", "MemoryLimitError", "BackendError", "PassError",
-    "high_priority_main_stream",
+    "high_priority_main_stream", "SingleDevice", "DataParallel", "Pipeline", "LayerPipe",
 }  # fmt: skip
 
 PRIVATE = ("tensorflow.python", "tensorflow.compiler", "tensorflow.tsl", "keras.src", "tf_keras")
@@ -49,6 +52,47 @@ def test_names():
     assert tf_ooo.__version__ == "0.1.0"
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = tf_ooo.nonsense
+
+
+def test_type_checkers_know_the_same_names():
+    """``__init__.pyi``: each name from where it is loaded, under its own name."""
+    stub = ast.parse((ROOT / "tf_ooo/__init__.pyi").read_text())
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    homes = {alias.asname: f"{node.module}.{alias.name}" for node in imports for alias in node.names}
+    assert homes.keys() | {"__version__"} == NAMES | {"data_parallel", "pipeline"}
+    for name, home in homes.items():
+        module, _, own_name = home.rpartition(".")
+        assert getattr(importlib.import_module(module), own_name) is getattr(tf_ooo, name)
+
+
+TYPED = """
+import tf_ooo
+callback = tf_ooo.OOOBackprop(tf_ooo.Pipeline(devices=2))
+reveal_type(tf_ooo.OOOBackprop)
+reveal_type(callback.report)
+reveal_type(tf_ooo.plan)
+reveal_type(tf_ooo.function(len))
+tf_ooo.Pipeline(streams=2)
+tf_ooo.nonsense
+"""
+
+
+def test_type_checkers_see_types(tmp_path):
+    pytest.importorskip("mypy")
+    program = tmp_path / "typed.py"
+    program.write_text(TYPED)
+    command = [sys.executable, "-m", "mypy", str(program)]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    # Of an earlier run, in another folder, where mypy remembers it.
+    lines = [line.split(": ", 1)[1] for line in said.stdout.splitlines() if "/typed.py:" in line]
+    shown = [line.removeprefix('note: Revealed type is "') for line in lines if "defined in" not in line]
+    assert len(shown) == 6, said
+    assert shown[0].startswith("def (mode: str | tf_ooo.options.base.ModeOptions |")
+    assert shown[1] == 'tf_ooo.report.report.Report"'
+    assert shown[2].endswith('-> tf_ooo.planning.model.schedule.Schedule"')
+    assert shown[3] == 'tf_ooo.decorator.OOOFunction"'
+    assert shown[4] == 'error: Unexpected keyword argument "streams" for "Pipeline"  [call-arg]'
+    assert shown[5] == 'error: Module has no attribute "nonsense"  [attr-defined]'
 
 
 def test_all_errors_have_one_base():

@@ -18,7 +18,7 @@ BATCH = 32
 # A picture of the 540 is 0.19 points.
 TEST_SHARE = 0.3
 RATE = 0.1
-MODES: dict[str, dict[str, str]] = {
+MODES: dict[str, dict[str, Any]] = {
     **{weights: {"schedule": "layerpipe", "weights": weights} for weights in ("stash", "ema", "latest")},
     "pipedream_2bw": {"schedule": "pipedream_2bw"},
 }
@@ -99,8 +99,8 @@ def rows_of(network: str, rate: str, devices: int, seed: int, epochs: int) -> li
     for way in ("synchronous", *MODES):
         callbacks = []
         if way in MODES:
-            options = {"devices": devices, "profile_steps": 0, **MODES[way]}
-            callbacks.append(tf_ooo.OOOBackprop(mode="layerpipe", **options))
+            options = tf_ooo.LayerPipe(devices=devices, profile_steps=0, **MODES[way])
+            callbacks.append(tf_ooo.OOOBackprop(options))
         percent = trained(network, rate, seed, epochs, callbacks)
         row = {**about, "training": way, "test_accuracy_percent": percent[-1]}
         row["points_below_synchronous"] = rows[0]["test_accuracy_percent"] - percent[-1] if rows else 0.0

@@ -23,8 +23,7 @@ from tf_ooo.bench.pipeline_driver import (
 from tf_ooo.bench.pipeline_runs import Steps, Stock
 from tf_ooo.bench.pipeline_workloads import Workload
 from tf_ooo.costs.layer_costs import Link
-from tf_ooo.modes.table import mode_for
-from tf_ooo.options import Options
+from tf_ooo.modes.table import MODES, mode_for
 from tf_ooo.planning.policies.layerpipe import weights_sent_bytes
 from tf_ooo.planning.simulation.simulator import simulate
 
@@ -56,7 +55,7 @@ class InTurn(Steps):
 
     def __init__(self, workload: Workload, mode: str, options: dict[str, Any]) -> None:
         self.mode = mode
-        super().__init__(workload, mode_for(Options.from_arguments(mode=mode, **options)))
+        super().__init__(workload, mode_for(MODES[mode](**options)))
 
     def start(self, devices: int) -> None:
         """Runs until the model is distributed and all rounds are full."""

@@ -15,7 +15,7 @@ from tf_ooo.errors import BackendError
 from tf_ooo.fit.life import FitLife
 from tf_ooo.fit.mode import Mode
 from tf_ooo.modes.pipeline.fit import PipelineMode
-from tf_ooo.options import Options
+from tf_ooo.modes.pipeline.options import Pipeline
 from tf_ooo.rewriting.unrolled_tasks import Step
 
 Measured = tuple[Step, CostTable]
@@ -61,7 +61,7 @@ class Scheduled(Steps):
     """
 
     def __init__(self, workload: Workload, options: dict[str, Any], measured: Measured | None = None) -> None:
-        self.pipeline = PipelineMode(Options.from_arguments(mode="pipeline", **options))
+        self.pipeline = PipelineMode(Pipeline(**options))
         self.pipeline.planned_from = measured
         super().__init__(workload, self.pipeline)
 

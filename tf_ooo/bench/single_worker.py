@@ -149,7 +149,7 @@ def _step(
     from tf_ooo.modes.compiled.rewrite import StreamRewrite
     from tf_ooo.modes.compiled.session import StreamSession
     from tf_ooo.modes.compiled.step import CompiledStep, StreamStep, Way, default_rewriter
-    from tf_ooo.options import Options
+    from tf_ooo.modes.single_device.options import SingleDevice
 
     if name not in OURS:
         function = tf.function(model.train_step, jit_compile=name != "no xla", autograph=False)
@@ -162,7 +162,7 @@ def _step(
         budget_s = max(1.0, min(MEASURE_S, (end_s - time.monotonic()) / 2))
         plan = functools.partial(plan, gains=MeasuredGains(budget_s, lambda table: notes.extend(table.notes)))
     rewriter = default_rewriter(functools.partial(plan, streams=streams), store, name.endswith("aside"))
-    session = StreamSession(Options(schedule="multi_stream", any_platform=True))
+    session = StreamSession(SingleDevice(schedule="multi_stream", any_platform=True))
     step = StreamStep(model.train_step, model.train_step, session, Way(rewriter))
     compiled = CompiledStep(step, (next(source),), {})
     made = compiled.made

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from tf_ooo.fit.reporting import fall_back, fill_times
 from tf_ooo.fit.step_times import REWRITTEN, STOCK, Comparison, StepTimes
-from tf_ooo.options import Options
+from tf_ooo.options import ModeOptions
 from tf_ooo.report.report import Report
 
 _AS_ASKED = "applied as asked"
@@ -52,6 +52,7 @@ class StepComparison:
         report: to fill in.
         rewrites: names of the rewritten steps.
         consensus: who decides together.
+        limited: there is a memory limit, which the stock order may not keep.
 
     Attributes:
         times: of the steps so far.
@@ -60,15 +61,16 @@ class StepComparison:
 
     def __init__(
         self,
-        options: Options,
+        options: ModeOptions,
         report: Report,
         rewrites: Sequence[str] = (REWRITTEN,),
         consensus: Consensus | None = None,
+        limited: bool = False,
     ) -> None:
         self.options, self.report, self._consensus = options, report, consensus or OneProcess()
         # What stays if the two cannot be mixed comes first.  With a memory limit that is the rewritten
         # one: if it has to be refused, nothing has changed yet.  Strict: a failure shows at the first call.
-        self.stock_may_stay = options.may_fall_back and options.memory_limit_bytes is None
+        self.stock_may_stay = options.may_fall_back and not limited
         stock_first = self.stock_may_stay and not options.strict
         self.times = StepTimes(options.profile_steps, stock_first, rewrites)
 

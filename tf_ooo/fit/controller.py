@@ -20,7 +20,7 @@ from tf_ooo.errors import GraphError
 from tf_ooo.fit.comparison import StepComparison
 from tf_ooo.fit.prediction import StepPrediction
 from tf_ooo.fit.step_times import REWRITTEN, STOCK
-from tf_ooo.options import Options
+from tf_ooo.options import OneDeviceOptions
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.reporting import fill_plan
 from tf_ooo.rewriting.session import Session
@@ -53,7 +53,7 @@ class StepController:
         stock: Callable[..., Any],
         rewritten: Callable[..., Any],
         session: Session,
-        options: Options,
+        options: OneDeviceOptions,
         report: Report,
         inputs: Inputs | None = None,
         on_decided: Callable[[], None] | None = None,
@@ -66,7 +66,8 @@ class StepController:
         self.inputs = inputs or Inputs()
         self.choice: str | None = None
         rewrites = [name for name in self.steps if name != STOCK]
-        self.comparison = StepComparison(options, report, rewrites)
+        limited = options.memory_limit_bytes is not None
+        self.comparison = StepComparison(options, report, rewrites, limited=limited)
         self._started = False
         self._lock = threading.RLock()
         self._on_decided = on_decided

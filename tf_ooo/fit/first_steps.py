@@ -10,7 +10,7 @@ from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, OOOError
 from tf_ooo.fit.measured import measured_costs
 from tf_ooo.hosts.target import Target
-from tf_ooo.options import Options
+from tf_ooo.options import DeviceOptions
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.staged import PipelineRequest
 from tf_ooo.rewriting.unrolled_tasks import Step
@@ -35,7 +35,7 @@ class FirstSteps:
     """
 
     def __init__(
-        self, functions: StepFunctions, request: PipelineRequest, options: Options, report: Report
+        self, functions: StepFunctions, request: PipelineRequest, options: DeviceOptions, report: Report
     ) -> None:
         self.seen = self.rows = 0
         self._functions, self._request, self._report, self._given = functions, request, report, options.costs

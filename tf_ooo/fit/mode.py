@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from tf_ooo.hosts.ranks.base import Engine
-from tf_ooo.options import Options
+from tf_ooo.options import ModeOptions
 from tf_ooo.report.report import Report
 
 
@@ -56,9 +56,11 @@ class Mode(Protocol):
         compiles: takes a model that XLA compiles.
     """
 
-    options: Options
     keeps_stock: bool
     compiles: bool
+
+    @property
+    def options(self) -> ModeOptions: ...
 
     def join(self) -> Engine:
         """The processes that train together; waits for them."""

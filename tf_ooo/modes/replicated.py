@@ -14,8 +14,8 @@ from tf_ooo.hosts.ranks.engine import choose_engine, resolved_name
 from tf_ooo.modes.data_parallel.fit import averaging_of, check_model
 from tf_ooo.modes.data_parallel.ranks import RanksInStep
 from tf_ooo.modes.pipeline.fit import PipelineMode, PipelineTraining
+from tf_ooo.modes.pipeline.options import Pipeline
 from tf_ooo.modes.pipeline.replicas import Replicas
-from tf_ooo.options import Options
 from tf_ooo.report.report import Report
 
 _BY_HOROVOD = (
@@ -30,11 +30,12 @@ class ReplicatedPipelineMode:
     keeps_stock = False
     compiles = False
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Pipeline) -> None:
         self.options = options
         self.pipeline = PipelineMode(options)
-        # Other on each rank, or of this rank's pipeline alone.
-        self._shared = dataclasses.replace(options, devices=None, costs=None, memory_limit_bytes=None)
+        # Without what is other on each rank, or of this rank's pipeline alone.
+        own = dataclasses.replace(options, devices=None, costs=None, memory_limit_bytes=None)
+        self._agreed = own.shared()
         self._stock: Any = None  # that gradients are averaged of
 
     def join(self) -> Engine:
@@ -53,7 +54,7 @@ class ReplicatedPipelineMode:
             stock = train_function.train_function_of(model)
             if self._stock is not stock:
                 self._stock = stock
-                self.pipeline.company = Replicas(engine, averaging_of(engine, self._shared))
+                self.pipeline.company = Replicas(engine, averaging_of(engine, self.options))
         self.pipeline.check(model, steps)
 
     def prepare(self, model: Any, steps: int | None) -> Training:
@@ -62,7 +63,7 @@ class ReplicatedPipelineMode:
         company = self.pipeline.company
         if not isinstance(company, Replicas):
             return pipeline
-        ranks = RanksInStep(model, company.engine, company.averaging, self._shared, steps)
+        ranks = RanksInStep(model, company.engine, company.averaging, self.options, self._agreed, steps)
         training = ReplicatedTraining(pipeline, ranks)
         ranks.begin(pipeline.run, training.run_batches)
         return training
@@ -104,7 +105,7 @@ class ReplicatedTraining:
         return lost
 
 
-def _check_replicas(options: Options, size: int) -> None:
+def _check_replicas(options: Pipeline, size: int) -> None:
     wanted = size if options.replicas is None else options.replicas
     if wanted != size:
         raise BackendError(

@@ -22,7 +22,9 @@ from grappler_passes.passes.separate import SeparatePass
 from grappler_passes.passes.verify import VerifyPass
 from tf_ooo.compat import tf_functions
 from tf_ooo.errors import GraphError, MemoryLimitError, OptionsError
-from tf_ooo.options import Options
+from tf_ooo.options import OneDeviceOptions
+from tf_ooo.options.base import check_schedule
+from tf_ooo.options.checks import whole_number
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.planning.policies import BACKWARD_ORDERS
 from tf_ooo.rewriting.lowering import TaskOps, execution_order, lower, task_ops
@@ -95,7 +97,8 @@ def plan_graph(
             f"plan() takes a training graph, got a {type(training_graph).__name__}; "
             "make one with tf_ooo.classify(graph_def or concrete_function)"
         )
-    Options.from_arguments(schedule=schedule, memory_limit_bytes=memory_limit_bytes)
+    check_schedule("single_device", schedule)
+    whole_number(1, optional=True)("memory_limit_bytes", memory_limit_bytes)
     return _plan(training_graph, task_ops(training_graph), schedule, memory_limit_bytes)
 
 
@@ -132,7 +135,9 @@ def _peak(schedule: Schedule) -> int:
     return schedule.predicted_peak_bytes or 0
 
 
-def rewrite_graph(graph_def: Any, options: Options, known: KnownShapes | None = None) -> RewriteResult:
+def rewrite_graph(
+    graph_def: Any, options: OneDeviceOptions, known: KnownShapes | None = None
+) -> RewriteResult:
     """Separates, classifies, plans, orders and verifies; the argument is not changed.
 
     ``known`` are shapes of the step's inputs that the graph leaves open.
@@ -155,7 +160,7 @@ def _garbage_collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _rewrite_graph(graph_def: Any, options: Options, known: KnownShapes) -> RewriteResult:
+def _rewrite_graph(graph_def: Any, options: OneDeviceOptions, known: KnownShapes) -> RewriteResult:
     started, limit_bytes = time.perf_counter(), options.memory_limit_bytes
     original = classify_graph_def(graph_def)
     separated = SeparatePass()(graph_def, original)
@@ -213,7 +218,7 @@ def _new_waits(before: Any, result: PassResult) -> dict[str, int]:
 
 
 def make_rewrite(
-    options: Options,
+    options: OneDeviceOptions,
     on_result: Callable[[RewriteResult], None],
     on_skip: Callable[[GraphError], None],
     known_shapes: Callable[[], KnownShapes | None] = lambda: None,

@@ -13,7 +13,7 @@ from grappler_passes import plugin
 from grappler_passes.graph.sizes import KnownShapes
 from tf_ooo.compat import versions
 from tf_ooo.errors import BackendError, GraphError, MemoryLimitError, OOOError
-from tf_ooo.options import Options
+from tf_ooo.options import OneDeviceOptions
 from tf_ooo.rewriting.peaks import check_memory
 from tf_ooo.rewriting.planner import RewriteResult, make_rewrite
 
@@ -88,7 +88,7 @@ class RewriteSession:
         BackendError: unsupported TensorFlow, or the plug-in cannot be loaded.
     """
 
-    def __init__(self, options: Options, describe: Callable[[Any], Any] | None = None) -> None:
+    def __init__(self, options: OneDeviceOptions, describe: Callable[[Any], Any] | None = None) -> None:
         versions.check_versions()
         try:
             plugin.load()

@@ -11,7 +11,7 @@ from tf_ooo.fit.controller import StepController
 from tf_ooo.fit.step_times import REWRITTEN, STOCK
 from tf_ooo.modes.compiled.captured import watched
 from tf_ooo.modes.compiled.session import StreamSession, reason_of
-from tf_ooo.options import Options
+from tf_ooo.options import OneDeviceOptions
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.reporting import clear_plan, fill_plan
 
@@ -36,7 +36,7 @@ class CompiledController(StepController):
         stock: Callable[..., Any],
         steps: Mapping[str, Callable[..., Any]],
         session: StreamSession,
-        options: Options,
+        options: OneDeviceOptions,
         report: Report,
         on_decided: Callable[[], None] | None = None,
         samples_seen: Callable[[], float] | None = None,

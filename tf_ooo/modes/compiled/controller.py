@@ -19,7 +19,7 @@ from tf_ooo.modes.compiled.measuring import MeasuredGains
 from tf_ooo.modes.compiled.rewrite import unchanged
 from tf_ooo.modes.compiled.session import StreamSession
 from tf_ooo.modes.compiled.step import StreamStep, Way, default_rewriter
-from tf_ooo.options import COMPILED_SCHEDULES, Options
+from tf_ooo.options import COMPILED_SCHEDULES, OneDeviceOptions
 from tf_ooo.report.report import Report
 from tf_ooo.tracing.unrolled import steps_together
 
@@ -33,7 +33,9 @@ DELAYED = "several steps in one function, dW beside the next forward pass"
 RECOMPUTED = "activations recomputed in the forward pass"
 
 
-def for_model(model: Any, stock: Callable[..., Any], options: Options, report: Report) -> StepController:
+def for_model(
+    model: Any, stock: Callable[..., Any], options: OneDeviceOptions, report: Report
+) -> StepController:
     """The controller for ``fit`` of a model compiled with ``jit_compile=True``.
 
     Raises:
@@ -55,7 +57,7 @@ def for_model(model: Any, stock: Callable[..., Any], options: Options, report: R
 def for_function(
     function: Callable[..., Any],
     stock: Callable[..., Any],
-    options: Options,
+    options: OneDeviceOptions,
     report: Report,
     on_decided: Callable[[], None] | None = None,
 ) -> StepController:
@@ -70,7 +72,7 @@ def for_function(
 def _controller(
     stock: Callable[..., Any],
     make: Callable[[StreamSession, Way], Callable[..., Any]],
-    options: Options,
+    options: OneDeviceOptions,
     report: Report,
     steps: int,
     on_decided: Callable[[], None] | None = None,
@@ -85,7 +87,7 @@ def _controller(
     return CompiledController(stock, made, session, options, report, on_decided, samples_seen)
 
 
-def _unused(options: Options) -> Iterator[tuple[str, str]]:
+def _unused(options: OneDeviceOptions) -> Iterator[tuple[str, str]]:
     """(option that was given, why it is not looked at)."""
     if options.dump_dir is not None:
         yield "dump_dir", "no passes run over the graph; report.rewritten_graph is what XLA got"
@@ -93,7 +95,7 @@ def _unused(options: Options) -> Iterator[tuple[str, str]]:
         yield "batch_size", "a step is compiled for the size of each batch"
 
 
-def _check(options: Options) -> None:
+def _check(options: OneDeviceOptions) -> None:
     if options.schedule not in ("auto", *COMPILED_SCHEDULES):
         raise OptionsError(
             f"schedule={options.schedule!r} orders the graph executor; jit_compile=True takes 'auto' or "
@@ -107,7 +109,7 @@ def _check(options: Options) -> None:
         )
 
 
-def _compares(options: Options) -> bool:
+def _compares(options: OneDeviceOptions) -> bool:
     return options.may_fall_back and options.profile_steps > 0
 
 
@@ -119,7 +121,9 @@ def _why_not_concurrent() -> str | None:
     return None if fixed is None else f"{fixed}; start Python with XLA_FLAGS={' '.join(CONCURRENT_FLAGS)!r}"
 
 
-def _gains(options: Options, session: StreamSession | None, delay: bool) -> GainTable | MeasuredGains | None:
+def _gains(
+    options: OneDeviceOptions, session: StreamSession | None, delay: bool
+) -> GainTable | MeasuredGains | None:
     """The table of a file, or what measures one; None: gains are calculated."""
     if options.gains is not None:
         return GainTable.load(options.gains)
@@ -130,7 +134,7 @@ def _gains(options: Options, session: StreamSession | None, delay: bool) -> Gain
     return MeasuredGains(budget_s, told, delay) if budget_s else None
 
 
-def ways(options: Options, steps: int = 1, session: StreamSession | None = None) -> list[Way]:
+def ways(options: OneDeviceOptions, steps: int = 1, session: StreamSession | None = None) -> list[Way]:
     """The ways to compile a step that are compared; the first is REWRITTEN.
 
     Args:

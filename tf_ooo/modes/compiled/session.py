@@ -14,7 +14,7 @@ from tf_ooo.errors import BackendError, MemoryLimitError, OOOError
 from tf_ooo.fit.step_times import REWRITTEN
 from tf_ooo.modes.compiled.captured import CompiledModule
 from tf_ooo.modes.compiled.rewrite import StreamRewrite
-from tf_ooo.options import Options
+from tf_ooo.options import OneDeviceOptions
 from tf_ooo.rewriting.planner import RewriteResult
 
 _LOG = logging.getLogger("tf_ooo")
@@ -29,7 +29,7 @@ class StreamSession:
         BackendError: this TensorFlow or this platform has no streams to call on; says which.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: OneDeviceOptions) -> None:
         reason = why_not(options)
         if reason is not None:
             raise BackendError(reason)
@@ -135,7 +135,7 @@ class StreamSession:
             raise BackendError(f"the rewrite failed: {self.failure()}") from self.error
 
 
-def why_not(options: Options) -> str | None:
+def why_not(options: OneDeviceOptions) -> str | None:
     """Why no compiled step can be rewritten in this process; None where it can."""
     reason = xla_nodes.why_no_streams()
     if reason is not None:

@@ -11,9 +11,10 @@ from tf_ooo.compat import nests, train_function
 from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.ranks.engine import choose_engine
+from tf_ooo.modes.data_parallel.options import DataParallel
 from tf_ooo.modes.data_parallel.ranks import RanksInStep
 from tf_ooo.modes.data_parallel.scheduled import ScheduledSteps
-from tf_ooo.options import Options
+from tf_ooo.options import RankOptions
 from tf_ooo.report.environment import environment
 from tf_ooo.report.report import Report
 from tf_ooo.tracing.averaging import Averaging
@@ -38,7 +39,7 @@ class Averaged:
     function: Callable[..., Any]
 
     @classmethod
-    def of(cls, model: Any, engine: Engine, options: Options) -> Averaged:
+    def of(cls, model: Any, engine: Engine, options: RankOptions) -> Averaged:
         """For the model's present step."""
         averaging = averaging_of(engine, options)
         stock = train_function.train_function_of(model)
@@ -47,8 +48,6 @@ class Averaged:
 
 class DataParallelMode:
     """Ranks that train together; nothing falls back silently: who cannot be averaged must not train.
-
-    Raises OptionsError for what is not there yet: a memory limit.
 
     Attributes:
         averaged: of the model trained last.
@@ -59,12 +58,7 @@ class DataParallelMode:
     keeps_stock = False
     compiles = False
 
-    def __init__(self, options: Options) -> None:
-        if options.memory_limit_bytes is not None:
-            raise OptionsError(
-                f"memory_limit_bytes={options.memory_limit_bytes} does not go with mode='data_parallel' in "
-                "this release; leave it out"
-            )
+    def __init__(self, options: DataParallel) -> None:
         self.options = options
         self.averaged: Averaged | None = None
         self.scheduled: ScheduledSteps | None = None
@@ -94,7 +88,7 @@ class DataParallelMode:
         if averaged is None or averaged.stock is not train_function.train_function_of(model):
             self.averaged = averaged = Averaged.of(model, engine, self.options)
             self.scheduled, self._report = None, self._new_report(model)
-        ranks = RanksInStep(model, engine, averaged.averaging, self.options, steps)
+        ranks = RanksInStep(model, engine, averaged.averaging, self.options, self.options.shared(), steps)
         training = DataParallelTraining(self, ranks, averaged)
         ranks.begin(averaged.function, training.run_batches if self._together(model) else None)
         self.ranks = ranks
@@ -173,7 +167,7 @@ class DataParallelTraining:
         return []
 
 
-def averaging_of(engine: Engine, options: Options) -> Averaging:
+def averaging_of(engine: Engine, options: RankOptions) -> Averaging:
     """As the user asked for it."""
     return Averaging(engine, options.op, options.compression, options.weighting)
 

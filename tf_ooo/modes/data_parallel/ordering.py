@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from grappler_passes.analysis.step_classes import classify_steps
@@ -49,6 +51,7 @@ def order_steps(
     schedule_for: ScheduleFor,
     flight_bytes: float = FLIGHT_BYTES,
     planned_for: Sequence[LayerKey] | None = None,
+    dump_dir: str | os.PathLike[str] | None = None,
 ) -> RewriteResult:
     """Orders each step by itself, as ``schedule_for`` says for the first of them.
 
@@ -60,6 +63,7 @@ def order_steps(
         flight_bytes: see :func:`communication_edges`.
         planned_for: the layers that the schedule counts, see :func:`layer_keys`; None: those of the
             first step in its order.
+        dump_dir: folder for the graph after every pass, with one of its own for each step; None: none.
 
     Raises:
         GraphError: a step is no training step.
@@ -67,7 +71,7 @@ def order_steps(
         PassError: a pass fails, or what comes out does not compute what went in.
     """
     started = time.perf_counter()
-    separated = separate_steps(graph_def)
+    separated = separate_steps(graph_def, dump_dir)
     graphs = split_steps(separated.graph_def)
     classified = classify_steps(graphs)
     keys = [layer_keys(one, graph) for one, graph in zip(graphs, classified, strict=True)]
@@ -77,9 +81,13 @@ def order_steps(
         raise ScheduleError(f"{whose} do not have the same layers")
     schedule = schedule_for(classified[0])
     schedules = [numbered_as(schedule, [one.index(key) for key in wanted]) for one in keys]
-    steps = [_order(*one, flight_bytes) for one in zip(graphs, classified, schedules, strict=True)]
+    steps = [
+        _order(*step, flight_bytes, _folder(dump_dir, f"step_{number:02d}"))
+        for number, step in enumerate(zip(graphs, classified, schedules, strict=True))
+    ]
     merged = _merged(separated.graph_def, steps)
-    VerifyPass(graph_def, separated.replaced)(merged)
+    verify = VerifyPass(graph_def, separated.replaced)
+    PassPipeline([verify], dump_dir=_folder(dump_dir, "ordered"))(merged)
     return RewriteResult(
         training_graph=steps[-1].graph,
         schedule=steps[-1].schedule,
@@ -92,9 +100,14 @@ def order_steps(
     )
 
 
-def separate_steps(graph_def: Any) -> PassResult:
+def _folder(dump_dir: str | os.PathLike[str] | None, name: str) -> Path | None:
+    return None if dump_dir is None else Path(dump_dir) / name
+
+
+def separate_steps(graph_def: Any, dump_dir: str | os.PathLike[str] | None = None) -> PassResult:
     """All steps with the ops taken apart that compute dO and dW; what is new is in its step's name scope."""
-    return SeparatePass()(graph_def)
+    folder = None if dump_dir is None else Path(dump_dir)
+    return PassPipeline([SeparatePass()], dump_dir=folder)(graph_def)
 
 
 def layer_keys(graph_def: Any, graph: TrainingGraph) -> list[LayerKey]:
@@ -127,7 +140,9 @@ def numbered_as(schedule: Schedule, numbers: Sequence[int]) -> Schedule:
     return dataclasses.replace(schedule, lanes=lanes, parts=parts)
 
 
-def _order(graph_def: Any, graph: TrainingGraph, schedule: Schedule, flight_bytes: float) -> _Ordered:
+def _order(
+    graph_def: Any, graph: TrainingGraph, schedule: Schedule, flight_bytes: float, dump_dir: Path | None
+) -> _Ordered:
     tasks = task_ops(graph)
     schedule = only_tasks(schedule, tasks.ops)
     notes: list[str] = []
@@ -135,7 +150,7 @@ def _order(graph_def: Any, graph: TrainingGraph, schedule: Schedule, flight_byte
     parts = parts_of(graph_def)
     edges = (*plan.edges, *communication_edges(schedule, graph, flight_bytes, parts))
     plan = dataclasses.replace(plan, edges=edges)
-    done = PassPipeline([AnnotatePass(plan), OrderPass(plan)])(graph_def, graph)
+    done = PassPipeline([AnnotatePass(plan), OrderPass(plan)], dump_dir=dump_dir)(graph_def, graph)
     controls, attributes = _difference(graph_def, done.graph_def)
     moved = [names for names in tasks.ops.values() if controls.keys() & set(names)]
     return _Ordered(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.modes.data_parallel import agreement
 from tf_ooo.modes.data_parallel.lockstep import Lockstep
 from tf_ooo.modes.data_parallel.parallel_step import ParallelStep, ended_early, lost, stopped_alone
-from tf_ooo.options import Options
+from tf_ooo.options import RankOptions
 from tf_ooo.tracing import sync
 from tf_ooo.tracing.averaging import Averaging
 from tf_ooo.tracing.optimizers import optimizers_of
@@ -37,7 +37,8 @@ class RanksInStep:
         model: this rank's.
         engine: the ranks.
         averaging: of the gradients.
-        options: ``lockstep``, ``weighting``, and what all ranks must have in common.
+        options: ``lockstep``, ``weighting``.
+        agreed: what all ranks' options must have in common.
         steps: of an epoch of this rank, if known.
 
     Attributes:
@@ -49,12 +50,18 @@ class RanksInStep:
     step: ParallelStep
 
     def __init__(
-        self, model: Any, engine: Engine, averaging: Averaging, options: Options, steps: int | None
+        self,
+        model: Any,
+        engine: Engine,
+        averaging: Averaging,
+        options: RankOptions,
+        agreed: Mapping[str, Any],
+        steps: int | None,
     ) -> None:
         self.model, self.engine, self.averaging, self.options = model, engine, averaging, options
         self.lockstep = Lockstep(engine, options.lockstep == "execution")
         self.element_spec: Any = None
-        self._steps = steps
+        self._agreed, self._steps = dict(agreed), steps
         self._train_samples = 0.0
 
     def begin(
@@ -80,7 +87,7 @@ class RanksInStep:
         sync.build(model, optimizers_of(model), model.train_step, iterator)
         _forget_traces(model)
         optimizers = optimizers_of(model)
-        mine = agreement.description_of(model, optimizers) | {"options": self.options.shared()}
+        mine = agreement.description_of(model, optimizers) | {"options": self._agreed}
         if self.options.weighting == "ranks":
             mine["batch"] = agreement.batch_of(batch)
         agreement.refuse_different(engine, mine)

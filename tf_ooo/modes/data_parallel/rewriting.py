@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -42,7 +43,7 @@ class StepRequest:
     Args:
         model: names its variables.
         schedule_for: the order, given the first step's graph; None: the graphs are looked at only.
-        flight_bytes, planned_for: see :func:`tf_ooo.modes.data_parallel.ordering.order_steps`.
+        flight_bytes, planned_for, dump_dir: see :func:`tf_ooo.modes.data_parallel.ordering.order_steps`.
 
     Raises:
         BackendError: unsupported TensorFlow, or the plug-in cannot be loaded.
@@ -54,6 +55,7 @@ class StepRequest:
         schedule_for: ScheduleFor | None = None,
         flight_bytes: float = FLIGHT_BYTES,
         planned_for: Sequence[LayerKey] | None = None,
+        dump_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         versions.check_versions()
         try:
@@ -64,7 +66,7 @@ class StepRequest:
 
         def order(graph_def: Any) -> RewriteResult:
             assert schedule_for is not None  # for mypy: only called then
-            return order_steps(graph_def, schedule_for, flight_bytes, planned_for)
+            return order_steps(graph_def, schedule_for, flight_bytes, planned_for, dump_dir)
 
         self.request = plugin.Request(
             f"tf_ooo-parallel-{next(_numbers)}",

@@ -17,9 +17,9 @@ from tf_ooo.fit.comparison import StepComparison, slowest
 from tf_ooo.fit.step_times import STOCK
 from tf_ooo.hosts.ranks.engine import Engine
 from tf_ooo.modes.data_parallel import planned
+from tf_ooo.modes.data_parallel.options import DataParallel
 from tf_ooo.modes.data_parallel.ordering import FLIGHT_BYTES, LayerKey, digest
 from tf_ooo.modes.data_parallel.rewriting import StepRequest
-from tf_ooo.options import Options
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.reporting import fill_plan
@@ -59,7 +59,7 @@ class ScheduledSteps:
         averaging: Averaging,
         element_spec: Any,
         engine: Engine,
-        options: Options,
+        options: DataParallel,
         report: Report,
         of_epoch: int | None = None,
     ) -> None:
@@ -227,8 +227,9 @@ class ScheduledSteps:
         slices: Mapping[str, int] | None = None,
     ) -> None:
         source = self._sliced_source(slices) if slices else self._source
+        dump_dir = self.options.dump_dir if self.engine.rank == 0 else None  # ranks may share the folder
         try:
-            self.request = StepRequest(self.model, schedule_for, flight_bytes, planned_for)
+            self.request = StepRequest(self.model, schedule_for, flight_bytes, planned_for, dump_dir)
         except OOOError as error:
             self._plan_failed = str(error)
             self.ordered = Unrolled(source, self.steps)

@@ -20,13 +20,13 @@ from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.ranks.single_engine import SingleEngine
 from tf_ooo.hosts.target import OwnDevices, Target, target_of
 from tf_ooo.modes.layerpipe.numbering import in_order_of
+from tf_ooo.modes.layerpipe.options import LayerPipe
 from tf_ooo.modes.layerpipe.planned import SpreadPlan, note_rebuilt_weights, plan_spread
 from tf_ooo.modes.layerpipe.reporting import fill_spread
 from tf_ooo.modes.layerpipe.spread import refuse_unspreadable, spread
 from tf_ooo.modes.layerpipe.steps import Batches, SpreadSteps
 from tf_ooo.modes.layerpipe.traced import Traced, renumbered, trace
 from tf_ooo.modes.layerpipe.two_versions import fewest_batches
-from tf_ooo.options import Options
 from tf_ooo.report.environment import environment
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.staged import PipelineRequest
@@ -65,7 +65,7 @@ class LayerPipeMode:
     keeps_stock = False
     compiles = False
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: LayerPipe) -> None:
         self.options = options
         self.plan: SpreadPlan | None = None
         self._report = Report(mode=options.mode)
@@ -331,7 +331,7 @@ class LayerPipeTraining:
         return lost
 
 
-def _one_device_text(options: Options) -> str:
+def _one_device_text(options: LayerPipe) -> str:
     """Names what the user asked for and does not get."""
     asked = ["schedule='pipedream_2bw'"] if options.schedule == "pipedream_2bw" else []
     asked += [f"{name}={getattr(options, name)}" for name in _WITHOUT if getattr(options, name) is not None]

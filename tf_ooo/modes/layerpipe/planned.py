@@ -11,10 +11,10 @@ from tf_ooo.compat import keras_layers, keras_optimizers
 from tf_ooo.costs.table import CostTable
 from tf_ooo.modes.layerpipe.choice import schedule_for
 from tf_ooo.modes.layerpipe.divide import lower_shares
+from tf_ooo.modes.layerpipe.options import LayerPipe
 from tf_ooo.modes.layerpipe.reporting import fill_report
 from tf_ooo.modes.layerpipe.stages import stages_of
 from tf_ooo.modes.layerpipe.traced import Traced, renumbered
-from tf_ooo.options import Options
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.report.report import Report
@@ -67,7 +67,7 @@ def plan_spread(
     traced: Traced,
     devices: Sequence[str],
     group: int | None,
-    options: Options,
+    options: LayerPipe,
     report: Report,
 ) -> SpreadPlan:
     """Plans, and says so in the report.

@@ -19,12 +19,12 @@ from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.ranks.single_engine import SingleEngine
 from tf_ooo.hosts.target import OwnDevices, Target, gone, target_of
 from tf_ooo.modes.pipeline.checks import check_losses
+from tf_ooo.modes.pipeline.options import Pipeline
 from tf_ooo.modes.pipeline.partition import units_of
 from tf_ooo.modes.pipeline.planning import Wanted, make_plan
 from tf_ooo.modes.pipeline.replicas import Alone, Company
 from tf_ooo.modes.pipeline.reporting import fill_report, note_micro_batches
 from tf_ooo.modes.pipeline.running import PlannedPipeline, RunningPipeline
-from tf_ooo.options import Options
 from tf_ooo.report.environment import environment
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.parts import is_part
@@ -51,7 +51,7 @@ class PipelineMode:
     keeps_stock = False
     compiles = False
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Pipeline) -> None:
         self.options = options
         self.company: Company = Alone()
         self.planned_from: tuple[Step, CostTable] | None = None

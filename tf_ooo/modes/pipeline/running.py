@@ -13,9 +13,9 @@ from tf_ooo.fit.first_steps import not_cut, raise_failure
 from tf_ooo.fit.placed import Placed
 from tf_ooo.hosts.devices import available_devices
 from tf_ooo.hosts.target import Target
+from tf_ooo.modes.pipeline.options import Pipeline
 from tf_ooo.modes.pipeline.planning import Planned
 from tf_ooo.modes.pipeline.reporting import fill_report_of_graph
-from tf_ooo.options import Options
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.naming import variable_layers
 from tf_ooo.rewriting.staged import PipelineRequest, Plan
@@ -60,7 +60,7 @@ class RunningPipeline:
         target: Target,
         pipeline: PlannedPipeline,
         applying: Callable[[Any], AbstractContextManager[Any]],
-        options: Options,
+        options: Pipeline,
         report: Report,
     ) -> None:
         self._pipeline, self._report = pipeline, report

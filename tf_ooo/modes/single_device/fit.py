@@ -14,7 +14,8 @@ from tf_ooo.errors import GraphError
 from tf_ooo.fit.controller import StepController
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.ranks.single_engine import SingleEngine
-from tf_ooo.options import COMPILED_SCHEDULES, NEEDS_XLA, Options
+from tf_ooo.modes.single_device.options import SingleDevice
+from tf_ooo.options import COMPILED_SCHEDULES, NEEDS_XLA
 from tf_ooo.report.environment import environment
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.session import RewriteSession
@@ -26,7 +27,7 @@ REPLACED = (
     "from there on the stock step trained"
 )
 # Given the model, its train function, the options and a report to fill in.
-MakeController = Callable[[Any, Callable[..., Any], Options, Report], StepController]
+MakeController = Callable[[Any, Callable[..., Any], SingleDevice, Report], StepController]
 
 
 class SingleDeviceMode:
@@ -40,10 +41,10 @@ class SingleDeviceMode:
     keeps_stock = True
     compiles = True
 
-    def __init__(self, options: Options, make_controller: MakeController) -> None:
+    def __init__(self, options: SingleDevice, make_controller: MakeController) -> None:
         self.options = options
         self.controller: StepController | None = None
-        self._report = Report(mode=options.resolved_mode)
+        self._report = Report(mode=options.mode)
         self._make_controller = make_controller
 
     def join(self) -> Engine:
@@ -57,9 +58,7 @@ class SingleDeviceMode:
         if self.controller is not None:
             self.controller.session.close()
             self.controller = None
-        self._report = Report(
-            self.options.resolved_mode, model=str(model.name), environment=environment(model)
-        )
+        self._report = Report(self.options.mode, model=str(model.name), environment=environment(model))
         reason = train_function.why_not_rewritable(model)
         if reason is not None:
             raise GraphError(reason)
@@ -127,7 +126,7 @@ class SingleDeviceTraining:
 
 
 def controller_of_model(
-    model: Any, stock: Callable[..., Any], options: Options, report: Report
+    model: Any, stock: Callable[..., Any], options: SingleDevice, report: Report
 ) -> StepController:
     """Of a model whose step TensorFlow's executor runs."""
     _refuse_compiled_schedules(options)
@@ -140,7 +139,7 @@ def controller_of_model(
 
 
 def controller_of_function(
-    stock: Callable[..., Any], options: Options, report: Report, on_decided: Callable[[], None]
+    stock: Callable[..., Any], options: SingleDevice, report: Report, on_decided: Callable[[], None]
 ) -> StepController:
     """Of a ``tf.function`` that TensorFlow's executor runs."""
     _refuse_compiled_schedules(options)
@@ -150,6 +149,6 @@ def controller_of_function(
     )
 
 
-def _refuse_compiled_schedules(options: Options) -> None:
+def _refuse_compiled_schedules(options: SingleDevice) -> None:
     if options.schedule in COMPILED_SCHEDULES:
         raise GraphError(f"schedule={options.schedule!r} {NEEDS_XLA}")

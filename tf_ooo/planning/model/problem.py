@@ -49,7 +49,8 @@ class Policy:
     its leanest schedule if it cannot; whoever calls it checks by simulation.  ``options`` are the
     names that ``Problem.options`` may hold.  ``auto_tasks``: above so many F, dO and dW of one stage on
     each device, planning takes more than some seconds, and ``auto`` does without; None: never.
-    ``by_name``: why ``auto`` never takes it, empty where it may.
+    ``by_name``: why ``auto`` never takes it, empty where it may.  ``costs_only``: of ``modes``, those that it
+    plans from layers' costs and that cannot train by it.
     """
 
     name: str
@@ -58,3 +59,9 @@ class Policy:
     options: tuple[str, ...] = ()
     auto_tasks: int | None = None
     by_name: str = ""
+    costs_only: tuple[str, ...] = ()
+
+    @property
+    def trains(self) -> tuple[str, ...]:
+        """The modes that can train by it."""
+        return tuple(mode for mode in self.modes if mode not in self.costs_only)

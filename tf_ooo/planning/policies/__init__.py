@@ -28,7 +28,7 @@ from tf_ooo.planning.policies import (
     zb_v,
 )
 
-__all__ = ["BACKWARD_ORDERS", "POLICIES", "Policy", "Problem"]
+__all__ = ["BACKWARD_ORDERS", "POLICIES", "Policy", "Problem", "schedules_of"]
 
 # For what is scheduled task by task in Python, in 50 to 300 us each.
 _MANY = 10_000
@@ -49,7 +49,13 @@ _POLICIES = [
     Policy("dualpipe_v", ("pipeline",), dualpipe_v.make),
     Policy("multi_stream", ("single_device",), multi_stream.make, multi_stream.OPTIONS),
     Policy("reverse_first_k", ("data_parallel",), reverse_first_k.make, ("k",)),
-    Policy("search", ("single_device", "data_parallel"), search.make, search.OPTIONS),
+    Policy(
+        "search",
+        ("single_device", "data_parallel"),
+        search.make,
+        search.OPTIONS,
+        costs_only=("single_device",),
+    ),
     Policy("pipedream", ("layerpipe",), pipedream.make),
     Policy(
         "pipedream_2bw",
@@ -62,6 +68,12 @@ _POLICIES = [
 ]
 
 POLICIES: Mapping[str, Policy] = {policy.name: policy for policy in _POLICIES}
+
+
+def schedules_of(mode: str) -> tuple[str, ...]:
+    """Names of the policies that a mode can train by."""
+    return tuple(policy.name for policy in _POLICIES if mode in policy.trains)
+
 
 # For the graph of one device: given the layers in the order in which backward reaches them and the
 # tasks there are, the order of the backward tasks.

@@ -1,0 +1,29 @@
+from keras_callbacks.ooo_backprop import OOOBackprop as OOOBackprop
+from tf_ooo.costs.layer_costs import LayerCosts as LayerCosts
+from tf_ooo.costs.layer_costs import Link as Link
+from tf_ooo.decorator import function as function
+from tf_ooo.errors import BackendError as BackendError
+from tf_ooo.errors import CostError as CostError
+from tf_ooo.errors import GraphError as GraphError
+from tf_ooo.errors import MemoryLimitError as MemoryLimitError
+from tf_ooo.errors import OOOError as OOOError
+from tf_ooo.errors import OptionsError as OptionsError
+from tf_ooo.errors import PassError as PassError
+from tf_ooo.errors import ScheduleError as ScheduleError
+from tf_ooo.modes import data_parallel as data_parallel
+from tf_ooo.modes import pipeline as pipeline
+from tf_ooo.modes.by_name import Options as Options
+from tf_ooo.modes.compiled.priority import high_priority_main_stream as high_priority_main_stream
+from tf_ooo.modes.table import DataParallel as DataParallel
+from tf_ooo.modes.table import LayerPipe as LayerPipe
+from tf_ooo.modes.table import Pipeline as Pipeline
+from tf_ooo.modes.table import SingleDevice as SingleDevice
+from tf_ooo.planning.model.schedule import Schedule as Schedule
+from tf_ooo.planning.simulation.simulator import simulate as simulate
+from tf_ooo.planning.simulation.timeline import Timeline as Timeline
+from tf_ooo.report.report import Report as Report
+from tf_ooo.rewriting.plan import plan as plan
+from tf_ooo.rewriting.planner import classify as classify
+from tf_ooo.scope import enabled as enabled
+
+__version__: str

@@ -1,0 +1,126 @@
+"""Options by name, ``mode="pipeline", devices=4``, and the typed options that they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tf_ooo.errors import OptionsError
+from tf_ooo.hosts.ranks.engine import launched_with_workers
+from tf_ooo.modes.table import MODES, SingleDevice
+from tf_ooo.options import ModeOptions
+from tf_ooo.options.base import is_default, owners_of
+from tf_ooo.options.checks import choice
+
+AUTO = "auto"
+
+
+class Options:
+    """A mode and its options by name: ``Options(mode="pipeline", devices=4)`` is ``Pipeline(devices=4)``.
+
+    The fields of the mode's own options can be read here, too.
+
+    Args:
+        mode: ``"auto"``, ``"single_device"``, ``"data_parallel"``, ``"pipeline"`` or ``"layerpipe"``; auto
+            means single_device, in ``model.fit`` data_parallel where horovodrun started several processes.
+        **arguments: fields of :class:`tf_ooo.SingleDevice`, :class:`tf_ooo.DataParallel`,
+            :class:`tf_ooo.Pipeline` or :class:`tf_ooo.LayerPipe`.
+
+    Attributes:
+        typed: the mode's own options; of auto those outside of ``fit``, unless only the mode that auto means
+            in ``fit`` has all of them.
+
+    Raises:
+        OptionsError: names the option, its value and what is accepted; of an option of another mode, which.
+    """
+
+    __slots__ = ("arguments", "mode", "typed")
+
+    def __init__(self, mode: str = AUTO, **arguments: Any) -> None:
+        choice((AUTO, *MODES))("mode", mode)
+        self.mode, self.arguments = mode, arguments
+        try:
+            self.typed = self.resolved(workers=False)
+        except OptionsError:
+            if mode != AUTO or not launched_with_workers():
+                raise
+            self.typed = self.resolved(workers=True)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name in Options.__slots__:  # while it is copied or unpickled
+            raise AttributeError(name)
+        return getattr(self.typed, name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Options) and (self.mode, self.typed) == (other.mode, other.typed)
+
+    def __hash__(self) -> int:
+        return hash((self.mode, self.typed))
+
+    def __repr__(self) -> str:
+        given = {"mode": self.mode, **self.arguments}
+        return f"Options({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+
+    @classmethod
+    def from_arguments(cls, **arguments: Any) -> Options:
+        """The same as ``Options(...)``."""
+        return cls(**arguments)
+
+    @property
+    def resolved_mode(self) -> str:
+        """The mode that runs outside of ``fit``: for ``"auto"`` it is ``"single_device"``."""
+        return self.typed.mode
+
+    def resolved(self, *, workers: bool) -> ModeOptions:
+        """The mode's own options.
+
+        Args:
+            workers: for ``fit`` in one of several processes that were launched, where auto is data_parallel.
+        """
+        auto = "data_parallel" if workers else SingleDevice.mode
+        options_type = MODES[auto if self.mode == AUTO else self.mode]
+        own = options_type.defaults()
+        for name, value in self.arguments.items():
+            if name not in own and not is_default(name, value):
+                raise self._refusal(options_type, name, value)
+        return options_type(**{name: value for name, value in self.arguments.items() if name in own})
+
+    def _refusal(self, options_type: type[ModeOptions], name: str, value: object) -> OptionsError:
+        if self.mode != AUTO or not owners_of(name):
+            return options_type.refusal(name, value)
+        return OptionsError(
+            f"{name}={value!r:.80} needs {owners_of(name)}; mode='auto' is {options_type.mode!r} here"
+        )
+
+
+def options_for_fit(given: str | Options | ModeOptions, **arguments: Any) -> ModeOptions:
+    """Typed options of a callback: from a mode's name and arguments, or a value that is given instead."""
+    return _typed(given, arguments, workers=launched_with_workers())
+
+
+def options_for_steps(where: str, given: str | Options | ModeOptions, **arguments: Any) -> SingleDevice:
+    """Typed options of ``where``, which rewrites functions; as :func:`options_for_fit`.
+
+    Raises OptionsError for the modes that need a model, whose ``fit`` they take part in.
+    """
+    typed = _typed(given, arguments, workers=False)
+    if not isinstance(typed, SingleDevice):
+        raise OptionsError(
+            f"mode={typed.mode!r} is for model.fit with tf_ooo.OOOBackprop; {where} accepts 'single_device'"
+        )
+    return typed
+
+
+def _typed(given: str | Options | ModeOptions, arguments: Mapping[str, Any], workers: bool) -> ModeOptions:
+    if isinstance(given, (Options, ModeOptions)):
+        _check_alone(given, arguments)
+    else:
+        given = Options(given, **arguments)
+    return given.resolved(workers=workers) if isinstance(given, Options) else given
+
+
+def _check_alone(given: Options | ModeOptions, arguments: Mapping[str, Any]) -> None:
+    holder = type(given).__name__
+    for name, value in arguments.items():
+        if not is_default(name, value):
+            raise OptionsError(f"{name}={value!r:.80} beside {holder}(...): write {holder}({name}=...)")

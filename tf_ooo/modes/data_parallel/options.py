@@ -1,0 +1,37 @@
+"""Options of ``mode="data_parallel"``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tf_ooo.options import RankOptions
+from tf_ooo.options.checks import folder, option, whole_number
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataParallel(RankOptions):
+    """Every process trains on its own part of the data; gradients are averaged.
+
+    >>> callback = tf_ooo.OOOBackprop(tf_ooo.DataParallel(compression="fp16", lockstep="execution"))
+
+    Schedules, which order computation and communication: ``"auto"``, ``"in_order"``, ``"fast_forward"``,
+    ``"reverse_first_k"``, ``"search"``.  How ranks are averaged: :class:`tf_ooo.options.RankOptions`.
+
+    Attributes:
+        unroll: at most so many of the model's ``steps_per_execution`` go into one graph, in which no step
+            waits for all of the step before; 1: Keras' own loop; None: 2 to 16, fewer of a large step.
+        k: reverse_first_k: how many layers' dW wait; None: chosen by simulation from measured costs.
+        dump_dir: folder for the graph after every pass, written by rank 0; None writes nothing.
+    """
+
+    mode: ClassVar[str] = "data_parallel"
+    why_not: ClassVar[Mapping[str, str]] = {
+        "memory_limit_bytes": "does not go with mode='data_parallel' in this release; leave it out"
+    }
+
+    unroll: int | None = option(None, whole_number(1, optional=True))
+    k: int | None = option(None, whole_number(0, optional=True), of_policy=True)
+    dump_dir: str | os.PathLike[str] | None = option(None, folder)

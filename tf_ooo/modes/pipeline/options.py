@@ -1,0 +1,40 @@
+"""Options of ``mode="pipeline"``."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tf_ooo.options import DeviceOptions, RankOptions
+from tf_ooo.options.checks import folder, option, whole_number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline(DeviceOptions, RankOptions):
+    """A model cut into stages on several devices, a batch into micro-batches that pass through them.
+
+    >>> callback = tf_ooo.OOOBackprop(tf_ooo.Pipeline(devices=4, microbatches=8, schedule="zb_v"))
+
+    Schedules: ``"auto"`` takes the one with the shortest predicted step; docs/pipeline.md lists all.
+    ``profile_steps`` (3 at most) are profiled on one device before the model is cut.  Devices and costs:
+    :class:`tf_ooo.options.DeviceOptions`; how replicas are averaged: :class:`tf_ooo.options.RankOptions`.
+
+    Attributes:
+        microbatches: parts of a batch.
+        memory_limit_bytes: of each device; None: no limit.
+        chunks: interleaved_1f1b: stages on each device; None: 2 to 4 are tried.
+        group: modulo: layers of a group; None: tried.
+        replicas: the number of processes, each with a pipeline of its own, whose gradients are averaged;
+            None: as many as horovodrun started.
+        dump_dir: folder for the graph after every pass; None writes nothing.
+    """
+
+    mode: ClassVar[str] = "pipeline"
+
+    microbatches: int = option(8, whole_number(1))
+    memory_limit_bytes: int | None = option(None, whole_number(1, optional=True))
+    chunks: int | None = option(None, whole_number(1, optional=True), of_policy=True)
+    group: int | None = option(None, whole_number(1, optional=True), of_policy=True)
+    replicas: int | None = option(None, whole_number(1, optional=True))
+    dump_dir: str | os.PathLike[str] | None = option(None, folder)

@@ -1,0 +1,124 @@
+"""What can be set in every mode, and how options are checked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, fields
+from typing import Any, ClassVar, TypeVar
+
+from tf_ooo.errors import OptionsError
+from tf_ooo.options.checks import choice, did_you_mean, flag, folder, listed, option, whole_number
+from tf_ooo.planning.policies import POLICIES, schedules_of
+
+Own = TypeVar("Own", bound="ModeOptions")
+_OF_ONE_PROCESS = ("timeline", "dump_dir")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModeOptions:
+    """The base of all modes' options: a frozen value, checked when it is made.
+
+    A type with a ``mode`` is a mode's; the ones without are groups of fields that several modes have.
+
+    Attributes:
+        mode: the mode's name.
+        why_not: what is said of some options of other modes, ``"is not for ..."`` where it is not here.
+        schedule: ``"auto"``, or a policy's name, which is applied as asked.
+        profile_steps: steps that are measured, after one that is not; 0 measures nothing.
+        timeline: folder for ``report.html`` and ``trace.json`` at the end; None writes nothing.
+        strict: raise what went wrong; otherwise the stock step runs on and the report says why.
+
+    Raises:
+        OptionsError: names the option, its value and what is accepted; of an option of another mode, the
+            modes that have it.
+    """
+
+    mode: ClassVar[str]
+    why_not: ClassVar[Mapping[str, str]] = {}
+
+    schedule: str = "auto"
+    profile_steps: int = option(3, whole_number(0))
+    timeline: str | os.PathLike[str] | None = option(None, folder)
+    strict: bool = option(False, flag)
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "mode" in vars(cls):
+            _OF_MODES.append(cls)
+
+    def __new__(cls: type[Own], *args: object, **given: object) -> Own:
+        """Refuses names of other modes' options, which would be a TypeError in ``__init__``."""
+        for name, value in given.items():
+            if name not in cls.defaults():
+                raise cls.refusal(name, value)
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        check_schedule(self.mode, self.schedule)
+        for item in fields(self):
+            if "check" in item.metadata:
+                self._check(item, getattr(self, item.name))
+
+    def _check(self, item: Field[Any], value: object) -> None:
+        item.metadata["check"](item.name, value)
+        if value is None or not item.metadata["of_policy"]:
+            return
+        readers = [policy.name for policy in POLICIES.values() if item.name in policy.options]
+        if self.schedule not in readers:
+            raise OptionsError(f"{item.name}={value} goes with schedule={listed(readers)} only")
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """The value of each option where the user gives none, by name."""
+        return {item.name: item.default for item in fields(cls)}
+
+    @classmethod
+    def refusal(cls, name: str, value: object) -> OptionsError:
+        """What to raise for an option that this mode does not have."""
+        owners = owners_of(name)
+        if not owners:
+            known = cls.defaults()
+            hint = did_you_mean(name, known)
+            return OptionsError(f"unknown option {name}={value!r:.80}{hint}; known: {', '.join(known)}")
+        clause = cls.why_not.get(name, f"is not for mode={cls.mode!r}")
+        return OptionsError(f"{name}={value!r:.80} {clause}; it needs {owners}")
+
+    @property
+    def may_fall_back(self) -> bool:
+        """A named schedule is applied as asked; only ``"auto"`` may go back to the stock order."""
+        return self.schedule == "auto"
+
+    def shared(self) -> dict[str, Any]:
+        """What all processes of one training must agree on, as JSON types."""
+        values = {name: getattr(self, name) for name in self.defaults() if name not in _OF_ONE_PROCESS}
+        return {"mode": self.mode, **values}
+
+
+# Filled as the modes' options are defined; tf_ooo.modes.table imports them all.
+_OF_MODES: list[type[ModeOptions]] = []
+
+
+def owners_of(name: str) -> str:
+    """The modes that have an option, ``mode='a' or mode='b'``; empty where none has it."""
+    return " or ".join(f"mode={owner.mode!r}" for owner in _OF_MODES if name in owner.defaults())
+
+
+def is_default(name: str, value: object) -> bool:
+    """Whether a mode that has this option would do the same without it."""
+    return any(value == owner.defaults().get(name, MISSING) for owner in _OF_MODES)
+
+
+def check_schedule(mode: str, schedule: object) -> None:
+    """OptionsError unless ``mode`` trains by the schedule of this name, or it is ``"auto"``."""
+    accepted = ("auto", *schedules_of(mode))
+    if schedule in accepted:
+        return
+    policy = POLICIES.get(schedule) if isinstance(schedule, str) else None
+    if policy is None:
+        choice(accepted)("schedule", schedule)
+        return
+    needed = " or ".join(f"mode={name!r}" for name in policy.trains)
+    raise OptionsError(
+        f"schedule={schedule!r} is none of mode={mode!r}: it needs {needed}; accepted: {listed(accepted)}"
+    )

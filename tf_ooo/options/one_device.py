@@ -1,0 +1,61 @@
+"""Options of a step that is rewritten for the device that it is traced on, by TensorFlow or by XLA."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from tf_ooo.errors import OptionsError
+from tf_ooo.options.base import ModeOptions
+from tf_ooo.options.checks import choice, flag, folder, option, seconds, whole_number
+from tf_ooo.planning.policies import BACKWARD_ORDERS, schedules_of
+
+# For steps that XLA compiles.
+COMPILED_SCHEDULES = tuple(name for name in schedules_of("single_device") if name not in BACKWARD_ORDERS)
+NEEDS_XLA = "is for steps that XLA compiles: it needs jit_compile=True"
+STORES = ("auto", "cost", "all", "backward", "none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneDeviceOptions(ModeOptions):
+    """What :mod:`tf_ooo.rewriting`, the comparison in :mod:`tf_ooo.fit` and compiled steps read.
+
+    Attributes:
+        memory_limit_bytes: peak bytes that the planned order may keep alive; None: no limit.  With a limit,
+            ``"auto"`` takes the order with the lowest peak.
+        dump_dir: folder for the graph after every pass; None writes nothing.
+        batch_size: rows of one batch, where the graph leaves the number open; used to count bytes only.
+            None: that of the first batch.
+        unroll: jit_compile=True on a GPU: at most so many of the model's ``steps_per_execution`` go into one
+            graph, in which no step waits for all of the step before; 1: Keras' own loop; None: 8.
+        streams: jit_compile=True: how many side streams dW is dealt out to.
+        store_activations: jit_compile=True: who reads the activations that dW needs from memory, rather than
+            computing them again: ``"all"``, ``"backward"``, ``"cost"`` (as costs say) or ``"none"``; auto:
+            cost, and with ``schedule="auto"`` what is measured to be fastest.
+        side_updates: jit_compile=True: what leads from a dW to one new tensor of the update (the weight of
+            plain gradient descent, the velocity of momentum) runs on the side stream, too.
+        any_platform: jit_compile=True: rewrite also where XLA has no streams, such as on a CPU.  The
+            calls then run one after the other: for tests, there is no gain.
+        gains: jit_compile=True: file of a :class:`tf_ooo.costs.gains.GainTable`, seconds saved by running a
+            dW beside a part of the main stream; None: they are measured, or calculated.
+        measure_gains_s: jit_compile=True, schedules ``"auto"`` and ``"multi_stream"``: seconds for measuring
+            gains before the first step, into ``report.gains``; 0: they are calculated; None: 60 on a CUDA
+            GPU, else 0.
+    """
+
+    memory_limit_bytes: int | None = option(None, whole_number(1, optional=True))
+    dump_dir: str | os.PathLike[str] | None = option(None, folder)
+    batch_size: int | None = option(None, whole_number(1, optional=True))
+    unroll: int | None = option(None, whole_number(1, optional=True))
+    streams: int = option(1, whole_number(1))
+    store_activations: str = option("auto", choice(STORES))
+    side_updates: bool = option(False, flag)
+    any_platform: bool = option(False, flag)
+    gains: str | os.PathLike[str] | None = option(None, folder)
+    measure_gains_s: float | None = option(None, seconds)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.measure_gains_s and self.gains is not None:
+            file = os.fspath(self.gains)
+            raise OptionsError(f"measure_gains_s={self.measure_gains_s!r}: gains={file!r} is a table already")

@@ -26,11 +26,13 @@ from tf_ooo.modes.pipeline.partition import units_of
 from tf_ooo.modes.pipeline.planning import Planned, Wanted, make_plan
 from tf_ooo.modes.pipeline.replicas import Replicas
 from tf_ooo.modes.pipeline.reporting import fill_report, fill_report_of_graph, fill_times, note_micro_batches
-from tf_ooo.modes.pipeline.rewriting import PipelineRequest, plan_on
+from tf_ooo.modes.pipeline.rewriting import LayerByLayer, plan_on, request_to_measure, request_to_place
 from tf_ooo.report.environment import environment
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.naming import named, variable_layers
 from tf_ooo.rewriting.parts import is_part
+from tf_ooo.rewriting.request import RewriteRequest
+from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing import sync
 from tf_ooo.tracing.micro_batches import rows_of, split_rows
@@ -45,7 +47,6 @@ _REPLACED = (
     "train_on_batch, or make_train_function, was called in this fit: from then on it trained in stock order, "
     "on one device; call it after the fit"
 )
-_NO_GRAPH = "TensorFlow handed no graph of it over"
 
 
 class PipelineFit(MovedFit):
@@ -70,6 +71,7 @@ class PipelineFit(MovedFit):
         self.planned_from: tuple[Step, CostTable] | None = None
         self.planned: Planned | None = None
         self._plan: Any = None
+        self._layer_by_layer: LayerByLayer | None = None
         self._layers: dict[str, int] = {}
         self._planned_for: Any = None
         self._profiled = 0
@@ -180,13 +182,14 @@ class PipelineFit(MovedFit):
         """Steps on one device: the first traces, the next ones are profiled; then the plan is made."""
         if self._functions is None:
             sync.build(self._model, optimizers_of(self._model), self._model.train_step, iterator)
-            whole = self._keep_layers_whole()
-            self._request = PipelineRequest(self._model, None, home_device(), whole_layers=whole)
+            self._layer_by_layer = LayerByLayer(home_device(), self._keep_layers_whole())
+            self._request = request_to_measure(self._model, self._layer_by_layer)
             self._functions = self._step_functions(self._request)
             self._profiled, self._seen = 0, 0
         functions = self._functions
         traced = functions.traced
-        if self._request is not None and self._request.step is None:  # costs are of the first batch's parts
+        layers = self._layer_by_layer
+        if layers is not None and layers.step is None:  # costs are of the first batch's parts
             self._rows = max(split_rows(rows_of(batch), self._microbatches))
         steps = 0 if self.options.costs is not None else min(self.options.profile_steps, MOST_STEPS)
         if self._profiled == 0 or not steps or self._seen > steps:
@@ -213,7 +216,7 @@ class PipelineFit(MovedFit):
     def _not_measured(self, error: OOOError) -> None:
         self.report.notes.append(f"costs are calculated from shapes, not measured: {error}")
 
-    def _step_functions(self, request: PipelineRequest) -> StepFunctions:
+    def _step_functions(self, request: RewriteRequest[RewriteResult]) -> StepFunctions:
         applying = nullcontext if self.replicas is None else self.replicas.applying(self._model)
         return StepFunctions(self._model, self._microbatches, request.tracing, applying)
 
@@ -226,9 +229,9 @@ class PipelineFit(MovedFit):
         started = time.perf_counter()
         request, profiler = self._request, self._profiler
         assert request is not None  # for mypy: _profile has run
-        step = request.step
+        step = None if self._layer_by_layer is None else self._layer_by_layer.step
         if step is None:
-            raise BackendError(f"the step cannot be cut: {request.skipped or _NO_GRAPH}")
+            raise BackendError(f"the step cannot be cut: {request.skipped}")
         measured = measured_costs(step, None if profiler is None else profiler.profile)
         costs = self.options.costs or self._on_devices(measured)
         if self.replicas is not None:
@@ -319,7 +322,7 @@ class PipelineFit(MovedFit):
             if name in self._layers
         }
         self._moved.move(devices, variables.values())
-        self._request = PipelineRequest(model, plan, dump_dir=self.options.dump_dir)
+        self._request = request_to_place(model, plan, self.options.dump_dir)
         self._functions = self._step_functions(self._request)
         self._functions.check_captures = self._moved.check_captures
 
@@ -332,18 +335,14 @@ class PipelineFit(MovedFit):
         if functions.traced > traced:
             nests.synchronize(outputs)
             self._raise_failure()
-            if len(request.results) < functions.traced:
-                raise BackendError(f"the step cannot be cut: {request.skipped or _NO_GRAPH}")
-            fill_report_of_graph(self.report, request.results[0])
+            if request.result is None or request.count < functions.traced:
+                raise BackendError(f"the step cannot be cut: {request.skipped}")
+            fill_report_of_graph(self.report, request.result)
         else:
             nests.synchronize(outputs)
             self._step_s.append(time.perf_counter() - started)
         return outputs
 
     def _raise_failure(self) -> None:
-        failure = None if self._request is None else self._request.failure()
-        if failure is None:
-            return
-        if isinstance(failure, OOOError) or not isinstance(failure, Exception):
-            raise failure
-        raise BackendError(f"the step could not be cut: {type(failure).__name__}: {failure}") from failure
+        if self._request is not None:
+            self._request.failures.raise_first()

@@ -12,9 +12,10 @@ from tf_ooo.errors import BackendError
 from tf_ooo.fit.guard import Guard
 from tf_ooo.fit.uncompiled import Uncompiled
 from tf_ooo.modes.pipeline.checks import lost_text
-from tf_ooo.modes.pipeline.rewriting import PipelineRequest
 from tf_ooo.options import DeviceOptions
 from tf_ooo.report.report import Report
+from tf_ooo.rewriting.request import RewriteRequest
+from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.tracing.step import StepFunctions
 from tf_ooo.tracing.variables import Moved
 
@@ -37,7 +38,7 @@ class MovedFit:
         self._model: Any = None
         self._moved: Moved | None = None
         self._functions: StepFunctions | None = None
-        self._request: PipelineRequest | None = None
+        self._request: RewriteRequest[RewriteResult] | None = None
         self._profiler: StepProfiler | None = None
         self._replaced = False
         self._seen = 0  # steps before the plan

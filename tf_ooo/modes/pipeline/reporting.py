@@ -15,7 +15,7 @@ from tf_ooo.planning.model.relation import stage_inputs
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.simulation.timeline import Timeline
 from tf_ooo.report.report import Report, layer_rows_of, seconds_text
-from tf_ooo.rewriting.planner import RewriteResult
+from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.unrolled_tasks import Step
 
 _LOG = logging.getLogger("tf_ooo")

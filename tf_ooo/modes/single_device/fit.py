@@ -66,7 +66,7 @@ class FitSession:
         versions.check_keras_backend(model)
         stock = train_function.train_function_of(model)
         known = self.controller
-        if known is None or known.stock is not stock or known.session.request.errors:
+        if known is None or known.stock is not stock or known.session.failures.errors:
             self._drop_controller()
             self.report = Report(
                 mode=self.options.mode,

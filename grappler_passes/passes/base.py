@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,11 +103,14 @@ class PassPipeline(Pass):
 
     passes: tuple[Pass, ...]
     between: Between | None = None
-    dump_dir: str | Path | None = None
+    dump_dir: str | os.PathLike[str] | None = None
     name: ClassVar[str] = "pipeline"
 
     def __init__(
-        self, passes: Sequence[Pass], between: Between | None = None, dump_dir: str | Path | None = None
+        self,
+        passes: Sequence[Pass],
+        between: Between | None = None,
+        dump_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         object.__setattr__(self, "passes", tuple(passes))
         object.__setattr__(self, "between", between)

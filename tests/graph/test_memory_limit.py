@@ -244,7 +244,7 @@ def test_a_stock_step_that_was_kept_is_left_when_larger_inputs_come():
     step(X[:10])
     assert ran == [8, 10]
     assert inner.session.stock_peak_bytes > before
-    vars(inner.session)["_found"].stock_peak_bytes = HUGE + 1
+    vars(inner.session)["_peaks"].stock_bytes = HUGE + 1
     step(X[:12])
     step(X[:12])
     assert ran == [8, 10]

@@ -21,7 +21,7 @@ from tf_ooo.modes.data_parallel.ordering import digest
 from tf_ooo.modes.data_parallel.scheduled import ScheduledSteps
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.report.report import Report
-from tf_ooo.rewriting.planner import RewriteResult
+from tf_ooo.rewriting.result import RewriteResult
 
 
 class Told:

@@ -11,12 +11,13 @@ from tf_ooo.fit.reporting import fall_back
 from tf_ooo.fit.step_times import REWRITTEN, STOCK, Comparison, StepTimes
 from tf_ooo.modes.by_name import Options
 from tf_ooo.report.report import Report
+from tf_ooo.rewriting.failures import Failures
 
 
 class Session:
     """Of a rewrite that worked."""
 
-    error = result = None
+    failures, result = Failures(), None
 
 
 def decide(stock_s, rewritten_s, schedule="auto"):

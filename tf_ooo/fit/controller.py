@@ -23,7 +23,7 @@ from tf_ooo.fit.step_times import REWRITTEN, STOCK
 from tf_ooo.options import OneDeviceOptions
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.reporting import fill_plan
-from tf_ooo.rewriting.session import Session
+from tf_ooo.rewriting.session import StepSession
 from tf_ooo.tracing import traces
 from tf_ooo.tracing.inputs import Inputs
 
@@ -52,7 +52,7 @@ class StepController:
         self,
         stock: Callable[..., Any],
         rewritten: Callable[..., Any],
-        session: Session,
+        session: StepSession,
         options: OneDeviceOptions,
         report: Report,
         inputs: Inputs | None = None,
@@ -96,7 +96,8 @@ class StepController:
 
     def _predicting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The first step after both were timed shows what each op takes."""
-        if not self.prediction.due or self.report.measured_step_s is None or self.session.error is not None:
+        failed = self.session.failures.first is not None
+        if failed or not self.prediction.due or self.report.measured_step_s is None:
             return self._run(self.choice, args, kwargs)
 
         def step() -> Any:
@@ -112,7 +113,7 @@ class StepController:
         if self.choice is None and (seen is None or not self._started):
             return self._profile(args, kwargs)
         mixing = self.choice is None or self.report.measured_step_s is not None
-        plan_first = seen is not None and mixing and self.session.error is None
+        plan_first = seen is not None and mixing and self.session.failures.first is None
         return self._run(self._ours if plan_first else self.choice, args, kwargs)
 
     @property
@@ -129,7 +130,7 @@ class StepController:
             with self.session.tracing():
                 outputs = self.steps[which](*args, **kwargs)
         except Exception:
-            self.session.raise_if_refused()
+            self.session.failures.raise_refused()
             raise
         self._check(which)
         return outputs
@@ -184,7 +185,7 @@ class StepController:
                 self._keep_stock(
                     reason if limit_bytes is None else f"{reason}; memory_limit_bytes is not checked"
                 )
-            self.session.raise_if_failed(self.options.strict)
+            self.session.failures.raise_first(self.options.strict)
             if self.options.strict:
                 raise GraphError(reason)
         elif limit_bytes is not None:
@@ -214,7 +215,7 @@ class StepController:
     def _keep_stock(self, reason: str) -> None:
         self.choice = STOCK
         # The plug-in has logged its first error already.
-        self.comparison.keep_stock(reason, logged=self.session.error is not None)
+        self.comparison.keep_stock(reason, logged=self.session.failures.first is not None)
         self._decided()
 
     def _decided(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from tf_ooo.compat import nests
@@ -12,20 +14,21 @@ from tf_ooo.fit.measured import measured_costs
 from tf_ooo.hosts.target import Target
 from tf_ooo.options import DeviceOptions
 from tf_ooo.report.report import Report
-from tf_ooo.rewriting.staged import PipelineRequest
+from tf_ooo.rewriting.request import RewriteRequest
+from tf_ooo.rewriting.result import RewriteResult
+from tf_ooo.rewriting.staged import LayerByLayer, request_to_measure
 from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing.micro_batches import rows_of, split_rows
 from tf_ooo.tracing.step import StepFunctions
-
-_NO_GRAPH = "TensorFlow handed no graph of it over"
 
 
 class FirstSteps:
     """The first one traces, the next ones are profiled; then it is known what the layers cost.
 
     Args:
-        functions: of the steps, traced with ``request``.
-        request: takes the step apart.
+        model: built, with built optimizers.
+        layers: takes the step apart.
+        microbatches, applying: see :class:`StepFunctions`.
         options: ``profile_steps``; with ``costs`` one step does.
         report: takes notes.
 
@@ -35,24 +38,32 @@ class FirstSteps:
     """
 
     def __init__(
-        self, functions: StepFunctions, request: PipelineRequest, options: DeviceOptions, report: Report
+        self,
+        model: Any,
+        layers: LayerByLayer,
+        microbatches: int,
+        options: DeviceOptions,
+        report: Report,
+        applying: Callable[[Any], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         self.seen = self.rows = 0
-        self._functions, self._request, self._report, self._given = functions, request, report, options.costs
+        self._layers, self._report, self._given = layers, report, options.costs
+        self._request = request_to_measure(model, layers)
+        self._functions = StepFunctions(model, microbatches, self._request.tracing, applying)
         self._steps = 0 if options.costs is not None else min(options.profile_steps, MOST_STEPS)
         self._profiler = StepProfiler(self._steps or 1)
 
     def run(self, batch: Any) -> Any:
         """One step; its logs.  Raises why the step could not be taken apart."""
         functions = self._functions
-        if self._request.step is None:  # costs are of the first batch's parts
+        if self._layers.step is None:  # costs are of the first batch's parts
             self.rows = max(split_rows(rows_of(batch), functions.microbatches))
         if self.seen and self._steps:
             outputs = self._profiler.run_anyway(lambda: functions(batch), self._not_measured)
         else:
             outputs = functions(batch)
         self.seen += 1
-        raise_failure(self._request)
+        self._request.failures.raise_first()
         if self.done:
             nests.synchronize(outputs)
         return outputs
@@ -67,7 +78,7 @@ class FirstSteps:
 
         Raises BackendError where no step was handed over.
         """
-        step = self._request.step
+        step = self._layers.step
         if step is None:
             raise not_cut(self._request)
         costs = measured_costs(step, self._profiler.profile)
@@ -82,16 +93,6 @@ class FirstSteps:
         self._report.notes.append(f"costs are calculated from shapes, not measured: {error}")
 
 
-def raise_failure(request: PipelineRequest) -> None:
-    """Raises why a step was not rewritten, if it was not."""
-    failure = request.failure()
-    if failure is None:
-        return
-    if isinstance(failure, OOOError) or not isinstance(failure, Exception):
-        raise failure
-    raise BackendError(f"the step could not be cut: {type(failure).__name__}: {failure}") from failure
-
-
-def not_cut(request: PipelineRequest) -> BackendError:
+def not_cut(request: RewriteRequest[RewriteResult]) -> BackendError:
     """The error of a step that no graph was handed over of, or none that is a step."""
-    return BackendError(f"the step cannot be cut: {request.skipped or _NO_GRAPH}")
+    return BackendError(f"the step cannot be cut: {request.skipped}")

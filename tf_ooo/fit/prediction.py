@@ -14,7 +14,7 @@ from tf_ooo.costs.profile import OpProfile, StepProfiler
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, OOOError
 from tf_ooo.report.report import Report
-from tf_ooo.rewriting.planner import RewriteResult
+from tf_ooo.rewriting.result import RewriteResult
 
 _LOG = logging.getLogger("tf_ooo")
 # For the few ops that a profile does not show.

@@ -7,7 +7,7 @@ from typing import Any
 from grappler_passes.graph.liveness import unknown_sizes
 from grappler_passes.graph.training_graph import TrainingGraph
 from tf_ooo.report.report import Report, layer_rows_of
-from tf_ooo.rewriting.planner import RewriteResult
+from tf_ooo.rewriting.result import RewriteResult
 
 
 def fill_plan(report: Report, result: RewriteResult | None) -> None:

@@ -124,7 +124,8 @@ class CompiledController(StepController):
 
     def _keep_stock(self, reason: str) -> None:
         self.report.way = ""
-        if self.session.error is None and self._left_out and not self.steps.keys() - {STOCK, CONCURRENT}:
+        none_left = self._left_out and not self.steps.keys() - {STOCK, CONCURRENT}
+        if none_left and self.session.failures.first is None:
             reason = f"{next(iter(self._left_out.values()))}; {CONCURRENT}: {reason}"
         found = [self.session.modules.get(name) for name in (STOCK, REWRITTEN)]
         shares = [None if module is None else module.share_in_graphs for module in found]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from grappler_passes.compat import op_types
+from grappler_passes.passes.base import PassResult
 from tf_ooo.compat import nests, train_function
 from tf_ooo.costs.profile import MOST_STEPS, StepProfiler
 from tf_ooo.errors import GraphError, OOOError
@@ -19,10 +20,12 @@ from tf_ooo.hosts.ranks.engine import Engine
 from tf_ooo.modes.data_parallel import planned
 from tf_ooo.modes.data_parallel.options import DataParallel
 from tf_ooo.modes.data_parallel.ordering import FLIGHT_BYTES, LayerKey, digest
-from tf_ooo.modes.data_parallel.rewriting import StepRequest
+from tf_ooo.modes.data_parallel.rewriting import request_to_look, request_to_order
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.reporting import fill_plan
+from tf_ooo.rewriting.request import RewriteRequest
+from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.tracing import traces
 from tf_ooo.tracing.averaging import Averaging
 from tf_ooo.tracing.slices import counts_for
@@ -69,8 +72,8 @@ class ScheduledSteps:
         self.steps = self.steps_of(of_epoch)  # of one function
         self.stock = Unrolled(self._source, self.steps)
         self.ordered: Unrolled | None = None
-        self.request: StepRequest | None = None
-        self._probe: StepRequest | None = None
+        self.request: RewriteRequest[RewriteResult] | None = None
+        self._probe: RewriteRequest[PassResult] | None = None
         self._profiler = StepProfiler(MOST_STEPS)
         self._profiled = 0
         self._single_s: list[float] = []
@@ -129,7 +132,7 @@ class ScheduledSteps:
 
     def _first_single(self) -> Unrolled:
         try:
-            self._probe = StepRequest(self.model)
+            self._probe = request_to_look(self.model)
         except OOOError as error:
             self._plan_failed = str(error)
             return Unrolled(self._source, 1)
@@ -168,9 +171,11 @@ class ScheduledSteps:
 
     def _plan_on_rank_0(self, measured: planned.MeasuredLink) -> dict[str, Any]:
         try:
-            if self._probe is None or self._profiler.profile is None or self._probe.graph_def is None:
+            if self._probe is None or self._profiler.profile is None or self._probe.result is None:
                 raise GraphError("the step was not profiled")
-            layers, keys, graph = planned.measured_layers(self._probe.graph_def, self._profiler.profile)
+            layers, keys, graph = planned.measured_layers(
+                self._probe.result.graph_def, self._profiler.profile
+            )
             size, policy = self.engine.size, self.options.schedule
             layers, link = planned.calibrated(layers, measured.link, size, statistics.median(self._single_s))
             made = planned.make_plan(layers, link, size, policy, self.steps, measured.flight_bytes)
@@ -212,9 +217,9 @@ class ScheduledSteps:
         return outputs
 
     def _own_layers(self) -> list[LayerKey] | None:
-        graph_def = None if self._probe is None else self._probe.graph_def
+        result = None if self._probe is None else self._probe.result
         try:
-            return None if graph_def is None else planned.layers_of(graph_def)
+            return None if result is None else planned.layers_of(result.graph_def)
         except OOOError as error:
             self._cannot_plan(error)
             return None
@@ -229,7 +234,7 @@ class ScheduledSteps:
         source = self._sliced_source(slices) if slices else self._source
         dump_dir = self.options.dump_dir if self.engine.rank == 0 else None  # ranks may share the folder
         try:
-            self.request = StepRequest(self.model, schedule_for, flight_bytes, planned_for, dump_dir)
+            self.request = request_to_order(self.model, schedule_for, flight_bytes, planned_for, dump_dir)
         except OOOError as error:
             self._plan_failed = str(error)
             self.ordered = Unrolled(source, self.steps)
@@ -265,7 +270,7 @@ class ScheduledSteps:
     def _agree(self) -> bool:
         """After a trace: whether all ranks run the same order.  If not, all go back to the stock order."""
         request = self.request
-        failed = self._plan_failed or (request.failure() if request is not None else "")
+        failed = self._plan_failed or (request.failure() or "" if request is not None else "")
         result = None if request is None else request.result
         mine = {"failed": failed, "digest": "" if result is None else digest(result)}
         said = self.engine.gather(mine)

@@ -29,12 +29,11 @@ from tf_ooo.modes.layerpipe.traced import Traced, renumbered, trace
 from tf_ooo.modes.layerpipe.two_versions import fewest_batches
 from tf_ooo.report.environment import environment
 from tf_ooo.report.report import Report
-from tf_ooo.rewriting.staged import PipelineRequest
+from tf_ooo.rewriting.staged import LayerByLayer
 from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing import sync
 from tf_ooo.tracing.optimizers import optimizers_of
 from tf_ooo.tracing.renewal import renew
-from tf_ooo.tracing.step import StepFunctions
 
 _LOG = logging.getLogger("tf_ooo")
 _GLOBAL_CLIPPING = (
@@ -207,8 +206,7 @@ class LayerPipeTraining:
 
     def _first_steps(self) -> FirstSteps:
         mode, model = self._mode, self._model
-        request = PipelineRequest(model, None, home_device(), whole_layers=True)
-        return FirstSteps(StepFunctions(model, 1, request.tracing), request, mode.options, mode.describe())
+        return FirstSteps(model, LayerByLayer(home_device(), True), 1, mode.options, mode.describe())
 
     def _note_going_on(self) -> None:
         """Training that goes on, without the costs of the fit before."""

@@ -28,13 +28,12 @@ from tf_ooo.modes.pipeline.running import PlannedPipeline, RunningPipeline
 from tf_ooo.report.environment import environment
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.parts import is_part
-from tf_ooo.rewriting.staged import PipelineRequest
+from tf_ooo.rewriting.staged import LayerByLayer
 from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing import sync
 from tf_ooo.tracing.micro_batches import rows_of, split_rows
 from tf_ooo.tracing.optimizers import optimizers_of
 from tf_ooo.tracing.renewal import renew
-from tf_ooo.tracing.step import StepFunctions
 
 
 class PipelineMode:
@@ -175,10 +174,9 @@ class PipelineTraining:
 
     def _first_steps(self) -> FirstSteps:
         mode, model = self._mode, self._model
-        request = PipelineRequest(model, None, home_device(), whole_layers=self._keep_layers_whole())
+        layers = LayerByLayer(home_device(), self._keep_layers_whole())
         applying, parts = mode.company.applying(model), mode.options.microbatches
-        functions = StepFunctions(model, parts, request.tracing, applying)
-        return FirstSteps(functions, request, mode.options, mode.describe())
+        return FirstSteps(model, layers, parts, mode.options, mode.describe(), applying)
 
     def _keep_layers_whole(self) -> bool:
         """Other replicas, or those who measured ``costs``, may have batches that are divided otherwise."""

@@ -13,7 +13,7 @@ from tf_ooo.modes.pipeline.partition import crossing_bytes
 from tf_ooo.modes.pipeline.planning import Planned
 from tf_ooo.planning.model.relation import stage_inputs
 from tf_ooo.report.report import Report, seconds_text
-from tf_ooo.rewriting.planner import RewriteResult
+from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.unrolled_tasks import Step
 
 _LOG = logging.getLogger("tf_ooo")

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from tf_ooo.compat import nests
-from tf_ooo.fit.first_steps import not_cut, raise_failure
+from tf_ooo.fit.first_steps import not_cut
 from tf_ooo.fit.placed import Placed
 from tf_ooo.hosts.devices import available_devices
 from tf_ooo.hosts.target import Target
@@ -18,7 +18,7 @@ from tf_ooo.modes.pipeline.planning import Planned
 from tf_ooo.modes.pipeline.reporting import fill_report_of_graph
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.naming import variable_layers
-from tf_ooo.rewriting.staged import PipelineRequest, Plan
+from tf_ooo.rewriting.staged import Plan, request_to_place
 from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing.step import StepFunctions
 
@@ -65,7 +65,7 @@ class RunningPipeline:
     ) -> None:
         self._pipeline, self._report = pipeline, report
         self._placed = Placed(model, target)
-        self._request = PipelineRequest(model, pipeline.plan, dump_dir=options.dump_dir)
+        self._request = request_to_place(model, pipeline.plan, options.dump_dir)
         self._functions = StepFunctions(model, options.microbatches, self._request.tracing, applying)
         self._functions.check_captures = self._placed.check_captures
 
@@ -82,10 +82,10 @@ class RunningPipeline:
         if functions.traced == traced:
             self._pipeline.step_s.append(time.perf_counter() - started)
             return outputs
-        raise_failure(request)
-        if len(request.results) < functions.traced:
+        request.failures.raise_first()
+        if request.result is None or request.count < functions.traced:
             raise not_cut(request)
-        fill_report_of_graph(self._report, request.results[0])
+        fill_report_of_graph(self._report, request.result)
         return outputs
 
     def restore(self) -> list[str]:

@@ -78,7 +78,7 @@ class SingleDeviceMode:
 
     def _known(self, model: Any) -> StepController | None:
         known, stock = self.controller, train_function.train_function_of(model)
-        usable = known is not None and known.stock is stock and not known.session.request.errors
+        usable = known is not None and known.stock is stock and not known.session.failures.errors
         return known if usable else None
 
 

@@ -8,6 +8,7 @@ Keras' own layers keep theirs in variables).  Both are looked through for such o
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -16,10 +17,11 @@ from typing import Any
 
 from grappler_passes.compat import op_types
 from tf_ooo.compat import nests
-from tf_ooo.errors import GraphError
+from tf_ooo.errors import GraphError, MemoryLimitError
 from tf_ooo.fit.comparison import StepComparison
 from tf_ooo.fit.prediction import StepPrediction
 from tf_ooo.fit.step_times import REWRITTEN, STOCK
+from tf_ooo.fit.ways import OneWay, Ways
 from tf_ooo.options import OneDeviceOptions
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.reporting import fill_plan
@@ -43,6 +45,7 @@ class StepController:
         on_decided: called once it is known which of the two is kept.
         more_steps: more rewritten ones by name; of all the fastest is kept.
         samples_seen: tells how many samples the steps so far have seen, where arguments do not show it.
+        ways: knows what is particular to the rewritten steps.
 
     Raises (from a call): whatever the step raises; MemoryLimitError, before the step has changed
     anything; with ``strict`` also why a rewrite failed, after the first step has run.
@@ -59,6 +62,7 @@ class StepController:
         on_decided: Callable[[], None] | None = None,
         more_steps: Mapping[str, Callable[..., Any]] | None = None,
         samples_seen: Callable[[], float] | None = None,
+        ways: Ways | None = None,
     ) -> None:
         self.stock, self.rewritten, self.session = stock, rewritten, session
         self.steps = {STOCK: stock, REWRITTEN: rewritten, **(more_steps or {})}
@@ -72,7 +76,8 @@ class StepController:
         self._lock = threading.RLock()
         self._on_decided = on_decided
         self._samples_seen = samples_seen or (lambda: 0.0)
-        self.prediction = StepPrediction(report)
+        self._ways = ways or OneWay()
+        self.prediction = StepPrediction(report, due=self._ways.shows_ops)
 
     @property
     def profiling(self) -> bool:
@@ -123,8 +128,21 @@ class StepController:
 
     def _run(self, which: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if which == STOCK:
-            return self.stock(*args, **kwargs)
+            return self._ways.run_stock(functools.partial(self.stock, *args, **kwargs), self.choice)
         which = which or self._ours
+        try:
+            outputs = self._run_rewritten(which, args, kwargs)
+        except MemoryLimitError as error:
+            following = self._leave_out(which, error)
+            if following is None:
+                raise
+            if self.choice == which:
+                self._keep_rewritten(f"{which} needs more than memory_limit_bytes", following)
+            return self._run(following, args, kwargs)
+        self._ways.ran(self.choice)
+        return outputs
+
+    def _run_rewritten(self, which: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # Every call, not only the first: another input shape makes TensorFlow trace again.
         try:
             with self.session.tracing():
@@ -134,6 +152,16 @@ class StepController:
             raise
         self._check(which)
         return outputs
+
+    def _leave_out(self, which: str, error: BaseException) -> str | None:
+        """One rewritten step less; returns another that is still there, None where it was the last."""
+        left = [name for name in self.steps if name not in (STOCK, which)]
+        if not left:
+            return None
+        del self.steps[which]
+        self.comparison.times.drop(which)
+        self._ways.left_out(which, error)
+        return left[0]
 
     def _profile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self._started:
@@ -177,6 +205,11 @@ class StepController:
 
     def _check(self, which: str) -> None:
         """Takes note of new plans and failures of a rewritten step, which has just run."""
+        for name, error in self._ways.failed():
+            # Of those of the graph ``strict`` does not allow any.
+            refused = self.options.strict and name == REWRITTEN and isinstance(error, GraphError)
+            if name in self.steps and (self._leave_out(name, error) is None or refused):
+                self._ways.give_up()
         result, limit_bytes = self.session.result, self.options.memory_limit_bytes
         fill_plan(self.report, result)
         reason = self.session.failure()
@@ -205,7 +238,9 @@ class StepController:
             self._keep_rewritten(which=verdict.which)
 
     def _keep_rewritten(self, because: str = "", which: str | None = None) -> None:
-        self.choice = which or self._ours
+        which = which or self._ours
+        self._ways.keeps(which)
+        self.choice = which
         self.comparison.keep_rewritten(because)
         if self.report.planned is not None:
             self.report.schedule = self.report.planned.policy
@@ -213,11 +248,14 @@ class StepController:
         self._decided()
 
     def _keep_stock(self, reason: str) -> None:
+        reason = self._ways.why_stock(reason, self.steps.keys())
         self.choice = STOCK
         # The plug-in has logged its first error already.
         self.comparison.keep_stock(reason, logged=self.session.failures.first is not None)
         self._decided()
 
     def _decided(self) -> None:
+        self._ways.decided()
+        self._ways.ran(self.choice)
         if self._on_decided is not None:
             self._on_decided()

@@ -28,9 +28,8 @@ class StepPrediction:
     ops side by side the step takes less.  What goes wrong here is a note in the report: training goes on.
     """
 
-    def __init__(self, report: Report) -> None:
-        self.report = report
-        self.due = True
+    def __init__(self, report: Report, due: bool = True) -> None:
+        self.report, self.due = report, due
 
     def run(self, step: Callable[[], Any], result: RewriteResult | None) -> Any:
         """Runs one step, with the profiler, and returns its result."""

@@ -289,7 +289,7 @@ def decided(mine, *others):
         for seconds in (0.0, *mine[which]):  # the first one warms up
             steps._comparison.add(which, seconds, traced=False)
     steps._single_s, steps._single = mine["single"], steps.stock
-    steps._decide()
+    steps._decide(steps.ordered)
     return not steps.report.fell_back, steps.report
 
 

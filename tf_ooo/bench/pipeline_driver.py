@@ -62,13 +62,8 @@ class Devices:
 
     def __init__(self, cluster: Any, link: Link, slower: float) -> None:
         self.devices, self.explain, self.link = cluster.devices, cluster.explain, link
-        self.lost, self.reachable = cluster.lost, cluster.reachable
         self._slower = slower
         self._table: CostTable | None = None
-
-    def link_between(self) -> Link:
-        """As it is shaped."""
-        return self.link
 
     def costs(self, table: CostTable) -> CostTable:
         """Costs measured in this process, on devices that are ``slower`` times as slow."""

@@ -36,9 +36,9 @@ def measured_costs(step: Step, profile: OpProfile | None) -> CostTable:
     tasks, forward = _tasks(step)
     factor = 1.0 if profile is None else _between_ops(step, profile)
     in_graph = {name: value * factor for name, value in in_graph.items()}
-    found = graph_costs(known.graph, in_graph, tasks, forward)
-    notes = (*seconds.notes, *found.notes)
-    layers = tuple(_with_tied(*one) for one in zip(found.layers, *tied_bytes(step), strict=True))
+    graph = graph_costs(known.graph, in_graph, tasks, forward)
+    notes = (*seconds.notes, *graph.notes)
+    layers = tuple(_with_tied(*of_layer) for of_layer in zip(graph.layers, *tied_bytes(step), strict=True))
     return CostTable(layers, source=seconds.source, op_seconds=in_graph, notes=notes)
 
 
@@ -57,13 +57,13 @@ def tied_bytes(step: Step) -> tuple[list[float], list[float], list[float]]:
         kind, layer = at[name]
         joins = step.general[name] in known.joined
         for producer in {producer for producer, _ in op.inputs if producer in at}:
-            made, other = at[producer]
-            if made != kind or other == layer or (producer, layer) in sent:
+            its_kind, its_layer = at[producer]
+            if its_kind != kind or its_layer == layer or (producer, layer) in sent:
                 continue
             size_bytes = graph.ops[producer].output_bytes or 0
             if kind == "dW" and joins:
                 gradients[layer] += size_bytes
-                made_here[other] += size_bytes
+                made_here[its_layer] += size_bytes
             elif kind == "F" and producer not in of_data:
                 copies[layer] += size_bytes
             sent.add((producer, layer))

@@ -65,6 +65,6 @@ def measured_costs(profile: OpProfile, result: RewriteResult) -> CostTable:
     """
     seconds = op_seconds(result.graph_def, device(_FILL_IN), profile)
     in_graph = {name: seconds.seconds.get(name, 0.0) for name in result.training_graph.ops}
-    found = graph_costs(result.training_graph, in_graph)
-    table = CostTable(found.layers, source=seconds.source, op_seconds=in_graph)
-    return dataclasses.replace(table, notes=(*seconds.notes, *found.notes))
+    costs = graph_costs(result.training_graph, in_graph)
+    table = CostTable(costs.layers, source=seconds.source, op_seconds=in_graph)
+    return dataclasses.replace(table, notes=(*seconds.notes, *costs.notes))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from tf_ooo.costs.layer_costs import Link
@@ -36,38 +35,33 @@ class Target(Protocol):
         """Between neighbours; measured when asked for."""
 
 
-@dataclass(frozen=True)
-class OwnDevices:
-    """Devices of which no worker can be lost; see :class:`Target`."""
+class Devices:
+    """Devices without workers that could be lost; see :class:`Target`.
 
-    devices: tuple[str, ...]
+    Args:
+        devices: full names.
+        given: what named them; may be an object that has some of a target's methods, or ``link``.
+    """
 
-    def lost(self) -> Mapping[int, str]:
-        """None."""
-        return {}
-
-    def reachable(self, device: str) -> bool:
-        """All are."""
-        return True
-
-    def explain(self, error: Exception) -> Exception:
-        """There is nothing to explain."""
-        return error
-
-    def costs(self, measured: CostTable) -> CostTable:
-        """As they were measured."""
-        return measured
+    def __init__(self, devices: Sequence[str], given: Any = None) -> None:
+        self.devices = tuple(devices)
+        self._given = given
+        self.lost: Callable[[], Mapping[int, str]] = getattr(given, "lost", dict)
+        self.reachable: Callable[[str], bool] = getattr(given, "reachable", lambda device: True)
+        self.explain: Callable[[Exception], Exception] = getattr(given, "explain", lambda error: error)
+        self.costs: Callable[[CostTable], CostTable] = getattr(given, "costs", lambda measured: measured)
 
     def link_between(self) -> Link:
-        """See :func:`tf_ooo.hosts.link.link_between`."""
-        return link_between(self.devices)
+        """The one that was given; else as :func:`tf_ooo.hosts.link.link_between`."""
+        link: Link | None = getattr(self._given, "link", None)
+        return link_between(self.devices) if link is None else link
 
 
 def target_of(devices: Any, local_rank: int = 0) -> Target:
     """What ``devices=`` stands for; joins the workers of a cluster.
 
     Args:
-        devices: a count, names, the addresses of a cluster, a :class:`Target`, or an object with ``devices``.
+        devices: a count, names, the addresses of a cluster, or an object with ``devices``.
         local_rank: see :func:`tf_ooo.hosts.devices.full_names`.
 
     Raises:
@@ -75,7 +69,7 @@ def target_of(devices: Any, local_rank: int = 0) -> Target:
     """
     given = joined(devices)
     names = full_names(given, local_rank)
-    return given if isinstance(given, Target) else OwnDevices(names)
+    return given if isinstance(given, Target) else Devices(names, given)
 
 
 def lost_text(variables: Sequence[str]) -> str:

@@ -141,18 +141,18 @@ class ScheduledSteps:
     def _make_plan(self) -> None:
         """Measures the link; rank 0 plans; all ranks take what it says."""
         started = time.perf_counter()
-        found: dict[str, Any] = {}
+        plan: dict[str, Any] = {}
         try:
             measured = planned.measure_allreduce(self.engine)
         except OOOError as error:
             if self.engine.rank == 0:
                 self._plan_failed = self._plan_failed or str(error)
         else:
-            found = self._plan_on_rank_0(measured) if self.engine.rank == 0 and not self._plan_failed else {}
+            plan = self._plan_on_rank_0(measured) if self.engine.rank == 0 and not self._plan_failed else {}
         if self._probe is not None:
             self._probe.close()
-        said = self.engine.gather(found | {"failed": self._plan_failed})
-        failed = next((one["failed"] for one in said if one["failed"]), "")
+        said = self.engine.gather(plan | {"failed": self._plan_failed})
+        failed = _first_failure(said)
         self.report.plan_seconds = time.perf_counter() - started
         if failed:
             self._keep_stock(f"no plan: {failed}")
@@ -167,7 +167,6 @@ class ScheduledSteps:
             return
         schedule = Schedule.from_text(first["plan"])
         self._start(lambda graph: schedule, first["flight_bytes"], first["layers"], first["slices"])
-        self._phase = self._compare
 
     def _plan_on_rank_0(self, measured: planned.MeasuredLink) -> dict[str, Any]:
         try:
@@ -178,18 +177,18 @@ class ScheduledSteps:
             )
             size, policy = self.engine.size, self.options.schedule
             layers, link = planned.calibrated(layers, measured.link, size, statistics.median(self._single_s))
-            made = planned.make_plan(layers, link, size, policy, self.steps, measured.flight_bytes)
+            plan = planned.make_plan(layers, link, size, policy, self.steps, measured.flight_bytes)
         except Exception as error:  # the other ranks wait to be told
             self._plan_failed = f"{type(error).__name__}: {error}"
             return {}
-        _LOG.info("planned %s, predicted gain %.1f%%", made.schedule.policy, 100 * made.gain)
+        _LOG.info("planned %s, predicted gain %.1f%%", plan.schedule.policy, 100 * plan.gain)
         return {
-            "plan": made.schedule.to_text(),
-            "step_s": made.step_s,
-            "stock_s": made.stock_s,
+            "plan": plan.schedule.to_text(),
+            "step_s": plan.step_s,
+            "stock_s": plan.stock_s,
             "flight_bytes": measured.flight_bytes,
             "layers": keys,
-            "slices": counts_for(made.schedule, graph, self._averaging.slices.sizes),
+            "slices": counts_for(plan.schedule, graph, self._averaging.slices.sizes),
         }
 
     # -- compare ---------------------------------------------------------------------------------
@@ -204,7 +203,7 @@ class ScheduledSteps:
             self._probe.close()
         layers = self._own_layers() if self.engine.rank == 0 else None
         said = self.engine.gather({"layers": layers, "failed": self._plan_failed})
-        failed = next((one["failed"] for one in said if one["failed"]), "")
+        failed = _first_failure(said)
         if failed:
             self._cannot_order(failed)
             return outputs
@@ -213,7 +212,6 @@ class ScheduledSteps:
             lambda graph: planned.plain_schedule(graph, options.schedule, workers, options.k),
             planned_for=layers,
         )
-        self._phase = self._compare
         return outputs
 
     def _own_layers(self) -> list[LayerKey] | None:
@@ -237,9 +235,10 @@ class ScheduledSteps:
             self.request = request_to_order(self.model, schedule_for, flight_bytes, planned_for, dump_dir)
         except OOOError as error:
             self._plan_failed = str(error)
-            self.ordered = Unrolled(source, self.steps)
-            return
-        self.ordered = Unrolled(source, self.steps, self.request.tracing)
+            ordered = Unrolled(source, self.steps)
+        else:
+            ordered = Unrolled(source, self.steps, self.request.tracing)
+        self.ordered, self._phase = ordered, functools.partial(self._compare, ordered)
 
     def _sliced_source(self, slices: Mapping[str, int]) -> StepSource:
         """The step traced anew, with gradients that travel in slices."""
@@ -250,21 +249,20 @@ class ScheduledSteps:
 
         return StepSource(self.model, sliced, self.element_spec, self.engine.renumber)
 
-    def _compare(self, batches: Sequence[Any]) -> Any:
+    def _compare(self, ordered: Unrolled, batches: Sequence[Any]) -> Any:
         which = self._comparison.times.next
-        steps = self.stock if which == STOCK else self.ordered
-        assert steps is not None  # for mypy: _start has run
+        steps = self.stock if which == STOCK else ordered
         before, started = steps.traced, time.perf_counter()
         outputs = steps(batches)
         nests.synchronize(outputs)
         elapsed_s = time.perf_counter() - started
-        if steps is self.ordered and steps.traced > before and not self._agree():
+        if steps is ordered and steps.traced > before and not self._agree():
             return outputs
         if which == STOCK and steps.traced > before and self._draws_from_own_state(len(batches)):
             return outputs
         no_sample = steps.traced > before or len(batches) < self.steps
         self._comparison.add(which, elapsed_s / len(batches), no_sample, len(batches))
-        self._decide()
+        self._decide(ordered)
         return outputs
 
     def _agree(self) -> bool:
@@ -274,10 +272,12 @@ class ScheduledSteps:
         result = None if request is None else request.result
         mine = {"failed": failed, "digest": "" if result is None else digest(result)}
         said = self.engine.gather(mine)
-        failed = next((one["failed"] for one in said if one["failed"]), "")
-        others = [rank for rank, one in enumerate(said) if one["digest"] != said[0]["digest"]]
-        if not failed and others:
-            failed = f"rank {others[0]} has another graph than rank 0 ({len(others)} of {len(said)} have)"
+        failed = _first_failure(said)
+        different = [rank for rank, reply in enumerate(said) if reply["digest"] != said[0]["digest"]]
+        if not failed and different:
+            failed = (
+                f"rank {different[0]} has another graph than rank 0 ({len(different)} of {len(said)} have)"
+            )
         predicted_s, plan_seconds = self.report.predicted_step_s, self.report.plan_seconds
         fill_plan(self.report, result)
         self.report.predicted_step_s = predicted_s
@@ -301,7 +301,7 @@ class ScheduledSteps:
             self._keep_stock(f"{name} draws random numbers from a state of its own; name a schedule")
         return name is not None
 
-    def _decide(self) -> None:
+    def _decide(self, ordered: Unrolled) -> None:
         """Once enough steps are timed: the same on all ranks."""
         verdict = self._comparison.verdict({_SINGLE: self._single_s})
         if verdict is None:
@@ -309,7 +309,7 @@ class ScheduledSteps:
         if verdict.why_not:
             self._keep_stock(verdict.why_not)
         else:
-            self._keep_ordered()
+            self._keep_ordered(ordered)
         if self.options.may_fall_back and verdict.seconds:
             self._compare_with_single(verdict.seconds[verdict.which], verdict.seconds[_SINGLE])
 
@@ -328,25 +328,26 @@ class ScheduledSteps:
 
     def _compare_with_single(self, together_s: Sequence[float], single_s: Sequence[float]) -> None:
         """One step at a time again, if each of its steps was faster than all of those together."""
-        if single_s and together_s and max(single_s) < _CLEARLY * min(together_s):
-            one_ms, together_ms = max(single_s) * 1e3, min(together_s) * 1e3
+        single = self._single
+        if single is None or not single_s or not together_s:
+            return
+        single_ms, together_ms = max(single_s) * 1e3, min(together_s) * 1e3
+        if single_ms < _CLEARLY * together_ms:
             self._keep_stock(
-                f"one step at a time took {one_ms:.2f} ms, several together {together_ms:.2f} ms"
+                f"one step at a time took {single_ms:.2f} ms, several together {together_ms:.2f} ms"
             )
-            assert self._single is not None  # for mypy: it was timed
-            self._phase = self._single
+            self._phase = single
 
     # -- decided ---------------------------------------------------------------------------------
 
-    def _keep_ordered(self) -> None:
+    def _keep_ordered(self, ordered: Unrolled) -> None:
         self._comparison.keep_rewritten()
-        self._phase = self._run_ordered
+        self._phase = functools.partial(self._run_ordered, ordered)
 
-    def _run_ordered(self, batches: Sequence[Any]) -> Any:
-        assert self.ordered is not None  # for mypy: _start has run
-        before = self.ordered.traced
-        outputs = self.ordered(batches)
-        if self.ordered.traced > before:
+    def _run_ordered(self, ordered: Unrolled, batches: Sequence[Any]) -> Any:
+        before = ordered.traced
+        outputs = ordered(batches)
+        if ordered.traced > before:
             self._agree()
         return outputs
 
@@ -357,3 +358,8 @@ class ScheduledSteps:
             self.request.close()
         self.ordered = None
         self._phase = self.stock
+
+
+def _first_failure(said: Sequence[Mapping[str, Any]]) -> str:
+    """Why some rank cannot go on; empty where all can."""
+    return next((str(reply["failed"]) for reply in said if reply["failed"]), "")

@@ -18,7 +18,7 @@ from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.ranks.single_engine import SingleEngine
-from tf_ooo.hosts.target import OwnDevices, Target, target_of
+from tf_ooo.hosts.target import Devices, Target, target_of
 from tf_ooo.modes.layerpipe.numbering import in_order_of
 from tf_ooo.modes.layerpipe.options import LayerPipe
 from tf_ooo.modes.layerpipe.planned import SpreadPlan, note_rebuilt_weights, plan_spread
@@ -68,7 +68,7 @@ class LayerPipeMode:
         self.options = options
         self.plan: SpreadPlan | None = None
         self._report = Report(mode=options.mode)
-        self._target: Target = OwnDevices(())
+        self._target: Target = Devices(())
         self._planned_for: tuple[Any, Any] | None = None
 
     def join(self) -> Engine:

@@ -17,7 +17,7 @@ from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.ranks.single_engine import SingleEngine
-from tf_ooo.hosts.target import OwnDevices, Target, gone, target_of
+from tf_ooo.hosts.target import Devices, Target, gone, target_of
 from tf_ooo.modes.pipeline.checks import check_losses
 from tf_ooo.modes.pipeline.options import Pipeline
 from tf_ooo.modes.pipeline.partition import units_of
@@ -57,7 +57,7 @@ class PipelineMode:
         self.pipeline: PlannedPipeline | None = None
         self.rows = 0
         self._report = Report(mode=options.mode)
-        self._target: Target = OwnDevices(())
+        self._target: Target = Devices(())
         self._planned_for: tuple[Any, Any] | None = None
 
     def join(self) -> Engine:

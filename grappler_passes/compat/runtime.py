@@ -24,7 +24,7 @@ def has_gpu() -> bool:
 
 
 def runtime_devices() -> frozenset[str]:
-    """Full names of the devices of this process and of the cluster it is connected to."""
+    """Full names of the devices of this process and of its cluster, once TensorFlow has run an op."""
     return frozenset(_context().devices())
 
 

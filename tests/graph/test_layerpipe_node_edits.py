@@ -1,4 +1,4 @@
-"""TensorFlow's private API that the LayerPipe mode uses: what breaks here when an upgrade changes it."""
+"""LayerPipe: nodes that are put in place of others."""
 
 from __future__ import annotations
 
@@ -9,77 +9,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from grappler_passes.compat import flattening, shape_inference, traced_functions
+from grappler_passes.compat import shape_inference, traced_functions
 from grappler_passes.graph.variables import VARIABLE_ATTR
+from tests.graph.compat_models import run_with
 from tests.zoo import keras
-from tf_ooo.compat import keras_optimizers, keras_variables, nests, op_marks, tf_functions, versions
-from tf_ooo.compat.nests import Packed
+from tf_ooo.compat import keras_variables, op_marks, tf_functions
 from tf_ooo.modes.layerpipe import node_edits
 from tf_ooo.modes.layerpipe.seeds import reseeded
-
-CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
-
-
-def test_a_register_takes_batches_of_any_size():
-    """The shape of what was stored, not of what is being stored."""
-    register = keras_variables.register("float32", (None, 3), CPU)
-    assert register.shape.rank is None
-    assert register.numpy().shape == (0, 3)
-
-    def body(x):
-        before = tf.ensure_shape(register.read_value(), (None, 3))
-        register.assign(x, read_value=False)
-        return tf.reshape(before, tf.shape(before)), tf.shape(before)[0]
-
-    step = tf_functions.plain_function(body, [tf.TensorSpec([None, 3])])
-    assert [int(step(tf.ones((rows, 3)))[1]) for rows in (4, 2, 7)] == [0, 4, 2]
-    assert keras_variables.register("int64", (), CPU).numpy().shape == ()
-
-
-def test_open_rows():
-    assert nests.open_rows(tf.TensorSpec([4, 3])).shape.as_list() == [None, 3]
-    assert nests.open_rows(tf.TensorSpec([])).shape.as_list() == []
-    assert nests.open_rows(tf.TensorSpec([4, 3]), tf.TensorSpec([None, 3])).shape.as_list() == [None, 3]
-    assert nests.open_rows(tf.TensorSpec([4, 3]), tf.TensorSpec([4, None])).shape.as_list() == [4, 3]
-    assert nests.open_rows(tf.TensorSpec([4, 3]), tf.TensorSpec(None)).shape.as_list() == [None, 3]
-
-
-def test_specs_of_data_are_taken_apart_as_batches_are():
-    """Parts of composite tensors, and None, in the same order; the shape of a sparse one has two numbers."""
-    x = tf.sparse.from_dense(np.eye(4, dtype="float32"))
-    batch, data = (x, None), (tf.SparseTensorSpec([None, 4]), None)
-    packed = Packed(batch)
-    specs = [nests.open_rows(*one) for one in zip(packed.specs, packed.specs_in(data), strict=True)]
-    assert [spec.shape.as_list() for spec in specs] == [[None, 2], [None], [2]]
-    iterator = iter(tf.data.Dataset.from_tensors((x, np.ones((4, 3)))).repeat())
-    batch = next(iterator)
-    assert None not in Packed(batch).specs_in(iterator.element_spec)
-    assert Packed(batch).specs_in(None) == [None] * 4
-
-
-def test_conditions_without_effects_stay_one_op():
-    """Also within functions; and they run. Others are lowered."""
-    variable = tf.Variable(1.0)
-
-    @tf.function(autograph=False)
-    def inner(x):
-        return tf.cond(x > 0.0, lambda: x + 1.0, lambda: x - 1.0)
-
-    def step(x):
-        changed = tf.cond(x > 5.0, lambda: variable.assign(x), lambda: variable.assign(-x))
-        return [inner(x), changed]
-
-    graph_def, names = traced_functions.graph_def_of(
-        tf_functions.concrete_function(step, [tf.TensorSpec([])])
-    )
-    lowered = [node.op for node in flattening.inline_graph_def(graph_def, names).node]
-    whole = flattening.inline_graph_def(flattening.with_whole_branches(graph_def), names)
-    ops = [node.op for node in whole.node]
-    assert 0 < ops.count("Merge") < lowered.count("Merge")
-    assert flattening.WHOLE_BRANCH not in lowered
-    assert ops.count(flattening.WHOLE_BRANCH) == 1
-    name = next(node.name for node in whole.node if node.op == flattening.WHOLE_BRANCH)
-    assert [float(run_with(whole, {"x:0": x}, name)) for x in (2.0, -2.0)] == [3.0, -3.0]
 
 
 def test_variables_have_unique_names():
@@ -135,22 +71,6 @@ def test_an_op_in_two_parts(share):
     assert {node.name for node in parts.nodes} == set(parts.outputs)
 
 
-def test_plain_sgd():
-    assert keras_optimizers.is_plain_sgd(keras.optimizers.SGD(0.1))
-    falling = keras.optimizers.schedules.CosineDecay(0.1, 10)
-    for more in ({"momentum": 0.9}, {"clipnorm": 1.0}, {"learning_rate": falling}):
-        assert not keras_optimizers.is_plain_sgd(keras.optimizers.SGD(**more))
-    assert not keras_optimizers.is_plain_sgd(keras.optimizers.Adam())
-
-
-def test_plain_sgd_of_keras_2():
-    older = keras if versions.is_keras_2(keras) else pytest.importorskip("tf_keras")
-    for optimizers in (older.optimizers, older.optimizers.legacy):
-        assert keras_optimizers.is_plain_sgd(optimizers.SGD(0.1))
-        assert not keras_optimizers.is_plain_sgd(optimizers.SGD(0.1, momentum=0.9))
-        assert not keras_optimizers.is_plain_sgd(optimizers.Adam())
-
-
 def test_gradients_are_marked_and_replaced_by_means():
     """The mark is in the graph, on a dense gradient; a sum over batches takes the place of the op."""
 
@@ -178,19 +98,6 @@ def test_gradients_are_marked_and_replaced_by_means():
     np.testing.assert_array_equal(slices[:, 0], [0.5, 1.0, 0.5, 0.75])
 
 
-def test_copies_of_a_step_draw_other_numbers():
-    tf.random.set_seed(1)
-    concrete = tf_functions.concrete_function(
-        lambda x: x + tf.random.normal([4], seed=2), [tf.TensorSpec([4])]
-    )
-    graph_def, (name,) = traced_functions.graph_def_of(concrete)
-    drawn = [run_with(reseeded(graph_def, n), {"x:0": np.zeros(4)}, name) for n in (1, 1, 2)]
-    np.testing.assert_array_equal(drawn[0], drawn[1])
-    assert not np.any(drawn[0] == drawn[2])
-    plain = tf.Graph().as_graph_def()
-    assert reseeded(plain, 1) is plain
-
-
 def test_a_lookup_reads_the_whole_table():
     table = tf.Variable(np.arange(12.0).reshape(4, 3).astype("float32"))
     concrete = tf_functions.concrete_function(
@@ -203,13 +110,17 @@ def test_a_lookup_reads_the_whole_table():
     np.testing.assert_array_equal(given, [[12, 14, 16], [0, 2, 4]])
 
 
-def run_with(graph_def, feed, name):
-    """Runs a graph with a variable's value in place of its reading."""
-    graph = tf.Graph()
-    with graph.as_default():
-        tf.import_graph_def(graph_def, name="")
-    with tf.compat.v1.Session(graph=graph) as session:
-        return session.run(f"{name}:0", feed)
+def test_copies_of_a_step_draw_other_numbers():
+    tf.random.set_seed(1)
+    concrete = tf_functions.concrete_function(
+        lambda x: x + tf.random.normal([4], seed=2), [tf.TensorSpec([4])]
+    )
+    graph_def, (name,) = traced_functions.graph_def_of(concrete)
+    drawn = [run_with(reseeded(graph_def, n), {"x:0": np.zeros(4)}, name) for n in (1, 1, 2)]
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert not np.any(drawn[0] == drawn[2])
+    plain = tf.Graph().as_graph_def()
+    assert reseeded(plain, 1) is plain
 
 
 def test_an_output_gradient_is_divided_by_seconds_not_by_the_rows_of_one_op():

@@ -82,22 +82,3 @@ def _drop_colocation(copy: node_def_pb2.NodeDef, node: node_def_pb2.NodeDef, gon
         copy.attr["_class"].list.s.extend(kept)
     else:
         del copy.attr["_class"]
-
-
-def without_gates(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
-    """The graph in which nobody reads through an IdentityN: in HLO it gates nothing, but in the graph
-    every update would need all gradients."""
-    gates = {node.name: list(node.input) for node in graph_def.node if node.op == "IdentityN"}
-    if not gates:
-        return graph_def
-    editor = GraphEditor(graph_def)
-
-    def behind(producer: str, port: int) -> list[str]:
-        while producer in gates and port >= 0:
-            producer, port = split_input(gates[producer][port])
-        return [tensor(producer, port)]
-
-    for node in graph_def.node:
-        if any(split_input(text)[0] in gates for text in node.input):
-            editor.map_inputs(node.name, behind)
-    return editor.graph_def

@@ -13,6 +13,7 @@ from grappler_passes.errors import GraphError, PlanError
 from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import Note, Pass, PassResult, copy_of
+from grappler_passes.passes.relaxations import Relaxation
 from grappler_passes.passes.rewrite_plan import RewritePlan
 
 Edge = tuple[int, int]
@@ -28,6 +29,7 @@ class OrderPass(Pass):
 
     plan: RewritePlan
     name: ClassVar[str] = "order"
+    relaxes = frozenset({Relaxation.MORE_WAITS})
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
         """Add the edges to a copy."""

@@ -21,7 +21,8 @@ from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import Note, Pass, PassResult
 from grappler_passes.passes.edit import GraphEditor, tensor
-from grappler_passes.passes.separate_loops import separate_loops
+from grappler_passes.passes.relaxations import Relaxation
+from grappler_passes.passes.separate_loops import SeparateLoopsPass
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,12 @@ class SeparatePass(Pass):
     ops: tuple[str, ...] | None = None
     loops: bool = True
     name: ClassVar[str] = "separate"
+    relaxes = SeparateLoopsPass.relaxes | {
+        Relaxation.COPIES,
+        Relaxation.FEWER_WAITS,
+        Relaxation.MORE_WAITS,
+        Relaxation.NOTES,
+    }
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
         """Take apart what can be; restore the orders of side effects that hung on the removed waits."""
@@ -46,7 +53,7 @@ class SeparatePass(Pass):
         ]
         after, modified, replaced = editor.finish(), editor.modified, set(editor.removed)
         if self.loops:
-            result = separate_loops(after, training_graph, self.ops)
+            result = SeparateLoopsPass(self.ops)(after, training_graph)
             after, modified = result.graph_def, modified or result.modified
             notes += result.notes
             replaced |= result.replaced
@@ -183,11 +190,11 @@ def _restore_orders(index: GraphIndex, after: graph_pb2.GraphDef, notes: list[No
     new = GraphIndex(after)
     place = {node.name: node for node in after.node}
     for first, then in conflicts(index):
-        one, two = index.names[first], index.names[then]
-        if new.implied(one, two):
+        earlier, later = index.names[first], index.names[then]
+        if new.implied(earlier, later):
             continue
         reason = index.context_conflict(first, then)
         if reason:
-            raise GrapplerPassError(f"cannot keep {two!r} after {one!r}: {reason}")
-        place[two].input.append(f"^{one}")
-        notes.append(Note("done", "an order of side effects is now an edge of its own", (one, two)))
+            raise GrapplerPassError(f"cannot keep {later!r} after {earlier!r}: {reason}")
+        place[later].input.append(f"^{earlier}")
+        notes.append(Note("done", "an order of side effects is now an edge of its own", (earlier, later)))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from graphs import assert_bit_equal, flat, node, optimized, run
+from graphs import assert_bit_equal, node, recurrent, run
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.graph.dependencies import GraphIndex
@@ -148,31 +148,6 @@ def test_fused_kernels_say_why_they_stay():
     node(graph, "bn", "FusedBatchNormGradV3", "a", "a", "a", "a", "a", "a")
     node(graph, "b", "Exp", "bn", T=1)
     assert not separated(graph).mixed
-
-
-def recurrent(steps, inner=None, sliced=False):
-    """Gradients of a small RNN with respect to its two weights and its input."""
-
-    @tf.function
-    def function(x, w, u):
-        with tf.GradientTape() as tape:
-            tape.watch([x, w, u])
-            y = tf.TensorArray(tf.float32, 15).unstack(tf.transpose(x * 2.0, [1, 0, 2]))
-
-            def body(t, h):
-                h = tf.tanh((x[:, t] if sliced else y.read(t)) @ w + h @ u)
-                return t + 1, h if inner is None else inner(t, h, u)
-
-            h = tf.while_loop(lambda t, h: t < steps, body, (0, tf.zeros([2, 4])))[1]
-            loss = tf.reduce_sum(h * h)
-        return tape.gradient(loss, [x, w, u])
-
-    graph, inputs, outputs = flat(
-        function, tf.TensorSpec([2, 15, 3]), tf.TensorSpec([3, 4]), tf.TensorSpec([4, 4])
-    )
-    random = np.random.default_rng(0)
-    values = [random.normal(size=size).astype("f") for size in ((2, 15, 3), (3, 4), (4, 4))]
-    return optimized(graph, outputs), inputs, outputs, values
 
 
 # More steps than the executor runs at a time (10), and none at all.

@@ -87,12 +87,12 @@ class _Contexts:
         self.branches[i] = branches
 
     def _all_inputs(self, i: int) -> frozenset[Branch]:
-        found: frozenset[Branch] = frozenset()
+        branches: frozenset[Branch] = frozenset()
         for producer, port in self.index.data_preds[i]:
-            found |= self._edge(producer, port)
+            branches |= self._edge(producer, port)
         for producer in self.index.control_preds[i]:
-            found |= self.branches[producer]
-        return found
+            branches |= self.branches[producer]
+        return branches
 
     def _edge(self, producer: int, port: int) -> frozenset[Branch]:
         if self.index.ops[producer] not in SWITCHES:

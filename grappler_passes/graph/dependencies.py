@@ -158,22 +158,10 @@ class GraphIndex:
         source, target = self._as_index(before), self._as_index(after)
         return bool((self._reach[target] >> self.position[source]) & 1)
 
-    def ancestors(self, node: str | int) -> set[str]:
-        """Names of all nodes that ``node`` depends on."""
-        bits, found = self._reach[self._as_index(node)], set()
-        for place, digit in enumerate(reversed(f"{bits:b}")):
-            if digit == "1":
-                found.add(self.names[self.order[place]])
-        return found
-
     @cached_property
     def contexts(self) -> list[Context]:
-        """The execution context of each node."""
+        """Where each node runs: its while frame and the branches it is in."""
         return execution_contexts(self, self.frame_names, self.constant_enters)
-
-    def context(self, node: str | int) -> Context:
-        """Where a node runs: its while frame and the branches it is in."""
-        return self.contexts[self._as_index(node)]
 
     def arrival_frame(self, node: str | int) -> tuple[str, ...]:
         """The while frame that a node's outputs arrive in."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,7 +111,7 @@ class PassPipeline(Pass):
     """
 
     passes: Sequence[Pass]
-    dump_dir: str | Path | None = None
+    dump_dir: str | os.PathLike[str] | None = None
     name: ClassVar[str] = "pipeline"
 
     def __post_init__(self) -> None:

@@ -33,6 +33,10 @@ def flat(function, *args):
     return graph_def, inputs, outputs
 
 
+def context_of(index, name):
+    return index.contexts[index.of(name)]
+
+
 def run(graph_def, inputs, outputs, values):
     """Outputs as numpy arrays."""
     with tf.Graph().as_default() as graph:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from graphs import assert_bit_equal, node, recurrent, run
+from graphs import assert_bit_equal, context_of, node, recurrent, run
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.graph.dependencies import GraphIndex
@@ -161,9 +161,9 @@ def test_weight_gradients_leave_the_gradient_loop(steps):
     assert len(done[0].nodes) == 2
     assert not result.mixed
     before, after = GraphIndex(graph), GraphIndex(result.graph_def)
-    frames = {before.context(name).frame for name in done[0].nodes}
+    frames = {context_of(before, name).frame for name in done[0].nodes}
     assert len(frames) == 1
-    assert all(after.context(name).frame not in frames for name in done[0].nodes)
+    assert all(context_of(after, name).frame not in frames for name in done[0].nodes)
     # The gradient of the input waits for the first loop alone.
     gradient = outputs[0].split(":")[0]
     assert not any(after.implied(name, gradient) for name in done[0].nodes)
@@ -207,7 +207,7 @@ def test_the_training_graph_says_which_sums_are_weight_gradients():
     result = SeparatePass()(graph, TrainingGraph(ops=ops, layers=(), variables=()))
     assert result.modified
     verify(graph, result.graph_def, replaced=result.replaced)
-    frames = {name: GraphIndex(result.graph_def).context(name).frame for name in ends}
+    frames = {name: context_of(GraphIndex(result.graph_def), name).frame for name in ends}
     assert frames[weights[0]] == frames[weights[1]]
     assert all(frames[name] != frames[weights[0]] for name in ends if name not in weights)
     assert_bit_equal(run(graph, inputs, outputs, values), run(result.graph_def, inputs, outputs, values))

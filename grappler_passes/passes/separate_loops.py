@@ -29,11 +29,9 @@ _FLOATS = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16, types_pb2.DT_FLOAT, types_p
 class SeparateLoopsPass(Pass):
     """Splits every gradient loop that can be split; a note for each that stays mixed.
 
-    ``ops`` limits the work to loops with a named op in them.  Without a training graph every
-    floating-point sum of a loop that pops stacks counts as a weight gradient.
+    Without a training graph every floating-point sum of a loop that pops stacks counts as a weight gradient.
     """
 
-    ops: tuple[str, ...] | None = None
     name: ClassVar[str] = "separate_loops"
     relaxes = frozenset({Relaxation.NEW_NODES, Relaxation.REPLACED_NODES})
 
@@ -48,7 +46,7 @@ class SeparateLoopsPass(Pass):
         dtypes: dict[str, tuple[str, ...]] = {}
         for loop in find_loops(index):
             sums = _weight_sums(index, editor, loop, training_graph)
-            if not sums or not self._is_in_scope({index.names[i] for i in loop.members}):
+            if not sums:
                 continue
             moved = only_for(index, loop, {s.exit for s in sums})
             reason = obstacle(index, loop, sums, moved)
@@ -64,9 +62,6 @@ class SeparateLoopsPass(Pass):
             replaced |= {index.names[i] for i in moved}
             notes.append(Note("done", "the weight gradient's sum moved to a loop of its own", ends))
         return PassResult(editor.finish(), editor.modified, tuple(notes), frozenset(replaced))
-
-    def _is_in_scope(self, names: set[str]) -> bool:
-        return self.ops is None or not names.isdisjoint(self.ops)
 
 
 def _weight_sums(

@@ -16,12 +16,12 @@ def ops_of(graph):
     return [made.op for made in graph.node]
 
 
-def separated(graph, **options):
+def separated(graph):
     text = graph.SerializeToString(deterministic=True)
-    result = SeparatePass(**options)(graph)
+    result = SeparatePass()(graph)
     assert graph.SerializeToString(deterministic=True) == text
     verify(graph, result.graph_def, replaced=result.replaced)
-    again = SeparatePass(**options)(result.graph_def)
+    again = SeparatePass()(result.graph_def)
     assert not again.modified
     assert again.graph_def == result.graph_def
     return result
@@ -118,16 +118,6 @@ def test_identity_n_is_split():
     assert_bit_equal(run(graph, inputs, outputs, VALUES), run(result.graph_def, inputs, outputs, VALUES))
 
 
-def test_only_named_ops_are_separated():
-    graph = graph_pb2.GraphDef()
-    node(graph, "a", "Placeholder", dtype=1)
-    made = node(graph, "n", "IdentityN", "a", "a")
-    made.attr["T"].list.type.extend([1, 1])
-    node(graph, "b", "Add", "n", "n:1", T=1)
-    assert not separated(graph, ops=("b",)).modified
-    assert separated(graph, ops=("n",)).modified
-
-
 def test_fused_kernels_say_why_they_stay():
     @tf.function
     def function(x, scale):
@@ -168,11 +158,6 @@ def test_weight_gradients_leave_the_gradient_loop(steps):
     gradient = outputs[0].split(":")[0]
     assert not any(after.implied(name, gradient) for name in done[0].nodes)
     assert_bit_equal(run(graph, inputs, outputs, values), run(result.graph_def, inputs, outputs, values))
-
-
-def test_loops_can_be_left_alone():
-    graph, *_ = recurrent(3)
-    assert SeparatePass(loops=False)(graph).graph_def == graph
 
 
 def test_a_conditional_in_the_loop_keeps_results_bit_equal():

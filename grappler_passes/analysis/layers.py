@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from grappler_passes.analysis.backward import REARRANGING_OPS, Backward
 from grappler_passes.analysis.derived import units_of
 from grappler_passes.analysis.gradients import GradientFlow, may_equal
-from grappler_passes.compat import OutputInfo
+from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.bits import bits_of, several, union
 from grappler_passes.graph.flow import SPLIT_OPS
 
-Shape = tuple[int, ...]
+WeightShape = tuple[int, ...]
 
 # Ops that pass a tensor on unchanged or re-arranged: looking through them, the dO that a kernel's
 # and a bias's gradient start from is the same one.
@@ -54,7 +54,7 @@ class _Units:
         """The units of weights, both as bits."""
         return union(1 << self.of_weight[weight] for weight in bits_of(weights))
 
-    def shape(self, unit: int) -> Shape | None:
+    def shape(self, unit: int) -> WeightShape | None:
         """The shape of a unit's only weight; None where it has several."""
         members = self.members[unit]
         return self._shapes[members[0]] if len(members) == 1 else None
@@ -125,7 +125,7 @@ def _is_fused_gradient(backward: Backward, units: _Units, node: int, port: int, 
     return shape is None or may_equal(shape, units.shape(unit))
 
 
-def _origin(backward: Backward, node: int, port: int, shape: Shape | None) -> set[tuple[int, int]]:
+def _origin(backward: Backward, node: int, port: int, shape: WeightShape | None) -> set[tuple[int, int]]:
     """The dO tensors behind a shared tensor: looks through views, and through what is reduced to a
     weight's shape (a batch normalization written out shares the sums of its dO with the layer
     below, yet scale and offset start from that dO)."""
@@ -155,7 +155,7 @@ def _continues_chain(backward: Backward, node: int) -> bool:
     return backward.is_backward[node] and bool(backward.gradients.from_data[node])
 
 
-def _is_reduced(backward: Backward, node: int, port: int, shape: Shape | None) -> bool:
+def _is_reduced(backward: Backward, node: int, port: int, shape: WeightShape | None) -> bool:
     """The op's result has the vector weight's shape, or goes only into ops whose result has.
 
     Only the result asked for: a fused batch normalization's gradient has vectors beside the dO.  Not for
@@ -169,7 +169,7 @@ def _is_reduced(backward: Backward, node: int, port: int, shape: Shape | None) -
     return bool(targets) and all(_has_shape(backward.flow.outputs[t], shape) for t in targets)
 
 
-def _has_shape(outputs: Sequence[OutputInfo], shape: Shape | None) -> bool:
+def _has_shape(outputs: Sequence[OutputInfo], shape: WeightShape | None) -> bool:
     def squeezed(dims: Sequence[int | None]) -> list[int | None]:
         return [dim for dim in dims if dim != 1]
 

@@ -20,7 +20,7 @@ EXITS = ("Exit", "RefExit")
 MERGES = ("Merge", "RefMerge")
 SWITCHES = ("Switch", "RefSwitch", "_SwitchN")
 NEXT_ITERATIONS = ("NextIteration", "RefNextIteration")
-_COPIES = ("Identity", "LoopCond")
+_HAND_ON = ("Identity", "LoopCond")
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class _Contexts:
     def _predicate(self, switch: int) -> str:
         """The tensor that decides, seen through copies: all Switches of one cond share it."""
         producer, port = self.index.data_preds[switch][1]
-        while self.index.ops[producer] in _COPIES and self.index.data_preds[producer]:
+        while self.index.ops[producer] in _HAND_ON and self.index.data_preds[producer]:
             producer, port = self.index.data_preds[producer][0]
         return f"{self.index.names[producer]}:{port}"
 

@@ -109,7 +109,12 @@ class GraphIndex:
         return [*data, *self.control_preds[i], *self.loop_preds.get(i, ())]
 
     def topological_order(self, extra: Sequence[tuple[int, int]] = ()) -> list[int]:
-        """A topological order of the graph with ``extra`` edges; GraphError names a cycle's node."""
+        """A topological order of the graph with ``extra`` edges; GraphError names a cycle's node.
+
+        Breadth first: what can start earlier comes earlier.  Whoever puts ops one after the other in this
+        order relies on that (large gradients of a task in ``tf_ooo.rewriting.ordering``), so rustworkx's
+        order, which goes deep first and takes as long, will not do.
+        """
         waiting = [len(self.data_preds[i]) + len(self.control_preds[i]) for i in range(len(self))]
         for end, sources in self.loop_preds.items():
             waiting[end] += len(sources)

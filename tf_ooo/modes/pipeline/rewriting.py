@@ -13,12 +13,12 @@ from typing import Any
 
 from grappler_passes import plugin
 from grappler_passes.passes.annotate import AnnotatePass
-from grappler_passes.passes.base import PassPipeline
+from grappler_passes.passes.base import PassPipeline, relaxed_by
 from grappler_passes.passes.joins import JoinsPass
 from grappler_passes.passes.local_constants import LocalConstantsPass
 from grappler_passes.passes.order import OrderPass
 from grappler_passes.passes.placement import PlacementPass
-from grappler_passes.passes.plain_sums import with_plain_sums
+from grappler_passes.passes.plain_sums import PlainSumsPass
 from grappler_passes.passes.rewrite_plan import RewritePlan
 from grappler_passes.passes.verify import VerifyPass
 from tf_ooo.compat import versions
@@ -98,7 +98,7 @@ def rewrite_step(graph_def: Any, plan: Plan, dump_dir: Any = None) -> RewriteRes
         AnnotatePass(rewrite),
     ]
     done = PassPipeline(passes, dump_dir=None if dump_dir is None else str(dump_dir))(graph_def)
-    VerifyPass(graph_def, done.replaced)(done.graph_def)
+    VerifyPass(graph_def, done.replaced, relaxed_by(*passes))(done.graph_def)
     return RewriteResult(
         training_graph=plan.known.graph,
         schedule=plan.schedule,
@@ -215,7 +215,7 @@ class PipelineRequest:
             return None
 
     def _take(self, graph_def: Any, plan: Plan | None, dump_dir: Any) -> Any:
-        graph_def = with_plain_sums(graph_def)
+        graph_def = PlainSumsPass()(graph_def).graph_def
         if plan is None:
             known = None if self.step is None else self.step.known
             step = take_apart(graph_def, known, self._whole_layers)

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_ooo.bench import planner_layerpipe, planner_zb_v
-from tf_ooo.bench.layerpipe_workloads import BATCH, WORKLOADS, resnet50_shapes, vgg16_shapes
+from tf_ooo.bench.planner import layerpipe as planner_layerpipe
+from tf_ooo.bench.planner import zb_v as planner_zb_v
+from tf_ooo.bench.planner.layerpipe_layers import BATCH, WORKLOADS, resnet50_shapes, vgg16_shapes
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.models import resnet, vgg16
 from tf_ooo.errors import MemoryLimitError, OptionsError, ScheduleError

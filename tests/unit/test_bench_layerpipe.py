@@ -7,8 +7,9 @@ import json
 import pytest
 
 from tests.graph.layerpipe_spread import assert_spread, recorded
-from tf_ooo.bench import layerpipe, layerpipe_accuracy
-from tf_ooo.bench.bars import save_bars
+from tf_ooo.bench.layerpipe import accuracy as layerpipe_accuracy
+from tf_ooo.bench.layerpipe import command as layerpipe
+from tf_ooo.bench.shared.bars import save_bars
 from tf_ooo.cli import main
 
 

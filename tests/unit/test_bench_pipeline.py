@@ -6,9 +6,10 @@ import dataclasses
 
 import pytest
 
-from tf_ooo.bench import pipeline_overhead, pipeline_torch
-from tf_ooo.bench.pipeline_gantt import busy_seconds, measured_timeline, task_seconds, task_times
-from tf_ooo.bench.pipeline_torch_worker import cut
+from tf_ooo.bench.pipeline import overhead as pipeline_overhead
+from tf_ooo.bench.pipeline import pytorch as pipeline_torch
+from tf_ooo.bench.pipeline.gantt import busy_seconds, measured_timeline, task_seconds, task_times
+from tf_ooo.bench.pipeline.pytorch_rank import cut
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.modes.pipeline.partition import merged
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList

@@ -9,10 +9,12 @@ import os
 import numpy as np
 import pytest
 
-from tf_ooo.bench import gpu_day, single, single_torch
-from tf_ooo.bench.single_data import arrays, digits, resized
-from tf_ooo.bench.single_networks import NETWORKS, spec_of
-from tf_ooo.bench.single_overlap import overlap_of
+from tf_ooo.bench.single import command as single
+from tf_ooo.bench.single import gpu_day
+from tf_ooo.bench.single import pytorch as single_torch
+from tf_ooo.bench.single.inputs import arrays, digits, resized
+from tf_ooo.bench.single.networks import NETWORKS, spec_of
+from tf_ooo.bench.single.overlap import overlap_of
 from tf_ooo.compat.tf_profiler import TracedEvent
 
 

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from tf_ooo.bench import planner_scale, planner_zero_bubble
+from tf_ooo.bench.planner import scale as planner_scale
+from tf_ooo.bench.planner import zero_bubble as planner_zero_bubble
 
 pytestmark = pytest.mark.takes(20)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_ooo.bench import planner_zb_v
+from tf_ooo.bench.planner import zb_v as planner_zb_v
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import MemoryLimitError, OptionsError
 from tf_ooo.planning.building.squeeze import Style, squeeze

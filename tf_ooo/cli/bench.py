@@ -14,7 +14,7 @@ def bench() -> None:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def data_parallel(arguments: tuple[str, ...]) -> None:
     """Data parallel training against stock Horovod; --help lists its options."""
-    from tf_ooo.bench.data_parallel import main  # noqa: PLC0415 - only where it is asked for
+    from tf_ooo.bench.data_parallel.command import main  # noqa: PLC0415 - only where it is asked for
 
     main(arguments)
 
@@ -23,7 +23,7 @@ def data_parallel(arguments: tuple[str, ...]) -> None:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def pipeline(arguments: tuple[str, ...]) -> None:
     """Pipeline schedules against each other on worker processes; --help lists its options."""
-    from tf_ooo.bench.pipeline import main  # noqa: PLC0415 - only where it is asked for
+    from tf_ooo.bench.pipeline.command import main  # noqa: PLC0415 - only where it is asked for
 
     main(arguments)
 
@@ -32,7 +32,7 @@ def pipeline(arguments: tuple[str, ...]) -> None:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def single(arguments: tuple[str, ...]) -> None:
     """One GPU: dW on side streams against stock XLA; --help lists its options."""
-    from tf_ooo.bench.single import main  # noqa: PLC0415 - only where it is asked for
+    from tf_ooo.bench.single.command import main  # noqa: PLC0415 - only where it is asked for
 
     main(arguments)
 
@@ -41,6 +41,6 @@ def single(arguments: tuple[str, ...]) -> None:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def layerpipe(arguments: tuple[str, ...]) -> None:
     """LayerPipe against PipeDream on worker processes; --help lists its options."""
-    from tf_ooo.bench.layerpipe import main  # noqa: PLC0415 - only where it is asked for
+    from tf_ooo.bench.layerpipe.command import main  # noqa: PLC0415 - only where it is asked for
 
     main(arguments)

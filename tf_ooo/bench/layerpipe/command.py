@@ -12,16 +12,18 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from tf_ooo.bench import confine, layerpipe_accuracy, planner_layerpipe
-from tf_ooo.bench.bars import save_bars
-from tf_ooo.bench.command import seconds_of
-from tf_ooo.bench.layerpipe_networks import NETWORKS
-from tf_ooo.bench.pipeline import SHARE, run_driver, write
+from tf_ooo.bench.layerpipe import accuracy as layerpipe_accuracy
+from tf_ooo.bench.layerpipe.networks import NETWORKS
+from tf_ooo.bench.pipeline.command import SHARE, run_driver, write
+from tf_ooo.bench.planner import layerpipe as planner_layerpipe
+from tf_ooo.bench.shared import confine
+from tf_ooo.bench.shared.bars import save_bars
+from tf_ooo.bench.shared.command import seconds_of
 
 BASELINE = "pipedream"
 # Beside the baseline.
 SCHEDULES = ("fast_forward", "pipedream_2bw", "layerpipe", "layerpipe_ema")
-DRIVER = "tf_ooo.bench.layerpipe_driver"
+DRIVER = "tf_ooo.bench.layerpipe.driver"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from tf_ooo.bench.pipeline_workloads import SEED, Workload
-from tf_ooo.bench.workloads import Workload as Network
-from tf_ooo.bench.workloads import resnet, vgg16
+from tf_ooo.bench.shared.networks import Workload as Network
+from tf_ooo.bench.shared.networks import resnet, vgg16
+from tf_ooo.bench.shared.workloads import SEED, Workload
 
-# Tasks must take many periods of the CPU quota: see pipeline_workloads.py.
+# Tasks must take many periods of the CPU quota: see shared/workloads.py.
 _ROWS = 192
 # Plain networks: layers that differ, which two stages but not three share evenly; and the one of
 # layerpipe_workloads.py at half its widths, which two stages cannot share evenly.
@@ -29,7 +29,7 @@ def _resnet18() -> Any:
     """ResNet-18 (He et al. 2016) with a quarter of its channels."""
     import keras
 
-    from tf_ooo.bench.pipeline_workloads import residual  # noqa: PLC0415 - next to its only use
+    from tf_ooo.bench.shared.workloads import residual  # noqa: PLC0415 - next to its only use
 
     inputs = keras.Input((32, 32, 3))
     x = keras.layers.Conv2D(16, 3, padding="same", activation="relu")(inputs)

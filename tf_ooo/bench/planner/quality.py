@@ -1,6 +1,6 @@
 """How far ``search`` and ``auto`` are from the optimum: random small instances, solved exactly.
 
-``python -m tf_ooo.bench.planner_quality --json FILE``
+``python -m tf_ooo.bench.planner.quality --json FILE``
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tf_ooo.bench.command import parser_of, write_rows
-from tf_ooo.bench.exact import ExactLayer, optimum
+from tf_ooo.bench.planner.exact import ExactLayer, optimum
+from tf_ooo.bench.shared.command import parser_of, write_rows
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.rewriting.plan import plan

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tf_ooo.bench.single_data import batches
-from tf_ooo.bench.single_fit import FITS, Fit
-from tf_ooo.bench.single_networks import CLASSES, build
+from tf_ooo.bench.single.fit import FITS, Fit
+from tf_ooo.bench.single.inputs import batches
+from tf_ooo.bench.single.networks import CLASSES, build
 from tf_ooo.modes.compiled import plans
 from tf_ooo.modes.compiled.captured import CompiledModule, watched
 from tf_ooo.modes.compiled.launches import capture_like
@@ -41,7 +41,7 @@ BASE = ("xla", "no xla", "early", "joint")
 
 
 def main() -> None:
-    """``python -m tf_ooo.bench.single_worker '{"network": ..., "batch": ..., "data": ...,
+    """``python -m tf_ooo.bench.single.worker '{"network": ..., "batch": ..., "data": ...,
     "steps": [...]}'``."""
     request = json.loads(sys.argv[1])
     if request.get("priority") is not None:

@@ -1,6 +1,6 @@
 """Do the side streams' kernels run beside the main stream's?  Reads TensorFlow's profiler of a few steps.
 
-``python -m tf_ooo.bench.single_overlap --network densenet121-k12 --batch 32 --json FILE``; needs a GPU.
+``python -m tf_ooo.bench.single.overlap --network densenet121-k12 --batch 32 --json FILE``; needs a GPU.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tf_ooo.bench.single_networks import NETWORKS
-from tf_ooo.bench.single_worker import OURS, device, make, run
+from tf_ooo.bench.single.networks import NETWORKS
+from tf_ooo.bench.single.worker import OURS, device, make, run
 from tf_ooo.compat import tf_profiler
 from tf_ooo.compat.tf_profiler import TracedEvent
 

@@ -1,4 +1,4 @@
-"""The process that trains in the LayerPipe benchmark; started by ``tf_ooo.bench.layerpipe``.
+"""The process that trains in the LayerPipe benchmark; started by ``tf_ooo.bench.layerpipe.command``.
 
 All modes take turns, some steps each: PipeDream, PipeDream-2BW and LayerPipe in rounds, fast_forward as the
 synchronous pipeline, the whole model on one worker, and on every worker at once.
@@ -11,8 +11,8 @@ import statistics
 from functools import partial
 from typing import Any
 
-from tf_ooo.bench.layerpipe_networks import ROUNDS, make
-from tf_ooo.bench.pipeline_driver import (
+from tf_ooo.bench.layerpipe.networks import ROUNDS, make
+from tf_ooo.bench.pipeline.driver import (
     ConfinedCluster,
     Devices,
     parser_of_driver,
@@ -20,8 +20,8 @@ from tf_ooo.bench.pipeline_driver import (
     slowed,
     stage_costs,
 )
-from tf_ooo.bench.pipeline_runs import Steps, Stock
-from tf_ooo.bench.pipeline_workloads import Workload
+from tf_ooo.bench.shared.runs import Steps, Stock
+from tf_ooo.bench.shared.workloads import Workload
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.modes.layerpipe.fit import LayerPipeFit
 from tf_ooo.modes.pipeline.fit import PipelineFit

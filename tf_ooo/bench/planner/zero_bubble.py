@@ -1,6 +1,6 @@
 """Predicted gain of ZB-H2 over 1F1B beside Zero Bubble's published one, for its four models.
 
-``python -m tf_ooo.bench.planner_zero_bubble --json FILE``
+``python -m tf_ooo.bench.planner.zero_bubble --json FILE``
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tf_ooo.bench.command import link_text, parser_of, show, write_rows
+from tf_ooo.bench.shared.command import link_text, parser_of, show, write_rows
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.layer_work import transformer_activation_bytes, transformer_flop
 from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.planning.simulation.timeline import Timeline
 from tf_ooo.rewriting.plan import plan
 
-INPUTS = Path(__file__).parents[2] / "docs" / "benchmarks" / "planner" / "zero_bubble_inputs.json"
+INPUTS = Path(__file__).parents[3] / "docs" / "benchmarks" / "planner" / "zero_bubble_inputs.json"
 ASSUMPTIONS = (
     "seconds are proportional to the published FLOP of a transformer layer: F sbh(24h+4s), dO sbh(24h+8s), "
     "dW sbh(24h); norms, softmax, dropout and kernel launches are left out",

@@ -1,6 +1,6 @@
 """Planning and simulating large pipelines on one core: seconds and memory over four sizes.
 
-``python -m tf_ooo.bench.planner_scale --json FILE --png FILE``; the largest has 12.6 million tasks.
+``python -m tf_ooo.bench.planner.scale --json FILE --png FILE``; the largest has 12.6 million tasks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tf_ooo.bench.command import parser_of, write_rows
+from tf_ooo.bench.shared.command import parser_of, write_rows
 
 # (devices, micro-batches, layers)
 SIZES = ((128, 512, 256), (256, 1024, 512), (512, 2048, 1024), (1024, 4096, 2048))

@@ -20,9 +20,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tf_ooo.bench import confine, pipeline_overhead, pipeline_torch
-from tf_ooo.bench.peak_memory import file_of
-from tf_ooo.bench.pipeline_workloads import WORKLOADS
+from tf_ooo.bench.pipeline import overhead as pipeline_overhead
+from tf_ooo.bench.pipeline import pytorch as pipeline_torch
+from tf_ooo.bench.shared import confine
+from tf_ooo.bench.shared.peak_memory import file_of
+from tf_ooo.bench.shared.workloads import WORKLOADS
 from tf_ooo.hosts.addresses import free_port
 
 BASELINE = "gpipe"
@@ -96,7 +98,7 @@ def _overhead(workload: str, quick: bool) -> dict[str, Any]:
     """The row of a process of its own, printed as a line too."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "row.json"
-        command = [sys.executable, "-m", "tf_ooo.bench.pipeline_overhead", "--workload", workload]
+        command = [sys.executable, "-m", "tf_ooo.bench.pipeline.overhead", "--workload", workload]
         command += ["--pairs", "20" if quick else "60", "--out", str(out)]
         done = subprocess.run(command, env=quiet(), capture_output=True, text=True, check=False)
         if done.returncode:
@@ -114,7 +116,7 @@ def _run(options: argparse.Namespace, workload: str, devices: int, microbatches:
         reason = pipeline_torch.why_not(workload, devices)
         more += [] if reason else ["--torch"]
         print(reason, end="\n" if reason else "", flush=True)
-    return run_driver("tf_ooo.bench.pipeline_driver", options, devices, more)
+    return run_driver("tf_ooo.bench.pipeline.driver", options, devices, more)
 
 
 def run_driver(module: str, options: argparse.Namespace, devices: int, more: Sequence[str]) -> dict[str, Any]:
@@ -157,7 +159,7 @@ def workers(cluster: str, devices: int, folder: str) -> Iterator[list[int]]:
     started = []
     try:
         for task in range(devices):
-            command = [sys.executable, "-m", "tf_ooo.bench.pipeline_worker", "--cluster", cluster]
+            command = [sys.executable, "-m", "tf_ooo.bench.shared.worker", "--cluster", cluster]
             command += ["--task", str(task), "--memory", str(file_of(folder, task))]
             started.append(
                 subprocess.Popen(command, env=quiet(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)

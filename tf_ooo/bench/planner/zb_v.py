@@ -1,6 +1,6 @@
 """Predicted gain of V-shaped pipelines over 1F1B, ZB-V's beside the published one.
 
-``python -m tf_ooo.bench.planner_zb_v --json FILE [--quick]``
+``python -m tf_ooo.bench.planner.zb_v --json FILE [--quick]``
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tf_ooo.bench.command import link_text, parser_of, show, write_rows
+from tf_ooo.bench.shared.command import link_text, parser_of, show, write_rows
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.layer_work import transformer_activation_bytes, transformer_flop
 from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.rewriting.plan import plan
 
-INPUTS = Path(__file__).parents[2] / "docs" / "benchmarks" / "planner" / "zb_v_inputs.json"
+INPUTS = Path(__file__).parents[3] / "docs" / "benchmarks" / "planner" / "zb_v_inputs.json"
 SCHEDULES = ("zb_v", "v_half", "v_min", "dualpipe_v")
 ASSUMPTIONS = (
     "seconds are proportional to the published FLOP of a transformer layer: F sbh(24h+4s), dO sbh(24h+8s), "

@@ -23,7 +23,7 @@ def step_bytes(processes: Sequence[int], folder: str, step: Callable[[], object]
     """The most that each worker had allocated while ``step`` ran, above what it had before.
 
     Args:
-        processes: ids of ``tf_ooo.bench.pipeline_worker`` processes, by task.
+        processes: ids of ``tf_ooo.bench.shared.worker`` processes, by task.
         folder: that of their files.
 
     Raises BackendError where one does not answer.

@@ -1,4 +1,4 @@
-"""One worker of the data parallel benchmark; started by ``tf_ooo.bench.data_parallel``.
+"""One worker of the data parallel benchmark; started by ``tf_ooo.bench.data_parallel.command``.
 
 Every configuration trains a model of its own; they take turns, execution by execution.
 """
@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tf_ooo.bench import confine
-from tf_ooo.bench.workloads import WORKLOADS, Workload
+from tf_ooo.bench.shared import confine
+from tf_ooo.bench.shared.networks import WORKLOADS, Workload
 from tf_ooo.tracing import unrolled
 
 # Name: what the callback is given; None: without tf_ooo.

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tf_ooo.bench.pipeline_runs import Scheduled
-from tf_ooo.bench.pipeline_workloads import WORKLOADS, Workload, check_sum, make
+from tf_ooo.bench.shared.runs import Scheduled
+from tf_ooo.bench.shared.workloads import WORKLOADS, Workload, check_sum, make
 
 SCHEDULE = "1f1b"
 # Before these both have been compiled, and TensorFlow's executors know which kernels are cheap.

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tf_ooo.bench.pipeline_workloads import Workload, check_sum
+from tf_ooo.bench.shared.workloads import Workload, check_sum
 
 
 class Steps:

@@ -1,4 +1,4 @@
-"""The process that trains in the pipeline benchmark; started by ``tf_ooo.bench.pipeline``.
+"""The process that trains in the pipeline benchmark; started by ``tf_ooo.bench.pipeline.command``.
 
 Its workers' computing threads have their share of the CPU; this process has none, it only waits.
 All schedules take turns, step by step.
@@ -16,12 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tf_ooo.bench import confine
-from tf_ooo.bench.peak_memory import step_bytes
-from tf_ooo.bench.pipeline_gantt import busy_seconds, measured_timeline, task_seconds, task_times, traced
-from tf_ooo.bench.pipeline_runs import Scheduled, Stock
-from tf_ooo.bench.pipeline_torch import TorchRanks
-from tf_ooo.bench.pipeline_workloads import make
+from tf_ooo.bench.pipeline.gantt import busy_seconds, measured_timeline, task_seconds, task_times, traced
+from tf_ooo.bench.pipeline.pytorch import TorchRanks
+from tf_ooo.bench.shared import confine
+from tf_ooo.bench.shared.peak_memory import step_bytes
+from tf_ooo.bench.shared.runs import Scheduled, Stock
+from tf_ooo.bench.shared.workloads import make
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.planning.simulation.simulator import simulate

@@ -17,11 +17,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tf_ooo.bench import confine
-from tf_ooo.bench.bars import save_bars
-from tf_ooo.bench.command import write_rows
-from tf_ooo.bench.data_parallel_worker import CONFIGURATIONS
-from tf_ooo.bench.workloads import WORKLOADS
+from tf_ooo.bench.data_parallel.worker import CONFIGURATIONS
+from tf_ooo.bench.shared import confine
+from tf_ooo.bench.shared.bars import save_bars
+from tf_ooo.bench.shared.command import write_rows
+from tf_ooo.bench.shared.networks import WORKLOADS
 
 # Horovod's own knobs, milliseconds and bytes: what is tried for "tuned"; it ships with 1 and 128 MiB.
 TUNING = (("1", "8388608"), ("3", "8388608"), ("1", "2097152"), ("10", "134217728"))
@@ -99,7 +99,7 @@ def _run(
         launcher = Path(sys.executable).with_name("horovodrun")
         command = [*inside, str(launcher), "--gloo", "--network-interfaces", "lo"]
         command += ["-np", str(options.workers)]
-        command += [sys.executable, "-m", "tf_ooo.bench.data_parallel_worker", "--out", str(out)]
+        command += [sys.executable, "-m", "tf_ooo.bench.data_parallel.worker", "--out", str(out)]
         command += ["--workload", options.workload, "--group", prefix, "--configurations", ",".join(names)]
         command += ["--steps", str(options.steps), "--repetitions", str(options.repetitions)]
         command += ["--rows", str(options.rows)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from tf_ooo.bench.single_data import dataset
-from tf_ooo.bench.single_networks import CLASSES, build
+from tf_ooo.bench.single.inputs import dataset
+from tf_ooo.bench.single.networks import CLASSES, build
 from tf_ooo.compat.callbacks import Callback
 
 # name -> whether our callback is there
@@ -31,7 +31,7 @@ class Fit:
 
     Args:
         name: of :data:`FITS`.
-        network, count, data, size: see :class:`tf_ooo.bench.single.Case`.
+        network, count, data, size: see :class:`tf_ooo.bench.single.command.Case`.
         end_s: of ``time.monotonic``; no more steps then, decided or not.
     """
 

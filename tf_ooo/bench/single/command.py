@@ -20,10 +20,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tf_ooo.bench.single_data import KINDS
-from tf_ooo.bench.single_fit import FITS
-from tf_ooo.bench.single_networks import BATCHES, NETWORKS, SMALL
-from tf_ooo.bench.single_worker import BASE, OURS
+from tf_ooo.bench.single.fit import FITS
+from tf_ooo.bench.single.inputs import KINDS
+from tf_ooo.bench.single.networks import BATCHES, NETWORKS, SMALL
+from tf_ooo.bench.single.worker import BASE, OURS
 
 CONCURRENT = "--xla_gpu_command_buffer_scheduling_mode=CONCURRENT --xla_gpu_graph_min_graph_size=1"
 BASELINE = "xla"
@@ -38,7 +38,7 @@ class Worker:
         environment = os.environ | {
             "XLA_FLAGS": flags, "TF_FORCE_GPU_ALLOW_GROWTH": "true", "TF_CPP_MIN_LOG_LEVEL": "3",
         }  # fmt: skip
-        command = [sys.executable, "-m", f"tf_ooo.bench.{module}", json.dumps(request)]
+        command = [sys.executable, "-m", f"tf_ooo.bench.single.{module}", json.dumps(request)]
         self._process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -131,12 +131,12 @@ def _workers(case: Case, names: Sequence[str], more: bool) -> Iterator[list[Work
             stack.callback(found[-1].close)
 
         fits = [name for name in names if name in FITS]
-        start("single_worker", {**request, "steps": [name for name in names if name not in FITS]})
+        start("worker", {**request, "steps": [name for name in names if name not in FITS]})
         if fits:
-            start("single_worker", {**request, "steps": fits})
+            start("worker", {**request, "steps": fits})
         for prefix, flags, steps, priority in FLAGGED if more else ():
-            start("single_worker", {**request, "steps": list(steps), "priority": priority}, prefix, flags)
-        start("single_torch", request)
+            start("worker", {**request, "steps": list(steps), "priority": priority}, prefix, flags)
+        start("pytorch", request)
         for worker in found:  # they make their steps side by side
             worker.wait()
         yield found

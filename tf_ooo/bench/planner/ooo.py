@@ -1,6 +1,6 @@
 """Predicted gains of out-of-order backprop's configurations beside the published ranges.
 
-EuroSys 2022, doi 10.1145/3492321.3519563.  ``python -m tf_ooo.bench.planner_ooo --json FILE``
+EuroSys 2022, doi 10.1145/3492321.3519563.  ``python -m tf_ooo.bench.planner.ooo --json FILE``
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tf_ooo.bench.command import parser_of, show, write_rows
+from tf_ooo.bench.shared.command import parser_of, show, write_rows
 from tf_ooo.costs.devices import DeviceModel, device
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.models import model_costs
 from tf_ooo.rewriting.plan import plan
 
-INPUTS = Path(__file__).parents[2] / "docs" / "benchmarks" / "planner" / "ooo_inputs.json"
+INPUTS = Path(__file__).parents[3] / "docs" / "benchmarks" / "planner" / "ooo_inputs.json"
 ASSUMPTIONS = (
     "costs are a roofline of a V100 in single precision at 80% of its published peaks, which gives ResNet-50 "
     "about 380 images/s; pipelines with tensor cores too; nothing here was measured on a V100",

@@ -11,8 +11,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tf_ooo.bench.command import seconds_of
-from tf_ooo.bench.pipeline_torch_worker import ANSWER, SERIAL, STAGES
+from tf_ooo.bench.pipeline.pytorch_rank import ANSWER, SERIAL, STAGES
+from tf_ooo.bench.shared.command import seconds_of
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.addresses import free_port
 
@@ -30,7 +30,7 @@ def why_not(workload: str, devices: int) -> str:
 
 
 class TorchRun:
-    """One schedule of theirs; ``step_s()`` as in :mod:`tf_ooo.bench.pipeline_runs`."""
+    """One schedule of theirs; ``step_s()`` as in :mod:`tf_ooo.bench.shared.runs`."""
 
     def __init__(self, ranks: TorchRanks, name: str) -> None:
         self._ranks, self._name = ranks, name
@@ -51,7 +51,7 @@ class TorchRanks:
     """The processes, one for each device.
 
     Args:
-        group: prefix of the CPU groups of :func:`tf_ooo.bench.confine.shares`.
+        group: prefix of the CPU groups of :func:`tf_ooo.bench.shared.confine.shares`.
         devices: ranks.
         microbatches: of a batch.
     """
@@ -82,7 +82,7 @@ class TorchRanks:
 
     @staticmethod
     def _started(group: str, rank: int, devices: int, port: int, microbatches: int) -> Any:
-        command = [sys.executable, "-m", "tf_ooo.bench.pipeline_torch_worker", "--group", group]
+        command = [sys.executable, "-m", "tf_ooo.bench.pipeline.pytorch_rank", "--group", group]
         command += ["--rank", str(rank), "--devices", str(devices), "--port", str(port)]
         command += ["--microbatches", str(microbatches)]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}

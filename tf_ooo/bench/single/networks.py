@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tf_ooo.bench.single_data import batches
+from tf_ooo.bench.single.inputs import batches
 
 CLASSES = 100
 

@@ -1,6 +1,6 @@
 """The same networks in PyTorch, compiled with CUDA graphs: a process of ``tf-ooo bench single``.
 
-Reads the lines that :mod:`tf_ooo.bench.single_worker` reads.  Says why where PyTorch or, for ResNet and
+Reads the lines that :mod:`tf_ooo.bench.single.worker` reads.  Says why where PyTorch or, for ResNet and
 MobileNet, torchvision is missing.  Without a GPU small networks run, as a check of the machinery.
 """
 
@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tf_ooo.bench.single_data import arrays
-from tf_ooo.bench.single_networks import CLASSES, SMALL, spec_of
+from tf_ooo.bench.single.inputs import arrays
+from tf_ooo.bench.single.networks import CLASSES, SMALL, spec_of
 
 NAME = "pytorch"
 
@@ -33,7 +33,7 @@ def why_not(network: str) -> str | None:
 
 
 def densenet(torch: Any, blocks: tuple[int, ...], growth: int, size: int) -> Any:
-    """DenseNet-BC, as :func:`tf_ooo.bench.single_networks.densenet`."""
+    """DenseNet-BC, as :func:`tf_ooo.bench.single.networks.densenet`."""
     nn = torch.nn
 
     def convolution(channels: int, filters: int, kernel: int) -> list[Any]:
@@ -66,7 +66,7 @@ def densenet(torch: Any, blocks: tuple[int, ...], growth: int, size: int) -> Any
 
 
 def encoder(torch: Any, depth: int, width: int, length: int) -> Any:
-    """As :func:`tf_ooo.bench.single_networks.encoder`; heads of 64."""
+    """As :func:`tf_ooo.bench.single.networks.encoder`; heads of 64."""
     del length
     layer = torch.nn.TransformerEncoderLayer(
         width, width // 64 or 1, 4 * width, 0.0, "gelu", batch_first=True
@@ -75,7 +75,7 @@ def encoder(torch: Any, depth: int, width: int, length: int) -> Any:
 
 
 def rnn(torch: Any, depth: int, width: int, length: int) -> Any:
-    """As :func:`tf_ooo.bench.single_networks.rnn`."""
+    """As :func:`tf_ooo.bench.single.networks.rnn`."""
     del length
     return _first_of(torch, torch.nn.LSTM(width, width, depth, batch_first=True), width)
 
@@ -151,7 +151,7 @@ def _first_of(torch: Any, body: Any, width: int) -> Any:
 
 
 def run(step: Callable[[], None], count: int) -> dict[str, Any]:
-    """As :func:`tf_ooo.bench.single_worker.run`."""
+    """As :func:`tf_ooo.bench.single.worker.run`."""
     import torch
 
     gpu = torch.cuda.is_available()
@@ -170,7 +170,7 @@ def run(step: Callable[[], None], count: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """As in :mod:`tf_ooo.bench.single_worker`."""
+    """As in :mod:`tf_ooo.bench.single.worker`."""
     request = json.loads(sys.argv[1])
     reason = why_not(request["network"])
     if reason is not None:

@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tf_ooo.bench import confine
-from tf_ooo.bench.pipeline_workloads import CLASSES, FEED_FORWARD, ROWS, SEED, labels, numbers
+from tf_ooo.bench.shared import confine
+from tf_ooo.bench.shared.workloads import CLASSES, FEED_FORWARD, ROWS, SEED, labels, numbers
 
 ANSWER = "DONE"
 # Stages on each rank, by the name of the run.

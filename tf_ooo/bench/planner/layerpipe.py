@@ -1,6 +1,6 @@
 """LayerPipe against PipeDream, simulated, for 2 to 16 processors (arXiv 2108.06629).
 
-``python -m tf_ooo.bench.planner_layerpipe --json FILE [--png FILE] [--quick]``
+``python -m tf_ooo.bench.planner.layerpipe --json FILE [--png FILE] [--quick]``
 
 Published: 25% faster on average and upwards of 80% with 7 to 9 processors, with less communication, in
 clock cycles; which processors and costs is not known here, ours are in :data:`ASSUMPTIONS`.
@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tf_ooo.bench.command import parser_of, show, write_rows
-from tf_ooo.bench.layerpipe_workloads import BATCH, WORKLOADS, Workload
+from tf_ooo.bench.planner.layerpipe_layers import BATCH, WORKLOADS, Workload
+from tf_ooo.bench.shared.command import parser_of, show, write_rows
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.planning.building.layerpipe_cuts import Line, best_cuts
 from tf_ooo.planning.model.problem import Problem

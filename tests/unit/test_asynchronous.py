@@ -232,7 +232,8 @@ def test_golden(name):
 
 def test_bench_rows_and_goals(tmp_path):
     target = tmp_path / "rows.json"
-    planner_layerpipe.main(["--quick", "--json", str(target), "--png", str(tmp_path / "rows.png")])
+    options = ["--quick", "--json", str(target), "--png", str(tmp_path / "rows.png")]
+    planner_layerpipe.main(options, standalone_mode=False)
     rows = json.loads(target.read_text())
     assert [(row["workload"], row["devices"]) for row in rows] == [
         ("vgg16", 4),

@@ -5,14 +5,20 @@ Plans are made from costs by shapes, so that the same layers' gradients are late
 
 from __future__ import annotations
 
-import argparse
-import json
+import itertools
 import statistics
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from tf_ooo.bench.shared.rows import Row
 from tf_ooo.errors import BackendError
+
+if TYPE_CHECKING:
+    import keras
+    import numpy as np
+
+    Numbers = np.ndarray[Any, Any]
 
 BATCH = 32
 # A picture of the 540 is 0.19 points.
@@ -26,7 +32,18 @@ MODES: dict[str, dict[str, Any]] = {
 RATES = {"cosine": True, "constant": False}
 
 
-def digits() -> tuple[Any, Any, Any, Any]:
+@dataclass(frozen=True)
+class Trained:
+    """What is trained once in each way: a network, its rate, logical devices, a seed and epochs."""
+
+    network: str
+    rate: str
+    devices: int
+    seed: int
+    epochs: int
+
+
+def digits() -> tuple[Numbers, Numbers, Numbers, Numbers]:
     """Pictures and labels to train with, then to test with.
 
     Raises BackendError where scikit-learn is not installed.
@@ -45,8 +62,10 @@ def digits() -> tuple[Any, Any, Any, Any]:
     return x, y, x_test, y_test
 
 
-def conv(layers: Any) -> list[Any]:
+def conv() -> list[keras.Layer]:
     """The network of examples/05_layerpipe.py."""
+    from keras import layers
+
     return [
         layers.Conv2D(16, 3, padding="same", activation="relu"),
         layers.Conv2D(32, 3, padding="same", activation="relu"),
@@ -57,64 +76,87 @@ def conv(layers: Any) -> list[Any]:
     ]
 
 
-def mlp(layers: Any) -> list[Any]:
+def mlp() -> list[keras.Layer]:
     """Deeper, so that more stages lie behind the first layer."""
+    from keras import layers
+
     hidden = [layers.Dense(width, activation="relu") for width in (96, 80, 72, 64, 56)]
     return [layers.Flatten(), *hidden, layers.Dense(10)]
 
 
-NETWORKS = {"conv": conv, "mlp": mlp}
+NETWORKS: dict[str, Callable[[], list[keras.Layer]]] = {"conv": conv, "mlp": mlp}
 
 
-def trained(network: str, rate: str, seed: int, epochs: int, callbacks: Sequence[Any]) -> list[float]:
+def percent_by_epoch(what: Trained, callbacks: Sequence[keras.callbacks.Callback]) -> list[float]:
     """Percent of the test pictures that are right after each epoch."""
     import keras
 
     x, y, x_test, y_test = digits()
-    keras.utils.set_random_seed(seed)
+    keras.utils.set_random_seed(what.seed)
     keras.backend.clear_session()
-    model = keras.Sequential([keras.Input((8, 8, 1)), *NETWORKS[network](keras.layers)])
-    steps = epochs * -(-len(x) // BATCH)
-    rates = keras.optimizers.schedules.CosineDecay(RATE, steps) if RATES[rate] else RATE
+    model = keras.Sequential([keras.Input((8, 8, 1)), *NETWORKS[what.network]()])
+    steps = what.epochs * -(-len(x) // BATCH)
+    rate = keras.optimizers.schedules.CosineDecay(RATE, steps) if RATES[what.rate] else RATE
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(rates), loss, metrics=["accuracy"], jit_compile=False)
+    model.compile(keras.optimizers.SGD(rate), loss, metrics=["accuracy"], jit_compile=False)
     history = model.fit(
-        x,
-        y,
-        batch_size=BATCH,
-        epochs=epochs,
-        validation_data=(x_test, y_test),
-        callbacks=list(callbacks),
-        verbose=0,
-    )
+        x, y, batch_size=BATCH, epochs=what.epochs, validation_data=(x_test, y_test),
+        callbacks=list(callbacks), verbose=0,
+    )  # fmt: skip
     return [100 * value for value in history.history["val_accuracy"]]
 
 
-def rows_of(network: str, rate: str, devices: int, seed: int, epochs: int) -> list[dict[str, Any]]:
-    """A row for synchronous training and one for each way of LayerPipe, printed as lines too."""
+def rows(
+    networks: Sequence[str], rates: Sequence[str], devices: Sequence[int], seeds: int, epochs: int
+) -> Iterator[Row]:
+    """For each combination a row of synchronous training, then one for each way of LayerPipe."""
+    import tensorflow as tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    most = [tf.config.LogicalDeviceConfiguration()] * max(devices)
+    tf.config.set_logical_device_configuration(cpu, most)
+    for network, rate, count, seed in itertools.product(networks, rates, devices, range(seeds)):
+        yield from rows_of(Trained(network, rate, count, seed, epochs))
+
+
+def rows_of(what: Trained) -> Iterator[Row]:
+    """A row of synchronous training, then one for each way of LayerPipe."""
+    synchronous = percent_by_epoch(what, [])
+    yield _row(what, "synchronous", synchronous, synchronous)
+    for way, options in MODES.items():
+        yield _row(what, way, percent_by_epoch(what, [_callback(what.devices, options)]), synchronous)
+
+
+def _callback(devices: int, options: dict[str, Any]) -> keras.callbacks.Callback:
     import tf_ooo
 
-    about = {"network": network, "rate": rate, "devices": devices, "seed": seed, "epochs": epochs}
-    rows: list[dict[str, Any]] = []
-    for way in ("synchronous", *MODES):
-        callbacks = []
-        if way in MODES:
-            options = tf_ooo.LayerPipe(devices=devices, profile_steps=0, **MODES[way])
-            callbacks.append(tf_ooo.OOOBackprop(options))
-        percent = trained(network, rate, seed, epochs, callbacks)
-        row = {**about, "training": way, "test_accuracy_percent": percent[-1]}
-        row["points_below_synchronous"] = rows[0]["test_accuracy_percent"] - percent[-1] if rows else 0.0
-        row["percent_by_epoch"] = percent
-        rows.append(row)
-        print(
-            f"{network:5s} {rate:8s} P={devices} seed {seed} {way:14s} {percent[-1]:.2f}%, "
-            f"{row['points_below_synchronous']:+.2f} points below synchronous",
-            flush=True,
-        )
-    return rows
+    return tf_ooo.OOOBackprop(tf_ooo.LayerPipe(devices=devices, profile_steps=0, **options))
 
 
-def summary(rows: Sequence[dict[str, Any]]) -> str:
+def _row(what: Trained, way: str, percent: list[float], synchronous: list[float]) -> Row:
+    return {
+        "network": what.network,
+        "rate": what.rate,
+        "devices": what.devices,
+        "seed": what.seed,
+        "epochs": what.epochs,
+        "training": way,
+        "test_accuracy_percent": percent[-1],
+        "points_below_synchronous": synchronous[-1] - percent[-1],
+        "percent_by_epoch": percent,
+    }
+
+
+def text_of(row: Row) -> str:
+    """One line."""
+    return (
+        f"{row['network']:5s} {row['rate']:8s} P={row['devices']} seed {row['seed']} {row['training']:14s} "
+        f"{row['test_accuracy_percent']:.2f}%, {row['points_below_synchronous']:+.2f} points below "
+        "synchronous"
+    )
+
+
+def summary(rows: Sequence[Row]) -> str:
     """Of each way, the mean and the most that is lost."""
     lines = []
     for way in MODES:
@@ -126,34 +168,3 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
             f"{min(lost):+.2f} to {max(lost):+.2f} in {len(lost)} runs"
         )
     return "\n".join(lines)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs all and writes the rows."""
-    parser = argparse.ArgumentParser("tf-ooo bench layerpipe --accuracy", description=__doc__)
-    parser.add_argument("--json", type=Path, help="file for the rows")
-    parser.add_argument("--quick", action="store_true", help="one seed, under two minutes")
-    parser.add_argument("--network", nargs="+", default=["conv"], choices=NETWORKS)
-    parser.add_argument("--rate", nargs="+", default=["cosine"], choices=RATES)
-    parser.add_argument("--devices", type=int, nargs="+", default=[3], help="logical CPU devices")
-    parser.add_argument("--seeds", type=int, default=5, help="how many")
-    parser.add_argument("--epochs", type=int, default=30)
-    options = parser.parse_args(arguments)
-    import tensorflow as tf
-
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    most = [tf.config.LogicalDeviceConfiguration()] * max(options.devices)
-    tf.config.set_logical_device_configuration(cpu, most)
-    rows: list[dict[str, Any]] = []
-    for network in options.network:
-        for rate in options.rate:
-            for devices in options.devices:
-                for seed in range(1 if options.quick else options.seeds):
-                    rows += rows_of(network, rate, devices, seed, options.epochs)
-                    if options.json:
-                        options.json.write_text(json.dumps(rows, indent=1) + "\n")
-    print(summary(rows))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,116 +1,112 @@
-"""LayerPipe against PipeDream, PipeDream-2BW and a synchronous pipeline, on worker processes.
-
-The workers have equal shares of this machine: their computing threads get a CPU quota, communication is left
-free.  All modes take turns, beside the whole model on one worker.  With ``--simulated`` for 2 to 16
-processors, without TensorFlow or any process.
-"""
+"""The command ``tf-ooo bench layerpipe``."""
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Sequence
-from typing import Any
+import itertools
+from collections.abc import Collection, Sequence
+from pathlib import Path
 
-from tf_ooo.bench.layerpipe import accuracy as layerpipe_accuracy
+import click
+from click.core import ParameterSource
+
+from tf_ooo.bench.layerpipe import accuracy as accuracy_of_late_gradients
+from tf_ooo.bench.layerpipe.messages import LayerPipeMeasured, LayerPipeRun
 from tf_ooo.bench.layerpipe.networks import NETWORKS
-from tf_ooo.bench.pipeline.command import SHARE, run_driver, write
-from tf_ooo.bench.planner import layerpipe as planner_layerpipe
+from tf_ooo.bench.layerpipe.rows import BASELINE, rows_of, text_of
+from tf_ooo.bench.planner import layerpipe as on_paper
 from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.bars import save_bars
-from tf_ooo.bench.shared.command import seconds_of
+from tf_ooo.bench.shared.drivers import SHARE, end_with_sigterm, run_driver
+from tf_ooo.bench.shared.options import FILE, SeveralValues, json_option, quick_option, several
+from tf_ooo.bench.shared.rows import Row, write_rows
 
-BASELINE = "pipedream"
 # Beside the baseline.
 SCHEDULES = ("fast_forward", "pipedream_2bw", "layerpipe", "layerpipe_ema")
 DRIVER = "tf_ooo.bench.layerpipe.driver"
+DEVICES, ACCURACY_DEVICES = (2, 3, 4), (3,)
+_WITH_ACCURACY = {"network", "rate", "devices", "seeds", "epochs"}
+_EVERYWHERE = {"quick", "json_file", "accuracy", "simulated"}
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the benchmark and writes its rows."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if "--accuracy" in given:
-        given.remove("--accuracy")
-        layerpipe_accuracy.main(given)
+@click.command("layerpipe", cls=SeveralValues)
+@quick_option("The MLP on 2 workers, under 5 minutes; with --accuracy one seed, under two minutes.")
+@json_option
+@click.option("--png", type=FILE, help="File for a picture of the rows.")
+@several("--workload", click.Choice(list(NETWORKS)), default=["mlp"], show_default=True)
+@several(
+    "--schedules", click.Choice(SCHEDULES), default=SCHEDULES, help="Beside PipeDream; all of them without."
+)
+@several("--devices", int, help="Worker processes.  [default: 2 3 4; with --accuracy 3 logical CPU devices]")
+@click.option("--cores", type=float, help=f"Of each worker.  [default: {SHARE} of an equal share]")
+@click.option("--repetitions", default=6, show_default=True, help="Turns of each mode.")
+@click.option("--simulated", is_flag=True,
+              help="Instead: all workloads on paper, for 2 to 16 processors.")  # fmt: skip
+@click.option("--accuracy", is_flag=True,
+              help="Instead: the test accuracy on digits, beside stock Keras.")  # fmt: skip
+@several("--network", click.Choice(list(accuracy_of_late_gradients.NETWORKS)), default=["conv"],
+         show_default=True, help="With --accuracy.")  # fmt: skip
+@several("--rate", click.Choice(list(accuracy_of_late_gradients.RATES)), default=["cosine"],
+         show_default=True, help="With --accuracy.")  # fmt: skip
+@click.option("--seeds", default=5, show_default=True, help="With --accuracy: how many.")
+@click.option("--epochs", default=30, show_default=True, help="With --accuracy.")
+@click.pass_context
+def layerpipe(
+    ctx: click.Context, quick: bool, json_file: Path | None, png: Path | None, workload: tuple[str, ...],
+    schedules: tuple[str, ...], devices: tuple[int, ...], cores: float | None, repetitions: int,
+    simulated: bool, accuracy: bool, network: tuple[str, ...], rate: tuple[str, ...], seeds: int, epochs: int,
+) -> None:  # fmt: skip
+    """LayerPipe against PipeDream, PipeDream-2BW and a synchronous pipeline, on worker processes.
+
+    The workers have equal shares of this machine: their computing threads get a CPU quota, communication is
+    left free.  All modes take turns, beside the whole model on one worker.
+    """
+    if accuracy:
+        _refuse_given(ctx, "does not go with --accuracy", _WITH_ACCURACY)
+        _accuracy(json_file, network, rate, devices or ACCURACY_DEVICES, 1 if quick else seeds, epochs)
         return
-    options = _parser().parse_args(given)
-    if options.simulated:
-        simulated(options)
+    if simulated:
+        _refuse_given(ctx, "does not go with --simulated", {"png"})
+        on_paper.compare(quick, json_file, png)
         return
+    _refuse_given(ctx, "is for --accuracy", set(ctx.params) - _WITH_ACCURACY | {"devices"})
     reason = confine.why_not(with_link=False)
     if reason:
-        print(f"skipped: {reason}")
+        click.echo(f"skipped: {reason}")
         return
-    if options.quick:
-        options.workload, options.devices, options.repetitions = ["mlp"], [2], 2
-    rows: list[dict[str, Any]] = []
-    asked = dict.fromkeys(options.schedules)
-    for workload in options.workload:
-        for devices in options.devices:
-            more = ["--workload", workload, "--schedules", ",".join({BASELINE: None, **asked})]
-            rows += rows_of(run_driver(DRIVER, options, devices, more), workload)
-            write(options.json, rows)
-    if options.png:
-        save_bars(rows, options.png)
+    if quick:
+        workload, devices, repetitions = ("mlp",), (2,), 2
+    end_with_sigterm()
+    rows: list[Row] = []
+    for name, workers in itertools.product(workload, devices or DEVICES):
+        asked = LayerPipeRun(name, list(dict.fromkeys((BASELINE, *schedules))))
+        measured: LayerPipeMeasured = run_driver(DRIVER, asked, workers, cores, repetitions)
+        rows += _printed(rows_of(measured, name))
+        write_rows(json_file, rows)
+    if png:
+        save_bars(rows, png)
 
 
-def simulated(options: argparse.Namespace) -> None:
-    """The planner's comparison, with the same files."""
-    asked = [(f"--{name}", getattr(options, name)) for name in ("json", "png")]
-    given = [text for name, value in asked if value for text in (name, value)]
-    planner_layerpipe.main([*given, *(["--quick"] if options.quick else [])])
+def _refuse_given(ctx: click.Context, reason: str, known: Collection[str]) -> None:
+    """UsageError where an option was given that is not ``known``: it would do nothing."""
+    for option in ctx.command.params:
+        given = ctx.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE
+        if given and option.name not in {*known, *_EVERYWHERE}:
+            raise click.UsageError(f"{option.opts[0]} {reason}", ctx)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("tf-ooo bench layerpipe", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="the MLP on 2 workers, under 5 minutes")
-    parser.add_argument("--accuracy", action="store_true", help="instead: on digits; has options of its own")
-    parser.add_argument("--simulated", action="store_true", help="of all workloads, for 2 to 16 processors")
-    parser.add_argument("--json", help="file for the rows")
-    parser.add_argument("--png", help="file for a picture of the rows")
-    parser.add_argument("--workload", nargs="+", default=["mlp"], choices=NETWORKS)
-    parser.add_argument(
-        "--schedules", nargs="+", default=SCHEDULES, choices=SCHEDULES, help="rows to measure"
-    )
-    parser.add_argument("--devices", type=int, nargs="+", default=[2, 3, 4], help="worker processes")
-    parser.add_argument("--cores", type=float, help=f"of each worker; default: {SHARE} of an equal share")
-    parser.add_argument("--repetitions", type=int, default=6, help="turns of each mode")
-    return parser
-
-
-def rows_of(found: dict[str, Any], workload: str) -> list[dict[str, Any]]:
-    """One row for each mode, printed as a line too."""
-    times, devices = found["times"], found["devices"]
-    rows = []
-    for name, one in found["runs"].items():
-        row = {
-            "workload": workload,
-            "mode": "pipeline" if name == "fast_forward" else "layerpipe",
-            "schedule": name,
-            "baseline": BASELINE,
-            "devices": devices,
-            "cores": found["cores"],
-            **seconds_of(times, name, BASELINE, devices),
-            "link": found["link"],
-            **{key: value for key, value in one.items() if key != "schedule"},
-        }
-        rows.append(row)
-        print(text_of(row), flush=True)
+def _printed(rows: Sequence[Row]) -> Sequence[Row]:
+    for row in rows:
+        click.echo(text_of(row))
     return rows
 
 
-def text_of(row: dict[str, Any]) -> str:
-    """One line."""
-    sent = f", sends {row['sent_bytes'] / 1e6:.1f} MB a step" if "sent_bytes" in row else ""
-    versions = sum(row.get("weight_version_bytes", {}).values())
-    kept = f", keeps {versions / 1e6:.1f} MB of earlier weights" if versions else ""
-    return (
-        f"{row['workload']} P={row['devices']:<3d} {row['schedule']:14s} {row['step_s'] * 1e3:6.0f} ms "
-        f"({row['step_s_min'] * 1e3:.0f}-{row['step_s_max'] * 1e3:.0f}), predicted "
-        f"{row['predicted_step_s'] * 1e3:.0f}, {row['speedup']:.2f}x {BASELINE}, efficiency "
-        f"{row['efficiency']:.2f}{sent}{kept}"
-    )
-
-
-if __name__ == "__main__":
-    main()
+def _accuracy(
+    json_file: Path | None, networks: Sequence[str], rates: Sequence[str], devices: Sequence[int],
+    seeds: int, epochs: int,
+) -> None:  # fmt: skip
+    rows: list[Row] = []
+    for row in accuracy_of_late_gradients.rows(networks, rates, devices, seeds, epochs):
+        click.echo(accuracy_of_late_gradients.text_of(row))
+        rows.append(row)
+        write_rows(json_file, rows)
+    click.echo(accuracy_of_late_gradients.summary(rows))

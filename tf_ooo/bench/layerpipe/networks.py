@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
-from tf_ooo.bench.shared.networks import Workload as Network
-from tf_ooo.bench.shared.networks import resnet, vgg16
-from tf_ooo.bench.shared.workloads import SEED, Workload
+from tf_ooo.bench.shared.networks import Network, mlp, resnet, vgg16
+from tf_ooo.bench.shared.workloads import SEED, Workload, compiled, residual
+
+if TYPE_CHECKING:
+    import keras
 
 # Tasks must take many periods of the CPU quota: see shared/workloads.py.
 _ROWS = 192
 # Plain networks: layers that differ, which two stages but not three share evenly; and the one of
-# layerpipe_workloads.py at half its widths, which two stages cannot share evenly.
+# bench/planner/layerpipe_layers.py at half its widths, which two stages cannot share evenly.
 _WIDTHS = (256, 1536, 1536, 512, 1024, 10)
 _SQUARE = (392, 1024, 1024, 1024, 1024, 10)
 
 
-def _mlp(widths: Sequence[int]) -> Any:
-    import keras
-
-    layers = [keras.layers.Dense(width, activation="relu") for width in widths[1:-1]]
-    return keras.Sequential([keras.Input((widths[0],)), *layers, keras.layers.Dense(widths[-1])])
-
-
-def _resnet18() -> Any:
+def _resnet18() -> keras.Model:
     """ResNet-18 (He et al. 2016) with a quarter of its channels."""
     import keras
-
-    from tf_ooo.bench.shared.workloads import residual  # noqa: PLC0415 - next to its only use
 
     inputs = keras.Input((32, 32, 3))
     x = keras.layers.Conv2D(16, 3, padding="same", activation="relu")(inputs)
@@ -40,8 +32,8 @@ def _resnet18() -> Any:
 
 
 NETWORKS: dict[str, Network] = {
-    "mlp": Network(partial(_mlp, _WIDTHS), 8 * _ROWS, (_WIDTHS[0],)),
-    "mlp_square": Network(partial(_mlp, _SQUARE), 16 * _ROWS, (_SQUARE[0],)),
+    "mlp": Network(partial(mlp, _WIDTHS), 8 * _ROWS, (_WIDTHS[0],)),
+    "mlp_square": Network(partial(mlp, _SQUARE), 16 * _ROWS, (_SQUARE[0],)),
     "vgg16": Network(lambda: vgg16(0.5, 256, 32), _ROWS, (32, 32, 3)),
     "resnet18": Network(_resnet18, _ROWS, (32, 32, 3)),
     "resnet50": Network(lambda: resnet((3, 4, 6, 3), 0.25, 32), _ROWS // 2, (32, 32, 3)),
@@ -56,7 +48,4 @@ def make(name: str) -> Workload:
 
     keras.utils.set_random_seed(SEED)
     network = NETWORKS[name]
-    model = network.build()
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.01), loss, jit_compile=False)
-    return Workload(model, *network.data(network.batch, SEED))
+    return compiled(network.build(), *network.data(network.batch, SEED))

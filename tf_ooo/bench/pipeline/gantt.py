@@ -7,12 +7,12 @@ import itertools
 import re
 import statistics
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from tf_ooo.compat import tf_profiler
+from tf_ooo.compat.tf_profiler import TracedEvent, trace_workers
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.planning.model.schedule import Schedule, TaskList
 from tf_ooo.planning.model.task import Task
@@ -24,13 +24,16 @@ _NEGLIGIBLE = 0.02
 _SECONDS = {"F": "forward_s", "dO": "output_grad_s", "dW": "weight_grad_s", "U": "update_s"}
 _UPDATES = re.compile(r":(Assign|Resource(Apply|Scatter))")
 
+# By the worker's address.
+Events = Mapping[str, Sequence[TracedEvent]]
 
-def traced(step: Callable[[], float], addresses: Sequence[str], step_s: float) -> Mapping[str, Any]:
+
+def traced(step: Callable[[], float], addresses: Sequence[str], step_s: float) -> Events:
     """Runs one step while the workers' profilers look on; their events by address."""
     ran = threading.Timer(_MARGIN_S, step)
     ran.start()
     try:
-        return tf_profiler.trace_workers(addresses, 2 * step_s + 2 * _MARGIN_S)
+        return trace_workers(addresses, 2 * step_s + 2 * _MARGIN_S)
     finally:
         ran.join()
 
@@ -43,16 +46,16 @@ class Ran(NamedTuple):
     ops_s: float
 
 
-def task_times(events: Mapping[str, Any], tasks: Mapping[str, Task]) -> dict[Task, Ran]:
+def task_times(events: Events, tasks: Mapping[str, Task]) -> dict[Task, Ran]:
     """When each task ran.
 
     Ops at a task's ends that take next to nothing do not count: what waits for no message runs early.
     """
     spans: dict[Task, list[tuple[float, float]]] = {}
-    for one in (event for per_worker in events.values() for event in per_worker):
-        task = _task_of(one, tasks)
+    for event in itertools.chain.from_iterable(events.values()):
+        task = _task_of(event, tasks)
         if task is not None:
-            spans.setdefault(task, []).append((one.begin_s, one.begin_s + one.duration_s))
+            spans.setdefault(task, []).append(_span(event))
     return {task: _extent(sorted(ran)) for task, ran in spans.items()}
 
 
@@ -69,18 +72,22 @@ def _extent(spans: Sequence[tuple[float, float]]) -> Ran:
     return Ran(spans[small(spans)][0], by_end[small(by_end)][1], ops_s)
 
 
-def _task_of(event: Any, tasks: Mapping[str, Task]) -> Task | None:
+def _span(event: TracedEvent) -> tuple[float, float]:
+    return event.begin_s, event.begin_s + event.duration_s
+
+
+def _task_of(event: TracedEvent, tasks: Mapping[str, Task]) -> Task | None:
     task = tasks.get(event.label.partition(":")[0])
     if task is not None and task.kind == "U" and not _UPDATES.search(event.label):
         return None  # constants and the like of an update are made at any time
     return task
 
 
-def task_seconds(times: Mapping[Task, Ran], stages: Sequence[LayerCosts]) -> list[Any]:
+def task_seconds(times: Mapping[Task, Ran], stages: Sequence[LayerCosts]) -> list[list[str | int | float]]:
     """``[kind, stage, seconds, ops' seconds, seconds planned]`` of each stage's tasks: medians."""
-    found: dict[tuple[str, int], list[Ran]] = {}
+    of_stages: dict[tuple[str, int], list[Ran]] = {}
     for task, ran in times.items():
-        found.setdefault((task.kind, task.stage), []).append(ran)
+        of_stages.setdefault((task.kind, task.stage), []).append(ran)
     return [
         [
             kind,
@@ -89,7 +96,7 @@ def task_seconds(times: Mapping[Task, Ran], stages: Sequence[LayerCosts]) -> lis
             statistics.median(ran.ops_s for ran in rans),
             getattr(stages[stage], _SECONDS[kind]),
         ]
-        for (kind, stage), rans in sorted(found.items())
+        for (kind, stage), rans in sorted(of_stages.items())
     ]
 
 
@@ -107,7 +114,7 @@ def measured_timeline(
     """
     first_s = min((ran.begin_s for ran in times.values()), default=0.0)
     ran = dataclasses.replace(schedule, lanes=_updates_apart(schedule), predicted_step_s=None)
-    spans = {task: (one.begin_s - first_s, one.end_s - first_s) for task, one in times.items()}
+    spans = {task: (span.begin_s - first_s, span.end_s - first_s) for task, span in times.items()}
     if schedule.fused_backward:
         spans |= _one_behind_the_other(times, first_s)
     starts, ends = [], []
@@ -123,7 +130,7 @@ def measured_timeline(
 
 def _one_behind_the_other(times: Mapping[Task, Ran], first_s: float) -> dict[Task, tuple[float, float]]:
     """Spans of the dO and dW of each stage: the time of both, divided by what their ops took."""
-    found = {}
+    spans = {}
     for task, output_grad in times.items():
         after = Task("dW", task.stage, task.microbatch)
         if task.kind == "dO" and after in times:
@@ -131,9 +138,9 @@ def _one_behind_the_other(times: Mapping[Task, Ran], first_s: float) -> dict[Tas
             begin_s = min(output_grad.begin_s, weight_grad.begin_s) - first_s
             end_s = max(output_grad.end_s, weight_grad.end_s) - first_s
             share = output_grad.ops_s / ((output_grad.ops_s + weight_grad.ops_s) or 1.0)
-            found[task] = begin_s, begin_s + share * (end_s - begin_s)
-            found[after] = found[task][1], end_s
-    return found
+            between_s = begin_s + share * (end_s - begin_s)
+            spans[task], spans[after] = (begin_s, between_s), (between_s, end_s)
+    return spans
 
 
 def _updates_apart(schedule: Schedule) -> dict[tuple[int, int], TaskList]:
@@ -146,19 +153,19 @@ def _updates_apart(schedule: Schedule) -> dict[tuple[int, int], TaskList]:
     return lanes
 
 
-def busy_seconds(
-    events: Mapping[str, Any], tasks: Mapping[str, Task], addresses: Sequence[str]
-) -> list[float]:
+def busy_seconds(events: Events, tasks: Mapping[str, Task], addresses: Sequence[str]) -> list[float]:
     """For each worker, seconds in which at least one op of a task ran.
 
     Between two ops of one task a worker may be idle too, where it waits for a message.
     """
-    found = []
-    for address in addresses:
-        mine = [one for one in events.get(address, ()) if _task_of(one, tasks) is not None]
-        busy_s, reached_s = 0.0, 0.0
-        for begin_s, end_s in sorted((one.begin_s, one.begin_s + one.duration_s) for one in mine):
-            busy_s += max(0.0, end_s - max(begin_s, reached_s))
-            reached_s = max(reached_s, end_s)
-        found.append(busy_s)
-    return found
+    of_workers = (events.get(address, ()) for address in addresses)
+    return [_busy_s(_span(event) for event in ran if _task_of(event, tasks)) for ran in of_workers]
+
+
+def _busy_s(spans: Iterable[tuple[float, float]]) -> float:
+    """Seconds in which at least one of the spans lies."""
+    busy_s, reached_s = 0.0, 0.0
+    for begin_s, end_s in sorted(spans):
+        busy_s += max(0.0, end_s - max(begin_s, reached_s))
+        reached_s = max(reached_s, end_s)
+    return busy_s

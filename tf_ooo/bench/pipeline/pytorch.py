@@ -5,18 +5,18 @@ from __future__ import annotations
 import importlib.util
 import os
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
 
-from tf_ooo.bench.pipeline.pytorch_rank import ANSWER, SERIAL, STAGES
-from tf_ooo.bench.shared.command import seconds_of
-from tf_ooo.errors import BackendError
+from tf_ooo.bench.pipeline.messages import PipelineMeasured
+from tf_ooo.bench.pipeline.pytorch_rank import SERIAL, STAGES, Rank
+from tf_ooo.bench.pipeline.rows import shape_text
+from tf_ooo.bench.shared.lines import LineProcess
+from tf_ooo.bench.shared.processes import command
+from tf_ooo.bench.shared.rows import Row, efficiency_of, seconds_of, spread_text
 from tf_ooo.hosts.addresses import free_port
 
 MODE = "torch.distributed.pipelining"
+RANK = "tf_ooo.bench.pipeline.pytorch_rank"
 _WARM_UP = 3
 
 
@@ -30,21 +30,16 @@ def why_not(workload: str, devices: int) -> str:
 
 
 class TorchRun:
-    """One schedule of theirs; ``step_s()`` as in :mod:`tf_ooo.bench.shared.runs`."""
+    """One schedule of theirs."""
 
     def __init__(self, ranks: TorchRanks, name: str) -> None:
         self._ranks, self._name = ranks, name
 
-    def start(self) -> None:
-        """Runs some steps: the first ones tell the ranks their shapes."""
-        for _ in range(_WARM_UP):
-            self.step_s()
-
     def step_s(self) -> float:
         """Seconds of one step, until the last rank has answered."""
-        started = time.perf_counter()
+        started_s = time.perf_counter()
         self._ranks.all_do(self._name)
-        return time.perf_counter() - started
+        return time.perf_counter() - started_s
 
 
 class TorchRanks:
@@ -54,75 +49,68 @@ class TorchRanks:
         group: prefix of the CPU groups of :func:`tf_ooo.bench.shared.confine.shares`.
         devices: ranks.
         microbatches: of a batch.
+
+    Attributes:
+        version: PyTorch's.
     """
 
     def __init__(self, group: str, devices: int, microbatches: int) -> None:
         port = free_port()
-        self._processes = [self._started(group, rank, devices, port, microbatches) for rank in range(devices)]
-        self.version = [self._answer(process) for process in self._processes][0]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        ranks = [Rank(group, rank, devices, port, microbatches) for rank in range(devices)]
+        self._processes = [LineProcess(command(RANK, rank), environment) for rank in ranks]
+        self.version = [process.answered() for process in self._processes][0]
 
-    def runs(self) -> dict[str, TorchRun]:
-        """One for each schedule, and the whole model on one rank."""
-        return {name: TorchRun(self, name) for name in (SERIAL, *STAGES)}
+    def started(self) -> dict[str, TorchRun]:
+        """One run for each schedule, and the whole model on one rank.
+
+        Each has made some steps: the first ones tell the ranks their shapes.
+        """
+        runs = {name: TorchRun(self, name) for name in (SERIAL, *STAGES)}
+        for run in runs.values():
+            for _ in range(_WARM_UP):
+                run.step_s()
+        return runs
 
     def all_do(self, name: str) -> None:
-        """One step on all ranks.  BackendError: one has ended."""
+        """One step on all ranks.  RuntimeError: one has ended."""
         for process in self._processes:
-            assert process.stdin is not None  # for mypy: a pipe
-            process.stdin.write(f"{name}\n")
-            process.stdin.flush()
+            process.tell(name)
         for process in self._processes:
-            self._answer(process)
+            process.answered()
 
     def close(self) -> None:
         """Ends them."""
         for process in self._processes:
             process.kill()
-            process.wait()
-
-    @staticmethod
-    def _started(group: str, rank: int, devices: int, port: int, microbatches: int) -> Any:
-        command = [sys.executable, "-m", "tf_ooo.bench.pipeline.pytorch_rank", "--group", group]
-        command += ["--rank", str(rank), "--devices", str(devices), "--port", str(port)]
-        command += ["--microbatches", str(microbatches)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        pipe = subprocess.PIPE
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
-
-    @staticmethod
-    def _answer(process: Any) -> str:
-        for line in process.stdout:
-            if line.startswith(ANSWER):
-                return str(line.removeprefix(ANSWER).strip())
-        raise BackendError(f"a rank of torch.distributed.pipelining ended with code {process.wait()}")
 
 
-def rows_of(found: Mapping[str, Any], workload: str, microbatches: int) -> list[dict[str, Any]]:
+def rows_of(measured: PipelineMeasured, workload: str, microbatches: int) -> list[Row]:
     """One row for each of their schedules, beside their own serial step and our fastest schedule."""
-    times: Mapping[str, Sequence[float]] = found["times"]
-    ours = min(found["schedules"], key=lambda name: statistics.median(times[name]))
+    times, devices = measured["times"], measured["devices"]
+    ours = min(measured["schedules"], key=lambda name: statistics.median(times[name]))
     return [
         {
             "workload": workload,
             "mode": MODE,
             "schedule": name,
-            "runs": found["torch"],
+            "runs": measured["torch"],
             "baseline": ours,
-            "devices": found["devices"],
+            "devices": devices,
             "microbatches": microbatches,
-            "cores": found["cores"],
-            **seconds_of(times, name, ours, found["devices"], SERIAL),
+            "cores": measured["cores"],
+            **seconds_of(times[name], times[ours]),
+            **efficiency_of(times[name], times[SERIAL], devices),
         }
         for name in STAGES
         if name in times
     ]
 
 
-def text_of(row: Mapping[str, Any]) -> str:
+def text_of(row: Row) -> str:
     """One line."""
-    shape = f"{row['workload']} P={row['devices']} m={row['microbatches']}"
     return (
-        f"{shape:28s} {row['schedule']:14s} {row['step_s'] * 1e3:6.0f} ms ({row['step_s_min'] * 1e3:.0f}-"
-        f"{row['step_s_max'] * 1e3:.0f}), {row['speedup']:.2f}x {row['baseline']}, serial "
-        f"{row['serial_s'] * 1e3:.0f}, efficiency {row['efficiency']:.2f} ({row['runs']})"
+        f"{shape_text(row)} {row['schedule']:14s} {spread_text(row)}, {row['speedup']:.2f}x "
+        f"{row['baseline']}, serial {row['serial_s'] * 1e3:.0f}, efficiency {row['efficiency']:.2f} "
+        f"({row['runs']})"
     )

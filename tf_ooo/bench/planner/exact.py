@@ -16,8 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
+    from ortools.sat.python.cp_model import CpModel, IntVar
+
+Task = tuple[str, int]  # kind, layer
 _STEPS = 3
 
 
@@ -70,12 +74,7 @@ def optimum(layers: Sequence[ExactLayer], limit_s: float = 10.0, cyclic: bool = 
         for i, layer in enumerate(layers)
         for kind in layer.durations
     }
-    for earlier, later, steps in _waits(layers):
-        length = layers[earlier[1]].durations[earlier[0]]
-        if cyclic:
-            model.add(start[later] + steps * period >= start[earlier] + length)
-        elif steps or earlier[0] != "F" or later[0] != "dO":
-            model.add(start[later] >= start[earlier] + length)
+    _wait(model, layers, start, period if cyclic else None)
     if not cyclic:
         model.add_max_equality(period, [start[task] + layers[task[1]].durations[task[0]] for task in start])
     for kinds in (("F", "dO", "dW"), ("comm",), ("U",)):
@@ -91,9 +90,21 @@ def optimum(layers: Sequence[ExactLayer], limit_s: float = 10.0, cyclic: bool = 
     return Optimum(round(solver.objective_value), round(solver.best_objective_bound))
 
 
-def _waits(layers: Sequence[ExactLayer]) -> list[tuple[tuple[str, int], tuple[str, int], int]]:
+def _wait(
+    model: CpModel, layers: Sequence[ExactLayer], start: dict[Task, IntVar], period: IntVar | None
+) -> None:
+    """Each task after those it waits for; without a period only those within a round."""
+    for earlier, later, steps in _waits(layers):
+        ended = start[earlier] + layers[earlier[1]].durations[earlier[0]]
+        if period is not None:
+            model.add(start[later] + steps * period >= ended)
+        elif steps or earlier[0] != "F" or later[0] != "dO":
+            model.add(start[later] >= ended)
+
+
+def _waits(layers: Sequence[ExactLayer]) -> list[tuple[Task, Task, int]]:
     """(earlier task, later task, steps between them)."""
-    waits: list[tuple[tuple[str, int], tuple[str, int], int]] = []
+    waits: list[tuple[Task, Task, int]] = []
     for i, layer in enumerate(layers):
         for source in layer.inputs:
             waits.append((("F", source), ("F", i), 0))
@@ -109,16 +120,19 @@ def _waits(layers: Sequence[ExactLayer]) -> list[tuple[tuple[str, int], tuple[st
     return waits
 
 
-def _one_machine(model: Any, tasks: list[Any], start: Any, layers: Sequence[ExactLayer], period: Any) -> None:
+def _one_machine(
+    model: CpModel, tasks: list[Task], start: dict[Task, IntVar], layers: Sequence[ExactLayer],
+    period: IntVar | None,
+) -> None:  # fmt: skip
     """No two tasks at a time, of the same step or, where there is a period, of the next ones."""
     intervals, horizon = [], sum(sum(layer.durations.values()) for layer in layers) + 1
     for kind, i in tasks:
         length = layers[i].durations[kind]
         if not length:
             continue
-        for step in range(_STEPS if period is not None else 1):
+        for step in range(1 if period is None else _STEPS):
             name = f"{kind}{i}@{step}"
             shifted = model.new_int_var(0, 6 * horizon, f"start {name}")
-            model.add(shifted == start[kind, i] + (step * period if step else 0))
+            model.add(shifted == start[kind, i] + (0 if period is None else step * period))
             intervals.append(model.new_fixed_size_interval_var(shifted, length, name))
     model.add_no_overlap(intervals)

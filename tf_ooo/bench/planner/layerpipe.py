@@ -1,7 +1,5 @@
 """LayerPipe against PipeDream, simulated, for 2 to 16 processors (arXiv 2108.06629).
 
-``python -m tf_ooo.bench.planner.layerpipe --json FILE [--png FILE] [--quick]``
-
 Published: 25% faster on average and upwards of 80% with 7 to 9 processors, with less communication, in
 clock cycles; which processors and costs is not known here, ours are in :data:`ASSUMPTIONS`.
 """
@@ -10,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from tf_ooo.bench.planner.layerpipe_layers import BATCH, WORKLOADS, Workload
-from tf_ooo.bench.shared.command import parser_of, show, write_rows
+import click
+
+from tf_ooo.bench.planner.layerpipe_layers import BATCH, WORKLOADS, PaperNetwork
+from tf_ooo.bench.planner.published import predicted, show
+from tf_ooo.bench.shared.options import FILE, json_option, quick_option
+from tf_ooo.bench.shared.rows import Row, write_rows
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.planning.building.layerpipe_cuts import Line, best_cuts
 from tf_ooo.planning.model.problem import Problem
@@ -40,7 +41,7 @@ ASSUMPTIONS = (
 )
 
 
-def rows(names: Sequence[str], processors: Sequence[int] = PROCESSORS) -> Iterator[dict[str, Any]]:
+def rows(names: Sequence[str], processors: Sequence[int] = PROCESSORS) -> Iterator[Row]:
     """One row for each workload and number of processors."""
     for name in names:
         workload = WORKLOADS[name]
@@ -65,11 +66,11 @@ def measured(schedule: Schedule, layers: Sequence[LayerCosts]) -> tuple[float, f
 
 def _row(
     name: str,
-    workload: Workload,
+    workload: PaperNetwork,
     layers: tuple[LayerCosts, ...],
     count: int,
     runs: Mapping[int, tuple[float, float]],
-) -> dict[str, Any]:
+) -> Row:
     stages = min(count, len(layers))
     whole = Problem(layers, stages, MICROBATCHES)
     base_s, base_bytes = measured(pipedream.make(whole), layers)
@@ -84,9 +85,7 @@ def _row(
         "baseline": "pipedream",
         "devices": count,
         "microbatches": MICROBATCHES,
-        "predicted_step_s": period_s,
-        "predicted_baseline_step_s": base_s,
-        "predicted_speedup": base_s / period_s,
+        **predicted(period_s, base_s),
         "pipedream_2bw_step_s": two_versions.steady_step_s,
         "pipedream_2bw_peak_bytes": max(two_versions.peak_bytes),
         "baseline_peak_bytes": max(simulate(pipedream.make(whole), layers).peak_bytes),
@@ -120,8 +119,8 @@ def _same_speed(
     tried = [base]  # PipeDream's own cuts are LayerPipe's too
     # What single cuts send adds up to the bytes unless two cuts lie close together: the cheapest few count.
     for _, fewer, cuts in sorted(ways, key=lambda way: way[:2])[:3]:
-        found_s, sent = measured(layerpipe.placed(Problem(layers, fewer, MICROBATCHES), cuts), layers)
-        if found_s <= base_s * (1 + 1e-6):
+        period_s, sent = measured(layerpipe.placed(Problem(layers, fewer, MICROBATCHES), cuts), layers)
+        if period_s <= base_s * (1 + 1e-6):
             tried.append((sent, fewer))
     sent, fewer = min(tried)
     return fewer, sent
@@ -148,11 +147,11 @@ def replicated_bytes(layers: Sequence[LayerCosts], count: int, period_s: float) 
     return min(fewest[-1])
 
 
-def summary(found: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+def summary(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     """For each workload the average gain, the best with 7 to 9 processors, and what was possible there."""
     out = {}
-    for name in dict.fromkeys(row["workload"] for row in found):
-        mine = [row for row in found if row["workload"] == name]
+    for name in dict.fromkeys(row["workload"] for row in rows):
+        mine = [row for row in rows if row["workload"] == name]
         near = [row for row in mine if 7 <= row["devices"] <= 9] or mine
         out[name] = {
             "average": sum(row["predicted_speedup"] for row in mine) / len(mine),
@@ -165,13 +164,13 @@ def summary(found: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     return out
 
 
-def table(found: Sequence[Mapping[str, Any]]) -> str:
+def table(rows: Sequence[Row]) -> str:
     """The rows and the averages as text."""
     lines = [
         "workload         P  PipeDream  LayerPipe  gain  possible | MB sent: PD      LP  LP same speed (P)  "
         "PD replicated"
     ]
-    for row in found:
+    for row in rows:
         lines.append(
             f"{row['workload']:<14} {row['devices']:>3} {row['predicted_baseline_step_s']:10.2f} "
             f"{row['predicted_step_s']:10.2f} {row['predicted_speedup']:5.2f} "
@@ -180,21 +179,19 @@ def table(found: Sequence[Mapping[str, Any]]) -> str:
             f"{row['sent_bytes'] / 1e6:7.1f} {row['same_speed_sent_bytes'] / 1e6:9.1f} "
             f"({row['same_speed_devices']:>2}) {row['replicated_baseline_sent_bytes'] / 1e6:14.1f}"
         )
-    for name, numbers in summary(found).items():
+    for name, numbers in summary(rows).items():
         lines.append(f"{name:<14} " + "  ".join(f"{key} {value:.3f}" for key, value in numbers.items()))
     return "\n".join(lines)
 
 
-def save_png(found: Sequence[Mapping[str, Any]], path: Path) -> None:
+def save_png(rows: Sequence[Row], path: Path) -> None:
     """Gain and bytes over the number of processors."""
-    import matplotlib  # noqa: PLC0415
+    from matplotlib.figure import Figure  # noqa: PLC0415 - slow to import
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt  # noqa: PLC0415
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.8), layout="constrained")
-    for name in dict.fromkeys(row["workload"] for row in found):
-        mine = [row for row in found if row["workload"] == name]
+    figure = Figure(figsize=(12, 4.8), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for name in dict.fromkeys(row["workload"] for row in rows):
+        mine = [row for row in rows if row["workload"] == name]
         counts = [row["devices"] for row in mine]
         style = "o--" if "array" in name else "o-"
         left.plot(counts, [row["predicted_speedup"] for row in mine], style, markersize=4, label=name)
@@ -213,20 +210,21 @@ def save_png(found: Sequence[Mapping[str, Any]], path: Path) -> None:
     left.legend(fontsize=8)
     right.legend(fontsize=8)
     figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints the table and the assumptions."""
-    parser = parser_of(__doc__, quick="VGG-16 and mlp on 4 and 8 processors")
-    parser.add_argument("--png", type=Path, help="file for the picture")
-    options = parser.parse_args(arguments)
-    found = list(rows(("vgg16", "mlp"), (4, 8)) if options.quick else rows(list(WORKLOADS)))
-    show(found, table, ASSUMPTIONS)
-    write_rows(options.json, found)
-    if options.png:
-        save_png(found, options.png)
+def compare(quick: bool, json_file: Path | None, png: Path | None) -> None:
+    """Prints the table and the assumptions; writes the files that are asked for."""
+    compared = list(rows(("vgg16", "mlp"), (4, 8)) if quick else rows(list(WORKLOADS)))
+    show(compared, table, ASSUMPTIONS)
+    write_rows(json_file, compared)
+    if png:
+        save_png(compared, png)
 
 
-if __name__ == "__main__":
-    main()
+@click.command("layerpipe")
+@json_option
+@quick_option("VGG-16 and mlp on 4 and 8 processors.")
+@click.option("--png", type=FILE, help="File for the picture.")
+def main(json_file: Path | None, quick: bool, png: Path | None) -> None:
+    """LayerPipe against PipeDream, simulated, for 2 to 16 processors."""
+    compare(quick, json_file, png)

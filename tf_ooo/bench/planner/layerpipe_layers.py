@@ -1,4 +1,4 @@
-"""The layers that planner_layerpipe compares LayerPipe and PipeDream on."""
+"""The layers that LayerPipe and PipeDream are compared on, on paper."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def flop_costs(works: Sequence[LayerWork]) -> tuple[LayerCosts, ...]:
     """F, dO and dW of a layer take its forward GFLOP each; the first layer has no dO."""
     takes = [work.flop()[0] / 1e9 for work in works]
     return tuple(
-        _costs(work, (one, one if index else 0.0, one))
-        for index, (work, one) in enumerate(zip(works, takes, strict=True))
+        _costs(work, (gflop, gflop if index else 0.0, gflop))
+        for index, (work, gflop) in enumerate(zip(works, takes, strict=True))
     )
 
 
@@ -37,17 +37,17 @@ def cycle_costs(works: Sequence[LayerWork], shapes: Sequence[Shape], array: int)
     A product of M x K times K x N takes M cycles for each full or partly filled array that its K x N
     weights need; dO is M x N times N x K, dW as long as F.
     """
-    made = []
+    layers = []
     for index, (work, (rows, sums, outputs)) in enumerate(zip(works, shapes, strict=True)):
         cycles = BATCH * rows * math.ceil(sums / array) * math.ceil(outputs / array) / 1e6
-        made.append(_costs(work, (cycles, cycles if index else 0.0, cycles)))
-    return tuple(made)
+        layers.append(_costs(work, (cycles, cycles if index else 0.0, cycles)))
+    return tuple(layers)
 
 
 def vgg16_shapes() -> list[Shape]:
     """(M, K, N) of VGG-16's layers."""
     convolutions = zip(_SIZES, _CHANNELS, _CHANNELS[1:], strict=False)
-    return [*((size**2, 9 * read, made) for size, read, made in convolutions), *_DENSE]
+    return [*((size**2, 9 * read, written) for size, read, written in convolutions), *_DENSE]
 
 
 def vgg16_cycles(array: int) -> tuple[LayerCosts, ...]:
@@ -60,8 +60,8 @@ def resnet50_shapes() -> list[Shape]:
     shapes = []
     for work in resnet(50, BATCH):
         forward = work.flop()[0]
-        made = work.output_bytes / work.element_bytes
-        sums = _POOLED_SUMS.get(work.name) or round(forward / 2 / made)
+        elements = work.output_bytes / work.element_bytes
+        sums = _POOLED_SUMS.get(work.name) or round(forward / 2 / elements)
         outputs = round(work.parameters / (sums + 2))
         shapes.append((round(forward / 2 / sums / outputs / BATCH), sums, outputs))
     return shapes
@@ -88,7 +88,7 @@ def _costs(work: LayerWork, takes: tuple[float, float, float]) -> LayerCosts:
 
 
 @dataclass(frozen=True)
-class Workload:
+class PaperNetwork:
     """Layers, and in what unit their "seconds" are."""
 
     layers: Callable[[], tuple[LayerCosts, ...]]
@@ -96,14 +96,14 @@ class Workload:
 
 
 WORKLOADS = {
-    "vgg16": Workload(lambda: flop_costs(vgg16(BATCH)), "GFLOP"),
-    "resnet18": Workload(lambda: flop_costs(resnet(18, BATCH)), "GFLOP"),
-    "resnet50": Workload(lambda: flop_costs(resnet(50, BATCH)), "GFLOP"),
-    "mlp": Workload(lambda: flop_costs(mlp(BATCH)), "GFLOP"),
-    "vgg16-array64": Workload(lambda: vgg16_cycles(64), "million cycles"),
-    "vgg16-array128": Workload(lambda: vgg16_cycles(128), "million cycles"),
-    "vgg16-array256": Workload(lambda: vgg16_cycles(256), "million cycles"),
-    "resnet50-array128": Workload(
+    "vgg16": PaperNetwork(lambda: flop_costs(vgg16(BATCH)), "GFLOP"),
+    "resnet18": PaperNetwork(lambda: flop_costs(resnet(18, BATCH)), "GFLOP"),
+    "resnet50": PaperNetwork(lambda: flop_costs(resnet(50, BATCH)), "GFLOP"),
+    "mlp": PaperNetwork(lambda: flop_costs(mlp(BATCH)), "GFLOP"),
+    "vgg16-array64": PaperNetwork(lambda: vgg16_cycles(64), "million cycles"),
+    "vgg16-array128": PaperNetwork(lambda: vgg16_cycles(128), "million cycles"),
+    "vgg16-array256": PaperNetwork(lambda: vgg16_cycles(256), "million cycles"),
+    "resnet50-array128": PaperNetwork(
         lambda: cycle_costs(resnet(50, BATCH), resnet50_shapes(), 128), "million cycles"
     ),
 }

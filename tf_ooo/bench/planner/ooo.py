@@ -1,24 +1,27 @@
 """Predicted gains of out-of-order backprop's configurations beside the published ranges.
 
-EuroSys 2022, doi 10.1145/3492321.3519563.  ``python -m tf_ooo.bench.planner.ooo --json FILE``
+EuroSys 2022, doi 10.1145/3492321.3519563.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tf_ooo.bench.shared.command import parser_of, show, write_rows
+import click
+
+from tf_ooo.bench.planner.published import FOLDER, inputs_option, load, predicted, show
+from tf_ooo.bench.shared.options import json_option, quick_option
+from tf_ooo.bench.shared.rows import Row, write_rows
 from tf_ooo.costs.devices import DeviceModel, device
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.models import model_costs
 from tf_ooo.rewriting.plan import plan
 
-INPUTS = Path(__file__).parents[3] / "docs" / "benchmarks" / "planner" / "ooo_inputs.json"
+INPUTS = FOLDER / "ooo_inputs.json"
 ASSUMPTIONS = (
     "costs are a roofline of a V100 in single precision at 80% of its published peaks, which gives ResNet-50 "
     "about 380 images/s; pipelines with tensor cores too; nothing here was measured on a V100",
@@ -36,12 +39,6 @@ ASSUMPTIONS = (
 )
 
 
-def load(path: Path = INPUTS) -> dict[str, Any]:
-    """The configurations and published ranges."""
-    inputs: dict[str, Any] = json.loads(path.read_text())
-    return inputs
-
-
 def the_device(inputs: Mapping[str, Any], name: str = "") -> DeviceModel:
     """The derated V100, or another one."""
     given = inputs["device"]
@@ -51,7 +48,7 @@ def the_device(inputs: Mapping[str, Any], name: str = "") -> DeviceModel:
     )
 
 
-def rows(inputs: Mapping[str, Any], quick: bool = False) -> Iterator[dict[str, Any]]:
+def rows(inputs: Mapping[str, Any], quick: bool = False) -> Iterator[Row]:
     """One row for each configuration and schedule; ``quick``: the first of each kind."""
     for kind in (_data_parallel, _single_device, _pipeline):
         for row in kind(inputs, quick):
@@ -59,16 +56,7 @@ def rows(inputs: Mapping[str, Any], quick: bool = False) -> Iterator[dict[str, A
             yield {**row, "published_low": low, "published_high": high}
 
 
-def _row(found: Mapping[str, Any], step_s: float, baseline_s: float) -> dict[str, Any]:
-    return {
-        **found,
-        "predicted_step_s": step_s,
-        "predicted_baseline_step_s": baseline_s,
-        "predicted_speedup": baseline_s / step_s,
-    }
-
-
-def _data_parallel(inputs: Mapping[str, Any], quick: bool) -> Iterator[dict[str, Any]]:
+def _data_parallel(inputs: Mapping[str, Any], quick: bool) -> Iterator[Row]:
     given = inputs["data_parallel"]
     for work in given["workloads"][: 1 if quick else None]:
         layers = model_costs(work["model"], the_device(inputs), batch=work["batch"])
@@ -82,22 +70,22 @@ def _data_parallel(inputs: Mapping[str, Any], quick: bool) -> Iterator[dict[str,
 
 def _data_parallel_rows(
     work: Mapping[str, Any], layers: Sequence[LayerCosts], workers: int, link: Link, k: int
-) -> Iterator[dict[str, Any]]:
-    def step_s(schedule: str, **options: Any) -> float:
-        made = plan(
-            layers=layers, schedule=schedule, devices=workers, link=link, mode="data_parallel", **options
+) -> Iterator[Row]:
+    def step_s(name: str, **options: int) -> float:
+        schedule = plan(
+            layers=layers, schedule=name, devices=workers, link=link, mode="data_parallel", **options
         )
-        return float(made.predicted_step_s or 0)
+        return float(schedule.predicted_step_s or 0)
 
     baselines = {"in_order": step_s("in_order"), "in_order, no barrier": step_s("in_order", barrier=False)}
     compute_s = sum(c.forward_s + c.output_grad_s + c.weight_grad_s for c in layers)
     communication_s = sum(link.allreduce_s(c.weight_bytes, workers) for c in layers)
-    found = {
+    seconds = {
         f"reverse_first_k k={k}": step_s("reverse_first_k", k=k),
         "reverse_first_k": step_s("reverse_first_k"),
         "search": step_s("search"),
     }
-    for schedule, seconds in found.items():
+    for schedule, schedule_s in seconds.items():
         for baseline, baseline_s in baselines.items():
             head = {
                 "workload": f"{work['model']} b{work['batch']}",
@@ -109,10 +97,10 @@ def _data_parallel_rows(
                 "bound_s": max(compute_s, communication_s),
                 "communication_to_compute": communication_s / compute_s,
             }
-            yield _row(head, seconds, baseline_s)
+            yield head | predicted(schedule_s, baseline_s)
 
 
-def _single_device(inputs: Mapping[str, Any], quick: bool) -> Iterator[dict[str, Any]]:
+def _single_device(inputs: Mapping[str, Any], quick: bool) -> Iterator[Row]:
     model = the_device(inputs)
     hidden = replace(model, launch_s=inputs["device"]["launch_hidden_s"])
     for work in inputs["single_device"][: 1 if quick else None]:
@@ -128,10 +116,11 @@ def _single_device(inputs: Mapping[str, Any], quick: bool) -> Iterator[dict[str,
                 "devices": 1,
                 "bound_s": sum(layer.forward_s + layer.output_grad_s for layer in layers),
             }
-            yield _row(head, seconds, plan(layers=costs, schedule="in_order").predicted_step_s or 0.0)
+            baseline_s = plan(layers=costs, schedule="in_order").predicted_step_s or 0.0
+            yield head | predicted(seconds, baseline_s)
 
 
-def _pipeline(inputs: Mapping[str, Any], quick: bool) -> Iterator[dict[str, Any]]:
+def _pipeline(inputs: Mapping[str, Any], quick: bool) -> Iterator[Row]:
     given = inputs["pipeline"]
     for work, name, rate in itertools.product(given["workloads"], given["devices"], given["bytes_per_s"]):
         sizes = {key: work[key] for key in ("layers", "hidden", "heads")}
@@ -144,14 +133,14 @@ def _pipeline(inputs: Mapping[str, Any], quick: bool) -> Iterator[dict[str, Any]
 
 def _pipeline_rows(
     work: Mapping[str, Any], costs: Sequence[LayerCosts], link: Link, name: str
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Row]:
     run = {"devices": work["devices"], "microbatches": work["microbatches"]}
-    made = {
+    schedules = {
         policy: plan(layers=costs, schedule=policy, link=link, mode="pipeline", **run)
         for policy in ("gpipe", "fast_forward", "modulo")
     }
-    baseline_s = made.pop("gpipe").predicted_step_s or 0.0
-    for policy, schedule in made.items():
+    baseline_s = schedules.pop("gpipe").predicted_step_s or 0.0
+    for policy, schedule in schedules.items():
         head = {
             "workload": f"bert-{work['layers']}",
             "device": name,
@@ -162,13 +151,13 @@ def _pipeline_rows(
             "bandwidth_bit_s": link.bytes_per_s * 8,
             "peak_bytes": schedule.predicted_peak_bytes,
         }
-        yield _row(head, schedule.predicted_step_s or 0.0, baseline_s)
+        yield head | predicted(schedule.predicted_step_s or 0.0, baseline_s)
 
 
-def table(found: Sequence[Mapping[str, Any]]) -> str:
+def table(rows: Sequence[Row]) -> str:
     """The rows as text; * marks those outside the published range."""
     lines = []
-    for row in found:
+    for row in rows:
         low, high, gain = row["published_low"], row["published_high"], row["predicted_speedup"]
         mark = " " if low <= gain <= high else "*"
         rate = f" {row['bandwidth_bit_s'] / 1e9:g}Gbit" if "bandwidth_bit_s" in row else ""
@@ -178,15 +167,12 @@ def table(found: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints predicted beside published, and the assumptions."""
-    parser = parser_of(__doc__, quick="the first configuration of each kind")
-    parser.add_argument("--inputs", type=Path, default=INPUTS, help="configurations and published ranges")
-    options = parser.parse_args(arguments)
-    found = list(rows(load(options.inputs), options.quick))
-    show(found, table, ASSUMPTIONS)
-    write_rows(options.json, found)
-
-
-if __name__ == "__main__":
-    main()
+@click.command("ooo")
+@json_option
+@quick_option("The first configuration of each kind.")
+@inputs_option(INPUTS)
+def main(json_file: Path | None, quick: bool, inputs: Path) -> None:
+    """Predicted gains of out-of-order backprop's configurations beside the published ranges."""
+    compared = list(rows(load(inputs), quick))
+    show(compared, table, ASSUMPTIONS)
+    write_rows(json_file, compared)

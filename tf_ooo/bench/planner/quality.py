@@ -1,16 +1,17 @@
-"""How far ``search`` and ``auto`` are from the optimum: random small instances, solved exactly.
-
-``python -m tf_ooo.bench.planner.quality --json FILE``
-"""
+"""How far ``search`` and ``auto`` are from the optimum: random small instances, solved exactly."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import click
+
 from tf_ooo.bench.planner.exact import ExactLayer, optimum
-from tf_ooo.bench.shared.command import parser_of, write_rows
+from tf_ooo.bench.shared.options import json_option, quick_option
+from tf_ooo.bench.shared.rows import Row, write_rows
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.rewriting.plan import plan
@@ -64,13 +65,13 @@ def costs(layers: Sequence[ExactLayer]) -> list[LayerCosts]:
     ]
 
 
-def rows(count: int = INSTANCES, seed: int = SEED, evaluations: int = 4000) -> Iterator[dict[str, Any]]:
+def rows(count: int = INSTANCES, seed: int = SEED, evaluations: int = 4000) -> Iterator[Row]:
     """One row for each instance: the optimum, and the period of each policy."""
     draw = random.Random(seed)
     for number in range(count):
         layers = instance(draw)
         exact = optimum(layers)
-        row: dict[str, Any] = {
+        row: Row = {
             "instance": number,
             "layers": len(layers),
             "optimum_s": exact.period,
@@ -86,15 +87,17 @@ def period_s(policy: str, layers: Sequence[ExactLayer], evaluations: int, **opti
     if "slice_bytes" in options:
         options["evaluations"] = evaluations
     table = costs(layers)
-    made = plan(layers=table, schedule=policy, devices=WORKERS, link=LINK, mode="data_parallel", **options)
-    return simulate(made, table, LINK, steps=4).steady_step_s
+    schedule = plan(
+        layers=table, schedule=policy, devices=WORKERS, link=LINK, mode="data_parallel", **options
+    )
+    return simulate(schedule, table, LINK, steps=4).steady_step_s
 
 
-def summary(found: Sequence[dict[str, Any]]) -> str:
+def summary(rows: Sequence[Row]) -> str:
     """For each policy how often it is optimal, and the mean and largest gap."""
-    lines = [f"{len(found)} instances, {sum(r['optimum_s'] == r['optimum_bound_s'] for r in found)} proved"]
+    lines = [f"{len(rows)} instances, {sum(r['optimum_s'] == r['optimum_bound_s'] for r in rows)} proved"]
     for policy in POLICIES:
-        gaps = [row[policy] / row["optimum_s"] - 1 for row in found]
+        gaps = [row[policy] / row["optimum_s"] - 1 for row in rows]
         optimal = sum(gap < 1e-9 for gap in gaps)
         lines.append(
             f"{policy:<16} optimal {optimal:>4}, mean gap {sum(gaps) / len(gaps):7.2%}, "
@@ -103,14 +106,11 @@ def summary(found: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints the gaps."""
-    parser = parser_of(__doc__, quick="20 instances")
-    options = parser.parse_args(arguments)
-    found = list(rows(20 if options.quick else INSTANCES))
-    print(summary(found))
-    write_rows(options.json, found)
-
-
-if __name__ == "__main__":
-    main()
+@click.command("quality")
+@json_option
+@quick_option("20 instances.")
+def main(json_file: Path | None, quick: bool) -> None:
+    """How far search and auto are from the optimum: random small instances, solved exactly."""
+    solved = list(rows(20 if quick else INSTANCES))
+    click.echo(summary(solved))
+    write_rows(json_file, solved)

@@ -1,6 +1,6 @@
 """Planning and simulating large pipelines on one core: seconds and memory over four sizes.
 
-``python -m tf_ooo.bench.planner.scale --json FILE --png FILE``; the largest has 12.6 million tasks.
+The largest has 12.6 million tasks.
 """
 
 from __future__ import annotations
@@ -12,11 +12,17 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from tf_ooo.bench.shared.command import parser_of, write_rows
+import click
+
+from tf_ooo.bench.shared.options import FILE, json_option, quick_option
+from tf_ooo.bench.shared.rows import Row, write_rows
+from tf_ooo.costs.layer_costs import LayerCosts
+from tf_ooo.planning.choosing.candidates import make, policy_named
+from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.simulation.simulator import simulate
 
 # (devices, micro-batches, layers)
 SIZES = ((128, 512, 256), (256, 1024, 512), (512, 2048, 1024), (1024, 4096, 2048))
@@ -25,13 +31,8 @@ FORWARD_S, OUTPUT_GRAD_S, WEIGHT_GRAD_S = 3.0, 4.0, 2.0
 LIMIT_S, LIMIT_BYTES = 60.0, 8e9
 
 
-def measure(devices: int, microbatches: int, layers: int) -> dict[str, Any]:
+def measure(devices: int, microbatches: int, layers: int) -> Row:
     """Plans and simulates zb_h1 in this process, on one core."""
-    from tf_ooo.costs.layer_costs import LayerCosts  # noqa: PLC0415 - imports count as neither
-    from tf_ooo.planning.choosing.candidates import make, policy_named  # noqa: PLC0415
-    from tf_ooo.planning.model.problem import Problem  # noqa: PLC0415
-    from tf_ooo.planning.simulation.simulator import simulate  # noqa: PLC0415
-
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     layer = LayerCosts(
@@ -70,18 +71,18 @@ def closed_form_s(devices: int, microbatches: int, layers: int) -> float:
     return layers / devices * (microbatches * work_s + (devices - 1) * bubble_s)
 
 
-def measure_apart(size: Sequence[int]) -> dict[str, Any]:
+def measure_apart(size: Sequence[int]) -> Row:
     """:func:`measure` in a process of its own, whose memory is that of this size alone."""
-    command = [sys.executable, "-m", __spec__.name if __spec__ else __name__, "--one", *map(str, size)]
+    command = [sys.executable, "-m", "tf_ooo", "bench", "planner", "scale", "--one", *map(str, size)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
-        raise SystemExit(f"size {tuple(size)} failed:\n{done.stderr}")
-    row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        raise click.ClickException(f"size {tuple(size)} failed:\n{done.stderr}")
+    row: Row = json.loads(done.stdout.splitlines()[-1])
     return row
 
 
-def exponent(rows: Sequence[Mapping[str, Any]]) -> float:
+def exponent(rows: Sequence[Row]) -> float:
     """The power of (devices x micro-batches) with which seconds grow, least squares; 1 is linear."""
     points = [
         (math.log(row["devices"] * row["microbatches"]), math.log(row["plan_s"] + row["simulate_s"]))
@@ -93,17 +94,15 @@ def exponent(rows: Sequence[Mapping[str, Any]]) -> float:
     return above / below
 
 
-def save_png(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+def save_png(rows: Sequence[Row], path: Path) -> None:
     """The curve: seconds and memory over devices x micro-batches, with a line for linear growth."""
-    import matplotlib as mpl  # noqa: PLC0415 - slow to import
-
-    mpl.use("agg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415
+    from matplotlib.figure import Figure  # noqa: PLC0415 - slow to import
 
     size = [row["devices"] * row["microbatches"] for row in rows]
     seconds = [row["plan_s"] + row["simulate_s"] for row in rows]
     gigabytes = [row["process_bytes"] / 1e9 for row in rows]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
     left.loglog(size, seconds, "o-", label="plan + simulate")
     left.loglog(size, [row["plan_s"] for row in rows], "s--", label="plan")
     left.loglog(size, [seconds[-1] * x / size[-1] for x in size], "k:", label="linear")
@@ -117,34 +116,36 @@ def save_png(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         axes.legend()
         axes.grid(visible=True, which="both", alpha=0.3)
     figure.savefig(path, dpi=120)
-    plt.close(figure)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures four sizes, prints a table."""
-    parser = parser_of(__doc__, quick="without the largest size")
-    parser.add_argument("--png", type=Path, help="file for the curve")
-    parser.add_argument("--one", type=int, nargs=3, metavar=("DEVICES", "MICROBATCHES", "LAYERS"))
-    options = parser.parse_args(arguments)
-    if options.one:
-        print(json.dumps(measure(*options.one)))
+@click.command("scale")
+@json_option
+@quick_option("Without the largest size.")
+@click.option("--png", type=FILE, help="File for the curve.")
+@click.option("--one", "size", type=int, nargs=3, metavar="DEVICES MICROBATCHES LAYERS",
+              help="Instead: one size in this process; prints its row as JSON.")  # fmt: skip
+def main(json_file: Path | None, quick: bool, png: Path | None, size: tuple[int, int, int] | None) -> None:
+    """Seconds and memory of planning and simulating large pipelines on one core."""
+    if size:
+        click.echo(json.dumps(measure(*size)))
         return
     rows = []
-    print(f"{'devices':>7} {'m':>5} {'tasks':>10} {'plan s':>7} {'simulate s':>10} {'GB':>5}  closed form")
-    for size in SIZES[:-1] if options.quick else SIZES:
-        row = measure_apart(size)
-        rows.append(row)
-        met = "met" if row["predicted_step_s"] == row["bound_s"] else "NOT met"
-        print(
-            f"{row['devices']:>7} {row['microbatches']:>5} {row['tasks']:>10} {row['plan_s']:7.1f} "
-            f"{row['simulate_s']:10.1f} {row['process_bytes'] / 1e9:5.2f}  {met}",
-            flush=True,
-        )
-    print(f"seconds grow with (devices x micro-batches) to the power of {exponent(rows):.2f}")
-    write_rows(options.json, rows)
-    if options.png:
-        save_png(rows, options.png)
+    click.echo(
+        f"{'devices':>7} {'m':>5} {'tasks':>10} {'plan s':>7} {'simulate s':>10} {'GB':>5}  closed form"
+    )
+    for measured in SIZES[:-1] if quick else SIZES:
+        rows.append(measure_apart(measured))
+        click.echo(text_of(rows[-1]))
+    click.echo(f"seconds grow with (devices x micro-batches) to the power of {exponent(rows):.2f}")
+    write_rows(json_file, rows)
+    if png:
+        save_png(rows, png)
 
 
-if __name__ == "__main__":
-    main()
+def text_of(row: Row) -> str:
+    """One line."""
+    met = "met" if row["predicted_step_s"] == row["bound_s"] else "NOT met"
+    return (
+        f"{row['devices']:>7} {row['microbatches']:>5} {row['tasks']:>10} {row['plan_s']:7.1f} "
+        f"{row['simulate_s']:10.1f} {row['process_bytes'] / 1e9:5.2f}  {met}"
+    )

@@ -1,22 +1,29 @@
-"""Predicted gain of V-shaped pipelines over 1F1B, ZB-V's beside the published one.
-
-``python -m tf_ooo.bench.planner.zb_v --json FILE [--quick]``
-"""
+"""Predicted gain of V-shaped pipelines over 1F1B, ZB-V's beside the published one."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tf_ooo.bench.shared.command import link_text, parser_of, show, write_rows
+import click
+
+from tf_ooo.bench.planner.published import (
+    FOLDER,
+    beside_published,
+    inputs_option,
+    load,
+    predicted,
+    show,
+    transformer_layer,
+)
+from tf_ooo.bench.shared.options import json_option, quick_option
+from tf_ooo.bench.shared.rows import Row, link_text, write_rows
 from tf_ooo.costs.layer_costs import LayerCosts, Link
-from tf_ooo.costs.layer_work import transformer_activation_bytes, transformer_flop
 from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.rewriting.plan import plan
 
-INPUTS = Path(__file__).parents[3] / "docs" / "benchmarks" / "planner" / "zb_v_inputs.json"
+INPUTS = FOLDER / "zb_v_inputs.json"
 SCHEDULES = ("zb_v", "v_half", "v_min", "dualpipe_v")
 ASSUMPTIONS = (
     "seconds are proportional to the published FLOP of a transformer layer: F sbh(24h+4s), dO sbh(24h+8s), "
@@ -30,29 +37,12 @@ ASSUMPTIONS = (
 )
 
 
-def load(path: Path = INPUTS) -> dict[str, Any]:
-    """The models and published figures."""
-    inputs: dict[str, Any] = json.loads(path.read_text())
-    return inputs
-
-
 def layer_costs(inputs: Mapping[str, Any], model: Mapping[str, Any]) -> list[LayerCosts]:
     """Costs of one micro-batch for each layer, embedding and head included."""
-    hidden, sequence, batch = model["hidden"], inputs["sequence"], model["microbatch"]
-    forward_s, output_grad_s, weight_grad_s = (
-        flop / inputs["flop_per_s"] for flop in transformer_flop(hidden, sequence, batch)
-    )
-    layer = LayerCosts(
-        forward_s,
-        output_grad_s,
-        weight_grad_s,
-        activation_bytes=transformer_activation_bytes(hidden, model["heads"], sequence, batch),
-        output_bytes=2.0 * sequence * batch * hidden,
-    )
-    return [layer] * (model["layers"] + 2)
+    return [transformer_layer(inputs, model)] * (model["layers"] + 2)
 
 
-def rows(inputs: Mapping[str, Any], quick: bool = False) -> Iterator[dict[str, Any]]:
+def rows(inputs: Mapping[str, Any], quick: bool = False) -> Iterator[Row]:
     """One row for each model, link and schedule; ``quick``: zb_v of the first model, on a free link."""
     for model in inputs["models"][: 1 if quick else None]:
         layers = layer_costs(inputs, model)
@@ -71,34 +61,30 @@ def _run(name: str, model: Mapping[str, Any], layers: list[LayerCosts], link: Li
 
 def _row(
     name: str, model: Mapping[str, Any], link: Link, base: tuple[float, int], run: tuple[float, int]
-) -> dict[str, Any]:
-    row = {
+) -> Row:
+    row: Row = {
         "workload": f"gpt-{model['name']}",
         "mode": "pipeline",
         "schedule": name,
         "baseline": "1f1b",
         "devices": model["devices"],
         "microbatches": model["microbatches"],
-        "predicted_step_s": run[0],
-        "predicted_baseline_step_s": base[0],
-        "predicted_speedup": base[0] / run[0],
+        **predicted(run[0], base[0]),
         "peak_bytes": run[1],
         "baseline_peak_bytes": base[1],
     }
     if link != Link():
         row["bandwidth_bit_s"] = link.bytes_per_s * 8
-    if name == "zb_v":
-        published = model["published"]["zb_v"] / model["published"]["1f1b"]
-        row["published_speedup"] = published
-        row["deviation"] = row["predicted_speedup"] / published - 1
-    return row
+    if name != "zb_v":
+        return row
+    return beside_published(row, model["published"]["zb_v"] / model["published"]["1f1b"])
 
 
-def table(found: Sequence[Mapping[str, Any]]) -> str:
+def table(rows: Sequence[Row]) -> str:
     """The rows as text."""
     heads = ("model", "p", "m", "schedule", "link", "predicted", "published", "off by", "memory")
     lines = ["{:>6} {:>3} {:>3} {:>10} {:>10} {:>9} {:>9} {:>7} {:>7}".format(*heads)]
-    for row in found:
+    for row in rows:
         link = link_text(row)
         known = "published_speedup" in row
         published = f"{row['published_speedup']:9.3f} {row['deviation']:+7.1%}" if known else " " * 17
@@ -110,15 +96,12 @@ def table(found: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints predicted beside published, and the assumptions."""
-    parser = parser_of(__doc__, quick="zb_v of the smallest model only")
-    parser.add_argument("--inputs", type=Path, default=INPUTS, help="models and published figures")
-    options = parser.parse_args(arguments)
-    found = list(rows(load(options.inputs), options.quick))
-    show(found, table, ASSUMPTIONS)
-    write_rows(options.json, found)
-
-
-if __name__ == "__main__":
-    main()
+@click.command("zb-v")
+@json_option
+@quick_option("zb_v of the smallest model only.")
+@inputs_option(INPUTS)
+def main(json_file: Path | None, quick: bool, inputs: Path) -> None:
+    """Predicted gain of V-shaped pipelines over 1F1B, ZB-V's beside the published one."""
+    compared = list(rows(load(inputs), quick))
+    show(compared, table, ASSUMPTIONS)
+    write_rows(json_file, compared)

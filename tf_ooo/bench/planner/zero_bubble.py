@@ -1,24 +1,32 @@
-"""Predicted gain of ZB-H2 over 1F1B beside Zero Bubble's published one, for its four models.
-
-``python -m tf_ooo.bench.planner.zero_bubble --json FILE``
-"""
+"""Predicted gain of ZB-H2 over 1F1B beside Zero Bubble's published one, for its four models."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tf_ooo.bench.shared.command import link_text, parser_of, show, write_rows
+import click
+
+from tf_ooo.bench.planner.published import (
+    FOLDER,
+    beside_published,
+    inputs_option,
+    load,
+    predicted,
+    show,
+    transformer_layer,
+)
+from tf_ooo.bench.shared.options import json_option, quick_option
+from tf_ooo.bench.shared.rows import Row, link_text, write_rows
 from tf_ooo.costs.layer_costs import LayerCosts, Link
-from tf_ooo.costs.layer_work import transformer_activation_bytes, transformer_flop
 from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.planning.simulation.timeline import Timeline
 from tf_ooo.rewriting.plan import plan
 
-INPUTS = Path(__file__).parents[3] / "docs" / "benchmarks" / "planner" / "zero_bubble_inputs.json"
+INPUTS = FOLDER / "zero_bubble_inputs.json"
 ASSUMPTIONS = (
     "seconds are proportional to the published FLOP of a transformer layer: F sbh(24h+4s), dO sbh(24h+8s), "
     "dW sbh(24h); norms, softmax, dropout and kernel launches are left out",
@@ -33,90 +41,66 @@ ASSUMPTIONS = (
 )
 
 
-def load(path: Path = INPUTS) -> dict[str, Any]:
-    """The models and published figures."""
-    inputs: dict[str, Any] = json.loads(path.read_text())
-    return inputs
-
-
 def stage_costs(inputs: Mapping[str, Any], model: Mapping[str, Any], equal: bool) -> list[LayerCosts]:
     """Costs of one micro-batch for each stage, as one layer each.
 
     Args:
-        inputs: :func:`load`.
+        inputs: the file of configurations.
         model: one of its models.
         equal: the first and the last stage take as long as the others.
     """
-    hidden, sequence, batch = model["hidden"], inputs["sequence"], model["microbatch"]
-    forward, output_grad, weight_grad = transformer_flop(hidden, sequence, batch)
-    rate = inputs["flop_per_s"]
-    layer = LayerCosts(
-        forward / rate,
-        output_grad / rate,
-        weight_grad / rate,
-        activation_bytes=transformer_activation_bytes(hidden, model["heads"], sequence, batch),
-        weight_grad_bytes=32.0 * sequence * batch * hidden,
-        output_bytes=2.0 * sequence * batch * hidden,
-    )
+    size = inputs["sequence"] * model["microbatch"] * model["hidden"]
+    layer = transformer_layer(inputs, model, weight_grad_bytes=32.0 * size)
     count, last = model["devices"], model["devices"] - 1
     most = (model["layers"] + 2) // count
     layers = [most - (stage in (0, last) and not equal) for stage in range(count)]
     return [dataclasses.replace(layer.scaled(n), output_bytes=layer.output_bytes) for n in layers]
 
 
-def rows(inputs: Mapping[str, Any], quick: bool = False) -> Iterator[dict[str, Any]]:
+def rows(inputs: Mapping[str, Any], quick: bool = False) -> Iterator[Row]:
     """One row for each model, assumption and number of micro-batches; ``quick``: the published number."""
+    links = (Link(), Link(bytes_per_s=inputs["bytes_per_s"]))
     for model in inputs["models"]:
         published = model["published"]
-        for microbatches in model["microbatches"]:
+        ratio = published["zb_2p"] / published["1f1b"]
+        for microbatches, equal, link in itertools.product(model["microbatches"], (False, True), links):
             known = microbatches == published["microbatches"]
-            if quick and not known:
-                continue
-            for equal in (False, True):
-                for link in (Link(), Link(bytes_per_s=inputs["bytes_per_s"])):
-                    row = _row(model, stage_costs(inputs, model, equal), microbatches, link)
-                    row["ends"] = "equal" if equal else "shorter"
-                    if known:
-                        ratio = published["zb_2p"] / published["1f1b"]
-                        row["published_speedup"] = ratio
-                        row["deviation"] = row["predicted_speedup"] / ratio - 1
-                    yield row
+            if known or not quick:
+                row = _row(model, stage_costs(inputs, model, equal), microbatches, link)
+                row["ends"] = "equal" if equal else "shorter"
+                yield beside_published(row, ratio) if known else row
 
 
-def _row(
-    model: Mapping[str, Any], layers: Sequence[LayerCosts], microbatches: int, link: Link
-) -> dict[str, Any]:
-    run: dict[str, Timeline] = {}
-    for name in ("1f1b", "zb_h1", "zb_h2"):
-        made = plan(
-            layers=layers, schedule=name, devices=model["devices"], microbatches=microbatches, link=link
-        )
-        run[name] = simulate(made, layers, link)
-    step_s = {name: timeline.steady_step_s for name, timeline in run.items()}
+def _row(model: Mapping[str, Any], layers: Sequence[LayerCosts], microbatches: int, link: Link) -> Row:
+    devices = model["devices"]
+
+    def timeline(name: str) -> Timeline:
+        schedule = plan(layers=layers, schedule=name, devices=devices, microbatches=microbatches, link=link)
+        return simulate(schedule, layers, link)
+
+    base, zb_h1, zb_h2 = map(timeline, ("1f1b", "zb_h1", "zb_h2"))
     row = {
         "workload": f"gpt-{model['name']}",
         "mode": "pipeline",
         "schedule": "zb_h2",
         "baseline": "1f1b",
-        "devices": model["devices"],
+        "devices": devices,
         "microbatches": microbatches,
-        "predicted_step_s": step_s["zb_h2"],
-        "predicted_baseline_step_s": step_s["1f1b"],
-        "predicted_speedup": step_s["1f1b"] / step_s["zb_h2"],
-        "predicted_speedup_zb_h1": step_s["1f1b"] / step_s["zb_h1"],
-        "bubble_fraction": 1 - max(run["zb_h2"].busy_s) / step_s["zb_h2"],
-        "peak_bytes": max(run["zb_h2"].peak_bytes),
-        "baseline_peak_bytes": max(run["1f1b"].peak_bytes),
+        **predicted(zb_h2.steady_step_s, base.steady_step_s),
+        "predicted_speedup_zb_h1": base.steady_step_s / zb_h1.steady_step_s,
+        "bubble_fraction": 1 - max(zb_h2.busy_s) / zb_h2.steady_step_s,
+        "peak_bytes": max(zb_h2.peak_bytes),
+        "baseline_peak_bytes": max(base.peak_bytes),
     }
     if link != Link():
         row["bandwidth_bit_s"] = link.bytes_per_s * 8
     return row
 
 
-def table(found: Sequence[Mapping[str, Any]]) -> str:
+def table(rows: Sequence[Row]) -> str:
     """The rows with a published figure, as text."""
     lines = [" model   p    m     ends       link predicted published  off by"]
-    for row in found:
+    for row in rows:
         if "published_speedup" in row:
             link = link_text(row)
             lines.append(
@@ -127,15 +111,12 @@ def table(found: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints predicted beside published, and the assumptions."""
-    parser = parser_of(__doc__, quick="only the numbers of micro-batches published")
-    parser.add_argument("--inputs", type=Path, default=INPUTS, help="models and published figures")
-    options = parser.parse_args(arguments)
-    found = list(rows(load(options.inputs), options.quick))
-    show(found, table, ASSUMPTIONS)
-    write_rows(options.json, found)
-
-
-if __name__ == "__main__":
-    main()
+@click.command("zero-bubble")
+@json_option
+@quick_option("Only the numbers of micro-batches published.")
+@inputs_option(INPUTS)
+def main(json_file: Path | None, quick: bool, inputs: Path) -> None:
+    """Predicted gain of ZB-H2 over 1F1B beside Zero Bubble's published one, for its four models."""
+    compared = list(rows(load(inputs), quick))
+    show(compared, table, ASSUMPTIONS)
+    write_rows(json_file, compared)

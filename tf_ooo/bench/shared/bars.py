@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from matplotlib.figure import Figure
+from tf_ooo.bench.shared.rows import Row
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _COLOURS = ("#4c78a8", "#9ecae9", "#bab0ac", "#e45756", "#f58518", "#72b7b2", "#54a24b", "#b279a2", "#ff9da6")
 
 
-def save_bars(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+def save_bars(rows: Sequence[Row], path: Path) -> None:
     """Writes a PNG: a group of bars for each workload and bandwidth, steps relative to the baseline's.
 
     Args:
@@ -19,7 +22,9 @@ def save_bars(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
             ``baseline_step_s``, and ``predicted_step_s`` and ``bound_s`` where there are any).
         path: the file.
     """
-    groups: dict[str, list[Mapping[str, Any]]] = {}
+    from matplotlib.figure import Figure  # noqa: PLC0415 - slow to import
+
+    groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(_group(row), []).append(row)
     names = list(dict.fromkeys(row["schedule"] for row in rows))
@@ -42,13 +47,13 @@ def save_bars(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def _group(row: Mapping[str, Any]) -> str:
+def _group(row: Row) -> str:
     bandwidth = row.get("bandwidth_bit_s")
     devices = f"\nP={row['devices']}" if row.get("mode") in ("pipeline", "layerpipe") else ""
     return str(row["workload"]) + devices + (f"\n{bandwidth / 1e6:.0f} Mbit/s" if bandwidth else "")
 
 
-def _bar(axes: Any, place: float, row: Mapping[str, Any], colour: str, label: str | None) -> None:
+def _bar(axes: Axes, place: float, row: Row, colour: str, label: str | None) -> None:
     base_s, step_s = row["baseline_step_s"], row["step_s"]
     spread = [[(step_s - row["step_s_min"]) / base_s], [(row["step_s_max"] - step_s) / base_s]]
     axes.bar(place, step_s / base_s, 0.8, yerr=spread, color=colour, label=label, capsize=3)
@@ -57,7 +62,7 @@ def _bar(axes: Any, place: float, row: Mapping[str, Any], colour: str, label: st
         axes.plot(place, row["predicted_step_s"] / base_s, "x", color="black")
 
 
-def _bound(axes: Any, begin: float, end: float, members: Sequence[Mapping[str, Any]]) -> None:
+def _bound(axes: Axes, begin: float, end: float, members: Sequence[Row]) -> None:
     bounds = [row["bound_s"] / row["baseline_step_s"] for row in members if "bound_s" in row]
     if bounds:
         axes.hlines(bounds[0], begin - 0.45, end + 0.45, colors="black", linestyles="dashed", linewidth=1)

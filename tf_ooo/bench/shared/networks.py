@@ -1,20 +1,21 @@
-"""Networks at sizes that two CPU cores can train: the shapes of the known ones, narrower.
-
-Each is a function of nothing that returns a built Keras model and one batch's worth of what it reads, as
-``(inputs shape, highest integer or None for floats, classes)``.
-"""
+"""Networks at sizes that two CPU cores can train: the shapes of the known ones, narrower."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+if TYPE_CHECKING:
+    import keras
+
+    Numbers = np.ndarray[Any, Any]
+
 
 @dataclass(frozen=True)
-class Workload:
+class Network:
     """A model and the random data it trains on.
 
     Attributes:
@@ -22,40 +23,44 @@ class Workload:
         batch: rows.
         shape: of one row.
         tokens: rows hold whole numbers below this; None: normal floats.
-        classes: of the labels; labels have the shape of the logits without the last axis.
+        classes: of the labels, of which each row has one.
     """
 
-    build: Callable[[], Any]
+    build: Callable[[], keras.Model]
     batch: int
     shape: tuple[int, ...]
     tokens: int | None = None
     classes: int = 10
 
-    def data(self, rows: int, seed: int) -> tuple[Any, Any]:
+    def data(self, rows: int, seed: int) -> tuple[Numbers, Numbers]:
         """Random rows and labels."""
-        import numpy as np
-
         random = np.random.default_rng(seed)
         size = (rows, *self.shape)
-        x = random.normal(size=size).astype("float32") if self.tokens is None else None
-        if x is None:
+        if self.tokens is None:
+            x = random.normal(size=size).astype("float32")
+        else:
             x = random.integers(0, self.tokens, size).astype("int32")
         return x, random.integers(0, self.classes, rows)
 
 
-def mlp(layers: int, width: int) -> Any:
-    """Dense layers of one width."""
+def mlp(widths: Sequence[int]) -> keras.Model:
+    """Dense layers; the first of the widths is that of the inputs, the last the number of classes."""
     import keras
 
-    inner = [keras.layers.Dense(width, activation="relu") for _ in range(layers)]
-    return keras.Sequential([keras.Input((width,)), *inner, keras.layers.Dense(10)])
+    hidden = [keras.layers.Dense(width, activation="relu") for width in widths[1:-1]]
+    return keras.Sequential([keras.Input((widths[0],)), *hidden, keras.layers.Dense(widths[-1])])
 
 
-def vgg16(width: float, dense: int, pixels: int) -> Any:
+def equal_mlp(layers: int, width: int) -> keras.Model:
+    """Dense layers of one width."""
+    return mlp([width] * (layers + 1) + [10])
+
+
+def vgg16(width: float, dense: int, pixels: int) -> keras.Model:
     """VGG-16 (Simonyan and Zisserman 2015, configuration D) with ``width`` times its channels."""
     import keras
 
-    layers: list[Any] = [keras.Input((pixels, pixels, 3))]
+    layers: list[keras.Layer] = [keras.Input((pixels, pixels, 3))]
     for channels, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
         layers += [
             keras.layers.Conv2D(round(channels * width), 3, padding="same", activation="relu")
@@ -66,7 +71,7 @@ def vgg16(width: float, dense: int, pixels: int) -> Any:
     return keras.Sequential([*layers, keras.layers.Dense(10)])
 
 
-def resnet(blocks: tuple[int, ...], width: float, pixels: int) -> Any:
+def resnet(blocks: tuple[int, ...], width: float, pixels: int) -> keras.Model:
     """ResNet of bottleneck blocks (He et al. 2016) with ``width`` times the channels of the known ones."""
     import keras
 
@@ -80,7 +85,9 @@ def resnet(blocks: tuple[int, ...], width: float, pixels: int) -> Any:
     return keras.Model(inputs, keras.layers.Dense(10)(x))
 
 
-def _conv(x: Any, channels: int, kernel: int, strides: int = 1, active: bool = True) -> Any:
+def _conv(
+    x: keras.KerasTensor, channels: int, kernel: int, strides: int = 1, active: bool = True
+) -> keras.KerasTensor:
     import keras
 
     x = keras.layers.Conv2D(channels, kernel, strides, padding="same", use_bias=False)(x)
@@ -88,7 +95,7 @@ def _conv(x: Any, channels: int, kernel: int, strides: int = 1, active: bool = T
     return keras.layers.ReLU()(x) if active else x
 
 
-def _bottleneck(x: Any, channels: int, strides: int) -> Any:
+def _bottleneck(x: keras.KerasTensor, channels: int, strides: int) -> keras.KerasTensor:
     import keras
 
     short = x
@@ -98,7 +105,7 @@ def _bottleneck(x: Any, channels: int, strides: int) -> Any:
     return keras.layers.ReLU()(_conv(x, 4 * channels, 1, active=False) + short)
 
 
-def encoder(layers: int, width: int, heads: int, length: int, vocabulary: int, classes: int = 10) -> Any:
+def encoder(layers: int, width: int, heads: int, length: int, vocabulary: int, classes: int = 10) -> keras.Model:
     """BERT's encoder (Devlin et al. 2019): post-norm blocks, learned positions, pooled first token."""
     import keras
 
@@ -115,13 +122,13 @@ def encoder(layers: int, width: int, heads: int, length: int, vocabulary: int, c
     return keras.Model(inputs, keras.layers.Dense(classes)(x[:, 0]))
 
 
-WORKLOADS = {
-    "mlp": Workload(lambda: mlp(8, 1024), 256, (1024,)),
-    "mlp_small": Workload(lambda: mlp(8, 512), 256, (512,)),
-    "mlp_large_batch": Workload(lambda: mlp(8, 512), 768, (512,)),
-    "mlp_deep": Workload(lambda: mlp(16, 512), 768, (512,)),
-    "vgg16": Workload(lambda: vgg16(0.5, 2048, 32), 32, (32, 32, 3)),
-    "resnet50": Workload(lambda: resnet((3, 4, 6, 3), 0.5, 32), 32, (32, 32, 3)),
-    "resnet101": Workload(lambda: resnet((3, 4, 23, 3), 0.5, 32), 16, (32, 32, 3)),
-    "bert": Workload(lambda: encoder(6, 256, 4, 64, 4000), 8, (64,), tokens=4000),
+NETWORKS = {
+    "mlp": Network(lambda: equal_mlp(8, 1024), 256, (1024,)),
+    "mlp_small": Network(lambda: equal_mlp(8, 512), 256, (512,)),
+    "mlp_large_batch": Network(lambda: equal_mlp(8, 512), 768, (512,)),
+    "mlp_deep": Network(lambda: equal_mlp(16, 512), 768, (512,)),
+    "vgg16": Network(lambda: vgg16(0.5, 2048, 32), 32, (32, 32, 3)),
+    "resnet50": Network(lambda: resnet((3, 4, 6, 3), 0.5, 32), 32, (32, 32, 3)),
+    "resnet101": Network(lambda: resnet((3, 4, 23, 3), 0.5, 32), 16, (32, 32, 3)),
+    "bert": Network(lambda: encoder(6, 256, 4, 64, 4000), 8, (64,), tokens=4000),
 }

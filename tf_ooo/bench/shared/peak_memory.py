@@ -47,5 +47,5 @@ def _ask(process: int, path: Path) -> dict[str, int]:
         if time.monotonic() > ended:
             raise BackendError(f"worker process {process} does not say how much memory it has")
         time.sleep(0.02)
-    found: dict[str, int] = json.loads(path.read_text())
-    return found
+    said: dict[str, int] = json.loads(path.read_text())
+    return said

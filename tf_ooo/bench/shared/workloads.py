@@ -8,7 +8,13 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import keras
+    import numpy as np
+
+    Numbers = np.ndarray[Any, Any]
 
 SEED = 1
 CLASSES = 16
@@ -21,34 +27,40 @@ FEED_FORWARD = (16, 1280)
 class Workload:
     """A compiled model and one batch of made-up data for it."""
 
-    model: Any
-    x: Any
-    y: Any
+    model: keras.Model
+    x: Numbers
+    y: Numbers
 
 
-def _compiled(inputs: Any, outputs: Any, x: Any, y: Any, optimizer: Any = None) -> Workload:
+def compiled(model: keras.Model, x: Numbers, y: Numbers) -> Workload:
+    """The model, ready to be trained on this batch: logits come out of it."""
     import keras
 
-    model = keras.Model(inputs, outputs)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer or keras.optimizers.SGD(0.01), loss, jit_compile=False)
+    model.compile(keras.optimizers.SGD(0.01), loss, jit_compile=False)
     return Workload(model, x, y)
 
 
-def _tokens(rows: int, length: int) -> Any:
+def _functional(inputs: keras.KerasTensor, outputs: keras.KerasTensor, x: Numbers, y: Numbers) -> Workload:
+    import keras
+
+    return compiled(keras.Model(inputs, outputs), x, y)
+
+
+def _tokens(rows: int, length: int) -> Numbers:
     import numpy as np
 
     return np.random.default_rng(SEED).integers(0, VOCABULARY, (rows, length)).astype("int32")
 
 
-def labels(*shape: int, classes: int = CLASSES) -> Any:
-    """Made-up labels, int32 below ``classes``."""
+def labels(*shape: int) -> Numbers:
+    """Made-up labels, int32 below :data:`CLASSES`."""
     import numpy as np
 
-    return np.random.default_rng(SEED + 1).integers(0, classes, shape).astype("int32")
+    return np.random.default_rng(SEED + 1).integers(0, CLASSES, shape).astype("int32")
 
 
-def _embedded(tokens: Any, length: int, width: int) -> Any:
+def _embedded(tokens: keras.KerasTensor, length: int, width: int) -> keras.KerasTensor:
     import keras
 
     # Of the tokens: an embedding of a constant would be computed at once, and be no part of the model.
@@ -56,7 +68,7 @@ def _embedded(tokens: Any, length: int, width: int) -> Any:
     return keras.layers.Embedding(VOCABULARY, width)(tokens) + keras.layers.Embedding(length, width)(places)
 
 
-def _block(x: Any, width: int, causal: bool) -> Any:
+def _block(x: keras.KerasTensor, width: int, causal: bool) -> keras.KerasTensor:
     """A transformer layer; norms first if causal, as in GPT-2, last if not, as in BERT."""
     import keras
 
@@ -80,7 +92,7 @@ def _bert(depth: int, width: int, length: int, rows: int) -> Workload:
     for _ in range(depth):
         x = _block(x, width, causal=False)
     pooled = keras.layers.Dense(width, activation="tanh")(x[:, 0])
-    return _compiled(tokens, keras.layers.Dense(CLASSES)(pooled), _tokens(rows, length), labels(rows))
+    return _functional(tokens, keras.layers.Dense(CLASSES)(pooled), _tokens(rows, length), labels(rows))
 
 
 def _gpt2(depth: int, width: int, length: int, rows: int) -> Workload:
@@ -92,7 +104,7 @@ def _gpt2(depth: int, width: int, length: int, rows: int) -> Workload:
         x = _block(x, width, causal=True)
     logits = keras.layers.Dense(VOCABULARY)(keras.layers.LayerNormalization()(x))
     data = _tokens(rows, length + 1)
-    return _compiled(tokens, logits, data[:, :-1], data[:, 1:])
+    return _functional(tokens, logits, data[:, :-1], data[:, 1:])
 
 
 def _feed_forward(depth: int, width: int, rows: int) -> Workload:
@@ -102,10 +114,10 @@ def _feed_forward(depth: int, width: int, rows: int) -> Workload:
     x = inputs
     for _ in range(depth):
         x = keras.layers.Dense(width, activation="relu")(x)
-    return _compiled(inputs, keras.layers.Dense(CLASSES)(x), numbers(rows, width), labels(rows))
+    return _functional(inputs, keras.layers.Dense(CLASSES)(x), numbers(rows, width), labels(rows))
 
 
-def numbers(*shape: int) -> Any:
+def numbers(*shape: int) -> Numbers:
     """Made-up inputs, float32."""
     import numpy as np
 
@@ -121,7 +133,7 @@ def _rnn(depth: int, width: int, length: int, rows: int) -> Workload:
     for number in range(depth):
         last = number == depth - 1
         x = keras.layers.SimpleRNN(width, return_sequences=not last, unroll=True)(x)
-    return _compiled(inputs, keras.layers.Dense(CLASSES)(x), numbers(rows, length, width), labels(rows))
+    return _functional(inputs, keras.layers.Dense(CLASSES)(x), numbers(rows, length, width), labels(rows))
 
 
 def _resnet(blocks: int, width: int, size: int, rows: int) -> Workload:
@@ -134,10 +146,10 @@ def _resnet(blocks: int, width: int, size: int, rows: int) -> Workload:
         stride = 2 if number in (blocks, 2 * blocks) else 1
         x = residual(x, width * 2 ** (number // blocks), stride)
     outputs = keras.layers.Dense(CLASSES)(keras.layers.GlobalAveragePooling2D()(x))
-    return _compiled(inputs, outputs, numbers(rows, size, size, 3), labels(rows))
+    return _functional(inputs, outputs, numbers(rows, size, size, 3), labels(rows))
 
 
-def residual(x: Any, width: int, stride: int) -> Any:
+def residual(x: keras.KerasTensor, width: int, stride: int) -> keras.KerasTensor:
     """A residual block of two convolutions."""
     import keras
 
@@ -175,7 +187,7 @@ def make(name: str, microbatches: int) -> Workload:
     return WORKLOADS[name](ROWS[name] * microbatches)
 
 
-def check_sum(model: Any) -> int:
+def check_sum(model: keras.Model) -> int:
     """Of the bits of its trainable weights."""
     bits = 0
     for variable in model.trainable_variables:

@@ -6,11 +6,10 @@ import time
 from typing import Any
 
 from tf_ooo.bench.single.inputs import dataset
+from tf_ooo.bench.single.messages import Case
 from tf_ooo.bench.single.networks import CLASSES, build
 from tf_ooo.compat.callbacks import Callback
 
-# name -> whether our callback is there
-FITS = {"fit": False, "auto": True}
 _STEPS_UNTIL_DECIDED, _MOST_FITS = 10, 20
 
 
@@ -26,31 +25,29 @@ class _Clock(Callback):
             self.started = time.perf_counter()
 
 
-class Fit:
+class TimedFit:
     """A model that is trained a few steps at a time; its epochs end when all steps have.
 
     Args:
-        name: of :data:`FITS`.
-        network, count, data, size: see :class:`tf_ooo.bench.single.command.Case`.
+        case: the network, its batch and its data.
+        ours: our callback is there.
         end_s: of ``time.monotonic``; no more steps then, decided or not.
     """
 
-    def __init__(
-        self, name: str, network: str, count: int, data: str, size: int | None, end_s: float
-    ) -> None:
+    def __init__(self, case: Case, ours: bool, end_s: float) -> None:
         import keras
         import tensorflow as tf
 
         import tf_ooo
 
         keras.utils.set_random_seed(0)
-        self.model = build(network, size)
+        self._model = build(case.network, case.size)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        self.model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss, jit_compile=True)
-        self._data = dataset(self.model.input_shape[1:], count, CLASSES, data)
+        self._model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss, jit_compile=True)
+        self._data = dataset(self._model.input_shape[1:], case.batch, CLASSES, case.data)
         self._clock = _Clock()
         self._ours = None
-        if FITS[name]:
+        if ours:
             self._ours = tf_ooo.OOOBackprop(any_platform=not tf.config.list_physical_devices("GPU"))
         self.step_s(1)
         for _ in range(_MOST_FITS):
@@ -58,15 +55,10 @@ class Fit:
                 break
             self.step_s(_STEPS_UNTIL_DECIDED)
 
-    def __call__(self) -> tuple[()]:
-        """One step."""
-        self.step_s(1)
-        return ()
-
     def step_s(self, count: int) -> float:
         """Seconds of a step, on average over ``count`` after one that is not timed."""
         callbacks = [self._clock] if self._ours is None else [self._ours, self._clock]
-        self.model.fit(self._data, steps_per_epoch=count + 1, shuffle=False, verbose=0, callbacks=callbacks)
+        self._model.fit(self._data, steps_per_epoch=count + 1, shuffle=False, verbose=0, callbacks=callbacks)
         return (time.perf_counter() - self._clock.started) / count
 
     @property

@@ -1,14 +1,12 @@
 """Everything to find out on a GPU machine, in three commands of at most ten minutes.
 
-``python -m tf_ooo.bench.gpu_day --out DIR --command 1`` (then 2, 3).  Each part is a process with a limit
-of its own; one that fails is noted and the next runs.  DIR has few files, written after each part, so a
-command may be stopped at any time: ``rows_N.json``, ``overlap_N.json``, ``parts_N.json``, ``log_N.txt``.
-``--dry`` does the same with tiny networks and single steps, on a machine without a GPU too.
+``tf-ooo bench gpu-day --out DIR --command 1`` (then 2, 3).  Each part is a process with a limit of its own;
+one that fails is noted and the next runs.  DIR has few files, written after each part, so a command may be
+stopped at any time: ``rows_N.json``, ``overlap_N.json``, ``parts_N.json``, ``log_N.txt``.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -20,11 +18,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TextIO
 
+import click
+
+from tf_ooo.bench.shared.options import FOLDER
+from tf_ooo.bench.shared.rows import Row, write_rows
 from tf_ooo.bench.single.networks import NETWORKS, SMALL
 
 BEST = (("densenet121-k12", 32), ("mobilenetv3l-a0.5", 32))
+_SINGLE, _OVERLAP = ("-m", "tf_ooo", "bench", "single"), ("-m", "tf_ooo", "bench", "single-overlap")
 _TESTS = "TestHlo or TestMemoryLimit or TestMeasured or TestTwoUpdates or (TestNumbers and convolutions)"
 _FILES = ("tests/graph/test_xla.py", "tests/graph/test_xla_gains.py", "tests/graph/test_xla_steps.py")
 
@@ -41,12 +44,12 @@ class Part:
 
 def _bench(network: str, batch: int, limit_s: float, *more: str) -> Part:
     name = " ".join((network, f"batch {batch}", *(text for text in more if text != "--data"))).strip()
-    what = ("-m", "tf_ooo", "bench", "single", "--networks", network, "--batches", str(batch))
+    what = (*_SINGLE, "--networks", network, "--batches", str(batch))
     return Part(name, (*what, "--make-s", f"{limit_s * 0.6:.0f}", *more), limit_s)
 
 
 def _overlap(network: str, batch: int) -> Part:
-    what = ("-m", "tf_ooo.bench.single.overlap", "--network", network, "--batch", str(batch))
+    what = (*_OVERLAP, "--network", network, "--batch", str(batch))
     return Part(f"overlap {network}", what, 85, "overlap")
 
 
@@ -58,12 +61,14 @@ def parts(command: int) -> list[Part]:
         targets = [_bench(network, batch, 200, "--all-ways") for network, batch in BEST]
         return [*targets, *(_overlap(*best) for best in BEST)]
     if command == 2:
-        tests = Part("tests", ("-m", "pytest", "-q", *_FILES, "-k", _TESTS), 200, "")
-        real = [_bench(network, batch, 150, "--quick", "--data", "real") for network, batch in BEST[:1]]
-        large = _bench(BEST[0][0], 32, 200, "--quick", "--size", "224")
-        others = [_bench(network, 32, 150, "--quick", "--rounds", "5") for network in rest]
-        auto = [_bench(network, batch, 240, "--ways", "xla", "fit", "auto") for network, batch in BEST[:1]]
-        return [*auto, tests, large, *real, *others]
+        network, batch = BEST[0]
+        return [
+            _bench(network, batch, 240, "--ways", "xla", "fit", "auto"),
+            Part("tests", ("-m", "pytest", "-q", *_FILES, "-k", _TESTS), 200, ""),
+            _bench(network, 32, 200, "--quick", "--size", "224"),
+            _bench(network, batch, 150, "--quick", "--data", "real"),
+            *(_bench(name, 32, 150, "--quick", "--rounds", "5") for name in rest),
+        ]
     return [
         _bench(network, batch, 150, "--quick", "--rounds", "5")
         for batch in (128, 16, 64, 256)
@@ -73,19 +78,9 @@ def parts(command: int) -> list[Part]:
 
 def dry(command: int) -> list[Part]:
     """The same kinds of parts, as small as they can be."""
-    few = ("--rounds", "1", "--steps", "1")
-    small = ("-m", "tf_ooo", "bench", "single", "--batches", "2", *few, "--networks")
+    small = (*_SINGLE, "--batches", "2", "--rounds", "1", "--steps", "1", "--networks")
     if command == 1:
-        overlap = (
-            "-m",
-            "tf_ooo.bench.single.overlap",
-            "--network",
-            "lstm-small",
-            "--batch",
-            "2",
-            "--steps",
-            "1",
-        )
+        overlap = (*_OVERLAP, "--network", "lstm-small", "--batch", "2", "--steps", "1")
         return [
             Part("lstm-small", (*small, "lstm-small", "--all-ways"), 600),
             Part("overlap lstm-small", overlap, 200, "overlap"),
@@ -102,11 +97,11 @@ def dry(command: int) -> list[Part]:
     return [Part("lstm-small", (*small, "lstm-small", "--quick"), 300)]
 
 
-def run(out: Path, command: int, todo: Sequence[Part], budget_s: float) -> list[dict[str, Any]]:
+def run(out: Path, command: int, todo: Sequence[Part], budget_s: float) -> list[Row]:
     """Runs the parts until the budget is spent; returns what became of each."""
     out.mkdir(parents=True, exist_ok=True)
-    done: list[dict[str, Any]] = []
-    rows: dict[str, list[Any]] = {}
+    done: list[Row] = []
+    rows: dict[str, list[Row]] = {}
     end_s = time.monotonic() + budget_s
     with (out / f"log_{command}.txt").open("w") as log:
         for part in todo:
@@ -116,52 +111,50 @@ def run(out: Path, command: int, todo: Sequence[Part], budget_s: float) -> list[
                 continue
             print(f"===== {part.name}", file=log, flush=True)
             done.append(_run(part, min(part.limit_s, left_s), rows, log))
-            print(f"{part.name}: {done[-1]['result']}", flush=True)
-            for name, found in rows.items():
-                (out / f"{name}_{command}.json").write_text(json.dumps(found, indent=1) + "\n")
-            _write(out, command, done)
-    _write(out, command, done)
+            click.echo(f"{part.name}: {done[-1]['result']}")
+            for name, of_parts in rows.items():
+                write_rows(out / f"{name}_{command}.json", of_parts)
+            write_rows(out / f"parts_{command}.json", done)
+    write_rows(out / f"parts_{command}.json", done)
     return done
 
 
-def _write(out: Path, command: int, done: list[dict[str, Any]]) -> None:
-    (out / f"parts_{command}.json").write_text(json.dumps(done, indent=1) + "\n")
-
-
-def _run(part: Part, limit_s: float, rows: dict[str, list[Any]], log: Any) -> dict[str, Any]:
+def _run(part: Part, limit_s: float, rows: dict[str, list[Row]], log: TextIO) -> Row:
+    """What became of a part; adds its rows."""
     started_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "rows.json")
         more = ("--json", str(file)) if part.rows else ()
-        process = subprocess.Popen(
-            [sys.executable, *part.arguments, *more], stdout=log, stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )  # fmt: skip
-        try:
-            code = process.wait(limit_s)
-            result = "done" if code == 0 else f"failed with {code}, see the log"
-        except subprocess.TimeoutExpired:
-            result = f"took longer than {limit_s:.0f} s"
-        finally:  # its workers, too: they would go on compiling
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        result = _result([sys.executable, *part.arguments, *more], limit_s, log)
         if file.exists():  # also of a part that was stopped
             rows.setdefault(part.rows, []).extend(json.loads(file.read_text()))
     return {"part": part.name, "result": result, "seconds": round(time.monotonic() - started_s)}
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
-    parser.add_argument("--command", type=int, choices=(1, 2, 3), default=1, help="which third of the list")
-    parser.add_argument("--minutes", type=float, default=9.5, help="all parts together")
-    parser.add_argument("--dry", action="store_true", help="tiny networks, single steps")
-    options = parser.parse_args(arguments)
-    todo = dry(options.command) if options.dry else parts(options.command)
-    run(options.out, options.command, todo, options.minutes * 60)
+def _result(command: list[str], limit_s: float, log: TextIO) -> str:
+    """Runs a command, no longer than the limit; how it ended."""
+    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        code = process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return f"took longer than {limit_s:.0f} s"
+    finally:  # its workers, too: they would go on compiling
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return "done" if code == 0 else f"failed with {code}, see the log"
 
 
-if __name__ == "__main__":
-    main()
+@click.command("gpu-day")
+@click.option("--out", type=FOLDER, required=True, help="Folder for the results.")
+@click.option("--command", type=click.IntRange(1, 3), default=1, show_default=True,
+              help="Which third of the list.")  # fmt: skip
+@click.option("--minutes", default=9.5, show_default=True, help="All parts together.")
+@click.option("--dry", "small", is_flag=True, help="Tiny networks, single steps; without a GPU too.")
+def gpu_day(out: Path, command: int, minutes: float, small: bool) -> None:
+    """Everything to find out on a GPU machine, in three commands of at most ten minutes.
+
+    Each part is a process with a limit of its own; one that fails is noted and the next runs.  The folder has
+    few files, written after each part: rows_N.json, overlap_N.json, parts_N.json, log_N.txt.
+    """
+    run(out, command, dry(command) if small else parts(command), minutes * 60)

@@ -12,21 +12,26 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    Numbers = np.ndarray[Any, Any]
 
 KINDS = ("random", "real")
 DIGITS = Path(__file__).with_name("data") / "digits.npz"
 
 
-def digits() -> tuple[Any, Any]:
+def digits() -> tuple[Numbers, Numbers]:
     """(images of shape (1797, 8, 8), 0 to 1; their digits)."""
-    with np.load(DIGITS) as found:
-        return found["x"].astype("float32") / 16, found["y"].astype("int32")
+    with np.load(DIGITS) as stored:
+        return stored["x"].astype("float32") / 16, stored["y"].astype("int32")
 
 
-def resized(images: Any, shape: Sequence[int]) -> Any:
+def resized(images: Numbers, shape: Sequence[int]) -> Numbers:
     """Images (n, 8, 8) as (n, height, width) or (n, height, width, channels), nearest neighbours.
 
     A sequence of vectors is an image of one channel: its length is the height.
@@ -36,14 +41,16 @@ def resized(images: Any, shape: Sequence[int]) -> Any:
     return large if len(shape) == 2 else np.repeat(large[..., None], shape[2], axis=-1)
 
 
-def batches(shape: Sequence[int], count: int, classes: int, kind: str) -> Iterator[tuple[Any, Any]]:
+def batches(
+    shape: Sequence[int], count: int, classes: int, kind: str
+) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
     """Endless (inputs of shape (count, *shape), labels (count,)) for TensorFlow."""
     if kind == "random":
         return itertools.repeat(_random(shape, count, classes))
     return iter(dataset(shape, count, classes, kind))
 
 
-def _random(shape: Sequence[int], count: int, classes: int) -> tuple[Any, Any]:
+def _random(shape: Sequence[int], count: int, classes: int) -> tuple[tf.Tensor, tf.Tensor]:
     import tensorflow as tf
 
     tf.random.set_seed(1)
@@ -51,7 +58,7 @@ def _random(shape: Sequence[int], count: int, classes: int) -> tuple[Any, Any]:
     return x, tf.random.uniform((count,), 0, classes, tf.int32)
 
 
-def dataset(shape: Sequence[int], count: int, classes: int, kind: str) -> Any:
+def dataset(shape: Sequence[int], count: int, classes: int, kind: str) -> tf.data.Dataset:
     """The same as an endless ``tf.data.Dataset``."""
     import tensorflow as tf
 
@@ -60,15 +67,15 @@ def dataset(shape: Sequence[int], count: int, classes: int, kind: str) -> Any:
     images, labels = digits()
     source = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(len(images), seed=1).repeat()
 
-    def enlarge(x: Any, y: Any) -> tuple[Any, Any]:
+    def enlarge(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         large = tf.image.resize(x[..., None], shape[:2], method="nearest")
         return (large[..., 0] if len(shape) == 2 else tf.repeat(large, shape[2], axis=-1)), y
 
-    made = source.batch(count, drop_remainder=True).map(enlarge, tf.data.AUTOTUNE)
-    return made.prefetch(tf.data.AUTOTUNE)
+    enlarged = source.batch(count, drop_remainder=True).map(enlarge, tf.data.AUTOTUNE)
+    return enlarged.prefetch(tf.data.AUTOTUNE)
 
 
-def arrays(shape: Sequence[int], count: int, classes: int, kind: str) -> Iterator[tuple[Any, Any]]:
+def arrays(shape: Sequence[int], count: int, classes: int, kind: str) -> Iterator[tuple[Numbers, Numbers]]:
     """The same as numpy arrays, channels last."""
     rng = np.random.default_rng(1)
     if kind == "random":

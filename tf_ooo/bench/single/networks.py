@@ -1,20 +1,21 @@
-"""The networks of ``tf-ooo bench single``: name -> (Keras model, a batch of random data)."""
+"""The networks of ``tf-ooo bench single``, by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tf_ooo.bench.single.inputs import batches
+if TYPE_CHECKING:
+    import keras
 
 CLASSES = 100
 
 
-def densenet(blocks: tuple[int, ...], growth: int, size: int) -> Any:
+def densenet(blocks: tuple[int, ...], growth: int, size: int) -> keras.Model:
     """DenseNet-BC (arXiv 1608.06993) with any growth rate; Keras' own has 32 only."""
     from keras import Input, Model, layers
 
-    def convolution(x: Any, filters: int, kernel: int) -> Any:
+    def convolution(x: keras.KerasTensor, filters: int, kernel: int) -> keras.KerasTensor:
         x = layers.ReLU()(layers.BatchNormalization(epsilon=1.001e-5)(x))
         return layers.Conv2D(filters, kernel, padding="same", use_bias=False)(x)
 
@@ -32,17 +33,16 @@ def densenet(blocks: tuple[int, ...], growth: int, size: int) -> Any:
     return Model(inputs, layers.Dense(CLASSES)(layers.GlobalAveragePooling2D()(x)))
 
 
-def application(name: str, size: int, **options: Any) -> Any:
+def application(name: str, size: int, **options: float) -> keras.Model:
     """One of ``keras.applications``, without weights."""
     import keras
 
-    made = getattr(keras.applications, name)
-    return made(
+    return getattr(keras.applications, name)(
         weights=None, input_shape=(size, size, 3), classes=CLASSES, classifier_activation=None, **options
     )
 
 
-def encoder(depth: int, width: int, length: int) -> Any:
+def encoder(depth: int, width: int, length: int) -> keras.Model:
     """A BERT-like encoder over vectors."""
     from keras import Input, Model, layers
 
@@ -56,7 +56,7 @@ def encoder(depth: int, width: int, length: int) -> Any:
     return Model(inputs, layers.Dense(CLASSES)(x[:, 0]))
 
 
-def rnn(depth: int, width: int, length: int) -> Any:
+def rnn(depth: int, width: int, length: int) -> keras.Model:
     """LSTM layers, unrolled: a loop's dW cannot leave the loop."""
     from keras import Input, Sequential, layers
 
@@ -99,12 +99,7 @@ def spec_of(name: str, size: int | None = None) -> tuple[str, dict[str, Any]]:
     return kind, arguments if size is None or "size" not in arguments else {**arguments, "size": size}
 
 
-def build(name: str, size: int | None = None) -> Any:
+def build(name: str, size: int | None = None) -> keras.Model:
     """The Keras model."""
     kind, arguments = spec_of(name, size)
     return KINDS[kind](**arguments)
-
-
-def batch(model: Any, count: int) -> tuple[Any, Any]:
-    """Random inputs and labels as constants on the device."""
-    return next(batches(model.input_shape[1:], count, CLASSES, "random"))

@@ -1,23 +1,25 @@
-"""Do the side streams' kernels run beside the main stream's?  Reads TensorFlow's profiler of a few steps.
-
-``python -m tf_ooo.bench.single.overlap --network densenet121-k12 --batch 32 --json FILE``; needs a GPU.
-"""
+"""Do the side streams' kernels run beside the main stream's?  Reads TensorFlow's profiler of a few steps."""
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+import click
+
+from tf_ooo.bench.shared.options import SeveralValues, json_option, several
+from tf_ooo.bench.shared.rows import Row, write_rows
+from tf_ooo.bench.single.messages import Case
 from tf_ooo.bench.single.networks import NETWORKS
-from tf_ooo.bench.single.worker import OURS, device, make, run
-from tf_ooo.compat import tf_profiler
-from tf_ooo.compat.tf_profiler import TracedEvent
+from tf_ooo.bench.single.ways import OURS, STOCK
+
+if TYPE_CHECKING:
+    from tf_ooo.compat.tf_profiler import TracedEvent
 
 
-def overlap_of(events: Sequence[TracedEvent]) -> dict[str, Any]:
+def overlap_of(events: Sequence[TracedEvent]) -> Row:
     """Busy seconds of each GPU stream, and seconds in which two or more are busy at once.
 
     ``events`` are of GPU planes; a line is a stream.
@@ -46,39 +48,48 @@ def overlap_of(events: Sequence[TracedEvent]) -> dict[str, Any]:
 
 
 def _merged(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    found: list[tuple[float, float]] = []
+    merged: list[tuple[float, float]] = []
     for begin, end in sorted(spans):
-        if found and begin <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
         else:
-            found.append((begin, end))
-    return found
+            merged.append((begin, end))
+    return merged
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Profiles stock XLA and ours; writes one row each."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--network", default="densenet121-k12", choices=sorted(NETWORKS))
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--ways", nargs="+", default=["xla", "early", "joint"], choices=["xla", *OURS])
-    parser.add_argument("--json")
-    options = parser.parse_args(arguments)
-    made, said, modules = make(options.network, options.batch, options.ways)
-    rows = []
-    for name, step in made.items():
+def profiled(case: Case, ways: Sequence[str], steps: int) -> list[Row]:
+    """One row for each way that can be made, printed too; the others are printed with their reasons."""
+    from tf_ooo.bench.single import worker  # noqa: PLC0415 - imports TensorFlow
+    from tf_ooo.compat.tf_profiler import traced_events  # noqa: PLC0415
+
+    timed = worker.TimedSteps(case)
+    rows: list[Row] = []
+    for way in ways:
+        timed.make(way)
+    for way, step in timed.steps.items():
         events: list[TracedEvent] = []
-        with tf_profiler.traced_events(events):
-            run(step, options.steps)
-        row = {"workload": f"{options.network} batch {options.batch}", "schedule": name, "device": device()}
-        compiled = modules[name].to_dict() if name in modules else None
-        rows.append({**row, "note": said[name], "compiled": compiled, **overlap_of(events)})
-        print(json.dumps(rows[-1]), flush=True)
-    for name in set(options.ways) - made.keys():
-        print(f"{name}: not run: {said[name]}")
-    if options.json:
-        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+        with traced_events(events):
+            worker.run(step, steps)
+        row = {"workload": case.name, "schedule": way, "device": worker.device(), "note": timed.said[way]}
+        compiled = timed.modules[way].to_dict() if way in timed.modules else None
+        rows.append({**row, "compiled": compiled, **overlap_of(events)})
+        click.echo(json.dumps(rows[-1]))
+    for way in set(ways) - timed.steps.keys():
+        click.echo(f"{way}: not run: {timed.said[way]}")
+    return rows
 
 
-if __name__ == "__main__":
-    main()
+@click.command("single-overlap", cls=SeveralValues)
+@click.option("--network", type=click.Choice(NETWORKS), default="densenet121-k12", show_default=True)
+@click.option("--batch", default=32, show_default=True)
+@click.option("--steps", default=5, show_default=True)
+@several("--ways", click.Choice([STOCK, *OURS]), default=[STOCK, "early", "joint"], show_default=True)
+@json_option
+def single_overlap(
+    network: str, batch: int, steps: int, ways: tuple[str, ...], json_file: Path | None
+) -> None:
+    """Do the side streams' kernels run beside the main stream's?  Needs a GPU.
+
+    Reads TensorFlow's profiler of a few steps, of stock XLA and of ours.
+    """
+    write_rows(json_file, profiled(Case(network, batch), ways, steps))

@@ -10,11 +10,23 @@ import importlib.util
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
+import click
+import numpy as np
+
+from tf_ooo.bench.shared.lines import answer
+from tf_ooo.bench.shared.processes import JsonOf
 from tf_ooo.bench.single.inputs import arrays
+from tf_ooo.bench.single.messages import Case, Measured, Ways, ready_with
 from tf_ooo.bench.single.networks import CLASSES, SMALL, spec_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    Numbers = np.ndarray[Any, Any]
 
 NAME = "pytorch"
 
@@ -23,7 +35,7 @@ def why_not(network: str) -> str | None:
     """Why PyTorch cannot run it here; None where it can."""
     if importlib.util.find_spec("torch") is None:
         return "PyTorch is not installed"
-    import torch  # type: ignore[import-not-found]
+    import torch
 
     if not torch.cuda.is_available() and network not in SMALL:
         return "PyTorch has no GPU here"
@@ -32,25 +44,26 @@ def why_not(network: str) -> str | None:
     return None
 
 
-def densenet(torch: Any, blocks: tuple[int, ...], growth: int, size: int) -> Any:
+def densenet(blocks: tuple[int, ...], growth: int, size: int) -> nn.Module:
     """DenseNet-BC, as :func:`tf_ooo.bench.single.networks.densenet`."""
-    nn = torch.nn
+    import torch
+    from torch import nn
 
-    def convolution(channels: int, filters: int, kernel: int) -> list[Any]:
+    def convolution(channels: int, filters: int, kernel: int) -> list[nn.Module]:
         conv = nn.Conv2d(channels, filters, kernel, padding=kernel // 2, bias=False)
         return [nn.BatchNorm2d(channels), nn.ReLU(), conv]
 
-    class Dense(nn.Module):  # type: ignore[misc,name-defined]
+    class Dense(nn.Module):  # type: ignore[misc]
         def __init__(self, channels: int) -> None:
             super().__init__()
             first, second = convolution(channels, 4 * growth, 1), convolution(4 * growth, growth, 3)
             self.body = nn.Sequential(*first, *second)
 
-        def forward(self, x: Any) -> Any:
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.cat([x, self.body(x)], 1)
 
     channels = 2 * growth
-    parts: list[Any] = [nn.Conv2d(3, channels, 3, padding=1, bias=False)]
+    parts: list[nn.Module] = [nn.Conv2d(3, channels, 3, padding=1, bias=False)]
     if size >= 128:
         stem = nn.Conv2d(3, channels, 7, stride=2, padding=3, bias=False)
         parts = [stem, nn.BatchNorm2d(channels), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)]
@@ -65,26 +78,26 @@ def densenet(torch: Any, blocks: tuple[int, ...], growth: int, size: int) -> Any
     return nn.Sequential(*parts, *head, nn.Linear(channels, CLASSES))
 
 
-def encoder(torch: Any, depth: int, width: int, length: int) -> Any:
-    """As :func:`tf_ooo.bench.single.networks.encoder`; heads of 64."""
-    del length
-    layer = torch.nn.TransformerEncoderLayer(
-        width, width // 64 or 1, 4 * width, 0.0, "gelu", batch_first=True
-    )
-    return _first_of(torch, torch.nn.TransformerEncoder(layer, depth), width)
+def encoder(depth: int, width: int, length: int) -> nn.Module:
+    """As :func:`tf_ooo.bench.single.networks.encoder`; heads of 64; of any length."""
+    from torch import nn
+
+    layer = nn.TransformerEncoderLayer(width, width // 64 or 1, 4 * width, 0.0, "gelu", batch_first=True)
+    return _one_vector(nn.TransformerEncoder(layer, depth), width, lambda out: out[:, 0])
 
 
-def rnn(torch: Any, depth: int, width: int, length: int) -> Any:
-    """As :func:`tf_ooo.bench.single.networks.rnn`."""
-    del length
-    return _first_of(torch, torch.nn.LSTM(width, width, depth, batch_first=True), width)
+def rnn(depth: int, width: int, length: int) -> nn.Module:
+    """As :func:`tf_ooo.bench.single.networks.rnn`; of any length."""
+    from torch import nn
+
+    lstm = nn.LSTM(width, width, depth, batch_first=True)
+    return _one_vector(lstm, width, lambda out: out[0][:, -1])
 
 
-def application(torch: Any, name: str, size: int, alpha: float | None = None) -> Any:
-    """One of torchvision's."""
-    import torchvision  # type: ignore[import-not-found]
+def application(name: str, size: int, alpha: float | None = None) -> nn.Module:
+    """One of torchvision's; of any size."""
+    import torchvision
 
-    del torch, size
     theirs = {"MobileNetV3Large": "mobilenet_v3_large", "ResNet50": "resnet50", "ResNet101": "resnet101"}
     width = {} if alpha is None else {"width_mult": alpha}
     return getattr(torchvision.models, theirs[name])(num_classes=CLASSES, **width)
@@ -105,21 +118,22 @@ def shape_of(kind: str, arguments: Mapping[str, Any]) -> tuple[int, ...]:
     return (arguments["length"], arguments["width"])
 
 
-def make(network: str, count: int, data: str = "random", size: int | None = None) -> Callable[[], None]:
+def make(case: Case) -> Callable[[], None]:
     """A compiled step, on the GPU where there is one."""
     import torch
 
-    kind, arguments = spec_of(network, size)
-    model = KINDS[kind](torch, **arguments)
+    kind, arguments = spec_of(case.network, case.size)
+    model = KINDS[kind](**arguments)
     on = "cuda" if torch.cuda.is_available() else "cpu"
     model = model.to(on)
-    source = _source(torch, arrays(shape_of(kind, arguments), count, CLASSES, data), on, data == "random")
+    fed = arrays(shape_of(kind, arguments), case.batch, CLASSES, case.data)
+    batch = _batch_source(fed, on, constant=case.data == "random")
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
     # The mode with CUDA graphs and tuned kernels; on a CPU tuning only takes long.
     forward = torch.compile(model, mode="max-autotune" if on == "cuda" else "default")
 
     def step() -> None:
-        x, y = source()
+        x, y = batch()
         optimizer.zero_grad(set_to_none=True)
         torch.nn.functional.cross_entropy(forward(x), y).backward()
         optimizer.step()
@@ -127,30 +141,36 @@ def make(network: str, count: int, data: str = "random", size: int | None = None
     return step
 
 
-def _source(torch: Any, batches: Any, on: str, constant: bool) -> Callable[[], Any]:
-    def following() -> Any:
-        x, y = next(batches)
-        x = torch.from_numpy(x)
-        return (x.permute(0, 3, 1, 2).contiguous() if x.ndim == 4 else x).to(on), torch.from_numpy(y).to(on)
+def _batch_source(
+    fed: Iterator[tuple[Numbers, Numbers]], on: str, constant: bool
+) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
+    """What gives the next batch, channels first; ``constant``: always the first, on the device."""
+    import torch
+
+    def following() -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = map(torch.from_numpy, next(fed))
+        return (x.permute(0, 3, 1, 2).contiguous() if x.ndim == 4 else x).to(on), y.to(on)
 
     kept = following()
     return (lambda: kept) if constant else following
 
 
-def _first_of(torch: Any, body: Any, width: int) -> Any:
+def _one_vector(body: nn.Module, width: int, choose: Callable[[Any], torch.Tensor]) -> nn.Module:
+    """The body and a linear layer on the vector that is chosen of its output."""
+    import torch
+
     class Module(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.body, self.head = body, torch.nn.Linear(width, CLASSES)
 
-        def forward(self, x: Any) -> Any:
-            out = self.body(x)
-            return self.head(out[0][:, -1] if isinstance(out, tuple) else out[:, 0])
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(choose(self.body(x)))
 
     return Module()
 
 
-def run(step: Callable[[], None], count: int) -> dict[str, Any]:
+def run(step: Callable[[], None], count: int) -> Measured:
     """As :func:`tf_ooo.bench.single.worker.run`."""
     import torch
 
@@ -158,37 +178,38 @@ def run(step: Callable[[], None], count: int) -> dict[str, Any]:
     if gpu:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-    started = time.perf_counter()
+    started_s = time.perf_counter()
     for _ in range(count):
         step()
     if gpu:
         torch.cuda.synchronize()
-    found: dict[str, Any] = {"step_s": (time.perf_counter() - started) / count}
+    measured: Measured = {"step_s": (time.perf_counter() - started_s) / count}
     if gpu:
-        found["peak_bytes"] = torch.cuda.max_memory_allocated()
-    return found
+        measured["peak_bytes"] = torch.cuda.max_memory_allocated()
+    return measured
 
 
-def main() -> None:
-    """As in :mod:`tf_ooo.bench.single.worker`."""
-    request = json.loads(sys.argv[1])
-    reason = why_not(request["network"])
+@click.command()
+@click.argument("case", type=JsonOf(Case))
+@click.argument("ways", type=JsonOf(Ways))
+def main(case: Case, ways: Ways) -> None:
+    """As in :mod:`tf_ooo.bench.single.worker`; there is one way, whatever is asked for."""
+    reason = why_not(case.network)
     if reason is not None:
-        print("ANSWER " + json.dumps({"ready": [], "said": {NAME: reason}, "device": "cpu"}), flush=True)
+        answer(json.dumps(ready_with([], {NAME: reason}, "cpu")))
         return
     import torch
 
     gpu = torch.cuda.is_available()
     if gpu:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True  # as in TensorFlow
-    step = make(request["network"], request["batch"], request["data"], request.get("size"))
+    step = make(case)
     for _ in range(5):
         step()
     device = torch.cuda.get_device_name() if gpu else "cpu"
-    print("ANSWER " + json.dumps({"ready": [NAME], "said": {NAME: torch.__version__}, "device": device}))
-    sys.stdout.flush()
+    answer(json.dumps(ready_with([NAME], {NAME: torch.__version__}, device)))
     for line in sys.stdin:
-        print("ANSWER " + json.dumps(run(step, int(line.rpartition(" ")[2]))), flush=True)
+        answer(json.dumps(run(step, int(line.rpartition(" ")[2]))))
 
 
 if __name__ == "__main__":

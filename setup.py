@@ -54,7 +54,8 @@ setup(
     license="Apache-2.0",
     packages=find_packages(include=["tf_ooo*", "grappler_passes*", "keras_callbacks*"]),
     package_data={
-        "tf_ooo": ["py.typed", "__init__.pyi", "bench/data/*"],
+        "tf_ooo": ["py.typed", "__init__.pyi"],
+        "tf_ooo.bench.single": ["data/*"],
         "tf_ooo.report": ["templates/*"],
         "tf_ooo.planning.pictures": ["templates/*"],
         "grappler_passes": ["py.typed"],

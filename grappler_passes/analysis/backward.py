@@ -9,6 +9,7 @@ from grappler_passes.analysis.forward import STASH_OPS
 from grappler_passes.analysis.gradients import GradientFlow, may_equal
 from grappler_passes.graph.bits import bits_of, several, union
 from grappler_passes.graph.flow import PACK_OPS, SPLIT_OPS, is_communication
+from grappler_passes.graph.variables import VariableAccess
 
 REARRANGING_OPS = frozenset({"Reshape", "Cast", "Identity", "Squeeze", "ExpandDims", "Transpose"})
 
@@ -36,13 +37,13 @@ class Backward:
     def _packing(self) -> set[int]:
         """Concatenations in front of a communication that nothing else reads, and the splits behind."""
         targets = self.flow.raw_targets
-        found = set()
+        packing = set()
         for node, kind in enumerate(self.flow.types):
             if is_communication(kind):
                 before = [p for p in self.flow.raw_sources[node] if self.flow.types[p] in PACK_OPS]
-                found |= {p for p in before if targets[p] == [node]}
-                found |= {t for t in targets[node] if self.flow.types[t] in SPLIT_OPS}
-        return found
+                packing |= {p for p in before if targets[p] == [node]}
+                packing |= {t for t in targets[node] if self.flow.types[t] in SPLIT_OPS}
+        return packing
 
     @cached_property
     def is_update(self) -> list[bool]:
@@ -76,7 +77,7 @@ class Backward:
             alone = g.reach[node] and not several(g.reach[node])
             if alone and not g.forward[node] and not marked[node]:
                 own.setdefault(g.reach[node].bit_length() - 1, []).append(node)
-        found = []
+        gradients = []
         for weight, nodes in own.items():
             passed = dominators(nodes, g.cut, self._entries(nodes))
             shape = g.weights[weight].shape
@@ -84,8 +85,8 @@ class Backward:
             near = (n for n in passed if any(may_equal(o.shape, shape) for o in self.flow.outputs[n]))
             first = next(exact, next(near, None))
             if first is not None:
-                found.append(self._behind_views(first))
-        return found
+                gradients.append(self._behind_views(first))
+        return gradients
 
     def _entries(self, nodes: list[int]) -> list[int]:
         """The nodes that read data or weights from outside ``nodes``."""
@@ -114,14 +115,14 @@ class Backward:
         if marked[node] or g.forward[node] or not g.from_data[node] or not several(g.reach[node]):
             return {}
         shapes = [output.shape for output in self.flow.outputs[node]]
-        found = {}
+        seeds = {}
         for target in self.successors[node]:
             weight = g.reach[target]
             if marked[target] and weight and not several(weight):
                 wanted = g.weights[weight.bit_length() - 1].shape
                 if any(shape is None or may_equal(shape, wanted) for shape in shapes):
-                    found.update({t: 1 for t in self.successors[node] if g.reach[t] == weight})
-        return found
+                    seeds.update({t: 1 for t in self.successors[node] if g.reach[t] == weight})
+        return seeds
 
     def _state_reads(self) -> list[int]:
         """Reads of what only updates use: slots, learning rate, step counter, a decayed weight.
@@ -170,8 +171,8 @@ class Backward:
         g = self.gradients
         outside = [g.forward[n] or self.is_update[n] for n in range(self.size)]
         ends = {n: 1 for n in range(self.size) if not outside[n] and self.hands_over(n)}
-        found = g.needed.upstream(ends)
-        return [bool(f) and not outside[n] and n not in g.handle_nodes for n, f in enumerate(found)]
+        needed = g.needed.upstream(ends)
+        return [bool(bit) and not outside[n] and n not in g.handle_nodes for n, bit in enumerate(needed)]
 
     @cached_property
     def unstashing(self) -> set[int]:
@@ -182,17 +183,17 @@ class Backward:
         g = self.gradients
         if not g.cyclic:
             return set()
-        found = {n for n, kind in enumerate(self.flow.types) if kind in UNSTASH_OPS and self.is_backward[n]}
-        while outside := {
+        inside = {n for n, kind in enumerate(self.flow.types) if kind in UNSTASH_OPS and self.is_backward[n]}
+        while reading_gradients := {
             n
-            for n in found
+            for n in inside
             if any(
-                g.from_data[e.source] and not e.scalar and not g.forward[e.source] and e.source not in found
+                g.from_data[e.source] and not e.scalar and not g.forward[e.source] and e.source not in inside
                 for e in self.flow.data[n]
             )
         }:
-            found -= outside
-        return found
+            inside -= reading_gradients
+        return inside
 
     def needed_by(self, group_of_weight: list[int]) -> list[int]:
         """needed[i]: the groups of weights for whose gradients backward op i is needed.
@@ -218,7 +219,7 @@ class Backward:
                 ends.update(dict.fromkeys(variable.writes, 1))
         return g.needed.upstream(ends)
 
-    def _follows_a_weight(self, variable) -> bool:
+    def _follows_a_weight(self, variable: VariableAccess) -> bool:
         """Written from the updated value of a weight (a moving average, a lookahead copy), or used
         by updates only (a step counter)."""
         follows = any(self._reads_updated_weights[write] for write in variable.writes)

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
+
 from grappler_passes.analysis.backward import Backward
 from grappler_passes.analysis.gradients import RETURN_OPS, GradientFlow
 from grappler_passes.analysis.kinds import assemble
@@ -27,7 +29,7 @@ from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.graph.variables import find_variables
 
 
-def classify_graph_def(graph_def, fetches: Sequence[str] | None = None) -> TrainingGraph:
+def classify_graph_def(graph_def: graph_pb2.GraphDef, fetches: Sequence[str] | None = None) -> TrainingGraph:
     """Classifies every op of a training step.
 
     Args:
@@ -54,7 +56,7 @@ def classify_graph_def(graph_def, fetches: Sequence[str] | None = None) -> Train
     return assemble(Backward(gradients))
 
 
-def _check(graph_def) -> None:
+def _check(graph_def: graph_pb2.GraphDef) -> None:
     """GraphError names the node with an unknown op, a dangling input, or on a cycle."""
     functions = {function.signature.name for function in graph_def.library.function}
     known = {op for op in {node.op for node in graph_def.node} if op in functions or op_types.is_known_op(op)}
@@ -64,7 +66,7 @@ def _check(graph_def) -> None:
     GraphIndex(graph_def)
 
 
-def flatten(graph_def, fetches: Sequence[str] | None = None):
+def flatten(graph_def: graph_pb2.GraphDef, fetches: Sequence[str] | None = None) -> graph_pb2.GraphDef:
     """The graph without function calls; the same object when they cannot be inlined."""
     functions = {f.signature.name: f for f in graph_def.library.function}
     calls = [n for n in graph_def.node if n.op in functions or n.op in CALL_OPS]
@@ -76,17 +78,17 @@ def flatten(graph_def, fetches: Sequence[str] | None = None):
     return flattening.inline_graph_def(graph_def, keep)
 
 
-def _is_stub(function) -> bool:
+def _is_stub(function: function_pb2.FunctionDef | None) -> bool:
     """Grappler hands over functions without their bodies.  What it has not inlined by then, such as the LSTM
     of Keras 2 that a GPU would replace by cuDNN's, stays one op: it computes dO and dW together."""
     return function is not None and bool(function.signature.output_arg) and not function.ret
 
 
-def _can_inline(node) -> bool:
+def _can_inline(node: node_def_pb2.NodeDef) -> bool:
     return not node.attr["_XlaMustCompile"].b if "_XlaMustCompile" in node.attr else True
 
 
-def _unconsumed(graph_def) -> list[str]:
+def _unconsumed(graph_def: graph_pb2.GraphDef) -> list[str]:
     consumed = {split_input(text)[0] for n in graph_def.node for text in n.input}
     return [n.name for n in graph_def.node if n.name not in consumed]
 
@@ -103,7 +105,7 @@ def _results(flow: FlowGraph, fetches: Sequence[str] | None) -> tuple[list[int],
     return [n for n in range(len(flow)) if n not in consumed and flow.outputs[n]], False
 
 
-def _no_weights_message(graph_def) -> str:
+def _no_weights_message(graph_def: graph_pb2.GraphDef) -> str:
     opaque = [n for n in graph_def.node if n.op in CALL_OPS and not _can_inline(n)]
     if opaque:
         return (

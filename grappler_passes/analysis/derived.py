@@ -50,5 +50,5 @@ def _tables(g: GradientFlow) -> list[int]:
     ]
 
 
-def _is_table(dtype: str, shape) -> bool:
+def _is_table(dtype: str, shape: tuple[int | None, ...] | None) -> bool:
     return "float" in dtype and (shape is None or any(dim != 1 for dim in shape))

@@ -24,9 +24,9 @@ def dominators(nodes: Sequence[int], graph: Propagation, entries: Collection[int
             if pred in position:
                 last_reader[position[pred]] = max(i, last_reader[position[pred]])
     furthest = max((position[node] for node in entries), default=0)
-    found = []
+    passed_by_all = []
     for i, node in enumerate(nodes):
         if furthest <= i:
-            found.append(node)
+            passed_by_all.append(node)
         furthest = max(furthest, last_reader[i])
-    return found
+    return passed_by_all

@@ -84,13 +84,13 @@ def _stashes(g: GradientFlow, known: list[int]) -> list[int]:
     """
     if not g.cyclic:
         return []
-    found: list[int] = []
+    stashes: list[int] = []
     for group in g.full.groups:
         types = {g.flow.types[n] for n in group}
         if types & PUSH_OPS and types <= STASH_OPS and _is_run_by(g, group, known):
-            found += group
-            found += [t for n in group for t in g.flow.raw_targets[n] if g.flow.types[t] == "Exit"]
-    return found
+            stashes += group
+            stashes += [t for n in group for t in g.flow.raw_targets[n] if g.flow.types[t] == "Exit"]
+    return stashes
 
 
 def _is_run_by(g: GradientFlow, group: list[int], known: list[int]) -> bool:

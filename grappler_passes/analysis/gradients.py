@@ -94,8 +94,8 @@ class GradientFlow(ValueFlow):
             return bits
         after_others = self.full.downstream(self._gradient_like(bits))
         hops = {i: self._reductions(i, bits, after_others) for i in scalars}
-        for i, found in hops.items():
-            for node, distance in found.items():
+        for i, distances in hops.items():
+            for node, distance in distances.items():
                 # Clipping by global norm leads from each to all: the nearest one is its own.
                 if all(distance <= other.get(node, distance) for other in hops.values()):
                     seeds[node] = seeds.get(node, 0) | 1 << i
@@ -104,7 +104,7 @@ class GradientFlow(ValueFlow):
     def _reductions(self, weight: int, reach: list[int], after_others: list[int]) -> dict[int, int]:
         """For a rank-0 weight: the ops that reduce tensors to its gradient, and their distance from
         its writes, climbing along numbers, never into the gradients of weights that are tensors."""
-        found: dict[int, int] = {}
+        reductions: dict[int, int] = {}
         seen = set()
         level, distance = self.sinks(weight), 0
         while level:
@@ -115,16 +115,16 @@ class GradientFlow(ValueFlow):
             for node in above:
                 reduces = any(self.from_data[e.source] and not e.scalar for e in self.flow.data[node])
                 if reduces and not after_others[node]:
-                    found[node] = distance
+                    reductions[node] = distance
                 else:
                     level.append(node)
-        return found
+        return reductions
 
     def _gradient_like(self, reach: list[int]) -> dict[int, int]:
         """Ops with a weight's shape that reach this weight alone, bit per weight; a weight
         without such an op (sparse updates) is represented by its writes."""
         of_bit = {1 << i: i for i in range(len(self.weights))}
-        found: dict[int, int] = {}
+        alike: dict[int, int] = {}
         seen = 0
         lone = {
             1 << i: self._from_gradient_on(i, reads, reach) for i, reads in self.lone_reads(reach).items()
@@ -134,12 +134,12 @@ class GradientFlow(ValueFlow):
             if weight is None or not self.from_data[node] or node not in lone.get(bits, (node,)):
                 continue
             if any(may_equal(o.shape, self.weights[weight].shape) for o in self.flow.outputs[node]):
-                found[node] = bits
+                alike[node] = bits
                 seen |= bits
         for bit, weight in of_bit.items():
             if not seen & bit:
-                found.update(dict.fromkeys(self.weights[weight].writes, bit))
-        return found
+                alike.update(dict.fromkeys(self.weights[weight].writes, bit))
+        return alike
 
     def lone_reads(self, reach: list[int]) -> dict[int, set[int]]:
         """The weights whose forward pass changes no other weight's update: number -> forward reads.
@@ -148,12 +148,12 @@ class GradientFlow(ValueFlow):
         its gradient does.
         """
         to_results = self.full.upstream(dict.fromkeys(self.results, 1))
-        found: dict[int, set[int]] = {}
+        lone: dict[int, set[int]] = {}
         for i, weight in enumerate(self.weights):
             reads = {r for r in weight.first_reads if to_results[r]}
             if reads and all(reach[r] == 1 << i for r in reads):
-                found[i] = reads
-        return found
+                lone[i] = reads
+        return lone
 
     def _from_gradient_on(self, weight: int, reads: set[int], reach: list[int]) -> set[int]:
         """The ops of a lone weight from its finished gradient on.

@@ -132,13 +132,13 @@ def _mixed(backward: Backward, needed: list[int], update_layer: list[int | None]
 def _handed_over(backward: Backward, layer_of: list[int], needed: list[int], own: int) -> dict[int, int]:
     """For layers without an op of their own (not in ``own``): the dO ops that their updates take as
     the gradient, op -> those layers as bits."""
-    found: dict[int, int] = {}
+    handed_over: dict[int, int] = {}
     for node, bits in enumerate(needed):
         if backward.is_backward[node] and several(bits):
             layers = union(1 << layer_of[w] for w in bits_of(backward.hands_over(node))) & ~own
             if layers:
-                found[node] = layers
-    return found
+                handed_over[node] = layers
+    return handed_over
 
 
 def _is_pass_through(backward: Backward, node: int) -> bool:
@@ -146,7 +146,9 @@ def _is_pass_through(backward: Backward, node: int) -> bool:
     return backward.flow.types[node] in ("Switch", "Merge")
 
 
-def _layers(g: GradientFlow, groups, ops: Mapping[str, Op], mixed: Mapping[int, int]) -> tuple[Layer, ...]:
+def _layers(
+    g: GradientFlow, groups: Sequence[Sequence[int]], ops: Mapping[str, Op], mixed: Mapping[int, int]
+) -> tuple[Layer, ...]:
     own: dict[tuple[int, OpKind], list[str]] = {}
     for op in ops.values():
         if op.layer is not None:
@@ -179,9 +181,9 @@ def _without_gradient(g: GradientFlow, layers: tuple[Layer, ...]) -> dict[str, s
     One that the step only reads is frozen, whatever its own ``trainable`` says (Keras' does not reach
     the variable underneath).
     """
-    found = {name for layer in layers if layer.weight_grad_ops for name in layer.variables}
+    with_gradient = {name for layer in layers if layer.weight_grad_ops for name in layer.variables}
     reason = "a trainable variable without a dW: no value written to it was found to depend on its gradient"
-    return {v.name: reason for v in g.variables if v.trainable and v.writes and v.name not in found}
+    return {v.name: reason for v in g.variables if v.trainable and v.writes and v.name not in with_gradient}
 
 
 def _hidden_updates(g: GradientFlow, ops: Mapping[str, Op]) -> dict[str, str]:

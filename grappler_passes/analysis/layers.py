@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from grappler_passes.analysis.backward import REARRANGING_OPS, Backward
 from grappler_passes.analysis.derived import units_of
 from grappler_passes.analysis.gradients import GradientFlow, may_equal
+from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.bits import bits_of, several, union
 from grappler_passes.graph.flow import SPLIT_OPS
+
+WeightShape = tuple[int, ...]
 
 # Ops that pass a tensor on unchanged or re-arranged: looking through them, the dO that a kernel's
 # and a bias's gradient start from is the same one.
@@ -22,7 +24,7 @@ def group_weights(backward: Backward) -> list[list[int]]:
     for node in range(backward.size):
         if backward.is_backward[node]:
             _note(backward, units, node)
-    keys: dict[tuple[Any, ...], list[int]] = {}
+    keys: dict[tuple[object, ...], list[int]] = {}
     for unit, members in enumerate(units.members):
         back_through = units.through[unit] & ~(1 << unit)
         key = (frozenset(units.starts[unit]), back_through)
@@ -52,7 +54,7 @@ class _Units:
         """The units of weights, both as bits."""
         return union(1 << self.of_weight[weight] for weight in bits_of(weights))
 
-    def shape(self, unit: int) -> tuple[int, ...] | None:
+    def shape(self, unit: int) -> WeightShape | None:
         """The shape of a unit's only weight; None where it has several."""
         members = self.members[unit]
         return self._shapes[members[0]] if len(members) == 1 else None
@@ -123,11 +125,11 @@ def _is_fused_gradient(backward: Backward, units: _Units, node: int, port: int, 
     return shape is None or may_equal(shape, units.shape(unit))
 
 
-def _origin(backward: Backward, node: int, port: int, shape) -> set[tuple[int, int]]:
+def _origin(backward: Backward, node: int, port: int, shape: WeightShape | None) -> set[tuple[int, int]]:
     """The dO tensors behind a shared tensor: looks through views, and through what is reduced to a
     weight's shape (a batch normalization written out shares the sums of its dO with the layer
     below, yet scale and offset start from that dO)."""
-    flow, found, seen = backward.flow, set(), set()
+    flow, origins, seen = backward.flow, set(), set()
     stack = [(node, port)]
     while stack:
         node, port = stack.pop()
@@ -139,8 +141,8 @@ def _origin(backward: Backward, node: int, port: int, shape) -> set[tuple[int, i
         if edges and (looks_through or _is_reduced(backward, node, port, shape)):
             stack.extend((e.source, e.port) for e in edges)
         else:
-            found.add((node, port))
-    return found
+            origins.add((node, port))
+    return origins
 
 
 def _undoes_broadcast(backward: Backward, node: int) -> bool:
@@ -153,7 +155,7 @@ def _continues_chain(backward: Backward, node: int) -> bool:
     return backward.is_backward[node] and bool(backward.gradients.from_data[node])
 
 
-def _is_reduced(backward: Backward, node: int, port: int, shape) -> bool:
+def _is_reduced(backward: Backward, node: int, port: int, shape: WeightShape | None) -> bool:
     """The op's result has the vector weight's shape, or goes only into ops whose result has.
 
     Only the result asked for: a fused batch normalization's gradient has vectors beside the dO.  Not for
@@ -167,12 +169,12 @@ def _is_reduced(backward: Backward, node: int, port: int, shape) -> bool:
     return bool(targets) and all(_has_shape(backward.flow.outputs[t], shape) for t in targets)
 
 
-def _has_shape(outputs: Sequence[Any], shape) -> bool:
-    def squeezed(dims):
-        return [d for d in dims if d != 1]
+def _has_shape(outputs: Sequence[OutputInfo], shape: WeightShape | None) -> bool:
+    def squeezed(dims: Sequence[int | None]) -> list[int | None]:
+        return [dim for dim in dims if dim != 1]
 
     known = [o.shape for o in outputs if o.shape is not None]
-    return bool(shape) and any(squeezed(dims) == squeezed(shape) for dims in known)
+    return shape is not None and bool(shape) and any(squeezed(dims) == squeezed(shape) for dims in known)
 
 
 def _first_use(g: GradientFlow) -> list[tuple[int, int]]:

@@ -36,7 +36,7 @@ def microbatch_graph(
         steps: of each node, from :func:`grappler_passes.analysis.steps.steps_of`.
         number: the micro-batch, 0 to ``count - 1``; ``count`` is the number of what comes once.
     """
-    chosen = _Chosen(graph_def, index, steps, number, count)
+    chosen = _OneMicroBatch(graph_def, index, steps, number, count)
     graph = graph_pb2.GraphDef(versions=graph_def.versions)
     graph.library.CopyFrom(graph_def.library)
     members = chosen.members()
@@ -55,10 +55,17 @@ def _reads_data(node: node_def_pb2.NodeDef) -> bool:
     return any(text[0] != "^" for text in node.input)
 
 
-class _Chosen:
+class _OneMicroBatch:
     """Which nodes are in the graph, and what each sum in it hands on."""
 
-    def __init__(self, graph_def, index: GraphIndex, steps, number: int, count: int) -> None:
+    def __init__(
+        self,
+        graph_def: graph_pb2.GraphDef,
+        index: GraphIndex,
+        steps: Sequence[int | None],
+        number: int,
+        count: int,
+    ) -> None:
         self.index, self.steps, self.number, self.count = index, steps, number, count
         # A constant that a sum of slices needs carries the mark too, and hands on nothing.
         self.sums = {i for i, node in enumerate(graph_def.node) if is_sum(node) and _reads_data(node)}
@@ -78,15 +85,14 @@ class _Chosen:
             if producer not in self.sums and self.steps[producer] == self.number:
                 return str(text)
         earlier = [t for t, p in zip(inputs, producers, strict=True) if p in self.sums]
-        after = self.steps[i] is not None and self.steps[i] > self.number
-        if after:
-            return str((earlier or inputs)[0])
-        return None
+        step = self.steps[i]
+        comes_later = step is not None and step > self.number
+        return str((earlier or inputs)[0]) if comes_later else None
 
     def members(self) -> set[int]:
         wanted = {self.number, self.count}
         nodes = [i for i, step in enumerate(self.steps) if step in wanted]
-        found, stack = set(nodes), nodes
+        members, stack = set(nodes), nodes
         while stack:
             i = stack.pop()
             if i in self.instead:
@@ -94,10 +100,10 @@ class _Chosen:
             else:
                 producers = [p for p, _ in self.index.data_preds[i]]
             for producer in (*producers, *self.index.back_preds.get(i, ())):
-                if producer not in found:
-                    found.add(producer)
+                if producer not in members:
+                    members.add(producer)
                     stack.append(producer)
-        return found
+        return members
 
 
 def _make_identity(node: node_def_pb2.NodeDef, source: str) -> None:

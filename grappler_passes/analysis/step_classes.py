@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+
+from tensorflow.core.framework import graph_pb2, node_def_pb2, types_pb2
 
 from grappler_passes.analysis.classify import classify_graph_def
 from grappler_passes.analysis.steps import STEP_SCOPE
 from grappler_passes.graph.training_graph import Op, TrainingGraph
 
-Rename = Callable[[str], str]
 
-
-def classify_steps(graphs: Sequence[Any]) -> list[TrainingGraph]:
+def classify_steps(graphs: Sequence[graph_pb2.GraphDef]) -> list[TrainingGraph]:
     """Each of the graphs of ``split_steps``, classified.
 
     A step that is the one before but for its scope, its marks and its batch is that step with other
@@ -22,14 +21,15 @@ def classify_steps(graphs: Sequence[Any]) -> list[TrainingGraph]:
 
     Raises GraphError where a graph is no training step.
     """
-    found: list[TrainingGraph] = []
+    classified: list[TrainingGraph] = []
     for number, graph_def in enumerate(graphs):
         names = _renamed(graphs[number - 1], graph_def, number) if number else None
-        found.append(classify_graph_def(graph_def) if names is None else _with_names(found[-1], names))
-    return found
+        same = None if names is None else _with_names(classified[-1], names)
+        classified.append(same or classify_graph_def(graph_def))
+    return classified
 
 
-def _renamed(before: Any, after: Any, number: int) -> Mapping[str, str] | None:
+def _renamed(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef, number: int) -> Mapping[str, str] | None:
     """The name in ``after`` of each node of ``before``, if nothing else differs."""
     if len(before.node) != len(after.node):
         return None
@@ -44,16 +44,15 @@ def _renamed(before: Any, after: Any, number: int) -> Mapping[str, str] | None:
     return names
 
 
-def _batch(graph_def: Any) -> list[str]:
+def _batch(graph_def: graph_pb2.GraphDef) -> list[str]:
     """The arguments that are no variables, in order."""
-    arguments = [node for node in graph_def.node if node.op == "_Arg" and node.attr["T"].type != _RESOURCE]
-    return [node.name for node in sorted(arguments, key=lambda node: node.attr["index"].i)]
+    arguments = sorted(
+        (node for node in graph_def.node if node.op == "_Arg"), key=lambda node: node.attr["index"].i
+    )
+    return [node.name for node in arguments if node.attr["T"].type != types_pb2.DT_RESOURCE]
 
 
-_RESOURCE = 20  # DT_RESOURCE
-
-
-def _alike(node: Any, other: Any, names: Mapping[str, str]) -> bool:
+def _alike(node: node_def_pb2.NodeDef, other: node_def_pb2.NodeDef, names: Mapping[str, str]) -> bool:
     if node.op != other.op or node.device != other.device or len(node.input) != len(other.input):
         return False
     if [_input(text, names) for text in node.input] != list(other.input):
@@ -67,27 +66,27 @@ def _input(text: str, names: Mapping[str, str]) -> str:
     return f"{mark}{names.get(name, name)}{colon}{port}"
 
 
-def _attributes(node: Any) -> dict[str, bytes]:
+def _attributes(node: node_def_pb2.NodeDef) -> dict[str, bytes]:
     """What an op does; notes of optimizers are left out, such as where it wants to be (by name)."""
     return {key: value.SerializeToString() for key, value in node.attr.items() if key[0] != "_"}
 
 
 def _with_names(graph: TrainingGraph, names: Mapping[str, str]) -> TrainingGraph:
-    def several(old: Sequence[str]) -> tuple[str, ...]:
+    def renamed(old: Sequence[str]) -> tuple[str, ...]:
         return tuple(names[name] for name in old)
 
     layers = tuple(
         dataclasses.replace(
             layer,
-            weight_grad_ops=several(layer.weight_grad_ops),
-            update_ops=several(layer.update_ops),
-            communication_ops=several(layer.communication_ops),
+            weight_grad_ops=renamed(layer.weight_grad_ops),
+            update_ops=renamed(layer.update_ops),
+            communication_ops=renamed(layer.communication_ops),
         )
         for layer in graph.layers
     )
     variables = tuple(dataclasses.replace(v, handle=names.get(v.handle, v.handle)) for v in graph.variables)
     return TrainingGraph(
-        ops={names[name]: _op(op, names) for name, op in graph.ops.items()},
+        ops={names[name]: _renamed_op(op, names) for name, op in graph.ops.items()},
         layers=layers,
         variables=variables,
         unclassified={names.get(name, name): why for name, why in graph.unclassified.items()},
@@ -95,7 +94,7 @@ def _with_names(graph: TrainingGraph, names: Mapping[str, str]) -> TrainingGraph
     )
 
 
-def _op(op: Op, names: Mapping[str, str]) -> Op:
+def _renamed_op(op: Op, names: Mapping[str, str]) -> Op:
     return dataclasses.replace(
         op,
         name=names[op.name],

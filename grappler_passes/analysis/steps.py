@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from tensorflow.core.framework import graph_pb2
+from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from grappler_passes.graph.dependencies import GraphIndex
 
@@ -23,15 +23,15 @@ def steps_of(graph_def: graph_pb2.GraphDef, index: GraphIndex | None = None) -> 
     A node without a mark (graph optimizers make some) belongs to the latest step of its inputs.
     """
     index = index or GraphIndex(graph_def)
-    found = [_marked(node) for node in graph_def.node]
+    steps = [_marked(node) for node in graph_def.node]
     for i in index.order:
-        if found[i] is None:
-            above = [step for p in index.preds(i) if (step := found[p]) is not None]
-            found[i] = max(above, default=None)
-    return found
+        if steps[i] is None:
+            above = [step for p in index.preds(i) if (step := steps[p]) is not None]
+            steps[i] = max(above, default=None)
+    return steps
 
 
-def _marked(node) -> int | None:
+def _marked(node: node_def_pb2.NodeDef) -> int | None:
     if STEP_ATTR in node.attr:
         return int(node.attr[STEP_ATTR].i)
     match = _IN_SCOPE.search(node.name)
@@ -55,14 +55,14 @@ def split_steps(graph_def: graph_pb2.GraphDef) -> list[graph_pb2.GraphDef]:
 
 
 def _with_inputs(index: GraphIndex, nodes: list[int]) -> set[int]:
-    found, stack = set(nodes), list(nodes)
+    members, stack = set(nodes), list(nodes)
     while stack:
         i = stack.pop()
         for producer in (*(p for p, _ in index.data_preds[i]), *index.back_preds.get(i, ())):
-            if producer not in found:
-                found.add(producer)
+            if producer not in members:
+                members.add(producer)
                 stack.append(producer)
-    return found
+    return members
 
 
 def _graph_of(graph_def: graph_pb2.GraphDef, index: GraphIndex, members: set[int]) -> graph_pb2.GraphDef:

@@ -40,7 +40,9 @@ def find_weights(values: ValueFlow, results: Sequence[int]) -> tuple[list[Variab
     return weights, _find_slots(values, weights, written)
 
 
-def _ends(written, results, changes: list[int], fed: list[int]) -> dict[int, int]:
+def _ends(
+    written: Sequence[VariableAccess], results: Sequence[int], changes: list[int], fed: list[int]
+) -> dict[int, int]:
     """Where values leave the step: bit 0 for its results, bit i + 1 for the state ``written[i]``
     that changes no other variable (a metric, a moving average)."""
     ends = dict.fromkeys(results, 1)
@@ -92,7 +94,9 @@ def _write_bits(variables: Sequence[VariableAccess]) -> dict[int, int]:
     return seeds
 
 
-def _without_state(values: ValueFlow, candidates: list[VariableAccess], ends: dict[int, int]):
+def _without_state(
+    values: ValueFlow, candidates: list[VariableAccess], ends: dict[int, int]
+) -> list[VariableAccess]:
     """Drops state that forward passes carry along (an RNN's state, a queue of keys): what is
     written there comes straight from the forward pass, and shares no gradient with others."""
     if len(candidates) < 2:
@@ -120,13 +124,15 @@ def _find_slots(values: ValueFlow, weights: list[VariableAccess], written: list[
     return slots
 
 
-def _not_dominated(variables, index: dict[int, int], changes: list[int]) -> list[VariableAccess]:
+def _not_dominated(
+    variables: Sequence[VariableAccess], index: dict[int, int], changes: list[int]
+) -> list[VariableAccess]:
     """Of variables in a graph that returns nothing: those that are nobody's slot."""
     kept = []
     for v in variables:
         mine = changes[index[v.handle]]
-        others = [changes[index[w.handle]] for w in variables if w is not v and mine >> index[w.handle] & 1]
-        is_slot = any(mine != other and mine & ~other == 0 for other in others)
-        if others and not is_slot and v.trainable is not False:
+        changed = [changes[index[w.handle]] for w in variables if w is not v and mine >> index[w.handle] & 1]
+        is_slot = any(mine != other and mine & ~other == 0 for other in changed)
+        if changed and not is_slot and v.trainable is not False:
             kept.append(v)
     return kept

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from grappler_passes.compat import graph_protos
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 # A condition none of whose branches reads or changes a state; what it was lowered by.
 WHOLE_BRANCH = "StatelessIf"
@@ -13,7 +16,7 @@ _LOWER = "_lower_using_switch_merge"
 _CONDITIONALS = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
 
 
-def inline_graph_def(graph_def, fetches: list[str]):
+def inline_graph_def(graph_def: graph_pb2.GraphDef, fetches: list[str]) -> graph_pb2.GraphDef:
     """A flat copy of ``graph_def``: function calls inlined, While and If lowered to Switch and Merge.
 
     Runs Grappler's function optimizer alone, as TensorFlow itself does for TFLite and TensorRT.
@@ -37,7 +40,7 @@ def inline_graph_def(graph_def, fetches: list[str]):
     return tf_optimizer.OptimizeGraph(config, meta_graph)
 
 
-def with_whole_branches(graph_def):
+def with_whole_branches(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
     """The graph whose conditions without side effects stay one op each where functions are inlined."""
     out = _copy(graph_def)
     for node in _all_nodes(out):
@@ -46,7 +49,9 @@ def with_whole_branches(graph_def):
     return out
 
 
-def flat_graphs(graph_def, fetches: list[str]) -> tuple[Any, Any]:
+def flat_graphs(
+    graph_def: graph_pb2.GraphDef, fetches: list[str]
+) -> tuple[graph_pb2.GraphDef, graph_pb2.GraphDef]:
     """The graph without calls, once with loops and conditionals as single ops and once with them lowered.
 
     Traced for XLA a conditional is not marked to be lowered: an optimizer that may skip an update (loss
@@ -62,19 +67,19 @@ def flat_graphs(graph_def, fetches: list[str]) -> tuple[Any, Any]:
     return inline_graph_def(functional, fetches), inline_graph_def(lowered, fetches)
 
 
-def _copy(graph_def):
+def _copy(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
     out = type(graph_def)()
     out.CopyFrom(graph_def)
     return out
 
 
-def _all_nodes(graph_def) -> Iterator[Any]:
+def _all_nodes(graph_def: graph_pb2.GraphDef) -> Iterator[node_def_pb2.NodeDef]:
     yield from graph_def.node
     for function in graph_def.library.function:
         yield from function.node_def
 
 
-def _without_implementations(graph_def):
+def _without_implementations(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
     """Drops ``api_implements``: it would keep the calls that have a cuDNN twin from being inlined."""
     out = _copy(graph_def)
     for function in out.library.function:
@@ -84,7 +89,7 @@ def _without_implementations(graph_def):
     return out
 
 
-def _drop_unused_functions(graph_def) -> None:
+def _drop_unused_functions(graph_def: graph_pb2.GraphDef) -> None:
     """Those that Grappler leaves behind may be inconsistent, and then nothing can be imported."""
     functions = {function.signature.name: function for function in graph_def.library.function}
     used: set[str] = set()
@@ -102,7 +107,7 @@ def _drop_unused_functions(graph_def) -> None:
     graph_def.library.gradient.extend(gradients)
 
 
-def _called_by(nodes) -> set[str]:
+def _called_by(nodes: Iterable[node_def_pb2.NodeDef]) -> set[str]:
     """Names of functions that nodes call: by their type, or in an attribute."""
     values = [value for node in nodes for value in node.attr.values()]
     named = {value.func.name for value in values if value.HasField("func")}
@@ -110,7 +115,7 @@ def _called_by(nodes) -> set[str]:
     return {node.op for node in nodes} | named | listed
 
 
-def _drop_lost_colocations(graph_def) -> None:
+def _drop_lost_colocations(graph_def: graph_pb2.GraphDef) -> None:
     """Grappler leaves colocation with nodes that it has removed; ``tf.import_graph_def`` refuses it."""
     names = {node.name for node in graph_def.node}
     for node in graph_def.node:

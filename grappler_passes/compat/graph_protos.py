@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, TypeGuard
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework import graph_pb2, node_def_pb2, tensor_pb2
 
 
-def parse_graph_def(data: bytes) -> Any:
+def parse_graph_def(data: bytes) -> graph_pb2.GraphDef:
     """A GraphDef from its serialized form."""
     from tensorflow.core.framework import graph_pb2
 
     return graph_pb2.GraphDef.FromString(data)
 
 
-def is_graph_def(value: Any) -> bool:
+def is_graph_def(value: object) -> TypeGuard[graph_pb2.GraphDef]:
     """Whether a value is a GraphDef message."""
     from tensorflow.core.framework import graph_pb2
 
     return isinstance(value, graph_pb2.GraphDef)
 
 
-def tensor_proto(value: Any) -> Any:
+def tensor_proto(value: bool | int | float | str) -> tensor_pb2.TensorProto:
     """A value as it stands in a constant node."""
     import tensorflow as tf
 
     return tf.make_tensor_proto(value)
 
 
-def keep_colocations(node: Any, kept: Callable[[str], bool]) -> None:
+def keep_colocations(node: node_def_pb2.NodeDef, kept: Callable[[str], bool]) -> None:
     """Takes from a node the wish to stand beside nodes that are not ``kept``, by name; changes the node."""
     wishes = node.attr["_class"].list.s if "_class" in node.attr else ()
     left = [wish for wish in wishes if kept(wish.decode().removeprefix("loc:@"))]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework import graph_pb2
 
 
 def load_library(path: str) -> None:
@@ -24,7 +27,7 @@ def has_gpu() -> bool:
 
 
 def runtime_devices() -> frozenset[str]:
-    """Full names of the devices of this process and of the cluster it is connected to."""
+    """Full names of the devices of this process and of its cluster, once TensorFlow has run an op."""
     return frozenset(_context().devices())
 
 
@@ -37,7 +40,7 @@ def host_device(device: str) -> str:
     return name
 
 
-def register_functions(graph_def: Any) -> None:
+def register_functions(graph_def: graph_pb2.GraphDef) -> None:
     """Makes the library's functions known to TensorFlow's runtime, where they are not.
 
     It looks up there what a ``function_list`` names, and XLA what a conditional or a loop does: Grappler

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grappler_passes.errors import GraphError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+    from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 HANDLE_SHAPES = "_handle_shapes"
 """Attribute of an ``_Arg``: shapes of what a variable's handle points to."""
@@ -41,7 +45,7 @@ def graph_errors() -> Iterator[None]:
 class InferredOutputs(Mapping[str, "tuple[OutputInfo, ...]"]):
     """The outputs of each op of a graph; each is looked up when it is asked for, which takes a while."""
 
-    def __init__(self, ops) -> None:
+    def __init__(self, ops: Iterable[tf.Operation]) -> None:
         self._ops = {op.name: op for op in ops}
         self._known: dict[str, tuple[OutputInfo, ...]] = {}
 
@@ -63,12 +67,12 @@ class InferredOutputs(Mapping[str, "tuple[OutputInfo, ...]"]):
         return tensor_util.try_evaluate_constant(self._ops[name].outputs[port])
 
 
-def infer_outputs(graph_def) -> dict[str, tuple[OutputInfo, ...]]:
+def infer_outputs(graph_def: graph_pb2.GraphDef) -> dict[str, tuple[OutputInfo, ...]]:
     """Shapes and dtypes of all outputs, by TensorFlow's own shape functions."""
     return dict(infer_some_outputs(graph_def))
 
 
-def infer_some_outputs(graph_def) -> InferredOutputs:
+def infer_some_outputs(graph_def: graph_pb2.GraphDef) -> InferredOutputs:
     """As :func:`infer_outputs`, for callers that look at a part of them.
 
     Goes below ``tf.import_graph_def`` because that takes three times as long: 3.2 s against
@@ -89,11 +93,10 @@ def infer_some_outputs(graph_def) -> InferredOutputs:
     finally:
         pywrap_tf_session.TF_DeleteImportGraphDefOptions(options)
     # Not _add_new_tf_operations, which also looks at each op's inputs, devices and attributes: 0.3 s.
-    made = [ops.Operation._from_c_op(c_op=c_op, g=graph) for c_op in graph.new_operations()]
-    return InferredOutputs(made)
+    return InferredOutputs(ops.Operation._from_c_op(c_op=c_op, g=graph) for c_op in graph.new_operations())
 
 
-def _without_library(graph_def):
+def _without_library(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
     """Functions tell shape inference nothing about a PartitionedCall, and those that Grappler leaves
     behind may be inconsistent; only ops that are functions by name need theirs."""
     functions = {function.signature.name for function in graph_def.library.function}
@@ -111,7 +114,7 @@ _FUSED_NORMS = {
 }
 
 
-def _readable(graph_def):
+def _readable(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
     """Graphs of TensorFlow 2.15 and 2.18 that it runs itself, but does not import as they are.
 
     It fuses a batch normalization with its Relu on CPUs for any number of channels, while the shape
@@ -119,7 +122,7 @@ def _readable(graph_def):
     that the op's definition lacks.
     """
 
-    def is_odd(node) -> bool:
+    def is_odd(node: node_def_pb2.NodeDef) -> bool:
         return node.op in _FUSED_NORMS or (node.op == "_Arg" and "shape" in node.attr)
 
     if not any(map(is_odd, graph_def.node)):
@@ -134,7 +137,7 @@ def _readable(graph_def):
     return out
 
 
-def _unfuse(node) -> None:
+def _unfuse(node: node_def_pb2.NodeDef) -> None:
     node.op, count = _FUSED_NORMS[node.op]
     data = [name for name in node.input if not name.startswith("^")]
     del node.input[:]
@@ -143,7 +146,7 @@ def _unfuse(node) -> None:
         node.attr.pop(name, None)
 
 
-def _with_handle_shapes(graph_def):
+def _with_handle_shapes(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
     """Only ``_Arg`` tells shape inference what a variable's handle points to; Placeholder does not."""
     known = [n for n in graph_def.node if n.op == "Placeholder" and HANDLE_SHAPES in n.attr]
     if not known:
@@ -159,7 +162,7 @@ def _with_handle_shapes(graph_def):
     return out
 
 
-def info_of(tensor) -> OutputInfo:
+def info_of(tensor: tf.Tensor) -> OutputInfo:
     """What is known of a tensor of a graph."""
     shape = tensor.shape
     dims = None if shape.rank is None else tuple(shape.as_list())

@@ -20,7 +20,7 @@ EXITS = ("Exit", "RefExit")
 MERGES = ("Merge", "RefMerge")
 SWITCHES = ("Switch", "RefSwitch", "_SwitchN")
 NEXT_ITERATIONS = ("NextIteration", "RefNextIteration")
-_COPIES = ("Identity", "LoopCond")
+_HAND_ON = ("Identity", "LoopCond")
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,12 @@ class _Contexts:
         self.branches[i] = branches
 
     def _all_inputs(self, i: int) -> frozenset[Branch]:
-        found: frozenset[Branch] = frozenset()
+        branches: frozenset[Branch] = frozenset()
         for producer, port in self.index.data_preds[i]:
-            found |= self._edge(producer, port)
+            branches |= self._edge(producer, port)
         for producer in self.index.control_preds[i]:
-            found |= self.branches[producer]
-        return found
+            branches |= self.branches[producer]
+        return branches
 
     def _edge(self, producer: int, port: int) -> frozenset[Branch]:
         if self.index.ops[producer] not in SWITCHES:
@@ -104,7 +104,7 @@ class _Contexts:
     def _predicate(self, switch: int) -> str:
         """The tensor that decides, seen through copies: all Switches of one cond share it."""
         producer, port = self.index.data_preds[switch][1]
-        while self.index.ops[producer] in _COPIES and self.index.data_preds[producer]:
+        while self.index.ops[producer] in _HAND_ON and self.index.data_preds[producer]:
             producer, port = self.index.data_preds[producer][0]
         return f"{self.index.names[producer]}:{port}"
 

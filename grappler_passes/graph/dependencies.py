@@ -109,7 +109,12 @@ class GraphIndex:
         return [*data, *self.control_preds[i], *self.loop_preds.get(i, ())]
 
     def topological_order(self, extra: Sequence[tuple[int, int]] = ()) -> list[int]:
-        """A topological order of the graph with ``extra`` edges; GraphError names a cycle's node."""
+        """A topological order of the graph with ``extra`` edges; GraphError names a cycle's node.
+
+        Breadth first: what can start earlier comes earlier.  Whoever puts ops one after the other in this
+        order relies on that (large gradients of a task in ``tf_ooo.rewriting.ordering``), so rustworkx's
+        order, which goes deep first and takes as long, will not do.
+        """
         waiting = [len(self.data_preds[i]) + len(self.control_preds[i]) for i in range(len(self))]
         for end, sources in self.loop_preds.items():
             waiting[end] += len(sources)
@@ -158,22 +163,10 @@ class GraphIndex:
         source, target = self._as_index(before), self._as_index(after)
         return bool((self._reach[target] >> self.position[source]) & 1)
 
-    def ancestors(self, node: str | int) -> set[str]:
-        """Names of all nodes that ``node`` depends on."""
-        bits, found = self._reach[self._as_index(node)], set()
-        for place, digit in enumerate(reversed(f"{bits:b}")):
-            if digit == "1":
-                found.add(self.names[self.order[place]])
-        return found
-
     @cached_property
     def contexts(self) -> list[Context]:
-        """The execution context of each node."""
+        """Where each node runs: its while frame and the branches it is in."""
         return execution_contexts(self, self.frame_names, self.constant_enters)
-
-    def context(self, node: str | int) -> Context:
-        """Where a node runs: its while frame and the branches it is in."""
-        return self.contexts[self._as_index(node)]
 
     def arrival_frame(self, node: str | int) -> tuple[str, ...]:
         """The while frame that a node's outputs arrive in."""

@@ -19,7 +19,7 @@ _HARMLESS = frozenset({"_Arg", "_Retval", "_DeviceArg", "_DeviceRetval", "VarHan
 _HARMFUL = frozenset({"Abort"})
 # They read a variable (or its shape) and change nothing.
 _READS = re.compile(r"ReadVariableOp|_ReadVariablesOp|ResourceGather(Nd)?|VarIsInitializedOp|VariableShape")
-_COPIES = frozenset({"Identity", "Enter", "RefEnter", "Switch", "RefSwitch", "NextIteration", "Merge"})
+_HANDLE_COPIES = frozenset({"Identity", "Enter", "RefEnter", "Switch", "RefSwitch", "NextIteration", "Merge"})
 WORLD = ""
 
 
@@ -45,11 +45,11 @@ def states_of(index: GraphIndex, i: int) -> set[str]:
     """What the effect of node ``i`` is on: the names of the resources' sources, or WORLD."""
     inputs = index.data_preds[i]
     sources = [inputs[place][0] for place in op_types.resource_inputs(index.ops[i]) if place < len(inputs)]
-    return {index.names[_origin(index, source)] for source in sources} or {WORLD}
+    return {index.names[_source_of_handle(index, source)] for source in sources} or {WORLD}
 
 
-def _origin(index: GraphIndex, source: int) -> int:
-    while index.ops[source] in _COPIES and index.data_preds[source]:
+def _source_of_handle(index: GraphIndex, source: int) -> int:
+    while index.ops[source] in _HANDLE_COPIES and index.data_preds[source]:
         source = index.data_preds[source][0][0]
     return source
 
@@ -64,11 +64,11 @@ def conflicts(index: GraphIndex) -> Iterator[tuple[int, int]]:
         if has_side_effects(index.ops[i]):
             for state in states_of(index, i):
                 by_state.setdefault(state, []).append(i)
-    found: set[tuple[int, int]] = set()
+    met: set[tuple[int, int]] = set()
     for members in by_state.values():
         for first, then in combinations(members, 2):
             if only_reads(index.ops[first]) and only_reads(index.ops[then]):
                 continue
-            if (first, then) not in found and index.implied(first, then):
-                found.add((first, then))
+            if (first, then) not in met and index.implied(first, then):
+                met.add((first, then))
                 yield first, then

@@ -10,11 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import rustworkx as rx
 
 from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.node_input import split_input
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework import graph_pb2
 
 CALL_OPS = frozenset(
     {"PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile", "If", "StatelessIf",
@@ -88,7 +92,7 @@ class FlowGraph:
         return list(rx.topological_sort(graph))
 
 
-def build_flow_graph(graph_def, infos: dict[str, tuple[OutputInfo, ...]]) -> FlowGraph:
+def build_flow_graph(graph_def: graph_pb2.GraphDef, infos: dict[str, tuple[OutputInfo, ...]]) -> FlowGraph:
     """Reads the nodes of a flat GraphDef; ``infos`` maps node name to its outputs."""
     names = [node.name for node in graph_def.node]
     index = {name: i for i, name in enumerate(names)}

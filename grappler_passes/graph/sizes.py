@@ -9,12 +9,16 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from grappler_passes.compat import shape_inference
 from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.contexts import ENTERS, MERGES, NEXT_ITERATIONS
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.training_graph import TrainingGraph
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework import graph_pb2, node_def_pb2, tensor_shape_pb2
 
 _LOG = logging.getLogger("tf_ooo")
 _ITERATORS = frozenset(
@@ -65,7 +69,7 @@ def _fits(shape: Shape | None, seen: Shape) -> bool:
 
 
 def with_sizes(
-    training_graph: TrainingGraph, graph_def, known: KnownShapes, only_open: bool = False
+    training_graph: TrainingGraph, graph_def: graph_pb2.GraphDef, known: KnownShapes, only_open: bool = False
 ) -> TrainingGraph:
     """The training graph with ``output_bytes`` wherever ``known`` tells them.
 
@@ -73,7 +77,7 @@ def with_sizes(
     ``only_open``: sizes that are there already are right (they were not filled in for other inputs).
     """
     try:
-        outputs = _outputs(_filled(graph_def, known))
+        outputs = outputs_with_sizes(graph_def, known)
     except Exception as error:  # TensorFlow's shape functions raise whatever they like
         _LOG.debug("the shapes of the inputs do not fit the graph: %s", error)
         return with_sizes(training_graph, graph_def, KnownShapes(), only_open) if known else training_graph
@@ -98,19 +102,18 @@ def output_bytes(op_type: str, outputs: Iterable[OutputInfo]) -> int | None:
     return total
 
 
-def outputs_with_sizes(graph_def, known: KnownShapes) -> dict[str, tuple[OutputInfo, ...]]:
+def outputs_with_sizes(
+    graph_def: graph_pb2.GraphDef, known: KnownShapes
+) -> Mapping[str, tuple[OutputInfo, ...]]:
     """Shapes of all outputs of a flat graph, open dimensions filled where ``known`` tells them.
 
-    Raises what TensorFlow's shape functions raise where ``known`` contradicts the graph.
+    That of a conditional is the largest of its branches.  Raises what TensorFlow's shape functions raise
+    where ``known`` contradicts the graph.
     """
-    return dict(_outputs(_filled(graph_def, known)))
-
-
-def _outputs(graph_def) -> Mapping[str, tuple[OutputInfo, ...]]:
-    """Shapes of all outputs; that of a conditional is the largest of its branches."""
+    filled = _filled(graph_def, known)
     for _ in range(_NESTED_CONDITIONALS):
-        outputs = shape_inference.infer_some_outputs(graph_def)
-        merges = [node for node in graph_def.node if _is_open_merge(node, outputs)]
+        outputs = shape_inference.infer_some_outputs(filled)
+        merges = [node for node in filled.node if _is_open_merge(node, outputs)]
         if not merges:
             break
         for merge in merges:
@@ -118,24 +121,26 @@ def _outputs(graph_def) -> Mapping[str, tuple[OutputInfo, ...]]:
     return outputs
 
 
-def _is_open_merge(node, outputs: Mapping[str, tuple[OutputInfo, ...]]) -> bool:
+def _is_open_merge(node: node_def_pb2.NodeDef, outputs: Mapping[str, tuple[OutputInfo, ...]]) -> bool:
     """A Merge of unknown size with branches of known sizes."""
     if node.op not in MERGES or output_bytes(node.op, outputs[node.name][:1]) is not None:
         return False
     return None not in _branch_bytes(node, outputs).values()
 
 
-def _branch_bytes(merge, outputs: Mapping[str, tuple[OutputInfo, ...]]) -> dict[str, int | None]:
+def _branch_bytes(
+    merge: node_def_pb2.NodeDef, outputs: Mapping[str, tuple[OutputInfo, ...]]
+) -> dict[str, int | None]:
     ends = {text: split_input(text) for text in merge.input if not text.startswith("^")}
     return {text: output_bytes("", outputs[name][port : port + 1]) for text, (name, port) in ends.items()}
 
 
-def _take_largest(merge, outputs: Mapping[str, tuple[OutputInfo, ...]]) -> None:
+def _take_largest(merge: node_def_pb2.NodeDef, outputs: Mapping[str, tuple[OutputInfo, ...]]) -> None:
     sizes = _branch_bytes(merge, outputs)
-    _make_identity(merge, [max(sizes, key=lambda text: sizes[text] or 0)])
+    _pass_on(merge, [max(sizes, key=lambda text: sizes[text] or 0)])
 
 
-def _filled(graph_def, known: KnownShapes):
+def _filled(graph_def: graph_pb2.GraphDef, known: KnownShapes) -> graph_pb2.GraphDef:
     """A copy for shape inference: inputs of known size, loops as if they ran once.
 
     Nothing is known of what comes round a back edge, and so of any tensor in a loop; what a loop
@@ -151,15 +156,17 @@ def _filled(graph_def, known: KnownShapes):
         elif node.op == "_Arg" and "_output_shapes" in node.attr:
             _fill_list([node.attr["T"].type], node.attr["_output_shapes"].list.shape, known)
         elif node.op in ENTERS:
-            _make_identity(node, list(node.input))
+            _pass_on(node, list(node.input))
         elif node.op in MERGES and node.name not in second_outputs:
             entering = [text for text in node.input if split_input(text)[0] not in iterations]
             if len(entering) < len(node.input):
-                _make_identity(node, entering)
+                _pass_on(node, entering)
     return out
 
 
-def _fill_list(dtypes: Sequence[int], shapes, known: KnownShapes) -> None:
+def _fill_list(
+    dtypes: Sequence[int], shapes: Sequence[tensor_shape_pb2.TensorShapeProto], known: KnownShapes
+) -> None:
     for dtype, proto in zip(dtypes, shapes, strict=True):
         dims = None if proto.unknown_rank else tuple(d.size if d.size >= 0 else None for d in proto.dim)
         filled = known.fill(dtype, dims)
@@ -169,7 +176,7 @@ def _fill_list(dtypes: Sequence[int], shapes, known: KnownShapes) -> None:
                 proto.dim.add(size=-1 if size is None else size)
 
 
-def _make_identity(node, inputs: list[str]) -> None:
+def _pass_on(node: node_def_pb2.NodeDef, inputs: list[str]) -> None:
     """TensorFlow's shape function of Enter and of a loop's Merge says nothing; that of Identity does."""
     node.op = "Identity"
     for name in [name for name in node.attr if name != "T" and not name.startswith("_")]:

@@ -6,13 +6,15 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from tensorflow.core.framework import graph_pb2, node_def_pb2
+
 from grappler_passes.compat import op_types
 from grappler_passes.graph.effects import only_reads
 from grappler_passes.graph.flow import BACK_EDGE_OP, FlowGraph
+from grappler_passes.graph.marks import VARIABLE_ATTR as VARIABLE_ATTR
 
 HANDLE_SOURCES = ("_Arg", "Placeholder", "VarHandleOp")
 HANDLE_FORWARDERS = ("Identity", "Enter", "RefEnter", "Switch", "Merge", "Exit", "NextIteration")
-VARIABLE_ATTR = "_ooo_variable"
 
 
 @dataclass
@@ -39,7 +41,7 @@ class VariableAccess:
         return self.first_reads + self.late_reads
 
 
-def find_variables(graph_def, flow: FlowGraph, order: list[int]) -> list[VariableAccess]:
+def find_variables(graph_def: graph_pb2.GraphDef, flow: FlowGraph, order: list[int]) -> list[VariableAccess]:
     """Variables that some op of the graph reads or writes, in node order of their handles.
 
     An access is told by its shape, not by its name: an op on a handle that has no output writes
@@ -96,7 +98,7 @@ def _is_iterator(flow: FlowGraph, access: VariableAccess) -> bool:
     return all("Iterator" in t or "Dataset" in t or "Table" in t or "Stack" in t for t in touched)
 
 
-def _describe(node, default_name: str) -> dict[str, Any]:
+def _describe(node: node_def_pb2.NodeDef, default_name: str) -> dict[str, Any]:
     info = json.loads(node.attr[VARIABLE_ATTR].s) if VARIABLE_ATTR in node.attr else {}
     shape = None
     for key in ("_handle_shapes", "shape"):

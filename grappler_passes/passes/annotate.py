@@ -9,6 +9,7 @@ from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import Note, Pass, PassResult, copy_of
+from grappler_passes.passes.relaxations import Relaxation
 from grappler_passes.passes.rewrite_plan import RewritePlan
 
 
@@ -21,6 +22,7 @@ class AnnotatePass(Pass):
 
     plan: RewritePlan
     name: ClassVar[str] = "annotate"
+    relaxes = frozenset({Relaxation.NOTES})
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
         """Set the attributes on a copy."""

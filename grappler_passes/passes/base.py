@@ -1,6 +1,7 @@
 """What a pass is, and how passes are run one after the other.
 
-A pass is a frozen value: a name, its parameters, and four methods.  It never changes its input.
+A pass is a frozen value: a name, what it may change, its parameters, and three methods.  It never changes
+its input.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import abc
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -16,8 +17,9 @@ from typing import ClassVar
 from google.protobuf import text_format
 from tensorflow.core.framework import graph_pb2
 
-from grappler_passes.errors import GrapplerPassError, PassError
+from grappler_passes.errors import PassError
 from grappler_passes.graph.training_graph import TrainingGraph
+from grappler_passes.passes.relaxations import Relaxation
 
 _LOG = logging.getLogger("tf_ooo")
 
@@ -56,9 +58,15 @@ class PassResult:
 
 
 class Pass(abc.ABC):
-    """GraphDef in, GraphDef out.  Subclasses are frozen dataclasses with a ``name``."""
+    """GraphDef in, GraphDef out.  Subclasses are frozen dataclasses.
+
+    Attributes:
+        name: in errors, and of the file that the result is dumped to.
+        relaxes: what may differ between input and output; nothing else may.
+    """
 
     name: ClassVar[str]
+    relaxes: ClassVar[frozenset[Relaxation]] = frozenset()
 
     def preconditions(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> None:
         """Raise GrapplerPassError where the pass cannot run on this graph."""
@@ -90,31 +98,24 @@ class Pass(abc.ABC):
         return result
 
 
-Between = Callable[[Pass, graph_pb2.GraphDef, graph_pb2.GraphDef], None]
+def relaxed_by(*passes: Pass | type[Pass]) -> frozenset[Relaxation]:
+    """What may differ once these passes have run one after the other."""
+    return frozenset().union(*(step.relaxes for step in passes))
 
 
 @dataclass(frozen=True)
 class PassPipeline(Pass):
     """Runs passes in order; itself a pass.
 
-    ``between(pass, before, after)`` is called after each pass.  With ``dump_dir`` set the input is
-    written to ``00_input.pbtxt`` and each result to ``NN_<pass>.pbtxt``.
+    With ``dump_dir`` set the input is written to ``00_input.pbtxt`` and each result to ``NN_<pass>.pbtxt``.
     """
 
-    passes: tuple[Pass, ...]
-    between: Between | None = None
+    passes: Sequence[Pass]
     dump_dir: str | os.PathLike[str] | None = None
     name: ClassVar[str] = "pipeline"
 
-    def __init__(
-        self,
-        passes: Sequence[Pass],
-        between: Between | None = None,
-        dump_dir: str | os.PathLike[str] | None = None,
-    ) -> None:
-        object.__setattr__(self, "passes", tuple(passes))
-        object.__setattr__(self, "between", between)
-        object.__setattr__(self, "dump_dir", dump_dir)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "passes", tuple(self.passes))
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
         """Run each pass on the result of the one before."""
@@ -122,23 +123,13 @@ class PassPipeline(Pass):
         current, modified = graph_def, False
         notes: list[Note] = []
         replaced: set[str] = set()
-        for number, one in enumerate(self.passes, 1):
-            result = one(current, training_graph)
-            self._after(one, current, result.graph_def)
-            self._dump(number, one.name, result.graph_def)
+        for number, step in enumerate(self.passes, 1):
+            result = step(current, training_graph)
+            self._dump(number, step.name, result.graph_def)
             current, modified = result.graph_def, modified or result.modified
             notes += result.notes
             replaced |= result.replaced
         return PassResult(current, modified, tuple(notes), frozenset(replaced))
-
-    def _after(self, one: Pass, before: graph_pb2.GraphDef, after: graph_pb2.GraphDef) -> None:
-        if self.between is None:
-            return
-        try:
-            self.between(one, before, after)
-        except GrapplerPassError as error:
-            # A verifier plugged in here speaks about the pass that has just run.
-            raise PassError(one.name, error) from error
 
     def _dump(self, number: int, name: str, graph_def: graph_pb2.GraphDef) -> None:
         if self.dump_dir is None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
+from grappler_passes.compat import graph_protos
 from grappler_passes.errors import GraphError
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.passes.base import copy_of
@@ -58,10 +59,11 @@ class GraphEditor:
         result = graph_pb2.GraphDef()
         result.CopyFrom(self.graph_def)
         del result.node[:]
-        gone = {f"loc:@{name}".encode() for name in self.removed}
         for node in self.graph_def.node:
             if node.name not in self.removed:
-                _drop_colocation(result.node.add(), node, gone)
+                kept = result.node.add()
+                kept.CopyFrom(node)
+                graph_protos.keep_colocations(kept, lambda name: name not in self.removed)
         return result
 
 
@@ -70,34 +72,3 @@ def tensor(name: str, port: int) -> str:
     if port < 0:
         return f"^{name}"
     return name if port == 0 else f"{name}:{port}"
-
-
-def _drop_colocation(copy: node_def_pb2.NodeDef, node: node_def_pb2.NodeDef, gone: set[bytes]) -> None:
-    copy.CopyFrom(node)
-    if "_class" not in copy.attr:
-        return
-    kept = [entry for entry in copy.attr["_class"].list.s if entry not in gone]
-    if kept:
-        del copy.attr["_class"].list.s[:]
-        copy.attr["_class"].list.s.extend(kept)
-    else:
-        del copy.attr["_class"]
-
-
-def without_gates(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
-    """The graph in which nobody reads through an IdentityN: in HLO it gates nothing, but in the graph
-    every update would need all gradients."""
-    gates = {node.name: list(node.input) for node in graph_def.node if node.op == "IdentityN"}
-    if not gates:
-        return graph_def
-    editor = GraphEditor(graph_def)
-
-    def behind(producer: str, port: int) -> list[str]:
-        while producer in gates and port >= 0:
-            producer, port = split_input(gates[producer][port])
-        return [tensor(producer, port)]
-
-    for node in graph_def.node:
-        if any(split_input(text)[0] in gates for text in node.input):
-            editor.map_inputs(node.name, behind)
-    return editor.graph_def

@@ -10,6 +10,7 @@ from tensorflow.core.framework import graph_pb2
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import Pass, PassResult
 from grappler_passes.passes.edit import GraphEditor
+from grappler_passes.passes.relaxations import Relaxation
 from grappler_passes.passes.rewrite_plan import RewritePlan
 
 
@@ -19,6 +20,7 @@ class JoinsPass(Pass):
 
     plan: RewritePlan
     name: ClassVar[str] = "joins"
+    relaxes = frozenset({Relaxation.NEW_NODES})
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
         """Add them to a copy; those that are there already stay."""

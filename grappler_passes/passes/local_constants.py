@@ -11,6 +11,7 @@ from grappler_passes.graph.effects import has_side_effects
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import Pass, PassResult, copy_of
+from grappler_passes.passes.relaxations import Relaxation
 
 _SUFFIX = "/tf_ooo_copy_"
 
@@ -23,6 +24,7 @@ class LocalConstantsPass(Pass):
     """
 
     name: ClassVar[str] = "local_constants"
+    relaxes = frozenset({Relaxation.DEVICES, Relaxation.NEW_NODES, Relaxation.REPLACED_NODES})
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
         """Move and copy on a copy."""

@@ -13,9 +13,11 @@ from grappler_passes.errors import GraphError, PlanError
 from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import Note, Pass, PassResult, copy_of
+from grappler_passes.passes.relaxations import Relaxation
 from grappler_passes.passes.rewrite_plan import RewritePlan
 
-Edge = tuple[int, int]
+# Indices of the nodes before and after.
+Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class OrderPass(Pass):
 
     plan: RewritePlan
     name: ClassVar[str] = "order"
+    relaxes = frozenset({Relaxation.MORE_WAITS})
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
         """Add the edges to a copy."""
@@ -51,9 +54,9 @@ class OrderPass(Pass):
             raise PlanError("edges were added and not reported")
 
 
-def _legal(index: GraphIndex, edges: Iterable[tuple[str, str]], notes: list[Note]) -> list[Edge]:
+def _legal(index: GraphIndex, edges: Iterable[tuple[str, str]], notes: list[Note]) -> list[Pair]:
     """The edges that are legal each on its own, once each, as indices."""
-    kept: dict[Edge, None] = {}
+    kept: dict[Pair, None] = {}
     for before, after in edges:
         legal, reason = index.edge_is_legal(before, after)
         if legal:
@@ -63,7 +66,7 @@ def _legal(index: GraphIndex, edges: Iterable[tuple[str, str]], notes: list[Note
     return list(kept)
 
 
-def _without_cycles(index: GraphIndex, edges: list[Edge], notes: list[Note]) -> list[Edge]:
+def _without_cycles(index: GraphIndex, edges: list[Pair], notes: list[Note]) -> list[Pair]:
     """Leave out edges that close a cycle with earlier ones.
 
     Only edges inside a strongly connected component of graph and plan together can be on a cycle;
@@ -94,7 +97,7 @@ def _without_cycles(index: GraphIndex, edges: list[Edge], notes: list[Note]) -> 
     return accepted
 
 
-def _as_rustworkx(index: GraphIndex, edges: list[Edge]) -> rx.PyDiGraph:
+def _as_rustworkx(index: GraphIndex, edges: list[Pair]) -> rx.PyDiGraph:
     graph: rx.PyDiGraph = rx.PyDiGraph(multigraph=False)
     graph.add_nodes_from(range(len(index)))
     graph.add_edges_from_no_data([(i, s) for i, succs in enumerate(index.succs) for s in succs])
@@ -102,7 +105,7 @@ def _as_rustworkx(index: GraphIndex, edges: list[Edge]) -> rx.PyDiGraph:
     return graph
 
 
-def _not_implied(index: GraphIndex, edges: list[Edge]) -> dict[int, list[int]]:
+def _not_implied(index: GraphIndex, edges: list[Pair]) -> dict[int, list[int]]:
     """``{after: [before, ...]}`` of the edges that follow neither from the graph nor from the others.
 
     In an acyclic graph the edge u -> v follows exactly if u is an ancestor of another predecessor

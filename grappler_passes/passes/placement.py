@@ -11,6 +11,7 @@ from tensorflow.core.framework import graph_pb2
 from grappler_passes.errors import PlanError
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import Note, Pass, PassResult, copy_of
+from grappler_passes.passes.relaxations import Relaxation
 from grappler_passes.passes.rewrite_plan import RewritePlan
 
 _FULL_NAME = re.compile(r"/job:[A-Za-z][\w.-]*/replica:\d+/task:\d+/device:[A-Z][\w]*:\d+")
@@ -27,6 +28,7 @@ class PlacementPass(Pass):
     plan: RewritePlan
     available: tuple[str, ...]
     name: ClassVar[str] = "placement"
+    relaxes = frozenset({Relaxation.DEVICES})
 
     def preconditions(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> None:
         """Every device is well formed and exists."""

@@ -8,53 +8,78 @@ sum then depend on what happens to come first.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from grappler_passes.graph.node_input import split_input
+from grappler_passes.graph.training_graph import TrainingGraph
+from grappler_passes.passes.base import Pass, PassResult
+from grappler_passes.passes.relaxations import Relaxation
+from grappler_passes.passes.verify import verify
 
 _PARTS = {"tmp_var": "TemporaryVariable", "tmp_var_initializer": "Assign"}
 
 
-def with_plain_sums(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
-    """The graph with an ``AddN`` for each such sum; the same object where there is none."""
-    nodes = {node.name: node for node in graph_def.node}
-    sums = [node.name for node in graph_def.node if node.op == "DestroyTemporaryVariable"]
-    if not sums:
-        return graph_def
+@dataclass(frozen=True)
+class PlainSumsPass(Pass):
+    """Makes an ``AddN`` of each such sum; it has the name of the op that read the variable last."""
+
+    name: ClassVar[str] = "plain_sums"
+    relaxes = frozenset({Relaxation.REPLACED_NODES, Relaxation.OPS, Relaxation.SIDE_EFFECTS})
+
+    def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
+        """Leave the parts out of a copy; the same object where there are none."""
+        nodes = {node.name: node for node in graph_def.node}
+        sums = [node.name for node in graph_def.node if node.op == "DestroyTemporaryVariable"]
+        if not sums:
+            return PassResult(graph_def, False)
+        readers = _readers(graph_def)
+        parts_of = {name: parts for name in sums if (parts := _parts(nodes, readers, name))}
+        gone = {part.name for parts in parts_of.values() for part in parts}
+        after = graph_pb2.GraphDef(versions=graph_def.versions)
+        after.library.CopyFrom(graph_def.library)
+        for node in graph_def.node:
+            if node.name not in gone:
+                kept = after.node.add()
+                kept.CopyFrom(node)
+                if node.name in parts_of:
+                    _make_sum(kept, parts_of[node.name])
+        return PassResult(after, bool(parts_of), (), frozenset(gone | parts_of.keys()))
+
+    def postconditions(
+        self, before: graph_pb2.GraphDef, result: PassResult, training_graph: TrainingGraph | None
+    ) -> None:
+        """Only sums have changed."""
+        if result.modified:
+            verify(before, result.graph_def, replaced=result.replaced, relaxes=self.relaxes)
+
+
+def _readers(graph_def: graph_pb2.GraphDef) -> dict[str, set[str]]:
     readers: dict[str, set[str]] = {}
     for node in graph_def.node:
         for text in node.input:
             readers.setdefault(split_input(text)[0], set()).add(node.name)
-    parts = {name: _parts(nodes, readers, name) for name in sums}
-    gone = {part.name for found in parts.values() for part in found}
-    after = graph_pb2.GraphDef(versions=graph_def.versions)
-    after.library.CopyFrom(graph_def.library)
-    for node in graph_def.node:
-        if node.name not in gone:
-            kept = after.node.add()
-            kept.CopyFrom(node)
-            if parts.get(node.name):
-                _make_sum(kept, parts[node.name])
-    return after
+    return readers
 
 
 def _parts(
     nodes: Mapping[str, node_def_pb2.NodeDef], readers: Mapping[str, set[str]], name: str
 ) -> list[node_def_pb2.NodeDef]:
     """The nodes that a sum was made into, additions last and in their order; empty where it was not."""
-    parts = [nodes.get(f"{name}/{part}") for part in (*_PARTS, "tmp_var_zeros")]
-    while (added := nodes.get(f"{name}/tmp_var_accum_{len(parts) - 3}")) is not None:
-        parts.append(added)
-    found = [part for part in parts if part is not None]
-    inside = {name, *(part.name for part in found)}
-    as_made = (
-        len(found) == len(parts) > 4
-        and [part.op for part in found[:2]] == list(_PARTS.values())
-        and all(part.op == "AssignAdd" for part in found[3:])
-        and all(readers.get(part.name, set()) <= inside for part in found)
+    expected = [nodes.get(f"{name}/{part}") for part in (*_PARTS, "tmp_var_zeros")]
+    while (added := nodes.get(f"{name}/tmp_var_accum_{len(expected) - 3}")) is not None:
+        expected.append(added)
+    parts = [part for part in expected if part is not None]
+    inside = {name, *(part.name for part in parts)}
+    is_whole = (
+        len(parts) == len(expected) > 4
+        and [part.op for part in parts[:2]] == list(_PARTS.values())
+        and all(part.op == "AssignAdd" for part in parts[3:])
+        and all(readers.get(part.name, set()) <= inside for part in parts)
     )
-    return found if as_made else []
+    return parts if is_whole else []
 
 
 def _make_sum(node: node_def_pb2.NodeDef, parts: list[node_def_pb2.NodeDef]) -> None:

@@ -21,48 +21,39 @@ from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import Note, Pass, PassResult
 from grappler_passes.passes.edit import GraphEditor, tensor
-from grappler_passes.passes.separate_loops import separate_loops
+from grappler_passes.passes.relaxations import Relaxation
+from grappler_passes.passes.separate_loops import SeparateLoopsPass
 
 
 @dataclass(frozen=True)
 class SeparatePass(Pass):
-    """Separates the ops named in ``ops``, or every op it knows how to where that is None.
+    """Separates every op it knows how to; ``result.mixed`` maps each op that stays mixed to the reason."""
 
-    ``result.mixed`` maps each op that stays mixed to the reason; ``loops=False`` leaves loops alone.
-    """
-
-    ops: tuple[str, ...] | None = None
-    loops: bool = True
     name: ClassVar[str] = "separate"
+    relaxes = SeparateLoopsPass.relaxes | {
+        Relaxation.COPIES,
+        Relaxation.FEWER_WAITS,
+        Relaxation.MORE_WAITS,
+        Relaxation.NOTES,
+    }
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
         """Take apart what can be; restore the orders of side effects that hung on the removed waits."""
         index = GraphIndex(graph_def)
         editor = GraphEditor(graph_def)
-        notes = [
-            *_split_identity_n(index, editor, self.ops),
-            *_open_gates(index, editor, self.ops),
-            *_fused(index, self.ops),
-        ]
-        after, modified, replaced = editor.finish(), editor.modified, set(editor.removed)
-        if self.loops:
-            result = separate_loops(after, training_graph, self.ops)
-            after, modified = result.graph_def, modified or result.modified
-            notes += result.notes
-            replaced |= result.replaced
+        notes = [*_split_identity_n(index, editor), *_open_gates(index, editor), *_fused(index)]
+        loops = SeparateLoopsPass()(editor.finish(), training_graph)
+        notes += loops.notes
+        after, modified = loops.graph_def, editor.modified or loops.modified
         if modified:
-            _restore_orders(index, after, notes)
-        return PassResult(after, modified, tuple(notes), frozenset(replaced))
+            notes += _restore_orders(index, after)
+        return PassResult(after, modified, tuple(notes), loops.replaced | editor.removed)
 
 
-def _in_scope(name: str, ops: tuple[str, ...] | None) -> bool:
-    return ops is None or name in ops
-
-
-def _split_identity_n(index: GraphIndex, editor: GraphEditor, ops: tuple[str, ...] | None) -> list[Note]:
+def _split_identity_n(index: GraphIndex, editor: GraphEditor) -> list[Note]:
     notes = []
     for i, name in enumerate(index.names):
-        if index.ops[i] != "IdentityN" or len(index.data_preds[i]) < 2 or not _in_scope(name, ops):
+        if index.ops[i] != "IdentityN" or len(index.data_preds[i]) < 2:
             continue
         if len({index.contexts[p].branches for p, _ in index.data_preds[i]}) > 1:
             # A dead input makes all outputs dead; apart, the others would come alive.
@@ -99,10 +90,10 @@ def _split(index: GraphIndex, editor: GraphEditor, i: int) -> None:
     editor.removed.add(old.name)
 
 
-def _open_gates(index: GraphIndex, editor: GraphEditor, ops: tuple[str, ...] | None) -> list[Note]:
+def _open_gates(index: GraphIndex, editor: GraphEditor) -> list[Note]:
     notes = []
     for i, name in enumerate(index.names):
-        if index.ops[i] != "Identity" or not index.control_preds[i] or not _in_scope(name, ops):
+        if index.ops[i] != "Identity" or not index.control_preds[i]:
             continue
         waits = _gate_waits(index, i)
         if not waits:
@@ -162,11 +153,11 @@ def _must_wait(index: GraphIndex, member: int, producer: int) -> bool:
     )
 
 
-def _fused(index: GraphIndex, ops: tuple[str, ...] | None) -> list[Note]:
+def _fused(index: GraphIndex) -> list[Note]:
     notes = []
     for i, name in enumerate(index.names):
         reason = FUSED_REASONS.get(index.ops[i])
-        if reason is None or not _in_scope(name, ops):
+        if reason is None:
             continue
         used = {port for s in index.succs[i] for p, port in index.data_preds[s] if p == i}
         if used - {0}:  # a frozen layer's gradient is output 0 alone
@@ -174,20 +165,22 @@ def _fused(index: GraphIndex, ops: tuple[str, ...] | None) -> list[Note]:
     return notes
 
 
-def _restore_orders(index: GraphIndex, after: graph_pb2.GraphDef, notes: list[Note]) -> None:
+def _restore_orders(index: GraphIndex, after: graph_pb2.GraphDef) -> list[Note]:
     """Give each order of side effects that would be lost an edge of its own.
 
     A graph optimizer may have dropped a read-before-write edge because it followed from a wait
     that is now gone.
     """
     new = GraphIndex(after)
-    place = {node.name: node for node in after.node}
+    nodes = {node.name: node for node in after.node}
+    notes = []
     for first, then in conflicts(index):
-        one, two = index.names[first], index.names[then]
-        if new.implied(one, two):
+        earlier, later = index.names[first], index.names[then]
+        if new.implied(earlier, later):
             continue
         reason = index.context_conflict(first, then)
         if reason:
-            raise GrapplerPassError(f"cannot keep {two!r} after {one!r}: {reason}")
-        place[two].input.append(f"^{one}")
-        notes.append(Note("done", "an order of side effects is now an edge of its own", (one, two)))
+            raise GrapplerPassError(f"cannot keep {later!r} after {earlier!r}: {reason}")
+        nodes[later].input.append(f"^{earlier}")
+        notes.append(Note("done", "an order of side effects is now an edge of its own", (earlier, later)))
+    return notes

@@ -1,7 +1,9 @@
 """Compares a rewritten graph with the original and raises at the first broken rule.
 
 Rules, by name: ``structure`` (unique names, no dangling inputs, control inputs last), ``acyclic``,
-``frames``, ``kept``, ``op``, ``attributes``, ``data inputs``, ``control edge``, ``side effects``.
+``frames``, ``kept``, ``op``, ``attributes``, ``data inputs``, ``control edge``, ``side effects``; and those
+that hold unless a pass declares the relaxation of that name: ``new nodes``, ``more waits``,
+``fewer waits``, ``devices``, ``functions``.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.effects import conflicts, has_side_effects
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import Pass, PassResult
+from grappler_passes.passes.relaxations import REORDERING, Relaxation
 
 _COPIES = frozenset({"Identity", "IdentityN"})
 _MAY_GO = frozenset({"Identity", "IdentityN", "NoOp"})
@@ -29,12 +32,18 @@ def verify(
     training_graph: TrainingGraph | None = None,
     replaced: Collection[str] = (),
     fetches: Collection[str] = (),
+    relaxes: Collection[Relaxation] = REORDERING,
 ) -> None:
-    """Raise VerifyError, naming node and rule, unless ``after`` computes what ``before`` does.
+    """Raise VerifyError, naming node and rule, where the graphs differ in more than ``relaxes`` allows.
 
-    ``replaced`` are nodes that a pass says it took apart (they may go, or read other tensors);
-    nodes with side effects and the graph's ends may not be among them.  ``fetches`` must be kept.
-    With a ``training_graph``, its update and communication ops must be kept as well.
+    Args:
+        before: the graph as it came.
+        after: the graph as it is now.
+        training_graph: its update and communication ops must be kept.
+        replaced: the nodes that passes say they took apart (they may go, or read other tensors); nodes with
+            side effects may be among them with ``Relaxation.SIDE_EFFECTS`` only, the graph's ends never.
+        fetches: names of nodes that must be kept.
+        relaxes: what may differ; by default everything that leaves the numbers as they were.
     """
     _control_inputs_last(after)
     old = GraphIndex(before)
@@ -43,25 +52,47 @@ def verify(
     keep = set(fetches)
     if training_graph is not None:
         keep |= {name for name, op in training_graph.ops.items() if op.kind.value in ("U", "comm")}
-    _kept(old, new, set(replaced), keep)
-    _same_attributes(before, after, set(replaced))
-    _same_inputs(old, new, set(replaced))
+    allowed = _Allowed(frozenset(relaxes), frozenset(replaced))
+    _kept(old, new, allowed, keep)
+    _same_attributes(before, after, allowed)
+    _same_inputs(old, new, allowed)
     _added_edges(old, new)
     _side_effects(old, new)
+    _nothing_new(old, new, allowed)
+    _same_waits(old, new, allowed)
+    _same_devices(before, after, allowed)
+    _same_functions(before, after, allowed)
 
 
 @dataclass(frozen=True)
 class VerifyPass(Pass):
-    """Checks the graph it is given against ``original`` and changes nothing."""
+    """Checks the graph it is given against ``original`` and changes nothing; see :func:`verify`."""
 
     original: graph_pb2.GraphDef
     replaced: frozenset[str] = frozenset()
+    allowed: frozenset[Relaxation] = REORDERING
     name: ClassVar[str] = "verify"
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
         """Raise VerifyError or hand the graph on."""
-        verify(self.original, graph_def, training_graph, self.replaced)
+        verify(self.original, graph_def, training_graph, self.replaced, relaxes=self.allowed)
         return PassResult(graph_def, modified=False)
+
+
+@dataclass(frozen=True)
+class _Allowed:
+    """What may differ, and the nodes that were replaced."""
+
+    kinds: frozenset[Relaxation]
+    names: frozenset[str]
+
+    def replaces(self, name: str) -> bool:
+        """Whether a node may have other attributes."""
+        return name in self.names and Relaxation.REPLACED_NODES in self.kinds
+
+    def takes_apart(self, name: str, op: str) -> bool:
+        """Whether a node may also go, or read other tensors."""
+        return self.replaces(name) and (Relaxation.SIDE_EFFECTS in self.kinds or not has_side_effects(op))
 
 
 def _control_inputs_last(after: graph_pb2.GraphDef) -> None:
@@ -92,40 +123,46 @@ def _frames(new: GraphIndex) -> None:
             raise VerifyError(new.names[i], "frames", f"inputs arrive in frames {sorted(arriving)}")
 
 
-def _kept(old: GraphIndex, new: GraphIndex, replaced: set[str], keep: set[str]) -> None:
+def _kept(old: GraphIndex, new: GraphIndex, allowed: _Allowed, keep: set[str]) -> None:
     for name, op in zip(old.names, old.ops, strict=True):
+        taken_apart = allowed.takes_apart(name, op)
         if name in new.index:
-            if new.ops[new.index[name]] != op:
-                raise VerifyError(name, "op", f"was {op}, is {new.ops[new.index[name]]}")
-        elif op in _ENDS or name in keep or has_side_effects(op):
+            now = new.ops[new.index[name]]
+            if now != op and not (taken_apart and Relaxation.OPS in allowed.kinds):
+                raise VerifyError(name, "op", f"was {op}, is {now}")
+        elif op in _ENDS or name in keep or (has_side_effects(op) and not taken_apart):
             raise VerifyError(name, "kept", f"a {op} may not be dropped")
-        elif op not in _MAY_GO and name not in replaced:
+        elif not taken_apart and not (op in _MAY_GO and Relaxation.COPIES in allowed.kinds):
             raise VerifyError(name, "kept", f"a {op} was dropped and no pass says it replaced it")
 
 
-def _same_attributes(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef, replaced: set[str]) -> None:
+def _same_attributes(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef, allowed: _Allowed) -> None:
     """Those that say what a node computes; with an underscore they are notes, or wishes where to run it."""
     old = {node.name: node for node in before.node}
+    notes_may_differ = Relaxation.NOTES in allowed.kinds
     for node in after.node:
         was = old.get(node.name)
-        if was is None or was == node or node.name in replaced:
+        if was is None or was == node or allowed.replaces(node.name):
             continue
         for key in sorted({*was.attr, *node.attr}):
+            if notes_may_differ and key.startswith("_"):
+                continue
             there = key in was.attr and key in node.attr
-            if not key.startswith("_") and not (there and was.attr[key] == node.attr[key]):
+            if not (there and was.attr[key] == node.attr[key]):
                 raise VerifyError(node.name, "attributes", f"{key} is not what it was")
 
 
-def _same_inputs(old: GraphIndex, new: GraphIndex, replaced: set[str]) -> None:
+def _same_inputs(old: GraphIndex, new: GraphIndex, allowed: _Allowed) -> None:
     for i, name in enumerate(old.names):
         j = new.index.get(name)
         if j is None:
             continue
         was = [(old.names[p], port) for p, port in old.data_preds[i]]
         now = [(new.names[p], port) for p, port in new.data_preds[j]]
-        if was == now or (name in replaced and not has_side_effects(old.ops[i])):
+        if was == now or allowed.takes_apart(name, old.ops[i]):
             continue
-        if [_source(old, *x) for x in was] != [_source(new, *x) for x in now]:
+        through_copies = [_source(old, *x) for x in was] == [_source(new, *x) for x in now]
+        if not (through_copies and Relaxation.COPIES in allowed.kinds):
             raise VerifyError(name, "data inputs", f"read {was}, reads {now}")
 
 
@@ -162,9 +199,10 @@ def _side_effects(old: GraphIndex, new: GraphIndex) -> None:
     if _only_grew(old, new):
         return
     for first, then in conflicts(old):
-        one, two = old.names[first], old.names[then]
-        if not new.implied(one, two):
-            raise VerifyError(two, "side effects", f"no longer runs after {one!r}")
+        earlier, later = old.names[first], old.names[then]
+        both_stayed = earlier in new.index and later in new.index
+        if both_stayed and not new.implied(earlier, later):
+            raise VerifyError(later, "side effects", f"no longer runs after {earlier!r}")
 
 
 def _only_grew(old: GraphIndex, new: GraphIndex) -> bool:
@@ -175,3 +213,48 @@ def _only_grew(old: GraphIndex, new: GraphIndex) -> bool:
         if not {old.names[p] for p in old.preds(i)} <= {new.names[p] for p in new.preds(j)}:
             return False
     return True
+
+
+def _nothing_new(old: GraphIndex, new: GraphIndex, allowed: _Allowed) -> None:
+    if Relaxation.NEW_NODES in allowed.kinds:
+        return
+    for name, op in zip(new.names, new.ops, strict=True):
+        if name not in old.index:
+            raise VerifyError(name, "new nodes", f"a {op} was added and no pass declares that")
+
+
+def _same_devices(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef, allowed: _Allowed) -> None:
+    if Relaxation.DEVICES in allowed.kinds:
+        return
+    devices = {node.name: node.device for node in before.node}
+    for node in after.node:
+        was = devices.get(node.name, node.device)
+        if node.device != was:
+            detail = f"was on {was!r}, is on {node.device!r}, and no pass declares that"
+            raise VerifyError(node.name, "devices", detail)
+
+
+def _same_waits(old: GraphIndex, new: GraphIndex, allowed: _Allowed) -> None:
+    """Of nodes that were not replaced."""
+    more, fewer = Relaxation.MORE_WAITS in allowed.kinds, Relaxation.FEWER_WAITS in allowed.kinds
+    if more and fewer:
+        return
+    for i, name in enumerate(old.names):
+        j = new.index.get(name)
+        if j is None or allowed.replaces(name):
+            continue
+        was, now = ({x.names[p] for p in x.control_preds[n]} for x, n in ((old, i), (new, j)))
+        if not more and now - was:
+            detail = f"now waits for {sorted(now - was)} and no pass declares that"
+            raise VerifyError(name, "more waits", detail)
+        if not fewer and was - now:
+            detail = f"no longer waits for {sorted(was - now)} and no pass declares that"
+            raise VerifyError(name, "fewer waits", detail)
+
+
+def _same_functions(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef, allowed: _Allowed) -> None:
+    if Relaxation.FUNCTIONS in allowed.kinds or before.library == after.library:
+        return
+    was, now = ({f.signature.name: f for f in graph_def.library.function} for graph_def in (before, after))
+    name = min((name for name in {*was, *now} if was.get(name) != now.get(name)), default="?")
+    raise VerifyError(name, "functions", "the library differs and no pass declares that")

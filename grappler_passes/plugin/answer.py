@@ -9,22 +9,29 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import TYPE_CHECKING
+
+import rustworkx as rx
 
 from grappler_passes.compat import graph_protos, op_types, runtime
+from grappler_passes.graph.contexts import MERGES, NEXT_ITERATIONS
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.plugin.ports import PortError, input_types, output_types
 
+if TYPE_CHECKING:
+    from tensorflow.core.framework import graph_pb2, node_def_pb2
+
 ENDS = ("_Arg", "_Retval")
-LOOP_ENDS = ("NextIteration", "RefNextIteration")
 
 
 class AnswerError(Exception):
     """The rewritten graph cannot be given to TensorFlow; the message names the node."""
 
 
-def check_answer(before: Any, after: Any, devices: Callable[[], Collection[str]] | None = None) -> None:
-    """Raises :class:`AnswerError` unless ``after`` may take the place of ``before`` (both GraphDefs).
+def check_answer(
+    before: graph_pb2.GraphDef, after: object, devices: Callable[[], Collection[str]] | None = None
+) -> None:
+    """Raises :class:`AnswerError` unless ``after`` is a GraphDef that may take the place of ``before``.
 
     ``devices`` gives the full names of existing devices (default: asks the TensorFlow runtime);
     called only if a node sits on a device that no node of ``before`` sits on.
@@ -41,7 +48,7 @@ def check_answer(before: Any, after: Any, devices: Callable[[], Collection[str]]
     _check_acyclic(nodes)
 
 
-def _unique_nodes(graph_def: Any) -> dict[str, Any]:
+def _unique_nodes(graph_def: graph_pb2.GraphDef) -> dict[str, node_def_pb2.NodeDef]:
     names = Counter(node.name for node in graph_def.node)
     twice = [name for name, count in names.items() if count > 1]
     if twice:
@@ -49,8 +56,8 @@ def _unique_nodes(graph_def: Any) -> dict[str, Any]:
     return {node.name: node for node in graph_def.node}
 
 
-def _check_ends(before: Any, after: Any) -> None:
-    def ends(graph_def: Any) -> set[tuple[str, str, int, int]]:
+def _check_ends(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef) -> None:
+    def ends(graph_def: graph_pb2.GraphDef) -> set[tuple[str, str, int, int]]:
         return {(n.op, n.name, n.attr["index"].i, n.attr["T"].type) for n in graph_def.node if n.op in ENDS}
 
     old, new = ends(before), ends(after)
@@ -59,7 +66,9 @@ def _check_ends(before: Any, after: Any) -> None:
         raise AnswerError(f"{op} {name!r} (index {index}) was {change}; arguments and results must stay")
 
 
-def _check_devices(before: Any, after: Any, devices: Callable[[], Collection[str]]) -> None:
+def _check_devices(
+    before: graph_pb2.GraphDef, after: graph_pb2.GraphDef, devices: Callable[[], Collection[str]]
+) -> None:
     known = {node.device for node in before.node}
     changed = [node for node in after.node if node.device not in known]
     if not changed:
@@ -73,7 +82,7 @@ def _check_devices(before: Any, after: Any, devices: Callable[[], Collection[str
             )
 
 
-def _check_ops(before: Any, after: Any) -> None:
+def _check_ops(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef) -> None:
     """Every op is known, and no op with side effects was lost."""
     functions = {function.signature.name for function in after.library.function}
     op_defs = {op: op_types.op_def(op) for op in {n.op for g in (before, after) for n in g.node}}
@@ -89,7 +98,7 @@ def _check_ops(before: Any, after: Any) -> None:
             raise AnswerError(f"{node.op} {node.name!r} has side effects and was dropped")
 
 
-def _check_inputs(nodes: dict[str, Any], before: Any) -> None:
+def _check_inputs(nodes: dict[str, node_def_pb2.NodeDef], before: graph_pb2.GraphDef) -> None:
     """Inputs exist; the inputs of nodes that changed, and of nodes that read one, have the right dtype."""
     old = {node.name: node for node in before.node}
     changed = {name for name, node in nodes.items() if old.get(name) != node}
@@ -102,7 +111,7 @@ def _check_inputs(nodes: dict[str, Any], before: Any) -> None:
             _check_types(node, [(nodes[name], port) for name, port in sources if port >= 0])
 
 
-def _check_types(node: Any, sources: list[tuple[Any, int]]) -> None:
+def _check_types(node: node_def_pb2.NodeDef, sources: list[tuple[node_def_pb2.NodeDef, int]]) -> None:
     try:
         wanted = input_types(node)
         given = [_type_of(source, port) for source, port in sources]
@@ -117,7 +126,7 @@ def _check_types(node: Any, sources: list[tuple[Any, int]]) -> None:
             raise AnswerError(f"input {index} of {node.op} {node.name!r} has dtype {have}, expected {want}")
 
 
-def _type_of(source: Any, port: int) -> int | None:
+def _type_of(source: node_def_pb2.NodeDef, port: int) -> int | None:
     types = output_types(source)
     if types is None:
         return None
@@ -126,25 +135,22 @@ def _type_of(source: Any, port: int) -> int | None:
     return types[port]
 
 
-def _check_acyclic(nodes: dict[str, Any]) -> None:
+def _check_acyclic(nodes: dict[str, node_def_pb2.NodeDef]) -> None:
     """No cycle, control edges included; a loop's back edge (NextIteration to Merge) is none."""
-    waiting: dict[str, int] = {}
-    readers: dict[str, list[str]] = {name: [] for name in nodes}
+    graph = rx.PyDiGraph()
+    place = dict(zip(nodes, graph.add_nodes_from(list(nodes)), strict=True))
+    edges = []
     for node in nodes.values():
         sources = [split_input(source)[0] for source in node.input]
-        if node.op in ("Merge", "RefMerge"):
-            sources = [name for name in sources if nodes[name].op not in LOOP_ENDS]
-        waiting[node.name] = len(sources)
-        for name in sources:
-            readers[name].append(node.name)
-    ready = [name for name, count in waiting.items() if count == 0]
-    done = 0
-    while ready:
-        done += 1
-        for reader in readers[ready.pop()]:
-            waiting[reader] -= 1
-            if waiting[reader] == 0:
-                ready.append(reader)
-    if done < len(nodes):
-        stuck = [name for name, count in waiting.items() if count > 0]
-        raise AnswerError(f"there is a cycle; {len(stuck)} nodes never run, among them {stuck[0]!r}")
+        if node.op in MERGES:
+            sources = [name for name in sources if nodes[name].op not in NEXT_ITERATIONS]
+        edges += [(place[name], place[node.name]) for name in sources]
+    graph.add_edges_from_no_data(edges)
+    if rx.is_directed_acyclic_graph(graph):
+        return
+    stuck: set[int] = set()
+    for component in rx.strongly_connected_components(graph):
+        first = component[0]
+        if len(component) > 1 or graph.has_edge(first, first):
+            stuck |= {first, *rx.descendants(graph, first)}
+    raise AnswerError(f"there is a cycle; {len(stuck)} nodes never run, among them {graph[min(stuck)]!r}")

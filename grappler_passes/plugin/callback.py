@@ -5,12 +5,15 @@ Nothing may be raised here: ctypes would print it and TensorFlow would never kno
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from grappler_passes.compat import graph_protos
 from grappler_passes.plugin.answer import check_answer
 from grappler_passes.plugin.refuse import refusing
 from grappler_passes.plugin.requests import DONE_ATTR, REQUEST_ATTR, SEEN_ATTR, Request, find, logger
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework import graph_pb2
 
 
 def answer(data: bytes, device_type: str = "CPU") -> bytes | None:
@@ -32,7 +35,7 @@ def answer(data: bytes, device_type: str = "CPU") -> bytes | None:
         return None
 
 
-def _request_of(graph_def: Any) -> Request | None:
+def _request_of(graph_def: graph_pb2.GraphDef) -> Request | None:
     """The request that the graph's arguments are marked with, if it is still registered."""
     for node in graph_def.node:
         if node.op == "_Arg" and REQUEST_ATTR in node.attr:
@@ -40,20 +43,20 @@ def _request_of(graph_def: Any) -> Request | None:
     return None
 
 
-def _answer(request: Request, graph_def: Any, device_type: str) -> bytes | None:
+def _answer(request: Request, graph_def: graph_pb2.GraphDef, device_type: str) -> bytes | None:
     request.count_call()
     if any(DONE_ATTR in node.attr for node in graph_def.node):
         request.skip("rewritten already")
         return None
     seen = f"{SEEN_ATTR}_{device_type}"
     if not any(seen in node.attr for node in graph_def.node):
-        _mark(graph_def, seen)
+        _set_on_arguments(graph_def, seen)
         data: bytes = graph_def.SerializeToString()
         return data
     return _rewrite(request, graph_def)
 
 
-def _rewrite(request: Request, graph_def: Any) -> bytes | None:
+def _rewrite(request: Request, graph_def: graph_pb2.GraphDef) -> bytes | None:
     before = type(graph_def)()
     before.CopyFrom(graph_def)  # what the check compares with, whatever the rewrite does to its argument
     try:
@@ -67,13 +70,13 @@ def _rewrite(request: Request, graph_def: Any) -> bytes | None:
     check_answer(before, after)
     out = type(graph_def)()
     out.CopyFrom(after)
-    _mark(out, DONE_ATTR)
+    _set_on_arguments(out, DONE_ATTR)
     data: bytes = out.SerializeToString()
     request.count_rewrite()
     return data
 
 
-def _mark(graph_def: Any, attribute: str) -> None:
+def _set_on_arguments(graph_def: graph_pb2.GraphDef, attribute: str) -> None:
     """On the arguments, whose attributes nothing between the two calls drops."""
     for node in graph_def.node:
         if node.op == "_Arg" and REQUEST_ATTR in node.attr:

@@ -40,7 +40,7 @@ def mark_arguments(func_graph: Any) -> None:
     if request is None:
         return
     try:
-        _mark(func_graph, request)
+        _mark_captured(func_graph, request)
     except Exception as error:  # an error here would break the user's tracing
         request.fail(error)
 
@@ -76,7 +76,7 @@ def _name(variable: Any) -> str:
     return str(variable.name).removesuffix(":0")
 
 
-def _mark(func_graph: Any, request: Request) -> None:
+def _mark_captured(func_graph: Any, request: Request) -> None:
     by_handle = {id(v.handle): v for v in func_graph.variables if getattr(v, "handle", None) is not None}
     captured = [
         (placeholder.op, by_handle.get(id(external), _Handle(external)))

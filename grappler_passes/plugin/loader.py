@@ -75,7 +75,7 @@ def load() -> None:
             runtime.load_library(str(path))
             _shims[device] = shim
         hook.install()
-        requests.connect(_set_enabled)
+        requests.connect(_enable_shims)
 
 
 def loaded() -> tuple[str, ...]:
@@ -114,9 +114,9 @@ def _check_conflicts() -> None:
     Which device type the other is for cannot be asked without running its initialization again.
     """
     ours = {shim.path for shim in _shims.values()}
-    others = [path for path in _mapped_libraries() if path not in ours and _is_optimizer(path)]
-    if others:
-        names = ", ".join(map(str, others))
+    optimizers = [path for path in _mapped_libraries() if path not in ours and _is_optimizer(path)]
+    if optimizers:
+        names = ", ".join(map(str, optimizers))
         raise PluginError(
             f"another graph optimizer is loaded already ({names}) and TensorFlow takes one per device type; "
             "remove it from tensorflow-plugins or TF_PLUGGABLE_DEVICE_LIBRARY_PATH. Nothing was loaded"
@@ -154,14 +154,14 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     return library
 
 
-def _set_enabled(value: bool) -> None:
+def _enable_shims(value: bool) -> None:
     for shim in _shims.values():
         shim.library.ooo_set_enabled(int(value))
 
 
 def _leave() -> None:
     """TensorFlow's threads outlive the interpreter: no call may start, and those under way must end."""
-    _set_enabled(False)
+    _enable_shims(False)
     deadline_s = time.monotonic() + EXIT_WAIT_S
     while any(s.library.ooo_running() for s in _shims.values()) and time.monotonic() < deadline_s:
         time.sleep(0.01)

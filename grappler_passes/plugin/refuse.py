@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from grappler_passes.compat import graph_protos, runtime
 from grappler_passes.graph.node_input import split_input
 
+if TYPE_CHECKING:
+    from tensorflow.core.framework import graph_pb2, tensor_pb2
+
 NAME = "ooo_refused"
 
 
-def refusing(graph_def: Any, message: str) -> Any:
+def refusing(graph_def: graph_pb2.GraphDef, message: str) -> graph_pb2.GraphDef:
     """A copy of the graph in which all work waits for an assertion that fails with ``message``.
 
     What only reads arguments is where work begins; everything else follows from it.
@@ -32,7 +35,7 @@ def refusing(graph_def: Any, message: str) -> Any:
     return out
 
 
-def _constant(graph_def: Any, name: str, device: str, value: Any) -> None:
+def _constant(graph_def: graph_pb2.GraphDef, name: str, device: str, value: tensor_pb2.TensorProto) -> None:
     node = graph_def.node.add(name=name, op="Const", device=device)
     node.attr["dtype"].type = value.dtype
     node.attr["value"].tensor.CopyFrom(value)

@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
+from grappler_passes.graph.marks import VARIABLE_ATTR as VARIABLE_ATTR
+
 logger = logging.getLogger("tf_ooo")
 
 REQUEST_ATTR = "_ooo_request"
 """On the arguments of a graph that belongs to a request: the request's id."""
-VARIABLE_ATTR = "_ooo_variable"
-"""On arguments that are variables: JSON ``{"name": str, "trainable": bool}``."""
 DONE_ATTR = "_ooo_done"
 """On nodes of a graph that was rewritten."""
 SEEN_ATTR = "_ooo_seen"

@@ -12,8 +12,8 @@ import pytest
 import tf_ooo
 from tests import forked
 from tests.distributed.clusters import addresses, run_command, running
-from tf_ooo.bench import pipeline_worker
-from tf_ooo.bench.peak_memory import file_of, now_bytes
+from tf_ooo.bench.shared import worker as pipeline_worker
+from tf_ooo.bench.shared.peak_memory import file_of, now_bytes
 from tf_ooo.errors import MemoryLimitError
 
 pytestmark = pytest.mark.takes(60)

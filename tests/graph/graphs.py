@@ -33,6 +33,10 @@ def flat(function, *args):
     return graph_def, inputs, outputs
 
 
+def context_of(index, name):
+    return index.contexts[index.of(name)]
+
+
 def run(graph_def, inputs, outputs, values):
     """Outputs as numpy arrays."""
     with tf.Graph().as_default() as graph:
@@ -64,3 +68,28 @@ def optimized(graph_def, outputs):
     rewrite.meta_optimizer_iterations = 2
     rewrite.optimizers.extend(["pruning", "dependency", "pruning"])
     return tf_optimizer.OptimizeGraph(config, meta_graph)
+
+
+def recurrent(steps, inner=None, sliced=False):
+    """Gradients of a small RNN with respect to its two weights and its input."""
+
+    @tf.function
+    def function(x, w, u):
+        with tf.GradientTape() as tape:
+            tape.watch([x, w, u])
+            y = tf.TensorArray(tf.float32, 15).unstack(tf.transpose(x * 2.0, [1, 0, 2]))
+
+            def body(t, h):
+                h = tf.tanh((x[:, t] if sliced else y.read(t)) @ w + h @ u)
+                return t + 1, h if inner is None else inner(t, h, u)
+
+            h = tf.while_loop(lambda t, h: t < steps, body, (0, tf.zeros([2, 4])))[1]
+            loss = tf.reduce_sum(h * h)
+        return tape.gradient(loss, [x, w, u])
+
+    graph, inputs, outputs = flat(
+        function, tf.TensorSpec([2, 15, 3]), tf.TensorSpec([3, 4]), tf.TensorSpec([4, 4])
+    )
+    random = np.random.default_rng(0)
+    values = [random.normal(size=size).astype("f") for size in ((2, 15, 3), (3, 4), (4, 4))]
+    return optimized(graph, outputs), inputs, outputs, values

@@ -10,7 +10,7 @@ from tests.graph.pipeline_fits import Training, assert_near, assert_same_bits, f
 from tests.graph.pipeline_graphs import assert_in_order
 from tests.graph.pipeline_models import EVEN, TiedTransformer, deep, deep_unet, momentum, normal, whole
 from tests.zoo import keras
-from tf_ooo.bench import pipeline_workloads
+from tf_ooo.bench.shared import workloads as pipeline_workloads
 from tf_ooo.modes.pipeline.planning import SCHEDULES
 
 pytestmark = [pytest.mark.devices(8), pytest.mark.takes(90)]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from graphs import assert_bit_equal, flat, node, optimized, run
+from graphs import assert_bit_equal, context_of, node, recurrent, run
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.graph.dependencies import GraphIndex
@@ -16,12 +16,12 @@ def ops_of(graph):
     return [made.op for made in graph.node]
 
 
-def separated(graph, **options):
+def separated(graph):
     text = graph.SerializeToString(deterministic=True)
-    result = SeparatePass(**options)(graph)
+    result = SeparatePass()(graph)
     assert graph.SerializeToString(deterministic=True) == text
     verify(graph, result.graph_def, replaced=result.replaced)
-    again = SeparatePass(**options)(result.graph_def)
+    again = SeparatePass()(result.graph_def)
     assert not again.modified
     assert again.graph_def == result.graph_def
     return result
@@ -118,16 +118,6 @@ def test_identity_n_is_split():
     assert_bit_equal(run(graph, inputs, outputs, VALUES), run(result.graph_def, inputs, outputs, VALUES))
 
 
-def test_only_named_ops_are_separated():
-    graph = graph_pb2.GraphDef()
-    node(graph, "a", "Placeholder", dtype=1)
-    made = node(graph, "n", "IdentityN", "a", "a")
-    made.attr["T"].list.type.extend([1, 1])
-    node(graph, "b", "Add", "n", "n:1", T=1)
-    assert not separated(graph, ops=("b",)).modified
-    assert separated(graph, ops=("n",)).modified
-
-
 def test_fused_kernels_say_why_they_stay():
     @tf.function
     def function(x, scale):
@@ -150,31 +140,6 @@ def test_fused_kernels_say_why_they_stay():
     assert not separated(graph).mixed
 
 
-def recurrent(steps, inner=None, sliced=False):
-    """Gradients of a small RNN with respect to its two weights and its input."""
-
-    @tf.function
-    def function(x, w, u):
-        with tf.GradientTape() as tape:
-            tape.watch([x, w, u])
-            y = tf.TensorArray(tf.float32, 15).unstack(tf.transpose(x * 2.0, [1, 0, 2]))
-
-            def body(t, h):
-                h = tf.tanh((x[:, t] if sliced else y.read(t)) @ w + h @ u)
-                return t + 1, h if inner is None else inner(t, h, u)
-
-            h = tf.while_loop(lambda t, h: t < steps, body, (0, tf.zeros([2, 4])))[1]
-            loss = tf.reduce_sum(h * h)
-        return tape.gradient(loss, [x, w, u])
-
-    graph, inputs, outputs = flat(
-        function, tf.TensorSpec([2, 15, 3]), tf.TensorSpec([3, 4]), tf.TensorSpec([4, 4])
-    )
-    random = np.random.default_rng(0)
-    values = [random.normal(size=size).astype("f") for size in ((2, 15, 3), (3, 4), (4, 4))]
-    return optimized(graph, outputs), inputs, outputs, values
-
-
 # More steps than the executor runs at a time (10), and none at all.
 @pytest.mark.parametrize("steps", [0, 1, 15])
 def test_weight_gradients_leave_the_gradient_loop(steps):
@@ -186,18 +151,13 @@ def test_weight_gradients_leave_the_gradient_loop(steps):
     assert len(done[0].nodes) == 2
     assert not result.mixed
     before, after = GraphIndex(graph), GraphIndex(result.graph_def)
-    frames = {before.context(name).frame for name in done[0].nodes}
+    frames = {context_of(before, name).frame for name in done[0].nodes}
     assert len(frames) == 1
-    assert all(after.context(name).frame not in frames for name in done[0].nodes)
+    assert all(context_of(after, name).frame not in frames for name in done[0].nodes)
     # The gradient of the input waits for the first loop alone.
     gradient = outputs[0].split(":")[0]
     assert not any(after.implied(name, gradient) for name in done[0].nodes)
     assert_bit_equal(run(graph, inputs, outputs, values), run(result.graph_def, inputs, outputs, values))
-
-
-def test_loops_can_be_left_alone():
-    graph, *_ = recurrent(3)
-    assert SeparatePass(loops=False)(graph).graph_def == graph
 
 
 def test_a_conditional_in_the_loop_keeps_results_bit_equal():
@@ -232,7 +192,7 @@ def test_the_training_graph_says_which_sums_are_weight_gradients():
     result = SeparatePass()(graph, TrainingGraph(ops=ops, layers=(), variables=()))
     assert result.modified
     verify(graph, result.graph_def, replaced=result.replaced)
-    frames = {name: GraphIndex(result.graph_def).context(name).frame for name in ends}
+    frames = {name: context_of(GraphIndex(result.graph_def), name).frame for name in ends}
     assert frames[weights[0]] == frames[weights[1]]
     assert all(frames[name] != frames[weights[0]] for name in ends if name not in weights)
     assert_bit_equal(run(graph, inputs, outputs, values), run(result.graph_def, inputs, outputs, values))

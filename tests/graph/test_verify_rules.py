@@ -8,6 +8,7 @@ from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.errors import PassError, VerifyError
 from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph
+from grappler_passes.passes.relaxations import REORDERING, Relaxation
 from grappler_passes.passes.verify import VerifyPass, verify
 
 
@@ -215,3 +216,88 @@ def test_all_inputs_arrive_in_one_frame():
     assert (name, rule) == ("body", "frames")
     assert "inputs arrive in frames [(), ('loop',)]" in message
     assert broken(loop(outside="Exp: x ^body"), before=loop())[:2] == ("outside", "frames")
+
+
+def with_library(*names):
+    graph = step()
+    for name in names:
+        graph.library.function.add().signature.name = name
+    return graph
+
+
+def moved(name, device):
+    graph = step()
+    next(made for made in graph.node if made.name == name).device = device
+    return graph
+
+
+def noted(key, name="mul"):
+    graph = step()
+    next(made for made in graph.node if made.name == name).attr[key].i = 1
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("relaxation", "after", "node_of", "rule", "detail"),
+    [
+        (Relaxation.NEW_NODES, step(extra="Abs: mul"), "extra", "new nodes", "a Abs was added"),
+        (Relaxation.MORE_WAITS, step(add="Add: copy mul ^read"), "add", "more waits", "waits for ['read']"),
+        (Relaxation.FEWER_WAITS, step(new="Identity: add"), "new", "fewer waits", "waits for ['group']"),
+        (Relaxation.DEVICES, moved("add", "/GPU:0"), "add", "devices", "was on '', is on '/GPU:0'"),
+        (Relaxation.NOTES, noted("_note"), "mul", "attributes", "_note is not what it was"),
+        (Relaxation.COPIES, step(add="Add: pair:1 mul"), "add", "data inputs", "reads [('pair', 1)"),
+        (Relaxation.COPIES, step(copy=None, add="Add: pair:1 mul"), "copy", "kept", "was dropped"),
+    ],
+)
+def test_a_difference_that_no_pass_declares(relaxation, after, node_of, rule, detail):
+    name, broken_rule, message = broken(after, relaxes=REORDERING - {relaxation})
+    assert (name, broken_rule) == (node_of, rule)
+    assert detail in message
+    assert broken(after, relaxes=())[0] == node_of
+    verify(step(), after, relaxes={relaxation})
+
+
+def test_the_library_is_part_of_the_graph():
+    before, after = with_library("one", "two"), with_library("one", "three")
+    assert broken(after, before, relaxes=REORDERING)[:2] == ("three", "functions")
+    verify(before, after, relaxes={Relaxation.FUNCTIONS})
+    verify(before, with_library("one", "two"), relaxes=())
+
+
+def test_replaced_nodes_count_only_where_that_is_declared():
+    without = step(add=None, new="Identity: mul ^group", out="_Retval: mul ^write")
+    replaced = {"add", "new", "out"}
+    assert broken(without, replaced=replaced, relaxes=REORDERING - {Relaxation.REPLACED_NODES})[0] == "add"
+    verify(step(), without, replaced=replaced, relaxes={Relaxation.REPLACED_NODES})
+    # Declared or not, a node that is not among them stays as it was, and one that is stays on its device.
+    assert broken(without, replaced={"add", "new"}, relaxes={Relaxation.REPLACED_NODES})[0] == "out"
+    on_another = moved("add", "/GPU:0")
+    assert broken(on_another, replaced={"add"}, relaxes={Relaxation.REPLACED_NODES})[1] == "devices"
+    waiting = step(add="Add: copy mul ^read")
+    verify(step(), waiting, replaced={"add"}, relaxes={Relaxation.REPLACED_NODES})
+
+
+def test_a_replaced_node_may_be_another_op_where_that_is_declared():
+    after, replaced = step(mul="Div: read x"), {"mul"}
+    allowed = {Relaxation.REPLACED_NODES, Relaxation.OPS}
+    verify(step(), after, replaced=replaced, relaxes=allowed)
+    assert broken(after, replaced=(), relaxes=allowed)[:2] == ("mul", "op")
+    assert broken(after, replaced=replaced, relaxes={Relaxation.OPS})[:2] == ("mul", "op")
+    assert broken(after, replaced=replaced, relaxes={Relaxation.REPLACED_NODES})[:2] == ("mul", "op")
+
+
+def test_a_replaced_node_may_have_side_effects_where_that_is_declared():
+    allowed = {Relaxation.REPLACED_NODES, Relaxation.SIDE_EFFECTS}
+    after = step(write="AssignVariableOp: h add:1 ^read")
+    verify(step(), after, replaced={"write"}, relaxes=allowed)
+    assert broken(after, replaced=(), relaxes=allowed)[:2] == ("write", "data inputs")
+    gone = step(write=None, out="_Retval: add")
+    verify(step(), gone, replaced={"write", "out"}, relaxes=allowed)
+    assert broken(gone, replaced={"write", "out"}, relaxes=allowed - {Relaxation.SIDE_EFFECTS})[1] == "kept"
+    # The graph's ends stay all the same, and those that stay keep their order.
+    assert broken(step(out=None), replaced={"out"}, relaxes=set(Relaxation))[:2] == ("out", "kept")
+    early, waiting = step(write="AssignVariableOp: h x"), step(write="AssignVariableOp: h x ^read")
+    assert broken(early, waiting, replaced={"write"}, relaxes=set(Relaxation))[:2] == (
+        "write",
+        "side effects",
+    )

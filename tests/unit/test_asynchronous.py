@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_ooo.bench import planner_layerpipe, planner_zb_v
-from tf_ooo.bench.layerpipe_workloads import BATCH, WORKLOADS, resnet50_shapes, vgg16_shapes
+from tf_ooo.bench.planner import layerpipe as planner_layerpipe
+from tf_ooo.bench.planner import zb_v as planner_zb_v
+from tf_ooo.bench.planner.layerpipe_layers import BATCH, WORKLOADS, resnet50_shapes, vgg16_shapes
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.models import resnet, vgg16
 from tf_ooo.errors import MemoryLimitError, OptionsError, ScheduleError
@@ -231,7 +232,8 @@ def test_golden(name):
 
 def test_bench_rows_and_goals(tmp_path):
     target = tmp_path / "rows.json"
-    planner_layerpipe.main(["--quick", "--json", str(target), "--png", str(tmp_path / "rows.png")])
+    options = ["--quick", "--json", str(target), "--png", str(tmp_path / "rows.png")]
+    planner_layerpipe.main(options, standalone_mode=False)
     rows = json.loads(target.read_text())
     assert [(row["workload"], row["devices"]) for row in rows] == [
         ("vgg16", 4),

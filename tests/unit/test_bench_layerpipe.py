@@ -7,8 +7,9 @@ import json
 import pytest
 
 from tests.graph.layerpipe_spread import assert_spread, recorded
-from tf_ooo.bench import layerpipe, layerpipe_accuracy
-from tf_ooo.bench.bars import save_bars
+from tf_ooo.bench.layerpipe import accuracy
+from tf_ooo.bench.layerpipe.rows import rows_of, text_of
+from tf_ooo.bench.shared.bars import save_bars
 from tf_ooo.cli import main
 
 
@@ -29,13 +30,13 @@ def found():
     }
 
 
-def test_rows(capsys, tmp_path):
-    rows = layerpipe.rows_of(found(), "mlp")
+def test_rows(tmp_path):
+    rows = rows_of(found(), "mlp")
     ours = rows[1]
     assert ours["speedup"] == pytest.approx(1.25)
     assert ours["efficiency"] == pytest.approx(0.3 / (3 * 0.12))
     assert (ours["step_s_min"], ours["step_s_max"]) == (0.1, 0.13)
-    assert "1.25x pipedream" in capsys.readouterr().out
+    assert "1.25x pipedream" in text_of(ours)
     save_bars(rows, tmp_path / "rows.png")
     assert (tmp_path / "rows.png").stat().st_size > 1000
 
@@ -43,7 +44,7 @@ def test_rows(capsys, tmp_path):
 def test_what_late_gradients_lose():
     lost = [("synchronous", 0.0), ("stash", 0.5), ("stash", -0.1), ("ema", 0.2), ("latest", 1.0)]
     rows = [{"training": way, "points_below_synchronous": points} for way, points in lost]
-    lines = layerpipe_accuracy.summary(rows).splitlines()
+    lines = accuracy.summary(rows).splitlines()
     assert lines[0] == "stash: +0.20 points below synchronous on average, -0.10 to +0.50 in 2 runs"
     assert lines[1].startswith("ema: +0.20 points below synchronous on average")
 

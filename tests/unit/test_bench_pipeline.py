@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from tf_ooo.bench import pipeline_overhead, pipeline_torch
-from tf_ooo.bench.pipeline_gantt import busy_seconds, measured_timeline, task_seconds, task_times
-from tf_ooo.bench.pipeline_torch_worker import cut
+from tf_ooo.bench.pipeline import overhead, pytorch
+from tf_ooo.bench.pipeline.gantt import busy_seconds, measured_timeline, task_seconds, task_times
+from tf_ooo.bench.pipeline.pytorch_rank import cut
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.modes.pipeline.partition import merged
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
@@ -103,18 +103,18 @@ def test_rows_of_the_comparison():
             "torch_1f1b": [1.0, 1.0, 1.3],
         },
     }
-    rows = pipeline_torch.rows_of(found, "feed_forward", 4)
+    rows = pytorch.rows_of(found, "feed_forward", 4)
     assert [row["schedule"] for row in rows] == ["torch_1f1b"]
     assert rows[0]["baseline"] == "zb_v"
     assert rows[0]["speedup"] == pytest.approx(0.8)
     assert rows[0]["efficiency"] == pytest.approx(1.8 / 2)
-    assert "0.80x zb_v" in pipeline_torch.text_of(rows[0])
+    assert "0.80x zb_v" in pytorch.text_of(rows[0])
 
 
 def test_the_row_of_the_overhead():
     pairs = [(1.0, 1.02), (2.0, 2.02), (1.0, 1.03), (1.0, 0.99), (1.0, 1.5)]
-    row = pipeline_overhead.row_of("bert12", {"times_s": pairs, "bit_equal": True})
+    row = overhead.row_of("bert12", {"times_s": pairs, "bit_equal": True})
     assert row["overhead"] == pytest.approx(0.02)
     assert row["overhead_quartiles"][0] <= 0.01 <= row["overhead_quartiles"][1]
     assert (row["devices"], row["microbatches"], row["pairs"]) == (1, 1, 5)
-    assert "+2.0%" in pipeline_overhead.text_of(row)
+    assert "+2.0%" in overhead.text_of(row)

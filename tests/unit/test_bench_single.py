@@ -9,10 +9,13 @@ import os
 import numpy as np
 import pytest
 
-from tf_ooo.bench import gpu_day, single, single_torch
-from tf_ooo.bench.single_data import arrays, digits, resized
-from tf_ooo.bench.single_networks import NETWORKS, spec_of
-from tf_ooo.bench.single_overlap import overlap_of
+from tf_ooo.bench.single import gpu_day, measuring, pytorch
+from tf_ooo.bench.single.inputs import arrays, digits, resized
+from tf_ooo.bench.single.messages import Case, Ways
+from tf_ooo.bench.single.networks import NETWORKS, spec_of
+from tf_ooo.bench.single.overlap import overlap_of
+from tf_ooo.bench.single.processes import Worker, started
+from tf_ooo.bench.single.rows import rows_of, text_of
 from tf_ooo.compat.tf_profiler import TracedEvent
 
 
@@ -30,17 +33,17 @@ def test_overlap_of_streams():
 
 def test_rows_stand_beside_stock_xla():
     taken = {"xla": [0.2, 0.1, 0.4], "early": [0.1, 0.1, 0.05]}
-    rows = single.rows_of("net batch 8", "cpu", taken, {"early": 7}, {"early": "3 calls"})
+    rows = rows_of("net batch 8", "cpu", taken, {"early": 7}, {"early": "3 calls"})
     assert [row["speedup"] for row in rows] == [1.0, 2.0]
     assert rows[1]["step_s_min"] == 0.05
     assert rows[1]["peak_bytes"] == 7
-    assert "device: cpu" in single.text_of(rows[0])
+    assert "device: cpu" in text_of(rows[0])
 
 
 def test_what_ours_is_where_stock_did_not_run():
-    (row,) = single.rows_of("net batch 8", "cpu", {"early": [0.1]}, {}, {})
+    (row,) = rows_of("net batch 8", "cpu", {"early": [0.1]}, {}, {})
     assert "speedup" not in row
-    assert single.text_of(row)
+    assert text_of(row)
 
 
 def test_the_gpu_list_begins_with_the_targets():
@@ -113,8 +116,8 @@ class FakeWorker:
 
 def test_a_worker_that_ends_is_noted_and_the_others_go_on(monkeypatch):
     workers = [FakeWorker(["xla"], 99), FakeWorker(["early", "joint"], 2), FakeWorker(["fit"], 0)]
-    monkeypatch.setattr(single, "_workers", lambda *_: contextlib.nullcontext(workers))
-    after_each = list(single.measure(single.Case("net", 8), ["xla"], rounds=3, steps=1, more=False))
+    monkeypatch.setattr(measuring, "workers", lambda *_: contextlib.nullcontext(workers))
+    after_each = list(measuring.measure(Case("net", 8), ["xla"], rounds=3, steps=1, more=False))
     assert [[row["schedule"] for row in rows] for rows in after_each] == [["xla", "early", "joint"]] * 3
     notes = {row["schedule"]: row.get("note") for row in after_each[-1]}
     assert notes == {"xla": None, "early": "stopped: the process ended with -9", "joint": None}
@@ -123,14 +126,14 @@ def test_a_worker_that_ends_is_noted_and_the_others_go_on(monkeypatch):
 
 
 def test_a_process_that_ends_loses_all_its_steps():
-    worker = single.Worker("nothing_there", {}, "alone, ")
+    process = started("tf_ooo.bench.nothing_there", Case("net", 8), Ways([]))
+    worker = Worker(process, "alone, ")
     try:
-        worker.wait()
         worker.names = {"alone, a": "a", "alone, b": "b"}
         with pytest.raises(RuntimeError):
             worker.run("alone, a", 1)
     finally:
-        worker.close()
+        process.close()
     assert not worker.names
     assert worker.said["alone, a"].startswith("stopped: ")
     assert worker.said["alone, b"].startswith("stopped with alone, a: ")
@@ -160,11 +163,11 @@ def test_real_data_are_the_digits_in_the_network_s_shape():
 def test_pytorch_knows_every_network():
     for name in NETWORKS:
         kind, arguments = spec_of(name, size=64)
-        assert kind in single_torch.KINDS
-        shape = single_torch.shape_of(kind, arguments)
+        assert kind in pytorch.KINDS
+        shape = pytorch.shape_of(kind, arguments)
         assert shape[0] == (64 if kind in ("densenet", "application") else arguments["length"])
 
 
 def test_names_of_cases():
-    assert single.Case("net", 8).name == "net batch 8"
-    assert single.Case("net", 8, "real", 224).name == "net 224x224 batch 8 real"
+    assert Case("net", 8).name == "net batch 8"
+    assert Case("net", 8, "real", 224).name == "net 224x224 batch 8 real"

@@ -8,6 +8,7 @@ import pytest
 
 from grappler_passes.passes.order import OrderPass
 from grappler_passes.passes.rewrite_plan import RewritePlan
+from grappler_passes.passes.steps import Additions
 from grappler_passes.passes.verify import VerifyPass
 from tf_ooo.modes.data_parallel.ordering import _Ordered
 from tf_ooo.modes.layerpipe.delays import Register
@@ -27,7 +28,7 @@ from tf_ooo.rewriting.ordering import LaneOrder
         Register(0, "a", "", 0, 1),
         OrderPass(RewritePlan()),
         VerifyPass(None),
-        _Ordered(None, None, {}, {}, 0, ()),
+        _Ordered(None, None, Additions({}, {}), 0, ()),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -4,14 +4,17 @@ import json
 
 import pytest
 
-from tf_ooo.bench import planner_scale, planner_zero_bubble
+from tf_ooo.bench.planner import scale
+from tf_ooo.bench.planner import zero_bubble as zb
+from tf_ooo.bench.planner.published import load
+from tf_ooo.cli import main
 
 pytestmark = pytest.mark.takes(20)
 
 
 @pytest.fixture(scope="module")
 def zero_bubble():
-    return list(planner_zero_bubble.rows(planner_zero_bubble.load(), quick=True))
+    return list(zb.rows(load(zb.INPUTS), quick=True))
 
 
 @pytest.mark.parametrize(
@@ -31,8 +34,8 @@ def test_zb_2p_over_1f1b_is_within_5_percent_of_the_published_ratio(zero_bubble,
 
 def test_stage_costs_of_the_smallest_model():
     """1.5B: sbh = 1024 x 6 x 2304; F is sbh(24h + 4s) a layer; 2 layers at the ends, 3 between."""
-    inputs = planner_zero_bubble.load()
-    stages = planner_zero_bubble.stage_costs(inputs, inputs["models"][0], equal=False)
+    inputs = load(zb.INPUTS)
+    stages = zb.stage_costs(inputs, inputs["models"][0], equal=False)
     forward = 1024 * 6 * 2304 * (24 * 2304 + 4 * 1024)
     assert [round(stage.forward_s * 156e12 / forward, 9) for stage in stages] == [2, *[3] * 6, 2]
     assert stages[0].output_grad_s / stages[0].weight_grad_s == pytest.approx((24 * 2304 + 8 * 1024) / 55296)
@@ -40,14 +43,14 @@ def test_stage_costs_of_the_smallest_model():
 
 def test_zero_bubble_bench_prints_and_writes(tmp_path, capsys):
     path = tmp_path / "rows.json"
-    planner_zero_bubble.main(["--quick", "--json", str(path)])
+    main(["bench", "planner", "zero-bubble", "--quick", "--json", str(path)], standalone_mode=False)
     printed = capsys.readouterr().out
     assert "Assumptions:" in printed
     assert len(json.loads(path.read_text())) == 16
 
 
 def test_scale_rows_meet_the_closed_form():
-    row = planner_scale.measure_apart((32, 64, 64))
+    row = scale.measure_apart((32, 64, 64))
     assert row["predicted_step_s"] == row["bound_s"] == 2 * (64 * 9 + 31 * 5)
     assert row["peak_bytes"] == 32 * 2 * (1 << 20)
     assert row["tasks"] == 32 * (3 * 64 + 1)
@@ -55,12 +58,12 @@ def test_scale_rows_meet_the_closed_form():
 
 def test_exponent_of_growth():
     rows = [{"devices": n, "microbatches": n, "plan_s": 0.0, "simulate_s": float(n**3)} for n in (2, 4, 8)]
-    assert planner_scale.exponent(rows) == pytest.approx(1.5)
+    assert scale.exponent(rows) == pytest.approx(1.5)
 
 
 @pytest.mark.slow
 def test_a_thousand_devices():
     """1,024 devices x 4,096 micro-batches x 2,048 layers on one core: under 8 GB; the bench says how long."""
-    row = planner_scale.measure_apart(planner_scale.SIZES[-1])
+    row = scale.measure_apart(scale.SIZES[-1])
     assert row["predicted_step_s"] == row["bound_s"]
-    assert row["process_bytes"] < planner_scale.LIMIT_BYTES
+    assert row["process_bytes"] < scale.LIMIT_BYTES

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tf_ooo
-from tf_ooo.bench import single_worker
+from tf_ooo.bench.single import worker as single_worker
 
 
 class Gpu:

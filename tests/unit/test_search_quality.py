@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from tf_ooo.bench.exact import ExactLayer, optimum
-from tf_ooo.bench.planner_quality import INSTANCES, POLICIES, costs, instance, period_s, rows
+from tf_ooo.bench.planner.exact import ExactLayer, optimum
+from tf_ooo.bench.planner.quality import INSTANCES, POLICIES, costs, instance, period_s, rows
 
 pytest.importorskip("ortools")
 

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph, Variable
-from tf_ooo.bench.data_parallel import rows_of, text_of
+from tf_ooo.bench.data_parallel.rows import rows_of, text_of
 from tf_ooo.cli import main
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.modes.data_parallel.ordering import communication_edges

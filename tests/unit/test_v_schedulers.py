@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_ooo.bench import planner_zb_v
+from tf_ooo.bench.planner import zb_v as planner_zb_v
+from tf_ooo.bench.planner.published import load
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import MemoryLimitError, OptionsError
 from tf_ooo.planning.building.squeeze import Style, squeeze
@@ -207,6 +208,6 @@ def test_checked_in_rows_are_near_the_published_ratios():
 
 
 def test_published_ratio_of_zb_v():
-    row = next(planner_zb_v.rows(planner_zb_v.load(), quick=True))
+    row = next(planner_zb_v.rows(load(planner_zb_v.INPUTS), quick=True))
     assert abs(row["deviation"]) < 0.05
     assert row["peak_bytes"] <= row["baseline_peak_bytes"] * (1 + 1e-9)

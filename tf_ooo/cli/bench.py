@@ -4,43 +4,19 @@ from __future__ import annotations
 
 import click
 
+from tf_ooo.bench.data_parallel.command import data_parallel
+from tf_ooo.bench.layerpipe.command import layerpipe
+from tf_ooo.bench.pipeline.command import pipeline
+from tf_ooo.bench.planner.command import planner
+from tf_ooo.bench.single.command import single
+from tf_ooo.bench.single.gpu_day import gpu_day
+from tf_ooo.bench.single.overlap import single_overlap
+
 
 @click.group()
 def bench() -> None:
     """Benchmarks to run on your own machine."""
 
 
-@bench.command("data-parallel", add_help_option=False, context_settings={"ignore_unknown_options": True})
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def data_parallel(arguments: tuple[str, ...]) -> None:
-    """Data parallel training against stock Horovod; --help lists its options."""
-    from tf_ooo.bench.data_parallel import main  # noqa: PLC0415 - only where it is asked for
-
-    main(arguments)
-
-
-@bench.command("pipeline", add_help_option=False, context_settings={"ignore_unknown_options": True})
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def pipeline(arguments: tuple[str, ...]) -> None:
-    """Pipeline schedules against each other on worker processes; --help lists its options."""
-    from tf_ooo.bench.pipeline import main  # noqa: PLC0415 - only where it is asked for
-
-    main(arguments)
-
-
-@bench.command("single", add_help_option=False, context_settings={"ignore_unknown_options": True})
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def single(arguments: tuple[str, ...]) -> None:
-    """One GPU: dW on side streams against stock XLA; --help lists its options."""
-    from tf_ooo.bench.single import main  # noqa: PLC0415 - only where it is asked for
-
-    main(arguments)
-
-
-@bench.command("layerpipe", add_help_option=False, context_settings={"ignore_unknown_options": True})
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def layerpipe(arguments: tuple[str, ...]) -> None:
-    """LayerPipe against PipeDream on worker processes; --help lists its options."""
-    from tf_ooo.bench.layerpipe import main  # noqa: PLC0415 - only where it is asked for
-
-    main(arguments)
+for _command in (single, single_overlap, gpu_day, data_parallel, pipeline, layerpipe, planner):
+    bench.add_command(_command)

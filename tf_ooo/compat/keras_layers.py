@@ -23,8 +23,8 @@ def parts_of(model: Any, itself: bool = True) -> list[Any]:
 
 
 def title_of(layer: Any) -> str:
-    """The path of a layer; with Keras 2 its name."""
-    return str(getattr(layer, "path", layer.name))
+    """The path of a layer; its name with Keras 2, and where it has not been built."""
+    return str(getattr(layer, "path", None) or layer.name)
 
 
 def made_in_strategy(model: Any) -> bool:

@@ -97,8 +97,8 @@ def trace_workers(addresses: Sequence[str], seconds: float) -> dict[str, list[Tr
         where = ",".join(f"grpc://{address}" for address in addresses)
         try:
             tf.profiler.experimental.client.trace(where, folder, round(seconds * 1e3), num_tracing_attempts=1)
-        except tf.errors.OpError as error:
-            raise BackendError(f"{where}: cannot be profiled: {error.message}") from error
+        except (tf.errors.OpError, RuntimeError) as error:
+            raise BackendError(f"{where}: cannot be profiled: {getattr(error, 'message', error)}") from error
         written = {path.name: path.read_bytes() for path in Path(folder).rglob("*.xplane.pb")}
     names = {f"{address.replace(':', '_')}.xplane.pb": address for address in addresses}
     return {names[name]: list(_since_epoch(content)) for name, content in written.items() if name in names}

@@ -15,7 +15,7 @@ from grappler_passes.graph.liveness import unknown_sizes
 from grappler_passes.graph.sizes import KnownShapes, with_sizes
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.annotate import AnnotatePass
-from grappler_passes.passes.base import PassPipeline, PassResult
+from grappler_passes.passes.base import PassPipeline, PassResult, relaxed_by
 from grappler_passes.passes.order import OrderPass
 from grappler_passes.passes.separate import SeparatePass
 from grappler_passes.passes.verify import VerifyPass
@@ -149,8 +149,9 @@ def _rewrite_graph(graph_def: GraphDef, options: OneDeviceOptions, known: KnownS
     schedule = _plan(training_graph, tasks, options.schedule, limit_bytes)
     loose: list[str] = []
     rewrite_plan = lower(schedule, training_graph, tasks, loose)
-    passes = [AnnotatePass(rewrite_plan), OrderPass(rewrite_plan), VerifyPass(graph_def, separated.replaced)]
-    ordered = PassPipeline(passes, dump_dir=options.dump_dir)(separated.graph_def, training_graph)
+    passes = [AnnotatePass(rewrite_plan), OrderPass(rewrite_plan)]
+    check = VerifyPass(graph_def, separated.replaced, relaxed_by(SeparatePass, *passes))
+    ordered = PassPipeline([*passes, check], dump_dir=options.dump_dir)(separated.graph_def, training_graph)
     waiting = _new_waits(separated.graph_def, ordered)
     result = RewriteResult(
         training_graph=training_graph,

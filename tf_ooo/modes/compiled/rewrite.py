@@ -11,7 +11,8 @@ from grappler_passes.analysis.classify import classify_graph_def
 from grappler_passes.analysis.steps import split_steps
 from grappler_passes.compat import flattening, shape_inference
 from grappler_passes.graph.training_graph import TrainingGraph
-from grappler_passes.passes.edit import GraphEditor, without_gates
+from grappler_passes.passes.edit import GraphEditor
+from grappler_passes.passes.gates import GatesPass
 from tf_ooo.errors import GraphError
 from tf_ooo.modes.compiled.barriers import hold_back, join, store_activations
 from tf_ooo.modes.compiled.calls import Parts, StepToPlan, last_of_main, make_calls
@@ -92,7 +93,7 @@ def rewrite_step(
     started = time.perf_counter()
     nodes = list(dict.fromkeys(text.partition(":")[0] for text in fetches))
     functional, lowered = flattening.flat_graphs(graph_def, nodes)
-    functional = without_gates(functional)
+    functional = GatesPass()(functional).graph_def
     if side_updates:
         functional = single_assignment(without_dead_ends(functional, fetches))
         lowered = single_assignment(lowered)

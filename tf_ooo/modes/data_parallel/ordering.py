@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from grappler_passes.analysis.step_classes import classify_steps
-from grappler_passes.analysis.steps import split_steps, steps_of
+from grappler_passes.analysis.steps import split_steps
 from grappler_passes.graph.training_graph import OpKind, TrainingGraph
 from grappler_passes.passes.annotate import AnnotatePass
-from grappler_passes.passes.base import PassPipeline, PassResult, copy_of
+from grappler_passes.passes.base import PassPipeline, PassResult, relaxed_by
 from grappler_passes.passes.order import OrderPass
 from grappler_passes.passes.separate import SeparatePass
+from grappler_passes.passes.steps import Additions, StepsPass, additions
 from grappler_passes.passes.verify import VerifyPass
 from tf_ooo.costs.from_graph import variable_bytes
 from tf_ooo.errors import ScheduleError
@@ -36,12 +37,11 @@ ScheduleFor = Callable[[TrainingGraph], Schedule]
 
 @dataclass(frozen=True)
 class _Ordered:
-    """One step: its new control inputs and attributes, by node."""
+    """One step, and what its nodes have gained."""
 
     graph: TrainingGraph
     schedule: Schedule
-    controls: Mapping[str, Sequence[str]]
-    attributes: Mapping[str, Mapping[str, Any]]
+    gained: Additions
     moved_ops: int
     notes: tuple[str, ...]
 
@@ -86,14 +86,14 @@ def order_steps(
         for number, step in enumerate(zip(graphs, classified, schedules, strict=True))
     ]
     merged = _merged(separated.graph_def, steps)
-    verify = VerifyPass(graph_def, separated.replaced)
+    verify = VerifyPass(graph_def, separated.replaced, relaxed_by(SeparatePass, StepsPass))
     PassPipeline([verify], dump_dir=_folder(dump_dir, "ordered"))(merged)
     return RewriteResult(
         training_graph=steps[-1].graph,
         schedule=steps[-1].schedule,
         graph_def=merged,
         moved_ops=sum(step.moved_ops for step in steps),
-        added_edges=sum(len(controls) for step in steps for controls in step.controls.values()),
+        added_edges=sum(len(controls) for step in steps for controls in step.gained.controls.values()),
         plan_seconds=time.perf_counter() - started,
         mixed={**steps[-1].graph.mixed, **separated.mixed},
         notes=tuple(dict.fromkeys(note for step in steps for note in step.notes)),
@@ -151,13 +151,12 @@ def _order(
     edges = (*plan.edges, *communication_edges(schedule, graph, flight_bytes, parts))
     plan = dataclasses.replace(plan, edges=edges)
     done = PassPipeline([AnnotatePass(plan), OrderPass(plan)], dump_dir=dump_dir)(graph_def, graph)
-    controls, attributes = _difference(graph_def, done.graph_def)
-    moved = [names for names in tasks.ops.values() if controls.keys() & set(names)]
+    gained = additions(graph_def, done.graph_def)
+    moved = [names for names in tasks.ops.values() if gained.controls.keys() & set(names)]
     return _Ordered(
         graph,
         schedule,
-        controls,
-        attributes,
+        gained,
         sum(map(len, moved)),
         (*notes, *(str(note) for note in done.notes)),
     )
@@ -254,29 +253,9 @@ def _ends(graph: TrainingGraph, sent: list[str], last: bool) -> list[str]:
     return [name for name in sent if not inputs[name] & inside]
 
 
-def _difference(before: Any, after: Any) -> tuple[dict[str, list[str]], dict[str, dict[str, Any]]]:
-    """The control inputs and the attributes that each node has gained."""
-    controls, attributes = {}, {}
-    for old, new in zip(before.node, after.node, strict=True):
-        if len(new.input) > len(old.input):
-            controls[new.name] = list(new.input[len(old.input) :])
-        gained = {key: value for key, value in new.attr.items() if key.startswith("_ooo_")}
-        if gained:
-            attributes[new.name] = gained
-    return controls, attributes
-
-
 def _merged(graph_def: Any, steps: Sequence[_Ordered]) -> Any:
-    """The whole graph with what each step has gained; a node of another step is left as it is."""
-    merged = copy_of(graph_def)
-    for node, number in zip(merged.node, steps_of(graph_def), strict=True):
-        if number is None:
-            continue
-        step = steps[number]
-        node.input.extend(step.controls.get(node.name, ()))
-        for key, value in step.attributes.get(node.name, {}).items():
-            node.attr[key].CopyFrom(value)
-    return merged
+    """The whole graph with what each step has gained."""
+    return StepsPass([step.gained for step in steps])(graph_def).graph_def
 
 
 def digest(result: RewriteResult) -> str:

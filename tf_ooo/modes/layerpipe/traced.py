@@ -11,7 +11,7 @@ from grappler_passes.analysis.classify import classify_graph_def
 from grappler_passes.compat import flattening, shape_inference, traced_functions
 from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.training_graph import TrainingGraph
-from grappler_passes.passes.edit import without_gates
+from grappler_passes.passes.gates import GatesPass
 from tf_ooo.compat import (
     func_graphs,
     keras_layers,
@@ -149,7 +149,7 @@ def _concrete(flat: Callable[..., Any], inputs: Packed, data_spec: Any) -> tuple
 def _flat(model: Any, graph_def: Any, kept: Sequence[str]) -> Any:
     """The graph without function calls; these ops stay.  Raises GraphError for loops and branches."""
     whole = flattening.with_whole_branches(graph_def)
-    flat_def = without_gates(flattening.inline_graph_def(whole, list(dict.fromkeys(kept))))
+    flat_def = GatesPass()(flattening.inline_graph_def(whole, list(dict.fromkeys(kept)))).graph_def
     loop = next((node.name for node in flat_def.node if node.op in _LOOPS), None)
     if loop is not None:
         raise GraphError(_loop_message(model, loop, any(node.op in _ENTERS for node in flat_def.node)))

@@ -1,0 +1,42 @@
+"""Has everybody read past IdentityN, which hands several tensors on together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tensorflow.core.framework import graph_pb2
+
+from grappler_passes.graph.node_input import split_input
+from grappler_passes.graph.training_graph import TrainingGraph
+from grappler_passes.passes.base import Pass, PassResult
+from grappler_passes.passes.edit import GraphEditor, tensor
+from grappler_passes.passes.relaxations import Relaxation
+
+
+@dataclass(frozen=True)
+class GatesPass(Pass):
+    """Nobody reads through an IdentityN: in HLO it gates nothing, but in the graph every update would need
+    all gradients."""
+
+    name: ClassVar[str] = "gates"
+    relaxes = frozenset({Relaxation.COPIES})
+
+    def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
+        """Rewire the readers in a copy; the gates stay, unread."""
+        gates = {node.name: list(node.input) for node in graph_def.node if node.op == "IdentityN"}
+        if not gates:
+            return PassResult(graph_def, False)
+        editor = GraphEditor(graph_def)
+        modified = False
+
+        def behind(producer: str, port: int) -> list[str]:
+            while producer in gates and port >= 0:
+                producer, port = split_input(gates[producer][port])
+            return [tensor(producer, port)]
+
+        for node in graph_def.node:
+            if any(split_input(text)[0] in gates for text in node.input):
+                editor.map_inputs(node.name, behind)
+                modified = True
+        return PassResult(editor.graph_def, modified)

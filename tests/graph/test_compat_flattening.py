@@ -1,0 +1,71 @@
+"""Flat graphs: what an upgrade breaks."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from grappler_passes.compat import flattening, traced_functions
+from tests.graph.compat_models import described, run_with, square_step
+from tf_ooo.compat import tf_functions
+
+
+def test_inline_graph_def():
+    weight, function = square_step()
+    graph_def, fetches = traced_functions.graph_def_of(function)
+    flat = flattening.inline_graph_def(graph_def, fetches)
+    ops = [node.op for node in flat.node]
+    assert "PartitionedCall" not in ops, "Grappler's function optimizer no longer inlines calls"
+    assert "Switch" in ops, "control flow is no longer lowered to Switch and Merge"
+    assert not {"If", "StatelessIf"} & set(ops)
+    assert described(flat) == [{"name": "weight", "trainable": True}], "node attributes were dropped"
+    del weight
+
+
+def test_conditions_without_effects_stay_one_op():
+    """Also within functions; and they run. Others are lowered."""
+    variable = tf.Variable(1.0)
+
+    @tf.function(autograph=False)
+    def inner(x):
+        return tf.cond(x > 0.0, lambda: x + 1.0, lambda: x - 1.0)
+
+    def step(x):
+        changed = tf.cond(x > 5.0, lambda: variable.assign(x), lambda: variable.assign(-x))
+        return [inner(x), changed]
+
+    graph_def, names = traced_functions.graph_def_of(
+        tf_functions.concrete_function(step, [tf.TensorSpec([])])
+    )
+    lowered = [node.op for node in flattening.inline_graph_def(graph_def, names).node]
+    whole = flattening.inline_graph_def(flattening.with_whole_branches(graph_def), names)
+    ops = [node.op for node in whole.node]
+    assert 0 < ops.count("Merge") < lowered.count("Merge")
+    assert flattening.WHOLE_BRANCH not in lowered
+    assert ops.count(flattening.WHOLE_BRANCH) == 1
+    name = next(node.name for node in whole.node if node.op == flattening.WHOLE_BRANCH)
+    assert [float(run_with(whole, {"x:0": x}, name)) for x in (2.0, -2.0)] == [3.0, -3.0]
+
+
+def test_flat_graphs_agree_on_names():
+    @tf.function(jit_compile=True)
+    def step(x):
+        return tf.while_loop(lambda i, _: i < 3, lambda i, a: (i + 1, a * 2.0), (0, x))[1]
+
+    graph_def = step.get_concrete_function(tf.TensorSpec(())).graph.as_graph_def()
+    functional, _ = flattening.flat_graphs(graph_def, ["Identity"])
+    assert any("While" in node.op for node in functional.node)
+
+
+def test_a_conditional_is_lowered_where_it_is_classified():
+    """Traced for XLA it is not marked: TensorFlow would leave it as one op, also in functions."""
+
+    @tf.function
+    def inner(x):
+        return tf.cond(x > 0.0, lambda: x * 2.0, lambda: x)
+
+    concrete = tf_functions.concrete_function(lambda x: [inner(x) + 1.0], [tf.TensorSpec(())], compiled=True)
+    graph_def = concrete.graph.as_graph_def()
+    functional, lowered = flattening.flat_graphs(graph_def, ["Identity"])
+    assert [node.op for node in functional.node if node.op.endswith("If")]
+    assert not [node.op for node in lowered.node if node.op.endswith("If")]
+    assert "Merge" in {node.op for node in lowered.node}

@@ -1,0 +1,69 @@
+"""Graphs of functions: what an upgrade breaks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.graph.compat_models import square_step
+from tf_ooo.compat import func_graphs, tf_functions
+from tf_ooo.errors import BackendError
+
+
+def test_traces_of_a_tf_function():
+    weight, concrete = square_step()
+    function = tf.function(lambda x: concrete(x) * 2.0)
+    function(tf.ones((1, 2)))
+    function(tf.ones((3, 2)))
+    traced = tf_functions.concrete_functions_of(function)
+    assert len(traced) == function.experimental_get_tracing_count()
+    found = dict(func_graphs.ops_reached_from(traced[0].graph))
+    assert {"Mul", "Sub", "ReadVariableOp"} <= set(found.values()), (
+        "FuncGraph._functions: the called functions and their branches are no longer looked at"
+    )
+    assert any("/" in name for name in found), "ops of functions are named with their function"
+    del weight
+
+
+def test_captures_of():
+    weight, concrete = square_step()
+    ((outside, inside),) = func_graphs.captures_of(concrete)
+    assert outside is weight.handle, "FuncGraph.captures: which variables a step reads is not known"
+    assert inside.graph is concrete.graph
+
+    def step():
+        return tf.compat.v1.get_default_graph().capture_call_time_value(lambda: 1.0, tf.TensorSpec(()))
+
+    with pytest.raises(BackendError, match="deferred captures"):
+        func_graphs.captures_of(tf_functions.concrete_function(step, []))
+
+
+def test_captured_here_and_imported():
+    """A traced function's graph in another one: captures are captured, variables watched."""
+    weight, concrete = square_step()
+    graph_def = concrete.graph.as_graph_def()
+    body = func_graphs.without_placeholders(graph_def)
+    assert "Placeholder" in {node.op for node in graph_def.node}
+    assert "Placeholder" not in {node.op for node in body.node}
+
+    def step(x):
+        captured = func_graphs.captured_here(concrete)
+        given = dict(zip([tensor.name for tensor in concrete.inputs], [x, *captured], strict=True))
+        return func_graphs.import_here(body, given, [tensor.name for tensor in concrete.outputs], "copy")
+
+    copied = tf_functions.concrete_function(step, [tf.TensorSpec([None, 2])])
+    x = tf.constant([[1.0, 2.0]])
+    np.testing.assert_array_equal(copied(x)[0], concrete(x))
+    assert [variable is weight for variable in copied.graph.variables] == [True]
+    names = {op.name for op in copied.graph.get_operations()}
+    assert any(name.startswith("copy/") for name in names)
+
+
+def test_ops_called_by():
+    """Of a function and of the branches of a condition: collectives in them are found."""
+    graph = square_step()[1].graph
+    called = [func_graphs.ops_called_by(op) for op in graph.get_operations() if op.type.endswith("Call")]
+    assert called, "a tf.function in another one is no longer an op"
+    assert any(kind.endswith("If") for kind in called[0]), "Graph._get_function or its definition changed"
+    assert func_graphs.ops_called_by(graph.get_operations()[0]) == []

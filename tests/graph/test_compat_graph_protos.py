@@ -1,0 +1,38 @@
+"""GraphDefs and what stands in their nodes: what an upgrade breaks."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from grappler_passes.compat import graph_protos
+from tests.graph.compat_models import square_step
+
+
+def test_tensor_proto():
+    assert tf.make_ndarray(graph_protos.tensor_proto("text")) == b"text"
+    assert not tf.make_ndarray(graph_protos.tensor_proto(False))
+
+
+def test_parse_graph_def():
+    _, function = square_step()
+    graph_def = function.graph.as_graph_def()
+    parsed = graph_protos.parse_graph_def(graph_def.SerializeToString())
+    assert parsed == graph_def
+    with pytest.raises(Exception, match="(?i)pars|decod"):
+        graph_protos.parse_graph_def(b"no graph")
+
+
+def test_is_graph_def():
+    assert graph_protos.is_graph_def(tf.compat.v1.GraphDef())
+    assert not graph_protos.is_graph_def(b"")
+    assert not graph_protos.is_graph_def(tf.compat.v1.NodeDef())
+
+
+def test_keep_colocations():
+    node = tf.compat.v1.NodeDef()
+    node.attr["_class"].list.s.extend([b"loc:@here", b"loc:@gone"])
+    graph_protos.keep_colocations(node, lambda name: name == "here")
+    assert list(node.attr["_class"].list.s) == [b"loc:@here"]
+    graph_protos.keep_colocations(node, lambda name: False)
+    assert "_class" not in node.attr, "an empty list is refused by tf.import_graph_def"

@@ -1,0 +1,41 @@
+"""Attributes of one object: what a new Keras breaks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.graph.compat_models import dense_model, normalized_model
+from tests.zoo import keras
+from tf_ooo.compat import keras_attributes
+
+
+def test_evaluate_makes_its_function_by_a_method_that_can_be_wrapped():
+    made, calls = normalized_model(), []
+    make = made.make_test_function
+    keras_attributes.set_on(made, "make_test_function", lambda: calls.append(1) or make())
+    made.evaluate(np.ones((2, 3)), np.ones((2, 4)), verbose=0)
+    keras_attributes.set_on(made, "make_test_function", None)
+    assert calls == [1]
+    assert "make_test_function" not in vars(made)
+
+
+def test_attributes_are_shadowed_in_turns():
+    model = dense_model()
+    own, tracked = model.train_step, len(model.layers)
+    for value in (1, keras.layers.Dense(2)):
+        keras_attributes.shadow(model, "train_step", value)
+        assert model.train_step is value
+    assert len(model.layers) == tracked, "Keras tracks what is only shadowed"
+    keras_attributes.unshadow(model, "train_step")
+    assert model.train_step == 1
+    keras_attributes.unshadow(model, "train_step")
+    assert model.train_step == own
+    assert "train_step" not in vars(model)
+
+
+def test_attributes_of():
+    layer = keras.layers.Dense(2)
+    layer.inner = inner = keras.layers.Dense(3)
+    assert any(value is inner for value in keras_attributes.attributes_of(layer)), (
+        "Keras keeps attributes elsewhere: optimizers in layers are not found"
+    )

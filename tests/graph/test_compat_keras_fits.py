@@ -1,0 +1,73 @@
+"""The fit that is running: what a new Keras breaks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.graph.compat_models import X, Y, dense_model, normalized_model
+from tests.zoo import KERAS_3, keras
+from tf_ooo.compat import keras_fits
+
+
+def test_the_callback_list_that_calls_is_found():
+    found = []
+    seen = keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: found.append(keras_fits.running_callback_list())
+    )
+    mine = keras.callbacks.CallbackList([seen], model=normalized_model())
+    mine.on_train_begin()
+    assert found == [mine]
+    assert keras_fits.running_callback_list() is None
+
+
+def test_what_gives_a_fit_its_batches_is_found():
+    """Its ``with`` is entered once an epoch, and once for each batch in some versions."""
+    found, entered = [], []
+
+    def wrap(logs):
+        batches = keras_fits.running_batches()
+        found.append(batches)
+        original = batches.catch_stop_iteration
+        batches.catch_stop_iteration = lambda: entered.append(1) or original()
+
+    made = normalized_model()
+    made.compile("sgd", "mse")
+    made.fit(
+        np.ones((4, 3)),
+        np.ones((4, 4)),
+        verbose=0,
+        epochs=2,
+        callbacks=[keras.callbacks.LambdaCallback(on_train_begin=wrap)],
+    )
+    assert hasattr(found[0], "catch_stop_iteration")
+    assert len(entered) >= 2
+    assert keras_fits.running_batches() is None
+
+
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_set_start_epoch(epoch):
+    class Note(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            keras_fits.set_start_epoch(self.model, epoch)
+            # In Keras 2 fit's own question is answered, which may be asked once.
+            assert not KERAS_3 or keras_fits.start_epoch_of(self.model) == epoch
+
+        def on_epoch_begin(self, number, logs=None):
+            seen.append(number)
+
+    model, seen = dense_model("adam"), []
+    model.fit(X, Y, epochs=3, verbose=0, callbacks=[Note()])
+    assert seen == list(range(epoch, 3)), "fit begins with another epoch than BackupAndRestore asks for"
+    if not KERAS_3:
+        assert "_maybe_load_initial_counters_from_ckpt" not in vars(model)
+
+
+def test_samples_seen():
+    model = dense_model("adam")
+    model.fit(X, Y, batch_size=5, verbose=0)
+    assert keras_fits.samples_seen(model) == 12.0, "the loss is averaged over samples"
+
+
+def test_which_keras_ends_all_training_where_data_end():
+    assert keras_fits.ends_training_without_data(dense_model()) is not KERAS_3

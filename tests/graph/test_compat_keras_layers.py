@@ -1,0 +1,48 @@
+"""Layers of a model: what a new Keras breaks."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tests.graph.compat_models import normalized_model
+from tests.zoo import keras
+from tf_ooo.compat import keras_layers
+
+
+def test_parts_of():
+    inner = normalized_model()
+    model = keras.Sequential([keras.Input((3,)), inner, keras.layers.Dense(2)])
+    parts = keras_layers.parts_of(model)
+    assert parts[0] is model
+    for part in (inner, *inner.layers[-2:], model.layers[-1]):
+        assert any(part is other for other in parts), "Model._flatten_layers no longer goes into models"
+    assert [id(part) for part in keras_layers.parts_of(model, itself=False)] == [id(p) for p in parts[1:]]
+    assert all(map(keras_layers.is_layer, parts))
+    assert not keras_layers.is_layer(inner.optimizer)
+
+
+def test_is_kerass_own():
+    class Own(keras.layers.Dense):
+        pass
+
+    assert keras_layers.is_kerass_own(keras.layers.Dense(2))
+    assert not keras_layers.is_kerass_own(Own(2)), "get_config of the user's own layer need not say all"
+
+
+def test_layers_that_depend_on_a_batch():
+    (title,) = keras_layers.batch_normalizations(normalized_model())
+    assert title.split("/")[-1].startswith("batch_norm")
+    lstm = keras.layers.LSTM(2, stateful=True, name="keeps")
+    model = keras.Sequential(
+        [keras.Input((3, 4), batch_size=2), keras.layers.LSTM(3, return_sequences=True), lstm]
+    )
+    assert [title.split("/")[-1] for title in keras_layers.stateful_layers(model)] == ["keeps"]
+    assert keras_layers.title_of(lstm).endswith("keeps")
+    assert keras_layers.batch_normalizations(model) == []
+
+
+def test_models_of_a_strategy():
+    assert not keras_layers.made_in_strategy(normalized_model())
+    with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
+        inside = normalized_model()
+    assert keras_layers.made_in_strategy(inside)

@@ -1,0 +1,44 @@
+"""Losses and metrics: what a new Keras breaks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.graph.compat_models import normalized_model
+from tests.zoo import keras
+from tf_ooo.compat import keras_losses
+
+
+def test_summed_losses():
+    model = normalized_model()
+    assert keras_losses.summed_losses(model) == []
+    model.compile("adam", keras.losses.MeanSquaredError(reduction="sum"))
+    assert keras_losses.summed_losses(model) == ["mean_squared_error"]
+    model.compile("adam", keras.losses.MeanSquaredError(reduction="none"))
+    assert keras_losses.summed_losses(model) == ["mean_squared_error"]
+
+
+def test_masks():
+    model = keras.Sequential([keras.Input((3, 2)), keras.layers.Masking(name="mask"), keras.layers.Dense(2)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(ignore_class=0))
+    titles = [title.split("/")[-1] for title in keras_losses.masks(model)]
+    assert titles == ["mask", "sparse_categorical_crossentropy"], "a masked loss is averaged by rows, unsaid"
+    assert keras_losses.masks(normalized_model()) == []
+
+
+def test_weighted_means():
+    """A number without a weight counts as its share of the batch; one with a weight keeps it."""
+    model = normalized_model()
+    model.evaluate(np.ones((4, 3)), np.ones((4, 4)), verbose=0)
+    mean = next(metric for metric in model.metrics if type(metric) is keras.metrics.Mean)
+    mean.reset_state()
+    for share, value in ((0.75, 1.0), (0.25, 5.0)):
+        with keras_losses.weighted_means(model, share):
+            mean.update_state(tf.constant(value))
+    assert float(mean.result()) == 2.0, "Mean.update_state is no longer looked up on the metric"
+    with keras_losses.weighted_means(model, 0.5):
+        mean.update_state([6.0, 6.0])
+    assert float(mean.result()) == pytest.approx((0.75 + 1.25 + 12.0) / 3)
+    assert "update_state" not in vars(mean)

@@ -1,0 +1,86 @@
+"""Nests of tensors: what an upgrade breaks."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from tests.zoo import keras
+from tf_ooo.compat import nests
+from tf_ooo.compat.nests import Packed
+
+
+def test_packed_nests():
+    values = ({"x": tf.constant(1.0), "n": None, "k": 3}, [np.zeros((2,), "int32")])
+    packed = Packed(values)
+    assert [spec.shape.as_list() for spec in packed.specs] == [[], [2]]
+    again = packed.unpack([tf.constant(5.0), tf.constant([1, 2])])
+    assert float(again[0]["x"]) == 5.0
+    assert again[0]["k"] == 3
+    assert nests.signature(values) == nests.signature(packed.unpack(packed.tensors))
+    assert nests.signature(values) != nests.signature(({**values[0], "k": 4}, values[1]))
+
+
+def test_specs_of_data_are_taken_apart_as_batches_are():
+    """Parts of composite tensors, and None, in the same order; the shape of a sparse one has two numbers."""
+    x = tf.sparse.from_dense(np.eye(4, dtype="float32"))
+    batch, data = (x, None), (tf.SparseTensorSpec([None, 4]), None)
+    packed = Packed(batch)
+    specs = [nests.open_rows(*one) for one in zip(packed.specs, packed.specs_in(data), strict=True)]
+    assert [spec.shape.as_list() for spec in specs] == [[None, 2], [None], [2]]
+    iterator = iter(tf.data.Dataset.from_tensors((x, np.ones((4, 3)))).repeat())
+    batch = next(iterator)
+    assert None not in Packed(batch).specs_in(iterator.element_spec)
+    assert Packed(batch).specs_in(None) == [None] * 4
+
+
+def test_open_rows():
+    assert nests.open_rows(tf.TensorSpec([4, 3])).shape.as_list() == [None, 3]
+    assert nests.open_rows(tf.TensorSpec([])).shape.as_list() == []
+    assert nests.open_rows(tf.TensorSpec([4, 3]), tf.TensorSpec([None, 3])).shape.as_list() == [None, 3]
+    assert nests.open_rows(tf.TensorSpec([4, 3]), tf.TensorSpec([4, None])).shape.as_list() == [4, 3]
+    assert nests.open_rows(tf.TensorSpec([4, 3]), tf.TensorSpec(None)).shape.as_list() == [None, 3]
+
+
+def test_shapes_of():
+    floats, ints = tf.float32.as_datatype_enum, tf.int64.as_datatype_enum
+    values = (
+        np.ones((2, 3), "float32"),
+        {"a": tf.ones((2, 3)), "b": tf.constant(1, tf.int64), "c": None},
+    )
+    assert nests.shapes_of(values) == ((floats, (2, 3)), (ints, ()))
+    rows = tf.ragged.constant([[1.0], [2.0, 3.0]])
+    assert (floats, (3,)) in nests.shapes_of(rows)
+
+
+def test_dtype_name():
+    assert nests.dtype_name(tf.ones(2, tf.bfloat16)) == "bfloat16"
+    assert nests.dtype_name(keras.Input((3,), dtype="int32")) == "int32"
+
+
+def test_synchronize():
+    """Waits for each tensor, passes over what is none."""
+    seen = []
+
+    class Value:
+        def numpy(self):
+            seen.append(1)
+
+    nests.synchronize({"loss": Value(), "more": [Value(), 3, None]})
+    nests.synchronize(tf.constant(1.0))
+    assert len(seen) == 2, "tf.nest.flatten no longer reaches into a dict of logs"
+
+
+def test_same_spec():
+    spec, other = tf.TensorSpec((None, 2)), tf.TensorSpec((3, 2))
+    assert nests.same_spec((spec, {"a": spec}), (spec, {"a": spec}))
+    assert not nests.same_spec((spec, {"a": spec}), (spec, {"a": other}))
+    assert not nests.same_spec((spec, spec), (spec,))
+
+
+def test_as_tensors():
+    """What a tf.function makes of its results."""
+    made = nests.as_tensors({"loss": 1.5, "variable": tf.Variable(2), "nothing": None, "t": tf.constant(3)})
+    assert made["nothing"] is None
+    assert [tf.is_tensor(made[name]) for name in ("loss", "variable", "t")] == [True] * 3
+    assert made["loss"].dtype == tf.float32

@@ -1,0 +1,41 @@
+"""What TensorFlow has registered about ops: what an upgrade breaks."""
+
+from __future__ import annotations
+
+from grappler_passes.compat import op_types
+
+
+def test_op_def():
+    assert op_types.op_def("MatMul").input_arg[0].name == "a"
+    assert op_types.op_def("NoSuchOpAnywhere") is None
+
+
+def test_is_stateful():
+    assert op_types.is_stateful("AssignVariableOp"), "op_def_registry: state is no longer told"
+    assert op_types.is_stateful("NoSuchOpAnywhere"), "an unknown op must count as stateful"
+    assert not op_types.is_stateful("MatMul")
+
+
+def test_is_known_op():
+    assert op_types.is_known_op("MatMul")
+    assert not op_types.is_known_op("NoSuchOpAnywhere")
+
+
+def test_has_reference_inputs():
+    assert op_types.has_reference_inputs("Assign"), (
+        "OpDef.ArgDef.is_ref: writes to old variables are not seen"
+    )
+    assert not op_types.has_reference_inputs("RefSwitch"), "control flow only hands a variable on"
+    assert not op_types.has_reference_inputs("MatMul")
+
+
+def test_resource_inputs():
+    assert op_types.resource_inputs("AssignVariableOp") == (0,)
+    assert op_types.resource_inputs("ResourceApplyMomentum") == (0, 1), "slots are no longer found"
+    assert op_types.resource_inputs("MatMul") == op_types.resource_inputs("NoSuchOpAnywhere") == ()
+
+
+def test_keeps_random_state():
+    assert op_types.keeps_random_state("RandomUniform"), "a copy of such a step would draw the same numbers"
+    assert not op_types.keeps_random_state("StatelessRandomUniformV2")
+    assert not op_types.keeps_random_state("NoSuchOpAnywhere")

@@ -1,0 +1,43 @@
+"""TensorFlow's runtime in this process: what an upgrade breaks."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from grappler_passes.compat import runtime
+from tests.graph.compat_models import square_step
+
+
+def test_load_library():
+    """Loading itself is tested in test_plugin_process.py: a second library ends the process."""
+    with pytest.raises(tf.errors.NotFoundError):
+        runtime.load_library("/no/such/library.so")
+
+
+def test_has_gpu():
+    assert runtime.has_gpu() is bool(tf.config.list_physical_devices("GPU"))
+
+
+def test_runtime_devices():
+    assert tf.constant(1.0) == 1.0
+    assert "/job:localhost/replica:0/task:0/device:CPU:0" in runtime.runtime_devices(), (
+        "full device names changed: the check of an answer's devices would refuse every graph"
+    )
+
+
+@pytest.mark.parametrize("device", ["/job:localhost/replica:0/task:0/device:GPU:1", ""])
+def test_host_device(device):
+    wanted = device.replace("GPU:1", "CPU:0") or "/device:CPU:0"
+    assert runtime.host_device(device) == wanted
+
+
+def test_register_functions():
+    _, concrete = square_step()
+    graph_def = concrete.graph.as_graph_def()
+    function = graph_def.library.function[0]
+    function.signature.name = "ooo_test_registered"
+    runtime.register_functions(graph_def)
+    runtime.register_functions(graph_def)
+    context = runtime._context()
+    assert context.has_function("ooo_test_registered"), "XLA would not find what a function_list names"

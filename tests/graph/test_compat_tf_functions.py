@@ -1,0 +1,105 @@
+"""tf.function: what an upgrade breaks."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tests.graph.compat_models import square_step
+from tf_ooo.compat import tf_functions
+
+
+def test_plain_functions(caplog):
+    """Python's conditions stay, and TensorFlow does not warn of many functions that are traced once."""
+    body = lambda x: x + 1.0 if isinstance(x, tf.Tensor) else None  # noqa: E731
+    for _ in range(8):
+        assert tf_functions.plain_function(body)(tf.constant(1.0)) == 2.0
+    assert "retracing" not in caplog.text, "Function._omit_frequent_tracing_warning is gone"
+    once = tf_functions.plain_function(body, (tf.TensorSpec(()),))
+    assert tf_functions.concrete_functions_of(once) == [once.get_concrete_function()]
+    assert once.input_signature is not None
+    assert tf_functions.compiles_with_xla(tf_functions.plain_function(body, compiled=True))
+    concrete = tf_functions.concrete_function(body, [tf.TensorSpec(())])
+    assert tf_functions.is_concrete_function(concrete)
+
+
+def test_is_tf_function():
+    weight, concrete = square_step()
+    function = tf.function(lambda x: concrete(x) * 2.0)
+    assert tf_functions.is_tf_function(function), "Function lost _list_all_concrete_functions"
+    assert not tf_functions.is_tf_function(concrete)
+    assert not tf_functions.is_tf_function(abs)
+    del weight
+
+
+def test_is_concrete_function():
+    weight, concrete = square_step()
+    assert tf_functions.is_concrete_function(concrete), "ConcreteFunction lost an attribute"
+    assert not tf_functions.is_concrete_function(tf.function(lambda x: x))
+    assert not tf_functions.is_concrete_function(concrete.graph.as_graph_def())
+    del weight
+
+
+def test_untraced_copy():
+    function = tf.function(lambda x: x, input_signature=[tf.TensorSpec((None, 2))], reduce_retracing=True)
+    function(tf.ones((3, 2)))
+    copy = tf_functions.untraced_copy(function)
+    assert copy.experimental_get_tracing_count() == 0, "Function._clone keeps traces: nothing is rewritten"
+    assert copy.input_signature == function.input_signature
+    assert copy.python_function is function.python_function
+
+
+def test_compiles_with_xla():
+    assert tf_functions.compiles_with_xla(tf.function(abs, jit_compile=True)), "Function lost _jit_compile"
+    assert not tf_functions.compiles_with_xla(tf.function(abs))
+    assert not tf_functions.compiles_with_xla(None)
+
+
+def test_decorated_methods_are_traced_anew():
+    class Owner:
+        @tf.function
+        def read(self):
+            return self.weight.read_value()
+
+    one, other = Owner(), Owner()
+    for owner in (one, other):
+        owner.weight = tf.Variable(1.0)
+        assert owner.read() == 1.0
+        owner.weight = tf.Variable(2.0)
+    tf_functions.forget_traces(one)
+    assert one.read() == 2.0
+    assert other.read() == 1.0  # as TensorFlow has it
+
+
+def test_what_tf_function_was_given():
+    class Owner:
+        factor = 3.0
+
+        @tf.function
+        def scaled(self, x):
+            if tf.reduce_sum(x) > 0.0:
+                x = x * self.factor
+            return x
+
+    owner = Owner()
+    inlined = tf_functions.undecorated(owner.scaled)
+    tf_functions.forget_traces(owner)
+    traced = tf.function(lambda x: inlined(x), autograph=False)
+    assert traced(tf.constant(2.0)) == 6.0
+    assert traced(tf.constant(-2.0)) == -2.0
+    assert not [op for op in traced.get_concrete_function(tf.constant(2.0)).graph.get_operations()
+                if op.type.endswith("PartitionedCall")]  # fmt: skip
+    assert tf_functions.undecorated(len) is len
+
+
+def test_traced_as_for_xla():
+    """Loops are traced in another way then."""
+    from tensorflow.python.ops import control_flow_util
+
+    seen = []
+
+    def step(x):
+        seen.append(control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
+        return [x]
+
+    tf_functions.concrete_function(step, [tf.TensorSpec(())], compiled=True)
+    assert seen == [True]

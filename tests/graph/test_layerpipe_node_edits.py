@@ -1,0 +1,170 @@
+"""LayerPipe: nodes that are put in place of others."""
+
+from __future__ import annotations
+
+import json
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from grappler_passes.compat import shape_inference, traced_functions
+from grappler_passes.graph.variables import VARIABLE_ATTR
+from tests.graph.compat_models import run_with
+from tests.zoo import keras
+from tf_ooo.compat import keras_variables, op_marks, tf_functions
+from tf_ooo.modes.layerpipe import node_edits
+from tf_ooo.modes.layerpipe.seeds import reseeded
+
+
+def test_variables_have_unique_names():
+    layers = [keras.layers.Dense(2, name="same") for _ in range(2)]
+    for layer in layers:
+        layer.build((None, 2))
+    variables = {f"kernel#{n}": layer.kernel for n, layer in enumerate(layers)}
+    concrete = tf_functions.concrete_function(
+        lambda x: layers[0](x) + layers[1](x), [tf.TensorSpec([None, 2])]
+    )
+    graph_def, _ = traced_functions.graph_def_of(concrete)
+    node_edits.name_variables(graph_def, list(concrete.graph.captures), variables)
+    named = [node for node in graph_def.node if VARIABLE_ATTR in node.attr]
+    names = [json.loads(node.attr[VARIABLE_ATTR].s)["name"] for node in named]
+    assert {"kernel#0", "kernel#1"} <= set(names)
+    handles = {id(keras_variables.value_of(v).handle) for v in variables.values()}
+    assert handles <= {id(outside) for outside, _ in concrete.graph.captures}
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.97])
+def test_an_op_in_two_parts(share):
+    """A convolution's dO: the rows of both parts, with the share of the first."""
+    rng = np.random.default_rng(0)
+    filters = rng.normal(size=(3, 3, 2, 5)).astype("float32")
+    gradient = rng.normal(size=(11, 6, 6, 5)).astype("float32")
+    graph = tf.Graph()
+    with graph.as_default():
+        sizes = tf.constant([11, 6, 6, 2], name="sizes")
+        inputs = [sizes, tf.constant(filters, name="w"), tf.constant(gradient, name="g")]
+        made = tf.raw_ops.Conv2DBackpropInput(
+            input_sizes=sizes,
+            filter=inputs[1],
+            out_backprop=inputs[2],
+            strides=[1] * 4,
+            padding="SAME",
+            name="dO",
+        )
+        infos = [shape_inference.info_of(tensor) for tensor in inputs]
+    parts = node_edits.in_two_parts(made.op.node_def, infos, 2, 0, share)
+    graph_def = graph.as_graph_def()
+    kept = [node for node in graph_def.node if node.name != "dO"]
+    del graph_def.node[:]
+    graph_def.node.extend([*kept, *parts.nodes])
+    with tf.compat.v1.Session(graph=graph) as session:
+        expected = session.run("dO:0")
+    divided = tf.Graph()
+    with divided.as_default():
+        tf.import_graph_def(graph_def, name="")
+    with tf.compat.v1.Session(graph=divided) as session:
+        got, first = session.run(["dO:0", f"{parts.high}:0"])
+    assert len(first) == min(round(11 * share), 10)
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+    assert {node.name for node in parts.nodes} == set(parts.outputs)
+
+
+def test_gradients_are_marked_and_replaced_by_means():
+    """The mark is in the graph, on a dense gradient; a sum over batches takes the place of the op."""
+
+    def step(gradient, values, indices):
+        slices = tf.IndexedSlices(values, indices, tf.constant([4, 2]))
+        return [2.0 * op_marks.marked_gradient(one, tf.zeros((4, 2))) for one in (gradient, slices)]
+
+    specs = [tf.TensorSpec([4, 2]), tf.TensorSpec([3, 2]), tf.TensorSpec([3], tf.int32)]
+    graph_def, _ = traced_functions.graph_def_of(tf_functions.concrete_function(step, specs))
+    marked = [node for node in graph_def.node if op_marks.is_marked_gradient(node)]
+    assert len(marked) == 2
+    assert op_marks.marked_gradient(None, tf.zeros(3)) is None
+    assert [shape_inference.infer_outputs(graph_def)[node.name][0].shape for node in marked] == [(4, 2)] * 2
+    for number, node in enumerate(marked):
+        node_edits.add_mean(graph_def, node, f"sum_{number}", f"before_{number}", f"share_{number}")
+    names = [node.name for node in marked]
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.import_graph_def(graph_def, name="")
+    feed = {"gradient:0": np.ones((4, 2)), "values:0": np.ones((3, 2)), "indices:0": [1, 3, 1]}
+    feed |= {"before_0:0": 3.0, "share_0:0": 0.5, "before_1:0": np.full((4, 2), 2.0), "share_1:0": 0.25}
+    with tf.compat.v1.Session(graph=graph) as session:
+        dense, slices = session.run([f"{name}:0" for name in names], feed)
+    np.testing.assert_array_equal(dense, np.full((4, 2), 2.0))
+    np.testing.assert_array_equal(slices[:, 0], [0.5, 1.0, 0.5, 0.75])
+
+
+def test_a_lookup_reads_the_whole_table():
+    table = tf.Variable(np.arange(12.0).reshape(4, 3).astype("float32"))
+    concrete = tf_functions.concrete_function(
+        lambda x: tf.gather(table, x), [tf.TensorSpec([None], tf.int32)]
+    )
+    graph_def, (name,) = traced_functions.graph_def_of(concrete)
+    node = next(node for node in graph_def.node if node.op == "ResourceGather")
+    node_edits.gather_from_read(graph_def, node, "whole", "axis")
+    given = run_with(graph_def, {"x:0": [2, 0], "whole:0": np.arange(12.0).reshape(4, 3) * 2}, name)
+    np.testing.assert_array_equal(given, [[12, 14, 16], [0, 2, 4]])
+
+
+def test_copies_of_a_step_draw_other_numbers():
+    tf.random.set_seed(1)
+    concrete = tf_functions.concrete_function(
+        lambda x: x + tf.random.normal([4], seed=2), [tf.TensorSpec([4])]
+    )
+    graph_def, (name,) = traced_functions.graph_def_of(concrete)
+    drawn = [run_with(reseeded(graph_def, n), {"x:0": np.zeros(4)}, name) for n in (1, 1, 2)]
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert not np.any(drawn[0] == drawn[2])
+    plain = tf.Graph().as_graph_def()
+    assert reseeded(plain, 1) is plain
+
+
+def test_an_output_gradient_is_divided_by_seconds_not_by_the_rows_of_one_op():
+    from grappler_passes.graph.dependencies import GraphIndex
+    from tf_ooo.modes.layerpipe.divide import _share_of_rows
+
+    graph = tf.Graph()
+    with graph.as_default():
+        first = tf.nn.relu(tf.compat.v1.placeholder(tf.float32, [6, 4], "given"), "before")
+        tf.sinh(tf.matmul(first, tf.ones([4, 4]), name="product"), "after")
+    where = dict.fromkeys(("before", "product", "after"), ("dO", 1))
+    traced = types.SimpleNamespace(where=where, index=GraphIndex(graph.as_graph_def()))
+    seconds = {"before": 2.0, "product": 6.0, "after": 2.0}
+    # Of ten seconds the nearer processor takes five: two before the product, and half of it.
+    assert _share_of_rows(traced, "product", 1, 0.5, seconds) == 0.5
+    assert _share_of_rows(traced, "product", 1, 0.7, seconds) == pytest.approx(5 / 6)
+    assert _share_of_rows(traced, "product", 1, 0.1, seconds) == 0.0
+    assert _share_of_rows(traced, "product", 1, 0.3, {}) == 0.3
+
+
+def test_how_far_an_output_gradient_can_be_divided():
+    """Of several products one is divided, of a transposed convolution the convolution; of sums nothing."""
+    from grappler_passes.graph.dependencies import GraphIndex
+    from tf_ooo.modes.layerpipe.divide import lower_shares
+
+    graph = tf.Graph()
+    with graph.as_default():
+        first = tf.nn.relu(tf.compat.v1.placeholder(tf.float32, [None, 4], "given"), "before")
+        products = [tf.matmul(first, tf.ones([4, 4]), name=name) for name in ("query", "key", "value")]
+        tf.add_n(products, name="sum")
+        picture = tf.nn.relu(tf.compat.v1.placeholder(tf.float32, [None, 5, 5, 2], "picture"), "relu")
+        tf.nn.conv2d(picture, tf.ones([3, 3, 2, 4]), 1, "SAME", name="convolution")
+        tf.sinh(first, "elementwise")
+    graph_def = graph.as_graph_def()
+    where = dict.fromkeys(("before", "query", "key", "value", "sum"), ("dO", 1))
+    where |= {"relu": ("dO", 2), "convolution": ("dO", 2), "elementwise": ("dO", 0)}
+    traced = types.SimpleNamespace(
+        where=where,
+        graph_def=graph_def,
+        index=GraphIndex(graph_def),
+        outputs=shape_inference.infer_outputs(graph_def),
+        graph=types.SimpleNamespace(layers=range(3)),
+    )
+    seconds = {"before": 2.0, "query": 1.5, "key": 3.0, "value": 1.5, "sum": 2.0, "convolution": 4.0}
+    found = lower_shares(traced, seconds)
+    assert found == {0: (1.0, 1.0), 1: pytest.approx((0.5, 0.8)), 2: (0.0, 1.0)}
+    assert lower_shares(traced, {}) == {0: (1.0, 1.0)}

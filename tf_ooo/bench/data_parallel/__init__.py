@@ -1,0 +1,1 @@
+"""``tf-ooo bench data-parallel``: data parallel training against stock Horovod."""

@@ -1,0 +1,128 @@
+"""The command ``tf-ooo bench data-parallel``."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from tf_ooo.bench.data_parallel.messages import CONFIGURATIONS, DataParallelMeasured, DataParallelRun
+from tf_ooo.bench.data_parallel.rows import BASELINE, LOCAL, TUNED, rows_of, text_of
+from tf_ooo.bench.shared import confine
+from tf_ooo.bench.shared.bars import save_bars
+from tf_ooo.bench.shared.networks import NETWORKS
+from tf_ooo.bench.shared.options import FILE, json_option, quick_option
+from tf_ooo.bench.shared.processes import command, result_of
+from tf_ooo.bench.shared.rows import Row, write_rows
+
+WORKER = "tf_ooo.bench.data_parallel.worker"
+# Horovod's own knobs, milliseconds and bytes: what is tried for "tuned"; it ships with 1 and 128 MiB.
+TUNING = [
+    {"HOROVOD_CYCLE_TIME": cycle_ms, "HOROVOD_FUSION_THRESHOLD": fusion_bytes}
+    for cycle_ms, fusion_bytes in (("1", "8388608"), ("3", "8388608"), ("1", "2097152"), ("10", "134217728"))
+]
+ALL, QUICK = ",".join((*CONFIGURATIONS, TUNED)), f"{BASELINE},{LOCAL},auto"
+
+
+class _Bandwidths(click.ParamType):  # type: ignore[type-arg]
+    name = "Mbit/s"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> list[float]:
+        """Numbers with commas; ``none`` is 0: no limit."""
+        try:
+            return [0.0 if text == "none" else float(text) for text in value.split(",")]
+        except ValueError as error:
+            self.fail(f"{error}; expected numbers with commas, or none", param, ctx)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Machine:
+    """How this machine is divided: the link's bandwidth (0: no limit), workers, cores of each."""
+
+    mbit: float
+    workers: int
+    cores: float
+
+    def check(self) -> None:
+        """ClickException where it has not so many cores."""
+        if self.workers < 2 or self.workers * self.cores > (os.cpu_count() or 1):
+            raise click.ClickException(
+                f"{self.workers} workers of {self.cores} core: there have to be two or more, with no more "
+                f"than this machine's {os.cpu_count()} cores together; see --workers and --cores"
+            )
+
+
+@click.command("data-parallel")
+@quick_option("One workload, one bandwidth, under 5 minutes.")
+@json_option
+@click.option("--png", type=FILE, help="File for a picture.")
+@click.option("--workload", type=click.Choice(list(NETWORKS)), default="mlp", show_default=True)
+@click.option("--mbit", type=_Bandwidths(), default="1000", show_default=True,
+              help="Of the link, several with commas; none: no limit.")  # fmt: skip
+@click.option("--workers", default=2, show_default=True, help="Processes.")
+@click.option("--cores", default=0.5, show_default=True,
+              help="Of each worker, for computing; 1: one of its own, without a quota.")  # fmt: skip
+@click.option("--rows", default=0, help="Of each worker's batch.  [default: the workload's]")
+@click.option("--steps", default=4, show_default=True, help="Of one execution.")
+@click.option("--repetitions", default=5, show_default=True, help="Turns of each configuration.")
+@click.option("--configurations", help=f"Of {ALL}.  [default: all; with --quick {QUICK}]")
+def data_parallel(
+    quick: bool, json_file: Path | None, png: Path | None, workload: str, mbit: list[float], workers: int,
+    cores: float, rows: int, steps: int, repetitions: int, configurations: str | None,
+) -> None:  # fmt: skip
+    """Data parallel training against stock Horovod, on this machine.
+
+    Each worker has its share of the CPU, all of them one link of chosen bandwidth.  In every run all
+    configurations take turns, so that a disturbance hits all of them.
+    """
+    reason = confine.why_not()
+    if reason:
+        click.echo(f"skipped: {reason}")
+        return
+    names = (configurations or (QUICK if quick else ALL)).split(",")
+    compared = list(dict.fromkeys([BASELINE, *names]))  # what all are compared with
+    asked = DataParallelRun(workload, compared, steps, repetitions, rows, group="", out="")
+    measured: list[Row] = []
+    for bandwidth in mbit:
+        machine = _Machine(bandwidth, workers, cores)
+        machine.check()
+        measured += _measured(asked, machine)
+        write_rows(json_file, measured)  # after each bandwidth: what was measured is not lost
+    if png:
+        save_bars(measured, png)
+
+
+def _measured(asked: DataParallelRun, machine: _Machine) -> list[Row]:
+    """The rows of one bandwidth, printed too."""
+    ours = [name for name in asked.configurations if name != TUNED]
+    together = _run(dataclasses.replace(asked, configurations=ours), machine, {})
+    tuned = []
+    for knobs in TUNING if TUNED in asked.configurations else ():
+        alone = _run(dataclasses.replace(asked, configurations=[BASELINE]), machine, knobs)
+        tuned.append(alone["configurations"][BASELINE] | {"knobs": knobs})
+    rows = rows_of(together, asked.workload, machine.mbit, tuned)
+    click.echo("\n".join(map(text_of, rows)))
+    return rows
+
+
+def _run(asked: DataParallelRun, machine: _Machine, knobs: Mapping[str, str]) -> DataParallelMeasured:
+    """What rank 0 of one run has measured; ``knobs``: Horovod's."""
+    prefix = f"tf_ooo_bench_{os.getpid()}_"
+    launcher = Path(sys.executable).with_name("horovodrun")
+    path = f"{launcher.parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    environment = os.environ | dict(knobs) | {"PATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        confine.link(prefix + "net", machine.mbit * 1e6 if machine.mbit else None) as inside,
+        confine.shares(prefix, machine.workers, machine.cores),
+    ):
+        out = Path(folder) / "out.json"
+        run = dataclasses.replace(asked, group=prefix, out=str(out))
+        launch = [*inside, str(launcher), "--gloo", "--network-interfaces", "lo", "-np", str(machine.workers)]
+        measured: DataParallelMeasured = result_of([*launch, *command(WORKER, run)], out, environment)
+        return measured

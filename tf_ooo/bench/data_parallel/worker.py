@@ -1,0 +1,209 @@
+"""One worker of the data parallel benchmark; started by ``tf-ooo bench data-parallel``.
+
+Every configuration trains a model of its own; they take turns, execution by execution.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tf_ooo.bench.data_parallel.messages import (
+    CONFIGURATIONS,
+    ConfigurationMeasured,
+    DataParallelMeasured,
+    DataParallelRun,
+)
+from tf_ooo.bench.shared import confine
+from tf_ooo.bench.shared.networks import NETWORKS, Network
+from tf_ooo.bench.shared.processes import JsonOf
+from tf_ooo.bench.shared.workloads import check_sum
+from tf_ooo.tracing import unrolled
+
+if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
+
+
+@click.command()
+@click.argument("asked", type=JsonOf(DataParallelRun))
+def main(asked: DataParallelRun) -> None:
+    """Trains with all ranks; the first one writes the times."""
+    rank, measured = run(asked)
+    if rank == 0:
+        Path(asked.out).write_text(json.dumps(measured))
+    os._exit(0)
+
+
+def run(asked: DataParallelRun) -> tuple[int, DataParallelMeasured]:
+    """The rank, and times and plans by configuration."""
+    hvd = _confined(asked.group)
+    trainers = {name: Trainer(name, asked, hvd) for name in asked.configurations}
+    for trainer in trainers.values():
+        stock = trainer.callback is None
+        with confine.lifted(asked.group, hvd.rank()) if stock else contextlib.nullcontext():
+            trainer.warm_up()
+    times = _times_s(trainers, asked.repetitions, hvd)
+    reduce_s = _reduce_seconds(hvd, next(iter(trainers.values())).model)
+    measured = {name: trainer.measured(times[name]) for name, trainer in trainers.items()}
+    return hvd.rank(), {"configurations": measured, "communication_s": reduce_s, "workers": hvd.size()}
+
+
+def _confined(group: str) -> ModuleType:
+    """Starts Horovod; from then on this process computes with its share of the CPU."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    before = confine.threads()
+    import horovod.tensorflow as hvd
+
+    hvd.init()
+    time.sleep(0.2)
+    communicating = confine.threads() - before
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    # With one thread a gradient that is to be handed over would wait for the matmul that runs.
+    tf.config.threading.set_inter_op_parallelism_threads(4)
+    confine.enter(group, hvd.rank(), communicating)
+    confine.keep_memory()
+    unrolled.around_first_runs.append(lambda: confine.lifted(group, hvd.rank()))
+    return hvd  # type: ignore[no-any-return]
+
+
+def _times_s(trainers: dict[str, Trainer], repetitions: int, hvd: ModuleType) -> dict[str, list[float]]:
+    """Seconds of a step in each turn."""
+    import tensorflow as tf
+
+    times: dict[str, list[float]] = {name: [] for name in trainers}
+    for _ in range(repetitions):
+        for name, trainer in trainers.items():
+            hvd.allreduce(tf.zeros([1]), name="turn")
+            times[name].append(trainer.turn_s())
+    return times
+
+
+def _reduce_seconds(hvd: ModuleType, model: keras.Model) -> float:
+    """Seconds of one allreduce as large as all gradients together."""
+    import tensorflow as tf
+
+    whole = tf.zeros([sum(int(tf.size(v)) for v in model.trainable_variables)])
+    seconds = []
+    for _ in range(4):
+        started_s = time.perf_counter()
+        hvd.allreduce(whole, name="whole").numpy()
+        seconds.append(time.perf_counter() - started_s)
+    return statistics.median(seconds[1:])
+
+
+class Trainer:
+    """One configuration: a model, its data and how it is trained."""
+
+    def __init__(self, name: str, asked: DataParallelRun, hvd: ModuleType) -> None:
+        import tf_ooo
+
+        network, options = NETWORKS[asked.workload], CONFIGURATIONS[name]
+        self._name, self._steps, self._batch = name, asked.steps, asked.rows or network.batch
+        self.model = _compiled(network, name, hvd, 1 if options is None else asked.steps)
+        self.callback = None
+        if options is not None:
+            self.callback = tf_ooo.OOOBackprop(mode="data_parallel", unroll=asked.steps, **options)
+        self._x, self._y = network.data(2 * self._steps * self._batch, 1 + hvd.rank())
+        self._first = [variable.numpy() for variable in self._variables()]
+
+    def _variables(self) -> list[keras.Variable]:
+        return [*self.model.variables, *self.model.optimizer.variables]
+
+    def warm_up(self) -> None:
+        """Until everything is traced, planned and decided."""
+        for _ in range(5 if self._name == "auto" else 1 if self.callback is None else 2):
+            self._fit()
+        for variable, value in zip(self._variables(), self._first, strict=True):
+            variable.assign(value)
+
+    def turn_s(self) -> float:
+        """Seconds of a step, over the second half of some."""
+        marks = self._fit()
+        half = len(marks) // 2
+        return (marks[-1] - marks[half - 1]) / self._steps
+
+    def _fit(self) -> list[float]:
+        """Trains twice ``steps`` steps; when each execution ended."""
+        import keras
+
+        marks: list[float] = []
+        note = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: marks.append(time.perf_counter())
+        )
+        callbacks = [note] if self.callback is None else [self.callback, note]
+        settings = {"batch_size": self._batch, "shuffle": False, "verbose": 0}
+        self.model.fit(self._x, self._y, callbacks=callbacks, **settings)
+        return marks
+
+    def measured(self, seconds: list[float]) -> ConfigurationMeasured:
+        """What rank 0 reports."""
+        row: ConfigurationMeasured = {"seconds": seconds, "bits": check_sum(self.model)}
+        if self.callback is None:
+            return row
+        report = self.callback.report
+        return {
+            **row,
+            "schedule": report.schedule,
+            "reason": report.fallback_reason,
+            "predicted_step_s": report.predicted_step_s,
+            "plan": None if report.planned is None else report.planned.to_text(),
+        }
+
+
+def _compiled(network: Network, name: str, hvd: ModuleType, steps_per_execution: int) -> keras.Model:
+    import keras
+
+    keras.utils.set_random_seed(1)
+    model = network.build()
+    if name == "horovod_tape":
+        model = _taped(hvd)(model.inputs, model.outputs)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
+    model.compile(optimizer, loss, jit_compile=False, steps_per_execution=steps_per_execution)
+    optimizer.build(model.trainable_variables)
+    if name == "horovod":
+        _average_in_apply(optimizer, hvd)
+    return model
+
+
+def _taped(hvd: ModuleType) -> type[keras.Model]:
+    """Stock Horovod with a train step of one's own: averaging where the tape computes gradients."""
+    import keras
+    import tensorflow as tf
+
+    class Taped(keras.Model):  # type: ignore[misc]
+        def train_step(self, data: tuple[tf.Tensor, tf.Tensor]) -> dict[str, tf.Tensor]:
+            x, y = data
+            with tf.GradientTape() as inner:
+                loss = self.compute_loss(x, y, self(x, training=True))
+            variables = [variable.value for variable in self.trainable_variables]
+            gradients = hvd.DistributedGradientTape(inner).gradient(loss, variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {"loss": loss}
+
+    return Taped
+
+
+def _average_in_apply(optimizer: keras.Optimizer, hvd: ModuleType) -> None:
+    """Stock Horovod: averaging where the optimizer applies, default fusion and cycle time."""
+    apply = optimizer.apply
+
+    def averaging(grads: list[tf.Tensor], variables: list[keras.Variable] | None = None) -> Any:
+        return apply([hvd.allreduce(grad, op=hvd.Average) for grad in grads], variables)
+
+    object.__setattr__(optimizer, "apply", averaging)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""``tf-ooo bench layerpipe``: LayerPipe against PipeDream on worker processes."""

@@ -1,0 +1,112 @@
+"""The command ``tf-ooo bench layerpipe``."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import click
+from click.core import ParameterSource
+
+from tf_ooo.bench.layerpipe import accuracy as accuracy_of_late_gradients
+from tf_ooo.bench.layerpipe.messages import LayerPipeMeasured, LayerPipeRun
+from tf_ooo.bench.layerpipe.networks import NETWORKS
+from tf_ooo.bench.layerpipe.rows import BASELINE, rows_of, text_of
+from tf_ooo.bench.planner import layerpipe as on_paper
+from tf_ooo.bench.shared import confine
+from tf_ooo.bench.shared.bars import save_bars
+from tf_ooo.bench.shared.drivers import SHARE, end_with_sigterm, run_driver
+from tf_ooo.bench.shared.options import FILE, SeveralValues, json_option, quick_option, several
+from tf_ooo.bench.shared.rows import Row, write_rows
+
+# Beside the baseline.
+SCHEDULES = ("fast_forward", "pipedream_2bw", "layerpipe", "layerpipe_ema")
+DRIVER = "tf_ooo.bench.layerpipe.driver"
+DEVICES, ACCURACY_DEVICES = (2, 3, 4), (3,)
+_WITH_ACCURACY = {"network", "rate", "devices", "seeds", "epochs"}
+_EVERYWHERE = {"quick", "json_file", "accuracy", "simulated"}
+
+
+@click.command("layerpipe", cls=SeveralValues)
+@quick_option("The MLP on 2 workers, under 5 minutes; with --accuracy one seed, under two minutes.")
+@json_option
+@click.option("--png", type=FILE, help="File for a picture of the rows.")
+@several("--workload", click.Choice(list(NETWORKS)), default=["mlp"], show_default=True)
+@several(
+    "--schedules", click.Choice(SCHEDULES), default=SCHEDULES, help="Beside PipeDream; all of them without."
+)
+@several("--devices", int, help="Worker processes.  [default: 2 3 4; with --accuracy 3 logical CPU devices]")
+@click.option("--cores", type=float, help=f"Of each worker.  [default: {SHARE} of an equal share]")
+@click.option("--repetitions", default=6, show_default=True, help="Turns of each mode.")
+@click.option("--simulated", is_flag=True,
+              help="Instead: all workloads on paper, for 2 to 16 processors.")  # fmt: skip
+@click.option("--accuracy", is_flag=True,
+              help="Instead: the test accuracy on digits, beside stock Keras.")  # fmt: skip
+@several("--network", click.Choice(list(accuracy_of_late_gradients.NETWORKS)), default=["conv"],
+         show_default=True, help="With --accuracy.")  # fmt: skip
+@several("--rate", click.Choice(list(accuracy_of_late_gradients.RATES)), default=["cosine"],
+         show_default=True, help="With --accuracy.")  # fmt: skip
+@click.option("--seeds", default=5, show_default=True, help="With --accuracy: how many.")
+@click.option("--epochs", default=30, show_default=True, help="With --accuracy.")
+@click.pass_context
+def layerpipe(
+    ctx: click.Context, quick: bool, json_file: Path | None, png: Path | None, workload: tuple[str, ...],
+    schedules: tuple[str, ...], devices: tuple[int, ...], cores: float | None, repetitions: int,
+    simulated: bool, accuracy: bool, network: tuple[str, ...], rate: tuple[str, ...], seeds: int, epochs: int,
+) -> None:  # fmt: skip
+    """LayerPipe against PipeDream, PipeDream-2BW and a synchronous pipeline, on worker processes.
+
+    The workers have equal shares of this machine: their computing threads get a CPU quota, communication is
+    left free.  All modes take turns, beside the whole model on one worker.
+    """
+    if accuracy:
+        _refuse_given(ctx, "does not go with --accuracy", _WITH_ACCURACY)
+        _accuracy(json_file, network, rate, devices or ACCURACY_DEVICES, 1 if quick else seeds, epochs)
+        return
+    if simulated:
+        _refuse_given(ctx, "does not go with --simulated", {"png"})
+        on_paper.compare(quick, json_file, png)
+        return
+    _refuse_given(ctx, "is for --accuracy", set(ctx.params) - _WITH_ACCURACY | {"devices"})
+    reason = confine.why_not(with_link=False)
+    if reason:
+        click.echo(f"skipped: {reason}")
+        return
+    if quick:
+        workload, devices, repetitions = ("mlp",), (2,), 2
+    end_with_sigterm()
+    rows: list[Row] = []
+    for name, workers in itertools.product(workload, devices or DEVICES):
+        asked = LayerPipeRun(name, list(dict.fromkeys((BASELINE, *schedules))))
+        measured: LayerPipeMeasured = run_driver(DRIVER, asked, workers, cores, repetitions)
+        rows += _printed(rows_of(measured, name))
+        write_rows(json_file, rows)
+    if png:
+        save_bars(rows, png)
+
+
+def _refuse_given(ctx: click.Context, reason: str, known: Collection[str]) -> None:
+    """UsageError where an option was given that is not ``known``: it would do nothing."""
+    for option in ctx.command.params:
+        given = ctx.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE
+        if given and option.name not in {*known, *_EVERYWHERE}:
+            raise click.UsageError(f"{option.opts[0]} {reason}", ctx)
+
+
+def _printed(rows: Sequence[Row]) -> Sequence[Row]:
+    for row in rows:
+        click.echo(text_of(row))
+    return rows
+
+
+def _accuracy(
+    json_file: Path | None, networks: Sequence[str], rates: Sequence[str], devices: Sequence[int],
+    seeds: int, epochs: int,
+) -> None:  # fmt: skip
+    rows: list[Row] = []
+    for row in accuracy_of_late_gradients.rows(networks, rates, devices, seeds, epochs):
+        click.echo(accuracy_of_late_gradients.text_of(row))
+        rows.append(row)
+        write_rows(json_file, rows)
+    click.echo(accuracy_of_late_gradients.summary(rows))

@@ -1,0 +1,1 @@
+"""``tf-ooo bench pipeline``: pipeline schedules against each other on worker processes."""

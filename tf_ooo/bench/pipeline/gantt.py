@@ -1,0 +1,171 @@
+"""When each task of a pipeline really ran: from the profilers of the workers to a timeline."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+import statistics
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tf_ooo.compat.tf_profiler import TracedEvent, trace_workers
+from tf_ooo.costs.layer_costs import LayerCosts
+from tf_ooo.planning.model.schedule import Schedule, TaskList
+from tf_ooo.planning.model.task import Task
+from tf_ooo.planning.simulation.timeline import Timeline
+
+_MARGIN_S = 0.4
+_UPDATE_STREAM = 2
+_NEGLIGIBLE = 0.02
+_SECONDS = {"F": "forward_s", "dO": "output_grad_s", "dW": "weight_grad_s", "U": "update_s"}
+_UPDATES = re.compile(r":(Assign|Resource(Apply|Scatter))")
+
+# By the worker's address.
+Events = Mapping[str, Sequence[TracedEvent]]
+
+
+def traced(step: Callable[[], float], addresses: Sequence[str], step_s: float) -> Events:
+    """Runs one step while the workers' profilers look on; their events by address."""
+    ran = threading.Timer(_MARGIN_S, step)
+    ran.start()
+    try:
+        return trace_workers(addresses, 2 * step_s + 2 * _MARGIN_S)
+    finally:
+        ran.join()
+
+
+class Ran(NamedTuple):
+    """When a task ran, seconds since the epoch, and the seconds that its ops took, added up."""
+
+    begin_s: float
+    end_s: float
+    ops_s: float
+
+
+def task_times(events: Events, tasks: Mapping[str, Task]) -> dict[Task, Ran]:
+    """When each task ran.
+
+    Ops at a task's ends that take next to nothing do not count: what waits for no message runs early.
+    """
+    spans: dict[Task, list[tuple[float, float]]] = {}
+    for event in itertools.chain.from_iterable(events.values()):
+        task = _task_of(event, tasks)
+        if task is not None:
+            spans.setdefault(task, []).append(_span(event))
+    return {task: _extent(sorted(ran)) for task, ran in spans.items()}
+
+
+def _extent(spans: Sequence[tuple[float, float]]) -> Ran:
+    """First begin and last end, less what is in front of and behind all but a small share of the time."""
+    ops_s = sum(end_s - begin_s for begin_s, end_s in spans)
+    least_s = _NEGLIGIBLE * ops_s
+
+    def small(ordered: Sequence[tuple[float, float]]) -> int:
+        before_s = itertools.accumulate(end_s - begin_s for begin_s, end_s in ordered)
+        return sum(seconds < least_s for seconds in before_s)
+
+    by_end = sorted(spans, key=lambda span: -span[1])
+    return Ran(spans[small(spans)][0], by_end[small(by_end)][1], ops_s)
+
+
+def _span(event: TracedEvent) -> tuple[float, float]:
+    return event.begin_s, event.begin_s + event.duration_s
+
+
+def _task_of(event: TracedEvent, tasks: Mapping[str, Task]) -> Task | None:
+    task = tasks.get(event.label.partition(":")[0])
+    if task is not None and task.kind == "U" and not _UPDATES.search(event.label):
+        return None  # constants and the like of an update are made at any time
+    return task
+
+
+def task_seconds(times: Mapping[Task, Ran], stages: Sequence[LayerCosts]) -> list[list[str | int | float]]:
+    """``[kind, stage, seconds, ops' seconds, seconds planned]`` of each stage's tasks: medians."""
+    of_stages: dict[tuple[str, int], list[Ran]] = {}
+    for task, ran in times.items():
+        of_stages.setdefault((task.kind, task.stage), []).append(ran)
+    return [
+        [
+            kind,
+            stage,
+            statistics.median(ran.end_s - ran.begin_s for ran in rans),
+            statistics.median(ran.ops_s for ran in rans),
+            getattr(stages[stage], _SECONDS[kind]),
+        ]
+        for (kind, stage), rans in sorted(of_stages.items())
+    ]
+
+
+def measured_timeline(
+    schedule: Schedule, times: Mapping[Task, Ran], busy_s: Sequence[float] = ()
+) -> Timeline:
+    """The schedule with the times at which its tasks ran; what was not seen takes no time.
+
+    Updates, which run beside other tasks whenever their gradients are there, get a lane of their own.
+    Where a schedule computes a dO and the dW that follows together, their ops alternate: one is drawn
+    behind the other, in the time of both.
+
+    Args:
+        busy_s: of each device, from :func:`busy_seconds`; empty: whenever a task ran.
+    """
+    first_s = min((ran.begin_s for ran in times.values()), default=0.0)
+    ran = dataclasses.replace(schedule, lanes=_updates_apart(schedule), predicted_step_s=None)
+    spans = {task: (span.begin_s - first_s, span.end_s - first_s) for task, span in times.items()}
+    if schedule.fused_backward:
+        spans |= _one_behind_the_other(times, first_s)
+    starts, ends = [], []
+    for _, lane in ran.lanes.items():
+        at_s = 0.0
+        for task in lane:
+            begin_s, end_s = spans.get(task, (at_s, at_s))
+            starts.append(max(begin_s, at_s))
+            ends.append(max(end_s, starts[-1]))
+            at_s = ends[-1]
+    return Timeline(ran, np.array([starts]), np.array([ends]), measured_busy_s=tuple(busy_s))
+
+
+def _one_behind_the_other(times: Mapping[Task, Ran], first_s: float) -> dict[Task, tuple[float, float]]:
+    """Spans of the dO and dW of each stage: the time of both, divided by what their ops took."""
+    spans = {}
+    for task, output_grad in times.items():
+        after = Task("dW", task.stage, task.microbatch)
+        if task.kind == "dO" and after in times:
+            weight_grad = times[after]
+            begin_s = min(output_grad.begin_s, weight_grad.begin_s) - first_s
+            end_s = max(output_grad.end_s, weight_grad.end_s) - first_s
+            share = output_grad.ops_s / ((output_grad.ops_s + weight_grad.ops_s) or 1.0)
+            between_s = begin_s + share * (end_s - begin_s)
+            spans[task], spans[after] = (begin_s, between_s), (between_s, end_s)
+    return spans
+
+
+def _updates_apart(schedule: Schedule) -> dict[tuple[int, int], TaskList]:
+    lanes: dict[tuple[int, int], TaskList] = {}
+    for (device, stream), tasks in schedule.lanes.items():
+        lanes[device, stream] = TaskList([task for task in tasks if task.kind != "U"])
+        updates = [task for task in tasks if task.kind == "U"]
+        if updates:
+            lanes[device, stream + _UPDATE_STREAM] = TaskList(updates)
+    return lanes
+
+
+def busy_seconds(events: Events, tasks: Mapping[str, Task], addresses: Sequence[str]) -> list[float]:
+    """For each worker, seconds in which at least one op of a task ran.
+
+    Between two ops of one task a worker may be idle too, where it waits for a message.
+    """
+    of_workers = (events.get(address, ()) for address in addresses)
+    return [_busy_s(_span(event) for event in ran if _task_of(event, tasks)) for ran in of_workers]
+
+
+def _busy_s(spans: Iterable[tuple[float, float]]) -> float:
+    """Seconds in which at least one of the spans lies."""
+    busy_s, reached_s = 0.0, 0.0
+    for begin_s, end_s in sorted(spans):
+        busy_s += max(0.0, end_s - max(begin_s, reached_s))
+        reached_s = max(reached_s, end_s)
+    return busy_s

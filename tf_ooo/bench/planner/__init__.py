@@ -1,0 +1,1 @@
+"""``tf-ooo bench planner``: predictions beside published figures, optima and limits; nothing is trained."""

@@ -1,0 +1,71 @@
+"""What papers publish, checked in beside the rows in docs/benchmarks/planner, and how it is compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tf_ooo.bench.shared.options import EXISTING_FILE, Decorator
+from tf_ooo.bench.shared.rows import Row
+from tf_ooo.costs.layer_costs import LayerCosts
+from tf_ooo.costs.layer_work import transformer_activation_bytes, transformer_flop
+
+FOLDER = Path(__file__).parents[3] / "docs" / "benchmarks" / "planner"
+
+
+def inputs_option(default: Path) -> Decorator:
+    """``--inputs``: another file of configurations and published figures."""
+    text = f"Configurations and published figures.  [default: docs/benchmarks/planner/{default.name}]"
+    return click.option("--inputs", type=EXISTING_FILE, default=default, help=text)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The configurations and published figures."""
+    inputs: dict[str, Any] = json.loads(path.read_text())
+    return inputs
+
+
+def show(rows: Sequence[Row], table: Callable[[Sequence[Row]], str], assumptions: Iterable[str]) -> None:
+    """Prints the rows and what was assumed."""
+    click.echo(table(rows))
+    click.echo("\n".join(("Assumptions:", *(f"- {line}" for line in assumptions))))
+
+
+def predicted(step_s: float, baseline_s: float) -> Row:
+    """What a row says of a prediction beside that of its baseline."""
+    return {
+        "predicted_step_s": step_s,
+        "predicted_baseline_step_s": baseline_s,
+        "predicted_speedup": baseline_s / step_s,
+    }
+
+
+def beside_published(row: Row, ratio: float) -> Row:
+    """The row with a published speedup, and how far the predicted one is off."""
+    return row | {"published_speedup": ratio, "deviation": row["predicted_speedup"] / ratio - 1}
+
+
+def transformer_layer(
+    inputs: Mapping[str, Any], model: Mapping[str, Any], weight_grad_bytes: float | None = None
+) -> LayerCosts:
+    """Costs of one micro-batch of one layer, in proportion to its published FLOP.
+
+    Args:
+        inputs: the file of configurations.
+        model: one of its models.
+        weight_grad_bytes: that a dW alone still needs; None: all activations.
+    """
+    hidden, sequence, batch = model["hidden"], inputs["sequence"], model["microbatch"]
+    forward, output_grad, weight_grad = transformer_flop(hidden, sequence, batch)
+    return LayerCosts(
+        forward / inputs["flop_per_s"],
+        output_grad / inputs["flop_per_s"],
+        weight_grad / inputs["flop_per_s"],
+        activation_bytes=transformer_activation_bytes(hidden, model["heads"], sequence, batch),
+        weight_grad_bytes=weight_grad_bytes,
+        output_bytes=2.0 * sequence * batch * hidden,
+    )

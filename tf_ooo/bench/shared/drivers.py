@@ -1,0 +1,109 @@
+"""Starts the processes of a run: workers with their share of this machine, and a driver that trains with them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tf_ooo.bench.shared import confine
+from tf_ooo.bench.shared.peak_memory import file_of
+from tf_ooo.bench.shared.processes import command, quiet, result_of
+from tf_ooo.hosts.addresses import free_port
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+# All workers together get so much of this machine: the rest is for what communicates, which on machines with
+# GPUs takes nothing from those that compute.  With 0.9, messages slow the tasks down.
+SHARE = 0.6
+
+
+@dataclass(frozen=True)
+class Workers:
+    """What each driver is told of the workers.
+
+    Attributes:
+        cluster: addresses of all.
+        processes: their ids, by task.
+        group: prefix of the CPU groups of :func:`tf_ooo.bench.shared.confine.shares`.
+        cores: of each worker.
+        repetitions: turns of everything that is measured.
+        folder: for what workers and driver write.
+    """
+
+    cluster: str
+    processes: list[int]
+    group: str
+    cores: float
+    repetitions: int
+    folder: str
+
+    @property
+    def addresses(self) -> list[str]:
+        """Of all tasks."""
+        return self.cluster.split(",")
+
+    @property
+    def out(self) -> Path:
+        """What the driver writes its result to."""
+        return Path(self.folder) / "out.json"
+
+
+def run_driver(
+    module: str, asked: DataclassInstance, devices: int, cores: float | None, repetitions: int
+) -> Any:
+    """What a driver has measured, from JSON.
+
+    Args:
+        module: of the driver; its arguments are :class:`Workers` and ``asked``.
+        asked: what is to be measured.
+        devices: worker processes.
+        cores: of each; None: an equal part of :data:`SHARE` of this machine.
+        repetitions: turns.
+    """
+    prefix = f"tf_ooo_bench_{os.getpid()}_"
+    cores = cores or round(SHARE * (os.cpu_count() or 1) / devices, 2)
+    cluster = ",".join(f"127.0.0.1:{free_port()}" for _ in range(devices))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        confine.shares(prefix, devices, cores),
+        _started(cluster, devices, folder) as processes,
+    ):
+        workers = Workers(cluster, processes, prefix, cores, repetitions, folder)
+        return result_of(command(module, workers, asked), workers.out, quiet())
+
+
+def end_with_sigterm() -> None:
+    """Whoever ends the benchmark early leaves no workers and no CPU groups behind."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
+@contextlib.contextmanager
+def _started(cluster: str, devices: int, folder: str) -> Iterator[list[int]]:
+    """Worker processes, each with one thread within an op; yields their ids."""
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for task in range(devices):
+            line = [sys.executable, "-m", "tf_ooo.bench.shared.worker", "--cluster", cluster]
+            line += ["--task", str(task), "--memory", str(file_of(folder, task))]
+            processes.append(
+                subprocess.Popen(line, env=quiet(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            )
+        for task, process in enumerate(processes):
+            if process.stdout is None or b"is ready" not in process.stdout.readline():
+                raise click.ClickException(f"worker {task} did not start")
+        yield [process.pid for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()

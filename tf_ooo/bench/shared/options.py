@@ -1,0 +1,50 @@
+"""Options of the benchmarks' commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+FILE = click.Path(dir_okay=False, path_type=Path)
+FOLDER = click.Path(file_okay=False, path_type=Path)
+EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+json_option: Decorator = click.option("--json", "json_file", type=FILE, help="File for the rows.")
+
+
+def quick_option(text: str) -> Decorator:
+    """``--quick``; ``text`` says what is left."""
+    return click.option("--quick", is_flag=True, help=text)
+
+
+def several(name: str, kind: type[int] | click.Choice[str], **settings: Any) -> Decorator:
+    """An option that can be given several values, see :class:`SeveralValues`."""
+    value = f"[{'|'.join(kind.choices)}]" if isinstance(kind, click.Choice) else "N"
+    return click.option(name, multiple=True, type=kind, metavar=f"{value}...", **settings)
+
+
+class SeveralValues(click.Command):
+    """A command whose options made with :func:`several` take their values in a row: ``--devices 2 3 4``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As in click, after each of several values has got its option's name."""
+        lists = {name for option in self.params if getattr(option, "multiple", False) for name in option.opts}
+        return super().parse_args(ctx, list(repeated(args, lists)))
+
+
+def repeated(arguments: list[str], lists: Collection[str]) -> Iterator[str]:
+    """``--devices 2 3`` as ``--devices 2 --devices 3``, for the options named in ``lists``."""
+    option, values = None, 0
+    for text in arguments:
+        if text.startswith("-"):
+            option, values = text, 0
+        elif option in lists:
+            values += 1
+            if values > 1:
+                yield str(option)
+        yield text

@@ -1,0 +1,59 @@
+"""Rows of what was measured or predicted: plain data, which ``--json`` writes as it is."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def write_rows(path: Path | None, rows: Sequence[Row]) -> None:
+    """Writes the rows as JSON; nothing without a path."""
+    if path:
+        path.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def known(row: Row) -> Row:
+    """The row without what has no meaning for it (None)."""
+    return {key: value for key, value in row.items() if value is not None}
+
+
+def seconds_of(seconds: Sequence[float], baseline: Sequence[float] | None) -> Row:
+    """What a row says of one run: median and spread, and how it compares with the baseline.
+
+    Args:
+        seconds: of a step, one for each of the run's turns.
+        baseline: the same of the baseline; None where it was not measured.
+    """
+    step_s = statistics.median(seconds)
+    row: Row = {"step_s": step_s, "step_s_min": min(seconds), "step_s_max": max(seconds)}
+    if baseline is not None:
+        baseline_step_s = statistics.median(baseline)
+        row |= {"baseline_step_s": baseline_step_s, "speedup": baseline_step_s / step_s}
+    return row
+
+
+def efficiency_of(seconds: Sequence[float], serial: Sequence[float], devices: int) -> Row:
+    """How well ``devices`` devices are used, beside the whole model on one of them (``serial``)."""
+    serial_s = statistics.median(serial)
+    return {"serial_s": serial_s, "efficiency": serial_s / (devices * statistics.median(seconds))}
+
+
+def link_text(row: Mapping[str, Any]) -> str:
+    """``200 Gbit/s``, or ``free`` for a link that takes no time."""
+    rate = row.get("bandwidth_bit_s")
+    return f"{rate / 1e9:.0f} Gbit/s" if rate else "free"
+
+
+def spread_text(row: Mapping[str, Any]) -> str:
+    """``  1234 ms (1200-1300)``: the median step and the range of all."""
+    return f"{row['step_s'] * 1e3:6.0f} ms ({row['step_s_min'] * 1e3:.0f}-{row['step_s_max'] * 1e3:.0f})"
+
+
+def bits_text(row: Mapping[str, Any]) -> str:
+    """Whether the run ended with the same weights as the one it is compared with."""
+    return "same bits" if row["bit_equal"] else "OTHER BITS"

@@ -1,0 +1,84 @@
+"""The processes of ``tf-ooo bench single``, side by side: each makes steps, then runs them when told to."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from tf_ooo.bench.shared.lines import LineProcess
+from tf_ooo.bench.shared.processes import command
+from tf_ooo.bench.single.messages import Case, Measured, Ready, Ways, ready_with
+from tf_ooo.bench.single.ways import FITS, STOCK
+
+TENSORFLOW, PYTORCH = "tf_ooo.bench.single.worker", "tf_ooo.bench.single.pytorch"
+CONCURRENT = "--xla_gpu_command_buffer_scheduling_mode=CONCURRENT --xla_gpu_graph_min_graph_size=1"
+# (prefix of the names, XLA's flags, ways to run under them, priority of the main stream), a process each.
+FLAGGED: tuple[tuple[str, str, list[str], int | None], ...] = (
+    ("command buffers, ", CONCURRENT, [STOCK, "early"], None),
+    ("no CUDA graphs, ", "--xla_gpu_enable_command_buffer=", [STOCK, "early"], None),
+    ("main stream urgent, ", "", ["early"], -5),
+)
+
+
+class Worker:
+    """A process that has made its steps; where it ended instead, it has none, and ``said`` has the reason.
+
+    Attributes:
+        names: of the ways in rows, and in the process.
+        said: what there is to say of each.
+        modules: what XLA made of some.
+        device, versions: as in :class:`tf_ooo.bench.single.messages.Ready`.
+    """
+
+    def __init__(self, process: LineProcess, prefix: str = "") -> None:
+        self._process = process
+        try:
+            ready: Ready = json.loads(process.answered())
+        except RuntimeError as error:
+            ready = ready_with([], {"": str(error)})
+        self.names = {prefix + name: name for name in ready["ready"]}
+        self.said = {prefix + name: text for name, text in ready["said"].items()}
+        self.modules = {prefix + name: module for name, module in ready["modules"].items()}
+        self.device, self.versions = ready["device"], ready["versions"]
+
+    def run(self, name: str, steps: int) -> Measured:
+        """What the process answers; RuntimeError where it has ended, which loses all of its steps."""
+        try:
+            self._process.tell(f"{self.names[name]} {steps}")
+            measured: Measured = json.loads(self._process.answered())
+        except (RuntimeError, BrokenPipeError) as error:
+            for lost in self.names:
+                during = "" if lost == name else f" with {name}"
+                self.said[lost] = f"{self.said.get(lost) or ''}; stopped{during}: {error}".lstrip("; ")
+            self.names = {}
+            raise RuntimeError(str(error)) from error
+        return measured
+
+
+def started(module: str, case: Case, ways: Ways, flags: str = "") -> LineProcess:
+    """A process that begins to make steps; ``flags`` are XLA's, added to those of this process."""
+    environment = os.environ | {
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip(),
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+    return LineProcess(command(module, case, ways), environment)
+
+
+@contextmanager
+def workers(case: Case, names: Sequence[str], more: bool) -> Iterator[list[Worker]]:
+    """All processes of a case, once all have made their steps; ``more``: those of :data:`FLAGGED` too."""
+    fits = [name for name in names if name in FITS]
+    asked = [("", TENSORFLOW, Ways([name for name in names if name not in FITS]), "")]
+    asked += [("", TENSORFLOW, Ways(fits), "")] if fits else []
+    for prefix, flags, ways, priority in FLAGGED if more else ():
+        asked.append((prefix, TENSORFLOW, Ways(ways, priority), flags))
+    asked.append(("", PYTORCH, Ways([]), ""))
+    with ExitStack() as stack:
+        processes = []
+        for prefix, module, of_process, flags in asked:
+            processes.append((started(module, case, of_process, flags), prefix))
+            stack.callback(processes[-1][0].close)
+        yield [Worker(process, prefix) for process, prefix in processes]

@@ -1,0 +1,220 @@
+"""One process of ``tf-ooo bench single``: builds steps of one network, then runs them when told to.
+
+Reads lines ``NAME STEPS`` and answers each with a line of JSON; XLA's flags are those of the process.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tf_ooo.bench.shared.lines import answer
+from tf_ooo.bench.shared.processes import JsonOf
+from tf_ooo.bench.single.fit import TimedFit
+from tf_ooo.bench.single.inputs import batches
+from tf_ooo.bench.single.messages import Case, Measured, Ready, Ways
+from tf_ooo.bench.single.networks import CLASSES, build
+from tf_ooo.bench.single.ways import FITS, OURS, STOCK, WITHOUT_XLA, OurWay
+from tf_ooo.modes.compiled import plans
+from tf_ooo.modes.compiled.captured import CompiledModule, watched
+from tf_ooo.modes.compiled.launches import capture_like
+from tf_ooo.modes.compiled.measuring import MeasuredGains
+from tf_ooo.modes.compiled.priority import high_priority_main_stream
+
+if TYPE_CHECKING:
+    import keras
+
+Step = Callable[[], Any]
+MEASURE_S = 60.0
+
+
+@click.command()
+@click.argument("case", type=JsonOf(Case))
+@click.argument("ways", type=JsonOf(Ways))
+def main(case: Case, ways: Ways) -> None:
+    """Makes the steps of some ways, then serves lines."""
+    if ways.priority is not None:
+        set_priority(ways.priority)
+    timed = TimedSteps(case)
+    for name in ways.names:
+        timed.make(name)
+    modules = {name: module.to_dict() for name, module in timed.modules.items()}
+    ready: Ready = {
+        "ready": list(timed.steps),
+        "said": timed.said,
+        "modules": modules,
+        "device": device(),
+        "versions": versions(),
+    }
+    answer(json.dumps(ready))
+    for line in sys.stdin:
+        name, _, count = line.strip().rpartition(" ")
+        answer(json.dumps(run(timed.steps[name], int(count))))
+
+
+def set_priority(priority: int) -> None:
+    """The main stream of the first GPU gets this CUDA priority, where there is a GPU."""
+    import tensorflow as tf
+
+    if tf.config.list_physical_devices("GPU"):
+        high_priority_main_stream(32 * 2**30, priority)
+
+
+def device() -> str:
+    """The GPU's name, or ``cpu``."""
+    import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        return "cpu"
+    return str(tf.config.experimental.get_device_details(gpus[0]).get("device_name", "gpu"))
+
+
+def versions() -> dict[str, str]:
+    """Of TensorFlow, Keras, and the CUDA that TensorFlow was built with."""
+    import keras
+    import tensorflow as tf
+
+    built = tf.sysconfig.get_build_info()
+    cuda = {"cuda": built.get("cuda_version"), "cudnn": built.get("cudnn_version")}
+    known = {name: str(version) for name, version in cuda.items() if version}
+    return {"tensorflow": tf.__version__, "keras": keras.__version__, **known}
+
+
+class TimedSteps:
+    """The ways of a case that can be made, each with one step that has run.
+
+    Attributes:
+        steps: by name.
+        said: what there is to say of each, also of those that cannot be made.
+        modules: what XLA made of some.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self.steps: dict[str, Step | TimedFit] = {}
+        self.said: dict[str, str] = {}
+        self.modules: dict[str, CompiledModule] = {}
+        self._case = case
+        self._model, self._batches = _model(case)
+        self._end_s = time.monotonic() + (case.make_s or math.inf)
+
+    def make(self, name: str) -> None:
+        """Makes one of them, unless the time for that is over."""
+        if time.monotonic() > self._end_s:
+            self.said[name] = f"not made: {self._case.make_s:.0f} s were over"
+            return
+        try:
+            if name in FITS:
+                self._make_fit(name)
+            else:
+                self._make_step(name)
+        except Exception as error:  # one that cannot be made must not stop the others
+            self.steps.pop(name, None)
+            self.said[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"
+
+    def _make_fit(self, name: str) -> None:
+        self.steps[name] = fit = TimedFit(self._case, FITS[name], self._end_s)
+        self.said[name] = fit.note
+
+    def _make_step(self, name: str) -> None:
+        with watched() as watch:
+            if name in OURS:
+                step, note = self._ours(OURS[name])
+            else:
+                step, note = self._stock(name != WITHOUT_XLA), ""
+            self.steps[name], self.said[name] = step, note
+            _wait(step())
+        _wait(step())
+        if watch.found is not None and name != WITHOUT_XLA:
+            self.modules[name] = watch.found
+            self.said[name] = "; ".join(filter(None, (note, watch.found.text())))
+
+    def _stock(self, jit_compile: bool) -> Step:
+        import tensorflow as tf
+
+        function = tf.function(self._model.train_step, jit_compile=jit_compile, autograph=False)
+        return lambda: function(next(self._batches))
+
+    def _ours(self, way: OurWay) -> tuple[Step, str]:
+        from tf_ooo.modes.compiled.rewrite import StreamRewrite
+        from tf_ooo.modes.compiled.session import StreamSession
+        from tf_ooo.modes.compiled.step import CompiledStep, StreamStep, Way, default_rewriter
+        from tf_ooo.modes.single_device.options import SingleDevice
+
+        notes: list[str] = []
+        rewriter = default_rewriter(self._plan(way, notes), way.store, way.updates_aside)
+        session = StreamSession(SingleDevice(schedule="multi_stream", any_platform=True))
+        step = StreamStep(self._model.train_step, self._model.train_step, session, Way(rewriter))
+        compiled = CompiledStep(step, (next(self._batches),), {})
+        rewrite = compiled.made
+        if isinstance(rewrite, StreamRewrite):
+            planned = f"planned in {rewrite.plan_seconds:.1f} s"
+            notes.insert(0, f"{len(rewrite.calls)} calls, {rewrite.barriers} barriers, {planned}")
+        return lambda: compiled((next(self._batches),), {}), "; ".join(notes)
+
+    def _plan(self, way: OurWay, notes: list[str]) -> Callable[..., Any]:
+        """The plan; what it says of measured gains comes to ``notes``."""
+        if way.plan == "every_layer":
+            return functools.partial(plans.every_layer, streams=way.streams)
+        given: dict[str, Any] = {"capture": capture_like(lambda: self.modules.get(STOCK))}
+        if way.measured:
+            budget_s = max(1.0, min(MEASURE_S, (self._end_s - time.monotonic()) / 2))
+            given["gains"] = MeasuredGains(budget_s, lambda table: notes.extend(table.notes))
+        return functools.partial(plans.joint, streams=way.streams, **given)
+
+
+def _model(case: Case) -> tuple[keras.Model, Iterator[tuple[Any, Any]]]:
+    """The compiled model of a case, with all its variables, and its batches."""
+    import keras
+
+    keras.utils.set_random_seed(0)
+    model = build(case.network, case.size)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss)
+    model.optimizer.build(model.trainable_variables)
+    source = batches(model.input_shape[1:], case.batch, CLASSES, case.data)
+    x, y = next(source)
+    model.compute_loss(y=y, y_pred=model(x))
+    return model, source
+
+
+def run(step: Step | TimedFit, count: int) -> Measured:
+    """Seconds of one step, on average over ``count``, and the peak of the GPU's memory in bytes."""
+    import tensorflow as tf
+
+    on_gpu = bool(tf.config.list_logical_devices("GPU"))
+    if on_gpu:
+        tf.config.experimental.reset_memory_stats("GPU:0")
+    measured: Measured = {
+        "step_s": step.step_s(count) if isinstance(step, TimedFit) else _step_s(step, count)
+    }
+    if on_gpu:
+        measured["peak_bytes"] = tf.config.experimental.get_memory_info("GPU:0")["peak"]
+    return measured
+
+
+def _step_s(step: Step, count: int) -> float:
+    _wait(step())
+    started_s = time.perf_counter()
+    for _ in range(count):
+        out = step()
+    _wait(out)
+    return (time.perf_counter() - started_s) / count
+
+
+def _wait(out: object) -> None:
+    import tensorflow as tf
+
+    for value in tf.nest.flatten(out):
+        value.numpy()
+
+
+if __name__ == "__main__":
+    main()

@@ -181,9 +181,7 @@ def request_to_place(
 
     Raises BackendError: unsupported TensorFlow, or the plug-in cannot be loaded.
     """
-    return _request(
-        model, lambda graph_def: rewrite_step(PlainSumsPass()(graph_def).graph_def, plan, dump_dir)
-    )
+    return _request(model, lambda graph_def: rewrite_step(graph_def, plan, dump_dir))
 
 
 def _request(model: Any, rewrite: Callable[[GraphDef], RewriteResult]) -> RewriteRequest[RewriteResult]:

@@ -21,7 +21,7 @@ from tf_ooo.errors import GraphError, MemoryLimitError
 from tf_ooo.fit.comparison import StepComparison
 from tf_ooo.fit.prediction import StepPrediction
 from tf_ooo.fit.step_times import REWRITTEN, STOCK
-from tf_ooo.fit.ways import OneWay, Ways
+from tf_ooo.fit.ways import Ways
 from tf_ooo.options import OneDeviceOptions
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.reporting import fill_plan
@@ -76,7 +76,7 @@ class StepController:
         self._lock = threading.RLock()
         self._on_decided = on_decided
         self._samples_seen = samples_seen or (lambda: 0.0)
-        self._ways = ways or OneWay()
+        self._ways = ways or Ways()
         self.prediction = StepPrediction(report, due=self._ways.shows_ops)
 
     @property

@@ -114,8 +114,8 @@ class FitLife:
         guard = Guard(
             model,
             functools.partial(self._failed, training),
-            functools.partial(training.settle, saving=False),
-            functools.partial(training.settle, saving=True),
+            functools.partial(training.settle, False),
+            functools.partial(training.settle, True),
         )
         run = guard.guarded(training.run, StopIteration, tf.errors.OutOfRangeError)
         self._running = _Running(model, training, guard, run)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tf_ooo.hosts.ranks.base import Engine
@@ -10,41 +11,41 @@ from tf_ooo.options import ModeOptions
 from tf_ooo.report.report import Report
 
 
-class Training(Protocol):
-    """One fit of one model in a mode, until :meth:`restore`."""
+def _nothing(*_: object) -> None:
+    """For what a mode has nothing to do."""
 
-    def run(self, iterator: Any) -> Any:
-        """One execution: ``steps_per_execution`` steps, or as many as there are data for; its last logs.
 
-        Raises StopIteration where there are no more data.
-        """
+def _itself(error: Exception) -> Exception:
+    return error
 
-    def settle(self, saving: bool) -> None:
-        """Finishes all that is under way: somebody is about to see the weights, or to save them."""
 
-    def explain(self, error: Exception) -> Exception:
-        """What an error that ends the fit is to be raised as."""
+@dataclass(frozen=True)
+class Training:
+    """One fit of one model in a mode: what is called from its begin until ``restore``.
 
-    def replaced(self) -> None:
-        """Somebody else has put another train function in: says what that means, or raises."""
+    Attributes:
+        run: one execution, given Keras' iterator: ``steps_per_execution`` steps, or as many as there are data
+            for; its last logs.  StopIteration where there are no data.
+        restore: puts the model back as it was, with its new values; names the variables that are lost,
+            because their device is gone.  May be called again.
+        settle: finishes all that is under way: somebody is about to see the weights, or (True) to save them.
+        explain: what an error that ends the fit is to be raised as.
+        replaced: somebody else has put another train function in: says what that means, or raises.
+        epoch_begin: given its number.
+        test_begin: before validation, which resets the metrics.
+        epoch_end: given its number and the logs, which may be changed; after its validation.
+        ended: all epochs are through.
+    """
 
-    def epoch_begin(self, epoch: int) -> None:
-        """Before the first batch of an epoch."""
-
-    def test_begin(self) -> None:
-        """Before validation, which resets the metrics."""
-
-    def epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """After an epoch and its validation; ``logs`` may be changed."""
-
-    def ended(self) -> None:
-        """All epochs are through: what is to be said then."""
-
-    def restore(self) -> Sequence[str]:
-        """Puts the model back as it was, with its new values; may be called again.
-
-        Returns the variables that are lost, because their device is gone.
-        """
+    run: Callable[[Any], Any]
+    restore: Callable[[], Sequence[str]] = tuple
+    settle: Callable[[bool], None] = _nothing
+    explain: Callable[[Exception], Exception] = _itself
+    replaced: Callable[[], None] = _nothing
+    epoch_begin: Callable[[int], None] = _nothing
+    test_begin: Callable[[], None] = _nothing
+    epoch_end: Callable[[int, dict[str, Any]], None] = _nothing
+    ended: Callable[[], None] = _nothing
 
 
 class Mode(Protocol):

@@ -3,72 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 
-class Ways(Protocol):
-    """Several ways to rewrite a step, of which some may fail; :class:`OneWay` where there is one.
+def _nothing(*_: object) -> None:
+    """The report has all there is to say."""
+
+
+@dataclass(frozen=True)
+class Ways:
+    """Several ways to rewrite a step, of which some may fail; without arguments: one, of which all is known.
 
     Attributes:
+        run_stock: runs the stock step; given what has been decided, too.
+        ran: a rewritten step has run, or it has been decided, for what: fills in the report.
+        failed: the ways that cannot run, and why.
+        left_out: one of them does not run any more, and why.
+        give_up: there is none left.
+        keeps: one of them is kept: the report is to be that one's.
+        why_stock: the reason for which stock is kept, with what is to be added; given the steps that are left.
+        decided: there is no comparison any more.
         shows_ops: whether the profiler sees the graph's ops in the step that is kept.
     """
 
-    @property
-    def shows_ops(self) -> bool: ...
-
-    def run_stock(self, step: Callable[[], Any], choice: str | None) -> Any:
-        """Runs the stock step; ``choice`` is what has been decided."""
-
-    def ran(self, choice: str | None) -> None:
-        """A rewritten step has run, or it has been decided: fills in the report."""
-
-    def failed(self) -> Iterable[tuple[str, BaseException]]:
-        """The ways that cannot run, and why."""
-
-    def left_out(self, which: str, error: BaseException) -> None:
-        """One of them does not run any more."""
-
-    def give_up(self) -> None:
-        """There is none left."""
-
-    def keeps(self, which: str) -> None:
-        """One of them is kept: the report is to be that one's."""
-
-    def why_stock(self, reason: str, left: Collection[str]) -> str:
-        """The reason for which the stock step is kept, with what is to be added; ``left`` are the steps."""
-
-    def decided(self) -> None:
-        """There is no comparison any more."""
-
-
-class OneWay:
-    """See :class:`Ways`: the report has all there is to say."""
-
-    shows_ops = True
-
-    def run_stock(self, step: Callable[[], Any], choice: str | None) -> Any:
-        """As it is."""
-        return step()
-
-    def ran(self, choice: str | None) -> None:
-        """Nothing to do."""
-
-    def failed(self) -> Iterable[tuple[str, BaseException]]:
-        """A failure is the session's."""
-        return ()
-
-    def left_out(self, which: str, error: BaseException) -> None:
-        """Nothing to do."""
-
-    def give_up(self) -> None:
-        """Nothing to do."""
-
-    def keeps(self, which: str) -> None:
-        """Nothing to do."""
-
-    def why_stock(self, reason: str, left: Collection[str]) -> str:
-        """As it is."""
-        return reason
-
-    def decided(self) -> None:
-        """Nothing to do."""
+    run_stock: Callable[[Callable[[], Any], str | None], Any] = lambda step, choice: step()
+    ran: Callable[[str | None], None] = _nothing
+    failed: Callable[[], Iterable[tuple[str, BaseException]]] = tuple
+    left_out: Callable[[str, BaseException], None] = _nothing
+    give_up: Callable[[], None] = _nothing
+    keeps: Callable[[str], None] = _nothing
+    why_stock: Callable[[str, Collection[str]], str] = lambda reason, left: reason
+    decided: Callable[[], None] = _nothing
+    shows_ops: bool = True

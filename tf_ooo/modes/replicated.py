@@ -13,7 +13,7 @@ from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.ranks.engine import choose_engine, resolved_name
 from tf_ooo.modes.data_parallel.fit import averaging_of, check_model
 from tf_ooo.modes.data_parallel.ranks import RanksInStep
-from tf_ooo.modes.pipeline.fit import PipelineMode, PipelineTraining
+from tf_ooo.modes.pipeline.fit import PipelineMode
 from tf_ooo.modes.pipeline.options import Pipeline
 from tf_ooo.modes.pipeline.replicas import Replicas
 from tf_ooo.report.report import Report
@@ -58,51 +58,31 @@ class ReplicatedPipelineMode:
         self.pipeline.check(model, steps)
 
     def prepare(self, model: Any, steps: int | None) -> Training:
-        """One rank alone is a pipeline."""
-        pipeline = self.pipeline.prepare(model, steps)
-        company = self.pipeline.company
+        """The pipeline's steps, as many as all ranks run; one rank alone is a pipeline."""
+        pipeline, company = self.pipeline.steps_of(model), self.pipeline.company
         if not isinstance(company, Replicas):
-            return pipeline
+            return pipeline.training()
         ranks = RanksInStep(model, company.engine, company.averaging, self.options, self._agreed, steps)
-        training = ReplicatedTraining(pipeline, ranks)
-        ranks.begin(pipeline.run, training.run_batches)
-        return training
+
+        def run_batches(batches: list[Any], iterator: Any) -> Any:
+            return [pipeline.step(batch, iterator) for batch in batches][-1]
+
+        def ended() -> None:
+            pipeline.ended()
+            ranks.ended()
+
+        def restore() -> list[str]:
+            lost = pipeline.restore()
+            ranks.forget_traces()
+            return lost
+
+        ranks.begin(pipeline.run, run_batches)
+        explain = pipeline.training().explain
+        return dataclasses.replace(ranks.training(restore), explain=explain, ended=ended)
 
     def describe(self) -> Report:
         """This rank's pipeline."""
         return self.pipeline.describe()
-
-
-class ReplicatedTraining:
-    """A fit: the pipeline's steps, as many as all ranks run."""
-
-    def __init__(self, pipeline: PipelineTraining, ranks: RanksInStep) -> None:
-        self._pipeline, self._ranks = pipeline, ranks
-        self.run, self.replaced = ranks.run, ranks.replaced
-        self.epoch_begin, self.test_begin, self.epoch_end = (
-            ranks.epoch_begin,
-            ranks.test_begin,
-            ranks.epoch_end,
-        )
-        self.settle, self.explain = pipeline.settle, pipeline.explain
-
-    def run_batches(self, batches: list[Any], iterator: Any) -> Any:
-        """The steps of an execution."""
-        outputs = None
-        for batch in batches:
-            outputs = self._pipeline.step(batch, iterator)
-        return outputs
-
-    def ended(self) -> None:
-        """Of the pipeline, and for the other ranks."""
-        self._pipeline.ended()
-        self._ranks.ended()
-
-    def restore(self) -> list[str]:
-        """The variables, and no trace that averages."""
-        lost = self._pipeline.restore()
-        self._ranks.forget_traces()
-        return lost
 
 
 def _check_replicas(options: Pipeline, size: int) -> None:

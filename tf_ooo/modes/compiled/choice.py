@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from tf_ooo.fit.step_times import REWRITTEN, STOCK
+from tf_ooo.fit.ways import Ways
 from tf_ooo.modes.compiled.captured import watched
 from tf_ooo.modes.compiled.session import StreamSession, reason_of
 from tf_ooo.report.report import Report
@@ -28,8 +29,6 @@ class CompiledWays:
         report: is told what XLA made of them.
         several: whether there are.
     """
-
-    shows_ops = False  # the profiler sees XLA's kernels
 
     def __init__(self, session: StreamSession, report: Report, several: bool) -> None:
         self._session, self._report, self._several = session, report, several
@@ -72,10 +71,6 @@ class CompiledWays:
         """For the report."""
         self._left_out[which] = reason_of(error)
 
-    def give_up(self) -> None:
-        """The stock step runs."""
-        self._session.give_up()
-
     def keeps(self, which: str) -> None:
         """The report is that of the way that is kept."""
         self._session.shown = which
@@ -100,6 +95,10 @@ class CompiledWays:
             )
         return reason
 
-    def decided(self) -> None:
-        """Failures are the session's from now on."""
-        self._session.end_comparison()
+    def ways(self) -> Ways:
+        """The profiler sees XLA's kernels, not ops."""
+        session = self._session
+        return Ways(
+            self.run_stock, self.ran, self.failed, self.left_out, session.give_up, self.keeps, self.why_stock,
+            session.end_comparison, shows_ops=False,
+        )  # fmt: skip

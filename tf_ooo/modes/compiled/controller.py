@@ -84,9 +84,10 @@ def _controller(
     functions = {way.name: make(session, way) for way in ways(options, steps, session)}
     if CONCURRENT not in functions and _compares(options):
         session.said.append(f"{CONCURRENT}: not compared: {_why_not_concurrent()}")
-    rewritten, told = functions.pop(REWRITTEN), CompiledWays(session, report, bool(functions))
+    rewritten = functions.pop(REWRITTEN)
+    compiled = CompiledWays(session, report, bool(functions)).ways()
     return StepController(
-        stock, rewritten, session, options, report, None, on_decided, functions, samples_seen, told
+        stock, rewritten, session, options, report, None, on_decided, functions, samples_seen, compiled
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 
 from tf_ooo.compat import nests, train_function
 from tf_ooo.errors import BackendError, OptionsError
+from tf_ooo.fit.mode import Training
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.ranks.engine import choose_engine
 from tf_ooo.modes.data_parallel.options import DataParallel
@@ -74,7 +76,7 @@ class DataParallelMode:
         if self.join().size > 1:
             check_model(model)
 
-    def prepare(self, model: Any, steps: int | None) -> DataParallelTraining | None:
+    def prepare(self, model: Any, steps: int | None) -> Training | None:
         """All ranks begin; one that is alone trains in stock order.
 
         Raises OptionsError for a named schedule and a model that runs eagerly.
@@ -89,14 +91,35 @@ class DataParallelMode:
             self.averaged = averaged = Averaged.of(model, engine, self.options)
             self.scheduled, self._report = None, self._new_report(model)
         ranks = RanksInStep(model, engine, averaged.averaging, self.options, self.options.shared(), steps)
-        training = DataParallelTraining(self, ranks, averaged)
-        ranks.begin(averaged.function, training.run_batches if self._together(model) else None)
+        together = functools.partial(self._run_batches, ranks, averaged.averaging)
+        ranks.begin(averaged.function, together if self._together(model) else None)
         self.ranks = ranks
-        return training
+        return ranks.training(functools.partial(self._restore, ranks))
 
     def describe(self) -> Report:
         """The scheduled steps fill it in."""
         return self._report
+
+    def _run_batches(
+        self, ranks: RanksInStep, averaging: Averaging, batches: list[Any], iterator: Any
+    ) -> Any:
+        """The steps of an execution in one function."""
+        known, of_epoch = self.scheduled, ranks.lockstep.of_epoch
+        if known is not None and known.steps_of(of_epoch) > known.steps:
+            known = None  # it was made for shorter epochs
+        spec = ranks.element_spec
+        if known is None or not nests.same_spec(known.element_spec, spec):
+            self.scheduled = known = ScheduledSteps(
+                ranks.model, averaging, spec, ranks.engine, self.options, self._report, of_epoch
+            )
+        return known(batches)
+
+    def _restore(self, ranks: RanksInStep) -> list[str]:
+        """Ends a profile under way, and forgets traces that average."""
+        if self.scheduled is not None:
+            self.scheduled.close()
+        ranks.forget_traces()
+        return []
 
     def _new_report(self, model: Any) -> Report:
         return Report(mode="data_parallel", model=str(model.name), environment=environment(model))
@@ -119,52 +142,6 @@ class DataParallelMode:
             "each execution is one step, so that steps cannot overlap; compile with steps_per_execution=8"
         )
         return False
-
-
-class DataParallelTraining:
-    """A fit in which ranks are in step."""
-
-    def __init__(self, mode: DataParallelMode, ranks: RanksInStep, averaged: Averaged) -> None:
-        self._mode, self._ranks, self._averaged = mode, ranks, averaged
-        # What ranks do in any mode.
-        self.run, self.replaced, self.ended = ranks.run, ranks.replaced, ranks.ended
-        self.epoch_begin, self.test_begin, self.epoch_end = (
-            ranks.epoch_begin,
-            ranks.test_begin,
-            ranks.epoch_end,
-        )
-
-    def run_batches(self, batches: list[Any], iterator: Any) -> Any:
-        """The steps of an execution in one function."""
-        mode, ranks = self._mode, self._ranks
-        known, of_epoch = mode.scheduled, ranks.lockstep.of_epoch
-        if known is not None and known.steps_of(of_epoch) > known.steps:
-            known = None  # it was made for shorter epochs
-        if known is None or not nests.same_spec(known.element_spec, ranks.element_spec):
-            mode.scheduled = known = ScheduledSteps(
-                ranks.model,
-                self._averaged.averaging,
-                ranks.element_spec,
-                ranks.engine,
-                mode.options,
-                mode.describe(),
-                of_epoch,
-            )
-        return known(batches)
-
-    def settle(self, saving: bool) -> None:
-        """Each step ends before the next begins."""
-
-    def explain(self, error: Exception) -> Exception:
-        """Ranks have named the one that is lost already."""
-        return error
-
-    def restore(self) -> list[str]:
-        """Ends a profile under way, and forgets traces that average."""
-        if self._mode.scheduled is not None:
-            self._mode.scheduled.close()
-        self._ranks.forget_traces()
-        return []
 
 
 def averaging_of(engine: Engine, options: RankOptions) -> Averaging:

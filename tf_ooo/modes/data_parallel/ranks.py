@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from tf_ooo.compat import keras_fits, keras_layers, keras_optimizers, keras_variables, tf_functions
 from tf_ooo.errors import BackendError
+from tf_ooo.fit.mode import Training
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.modes.data_parallel import agreement
 from tf_ooo.modes.data_parallel.lockstep import Lockstep
@@ -77,9 +78,17 @@ class RanksInStep:
         )
         keras_fits.set_start_epoch(self.model, start[0])
 
-    def run(self, iterator: Any) -> Any:
-        """One execution; see :class:`ParallelStep`."""
-        return self.step(iterator)
+    def training(self, restore: Callable[[], Sequence[str]]) -> Training:
+        """In which these ranks are in step; they have named one that is lost themselves."""
+        return Training(
+            self.step.__call__,
+            restore,
+            replaced=self.replaced,
+            epoch_begin=self.epoch_begin,
+            test_begin=self.test_begin,
+            epoch_end=self.epoch_end,
+            ended=self.ended,
+        )
 
     def _share(self, batch: Any, iterator: Any) -> None:
         """Before the first step of a ``fit``: build, compare, broadcast."""

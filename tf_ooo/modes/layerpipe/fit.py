@@ -12,6 +12,7 @@ from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.fit.distributed import check_model, drop_notes_of_fit, note_replaced, note_too_short
 from tf_ooo.fit.first_steps import FirstSteps
 from tf_ooo.fit.measured import check_costs, with_link
+from tf_ooo.fit.mode import Training
 from tf_ooo.fit.placed import Placed
 from tf_ooo.fit.reporting import fill_step_times
 from tf_ooo.hosts.cluster import Cluster
@@ -109,7 +110,7 @@ class LayerPipeMode:
                 f"versions of the weights do from {least} on"
             )
 
-    def prepare(self, model: Any, steps: int | None) -> LayerPipeTraining | None:
+    def prepare(self, model: Any, steps: int | None) -> Training | None:
         """With the plan of the fit before, where that was of the same step on the same devices.
 
         With one device Keras' own step runs.
@@ -123,7 +124,7 @@ class LayerPipeMode:
         if len(self._target.devices) == 1:
             self._report.fell_back, self._report.fallback_reason = True, _one_device_text(self.options)
             return None
-        return LayerPipeTraining(self, model, self._target, steps)
+        return LayerPipeSteps(self, model, self._target, steps).training()
 
     def describe(self) -> Report:
         """With the seconds of the steps so far."""
@@ -132,7 +133,7 @@ class LayerPipeMode:
         return self._report
 
 
-class LayerPipeTraining:
+class LayerPipeSteps:
     """A fit: steps on one device until there is a plan, then rounds."""
 
     def __init__(self, mode: LayerPipeMode, model: Any, target: Target, steps: int | None) -> None:
@@ -274,7 +275,20 @@ class LayerPipeTraining:
         self._steps = SpreadSteps(over_rounds, batch, mode.group, mode.options.unroll, plan.step_s)
         return self._steps
 
-    # -- what a fit asks ---------------------------------------------------------------------------
+    # -- between epochs, and at the end --------------------------------------------------------------
+
+    def training(self) -> Training:
+        """Of these steps."""
+        return Training(
+            self.run,
+            self.restore,
+            self.settle,
+            self._target.explain,
+            replaced=lambda: note_replaced(self._mode.describe()),
+            epoch_begin=self.epoch_begin,
+            epoch_end=self.epoch_end,
+            ended=self.ended,
+        )
 
     def settle(self, saving: bool) -> None:
         """All updates are in the weights; says what a fit that goes on from a saved batch would do."""
@@ -286,22 +300,11 @@ class LayerPipeTraining:
             report.notes.append(_AHEAD)
         self._steps.drain()
 
-    def explain(self, error: Exception) -> Exception:
-        """Names the worker that was lost, if one was."""
-        return self._target.explain(error)
-
-    def replaced(self) -> None:
-        """Says so."""
-        note_replaced(self._mode.describe())
-
     def epoch_begin(self, epoch: int) -> None:
         """Nothing is on its way."""
         self._batches.taken = 0
         if self._steps is not None:
             self._steps.end()
-
-    def test_begin(self) -> None:
-        """Nothing to do."""
 
     def epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         """Finishes what an epoch that was stopped early has left on its way."""

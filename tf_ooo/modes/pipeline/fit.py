@@ -12,6 +12,7 @@ from tf_ooo.errors import MemoryLimitError
 from tf_ooo.fit.distributed import check_model, drop_notes_of_fit, note_replaced, note_too_short
 from tf_ooo.fit.first_steps import FirstSteps
 from tf_ooo.fit.measured import check_costs, unknown_sizes, with_link
+from tf_ooo.fit.mode import Training
 from tf_ooo.fit.reporting import fill_step_times
 from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.devices import home_device
@@ -72,14 +73,18 @@ class PipelineMode:
         if isinstance(self._target, Cluster):
             renew(model)
 
-    def prepare(self, model: Any, steps: int | None) -> PipelineTraining:
+    def prepare(self, model: Any, steps: int | None) -> Training:
+        """Of :meth:`steps_of`."""
+        return self.steps_of(model).training()
+
+    def steps_of(self, model: Any) -> PipelineSteps:
         """With the plan of the fit before, where that was of the same step on the same devices."""
         stock, devices = train_function.train_function_of(model), self._target.devices
         if self._planned_for != (stock, devices):
             self._forget(model)
             self._planned_for = stock, devices
         drop_notes_of_fit(self._report)
-        return PipelineTraining(self, model, self._target)
+        return PipelineSteps(self, model, self._target)
 
     def _forget(self, model: Any) -> None:
         """The model before."""
@@ -126,7 +131,7 @@ class PipelineMode:
         return self.pipeline
 
 
-class PipelineTraining:
+class PipelineSteps:
     """A fit: steps on one device until there is a plan, then steps of the pipeline."""
 
     def __init__(self, mode: PipelineMode, model: Any, target: Target) -> None:
@@ -217,7 +222,7 @@ class PipelineTraining:
             mode.rows, mode.planned_from = max(rows), (step, costs)
         lost = self.restore()
         if lost:
-            raise gone(lost, self.explain)
+            raise gone(lost, self._target.explain)
         return pipeline
 
     def _running_with(self, pipeline: PlannedPipeline) -> RunningPipeline:
@@ -231,27 +236,17 @@ class PipelineTraining:
         running.begin()
         return running
 
-    # -- what a fit asks ---------------------------------------------------------------------------
+    # -- at the end --------------------------------------------------------------------------------
 
-    def settle(self, saving: bool) -> None:
-        """Each step ends before the next begins."""
-
-    def explain(self, error: Exception) -> Exception:
-        """Names the worker that was lost, if one was."""
-        return self._target.explain(error)
-
-    def replaced(self) -> None:
-        """Says so."""
-        note_replaced(self._mode.describe())
-
-    def epoch_begin(self, epoch: int) -> None:
-        """Nothing to do."""
-
-    def test_begin(self) -> None:
-        """Nothing to do."""
-
-    def epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Nothing to do."""
+    def training(self) -> Training:
+        """Of these steps."""
+        return Training(
+            self.run,
+            self.restore,
+            explain=self._target.explain,
+            replaced=lambda: note_replaced(self._mode.describe()),
+            ended=self.ended,
+        )
 
     def ended(self) -> None:
         """Says so where no step has been cut."""

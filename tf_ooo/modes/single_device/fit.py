@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from grappler_passes.plugin import describe_keras
 from tf_ooo.compat import keras_fits, tf_functions, train_function
 from tf_ooo.errors import GraphError
 from tf_ooo.fit.controller import StepController
+from tf_ooo.fit.mode import Training
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.ranks.single_engine import SingleEngine
 from tf_ooo.modes.single_device.options import SingleDevice
@@ -63,14 +63,15 @@ class SingleDeviceMode:
         if reason is not None:
             raise GraphError(reason)
 
-    def prepare(self, model: Any, steps: int | None) -> SingleDeviceTraining:
+    def prepare(self, model: Any, steps: int | None) -> Training:
         """With the controller of the fit before, where it was of this model's step."""
         controller = self._known(model)
         if controller is None:
             stock = train_function.train_function_of(model)
             controller = self._make_controller(model, stock, self.options, self._report)
         self.controller = controller
-        return SingleDeviceTraining(controller)
+        replaced, ended = (functools.partial(say, controller) for say in (_note_replaced, _say_undecided))
+        return Training(controller.__call__, replaced=replaced, ended=ended)
 
     def describe(self) -> Report:
         """The controller fills it in."""
@@ -82,47 +83,16 @@ class SingleDeviceMode:
         return known if usable else None
 
 
-@dataclass(frozen=True)
-class SingleDeviceTraining:
-    """A fit with a controller."""
+def _note_replaced(controller: StepController) -> None:
+    """The weights are the same bits."""
+    if REPLACED not in controller.report.notes:
+        controller.report.notes.append(REPLACED)
 
-    controller: StepController
 
-    def run(self, iterator: Any) -> Any:
-        """One execution."""
-        return self.controller(iterator)
-
-    def settle(self, saving: bool) -> None:
-        """Each step ends before the next begins."""
-
-    def explain(self, error: Exception) -> Exception:
-        """As it is."""
-        return error
-
-    def replaced(self) -> None:
-        """Notes it: the weights are the same bits."""
-        if REPLACED not in self.controller.report.notes:
-            self.controller.report.notes.append(REPLACED)
-
-    def epoch_begin(self, epoch: int) -> None:
-        """Nothing to do."""
-
-    def test_begin(self) -> None:
-        """Nothing to do."""
-
-    def epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Nothing to do."""
-
-    def ended(self) -> None:
-        """Says that a comparison was cut short."""
-        controller = self.controller
-        if controller.profiling and not controller.report.fell_back:
-            steps = controller.options.profile_steps
-            _LOG.info("training ended before %d steps of each order were timed", steps)
-
-    def restore(self) -> list[str]:
-        """The controller stays for the next fit."""
-        return []
+def _say_undecided(controller: StepController) -> None:
+    if controller.profiling and not controller.report.fell_back:
+        steps = controller.options.profile_steps
+        _LOG.info("training ended before %d steps of each order were timed", steps)
 
 
 def controller_of_model(

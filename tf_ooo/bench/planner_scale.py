@@ -28,8 +28,7 @@ LIMIT_S, LIMIT_BYTES = 60.0, 8e9
 def measure(devices: int, microbatches: int, layers: int) -> dict[str, Any]:
     """Plans and simulates zb_h1 in this process, on one core."""
     from tf_ooo.costs.layer_costs import LayerCosts  # noqa: PLC0415 - imports count as neither
-    from tf_ooo.planning.choosing.candidates import make, policy_named  # noqa: PLC0415
-    from tf_ooo.planning.model.problem import Problem  # noqa: PLC0415
+    from tf_ooo.planning.policies import POLICIES, Problem  # noqa: PLC0415
     from tf_ooo.planning.simulation.simulator import simulate  # noqa: PLC0415
 
     if hasattr(os, "sched_setaffinity"):
@@ -41,7 +40,7 @@ def measure(devices: int, microbatches: int, layers: int) -> dict[str, Any]:
     problem = Problem(tuple(costs), devices, microbatches)
     began_s = time.perf_counter()
     # What plan() does above two million tasks; below, it would simulate too, and the curve would bend.
-    schedule = make(policy_named("zb_h1"), problem)
+    schedule = POLICIES["zb_h1"].make(problem)
     planned_s = time.perf_counter()
     timeline = simulate(schedule, costs)
     makespan_s, peak_bytes = timeline.makespan_s, max(timeline.peak_bytes)

@@ -14,7 +14,8 @@ from rich.table import Table
 import tf_ooo
 from tf_ooo.errors import BackendError
 from tf_ooo.fit.reporting import save_timeline
-from tf_ooo.report.report import Report, seconds_text
+from tf_ooo.report.report import Report
+from tf_ooo.report.texts import seconds_text
 
 BATCH, SEED = 64, 7
 

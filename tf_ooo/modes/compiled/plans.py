@@ -16,13 +16,16 @@ from tf_ooo.errors import BackendError
 from tf_ooo.modes.compiled.calls import StepToPlan
 from tf_ooo.modes.compiled.measuring import MeasuredGains
 from tf_ooo.planning.building.capture import Capture
-from tf_ooo.planning.building.regions import SUB, schedule
+from tf_ooo.planning.building.joint import Placed, best_placement, fill, least_retreat
+from tf_ooo.planning.building.regions import SUB, write
+from tf_ooo.planning.choosing.plan import as_asked
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
-from tf_ooo.planning.policies import multi_stream
+from tf_ooo.planning.policies import POLICIES
 from tf_ooo.rewriting.lowering import TaskOps
 
 MAIN = (0, 0)
+_POLICY = next(policy for policy in POLICIES.values() if policy.needs.streams)
 
 
 def every_layer(what: StepToPlan, *, streams: int = 1) -> Schedule:
@@ -44,8 +47,7 @@ def every_layer(what: StepToPlan, *, streams: int = 1) -> Schedule:
             if task.kind == "dW" and layer in moved:
                 lane, turn = (0, 1 + turn % streams), turn + 1
             lanes.setdefault(lane, []).append(task)
-    made: dict[tuple[int, int], Any] = {lane: TaskList(order) for lane, order in lanes.items()}
-    return Schedule("single_device", multi_stream.NAME, made)
+    return Schedule("single_device", _POLICY.name, {lane: TaskList(order) for lane, order in lanes.items()})
 
 
 def joint(
@@ -90,18 +92,17 @@ def joint(
     placement = {layer: region if layer in what.movable else None for layer, region in placement.items()}
     if must_gain and not any(placement.values()):
         raise BackendError("no dW saves time beside the main stream, all would stay on it")
-    made = schedule(multi_stream.NAME, Problem(layers), placement)
-    return dealt_out(only_of(made, what.parts.tasks), streams)
+    plan = as_asked(_POLICY, Problem(layers, options={"placement": write(placement)}))
+    return dealt_out(only_of(plan.trial.schedule, what.parts.tasks), streams)
 
 
-def _placement(problem: Problem) -> multi_stream.Placed:
+def _placement(problem: Problem) -> Placed:
     """Simulation knows no table of gains: what that says is taken as it is."""
-    multi_stream.check(problem)
     if "gains" not in problem.options:
-        return multi_stream.best_placement(problem)
-    placement = multi_stream.fill(problem)
+        return best_placement(problem)
+    placement = fill(problem)
     limited = problem.memory_limit_bytes is not None
-    return multi_stream.least_retreat(problem, placement) if limited else placement
+    return least_retreat(problem, placement) if limited else placement
 
 
 def layer_costs(what: StepToPlan, device_name: str) -> tuple[LayerCosts, ...]:

@@ -127,6 +127,12 @@ class Schedule:
         return max((device for device, _ in self.lanes), default=0) + 1
 
     @property
+    def device_of_stage(self) -> list[int]:
+        """The device of each stage, where a stage has one."""
+        devices = {task.stage: device for (device, _), tasks in self.lanes.items() for task in tasks}
+        return [devices[stage] for stage in range(len(self.stages))]
+
+    @property
     def steps_ahead(self) -> int:
         """How many steps later the last of the tasks is that another one waits for, see ``after``."""
         return max((steps for _, _, steps in self.after), default=0)

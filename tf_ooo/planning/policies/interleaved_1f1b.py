@@ -11,6 +11,7 @@ from tf_ooo.planning.building.pipeline import Stages, lane_codes, lane_peak_byte
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, TaskList
 from tf_ooo.planning.model.task import encode
+from tf_ooo.planning.policies.policy import Chunks, Needs, Policy
 
 NAME = "interleaved_1f1b"
 
@@ -68,3 +69,8 @@ def _lane(device: int, devices: int, chunks: int, batches: Any) -> Any:
     forward = down * devices + device
     backward = (chunks - 1 - down) * devices + device
     return lane_codes((forward, backward, backward), batch, places(len(batch), ahead, 0))
+
+
+POLICY = Policy(
+    NAME, ("pipeline",), make, ("chunks",), needs=Needs(chunks=Chunks((2, 3, 4), option="chunks"))
+)

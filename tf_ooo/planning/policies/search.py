@@ -1,9 +1,9 @@
 """``search``: the order of computation and of communication optimised together, by simulation.
 
-Data parallel: :mod:`tf_ooo.planning.policies.search_order`.  Large gradients are sliced where that is
+Data parallel: :mod:`tf_ooo.planning.building.search_order`.  Large gradients are sliced where that is
 predicted to help, so that an urgent small one never waits behind a whole large one (ByteScheduler, P3);
 every slice pays the link's latency again, which is why not everything is sliced.  One device:
-:mod:`tf_ooo.planning.policies.search_streams`.
+:mod:`tf_ooo.planning.building.search_streams`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from tf_ooo.errors import OptionsError
+from tf_ooo.planning.building import search_streams
 from tf_ooo.planning.building.common import within_memory
+from tf_ooo.planning.building.search_order import Effort, Found, OrderSearch, starts
 from tf_ooo.planning.building.step_model import Shares, StepModel
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
-from tf_ooo.planning.policies import search_streams
-from tf_ooo.planning.policies.search_order import Effort, Found, OrderSearch, starts
+from tf_ooo.planning.policies.policy import Needs, Policy
 from tf_ooo.planning.simulation.simulator import simulate
 
-OPTIONS = (
-    "budget_s", "evaluations", "seed", "progress", "communication", "slice_bytes", "gains", "capture",
-)  # fmt: skip
+NAME = "search"
 _EVALUATIONS, _LEAST_EVALUATIONS, _LAYER_EVALUATIONS = 4000, 400, 60_000
 _STREAM_EVALUATIONS, _STREAM_LAYERS = 150, 3000
 _MOST_SLICES = 64
@@ -44,7 +43,7 @@ def make(problem: Problem) -> Schedule:
     effort = Effort(count, _seconds(problem), problem.options.get("progress"))
     seed = problem.option("seed", 0)
     if problem.devices == 1:
-        return search_streams.make(problem, effort, seed)
+        return search_streams.make(NAME, problem, effort, seed)
     way = problem.options.get("communication")
     if way not in (None, "priority", "ordered"):
         raise OptionsError(f"communication must be 'priority' or 'ordered', got {way!r}")
@@ -114,3 +113,16 @@ def slices(problem: Problem, slice_bytes: float) -> Shares:
     counts = (math.ceil(layer.weight_bytes / slice_bytes - 1e-9) for layer in problem.layers)
     several = {layer: min(count, _MOST_SLICES) for layer, count in enumerate(counts) if count > 1}
     return {layer: (1 / count,) * count for layer, count in several.items()}
+
+
+POLICY = Policy(
+    NAME,
+    ("single_device", "data_parallel"),
+    make,
+    (
+        "budget_s", "evaluations", "seed", "progress", "communication", "slice_bytes", "gains", "capture",
+    ),
+    of_programs=("progress", "gains", "capture"),
+    needs=Needs(costs=True, link=True),
+    costs_only=("single_device",),
+)  # fmt: skip

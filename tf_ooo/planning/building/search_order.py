@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tf_ooo.planning.building.common import peak_bytes
+from tf_ooo.planning.building.first_k import by_period, order
 from tf_ooo.planning.building.link_order import best_order, critical_block
 from tf_ooo.planning.building.step_model import Step, StepModel
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
-from tf_ooo.planning.policies import reverse_first_k
 
 Progress = Callable[[int, int, float], None]
 
@@ -221,5 +221,5 @@ def _moved(backward: list[int], layer: int, place: int) -> list[int]:
 def starts(problem: Problem, fastest: int = 12) -> list[list[int]]:
     """Orders to begin with: the stock one, all dO first, reverse first-k of several k."""
     layers = len(problem.layers)
-    chosen = [0, layers, *reverse_first_k.by_period(problem)[:fastest], layers // 4, layers // 2]
-    return [reverse_first_k.order(layers, k) for k in dict.fromkeys(chosen)]
+    chosen = [0, layers, *by_period(problem)[:fastest], layers // 4, layers // 2]
+    return [order(layers, k) for k in dict.fromkeys(chosen)]

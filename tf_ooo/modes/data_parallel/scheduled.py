@@ -79,7 +79,7 @@ class ScheduledSteps:
         self._stock_predicted_s: float | None = None
         self._times = StepTimes(options.profile_steps, options.may_fall_back and not options.strict)
         self._agreed_on = 0
-        needs_costs = planned.needs_costs(options.schedule, () if options.k is None else ("k",))
+        needs_costs = planned.needs_costs(options.schedule, options.policy_options)
         self._phase: Callable[[Sequence[Any]], Any] = self._profile if needs_costs else self._begin
 
     def steps_of(self, of_epoch: int | None) -> int:

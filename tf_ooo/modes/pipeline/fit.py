@@ -256,14 +256,13 @@ class PipelineFit(MovedFit):
         unknown = unknown_sizes(step) if limit_bytes is not None else ()
         if limit_bytes is not None and unknown:
             raise MemoryLimitError(limit_bytes, None, unknown)
-        given = {"chunks": self.options.chunks, "group": self.options.group}
         wanted = Wanted(
             schedule=self.options.schedule,
             devices=len(self.devices),
             microbatches=step.count,
             link=costs.link,
             memory_limit_bytes=limit_bytes,
-            options={name: count for name, count in given.items() if count is not None},
+            options=self.options.policy_options,
         )
         planned = make_plan(costs.layers, units_of(len(costs.layers), step.known.glued), wanted)
         self.planned = planned

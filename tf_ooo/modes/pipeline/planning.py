@@ -15,12 +15,12 @@ from tf_ooo.modes.pipeline.partition import Bounds, Cutter, merged
 from tf_ooo.planning.choosing.plan import Candidate, Plan, choose, policy_named, tried
 from tf_ooo.planning.choosing.trial import Clock
 from tf_ooo.planning.model.problem import Problem
-from tf_ooo.planning.policies import POLICIES, Policy
+from tf_ooo.planning.policies import Policy, schedules_of
 
 MODE = "pipeline"
 # Measured peaks were up to 1.103 of the predicted ones: plans stay as much below a limit.
 PEAK_MARGIN = (9, 8)
-SCHEDULES = tuple(policy.name for policy in POLICIES.values() if MODE in policy.modes)
+SCHEDULES = schedules_of(MODE)
 # A step has ended when all devices are done: only then fit begins the next.
 _CLOCK = Clock(lambda timeline: timeline.makespan_s)
 

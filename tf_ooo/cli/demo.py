@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import tf_ooo
@@ -23,7 +23,7 @@ BATCH, SEED = 64, 7
 class _Ticker(keras.callbacks.Callback):  # type: ignore[misc]
     """Moves a progress bar by one each batch."""
 
-    def __init__(self, progress: Progress, task: Any) -> None:
+    def __init__(self, progress: Progress, task: TaskID) -> None:
         super().__init__()
         self._progress, self._task = progress, task
 

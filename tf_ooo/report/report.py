@@ -151,7 +151,7 @@ class Report:
             ),
             ("predicted peak", bytes_text(self.predicted_peak_bytes, self.unknown_size_ops)),
             ("predicted peak, stock", bytes_text(self.stock_predicted_peak_bytes)),
-            *((f"XLA, {step}", made.text) for step, made in self.compiled.items()),
+            *((f"XLA, {step}", compiled.text) for step, compiled in self.compiled.items()),
             ("planning", seconds_text(self.plan_seconds)),
             ("run", f"{self.date}  {self.environment}".strip()),
         ]

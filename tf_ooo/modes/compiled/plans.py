@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tf_ooo.costs.analytic import analytic_ops
 from tf_ooo.costs.devices import device
 from tf_ooo.costs.from_graph import graph_costs
 from tf_ooo.costs.gains import GainTable
-from tf_ooo.costs.layer_costs import LayerCosts
+from tf_ooo.costs.layer_costs import SECONDS, LayerCosts
 from tf_ooo.costs.occupancy import with_occupancy
 from tf_ooo.errors import BackendError
 from tf_ooo.modes.compiled.calls import StepToPlan
@@ -108,14 +108,11 @@ def _placement(problem: Problem) -> Placed:
 def layer_costs(what: StepToPlan, device_name: str) -> tuple[LayerCosts, ...]:
     """Calculated costs and shares of the device; what has no formula counts as nothing."""
     model, parts = device(device_name), what.parts
-    found = analytic_ops(what.lowered, model)
-    seconds = {name: found.seconds.get(name, 0.0) for name in parts.graph.ops}
+    ops = analytic_ops(what.lowered, model)
+    seconds = {name: ops.seconds.get(name, 0.0) for name in parts.graph.ops}
     tasks = parts.tasks.by_layer
     layers = graph_costs(parts.graph, seconds, tasks).layers
-    return with_occupancy(layers, parts.graph, found.work, model, tasks)
-
-
-_FIELDS = {"F": "forward_s", "dO": "output_grad_s", "dW": "weight_grad_s"}
+    return with_occupancy(layers, parts.graph, ops.work, model, tasks)
 
 
 def with_measured(layers: Sequence[LayerCosts], table: GainTable) -> tuple[LayerCosts, ...]:
@@ -124,32 +121,32 @@ def with_measured(layers: Sequence[LayerCosts], table: GainTable) -> tuple[Layer
     measured = {key: seconds for key, seconds in measured.items() if key[0] < len(layers)}
     calculated_s = sum(getattr(layers[layer], name) for layer, name in measured)
     factor = sum(measured.values()) / calculated_s if calculated_s else 1.0
-    made = []
+    rows = []
     for number, layer in enumerate(layers):
-        seconds = {name: getattr(layer, name) * factor for name in (*_FIELDS.values(), "update_s")}
-        seconds |= {name: measured[number, name] for name in _FIELDS.values() if (number, name) in measured}
-        made.append(dataclasses.replace(layer, **seconds))
-    return tuple(made)
+        names = SECONDS.values()
+        seconds = {name: measured.get((number, name), getattr(layer, name) * factor) for name in names}
+        rows.append(dataclasses.replace(layer, **seconds))
+    return tuple(rows)
 
 
 def _place_of(task: str) -> tuple[int, str]:
     kind, _, layer = task.partition(":")
-    return int(layer), _FIELDS[kind]
+    return int(layer), SECONDS[kind]
 
 
-def only_of(made: Schedule, tasks: TaskOps) -> Schedule:
+def only_of(schedule: Schedule, tasks: TaskOps) -> Schedule:
     """The schedule without dO and dW that the graph does not have; pins name what comes before those."""
     lanes = {
         lane: TaskList([task for task in order if task in tasks.ops or task.kind not in ("dO", "dW")])
-        for lane, order in made.lanes.items()
+        for lane, order in schedule.lanes.items()
     }
     there = {task for order in lanes.values() for task in order}
     pins = []
-    for task, other, steps in made.after:
-        found = other if other in there else _before(other, task, there)
-        if task in there and found is not None:
-            pins.append((task, found, steps))
-    return dataclasses.replace(made, lanes=lanes, after=tuple(pins))
+    for task, other, steps in schedule.after:
+        awaited = other if other in there else _before(other, task, there)
+        if task in there and awaited is not None:
+            pins.append((task, awaited, steps))
+    return dataclasses.replace(schedule, lanes=lanes, after=tuple(pins))
 
 
 def _before(missing: Task, task: Task, there: set[Task]) -> Task | None:
@@ -159,15 +156,16 @@ def _before(missing: Task, task: Task, there: set[Task]) -> Task | None:
     return Task("dO", min(stages)) if stages and missing.kind == "dO" else None
 
 
-def dealt_out(made: Schedule, streams: int) -> Schedule:
+def dealt_out(schedule: Schedule, streams: int) -> Schedule:
     """The side lane's dW, each with its update, on so many streams in turn."""
-    lane = made.lanes.get(SUB)
+    lane = schedule.lanes.get(SUB)
     if lane is None or streams == 1:
-        return made
+        return schedule
     lanes: dict[tuple[int, int], list[Task]] = {}
     stream_of: dict[int, int] = {}
     for task in lane:
         stream_of.setdefault(task.stage, 1 + len(stream_of) % streams)
         lanes.setdefault((0, stream_of[task.stage]), []).append(task)
-    rest: Mapping[Any, Any] = {key: order for key, order in made.lanes.items() if key != SUB}
-    return dataclasses.replace(made, lanes={**rest, **{k: TaskList(v) for k, v in lanes.items()}})
+    rest = {key: order for key, order in schedule.lanes.items() if key != SUB}
+    dealt = {key: TaskList(tasks) for key, tasks in lanes.items()}
+    return dataclasses.replace(schedule, lanes=rest | dealt)

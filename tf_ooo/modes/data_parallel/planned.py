@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grappler_passes.analysis.classify import classify_graph_def
 from grappler_passes.analysis.steps import split_steps
@@ -26,6 +26,9 @@ from tf_ooo.planning.choosing.trial import Clock
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies import STOCK_ORDER, Policy
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework import graph_pb2
 
 MODE = "data_parallel"
 _SIZES = (64 * 1024, 256 * 1024, 1024**2, 4 * 1024**2)
@@ -104,7 +107,7 @@ def _seconds_each(engine: Engine, size: int) -> float:
 
 
 def measured_layers(
-    graph_def: Any, profile: OpProfile
+    graph_def: graph_pb2.GraphDef, profile: OpProfile
 ) -> tuple[tuple[LayerCosts, ...], list[tuple[int, ...]], TrainingGraph]:
     """Costs of the layers of a graph of one step that was profiled, which layers these are, the step."""
     step = split_steps(graph_def)[0]
@@ -114,7 +117,7 @@ def measured_layers(
     return costs, layer_keys(step, graph), graph
 
 
-def layers_of(graph_def: Any) -> list[tuple[int, ...]]:
+def layers_of(graph_def: graph_pb2.GraphDef) -> list[tuple[int, ...]]:
     """Which layers a graph of one step has, in the order in which plans number them.
 
     GraphError if it is no training step.

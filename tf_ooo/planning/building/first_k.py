@@ -24,20 +24,20 @@ def by_period(problem: Problem) -> list[int]:
     """The k that were tried, the fastest first; of equally fast ones the smallest."""
     model = StepModel(problem)
     layers = model.layers
-    found: dict[int, float] = {}
+    periods_s: dict[int, float] = {}
     place = {task.stage: number for number, task in enumerate(model.comms)}
 
     def period_s(k: int) -> float:
-        if k not in found:
+        if k not in periods_s:
             backward = order(layers, k)
-            found[k] = model.run(backward, [place[task] for task in backward if task in place]).period_s
-        return found[k]
+            periods_s[k] = model.run(backward, [place[task] for task in backward if task in place]).period_s
+        return periods_s[k]
 
     for k in range(layers + 1) if layers <= _TRY_ALL_UP_TO else _samples(layers):
         period_s(k)
     if layers > _TRY_ALL_UP_TO:
-        _descend(layers, found, period_s)
-    return sorted(found, key=lambda k: (found[k] * (1 + 1e-12 * k), k))
+        _descend(layers, periods_s, period_s)
+    return sorted(periods_s, key=lambda k: (periods_s[k] * (1 + 1e-12 * k), k))
 
 
 def _samples(layers: int) -> Iterator[int]:
@@ -45,11 +45,11 @@ def _samples(layers: int) -> Iterator[int]:
     yield from sorted({layers * step // 63 for step in range(64)})
 
 
-def _descend(layers: int, found: dict[int, float], period_s: Callable[[int], float]) -> None:
+def _descend(layers: int, periods_s: dict[int, float], period_s: Callable[[int], float]) -> None:
     """Looks around the best ones, with steps that become smaller."""
     step = layers // 63
     while step:
-        for best in sorted(found, key=found.__getitem__)[:_NEIGHBOURS]:
+        for best in sorted(periods_s, key=periods_s.__getitem__)[:_NEIGHBOURS]:
             for k in (best - step, best + step):
                 if 0 <= k <= layers:
                     period_s(k)

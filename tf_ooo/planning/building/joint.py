@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.building.capture import Capture, Runs
-from tf_ooo.planning.building.common import peak_bytes, within_memory
+from tf_ooo.planning.building.common import peak_bytes, repeated, within_memory
 from tf_ooo.planning.building.regions import MainStream, Region, own, schedule
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.simulation.simulator import simulate
@@ -66,8 +66,7 @@ def step_s(problem: Problem, placement: Placed) -> float:
     lost_s = 0.0 if capture is None else capture.lost_s(len(problem.layers), placement)
     if not may_delay(problem):
         return lost_s + simulate(tried, problem.layers, problem.link, steps=1).makespan_s
-    steps = 4 + tried.steps_ahead
-    return lost_s + simulate(tried, problem.layers, problem.link, steps).steady_step_s
+    return lost_s + repeated(problem, tried).steady_step_s
 
 
 def may_delay(problem: Problem) -> bool:

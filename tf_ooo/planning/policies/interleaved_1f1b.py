@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.building.pipeline import Stages, lane_codes, lane_peak_bytes, places
+from tf_ooo.planning.model.arrays import Ints
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, TaskList
 from tf_ooo.planning.model.task import encode
@@ -34,8 +33,8 @@ def make(problem: Problem) -> Schedule:
     if _within(stages, schedule):
         return schedule
     full = stages.sums("activation_bytes")
-    one = np.bincount(stages.devices, weights=full, minlength=problem.devices)
-    room = (stages.room_bytes[one > 0] // one[one > 0]).min(initial=problem.microbatches)
+    each = np.bincount(stages.devices, weights=full, minlength=problem.devices)
+    room = (stages.room_bytes[each > 0] // each[each > 0]).min(initial=problem.microbatches)
     return _rounds(stages, chunks, int(max(room, 1)))
 
 
@@ -59,7 +58,7 @@ def _rounds(stages: Stages, chunks: int, size: int) -> Schedule:
     return stages.schedule(NAME, lanes, fused=True)
 
 
-def _lane(device: int, devices: int, chunks: int, batches: Any) -> Any:
+def _lane(device: int, devices: int, chunks: int, batches: Ints) -> Ints:
     """Codes of one device's tasks for one round."""
     groups = np.array_split(batches, max(1, len(batches) // devices))
     largest = len(groups[0])

@@ -73,7 +73,7 @@ def _placements(problem: Problem) -> list[Placement]:
         slacks = (problem.option(_SLACK, 0),)
     elif not problem.link.seconds(1.0):
         slacks = (0,)
-    found = []
+    placements = []
     for slack in slacks:
         cuts = best_cuts(line, problem.devices, slack / 100)
         if cuts is None:
@@ -81,8 +81,8 @@ def _placements(problem: Problem) -> list[Placement]:
                 f"{problem.devices} processors are more than the tasks of {len(problem.layers)} layers; "
                 "use fewer devices"
             )
-        found.append(place(problem.layers, cuts))
-    return found
+        placements.append(place(problem.layers, cuts))
+    return placements
 
 
 def place(layers: Sequence[LayerCosts], cuts: Sequence[Cut]) -> Placement:
@@ -142,8 +142,9 @@ def _pauses(slowest: int) -> Iterator[int]:
 
 def _depths(problem: Problem, placement: Placement) -> dict[Task, int]:
     """How many rounds after its micro-batch's first task each task runs."""
-    one = _schedule(problem, placement, dict.fromkeys(placement.processor, 0), 1, 1)
-    relation = Relation(one, problem.layers)
+    relation = Relation(
+        _schedule(problem, placement, dict.fromkeys(placement.processor, 0), 1, 1), problem.layers
+    )
     period_s = max(placement.busy_s)
     needs: dict[int, list[tuple[int, int]]] = {}
     for edges in relation.edges:

@@ -61,8 +61,8 @@ def _schedules(problem: Problem, group: int) -> Iterator[Schedule]:
     bounds = tuple((first, min(first + group, count) - 1) for first in range(0, count, group))
     stages = Stages(problem, bounds)
     activation = stages.sums("activation_bytes")
-    one = np.bincount(stages.devices, weights=activation, minlength=problem.devices)
-    room = np.floor(stages.room_bytes[one > 0] / one[one > 0] + 1e-9).min(initial=np.inf)
+    each = np.bincount(stages.devices, weights=activation, minlength=problem.devices)
+    room = np.floor(stages.room_bytes[each > 0] / each[each > 0] + 1e-9).min(initial=np.inf)
     in_flight = int(max(1, min(problem.devices, problem.microbatches, room)))
     for stage_first in (False, True):
         yield stages.schedule(NAME, list_lanes(stages, Taste(in_flight, stage_first, by_room=False)))

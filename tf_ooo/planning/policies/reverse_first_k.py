@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tf_ooo.errors import OptionsError
-from tf_ooo.planning.building.common import one_worker, within_memory
+from tf_ooo.planning.building.common import one_worker, repeated, within_memory
 from tf_ooo.planning.building.first_k import by_period, order
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.planning.policies.policy import Needs, Policy
-from tf_ooo.planning.simulation.simulator import simulate
 
 NAME = "reverse_first_k"
 _COMPARED = 5
@@ -34,15 +33,13 @@ def make(problem: Problem) -> Schedule:
         return schedule(problem, k)
     if problem.devices == 1:
         return schedule(problem, 0)
-    made = [schedule(problem, k) for k in by_period(problem)]
+    schedules = [schedule(problem, k) for k in by_period(problem)]
     if any(layer.occupancy for layer in problem.layers):
         # The simulator lets updates slow computation down, the model that sorted these does not.
-        made[:_COMPARED] = sorted(made[:_COMPARED], key=lambda each: _step_s(problem, each))
-    return within_memory(problem, made)
-
-
-def _step_s(problem: Problem, made: Schedule) -> float:
-    return simulate(made, problem.layers, problem.link, steps=4).steady_step_s
+        schedules[:_COMPARED] = sorted(
+            schedules[:_COMPARED], key=lambda each: repeated(problem, each).steady_step_s
+        )
+    return within_memory(problem, schedules)
 
 
 def schedule(problem: Problem, k: int) -> Schedule:

@@ -15,6 +15,7 @@ _CLASSIFY = _tests(GRAPH, "classify_parts classify_rules")
 TESTS: dict[str, list[str]] = {
     "tf_ooo/planning/model/relation.py": _SCHEDULES,
     "tf_ooo/planning/simulation/validate.py": [*_tests(UNIT, "validate_errors"), *_SCHEDULES],
+    "tf_ooo/planning/simulation/completeness.py": [*_tests(UNIT, "validate_errors"), *_SCHEDULES],
     "tf_ooo/planning/simulation/simulator.py": [*_tests(UNIT, "simulator_parts"), *_SCHEDULES],
     "tf_ooo/planning/model/memory.py": [*_tests(UNIT, "memory_curves"), *_SCHEDULES],
     "tf_ooo/rewriting/lowering.py": [

@@ -7,6 +7,7 @@ from tf_ooo.costs.table import CostTable
 from tf_ooo.modes.layerpipe.reporting import _fill_rows, _ways_bytes
 from tf_ooo.modes.layerpipe.stages import HIGH, Stages
 from tf_ooo.report.report import Report
+from tf_ooo.report.sections import LayerPipeSection, LayerRow
 
 OF = {("F", 0): 0, ("dO", 0): 0, (HIGH, 0): 1, ("dW", 0): 0, ("F", 1): 1, ("dO", 1): 1, ("dW", 1): 1}
 
@@ -29,8 +30,8 @@ def test_weights_without_an_output_gradient_are_not_kept():
 def test_the_summary_says_where_both_parts_of_an_output_gradient_are():
     report = Report(mode="layerpipe")
     on = {"F_processor": 0, "dO_processor": 0, "dW_processor": 0}
-    report.layers = [{"name": "wide", **on, "dO_high_processor": 1, "delay_steps": 2}]
-    report.layerpipe = {"devices": ["CPU:0", "CPU:1"]}
+    report.layers = [LayerRow(name="wide", **on, dO_high_processor=1, delay_steps=2)]
+    report.layerpipe = LayerPipeSection(devices=["CPU:0", "CPU:1"])
     assert "CPU:0: F wide, dO wide, dW wide" in report.summary()
     assert "CPU:1: dO wide" in report.summary()
 
@@ -43,7 +44,7 @@ def test_two_versions_are_one_way():
 def test_only_divided_output_gradients_are_on_two_processors():
     """Where a part is left out, or is just what a layer's own dW needs, there is no second processor."""
     report = Report(mode="layerpipe")
-    report.layers = [{"name": "wide", "dO_high_processor": 1}, {"name": "last"}]
+    report.layers = [LayerRow(name="wide", dO_high_processor=1), LayerRow(name="last")]
     _fill_rows(report, Stages(2, OF, {}))
     assert [row.get("dO_high_processor") for row in report.layers] == [None, None]
     _fill_rows(report, Stages(2, OF, {0: (0.4, 1)}))

@@ -91,7 +91,7 @@ def test_a_skip_crosses_every_cut_that_it_spans():
 def test_the_report_says_what_a_cut_shares_and_sends():
     layers = (layer(1.0, 2000), layer(1.0, 3000), layer(4.0, 100))
     planned = make_plan(layers, units_of(3, []), Wanted("gpipe", 2, 4))
-    assert planned.bounds == ((0, 1), (2, 2))
+    assert planned.problem.bounds == ((0, 1), (2, 2))
     first, last = (_why(planned, stage, CostTable(layers)) for stage in range(2))
     assert first.startswith(
         "12.00 s of F + dO + dW a micro-batch, an equal share would be 18.00 s; 3.0 kB cross"
@@ -111,22 +111,24 @@ def test_every_schedule_has_one_task_of_each_kind(schedule):
     rng = np.random.default_rng(3)
     layers = [layer(float(s), 10) for s in rng.uniform(0.5, 3.0, size=11)]
     planned = make_plan(layers, units_of(11, [(4, 5)]), Wanted(schedule, 3, 4, Link(1e-3, 1e6)))
-    assert planned.bounds[-1][1] == 10
-    assert not any(first == 5 for first, _ in planned.bounds)
-    devices = planned.device_of_stage
+    bounds = planned.problem.bounds
+    assert bounds[-1][1] == 10
+    assert not any(first == 5 for first, _ in bounds)
+    devices = planned.schedule.device_of_stage
     assert set(devices) == {0, 1, 2}
     for kind in ("F", "dO", "dW"):
         found = [(t.stage, t.microbatch) for t in planned.schedule.tasks if t.kind == kind]
-        assert sorted(found) == [(s, m) for s in range(len(planned.bounds)) for m in range(4)]
+        assert sorted(found) == [(s, m) for s in range(len(bounds)) for m in range(4)]
 
 
 def test_auto_takes_the_shortest_step_of_all():
     layers = [layer(s, 10, activation_bytes=5) for s in (1.0, 2.0, 1.5, 0.5, 1.0, 1.2, 0.7)]
     units, link = units_of(7, []), Link(1e-2, 1e4)
     auto = make_plan(layers, units, Wanted("auto", 2, 4, link))
-    each = [make_plan(layers, units, Wanted(name, 2, 4, link)).makespan_s for name in SCHEDULES]
-    assert auto.makespan_s == pytest.approx(min(each))
-    assert {row["schedule"] for row in auto.candidates} >= {"gpipe", "zb_v", "modulo"}
+    each = [make_plan(layers, units, Wanted(name, 2, 4, link)).step_s for name in SCHEDULES]
+    assert auto.step_s == pytest.approx(min(each))
+    assert auto.timeline.makespan_s == auto.step_s == auto.schedule.predicted_step_s
+    assert {candidate.name for candidate in auto.candidates} >= {"gpipe", "zb_v", "modulo"}
 
 
 def test_cuts_for_a_memory_limit():
@@ -134,10 +136,10 @@ def test_cuts_for_a_memory_limit():
     layers = [layer(s, 0, weight_bytes=b) for s, b in ((1.0, 50), (1.0, 50), (1.0, 50), (3.0, 1))]
     units = units_of(4, [])
     free = make_plan(layers, units, Wanted("gpipe", 2, 4))
-    assert free.bounds == ((0, 2), (3, 3))
+    assert free.problem.bounds == ((0, 2), (3, 3))
     assert max(free.timeline.peak_bytes) > 300
     tight = make_plan(layers, units, Wanted("gpipe", 2, 4, memory_limit_bytes=340))
-    assert tight.bounds == ((0, 1), (2, 3))
+    assert tight.problem.bounds == ((0, 1), (2, 3))
     assert max(tight.timeline.peak_bytes) <= 300
 
 

@@ -26,12 +26,11 @@ from tf_ooo.options import OneDeviceOptions
 from tf_ooo.options.base import check_schedule
 from tf_ooo.options.checks import whole_number
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
-from tf_ooo.planning.policies import BACKWARD_ORDERS
+from tf_ooo.planning.policies import BACKWARD_ORDERS, DEFAULT_POLICY
 from tf_ooo.rewriting.lowering import TaskOps, execution_order, lower, task_ops
 from tf_ooo.rewriting.peaks import highest_peak, require_sizes, stock_order, stock_peak
 
 _LOG = logging.getLogger("tf_ooo")
-DEFAULT_POLICY = "fast_forward"
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,6 @@ _TIMED_STEPS = 2
 _SINGLE = "single"
 # One step at a time is taken if it is faster by more than this: its times are few.
 _CLEARLY = 0.98
-_NEED_COSTS = ("auto", "search", "reverse_first_k")
 
 
 class ScheduledSteps:
@@ -80,7 +79,7 @@ class ScheduledSteps:
         self._stock_predicted_s: float | None = None
         self._times = StepTimes(options.profile_steps, options.may_fall_back and not options.strict)
         self._agreed_on = 0
-        needs_costs = options.schedule in _NEED_COSTS and options.k is None
+        needs_costs = planned.needs_costs(options.schedule, options.policy_options)
         self._phase: Callable[[Sequence[Any]], Any] = self._profile if needs_costs else self._begin
 
     def steps_of(self, of_epoch: int | None) -> int:
@@ -174,18 +173,19 @@ class ScheduledSteps:
             layers, keys, graph = planned.measured_layers(self._probe.graph_def, self._profiler.profile)
             size, policy = self.engine.size, self.options.schedule
             layers, link = planned.calibrated(layers, measured.link, size, statistics.median(self._single_s))
-            made = planned.make_plan(layers, link, size, policy, self.steps, measured.flight_bytes)
+            gain = planned.make_plan(layers, link, size, policy, self.steps, measured.flight_bytes)
         except Exception as error:  # the other ranks wait to be told
             self._plan_failed = f"{type(error).__name__}: {error}"
             return {}
-        _LOG.info("planned %s, predicted gain %.1f%%", made.schedule.policy, 100 * made.gain)
+        schedule = gain.plan.schedule
+        _LOG.info("planned %s, predicted gain %.1f%%", schedule.policy, 100 * gain.share)
         return {
-            "plan": made.schedule.to_text(),
-            "step_s": made.step_s,
-            "stock_s": made.stock_s,
+            "plan": schedule.to_text(),
+            "step_s": gain.plan.step_s,
+            "stock_s": gain.stock_s,
             "flight_bytes": measured.flight_bytes,
             "layers": keys,
-            "slices": counts_for(made.schedule, graph, self._averaging.slices.sizes),
+            "slices": counts_for(schedule, graph, self._averaging.slices.sizes),
         }
 
     # -- compare ---------------------------------------------------------------------------------

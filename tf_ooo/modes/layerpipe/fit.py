@@ -11,7 +11,7 @@ from tf_ooo.compat.nests import Packed
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.fit.uncompiled import NOTE
-from tf_ooo.modes.layerpipe.choice import schedule_for
+from tf_ooo.modes.layerpipe.choice import make_plan
 from tf_ooo.modes.layerpipe.divide import lower_shares
 from tf_ooo.modes.layerpipe.numbering import in_order_of
 from tf_ooo.modes.layerpipe.options import LayerPipe
@@ -22,8 +22,8 @@ from tf_ooo.modes.layerpipe.stages import Stages, stages_of
 from tf_ooo.modes.layerpipe.traced import Traced, renumbered, trace
 from tf_ooo.modes.layerpipe.two_versions import fewest_batches
 from tf_ooo.modes.pipeline.fit import PipelineFit
-from tf_ooo.planning.model.schedule import Schedule
-from tf_ooo.planning.simulation.simulator import simulate
+from tf_ooo.planning.choosing.plan import Plan
+from tf_ooo.planning.policies import offers
 from tf_ooo.rewriting.naming import named
 from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing import sync
@@ -116,7 +116,7 @@ class LayerPipeFit(PipelineFit):
     @property
     def _group(self) -> int | None:
         """How many batches are one update, where several are."""
-        if self.options.schedule != "pipedream_2bw":
+        if not offers(self.options.schedule, "accumulate_steps"):
             return None
         return self.options.accumulate_steps or fewest_batches(len(self.devices))
 
@@ -154,13 +154,12 @@ class LayerPipeFit(PipelineFit):
     def _plan_with(self, step: Step, costs: CostTable) -> None:
         graph = step.known.graph
         self._planned_layers = [set(layer.variables) for layer in graph.layers]
-        schedule = self._schedule(costs)
-        self.stages = stages_of(schedule, len(costs.layers))
+        plan = self._choose(costs)
+        self.stages = stages_of(plan.schedule, len(costs.layers))
         self._home = self._homes(graph)
-        timeline = simulate(schedule, list(costs.layers), costs.link)
-        fill_report(self.report, graph, schedule, timeline, costs, self.stages, self.devices)
+        fill_report(self.report, graph, plan, costs, self.stages, self.devices)
         self._note_versions()
-        self._plan, self._traced = schedule, None
+        self._plan, self._traced = plan.schedule, None
 
     def _note_versions(self) -> None:
         """What ``weights="ema"`` cannot know."""
@@ -190,21 +189,18 @@ class LayerPipeFit(PipelineFit):
         if steps and _GOING_ON not in self.report.notes:
             self.report.notes.append(_GOING_ON)
 
-    def _schedule(self, costs: CostTable) -> Schedule:
+    def _choose(self, costs: CostTable) -> Plan:
         assert self._traced is not None  # for mypy: no step has run before it was traced
         group, traced = self._group, renumbered(self._traced, self._planned_layers)
-        schedule, note = schedule_for(
+        options = {"lower_shares": lower_shares(traced, costs.op_seconds), "accumulate_steps": group}
+        return make_plan(
             self.options.schedule,
             costs.layers,
             costs.link,
             len(self.devices),
             _BATCHES * (group or len(self.devices)),
-            lower_shares(traced, costs.op_seconds),
-            **({} if group is None else {"accumulate_steps": group}),
+            {name: value for name, value in options.items() if value is not None},
         )
-        if note and note not in self.report.notes:
-            self.report.notes.append(note)
-        return schedule
 
     def _homes(self, graph: Any) -> dict[str, int]:
         """The processor of each variable: of weights and their slots that of dW, of states that of F."""
@@ -383,6 +379,6 @@ class LayerPipeFit(PipelineFit):
 
 def _one_device_text(options: LayerPipe) -> str:
     """Names what the user asked for and does not get."""
-    asked = ["schedule='pipedream_2bw'"] if options.schedule == "pipedream_2bw" else []
+    asked = [f"schedule={options.schedule!r}"] if offers(options.schedule, "accumulate_steps") else []
     asked += [f"{name}={getattr(options, name)}" for name in _WITHOUT if getattr(options, name) is not None]
     return f"{_ONE_DEVICE}, without {', '.join(asked)}" if asked else _ONE_DEVICE

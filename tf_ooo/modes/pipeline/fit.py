@@ -23,11 +23,13 @@ from tf_ooo.modes.pipeline.measured import check_costs, link_between, measured_c
 from tf_ooo.modes.pipeline.moved_fit import MovedFit
 from tf_ooo.modes.pipeline.options import Pipeline
 from tf_ooo.modes.pipeline.partition import units_of
-from tf_ooo.modes.pipeline.planning import Planned, Wanted, make_plan
+from tf_ooo.modes.pipeline.planning import Wanted, make_plan
 from tf_ooo.modes.pipeline.replicas import Replicas
-from tf_ooo.modes.pipeline.reporting import fill_report, fill_report_of_graph, fill_times, note_micro_batches
+from tf_ooo.modes.pipeline.reporting import fill_report, fill_report_of_graph, note_micro_batches
 from tf_ooo.modes.pipeline.rewriting import PipelineRequest, plan_on
+from tf_ooo.planning.choosing.plan import Plan
 from tf_ooo.report.environment import environment
+from tf_ooo.report.filling import fill_times
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.naming import named, variable_layers
 from tf_ooo.rewriting.parts import is_part
@@ -68,7 +70,7 @@ class PipelineFit(MovedFit):
         super().__init__(options)
         self.replicas = replicas
         self.planned_from: tuple[Step, CostTable] | None = None
-        self.planned: Planned | None = None
+        self.planned: Plan | None = None
         self._plan: Any = None
         self._layers: dict[str, int] = {}
         self._planned_for: Any = None
@@ -260,8 +262,7 @@ class PipelineFit(MovedFit):
             microbatches=step.count,
             link=costs.link,
             memory_limit_bytes=limit_bytes,
-            chunks=self.options.chunks,
-            group=self.options.group,
+            options=self.options.policy_options,
         )
         planned = make_plan(costs.layers, units_of(len(costs.layers), step.known.glued), wanted)
         self.planned = planned

@@ -38,9 +38,9 @@ def measured_costs(step: Step, profile: OpProfile | None) -> CostTable:
     tasks, forward = _tasks(step)
     factor = 1.0 if profile is None else _between_ops(step, profile)
     in_graph = {name: value * factor for name, value in in_graph.items()}
-    found = graph_costs(known.graph, in_graph, tasks, forward)
-    notes = (*seconds.notes, *found.notes)
-    layers = tuple(_with_tied(*one) for one in zip(found.layers, *tied_bytes(step), strict=True))
+    costs = graph_costs(known.graph, in_graph, tasks, forward)
+    notes = (*seconds.notes, *costs.notes)
+    layers = tuple(map(_with_tied, costs.layers, *tied_bytes(step)))
     return CostTable(layers, source=seconds.source, op_seconds=in_graph, notes=notes)
 
 
@@ -59,8 +59,8 @@ def tied_bytes(step: Step) -> tuple[list[float], list[float], list[float]]:
         kind, layer = at[name]
         joins = step.general[name] in known.joined
         for producer in {producer for producer, _ in op.inputs if producer in at}:
-            made, other = at[producer]
-            if made != kind or other == layer or (producer, layer) in sent:
+            kind_there, other = at[producer]
+            if kind_there != kind or other == layer or (producer, layer) in sent:
                 continue
             size_bytes = graph.ops[producer].output_bytes or 0
             if kind == "dW" and joins:

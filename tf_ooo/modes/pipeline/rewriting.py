@@ -24,7 +24,8 @@ from grappler_passes.passes.verify import VerifyPass
 from tf_ooo.compat import versions
 from tf_ooo.errors import BackendError, GraphError
 from tf_ooo.hosts.devices import available_devices
-from tf_ooo.modes.pipeline.planning import Planned
+from tf_ooo.modes.pipeline.planning import stage_of_layer
+from tf_ooo.planning.choosing import plan as choosing
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.rewriting.naming import describe
 from tf_ooo.rewriting.ordering import lane_tasks, ops_of_tasks, order_lane
@@ -57,13 +58,13 @@ class Plan:
     available: tuple[str, ...]
 
 
-def plan_on(devices: Sequence[str], planned: Planned, known: Known) -> Plan:
+def plan_on(devices: Sequence[str], planned: choosing.Plan, known: Known) -> Plan:
     """What was planned, on devices with names."""
     return Plan(
         schedule=planned.schedule,
         known=known,
-        stage_of_layer=planned.stage_of_layer,
-        device_of_stage=[devices[number] for number in planned.device_of_stage],
+        stage_of_layer=stage_of_layer(planned.problem.bounds),
+        device_of_stage=[devices[number] for number in planned.schedule.device_of_stage],
         available=available_devices(),
     )
 

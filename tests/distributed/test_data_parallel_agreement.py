@@ -9,6 +9,7 @@ import keras
 import pytest
 
 from grappler_passes.passes.base import PassResult
+from grappler_passes.passes.separate import SeparatePass
 from tests.distributed import training as t
 from tests.zoo import needs_keras_3
 from tf_ooo.errors import GraphError
@@ -143,6 +144,23 @@ def test_a_pass_that_changes_the_graph_that_is_measured_is_refused(engine, monke
         report = _trained(engine, schedule="search")
     assert report.fell_back
     assert "the step was not profiled" in report.fallback_reason
+
+
+def test_what_the_first_pass_does_must_be_declared(engine, monkeypatch):
+    """It rewires an op of the steps as they came, and does not say so."""
+    run = SeparatePass.run
+
+    def spoiling(self: Any, graph_def: Any, training_graph: Any) -> PassResult:
+        after = type(graph_def)()
+        after.CopyFrom(run(self, graph_def, training_graph).graph_def)
+        _other_input(after)
+        return PassResult(after, modified=True)
+
+    monkeypatch.setattr(SeparatePass, "run", spoiling)
+    with t.warnings_of_tf_ooo():
+        report = _trained(engine, **NAMED)
+    assert report.fell_back
+    assert "rule 'data inputs' broken" in report.fallback_reason
 
 
 def test_a_pass_that_fails_on_one_rank_keeps_all_in_the_stock_order(engine, monkeypatch):

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 import pytest
+import tensorflow as tf
 
 from grappler_passes.passes.base import PassResult
 from grappler_passes.passes.separate import SeparatePass
@@ -38,10 +39,10 @@ def _stock(rank: int) -> list[str]:
     return t.bits(model)
 
 
-def _trained(engine: Any, **options: Any) -> Any:
+def _trained(engine: Any, model: Any = None, callbacks: Any = (), **options: Any) -> Any:
     """The report of a training that has the bits of stock Horovod on all ranks, and one decision."""
-    model = _model()
-    callback = t.ours(model, t.data(engine.rank, STEPS * t.ROWS), options=options)
+    model = model or _model()
+    callback = t.ours(model, t.data(engine.rank, STEPS * t.ROWS), callbacks, options=options)
     report = callback.report
     assert t.bits(model) == _stock(engine.rank)
     assert t.equal_on_all_ranks(engine, model)
@@ -197,6 +198,63 @@ def test_a_rank_with_another_plan_is_noticed(engine, monkeypatch, strict):
     assert any("another graph" in line for line in lines)
 
 
+@pytest.mark.parametrize("traced_later", [1, 2])
+def test_another_plan_of_a_later_trace_is_noticed(engine, monkeypatch, traced_later):
+    """The function of an execution that is longer, or shorter, than all before it is traced then.
+
+    Epochs are one execution and one of another length: the first is the one that shows the layers.
+    """
+    in_order, later = planned.plain_schedule, []
+
+    def other(graph: Any, policy: str, workers: int, k: int | None) -> Any:
+        return in_order(graph, policy, workers, 1 if later and engine.rank == 1 else k)
+
+    monkeypatch.setattr(planned, "plain_schedule", other)
+    together = scheduled.ScheduledSteps.__call__
+
+    def calls(self: Any, batches: Any) -> Any:
+        if len(batches) == traced_later and self.ordered is not None and self.ordered.traced:
+            later.append(len(batches))
+        return together(self, batches)
+
+    monkeypatch.setattr(scheduled.ScheduledSteps, "__call__", calls)
+    model = _model()
+    steps = {1: 5, 2: 3}[traced_later]
+    options = {"schedule": "reverse_first_k", "k": 2, "profile_steps": 0}
+    with t.warnings_of_tf_ooo():
+        callback = t.ours(model, t.data(engine.rank, steps * t.ROWS), options=options, epochs=3)
+    assert later
+    assert "rank 1 has another graph than rank 0 (1 of 2 have)" in callback.report.fallback_reason
+    assert callback.report.fell_back
+    assert t.equal_on_all_ranks(engine, model)
+
+
+class Noisy(keras.layers.Layer):
+    """Adds nothing, with the help of an op that keeps random numbers to itself."""
+
+    def call(self, x: Any) -> Any:
+        return x + 0.0 * tf.random.normal(tf.shape(x))
+
+
+def _certain(layers: Any, link: Any, workers: int, *arguments: Any) -> Any:
+    """A plan whose gain is beyond doubt."""
+    costs = {"mode": "data_parallel", "devices": workers, "link": link}
+    return planned.Planned(plan(layers=list(layers), schedule="reverse_first_k", k=2, **costs), 1.0, 1.1)
+
+
+def test_a_step_that_draws_from_a_state_of_its_own_takes_no_turns(engine, quick_plans, monkeypatch, takes):
+    """Though the planned order is faster: its ops would begin their random numbers anew."""
+    takes("_profile_one", 9.0, 9.0)
+    takes("_compare", (3.0, 1.0), (3.0, 1.0))
+    monkeypatch.setattr(planned, "make_plan", _certain)
+    noisy = keras.Sequential([keras.Input((12,)), Noisy(), *_model().layers])
+    model = t.compiled(noisy, keras.optimizers.Adam(0.01), steps_per_execution=TOGETHER)
+    with t.warnings_of_tf_ooo():
+        report = _trained(engine, model, profile_steps=1)
+    assert report.fell_back
+    assert "draws random numbers from a state of its own; name a schedule" in report.fallback_reason
+
+
 def test_rank_0s_plan_is_taken(engine, quick_plans, monkeypatch):
     """Whatever another rank would have planned."""
 
@@ -260,14 +318,9 @@ TIMES = {
 def test_the_slowest_rank_counts(engine, quick_plans, monkeypatch, takes, name):
     """All ranks wait for it in every step."""
     seconds, slowest, kept = TIMES[name]
-
-    def certain(layers: Any, link: Any, workers: int, *arguments: Any) -> Any:
-        costs = {"mode": "data_parallel", "devices": workers, "link": link}
-        return planned.Planned(plan(layers=list(layers), schedule="reverse_first_k", k=2, **costs), 1.0, 1.1)
-
     takes("_profile_one", 9.0, 9.0)
     takes("_compare", *seconds)
-    monkeypatch.setattr(planned, "make_plan", certain)
+    monkeypatch.setattr(planned, "make_plan", _certain)
     report = _trained(engine, profile_steps=1)
     assert (report.stock_step_s, report.measured_step_s) == slowest
     assert report.fell_back is not kept

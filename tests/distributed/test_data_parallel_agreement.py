@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -13,6 +14,7 @@ from grappler_passes.passes.base import PassResult
 from grappler_passes.passes.separate import SeparatePass
 from tests.distributed import training as t
 from tests.zoo import needs_keras_3
+from tf_ooo import compat
 from tf_ooo.errors import GraphError
 from tf_ooo.fit.step_times import STOCK
 from tf_ooo.modes.data_parallel import ordering, planned, rewriting, scheduled
@@ -272,22 +274,25 @@ def test_rank_0s_plan_is_taken(engine, quick_plans, monkeypatch):
     assert [task.stage for task in report.planned.lanes[COMPUTE] if task.kind == "dW"] == [2, 0, 1]
 
 
-class Clock:
-    """Stands for the module time: between two looks as many seconds as a test has said."""
+class Device:
+    """Computes a step when somebody waits for it, so many seconds as a test has said; tells the time."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = self.step_s = 0.0
+        replaced = SimpleNamespace(**{name: getattr(compat, name) for name in dir(compat)})
+        replaced.synchronize = self.wait_for
+        monkeypatch.setattr(scheduled, "compat", replaced)
+        monkeypatch.setattr(scheduled, "time", SimpleNamespace(perf_counter=lambda: self.now_s))
 
-    def perf_counter(self) -> float:
+    def wait_for(self, outputs: Any) -> None:
+        assert outputs is not None
         self.now_s += self.step_s
-        return self.now_s
 
 
 @pytest.fixture
 def takes(engine, monkeypatch):
     """Makes the steps of a method of ScheduledSteps take so many seconds: of rank 0, of rank 1."""
-    clock = Clock()
-    monkeypatch.setattr(scheduled, "time", clock)
+    device = Device(monkeypatch)
 
     def install(name: str, *by_rank: tuple[float, ...] | float) -> None:
         method = getattr(scheduled.ScheduledSteps, name)
@@ -297,7 +302,7 @@ def takes(engine, monkeypatch):
             # A pair: in the stock order and in the planned one.
             pair = isinstance(seconds, tuple)
             step_s = seconds[self._times.next != STOCK] if pair else seconds
-            clock.step_s = step_s * (1 if name == "_profile_one" else len(batches))
+            device.step_s = step_s * (1 if name == "_profile_one" else len(batches))
             return method(self, batches)
 
         monkeypatch.setattr(scheduled.ScheduledSteps, name, timed)

@@ -100,7 +100,7 @@ def test_the_report_says_what_a_cut_shares_and_sends():
 
 
 def test_the_report_has_the_plans_seconds():
-    """GPipe by hand: stage 1's forwards end at 9, its backward passes, 5 each, at 29; stage 0's, as long, at 34."""
+    """GPipe by hand: stage 1's forwards end at 9, its backward passes, 5 each, at 29; stage 0's at 34."""
     layers = (LayerCosts(1.0, 2.0, 3.0, update_s=0.5), LayerCosts(2.0, 1.0, 4.0, update_s=0.25))
     costs = CostTable(layers, link=Link(0.0, 1e9))
     planned = make_plan(layers, units_of(2, []), Wanted("gpipe", 2, 4))

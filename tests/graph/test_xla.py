@@ -157,6 +157,10 @@ class TestSideUpdates:
         assert step.session.failure() is None
         (compiled,) = step._made.values()
         assert compiled.made.calls
+        functions = [f for f in compiled.made.graph_def.library.function if "ooo_dW" in f.signature.name]
+        assert len(functions) == len(compiled.made.calls)
+        ops = [node.op for function in functions for node in function.node_def if node.op != "Const"]
+        assert compiled.made.moved_ops == len(ops)
         for call in compiled.made.calls:
             (result,) = call.region.outputs
             assert (len(call.region.own) > 1) == bool(rides)

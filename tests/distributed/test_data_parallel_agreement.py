@@ -238,17 +238,11 @@ class Noisy(keras.layers.Layer):
         return x + 0.0 * tf.random.normal(tf.shape(x))
 
 
-def _certain(layers: Any, link: Any, workers: int, *arguments: Any) -> Any:
-    """A plan whose gain is beyond doubt."""
-    costs = {"mode": "data_parallel", "devices": workers, "link": link}
-    return planned.Planned(plan(layers=list(layers), schedule="reverse_first_k", k=2, **costs), 1.0, 1.1)
-
-
 def test_a_step_that_draws_from_a_state_of_its_own_takes_no_turns(engine, quick_plans, monkeypatch, takes):
     """Though the planned order is faster: its ops would begin their random numbers anew."""
     takes("_profile_one", 9.0, 9.0)
     takes("_compare", (3.0, 1.0), (3.0, 1.0))
-    monkeypatch.setattr(planned, "make_plan", _certain)
+    monkeypatch.setattr(planned, "make_plan", t.certain_plan)
     noisy = keras.Sequential([keras.Input((12,)), Noisy(), *_model().layers])
     model = t.compiled(noisy, keras.optimizers.Adam(0.01), steps_per_execution=TOGETHER)
     with t.warnings_of_tf_ooo():
@@ -325,7 +319,7 @@ def test_the_slowest_rank_counts(engine, quick_plans, monkeypatch, takes, name):
     seconds, slowest, kept = TIMES[name]
     takes("_profile_one", 9.0, 9.0)
     takes("_compare", *seconds)
-    monkeypatch.setattr(planned, "make_plan", _certain)
+    monkeypatch.setattr(planned, "make_plan", t.certain_plan)
     report = _trained(engine, profile_steps=1)
     assert (report.stock_step_s, report.measured_step_s) == slowest
     assert report.fell_back is not kept

@@ -58,7 +58,7 @@ def test_what_moved_are_all_ops_of_the_tasks_that_wait():
     had = {node.name: len(node.input) for node in graph_def.node}
     waits = {node.name for node in result.graph_def.node if len(node.input) > had[node.name]}
     moved = {task: ops for task, ops in task_ops(result.training_graph).ops.items() if waits & set(ops)}
-    # All dO come first; dW of the lowest layer reads what they make.  Of each the kernel's product, the sum of
-    # the bias and what gives it its shape.
+    # All dO come first; dW of the lowest layer reads what they make.  Of each: the kernel's product, the sum
+    # for the bias and what gives it its shape.
     assert {str(task): len(ops) for task, ops in moved.items()} == {"dW:2": 4, "dW:1": 4}
     assert result.moved_ops == 8

@@ -14,7 +14,7 @@ from grappler_passes.passes.base import PassResult
 from grappler_passes.passes.separate import SeparatePass
 from tests.distributed import training as t
 from tests.zoo import needs_keras_3
-from tf_ooo import compat
+from tf_ooo.compat import nests
 from tf_ooo.errors import GraphError
 from tf_ooo.fit.step_times import STOCK
 from tf_ooo.modes.data_parallel import ordering, planned, rewriting, scheduled
@@ -273,9 +273,9 @@ class Device:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = self.step_s = 0.0
-        replaced = SimpleNamespace(**{name: getattr(compat, name) for name in dir(compat)})
+        replaced = SimpleNamespace(**{name: getattr(nests, name) for name in dir(nests)})
         replaced.synchronize = self.wait_for
-        monkeypatch.setattr(scheduled, "compat", replaced)
+        monkeypatch.setattr(scheduled, "nests", replaced)
         monkeypatch.setattr(scheduled, "time", SimpleNamespace(perf_counter=lambda: self.now_s))
 
     def wait_for(self, outputs: Any) -> None:

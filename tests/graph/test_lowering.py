@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph
 from tests.graph.graphs import flat
-from tf_ooo.options import Options
+from tf_ooo.modes.single_device.options import SingleDevice
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.rewriting.lowering import lower, task_ops
 from tf_ooo.rewriting.planner import rewrite_graph
@@ -54,7 +54,7 @@ def test_what_moved_are_all_ops_of_the_tasks_that_wait():
         return loss
 
     graph_def = flat(step, tf.TensorSpec((5, 4)))[0]
-    result = rewrite_graph(graph_def, Options(schedule="fast_forward"))
+    result = rewrite_graph(graph_def, SingleDevice(schedule="fast_forward"))
     had = {node.name: len(node.input) for node in graph_def.node}
     waits = {node.name for node in result.graph_def.node if len(node.input) > had[node.name]}
     moved = {task: ops for task, ops in task_ops(result.training_graph).ops.items() if waits & set(ops)}

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tf_ooo import compat
+from tf_ooo.compat import nests
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.costs.profile import OpProfile
 from tf_ooo.costs.table import CostTable
@@ -108,7 +108,7 @@ class Device:
         self.now_s, self.busy_s, self.ran = 0.0, {}, []
         clock = SimpleNamespace(perf_counter=lambda: self.now_s)
         monkeypatch.setattr(controller, "time", clock)
-        monkeypatch.setattr(compat, "synchronize", self.wait_for)
+        monkeypatch.setattr(nests, "synchronize", self.wait_for)
 
     def step(self, name, *seconds):
         """A step whose calls take so long, the last of them also all further ones."""

@@ -13,7 +13,7 @@ from tf_ooo.errors import MemoryLimitError, OptionsError
 from tf_ooo.modes.by_name import Options
 from tf_ooo.modes.pipeline.partition import Cutter, crossing_bytes, merged, units_of
 from tf_ooo.modes.pipeline.planning import SCHEDULES, Wanted, make_plan
-from tf_ooo.modes.pipeline.reporting import _why
+from tf_ooo.modes.pipeline.reporting import _why, pipeline_rows
 from tf_ooo.tracing.micro_batches import relative_weights, split_rows
 
 
@@ -97,6 +97,24 @@ def test_the_report_says_what_a_cut_shares_and_sends():
         "12.00 s of F + dO + dW a micro-batch, an equal share would be 18.00 s; 3.0 kB cross"
     )
     assert last.endswith("l4.0 alone takes 24.00 s, and is not cut further")
+
+
+def test_the_report_has_the_plans_seconds():
+    """GPipe by hand: stage 1's forwards end at 9, its backward passes, 5 each, at 29; stage 0's at 34."""
+    layers = (LayerCosts(1.0, 2.0, 3.0, update_s=0.5), LayerCosts(2.0, 1.0, 4.0, update_s=0.25))
+    costs = CostTable(layers, link=Link(0.0, 1e9))
+    planned = make_plan(layers, units_of(2, []), Wanted("gpipe", 2, 4))
+    rows = pipeline_rows(planned, costs, ["CPU:0", "CPU:1"])
+    assert rows["predicted_step_s"] == 34.5
+    assert rows["serial_step_s"] == 4 * (6.0 + 7.0) + 0.75
+    # Of two devices in 34.5 s all but the seconds of the tasks.
+    assert rows["predicted_bubble_fraction"] == pytest.approx((2 * 34.5 - 52.75) / (2 * 34.5))
+    assert rows["link"] == {"latency_s": 0.0, "bytes_per_s": 1e9, "overhead_s_per_byte": 0.0}
+    assert [row["seconds"] for row in rows["stages"]] == [
+        {"F": 1.0, "dO": 2.0, "dW": 3.0, "U": 0.5},
+        {"F": 2.0, "dO": 1.0, "dW": 4.0, "U": 0.25},
+    ]
+    assert [row["device"] for row in rows["stages"]] == ["CPU:0", "CPU:1"]
 
 
 def test_more_stages_than_layers_say_so():

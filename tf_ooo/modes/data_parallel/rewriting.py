@@ -34,6 +34,7 @@ class _Seen:
 
     def __init__(self) -> None:
         self.result: RewriteResult | None = None
+        self.latest: RewriteResult | None = None
         self.graph_def: Any = None
         self.skipped = ""
 
@@ -87,6 +88,11 @@ class StepRequest:
         return self._seen.result
 
     @property
+    def latest(self) -> RewriteResult | None:
+        """What was done to the graph that was traced last."""
+        return self._seen.latest
+
+    @property
     def graph_def(self) -> Any:
         """The largest graph as TensorFlow runs it, if none was to be ordered."""
         return self._seen.graph_def
@@ -126,6 +132,7 @@ def _rewrite(seen: _Seen, order: Callable[[Any], RewriteResult], wanted: bool) -
         except GraphError as error:  # helper functions are traced beside the steps
             seen.skipped = seen.skipped or str(error)
             return None
+        seen.latest = result
         if seen.result is None or result.moved_ops >= seen.result.moved_ops:
             seen.result = result
         _LOG.info("ordered the steps by %s in %.2f s", result.schedule.policy, result.plan_seconds)

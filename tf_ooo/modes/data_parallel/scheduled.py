@@ -271,7 +271,8 @@ class ScheduledSteps:
         request = self.request
         failed = self._plan_failed or (request.failure() if request is not None else "")
         result = None if request is None else request.result
-        mine = {"failed": failed, "digest": "" if result is None else digest(result)}
+        latest = None if request is None else request.latest
+        mine = {"failed": failed, "digest": "" if latest is None else digest(latest)}
         said = self.engine.gather(mine)
         failed = next((one["failed"] for one in said if one["failed"]), "")
         others = [rank for rank, one in enumerate(said) if one["digest"] != said[0]["digest"]]

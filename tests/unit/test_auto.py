@@ -63,7 +63,8 @@ def test_what_takes_long_is_tried_where_nothing_else_fits(monkeypatch):
     with pytest.raises(MemoryLimitError) as raised:
         choose(found)
     smallest = raised.value.smallest_bytes
-    assert smallest == min(c.needs_bytes for c in found if c.needs_bytes) == 2
+    errors = [c.error for c in found if isinstance(c.error, MemoryLimitError)]
+    assert smallest == min(error.smallest_bytes for error in errors) == 2
 
 
 def test_steps_without_a_barrier_count():

@@ -97,7 +97,7 @@ def joint(
 
 
 def _placement(problem: Problem) -> Placed:
-    """Simulation knows no table of gains: what that says is taken as it is."""
+    """Where each dW starts.  A table of gains decides alone: the simulator knows none of it."""
     if "gains" not in problem.options:
         return best_placement(problem)
     placement = fill(problem)
@@ -116,7 +116,10 @@ def layer_costs(what: StepToPlan, device_name: str) -> tuple[LayerCosts, ...]:
 
 
 def with_measured(layers: Sequence[LayerCosts], table: GainTable) -> tuple[LayerCosts, ...]:
-    """The layers with the table's seconds; what it has not is scaled as the measured parts came out."""
+    """The layers with the seconds that the table has.
+
+    The others are calculated ones, times what measured tasks took over what was calculated for them.
+    """
     measured = {_place_of(task): seconds for task, seconds in table.alone_s.items()}
     measured = {key: seconds for key, seconds in measured.items() if key[0] < len(layers)}
     calculated_s = sum(getattr(layers[layer], name) for layer, name in measured)

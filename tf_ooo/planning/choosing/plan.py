@@ -37,11 +37,6 @@ class Candidate:
     reason: str = ""
     error: OOOError | None = None
 
-    @property
-    def needs_bytes(self) -> int | None:
-        """The smallest memory limit that it can keep, where the one given is too small."""
-        return self.error.smallest_bytes if isinstance(self.error, MemoryLimitError) else None
-
 
 Rank = Callable[[Candidate], tuple[float, ...]]
 

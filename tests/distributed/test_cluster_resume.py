@@ -47,6 +47,8 @@ def train_three_epochs(cluster, folder, first_epoch=0, kills=None):
     model = keras.models.load_model(file, custom_objects=objects) if first_epoch else perceptron(loss)
     callback, saving = pipeline(cluster), keras.callbacks.ModelCheckpoint(folder / "model_{epoch}.keras")
     train(model, [callback, saving], epochs=3, initial_epoch=first_epoch)
+    assert callback.report.added_edges > 0
+    assert callback.report.moved_ops > 0
     return bits_of(model), devices_of(callback), int(model.optimizer.iterations)
 
 
@@ -94,6 +96,9 @@ def train_late(cluster, model, callbacks=(), initial_epoch=0, **options):
     ours = tf_ooo.OOOBackprop(mode="layerpipe", devices=cluster, schedule="layerpipe", **options)
     settings = {"batch_size": 16, "shuffle": False, "verbose": 0, "epochs": 2, "initial_epoch": initial_epoch}
     model.fit(x, y, callbacks=[ours, *callbacks], **settings)
+    # What makes gradients late: tensors that wait in registers for a later round.
+    assert ours.report.layerpipe["registers"] > 0
+    assert max(ours.report.layerpipe["delay_steps"].values()) > 0
     return model.get_weights(), ours.report
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 import keras
 import pytest
+import tensorflow as tf
 
 from grappler_passes.passes.base import PassResult
+from grappler_passes.passes.separate import SeparatePass
 from tests.distributed import training as t
 from tests.zoo import needs_keras_3
+from tf_ooo.compat import nests
 from tf_ooo.errors import GraphError
 from tf_ooo.fit.step_times import STOCK
 from tf_ooo.modes.data_parallel import ordering, planned, rewriting, scheduled
@@ -37,10 +41,10 @@ def _stock(rank: int) -> list[str]:
     return t.bits(model)
 
 
-def _trained(engine: Any, **options: Any) -> Any:
+def _trained(engine: Any, model: Any = None, callbacks: Any = (), **options: Any) -> Any:
     """The report of a training that has the bits of stock Horovod on all ranks, and one decision."""
-    model = _model()
-    callback = t.ours(model, t.data(engine.rank, STEPS * t.ROWS), options=options)
+    model = model or _model()
+    callback = t.ours(model, t.data(engine.rank, STEPS * t.ROWS), callbacks, options=options)
     report = callback.report
     assert t.bits(model) == _stock(engine.rank)
     assert t.equal_on_all_ranks(engine, model)
@@ -145,6 +149,23 @@ def test_a_pass_that_changes_the_graph_that_is_measured_is_refused(engine, monke
     assert "the step was not profiled" in report.fallback_reason
 
 
+def test_what_the_first_pass_does_must_be_declared(engine, monkeypatch):
+    """It rewires an op of the steps as they came, and does not say so."""
+    run = SeparatePass.run
+
+    def spoiling(self: Any, graph_def: Any, training_graph: Any) -> PassResult:
+        after = type(graph_def)()
+        after.CopyFrom(run(self, graph_def, training_graph).graph_def)
+        _other_input(after)
+        return PassResult(after, modified=True)
+
+    monkeypatch.setattr(SeparatePass, "run", spoiling)
+    with t.warnings_of_tf_ooo():
+        report = _trained(engine, **NAMED)
+    assert report.fell_back
+    assert "rule 'data inputs' broken" in report.fallback_reason
+
+
 def test_a_pass_that_fails_on_one_rank_keeps_all_in_the_stock_order(engine, monkeypatch):
     def failing(*arguments: Any) -> Any:
         raise ValueError("made to fail")
@@ -179,6 +200,57 @@ def test_a_rank_with_another_plan_is_noticed(engine, monkeypatch, strict):
     assert any("another graph" in line for line in lines)
 
 
+@pytest.mark.parametrize("traced_later", [1, 2])
+def test_another_plan_of_a_later_trace_is_noticed(engine, monkeypatch, traced_later):
+    """The function of an execution that is longer, or shorter, than all before it is traced then.
+
+    Epochs are one execution and one of another length: the first is the one that shows the layers.
+    """
+    in_order, later = planned.plain_schedule, []
+
+    def other(graph: Any, policy: str, workers: int, k: int | None) -> Any:
+        return in_order(graph, policy, workers, 1 if later and engine.rank == 1 else k)
+
+    monkeypatch.setattr(planned, "plain_schedule", other)
+    together = scheduled.ScheduledSteps.__call__
+
+    def calls(self: Any, batches: Any) -> Any:
+        if len(batches) == traced_later and self.ordered is not None and self.ordered.traced:
+            later.append(len(batches))
+        return together(self, batches)
+
+    monkeypatch.setattr(scheduled.ScheduledSteps, "__call__", calls)
+    model = _model()
+    steps = {1: 5, 2: 3}[traced_later]
+    options = {"schedule": "reverse_first_k", "k": 2, "profile_steps": 0}
+    with t.warnings_of_tf_ooo():
+        callback = t.ours(model, t.data(engine.rank, steps * t.ROWS), options=options, epochs=3)
+    assert later
+    assert "rank 1 has another graph than rank 0 (1 of 2 have)" in callback.report.fallback_reason
+    assert callback.report.fell_back
+    assert t.equal_on_all_ranks(engine, model)
+
+
+class Noisy(keras.layers.Layer):
+    """Adds nothing, with the help of an op that keeps random numbers to itself."""
+
+    def call(self, x: Any) -> Any:
+        return x + 0.0 * tf.random.normal(tf.shape(x))
+
+
+def test_a_step_that_draws_from_a_state_of_its_own_takes_no_turns(engine, quick_plans, monkeypatch, takes):
+    """Though the planned order is faster: its ops would begin their random numbers anew."""
+    takes("_profile_one", 9.0, 9.0)
+    takes("_compare", (3.0, 1.0), (3.0, 1.0))
+    monkeypatch.setattr(planned, "make_plan", t.certain_plan)
+    noisy = keras.Sequential([keras.Input((12,)), Noisy(), *_model().layers])
+    model = t.compiled(noisy, keras.optimizers.Adam(0.01), steps_per_execution=TOGETHER)
+    with t.warnings_of_tf_ooo():
+        report = _trained(engine, model, profile_steps=1)
+    assert report.fell_back
+    assert "draws random numbers from a state of its own; name a schedule" in report.fallback_reason
+
+
 def test_rank_0s_plan_is_taken(engine, quick_plans, monkeypatch):
     """Whatever another rank would have planned."""
 
@@ -196,22 +268,25 @@ def test_rank_0s_plan_is_taken(engine, quick_plans, monkeypatch):
     assert [task.stage for task in report.planned.lanes[COMPUTE] if task.kind == "dW"] == [2, 0, 1]
 
 
-class Clock:
-    """Stands for the module time: between two looks as many seconds as a test has said."""
+class Device:
+    """Computes a step when somebody waits for it, so many seconds as a test has said; tells the time."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = self.step_s = 0.0
+        replaced = SimpleNamespace(**{name: getattr(nests, name) for name in dir(nests)})
+        replaced.synchronize = self.wait_for
+        monkeypatch.setattr(scheduled, "nests", replaced)
+        monkeypatch.setattr(scheduled, "time", SimpleNamespace(perf_counter=lambda: self.now_s))
 
-    def perf_counter(self) -> float:
+    def wait_for(self, outputs: Any) -> None:
+        assert outputs is not None
         self.now_s += self.step_s
-        return self.now_s
 
 
 @pytest.fixture
 def takes(engine, monkeypatch):
     """Makes the steps of a method of ScheduledSteps take so many seconds: of rank 0, of rank 1."""
-    clock = Clock()
-    monkeypatch.setattr(scheduled, "time", clock)
+    device = Device(monkeypatch)
 
     def install(name: str, *by_rank: tuple[float, ...] | float) -> None:
         method = getattr(scheduled.ScheduledSteps, name)
@@ -221,7 +296,7 @@ def takes(engine, monkeypatch):
             # A pair: in the stock order and in the planned one.
             pair = isinstance(seconds, tuple)
             step_s = seconds[self._times.next != STOCK] if pair else seconds
-            clock.step_s = step_s * (1 if name == "_profile_one" else len(batches))
+            device.step_s = step_s * (1 if name == "_profile_one" else len(batches))
             return method(self, batches)
 
         monkeypatch.setattr(scheduled.ScheduledSteps, name, timed)
@@ -242,14 +317,9 @@ TIMES = {
 def test_the_slowest_rank_counts(engine, quick_plans, monkeypatch, takes, name):
     """All ranks wait for it in every step."""
     seconds, slowest, kept = TIMES[name]
-
-    def certain(layers: Any, link: Any, workers: int, *arguments: Any) -> Any:
-        costs = {"mode": "data_parallel", "devices": workers, "link": link}
-        return planned.Planned(plan(layers=list(layers), schedule="reverse_first_k", k=2, **costs), 1.0, 1.1)
-
     takes("_profile_one", 9.0, 9.0)
     takes("_compare", *seconds)
-    monkeypatch.setattr(planned, "make_plan", certain)
+    monkeypatch.setattr(planned, "make_plan", t.certain_plan)
     report = _trained(engine, profile_steps=1)
     assert (report.stock_step_s, report.measured_step_s) == slowest
     assert report.fell_back is not kept

@@ -71,22 +71,42 @@ def test_one_rank_stops_after_an_epoch(engine):
 
 
 def test_logs_are_averaged(engine):
-    """Weighted by samples: 80 rows and 40, all of them in one batch; validation on 16 rows each."""
-    rows = 80 if engine.rank == 0 else 40
+    """Weighted by samples: 80 rows and 40, all of them in one batch; validation on 16 rows and 48."""
+    rows, test_rows = (80, 16) if engine.rank == 0 else (40, 48)
     model = t.compiled(t.mlp(), keras.optimizers.SGD(0.0), metrics=["accuracy"])
     x, y = (np.concatenate(parts) for parts in zip(t.data(0, 80), t.data(1, 40), strict=True))
     loss, accuracy = model.evaluate(x, y, verbose=0)
+    parts = [tuple(a[:count] for a in t.data(rank, 80)) for rank, count in ((0, 16), (1, 48))]
+    test_loss, test_accuracy = model.evaluate(*map(np.concatenate, zip(*parts, strict=True)), verbose=0)
     xy = t.data(engine.rank, 80)
     mine = tuple(a[:rows] for a in t.data(engine.rank, 80 if engine.rank == 0 else 40))
-    validation = tuple(a[:16] for a in xy)
+    validation = tuple(a[:test_rows] for a in xy)
     seen: list[Any] = []
     note = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(dict(logs)))
     t.ours(model, mine, [note], batch_size=80, options={"weighting": "samples"}, validation_data=validation)
     history = model.history.history
     np.testing.assert_allclose(history["loss"], [loss], rtol=1e-5)
     np.testing.assert_allclose(history["accuracy"], [accuracy], rtol=1e-5)
+    np.testing.assert_allclose(history["val_loss"], [test_loss], rtol=1e-5)
+    np.testing.assert_allclose(history["val_accuracy"], [test_accuracy], rtol=1e-5)
     assert {name: values[0] for name, values in history.items()} == seen[0]
     assert len({tuple(values) for values in engine.gather([history["val_loss"][0], history["loss"][0]])}) == 1
+
+
+@pytest.mark.parametrize("drifts", [True, False])
+def test_ranks_that_drift_apart_are_warned_of(engine, drifts):
+    """A callback writes a weight on one rank, in the second of three epochs."""
+
+    def write(batch: int, logs: Any) -> None:
+        if drifts and engine.rank == 1 and int(model.optimizer.iterations.numpy()) == 15:
+            model.trainable_weights[0].assign_add(np.full((12, 16), 1e-3, np.float32))
+
+    model = t.compiled(t.mlp(), keras.optimizers.SGD(0.05))
+    writes = keras.callbacks.LambdaCallback(on_train_batch_end=write)
+    with t.warnings_of_tf_ooo() as lines:
+        t.ours(model, t.data(engine.rank, 10 * t.ROWS), [writes], epochs=3)
+    warned = [line for line in lines if "the trainable weights are not the same on all ranks" in line]
+    assert [line.split()[:3] for line in warned] == [["after", "epoch", n] for n in "23" if drifts]
 
 
 def test_numbers_of_names_may_differ(engine):

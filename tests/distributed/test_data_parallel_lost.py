@@ -43,13 +43,15 @@ def _train_with_backups(folder: Path, waits: bool) -> None:
     engine = data_parallel.connect()
     model = t.compiled(t.with_batch_norm(), keras.optimizers.Adam(0.01), rank=engine.rank)
     started: list[int] = []
+    ours = tf_ooo.OOOBackprop(mode="data_parallel")
     callbacks = [
         *([keras.callbacks.BackupAndRestore(str(folder / "backup"))] if engine.rank == 0 else []),
-        tf_ooo.OOOBackprop(mode="data_parallel"),
+        ours,
         *([Waits()] if waits and engine.rank == 1 else []),
         keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: started.append(epoch)),
     ]
     t.fit(model, t.data(engine.rank, 80), callbacks, epochs=5)
+    t.assert_not_reordered(ours.report)
     print(f"rank {engine.rank} trained epochs {started}", flush=True)
     if engine.rank == 0:
         (folder / "weights").write_bytes(b"".join(w.numpy().tobytes() for w in model.trainable_weights))

@@ -66,9 +66,8 @@ def _ordered(callback: Any, together: int = TOGETHER) -> Any:
     """The report of steps that were ordered, in each of which something moved."""
     report = callback.report
     assert not report.fell_back, report.fallback_reason
-    assert report.added_edges >= together
     assert report.added_edges % together == 0
-    assert report.moved_ops >= together
+    t.assert_reordered(report, together)
     return report
 
 
@@ -199,7 +198,12 @@ def test_large_gradients_in_slices(engine, quick_plans, monkeypatch):
 
 
 def test_auto(engine):
-    report = _against_stock(engine).report
+    callback = _against_stock(engine)
+    report = callback.report
+    if report.fell_back:  # no gain, predicted or measured: then nothing need have moved
+        assert "gain" in report.fallback_reason or "ms" in report.fallback_reason
+    else:
+        _ordered(callback)
     said = engine.gather([report.fell_back, report.schedule, report.undecided])
     assert all(of_rank == said[0] for of_rank in said)
 

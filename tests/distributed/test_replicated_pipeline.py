@@ -85,6 +85,8 @@ def test_replicas_are_one_pipeline_on_the_joint_batch(joint):
     logs, report = train(replica, [engine.rank], 3, [watch], **options)
     assert during == [["CPU:0", "CPU:1"]] * 3
     assert places(replica) == ["CPU:0"]
+    assert report.added_edges > 0
+    assert report.moved_ops > 0
     stages = [stage["layers"] for stage in report.pipeline["stages"]]
     assert len(stages) == 2
     said = engine.gather({"bits": bits_of(replica), "stages": stages})

@@ -15,6 +15,8 @@ import tensorflow as tf
 
 import tf_ooo
 from tf_ooo.compat import func_graphs, keras_optimizers, tf_functions
+from tf_ooo.modes.data_parallel import planned
+from tf_ooo.rewriting.plan import plan
 from tf_ooo.tracing import traces
 from tf_ooo.tracing.sync import checksum
 
@@ -170,6 +172,26 @@ def communications(step: Any) -> int:
 def communicates(callback: tf_ooo.OOOBackprop, model: keras.Model) -> bool:
     """Whether the step that Keras calls has a communication for each weight."""
     return communications(callback._life.mode.ranks.step.function) >= len(model.trainable_weights)
+
+
+def assert_not_reordered(report: tf_ooo.Report) -> None:
+    """Functions of one step each: nothing overlaps, so gradients are averaged and nothing else is changed."""
+    assert "each execution is one step, so that steps cannot overlap" in report.fallback_reason
+    assert report.rewritten_graph is None
+    assert (report.moved_ops, report.added_edges) == (0, 0)
+
+
+def assert_reordered(report: tf_ooo.Report, together: int) -> None:
+    """Functions of so many steps were rewritten, and in each step something moved."""
+    assert report.rewritten_graph is not None
+    assert report.added_edges >= together
+    assert report.moved_ops >= together
+
+
+def certain_plan(layers: Any, link: Any, workers: int, *arguments: Any) -> planned.Planned:
+    """In the place of ``planned.make_plan``: a plan whose gain is beyond doubt, so that it is compared."""
+    costs = {"mode": "data_parallel", "devices": workers, "link": link}
+    return planned.Planned(plan(layers=list(layers), schedule="reverse_first_k", k=2, **costs), 1.0, 1.1)
 
 
 @contextlib.contextmanager

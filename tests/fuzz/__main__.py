@@ -45,9 +45,11 @@ def numbers_of(count: int, seed: int, number: int | None) -> range:
 @click.option("--keep-going", is_flag=True, help="Do not stop at the first that fails.")
 def main(count: int, seed: int, number: int | None, mode: str, keep_going: bool) -> None:
     """Trains random set-ups stock and rewritten, and compares the bits (pipeline: gpipe with zb_h1)."""
-    import keras  # noqa: F401  once, before any fork
+    import keras  # once, before any fork
     import tensorflow  # noqa: F401
 
+    if not hasattr(keras, "ops"):
+        raise click.UsageError(f"set-ups are programs for Keras 3, this is Keras {keras.__version__}")
     console = Console(width=None if os.isatty(1) else 200, soft_wrap=True)
     worker, counts = Worker(2 if mode == "pipeline" else 0), Counter[str]()
     with Progress(*COLUMNS, console=console) as progress:

@@ -201,10 +201,14 @@ def whole():
 @pytest.mark.parametrize("where", ["first", "both"])
 def test_backup_and_restore_resumes(where, tmp_path, whole):
     """Interrupted and resumed: the weights of three epochs without a break."""
+    interrupted = ours()
     with pytest.raises(KeyboardInterrupt):
-        fit(compiled(), ours(), keras.callbacks.BackupAndRestore(tmp_path), StopAfter(), epochs=3)
+        fit(compiled(), interrupted, keras.callbacks.BackupAndRestore(tmp_path), StopAfter(), epochs=3)
+    assert_ordered(interrupted.report)
     resumed = compiled()
     again = [ours()] if where == "both" else []
     history = fit(resumed, *again, keras.callbacks.BackupAndRestore(tmp_path), epochs=3)
     assert len(history["loss"]) == 2
     assert_same_weights(whole, resumed)
+    for callback in again:
+        assert_ordered(callback.report)

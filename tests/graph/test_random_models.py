@@ -14,11 +14,13 @@ from tests.fuzz.drawing import drawn
 from tests.fuzz.program import program
 from tests.fuzz.running import GOOD, run
 from tests.fuzz.setups import Branch, Output, Part, Setup, Shared, Skip, is_valid
+from tests.zoo import needs_keras_3
 
 pytestmark = pytest.mark.takes(140)
 NUMBERS = range(60)
 
 
+@needs_keras_3  # as the programs of all set-ups
 @pytest.mark.parametrize("number", NUMBERS)
 def test_the_same_bits(number):
     setup = drawn(number)
@@ -104,6 +106,7 @@ def tanh_gradients_are_wrong(monkeypatch):
     monkeypatch.setattr(planner.PassPipeline, "__call__", wrong)
 
 
+@needs_keras_3
 @pytest.mark.alone
 def test_a_planted_fault_is_found_and_made_minimal(tanh_gradients_are_wrong):
     setup = two_dense_layers(steps_per_execution=2)
@@ -118,6 +121,7 @@ def test_a_planted_fault_is_found_and_made_minimal(tanh_gradients_are_wrong):
     assert 'layers.Dense(units=5, activation="tanh")(h)' in program(smallest)
 
 
+@needs_keras_3
 @pytest.mark.alone
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 def test_the_printed_program_says_the_same(tanh_gradients_are_wrong, tmp_path, activation):

@@ -7,8 +7,9 @@ import pytest
 from tests.fuzz.drawing import drawn
 from tests.fuzz.program import program
 from tests.fuzz.running import GOOD, run
+from tests.zoo import needs_keras_3
 
-pytestmark = [pytest.mark.devices(2), pytest.mark.takes(40)]
+pytestmark = [needs_keras_3, pytest.mark.devices(2), pytest.mark.takes(40)]
 
 
 @pytest.mark.parametrize("number", range(10))

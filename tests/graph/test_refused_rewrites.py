@@ -7,6 +7,7 @@ import pytest
 import tf_ooo
 from grappler_passes.passes.base import PassResult
 from grappler_passes.passes.order import OrderPass
+from grappler_passes.passes.separate import SeparatePass
 from tests import zoo
 from tests.same_bits import Training, assert_ordered, assert_same_bits
 
@@ -77,6 +78,42 @@ def test_strict_raises(training, spoiled):
     with pytest.raises(tf_ooo.PassError, match="verify"):
         training.ours()
     assert spoiled
+
+
+def take_out(graph_def, name):
+    """The op goes and who read it reads what it read: all shapes fit, the gradients are wrong."""
+    gone = next(node for node in graph_def.node if node.name == name)
+    kept = [node for node in graph_def.node if node.name != name]
+    for node in kept:
+        inputs = [gone.input[0] if text.split(":")[0] == name else text for text in node.input]
+        node.ClearField("input")
+        node.input.extend(inputs)
+    kept = [type(node).FromString(node.SerializeToString()) for node in kept]
+    graph_def.ClearField("node")
+    graph_def.node.extend(kept)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_the_first_pass_does_must_be_declared(training, monkeypatch, strict):
+    """An op of the step as it came is gone, and the pass that took it out does not say so."""
+    run, calls = SeparatePass.run, []
+
+    def spoiling(self, graph_def, training_graph):
+        after = type(graph_def).FromString(run(self, graph_def, training_graph).graph_def.SerializeToString())
+        calls.append(next(node.name for node in after.node if node.op in ("ReluGrad", "TanhGrad")))
+        take_out(after, calls[-1])
+        return PassResult(after, modified=True)
+
+    monkeypatch.setattr(SeparatePass, "run", spoiling)
+    if strict:
+        with pytest.raises(tf_ooo.PassError, match="verify.*Grad was dropped and no pass says"):
+            training.ours()
+        return
+    ours = training.ours(strict=False)
+    assert calls
+    assert ours.report.fell_back
+    assert f"'kept' broken at node '{calls[0]}'" in ours.report.fallback_reason
+    assert_same_bits(training.stock, ours.trained)
 
 
 def test_the_same_training_is_rewritten_where_nothing_spoils_it(training):

@@ -78,6 +78,7 @@ LOOP = pytest.param(loop_and_data, marks=zoo.needs_keras_3)
 
 @pytest.mark.parametrize("make", [encoder_and_data, numpy_function_and_data, LOOP])
 def test_copies_give_the_bits_of_keras_own_steps(make):
+    """Nothing is rewritten, there is no request: what is asked is whether a copied step is Keras' step."""
     model, x, y = compiled(make())
     if zoo.KERAS_3:
         zoo.make_variables(model, x, y)

@@ -17,6 +17,7 @@ import tf_ooo
 from grappler_passes.compat import releases
 from grappler_passes.plugin import loader
 from tests import forked, processes, zoo
+from tests.same_bits import assert_ordered
 from tests.zoo import keras, needs_keras_3
 from tf_ooo.compat import versions
 from tf_ooo.hosts.ranks.single_engine import SingleEngine
@@ -209,6 +210,7 @@ def test_tf_keras_model_without_the_environment_variable():
 
     callback = tf_ooo.OOOBackprop(schedule="fast_forward", profile_steps=1, strict=True)
     assert_equal(fit([callback]), fit([]))
+    assert_ordered(callback.report)
     assert callback.report.ops["dW"] == 6  # two in each layer, and the dO that only the first layer needs
     assert "tf_keras" in callback.report.environment
 

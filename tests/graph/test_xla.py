@@ -12,6 +12,7 @@ from keras import layers
 from xla_steps import ASKED, TOLERANCE, assert_near, plain_step, small, step_of, uncompilable
 
 import tf_ooo
+from grappler_passes.passes.edit import tensor
 from tests import zoo
 from tf_ooo.compat import nests, xla_flags, xla_functions
 from tf_ooo.costs.gains import GainTable
@@ -156,10 +157,27 @@ class TestSideUpdates:
         assert step.session.failure() is None
         (compiled,) = step._made.values()
         assert compiled.made.calls
+        functions = [f for f in compiled.made.graph_def.library.function if "ooo_dW" in f.signature.name]
+        assert len(functions) == len(compiled.made.calls)
+        ops = [node.op for function in functions for node in function.node_def if node.op != "Const"]
+        assert compiled.made.moved_ops == len(ops)
         for call in compiled.made.calls:
             (result,) = call.region.outputs
             assert (len(call.region.own) > 1) == bool(rides)
             assert rides in result[0] or rides in result[0].lower()
+
+
+def assert_held_back(calls, nodes):
+    """The first input of a call that waits passes a barrier together with what the call waits for."""
+    held = [call for call in calls if call.waits_for]
+    assert held
+    assert {name for name in nodes if name.endswith("_after")} == {f"{call.name}_after" for call in held}
+    for call in held:
+        barrier = nodes[f"{call.name}_after"]
+        assert barrier.op == "XlaOptimizationBarrier"
+        assert nodes[call.name].input[0] == barrier.name
+        through = [nodes[text].input[0] if "ooo_stored" in text else text for text in barrier.input]
+        assert through == [tensor(*port) for port in (call.region.inputs[0], *call.waits_for)]
 
 
 TOGETHER = {"steps_per_execution": 2}
@@ -191,6 +209,7 @@ class TestSeveralSteps:
         assert "ooo_dW_s1_3_0" in nodes["ooo_join_1"].input
         (waits,) = [call.waits_for for call in compiled.made.calls if call.delayed]
         assert waits, "it runs beside the forward pass, not beside this step's backward pass"
+        assert_held_back(compiled.made.calls, nodes)
 
 
 class TestHlo:

@@ -93,6 +93,7 @@ class TestFailures:
         left_out = [note for note in step.report.notes if note.startswith(f"{DELAYED}: left out:")]
         assert left_out
         assert left_out[0].endswith("no such plan")
+        assert step.report.moved_ops > 0, "of the way that was compared"
         assert_near(model.get_weights(), stock_weights(6))
 
     def test_xla_s_own_concurrency_is_compared_where_nothing_can_be_moved(self, only):
@@ -125,6 +126,7 @@ class TestFailures:
         assert step._step.choice == STOCK
         assert "nobody_knows" in step.report.fallback_reason
         assert step.report.measured_step_s is None
+        assert step.report.fell_back, "what was moved is in no graph that runs"
         assert_near(model.get_weights(), stock_weights(6))
         with pytest.raises(BackendError, match="nobody_knows"):
             trained(6, strict=True)
@@ -185,6 +187,7 @@ class TestKept:
         assert times.done
         for runs in times._all._runs.values():
             assert runs.keys() == {STOCK, REWRITTEN}
+        assert step.report.moved_ops > 0
         assert_near(model.get_weights(), stock_weights(10, (6, 2)))
 
 
@@ -205,6 +208,7 @@ class TestMemoryLimit:
         step, model = trained(4, sizes=(6, 4), memory_limit_bytes=10**6)
         assert step._step.choice == step.report.way == RECOMPUTED
         assert "the stock order's predicted peak" in step.report.kept_because
+        assert step.report.moved_ops > 0
         assert_near(model.get_weights(), stock_weights(4, (6, 4)))
 
     def test_stock_with_concurrency_may_be_the_one(self, monkeypatch, only):
@@ -234,6 +238,7 @@ class TestMemoryLimit:
         only(REWRITTEN, RECOMPUTED, **{REWRITTEN: failing(ValueError("no such plan"))})
         step, model = trained(3, sizes=(6, 4, 5), memory_limit_bytes=10**8)
         assert f"{REWRITTEN}: left out: ValueError: no such plan" in step.report.notes
+        assert step.report.moved_ops > 0, f"by {RECOMPUTED}"
         assert_near(model.get_weights(), stock_weights(3, (6, 4, 5)))
 
 
@@ -254,6 +259,7 @@ def test_fit_compares_batches_of_one_size(only):
         zoo.make_variables(model, x, y)
         model.fit(x, y, batch_size=4, epochs=6, shuffle=False, verbose=0, callbacks=callbacks)
         weights.append(model.get_weights())
+    assert callbacks[0].report.moved_ops > 0
     assert_near(*weights)
     runs = callbacks[0]._life.mode.controller.comparison.times._all._runs
     assert sorted(samples for _, samples in runs) == [2.0, 4.0]

@@ -15,6 +15,7 @@ _CLASSIFY = _tests(GRAPH, "classify_parts classify_rules")
 TESTS: dict[str, list[str]] = {
     "tf_ooo/planning/model/relation.py": _SCHEDULES,
     "tf_ooo/planning/simulation/validate.py": [*_tests(UNIT, "validate_errors"), *_SCHEDULES],
+    "tf_ooo/planning/simulation/completeness.py": [*_tests(UNIT, "validate_errors"), *_SCHEDULES],
     "tf_ooo/planning/simulation/simulator.py": [*_tests(UNIT, "simulator_parts"), *_SCHEDULES],
     "tf_ooo/planning/model/memory.py": [*_tests(UNIT, "memory_curves"), *_SCHEDULES],
     "tf_ooo/rewriting/lowering.py": [
@@ -31,7 +32,7 @@ TESTS: dict[str, list[str]] = {
     ],
     "tf_ooo/tracing/micro_batches.py": _tests(UNIT, "micro_batch_weights pipeline_parts"),
     "tf_ooo/tracing/collecting.py": _tests(UNIT, "micro_batch_weights"),
-    "tf_ooo/modes/layerpipe/delays.py": _tests(UNIT, "layerpipe_delays frozen_values"),
+    "tf_ooo/modes/layerpipe/delays.py": _tests(UNIT, "layerpipe_registers frozen_values"),
     "grappler_passes/passes/order.py": [*_tests(GRAPH, "order_edges"), *_tests(UNIT, "frozen_values")],
     "grappler_passes/passes/verify.py": [
         *_tests(GRAPH, "verify_rules verify"),

@@ -11,7 +11,9 @@ import pytest
 
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import MemoryLimitError
-from tf_ooo.planning.choosing.candidates import best, candidates, step_s
+from tf_ooo.planning.choosing.on_paper import candidates
+from tf_ooo.planning.choosing.plan import choose
+from tf_ooo.planning.choosing.trial import step_s
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.policies import POLICIES
 from tf_ooo.planning.simulation.simulator import simulate
@@ -41,7 +43,7 @@ def test_eight_devices_take_seconds(microbatches):
     profile = cProfile.Profile()
     found = profile.runcall(candidates, problem)
     assert pstats.Stats(profile).total_calls < 6e6
-    assert best(found, problem).predicted_step_s == found[0].step_s
+    assert choose(found).schedule.predicted_step_s == found[0].step_s
     left_out = {c.name for c in found if c.reason}
     assert left_out == (SLOW if microbatches > 32 else set())
     tasks = f"{3 * 8 * microbatches:,}"
@@ -59,9 +61,10 @@ def test_what_takes_long_is_tried_where_nothing_else_fits(monkeypatch):
     found = candidates(problem)
     assert not any("not tried" in c.reason for c in found)
     with pytest.raises(MemoryLimitError) as raised:
-        best(found, problem)
+        choose(found)
     smallest = raised.value.smallest_bytes
-    assert smallest == min(c.needs_bytes for c in found if c.needs_bytes) == 2
+    errors = [c.error for c in found if isinstance(c.error, MemoryLimitError)]
+    assert smallest == min(error.smallest_bytes for error in errors) == 2
 
 
 def test_steps_without_a_barrier_count():
@@ -78,7 +81,7 @@ def test_steps_without_a_barrier_count():
 def test_above_the_size_that_is_repeated_it_is_the_longest_span(monkeypatch):
     layers = [LayerCosts(2, 2, 2)] * 4
     timeline = simulate(plan(layers=layers, schedule="zb_h2", devices=4, microbatches=12), layers)
-    monkeypatch.setattr("tf_ooo.planning.choosing.candidates._TASKS_TO_REPEAT", 1)
+    monkeypatch.setattr("tf_ooo.planning.choosing.trial._TASKS_TO_REPEAT", 1)
     assert step_s(timeline) == 12 * 6
     two = plan(layers=layers, schedule="multi_stream", mode="single_device")
     assert step_s(simulate(two, layers)) == simulate(two, layers).makespan_s

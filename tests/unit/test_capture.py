@@ -6,10 +6,10 @@ import pytest
 
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import OptionsError
+from tf_ooo.planning.building import joint
 from tf_ooo.planning.building.capture import Capture
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Task
-from tf_ooo.planning.policies import multi_stream
 from tf_ooo.rewriting.plan import plan
 
 # Main stream: dO:3 (4 kernels), dO:2 (4), dO:1 (3), dO:0 (6); then F:0 to F:3, two each.
@@ -77,7 +77,7 @@ def test_launches_are_part_of_the_step():
     problem = Problem(tuple(LAYERS), options={"capture": Capture(KERNELS, 0.25)})
     free = Problem(tuple(LAYERS))
     placement = {3: dO(2)}
-    assert multi_stream.step_s(problem, placement) == multi_stream.step_s(free, placement) + 5 * 0.25
+    assert joint.step_s(problem, placement) == joint.step_s(free, placement) + 5 * 0.25
 
 
 @pytest.mark.parametrize("policy", ["multi_stream", "search"])
@@ -95,21 +95,21 @@ def test_a_gain_moves_to_where_less_is_lost():
     """dW:3 gains a little more beside dO:2; starting there leaves four kernels out of the graphs."""
     gains = {("dO:2", 3): 1.1, ("dO:0", 3): 1.0}
     problem = Problem(tuple(LAYERS), options={"gains": gains})
-    assert multi_stream.fill(problem)[3] == dO(2)
+    assert joint.fill(problem)[3] == dO(2)
     problem = Problem(tuple(LAYERS), options={"gains": gains, "capture": Capture(KERNELS, 0.1)})
-    assert multi_stream.fill(problem)[3] == dO(0)
+    assert joint.fill(problem)[3] == dO(0)
 
 
 def test_measured_gains_of_a_long_dw_add_up_over_regions():
     """dW:3 takes 6 s, three regions of 2 s; each saves what was measured there."""
     layers = [*LAYERS[:3], LayerCosts(2, 2, 6)]
     gains = {("dO:2", 3): 1.0, ("dO:1", 3): 1.0, ("dO:0", 3): 1.0, ("F:0", 3): 2.5}
-    assert multi_stream.fill(Problem(tuple(layers), options={"gains": gains}))[3] == dO(1)
+    assert joint.fill(Problem(tuple(layers), options={"gains": gains}))[3] == dO(1)
     # dO:1, dO:0 and F:0: 1 + 1 + 2.5, more than 3 from dO:2 and 2.5 + nothing from F:0.
 
 
 def test_calculated_gains_are_those_of_occupancy():
-    found = multi_stream.calculated_gains(Problem(tuple(LAYERS)))
+    found = joint.calculated_gains(Problem(tuple(LAYERS)))
     assert found["dO:2", 3] == pytest.approx(2.0)  # halves side by side: all of it
     assert ("dO:3", 3) not in found
     assert all(layer for _, layer in found)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from types import SimpleNamespace
 
 import pytest
 
+from tf_ooo.compat import nests
+from tf_ooo.costs.layer_costs import LayerCosts
+from tf_ooo.costs.profile import OpProfile
+from tf_ooo.costs.table import CostTable
+from tf_ooo.fit import controller, prediction
 from tf_ooo.fit.controller import StepController
 from tf_ooo.fit.reporting import fall_back
 from tf_ooo.fit.step_times import REWRITTEN, STOCK, Comparison, StepTimes
@@ -18,6 +25,12 @@ class Session:
     """Of a rewrite that worked."""
 
     failures, result = Failures(), None
+
+    def tracing(self):
+        return contextlib.nullcontext()
+
+    def failure(self):
+        return None
 
 
 def decide(stock_s, rewritten_s, schedule="auto"):
@@ -87,3 +100,65 @@ def test_a_step_that_traced_is_no_sample():
     found = Comparison.of(times.seconds)
     assert (found.stock_s, found.rewritten_s) == (1.0, 2.0)
     assert times.progress == "2 of 2 steps timed"
+
+
+class Device:
+    """Has done at once what it is asked for, and is done with it when somebody has waited; tells the time."""
+
+    def __init__(self, monkeypatch):
+        self.now_s, self.busy_s, self.ran = 0.0, {}, []
+        clock = SimpleNamespace(perf_counter=lambda: self.now_s)
+        monkeypatch.setattr(controller, "time", clock)
+        monkeypatch.setattr(nests, "synchronize", self.wait_for)
+
+    def step(self, name, *seconds):
+        """A step whose calls take so long, the last of them also all further ones."""
+        left = list(seconds)
+
+        def step():
+            self.ran.append(name)
+            outputs = f"{name} {len(self.ran)}"
+            self.busy_s[outputs] = left.pop(0) if len(left) > 1 else left[0]
+            return outputs
+
+        return step
+
+    def wait_for(self, outputs):
+        self.now_s += self.busy_s.pop(outputs)
+
+
+def test_the_clock_is_read_when_the_outputs_are_there(monkeypatch):
+    """A step returns before its device has computed it.  Warming up, here 9 s and 7 s, is no sample."""
+    device, report = Device(monkeypatch), Report()
+    steps = device.step("stock", 9.0, 3.0, 2.0), device.step("ours", 7.0, 1.0)
+    step = StepController(*steps, Session(), Options(profile_steps=2), report)
+    while step.profiling:
+        step()
+    assert device.ran == ["stock", "ours"] * 3
+    assert not device.busy_s
+    assert (report.stock_step_s, report.measured_step_s) == (2.5, 1.0)
+    assert step.choice == REWRITTEN
+
+
+def test_the_first_rewritten_step_is_overhead(monkeypatch):
+    """It traces and plans.  The stock step would have been traced anyway."""
+    device, report = Device(monkeypatch), Report()
+    steps = device.step("stock", 9.0, 2.0), device.step("ours", 7.0, 1.0)
+    step = StepController(*steps, Session(), Options(profile_steps=1), report)
+    while step.profiling:
+        step()
+    assert report.profiling_overhead_s == 7.0
+
+
+def test_the_profiler_is_overhead_too(monkeypatch):
+    profile = OpProfile({"a": 1.0}, {"a": "MatMul"}, 1, 5.0, overhead_s=0.25)
+    profiler = SimpleNamespace(profile=profile, run_anyway=lambda step, failed: step())
+    monkeypatch.setattr(prediction, "StepProfiler", lambda steps: profiler)
+    costs = CostTable(
+        [LayerCosts(1.0, 0.0, 2.0)], op_seconds={"a": 1.0, "b": 2.0}, notes=("b is calculated",)
+    )
+    monkeypatch.setattr(prediction, "measured_costs", lambda *arguments: costs)
+    report = Report(profiling_overhead_s=7.0)
+    assert prediction.StepPrediction(report).run(lambda: "outputs", object()) == "outputs"
+    assert (report.profiling_overhead_s, report.predicted_step_s) == (7.25, 3.0)
+    assert report.notes == ["b is calculated"]

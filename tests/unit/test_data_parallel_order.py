@@ -124,14 +124,16 @@ def test_each_step_is_put_in_the_order(some_steps):
         assert texts(result.schedule) == {(0, 0): plan[0].replace("dO:0 ", ""), (0, 1): plan[1]}
 
 
-def test_what_moved_are_the_ops_of_tasks_that_wait(some_steps):
-    """All ops of a task of which one waits, in each step."""
-    result = order_steps(some_steps, lambda graph: schedule(*EARLY_FIRST))
+@pytest.mark.parametrize(("plan", "of_a_step"), [(EARLY_FIRST, 1), (LATE_FIRST, 3)])
+def test_what_moved_are_the_ops_of_tasks_that_wait(some_steps, plan, of_a_step):
+    """All ops of a task of which one waits, in each step: the second layer's dW is one, the first's three."""
+    result = order_steps(some_steps, lambda graph: schedule(*plan))
     waiting = {after for _, after in added(some_steps, result.graph_def)}
     tasks = task_ops(result.training_graph).ops.values()
     moved = [names for names in tasks if waiting & set(names)]
     assert 0 < len(moved) < len(tasks)
-    assert result.moved_ops == STEPS * sum(map(len, moved))
+    assert sum(map(len, moved)) == of_a_step
+    assert result.moved_ops == STEPS * of_a_step
     assert result.notes == ()
     assert result.mixed == {}
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import sys
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -16,7 +19,10 @@ import tensorflow as tf
 from keras_callbacks import OOOBackprop
 from tests import zoo
 from tf_ooo.errors import BackendError, OptionsError
+from tf_ooo.hosts.ranks.adasum import check_ranks
+from tf_ooo.hosts.ranks.collective_engine import CollectiveEngine
 from tf_ooo.hosts.ranks.engine import Engine, choose_engine, mpi_size, resolved_name
+from tf_ooo.hosts.ranks.horovod_engine import HorovodEngine
 from tf_ooo.hosts.ranks.single_engine import SingleEngine
 from tf_ooo.modes.data_parallel import agreement, shard
 from tf_ooo.modes.data_parallel.lockstep import Lockstep
@@ -152,6 +158,69 @@ def test_apply_is_put_back_after_an_error():
     with pytest.raises(KeyError), averaging.active([optimizer]):
         {}["missing"]
     assert vars(optimizer) == before
+
+
+class Scales(SingleEngine):
+    """Notes what is reduced, and gives it times 10."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reduced: list[tuple[str, str]] = []
+
+    def allreduce(self, gradients: Any, op: str, compression: str) -> list[Any]:
+        self.reduced += [(op, name.removesuffix("_0")) for name, _ in gradients]
+        return [10.0 * gradient for _, gradient in gradients]
+
+
+@pytest.mark.parametrize("op", ["Sum", "Adasum"])
+def test_a_value_that_takes_the_place_of_a_variable_is_averaged_whatever_the_op_is(op: str) -> None:
+    """Keras' scales of float8 training: their "gradient" is their next value."""
+    variables = [tf.Variable(float(number), name=name) for number, name in enumerate("abc")]
+    variables[1].overwrite_with_gradient = True
+    engine = Scales()
+    averaged = Averaging(engine, op, "none").average([tf.constant(float(n)) for n in (1, 2, 3)], variables)
+    assert [float(value) for value in averaged] == [10.0, 20.0, 30.0]
+    assert engine.reduced == [(op, "tf_ooo_0_a"), (op, "tf_ooo_2_c"), ("Average", "tf_ooo_1_b")]
+
+
+def _of_size(kind: Any, size: int) -> Any:
+    """An engine that has joined nobody."""
+    engine = kind.__new__(kind)
+    engine.rank, engine.size = 0, size
+    return engine
+
+
+@pytest.mark.parametrize("size", [3, 5, 6, 7, 12])
+def test_adasum_is_of_pairs_of_ranks(size: int) -> None:
+    """Refused before anything is sent."""
+    for kind in (HorovodEngine, CollectiveEngine):
+        with pytest.raises(BackendError, match=f"op='Adasum' needs 2, 4, 8, ... ranks, not {size}"):
+            _of_size(kind, size).allreduce([("a", tf.constant([1.0]))], "Adasum", "none")
+
+
+def test_adasum_takes_powers_of_two() -> None:
+    for size in (1, 2, 4, 8, 64):
+        check_ranks(size)
+
+
+@pytest.mark.parametrize(("of_user", "expected"), [(None, "16384"), ("77", "77")])
+def test_horovod_remembers_the_names_of_several_steps(monkeypatch, of_user, expected) -> None:
+    """It reads how many when it is initialized; what the user has set stays."""
+    monkeypatch.setenv("HOROVOD_CACHE_CAPACITY", "unset at the end")
+    monkeypatch.delenv("HOROVOD_CACHE_CAPACITY")
+    if of_user is not None:
+        monkeypatch.setenv("HOROVOD_CACHE_CAPACITY", of_user)
+    at_init: list[str | None] = []
+    module = SimpleNamespace(
+        is_initialized=lambda: False,
+        init=lambda: at_init.append(os.environ.get("HOROVOD_CACHE_CAPACITY")),
+        **{name: lambda: 1 for name in ("size", "local_rank")},
+        rank=lambda: 0,
+    )
+    monkeypatch.setitem(sys.modules, "horovod", SimpleNamespace(tensorflow=module))
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", module)
+    assert HorovodEngine().size == 1
+    assert at_init == [expected]
 
 
 def test_broadcast_keeps_shapes_and_types():

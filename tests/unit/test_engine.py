@@ -7,8 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_ooo.planning.simulation.engine import LaneKind, Work, run, run_paths, run_waves
+from tf_ooo.planning.simulation.engine import run
 from tf_ooo.planning.simulation.engine_events import run_events
+from tf_ooo.planning.simulation.engine_paths import run_paths
+from tf_ooo.planning.simulation.engine_waves import run_waves
+from tf_ooo.planning.simulation.work import LaneKind, Work
 
 
 def clock(work):

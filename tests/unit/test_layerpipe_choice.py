@@ -3,7 +3,7 @@
 import pytest
 
 import tf_ooo
-from tf_ooo.modes.layerpipe.choice import LEAST_GAIN, schedule_for
+from tf_ooo.modes.layerpipe.choice import LEAST_GAIN, make_plan
 from tf_ooo.planning.simulation.simulator import simulate
 
 
@@ -18,37 +18,38 @@ def step_s(schedule, layers):
 
 def test_layers_that_no_cut_shares_evenly_are_divided():
     layers = costs(1.0, 1.0, 1.0)
-    schedule, note = schedule_for("auto", layers, tf_ooo.Link(), 2, 8)
-    assert (schedule.policy, note) == ("layerpipe", "")
-    whole, _ = schedule_for("pipedream", layers, tf_ooo.Link(), 2, 8)
-    assert step_s(whole, layers) / step_s(schedule, layers) == pytest.approx(4 / 3, rel=0.02)
+    plan = make_plan("auto", layers, tf_ooo.Link(), 2, 8)
+    assert (plan.schedule.policy, plan.why) == ("layerpipe", "")
+    whole = make_plan("pipedream", layers, tf_ooo.Link(), 2, 8).schedule
+    assert step_s(whole, layers) / step_s(plan.schedule, layers) == pytest.approx(4 / 3, rel=0.02)
 
 
 def test_layers_are_left_whole_where_that_costs_little():
     layers = costs(1.0, 1.0, 1.0, 1.1)
-    schedule, note = schedule_for("auto", layers, tf_ooo.Link(), 2, 8)
-    assert schedule.policy == "pipedream"
-    assert f"from {LEAST_GAIN}x" in note
-    assert "gain 1.02x" in note
+    plan = make_plan("auto", layers, tf_ooo.Link(), 2, 8)
+    assert plan.schedule.policy == "pipedream"
+    assert f"from {LEAST_GAIN}x" in plan.why
+    assert "gain 1.02x" in plan.why
+    assert {candidate.name for candidate in plan.candidates} == {"pipedream", "layerpipe"}
 
 
 def test_more_devices_than_layers():
-    schedule, note = schedule_for("auto", costs(1.0, 1.0), tf_ooo.Link(), 4, 8)
-    assert (schedule.policy, note) == ("layerpipe", "")
+    plan = make_plan("auto", costs(1.0, 1.0), tf_ooo.Link(), 4, 8)
+    assert (plan.schedule.policy, plan.why) == ("layerpipe", "")
     with pytest.raises(tf_ooo.OptionsError, match="more than the tasks"):
-        schedule_for("auto", costs(1.0, 1.0), tf_ooo.Link(), 9, 8)
+        make_plan("auto", costs(1.0, 1.0), tf_ooo.Link(), 9, 8)
 
 
 def test_a_named_schedule_is_made_as_asked():
-    schedule, note = schedule_for("layerpipe", costs(1.0, 1.0, 1.0, 1.1), tf_ooo.Link(), 2, 8)
-    assert (schedule.policy, note) == ("layerpipe", "")
+    plan = make_plan("layerpipe", costs(1.0, 1.0, 1.0, 1.1), tf_ooo.Link(), 2, 8)
+    assert (plan.schedule.policy, plan.why) == ("layerpipe", "")
 
 
 def test_whole_layers_are_planned_as_they_run():
     """Rounds have 2 (P - 1 - s) + 1 batches in flight on stage s, where 1F1B has P - s."""
     layers = [tf_ooo.LayerCosts(1.0, 1.0, 1.0, activation_bytes=100) for _ in range(4)]
     for name in ("pipedream", "pipedream_2bw"):
-        schedule, _ = schedule_for(name, layers, tf_ooo.Link(), 4, 32)
+        schedule = make_plan(name, layers, tf_ooo.Link(), 4, 32).schedule
         assert simulate(schedule, layers).peak_bytes == [700, 500, 300, 100], name
         assert schedule.predicted_peak_bytes == 700, name
         planned = tf_ooo.plan(layers=layers, schedule=name, mode="layerpipe", devices=4, microbatches=32)
@@ -60,8 +61,8 @@ def test_whole_layers_are_planned_as_they_run():
 def test_a_layer_is_divided_as_far_as_it_can_be():
     layers = [tf_ooo.LayerCosts(1.0, 1.0, 1.0), tf_ooo.LayerCosts(1.0, 8.0, 1.0)]
 
-    def made(policy, **more):
-        schedule, _ = schedule_for(policy, layers, tf_ooo.Link(), 2, 8, **more)
+    def made(policy, **options):
+        schedule = make_plan(policy, layers, tf_ooo.Link(), 2, 8, options).schedule
         return schedule.parts, step_s(schedule, layers)
 
     # 13 seconds of work, of which only the dO of 8 seconds lets each processor have half.

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from tf_ooo.costs.layer_costs import LayerCosts
+import pytest
+
+from grappler_passes.graph.training_graph import Layer, TrainingGraph
+from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
-from tf_ooo.modes.layerpipe.reporting import _fill_rows, _ways_bytes
+from tf_ooo.modes.layerpipe.choice import schedule_for
+from tf_ooo.modes.layerpipe.reporting import _fill_rows, _ways_bytes, fill_report
 from tf_ooo.modes.layerpipe.stages import HIGH, Stages
+from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.report.report import Report
+from tf_ooo.report.sections import LayerPipeSection, LayerRow
 
 OF = {("F", 0): 0, ("dO", 0): 0, (HIGH, 0): 1, ("dW", 0): 0, ("F", 1): 1, ("dO", 1): 1, ("dW", 1): 1}
 
@@ -29,8 +35,8 @@ def test_weights_without_an_output_gradient_are_not_kept():
 def test_the_summary_says_where_both_parts_of_an_output_gradient_are():
     report = Report(mode="layerpipe")
     on = {"F_processor": 0, "dO_processor": 0, "dW_processor": 0}
-    report.layers = [{"name": "wide", **on, "dO_high_processor": 1, "delay_steps": 2}]
-    report.layerpipe = {"devices": ["CPU:0", "CPU:1"]}
+    report.layers = [LayerRow(name="wide", **on, dO_high_processor=1, delay_steps=2)]
+    report.layerpipe = LayerPipeSection(devices=["CPU:0", "CPU:1"])
     assert "CPU:0: F wide, dO wide, dW wide" in report.summary()
     assert "CPU:1: dO wide" in report.summary()
 
@@ -43,8 +49,26 @@ def test_two_versions_are_one_way():
 def test_only_divided_output_gradients_are_on_two_processors():
     """Where a part is left out, or is just what a layer's own dW needs, there is no second processor."""
     report = Report(mode="layerpipe")
-    report.layers = [{"name": "wide", "dO_high_processor": 1}, {"name": "last"}]
+    report.layers = [LayerRow(name="wide", dO_high_processor=1), LayerRow(name="last")]
     _fill_rows(report, Stages(2, OF, {}))
     assert [row.get("dO_high_processor") for row in report.layers] == [None, None]
     _fill_rows(report, Stages(2, OF, {0: (0.4, 1)}))
     assert [row.get("dO_high_processor") for row in report.layers] == [1, None]
+
+
+def test_the_report_has_the_plans_seconds():
+    """Steps follow one another as fast as the slower processor is; one processor needs the sum."""
+    layers = [LayerCosts(1.0, 2.0, 3.0, update_s=0.5), LayerCosts(2.0, 1.0, 4.0, update_s=0.25)]
+    schedule, _ = schedule_for("pipedream", layers, Link(), 2, 16)
+    whole = {at: processor for at, processor in OF.items() if at[0] != HIGH}
+    report = Report(mode="layerpipe")
+    graph = TrainingGraph({}, (Layer(0, ("v",)), Layer(1, ("w",))), ())
+    timeline = simulate(schedule, layers)
+    fill_report(
+        report, graph, schedule, timeline, CostTable(layers), Stages(2, whole, {}), ["CPU:0", "CPU:1"]
+    )
+    assert report.layerpipe["serial_step_s"] == 6.5 + 7.25
+    assert report.layerpipe["predicted_step_s"] == pytest.approx(7.25)
+    assert report.predicted_step_s == report.layerpipe["predicted_step_s"]
+    assert [row["delay_steps"] for row in report.layers] == [2, 0]
+    assert report.timeline is timeline

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import MemoryLimitError, OptionsError
+from tf_ooo.planning.building.joint import calculated_gains, fill, step_s
 from tf_ooo.planning.building.regions import MainStream, own, read, schedule, write
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task
-from tf_ooo.planning.policies.multi_stream import calculated_gains, fill, step_s
 from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.planning.simulation.validate import validate
 from tf_ooo.rewriting.plan import plan

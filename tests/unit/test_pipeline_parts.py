@@ -13,7 +13,7 @@ from tf_ooo.errors import MemoryLimitError, OptionsError
 from tf_ooo.modes.by_name import Options
 from tf_ooo.modes.pipeline.partition import Cutter, crossing_bytes, merged, units_of
 from tf_ooo.modes.pipeline.planning import SCHEDULES, Wanted, make_plan
-from tf_ooo.modes.pipeline.reporting import _why
+from tf_ooo.modes.pipeline.reporting import _why, pipeline_rows
 from tf_ooo.tracing.micro_batches import relative_weights, split_rows
 
 
@@ -91,12 +91,30 @@ def test_a_skip_crosses_every_cut_that_it_spans():
 def test_the_report_says_what_a_cut_shares_and_sends():
     layers = (layer(1.0, 2000), layer(1.0, 3000), layer(4.0, 100))
     planned = make_plan(layers, units_of(3, []), Wanted("gpipe", 2, 4))
-    assert planned.bounds == ((0, 1), (2, 2))
+    assert planned.problem.bounds == ((0, 1), (2, 2))
     first, last = (_why(planned, stage, CostTable(layers)) for stage in range(2))
     assert first.startswith(
         "12.00 s of F + dO + dW a micro-batch, an equal share would be 18.00 s; 3.0 kB cross"
     )
     assert last.endswith("l4.0 alone takes 24.00 s, and is not cut further")
+
+
+def test_the_report_has_the_plans_seconds():
+    """GPipe by hand: stage 1's forwards end at 9, its backward passes, 5 each, at 29; stage 0's at 34."""
+    layers = (LayerCosts(1.0, 2.0, 3.0, update_s=0.5), LayerCosts(2.0, 1.0, 4.0, update_s=0.25))
+    costs = CostTable(layers, link=Link(0.0, 1e9))
+    planned = make_plan(layers, units_of(2, []), Wanted("gpipe", 2, 4))
+    rows = pipeline_rows(planned, costs, ["CPU:0", "CPU:1"])
+    assert rows["predicted_step_s"] == 34.5
+    assert rows["serial_step_s"] == 4 * (6.0 + 7.0) + 0.75
+    # Of two devices in 34.5 s all but the seconds of the tasks.
+    assert rows["predicted_bubble_fraction"] == pytest.approx((2 * 34.5 - 52.75) / (2 * 34.5))
+    assert rows["link"] == {"latency_s": 0.0, "bytes_per_s": 1e9, "overhead_s_per_byte": 0.0}
+    assert [row["seconds"] for row in rows["stages"]] == [
+        {"F": 1.0, "dO": 2.0, "dW": 3.0, "U": 0.5},
+        {"F": 2.0, "dO": 1.0, "dW": 4.0, "U": 0.25},
+    ]
+    assert [row["device"] for row in rows["stages"]] == ["CPU:0", "CPU:1"]
 
 
 def test_more_stages_than_layers_say_so():
@@ -111,22 +129,24 @@ def test_every_schedule_has_one_task_of_each_kind(schedule):
     rng = np.random.default_rng(3)
     layers = [layer(float(s), 10) for s in rng.uniform(0.5, 3.0, size=11)]
     planned = make_plan(layers, units_of(11, [(4, 5)]), Wanted(schedule, 3, 4, Link(1e-3, 1e6)))
-    assert planned.bounds[-1][1] == 10
-    assert not any(first == 5 for first, _ in planned.bounds)
-    devices = planned.device_of_stage
+    bounds = planned.problem.bounds
+    assert bounds[-1][1] == 10
+    assert not any(first == 5 for first, _ in bounds)
+    devices = planned.schedule.device_of_stage
     assert set(devices) == {0, 1, 2}
     for kind in ("F", "dO", "dW"):
         found = [(t.stage, t.microbatch) for t in planned.schedule.tasks if t.kind == kind]
-        assert sorted(found) == [(s, m) for s in range(len(planned.bounds)) for m in range(4)]
+        assert sorted(found) == [(s, m) for s in range(len(bounds)) for m in range(4)]
 
 
 def test_auto_takes_the_shortest_step_of_all():
     layers = [layer(s, 10, activation_bytes=5) for s in (1.0, 2.0, 1.5, 0.5, 1.0, 1.2, 0.7)]
     units, link = units_of(7, []), Link(1e-2, 1e4)
     auto = make_plan(layers, units, Wanted("auto", 2, 4, link))
-    each = [make_plan(layers, units, Wanted(name, 2, 4, link)).makespan_s for name in SCHEDULES]
-    assert auto.makespan_s == pytest.approx(min(each))
-    assert {row["schedule"] for row in auto.candidates} >= {"gpipe", "zb_v", "modulo"}
+    each = [make_plan(layers, units, Wanted(name, 2, 4, link)).step_s for name in SCHEDULES]
+    assert auto.step_s == pytest.approx(min(each))
+    assert auto.timeline.makespan_s == auto.step_s == auto.schedule.predicted_step_s
+    assert {candidate.name for candidate in auto.candidates} >= {"gpipe", "zb_v", "modulo"}
 
 
 def test_cuts_for_a_memory_limit():
@@ -134,10 +154,10 @@ def test_cuts_for_a_memory_limit():
     layers = [layer(s, 0, weight_bytes=b) for s, b in ((1.0, 50), (1.0, 50), (1.0, 50), (3.0, 1))]
     units = units_of(4, [])
     free = make_plan(layers, units, Wanted("gpipe", 2, 4))
-    assert free.bounds == ((0, 2), (3, 3))
+    assert free.problem.bounds == ((0, 2), (3, 3))
     assert max(free.timeline.peak_bytes) > 300
     tight = make_plan(layers, units, Wanted("gpipe", 2, 4, memory_limit_bytes=340))
-    assert tight.bounds == ((0, 1), (2, 3))
+    assert tight.problem.bounds == ((0, 1), (2, 3))
     assert max(tight.timeline.peak_bytes) <= 300
 
 

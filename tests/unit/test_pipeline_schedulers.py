@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import MemoryLimitError, OptionsError
 from tf_ooo.planning.building.choice import span_s
-from tf_ooo.planning.choosing.candidates import make, policy_named
+from tf_ooo.planning.choosing.plan import as_asked, policy_named
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.task import Task
@@ -87,7 +87,7 @@ def needs(name):
 @given(data=st.data())
 def test_every_schedule_is_whole_and_runs(name, data):
     problem = data.draw(problems().filter(lambda p: len(p.layers) >= needs(name) * p.devices))
-    schedule = make(policy_named(name), problem)
+    schedule = as_asked(policy_named(name), problem).trial.schedule
     validate(schedule, problem.layers)
     tasks = list(schedule.tasks)
     assert len(tasks) == len(set(tasks))
@@ -180,7 +180,7 @@ def test_interleaved_takes_any_number_of_microbatches():
             for chunks in (1, 2, 3):
                 layers = tuple(LayerCosts(1 + i % 3, 2, 1) for i in range(devices * chunks))
                 problem = Problem(layers, devices, microbatches, options={"chunks": chunks})
-                validate(make(policy_named("interleaved_1f1b"), problem), layers)
+                validate(as_asked(policy_named("interleaved_1f1b"), problem).trial.schedule, layers)
 
 
 def test_modulo_allocates_groups_in_turn():
@@ -232,7 +232,7 @@ def test_modulo_beats_contiguous_stages_with_few_microbatches():
 @given(problems())
 def test_messages_without_time_need_no_nodes(problem):
     """A link so fast that a message adds nothing gives the same floats as one that takes no time."""
-    schedule = make(policy_named("zb_h1"), problem)
+    schedule = as_asked(policy_named("zb_h1"), problem).trial.schedule
     latency_s = problem.link.latency_s
     free, fast = (
         simulate(schedule, problem.layers, Link(latency_s, rate), steps=2) for rate in (np.inf, 1e300)

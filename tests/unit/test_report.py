@@ -4,12 +4,14 @@ import json
 
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.report.page import lane_pictures
-from tf_ooo.report.report import Report, bytes_text, seconds_text
+from tf_ooo.report.report import Report
+from tf_ooo.report.sections import LayerRow
+from tf_ooo.report.texts import bytes_text, seconds_text
 
 
 def make():
     schedule = Schedule("single_device", "in_order", {(0, 0): (Task("dO", 1), Task("dW", 1))})
-    layers = [{"index": 1, "name": "<b>conv</b>", "dW": 2, "U": 3, "comm": 0, "own_dO": True}]
+    layers = [LayerRow(1, "<b>conv</b>", dW=2, U=3, comm=0, own_dO=True)]
     return Report(
         schedule="in_order", planned=schedule, ops={"F": 3, "dW": 2}, layers=layers, stock_step_s=0.012
     )

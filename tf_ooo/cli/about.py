@@ -7,9 +7,8 @@ from pathlib import Path
 
 import click
 
+from tf_ooo.planning.policies import BACKWARD_ORDERS
 from tf_ooo.version import __version__
-
-_POLICIES = ("auto", "in_order", "fast_forward")
 
 
 @click.command()
@@ -52,7 +51,7 @@ def _facts() -> list[tuple[str, str]]:
 @click.option("--out", type=click.Path(path_type=Path), default=Path("out/demo"), show_default=True,
               help="Folder for report.html and trace.json.")  # fmt: skip
 @click.option("--epochs", type=click.IntRange(1), default=3, show_default=True)
-@click.option("--schedule", type=click.Choice(_POLICIES), default="auto", show_default=True)
+@click.option("--schedule", type=click.Choice(["auto", *BACKWARD_ORDERS]), default="auto", show_default=True)
 def demo(out: Path, epochs: int, schedule: str) -> None:
     """Train a conv net on scikit-learn's digits, stock and rewritten, and compare."""
     from tf_ooo.cli.demo import run_demo

@@ -8,13 +8,14 @@ from typing import Any
 import keras
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import tf_ooo
 from tf_ooo.errors import BackendError
 from tf_ooo.fit.reporting import save_timeline
-from tf_ooo.report.report import Report, seconds_text
+from tf_ooo.report.report import Report
+from tf_ooo.report.texts import seconds_text
 
 BATCH, SEED = 64, 7
 
@@ -22,7 +23,7 @@ BATCH, SEED = 64, 7
 class _Ticker(keras.callbacks.Callback):  # type: ignore[misc]
     """Moves a progress bar by one each batch."""
 
-    def __init__(self, progress: Progress, task: Any) -> None:
+    def __init__(self, progress: Progress, task: TaskID) -> None:
         super().__init__()
         self._progress, self._task = progress, task
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,16 @@ from tf_ooo.errors import OOOError, OptionsError, ScheduleError
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies import POLICIES
 
-# Options that only a program can give: functions and maps.
-NO_TEXT = {"progress", "gains", "placement", "capture", "lower_shares"}
 MODEL_SUFFIXES = (".keras", ".h5", ".hdf5")
 
 
 class _Amount(click.ParamType):  # type: ignore[type-arg]
     """A value that one of the library's parsers reads."""
 
-    def __init__(self, name: str, parse: Any) -> None:
+    def __init__(self, name: str, parse: Callable[[str], object]) -> None:
         self.name, self._parse = name, parse
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str):
             return value
         try:
@@ -62,16 +61,16 @@ def load_schedule(path: Path) -> Schedule:
 
 def policy_options(texts: tuple[str, ...]) -> dict[str, Any]:
     """``("group=2",)`` as ``{"group": 2}``; OptionsError names what no policy offers."""
-    found: dict[str, Any] = {}
-    offered = sorted({name for policy in POLICIES.values() for name in policy.options} - NO_TEXT)
+    options: dict[str, Any] = {}
+    offered = sorted({name for policy in POLICIES.values() for name in policy.text_options})
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not value:
             raise OptionsError(f"--option {text!r}: expected NAME=VALUE, for example group=2")
         if name not in offered:
             raise OptionsError(f"--option {name}: no schedule offers it; offered: {', '.join(offered)}")
-        found[name] = _value(value)
-    return found
+        options[name] = _value(value)
+    return options
 
 
 def _value(text: str) -> Any:

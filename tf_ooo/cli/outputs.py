@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,30 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from tf_ooo.planning.choosing.candidates import Candidate, step_s
+from tf_ooo.planning.choosing.plan import Candidate
+from tf_ooo.planning.choosing.trial import step_s
 from tf_ooo.planning.pictures.style import bytes_text, steady_step_s, time_text
 from tf_ooo.planning.simulation.timeline import Timeline
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a command is asked to print and to write; see :func:`picture_options`.
+
+    Attributes:
+        as_json, grid: what to print.
+        html, png, trace, out, costs_out: files for pictures, the schedule and the costs; None: none.
+    """
+
+    as_json: bool
+    grid: bool
+    html: Path | None
+    png: Path | None
+    trace: Path | None
+    out: Path | None = None
+    costs_out: Path | None = None
 
 
 def picture_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -81,13 +101,13 @@ def print_grid(console: Console, timeline: Timeline) -> None:
     console.print(coloured(timeline, console.width))
 
 
-def candidates_table(found: Sequence[Candidate], chosen: str) -> Table:
+def candidates_table(compared: Sequence[Candidate], chosen: str) -> Table:
     """What was compared: the fastest first, with the reason why others cannot be taken."""
     table = Table("schedule", title="Predicted, the fastest first", title_justify="left")
     for column in ("step", "makespan", "bubble", "peak memory"):
         table.add_column(column, justify="right")
     table.add_column("remark")
-    for candidate in found:
+    for candidate in compared:
         mine = candidate.name == chosen
         remark = "chosen" if mine else _readable(candidate.reason)
         table.add_row(candidate.name, *_row(candidate), remark, style="bold" if mine else "")
@@ -99,12 +119,11 @@ def _readable(reason: str) -> str:
 
 
 def _row(candidate: Candidate) -> tuple[str, str, str, str]:
-    timeline = candidate.timeline
-    if timeline is None:
+    trial = candidate.trial
+    if trial is None:
         return "-", "-", "-", "-"
-    peak = bytes_text(max(timeline.peak_bytes, default=0))
-    step, makespan = time_text(candidate.step_s), time_text(candidate.makespan_s)
-    return step, makespan, f"{timeline.bubble_fraction:.1%}", peak
+    step, makespan = time_text(candidate.step_s), time_text(trial.makespan_s)
+    return step, makespan, f"{trial.timeline.bubble_fraction:.1%}", bytes_text(trial.peak_bytes)
 
 
 def timeline_table(timeline: Timeline) -> Table:
@@ -147,13 +166,13 @@ def timeline_facts(timeline: Timeline) -> dict[str, Any]:
 
 def candidate_facts(candidate: Candidate) -> dict[str, Any]:
     """One candidate as JSON types; null where there is no schedule."""
-    timeline = candidate.timeline
-    known = timeline is not None and math.isfinite(candidate.step_s)
+    trial = candidate.trial
+    known = trial is not None and math.isfinite(candidate.step_s)
     return {
         "schedule": candidate.name,
         "step_s": candidate.step_s if known else None,
-        "makespan_s": candidate.makespan_s if known else None,
-        "bubble_fraction": timeline.bubble_fraction if timeline else None,
-        "peak_bytes": timeline.peak_bytes if timeline else None,
+        "makespan_s": trial.makespan_s if trial and known else None,
+        "bubble_fraction": trial.timeline.bubble_fraction if trial else None,
+        "peak_bytes": trial.timeline.peak_bytes if trial else None,
         "reason": candidate.reason,
     }

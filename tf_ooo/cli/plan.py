@@ -11,6 +11,7 @@ from rich.console import Console
 
 from tf_ooo.cli.inputs import BYTES, LINK, is_model, load_table, policy_options
 from tf_ooo.cli.outputs import (
+    Outputs,
     candidate_facts,
     candidates_table,
     picture_options,
@@ -26,15 +27,13 @@ from tf_ooo.costs.gains import GainTable
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OptionsError
-from tf_ooo.planning.choosing.candidates import Candidate, best, candidates, policy_named
-from tf_ooo.planning.choosing.plan import check_problem
-from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.choosing.on_paper import candidates, check_problem, policies_of, usual_mode
+from tf_ooo.planning.choosing.plan import Candidate, Plan, as_asked, choose, policy_named
 from tf_ooo.planning.policies import POLICIES, Problem
-from tf_ooo.planning.simulation.simulator import simulate
-from tf_ooo.rewriting.plan import plan as plan_schedule
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
-_MODES = ("single_device", "data_parallel", "pipeline", "layerpipe")
+_MODES = tuple(dict.fromkeys(mode for policy in POLICIES.values() for mode in policy.modes))
+_WITH_GAINS = " and ".join(policy.name for policy in POLICIES.values() if "gains" in policy.options)
 _SEVERAL_STEPS = 3
 
 
@@ -66,7 +65,7 @@ _SEVERAL_STEPS = 3
 @click.option(
     "--gains",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Measured gains of dW beside the main stream (JSON), for multi_stream and search.",
+    help=f"Measured gains of dW beside the main stream (JSON), for {_WITH_GAINS}.",
 )
 @click.option(
     "--batch",
@@ -86,7 +85,7 @@ _SEVERAL_STEPS = 3
 def plan(
     source: Path, devices: int, microbatches: int, link: Link | None, memory: int | None, schedule: str,
     mode: str | None, options: tuple[str, ...], gains: Path | None, batch: int, device: str | None,
-    measure: bool, **wanted: Any,
+    measure: bool, **outputs: Any,
 ) -> None:  # fmt: skip
     """Compare schedules for the COSTS of layers (JSON), or for a saved Keras MODEL."""
     table = _table(source, link, batch, device, measure)
@@ -95,15 +94,16 @@ def plan(
         given["gains"] = dict(GainTable.load(gains).saved_s)
     problem = Problem(table.layers, devices, microbatches, table.link, memory, given)
     check_problem(problem)
-    found = _compare(problem, schedule, mode)
-    console = Console(soft_wrap=True)
-    chosen: Schedule | None = None
+    compared = _compare(problem, schedule, mode)
+    console, wanted = Console(soft_wrap=True), Outputs(**outputs)
+    chosen = ""
     try:
-        chosen = best(found, problem)
+        plan = choose(compared)
+        chosen = plan.schedule.policy
     finally:
-        if not wanted["as_json"]:
-            console.print(candidates_table(found, chosen.policy if chosen else ""))
-    _show(console, chosen, table, found, wanted)
+        if not wanted.as_json:
+            console.print(candidates_table(compared, chosen))
+    _show(console, plan, table, wanted)
 
 
 def _table(source: Path, link: Link | None, batch: int, device: str | None, measure: bool) -> CostTable:
@@ -118,10 +118,8 @@ def _table(source: Path, link: Link | None, batch: int, device: str | None, meas
 
 
 def _compare(problem: Problem, schedule: str, mode: str | None) -> list[Candidate]:
-    wanted = mode or ("pipeline" if problem.devices > 1 else "single_device")
     auto = schedule == "auto"
-    total = sum(wanted in policy.modes for policy in POLICIES.values()) if auto else 1
-    with Bar(total) as bar:
+    with Bar(len(policies_of(usual_mode(problem, mode))) if auto else 1) as bar:
         if auto or "progress" in policy_named(schedule, mode).options:
             watched = {**problem.options, "progress": bar.search}
             problem = dataclasses.replace(problem, options=watched)
@@ -132,30 +130,28 @@ def _compare(problem: Problem, schedule: str, mode: str | None) -> list[Candidat
 
 
 def _named(problem: Problem, schedule: str, mode: str | None) -> Candidate:
-    made = plan_schedule(
-        layers=problem.layers, schedule=schedule, devices=problem.devices, microbatches=problem.microbatches,
-        link=problem.link, memory_limit_bytes=problem.memory_limit_bytes, mode=mode, **problem.options,
-    )  # fmt: skip
-    return Candidate(made.policy, made, simulate(made, problem.layers, problem.link))
+    """One step of a policy that is asked for."""
+    plan = as_asked(policy_named(schedule, mode), dataclasses.replace(problem, mode=mode))
+    trial = plan.trial.of(steps=1)
+    return Candidate(trial.schedule.policy, problem, trial, trial.step_s)
 
 
-def _show(
-    console: Console, chosen: Schedule, table: CostTable, found: list[Candidate], wanted: dict[str, Any]
-) -> None:
+def _show(console: Console, plan: Plan, table: CostTable, wanted: Outputs) -> None:
     """Pictures and files of the schedule that was chosen."""
+    schedule = plan.schedule
     # An asynchronous schedule's micro-batches are steps, and a pipeline's bubble is that of one step.
-    steps = 1 if chosen.asynchronous or chosen.mode == "pipeline" else _SEVERAL_STEPS
-    timeline = simulate(chosen, table.layers, table.link, steps)
-    files = write_pictures(timeline, wanted["html"], wanted["png"], wanted["trace"])
-    if wanted["out"] is not None:
-        files.append(write_text(wanted["out"], chosen.to_text()))
-    if wanted["costs_out"] is not None:
-        files.append(write_text(wanted["costs_out"], table.to_json()))
-    if wanted["as_json"]:
-        compared = [candidate_facts(candidate) for candidate in found]
+    steps = 1 if schedule.asynchronous or schedule.mode == "pipeline" else _SEVERAL_STEPS
+    timeline = plan.trial.of(steps).timeline
+    files = write_pictures(timeline, wanted.html, wanted.png, wanted.trace)
+    if wanted.out is not None:
+        files.append(write_text(wanted.out, schedule.to_text()))
+    if wanted.costs_out is not None:
+        files.append(write_text(wanted.costs_out, table.to_json()))
+    if wanted.as_json:
+        compared = [candidate_facts(candidate) for candidate in plan.candidates]
         print_json({**timeline_facts(timeline), "candidates": compared, "files": list(map(str, files))})
         return
-    if wanted["grid"]:
+    if wanted.grid:
         print_grid(console, timeline)
     for note in table.notes:
         console.print(f"note: {note}", highlight=False, markup=False)

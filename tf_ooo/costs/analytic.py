@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from grappler_passes.compat import shape_inference
 from grappler_passes.compat.shape_inference import OutputInfo
@@ -19,6 +19,9 @@ from grappler_passes.graph.dependencies import split_input
 from tf_ooo.costs.devices import ELEMENTS_A_PIECE, SPLIT_SUM, TILE, DeviceModel, Work, gemm_pieces
 from tf_ooo.costs.open_sizes import is_closed, with_largest_sizes
 from tf_ooo.errors import CostError
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 # No kernel worth a number: no memory of its own is read or written, or only a few bytes of shape.
 FREE_OPS = frozenset(
@@ -70,7 +73,9 @@ class AnalyticOps:
 
 
 def analytic_ops(
-    graph_def: Any, device: DeviceModel, outputs: Mapping[str, Sequence[OutputInfo]] | None = None
+    graph_def: graph_pb2.GraphDef,
+    device: DeviceModel,
+    outputs: Mapping[str, Sequence[OutputInfo]] | None = None,
 ) -> AnalyticOps:
     """Costs of each node of a flat graph.
 
@@ -95,7 +100,9 @@ def analytic_ops(
     return AnalyticOps(works, seconds, unknown)
 
 
-def op_work(node: Any, inputs: Sequence[OutputInfo | None], outputs: Sequence[OutputInfo]) -> Work:
+def op_work(
+    node: node_def_pb2.NodeDef, inputs: Sequence[OutputInfo | None], outputs: Sequence[OutputInfo]
+) -> Work:
     """What one op does.  CostError, naming it, where that cannot be told.
 
     Args:
@@ -118,14 +125,16 @@ class _UnknownShapeError(Exception):
     """A size that the costs depend on is open."""
 
 
-def _inputs_of(node: Any, outputs: Mapping[str, Sequence[OutputInfo]]) -> list[OutputInfo | None]:
-    found: list[OutputInfo | None] = []
+def _inputs_of(
+    node: node_def_pb2.NodeDef, outputs: Mapping[str, Sequence[OutputInfo]]
+) -> list[OutputInfo | None]:
+    inputs: list[OutputInfo | None] = []
     for text in node.input:
         producer, port = split_input(text)
         if port >= 0:
-            made = outputs.get(producer, ())
-            found.append(made[port] if port < len(made) else None)
-    return found
+            infos = outputs.get(producer, ())
+            inputs.append(infos[port] if port < len(infos) else None)
+    return inputs
 
 
 def _dims(info: OutputInfo | None) -> tuple[int, ...]:
@@ -144,10 +153,12 @@ def _tensor_bytes(infos: Sequence[OutputInfo | None]) -> float:
     return float(sum(_elements(info) * (info.element_bytes if info else 0) for info in numbers))
 
 
-_Rule = Callable[[Any, Sequence["OutputInfo | None"], Sequence[OutputInfo]], Work]
+_Rule = Callable[["node_def_pb2.NodeDef", Sequence["OutputInfo | None"], Sequence[OutputInfo]], Work]
 
 
-def _by_bytes(node: Any, inputs: Sequence[OutputInfo | None], outputs: Sequence[OutputInfo]) -> Work:
+def _by_bytes(
+    node: node_def_pb2.NodeDef, inputs: Sequence[OutputInfo | None], outputs: Sequence[OutputInfo]
+) -> Work:
     """Memory traffic only: inputs read once, outputs written once, variables read and written."""
     kind = base_type(node.op)
     if kind in _REDUCTIONS:  # the axes are a few numbers, of which even the count may be open
@@ -164,7 +175,7 @@ def _by_bytes(node: Any, inputs: Sequence[OutputInfo | None], outputs: Sequence[
     return Work(0.0, moved, max(1.0, moved / element_bytes / ELEMENTS_A_PIECE))
 
 
-def _variable_bytes(node: Any, inputs: Sequence[OutputInfo | None]) -> float:
+def _variable_bytes(node: node_def_pb2.NodeDef, inputs: Sequence[OutputInfo | None]) -> float:
     """What is read and written behind handles: each variable is as large as the value that goes in."""
     handles = sum(info is not None and info.dtype == "resource" for info in inputs)
     values = [info for info in inputs if info is not None and info.is_number]
@@ -174,7 +185,9 @@ def _variable_bytes(node: Any, inputs: Sequence[OutputInfo | None]) -> float:
     return passes * handles * max(_tensor_bytes([info]) for info in values)
 
 
-def _matmul(node: Any, inputs: Sequence[OutputInfo | None], outputs: Sequence[OutputInfo]) -> Work:
+def _matmul(
+    node: node_def_pb2.NodeDef, inputs: Sequence[OutputInfo | None], outputs: Sequence[OutputInfo]
+) -> Work:
     left, out = _dims(inputs[0]), _dims(outputs[0])
     transposed = any(name in node.attr and node.attr[name].b for name in ("transpose_a", "adj_x"))
     summed = left[-2] if transposed else left[-1]
@@ -187,7 +200,9 @@ def _moved(inputs: Sequence[OutputInfo | None], outputs: Sequence[OutputInfo]) -
     return _tensor_bytes(inputs) + _tensor_bytes(outputs[:1])
 
 
-def _conv(node: Any, inputs: Sequence[OutputInfo | None], outputs: Sequence[OutputInfo]) -> Work:
+def _conv(
+    node: node_def_pb2.NodeDef, inputs: Sequence[OutputInfo | None], outputs: Sequence[OutputInfo]
+) -> Work:
     kernel, out = _dims(inputs[1]), _elements(outputs[0])
     summed = math.prod(kernel[:-1])
     pieces = gemm_pieces(out / kernel[-1], kernel[-1], summed)
@@ -195,7 +210,7 @@ def _conv(node: Any, inputs: Sequence[OutputInfo | None], outputs: Sequence[Outp
 
 
 def _conv_input_gradient(
-    node: Any, inputs: Sequence[OutputInfo | None], outputs: Sequence[OutputInfo]
+    node: node_def_pb2.NodeDef, inputs: Sequence[OutputInfo | None], outputs: Sequence[OutputInfo]
 ) -> Work:
     kernel, gradient, out = _dims(inputs[1]), _elements(inputs[2]), _elements(outputs[0])
     summed = math.prod(kernel[:-2]) * kernel[-1]
@@ -204,7 +219,7 @@ def _conv_input_gradient(
 
 
 def _conv_filter_gradient(
-    node: Any, inputs: Sequence[OutputInfo | None], outputs: Sequence[OutputInfo]
+    node: node_def_pb2.NodeDef, inputs: Sequence[OutputInfo | None], outputs: Sequence[OutputInfo]
 ) -> Work:
     kernel, gradient = _dims(outputs[0]), _elements(inputs[2])
     rows = math.prod(kernel[:-1])
@@ -218,7 +233,9 @@ def _conv_filter_gradient(
 def _depthwise(position: int | None, gradient: int | None) -> _Rule:
     """Depthwise convolutions; which input (None: output 0) is the kernel, which the output's side."""
 
-    def rule(node: Any, inputs: Sequence[OutputInfo | None], outputs: Sequence[OutputInfo]) -> Work:
+    def rule(
+        node: node_def_pb2.NodeDef, inputs: Sequence[OutputInfo | None], outputs: Sequence[OutputInfo]
+    ) -> Work:
         kernel = _dims(outputs[0] if position is None else inputs[position])
         out = _elements(outputs[0] if gradient is None else inputs[gradient])
         flop = 2.0 * out * math.prod(kernel[:-2])
@@ -227,7 +244,9 @@ def _depthwise(position: int | None, gradient: int | None) -> _Rule:
     return rule
 
 
-def _einsum(node: Any, inputs: Sequence[OutputInfo | None], outputs: Sequence[OutputInfo]) -> Work:
+def _einsum(
+    node: node_def_pb2.NodeDef, inputs: Sequence[OutputInfo | None], outputs: Sequence[OutputInfo]
+) -> Work:
     """Two for every combination of the indices; an ellipsis is the indices that it stands for."""
     left, _, right = node.attr["equation"].s.decode().replace(" ", "").partition("->")
     sizes: dict[str, int] = {}

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 from tf_ooo.costs.layer_costs import Link
@@ -19,7 +20,9 @@ _WIDTH, _SEGMENT_S = 256, 0.03
 _ROUNDS, _MESSAGE_BYTES = 4, 256 * 1024
 
 
-def busy_latency_s(tf: Any, sender: str, receiver: str, link: Link, product_s: float, repeats: int) -> float:
+def busy_latency_s(
+    tf: ModuleType, sender: str, receiver: str, link: Link, product_s: float, repeats: int
+) -> float:
     """Seconds that a message takes, less those that it occupies the link; not below the idle link's.
 
     The two devices compute in turns, each segment after a message from the other one's, and another one that
@@ -48,7 +51,7 @@ def _hop_s(alone_s: float, sending_s: float) -> float:
     return (sending_s - alone_s * (segments + 1) / segments) / (segments - 1)
 
 
-def _in_turns(tf: Any, sender: str, receiver: str, products: int, size: int) -> Any:
+def _in_turns(tf: ModuleType, sender: str, receiver: str, products: int, size: int) -> Callable[[], Any]:
     with tf.device(sender):
         there = _Device(tf, sender, products, size)
     with tf.device(receiver):
@@ -67,13 +70,14 @@ def _in_turns(tf: Any, sender: str, receiver: str, products: int, size: int) -> 
         with tf.device(sender):
             return tf.add_n([there.last[0, 0], back.last[0, 0]])
 
-    return tf.function(function, autograph=False)
+    turns: Callable[[], Any] = tf.function(function, autograph=False)
+    return turns
 
 
 class _Device:
     """Segments of computation on one device, one after the other."""
 
-    def __init__(self, tf: Any, name: str, products: int, size: int) -> None:
+    def __init__(self, tf: ModuleType, name: str, products: int, size: int) -> None:
         self._tf, self._name, self._products = tf, name, products
         self._matrix = tf.Variable(tf.zeros((_WIDTH, _WIDTH)), trainable=False)
         self._sent = tf.Variable(tf.zeros((max(1, size // 4),)), trainable=False)
@@ -101,7 +105,7 @@ class _Device:
             return [message[0] for message in messages]
 
 
-def _seconds(function: Any) -> float:
+def _seconds(function: Callable[[], Any]) -> float:
     started = time.perf_counter()
     function().numpy()
     return time.perf_counter() - started

@@ -1,16 +1,11 @@
-"""Seconds of communication: latency + bytes / bandwidth, fitted to a measurement of the real link.
-
-Allreduces follow the usual models (Thakur, Rabenseifner, Gropp, "Optimization of Collective
-Communication Operations in MPICH", 2005), without the time of the additions.
-"""
+"""Links fitted to measured messages (latency + bytes / bandwidth), and links and bytes from text."""
 
 from __future__ import annotations
 
 import math
 import re
 import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.errors import CostError
@@ -22,34 +17,6 @@ _PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _BINARY = {"": 1, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _AMOUNT = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z/]*)\s*", re.IGNORECASE)
 _TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-
-
-def point_to_point_s(link: Link, size_bytes: float) -> float:
-    """Seconds of one message on an idle link."""
-    return link.seconds(size_bytes)
-
-
-def ring_allreduce_s(link: Link, size_bytes: float, workers: int) -> float:
-    """Seconds of a ring allreduce: 2 (n - 1) messages one after the other, of 1/n of the bytes each."""
-    _check_workers(workers)
-    return 2 * (workers - 1) * link.seconds(size_bytes / workers)
-
-
-def tree_allreduce_s(link: Link, size_bytes: float, workers: int) -> float:
-    """Seconds of a reduction along a binary tree and a broadcast back: 2 ceil(log2 n) whole messages."""
-    _check_workers(workers)
-    return 2 * math.ceil(math.log2(workers)) * link.seconds(size_bytes)
-
-
-def allreduce_s(link: Link, size_bytes: float, workers: int) -> float:
-    """Seconds of the faster of ring and tree, as libraries choose by size."""
-    both = (ring_allreduce_s, tree_allreduce_s)
-    return min(seconds(link, size_bytes, workers) for seconds in both)
-
-
-def _check_workers(workers: int) -> None:
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise CostError(f"workers must be a whole number from 1, got {workers!r}")
 
 
 def fit_link(samples: Sequence[tuple[float, float]], *, flat_ok: bool = False) -> Link:
@@ -102,36 +69,13 @@ def _sample(index: int, sample: tuple[float, float]) -> tuple[float, float]:
     return size, seconds
 
 
-def measure_link(
-    send: Callable[[int], object], sizes: Sequence[int] = MEASURED_BYTES, repeats: int = 5
-) -> Link:
-    """Times messages and fits a link to them.
-
-    Args:
-        send: sends so many bytes and returns when they are there.  For an allreduce, see
-            :func:`link_of_ring`.
-        sizes: of the messages, bytes; each is sent once before it is timed.
-        repeats: timed messages of each size.
-
-    Raises:
-        CostError: fewer than two sizes.
-    """
-    samples: list[tuple[float, float]] = []
-    for size in sizes:
-        send(size)
-        for _ in range(repeats):
-            started = time.perf_counter()
-            send(size)
-            samples.append((float(size), time.perf_counter() - started))
-    return fit_link(samples, flat_ok=True)
-
-
 def link_of_ring(allreduce: Link, workers: int) -> Link:
-    """The link between neighbours, given :func:`measure_link` of whole ring allreduces of n workers.
+    """The link between neighbours, given one that was fitted to whole ring allreduces of n workers.
 
     A ring of n takes 2 (n - 1) latencies and 2 (n - 1) / n of the bytes' time.
     """
-    _check_workers(workers)
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        raise CostError(f"workers must be a whole number from 1, got {workers!r}")
     if workers == 1:
         raise CostError("one worker communicates with nobody: no link can be told")
     rounds = 2 * (workers - 1)

@@ -134,9 +134,9 @@ def _latest_weights(graph: TrainingGraph, at_least: Mapping[str, int]) -> dict[s
     for name, op in graph.ops.items():
         if op.kind in _FORWARD or name in at_least:
             above = [latest[producer] for producer, _ in op.inputs if producer in latest]
-            found = max([*above, at_least[name]] if name in at_least else above, default=None)
-            if found is not None:
-                latest[name] = found
+            highest = max([*above, at_least[name]] if name in at_least else above, default=None)
+            if highest is not None:
+                latest[name] = highest
     return latest
 
 
@@ -144,13 +144,13 @@ def _raised(
     graph: TrainingGraph, latest: Mapping[str, int], together: Sequence[Collection[str]]
 ) -> dict[str, int]:
     """The layers of groups in which not all ops have the highest; empty: all have."""
-    found: dict[str, int] = {}
+    raised: dict[str, int] = {}
     for names in together:
         forward = [name for name in names if graph.ops[name].kind in _FORWARD]
         highest = max((latest[name] for name in forward if name in latest), default=None)
         if highest is not None and any(latest.get(name) != highest for name in forward):
-            found.update(dict.fromkeys(forward, highest))
-    return found
+            raised.update(dict.fromkeys(forward, highest))
+    return raised
 
 
 def _earliest_reader(graph: TrainingGraph, latest: Mapping[str, int]) -> dict[str, int]:
@@ -228,7 +228,7 @@ def _summand_bytes(graph: TrainingGraph, weight_grads: Iterable[str]) -> float:
     """The parts that a weight's gradient is added up from (one for each time step of an unrolled RNN)."""
     own = set(weight_grads)
     sums = (graph.ops[name] for name in own if graph.ops[name].type in _SUMS)
-    parts = ([producer for producer, _ in one.inputs if producer in own] for one in sums)
+    parts = ([producer for producer, _ in add.inputs if producer in own] for add in sums)
     sizes = (sum(graph.ops[name].output_bytes or 0 for name in some) for some in parts if len(some) > 1)
     return float(max(sizes, default=0))
 
@@ -287,12 +287,12 @@ def _tensors_read(graph: TrainingGraph, op: Op) -> Iterator[str]:
 
 def _layer_inputs(graph: TrainingGraph, forward: Mapping[str, int]) -> list[tuple[int, ...]]:
     """For each layer the lower layers whose tensors its forward ops read; skip connections are in it."""
-    found: list[set[int]] = [set() for _ in graph.layers]
+    inputs: list[set[int]] = [set() for _ in graph.layers]
     for name, reader in forward.items():
         for tensor in _tensors_read(graph, graph.ops[name]):
             if tensor in forward and forward[tensor] < reader:
-                found[reader].add(forward[tensor])
-    return [tuple(sorted(indices)) for indices in found]
+                inputs[reader].add(forward[tensor])
+    return [tuple(sorted(indices)) for indices in inputs]
 
 
 def variable_bytes(graph: TrainingGraph, notes: list[str]) -> list[tuple[float, float]]:

@@ -105,22 +105,22 @@ def _check_s(what: str, seconds: object) -> None:
         raise CostError(f"gains: {what} must be finite seconds from 0, got {seconds!r}")
 
 
-def _rows(content: Any) -> tuple[dict[tuple[str, int], float], frozenset[tuple[str, int]]]:
+def _rows(content: object) -> tuple[dict[tuple[str, int], float], frozenset[tuple[str, int]]]:
     """(seconds by pair, the pairs that are marked as not measured)."""
     if not isinstance(content, dict) or content.get("version") != VERSION:
         raise CostError(f"no table of gains: version must be {VERSION}")
     rows = content.get("gains")
     if not isinstance(rows, list):
         raise CostError("gains: expected a list")
-    found: dict[tuple[str, int], float] = {}
+    saved_s: dict[tuple[str, int], float] = {}
     calculated = set()
     for number, row in enumerate(rows):
         if not isinstance(row, dict) or row.keys() - {"measured"} != _ROW:
             raise CostError(f"gains: entry {number} must have region, layer and saved_s, got {row!r:.80}")
         key = (row["region"], row["layer"])
-        if key in found:
+        if key in saved_s:
             raise CostError(f"gains: {key[0]} beside dW:{key[1]} is there twice")
-        found[key] = row["saved_s"]
+        saved_s[key] = row["saved_s"]
         if not row.get("measured", True):
             calculated.add(key)
-    return found, frozenset(calculated)
+    return saved_s, frozenset(calculated)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grappler_passes.analysis.classify import classify_graph_def, flatten
 from grappler_passes.compat import traced_functions
@@ -25,7 +25,14 @@ from tf_ooo.costs.profile import OpProfile, profile_ops
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OptionsError
 
+if TYPE_CHECKING:
+    import keras
+    from tensorflow.core.framework import graph_pb2
+
 _OPTIMIZER, _LOSS = "adam", "mse"
+# Shape and dtype.
+_Spec = tuple[tuple[int, ...], str]
+_Specs = _Spec | list[_Spec] | dict[str, _Spec]
 
 
 def costs_of_file(path: str | Path, batch: int, device: str, measure: bool = False) -> CostTable:
@@ -47,7 +54,7 @@ def _hint(keras: Any) -> str:
     return "" if versions.is_keras_2(keras) else "; if tf_keras has saved it, set TF_USE_LEGACY_KERAS=1"
 
 
-def costs_of_model(model: Any, batch: int, device: str, measure: bool = False) -> CostTable:
+def costs_of_model(model: keras.Model, batch: int, device: str, measure: bool = False) -> CostTable:
     """Costs of one micro-batch.
 
     Args:
@@ -93,14 +100,14 @@ def _device_text(device: str, profile: OpProfile | None) -> str:
 class _Given:
     """What a step is called with, as (shape, dtype) each."""
 
-    inputs: Any
-    targets: Any
+    inputs: _Specs
+    targets: _Specs
 
 
 class _Step:
     """One training step of a model, traced for a fixed batch size."""
 
-    def __init__(self, model: Any, batch: int) -> None:
+    def __init__(self, model: keras.Model, batch: int) -> None:
         import tensorflow as tf
 
         self.notes: list[str] = []
@@ -121,7 +128,7 @@ class _Step:
                 f"model {model.name!r}: its training step cannot be traced: {reason[-1]}"
             ) from error
 
-    def classified(self, batch: int) -> tuple[Any, TrainingGraph]:
+    def classified(self, batch: int) -> tuple[graph_pb2.GraphDef, TrainingGraph]:
         """The flat graph with dO and dW separated, and its classification."""
         graph_def, fetches = traced_functions.graph_def_of(self._concrete)
         graph_def = flatten(graph_def, fetches)
@@ -139,7 +146,7 @@ class _Step:
         return profile_ops(lambda: self._concrete(*self._data))
 
 
-def _given(model: Any, batch: int) -> _Given:
+def _given(model: keras.Model, batch: int) -> _Given:
     inputs, outputs = getattr(model, "inputs", None), getattr(model, "outputs", None)
     if not inputs or not outputs:
         raise OptionsError(
@@ -148,25 +155,25 @@ def _given(model: Any, batch: int) -> _Given:
     targets = [_target(_loss_of(model, place), tensor, batch) for place, tensor in enumerate(outputs)]
     shapes = [_spec(tensor, batch) for tensor in inputs]
     # A Sequential model has neither input nor output as attributes; its one of each goes in alone.
-    given, made = getattr(model, "input", None), getattr(model, "output", None)
-    return _Given(_like(given, shapes), _like(made, targets))
+    inputs_like, outputs_like = getattr(model, "input", None), getattr(model, "output", None)
+    return _Given(_like(inputs_like, shapes), _like(outputs_like, targets))
 
 
-def _like(structure: Any, values: Sequence[Any]) -> Any:
+def _like(structure: object, values: Sequence[_Spec]) -> _Specs:
     """The values as one alone, a list, or a dictionary, as the model's own inputs are given."""
     if isinstance(structure, dict):
         return dict(zip(structure, values, strict=True))
     return list(values) if isinstance(structure, (list, tuple)) else values[0]
 
 
-def _nested(make: Any, value: Any) -> Any:
+def _nested(make: Callable[[_Spec], Any], value: _Specs) -> Any:
     """Calls ``make`` with each (shape, dtype)."""
     if isinstance(value, dict):
         return {key: make(spec) for key, spec in value.items()}
     return [make(spec) for spec in value] if isinstance(value, list) else make(value)
 
 
-def _spec(tensor: Any, batch: int) -> tuple[tuple[int, ...], str]:
+def _spec(tensor: keras.KerasTensor, batch: int) -> _Spec:
     shape = (batch, *tensor.shape[1:])
     if None in shape:
         raise OptionsError(
@@ -175,7 +182,7 @@ def _spec(tensor: Any, batch: int) -> tuple[tuple[int, ...], str]:
     return shape, nests.dtype_name(tensor)
 
 
-def _loss_of(model: Any, place: int) -> Any:
+def _loss_of(model: keras.Model, place: int) -> Any:
     loss = model.loss
     if isinstance(loss, dict):
         return list(loss.values())[place] if place < len(loss) else None
@@ -184,7 +191,7 @@ def _loss_of(model: Any, place: int) -> Any:
     return loss
 
 
-def _target(loss: Any, output: Any, batch: int) -> tuple[tuple[int, ...], str]:
+def _target(loss: object, output: keras.KerasTensor, batch: int) -> _Spec:
     """Class numbers where the loss is a sparse one, else what the output is."""
     shape, dtype = _spec(output, batch)
     name = loss if isinstance(loss, str) else getattr(loss, "name", None) or getattr(loss, "__name__", "")

@@ -6,11 +6,16 @@ No TensorFlow here.  Seconds and bytes are for ONE micro-batch.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from tf_ooo.errors import CostError
 
-_SECONDS = ("forward_s", "output_grad_s", "weight_grad_s", "update_s")
+# The field of LayerCosts with the seconds of each kind of task.
+SECONDS: Mapping[str, str] = MappingProxyType(
+    {"F": "forward_s", "dO": "output_grad_s", "dW": "weight_grad_s", "U": "update_s"}
+)
 _BYTES = ("activation_bytes", "weight_bytes", "output_bytes", "slot_bytes", "summand_bytes")
 _PER_MICROBATCH = ("forward_s", "output_grad_s", "weight_grad_s", "activation_bytes", "output_bytes")
 
@@ -55,7 +60,7 @@ class LayerCosts:
     summand_bytes: float = 0
 
     def __post_init__(self) -> None:
-        for field in (*_SECONDS, *_BYTES, "weight_grad_bytes"):
+        for field in (*SECONDS.values(), *_BYTES, "weight_grad_bytes"):
             _check_number(self.name, field, getattr(self, field), optional=field == "weight_grad_bytes")
         if self.weight_grad_bytes is not None and self.weight_grad_bytes > self.activation_bytes:
             raise CostError(
@@ -67,6 +72,11 @@ class LayerCosts:
                 raise CostError(f"{_where(self.name)}occupancy must be in (0, 1], got {share!r}")
 
     @property
+    def busy_s(self) -> float:
+        """Seconds of F, dO and dW together: what one micro-batch takes."""
+        return self.forward_s + self.output_grad_s + self.weight_grad_s
+
+    @property
     def kept_bytes(self) -> float:
         """Bytes alive between dO and dW."""
         return self.activation_bytes if self.weight_grad_bytes is None else self.weight_grad_bytes
@@ -75,17 +85,7 @@ class LayerCosts:
         """The costs of ``factor`` times the micro-batch: all but the update and the weights."""
         changed = {name: getattr(self, name) * factor for name in _PER_MICROBATCH}
         kept = None if self.weight_grad_bytes is None else self.weight_grad_bytes * factor
-        return LayerCosts(
-            **changed,
-            update_s=self.update_s,
-            weight_bytes=self.weight_bytes,
-            weight_grad_bytes=kept,
-            inputs=self.inputs,
-            occupancy=self.occupancy,
-            name=self.name,
-            slot_bytes=self.slot_bytes,
-            summand_bytes=self.summand_bytes,
-        )
+        return replace(self, **changed, weight_grad_bytes=kept)
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from grappler_passes.compat.shape_inference import OutputInfo
 from tf_ooo.costs.analytic import FREE_OPS, analytic_ops
 from tf_ooo.costs.devices import DeviceModel
 from tf_ooo.costs.profile import OpProfile
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework import graph_pb2
 
 _NAMED = 5
 
@@ -32,7 +35,7 @@ class OpSeconds:
 
 
 def op_seconds(
-    graph_def: Any,
+    graph_def: graph_pb2.GraphDef,
     device: DeviceModel,
     profile: OpProfile | None = None,
     outputs: Mapping[str, Sequence[OutputInfo]] | None = None,

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.dependencies import split_input
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 _Outputs = Mapping[str, Sequence[OutputInfo]]
 # At most as many rows come out as go in.
@@ -19,30 +22,30 @@ _NEVER_MORE_ROWS = frozenset({"Unique", "UniqueV2", "UnsortedSegmentSum"})
 _RESERVED_PORT = 5
 
 
-def with_largest_sizes(graph_def: Any, outputs: _Outputs) -> dict[str, tuple[OutputInfo, ...]]:
+def with_largest_sizes(graph_def: graph_pb2.GraphDef, outputs: _Outputs) -> dict[str, tuple[OutputInfo, ...]]:
     """``outputs`` with open sizes replaced by the largest they can be, where the inputs tell.
 
     Args:
         graph_def: the flat graph.
         outputs: of all its ops; what depends on an open input of the graph (a batch size) stays open.
     """
-    found = {name: tuple(infos) for name, infos in outputs.items()}
-    open_nodes = [node for node in graph_def.node if not all(map(is_closed, found.get(node.name, ())))]
+    largest = {name: tuple(infos) for name, infos in outputs.items()}
+    open_nodes = [node for node in graph_def.node if not all(map(is_closed, largest.get(node.name, ())))]
     bounded: set[tuple[str, int]] = set()
     changed = True
     while changed:  # nodes come in any order, and there may be loops
         changed = False
         for node in open_nodes:
-            for port, info in list(_closed_now(node, found, bounded)):
-                infos = found[node.name]
-                found[node.name] = (*infos[:port], info, *infos[port + 1 :])
+            for port, info in list(_closed_now(node, largest, bounded)):
+                infos = largest[node.name]
+                largest[node.name] = (*infos[:port], info, *infos[port + 1 :])
                 bounded.add((node.name, port))
                 changed = True
-    return found
+    return largest
 
 
 def _closed_now(
-    node: Any, outputs: _Outputs, bounded: set[tuple[str, int]]
+    node: node_def_pb2.NodeDef, outputs: _Outputs, bounded: set[tuple[str, int]]
 ) -> Iterator[tuple[int, OutputInfo]]:
     """Outputs of the node whose sizes are open, and can be told by now."""
     sources = [split_input(text) for text in node.input]
@@ -54,8 +57,8 @@ def _closed_now(
             continue
         usable = sources[:1] if node.op in _NEVER_MORE_ROWS else [s for s in sources if s in bounded]
         for name, source_port in usable:
-            made = outputs.get(name, ())
-            filled = _filled(info, made[source_port]) if 0 <= source_port < len(made) else None
+            infos = outputs.get(name, ())
+            filled = _filled(info, infos[source_port]) if 0 <= source_port < len(infos) else None
             if filled is not None:
                 yield port, filled
                 break

@@ -36,17 +36,19 @@ def measured_costs(step: Step, profile: OpProfile | None) -> CostTable:
     tasks, forward = _tasks(step)
     factor = 1.0 if profile is None else _between_ops(step, profile)
     in_graph = {name: value * factor for name, value in in_graph.items()}
-    graph = graph_costs(known.graph, in_graph, tasks, forward)
-    notes = (*seconds.notes, *graph.notes)
-    layers = tuple(_with_tied(*of_layer) for of_layer in zip(graph.layers, *tied_bytes(step), strict=True))
+    costs = graph_costs(known.graph, in_graph, tasks, forward)
+    notes = (*seconds.notes, *costs.notes)
+    layers = tuple(map(_with_tied, costs.layers, *tied_bytes(step)))
     return CostTable(layers, source=seconds.source, op_seconds=in_graph, notes=notes)
 
 
 def tied_bytes(step: Step) -> tuple[list[float], list[float], list[float]]:
-    """For each layer: copies of lower layers' weights; others' gradients of its own; its own of others'.
+    """Bytes that weights which several layers share add to each layer, for one micro-batch.
 
-    Of a micro-batch.  The first come for F and stay until dO, the second wait for the layer's own dW, the
-    third are there while the layer's dW runs.
+    Returns:
+        Three lists with a number for each layer: copies of a lower layer's weights, which are sent for F and
+        stay until dO; gradients of the layer's own weights that other layers have computed, which wait for
+        its dW; and the gradients of other layers' weights that its own dW computes, there while it runs.
     """
     known, graph = step.known, step.known.graph
     copies, gradients, made_here = ([0.0] * len(graph.layers) for _ in range(3))
@@ -57,13 +59,13 @@ def tied_bytes(step: Step) -> tuple[list[float], list[float], list[float]]:
         kind, layer = at[name]
         joins = step.general[name] in known.joined
         for producer in {producer for producer, _ in op.inputs if producer in at}:
-            its_kind, its_layer = at[producer]
-            if its_kind != kind or its_layer == layer or (producer, layer) in sent:
+            kind_there, other = at[producer]
+            if kind_there != kind or other == layer or (producer, layer) in sent:
                 continue
             size_bytes = graph.ops[producer].output_bytes or 0
             if kind == "dW" and joins:
                 gradients[layer] += size_bytes
-                made_here[its_layer] += size_bytes
+                made_here[other] += size_bytes
             elif kind == "F" and producer not in of_data:
                 copies[layer] += size_bytes
             sent.add((producer, layer))
@@ -73,7 +75,7 @@ def tied_bytes(step: Step) -> tuple[list[float], list[float], list[float]]:
 def _with_tied(
     layer: LayerCosts, copies_bytes: float, gradients_bytes: float, made_here_bytes: float
 ) -> LayerCosts:
-    """Gradients are counted from F on: rather too much memory than too little."""
+    """The layer with these bytes added; gradients count from F on: rather too much memory than too little."""
     return dataclasses.replace(
         layer,
         activation_bytes=layer.activation_bytes + copies_bytes + gradients_bytes,
@@ -111,10 +113,10 @@ def check_costs(costs: CostTable, names: Sequence[str]) -> None:
 
 
 def _between_ops(step: Step, profile: OpProfile) -> float:
-    """What a step took over what its ops took: the executor's part of it, which each op brings with it.
+    """How many times as long a step took as its ops together: the rest is the executor's time between them.
 
-    The step ran its layers one after the other; where some of its ops still ran side by side this may
-    come out below 1, and counts as 1.
+    The step ran its layers one after the other.  If some of its ops still ran side by side, the ratio may be
+    below 1; then it counts as 1.
     """
     ops_s = sum(value for name, value in profile.seconds.items() if name in step.index.index)
     return min(max(profile.step_s / ops_s, 1.0), _MOST_BETWEEN) if ops_s else 1.0

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import logging
-import statistics
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from grappler_passes.compat import releases
-from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError
 from tf_ooo.fit.step_times import Comparison
-from tf_ooo.planning.model.schedule import Schedule
-from tf_ooo.planning.simulation.timeline import Timeline
-from tf_ooo.report.report import Report, layer_rows_of
+from tf_ooo.report.report import Report
 
 _LOG = logging.getLogger("tf_ooo")
 
@@ -34,29 +29,6 @@ def fall_back(report: Report, reason: str, logged: bool = False) -> None:
     level = logging.INFO if reason.startswith("measured") else logging.WARNING
     if not logged and releases.is_news(reason):
         _LOG.log(level, "keeping the stock step: %s", reason)
-
-
-def fill_distributed_plan(
-    report: Report, graph: Any, schedule: Schedule, timeline: Timeline, costs: CostTable
-) -> None:
-    """What every plan over devices says: the graph's tasks, the schedule, the bytes."""
-    report.ops, report.unclassified = graph.counts(), dict(graph.unclassified)
-    report.mixed = dict(graph.mixed)
-    report.planned, report.schedule, report.timeline = schedule, schedule.policy, timeline
-    report.predicted_peak_bytes = max(timeline.peak_bytes, default=0)
-    report.notes += [note for note in costs.notes if note not in report.notes]
-    report.layers = layer_rows_of(graph)
-    report.kept_because = "distributed as asked"
-
-
-def fill_step_times(report: Report, step_s: Iterable[float]) -> None:
-    """The measured steps."""
-    times = list(step_s)
-    if not times:
-        return
-    report.measured_step_s = statistics.median(times)
-    report.step_noise_s = statistics.median(abs(t - report.measured_step_s) for t in times)
-    (report.layerpipe or report.pipeline)["step_s"] = times
 
 
 def save_timeline(report: Report, folder: Any, prefix: str = "") -> tuple[Path, Path] | None:

@@ -89,6 +89,12 @@ class ModeOptions:
         """A named schedule is applied as asked; only ``"auto"`` may go back to the stock order."""
         return self.schedule == "auto"
 
+    @property
+    def policy_options(self) -> dict[str, Any]:
+        """What the schedule's own options are given as; left out where nothing is given."""
+        names = [item.name for item in fields(self) if item.metadata.get("of_policy")]
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
     def shared(self) -> dict[str, Any]:
         """What all processes of one training must agree on, as JSON types."""
         values = {name: getattr(self, name) for name in self.defaults() if name not in _OF_ONE_PROCESS}

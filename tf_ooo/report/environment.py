@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from keras import Model
 
 
-def environment(model: Any = None) -> str:
+def environment(model: Model | None = None) -> str:
     """Versions and device.  Starts no GPU.
 
     Args:

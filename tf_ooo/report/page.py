@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.pictures.style import COLOURS, TEXT_COLOURS
+from tf_ooo.report.texts import seconds_text
 
 if TYPE_CHECKING:
     from tf_ooo.report.report import Report
@@ -43,14 +44,12 @@ def render(report: Report) -> str:
         steps=step_bars(report),
         most_notes=_MOST_NOTES,
         lanes=lane_pictures(report.planned),
-        layer_names={row["index"]: row["name"] for row in report.layers},
+        layer_names={row.index: row.name for row in report.layers},
     )
 
 
 def step_bars(report: Report) -> list[dict[str, Any]]:
     """One bar for the stock step and one for the rewritten one, as percent of the longer."""
-    from tf_ooo.report.report import seconds_text
-
     times = [("stock", report.stock_step_s), ("rewritten", report.measured_step_s)]
     longest = max((seconds or 0.0 for _, seconds in times), default=0.0)
     return [

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.report.sections import CompiledStep, LayerPipeSection, LayerRow, PipelineSection
+from tf_ooo.report.texts import bytes_text, seconds_text
 
 if TYPE_CHECKING:
     from grappler_passes.graph.training_graph import TrainingGraph
@@ -51,14 +53,12 @@ class Report:
         plan_seconds: from the graph's arrival to the rewritten one.
         profiling_overhead_s: seconds of the first rewritten step, which traces and plans, and of starting
             and reading the profiler.
-        layers: one dict per layer: index, name, number of ops of each kind.
+        layers: one row per layer: index, name, number of ops of each kind, and what the mode adds.
         notes: what was not done as planned, and why; ``plan_notes`` those of them that are of the plan.
         way, compared: jit_compile=True: which of several ways to compile the step is kept, and the medians of
             all, of the best and stock also when they were timed again.
-        compiled: jit_compile=True: ``{step: what XLA made of it}``: launches, how many of them are in CUDA
-            graphs and on side streams, bytes of all buffers.
-        pipeline: what docs/pipeline.md says about a pipeline; empty in other modes.
-        layerpipe: what docs/layerpipe.md says; empty in other modes.
+        compiled: jit_compile=True: what XLA made of each way to compile the step.
+        pipeline, layerpipe: what the mode adds; empty in other modes.
         timeline: pipeline, layerpipe: the planned schedule, simulated with the costs, to draw; else None.
         planned: the schedule that was planned; ``rewritten_graph``: the GraphDef handed to TensorFlow.
     """
@@ -88,14 +88,14 @@ class Report:
     unknown_size_ops: int = 0
     plan_seconds: float | None = None
     profiling_overhead_s: float = 0.0
-    layers: list[dict[str, Any]] = field(default_factory=list)
+    layers: list[LayerRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     plan_notes: list[str] = field(default_factory=list)
     way: str = ""
     compared: str = ""
-    compiled: dict[str, dict[str, Any]] = field(default_factory=dict)
-    pipeline: dict[str, Any] = field(default_factory=dict)
-    layerpipe: dict[str, Any] = field(default_factory=dict)
+    compiled: dict[str, CompiledStep] = field(default_factory=dict)
+    pipeline: PipelineSection = field(default_factory=PipelineSection)
+    layerpipe: LayerPipeSection = field(default_factory=LayerPipeSection)
     timeline: Timeline | None = None
     planned: Schedule | None = None
     rewritten_graph: Any = None
@@ -140,8 +140,8 @@ class Report:
             ("compared", self.compared),
             ("model", self.model),
             *(self._plan_rows() if self.ops else ()),
-            *self._pipeline_rows(),
-            *self._layerpipe_rows(),
+            *self.pipeline.rows(),
+            *self.layerpipe.rows(self.layers),
             ("step, stock", seconds_text(self.stock_step_s)),
             ("step, rewritten", seconds_text(self.measured_step_s)),
             ("step, noise", seconds_text(self.step_noise_s)),
@@ -151,54 +151,11 @@ class Report:
             ),
             ("predicted peak", bytes_text(self.predicted_peak_bytes, self.unknown_size_ops)),
             ("predicted peak, stock", bytes_text(self.stock_predicted_peak_bytes)),
-            *((f"XLA, {step}", found["text"]) for step, found in self.compiled.items()),
+            *((f"XLA, {step}", compiled.text) for step, compiled in self.compiled.items()),
             ("planning", seconds_text(self.plan_seconds)),
             ("run", f"{self.date}  {self.environment}".strip()),
         ]
         return [(what, value) for what, value in rows if value not in ("", "-")]
-
-    def _pipeline_rows(self) -> list[tuple[str, str]]:
-        """Where the stages went."""
-        rows = []
-        for row in self.pipeline.get("stages", ()):
-            layers = row["layers"]
-            shown = layers[0] if len(layers) == 1 else f"{layers[0]} .. {layers[-1]} ({len(layers)} layers)"
-            rows.append((f"stage {row['stage']}", f"{row['device']}: {shown}; {row['why']}"))
-        if rows:
-            bubbles = self.pipeline["predicted_bubble_fraction"]
-            rows.append(("micro-batches", str(self.pipeline["microbatches"])))
-            rows.append(("step, predicted", seconds_text(self.predicted_step_s)))
-            rows.append(("bubbles, predicted", f"{bubbles:.0%}"))
-        return rows
-
-    def _layerpipe_rows(self) -> list[tuple[str, str]]:
-        """Which tasks went where, and how late gradients are."""
-        if not self.layerpipe:
-            return []
-        rows = []
-        for number, device in enumerate(self.layerpipe["devices"]):
-            tasks = [
-                f"{kind.replace('_high', '')} {row['name']}"
-                for row in self.layers
-                for kind in ("F", "dO_high", "dO", "dW")
-                if row.get(f"{kind}_processor") == number
-            ]
-            rows.append((f"processor {number}", f"{device}: {', '.join(tasks)}"))
-        late = max((row.get("delay_steps", 0) for row in self.layers), default=0)
-        every = self.layerpipe.get("update_every", 1)
-        how = (
-            f"up to {late} steps late"
-            if every == 1
-            else f"of {every} batches are one update, one update late"
-        )
-        rows.append(("gradients", f"{how}: this changes the result of training"))
-        sizes = self.layerpipe.get("weight_version_bytes", {})
-        rows.append(("earlier weights", _sizes_text(sizes)))
-        ways = self.layerpipe.get("ways_bytes", {})
-        if ways:
-            rows.append(("with weights=, about", _sizes_text(ways)))
-        rows.append(("step, predicted", seconds_text(self.predicted_step_s)))
-        return rows
 
     def _plan_rows(self) -> list[tuple[str, str]]:
         return [
@@ -221,7 +178,7 @@ class Report:
         """All fields as JSON types; the schedule as text; graph, costs and gains are left out."""
         values = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _LEFT_OUT}
         values["planned"] = None if self.planned is None else self.planned.to_text()
-        copy: dict[str, Any] = json.loads(json.dumps(values))
+        copy: dict[str, Any] = json.loads(json.dumps(values, default=dict))
         return copy
 
     def save_html(self, path: str | os.PathLike[str]) -> Path:
@@ -241,16 +198,16 @@ class Report:
         return _write(path, json.dumps({"traceEvents": trace_events(self.planned), "displayTimeUnit": "ms"}))
 
 
-def layer_rows_of(graph: TrainingGraph) -> list[dict[str, Any]]:
+def layer_rows_of(graph: TrainingGraph) -> list[LayerRow]:
     """One row per layer: index, name, ops of dW, U and communication."""
     return [
-        {
-            "index": layer.index,
-            "name": layer.name,
-            "dW": len(layer.weight_grad_ops),
-            "U": len(layer.update_ops),
-            "comm": len(layer.communication_ops),
-        }
+        LayerRow(
+            layer.index,
+            layer.name,
+            len(layer.weight_grad_ops),
+            len(layer.update_ops),
+            len(layer.communication_ops),
+        )
         for layer in graph.layers
     ]
 
@@ -268,26 +225,6 @@ def trace_events(schedule: Schedule | None) -> list[dict[str, Any]]:
             what = {"name": str(task), "cat": task.kind, "args": {"layer": task.stage}}
             events.append({"ph": "X", "ts": place * 1000, "dur": 1000, **what, **where})
     return events
-
-
-def seconds_text(seconds: float | None) -> str:
-    """``12.34 ms``, ``1.20 s``, or ``-`` for None."""
-    if seconds is None:
-        return "-"
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.2f} ms"
-
-
-def _sizes_text(sizes: dict[str, Any]) -> str:
-    return ", ".join(f"{what} {bytes_text(size)}" for what, size in sizes.items())
-
-
-def bytes_text(count: int | None, unknown: int = 0) -> str:
-    """``12.3 MB``, or ``-`` for None; no number where sizes are not known."""
-    if unknown:
-        return f"not known: {unknown} tensors have open sizes (with batch_size= or memory_limit_bytes= it is)"
-    if count is None:
-        return "-"
-    return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
 
 
 def _write(path: str | os.PathLike[str], text: str) -> Path:

@@ -10,8 +10,9 @@ from grappler_passes.analysis.backward_tasks import backward_tasks
 from tf_ooo.costs.from_graph import graph_costs
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import CostError, OptionsError
-from tf_ooo.planning.choosing.plan import DEFAULT_POLICY, plan_layers
+from tf_ooo.planning.choosing.on_paper import plan_layers
 from tf_ooo.planning.model.schedule import Schedule, TaskList
+from tf_ooo.planning.policies import DEFAULT_POLICY
 
 
 def plan(
@@ -70,7 +71,7 @@ def plan(
         link=getattr(given, "link", None) if link is None else link,
         mode=mode,
         options=options,
-    )
+    ).schedule
     return planned if training_graph is None else _only_tasks_of(training_graph, planned)
 
 

@@ -25,15 +25,13 @@ from tf_ooo.options import OneDeviceOptions
 from tf_ooo.options.base import check_schedule
 from tf_ooo.options.checks import whole_number
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
-from tf_ooo.planning.policies import BACKWARD_ORDERS
+from tf_ooo.planning.policies import BACKWARD_ORDERS, DEFAULT_POLICY
 from tf_ooo.rewriting.lowering import TaskOps, execution_order, lower, task_ops
 from tf_ooo.rewriting.peaks import highest_peak, require_sizes, stock_order, stock_peak
 from tf_ooo.rewriting.result import Orders, RewriteResult
 
 if TYPE_CHECKING:
     from grappler_passes.graph.protobuf import GraphDef
-
-DEFAULT_POLICY = "fast_forward"
 
 
 def classify(graph: Any) -> TrainingGraph:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 from grappler_passes.graph.liveness import unknown_sizes
 from grappler_passes.graph.training_graph import TrainingGraph
+from tf_ooo.planning.model.schedule import Task
 from tf_ooo.report.report import Report, layer_rows_of
+from tf_ooo.report.sections import LayerRow
 from tf_ooo.rewriting.result import RewriteResult
 
 
@@ -37,7 +39,7 @@ def clear_plan(report: Report) -> None:
     report.moved_ops = report.added_edges = 0
 
 
-def layer_rows(graph: TrainingGraph, result: RewriteResult) -> list[dict[str, Any]]:
+def layer_rows(graph: TrainingGraph, result: RewriteResult) -> list[LayerRow]:
     """As :func:`layer_rows_of`, and whether the schedule has a dO of the layer's own."""
-    scheduled = {str(task) for task in result.schedule.tasks}
-    return [row | {"own_dO": f"dO:{row['index']}" in scheduled} for row in layer_rows_of(graph)]
+    scheduled = set(result.schedule.tasks)
+    return [replace(row, own_dO=Task("dO", row.index) in scheduled) for row in layer_rows_of(graph)]

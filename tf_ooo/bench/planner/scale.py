@@ -20,8 +20,7 @@ import click
 from tf_ooo.bench.shared.options import FILE, json_option, quick_option
 from tf_ooo.bench.shared.rows import Row, write_rows
 from tf_ooo.costs.layer_costs import LayerCosts
-from tf_ooo.planning.choosing.candidates import make, policy_named
-from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.policies import POLICIES, Problem
 from tf_ooo.planning.simulation.simulator import simulate
 
 # (devices, micro-batches, layers)
@@ -42,7 +41,7 @@ def measure(devices: int, microbatches: int, layers: int) -> Row:
     problem = Problem(tuple(costs), devices, microbatches)
     began_s = time.perf_counter()
     # What plan() does above two million tasks; below, it would simulate too, and the curve would bend.
-    schedule = make(policy_named("zb_h1"), problem)
+    schedule = POLICIES["zb_h1"].make(problem)
     planned_s = time.perf_counter()
     timeline = simulate(schedule, costs)
     makespan_s, peak_bytes = timeline.makespan_s, max(timeline.peak_bytes)

@@ -16,9 +16,9 @@ from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.modes.compiled.calls import StepToPlan
 from tf_ooo.modes.compiled.pieces import Piece, Pieces
 from tf_ooo.modes.compiled.stopwatch import Stopwatch, Timing, launch_s
+from tf_ooo.planning.building.joint import calculated_gains
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Task
-from tf_ooo.planning.policies import multi_stream
 
 _LOG = logging.getLogger("tf_ooo")
 _SAY_EVERY_S = 5.0
@@ -65,7 +65,7 @@ class _Measuring:
         problem = Problem(tuple(layers), options={"delay": delay})
         self.calculated_s = {
             pair: saved_s
-            for pair, saved_s in multi_stream.calculated_gains(problem).items()
+            for pair, saved_s in calculated_gains(problem).items()
             if pair[1] in what.parts.regions and self._both(pair)
         }
         self._timings: dict[tuple[str, str], Timing | None] = {}

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tf_ooo.costs.analytic import analytic_ops
 from tf_ooo.costs.devices import device
 from tf_ooo.costs.from_graph import graph_costs
 from tf_ooo.costs.gains import GainTable
-from tf_ooo.costs.layer_costs import LayerCosts
+from tf_ooo.costs.layer_costs import SECONDS, LayerCosts
 from tf_ooo.costs.occupancy import with_occupancy
 from tf_ooo.errors import BackendError
 from tf_ooo.modes.compiled.calls import StepToPlan
 from tf_ooo.modes.compiled.measuring import MeasuredGains
 from tf_ooo.planning.building.capture import Capture
-from tf_ooo.planning.building.regions import SUB, schedule
+from tf_ooo.planning.building.joint import Placed, best_placement, fill, least_retreat
+from tf_ooo.planning.building.regions import SUB, write
+from tf_ooo.planning.choosing.plan import as_asked
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
-from tf_ooo.planning.policies import multi_stream
+from tf_ooo.planning.policies import POLICIES
 from tf_ooo.rewriting.lowering import TaskOps
 
 MAIN = (0, 0)
+_POLICY = next(policy for policy in POLICIES.values() if policy.needs.streams)
 
 
 def every_layer(what: StepToPlan, *, streams: int = 1) -> Schedule:
@@ -44,8 +47,7 @@ def every_layer(what: StepToPlan, *, streams: int = 1) -> Schedule:
             if task.kind == "dW" and layer in moved:
                 lane, turn = (0, 1 + turn % streams), turn + 1
             lanes.setdefault(lane, []).append(task)
-    made: dict[tuple[int, int], Any] = {lane: TaskList(order) for lane, order in lanes.items()}
-    return Schedule("single_device", multi_stream.NAME, made)
+    return Schedule("single_device", _POLICY.name, {lane: TaskList(order) for lane, order in lanes.items()})
 
 
 def joint(
@@ -90,65 +92,64 @@ def joint(
     placement = {layer: region if layer in what.movable else None for layer, region in placement.items()}
     if must_gain and not any(placement.values()):
         raise BackendError("no dW saves time beside the main stream, all would stay on it")
-    made = schedule(multi_stream.NAME, Problem(layers), placement)
-    return dealt_out(only_of(made, what.parts.tasks), streams)
+    plan = as_asked(_POLICY, Problem(layers, options={"placement": write(placement)}))
+    return dealt_out(only_of(plan.trial.schedule, what.parts.tasks), streams)
 
 
-def _placement(problem: Problem) -> multi_stream.Placed:
-    """Simulation knows no table of gains: what that says is taken as it is."""
-    multi_stream.check(problem)
+def _placement(problem: Problem) -> Placed:
+    """Where each dW starts.  A table of gains decides alone: the simulator knows none of it."""
     if "gains" not in problem.options:
-        return multi_stream.best_placement(problem)
-    placement = multi_stream.fill(problem)
+        return best_placement(problem)
+    placement = fill(problem)
     limited = problem.memory_limit_bytes is not None
-    return multi_stream.least_retreat(problem, placement) if limited else placement
+    return least_retreat(problem, placement) if limited else placement
 
 
 def layer_costs(what: StepToPlan, device_name: str) -> tuple[LayerCosts, ...]:
     """Calculated costs and shares of the device; what has no formula counts as nothing."""
     model, parts = device(device_name), what.parts
-    found = analytic_ops(what.lowered, model)
-    seconds = {name: found.seconds.get(name, 0.0) for name in parts.graph.ops}
+    ops = analytic_ops(what.lowered, model)
+    seconds = {name: ops.seconds.get(name, 0.0) for name in parts.graph.ops}
     tasks = parts.tasks.by_layer
     layers = graph_costs(parts.graph, seconds, tasks).layers
-    return with_occupancy(layers, parts.graph, found.work, model, tasks)
-
-
-_FIELDS = {"F": "forward_s", "dO": "output_grad_s", "dW": "weight_grad_s"}
+    return with_occupancy(layers, parts.graph, ops.work, model, tasks)
 
 
 def with_measured(layers: Sequence[LayerCosts], table: GainTable) -> tuple[LayerCosts, ...]:
-    """The layers with the table's seconds; what it has not is scaled as the measured parts came out."""
+    """The layers with the seconds that the table has.
+
+    The others are calculated ones, times what measured tasks took over what was calculated for them.
+    """
     measured = {_place_of(task): seconds for task, seconds in table.alone_s.items()}
     measured = {key: seconds for key, seconds in measured.items() if key[0] < len(layers)}
     calculated_s = sum(getattr(layers[layer], name) for layer, name in measured)
     factor = sum(measured.values()) / calculated_s if calculated_s else 1.0
-    made = []
+    rows = []
     for number, layer in enumerate(layers):
-        seconds = {name: getattr(layer, name) * factor for name in (*_FIELDS.values(), "update_s")}
-        seconds |= {name: measured[number, name] for name in _FIELDS.values() if (number, name) in measured}
-        made.append(dataclasses.replace(layer, **seconds))
-    return tuple(made)
+        names = SECONDS.values()
+        seconds = {name: measured.get((number, name), getattr(layer, name) * factor) for name in names}
+        rows.append(dataclasses.replace(layer, **seconds))
+    return tuple(rows)
 
 
 def _place_of(task: str) -> tuple[int, str]:
     kind, _, layer = task.partition(":")
-    return int(layer), _FIELDS[kind]
+    return int(layer), SECONDS[kind]
 
 
-def only_of(made: Schedule, tasks: TaskOps) -> Schedule:
+def only_of(schedule: Schedule, tasks: TaskOps) -> Schedule:
     """The schedule without dO and dW that the graph does not have; pins name what comes before those."""
     lanes = {
         lane: TaskList([task for task in order if task in tasks.ops or task.kind not in ("dO", "dW")])
-        for lane, order in made.lanes.items()
+        for lane, order in schedule.lanes.items()
     }
     there = {task for order in lanes.values() for task in order}
     pins = []
-    for task, other, steps in made.after:
-        found = other if other in there else _before(other, task, there)
-        if task in there and found is not None:
-            pins.append((task, found, steps))
-    return dataclasses.replace(made, lanes=lanes, after=tuple(pins))
+    for task, other, steps in schedule.after:
+        awaited = other if other in there else _before(other, task, there)
+        if task in there and awaited is not None:
+            pins.append((task, awaited, steps))
+    return dataclasses.replace(schedule, lanes=lanes, after=tuple(pins))
 
 
 def _before(missing: Task, task: Task, there: set[Task]) -> Task | None:
@@ -158,15 +159,16 @@ def _before(missing: Task, task: Task, there: set[Task]) -> Task | None:
     return Task("dO", min(stages)) if stages and missing.kind == "dO" else None
 
 
-def dealt_out(made: Schedule, streams: int) -> Schedule:
+def dealt_out(schedule: Schedule, streams: int) -> Schedule:
     """The side lane's dW, each with its update, on so many streams in turn."""
-    lane = made.lanes.get(SUB)
+    lane = schedule.lanes.get(SUB)
     if lane is None or streams == 1:
-        return made
+        return schedule
     lanes: dict[tuple[int, int], list[Task]] = {}
     stream_of: dict[int, int] = {}
     for task in lane:
         stream_of.setdefault(task.stage, 1 + len(stream_of) % streams)
         lanes.setdefault((0, stream_of[task.stage]), []).append(task)
-    rest: Mapping[Any, Any] = {key: order for key, order in made.lanes.items() if key != SUB}
-    return dataclasses.replace(made, lanes={**rest, **{k: TaskList(v) for k, v in lanes.items()}})
+    rest = {key: order for key, order in schedule.lanes.items() if key != SUB}
+    dealt = {key: TaskList(tasks) for key, tasks in lanes.items()}
+    return dataclasses.replace(schedule, lanes=rest | dealt)

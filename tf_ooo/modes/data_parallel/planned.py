@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grappler_passes.analysis.classify import classify_graph_def
 from grappler_passes.analysis.steps import split_steps
@@ -15,15 +15,22 @@ from grappler_passes.graph.training_graph import TrainingGraph
 from tf_ooo.costs.communication import link_of_ring
 from tf_ooo.costs.devices import device
 from tf_ooo.costs.from_graph import graph_costs
-from tf_ooo.costs.layer_costs import LayerCosts, Link
+from tf_ooo.costs.layer_costs import SECONDS, LayerCosts, Link
 from tf_ooo.costs.op_seconds import op_seconds
 from tf_ooo.costs.profile import OpProfile
 from tf_ooo.hosts.ranks.engine import Engine
 from tf_ooo.modes.data_parallel.ordering import layer_keys
+from tf_ooo.planning.choosing.on_paper import policies_of
+from tf_ooo.planning.choosing.plan import Candidate, Plan, as_asked, policy_named
+from tf_ooo.planning.choosing.trial import Clock
+from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
-from tf_ooo.planning.simulation.simulator import simulate
-from tf_ooo.rewriting.plan import plan
+from tf_ooo.planning.policies import STOCK_ORDER, Policy
 
+if TYPE_CHECKING:
+    from tensorflow.core.framework import graph_pb2
+
+MODE = "data_parallel"
 _SIZES = (64 * 1024, 256 * 1024, 1024**2, 4 * 1024**2)
 _MESSAGES = 6
 _REPEATS = 3
@@ -35,17 +42,16 @@ WORTH = 0.02
 
 
 @dataclass(frozen=True)
-class Planned:
-    """A schedule with its predicted seconds a step, and those of the stock order."""
+class PlannedGain:
+    """A plan, and the predicted seconds of a step in the stock order."""
 
-    schedule: Schedule
-    step_s: float
+    plan: Plan
     stock_s: float
 
     @property
-    def gain(self) -> float:
+    def share(self) -> float:
         """The predicted gain as a share of the stock step."""
-        return 1 - self.step_s / self.stock_s if self.stock_s else 0.0
+        return 1 - self.plan.step_s / self.stock_s if self.stock_s else 0.0
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,7 @@ def _seconds_each(engine: Engine, size: int) -> float:
 
 
 def measured_layers(
-    graph_def: Any, profile: OpProfile
+    graph_def: graph_pb2.GraphDef, profile: OpProfile
 ) -> tuple[tuple[LayerCosts, ...], list[tuple[int, ...]], TrainingGraph]:
     """Costs of the layers of a graph of one step that was profiled, which layers these are, the step."""
     step = split_steps(graph_def)[0]
@@ -111,7 +117,7 @@ def measured_layers(
     return costs, layer_keys(step, graph), graph
 
 
-def layers_of(graph_def: Any) -> list[tuple[int, ...]]:
+def layers_of(graph_def: graph_pb2.GraphDef) -> list[tuple[int, ...]]:
     """Which layers a graph of one step has, in the order in which plans number them.
 
     GraphError if it is no training step.
@@ -128,81 +134,85 @@ def calibrated(
     Ops are slower under the profiler, and computing and communicating slow each other down where they share
     the machine's cores; both are taken to change by the same factor.
     """
-    stock = _plan(layers, link, workers, "in_order", barrier=True)
-    factor = step_s / max(step_seconds(stock, layers, link, 1), 1e-9)
+    stock = as_asked(STOCK_ORDER, _problem(layers, link, workers, barrier=True), clock_of(1))
+    factor = step_s / max(stock.step_s, 1e-9)
     scaled = tuple(_scaled(layer, factor) for layer in layers)
     return scaled, Link(link.latency_s * factor, link.bytes_per_s / factor)
 
 
 def _scaled(layer: LayerCosts, factor: float) -> LayerCosts:
-    names = ("forward_s", "output_grad_s", "weight_grad_s", "update_s")
-    return dataclasses.replace(layer, **{name: getattr(layer, name) * factor for name in names})
+    return dataclasses.replace(layer, **{name: getattr(layer, name) * factor for name in SECONDS.values()})
+
+
+def needs_costs(schedule: str, options: Iterable[str]) -> bool:
+    """Whether a policy, or ``"auto"``, has to be told costs where these options are given."""
+    return schedule == "auto" or policy_named(schedule, MODE).needs.costs_with(options)
 
 
 def plain_schedule(graph: TrainingGraph, policy: str, workers: int, k: int | None) -> Schedule:
     """A schedule for which no costs are needed."""
     layers = [LayerCosts(1.0, 1.0, 1.0, weight_bytes=1)] * len(graph.layers)
-    options: dict[str, Any] = {} if k is None else {"k": min(k, len(layers))}
-    made = plan(layers=layers, schedule=policy, mode="data_parallel", devices=workers, **options)
-    return dataclasses.replace(made, predicted_step_s=None, predicted_peak_bytes=None)
+    options = {} if k is None else {"k": min(k, len(layers))}
+    return as_asked(policy_named(policy, MODE), _problem(layers, Link(), workers, **options)).trial.schedule
 
 
 def make_plan(
     layers: Sequence[LayerCosts],
     link: Link,
     workers: int,
-    policy: str,
+    schedule: str,
     steps: int,
     slice_bytes: float | None = None,
-) -> Planned:
-    """The policy's schedule, or for ``"auto"`` the one with the shortest predicted step.
+) -> PlannedGain:
+    """The policy's plan, or for ``"auto"`` the one with the shortest predicted step.
 
     Args:
         layers: costs of one step.
         link: between neighbours of the ring.
         workers: the ranks.
-        policy: reverse_first_k, search or auto.
+        schedule: a policy's name, or ``"auto"``: of all that order communication.
         steps: run together; the barrier after the last of them is part of the prediction.
-        slice_bytes: the smallest slices that use the link well, for a search that may cut gradients.
+        slice_bytes: the smallest slices that use the link well, for policies that may cut gradients.
     """
-    stock = _plan(layers, link, workers, "in_order", barrier=False)
-    stock_s = step_seconds(stock, layers, link, steps)
-    made = list(_candidates(layers, link, workers, policy))
-    seconds = [step_seconds(schedule, layers, link, steps) for schedule in made]
-    best = min(range(len(made)), key=seconds.__getitem__)
-    schedule, step_s = made[best], seconds[best]
-    if slice_bytes is not None and policy in ("search", "auto"):
-        for sliced in _sliced(layers, link, workers, slice_bytes):
-            sliced_s = step_seconds(sliced, layers, link, steps)
-            # Slices are not free: each is negotiated about and copied.
-            if sliced_s < step_s * (1 - WORTH):
-                schedule, step_s = sliced, sliced_s
-    return Planned(dataclasses.replace(schedule, predicted_step_s=step_s), step_s, stock_s)
-
-
-def _candidates(layers: Sequence[LayerCosts], link: Link, workers: int, policy: str) -> Iterator[Schedule]:
-    if policy in ("reverse_first_k", "auto"):
-        yield _plan(layers, link, workers, "reverse_first_k")
-    if policy in ("search", "auto"):
-        # In a given order: what the graph can be made to do.
-        options = {"communication": "ordered", "slice_bytes": 0, "budget_s": _SEARCH_S}
-        yield _plan(layers, link, workers, "search", **options)
-
-
-def _sliced(layers: Sequence[LayerCosts], link: Link, workers: int, slice_bytes: float) -> Iterator[Schedule]:
-    largest = max(layer.weight_bytes for layer in layers)
-    for size in (slice_bytes, 4 * slice_bytes):
-        if largest > size:
-            options = {"communication": "ordered", "slice_bytes": int(size), "budget_s": _SLICED_SEARCH_S}
-            yield _plan(layers, link, workers, "search", **options)
-
-
-def _plan(layers: Sequence[LayerCosts], link: Link, workers: int, policy: str, **options: Any) -> Schedule:
-    return plan(
-        layers=list(layers), schedule=policy, mode="data_parallel", devices=workers, link=link, **options
+    problem, clock = _problem(layers, link, workers, barrier=False), clock_of(steps)
+    stock = as_asked(STOCK_ORDER, problem, clock)
+    auto = [policy for policy in policies_of(MODE) if policy.needs.link]
+    policies = auto if schedule == "auto" else [policy_named(schedule, MODE)]
+    whole = [_asked(policy, problem, clock) for policy in policies]
+    best = min(whole, key=lambda plan: plan.step_s)
+    sliced = [] if slice_bytes is None else list(_sliced(policies, problem, clock, slice_bytes))
+    for plan in sliced:
+        # Slices are not free: each is negotiated about and copied.
+        if plan.step_s < best.step_s * (1 - WORTH):
+            best = plan
+    tried = (
+        Candidate(plan.schedule.policy, plan.problem, plan.trial, plan.step_s) for plan in (*whole, *sliced)
     )
+    return PlannedGain(dataclasses.replace(best, candidates=tuple(tried)), stock.step_s)
 
 
-def step_seconds(schedule: Schedule, layers: Sequence[LayerCosts], link: Link, steps: int) -> float:
-    """Predicted seconds of one of some steps that run together and end together."""
-    return simulate(schedule, list(layers), link, steps=steps).makespan_s / steps
+def _problem(layers: Sequence[LayerCosts], link: Link, workers: int, **options: object) -> Problem:
+    return Problem(tuple(layers), workers, link=link, options=options, mode=MODE)
+
+
+def _asked(
+    policy: Policy, problem: Problem, clock: Clock, slice_bytes: int = 0, budget_s: float | None = _SEARCH_S
+) -> Plan:
+    """The plan of a policy, told what the graph can be made to do: communicate in a given order."""
+    told = {"communication": "ordered", "slice_bytes": slice_bytes, "budget_s": budget_s}
+    options = {name: value for name, value in told.items() if name in policy.options}
+    return as_asked(policy, dataclasses.replace(problem, options=options), clock)
+
+
+def _sliced(policies: Sequence[Policy], problem: Problem, clock: Clock, slice_bytes: float) -> Iterator[Plan]:
+    """Plans with gradients in slices, of the policies that may slice them."""
+    largest = max(layer.weight_bytes for layer in problem.layers)
+    for policy in policies:
+        for size in (slice_bytes, 4 * slice_bytes):
+            if "slice_bytes" in policy.options and largest > size:
+                yield _asked(policy, problem, clock, int(size), _SLICED_SEARCH_S)
+
+
+def clock_of(steps: int) -> Clock:
+    """Seconds of one of some steps that run together and end together."""
+    return Clock(lambda timeline: timeline.makespan_s / steps, steps)

@@ -37,7 +37,6 @@ _TIMED_STEPS = 2
 _SINGLE = "single"
 # One step at a time is taken if it is faster by more than this: its times are few.
 _CLEARLY = 0.98
-_NEED_COSTS = ("auto", "search", "reverse_first_k")
 
 
 class ScheduledSteps:
@@ -82,7 +81,7 @@ class ScheduledSteps:
         self._plan_failed = ""
         self._stock_predicted_s: float | None = None
         self._comparison = StepComparison(options, report, consensus=engine)
-        needs_costs = options.schedule in _NEED_COSTS and options.k is None
+        needs_costs = planned.needs_costs(options.schedule, options.policy_options)
         self._phase: Callable[[Sequence[Any]], Any] = self._profile if needs_costs else self._begin
 
     def steps_of(self, of_epoch: int | None) -> int:
@@ -177,18 +176,19 @@ class ScheduledSteps:
             )
             size, policy = self.engine.size, self.options.schedule
             layers, link = planned.calibrated(layers, measured.link, size, statistics.median(self._single_s))
-            plan = planned.make_plan(layers, link, size, policy, self.steps, measured.flight_bytes)
+            gain = planned.make_plan(layers, link, size, policy, self.steps, measured.flight_bytes)
         except Exception as error:  # the other ranks wait to be told
             self._plan_failed = f"{type(error).__name__}: {error}"
             return {}
-        _LOG.info("planned %s, predicted gain %.1f%%", plan.schedule.policy, 100 * plan.gain)
+        schedule = gain.plan.schedule
+        _LOG.info("planned %s, predicted gain %.1f%%", schedule.policy, 100 * gain.share)
         return {
-            "plan": plan.schedule.to_text(),
-            "step_s": plan.step_s,
-            "stock_s": plan.stock_s,
+            "plan": schedule.to_text(),
+            "step_s": gain.plan.step_s,
+            "stock_s": gain.stock_s,
             "flight_bytes": measured.flight_bytes,
             "layers": keys,
-            "slices": counts_for(plan.schedule, graph, self._averaging.slices.sizes),
+            "slices": counts_for(schedule, graph, self._averaging.slices.sizes),
         }
 
     # -- compare ---------------------------------------------------------------------------------
@@ -270,7 +270,8 @@ class ScheduledSteps:
         request = self.request
         failed = self._plan_failed or (request.failure() or "" if request is not None else "")
         result = None if request is None else request.result
-        mine = {"failed": failed, "digest": "" if result is None else digest(result)}
+        latest = None if request is None else request.latest
+        mine = {"failed": failed, "digest": "" if latest is None else digest(latest)}
         said = self.engine.gather(mine)
         failed = _first_failure(said)
         different = [rank for rank, reply in enumerate(said) if reply["digest"] != said[0]["digest"]]

@@ -14,7 +14,6 @@ from tf_ooo.fit.first_steps import FirstSteps
 from tf_ooo.fit.measured import check_costs, with_link
 from tf_ooo.fit.mode import Training
 from tf_ooo.fit.placed import Placed
-from tf_ooo.fit.reporting import fill_step_times
 from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.ranks.single_engine import SingleEngine
@@ -26,6 +25,8 @@ from tf_ooo.modes.layerpipe.spread import refuse_unspreadable, spread
 from tf_ooo.modes.layerpipe.steps import Batches, SpreadSteps
 from tf_ooo.modes.layerpipe.traced import Traced, renumbered, trace
 from tf_ooo.modes.layerpipe.two_versions import fewest_batches
+from tf_ooo.planning.policies import offers
+from tf_ooo.report.filling import fill_times
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.staged import LayerByLayer
 from tf_ooo.rewriting.unrolled_tasks import Step
@@ -74,7 +75,7 @@ class LayerPipeMode:
     @property
     def group(self) -> int | None:
         """How many batches are one update, where several are."""
-        if self.options.schedule != "pipedream_2bw":
+        if not offers(self.options.schedule, "accumulate_steps"):
             return None
         return self.options.accumulate_steps or fewest_batches(len(self.distributed.target.devices))
 
@@ -119,7 +120,7 @@ class LayerPipeMode:
     def describe(self) -> Report:
         """With the seconds of the steps so far."""
         if self.plan is not None:
-            fill_step_times(self.distributed.report, self.plan.step_s)
+            fill_times(self.distributed.report, self.plan.step_s)
         return self.distributed.report
 
 
@@ -323,6 +324,6 @@ class LayerPipeSteps:
 
 def _one_device_text(options: LayerPipe) -> str:
     """Names what the user asked for and does not get."""
-    asked = ["schedule='pipedream_2bw'"] if options.schedule == "pipedream_2bw" else []
+    asked = [f"schedule={options.schedule!r}"] if offers(options.schedule, "accumulate_steps") else []
     asked += [f"{name}={getattr(options, name)}" for name in _WITHOUT if getattr(options, name) is not None]
     return f"{_ONE_DEVICE}, without {', '.join(asked)}" if asked else _ONE_DEVICE

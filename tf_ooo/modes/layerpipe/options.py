@@ -9,6 +9,7 @@ from typing import ClassVar
 from tf_ooo.errors import OptionsError
 from tf_ooo.options import DeviceOptions
 from tf_ooo.options.checks import choice, option, whole_number
+from tf_ooo.planning.policies import offers
 
 WEIGHTS = ("stash", "ema", "latest")
 _NO_PROMISE = "is not for mode='layerpipe', which could not keep to it"
@@ -52,16 +53,16 @@ class LayerPipe(DeviceOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.schedule == "pipedream_2bw":
+        if offers(self.schedule, "accumulate_steps"):
             self._check_two_versions()
 
     def _check_two_versions(self) -> None:
         if self.weights != "stash":
             raise OptionsError(
-                f"weights={self.weights!r} is not for schedule='pipedream_2bw', which keeps two versions"
+                f"weights={self.weights!r} is not for schedule={self.schedule!r}, which keeps two versions"
             )
         if self.rate_warmup_steps is not None:
             raise OptionsError(
-                "rate_warmup_steps= is not for schedule='pipedream_2bw', whose gradients are all one update "
-                "late; a LearningRateSchedule can warm up itself"
+                f"rate_warmup_steps= is not for schedule={self.schedule!r}, whose gradients are all one "
+                "update late; a LearningRateSchedule can warm up itself"
             )

@@ -9,14 +9,13 @@ from typing import Any
 
 from tf_ooo.compat import keras_layers, keras_optimizers
 from tf_ooo.costs.table import CostTable
-from tf_ooo.modes.layerpipe.choice import schedule_for
+from tf_ooo.modes.layerpipe.choice import make_plan
 from tf_ooo.modes.layerpipe.divide import lower_shares
 from tf_ooo.modes.layerpipe.options import LayerPipe
 from tf_ooo.modes.layerpipe.reporting import fill_report
 from tf_ooo.modes.layerpipe.stages import stages_of
 from tf_ooo.modes.layerpipe.traced import Traced, renumbered
 from tf_ooo.planning.model.schedule import Schedule
-from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.naming import variable_layers
 from tf_ooo.rewriting.unrolled_tasks import Step
@@ -81,21 +80,19 @@ def plan_spread(
         options: ``schedule``.
         report: to fill in.
     """
-    schedule, note = schedule_for(
+    shares = lower_shares(renumbered(traced, layers_of(step)), costs.op_seconds)
+    of_policies = {"lower_shares": shares, "accumulate_steps": group}
+    plan = make_plan(
         options.schedule,
         costs.layers,
         costs.link,
         len(devices),
         _BATCHES * (group or len(devices)),
-        lower_shares(renumbered(traced, layers_of(step)), costs.op_seconds),
-        **({} if group is None else {"accumulate_steps": group}),
+        {name: value for name, value in of_policies.items() if value is not None},
     )
-    if note and note not in report.notes:
-        report.notes.append(note)
-    plan = SpreadPlan(step, costs, schedule)
-    timeline = simulate(schedule, list(costs.layers), costs.link)
-    fill_report(report, step.known.graph, schedule, timeline, costs, plan.stages, devices)
-    return plan
+    spread_plan = SpreadPlan(step, costs, plan.schedule)
+    fill_report(report, step.known.graph, plan, costs, spread_plan.stages, devices)
+    return spread_plan
 
 
 def note_rebuilt_weights(report: Report, model: Any) -> None:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from grappler_passes.graph.node_input import split_input
+from grappler_passes.graph.training_graph import TrainingGraph
 from tf_ooo.costs.table import CostTable
-from tf_ooo.fit.reporting import fill_distributed_plan
 from tf_ooo.modes.layerpipe.spread import Spread
 from tf_ooo.modes.layerpipe.stages import HIGH, Stages
 from tf_ooo.modes.layerpipe.versions import from_weights
-from tf_ooo.planning.model.schedule import Schedule
-from tf_ooo.planning.simulation.timeline import Timeline
+from tf_ooo.planning.choosing.plan import Plan
+from tf_ooo.report.filling import fill_plan
 from tf_ooo.report.report import Report
+from tf_ooo.report.sections import LayerPipeSection
 
-_HIGH_PROCESSOR = "dO_high_processor"
 # How a backward pass gets the weights of its forward pass: as they were read, or cast (mixed precision).
 _VERSIONS = ("ReadVariableOp", "Cast")
 # Measured: docs/layerpipe.md.
@@ -37,46 +36,49 @@ _CHANGES = (
 
 def fill_report(
     report: Report,
-    graph: Any,
-    schedule: Schedule,
-    timeline: Timeline,
+    graph: TrainingGraph,
+    plan: Plan,
     costs: CostTable,
     stages: Stages,
     devices: Sequence[str],
 ) -> None:
     """Copies the plan into the report."""
-    fill_distributed_plan(report, graph, schedule, timeline, costs)
-    report.predicted_step_s = float(timeline.steady_step_s)
-    every = schedule.update_every
+    fill_plan(report, graph, plan, costs)
+    report.predicted_step_s = float(plan.timeline.steady_step_s)
+    every = plan.schedule.update_every
     _fill_rows(report, stages)
     for layer, row in enumerate(report.layers):
-        row |= {"stages_after": stages.stages_after(layer)}
-        row |= {"delay_updates": 1} if every > 1 else {"delay_steps": stages.delay_steps(layer)}
-    delay = max((row.get("delay_steps", 0) for row in report.layers), default=0)
+        row.stages_after = stages.stages_after(layer)
+        if every > 1:
+            row.delay_updates = 1
+        else:
+            row.delay_steps = stages.delay_steps(layer)
+    delay = max((row.delay_steps or 0 for row in report.layers), default=0)
     if every > 1:
         report.notes.append(_TWO_VERSIONS.format(every=every))
     if delay:
         report.notes.append(_CHANGES.format(delay=delay))
-    report.layerpipe = {
-        "devices": list(devices),
-        "predicted_step_s": float(timeline.steady_step_s),
-        "serial_step_s": sum(
-            x.forward_s + x.output_grad_s + x.weight_grad_s + x.update_s for x in costs.layers
-        ),
-        "update_every": every,
-        "divided": {str(layer): share for layer, (share, _) in stages.shares.items()},
-        "ways_bytes": _ways_bytes(costs, stages, every),
-        "step_s": [],
-    }
+    report.layerpipe = LayerPipeSection(
+        devices=list(devices),
+        predicted_step_s=report.predicted_step_s,
+        serial_step_s=sum(layer.busy_s + layer.update_s for layer in costs.layers),
+        update_every=every,
+        divided=_divided(stages),
+        ways_bytes=_ways_bytes(costs, stages, every),
+    )
+
+
+def _divided(stages: Stages) -> dict[int, float]:
+    """The lower processor's share of each dO that is on two."""
+    return {layer: share for layer, (share, _) in stages.shares.items()}
 
 
 def _fill_rows(report: Report, stages: Stages) -> None:
     """On which processors the tasks of each layer are."""
+    of = stages.of
     for layer, row in enumerate(report.layers):
-        row |= {f"{kind}_processor": stages.of[kind, layer] for kind in ("F", "dO", "dW")}
-        row.pop(_HIGH_PROCESSOR, None)
-        if layer in stages.shares:
-            row[_HIGH_PROCESSOR] = stages.of[HIGH, layer]
+        row.F_processor, row.dO_processor, row.dW_processor = (of[kind, layer] for kind in ("F", "dO", "dW"))
+        row.dO_high_processor = of[HIGH, layer] if layer in stages.shares else None
 
 
 def _ways_bytes(costs: CostTable, stages: Stages, every: int = 1) -> dict[str, float]:
@@ -100,49 +102,45 @@ def _stashed(stages: Stages, layer: int) -> int:
     return sum(max(0, rounds) for rounds in behind)
 
 
-def fill_spread(report: Report, made: Spread) -> None:
+def fill_spread(report: Report, spread: Spread) -> None:
     """What was made of the step: measured on its graph, not planned."""
-    traced, rounds, stages = made.traced, made.rounds, made.stages
+    traced, rounds, stages, section = spread.traced, spread.rounds, spread.stages, report.layerpipe
     _fill_rows(report, stages)
     if report.costs is not None:
-        every = report.layerpipe["update_every"]
-        report.layerpipe["ways_bytes"] = _ways_bytes(report.costs, stages, every)
-    variables = {variable.handle: variable.name for variable in traced.graph.variables}
-    late = {variables[handle]: late for handle, late in rounds.delay_steps.items()}
-    versions = made.ticks.versions
+        section.ways_bytes = _ways_bytes(report.costs, stages, section.update_every)
+    names = {variable.handle: variable.name for variable in traced.graph.variables}
+    versions = spread.ticks.versions
     if versions is None:
-        report.layerpipe["delay_steps"] = late
+        section.delay_steps = {names[handle]: steps for handle, steps in rounds.delay_steps.items()}
     else:
-        behind = versions.delay_updates
-        report.layerpipe["delay_updates"] = {variables[handle]: count for handle, count in behind.items()}
-        report.layerpipe["gradient_sum_bytes"] = versions.sum_bytes
-    report.layerpipe |= {
-        "divided": {str(layer): share for layer, (share, _) in stages.shares.items()},
-        "rounds": rounds.last + 1,
-        "registers": sum(register.depth for register in made.delays.registers),
-        "weight_version_bytes": version_bytes(made),
-    }
+        section.delay_updates = {names[handle]: count for handle, count in versions.delay_updates.items()}
+        section.gradient_sum_bytes = versions.sum_bytes
+    section.divided = _divided(stages)
+    section.rounds = rounds.last + 1
+    section.registers = sum(register.depth for register in spread.delays.registers)
+    section.weight_version_bytes = version_bytes(spread)
 
 
-def version_bytes(made: Spread) -> dict[str, int]:
+def version_bytes(spread: Spread) -> dict[str, int]:
     """Bytes of earlier weights in registers, of averages, second versions, frozen copies; of weights sent."""
-    traced = made.traced
+    traced = spread.traced
     stash = sent = 0
-    of_weights, later = from_weights(traced, made.rounds.delay_steps), {one.name for one in made.ticks.now}
-    for register in made.delays.registers:
+    of_weights, later = from_weights(traced, spread.rounds.delay_steps), {op.name for op in spread.ticks.now}
+    for register in spread.delays.registers:
         producer, port = split_input(register.source)
         read = producer in of_weights and traced.index.ops[traced.index.index[producer]] in _VERSIONS
         info = traced.outputs[producer][port]
         if not (read or producer in later) or None in (info.shape or (None,)):
             continue
-        away = register.depth if producer in later else register.device != made.rounds.device_of.get(producer)
+        elsewhere = register.device != spread.rounds.device_of.get(producer)
+        away = register.depth if producer in later else elsewhere
         each = info.element_bytes * math.prod(info.shape)
         stash, sent = stash + (register.depth - away) * each, sent + away * each
-    found = {"stash": stash, "ema": made.ticks.average_bytes}
+    sizes = {"stash": stash, "ema": spread.ticks.average_bytes}
     if sent:
-        found["sent"] = sent
-    if made.ticks.versions is not None:
-        found["second"] = made.ticks.versions.version_bytes
-    if made.ticks.copies.bytes:
-        found["frozen"] = made.ticks.copies.bytes
-    return found
+        sizes["sent"] = sent
+    if spread.ticks.versions is not None:
+        sizes["second"] = spread.ticks.versions.version_bytes
+    if spread.ticks.copies.bytes:
+        sizes["frozen"] = spread.ticks.copies.bytes
+    return sizes

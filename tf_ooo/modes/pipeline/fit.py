@@ -13,7 +13,6 @@ from tf_ooo.fit.distributed import Distributed, check_model
 from tf_ooo.fit.first_steps import FirstSteps
 from tf_ooo.fit.measured import check_costs, unknown_sizes, with_link
 from tf_ooo.fit.mode import Training
-from tf_ooo.fit.reporting import fill_step_times
 from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.ranks.single_engine import SingleEngine
@@ -25,6 +24,7 @@ from tf_ooo.modes.pipeline.planning import Wanted, make_plan
 from tf_ooo.modes.pipeline.replicas import Alone, Company
 from tf_ooo.modes.pipeline.reporting import fill_report, note_micro_batches
 from tf_ooo.modes.pipeline.running import PlannedPipeline, RunningPipeline
+from tf_ooo.report.filling import fill_times
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.parts import is_part
 from tf_ooo.rewriting.staged import LayerByLayer
@@ -82,7 +82,7 @@ class PipelineMode:
     def describe(self) -> Report:
         """With the seconds of the steps so far."""
         if self.pipeline is not None:
-            fill_step_times(self.distributed.report, self.pipeline.step_s)
+            fill_times(self.distributed.report, self.pipeline.step_s)
         return self.distributed.report
 
     def plan_from(self, step: Step, costs: CostTable, model: Any) -> PlannedPipeline:
@@ -106,8 +106,7 @@ class PipelineMode:
             microbatches=step.count,
             link=costs.link,
             memory_limit_bytes=limit_bytes,
-            chunks=self.options.chunks,
-            group=self.options.group,
+            options=self.options.policy_options,
         )
         planned = make_plan(costs.layers, units_of(len(costs.layers), step.known.glued), wanted)
         self.pipeline = PlannedPipeline(planned, step, devices)
@@ -195,7 +194,7 @@ class PipelineSteps:
         mode = self._mode
         rows, known = split_rows(rows_of(batch), mode.options.microbatches), mode.rows
         larger = mode.options.memory_limit_bytes is not None and 0 < known < max(rows)
-        if mode.planned_from is None or (len(rows) <= pipeline.planned.schedule.microbatches and not larger):
+        if mode.planned_from is None or (len(rows) <= pipeline.plan.schedule.microbatches and not larger):
             return pipeline
         step, costs = mode.planned_from
         if larger:

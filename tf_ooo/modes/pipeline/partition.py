@@ -61,7 +61,7 @@ class Cutter:
         sums = np.concatenate([[0.0], np.cumsum(seconds)])
         messages = np.array([self._message_s(unit[1]) for unit in self.units])
         limit = _shortest(sums, stages)
-        found = [_cheapest(sums, messages, stages, limit * slack) for slack in _SLACK]
+        cuts = [_cheapest(sums, messages, stages, limit * slack) for slack in _SLACK]
 
         def step_s(ends: Sequence[int]) -> float:
             bounds = [0, *ends]
@@ -70,22 +70,23 @@ class Cutter:
             busiest = max((messages[end - 1] for end in ends[:-1]), default=0.0)
             return float(max(longest, busiest) * self.microbatches + sent)
 
-        return self._stages(min((one for one in found if one), key=step_s))
+        return self._stages(min((ends for ends in cuts if ends), key=step_s))
 
     def cut_by_bytes(self, stages: int) -> tuple[Bounds, ...]:
         """Cuts whose fullest stage holds as little as can be.
 
-        One counts weights, gradients and slots alone, others activations of one and of all micro-batches too.
+        The first counts weights, gradients and slots alone, the second and the third also the activations of
+        one micro-batch and of all of them.
 
         Raises OptionsError: more stages than units.
         """
         self._check(stages)
         messages = np.array([self._message_s(unit[1]) for unit in self.units])
-        found = []
+        cuts = []
         for kept in sorted({0, 1, self.microbatches}):
             sums = np.concatenate([[0.0], np.cumsum([self._bytes(unit, kept) for unit in self.units])])
-            found.append(_cheapest(sums, messages, stages, _shortest(sums, stages)))
-        return tuple(dict.fromkeys(self._stages(ends) for ends in found if ends))
+            cuts.append(_cheapest(sums, messages, stages, _shortest(sums, stages)))
+        return tuple(dict.fromkeys(self._stages(ends) for ends in cuts if ends))
 
     def _check(self, stages: int) -> None:
         if stages > len(self.units):
@@ -100,9 +101,7 @@ class Cutter:
         return tuple((self.units[a][0], self.units[b - 1][1]) for a, b in zip(starts, ends, strict=True))
 
     def _seconds(self, unit: tuple[int, int]) -> float:
-        return sum(
-            x.forward_s + x.output_grad_s + x.weight_grad_s for x in self.layers[unit[0] : unit[1] + 1]
-        )
+        return sum(layer.busy_s for layer in self.layers[unit[0] : unit[1] + 1])
 
     def _bytes(self, unit: tuple[int, int], kept: int) -> float:
         """Weights, their gradients, slots, and the activations of so many micro-batches."""

@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from tf_ooo.costs.layer_costs import SECONDS, LayerCosts, Link
 from tf_ooo.costs.table import CostTable
-from tf_ooo.fit.reporting import fill_distributed_plan
 from tf_ooo.modes.pipeline.checks import notes_of
 from tf_ooo.modes.pipeline.partition import crossing_bytes
-from tf_ooo.modes.pipeline.planning import Planned
+from tf_ooo.modes.pipeline.planning import stage_of_layer
+from tf_ooo.planning.choosing.plan import Candidate, Plan
 from tf_ooo.planning.model.relation import stage_inputs
-from tf_ooo.report.report import Report, seconds_text
+from tf_ooo.report.filling import fill_plan
+from tf_ooo.report.report import Report
+from tf_ooo.report.sections import CandidateRow, LinkRow, PipelineSection, StageRow
+from tf_ooo.report.texts import seconds_text
 from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.unrolled_tasks import Step
 
 _LOG = logging.getLogger("tf_ooo")
-_SECONDS = {"F": "forward_s", "dO": "output_grad_s", "dW": "weight_grad_s", "U": "update_s"}
 
 
-def fill_report(
-    report: Report, planned: Planned, step: Step, costs: CostTable, devices: Sequence[str]
-) -> None:
+def fill_report(report: Report, plan: Plan, step: Step, costs: CostTable, devices: Sequence[str]) -> None:
     """Copies the plan into the report."""
-    fill_distributed_plan(report, step.known.graph, planned.schedule, planned.timeline, costs)
-    report.predicted_step_s = planned.makespan_s
-    for row, stage in zip(report.layers, planned.stage_of_layer, strict=True):
-        row["stage"] = stage
-        row["device"] = devices[planned.device_of_stage[stage]]
-    report.pipeline = pipeline_rows(planned, costs, devices)
-    report.pipeline["microbatches"] = step.count
+    fill_plan(report, step.known.graph, plan, costs)
+    report.predicted_step_s = plan.step_s
+    report.pipeline = section_of(plan, costs, devices)
+    for row, stage in zip(report.layers, stage_of_layer(plan.problem.bounds), strict=True):
+        row.stage, row.device = stage, report.pipeline.stages[stage].device
 
 
 def fill_report_of_graph(report: Report, result: RewriteResult) -> None:
@@ -40,64 +40,69 @@ def fill_report_of_graph(report: Report, result: RewriteResult) -> None:
     report.notes += [note for note in result.notes if note not in report.notes]
 
 
-def pipeline_rows(planned: Planned, costs: CostTable, devices: Sequence[str]) -> dict[str, Any]:
-    """The plan as JSON types."""
-    stages = planned.stages
-    count = planned.schedule.microbatches
-    serial_s = sum(
-        count * (x.forward_s + x.output_grad_s + x.weight_grad_s) + x.update_s for x in costs.layers
+def section_of(plan: Plan, costs: CostTable, devices: Sequence[str]) -> PipelineSection:
+    """The plan's part of a report."""
+    count, timeline = plan.schedule.microbatches, plan.timeline
+    names = [devices[number] for number in plan.schedule.device_of_stage]
+    return PipelineSection(
+        devices=list(devices),
+        stages=[_stage_row(plan, stage, costs, name) for stage, name in enumerate(names)],
+        candidates=[_candidate_row(candidate) for candidate in plan.candidates],
+        predicted_step_s=plan.step_s,
+        predicted_bubble_fraction=float(timeline.bubble_fraction),
+        predicted_peak_bytes=[int(size) for size in timeline.peak_bytes],
+        serial_step_s=sum(count * layer.busy_s + layer.update_s for layer in costs.layers),
+        link=_link_row(costs.link),
+        microbatches=count,
     )
-    return {
-        "devices": list(devices),
-        "stages": [_stage_row(planned, stage, costs, devices) for stage in range(len(stages))],
-        "candidates": [dict(row) for row in planned.candidates],
-        "predicted_step_s": planned.makespan_s,
-        "predicted_bubble_fraction": float(planned.timeline.bubble_fraction),
-        "predicted_peak_bytes": [int(size) for size in planned.timeline.peak_bytes],
-        "serial_step_s": serial_s,
-        "link": {
-            "latency_s": costs.link.latency_s,
-            "bytes_per_s": None if costs.link.bytes_per_s == float("inf") else costs.link.bytes_per_s,
-            "overhead_s_per_byte": costs.link.overhead_s_per_byte,
-        },
-        "step_s": [],
-    }
 
 
-def _stage_row(planned: Planned, stage: int, costs: CostTable, devices: Sequence[str]) -> dict[str, Any]:
-    first, last = planned.bounds[stage]
-    own = planned.stages[stage]
-    inputs = stage_inputs(planned.schedule, planned.stages, len(planned.stages))
-    sends = {str(to): size for to, read in enumerate(inputs) for source, size in read if source == stage}
-    return {
-        "stage": stage,
-        "device": devices[planned.device_of_stage[stage]],
-        "layers": [layer.name for layer in costs.layers[first : last + 1]],
-        "seconds": {kind: getattr(own, attribute) for kind, attribute in _SECONDS.items()},
-        "weight_bytes": own.weight_bytes,
-        "slot_bytes": own.slot_bytes,
-        "activation_bytes": own.activation_bytes,
-        "sends": sends,
-        "why": _why(planned, stage, costs),
-    }
+def _link_row(link: Link) -> LinkRow:
+    bytes_per_s = None if math.isinf(link.bytes_per_s) else link.bytes_per_s
+    return LinkRow(link.latency_s, bytes_per_s, link.overhead_s_per_byte)
 
 
-def _why(planned: Planned, stage: int, costs: CostTable) -> str:
+def _candidate_row(candidate: Candidate) -> CandidateRow:
+    stages, trial = len(candidate.problem.bounds), candidate.trial
+    if trial is None:
+        return CandidateRow(candidate.name, stages, reason=str(candidate.error))
+    return CandidateRow(candidate.name, stages, trial.step_s, trial.peak_bytes)
+
+
+def _stage_row(plan: Plan, stage: int, costs: CostTable, device: str) -> StageRow:
+    first, last = plan.problem.bounds[stage]
+    stages = plan.problem.layers
+    own = stages[stage]
+    inputs = stage_inputs(plan.schedule, stages, len(stages))
+    return StageRow(
+        stage=stage,
+        device=device,
+        layers=[layer.name for layer in costs.layers[first : last + 1]],
+        seconds={kind: getattr(own, attribute) for kind, attribute in SECONDS.items()},
+        weight_bytes=own.weight_bytes,
+        slot_bytes=own.slot_bytes,
+        activation_bytes=own.activation_bytes,
+        sends={to: size for to, read in enumerate(inputs) for source, size in read if source == stage},
+        why=_why(plan, stage, costs),
+    )
+
+
+def _why(plan: Plan, stage: int, costs: CostTable) -> str:
     """Its share of the seconds, and what cutting one layer earlier or later would mean."""
 
-    def busy_s(layers: Iterable[Any]) -> float:
-        return float(sum(x.forward_s + x.output_grad_s + x.weight_grad_s for x in layers))
+    def busy_s(layers: Iterable[LayerCosts]) -> float:
+        return float(sum(layer.busy_s for layer in layers))
 
-    first, last = planned.bounds[stage]
+    first, last = plan.problem.bounds[stage]
     mine, all_s = busy_s(costs.layers[first : last + 1]), busy_s(costs.layers)
-    fair = all_s / len(planned.bounds)
+    fair = all_s / len(plan.problem.bounds)
     text = f"{seconds_text(mine)} of F + dO + dW a micro-batch, an equal share would be {seconds_text(fair)}"
     if last + 1 < len(costs.layers):
         sent = crossing_bytes(costs.layers, last)
         text += f"; {sent / 1e3:.1f} kB cross the cut behind it"
-    largest = max(costs.layers[first : last + 1], key=lambda x: busy_s([x]))
-    if busy_s([largest]) > 1.2 * fair:
-        text += f"; {largest.name} alone takes {seconds_text(busy_s([largest]))}, and is not cut further"
+    largest = max(costs.layers[first : last + 1], key=lambda layer: layer.busy_s)
+    if largest.busy_s > 1.2 * fair:
+        text += f"; {largest.name} alone takes {seconds_text(largest.busy_s)}, and is not cut further"
     return text
 
 

@@ -14,8 +14,9 @@ from tf_ooo.fit.placed import Placed
 from tf_ooo.hosts.devices import available_devices
 from tf_ooo.hosts.target import Target
 from tf_ooo.modes.pipeline.options import Pipeline
-from tf_ooo.modes.pipeline.planning import Planned
+from tf_ooo.modes.pipeline.planning import stage_of_layer
 from tf_ooo.modes.pipeline.reporting import fill_report_of_graph
+from tf_ooo.planning.choosing import plan as choosing
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.naming import variable_layers
 from tf_ooo.rewriting.staged import Plan, request_to_place
@@ -29,17 +30,17 @@ class PlannedPipeline:
     """What was planned, on devices with names; stays for the fits of one model.
 
     Attributes:
-        planned, plan: without and with the names.
+        plan: with these names.
         devices: of variables, by their names in graphs.
         step_s: seconds of the steps that were not traced, the last hundred.
     """
 
-    def __init__(self, planned: Planned, step: Step, devices: tuple[str, ...]) -> None:
-        self.planned, self.step_s = planned, deque[float](maxlen=_TIMED)
-        on = [devices[number] for number in planned.device_of_stage]
-        self.plan = Plan(planned.schedule, step.known, planned.stage_of_layer, on, available_devices())
-        layers = variable_layers(step)
-        self.devices = {name: on[planned.stage_of_layer[layer]] for name, layer in layers.items()}
+    def __init__(self, planned: choosing.Plan, step: Step, devices: tuple[str, ...]) -> None:
+        self.step_s = deque[float](maxlen=_TIMED)
+        on = [devices[number] for number in planned.schedule.device_of_stage]
+        stages = stage_of_layer(planned.problem.bounds)
+        self.plan = Plan(planned.schedule, step.known, stages, on, available_devices())
+        self.devices = {name: on[stages[layer]] for name, layer in variable_layers(step).items()}
 
 
 class RunningPipeline:

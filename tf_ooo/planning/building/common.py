@@ -9,6 +9,7 @@ from tf_ooo.errors import OptionsError, ScheduleError
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.planning.simulation.simulator import simulate
+from tf_ooo.planning.simulation.timeline import Timeline
 
 COMPUTE, COMMUNICATION, UPDATE = (0, 0), (0, 1), (0, 2)
 
@@ -87,7 +88,11 @@ def within_memory(problem: Problem, schedules: Iterable[Schedule]) -> Schedule:
     return leanest[1]
 
 
+def repeated(problem: Problem, schedule: Schedule) -> Timeline:
+    """As many steps as plan() simulates where steps overlap."""
+    return simulate(schedule, problem.layers, problem.link, 4 + schedule.steps_ahead)
+
+
 def peak_bytes(problem: Problem, schedule: Schedule) -> int:
-    """The most bytes alive at once on one device; steps overlap, so that several are simulated."""
-    steps = 4 + schedule.steps_ahead  # as plan() does
-    return max(simulate(schedule, problem.layers, problem.link, steps).peak_bytes, default=0)
+    """The most bytes alive at once on one device, steps overlapping."""
+    return max(repeated(problem, schedule).peak_bytes, default=0)

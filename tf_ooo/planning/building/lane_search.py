@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+import rustworkx as rx
 
 from tf_ooo.planning.building.pipeline import Stages, lane_peak_bytes
 from tf_ooo.planning.model.relation import Relation
@@ -20,6 +22,22 @@ from tf_ooo.planning.simulation.simulator import task_seconds
 
 _TABU = 6
 Lanes = list[list[int]]
+# Start and end of each node, seconds.
+Times = tuple[list[float], list[float]]
+
+
+@dataclass(frozen=True)
+class _Order:
+    """An order of all lanes, when each node runs in it, and the node that was moved for it."""
+
+    lanes: Lanes
+    times: Times
+    moved: int = -1
+
+    @cached_property
+    def makespan_s(self) -> float:
+        """Seconds until the last node is done."""
+        return max(self.times[1])
 
 
 def improved(
@@ -37,12 +55,15 @@ def improved(
         rounds: each begins with the best so far, and forbids moves for other lengths of time.
     """
     search = _Search(stages, schedule)
-    lanes = search.first
+    times = search.times(search.first)
+    if times is None:  # it waits for itself
+        return schedule
+    best = _Order(search.first, times)
     for _ in range(rounds):
-        lanes = search.run(lanes, iterations, patience)
-    orders = zip(schedule.lanes, lanes, strict=True)
-    made = {key: TaskList(search.relation.codes[np.array(lane, np.int64)]) for key, lane in orders}
-    return stages.schedule(schedule.policy, made, schedule.fused_backward)
+        best = search.run(best, iterations, patience)
+    orders = zip(schedule.lanes, best.lanes, strict=True)
+    lanes = {key: TaskList(search.relation.codes[np.array(lane, np.int64)]) for key, lane in orders}
+    return stages.schedule(schedule.policy, lanes, schedule.fused_backward)
 
 
 class _Search:
@@ -65,6 +86,10 @@ class _Search:
                 lag = problem.link.seconds(edges.message_bytes or 0.0) if away else 0.0
                 self.before[b].append((a, lag))
                 self.after[a].append((b, lag))
+        self.graph = rx.PyDiGraph()
+        self.graph.add_nodes_from(self.seconds)
+        pairs = [(source, node) for node, needed in enumerate(self.before) for source, _ in needed]
+        self.graph.add_edges_from_no_data(pairs)
         bounds = relation.bases.tolist()
         self.first: Lanes = [list(range(a, b)) for a, b in zip(bounds, bounds[1:], strict=False)]
         self.sizes = stages.sums("activation_bytes"), stages.sums("kept_bytes")
@@ -87,49 +112,51 @@ class _Search:
         )
         return max(bounds, default=0.0)
 
-    def run(self, lanes: Lanes, iterations: int, patience: int) -> Lanes:
-        best, times = lanes, self.times(lanes)
-        best_s = max(times[1]) if times else 0.0
+    def run(self, start: _Order, iterations: int, patience: int) -> _Order:
+        best = here = start
         tabu: dict[int, int] = {}
         since = 0
         for iteration in range(iterations):
-            if best_s <= self.bound_s * (1 + 1e-12):
+            if best.makespan_s <= self.bound_s * (1 + 1e-12):
                 break
-            found = self._best_neighbour(lanes, times, tabu, iteration, best_s)
-            if found is None or since > patience:
+            neighbour = self._best_neighbour(here, tabu, iteration, best.makespan_s)
+            if neighbour is None or since > patience:
                 break
-            made_s, node, lanes, times = found
-            tabu[node] = iteration + _TABU + self.random.randrange(_TABU)
+            here = neighbour
+            tabu[here.moved] = iteration + _TABU + self.random.randrange(_TABU)
             since += 1
-            if made_s < best_s * (1 - 1e-12):
-                best, best_s, since = lanes, made_s, 0
+            if here.makespan_s < best.makespan_s * (1 - 1e-12):
+                best, since = here, 0
         return best
 
     def _best_neighbour(
-        self, lanes: Lanes, times: Any, tabu: dict[int, int], iteration: int, best_s: float
-    ) -> tuple[float, int, Lanes, Any] | None:
-        found: tuple[float, int, Lanes, Any] | None = None
-        for number, a, b in self._moves(lanes, times):
-            lane = lanes[number].copy()
+        self, here: _Order, tabu: dict[int, int], iteration: int, best_s: float
+    ) -> _Order | None:
+        """The fastest order one move away; a forbidden move counts if it is faster than all so far."""
+        neighbours = (
+            neighbour
+            for neighbour in self._neighbours(here)
+            if tabu.get(neighbour.moved, -1) <= iteration or neighbour.makespan_s < best_s
+        )
+        return min(neighbours, key=lambda neighbour: neighbour.makespan_s, default=None)
+
+    def _neighbours(self, here: _Order) -> Iterator[_Order]:
+        """Orders one move away that fit into memory and in which nothing waits for itself."""
+        for number, a, b in self._moves(here):
+            lane = here.lanes[number].copy()
             node = lane.pop(a)
             lane.insert(b, node)
             if not self._fits(number, lane):
                 continue
-            made = [*lanes[:number], lane, *lanes[number + 1 :]]
-            ends = self.times(made)
-            if ends is None:
-                continue
-            made_s = max(ends[1])
-            if tabu.get(node, -1) > iteration and made_s >= best_s:
-                continue
-            if found is None or made_s < found[0]:
-                found = made_s, node, made, ends
-        return found
+            lanes = [*here.lanes[:number], lane, *here.lanes[number + 1 :]]
+            times = self.times(lanes)
+            if times is not None:
+                yield _Order(lanes, times, node)
 
-    def _moves(self, lanes: Lanes, times: Any) -> Iterator[tuple[int, int, int]]:
+    def _moves(self, here: _Order) -> Iterator[tuple[int, int, int]]:
         """(lane, from, to): swaps at the ends of blocks, dW behind and others before their block."""
-        for number, first, last in self._blocks(lanes, times):
-            lane = lanes[number]
+        for number, first, last in self._blocks(here):
+            lane = here.lanes[number]
             moves = {(first, first + 1), (last, last - 1)}
             for place in range(first, last + 1):
                 moves.add((place, last if self.is_weight_grad[lane[place]] else first))
@@ -137,9 +164,9 @@ class _Search:
                 if a != b and not self.fixed[lane[a]] and not self.fixed[lane[b]]:
                     yield number, a, b
 
-    def _blocks(self, lanes: Lanes, times: Any) -> Iterator[tuple[int, int, int]]:
+    def _blocks(self, here: _Order) -> Iterator[tuple[int, int, int]]:
         """Stretches of one critical path on one lane: (lane, first place, last place)."""
-        start, end = times
+        lanes, (start, end) = here.lanes, here.times
         place = {node: (number, i) for number, lane in enumerate(lanes) for i, node in enumerate(lane)}
         node = max(range(len(end)), key=end.__getitem__)
         number, last = place[node]
@@ -163,26 +190,22 @@ class _Search:
         codes = self.relation.codes[np.array(lane, np.int64)]
         return bool(lane_peak_bytes(codes, *self.sizes) <= room * (1 + 1e-12))
 
-    def times(self, lanes: Lanes) -> tuple[list[float], list[float]] | None:
+    def times(self, lanes: Lanes) -> Times | None:
         """Start and end of each node; None where they wait for each other."""
-        count = len(self.seconds)
-        start, end = [0.0] * count, [0.0] * count
-        waiting = [len(before) for before in self.before]
-        follower = [-1] * count
+        graph = self.graph.copy()
+        in_front: dict[int, int] = {}
         for lane in lanes:
-            for a, b in zip(lane, lane[1:], strict=False):
-                follower[a] = b
-                waiting[b] += 1
-        ready = [node for node in range(count) if not waiting[node]]
-        done = 0
-        while ready:
-            node = ready.pop()
-            done += 1
-            end[node] = now = start[node] + self.seconds[node]
-            for other, lag in (*self.after[node], (follower[node], 0.0)):
-                if other >= 0:
-                    start[other] = max(start[other], now + lag)
-                    waiting[other] -= 1
-                    if not waiting[other]:
-                        ready.append(other)
-        return (start, end) if done == count else None
+            pairs = list(zip(lane, lane[1:], strict=False))
+            graph.add_edges_from_no_data(pairs)
+            in_front |= {b: a for a, b in pairs}
+        try:
+            order = rx.topological_sort(graph)
+        except rx.DAGHasCycle:
+            return None
+        start, end = [0.0] * len(self.seconds), [0.0] * len(self.seconds)
+        for node in order:
+            ready_s = end[in_front[node]] if node in in_front else 0.0
+            for source, lag in self.before[node]:
+                ready_s = max(ready_s, end[source] + lag)
+            start[node], end[node] = ready_s, ready_s + self.seconds[node]
+        return start, end

@@ -11,11 +11,11 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
 from tf_ooo.costs.layer_costs import LayerCosts, layer_inputs
+from tf_ooo.planning.model.arrays import Floats, Ints
 
 # A dO is cut at multiples of this; the shares are refined afterwards.
 _GRID = 8
@@ -98,20 +98,20 @@ def _between(layers: Sequence[LayerCosts], layer: int, start_s: float) -> Cut:
 
 def _crossing_bytes(layers: Sequence[LayerCosts], before: int, after: int) -> float:
     """What layers below ``before`` and from ``after`` on send each other: outputs, and their gradients."""
-    made: set[int] = set()
+    sources: set[int] = set()
     gradients = 0.0
     for reader in range(after, len(layers)):
         crossing = {source for source in layer_inputs(tuple(layers), reader) if source < before}
-        made |= crossing
+        sources |= crossing
         gradients += sum(layers[source].output_bytes for source in crossing)
-    return gradients + sum(layers[source].output_bytes for source in made)
+    return gradients + sum(layers[source].output_bytes for source in sources)
 
 
 def _inside(layers: Sequence[LayerCosts], layer: int, start_s: float, least_s: float) -> list[Cut]:
-    cuts: dict[tuple[Any, ...], Cut] = {}
+    cuts: dict[tuple[tuple[str, ...], int, float], Cut] = {}
     takes = {kind: s for kind, s in seconds(layers[layer]).items() if s > least_s}
     passing = _crossing_bytes(layers, layer, layer + 1)
-    for order in dict.fromkeys(tuple(kind for kind in one if kind in takes) for one in _ORDERS):
+    for order in dict.fromkeys(tuple(kind for kind in kinds if kind in takes) for kinds in _ORDERS):
         done_s = start_s
         for before, kind in enumerate(order):
             steps = _GRID if kind == "dO" else 1
@@ -144,13 +144,13 @@ def left_shares(cut: Cut) -> dict[str, float]:
 def _sent_bytes(layers: Sequence[LayerCosts], cut: Cut) -> float:
     """What one cut inside a layer makes the processors to its left and right send each other."""
     read = sum(layers[source].output_bytes for source in layer_inputs(tuple(layers), cut.layer))
-    made, weights = layers[cut.layer].output_bytes, layers[cut.layer].weight_bytes
+    output, weights = layers[cut.layer].output_bytes, layers[cut.layer].weight_bytes
     left = {"F": 0.0, "dO": 0.0, "dW": 0.0} | left_shares(cut)
     forward_left, weight_left = left["F"] == 1, left["dW"] == 1
     sent = read if not (forward_left and weight_left) else 0.0
-    sent += made if forward_left or left["dO"] else 0.0
-    sent += made if left["dO"] else 0.0
-    sent += made * (1 - left["dO"] if weight_left else left["dO"])
+    sent += output if forward_left or left["dO"] else 0.0
+    sent += output if left["dO"] else 0.0
+    sent += output * (1 - left["dO"] if weight_left else left["dO"])
     sent += read * (1 - left["dO"])
     here = (forward_left or left["dO"] > 0, not forward_left or left["dO"] < 1)
     return sent + (weights if here[1 if weight_left else 0] else 0.0)
@@ -172,8 +172,8 @@ def best_cuts(line: Line, processors: int, slack: float = 0.0) -> tuple[Cut, ...
             low_s, high_s = (middle_s, high_s) if search.cuts(middle_s) is None else (low_s, middle_s)
     else:
         high_s = low_s
-    found = search.cuts(high_s * (1 + slack))
-    return None if found is None else refined(line, found)
+    cuts = search.cuts(high_s * (1 + slack))
+    return None if cuts is None else refined(line, cuts)
 
 
 class _Search:
@@ -188,7 +188,7 @@ class _Search:
         )
         self.same = self._same_layer()
 
-    def _same_layer(self) -> tuple[Any, Any]:
+    def _same_layer(self) -> tuple[Ints, Ints]:
         """Pairs of cuts in one layer that go together: one order of tasks, one cut inside its dO."""
         by_order: dict[tuple[int, tuple[str, ...]], list[int]] = {}
         for index, cut in enumerate(self.line.cuts):
@@ -210,7 +210,7 @@ class _Search:
         if self.pieces == 1:
             return [] if total_s <= longest_s else None
         reach = np.where(self.at_s <= longest_s, self.cost, np.inf)
-        origins: list[Any] = []
+        origins: list[Ints] = []
         start = np.searchsorted(self.at_s, self.at_s - longest_s)
         for _ in range(self.pieces - 2):
             reach, origin = self._extend(reach, start)
@@ -219,13 +219,13 @@ class _Search:
         if not len(ends) or not np.isfinite(ends.min()):
             return None
         index = int(ends.argmin())
-        found = [self.line.cuts[index]]
+        cuts = [self.line.cuts[index]]
         for origin in reversed(origins):
             index = int(origin[index])
-            found.append(self.line.cuts[index])
-        return found[::-1]
+            cuts.append(self.line.cuts[index])
+        return cuts[::-1]
 
-    def _extend(self, reach: Any, start: Any) -> tuple[Any, Any]:
+    def _extend(self, reach: Floats, start: Ints) -> tuple[Floats, Ints]:
         """One piece more: the cheapest cut before each, in another layer or in the same one."""
         index = np.arange(len(reach))
         origin = _lowest(reach, start, np.minimum(self.first_inside, index))
@@ -243,20 +243,20 @@ class _Search:
         return np.where(better, inside, best) + self.cost, np.where(better, inside_origin, origin)
 
 
-def _lowest(values: Any, low: Any, high: Any) -> Any:
+def _lowest(values: Floats, low: Ints, high: Ints) -> Ints:
     """Place of the lowest of ``values[low[i]:high[i]]`` for each i, -1 where there is none."""
     levels = [np.arange(len(values))]
     while 2 ** len(levels) <= len(values):
         half = 2 ** (len(levels) - 1)
         left, right = levels[-1][:-half], levels[-1][half:]
         levels.append(np.where(values[left] <= values[right], left, right))
-    found = np.full(len(low), -1)
+    lowest = np.full(len(low), -1)
     length = high - low
     for level, places in enumerate(levels):
         here = (length >= 2**level) & (length < 2 ** (level + 1))
         left, right = places[low[here]], places[high[here] - 2**level]
-        found[here] = np.where(values[left] <= values[right], left, right)
-    return found
+        lowest[here] = np.where(values[left] <= values[right], left, right)
+    return lowest
 
 
 def refined(line: Line, cuts: Sequence[Cut]) -> tuple[Cut, ...]:

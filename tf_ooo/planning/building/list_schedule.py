@@ -10,11 +10,11 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from tf_ooo.planning.building.pipeline import MODE, Stages
+from tf_ooo.planning.model.arrays import Ints
 from tf_ooo.planning.model.relation import stage_inputs
 from tf_ooo.planning.model.schedule import Lane, Schedule, TaskList
 from tf_ooo.planning.model.task import encode
@@ -39,7 +39,7 @@ class Taste:
     in_flight: int
     stage_first: bool = False
     patience: float = 0.0
-    ahead: Any = None
+    ahead: Ints | None = None
     by_room: bool = True
 
 

@@ -21,7 +21,7 @@ def balanced(layers: Sequence[LayerCosts], stages: int) -> tuple[tuple[int, int]
     Raises:
         OptionsError: more stages than layers.
     """
-    seconds = [layer.forward_s + layer.output_grad_s + layer.weight_grad_s for layer in layers]
+    seconds = [layer.busy_s for layer in layers]
     if stages > len(seconds):
         raise OptionsError(f"{stages} stages are more than the {len(seconds)} layers; use fewer devices")
     if len(set(seconds)) == 1:

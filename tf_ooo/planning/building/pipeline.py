@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tf_ooo.planning.building.partition import balanced
+from tf_ooo.planning.model.arrays import Floats, Ints
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Lane, Schedule, TaskList
 from tf_ooo.planning.model.task import KIND_NUMBER, Fields, encode
@@ -37,18 +38,18 @@ class Stages:
         """``chunks`` stages for each device.  OptionsError if that is more stages than layers."""
         return cls(problem, balanced(problem.layers, problem.devices * chunks))
 
-    def sums(self, attribute: str) -> Any:
+    def sums(self, attribute: str) -> Floats:
         """A cost of each stage: seconds or bytes of one micro-batch, float64 (stages,)."""
         values = [float(getattr(layer, attribute)) for layer in self.problem.layers]
         return np.array([sum(values[first : last + 1]) for first, last in self.bounds])
 
     @cached_property
-    def seconds(self) -> Any:
+    def seconds(self) -> Floats:
         """Seconds of F, dO and dW of each stage, shape (3, stages)."""
         return np.stack([self.sums(name) for name in ("forward_s", "output_grad_s", "weight_grad_s")])
 
     @cached_property
-    def devices(self) -> Any:
+    def devices(self) -> Ints:
         """The device of each stage."""
         return np.arange(len(self.bounds)) % self.problem.devices
 
@@ -61,13 +62,13 @@ class Stages:
         return bool(free and np.allclose(seconds, seconds[:, :1], rtol=1e-9, atol=0))
 
     @cached_property
-    def room_bytes(self) -> Any:
+    def room_bytes(self) -> Floats:
         """What the limit leaves each device for activations, beside weights, gradients and slots."""
         devices = self.problem.devices
         if self.problem.memory_limit_bytes is None:
             return np.full(devices, np.inf)
         fixed = 2 * self.sums("weight_bytes") + self.sums("slot_bytes")
-        used = np.bincount(self.devices, weights=fixed, minlength=devices)
+        used = np.bincount(self.devices, weights=fixed, minlength=devices).astype(float)
         return self.problem.memory_limit_bytes - used
 
     def schedule(self, policy: str, lanes: dict[Lane, TaskList], fused: bool = False) -> Schedule:
@@ -92,8 +93,8 @@ class Pace:
         delay: by how many dO the dW stay behind.
     """
 
-    ahead: Any
-    delay: Any
+    ahead: Ints
+    delay: Ints
 
     def capped(self, stages: Stages) -> Pace:
         """The pace that stays within the memory limit; at least one micro-batch, and no delay.
@@ -108,7 +109,7 @@ class Pace:
         return Pace(ahead.astype(np.int64), np.minimum(delay, stages.problem.microbatches).astype(np.int64))
 
 
-def _fit(room_bytes: Any, size_bytes: Any) -> Any:
+def _fit(room_bytes: Floats, size_bytes: Floats) -> Floats:
     """How many of a size fit, float64."""
     with np.errstate(divide="ignore", invalid="ignore"):
         count = np.floor(room_bytes / size_bytes + 1e-9)
@@ -136,7 +137,7 @@ def paced(policy: str, stages: Stages, pace: Pace, *, fused: bool = False, limit
     return stages.schedule(policy, lanes, fused)
 
 
-def places(count: int, ahead: int, delay: int) -> tuple[Any, Any, Any]:
+def places(count: int, ahead: int, delay: int) -> tuple[Ints, Ints, Ints]:
     """The order of one lane as sort keys of its F, dO and dW: round k is dO k, dW k - delay, F k + ahead."""
     batch = np.arange(count, dtype=np.int64)
     forward = np.where(batch < ahead, batch - ahead, 3 * (batch - ahead) + 2)
@@ -145,14 +146,14 @@ def places(count: int, ahead: int, delay: int) -> tuple[Any, Any, Any]:
     return forward, 3 * batch, weight_grad
 
 
-def lane_codes(stages: Sequence[Any], batch: Any, order: Sequence[Any]) -> Any:
+def lane_codes(stages: Sequence[ArrayLike], batch: Ints, order: Sequence[Ints]) -> Ints:
     """Codes of F, dO and dW of micro-batches, sorted by their places; ``stages`` are those of each kind."""
     kinds = zip(("F", "dO", "dW"), stages, strict=True)
     codes = np.concatenate([encode(kind, stage, batch) for kind, stage in kinds])
     return codes[np.argsort(np.concatenate(order), kind="stable")]
 
 
-def lane_peak_bytes(codes: Any, activation_bytes: Any, kept_bytes: Any) -> float:
+def lane_peak_bytes(codes: Ints, activation_bytes: Floats, kept_bytes: Floats) -> float:
     """The most activations alive on a device with one lane: its order alone decides.
 
     Args:

@@ -83,7 +83,7 @@ class StepModel:
             for layer in range(self.layers)
             for part in range(len(self.shares.get(layer, (1,))))
         ]
-        return one_worker("search", self.problem, backward, comms, by_priority=True, shares=self.shares)
+        return one_worker("reference", self.problem, backward, comms, by_priority=True, shares=self.shares)
 
     def _lower_bound_s(self) -> float:
         """No order is faster, whatever it does.
@@ -170,10 +170,10 @@ def _sources(relation: Relation) -> tuple[dict[int, list[int]], dict[int, list[i
     same: dict[int, list[int]] = {}
     before: dict[int, list[int]] = {}
     for edges in relation.edges:
-        found = before if edges.steps else same
+        needs = before if edges.steps else same
         pairs = zip(np.asarray(edges.source).tolist(), np.asarray(edges.target).tolist(), strict=True)
         for source, target in pairs:
-            found.setdefault(target, []).append(source)
+            needs.setdefault(target, []).append(source)
     return same, before
 
 

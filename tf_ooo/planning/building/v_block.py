@@ -55,15 +55,15 @@ def device_of(stage: int, devices: int) -> int:
 @lru_cache
 def block(steps: Steps, devices: int, period: int = FULL_PERIOD) -> Block:
     """The block with these steps and the waits at the turns that store least and are shortest."""
-    found = []
+    blocks = []
     for gaps in itertools.product(range(_GAPS), repeat=3):
         if sum(gaps) > _GAPS:
             continue
         ticks = _ticks(steps, devices, gaps)
         if all(len({tick % period for tick in device}) == len(device) for device in ticks):
             peak = max(_peak(device, period) for device in ticks)
-            found.append((peak, sum(gaps), gaps, Block(ticks, period, peak)))
-    return min(found, key=lambda row: row[:3])[-1]
+            blocks.append((peak, sum(gaps), gaps, Block(ticks, period, peak)))
+    return min(blocks, key=lambda row: row[:3])[-1]
 
 
 def sequential(devices: int) -> Block:

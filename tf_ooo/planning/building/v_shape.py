@@ -44,10 +44,10 @@ def make(policy: str, steps: Steps, problem: Problem) -> Schedule:
     """
     stages = v_stages(problem)
     last = sequential(problem.devices)
-    for one in _blocks(steps, problem.devices) if problem.memory_limit_bytes != 0 else ():
-        if not _fits(policy, problem, stages, one):
+    for leaner in _blocks(steps, problem.devices) if problem.memory_limit_bytes != 0 else ():
+        if not _fits(policy, problem, stages, leaner):
             continue
-        schedule, timeline = _fastest(policy, problem, stages, one)
+        schedule, timeline = _fastest(policy, problem, stages, leaner)
         if not _rank(problem, timeline)[0]:
             return schedule
     return _fastest(policy, problem, stages, last)[0]
@@ -85,8 +85,8 @@ def _fastest(
     """
     order = lanes(of, problem.microbatches)
     times = stage_times(problem, stages)
-    made = [squeeze(order, times, of.limit, style) for style in _styles(policy, problem, stages, of)]
-    schedules = [v_schedule(policy, problem, stages, one) for one in (*made, order)]
+    squeezed = [squeeze(order, times, of.limit, style) for style in _styles(policy, problem, stages, of)]
+    schedules = [v_schedule(policy, problem, stages, lane) for lane in (*squeezed, order)]
     rows = [(schedule, simulate(schedule, problem.layers, problem.link)) for schedule in schedules]
     return min(rows, key=lambda row: _rank(problem, row[1]))
 

@@ -1,50 +1,163 @@
-"""The schedule of a named policy, or the best of all, simulated, from the costs of layers alone."""
+"""One :class:`Plan` for every mode: policies are tried, and the best of what they make is taken."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
-from tf_ooo.costs.layer_costs import LayerCosts, Link, check_layers
-from tf_ooo.errors import CostError, OptionsError
-from tf_ooo.planning.choosing.candidates import best, candidates, make, policy_named, predicted
+from tf_ooo.errors import MemoryLimitError, OOOError, OptionsError
+from tf_ooo.planning.choosing.trial import STEADY, Clock, Trial
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.policies import POLICIES, Policy
+from tf_ooo.planning.simulation.timeline import Timeline
 
-DEFAULT_POLICY = "fast_forward"
-
-
-def plan_layers(
-    layers: Sequence[LayerCosts],
-    schedule: str = DEFAULT_POLICY,
-    memory_limit_bytes: int | None = None,
-    *,
-    devices: int = 1,
-    microbatches: int = 1,
-    link: Link | None = None,
-    mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> Schedule:
-    """An order of all tasks of a training step; arguments and errors as of :func:`tf_ooo.plan`."""
-    between = Link() if link is None else link
-    problem = Problem(check_layers(layers), devices, microbatches, between, memory_limit_bytes, options or {})
-    check_problem(problem)
-    if schedule == "auto":
-        return best(candidates(problem, mode), problem)
-    return predicted(make(policy_named(schedule, mode), dataclasses.replace(problem, mode=mode)), problem)
+AsRun = Callable[[Schedule], Schedule]
 
 
-def check_problem(problem: Problem) -> None:
-    """OptionsError unless the numbers are whole and above 0."""
-    for name in ("devices", "microbatches"):
-        value = getattr(problem, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise OptionsError(f"{name} must be a whole number of at least 1, got {value!r}")
-    limit = problem.memory_limit_bytes
-    if limit is not None and (
-        isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0
-    ):
-        raise OptionsError(f"memory_limit_bytes must be above 0, got {limit!r}")
-    if not isinstance(problem.link, Link):
-        raise CostError(f"link must be a tf_ooo.Link, got {problem.link!r:.80}")
+@dataclass(frozen=True)
+class Candidate:
+    """A policy that was tried.
+
+    Attributes:
+        name: of the policy.
+        problem: what it was asked.
+        trial: its schedule on paper; None where it cannot be taken.
+        step_s: predicted seconds of one step; infinite where it cannot be taken.
+        reason: why it cannot, empty where it can.
+        error: what the policy raised, if that is why.
+    """
+
+    name: str
+    problem: Problem
+    trial: Trial | None = None
+    step_s: float = float("inf")
+    reason: str = ""
+    error: OOOError | None = None
+
+
+Rank = Callable[[Candidate], tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The schedule that was chosen, how it runs on paper, and why it was.
+
+    Attributes:
+        trial: the schedule on paper, with the costs that it was made for.
+        candidates: everything that was compared; empty where one policy was asked for.
+        why: what else decided, in a sentence; empty where it is the fastest, or was asked for.
+    """
+
+    trial: Trial
+    candidates: tuple[Candidate, ...] = ()
+    why: str = ""
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The schedule with its predictions, which only plans of millions of tasks lack."""
+        return self.trial.predicted()
+
+    @property
+    def timeline(self) -> Timeline:
+        """The schedule as it runs on paper."""
+        return self.trial.timeline
+
+    @property
+    def problem(self) -> Problem:
+        """The costs that it was made for."""
+        return self.trial.problem
+
+    @property
+    def step_s(self) -> float:
+        """Predicted seconds of one step."""
+        return self.trial.step_s
+
+
+def policy_named(name: str, mode: str | None = None) -> Policy:
+    """A row of the table.  OptionsError names the ones there are."""
+    if name not in POLICIES:
+        raise OptionsError(f"schedule={name!r} is not accepted; accepted: auto, {', '.join(POLICIES)}")
+    policy = POLICIES[name]
+    if mode is not None and mode not in policy.modes:
+        raise OptionsError(f"schedule={name!r} is one of mode {' or '.join(policy.modes)}, not {mode!r}")
+    return policy
+
+
+def as_asked(policy: Policy, problem: Problem, clock: Clock = STEADY, as_run: AsRun | None = None) -> Plan:
+    """The plan of one policy.
+
+    Args:
+        policy: what is asked for.
+        problem: what is to be scheduled.
+        clock: tells the seconds of a step.
+        as_run: what the mode makes of the policy's schedule; None: it runs as it is.
+
+    Raises:
+        OptionsError: an option that the policy does not have, or what else it cannot schedule.
+        MemoryLimitError: it does not stay within the limit.
+    """
+    return Plan(_within_limit(policy, problem, clock, as_run))
+
+
+def tried(policy: Policy, problem: Problem, clock: Clock = STEADY, as_run: AsRun | None = None) -> Candidate:
+    """As :func:`as_asked`, but a policy that cannot says why, and raises nothing."""
+    try:
+        trial = _within_limit(policy, problem, clock, as_run)
+        return Candidate(policy.name, problem, trial, trial.step_s)
+    except MemoryLimitError as error:
+        return Candidate(policy.name, problem, reason=f"needs {error.smallest_bytes} bytes", error=error)
+    except OOOError as error:
+        return Candidate(policy.name, problem, reason=str(error), error=error)
+
+
+def shortest(candidate: Candidate) -> tuple[float, ...]:
+    """What ``auto`` goes by: the step, of equal ones the one that ends first, then memory."""
+    trial = candidate.trial
+    if trial is None:
+        return float("inf"), float("inf"), 0
+    # The rounding of sums must not decide.
+    return float(f"{trial.step_s:.9g}"), float(f"{trial.makespan_s:.9g}"), trial.peak_bytes
+
+
+def choose(candidates: Sequence[Candidate], rank: Rank = shortest, why: str = "") -> Plan:
+    """The plan of the candidate with the lowest rank; the first one of equals.
+
+    Raises:
+        MemoryLimitError: all need more memory; says the least.
+        OptionsError: none can be taken for other reasons; says all of them.
+    """
+    trial = min(candidates, key=rank).trial
+    if trial is None:
+        raise _none_left(candidates)
+    return Plan(trial, tuple(candidates), why)
+
+
+def _none_left(candidates: Sequence[Candidate]) -> OOOError:
+    errors = [candidate.error for candidate in candidates]
+    over = [error for error in errors if isinstance(error, MemoryLimitError)]
+    if over:
+        return min(over, key=lambda error: error.smallest_bytes or 0)
+    return OptionsError(f"no schedule is possible: {'; '.join(f'{c.name}: {c.reason}' for c in candidates)}")
+
+
+def _within_limit(policy: Policy, problem: Problem, clock: Clock, as_run: AsRun | None) -> Trial:
+    """The policy's schedule, or its leanest one; MemoryLimitError where that needs more than the limit."""
+    for name, value in problem.options.items():
+        if name not in policy.options:
+            known = f"its options are {', '.join(policy.options)}" if policy.options else "it has no options"
+            raise OptionsError(f"schedule {policy.name!r}: {name}={value!r} is unknown; {known}")
+
+    def made_for(asked: Problem) -> Trial:
+        schedule = policy.make(asked)
+        return Trial(schedule if as_run is None else as_run(schedule), problem, clock)
+
+    trial, limit = made_for(problem), problem.memory_limit_bytes
+    if limit is None or trial.peak_bytes <= limit:
+        return trial
+    lean = made_for(dataclasses.replace(problem, memory_limit_bytes=0))
+    if lean.peak_bytes > limit:
+        raise MemoryLimitError(limit, lean.peak_bytes)
+    return lean

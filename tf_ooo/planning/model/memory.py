@@ -19,11 +19,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tf_ooo.costs.layer_costs import LayerCosts
+from tf_ooo.planning.model.arrays import Floats, Ints
 from tf_ooo.planning.model.relation import Relation
 from tf_ooo.planning.model.task import KIND_NUMBER
 
@@ -32,8 +33,8 @@ from tf_ooo.planning.model.task import KIND_NUMBER
 class MemoryCurve:
     """Bytes over time on one device: ``alive_bytes[i]`` from ``time_s[i]`` to the next time."""
 
-    time_s: Any
-    alive_bytes: Any
+    time_s: Floats
+    alive_bytes: Floats
 
     @property
     def peak_bytes(self) -> int:
@@ -50,10 +51,12 @@ class MemoryUse:
         start_s, end_s: times, shape (steps, nodes).
     """
 
-    def __init__(self, relation: Relation, layers: Sequence[LayerCosts], start_s: Any, end_s: Any) -> None:
+    def __init__(
+        self, relation: Relation, layers: Sequence[LayerCosts], start_s: Floats, end_s: Floats
+    ) -> None:
         self.relation, self.layers = relation, layers
         self.start_s, self.end_s = start_s, end_s
-        self._changes: list[tuple[Any, Any, Any]] = []
+        self._changes: list[tuple[Ints, Floats, Floats]] = []
         self._tasks()
         for stage in range(relation.stages):
             self._weights(stage)
@@ -69,14 +72,14 @@ class MemoryUse:
         pieces = [slice(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
         return [MemoryCurve(time_s[piece], np.cumsum(change[piece])) for piece in pieces]
 
-    def _add(self, device: Any, time_s: Any, change: Any) -> None:
-        device, time_s, change = np.broadcast_arrays(device, time_s, change)
-        changed = change != 0
+    def _add(self, device: ArrayLike, time_s: ArrayLike, change: ArrayLike) -> None:
+        devices, times, changes = np.broadcast_arrays(device, time_s, change)
+        changed = changes != 0
         if changed.any():
-            row = device[changed].astype(np.int32), time_s[changed], change[changed].astype(float)
+            row = devices[changed].astype(np.int32), times[changed], changes[changed].astype(float)
             self._changes.append(row)
 
-    def _per_stage(self, attribute: str) -> Any:
+    def _per_stage(self, attribute: str) -> Floats:
         stages, schedule = range(self.relation.stages), self.relation.schedule
         return np.array(
             [sum(getattr(self.layers[i], attribute) for i in schedule.layers_of(stage)) for stage in stages]
@@ -105,7 +108,7 @@ class MemoryUse:
             self._add(home, np.zeros(relation.stages), activation * (has["dO"] | has["dW"]) * count)
         self._far_inputs(kept, home)
 
-    def _far_inputs(self, kept: Any, home: Any) -> None:
+    def _far_inputs(self, kept: Floats, home: Ints) -> None:
         """dW on another device than F holds its own copy of what it reads while it runs."""
         nodes = np.flatnonzero(self.relation.fields.kind == KIND_NUMBER["dW"])
         stage = self.relation.fields.stage[nodes]
@@ -114,7 +117,7 @@ class MemoryUse:
         self._add(self.relation.device[nodes], self.start_s[:, nodes], kept[stage])
         self._add(self.relation.device[nodes], self.end_s[:, nodes], -kept[stage])
 
-    def _part_shares(self) -> Any:
+    def _part_shares(self) -> Floats:
         share = np.ones(len(self.relation))
         for (kind, stage), shares in self.relation.schedule.parts.items():
             for held, nodes in zip(shares, self.relation.nodes(kind, stage), strict=False):
@@ -122,7 +125,7 @@ class MemoryUse:
         return share
 
     @cached_property
-    def _home(self) -> Any:
+    def _home(self) -> Ints:
         """The device that stores each stage's activations: where its F runs."""
         home = np.zeros(self.relation.stages, np.int32)
         for stage in range(self.relation.stages):
@@ -133,7 +136,7 @@ class MemoryUse:
                     break
         return home
 
-    def _nodes(self, kind: str, stage: int) -> Any:
+    def _nodes(self, kind: str, stage: int) -> Ints:
         nodes = self.relation.nodes(kind, stage)
         return nodes[nodes >= 0]
 

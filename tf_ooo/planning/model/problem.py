@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import OptionsError
-from tf_ooo.planning.model.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -23,6 +22,7 @@ class Problem:
         memory_limit_bytes: of each device; None: no limit.
         options: what the policy itself offers (``group`` of modulo, ``k`` of reverse_first_k).
         mode: what the devices are for, where a policy serves several modes; None: not said.
+        bounds: (first, last) layer of a model that each of ``layers`` stands for; empty: each is one.
     """
 
     layers: tuple[LayerCosts, ...]
@@ -32,6 +32,7 @@ class Problem:
     memory_limit_bytes: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     mode: str | None = None
+    bounds: tuple[tuple[int, int], ...] = ()
 
     def option(self, name: str, default: int, least: int = 0) -> int:
         """A whole-number option of the policy; OptionsError if it is none or below ``least``."""
@@ -39,29 +40,3 @@ class Problem:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise OptionsError(f"{name} must be a whole number of at least {least}, got {value!r}")
         return value
-
-
-@dataclass(frozen=True)
-class Policy:
-    """One way to schedule: a row of the table of names.
-
-    ``make`` returns a schedule without predictions.  It keeps the memory limit if it can, and returns
-    its leanest schedule if it cannot; whoever calls it checks by simulation.  ``options`` are the
-    names that ``Problem.options`` may hold.  ``auto_tasks``: above so many F, dO and dW of one stage on
-    each device, planning takes more than some seconds, and ``auto`` does without; None: never.
-    ``by_name``: why ``auto`` never takes it, empty where it may.  ``costs_only``: of ``modes``, those that it
-    plans from layers' costs and that cannot train by it.
-    """
-
-    name: str
-    modes: tuple[str, ...]
-    make: Callable[[Problem], Schedule]
-    options: tuple[str, ...] = ()
-    auto_tasks: int | None = None
-    by_name: str = ""
-    costs_only: tuple[str, ...] = ()
-
-    @property
-    def trains(self) -> tuple[str, ...]:
-        """The modes that can train by it."""
-        return tuple(mode for mode in self.modes if mode not in self.costs_only)

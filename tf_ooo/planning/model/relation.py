@@ -18,12 +18,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from tf_ooo.costs.layer_costs import LayerCosts, layer_inputs
 from tf_ooo.errors import ScheduleError
+from tf_ooo.planning.model.arrays import Ints
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.task import KIND_NUMBER, KINDS, Fields, Task
 
@@ -39,8 +39,8 @@ class Edges:
     ``steps`` is how many steps later the destination is.
     """
 
-    source: Any
-    target: Any
+    source: Ints
+    target: Ints
     message_bytes: float | None
     why: str
     steps: int = 0
@@ -59,7 +59,7 @@ class Relation:
         self.lanes = list(schedule.lanes)
         lengths = [len(tasks) for tasks in schedule.lanes.values()]
         self.lengths = np.array(lengths, np.int64)
-        self.bases = np.concatenate([[0], np.cumsum(self.lengths)])
+        self.bases: Ints = np.concatenate([[0], np.cumsum(self.lengths)])
         self.codes = schedule.tasks.codes
         self.fields = Fields.of(self.codes)
         self.lane = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
@@ -82,13 +82,13 @@ class Relation:
         table = self._tables[kind]
         return table is not None and bool((table[:, stage] >= 0).any())
 
-    def nodes(self, kind: str, stage: int) -> Any:
+    def nodes(self, kind: str, stage: int) -> Ints:
         """Nodes of a kind and stage, shape (parts, micro-batches); -1 where there is none."""
         table = self._tables[kind]
         empty = np.full((1, self.schedule.microbatches), -1, np.int32)
         return empty if table is None else table[:, stage]
 
-    def _table(self, kind: str) -> Any:
+    def _table(self, kind: str) -> Ints | None:
         """Node of (part, stage, micro-batch) of one kind; None where there are none."""
         chosen = np.flatnonzero(self.fields.kind == KIND_NUMBER[kind])
         if not len(chosen):
@@ -105,16 +105,16 @@ class Relation:
     @cached_property
     def edges(self) -> list[Edges]:
         """All edges, the order of the lanes left aside."""
-        found: list[Edges] = []
+        edges: list[Edges] = []
         for stage in range(self.stages):
-            found += self._forward(stage)
-            found += self._backward(stage)
-            found += self._update(stage)
-            found += self._next_step(stage)
+            edges += self._forward(stage)
+            edges += self._backward(stage)
+            edges += self._update(stage)
+            edges += self._next_step(stage)
         if self.schedule.barrier and self.stages:
-            found += self._barrier()
-        found += self._after()
-        return _merged(found)
+            edges += self._barrier()
+        edges += self._after()
+        return _merged(edges)
 
     def _forward(self, stage: int) -> Iterator[Edges]:
         if not self.has("F", stage):
@@ -139,7 +139,7 @@ class Relation:
             yield from self._pairs((kind, source), ("dW", stage), size, incoming)
 
     def _stored_input(self, stage: int) -> Iterator[Edges]:
-        """dW reads the stage's input too; where F runs on another device, whoever made it sends it there."""
+        """dW reads the stage's input too; if F runs on another device, the stage before sends it there."""
         for edges in self._pairs(("F", stage), ("dW", stage), None, "the stored input"):
             away = self.device[edges.source] != self.device[edges.target]
             if not self.has("dO", stage):
@@ -148,8 +148,8 @@ class Relation:
                 continue
             microbatches = self.fields.microbatch[edges.target[away]]
             for source, size in self._providers("F", stage):
-                for made in self.nodes("F", source):
-                    yield Edges(made[microbatches], edges.target[away], size, edges.why)
+                for outputs in self.nodes("F", source):
+                    yield Edges(outputs[microbatches], edges.target[away], size, edges.why)
 
     def _update(self, stage: int) -> Iterator[Edges]:
         last = "comm" if self.has("comm", stage) else "dW"
@@ -232,11 +232,11 @@ class Relation:
         """
         shares = self.schedule.parts.get(source, ())
         for part, first in enumerate(self.nodes(*source)):
-            made = size * shares[part] if size is not None and part < len(shares) else size
+            sent = size * shares[part] if size is not None and part < len(shares) else size
             for then in self.nodes(*target):
                 both = (first >= 0) & (then >= 0)
                 if both.any():
-                    yield Edges(first[both], then[both], made, why)
+                    yield Edges(first[both], then[both], sent, why)
 
     def _all_to_all(
         self, source: tuple[str, int], target: tuple[str, int], why: str, steps: int = 0
@@ -244,14 +244,14 @@ class Relation:
         """Edges from all micro-batches to all; where a lane's order implies some, only the others."""
         yield from self._join(self.nodes(*source).ravel(), self.nodes(*target).ravel(), why, steps)
 
-    def _join(self, sources: Any, targets: Any, why: str, steps: int) -> Iterator[Edges]:
+    def _join(self, sources: Ints, targets: Ints, why: str, steps: int) -> Iterator[Edges]:
         sources = self._one_of_each_lane(sources[sources >= 0], last=True)
         targets = self._one_of_each_lane(targets[targets >= 0], last=False)
         if len(sources) and len(targets):
             pairs = np.repeat(sources, len(targets)), np.tile(targets, len(sources))
             yield Edges(*pairs, None, why, steps)
 
-    def _one_of_each_lane(self, nodes: Any, last: bool) -> Any:
+    def _one_of_each_lane(self, nodes: Ints, last: bool) -> Ints:
         kept = []
         for lane in np.unique(self.lane[nodes]):
             there = nodes[self.lane[nodes] == lane]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -10,13 +9,12 @@ from types import MappingProxyType
 import numpy as np
 
 from tf_ooo.errors import ScheduleError
-from tf_ooo.planning.model.task import KIND_NUMBER, KINDS, Fields, Task, TaskList
+from tf_ooo.planning.model.lanes import After, Lane, check_lanes
+from tf_ooo.planning.model.schedule_text import NAME, read, write
+from tf_ooo.planning.model.task import KINDS, Fields, Task, TaskList
 
-__all__ = ["KINDS", "NAME", "After", "Lane", "Schedule", "Task", "TaskList"]
+__all__ = ["KINDS", "After", "Lane", "Schedule", "Task", "TaskList"]
 
-Lane = tuple[int, int]
-After = tuple[Task, Task, int]
-NAME = re.compile(r"[A-Za-z0-9_]+", re.ASCII)
 _SHOWN = 5
 
 
@@ -129,6 +127,12 @@ class Schedule:
         return max((device for device, _ in self.lanes), default=0) + 1
 
     @property
+    def device_of_stage(self) -> list[int]:
+        """The device of each stage, where a stage has one."""
+        devices = {task.stage: device for (device, _), tasks in self.lanes.items() for task in tasks}
+        return [devices[stage] for stage in range(len(self.stages))]
+
+    @property
     def steps_ahead(self) -> int:
         """How many steps later the last of the tasks is that another one waits for, see ``after``."""
         return max((steps for _, _, steps in self.after), default=0)
@@ -155,8 +159,6 @@ class Schedule:
 
     def to_text(self) -> str:
         """The schedule as text; :meth:`from_text` gives an equal schedule back."""
-        from tf_ooo.planning.model.schedule_text import write  # noqa: PLC0415 - reader and writer need this class
-
         return write(self)
 
     @classmethod
@@ -165,45 +167,7 @@ class Schedule:
 
         Raises ScheduleError with the number of the offending line.
         """
-        from tf_ooo.planning.model.schedule_text import read  # noqa: PLC0415
-
-        return read(text)
-
-
-def check_lanes(
-    lanes: Mapping[Lane, TaskList], priority_lanes: frozenset[Lane] = frozenset(), asynchronous: bool = False
-) -> None:
-    """Raises ScheduleError where a task occurs twice, or stands after one that needs it."""
-    codes = np.concatenate([np.zeros(0, np.int64), *(tasks.codes for tasks in lanes.values())])
-    codes.sort()
-    twice = np.flatnonzero(codes[1:] == codes[:-1])
-    if len(twice):
-        raise ScheduleError(f"duplicate: {Task.of_code(int(codes[twice[0]]))} is scheduled twice")
-    for lane, tasks in lanes.items():
-        if lane not in priority_lanes:
-            _check_causal(lane, tasks, asynchronous)
-
-
-def _check_causal(lane: Lane, tasks: TaskList, asynchronous: bool) -> None:
-    """F, dO, dW, comm, U of one stage and micro-batch depend on each other in this order.
-
-    What a synchronous step has once, comm and U, comes after the dW of all micro-batches.
-    """
-    fields = Fields.of(tasks.codes)
-    each = fields.stage.astype(np.int64) << 24 | fields.microbatch
-    last = KIND_NUMBER["U"] if asynchronous else KIND_NUMBER["dW"]
-    checks = [(fields.kind <= last, each)]
-    if not asynchronous:
-        checks.append((fields.kind >= KIND_NUMBER["dW"], fields.stage.astype(np.int64)))
-    for chosen, key in checks:
-        places = np.flatnonzero(chosen)
-        order = places[np.argsort(key[places], kind="stable")]
-        falls = (key[order][1:] == key[order][:-1]) & (fields.kind[order][1:] < fields.kind[order][:-1])
-        for at in np.flatnonzero(falls)[:1]:
-            before, after = tasks[int(order[at])], tasks[int(order[at + 1])]
-            raise ScheduleError(
-                f"cycle: {after} stands after {before}, which needs it, on lane {lane[0]} {lane[1]}"
-            )
+        return cls(**read(text))
 
 
 def _names(tasks: list[Task]) -> str:

@@ -1,15 +1,22 @@
-"""The text form of a schedule: one line for each entry and each lane."""
+"""The text form of a schedule: one line for each entry and each lane.
+
+:class:`~tf_ooo.planning.model.schedule.Schedule` is made of what :func:`read` returns.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tf_ooo.errors import ScheduleError
-from tf_ooo.planning.model.schedule import NAME, After, Lane, Schedule, check_lanes
+from tf_ooo.planning.model.lanes import After, Lane, check_lanes
 from tf_ooo.planning.model.task import KINDS, Fields, Task, TaskList
 
+if TYPE_CHECKING:
+    from tf_ooo.planning.model.schedule import Schedule
+
+NAME = re.compile(r"[A-Za-z0-9_]+", re.ASCII)
 _HEADER = "tf_ooo schedule v1"
 _INT = "(0|[1-9][0-9]{0,8})"
 _LANE = re.compile(rf"lane {_INT} {_INT}( priority)?:", re.ASCII)
@@ -51,8 +58,8 @@ def _words(tasks: TaskList, several: bool) -> Iterator[str]:
         yield f"{KINDS[kind]}:{stage}{slot}" + (f"@{batch}" if several else "")
 
 
-def read(text: str) -> Schedule:
-    """Reads what :func:`write` wrote.  ScheduleError names the offending line."""
+def read(text: str) -> dict[str, Any]:
+    """The fields of the schedule that :func:`write` wrote.  ScheduleError names the offending line."""
     reader = _Reader()
     header = False
     for number, raw in enumerate(text.split("\n"), 1):
@@ -66,7 +73,7 @@ def read(text: str) -> Schedule:
             raise ScheduleError(f"line {number}: {error}") from None
     if not header:
         raise ScheduleError(f"line 1: missing: the first line must be {_HEADER!r}")
-    return reader.schedule()
+    return reader.fields()
 
 
 class _Reader:
@@ -121,19 +128,19 @@ class _Reader:
             raise ScheduleError(f"duplicate {key!r}")
         self.values[key] = _READ[key](key, value)
 
-    def schedule(self) -> Schedule:
+    def fields(self) -> dict[str, Any]:
         for key in ("mode", "policy"):
             if key not in self.values:
                 raise ScheduleError(f"missing: there is no {key!r} line")
         self._check_duplicates()
-        return Schedule(
+        return {
             **self.values,
-            lanes=self.lanes,
-            stages=tuple(self.stages),
-            priority_lanes=frozenset(self.priority_lanes),
-            parts=self.parts,
-            after=tuple(self.after),
-        )
+            "lanes": self.lanes,
+            "stages": tuple(self.stages),
+            "priority_lanes": frozenset(self.priority_lanes),
+            "parts": self.parts,
+            "after": tuple(self.after),
+        }
 
     def _check_duplicates(self) -> None:
         """A task on two lanes: names the later line."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from tf_ooo.errors import ScheduleError
+from tf_ooo.planning.model.arrays import Ints
 
 KINDS = ("F", "dO", "dW", "comm", "U")
 KIND_NUMBER = {kind: number for number, kind in enumerate(KINDS)}
@@ -71,7 +73,7 @@ class Task:
         return cls(kind, code >> _STAGE_AT & MAX_STAGE, code & MAX_MICROBATCH, part)
 
 
-def encode(kind: str, stage: Any, microbatch: Any = 0, part: Any = 0) -> Any:
+def encode(kind: str, stage: ArrayLike, microbatch: ArrayLike = 0, part: ArrayLike = 0) -> Ints:
     """Codes of many tasks at once: ints or arrays that broadcast."""
     stages, batches, parts = (np.asarray(a, np.int64) for a in (stage, microbatch, part))
     return (KIND_NUMBER[kind] << _KIND_AT) | parts << _PART_AT | stages << _STAGE_AT | batches
@@ -81,13 +83,13 @@ def encode(kind: str, stage: Any, microbatch: Any = 0, part: Any = 0) -> Any:
 class Fields:
     """The fields of many codes, as arrays; ``kind`` are indices into KINDS."""
 
-    kind: Any
-    stage: Any
-    microbatch: Any
-    part: Any
+    kind: Ints
+    stage: Ints
+    microbatch: Ints
+    part: Ints
 
     @classmethod
-    def of(cls, codes: Any) -> Fields:
+    def of(cls, codes: Ints) -> Fields:
         """Takes codes apart."""
         return cls(
             (codes >> _KIND_AT).astype(np.int8),
@@ -102,8 +104,7 @@ class TaskList(Sequence[Task]):
 
     __slots__ = ("codes",)
 
-    def __init__(self, tasks: Iterable[Task] | Any) -> None:
-        codes: Any
+    def __init__(self, tasks: Iterable[Task] | Ints) -> None:
         if isinstance(tasks, TaskList):
             codes = tasks.codes
         elif isinstance(tasks, np.ndarray):
@@ -111,7 +112,7 @@ class TaskList(Sequence[Task]):
         else:
             codes = np.array([task.code() for task in tasks], np.int64)
         codes.setflags(write=False)
-        self.codes: Any = codes
+        self.codes: NDArray[np.int64] = codes
 
     def __len__(self) -> int:
         return len(self.codes)

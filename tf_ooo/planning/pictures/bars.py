@@ -5,16 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tf_ooo.planning.model.arrays import Bools, Floats, Ints
 from tf_ooo.planning.model.memory import MemoryCurve
 from tf_ooo.planning.model.schedule import Lane
 from tf_ooo.planning.model.task import Fields
-
-if TYPE_CHECKING:
-    from tf_ooo.planning.simulation.timeline import Timeline
+from tf_ooo.planning.pictures.drawable import Drawable
 
 LOG = logging.getLogger("tf_ooo.pictures")
 _CURVE_POINTS = 4000
@@ -44,10 +42,10 @@ class View:
 class Bars:
     """Columns, one row for each task and step; ``lane`` are indices into the view's lanes."""
 
-    lane: Any
-    start_s: Any
-    end_s: Any
-    step: Any
+    lane: Ints
+    start_s: Floats
+    end_s: Floats
+    step: Ints
     fields: Fields
 
     def __len__(self) -> int:
@@ -57,13 +55,13 @@ class Bars:
         """The tasks of one kind, by its place in KINDS."""
         return self._chosen(self.fields.kind == number)
 
-    def _chosen(self, rows: Any) -> Bars:
+    def _chosen(self, rows: Bools) -> Bars:
         f = self.fields
         fields = Fields(f.kind[rows], f.stage[rows], f.microbatch[rows], f.part[rows])
         return Bars(self.lane[rows], self.start_s[rows], self.end_s[rows], self.step[rows], fields)
 
 
-def view_of(timeline: Timeline, most_tasks: int, most_lanes: int) -> View:
+def view_of(timeline: Drawable, most_tasks: int, most_lanes: int) -> View:
     """All of the timeline if it fits; else evenly chosen devices, and of these the first seconds."""
     lanes = list(timeline.schedule.lanes)
     notes = []
@@ -94,7 +92,7 @@ def _some_devices(lanes: Sequence[Lane], most_lanes: int) -> list[Lane]:
     return [lane for lane in lanes if lane[0] in chosen]
 
 
-def bars_of(timeline: Timeline, view: View) -> Bars:
+def bars_of(timeline: Drawable, view: View) -> Bars:
     """The tasks in a view, lane after lane."""
     pieces = dict(timeline.lane_slices())
     columns = [
@@ -109,8 +107,8 @@ def bars_of(timeline: Timeline, view: View) -> Bars:
 
 
 def _lane_columns(
-    timeline: Timeline, lane: Lane, piece: slice, place: int, until_s: float
-) -> tuple[Any, ...]:
+    timeline: Drawable, lane: Lane, piece: slice, place: int, until_s: float
+) -> tuple[Ints, Floats, Floats, Ints, Ints]:
     start_s, end_s = timeline.start_s[:, piece], timeline.end_s[:, piece]
     step, task = np.nonzero(start_s < until_s)
     codes = timeline.schedule.lanes[lane].codes[task]
@@ -122,28 +120,23 @@ class LinkBars:
     """Messages of a view; ``link`` are indices into ``links``, pairs (from, to) of devices."""
 
     links: Sequence[tuple[int, int]]
-    link: Any
-    start_s: Any
-    end_s: Any
-    size_bytes: Any
+    link: Ints
+    start_s: Floats
+    end_s: Floats
+    size_bytes: Floats
 
 
-def links_of(timeline: Timeline, view: View) -> LinkBars:
+def links_of(timeline: Drawable, view: View) -> LinkBars:
     """The messages between the devices of a view."""
-    columns = timeline.message_columns
-    if not columns or not len(columns["start_s"]):
-        empty = np.zeros(0)
-        return LinkBars([], empty, empty, empty, empty)
-    devices = view.devices
-    shown = np.isin(columns["source"], devices) & np.isin(columns["target"], devices)
-    shown &= columns["start_s"] < view.until_s
-    pairs = np.stack([columns["source"][shown], columns["target"][shown]], axis=1)
+    sent, devices = timeline.message_columns, view.devices
+    shown = np.isin(sent.source, devices) & np.isin(sent.target, devices) & (sent.start_s < view.until_s)
+    pairs = np.stack([sent.source[shown], sent.target[shown]], axis=1)
     links, link = np.unique(pairs, axis=0, return_inverse=True)
-    start_s, end_s, size = (columns[key][shown] for key in ("start_s", "end_s", "bytes"))
-    return LinkBars([(int(a), int(b)) for a, b in links], link.ravel(), start_s, end_s, size)
+    start_s, end_s, size_bytes = (column[shown] for column in (sent.start_s, sent.end_s, sent.size_bytes))
+    return LinkBars([(int(a), int(b)) for a, b in links], link.ravel(), start_s, end_s, size_bytes)
 
 
-def curve_points(curve: MemoryCurve, until_s: float, end_s: float) -> tuple[Any, Any]:
+def curve_points(curve: MemoryCurve, until_s: float, end_s: float) -> tuple[Floats, Floats]:
     """Times and bytes of a memory curve, from 0 to the end; the peak survives where points are merged."""
     time_s, alive = np.asarray(curve.time_s), np.asarray(curve.alive_bytes)
     # What changes at one instant is one change: the last value counts.
@@ -163,7 +156,7 @@ def curve_points(curve: MemoryCurve, until_s: float, end_s: float) -> tuple[Any,
     return time_s, alive
 
 
-def _extremes(values: Any, buckets: int) -> Any:
+def _extremes(values: Floats, buckets: int) -> Ints:
     """Places of the lowest and the highest value of each bucket, in order."""
     bounds = np.linspace(0, len(values), buckets + 1).astype(int)
     kept = set()

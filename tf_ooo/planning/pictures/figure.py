@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
+from tf_ooo.planning.model.arrays import Floats
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.task import KIND_NUMBER, KINDS
 from tf_ooo.planning.pictures.bars import Bars, View, bars_of, curve_points, links_of
+from tf_ooo.planning.pictures.drawable import Drawable
 from tf_ooo.planning.pictures.style import (
     COLOURS,
     MESSAGE_COLOUR,
@@ -26,9 +28,6 @@ from tf_ooo.planning.pictures.style import (
     time_unit,
 )
 
-if TYPE_CHECKING:
-    from tf_ooo.planning.simulation.timeline import Timeline
-
 _BAR, _LINK_BAR = 0.84, 0.7
 _ROW_PX, _LEAST_ROW_PX, _ALL_ROWS_PX, _LINK_PX = 34, 13, 580, 11
 _MEMORY_PX, _GAP_PX, _TOP_PX, _BOTTOM_PX = 230, 34, 70, 50
@@ -41,7 +40,7 @@ _LINKS, _LANES, _MEMORY = "y", "y2", "y3"
 class Run:
     """A timeline that is drawn; ``name`` is empty where only one is."""
 
-    timeline: Timeline
+    timeline: Drawable
     view: View
     name: str = ""
 
@@ -55,14 +54,14 @@ def figure(runs: Sequence[Run]) -> go.Figure:
     end_s = max(min(run.timeline.makespan_s, run.view.until_s) for run in runs)
     unit = time_unit(end_s)
     rows = _Rows(runs)
-    made = go.Figure()
-    links = _add_links(made, runs[0], unit)
+    chart = go.Figure()
+    links = _add_links(chart, runs[0], unit)
     for place, run in enumerate(runs):
-        _add_tasks(made, run, rows, place, unit)
+        _add_tasks(chart, run, rows, place, unit)
     for place, run in enumerate(runs):
-        _add_memory(made, run, place, unit, end_s)
-    _lay_out(made, rows, links, unit, end_s / unit.size)
-    return made
+        _add_memory(chart, run, place, unit, end_s)
+    _lay_out(chart, rows, links, unit, end_s / unit.size)
+    return chart
 
 
 class _Rows:
@@ -83,7 +82,7 @@ class _Rows:
         return count * max(min(_ROW_PX, _ALL_ROWS_PX // max(count, 1)), _LEAST_ROW_PX)
 
 
-def _add_tasks(made: go.Figure, run: Run, rows: _Rows, place: int, unit: Unit) -> None:
+def _add_tasks(chart: go.Figure, run: Run, rows: _Rows, place: int, unit: Unit) -> None:
     """One trace for each kind, however many tasks: plotly is quick with few traces."""
     bars = bars_of(run.timeline, run.view)
     row_of_lane = np.array([rows.place[lane, place] for lane in run.view.lanes])
@@ -92,7 +91,7 @@ def _add_tasks(made: go.Figure, run: Run, rows: _Rows, place: int, unit: Unit) -
         if not len(some):
             continue
         texts = _labels(some, run.timeline.schedule) if len(bars) <= _MOST_LABELS else None
-        made.add_bar(
+        chart.add_bar(
             **_bar_columns(some.start_s, some.end_s, unit),
             y=row_of_lane[some.lane],
             yaxis=_LANES,
@@ -115,7 +114,7 @@ def _add_tasks(made: go.Figure, run: Run, rows: _Rows, place: int, unit: Unit) -
         )
 
 
-def _bar_columns(start_s: Any, end_s: Any, unit: Unit) -> dict[str, Any]:
+def _bar_columns(start_s: Floats, end_s: Floats, unit: Unit) -> dict[str, Any]:
     return {"orientation": "h", "base": start_s / unit.size, "x": (end_s - start_s) / unit.size}
 
 
@@ -126,7 +125,7 @@ def _labels(bars: Bars, schedule: Schedule) -> list[str]:
     return [task_label(KINDS[kind], stage, batch, which) for kind, stage, batch in zip(*columns, strict=True)]
 
 
-def _hover_columns(bars: Bars, schedule: Schedule, unit: Unit) -> Any:
+def _hover_columns(bars: Bars, schedule: Schedule, unit: Unit) -> Floats:
     """stage, first and last layer, micro-batch, part, step, start, end, length: numbers take little room."""
     f = bars.fields
     stages = int(f.stage.max()) + 1
@@ -154,7 +153,7 @@ def _hover(kind: str, bars: Bars, unit: Unit, run: str) -> str:
     return "<br>".join(lines) + "<extra></extra>"
 
 
-def _add_links(made: go.Figure, run: Run, unit: Unit) -> list[str]:
+def _add_links(chart: go.Figure, run: Run, unit: Unit) -> list[str]:
     """A thin row for each link; returns their names."""
     messages = links_of(run.timeline, run.view)
     if not messages.links:
@@ -164,7 +163,7 @@ def _add_links(made: go.Figure, run: Run, unit: Unit) -> list[str]:
     ends = np.array(messages.links)[messages.link]
     columns = (ends[:, 0], ends[:, 1], messages.size_bytes / size.size)
     times = (messages.start_s / unit.size, messages.end_s / unit.size)
-    made.add_bar(
+    chart.add_bar(
         **_bar_columns(messages.start_s, messages.end_s, unit),
         y=messages.link,
         yaxis=_LINKS,
@@ -181,7 +180,7 @@ def _add_links(made: go.Figure, run: Run, unit: Unit) -> list[str]:
     return names
 
 
-def _add_memory(made: go.Figure, run: Run, place: int, unit: Unit, end_s: float) -> None:
+def _add_memory(chart: go.Figure, run: Run, place: int, unit: Unit, end_s: float) -> None:
     """A line for each device: dark to light, or one colour each where they are few."""
     memory = run.timeline.memory
     size = bytes_unit(max(run.timeline.peak_bytes, default=0))
@@ -189,7 +188,7 @@ def _add_memory(made: go.Figure, run: Run, place: int, unit: Unit, end_s: float)
     shades = sample_colorscale("viridis", [0.8 * i / max(len(devices) - 1, 1) for i in range(len(devices))])
     for device, colour in zip(devices, shades, strict=True):
         time_s, alive = curve_points(memory[device], run.view.until_s, end_s)
-        made.add_scatter(
+        chart.add_scatter(
             x=time_s / unit.size,
             y=(alive / size.size).astype(np.float32),
             yaxis=_MEMORY,
@@ -207,14 +206,14 @@ def _add_memory(made: go.Figure, run: Run, place: int, unit: Unit, end_s: float)
         )
     if place == 0:
         many = f"<br>{devices[0]} dark, {devices[-1]} light" if len(devices) > _MOST_LEGEND else ""
-        made.update_layout({"yaxis3": {"title": {"text": f"memory, {size.name}{many}"}}})
+        chart.update_layout({"yaxis3": {"title": {"text": f"memory, {size.name}{many}"}}})
 
 
-def _lay_out(made: go.Figure, rows: _Rows, links: list[str], unit: Unit, end: float) -> None:
+def _lay_out(chart: go.Figure, rows: _Rows, links: list[str], unit: Unit, end: float) -> None:
     shown = len(links) <= _MOST_LINKS_OPEN
-    has_memory = any(trace.yaxis == _MEMORY for trace in made.data)
+    has_memory = any(trace.yaxis == _MEMORY for trace in chart.data)
     axis = {"fixedrange": True, "zeroline": False, "showgrid": False}
-    made.update_layout(
+    chart.update_layout(
         barmode="overlay",
         template="plotly_white",
         hovermode="closest",
@@ -229,9 +228,9 @@ def _lay_out(made: go.Figure, rows: _Rows, links: list[str], unit: Unit, end: fl
         yaxis2={**axis, **_ticks(rows.labels), "anchor": "x", "automargin": True},
         yaxis3={**axis, "showgrid": True, "rangemode": "tozero", "anchor": "x", "visible": has_memory},
     )  # fmt: skip
-    made.update_layout(_heights(rows, links, shown, has_memory))
+    chart.update_layout(_heights(rows, links, shown, has_memory))
     if links:
-        _add_fold_button(made, rows, links, shown, has_memory)
+        _add_fold_button(chart, rows, links, shown, has_memory)
 
 
 def _ticks(labels: list[str]) -> dict[str, Any]:
@@ -269,14 +268,14 @@ def _heights(rows: _Rows, links: list[str], shown: bool, has_memory: bool) -> di
     }
 
 
-def _add_fold_button(made: go.Figure, rows: _Rows, links: list[str], shown: bool, has_memory: bool) -> None:
+def _add_fold_button(chart: go.Figure, rows: _Rows, links: list[str], shown: bool, has_memory: bool) -> None:
     """Shows and hides the rows of the links."""
-    which = [i for i, trace in enumerate(made.data) if trace.yaxis == _LINKS]
-    made.data[which[0]].visible = shown
+    which = [i for i, trace in enumerate(chart.data) if trace.yaxis == _LINKS]
+    chart.data[which[0]].visible = shown
     to_open, to_close = (
         [{"visible": state}, _heights(rows, links, state, has_memory), which] for state in (True, False)
     )
-    made.update_layout(
+    chart.update_layout(
         updatemenus=[
             {
                 "type": "buttons",

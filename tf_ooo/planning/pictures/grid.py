@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tf_ooo.planning.model.arrays import Floats
 from tf_ooo.planning.model.task import KINDS
 from tf_ooo.planning.pictures.bars import Bars, View, bars_of, view_of
+from tf_ooo.planning.pictures.drawable import Drawable
 from tf_ooo.planning.pictures.style import (
     COLOURS,
     SHORT,
@@ -21,8 +23,6 @@ from tf_ooo.planning.pictures.style import (
 
 if TYPE_CHECKING:
     from rich.text import Text
-
-    from tf_ooo.planning.simulation.timeline import Timeline
 
 _MOST_TASKS, _MOST_LANES, _LEAST_COLUMNS = 200_000, 64, 8
 _IDLE = "."
@@ -51,48 +51,48 @@ class Grid:
     legend: list[str]
 
 
-def grid(timeline: Timeline, width: int = 100) -> str:
+def grid(timeline: Drawable, width: int = 100) -> str:
     """The grid, at most ``width`` columns wide, and a legend under it."""
-    made = make_grid(timeline, width)
-    indent = max(map(len, made.labels), default=0)
+    cells = make_grid(timeline, width)
+    indent = max(map(len, cells.labels), default=0)
     lines = [
-        f"{label:<{indent}} |{''.join(cell.text.ljust(made.cell_width) for cell in row)}".rstrip()
-        for label, row in zip(made.labels, made.rows, strict=True)
+        f"{label:<{indent}} |{''.join(cell.text.ljust(cells.cell_width) for cell in row)}".rstrip()
+        for label, row in zip(cells.labels, cells.rows, strict=True)
     ]
-    return "\n".join([*lines, *made.legend])
+    return "\n".join([*lines, *cells.legend])
 
 
-def coloured(timeline: Timeline, width: int = 100) -> Text:
+def coloured(timeline: Drawable, width: int = 100) -> Text:
     """The grid for a terminal that shows colours, in those of the other pictures."""
     from rich.text import Text  # noqa: PLC0415 - only the command line prints colours
 
-    made = make_grid(timeline, width)
-    indent = max(map(len, made.labels), default=0)
+    cells = make_grid(timeline, width)
+    indent = max(map(len, cells.labels), default=0)
     text = Text(no_wrap=True)
-    for label, row in zip(made.labels, made.rows, strict=True):
+    for label, row in zip(cells.labels, cells.rows, strict=True):
         text.append(f"{label:<{indent}} |")
         for cell in row:
             style = f"{TEXT_COLOURS[cell.kind]} on {COLOURS[cell.kind]}" if cell.kind else "dim"
-            text.append(cell.text.ljust(made.cell_width), style)
+            text.append(cell.text.ljust(cells.cell_width), style)
         text.append("\n")
-    text.append("\n".join(made.legend), "dim")
+    text.append("\n".join(cells.legend), "dim")
     return text
 
 
-def make_grid(timeline: Timeline, width: int) -> Grid:
+def make_grid(timeline: Drawable, width: int) -> Grid:
     """Fills the cells: each shows the task that runs in the middle of its slice.
 
     Where too many tasks would be hidden, cells are one letter wide and show the kind only.
     """
     view = view_of(timeline, _MOST_TASKS, _MOST_LANES)
     bars = bars_of(timeline, view)
-    made = _filled(timeline, view, bars, width, numbering(timeline.schedule))
-    if made.hidden > len(bars) * _MOST_HIDDEN:
-        made = _filled(timeline, view, bars, width, "kind")
-    return made
+    cells = _filled(timeline, view, bars, width, numbering(timeline.schedule))
+    if cells.hidden > len(bars) * _MOST_HIDDEN:
+        cells = _filled(timeline, view, bars, width, "kind")
+    return cells
 
 
-def _filled(timeline: Timeline, view: View, bars: Bars, width: int, which: str) -> Grid:
+def _filled(timeline: Drawable, view: View, bars: Bars, width: int, which: str) -> Grid:
     labels = [lane_label(timeline.schedule, lane) for lane in view.lanes]
     cell_width = 1 if which == "kind" else _cell_width(bars, which)
     columns = max((width - max(map(len, labels), default=0) - 2) // cell_width, _LEAST_COLUMNS)
@@ -128,7 +128,7 @@ def _slice_s(bars: Bars, end_s: float, columns: int) -> float:
     return shortest_s
 
 
-def _row(bars: Bars, lane: int, middles_s: Any, which: str, seen: set[int]) -> list[Cell]:
+def _row(bars: Bars, lane: int, middles_s: Floats, which: str, seen: set[int]) -> list[Cell]:
     places = np.flatnonzero(bars.lane == lane)
     places = places[np.argsort(bars.start_s[places], kind="stable")]
     if not len(places):
@@ -157,7 +157,7 @@ def _cell(bars: Bars, task: int, which: str, goes_on: bool) -> Cell:
     return Cell("-" * len(text) if goes_on else text, kind)
 
 
-def _legend(timeline: Timeline, view: View, bars: Bars, which: str, slice_s: float, hidden: int) -> list[str]:
+def _legend(timeline: Drawable, view: View, bars: Bars, which: str, slice_s: float, hidden: int) -> list[str]:
     number = {"stage": "layer or stage", "microbatch": "micro-batch", "both": "micro-batch, stage in front"}
     there = [KINDS[i] for i in np.unique(bars.fields.kind)]
     kinds = "  ".join(f"{SHORT[kind]} {_MEANING[kind]}" for kind in there)

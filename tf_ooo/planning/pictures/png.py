@@ -11,6 +11,7 @@ import numpy as np
 from tf_ooo.errors import BackendError
 from tf_ooo.planning.model.task import KIND_NUMBER, KINDS
 from tf_ooo.planning.pictures.bars import Bars, View, bars_of, curve_points, view_of
+from tf_ooo.planning.pictures.drawable import Drawable
 from tf_ooo.planning.pictures.page import title
 from tf_ooo.planning.pictures.style import (
     COLOURS,
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from tf_ooo.planning.simulation.timeline import Timeline
-
 _MOST_TASKS, _MOST_LANES, _MOST_LEGEND = 100_000, 128, 8
 _BAR = 0.84
 _WIDTH_IN, _ROW_IN, _LEAST_ROW_IN, _ALL_ROWS_IN, _MEMORY_IN = 12.0, 0.36, 0.12, 6.0, 1.8
@@ -38,22 +37,22 @@ _WIDTH_IN, _ROW_IN, _LEAST_ROW_IN, _ALL_ROWS_IN, _MEMORY_IN = 12.0, 0.36, 0.12, 
 _LETTER_IN, _MARGIN_IN = 0.066, 0.04
 
 
-def save_png(timeline: Timeline, path: str | os.PathLike[str]) -> None:
+def save_png(timeline: Drawable, path: str | os.PathLike[str]) -> None:
     """Writes the picture; the file's ending chooses the format.
 
     Raises:
         BackendError: matplotlib is not installed, or the ending is unknown to it.
     """
-    made = draw(timeline)
+    picture = draw(timeline)
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        made.savefig(target, dpi=150)
+        picture.savefig(target, dpi=150)
     except ValueError as error:
         raise BackendError(f"{path}: {error}") from error
 
 
-def draw(timeline: Timeline) -> Figure:
+def draw(timeline: Drawable) -> Figure:
     """The picture as a matplotlib figure; BackendError without matplotlib."""
     try:
         from matplotlib.figure import Figure
@@ -62,23 +61,23 @@ def draw(timeline: Timeline) -> Figure:
     view = view_of(timeline, _MOST_TASKS, _MOST_LANES)
     rows_in = len(view.lanes) * max(min(_ROW_IN, _ALL_ROWS_IN / max(len(view.lanes), 1)), _LEAST_ROW_IN)
     memory_in = _MEMORY_IN if timeline.memory else 0.01
-    made = Figure(figsize=(_WIDTH_IN, rows_in + memory_in + 1.4), layout="constrained")
-    above, below = made.subplots(2, 1, sharex=True, height_ratios=[max(rows_in, 0.4), memory_in])
+    picture = Figure(figsize=(_WIDTH_IN, rows_in + memory_in + 1.4), layout="constrained")
+    above, below = picture.subplots(2, 1, sharex=True, height_ratios=[max(rows_in, 0.4), memory_in])
     end_s = min(timeline.makespan_s, view.until_s)
     unit = time_unit(end_s)
     _draw_tasks(above, timeline, view, unit, end_s)
     _draw_memory(below, timeline, view, unit, end_s)
-    made.suptitle(_heading(timeline, view), fontsize=10, x=0.01, ha="left")
-    return made
+    picture.suptitle(_heading(timeline, view), fontsize=10, x=0.01, ha="left")
+    return picture
 
 
-def _heading(timeline: Timeline, view: View) -> str:
+def _heading(timeline: Drawable, view: View) -> str:
     facts = f"makespan {time_text(timeline.makespan_s)}, bubble {timeline.bubble_fraction:.1%}"
     lines = [f"{title(timeline)}: {facts}", view.note]
     return "\n".join(line for line in lines if line)
 
 
-def _draw_tasks(axes: Axes, timeline: Timeline, view: View, unit: Unit, end_s: float) -> None:
+def _draw_tasks(axes: Axes, timeline: Drawable, view: View, unit: Unit, end_s: float) -> None:
     from matplotlib.collections import PolyCollection
 
     bars = bars_of(timeline, view)
@@ -108,7 +107,7 @@ def _boxes(bars: Bars, unit: Unit) -> Any:
     return np.stack([across, np.stack([top, top, bottom, bottom], axis=1)], axis=2)
 
 
-def _write_labels(axes: Axes, bars: Bars, timeline: Timeline, unit: Unit, end_s: float) -> None:
+def _write_labels(axes: Axes, bars: Bars, timeline: Drawable, unit: Unit, end_s: float) -> None:
     """Names of the tasks whose bars have room for them."""
     which = numbering(timeline.schedule)
     f = bars.fields
@@ -122,7 +121,7 @@ def _write_labels(axes: Axes, bars: Bars, timeline: Timeline, unit: Unit, end_s:
                       color=TEXT_COLOURS[kind], clip_on=True)  # fmt: skip
 
 
-def _draw_memory(axes: Axes, timeline: Timeline, view: View, unit: Unit, end_s: float) -> None:
+def _draw_memory(axes: Axes, timeline: Drawable, view: View, unit: Unit, end_s: float) -> None:
     from matplotlib import colormaps
 
     size = bytes_unit(max(timeline.peak_bytes, default=0))

@@ -1,11 +1,8 @@
-"""Policies: one file each, one explicit table of names."""
+"""Policies: one file each, one table of them.  Nobody else knows a policy by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-
-from tf_ooo.planning.model.problem import Policy, Problem
-from tf_ooo.planning.model.task import Task
+from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.policies import (
     dualpipe_v,
     fast_forward,
@@ -27,58 +24,58 @@ from tf_ooo.planning.policies import (
     zb_h2,
     zb_v,
 )
+from tf_ooo.planning.policies.policy import BackwardOrder, Policy
 
-__all__ = ["BACKWARD_ORDERS", "POLICIES", "Policy", "Problem", "schedules_of"]
-
-# For what is scheduled task by task in Python, in 50 to 300 us each.
-_MANY = 10_000
-
-_POLICIES = [
-    Policy("in_order", ("single_device", "data_parallel"), in_order.make, ("barrier",)),
-    Policy("fast_forward", ("single_device", "data_parallel", "pipeline"), fast_forward.make),
-    Policy("gpipe", ("pipeline",), gpipe.make),
-    Policy("1f1b", ("pipeline",), one_f_one_b.make),
-    Policy("interleaved_1f1b", ("pipeline",), interleaved_1f1b.make, ("chunks",)),
-    Policy("modulo", ("pipeline",), modulo.make, ("group",), auto_tasks=_MANY),
-    Policy("zb_h1", ("pipeline",), zb_h1.make),
-    Policy("zb_h2", ("pipeline",), zb_h2.make),
-    Policy("zb_auto", ("pipeline",), zb_auto.make, auto_tasks=_MANY),
-    Policy("zb_v", ("pipeline",), zb_v.make, auto_tasks=_MANY),
-    Policy("v_half", ("pipeline",), v_half.make, auto_tasks=_MANY),
-    Policy("v_min", ("pipeline",), v_min.make, auto_tasks=_MANY),
-    Policy("dualpipe_v", ("pipeline",), dualpipe_v.make),
-    Policy("multi_stream", ("single_device",), multi_stream.make, multi_stream.OPTIONS),
-    Policy("reverse_first_k", ("data_parallel",), reverse_first_k.make, ("k",)),
-    Policy(
-        "search",
-        ("single_device", "data_parallel"),
-        search.make,
-        search.OPTIONS,
-        costs_only=("single_device",),
-    ),
-    Policy("pipedream", ("layerpipe",), pipedream.make),
-    Policy(
-        "pipedream_2bw",
-        ("layerpipe",),
-        pipedream_2bw.make,
-        pipedream_2bw.OPTIONS,
-        by_name="updates once for several micro-batches: ask for it by name",
-    ),
-    Policy("layerpipe", ("layerpipe",), layerpipe.make, layerpipe.OPTIONS),
+__all__ = [
+    "BACKWARD_ORDERS",
+    "DEFAULT_POLICY",
+    "POLICIES",
+    "STOCK_ORDER",
+    "Policy",
+    "Problem",
+    "offers",
+    "schedules_of",
 ]
 
-POLICIES: Mapping[str, Policy] = {policy.name: policy for policy in _POLICIES}
+_FILES = (
+    in_order,
+    fast_forward,
+    gpipe,
+    one_f_one_b,
+    interleaved_1f1b,
+    modulo,
+    zb_h1,
+    zb_h2,
+    zb_auto,
+    zb_v,
+    v_half,
+    v_min,
+    dualpipe_v,
+    multi_stream,
+    reverse_first_k,
+    search,
+    pipedream,
+    pipedream_2bw,
+    layerpipe,
+)
+POLICIES: dict[str, Policy] = {file.POLICY.name: file.POLICY for file in _FILES}
+
+
+def offers(schedule: str, option: str) -> bool:
+    """Whether a schedule, which may be ``"auto"``, is a policy with such an option."""
+    return schedule in POLICIES and option in POLICIES[schedule].options
 
 
 def schedules_of(mode: str) -> tuple[str, ...]:
     """Names of the policies that a mode can train by."""
-    return tuple(policy.name for policy in _POLICIES if mode in policy.trains)
+    return tuple(policy.name for policy in POLICIES.values() if mode in policy.trains)
 
 
-# For the graph of one device: given the layers in the order in which backward reaches them and the
-# tasks there are, the order of the backward tasks.
-BackwardOrder = Callable[[Sequence[int], frozenset[Task]], list[Task]]
-BACKWARD_ORDERS: Mapping[str, BackwardOrder] = {
-    "in_order": in_order.backward_order,
-    "fast_forward": fast_forward.backward_order,
+# What runs where nothing is asked for.
+DEFAULT_POLICY = fast_forward.POLICY.name
+# What TensorFlow and stock Horovod run.
+STOCK_ORDER = in_order.POLICY
+
+BACKWARD_ORDERS: dict[str, BackwardOrder] = {
+    policy.name: policy.backward_order for policy in POLICIES.values() if policy.backward_order is not None
 }

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from tf_ooo.planning.building.v_shape import v_schedule, v_stages
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task
+from tf_ooo.planning.policies.policy import Chunks, Needs, Policy
 
 
 def make(problem: Problem) -> Schedule:
@@ -90,3 +91,6 @@ class _Device:
     def _backward(self, chunk: int) -> Iterator[Task]:
         yield self._output_grad(chunk)
         yield self.put_off.pop()
+
+
+POLICY = Policy("dualpipe_v", ("pipeline",), make, needs=Needs(chunks=Chunks((2,))))

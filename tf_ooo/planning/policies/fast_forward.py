@@ -13,6 +13,7 @@ from tf_ooo.planning.building.pipeline import MODE, Stages, paced
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.planning.policies import one_f_one_b
+from tf_ooo.planning.policies.policy import Policy
 
 
 def make(problem: Problem) -> Schedule:
@@ -48,3 +49,8 @@ def backward_order(backward_layers: Sequence[int], tasks: frozenset[Task]) -> li
     order = [Task("dO", layer) for layer in backward_layers]
     order += [Task("dW", layer) for layer in sorted(backward_layers)]
     return [task for task in order if task in tasks]
+
+
+POLICY = Policy(
+    "fast_forward", ("single_device", "data_parallel", "pipeline"), make, backward_order=backward_order
+)

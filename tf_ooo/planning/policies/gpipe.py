@@ -7,6 +7,7 @@ import numpy as np
 from tf_ooo.planning.building.pipeline import Pace, Stages, paced
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.policies.policy import Policy
 
 
 def make(problem: Problem) -> Schedule:
@@ -17,3 +18,6 @@ def make(problem: Problem) -> Schedule:
     stages = Stages.of(problem)
     ahead = np.full(problem.devices, problem.microbatches)
     return paced("gpipe", stages, Pace(ahead, 0 * ahead), fused=True, limited=False)
+
+
+POLICY = Policy("gpipe", ("pipeline",), make)

@@ -8,6 +8,7 @@ from tf_ooo.errors import OptionsError
 from tf_ooo.planning.building.common import one_worker
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task
+from tf_ooo.planning.policies.policy import Policy
 
 
 def make(problem: Problem) -> Schedule:
@@ -34,3 +35,8 @@ def backward_order(backward_layers: Sequence[int], tasks: frozenset[Task]) -> li
     """
     order = [Task(kind, layer) for layer in backward_layers for kind in ("dO", "dW")]
     return [task for task in order if task in tasks]
+
+
+POLICY = Policy(
+    "in_order", ("single_device", "data_parallel"), make, ("barrier",), backward_order=backward_order
+)

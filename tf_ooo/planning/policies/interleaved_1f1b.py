@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.building.pipeline import Stages, lane_codes, lane_peak_bytes, places
+from tf_ooo.planning.model.arrays import Ints
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, TaskList
 from tf_ooo.planning.model.task import encode
+from tf_ooo.planning.policies.policy import Chunks, Needs, Policy
 
 NAME = "interleaved_1f1b"
 
@@ -33,8 +33,8 @@ def make(problem: Problem) -> Schedule:
     if _within(stages, schedule):
         return schedule
     full = stages.sums("activation_bytes")
-    one = np.bincount(stages.devices, weights=full, minlength=problem.devices)
-    room = (stages.room_bytes[one > 0] // one[one > 0]).min(initial=problem.microbatches)
+    each = np.bincount(stages.devices, weights=full, minlength=problem.devices)
+    room = (stages.room_bytes[each > 0] // each[each > 0]).min(initial=problem.microbatches)
     return _rounds(stages, chunks, int(max(room, 1)))
 
 
@@ -58,7 +58,7 @@ def _rounds(stages: Stages, chunks: int, size: int) -> Schedule:
     return stages.schedule(NAME, lanes, fused=True)
 
 
-def _lane(device: int, devices: int, chunks: int, batches: Any) -> Any:
+def _lane(device: int, devices: int, chunks: int, batches: Ints) -> Ints:
     """Codes of one device's tasks for one round."""
     groups = np.array_split(batches, max(1, len(batches) // devices))
     largest = len(groups[0])
@@ -68,3 +68,8 @@ def _lane(device: int, devices: int, chunks: int, batches: Any) -> Any:
     forward = down * devices + device
     backward = (chunks - 1 - down) * devices + device
     return lane_codes((forward, backward, backward), batch, places(len(batch), ahead, 0))
+
+
+POLICY = Policy(
+    NAME, ("pipeline",), make, ("chunks",), needs=Needs(chunks=Chunks((2, 3, 4), option="chunks"))
+)

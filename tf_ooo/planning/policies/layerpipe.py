@@ -11,11 +11,12 @@ from tf_ooo.planning.building.layerpipe_cuts import NO_SHARES, Cut, Line, best_c
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.relation import Relation
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
+from tf_ooo.planning.policies.policy import Needs, Policy
 from tf_ooo.planning.simulation.simulator import simulate
 
 # How much slower than the best the slowest processor may be, if that sends less; simulated one by one.
 _SLACKS = (0, 2, 5, 10, 20, 50)
-OPTIONS = ("slack_percent", "lower_shares")
+_SLACK, _SHARES = "slack_percent", "lower_shares"
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,13 @@ def placed(problem: Problem, cuts: Sequence[Cut]) -> Schedule:
 
 
 def _placements(problem: Problem) -> list[Placement]:
-    line = Line.of(problem.layers, inside=True, lower_shares=problem.options.get(OPTIONS[1], NO_SHARES))
+    line = Line.of(problem.layers, inside=True, lower_shares=problem.options.get(_SHARES, NO_SHARES))
     slacks: Sequence[int] = _SLACKS
-    if OPTIONS[0] in problem.options:
-        slacks = (problem.option(OPTIONS[0], 0),)
+    if _SLACK in problem.options:
+        slacks = (problem.option(_SLACK, 0),)
     elif not problem.link.seconds(1.0):
         slacks = (0,)
-    found = []
+    placements = []
     for slack in slacks:
         cuts = best_cuts(line, problem.devices, slack / 100)
         if cuts is None:
@@ -80,8 +81,8 @@ def _placements(problem: Problem) -> list[Placement]:
                 f"{problem.devices} processors are more than the tasks of {len(problem.layers)} layers; "
                 "use fewer devices"
             )
-        found.append(place(problem.layers, cuts))
-    return found
+        placements.append(place(problem.layers, cuts))
+    return placements
 
 
 def place(layers: Sequence[LayerCosts], cuts: Sequence[Cut]) -> Placement:
@@ -141,8 +142,9 @@ def _pauses(slowest: int) -> Iterator[int]:
 
 def _depths(problem: Problem, placement: Placement) -> dict[Task, int]:
     """How many rounds after its micro-batch's first task each task runs."""
-    one = _schedule(problem, placement, dict.fromkeys(placement.processor, 0), 1, 1)
-    relation = Relation(one, problem.layers)
+    relation = Relation(
+        _schedule(problem, placement, dict.fromkeys(placement.processor, 0), 1, 1), problem.layers
+    )
     period_s = max(placement.busy_s)
     needs: dict[int, list[tuple[int, int]]] = {}
     for edges in relation.edges:
@@ -214,3 +216,13 @@ def weights_sent_bytes(schedule: Schedule, layers: Sequence[LayerCosts]) -> floa
         away = readers - home.get(("U", stage), home.get(("dW", stage), set()))
         sent += len(away) * sum(layers[layer].weight_bytes for layer in schedule.layers_of(stage))
     return sent
+
+
+POLICY = Policy(
+    "layerpipe",
+    ("layerpipe",),
+    make,
+    (_SLACK, _SHARES),
+    of_programs=(_SHARES,),
+    needs=Needs(costs=True, link=True),
+)

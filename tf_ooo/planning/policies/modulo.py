@@ -12,6 +12,7 @@ from tf_ooo.planning.building.list_schedule import Taste, list_lanes
 from tf_ooo.planning.building.pipeline import Stages
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.policies.policy import MANY_TASKS, Chunks, Needs, Policy
 
 NAME = "modulo"
 # List scheduling and simulation take some 20 us a task; so many are tried in some seconds.
@@ -60,8 +61,18 @@ def _schedules(problem: Problem, group: int) -> Iterator[Schedule]:
     bounds = tuple((first, min(first + group, count) - 1) for first in range(0, count, group))
     stages = Stages(problem, bounds)
     activation = stages.sums("activation_bytes")
-    one = np.bincount(stages.devices, weights=activation, minlength=problem.devices)
-    room = np.floor(stages.room_bytes[one > 0] / one[one > 0] + 1e-9).min(initial=np.inf)
+    each = np.bincount(stages.devices, weights=activation, minlength=problem.devices)
+    room = np.floor(stages.room_bytes[each > 0] / each[each > 0] + 1e-9).min(initial=np.inf)
     in_flight = int(max(1, min(problem.devices, problem.microbatches, room)))
     for stage_first in (False, True):
         yield stages.schedule(NAME, list_lanes(stages, Taste(in_flight, stage_first, by_room=False)))
+
+
+POLICY = Policy(
+    NAME,
+    ("pipeline",),
+    make,
+    ("group",),
+    needs=Needs(costs=True, link=True, chunks=Chunks((1, 2, 3, 4, 6, 8, 12), group_option="group")),
+    auto_tasks=MANY_TASKS,
+)

@@ -7,6 +7,7 @@ import numpy as np
 from tf_ooo.planning.building.pipeline import Pace, Stages, paced
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.policies.policy import Policy
 
 
 def make(problem: Problem) -> Schedule:
@@ -21,3 +22,6 @@ def pace(problem: Problem) -> Pace:
     """Device i runs p - i forwards ahead, and no dW stays behind."""
     ahead = problem.devices - np.arange(problem.devices)
     return Pace(ahead, 0 * ahead)
+
+
+POLICY = Policy("1f1b", ("pipeline",), make)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from tf_ooo.errors import OptionsError
+from tf_ooo.planning.building.asynchronous import whole_layers
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
-from tf_ooo.planning.policies import pipedream
+from tf_ooo.planning.policies.policy import Policy
 
-OPTIONS = ("accumulate_steps",)
+_EVERY = "accumulate_steps"
 
 
 def make(problem: Problem) -> Schedule:
@@ -20,10 +21,19 @@ def make(problem: Problem) -> Schedule:
     Raises:
         OptionsError: fewer micro-batches than stages, or more stages than layers.
     """
-    every = problem.option(OPTIONS[0], problem.devices, least=1)
+    every = problem.option(_EVERY, problem.devices, least=1)
     if every < problem.devices:
         raise OptionsError(
             f"accumulate_steps={every} is below the {problem.devices} stages: their micro-batches would need "
             "more than two versions of the weights"
         )
-    return pipedream.whole_layers("pipedream_2bw", problem, every)
+    return whole_layers("pipedream_2bw", problem, every)
+
+
+POLICY = Policy(
+    "pipedream_2bw",
+    ("layerpipe",),
+    make,
+    (_EVERY,),
+    by_name="updates once for several micro-batches: ask for it by name",
+)

@@ -7,17 +7,16 @@ Gradients are communicated in the order in which they are made, and run on into 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 
 from tf_ooo.errors import OptionsError
-from tf_ooo.planning.building.common import one_worker, within_memory
-from tf_ooo.planning.building.step_model import StepModel
+from tf_ooo.planning.building.common import one_worker, repeated, within_memory
+from tf_ooo.planning.building.first_k import by_period, order
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task
-from tf_ooo.planning.simulation.simulator import simulate
+from tf_ooo.planning.policies.policy import Needs, Policy
 
-_TRY_ALL_UP_TO = 256
-_NEIGHBOURS = 8
+NAME = "reverse_first_k"
 _COMPARED = 5
 
 
@@ -34,15 +33,13 @@ def make(problem: Problem) -> Schedule:
         return schedule(problem, k)
     if problem.devices == 1:
         return schedule(problem, 0)
-    made = [schedule(problem, k) for k in by_period(problem)]
+    schedules = [schedule(problem, k) for k in by_period(problem)]
     if any(layer.occupancy for layer in problem.layers):
         # The simulator lets updates slow computation down, the model that sorted these does not.
-        made[:_COMPARED] = sorted(made[:_COMPARED], key=lambda each: _step_s(problem, each))
-    return within_memory(problem, made)
-
-
-def _step_s(problem: Problem, made: Schedule) -> float:
-    return simulate(made, problem.layers, problem.link, steps=4).steady_step_s
+        schedules[:_COMPARED] = sorted(
+            schedules[:_COMPARED], key=lambda each: repeated(problem, each).steady_step_s
+        )
+    return within_memory(problem, schedules)
 
 
 def schedule(problem: Problem, k: int) -> Schedule:
@@ -50,13 +47,7 @@ def schedule(problem: Problem, k: int) -> Schedule:
     backward = [
         Task("dW", task) if task >= 0 else Task("dO", -1 - task) for task in order(len(problem.layers), k)
     ]
-    return one_worker("reverse_first_k", problem, backward, communications(backward))
-
-
-def order(layers: int, k: int) -> list[int]:
-    """The backward tasks: -1 - i is dO of layer i, i is its dW."""
-    upper = [task for layer in range(layers - 1, k - 1, -1) for task in (-1 - layer, layer)]
-    return [*upper, *(-1 - layer for layer in range(k - 1, -1, -1)), *range(k)]
+    return one_worker(NAME, problem, backward, communications(backward))
 
 
 def communications(backward: Iterable[Task]) -> list[Task]:
@@ -64,37 +55,4 @@ def communications(backward: Iterable[Task]) -> list[Task]:
     return [Task("comm", task.stage) for task in backward if task.kind == "dW"]
 
 
-def by_period(problem: Problem) -> list[int]:
-    """The k that were tried, the fastest first; of equally fast ones the smallest."""
-    model = StepModel(problem)
-    layers = model.layers
-    found: dict[int, float] = {}
-    place = {task.stage: number for number, task in enumerate(model.comms)}
-
-    def period_s(k: int) -> float:
-        if k not in found:
-            backward = order(layers, k)
-            found[k] = model.run(backward, [place[task] for task in backward if task in place]).period_s
-        return found[k]
-
-    for k in range(layers + 1) if layers <= _TRY_ALL_UP_TO else _samples(layers):
-        period_s(k)
-    if layers > _TRY_ALL_UP_TO:
-        _descend(layers, found, period_s)
-    return sorted(found, key=lambda k: (found[k] * (1 + 1e-12 * k), k))
-
-
-def _samples(layers: int) -> Iterator[int]:
-    """64 values spread over all; both ends are among them."""
-    yield from sorted({layers * step // 63 for step in range(64)})
-
-
-def _descend(layers: int, found: dict[int, float], period_s: Callable[[int], float]) -> None:
-    """Looks around the best ones, with steps that become smaller."""
-    step = layers // 63
-    while step:
-        for best in sorted(found, key=found.__getitem__)[:_NEIGHBOURS]:
-            for k in (best - step, best + step):
-                if 0 <= k <= layers:
-                    period_s(k)
-        step //= 2
+POLICY = Policy(NAME, ("data_parallel",), make, ("k",), needs=Needs(costs=True, link=True, unless=("k",)))

@@ -1,29 +1,28 @@
 """``search``: the order of computation and of communication optimised together, by simulation.
 
-Data parallel: :mod:`tf_ooo.planning.policies.search_order`.  Large gradients are sliced where that is
+Data parallel: :mod:`tf_ooo.planning.building.search_order`.  Large gradients are sliced where that is
 predicted to help, so that an urgent small one never waits behind a whole large one (ByteScheduler, P3);
 every slice pays the link's latency again, which is why not everything is sliced.  One device:
-:mod:`tf_ooo.planning.policies.search_streams`.
+:mod:`tf_ooo.planning.building.search_streams`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from typing import Any
 
 from tf_ooo.errors import OptionsError
-from tf_ooo.planning.building.common import within_memory
+from tf_ooo.planning.building import search_streams
+from tf_ooo.planning.building.common import repeated, within_memory
+from tf_ooo.planning.building.search_order import Effort, OrderSearch, Solution, starts
 from tf_ooo.planning.building.step_model import Shares, StepModel
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
-from tf_ooo.planning.policies import search_streams
-from tf_ooo.planning.policies.search_order import Effort, Found, OrderSearch, starts
-from tf_ooo.planning.simulation.simulator import simulate
+from tf_ooo.planning.policies.policy import Needs, Policy
 
-OPTIONS = (
-    "budget_s", "evaluations", "seed", "progress", "communication", "slice_bytes", "gains", "capture",
-)  # fmt: skip
+NAME = "search"
 _EVALUATIONS, _LEAST_EVALUATIONS, _LAYER_EVALUATIONS = 4000, 400, 60_000
 _STREAM_EVALUATIONS, _STREAM_LAYERS = 150, 3000
 _MOST_SLICES = 64
@@ -44,7 +43,7 @@ def make(problem: Problem) -> Schedule:
     effort = Effort(count, _seconds(problem), problem.options.get("progress"))
     seed = problem.option("seed", 0)
     if problem.devices == 1:
-        return search_streams.make(problem, effort, seed)
+        return search_streams.make(NAME, problem, effort, seed)
     way = problem.options.get("communication")
     if way not in (None, "priority", "ordered"):
         raise OptionsError(f"communication must be 'priority' or 'ordered', got {way!r}")
@@ -67,33 +66,28 @@ def _seconds(problem: Problem) -> float | None:
 
 def _data_parallel(problem: Problem, effort: Effort, seed: int, way: str | None) -> Schedule:
     slicings = list(_slicings(problem))
-    whole = OrderSearch(StepModel(problem, slicings[0]), effort, seed, way != "priority")
+    whole = OrderSearch(NAME, StepModel(problem, slicings[0]), effort, seed, way != "priority")
     begin = starts(problem)
-    found = whole.run(begin)
-    if found is None:
+    best, by = whole.run(begin), whole
+    if best is None:
         return within_memory(problem, (whole.schedule(whole.look(start)) for start in begin))
-    best, by = found, whole
     for shares in slicings[1:]:
         if best.period_s <= whole.floor_s:
             break
-        model = StepModel(problem, shares)
-        sliced = OrderSearch(model, effort.share(8), seed, way != "priority")
-        other = sliced.run([best.backward, *begin])
-        if other is not None and other.period_s < best.period_s * _WORTH:
-            best, by = other, sliced
-    made = [by.schedule(_in_the_wanted_way(best, way))]
+        sliced = OrderSearch(NAME, StepModel(problem, shares), effort.share(8), seed, way != "priority")
+        solution = sliced.run([best.backward, *begin])
+        if solution is not None and solution.period_s < best.period_s * _WORTH:
+            best, by = solution, sliced
+    schedules = [by.schedule(_in_the_wanted_way(best, way))]
     if any(layer.occupancy for layer in problem.layers):
         # The simulator lets updates slow computation down, the model of the search does not.
-        made += [whole.schedule(_in_the_wanted_way(whole.look(start), way)) for start in begin[:_COMPARED]]
-    return within_memory(problem, sorted(made, key=lambda schedule: _step_s(problem, schedule)))
+        looks = (whole.look(start) for start in begin[:_COMPARED])
+        schedules += [whole.schedule(_in_the_wanted_way(look, way)) for look in looks]
+    return within_memory(problem, sorted(schedules, key=lambda each: repeated(problem, each).steady_step_s))
 
 
-def _step_s(problem: Problem, schedule: Schedule) -> float:
-    return simulate(schedule, problem.layers, problem.link, steps=4).steady_step_s
-
-
-def _in_the_wanted_way(found: Found, way: str | None) -> Found:
-    return Found(found.backward, found.step.sent, found.step) if way == "ordered" else found
+def _in_the_wanted_way(solution: Solution, way: str | None) -> Solution:
+    return dataclasses.replace(solution, order=solution.step.sent) if way == "ordered" else solution
 
 
 def _slicings(problem: Problem) -> Iterator[Shares]:
@@ -114,3 +108,16 @@ def slices(problem: Problem, slice_bytes: float) -> Shares:
     counts = (math.ceil(layer.weight_bytes / slice_bytes - 1e-9) for layer in problem.layers)
     several = {layer: min(count, _MOST_SLICES) for layer, count in enumerate(counts) if count > 1}
     return {layer: (1 / count,) * count for layer, count in several.items()}
+
+
+POLICY = Policy(
+    NAME,
+    ("single_device", "data_parallel"),
+    make,
+    (
+        "budget_s", "evaluations", "seed", "progress", "communication", "slice_bytes", "gains", "capture",
+    ),
+    of_programs=("progress", "gains", "capture"),
+    needs=Needs(costs=True, link=True),
+    costs_only=("single_device",),
+)  # fmt: skip

@@ -6,6 +6,7 @@ from tf_ooo.planning.building import v_shape
 from tf_ooo.planning.building.v_block import HALF
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.policies.policy import MANY_TASKS, Chunks, Needs, Policy
 
 
 def make(problem: Problem) -> Schedule:
@@ -15,3 +16,12 @@ def make(problem: Problem) -> Schedule:
     F, dO and dW take a tick each, the bubble is ``6 * ceil(p / 2) - 7`` ticks for p > 2 (1F1B: 6p - 6).
     """
     return v_shape.make("v_half", HALF, problem)
+
+
+POLICY = Policy(
+    "v_half",
+    ("pipeline",),
+    make,
+    needs=Needs(costs=True, link=True, chunks=Chunks((2,))),
+    auto_tasks=MANY_TASKS,
+)

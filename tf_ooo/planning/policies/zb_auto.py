@@ -13,6 +13,7 @@ from tf_ooo.planning.building.pipeline import Stages, paced
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies import one_f_one_b, zb_h1, zb_h2
+from tf_ooo.planning.policies.policy import MANY_TASKS, Needs, Policy
 
 NAME = "zb_auto"
 _TASKS_TO_SEARCH = 100_000
@@ -50,3 +51,6 @@ def _lists(stages: Stages) -> Iterator[Schedule]:
         for patience in _PATIENCE:
             taste = Taste(2 * devices - 1, patience=patience, ahead=ahead)
             yield stages.schedule(NAME, list_lanes(stages, taste))
+
+
+POLICY = Policy(NAME, ("pipeline",), make, needs=Needs(costs=True, link=True), auto_tasks=MANY_TASKS)

@@ -9,6 +9,7 @@ from tf_ooo.planning.building.pipeline import Pace, Stages, paced
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies import one_f_one_b
+from tf_ooo.planning.policies.policy import Needs, Policy
 
 NAME = "zb_h1"
 
@@ -29,3 +30,6 @@ def pace(problem: Problem) -> Pace:
     """1F1B's forwards; device i keeps i dW back."""
     device = np.arange(problem.devices)
     return Pace(problem.devices - device, device)
+
+
+POLICY = Policy(NAME, ("pipeline",), make, needs=Needs(costs=True, link=True))

@@ -9,6 +9,7 @@ from tf_ooo.planning.building.pipeline import Pace, Stages, paced
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies import one_f_one_b, zb_h1
+from tf_ooo.planning.policies.policy import Needs, Policy
 
 NAME = "zb_h2"
 
@@ -32,3 +33,6 @@ def pace(problem: Problem) -> Pace:
         return zb_h1.pace(problem)
     device = np.arange(problem.devices)
     return Pace(2 * (problem.devices - device) - 1, 2 * device)
+
+
+POLICY = Policy(NAME, ("pipeline",), make, needs=Needs(costs=True, link=True))

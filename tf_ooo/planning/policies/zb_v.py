@@ -6,6 +6,7 @@ from tf_ooo.planning.building import v_shape
 from tf_ooo.planning.building.v_block import ZB
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.policies.policy import MANY_TASKS, Chunks, Needs, Policy
 
 
 def make(problem: Problem) -> Schedule:
@@ -16,3 +17,12 @@ def make(problem: Problem) -> Schedule:
     starts one F after the one before.
     """
     return v_shape.make("zb_v", ZB, problem)
+
+
+POLICY = Policy(
+    "zb_v",
+    ("pipeline",),
+    make,
+    needs=Needs(costs=True, link=True, chunks=Chunks((2,))),
+    auto_tasks=MANY_TASKS,
+)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import numpy as np
 
-if TYPE_CHECKING:
-    from tf_ooo.planning.simulation.engine import Work
+from tf_ooo.planning.model.arrays import Floats
+from tf_ooo.planning.simulation.work import Work
 
 
-def run_paths(work: Work) -> tuple[Any, Any]:
+def run_paths(work: Work) -> tuple[Floats, Floats]:
     """Start and end of each node, see :func:`.engine.run`; every lane's order must be fixed."""
     paths = _Paths(work)
     paths.run()

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import numpy as np
 
-if TYPE_CHECKING:
-    from tf_ooo.planning.simulation.engine import Work
+from tf_ooo.planning.model.arrays import Floats, Ints
+from tf_ooo.planning.simulation.work import Work
 
 
-def run_waves(work: Work) -> tuple[Any, Any]:
+def run_waves(work: Work) -> tuple[Floats, Floats]:
     """Start and end of each node, see :func:`.engine.run`; every lane's order must be fixed.
 
     In each wave every lane takes its next node if all that the node waits for is done.  A lane that
     waits is looked at again when the lane that it waits for has moved.
     """
     waves = _Waves(work)
-    lanes = np.flatnonzero(waves.head < waves.stop)
+    lanes: Ints = np.flatnonzero(waves.head < waves.stop)
     while len(lanes):
         lanes = waves.step(lanes)
     return waves.start(), waves.end[:-1]
@@ -53,15 +51,15 @@ class _Waves:
         self.lag_s = np.append(lag_s, 0.0)[first] if lag_s.any() else None
         self.more = _More(source, target, lag_s, first)
 
-    def _needed(self, work: Work) -> tuple[Any, Any, Any]:
+    def _needed(self, work: Work) -> tuple[Ints, Ints, Floats]:
         """The edges that say more than the order of the lanes does."""
-        source, target, lag_s = (np.asarray(column) for column in (work.source, work.target, work.lag_s))
+        source, target, lag_s = work.source, work.target, work.lag_s
         implied = (self.lane[source] == self.lane[target]) & (source < target) & (lag_s <= 0)
         if implied.any():
             source, target, lag_s = source[~implied], target[~implied], lag_s[~implied]
         return source, target, lag_s
 
-    def step(self, lanes: Any) -> Any:
+    def step(self, lanes: Ints) -> Ints:
         """Moves those of the given lanes that can; returns those that may move next."""
         nodes = self.head[lanes]
         columns = self.node.take(nodes, axis=0)
@@ -78,7 +76,7 @@ class _Waves:
         self.head[lanes] = nodes + 1
         return self._next(lanes)
 
-    def _ready_s(self, nodes: Any, source: Any) -> Any:
+    def _ready_s(self, nodes: Ints, source: Ints) -> Floats:
         """When what nodes wait for is there, NaN if it is not done; ``source`` becomes what is not."""
         ready_s = self.end[source]
         if self.lag_s is not None:
@@ -87,7 +85,7 @@ class _Waves:
             self.more.wait(nodes, source, ready_s, self.end)
         return ready_s
 
-    def _next(self, moved: Any) -> Any:
+    def _next(self, moved: Ints) -> Ints:
         """Lanes that moved, and lanes that wait for one that did."""
         self.moved[moved] = True
         again = self.moved[self.waits_for] | self.moved[:-1]
@@ -95,20 +93,21 @@ class _Waves:
         again &= self.head < self.stop
         return np.flatnonzero(again)
 
-    def start(self) -> Any:
+    def start(self) -> Floats:
         """When each node began, from the ends."""
         before_s = np.empty(len(self.node))
         before_s[1:] = self.end[:-2]
         before_s[self.first[self.first < self.stop]] = 0.0
-        nodes = slice(None) if not self.more.any else np.arange(len(self.node))
-        start_s = np.maximum(before_s, self._ready_s(nodes, self.node[:, 1].astype(np.int64)))
+        start_s = np.maximum(
+            before_s, self._ready_s(np.arange(len(self.node)), self.node[:, 1].astype(np.int64))
+        )
         return np.where(np.isnan(self.end[:-1]), np.nan, start_s)
 
 
 class _More:
     """Second and further edges into one node, sorted by the node."""
 
-    def __init__(self, source: Any, target: Any, lag_s: Any, first: Any) -> None:
+    def __init__(self, source: Ints, target: Ints, lag_s: Floats, first: Ints) -> None:
         beyond = np.flatnonzero(first[target] != np.arange(len(target)))
         self.any = bool(len(beyond))
         if not self.any:
@@ -118,7 +117,7 @@ class _More:
         counts = np.bincount(target[beyond], minlength=len(first))
         self.starts = np.concatenate([[0], np.cumsum(counts)])
 
-    def wait(self, nodes: Any, source: Any, ready_s: Any, end: Any) -> None:
+    def wait(self, nodes: Ints, source: Ints, ready_s: Floats, end: Floats) -> None:
         """Raises ``ready_s``, NaN where something is not done; ``source`` becomes what is not."""
         first, stop = self.starts[nodes], self.starts[nodes + 1]
         places = np.flatnonzero(stop > first)

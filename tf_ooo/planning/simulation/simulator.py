@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from tf_ooo.costs.layer_costs import LayerCosts, Link, check_layers
+from tf_ooo.costs.layer_costs import SECONDS, LayerCosts, Link, check_layers
 from tf_ooo.errors import OptionsError
+from tf_ooo.planning.model.arrays import Floats, Ints
+from tf_ooo.planning.model.messages import MessageColumns
 from tf_ooo.planning.model.relation import Edges, Relation
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.task import KIND_NUMBER, KINDS
-from tf_ooo.planning.simulation.engine import LaneKind, Work, run
+from tf_ooo.planning.simulation.completeness import check_complete, deadlock, lane_kinds
+from tf_ooo.planning.simulation.engine import run
 from tf_ooo.planning.simulation.timeline import Timeline
-from tf_ooo.planning.simulation.validate import check_complete, deadlock
+from tf_ooo.planning.simulation.work import LaneKind, Work
 
 if TYPE_CHECKING:
     from tf_ooo.costs.table import CostTable
 
-_SECONDS = {"F": "forward_s", "dO": "output_grad_s", "dW": "weight_grad_s", "U": "update_s"}
+Values = TypeVar("Values", Ints, Floats)
 
 
 def simulate(
@@ -62,7 +65,7 @@ def simulate(
     return Timeline.of_run(relation, layers, times_s, sent, repeat)
 
 
-def task_seconds(relation: Relation, layers: Sequence[LayerCosts], link: Link) -> Any:
+def task_seconds(relation: Relation, layers: Sequence[LayerCosts], link: Link) -> Floats:
     """Seconds of each node of one step, float64."""
     schedule, fields = relation.schedule, relation.fields
     seconds = np.zeros(len(relation))
@@ -83,11 +86,11 @@ def task_seconds(relation: Relation, layers: Sequence[LayerCosts], link: Link) -
 
 def stage_seconds(
     schedule: Schedule, layers: Sequence[LayerCosts], kind: str, link: Link, stages: int
-) -> Any:
+) -> Floats:
     """Seconds of one kind of task for each stage, float64 (stages,)."""
     groups = [[layers[i] for i in schedule.layers_of(stage)] for stage in range(stages)]
     if kind != "comm":
-        return np.array([sum(getattr(layer, _SECONDS[kind]) for layer in group) for group in groups])
+        return np.array([sum(getattr(layer, SECONDS[kind]) for layer in group) for group in groups])
     sizes = [sum(layer.weight_bytes for layer in group) for group in groups]
     return np.array([link.allreduce_s(size, schedule.workers) for size in sizes])
 
@@ -97,10 +100,10 @@ class _Repeated:
 
     def __init__(self, relation: Relation, steps: int) -> None:
         self.relation, self.steps = relation, steps
-        self.starts = relation.bases * steps
+        self.starts: Ints = relation.bases * steps
         self.lane = np.repeat(np.arange(len(relation.lengths), dtype=np.int32), relation.lengths * steps)
 
-    def at(self, nodes: Any, step: int) -> Any:
+    def at(self, nodes: Ints, step: int) -> Ints:
         """Nodes of one step."""
         if self.steps == 1:
             return nodes
@@ -108,7 +111,7 @@ class _Repeated:
         place = nodes - self.relation.bases[lane]
         return self.starts[lane] + step * self.relation.lengths[lane] + place
 
-    def tile(self, per_node: Any) -> Any:
+    def tile(self, per_node: Values) -> Values:
         """Values of one step's nodes, for the nodes of all steps."""
         if self.steps == 1:
             return per_node
@@ -116,14 +119,14 @@ class _Repeated:
         blocks = [np.tile(per_node[a:b], self.steps) for a, b in zip(bases, bases[1:], strict=False)]
         return np.concatenate(blocks) if blocks else per_node
 
-    def order(self, values: Any) -> Any:
+    def order(self, values: Floats) -> Floats:
         """Values by (step, node), shape (steps, nodes)."""
         if self.steps == 1:
             return values[None, : len(self.relation)]
         nodes = np.arange(len(self.relation))
         return np.stack([values[self.at(nodes, step)] for step in range(self.steps)])
 
-    def pairs(self, edges: Edges) -> tuple[Any, Any]:
+    def pairs(self, edges: Edges) -> tuple[Ints, Ints]:
         """Sources and targets of edges in all steps."""
         pairs = []
         for step in range(self.steps):
@@ -142,24 +145,23 @@ class Messages:
     ``nodes`` are the transfers, or the tasks that send where a transfer takes no time.
     """
 
-    source_device: Any
-    target_device: Any
-    size_bytes: Any
-    nodes: Any
+    source_device: Ints
+    target_device: Ints
+    size_bytes: Floats
+    nodes: Ints
     instant: bool = False
 
-    def timed(self, start: Any, end: Any) -> dict[str, Any]:
+    def timed(self, start: Floats, end: Floats) -> MessageColumns:
         """The messages with the times during which they occupy their link."""
-        return {
-            "source": self.source_device,
-            "target": self.target_device,
-            "bytes": self.size_bytes,
-            "start_s": (end if self.instant else start)[self.nodes],
-            "end_s": end[self.nodes],
-        }
+        begin_s = (end if self.instant else start)[self.nodes]
+        return MessageColumns(
+            self.source_device, self.target_device, self.size_bytes, begin_s, end[self.nodes]
+        )
 
 
-def _work(plan: _Repeated, layers: Sequence[LayerCosts], link: Link, seconds: Any) -> tuple[Work, Messages]:
+def _work(
+    plan: _Repeated, layers: Sequence[LayerCosts], link: Link, seconds: Floats
+) -> tuple[Work, Messages]:
     device = plan.tile(plan.relation.device)
     sources, targets, sent = _edges(plan, device)
     links = _Links(plan, device, sent)
@@ -181,7 +183,7 @@ def _work(plan: _Repeated, layers: Sequence[LayerCosts], link: Link, seconds: An
     work = Work(
         duration_s=np.concatenate([plan.tile(seconds) + _overheads_s(links, link, len(device)), transfer_s]),
         lane_starts=np.concatenate([plan.starts, lane_starts]),
-        lane_kinds=np.concatenate([_lane_kinds(plan.relation), link_kinds]),
+        lane_kinds=np.concatenate([lane_kinds(plan.relation), link_kinds]),
         source=np.concatenate(sources),
         target=np.concatenate(targets),
         lag_s=np.concatenate(lags),
@@ -191,7 +193,7 @@ def _work(plan: _Repeated, layers: Sequence[LayerCosts], link: Link, seconds: An
     return work, Messages(links.source_device, links.target_device, links.size_bytes, nodes, instant)
 
 
-def _overheads_s(links: _Links, link: Link, nodes: int) -> Any:
+def _overheads_s(links: _Links, link: Link, nodes: int) -> Floats:
     """What messages take from the tasks that send them, and from the first task that reads each."""
     taken_s = np.zeros(nodes)
     if link.overhead_s_per_byte and len(links.producer):
@@ -203,7 +205,7 @@ def _overheads_s(links: _Links, link: Link, nodes: int) -> Any:
     return taken_s
 
 
-def _new_weights_s(relation: Relation, layers: Sequence[LayerCosts], link: Link) -> Any:
+def _new_weights_s(relation: Relation, layers: Sequence[LayerCosts], link: Link) -> Floats:
     """What new weights take from U, which sends them, and from the F and dO of other devices.
 
     Only asynchronous schedules have them.  No task waits for these messages.
@@ -224,7 +226,7 @@ def _new_weights_s(relation: Relation, layers: Sequence[LayerCosts], link: Link)
     return taken_s
 
 
-def _edges(plan: _Repeated, device: Any) -> tuple[list[Any], list[Any], list[tuple[Any, Any, Any]]]:
+def _edges(plan: _Repeated, device: Ints) -> tuple[list[Ints], list[Ints], list[tuple[Ints, Ints, Floats]]]:
     """Edges without a message, sources and targets, and those with one: (source, target, bytes)."""
     sources, targets, sent = [], [], []
     for edges in plan.relation.edges:
@@ -240,11 +242,6 @@ def _edges(plan: _Repeated, device: Any) -> tuple[list[Any], list[Any], list[tup
     return sources, targets, sent
 
 
-def _lane_kinds(relation: Relation) -> Any:
-    by_priority = [lane in relation.schedule.priority_lanes for lane in relation.lanes]
-    return np.where(by_priority, LaneKind.PRIORITY, LaneKind.ORDERED).astype(np.int8)
-
-
 class _Links:
     """Messages as nodes on one lane for each (from, to) pair of devices.
 
@@ -252,7 +249,7 @@ class _Links:
     of a link come from one ordered lane, they become ready in that lane's order, which is then fixed.
     """
 
-    def __init__(self, plan: _Repeated, device: Any, sent: list[tuple[Any, Any, Any]]) -> None:
+    def __init__(self, plan: _Repeated, device: Ints, sent: list[tuple[Ints, Ints, Floats]]) -> None:
         empty = np.zeros(0, np.int64)
         source = np.concatenate([empty, *(s for s, _, _ in sent)])
         self.consumer = np.concatenate([empty, *(t for _, t, _ in sent)])
@@ -271,9 +268,9 @@ class _Links:
         self.source_device, self.target_device = link // devices, link % devices
         self.kinds = self._kinds(plan, len(used))
 
-    def _kinds(self, plan: _Repeated, links: int) -> Any:
+    def _kinds(self, plan: _Repeated, links: int) -> Ints:
         lanes = plan.lane[self.producer]
-        ordered = _lane_kinds(plan.relation)[lanes] == LaneKind.ORDERED
+        ordered = lane_kinds(plan.relation)[lanes] == LaneKind.ORDERED
         kinds = np.full(links, LaneKind.FIFO, np.int8)
         for i in range(links):
             part = slice(self.starts[i], self.starts[i + 1])
@@ -282,7 +279,9 @@ class _Links:
         return kinds
 
 
-def _occupancy(plan: _Repeated, layers: Sequence[LayerCosts], messages: int, links: int) -> tuple[Any, Any]:
+def _occupancy(
+    plan: _Repeated, layers: Sequence[LayerCosts], messages: int, links: int
+) -> tuple[Floats, Ints] | tuple[None, None]:
     """Shares of the device, where costs tell them and a device runs more than one stream."""
     relation = plan.relation
     devices = [device for device, _ in relation.lanes]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from tf_ooo.costs.layer_costs import LayerCosts
+from tf_ooo.planning.model.arrays import Floats
+from tf_ooo.planning.model.lanes import Lane
 from tf_ooo.planning.model.memory import MemoryCurve, MemoryUse
+from tf_ooo.planning.model.messages import MessageColumns
 from tf_ooo.planning.model.relation import Relation
 from tf_ooo.planning.model.schedule import Schedule, Task
+from tf_ooo.planning.model.task import Fields
 
 _STEPS_TO_STEADY = 4
 
@@ -49,16 +52,16 @@ class Timeline:
         schedule: what ran.
         start_s, end_s: float64 (steps, tasks), in the order of ``schedule.tasks``.
         memory: a curve for each device; empty where it is not known.
-        messages: columns source, target, bytes, start_s, end_s.
+        message_columns: what was sent between devices.
         measured_busy_s: for each device, seconds in which its ops ran, where they were measured one by one;
             empty: whenever a task ran.
     """
 
     schedule: Schedule
-    start_s: Any
-    end_s: Any
+    start_s: Floats
+    end_s: Floats
     memory: Sequence[MemoryCurve] = ()
-    message_columns: Mapping[str, Any] = field(default_factory=dict)
+    message_columns: MessageColumns = field(default_factory=MessageColumns)
     _repeat: Callable[[int], Timeline] | None = None
     measured_busy_s: Sequence[float] = ()
 
@@ -67,8 +70,8 @@ class Timeline:
         cls,
         relation: Relation,
         layers: Sequence[LayerCosts],
-        times_s: tuple[Any, Any],
-        messages: Mapping[str, Any],
+        times_s: tuple[Floats, Floats],
+        messages: MessageColumns,
         repeat: Callable[[int], Timeline] | None = None,
     ) -> Timeline:
         """The timeline of a simulation: adds the memory.  ``repeat(steps)`` simulates more steps."""
@@ -106,8 +109,6 @@ class Timeline:
         return float(ends_s[-1] - ends_s[half - 1]) / (whole - half)
 
     def _microbatch_period_s(self) -> float:
-        from tf_ooo.planning.model.task import Fields  # noqa: PLC0415
-
         done_s = np.zeros(self.schedule.microbatches)
         np.maximum.at(done_s, Fields.of(self.schedule.tasks.codes).microbatch, self.end_s[0])
         done_s.sort()
@@ -135,11 +136,11 @@ class Timeline:
         reached = np.maximum.accumulate(np.concatenate([[0.0], ends[order]]))
         return float(np.maximum(0, ends[order] - np.maximum(starts[order], reached[:-1])).sum())
 
-    def _computes(self, lane: tuple[int, int]) -> bool:
+    def _computes(self, lane: Lane) -> bool:
         tasks = self.schedule.lanes[lane]
         return not len(tasks) or tasks[0].kind != "comm"
 
-    def lane_slices(self) -> Iterator[tuple[tuple[int, int], slice]]:
+    def lane_slices(self) -> Iterator[tuple[Lane, slice]]:
         """The columns of each lane's tasks."""
         at = 0
         for lane, tasks in self.schedule.lanes.items():
@@ -174,17 +175,15 @@ class Timeline:
     @property
     def messages(self) -> list[Message]:
         """All transfers between devices that took time, the earliest first."""
-        columns = self.message_columns
-        if not columns:
-            return []
-        keys = ("start_s", "end_s", "source", "target", "bytes")
-        rows = zip(*(columns[key].tolist() for key in keys), strict=True)
+        sent = self.message_columns
+        columns = (sent.start_s, sent.end_s, sent.source, sent.target, sent.size_bytes)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
         return sorted((Message(*row) for row in rows), key=lambda message: message.start_s)
 
     @property
     def message_bytes(self) -> float:
         """Bytes sent between devices, all steps together."""
-        return float(self.message_columns["bytes"].sum()) if self.message_columns else 0.0
+        return float(self.message_columns.size_bytes.sum())
 
     def save_html(self, path: str | os.PathLike[str], measured: Timeline | None = None) -> None:
         """One self-contained page: a Gantt chart for each device and stream, the memory under it.

@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import random
 
+from tf_ooo.planning.building import joint
 from tf_ooo.planning.building.common import peak_bytes
+from tf_ooo.planning.building.joint import Placed
 from tf_ooo.planning.building.regions import MainStream, Region, own, schedule
+from tf_ooo.planning.building.search_order import Effort
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
-from tf_ooo.planning.policies import multi_stream
-from tf_ooo.planning.policies.multi_stream import Placed
-from tf_ooo.planning.policies.search_order import Effort
 
-NAME = "search"
 _AT_ONCE = 4
 
 
-def make(problem: Problem, effort: Effort, seed: int) -> Schedule:
+def make(policy: str, problem: Problem, effort: Effort, seed: int) -> Schedule:
     """Moves a few dW at a time to other regions and keeps what is faster and fits into memory."""
-    multi_stream.check(problem)
-    best = multi_stream.best_placement(problem)
-    best_s = multi_stream.step_s(problem, best)
+    joint.check(problem, policy)
+    best = joint.best_placement(problem)
+    best_s = joint.step_s(problem, best)
     bound_s = sum(layer.forward_s + layer.output_grad_s for layer in problem.layers)
     draw = random.Random(seed)
     while len(problem.layers) > 1 and not effort.over and best_s > bound_s:
         effort.spend(best_s)
         trial = _changed(best, draw)
-        step_s = multi_stream.step_s(problem, trial)
+        step_s = joint.step_s(problem, trial)
         if step_s < best_s * (1 - 1e-9) and _fits(problem, trial):
             best, best_s = trial, step_s
-    return schedule(NAME, problem, best)
+    return schedule(policy, problem, best)
 
 
 def _changed(placement: Placed, draw: random.Random) -> Placed:
@@ -52,4 +51,4 @@ def _beside(placement: Placed, layer: int, stream: MainStream, draw: random.Rand
 
 def _fits(problem: Problem, placement: Placed) -> bool:
     limit = problem.memory_limit_bytes
-    return limit is None or peak_bytes(problem, schedule(NAME, problem, placement)) <= limit
+    return limit is None or peak_bytes(problem, schedule("tried", problem, placement)) <= limit

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tf_ooo.planning.building.common import peak_bytes
+from tf_ooo.planning.building.first_k import by_period, order
 from tf_ooo.planning.building.link_order import best_order, critical_block
 from tf_ooo.planning.building.step_model import Step, StepModel
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
-from tf_ooo.planning.policies import reverse_first_k
 
 Progress = Callable[[int, int, float], None]
 
@@ -32,8 +32,14 @@ _MOVES_OF_A_BLOCK = 12
 
 
 @dataclass(frozen=True)
-class Found:
-    """One solution: backward tasks (-1 - i is dO of layer i, i its dW), communications or by priority."""
+class Solution:
+    """One order of a step.
+
+    Attributes:
+        backward: the backward tasks: -1 - i is dO of layer i, i its dW.
+        order: communications by number; None: whatever is ready, the most urgent first.
+        step: its times.
+    """
 
     backward: list[int]
     order: list[int] | None
@@ -79,14 +85,17 @@ class OrderSearch:
     """Looks for the fastest order with one way of slicing.
 
     Args:
+        policy: whose schedules these are.
         model: what is ordered.
         effort: how long.
         seed: of the random moves; the same seed finds the same.
         may_order: whether communications may have a fixed order; else they run by priority.
     """
 
-    def __init__(self, model: StepModel, effort: Effort, seed: int = 0, may_order: bool = True) -> None:
-        self.model, self.effort, self.may_order = model, effort, may_order
+    def __init__(
+        self, policy: str, model: StepModel, effort: Effort, seed: int = 0, may_order: bool = True
+    ) -> None:
+        self.policy, self.model, self.effort, self.may_order = policy, model, effort, may_order
         self.random = random.Random(seed)
         ahead_s = [sum(model.forward_s[layer:]) for layer in range(model.layers)]
         stages = [task.stage for task in model.comms]
@@ -94,40 +103,40 @@ class OrderSearch:
         self.floor_s = model.lower_bound_s * (_GAP if model.layers > _SMALL else 1 + 1e-12)
         self.close = _CLOSE_OF_MANY if model.layers > _SMALL else _CLOSE
         self.branches = max(4, _LINK_WORK // max(1, len(model.comms)))
-        self._looked: dict[tuple[int, ...], Found] = {}
+        self._looked: dict[tuple[int, ...], Solution] = {}
         self._fits: dict[tuple[int, ...], bool] = {}
 
-    def run(self, starts: list[list[int]]) -> Found | None:
-        """The best found from several orders of dW; None where none of them fits into memory."""
-        first = [self.look(start) for start in starts]
-        found = sorted((f for f in first if self.fits(f)), key=lambda f: f.period_s)
-        if not found:
+    def run(self, starts: list[list[int]]) -> Solution | None:
+        """The best that comes from several orders of dW; None where none of them fits into memory."""
+        solutions = [self.look(start) for start in starts]
+        fitting = sorted((each for each in solutions if self.fits(each)), key=lambda each: each.period_s)
+        if not fitting:
             return None
-        best = found[0]
-        for start in found[:_STARTS]:
-            best = min(best, self._descend(start, best.period_s), key=lambda f: f.period_s)
+        best = fitting[0]
+        for start in fitting[:_STARTS]:
+            best = min(best, self._descend(start, best.period_s), key=lambda each: each.period_s)
             if self._enough(best):
                 return best
         return self._shake(best)
 
-    def fits(self, found: Found) -> bool:
+    def fits(self, solution: Solution) -> bool:
         """Whether a solution keeps the memory limit; simulated, as it decides."""
         limit = self.model.problem.memory_limit_bytes
         if limit is None:
             return True
-        key = (*found.backward, -(10**9), *(found.order or ()))
+        key = (*solution.backward, -(10**9), *(solution.order or ()))
         if key not in self._fits:
-            self._fits[key] = peak_bytes(self.model.problem, self.schedule(found)) <= limit
+            self._fits[key] = peak_bytes(self.model.problem, self.schedule(solution)) <= limit
         return self._fits[key]
 
-    def schedule(self, found: Found) -> Schedule:
+    def schedule(self, solution: Solution) -> Schedule:
         """As a schedule."""
-        return self.model.schedule("search", found.backward, found.order)
+        return self.model.schedule(self.policy, solution.backward, solution.order)
 
-    def _enough(self, found: Found) -> bool:
-        return found.period_s <= self.floor_s or self.effort.over
+    def _enough(self, solution: Solution) -> bool:
+        return solution.period_s <= self.floor_s or self.effort.over
 
-    def look(self, backward: list[int], best_s: float = float("inf")) -> Found:
+    def look(self, backward: list[int], best_s: float = float("inf")) -> Solution:
         """The step with this order of dW; a good one's communications are ordered with more care."""
         self.effort.spend(best_s)
         key = tuple(backward)
@@ -135,30 +144,30 @@ class OrderSearch:
             self._looked[key] = self._timed(backward, best_s)
         return self._looked[key]
 
-    def _timed(self, backward: list[int], best_s: float) -> Found:
-        found = Found(backward, None, self.model.run(backward))
-        if not self.may_order or not self.floor_s < found.period_s < self.close * best_s:
-            return found
-        release_s = found.step.weight_grad_end_s
+    def _timed(self, backward: list[int], best_s: float) -> Solution:
+        by_priority = Solution(backward, None, self.model.run(backward))
+        if not self.may_order or not self.floor_s < by_priority.period_s < self.close * best_s:
+            return by_priority
+        release_s = by_priority.step.weight_grad_end_s
         order = best_order(release_s, self.model.comm_s, self.tail_s, self.floor_s, self.branches)
-        careful = Found(backward, order, self.model.run(backward, order))
-        return careful if careful.period_s < found.period_s * (1 - 1e-9) else found
+        careful = Solution(backward, order, self.model.run(backward, order))
+        return careful if careful.period_s < by_priority.period_s * (1 - 1e-9) else by_priority
 
-    def _descend(self, found: Found, best_s: float) -> Found:
+    def _descend(self, here: Solution, best_s: float) -> Solution:
         """Takes the first move that helps until none does."""
         improved = True
-        while improved and not self._enough(found):
+        while improved and not self._enough(here):
             improved = False
-            for backward in self._moves(found):
-                other = self.look(backward, min(best_s, found.period_s))
-                if other.period_s < found.period_s * (1 - 1e-9) and self.fits(other):
-                    found, improved = other, True
+            for backward in self._moves(here):
+                there = self.look(backward, min(best_s, here.period_s))
+                if there.period_s < here.period_s * (1 - 1e-9) and self.fits(there):
+                    here, improved = there, True
                     break
                 if self.effort.over:
                     break
-        return found
+        return here
 
-    def _shake(self, best: Found) -> Found:
+    def _shake(self, best: Solution) -> Solution:
         """Random moves, then downhill again, for as long as there is budget."""
         here, dw = best, [task for task in best.backward if task >= 0]
         while not self._enough(best):
@@ -167,31 +176,33 @@ class OrderSearch:
                 layer = self.random.choice(dw)
                 places = len(backward) - 1
                 backward = _moved(backward, layer, self.random.randint(0, places))
-            other = self.look(backward, best.period_s)
-            if not self.fits(other):
+            there = self.look(backward, best.period_s)
+            if not self.fits(there):
                 continue
-            other = self._descend(other, best.period_s)
-            if other.period_s <= here.period_s * 1.01:
-                here = other
-            if other.period_s < best.period_s:
-                best = other
+            there = self._descend(there, best.period_s)
+            if there.period_s <= here.period_s * 1.01:
+                here = there
+            if there.period_s < best.period_s:
+                best = there
         return best
 
-    def _moves(self, found: Found) -> Iterator[list[int]]:
+    def _moves(self, solution: Solution) -> Iterator[list[int]]:
         """Neighbours that may be faster; with few layers all that differ in the place of one dW."""
-        seen = {tuple(found.backward)}
-        for backward in self._all_moves(found) if self.model.layers <= _SMALL else self._critical(found):
+        seen = {tuple(solution.backward)}
+        for backward in (
+            self._all_moves(solution) if self.model.layers <= _SMALL else self._critical(solution)
+        ):
             if tuple(backward) not in seen:
                 seen.add(tuple(backward))
                 yield backward
 
-    def _all_moves(self, found: Found) -> Iterator[list[int]]:
+    def _all_moves(self, solution: Solution) -> Iterator[list[int]]:
         for layer in range(self.model.layers):
-            for place in range(len(found.backward)):
-                yield _moved(found.backward, layer, place)
+            for place in range(len(solution.backward)):
+                yield _moved(solution.backward, layer, place)
 
-    def _critical(self, found: Found) -> Iterator[list[int]]:
-        step, backward = found.step, found.backward
+    def _critical(self, solution: Solution) -> Iterator[list[int]]:
+        step, backward = solution.step, solution.backward
         first, last = critical_block(step.sent, step.comm_end_s, self.model.comm_s, self.tail_s)
         stages = list(dict.fromkeys(self.model.comms[job].stage for job in step.sent[first : last + 1]))
         opens, waits = stages[0], stages[-1]
@@ -221,5 +232,5 @@ def _moved(backward: list[int], layer: int, place: int) -> list[int]:
 def starts(problem: Problem, fastest: int = 12) -> list[list[int]]:
     """Orders to begin with: the stock one, all dO first, reverse first-k of several k."""
     layers = len(problem.layers)
-    chosen = [0, layers, *reverse_first_k.by_period(problem)[:fastest], layers // 4, layers // 2]
-    return [reverse_first_k.order(layers, k) for k in dict.fromkeys(chosen)]
+    chosen = [0, layers, *by_period(problem)[:fastest], layers // 4, layers // 2]
+    return [order(layers, k) for k in dict.fromkeys(chosen)]

@@ -1,0 +1,162 @@
+"""One plan for every mode: what it holds, how often it is simulated, and what a new policy has to say."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tf_ooo.cli import main
+from tf_ooo.costs.layer_costs import LayerCosts, Link
+from tf_ooo.costs.table import CostTable
+from tf_ooo.errors import OptionsError
+from tf_ooo.modes.data_parallel import planned as data_parallel
+from tf_ooo.modes.layerpipe import choice as layerpipe
+from tf_ooo.modes.pipeline import planning as pipeline
+from tf_ooo.modes.pipeline.partition import units_of
+from tf_ooo.modes.pipeline.reporting import section_of
+from tf_ooo.planning.choosing import trial
+from tf_ooo.planning.choosing.on_paper import plan_layers
+from tf_ooo.planning.choosing.plan import Candidate, choose
+from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.policies import POLICIES, gpipe
+from tf_ooo.planning.policies.policy import Chunks, Needs, Policy
+from tf_ooo.rewriting.plan import plan
+
+ROOT = Path(__file__).parents[2]
+LAYERS = tuple(
+    LayerCosts(1 + i % 3, 2, 1, 0.1, activation_bytes=8, weight_bytes=4, output_bytes=2, name=f"l{i}")
+    for i in range(6)
+)
+LINK = Link(0.01, 1e3)
+
+
+@pytest.fixture(name="simulated")
+def _simulated(monkeypatch):
+    """The schedules that are simulated to compare them, not those that policies simulate to make one."""
+    schedules, simulate = [], trial.simulate
+
+    def counted(schedule, *more):
+        schedules.append(schedule)
+        return simulate(schedule, *more)
+
+    monkeypatch.setattr(trial, "simulate", counted)
+    return schedules
+
+
+def of_pipeline():
+    return pipeline.make_plan(LAYERS, units_of(6, []), pipeline.Wanted("auto", 2, 4, LINK))
+
+
+def of_data_parallel():
+    return data_parallel.make_plan(LAYERS, LINK, 2, "auto", steps=4).plan
+
+
+PLANS = {
+    "paper, auto": lambda: plan_layers(LAYERS, "auto", devices=2, microbatches=4, link=LINK),
+    "paper, named": lambda: plan_layers(LAYERS, "zb_h1", devices=2, microbatches=4, link=LINK),
+    "paper, with a limit": lambda: plan_layers(LAYERS, "1f1b", 200, devices=2, microbatches=4),
+    "pipeline": of_pipeline,
+    "data parallel": of_data_parallel,
+    "layerpipe": lambda: layerpipe.make_plan("auto", LAYERS, LINK, 2, 8),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_schedule_is_simulated_once(name, simulated):
+    chosen = PLANS[name]()
+    assert chosen.schedule.predicted_step_s == chosen.step_s == chosen.trial.clock.step_s(chosen.timeline)
+    assert chosen.schedule.predicted_peak_bytes == max(chosen.timeline.peak_bytes)
+    possible = [candidate for candidate in chosen.candidates if candidate.trial is not None]
+    stock_too = name == "data parallel"
+    assert len(simulated) == max(len(possible), 1) + stock_too
+    assert len({id(schedule) for schedule in simulated}) == len(simulated)
+
+
+def test_what_is_only_made_is_not_simulated(simulated):
+    graph = type("Graph", (), {"layers": [None] * 4})
+    schedule = data_parallel.plain_schedule(graph, "reverse_first_k", 2, 9)
+    assert (schedule.policy, schedule.predicted_step_s) == ("reverse_first_k", None)
+    assert not simulated
+
+
+def test_candidates_say_why_not():
+    chosen = plan_layers(LAYERS, "auto", 60, devices=2, microbatches=4)
+    reasons = {candidate.name: candidate.reason for candidate in chosen.candidates}
+    assert reasons[chosen.schedule.policy] == ""
+    assert reasons["gpipe"].startswith("needs ")
+    assert [c.step_s for c in chosen.candidates] == sorted(c.step_s for c in chosen.candidates)
+    problem = Problem(LAYERS)
+    with pytest.raises(OptionsError, match="no schedule is possible: a: too long; b: too short"):
+        choose([Candidate("a", problem, reason="too long"), Candidate("b", problem, reason="too short")])
+
+
+def test_policies_say_what_data_parallel_asks():
+    assert data_parallel.needs_costs("auto", ())
+    assert data_parallel.needs_costs("search", ())
+    assert data_parallel.needs_costs("reverse_first_k", ())
+    assert not data_parallel.needs_costs("reverse_first_k", ("k",))
+    assert not data_parallel.needs_costs("in_order", ())
+    assert {candidate.name for candidate in of_data_parallel().candidates} == {"reverse_first_k", "search"}
+
+
+def test_a_new_policy_needs_its_row_only(monkeypatch, tmp_path):
+    """Three stages on each device: the pipeline cuts for it, plan() and the command line know it."""
+    triple = Policy(
+        "triple", ("pipeline",), gpipe.make, ("depth",), needs=Needs(chunks=Chunks((3,), option="depth"))
+    )
+    seen = []
+
+    def make(problem):
+        seen.append((len(problem.layers), dict(problem.options)))
+        return POLICIES["interleaved_1f1b"].make(Problem(problem.layers, 2, 4, options={"chunks": 3}))
+
+    monkeypatch.setitem(POLICIES, "triple", Policy(**{**vars(triple), "make": make}))
+    wanted = pipeline.Wanted("triple", 2, 4, LINK)
+    chosen = pipeline.make_plan(LAYERS, units_of(6, []), wanted)
+    assert seen == [(6, {"depth": 3})]
+    assert len(chosen.problem.bounds) == 6
+    assert plan(layers=LAYERS, schedule="triple", devices=2, microbatches=4).microbatches == 4
+    costs = CostTable(LAYERS).save(tmp_path / "costs.json")
+    arguments = ["plan", str(costs), "--devices", "2", "--microbatches", "4", "--option", "depth=3", "--json"]
+    result = CliRunner().invoke(main, arguments)
+    assert "triple" in [row["schedule"] for row in json.loads(result.stdout)["candidates"]]
+
+
+def test_nobody_else_knows_a_policy_by_name():
+    """No constant is a policy's name outside of the policies' own files and the benchmarks'."""
+    names, strangers = set(POLICIES) - {"search", "layerpipe"}, []  # these are words and a mode, too
+    for path in (ROOT / "tf_ooo").rglob("*.py"):
+        if {"bench", "policies"} & set(path.parts):
+            continue
+        constants = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
+        strangers += [(path.name, each.lineno, each.value) for each in constants if each.value in names]
+    assert not strangers
+
+
+def test_sections_read_as_fields_and_as_json():
+    chosen = of_pipeline()
+    section = section_of(chosen, CostTable(LAYERS, LINK), ["a", "b"])
+    assert section["devices"] == section.devices == ["a", "b"]
+    assert section["stages"][0]["layers"] == section.stages[0].layers
+    assert section["stages"][0]["sends"] == {str(to): size for to, size in section.stages[0].sends.items()}
+    assert section["link"] == {"latency_s": 0.01, "bytes_per_s": 1e3, "overhead_s_per_byte": 0.0}
+    assert json.loads(json.dumps(section.to_dict())) == section
+    assert "reason" not in section["candidates"][0]
+    free = section_of(chosen, CostTable(LAYERS), ["a", "b"])
+    assert free["link"]["bytes_per_s"] is None
+    with pytest.raises(KeyError):
+        section["no such"]
+
+
+def test_sections_of_other_modes_are_empty():
+    from tf_ooo.report.report import Report
+
+    report = Report()
+    assert report.pipeline == report.layerpipe == {}
+    assert not report.pipeline
+    assert report.pipeline.get("stages") is None
+    assert report.to_dict()["layerpipe"] == {}

@@ -1,0 +1,233 @@
+"""Joint scheduling over regions: where each dW gains most beside the main stream of one device.
+
+EuroSys 2022 (doi 10.1145/3492321.3519563), the part on a single GPU.  The main stream is cut into regions,
+here one for each dO and for each forward of the next step.  For each pair (region, dW) there is a gain, the
+seconds saved by running the two side by side.  Regions are filled greedily with the dW that gain most there,
+subject to dependencies and to the memory limit: a delayed dW keeps its input and its dO alive.
+
+Gains come from a table of measurements (option ``gains``), or from ``LayerCosts.occupancy``: two
+kernels that need shares a and b of the device take ``max(1, a + b)`` times as long side by side, which
+saves ``2 - max(1, a + b)`` of each overlapped second.  Where costs have no occupancy, streams are
+assumed not to slow each other down, as in the simulator: such a prediction is an upper bound.
+
+What a dW keeps out of CUDA graphs (option ``capture``) is taken off its gain, and added to the simulated
+step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import heapq
+from collections.abc import Callable, Iterator, Mapping
+
+from tf_ooo.errors import OptionsError
+from tf_ooo.planning.building.capture import Capture, Runs
+from tf_ooo.planning.building.common import peak_bytes, repeated, within_memory
+from tf_ooo.planning.building.regions import MainStream, Region, own, schedule
+from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.simulation.simulator import simulate
+
+# What is simulated to choose a placement; a policy makes the schedule under its own name.
+_TRIED = "tried"
+# Of two regions that gain nearly the same the earlier one: less memory, and less that may go wrong.
+_PER_REGION_OF_DELAY = 1e-4
+_LEAST_GAIN = 1e-3
+
+Placed = dict[int, Region | None]
+Gains = Mapping[tuple[str, int], float]
+
+
+def check(problem: Problem, policy: str) -> None:
+    """OptionsError, for a policy of this name, unless there is one device and one micro-batch."""
+    if problem.devices != 1 or problem.microbatches != 1:
+        given = f"{problem.devices} devices, {problem.microbatches} micro-batches"
+        raise OptionsError(f"schedule {policy!r} takes one device and one micro-batch, got {given}")
+
+
+def best_placement(problem: Problem) -> Placed:
+    """The fastest by simulation of those that fit into memory; all on the main stream where none does."""
+    layers = range(len(problem.layers))
+    filled = fill(problem)
+    own_only = {layer: None if region is None else own(layer) for layer, region in filled.items()}
+    tried: list[Placed] = [filled, own_only, {layer: own(layer) for layer in layers}]
+    if problem.memory_limit_bytes is not None:
+        tried = [least_retreat(problem, placement) for placement in tried]
+    tried.append(dict.fromkeys(layers))
+    times = [(step_s(problem, placement), number) for number, placement in enumerate(tried)]
+    order = [tried[number] for _, number in sorted(times)]
+    schedules = [schedule(_TRIED, problem, placement) for placement in order]
+    return order[schedules.index(within_memory(problem, schedules))]
+
+
+def step_s(problem: Problem, placement: Placed) -> float:
+    """Simulated seconds of one step, and what its launches cost besides."""
+    tried, capture = schedule(_TRIED, problem, placement), _capture_of(problem)
+    lost_s = 0.0 if capture is None else capture.lost_s(len(problem.layers), placement)
+    if not may_delay(problem):
+        return lost_s + simulate(tried, problem.layers, problem.link, steps=1).makespan_s
+    return lost_s + repeated(problem, tried).steady_step_s
+
+
+def may_delay(problem: Problem) -> bool:
+    """The option ``delay``."""
+    delay = problem.options.get("delay", True)
+    if not isinstance(delay, bool):
+        raise OptionsError(f"delay must be True or False, got {delay!r:.60}")
+    return delay
+
+
+def calculated_gains(problem: Problem) -> dict[tuple[str, int], float]:
+    """``{(region, layer): seconds}`` of all pairs that gain by their layers' occupancy, each on its own."""
+    gains = _Gains(dataclasses.replace(problem, options={"delay": may_delay(problem)}))
+    return {(str(gains.stream.regions[place]), layer): gain for gain, place, layer in gains.all_pairs()}
+
+
+def fill(problem: Problem) -> Placed:
+    """Greedy: the pair with the largest gain first, into what is left of its regions."""
+    gains = _Gains(problem)
+    placement: Placed = dict.fromkeys(range(len(problem.layers)))
+    heap = [(-gain, place, layer) for gain, place, layer in gains.all_pairs()]
+    heapq.heapify(heap)
+    while heap:
+        _, place, layer = heapq.heappop(heap)
+        if placement[layer] is not None:
+            continue
+        gain = gains.of(place, layer)
+        if gain < gains.least(layer):
+            continue
+        if heap and gain < -heap[0][0]:
+            heapq.heappush(heap, (-gain, place, layer))  # others have taken some of its room
+            continue
+        placement[layer] = gains.stream.regions[place]
+        gains.take(place, layer)
+    return placement
+
+
+class _Gains:
+    """Seconds saved for a dW that begins in a region, given what is left of the regions."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.layers = problem.layers
+        self.stream = MainStream(len(problem.layers), may_delay(problem))
+        costs = [problem.layers[region.stage] for region in self.stream.regions]
+        backward = [region.kind == "dO" for region in self.stream.regions]
+        pairs = list(zip(costs, backward, strict=True))
+        self.length_s = [cost.output_grad_s if back else cost.forward_s for cost, back in pairs]
+        self.share = [(c.occupancy or (0, 0, 0))[1 if back else 0] for c, back in pairs]
+        self.free_s = list(self.length_s)
+        table = _checked(problem.options.get("gains"), self.stream)
+        self._saved_s = self._calculated_s if table is None else functools.partial(self._measured_s, table)
+        capture = _capture_of(problem)
+        self.runs = None if capture is None else Runs(capture, len(problem.layers))
+
+    def all_pairs(self) -> Iterator[tuple[float, int, int]]:
+        """(gain, place, layer) of all pairs that gain anything."""
+        for layer in range(1, len(self.layers)):
+            for place in self.stream.allowed(layer):
+                gain = self.of(place, layer)
+                if gain >= self.least(layer):
+                    yield gain, place, layer
+
+    def least(self, layer: int) -> float:
+        """Below this, a dW stays where it is."""
+        return max(_LEAST_GAIN * self.layers[layer].weight_grad_s, 1e-12)
+
+    def of(self, place: int, layer: int) -> float:
+        """Seconds; a long dW goes on into the regions that follow."""
+        if self.free_s[place] <= 0:
+            return 0.0
+        delay = place - self.stream.allowed(layer).start
+        saved_s = self._saved_s(place, layer) * (1 - _PER_REGION_OF_DELAY) ** delay
+        return saved_s if self.runs is None else saved_s - self.runs.of(place, layer)
+
+    def _calculated_s(self, place: int, layer: int) -> float:
+        own_share = (self.layers[layer].occupancy or (0, 0, 0))[2]
+        used = self._used(place, layer)
+        return sum(used_s * (2 - max(1.0, self.share[at] + own_share)) for at, used_s in used)
+
+    def _measured_s(self, table: Gains, place: int, layer: int) -> float:
+        """What was measured side by side, for as much of it as there is room for."""
+        whole_s = self.layers[layer].weight_grad_s
+        if not whole_s:  # nothing is known of it but the table
+            return table.get((str(self.stream.regions[place]), layer), 0.0) * (
+                self.free_s[place] / self.length_s[place]
+            )
+        return sum(
+            table.get((str(self.stream.regions[at]), layer), 0.0) * (used_s / min(whole_s, self.length_s[at]))
+            for at, used_s in self._used(place, layer)
+        )
+
+    def take(self, place: int, layer: int) -> None:
+        """The dW is placed there."""
+        for at, used_s in self._used(place, layer):
+            self.free_s[at] -= used_s
+        if self.runs is not None:
+            self.runs.take(place, layer)
+
+    def _used(self, place: int, layer: int) -> Iterator[tuple[int, float]]:
+        left_s = self.layers[layer].weight_grad_s
+        for at in range(place, self.stream.allowed(layer).stop):
+            used_s = min(left_s, self.free_s[at])
+            if used_s > 0:
+                yield at, used_s
+            left_s -= used_s
+            if left_s <= 0:
+                return
+
+
+def _capture_of(problem: Problem) -> Capture | None:
+    capture = problem.options.get("capture")
+    if capture is not None and not isinstance(capture, Capture):
+        raise OptionsError(f"capture must be a Capture, got {capture!r:.60}")
+    return capture
+
+
+def _checked(gains: object, stream: MainStream) -> Gains | None:
+    if gains is None:
+        return None
+    if not isinstance(gains, Mapping):
+        raise OptionsError(f"gains must be a map {{(region, layer): seconds}}, got {gains!r:.60}")
+    names = {str(region) for region in stream.regions}
+    for key, saved_s in gains.items():
+        good = isinstance(key, tuple) and len(key) == 2 and key[0] in names and key[1] in range(stream.layers)
+        if not good or not isinstance(saved_s, (int, float)) or not abs(saved_s) < float("inf"):
+            raise OptionsError(
+                f"gains[{key!r}]={saved_s!r}: expected ('dO:5' or 'F:3', layer) and finite seconds"
+            )
+    return gains
+
+
+def least_retreat(problem: Problem, placement: Placed) -> Placed:
+    """As few dW as possible back to their own region, then to the main stream, until memory suffices.
+
+    Those that hold most bytes for longest go back first.
+    """
+    stream = MainStream(len(problem.layers))
+
+    def held(layer: int) -> float:
+        region = placement[layer]
+        delay = stream.place(region) - stream.allowed(layer).start if region is not None else 0
+        return -(delay + 1) * problem.layers[layer].kept_bytes
+
+    moved = sorted((layer for layer, region in placement.items() if region is not None), key=held)
+    for back in (own, lambda _: None):
+        count = _fewest(problem, placement, moved, back)
+        placement = {**placement, **{layer: back(layer) for layer in moved[:count]}}
+    return placement
+
+
+def _fewest(
+    problem: Problem, placement: Placed, moved: list[int], back: Callable[[int], Region | None]
+) -> int:
+    """How many have to go back, by bisection; all where even that is not enough."""
+    low, high = 0, len(moved)
+    while low < high:
+        middle = (low + high) // 2
+        trial = {**placement, **{layer: back(layer) for layer in moved[:middle]}}
+        limit = problem.memory_limit_bytes
+        if limit is None or peak_bytes(problem, schedule(_TRIED, problem, trial)) <= limit:
+            high = middle
+        else:
+            low = middle + 1
+    return high

@@ -1,0 +1,102 @@
+"""Plans from the costs of layers alone, without a model: what ``tf_ooo.plan`` and ``tf-ooo plan`` do."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from tf_ooo.costs.layer_costs import LayerCosts, Link, check_layers
+from tf_ooo.errors import CostError, OptionsError
+from tf_ooo.planning.choosing.plan import Candidate, Plan, as_asked, choose, policy_named, shortest, tried
+from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.policies import DEFAULT_POLICY, POLICIES, Policy
+
+
+def plan_layers(
+    layers: Sequence[LayerCosts],
+    schedule: str = DEFAULT_POLICY,
+    memory_limit_bytes: int | None = None,
+    *,
+    devices: int = 1,
+    microbatches: int = 1,
+    link: Link | None = None,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Plan:
+    """An order of all tasks of a training step; arguments and errors as of :func:`tf_ooo.plan`."""
+    between = Link() if link is None else link
+    problem = Problem(check_layers(layers), devices, microbatches, between, memory_limit_bytes, options or {})
+    check_problem(problem)
+    if schedule == "auto":
+        return choose(candidates(problem, mode))
+    return as_asked(policy_named(schedule, mode), dataclasses.replace(problem, mode=mode))
+
+
+def candidates(
+    problem: Problem, mode: str | None = None, on_progress: Callable[[str], None] | None = None
+) -> list[Candidate]:
+    """Every schedule that is legal for the mode, simulated; the fastest first.
+
+    Of equally fast ones the one that ends first, then the one that needs least memory.  Policies that
+    would take long for so many tasks are left out, with that for a reason, if another is possible.
+
+    Args:
+        problem: what to schedule; options of policies are left to the policies' own search.
+        mode: None: pipeline if there are several devices, else single_device.
+        on_progress: is told the name of each policy before it is tried.
+    """
+    wanted = usual_mode(problem, mode)
+    policies = policies_of(wanted)
+    tasks = 3 * problem.devices * problem.microbatches
+    slow = [
+        policy for policy in policies
+        if not policy.by_name and policy.auto_tasks is not None and tasks > policy.auto_tasks
+    ]  # fmt: skip
+
+    def all_tried(of: Iterable[Policy]) -> list[Candidate]:
+        rows = []
+        for policy in of:
+            if on_progress is not None:
+                on_progress(policy.name)
+            options = {name: value for name, value in problem.options.items() if name in policy.options}
+            rows.append(tried(policy, dataclasses.replace(problem, options=options, mode=wanted)))
+        return rows
+
+    rows = all_tried(policy for policy in policies if not policy.by_name and policy not in slow)
+    if any(candidate.trial is not None for candidate in rows):
+        why = f"not tried: takes long for {tasks:,} tasks; ask for it by name"
+        rows += [Candidate(policy.name, problem, reason=why) for policy in slow]
+    else:
+        rows += all_tried(slow)
+    rows += [Candidate(policy.name, problem, reason=policy.by_name) for policy in policies if policy.by_name]
+    return sorted(rows, key=shortest)
+
+
+def usual_mode(problem: Problem, mode: str | None) -> str:
+    """The mode that is asked for, or the usual one: pipeline if there are several devices."""
+    return mode or ("pipeline" if problem.devices > 1 else "single_device")
+
+
+def policies_of(mode: str) -> list[Policy]:
+    """The policies of a mode.  OptionsError names the modes there are."""
+    policies = [policy for policy in POLICIES.values() if mode in policy.modes]
+    if not policies:
+        modes = sorted({mode for policy in POLICIES.values() for mode in policy.modes})
+        raise OptionsError(f"mode={mode!r} is not accepted; accepted: {', '.join(modes)}")
+    return policies
+
+
+def check_problem(problem: Problem) -> None:
+    """OptionsError unless the numbers are whole and above 0."""
+    for name in ("devices", "microbatches"):
+        value = getattr(problem, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise OptionsError(f"{name} must be a whole number of at least 1, got {value!r}")
+    limit = problem.memory_limit_bytes
+    if limit is not None and (
+        isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0
+    ):
+        raise OptionsError(f"memory_limit_bytes must be above 0, got {limit!r}")
+    if not isinstance(problem.link, Link):
+        raise CostError(f"link must be a tf_ooo.Link, got {problem.link!r:.80}")

@@ -1,0 +1,104 @@
+"""What a policy is: one way to schedule, as a value that says what it can do and what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.model.task import Task
+
+# For what is scheduled task by task in Python, in 50 to 300 us each.
+MANY_TASKS = 10_000
+
+# For the graph of one device: given the layers in the order in which backward reaches them and the
+# tasks there are, the order of the backward tasks.
+BackwardOrder = Callable[[Sequence[int], frozenset[Task]], list[Task]]
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """How many stages a policy puts on each device of a pipeline.
+
+    Attributes:
+        tried: the numbers to compare where none is asked for.
+        option: the policy's option for that number; empty where it is always the same.
+        group_option: the policy's option for the layers of one stage, from which the number follows; empty
+            where it has none.
+    """
+
+    tried: tuple[int, ...] = (1,)
+    option: str = ""
+    group_option: str = ""
+
+    def options(self, count: int) -> dict[str, int]:
+        """Options that make each layer of a problem one stage, ``count`` of them on each device."""
+        if self.group_option:
+            return {self.group_option: 1}
+        return {self.option: count} if self.option else {}
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What the order of a policy depends on, besides how many layers there are.
+
+    Attributes:
+        costs: what layers take, relative to each other; not only to cut them into stages.
+        link: how fast the devices are connected.
+        unless: options that decide instead: with one of them costs are not needed.
+        streams: a device that runs dW on a stream of their own.
+        chunks: how many stages go on each device.
+    """
+
+    costs: bool = False
+    link: bool = False
+    unless: tuple[str, ...] = ()
+    streams: bool = False
+    chunks: Chunks = field(default_factory=Chunks)
+
+    def costs_with(self, options: Iterable[str]) -> bool:
+        """Whether costs are needed where these options are given."""
+        return self.costs and not set(self.unless).intersection(options)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """One way to schedule.
+
+    Attributes:
+        name: what users ask for.
+        modes: whose schedules it makes.
+        make: returns a schedule without predictions.  It keeps the memory limit if it can, and returns its
+            leanest schedule if it cannot; whoever calls it checks by simulation.
+        options: the names that ``Problem.options`` may hold.
+        of_programs: those of them that take functions and maps, which no command line can give.
+        needs: what its order depends on.
+        backward_order: the backward pass of one device's graph alone, for which no costs are known; None: the
+            policy cannot order that.
+        auto_tasks: above so many F, dO and dW of one stage on each device, planning takes more than some
+            seconds, and ``auto`` does without; None: never.
+        by_name: why ``auto`` never takes it; empty where it may.
+        costs_only: of ``modes``, those that it plans from layers' costs and that cannot train by it.
+    """
+
+    name: str
+    modes: tuple[str, ...]
+    make: Callable[[Problem], Schedule]
+    options: tuple[str, ...] = ()
+    of_programs: tuple[str, ...] = ()
+    needs: Needs = field(default_factory=Needs)
+    backward_order: BackwardOrder | None = None
+    auto_tasks: int | None = None
+    by_name: str = ""
+    costs_only: tuple[str, ...] = ()
+
+    @property
+    def trains(self) -> tuple[str, ...]:
+        """The modes that can train by it."""
+        return tuple(mode for mode in self.modes if mode not in self.costs_only)
+
+    @property
+    def text_options(self) -> tuple[str, ...]:
+        """The options that a command line can give."""
+        return tuple(name for name in self.options if name not in self.of_programs)

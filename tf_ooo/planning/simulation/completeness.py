@@ -1,0 +1,124 @@
+"""Is every task there, and can each of them start?  Errors name the task and what it violates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tf_ooo.costs.layer_costs import SECONDS, LayerCosts
+from tf_ooo.errors import CostError, ScheduleError
+from tf_ooo.planning.model.arrays import Bools, Ints
+from tf_ooo.planning.model.relation import Relation
+from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.simulation.engine import run
+from tf_ooo.planning.simulation.work import LaneKind, Work
+
+_SHOWN = 12
+
+
+def check_complete(relation: Relation, layers: Sequence[LayerCosts] | None) -> None:
+    """ScheduleError or CostError unless every task that costs something is there, for all layers."""
+    schedule = relation.schedule
+    if layers is not None:
+        _check_layer_count(relation, len(layers))
+    for kind in ("F", "dO", "dW", "U"):
+        there = [relation.has(kind, stage) for stage in range(relation.stages)]
+        if kind in ("F", "U") and not any(there):
+            continue  # the plan for a graph orders the backward pass alone
+        for stage in range(relation.stages):
+            if there[stage]:
+                _check_all_there(relation, kind, stage)
+            elif layers is not None and _costs(schedule, layers, kind, stage):
+                raise ScheduleError(f"missing: {kind}:{stage} has costs and is not in the schedule")
+
+
+def _check_layer_count(relation: Relation, layers: int) -> None:
+    schedule = relation.schedule
+    needed = schedule.stages[-1][1] + 1 if schedule.stages else relation.stages
+    if needed > layers:
+        raise CostError(f"costs are missing for layer {layers}: the schedule has {needed} layers")
+    if needed < layers:
+        raise ScheduleError(f"missing: layer {needed} has costs and is in no stage of the schedule")
+
+
+def _costs(schedule: Schedule, layers: Sequence[LayerCosts], kind: str, stage: int) -> bool:
+    return any(getattr(layers[i], SECONDS[kind]) for i in schedule.layers_of(stage))
+
+
+def _check_all_there(relation: Relation, kind: str, stage: int) -> None:
+    once = kind == "U" and not relation.schedule.asynchronous
+    parts = len(relation.schedule.parts.get((kind, stage), (1.0,)))
+    nodes = relation.nodes(kind, stage)
+    beyond = np.flatnonzero((nodes[parts:] >= 0).any(axis=1))
+    if len(beyond):
+        slot = f"{kind}:{stage}.{parts + beyond[0]}"
+        given = f"there are {parts} parts" if parts > 1 else f"there is no line 'parts {kind}:{stage}: ...'"
+        raise ScheduleError(f"unknown op {slot}: {given}")
+    for part in range(parts):
+        slot = f".{part}" if part else ""
+        absent = np.flatnonzero(nodes[part] < 0) if part < len(nodes) else np.zeros(1, int)
+        if kind == "U" and relation.schedule.update_every > 1:
+            absent = np.array([m for m in absent if relation.schedule.updates_after(int(m))], int)
+        if once and len(absent) == nodes.shape[1] - 1 and nodes[part, 0] >= 0:
+            continue
+        if len(absent):
+            raise ScheduleError(f"missing: {kind}:{stage}{slot}@{absent[0]} is not in the schedule")
+
+
+def never_start(relation: Relation) -> Bools:
+    """Which tasks wait for themselves: those that never start even if no task takes any time."""
+    edges = [e for e in relation.edges if not e.steps]
+    sources = np.concatenate([np.zeros(0, np.int64), *(e.source for e in edges)])
+    targets = np.concatenate([np.zeros(0, np.int64), *(e.target for e in edges)])
+    no_time, no_lag = np.zeros(len(relation)), np.zeros(len(sources))
+    start, _ = run(Work(no_time, relation.bases, lane_kinds(relation), sources, targets, no_lag))
+    return np.isnan(start)
+
+
+def lane_kinds(relation: Relation) -> Ints:
+    """For each lane of the schedule whether its order is fixed or its tasks run by priority."""
+    by_priority = [lane in relation.schedule.priority_lanes for lane in relation.lanes]
+    return np.where(by_priority, LaneKind.PRIORITY, LaneKind.ORDERED).astype(np.int8)
+
+
+def deadlock(relation: Relation) -> ScheduleError:
+    """The error that shows one circle of tasks that wait for each other."""
+    waits = _waits(relation, never_start(relation))
+    if not waits:  # within one step all is well
+        tasks = "; ".join(f"{a} waits for {b} of {n} steps later" for a, b, n in relation.schedule.after if n)
+        return ScheduleError(f"cycle: over several steps: {tasks}")
+    seen: dict[int, int] = {}
+    node = next(iter(waits))
+    path: list[tuple[int, str]] = []
+    while node not in seen:
+        seen[node] = len(path)
+        before, why = waits[node]
+        path.append((node, why))
+        node = before
+    circle = path[seen[node] :]
+    shown = [f"{_named(relation, node)} waits for {why}" for node, why in circle[:_SHOWN]]
+    more = f"; and {len(circle) - _SHOWN} more" if len(circle) > _SHOWN else ""
+    return ScheduleError(f"cycle: {'; '.join(shown)}{more}")
+
+
+def _waits(relation: Relation, stuck: Bools) -> dict[int, tuple[int, str]]:
+    """For each node that never starts, one that it waits for and why: data before the lane's order."""
+    waits: dict[int, tuple[int, str]] = {}
+    for node in np.flatnonzero(stuck).tolist():
+        lane = int(relation.lane[node])
+        ordered = relation.lanes[lane] not in relation.schedule.priority_lanes
+        if ordered and node > relation.bases[lane] and stuck[node - 1]:
+            waits[node] = node - 1, f"{relation.task(node - 1)}, which stands before it"
+    for edges in relation.edges:
+        if edges.steps:
+            continue
+        both = stuck[edges.source] & stuck[edges.target]
+        for source, target in zip(edges.source[both].tolist(), edges.target[both].tolist(), strict=True):
+            waits[target] = source, f"{_named(relation, source)} ({edges.why})"
+    return waits
+
+
+def _named(relation: Relation, node: int) -> str:
+    device, stream = relation.lanes[int(relation.lane[node])]
+    return f"{relation.task(node)} on lane {device} {stream}"

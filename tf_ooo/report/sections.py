@@ -1,0 +1,267 @@
+"""The parts of a report: one for each mode, and one row for each layer.
+
+They have fields and can also be read as the dictionaries that :meth:`tf_ooo.Report.to_dict` makes of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tf_ooo.report.texts import seconds_text, sizes_text
+
+Rows = list[tuple[str, str]]
+
+
+class Section(Mapping[str, Any]):
+    """A dataclass that reads as a mapping, too: ``section["stages"]`` is ``section.stages`` in JSON types.
+
+    A field that may be left out, and is None, is no key.
+    """
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON types."""
+        given = {
+            name: value
+            for name, value in vars(self).items()
+            if value is not None or not hasattr(type(self), name)  # the class has the defaults
+        }
+        return {name: _json(value) for name, value in given.items()}
+
+    def __getitem__(self, key: str) -> Any:
+        return self.to_dict()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.to_dict())
+
+    def __len__(self) -> int:
+        return len(self.to_dict())
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _json(item) for key, item in value.items()}
+    return [_json(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+@dataclass(eq=False)
+class LayerRow(Section):
+    """One layer of the training graph.
+
+    Attributes:
+        index, name: of the layer; its weights' names.
+        dW, U, comm: how many ops of each kind it has.
+        own_dO: single_device, data_parallel: whether the schedule has a dO of the layer's own.
+        stage, device: pipeline: where it is.
+        F_processor, dO_processor, dW_processor: layerpipe: which of the devices run its tasks;
+            ``dO_high_processor`` runs the rest of a dO that is divided.
+        stages_after: layerpipe: processors that lie between the layer and the loss.
+        delay_steps: layerpipe: how many steps late its gradients are applied.
+        delay_updates: layerpipe, several batches an update: how many updates late.
+    """
+
+    index: int = 0
+    name: str = ""
+    dW: int = 0
+    U: int = 0
+    comm: int = 0
+    own_dO: bool | None = None
+    stage: int | None = None
+    device: str | None = None
+    F_processor: int | None = None
+    dO_processor: int | None = None
+    dW_processor: int | None = None
+    dO_high_processor: int | None = None
+    stages_after: int | None = None
+    delay_steps: int | None = None
+    delay_updates: int | None = None
+
+
+@dataclass(eq=False)
+class StageRow(Section):
+    """One stage of a pipeline, for one micro-batch.
+
+    Attributes:
+        stage, device: its number, and the name of its device.
+        layers: names of its layers.
+        seconds: of F, dO, dW and U.
+        weight_bytes, slot_bytes, activation_bytes: what it keeps.
+        sends: bytes to each stage that reads its outputs.
+        why: what its share of the seconds is, and what the cut behind it sends.
+    """
+
+    stage: int
+    device: str
+    layers: Sequence[str]
+    seconds: Mapping[str, float]
+    weight_bytes: float
+    slot_bytes: float
+    activation_bytes: float
+    sends: Mapping[int, float]
+    why: str
+
+    def text(self) -> str:
+        """One line."""
+        first, last, count = self.layers[0], self.layers[-1], len(self.layers)
+        return f"{self.device}: {first if count == 1 else f'{first} .. {last} ({count} layers)'}; {self.why}"
+
+
+@dataclass(eq=False)
+class CandidateRow(Section):
+    """A schedule and the number of stages that were tried: seconds of a step and bytes, or why not."""
+
+    schedule: str
+    stages: int
+    predicted_step_s: float | None = None
+    peak_bytes: int | None = None
+    reason: str | None = None
+
+
+@dataclass(eq=False)
+class LinkRow(Section):
+    """The link between devices; ``bytes_per_s`` is None where it has no limit."""
+
+    latency_s: float
+    bytes_per_s: float | None
+    overhead_s_per_byte: float
+
+
+@dataclass(eq=False)
+class PipelineSection(Section):
+    """What ``report.pipeline`` says; there is nothing in it in other modes, which have no devices here.
+
+    Attributes:
+        devices: their names.
+        stages, candidates: a row each.
+        predicted_step_s: seconds of one step.
+        predicted_bubble_fraction: the share of all devices' time in which nothing runs.
+        predicted_peak_bytes: of each device.
+        serial_step_s: seconds of all tasks of a step one after the other.
+        link: between devices.
+        step_s: measured seconds of steps.
+        microbatches: of one step.
+    """
+
+    devices: Sequence[str] = ()
+    stages: Sequence[StageRow] = ()
+    candidates: Sequence[CandidateRow] = ()
+    predicted_step_s: float = 0.0
+    predicted_bubble_fraction: float = 0.0
+    predicted_peak_bytes: Sequence[int] = ()
+    serial_step_s: float = 0.0
+    link: LinkRow | None = None
+    step_s: Sequence[float] = ()
+    microbatches: int = 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields; nothing in other modes."""
+        return super().to_dict() if self.devices else {}
+
+    def rows(self) -> Rows:
+        """For the summary: where the stages are."""
+        if not self.devices:
+            return []
+        return [
+            *((f"stage {row.stage}", row.text()) for row in self.stages),
+            ("micro-batches", str(self.microbatches)),
+            ("step, predicted", seconds_text(self.predicted_step_s)),
+            ("bubbles, predicted", f"{self.predicted_bubble_fraction:.0%}"),
+        ]
+
+
+@dataclass(eq=False)
+class LayerPipeSection(Section):
+    """What ``report.layerpipe`` says; there is nothing in it in other modes, which have no devices here.
+
+    Attributes:
+        devices: their names.
+        predicted_step_s: seconds of one batch.
+        serial_step_s: seconds of all tasks of a batch one after the other.
+        update_every: so many batches' gradients are one update.
+        divided: the lower processor's share of each dO that is on two processors, by layer.
+        ways_bytes: about what earlier weights take, for each value of ``weights=``.
+        step_s: measured seconds of rounds.
+        delay_steps, delay_updates: how late each variable's gradients are, counted on the graph that runs.
+        gradient_sum_bytes: of the sums of several batches' gradients.
+        rounds: after how many a batch is through.
+        registers: tensors that are kept from one round to the next.
+        weight_version_bytes: of earlier weights, by the way in which they are kept or sent.
+    """
+
+    devices: Sequence[str] = ()
+    predicted_step_s: float = 0.0
+    serial_step_s: float = 0.0
+    update_every: int = 1
+    divided: Mapping[int, float] = field(default_factory=dict)
+    ways_bytes: Mapping[str, float] = field(default_factory=dict)
+    step_s: Sequence[float] = ()
+    delay_steps: Mapping[str, int] | None = None
+    delay_updates: Mapping[str, int] | None = None
+    gradient_sum_bytes: int | None = None
+    rounds: int | None = None
+    registers: int | None = None
+    weight_version_bytes: Mapping[str, int] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields; nothing in other modes."""
+        return super().to_dict() if self.devices else {}
+
+    def rows(self, layers: Sequence[LayerRow]) -> Rows:
+        """For the summary: which tasks are where, and how late gradients are."""
+        if not self.devices:
+            return []
+        late = max((row.delay_steps or 0 for row in layers), default=0)
+        how = (
+            f"up to {late} steps late"
+            if self.update_every == 1
+            else f"of {self.update_every} batches are one update, one update late"
+        )
+        return [
+            *(
+                (f"processor {number}", f"{device}: {_tasks_on(number, layers)}")
+                for number, device in enumerate(self.devices)
+            ),
+            ("gradients", f"{how}: this changes the result of training"),
+            ("earlier weights", sizes_text(self.weight_version_bytes or {})),
+            ("with weights=, about", sizes_text(self.ways_bytes)),
+            ("step, predicted", seconds_text(self.predicted_step_s)),
+        ]
+
+
+def _tasks_on(processor: int, layers: Sequence[LayerRow]) -> str:
+    places = [
+        (kind, row.name, at)
+        for row in layers
+        for kind, at in (
+            ("F", row.F_processor),
+            ("dO", row.dO_high_processor),
+            ("dO", row.dO_processor),
+            ("dW", row.dW_processor),
+        )
+    ]
+    return ", ".join(f"{kind} {name}" for kind, name, at in places if at == processor)
+
+
+@dataclass(eq=False)
+class CompiledStep(Section):
+    """What XLA made of one way to compile a step.
+
+    Attributes:
+        launches: kernels, library calls and copies that a step launches; None where XLA does not say (CPU).
+        in_graphs: how many of them are in CUDA graphs, ``graphs`` of which it makes.
+        on_side_streams: how many run on another stream than the main one.
+        total_bytes: of all buffers: inputs, variables, results and what is alive in between.
+        flags: of XLA, besides those of the process.
+        share_in_graphs: 0 to 1; None where nothing is known.
+        text: all of it in one line.
+    """
+
+    launches: int | None
+    in_graphs: int
+    graphs: int
+    on_side_streams: int
+    total_bytes: int | None
+    flags: Sequence[str]
+    share_in_graphs: float | None
+    text: str

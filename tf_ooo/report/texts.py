@@ -1,0 +1,26 @@
+"""Seconds and bytes as a reader wants to see them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def seconds_text(seconds: float | None) -> str:
+    """``12.34 ms``, ``1.20 s``, or ``-`` for None."""
+    if seconds is None:
+        return "-"
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.2f} ms"
+
+
+def bytes_text(count: float | None, unknown: int = 0) -> str:
+    """``12.3 MB``, or ``-`` for None; no number where sizes are not known."""
+    if unknown:
+        return f"not known: {unknown} tensors have open sizes (with batch_size= or memory_limit_bytes= it is)"
+    if count is None:
+        return "-"
+    return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
+
+
+def sizes_text(sizes: Mapping[str, float]) -> str:
+    """``stash 12.3 MB, ema 1.2 MB``."""
+    return ", ".join(f"{what} {bytes_text(size)}" for what, size in sizes.items())

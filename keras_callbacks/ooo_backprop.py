@@ -6,17 +6,10 @@ import os
 from typing import Any
 
 from tf_ooo.compat.callbacks import Callback
-from tf_ooo.errors import BackendError, OptionsError
-from tf_ooo.hosts.device_names import over_hosts
-from tf_ooo.hosts.ranks.engine import launched_for_collectives, launched_with_workers
+from tf_ooo.fit.life import FitLife
 from tf_ooo.modes.by_name import Options, options_for_fit
-from tf_ooo.modes.data_parallel.fit import DataParallelFit
-from tf_ooo.modes.layerpipe.fit import LayerPipeFit
-from tf_ooo.modes.pipeline.fit import PipelineFit
-from tf_ooo.modes.replicated import ReplicatedPipelineFit
-from tf_ooo.modes.single_device.fit import FitSession
-from tf_ooo.modes.table import DataParallel, LayerPipe, Pipeline, SingleDevice
-from tf_ooo.options import DeviceOptions, ModeOptions
+from tf_ooo.modes.table import mode_for
+from tf_ooo.options import ModeOptions
 from tf_ooo.report.report import Report
 
 
@@ -68,52 +61,29 @@ class OOOBackprop(Callback):
             timeline=timeline,
             **mode_options,
         )
-        self._session = _session(options)
+        self._life = FitLife(mode_for(options))
 
     @property
     def report(self) -> Report:
         """What was found, planned and measured, for the model trained last."""
-        return self._session.report
+        return self._life.report
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Puts the controller in the place of the model's train function."""
-        self._session.begin(self.model, self.params)
+        """Puts the mode's training in the place of the model's train function."""
+        self._life.begin(self.model, self.params)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Data parallel: the ranks agree on the steps of the epoch."""
-        self._session.epoch_begin(epoch)
+        """Ranks, where there are several, agree on the steps of the epoch."""
+        self._life.epoch_begin(epoch)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Data parallel: takes note of the samples trained on, before validation resets the count."""
-        self._session.test_begin()
+        """Ranks take note of the samples trained on, before validation resets the count."""
+        self._life.test_begin()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Data parallel: averages ``logs`` over all ranks, for the callbacks listed after this one."""
-        self._session.epoch_end(epoch, logs)
+        """Ranks average ``logs`` over all of them, for the callbacks listed after this one."""
+        self._life.epoch_end(epoch, logs)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Puts the model's own train function back and writes the timeline."""
-        self._session.finish()
-
-
-def _session(options: ModeOptions) -> DataParallelFit | FitSession | PipelineFit:
-    if isinstance(options, LayerPipe):
-        if _one_of_several(options):
-            raise BackendError(
-                "mode='layerpipe' is one process with several devices or hosts (devices=), but several were "
-                "launched, whose weights would differ; start python train.py once, without a launcher"
-            )
-        return LayerPipeFit(options)
-    if isinstance(options, Pipeline):
-        replicated = _one_of_several(options) or (options.replicas or 1) > 1
-        return ReplicatedPipelineFit(options) if replicated else PipelineFit(options)
-    if isinstance(options, DataParallel):
-        return DataParallelFit(options)
-    if isinstance(options, SingleDevice):
-        return FitSession(options)
-    raise OptionsError(f"{options!r} are the options of no mode; accepted: tf_ooo.Pipeline(...) and the like")
-
-
-def _one_of_several(options: DeviceOptions) -> bool:
-    """Whether a launcher started several trainings; TF_CONFIG may also be for the hosts of ``devices``."""
-    return launched_with_workers() or (not over_hosts(options.devices) and launched_for_collectives())
+        self._life.finish()

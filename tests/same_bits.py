@@ -17,7 +17,7 @@ from tests import zoo
 from tests.zoo import KERAS_3, keras
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting import planner
-from tf_ooo.rewriting.planner import RewriteResult
+from tf_ooo.rewriting.result import RewriteResult
 
 # Two steps an epoch of the six examples of tests/zoo.py.
 BATCH_SIZE, EPOCHS = 3, 10

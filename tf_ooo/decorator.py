@@ -12,11 +12,9 @@ from tf_ooo.errors import GraphError, OOOError, OptionsError
 from tf_ooo.fit.controller import StepController
 from tf_ooo.fit.reporting import fall_back, save_timeline
 from tf_ooo.modes.by_name import Options, options_for_steps
-from tf_ooo.modes.table import SingleDevice
-from tf_ooo.options import COMPILED_SCHEDULES, NEEDS_XLA
+from tf_ooo.modes.table import SingleDevice, function_controller
 from tf_ooo.report.environment import environment
 from tf_ooo.report.report import Report
-from tf_ooo.rewriting.session import RewriteSession
 
 
 class OOOFunction:
@@ -79,19 +77,9 @@ class OOOFunction:
             raise GraphError(reason or "")
         return stock
 
-    def _make_controller(self, stock: Any) -> StepController:
-        if self.jit_compile or tf_functions.compiles_with_xla(self._given):
-            from tf_ooo.modes.compiled.controller import for_function  # noqa: PLC0415 - imports TensorFlow's XLA ops
-
-            plain = tf_functions.undecorated(stock)  # conditions and loops over tensors are those of stock
-            return for_function(plain, stock, self.options, self.report, self._write_timeline)
-        if self.options.schedule in COMPILED_SCHEDULES:
-            raise GraphError(f"schedule={self.options.schedule!r} {NEEDS_XLA}")
-        session = RewriteSession(self.options)
-        rewritten = tf_functions.untraced_copy(stock)
-        return StepController(
-            stock, rewritten, session, self.options, self.report, on_decided=self._write_timeline
-        )
+    def _make_controller(self, stock: Callable[..., Any]) -> StepController:
+        compiled = bool(self.jit_compile) or tf_functions.compiles_with_xla(self._given)
+        return function_controller(stock, compiled, self.options, self.report, self._write_timeline)
 
     def _write_timeline(self) -> None:
         if self.options.timeline is not None:

@@ -63,15 +63,15 @@ def _enabled(options: SingleDevice) -> Iterator[Report]:
         with session.tracing():
             yield report
     except Exception:
-        session.raise_if_refused()
+        session.failures.raise_refused()
         raise
     finally:
         session.close()
     fill_plan(report, session.result)
-    if session.error is None and session.result is not None and not options.may_fall_back:
+    if session.failures.first is None and session.result is not None and not options.may_fall_back:
         report.kept_because = "applied as asked"
-    if session.error is not None:
+    if session.failures.first is not None:
         report.fell_back, report.fallback_reason = True, session.failure() or ""
     if options.timeline is not None:
         save_timeline(report, options.timeline)
-    session.raise_if_failed(options.strict)
+    session.failures.raise_first(options.strict)

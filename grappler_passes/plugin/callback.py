@@ -30,7 +30,7 @@ def answer(data: bytes, device_type: str = "CPU") -> bytes | None:
         if request is None:
             return None
         return _answer(request, graph_def, device_type)
-    except BaseException as error:  # SystemExit and KeyboardInterrupt too: see Request.raise_interrupt
+    except BaseException as error:  # SystemExit and KeyboardInterrupt too: whoever ran the step raises them
         _record(request, error)
         return None
 

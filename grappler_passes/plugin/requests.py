@@ -51,7 +51,8 @@ class Request:
             call raises ``tf.errors.InvalidArgumentError`` before any op has had an effect.
 
     Filled in by the plug-in: ``traced`` functions, of which ``marked`` capture a resource; ``calls`` by
-    TensorFlow, ``rewrites``, ``skipped`` (reasons) and ``errors``.
+    TensorFlow, ``rewrites``, ``skipped`` (reasons) and ``errors``.  Nothing may be raised within TensorFlow:
+    whoever runs the function raises what is in ``errors``, KeyboardInterrupt and SystemExit too.
     """
 
     id: str
@@ -100,16 +101,6 @@ class Request:
             what = f"{type(error).__name__}: {error}"
             logger.warning("%s: the graph runs in its stock order, because %s", self.id, what)
             logger.debug("%s: where it failed", self.id, exc_info=error)
-
-    def raise_interrupt(self) -> None:
-        """Raises a KeyboardInterrupt or SystemExit that arrived during a rewrite.
-
-        To be called once the function ran: nothing may be raised from within TensorFlow.
-        """
-        for error in list(self.errors):
-            if not isinstance(error, Exception):
-                self.errors.remove(error)
-                raise error
 
 
 class _Active(threading.local):

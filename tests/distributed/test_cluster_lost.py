@@ -35,7 +35,7 @@ from tf_ooo.costs.profile import StepProfiler
 from tf_ooo.hosts import link as runtime_link
 from tf_ooo.hosts.cluster import connect
 from tf_ooo.modes.pipeline import fit as pipeline_fit
-from tf_ooo.modes.pipeline import rewriting
+from tf_ooo.rewriting import staged as rewriting
 from tf_ooo.tracing.variables import Moved
 
 # The wait for the error, also on a busy machine.

@@ -141,9 +141,9 @@ def test_the_model_is_put_back(engine):
     assert model.train_function is stock
     assert "apply" not in vars(model.optimizer)
     assert "train_step" not in vars(model)
-    first = callback._session.step.function
+    first = callback._life.mode.ranks.step.function
     t.fit(model, t.data(engine.rank, 80), [callback])
-    assert callback._session.step.function is first
+    assert callback._life.mode.ranks.step.function is first
     assert t.communicates(callback, model)
     assert t.equal_on_all_ranks(engine, model)
     model.train_on_batch(*t.data(engine.rank, t.ROWS))

@@ -92,7 +92,7 @@ def test_sync_batch_norm_is_no_averaged_gradient(engine):
     layers = [keras.Input((12,)), keras.layers.Dense(8), Shared(), keras.layers.Dense(4)]
     model = t.compiled(keras.Sequential(layers), keras.optimizers.SGD(0.05))
     callback = t.ours(model, t.data(engine.rank, 80))
-    assert len(callback._session.averaging.averaged) == len(model.trainable_weights)
+    assert len(callback._life.mode.averaged.averaging.averaged) == len(model.trainable_weights)
     assert t.equal_on_all_ranks(engine, model)
 
 

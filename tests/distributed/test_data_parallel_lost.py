@@ -17,7 +17,7 @@ import tf_ooo
 from tests import forked, launches
 from tests.distributed import training as t
 from tf_ooo.modes import data_parallel
-from tf_ooo.modes.data_parallel import fit
+from tf_ooo.modes.data_parallel import ranks
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
 pytestmark = pytest.mark.takes(40)
@@ -58,14 +58,14 @@ def _train_with_backups(folder: Path, waits: bool) -> None:
 
 
 def _train_with_half_of_the_data_on_rank_1() -> None:
-    fit._PATIENCE_S = 3.0
+    ranks._PATIENCE_S = 3.0
     engine = data_parallel.connect()
     model = t.compiled(t.with_batch_norm(), keras.optimizers.Adam(0.01))
     t.ours(model, t.data(engine.rank, 40 if engine.rank else 80), epochs=2, steps_per_epoch=10)
 
 
 def _train_with_a_stop_on_rank_1() -> None:
-    fit._PATIENCE_S, fit._STOPPED_S = 3.0, 2.0
+    ranks._PATIENCE_S, ranks._STOPPED_S = 3.0, 2.0
     engine = data_parallel.connect()
     model = t.compiled(t.with_batch_norm(), keras.optimizers.Adam(0.01))
     t.ours(model, t.data(engine.rank, 80), [t.CountSteps(stop_at=4)] if engine.rank else [], epochs=2)

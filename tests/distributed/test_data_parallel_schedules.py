@@ -55,7 +55,7 @@ def _against_stock(
     """The bits of stock Horovod.  Returns the callback."""
     trained = t.compiled(MODELS[model](), OPTIMIZERS[optimizer](), steps_per_execution=together)
     callback = t.ours(trained, t.data(engine.rank), options=options)
-    steps = callback._session._scheduled.ordered or callback._session._scheduled.stock
+    steps = callback._life.mode.scheduled.ordered or callback._life.mode.scheduled.stock
     assert t.communications(steps.function(steps.steps)) >= steps.steps * len(trained.trainable_weights)
     assert t.bits(trained) == _stock(model, optimizer, engine.rank)
     assert t.equal_on_all_ranks(engine, trained)
@@ -113,7 +113,7 @@ def test_layers_communicate_in_the_order_of_the_schedule(engine, monkeypatch):
     known = planned.MeasuredLink(Link(1e-4, 1e6), flight_bytes=1.0)
     monkeypatch.setattr(planned, "measure_allreduce", lambda _: known)
     callback = _against_stock(engine, schedule="reverse_first_k")
-    result = callback._session._scheduled.request.result
+    result = callback._life.mode.scheduled.request.result
     steps = split_steps(result.graph_def)
     order = list(dict.fromkeys(task.stage for task in result.schedule.lanes[COMMUNICATION]))
     assert sorted(order) == list(range(5))
@@ -147,7 +147,7 @@ def test_a_short_first_fit_limits_no_later_one(engine):
     callback = tf_ooo.OOOBackprop(mode="data_parallel", schedule="fast_forward", profile_steps=0)
     for steps in (1, 9):
         t.fit(model, t.data(engine.rank, steps * t.ROWS), [callback])
-    assert callback._session._scheduled.steps == 3
+    assert callback._life.mode.scheduled.steps == 3
     _ordered(callback, 3)
 
 

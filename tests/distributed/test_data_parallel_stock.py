@@ -155,7 +155,7 @@ def test_horovods_tape(engine):
     assert t.communicates(leaves_alone, models[2])
     t.assert_not_reordered(averages.report)
     t.assert_not_reordered(leaves_alone.report)
-    assert leaves_alone._session.averaging.averaged == set()
+    assert leaves_alone._life.mode.averaged.averaging.averaged == set()
     assert t.bits(models[0]) == t.bits(models[1])
     assert t.bits(models[1]) == t.bits(models[2])
 
@@ -169,7 +169,7 @@ def test_several_steps_per_execution_by_auto(engine, quick_plans, monkeypatch):
     t.assert_not_reordered(callback.report)
     callback = t.ours(several, t.data(engine.rank))
     t.assert_reordered(callback.report, t.TOGETHER)
-    scheduled = callback._session._scheduled
+    scheduled = callback._life.mode.scheduled
     of_several = [
         t.communications(steps.function(t.TOGETHER))
         for steps in (scheduled.ordered, scheduled.stock)

@@ -81,7 +81,7 @@ def _in_parts(engine: Any, **more: Any) -> None:
             lockstep = {"lockstep": "execution"}
             callback = t.ours(model, (x, y), epochs=2, sample_weight=weights, options=options | lockstep)
     t.assert_reordered(callback.report, 2)
-    assert callback._session._scheduled.steps == 2
+    assert callback._life.mode.scheduled.steps == 2
     assert int(b.optimizer.iterations.numpy()) == 48
     assert t.bits(a) == t.bits(b)
 

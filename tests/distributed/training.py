@@ -171,7 +171,7 @@ def communications(step: Any) -> int:
 
 def communicates(callback: tf_ooo.OOOBackprop, model: keras.Model) -> bool:
     """Whether the step that Keras calls has a communication for each weight."""
-    return communications(callback._session.step.function) >= len(model.trainable_weights)
+    return communications(callback._life.mode.ranks.step.function) >= len(model.trainable_weights)
 
 
 def assert_not_reordered(report: tf_ooo.Report) -> None:

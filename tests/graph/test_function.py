@@ -62,7 +62,7 @@ def test_batches_of_two_sizes_are_compared_with_their_like():
     step, _ = make(tf_ooo.function(profile_steps=2))
     for size in (8, 3) * 8:
         step(tf.constant(X[:size]))
-    times = step._step.times
+    times = step._step.comparison.times
     assert times.done
     assert [sorted(turns) for turns in times._all._runs.values()] == [["rewritten", "stock"]] * 2
 

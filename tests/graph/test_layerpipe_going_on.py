@@ -27,7 +27,8 @@ from tests.graph.layerpipe_fit import (
 from tests.graph.layerpipe_spread import fit_spread
 from tests.zoo import keras
 from tf_ooo.costs.table import CostTable
-from tf_ooo.modes.pipeline import fit as pipeline_fit
+from tf_ooo.fit import first_steps
+from tf_ooo.hosts import target
 
 pytestmark = [pytest.mark.devices(4), pytest.mark.takes(50)]
 
@@ -266,7 +267,7 @@ def test_resumed_where_drain_steps_end(name, tmp_path):
 SECONDS = (1, 1, 1, 1, 1, 1, 2, 3, 1, 1, 1, 1, 1)
 
 
-def measured_as_made_up(step, profile, real=pipeline_fit.measured_costs):
+def measured_as_made_up(step, profile, real=first_steps.measured_costs):
     measured = real(step, profile)
     layers = [
         tf_ooo.LayerCosts(s, s, s, inputs=layer.inputs, name=layer.name, output_bytes=layer.output_bytes)
@@ -279,13 +280,13 @@ def test_a_fit_with_the_costs_of_another_is_that_fit_going_on(tmp_path):
     """Also of layers side by side, which are measured in another order, and over the same link."""
     file, whole = tmp_path / "model.keras", shortcuts()
     first = tf_ooo.OOOBackprop(mode="layerpipe", devices=2, schedule="pipedream", profile_steps=0)
-    with mock.patch.object(pipeline_fit, "measured_costs", measured_as_made_up):
+    with mock.patch.object(first_steps, "measured_costs", measured_as_made_up):
         fitted_spread(whole, first, 2, more=[SavesEpoch(file)])
     resumed = keras.models.load_model(file)
     costs = CostTable.load(first.report.costs.save(tmp_path / "costs.json"))
     before = resumed.get_weights()
     second = tf_ooo.OOOBackprop(mode="layerpipe", devices=2, schedule="pipedream", costs=costs)
-    with mock.patch.object(pipeline_fit, "link_between", side_effect=AssertionError("measured again")):
+    with mock.patch.object(target, "link_between", side_effect=AssertionError("measured again")):
         fitted_spread(resumed, second, 2, initial_epoch=1)
     assert [callback.report.costs.link.latency_s for callback in (first, second)] == [30e-6] * 2
     rows = [[(row["name"], row["delay_steps"]) for row in run.report.layers] for run in (first, second)]

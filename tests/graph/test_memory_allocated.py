@@ -177,7 +177,7 @@ def test_no_more_is_allocated_than_predicted(build, schedule):
 def test_what_is_allocated_is_explained(build, schedule):
     """What the prediction has too much is what kernels write in place; the rest is small or work space."""
     _, rewrite, allocated, work_space = planned(build, schedule)
-    in_place = peak_with_results_in_place(rewrite.training_graph, rewrite.execution_order)
+    in_place = peak_with_results_in_place(rewrite.training_graph, rewrite.orders.planned)
     assert in_place == pytest.approx(allocated, rel=0.03, abs=2 * work_space)
 
 

@@ -72,7 +72,7 @@ def test_looking_at_the_first_batch_changes_nothing(steps):
     assert_equal(one[1], two[1])
     assert callback.report.added_edges > 0
     assert callback.report.moved_ops > 0
-    assert len(callback._session.controller.inputs._known) == 1
+    assert len(callback._life.mode.controller.inputs._known) == 1
 
 
 def test_a_generator_loses_no_batch():
@@ -244,7 +244,7 @@ def test_a_stock_step_that_was_kept_is_left_when_larger_inputs_come():
     step(X[:10])
     assert ran == [8, 10]
     assert inner.session.stock_peak_bytes > before
-    vars(inner.session)["_found"].stock_peak_bytes = HUGE + 1
+    vars(inner.session)["_peaks"].stock_bytes = HUGE + 1
     step(X[:12])
     step(X[:12])
     assert ran == [8, 10]

@@ -68,10 +68,10 @@ def test_a_memory_limit_needs_a_batch_size():
 
 
 def test_peaks_are_predicted_for_each_device(far_away):
-    result = far_away._session.controller.session.result
-    each = peak_bytes_by_device(result.training_graph, result.execution_order)
+    result = far_away._life.mode.controller.session.result
+    each = peak_bytes_by_device(result.training_graph, result.orders.planned)
     assert sorted(device[-5:] for device in each) == ["CPU:0", "CPU:1"]
-    together = peak_bytes(result.training_graph, result.execution_order)
+    together = peak_bytes(result.training_graph, result.orders.planned)
     assert far_away.report.predicted_peak_bytes == max(each.values()) < together
 
 

@@ -14,7 +14,7 @@ from grappler_passes.analysis.steps import split_steps
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import ScheduleError
 from tf_ooo.modes.data_parallel.ordering import layer_keys, numbered_as
-from tf_ooo.modes.data_parallel.rewriting import StepRequest
+from tf_ooo.modes.data_parallel.rewriting import request_to_look
 from tf_ooo.rewriting.plan import plan
 from tf_ooo.tracing.unrolled import StepSource, Unrolled
 
@@ -29,10 +29,10 @@ def graphs():
     model = keras.Model(x, keras.layers.Dense(3)(keras.layers.add(branches)))
     model.compile(keras.optimizers.Adam(0.01), "mse", jit_compile=False)
     model.optimizer.build(model.trainable_variables)
-    request = StepRequest(model)
+    request = request_to_look(model)
     source = StepSource(model, lambda step: step, SPEC)
     Unrolled(source, STEPS, request.tracing)([(tf.ones((4, 6)), tf.ones((4, 3)))] * STEPS)
-    return split_steps(request.graph_def)
+    return split_steps(request.result.graph_def)
 
 
 def plain(graph):

@@ -14,7 +14,7 @@ from grappler_passes.analysis.steps import split_steps, steps_of
 from grappler_passes.graph.training_graph import OpKind
 from tests import zoo
 from tf_ooo.costs.layer_costs import LayerCosts
-from tf_ooo.modes.data_parallel.rewriting import StepRequest
+from tf_ooo.modes.data_parallel.rewriting import request_to_look, request_to_order
 from tf_ooo.rewriting.lowering import task_ops
 from tf_ooo.rewriting.plan import plan
 from tf_ooo.tracing.unrolled import StepSource, Unrolled
@@ -86,13 +86,13 @@ def shapes(graph):
 
 @pytest.mark.parametrize("kind", ["mlp", "cnn", "rnn"])
 def test_every_step_is_classified_like_a_graph_of_one_step(kind):
-    _, _, request = trained(kind, StepRequest)
-    graphs = [classify_graph_def(graph) for graph in split_steps(request.graph_def)]
+    _, _, request = trained(kind, request_to_look)
+    graphs = [classify_graph_def(graph) for graph in split_steps(request.result.graph_def)]
     assert len(graphs) == STEPS
     model = model_of(kind)
-    one = StepRequest(model)
+    one = request_to_look(model)
     Unrolled(StepSource(model, lambda step: step, SPEC), 1, one.tracing)(batches(1))
-    alone = classify_graph_def(split_steps(one.graph_def)[0])
+    alone = classify_graph_def(split_steps(one.result.graph_def)[0])
     assert not alone.unclassified
     for graph in graphs:
         assert not graph.unclassified
@@ -120,9 +120,9 @@ def stock():
 def test_ordered_steps_give_the_same_bits(stock, kind, name, options):
     weights, logs = stock(kind)
     ordered, ordered_logs, request = trained(
-        kind, lambda model: StepRequest(model, scheduled(name, **options))
+        kind, lambda model: request_to_order(model, scheduled(name, **options))
     )
-    assert request.failure() == ""
+    assert request.failure() is None
     assert request.result.schedule.policy == name
     assert request.result.added_edges >= STEPS
     assert logs == ordered_logs
@@ -130,7 +130,7 @@ def test_ordered_steps_give_the_same_bits(stock, kind, name, options):
 
 
 def test_no_edge_leads_from_one_step_to_another():
-    _, _, request = trained("mlp", lambda model: StepRequest(model, scheduled("reverse_first_k", k=3)))
+    _, _, request = trained("mlp", lambda model: request_to_order(model, scheduled("reverse_first_k", k=3)))
     after = request.result.graph_def
     step = dict(zip([node.name for node in after.node], steps_of(after), strict=True))
     ordered = [node for node in after.node if "_ooo_kind" in node.attr and node.attr["_ooo_kind"].s == b"dW"]
@@ -144,6 +144,6 @@ def test_a_schedule_of_another_model_leaves_the_stock_order(stock):
         return plan(layers=[LayerCosts(1, 1, 1)] * 9, schedule="in_order", mode="data_parallel", devices=2)
 
     weights, _ = stock("mlp")
-    mine, _, request = trained("mlp", lambda model: StepRequest(model, wrong))
+    mine, _, request = trained("mlp", lambda model: request_to_order(model, wrong))
     assert "ScheduleError" in request.failure()
     assert all(a.tobytes() == b.tobytes() for a, b in zip(weights, mine, strict=True))

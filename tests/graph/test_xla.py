@@ -200,7 +200,7 @@ class TestSeveralSteps:
         ours, our_losses = fitted(zoo.mlp, callback, batch_size=2, compile_options=TOGETHER)
         np.testing.assert_allclose(our_losses["loss"], losses["loss"], rtol=1e-4)
         assert_near(weights, ours.get_weights())
-        steps = callback._session.controller.rewritten.steps
+        steps = callback._life.mode.controller.rewritten.steps
         (compiled,) = steps._made.values()
         delayed = [call.name for call in compiled.made.calls if call.delayed]
         assert delayed == ["ooo_dW_s0_3_0"], "only the first of two steps has a next one"
@@ -215,7 +215,7 @@ class TestSeveralSteps:
 class TestHlo:
     def test_calls_keep_their_streams_through_optimization(self):
         _, callback = differences(zoo.convolutions, streams=2)
-        step = callback._session.controller.rewritten.step
+        step = callback._life.mode.controller.rewritten.step
         for compiled in step._made.values():
             wanted = [call.stream for call in compiled.made.calls]
             assert len(wanted) == 4

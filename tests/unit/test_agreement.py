@@ -13,14 +13,15 @@ from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGrap
 from tests import zoo
 from tf_ooo.compat import keras_optimizers
 from tf_ooo.errors import GraphError, OptionsError
+from tf_ooo.fit.comparison import StepComparison, slowest
 from tf_ooo.fit.step_times import REWRITTEN, STOCK
 from tf_ooo.modes.by_name import Options
 from tf_ooo.modes.data_parallel import agreement
 from tf_ooo.modes.data_parallel.ordering import digest
-from tf_ooo.modes.data_parallel.scheduled import ScheduledSteps, slowest
+from tf_ooo.modes.data_parallel.scheduled import ScheduledSteps
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.report.report import Report
-from tf_ooo.rewriting.planner import RewriteResult
+from tf_ooo.rewriting.result import RewriteResult
 
 
 class Told:
@@ -234,6 +235,7 @@ def steps_of(engine, result, strict=False, failed="", **options):
     steps.engine, steps.report = engine, Report(mode="data_parallel")
     steps.options = Options(mode="data_parallel", strict=strict, **options)
     steps.request = SimpleNamespace(failure=lambda: failed, result=result, close=lambda: None)
+    steps._comparison = StepComparison(steps.options, steps.report, consensus=engine)
     steps._plan_failed, steps._stock_predicted_s = "", None
     steps.ordered = steps.stock = SimpleNamespace(traced=0)
     steps._phase = None
@@ -283,9 +285,11 @@ def test_the_slowest_rank_counts():
 def decided(mine, *others):
     """(whether the planned order is kept, the report) of the ranks' seconds, ``{which: times}`` each."""
     steps = steps_of(Told(*others), result_of(), schedule="auto", profile_steps=2)
-    steps._times = SimpleNamespace(seconds={which: mine[which] for which in (STOCK, REWRITTEN)})
+    for which in (STOCK, REWRITTEN):
+        for seconds in (0.0, *mine[which]):  # the first one warms up
+            steps._comparison.add(which, seconds, traced=False)
     steps._single_s, steps._single = mine["single"], steps.stock
-    steps._decide()
+    steps._decide(steps.ordered)
     return not steps.report.fell_back, steps.report
 
 

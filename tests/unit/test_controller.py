@@ -18,12 +18,13 @@ from tf_ooo.fit.reporting import fall_back
 from tf_ooo.fit.step_times import REWRITTEN, STOCK, Comparison, StepTimes
 from tf_ooo.modes.by_name import Options
 from tf_ooo.report.report import Report
+from tf_ooo.rewriting.failures import Failures
 
 
 class Session:
     """Of a rewrite that worked."""
 
-    error = result = None
+    failures, result = Failures(), None
 
     def tracing(self):
         return contextlib.nullcontext()
@@ -38,7 +39,7 @@ def decide(stock_s, rewritten_s, schedule="auto"):
     step = StepController(lambda: None, lambda: None, Session(), options, report)
     for both in ((0.0, 0.0), *zip(stock_s, rewritten_s, strict=True)):  # the first ones warm up
         for which, taken_s in zip((STOCK, REWRITTEN), both, strict=True):
-            step.times.add(which, taken_s, traced=False)
+            step.comparison.add(which, taken_s, traced=False)
     step._decide_if_ready()
     return step.choice, report
 

@@ -27,7 +27,7 @@ from tf_ooo.hosts.ranks.single_engine import SingleEngine
 from tf_ooo.modes.data_parallel import agreement, shard
 from tf_ooo.modes.data_parallel.lockstep import Lockstep
 from tf_ooo.modes.data_parallel.parallel_step import ParallelStep
-from tf_ooo.modes.replicated import ReplicatedPipelineFit
+from tf_ooo.modes.replicated import ReplicatedPipelineMode
 from tf_ooo.tracing import sync
 from tf_ooo.tracing.averaging import Averaging
 from tf_ooo.tracing.optimizers import optimizers_of
@@ -255,13 +255,13 @@ def test_launched_processes_are_not_left_apart(monkeypatch):
     with pytest.raises(BackendError, match="mode='layerpipe' is one process"):
         OOOBackprop(mode="layerpipe")
     for replicas in (None, 1, 2):
-        session = OOOBackprop(mode="pipeline", replicas=replicas)._session
+        life = OOOBackprop(mode="pipeline", replicas=replicas)._life
         with pytest.raises(BackendError, match="averaged by Horovod"):
-            session.begin(None)
+            life.begin(None)
     monkeypatch.delenv("TF_CONFIG")
     monkeypatch.setenv("HOROVOD_RANK", "0")
     monkeypatch.setenv("HOROVOD_SIZE", "2")
-    assert isinstance(OOOBackprop(mode="pipeline", replicas=1)._session, ReplicatedPipelineFit)
+    assert isinstance(OOOBackprop(mode="pipeline", replicas=1)._life.mode, ReplicatedPipelineMode)
     with pytest.raises(BackendError, match="mode='layerpipe' is one process"):
         OOOBackprop(mode="layerpipe")
 

@@ -122,8 +122,8 @@ def test_every_schedule_in_every_mode(mode, schedule):
 
 def test_typed_options_stand_in_the_place_of_all_others():
     typed = tf_ooo.Pipeline(devices=2, schedule="zb_v")
-    assert OOOBackprop(typed)._session.options is typed
-    assert OOOBackprop(tf_ooo.Options(mode="pipeline", devices=2))._session.options == Pipeline(devices=2)
+    assert OOOBackprop(typed)._life.mode.options is typed
+    assert OOOBackprop(tf_ooo.Options(mode="pipeline", devices=2))._life.mode.options == Pipeline(devices=2)
     for more in ({"schedule": "zb_h1"}, {"strict": True}, {"microbatches": 4}, {"profile_steps": 0}):
         name, value = next(iter(more.items()))
         with pytest.raises(OptionsError, match=f"{name}={value!r} beside Pipeline\\(...\\): write Pipeline"):

@@ -8,6 +8,7 @@ Keras' own layers keep theirs in variables).  Both are looked through for such o
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -16,19 +17,19 @@ from typing import Any
 
 from grappler_passes.compat import op_types
 from tf_ooo.compat import nests
-from tf_ooo.errors import GraphError
+from tf_ooo.errors import GraphError, MemoryLimitError
+from tf_ooo.fit.comparison import StepComparison
 from tf_ooo.fit.prediction import StepPrediction
-from tf_ooo.fit.reporting import fall_back, fill_times
-from tf_ooo.fit.step_times import REWRITTEN, STOCK, Comparison, StepTimes
+from tf_ooo.fit.step_times import REWRITTEN, STOCK
+from tf_ooo.fit.ways import Ways
 from tf_ooo.options import OneDeviceOptions
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.reporting import fill_plan
-from tf_ooo.rewriting.session import Session
+from tf_ooo.rewriting.session import StepSession
 from tf_ooo.tracing import traces
 from tf_ooo.tracing.inputs import Inputs
 
 _LOG = logging.getLogger("tf_ooo")
-_AS_ASKED = "applied as asked"
 
 
 class StepController:
@@ -42,8 +43,9 @@ class StepController:
         report: filled in as things become known.
         inputs: finds the real sizes of batches, for the memory limit.
         on_decided: called once it is known which of the two is kept.
-        others: more rewritten steps by name; of all the fastest is kept.
+        more_steps: more rewritten ones by name; of all the fastest is kept.
         samples_seen: tells how many samples the steps so far have seen, where arguments do not show it.
+        ways: knows what is particular to the rewritten steps.
 
     Raises (from a call): whatever the step raises; MemoryLimitError, before the step has changed
     anything; with ``strict`` also why a rewrite failed, after the first step has run.
@@ -53,29 +55,29 @@ class StepController:
         self,
         stock: Callable[..., Any],
         rewritten: Callable[..., Any],
-        session: Session,
+        session: StepSession,
         options: OneDeviceOptions,
         report: Report,
         inputs: Inputs | None = None,
         on_decided: Callable[[], None] | None = None,
-        others: Mapping[str, Callable[..., Any]] | None = None,
+        more_steps: Mapping[str, Callable[..., Any]] | None = None,
         samples_seen: Callable[[], float] | None = None,
+        ways: Ways | None = None,
     ) -> None:
         self.stock, self.rewritten, self.session = stock, rewritten, session
-        self.steps = {STOCK: stock, REWRITTEN: rewritten, **(others or {})}
+        self.steps = {STOCK: stock, REWRITTEN: rewritten, **(more_steps or {})}
         self.options, self.report = options, report
         self.inputs = inputs or Inputs()
         self.choice: str | None = None
-        # What stays if the two cannot be mixed comes first.  With a memory limit that is the rewritten
-        # one: if it has to be refused, nothing has changed yet.  Strict: a failure shows at the first call.
-        self._stock_may_stay = options.may_fall_back and options.memory_limit_bytes is None
-        stock_first = self._stock_may_stay and not options.strict
-        self.times = StepTimes(options.profile_steps, stock_first, [n for n in self.steps if n != STOCK])
+        rewrites = [name for name in self.steps if name != STOCK]
+        limited = options.memory_limit_bytes is not None
+        self.comparison = StepComparison(options, report, rewrites, limited=limited)
         self._started = False
         self._lock = threading.RLock()
         self._on_decided = on_decided
         self._samples_seen = samples_seen or (lambda: 0.0)
-        self.prediction = StepPrediction(report)
+        self._ways = ways or Ways()
+        self.prediction = StepPrediction(report, due=self._ways.shows_ops)
 
     @property
     def profiling(self) -> bool:
@@ -91,7 +93,7 @@ class StepController:
             return self._predicting(args, kwargs)
         if not self._lock.acquire(blocking=False):
             # Another thread is timing a step.  Waiting for it could be a deadlock: steps may communicate.
-            return self._run(STOCK if self._stock_may_stay else self._ours, args, kwargs)
+            return self._run(STOCK if self.comparison.stock_may_stay else self._ours, args, kwargs)
         try:
             return self._profile(args, kwargs)
         finally:
@@ -99,7 +101,8 @@ class StepController:
 
     def _predicting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The first step after both were timed shows what each op takes."""
-        if not self.prediction.due or self.report.measured_step_s is None or self.session.error is not None:
+        failed = self.session.failures.first is not None
+        if failed or not self.prediction.due or self.report.measured_step_s is None:
             return self._run(self.choice, args, kwargs)
 
         def step() -> Any:
@@ -115,27 +118,50 @@ class StepController:
         if self.choice is None and (seen is None or not self._started):
             return self._profile(args, kwargs)
         mixing = self.choice is None or self.report.measured_step_s is not None
-        plan_first = seen is not None and mixing and self.session.error is None
+        plan_first = seen is not None and mixing and self.session.failures.first is None
         return self._run(self._ours if plan_first else self.choice, args, kwargs)
 
     @property
     def _ours(self) -> str:
         """The rewritten step that is kept; until one is, the first."""
-        return self.times.first_rewrite if self.choice in (None, STOCK) else str(self.choice)
+        return self.comparison.times.first_rewrite if self.choice in (None, STOCK) else str(self.choice)
 
     def _run(self, which: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if which == STOCK:
-            return self.stock(*args, **kwargs)
+            return self._ways.run_stock(functools.partial(self.stock, *args, **kwargs), self.choice)
         which = which or self._ours
+        try:
+            outputs = self._run_rewritten(which, args, kwargs)
+        except MemoryLimitError as error:
+            following = self._leave_out(which, error)
+            if following is None:
+                raise
+            if self.choice == which:
+                self._keep_rewritten(f"{which} needs more than memory_limit_bytes", following)
+            return self._run(following, args, kwargs)
+        self._ways.ran(self.choice)
+        return outputs
+
+    def _run_rewritten(self, which: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # Every call, not only the first: another input shape makes TensorFlow trace again.
         try:
             with self.session.tracing():
                 outputs = self.steps[which](*args, **kwargs)
         except Exception:
-            self.session.raise_if_refused()
+            self.session.failures.raise_refused()
             raise
         self._check(which)
         return outputs
+
+    def _leave_out(self, which: str, error: BaseException) -> str | None:
+        """One rewritten step less; returns another that is still there, None where it was the last."""
+        left = [name for name in self.steps if name not in (STOCK, which)]
+        if not left:
+            return None
+        del self.steps[which]
+        self.comparison.times.drop(which)
+        self._ways.left_out(which, error)
+        return left[0]
 
     def _profile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self._started:
@@ -143,7 +169,7 @@ class StepController:
             self._look_for_random_state(args, kwargs)
         if self.choice is not None:
             return self._run(self.choice, args, kwargs)
-        which = self.times.next
+        which = self.comparison.times.next
         step, seen = self.steps[which], self._samples_seen()
         before, started = traces.trace_count(step), time.perf_counter()
         outputs = self._run(which, args, kwargs)
@@ -151,7 +177,7 @@ class StepController:
             nests.synchronize(outputs)
         elapsed_s = time.perf_counter() - started
         kind = (nests.shapes_of((args, kwargs)), self._samples_seen() - seen)
-        counts = self.times.add(which, elapsed_s, traces.trace_count(step) > before, kind)
+        counts = self.comparison.add(which, elapsed_s, traces.trace_count(step) > before, kind)
         if which != STOCK and not counts:
             self.report.profiling_overhead_s += elapsed_s
         if self.choice is None:
@@ -160,16 +186,16 @@ class StepController:
 
     def _look_for_random_state(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keeps to one of the two if the step draws from op-held random state."""
-        if not self.options.profile_steps and not self._stock_may_stay:
+        if not self.options.profile_steps and not self.comparison.stock_may_stay:
             return  # the rewritten step runs in any case
         with self.session.tracing():
             traces.trace(self.rewritten, args, kwargs)
-        found = (traces.first_op(step, op_types.keeps_random_state) for step in (self.stock, self.rewritten))
-        name = next(filter(None, found), None)
+        names = (traces.first_op(step, op_types.keeps_random_state) for step in (self.stock, self.rewritten))
+        name = next(filter(None, names), None)
         if name is None:
             return
         draws = f"{name} draws random numbers from a state of its own"
-        if self._stock_may_stay:
+        if self.comparison.stock_may_stay:
             self._keep_stock(
                 f"{draws}, which the rewritten step would not share; use tf.random.stateless_* or "
                 "keras.random, or name a schedule"
@@ -179,6 +205,11 @@ class StepController:
 
     def _check(self, which: str) -> None:
         """Takes note of new plans and failures of a rewritten step, which has just run."""
+        for name, error in self._ways.failed():
+            # Of those of the graph ``strict`` does not allow any.
+            refused = self.options.strict and name == REWRITTEN and isinstance(error, GraphError)
+            if name in self.steps and (self._leave_out(name, error) is None or refused):
+                self._ways.give_up()
         result, limit_bytes = self.session.result, self.options.memory_limit_bytes
         fill_plan(self.report, result)
         reason = self.session.failure()
@@ -187,7 +218,7 @@ class StepController:
                 self._keep_stock(
                     reason if limit_bytes is None else f"{reason}; memory_limit_bytes is not checked"
                 )
-            self.session.raise_if_failed(self.options.strict)
+            self.session.failures.raise_first(self.options.strict)
             if self.options.strict:
                 raise GraphError(reason)
         elif limit_bytes is not None:
@@ -198,40 +229,33 @@ class StepController:
                 self._keep_rewritten(f"the stock order's predicted peak, {above}", ours)
 
     def _decide_if_ready(self) -> None:
-        if not self.times.done:
-            if self.options.may_fall_back:
-                self.report.undecided = self.times.progress
-            else:
-                self.report.kept_because = _AS_ASKED
+        verdict = self.comparison.verdict()
+        if verdict is None:
             return
-        if not self.options.profile_steps:
-            self._keep_rewritten()
-            return
-        found = Comparison.of(self.times.seconds)
-        fill_times(self.report, found)
-        if len(self.steps) > 2:
-            self.report.compared = self.times.shown()
-        if self.options.may_fall_back and found.why_not:
-            self._keep_stock(found.why_not)
+        if verdict.why_not:
+            self._keep_stock(verdict.why_not)
         else:
-            self._keep_rewritten(which=found.best)
+            self._keep_rewritten(which=verdict.which)
 
     def _keep_rewritten(self, because: str = "", which: str | None = None) -> None:
-        self.choice = which or self._ours
-        self.report.fell_back, self.report.fallback_reason = False, ""
-        self.report.kept_because = because or ("" if self.options.may_fall_back else _AS_ASKED)
+        which = which or self._ours
+        self._ways.keeps(which)
+        self.choice = which
+        self.comparison.keep_rewritten(because)
         if self.report.planned is not None:
             self.report.schedule = self.report.planned.policy
         _LOG.info("keeping the rewritten step: %s", self.report.one_line())
         self._decided()
 
     def _keep_stock(self, reason: str) -> None:
+        reason = self._ways.why_stock(reason, self.steps.keys())
         self.choice = STOCK
         # The plug-in has logged its first error already.
-        fall_back(self.report, reason, logged=self.session.error is not None)
+        self.comparison.keep_stock(reason, logged=self.session.failures.first is not None)
         self._decided()
 
     def _decided(self) -> None:
-        self.report.undecided = ""
+        self._ways.decided()
+        self._ways.ran(self.choice)
         if self._on_decided is not None:
             self._on_decided()

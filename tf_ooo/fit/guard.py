@@ -150,12 +150,12 @@ class Guard:
 
             self.guarded(self._seen)()
             self._guard_batches()
-            found = make(*args, **kwargs)
+            made_by_keras = make(*args, **kwargs)
             function = self._model.test_function
             if not hasattr(function, "guarded"):
                 ends = (StopIteration, tf.errors.OutOfRangeError)
                 self._model.test_function = self.guarded(function, *ends)
-            return found
+            return made_by_keras
 
         return make_guarded
 

@@ -14,7 +14,7 @@ from tf_ooo.costs.profile import OpProfile, StepProfiler
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, OOOError
 from tf_ooo.report.report import Report
-from tf_ooo.rewriting.planner import RewriteResult
+from tf_ooo.rewriting.result import RewriteResult
 
 _LOG = logging.getLogger("tf_ooo")
 # For the few ops that a profile does not show.
@@ -28,9 +28,8 @@ class StepPrediction:
     ops side by side the step takes less.  What goes wrong here is a note in the report: training goes on.
     """
 
-    def __init__(self, report: Report) -> None:
-        self.report = report
-        self.due = True
+    def __init__(self, report: Report, due: bool = True) -> None:
+        self.report, self.due = report, due
 
     def run(self, step: Callable[[], Any], result: RewriteResult | None) -> Any:
         """Runs one step, with the profiler, and returns its result."""
@@ -66,6 +65,6 @@ def measured_costs(profile: OpProfile, result: RewriteResult) -> CostTable:
     """
     seconds = op_seconds(result.graph_def, device(_FILL_IN), profile)
     in_graph = {name: seconds.seconds.get(name, 0.0) for name in result.training_graph.ops}
-    found = graph_costs(result.training_graph, in_graph)
-    table = CostTable(found.layers, source=seconds.source, op_seconds=in_graph)
-    return dataclasses.replace(table, notes=(*seconds.notes, *found.notes))
+    costs = graph_costs(result.training_graph, in_graph)
+    table = CostTable(costs.layers, source=seconds.source, op_seconds=in_graph)
+    return dataclasses.replace(table, notes=(*seconds.notes, *costs.notes))

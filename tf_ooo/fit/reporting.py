@@ -9,8 +9,6 @@ from typing import Any
 from grappler_passes.compat import releases
 from tf_ooo.errors import BackendError
 from tf_ooo.fit.step_times import Comparison
-from tf_ooo.options import ModeOptions
-from tf_ooo.report.environment import environment
 from tf_ooo.report.report import Report
 
 _LOG = logging.getLogger("tf_ooo")
@@ -31,21 +29,6 @@ def fall_back(report: Report, reason: str, logged: bool = False) -> None:
     level = logging.INFO if reason.startswith("measured") else logging.WARNING
     if not logged and releases.is_news(reason):
         _LOG.log(level, "keeping the stock step: %s", reason)
-
-
-def stays_stock(options: ModeOptions, report: Report, model: Any) -> bool:
-    """Whether this TensorFlow is not supported: the report says so then, and the stock step is to train.
-
-    Raises BackendError with ``strict``.
-    """
-    reason = releases.why_unsupported()
-    if reason is None:
-        return False
-    if options.strict:
-        raise BackendError(reason)
-    report.model, report.environment = str(model.name), environment(model)
-    fall_back(report, reason)
-    return True
 
 
 def save_timeline(report: Report, folder: Any, prefix: str = "") -> tuple[Path, Path] | None:

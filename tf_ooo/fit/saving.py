@@ -31,13 +31,13 @@ def replacing(save: Callable[..., Any]) -> Callable[..., Any]:
         # Processes of several machines may save to one folder.
         beside = os.path.join(folder, f".{socket.gethostname()}.{os.getpid()}.{name}")
         try:
-            found = save(beside, *args[1:], **{k: v for k, v in kwargs.items() if k != "filepath"})
+            returned = save(beside, *args[1:], **{k: v for k, v in kwargs.items() if k != "filepath"})
             shutil.copymode(path, beside)
             os.replace(beside, path)
         finally:
             with contextlib.suppress(OSError):
                 os.remove(beside)
-        return found
+        return returned
 
     return call
 

@@ -71,11 +71,11 @@ class StepTimes:
         """
         self._ran = True
         counts = self._turns.add(which, seconds, traced, kind)
-        several = self.profile_steps and len(self._all.order) > 2
+        several = self.profile_steps and self.several
         if several and self._again is None and self._all.done(self.profile_steps):
-            found = Comparison.of(self.seconds)
-            if not found.why_not:
-                self._again = _Turns((STOCK, found.best), self._all)
+            compared = Comparison.of(self.seconds)
+            if not compared.why_not:
+                self._again = _Turns((STOCK, compared.best), self._all)
         return counts
 
     def drop(self, which: str) -> None:
@@ -90,6 +90,11 @@ class StepTimes:
         if not self.profile_steps:
             return self._ran
         return self._all.done(self.profile_steps) and self._turns.done(self.profile_steps)
+
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one rewritten step left."""
+        return len(self._all.order) > 2
 
     @property
     def progress(self) -> str:
@@ -155,14 +160,14 @@ class _Turns:
 
     def samples(self, enough: int) -> dict[str, list[float]]:
         """Of the first kind of which each has enough; else of the one that turns are taken on."""
-        found = self._complete(enough)
-        found = self._samples.get(self._lead, {}) if found is None else found
-        return {way: found.get(way, []) for way in self.order}
+        complete = self._complete(enough)
+        samples = self._samples.get(self._lead, {}) if complete is None else complete
+        return {way: samples.get(way, []) for way in self.order}
 
     def _complete(self, enough: int) -> dict[str, list[float]] | None:
-        for found in self._samples.values():
-            if all(len(found.get(way, ())) >= enough for way in self.order):
-                return found
+        for samples in self._samples.values():
+            if all(len(samples.get(way, ())) >= enough for way in self.order):
+                return samples
         return None
 
 

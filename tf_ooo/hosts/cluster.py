@@ -16,9 +16,11 @@ from typing import Any
 
 from tf_ooo.compat import versions
 from tf_ooo.costs.layer_costs import Link
+from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, CostError, OOOError
 from tf_ooo.hosts.addresses import answers, can_listen, free_port, outward_host, parse
 from tf_ooo.hosts.facts import Facts, Line, own_facts
+from tf_ooo.hosts.link import link_between, measure_device_link
 from tf_ooo.hosts.watch import SILENCE_S, Watch
 from tf_ooo.hosts.worker import LEAST_THREADS
 
@@ -56,10 +58,16 @@ class Cluster:
     def link(self) -> Link | None:
         """Between the first task and the last, taken for all; measured when asked for; None with one task."""
         if self._link is None and len(self.devices) > 1:
-            from tf_ooo.hosts.link import measure_device_link  # noqa: PLC0415 - imports TensorFlow
-
             self._link = measure_device_link(self.devices[0], self.devices[-1])
         return self._link
+
+    def link_between(self) -> Link:
+        """As :attr:`link`; with one task between its devices."""
+        return link_between(self.devices) if self.link is None else self.link
+
+    def costs(self, measured: CostTable) -> CostTable:
+        """Workers are taken to be as fast as this process."""
+        return measured
 
     def lost(self) -> dict[int, str]:
         """Asks all workers; why each lost one is lost, by task."""

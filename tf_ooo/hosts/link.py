@@ -21,6 +21,32 @@ _WIDTH, _COMPUTING_S = 256, 0.1
 # Messages are to be through before the computation is.
 _SENDING_SHARE = 0.4
 _MESSAGE_BYTES, _LEAST_BYTES = 1024**2, 256 * 1024
+# Between devices of one process a tensor is handed over, not copied; seconds that the executors take.
+_HAND_OVER_S = 30e-6
+
+
+def link_between(names: Sequence[str]) -> Link:
+    """The link between neighbouring devices; the slowest where they differ.
+
+    Within one process, CPUs hand tensors over.  Anything else is measured by sending tensors to and fro.
+
+    Raises CostError where a device does not answer.
+    """
+    pairs = [(a, b) for a, b in zip(names, names[1:], strict=False) if not _one_memory(a, b)]
+    if not pairs:
+        return Link(_HAND_OVER_S if len(names) > 1 else 0.0)
+    links = [measure_device_link(a, b) for a, b in pairs]
+    return Link(
+        max(x.latency_s for x in links),
+        min(x.bytes_per_s for x in links),
+        max(x.overhead_s_per_byte for x in links),
+    )
+
+
+def _one_memory(a: str, b: str) -> bool:
+    """Whether both are CPUs of one process."""
+    host = [name.rsplit("/device:", 1) for name in (a, b)]
+    return host[0][0] == host[1][0] and all(part[1].startswith("CPU") for part in host)
 
 
 def measure_runtime_link(

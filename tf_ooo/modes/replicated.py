@@ -1,4 +1,4 @@
-"""``model.fit`` on several processes with a pipeline each: Data parallel's fit around a pipeline's steps."""
+"""``model.fit`` on several processes with a pipeline each: ranks in step, around its steps."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from typing import Any
 
 from tf_ooo.compat import train_function
 from tf_ooo.errors import BackendError
+from tf_ooo.fit.mode import Training
 from tf_ooo.hosts.device_names import over_hosts
+from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.ranks.engine import choose_engine, resolved_name
-from tf_ooo.modes.data_parallel.fit import DataParallelFit
-from tf_ooo.modes.data_parallel.options import DataParallel
-from tf_ooo.modes.pipeline.fit import PipelineFit
+from tf_ooo.modes.data_parallel.fit import averaging_of, check_model
+from tf_ooo.modes.data_parallel.ranks import RanksInStep
+from tf_ooo.modes.pipeline.fit import PipelineMode
 from tf_ooo.modes.pipeline.options import Pipeline
 from tf_ooo.modes.pipeline.replicas import Replicas
-from tf_ooo.options import RankOptions
+from tf_ooo.report.report import Report
 
 _BY_HOROVOD = (
     "pipelines of several processes are averaged by Horovod, not by TensorFlow's collectives, which need all "
@@ -22,80 +24,68 @@ _BY_HOROVOD = (
 )
 
 
-class ReplicatedPipelineFit(DataParallelFit):
-    """Each rank cuts the same model over devices of its own; ranks are kept in step as in data parallel.
+class ReplicatedPipelineMode:
+    """Each rank cuts the same model over devices of its own; ranks are kept in step as in data parallel."""
 
-    Raises (from :meth:`begin`):
-        BackendError: not as many processes as ``replicas``, or a pipeline that cannot be replicated.
-    """
+    keeps_stock = False
+    compiles = False
 
     def __init__(self, options: Pipeline) -> None:
-        self._pipeline_options = options
-        self.pipeline = PipelineFit(options)
-        of_ranks = [item.name for item in dataclasses.fields(RankOptions) if item.name != "schedule"]
-        super().__init__(DataParallel(**{name: getattr(options, name) for name in of_ranks}))
+        self.options = options
+        self.pipeline = PipelineMode(options)
         # Without what is other on each rank, or of this rank's pipeline alone.
         own = dataclasses.replace(options, devices=None, costs=None, memory_limit_bytes=None)
         self._agreed = own.shared()
-        self.report = self.pipeline.report
+        self._stock: Any = None  # that gradients are averaged of
 
-    def begin(self, model: Any, params: dict[str, Any] | None = None) -> None:
-        """At the start of training."""
+    def join(self) -> Engine:
+        """The ranks.  BackendError: not as many as ``replicas``, or that cannot have a pipeline each."""
         if resolved_name(self.options.engine) == "collectives":  # before they wait for each other
             raise BackendError(_BY_HOROVOD)
         engine = choose_engine(self.options.engine)
-        _check(self._pipeline_options, engine.size)
-        super().begin(model, params)
-        if engine.size == 1:
-            self.pipeline.begin(model, params)
-        else:
-            self._begin_replica(model, params)
-        self.report = self.pipeline.report
-        self._uncompiled.note_in(self.report)
+        _check_replicas(self.options, engine.size)
+        return engine
 
-    def _begin_replica(self, model: Any, params: dict[str, Any] | None) -> None:
-        assert self.engine is not None  # for mypy: begin has run
-        assert self.averaging is not None
-        known = self.pipeline.replicas
-        if known is None or known.averaging is not self.averaging:
-            self.pipeline.replicas = Replicas(self.engine, self.averaging)
-        train_function.remove_train_function(model)
-        self.pipeline.begin(model, params)
-        train_function.remove_train_function(model)
-        stock = train_function.train_function_of(model)
-        assert self.step is not None  # for mypy: begin has run
-        ours = self.pipeline.guard.guarded(self.step, StopIteration)
-        train_function.install_train_function(model, ours, stock, before_next=self._end_replaced)
+    def check(self, model: Any, steps: int | None) -> None:
+        """BackendError for a model that cannot be cut, or whose gradients cannot be averaged."""
+        engine = self.join()
+        if engine.size > 1:
+            check_model(model)
+            stock = train_function.train_function_of(model)
+            if self._stock is not stock:
+                self._stock = stock
+                self.pipeline.company = Replicas(engine, averaging_of(engine, self.options))
+        self.pipeline.check(model, steps)
 
-    def _together(self, model: Any) -> bool:
-        return True
+    def prepare(self, model: Any, steps: int | None) -> Training:
+        """The pipeline's steps, as many as all ranks run; one rank alone is a pipeline."""
+        pipeline, company = self.pipeline.steps_of(model), self.pipeline.company
+        if not isinstance(company, Replicas):
+            return pipeline.training()
+        ranks = RanksInStep(model, company.engine, company.averaging, self.options, self._agreed, steps)
 
-    def _run_batches(self, batches: list[Any], iterator: Any) -> Any:
-        outputs = None
-        for batch in batches:
-            outputs = self.pipeline.step(batch, iterator)
-        return outputs
+        def run_batches(batches: list[Any], iterator: Any) -> Any:
+            return [pipeline.step(batch, iterator) for batch in batches][-1]
 
-    def epoch_end(self, epoch: int, logs: dict[str, Any] | None) -> None:
-        """Averages the logs over the ranks; takes note of the step times."""
-        self.pipeline.epoch_end(epoch, logs)
-        super().epoch_end(epoch, logs)
+        def ended() -> None:
+            pipeline.ended()
+            ranks.ended()
 
-    def end(self) -> None:
-        """Puts variables and the model's own train function back."""
-        super().end()
-        self.pipeline.end()
+        def restore() -> list[str]:
+            lost = pipeline.restore()
+            ranks.forget_traces()
+            return lost
 
-    def finish(self) -> None:
-        """At the end of training: tells the other ranks, restores; rank 0 writes the timeline."""
-        self._check_replaced()
-        self.pipeline.epoch_end(0, None)
-        if self.engine is not None and self.engine.size > 1:
-            self.pipeline.note_too_short()
-        super().finish()
+        ranks.begin(pipeline.run, run_batches)
+        explain = pipeline.training().explain
+        return dataclasses.replace(ranks.training(restore), explain=explain, ended=ended)
+
+    def describe(self) -> Report:
+        """This rank's pipeline."""
+        return self.pipeline.describe()
 
 
-def _check(options: Pipeline, size: int) -> None:
+def _check_replicas(options: Pipeline, size: int) -> None:
     wanted = size if options.replicas is None else options.replicas
     if wanted != size:
         raise BackendError(

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from grappler_passes.graph.liveness import peak_bytes_by_device, unknown_sizes
 from grappler_passes.graph.sizes import KnownShapes, with_sizes
 from grappler_passes.graph.training_graph import TrainingGraph
 from tf_ooo.errors import MemoryLimitError
 from tf_ooo.rewriting.lowering import dependencies
-
-if TYPE_CHECKING:
-    from tf_ooo.rewriting.planner import RewriteResult
+from tf_ooo.rewriting.result import RewriteResult
 
 
 def highest_peak(graph: TrainingGraph, order: Sequence[str]) -> int:
@@ -48,13 +45,15 @@ def stock_peak(graph: TrainingGraph, order: Sequence[str]) -> int:
 
 
 def check_memory(result: RewriteResult, known: KnownShapes, limit_bytes: int) -> int:
-    """The peak of the stock order with inputs of these shapes.
+    """The peak of the stock order with inputs of these shapes; 0 where nothing was planned with a limit.
 
     Raises MemoryLimitError if what was planned goes over the limit with them.
     """
+    if result.orders is None:
+        return 0
     graph = with_sizes(result.training_graph, result.graph_def, known)
     require_sizes(graph, limit_bytes)
-    peak = highest_peak(graph, result.execution_order)
+    peak = highest_peak(graph, result.orders.planned)
     if peak > limit_bytes:
         raise MemoryLimitError(limit_bytes, peak)
-    return stock_peak(graph, result.stock_order)
+    return stock_peak(graph, result.orders.stock)

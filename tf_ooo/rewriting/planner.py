@@ -1,14 +1,13 @@
-"""From a graph to a plan: classify, schedule, and the rewrite that a plug-in request runs."""
+"""From a graph to a plan on one device: classify, schedule, rewrite."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import logging
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from grappler_passes.analysis.classify import classify_graph_def
 from grappler_passes.compat import traced_functions
@@ -29,33 +28,10 @@ from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.planning.policies import BACKWARD_ORDERS, DEFAULT_POLICY
 from tf_ooo.rewriting.lowering import TaskOps, execution_order, lower, task_ops
 from tf_ooo.rewriting.peaks import highest_peak, require_sizes, stock_order, stock_peak
+from tf_ooo.rewriting.result import Orders, RewriteResult
 
-_LOG = logging.getLogger("tf_ooo")
-
-
-@dataclass(frozen=True)
-class RewriteResult:
-    """What was done to one graph.
-
-    ``moved_ops`` counts the ops of the tasks that wait for a control edge that was added;
-    ``plan_seconds`` covers everything from the graph's arrival to the rewritten one;
-    With a memory limit only: ``execution_order`` is the order for which the peak was predicted,
-    ``stock_order`` the one that TensorFlow would choose, with its own peak, and ``open_sizes`` says
-    that the graph leaves sizes open, so that inputs of another size may come without another trace.
-    """
-
-    training_graph: TrainingGraph
-    schedule: Schedule
-    graph_def: Any
-    moved_ops: int
-    added_edges: int
-    plan_seconds: float
-    execution_order: tuple[str, ...] = ()
-    stock_order: tuple[str, ...] = ()
-    stock_peak_bytes: int = 0
-    open_sizes: bool = False
-    mixed: dict[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+if TYPE_CHECKING:
+    from grappler_passes.graph.protobuf import GraphDef
 
 
 def classify(graph: Any) -> TrainingGraph:
@@ -135,7 +111,7 @@ def _peak(schedule: Schedule) -> int:
 
 
 def rewrite_graph(
-    graph_def: Any, options: OneDeviceOptions, known: KnownShapes | None = None
+    graph_def: GraphDef, options: OneDeviceOptions, known: KnownShapes | None = None
 ) -> RewriteResult:
     """Separates, classifies, plans, orders and verifies; the argument is not changed.
 
@@ -159,7 +135,7 @@ def _garbage_collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _rewrite_graph(graph_def: Any, options: OneDeviceOptions, known: KnownShapes) -> RewriteResult:
+def _rewrite_graph(graph_def: GraphDef, options: OneDeviceOptions, known: KnownShapes) -> RewriteResult:
     started, limit_bytes = time.perf_counter(), options.memory_limit_bytes
     original = classify_graph_def(graph_def)
     separated = SeparatePass()(graph_def, original)
@@ -173,8 +149,7 @@ def _rewrite_graph(graph_def: Any, options: OneDeviceOptions, known: KnownShapes
     rewrite_plan = lower(schedule, training_graph, tasks, loose)
     passes = [AnnotatePass(rewrite_plan), OrderPass(rewrite_plan)]
     check = VerifyPass(graph_def, separated.replaced, relaxed_by(SeparatePass, *passes))
-    dump_dir = None if options.dump_dir is None else str(options.dump_dir)
-    ordered = PassPipeline([*passes, check], dump_dir=dump_dir)(separated.graph_def, training_graph)
+    ordered = PassPipeline([*passes, check], dump_dir=options.dump_dir)(separated.graph_def, training_graph)
     waiting = _new_waits(separated.graph_def, ordered)
     result = RewriteResult(
         training_graph=training_graph,
@@ -187,64 +162,20 @@ def _rewrite_graph(graph_def: Any, options: OneDeviceOptions, known: KnownShapes
         notes=(*loose, *(str(note) for note in (*separated.notes, *ordered.notes))),
     )
     if limit_bytes is not None:
-        result = _with_orders(result, tuple(stock_order(original)), tasks, open_sizes)
+        stock = tuple(stock_order(original))
+        planned, peak = _order_of(schedule, training_graph, tasks), stock_peak(training_graph, stock)
+        result = replace(result, orders=Orders(planned, stock, peak, open_sizes))
     return replace(result, plan_seconds=time.perf_counter() - started)
-
-
-def _with_orders(
-    result: RewriteResult, stock: tuple[str, ...], tasks: TaskOps, open_sizes: bool
-) -> RewriteResult:
-    """What the memory limit is checked with, for the planned order and for the stock one."""
-    return replace(
-        result,
-        execution_order=_order_of(result.schedule, result.training_graph, tasks),
-        stock_order=stock,
-        stock_peak_bytes=stock_peak(result.training_graph, stock),
-        open_sizes=open_sizes,
-    )
 
 
 def _order_of(schedule: Schedule, graph: TrainingGraph, tasks: TaskOps) -> tuple[str, ...]:
     return tuple(execution_order(list(schedule.tasks), graph, tasks))
 
 
-def _new_waits(before: Any, result: PassResult) -> dict[str, int]:
+def _new_waits(before: GraphDef, result: PassResult) -> dict[str, int]:
     """How many control inputs each node gained; nodes that gained none are left out."""
     had = {node.name: len(node.input) for node in before.node}
     gained = {
         node.name: len(node.input) - had.get(node.name, len(node.input)) for node in result.graph_def.node
     }
     return {name: count for name, count in gained.items() if count > 0}
-
-
-def make_rewrite(
-    options: OneDeviceOptions,
-    on_result: Callable[[RewriteResult], None],
-    on_skip: Callable[[GraphError], None],
-    known_shapes: Callable[[], KnownShapes | None] = lambda: None,
-) -> Callable[[Any], Any]:
-    """The ``rewrite(graph_def)`` of a plug-in request.
-
-    ``known_shapes`` tells what is known of the inputs of the step that is being compiled.
-    ``on_skip`` is told why a graph is no training step (helper functions are traced beside it);
-    other errors go to the plug-in, which keeps them and lets the stock graph run.
-    """
-
-    def rewrite(graph_def: Any) -> Any:
-        try:
-            result = rewrite_graph(graph_def, options, known_shapes())
-        except GraphError as error:
-            on_skip(error)
-            return None
-        _LOG.info(
-            "planned %s for %d layers in %.2f s: %d ops wait for %d added edges",
-            result.schedule.policy,
-            len(result.training_graph.layers),
-            result.plan_seconds,
-            result.moved_ops,
-            result.added_edges,
-        )
-        on_result(result)
-        return result.graph_def
-
-    return rewrite

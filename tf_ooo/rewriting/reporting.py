@@ -9,7 +9,7 @@ from grappler_passes.graph.training_graph import TrainingGraph
 from tf_ooo.planning.model.schedule import Task
 from tf_ooo.report.report import Report, layer_rows_of
 from tf_ooo.report.sections import LayerRow
-from tf_ooo.rewriting.planner import RewriteResult
+from tf_ooo.rewriting.result import RewriteResult
 
 
 def fill_plan(report: Report, result: RewriteResult | None) -> None:

@@ -22,9 +22,7 @@ from tf_ooo.bench.shared.processes import JsonOf
 from tf_ooo.bench.shared.slow_devices import SlowDevices, slowed, stage_costs
 from tf_ooo.bench.shared.steps import StepByStep, Stock
 from tf_ooo.bench.shared.workloads import Workload
-from tf_ooo.modes.layerpipe.fit import LayerPipeFit
-from tf_ooo.modes.pipeline.fit import PipelineFit
-from tf_ooo.modes.table import LayerPipe, Pipeline
+from tf_ooo.modes.table import LayerPipe, Pipeline, mode_for
 from tf_ooo.planning.policies.layerpipe import weights_sent_bytes
 from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.planning.simulation.timeline import Timeline
@@ -38,7 +36,6 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "layerpipe": ("layerpipe", {"schedule": "layerpipe"}),
     "layerpipe_ema": ("layerpipe", {"schedule": "layerpipe", "weights": "ema"}),
 }
-FITS = {"pipeline": PipelineFit, "layerpipe": LayerPipeFit}
 OPTIONS = {"pipeline": Pipeline, "layerpipe": LayerPipe}
 # Steps of a turn that are timed together, after as many that are not: several rounds may run as one, and
 # then the results of several steps come at once.
@@ -60,7 +57,7 @@ class InTurn:
 
     def __init__(self, workload: Workload, mode: str, options: dict[str, Any]) -> None:
         self.mode = mode
-        self.session = StepByStep(workload, FITS[mode](OPTIONS[mode](**options)))
+        self.session = StepByStep(workload, mode_for(OPTIONS[mode](**options)))
 
     @property
     def distributed(self) -> bool:
@@ -119,7 +116,7 @@ class LayerPipeDriver:
     def _runs(self) -> dict[str, InTurn]:
         """The whole model on one worker, and the modes that were asked for."""
         # Costs of a micro-batch are not those of a batch.
-        devices = {mode: self._devices() for mode in FITS}
+        devices = {mode: self._devices() for mode in OPTIONS}
         serial = {"devices": self._devices(1), "microbatches": 1}
         runs = {"serial": InTurn(make(self._asked.workload), "pipeline", serial)}
         for name, (mode, options) in RUNS.items():

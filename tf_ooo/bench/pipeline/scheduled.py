@@ -24,19 +24,19 @@ class Scheduled:
     """
 
     def __init__(self, workload: Workload, options: dict[str, Any], measured: Measured | None = None) -> None:
-        from tf_ooo.modes.pipeline.fit import PipelineFit
+        from tf_ooo.modes.pipeline.fit import PipelineMode
         from tf_ooo.modes.pipeline.options import Pipeline
 
-        self._fit = PipelineFit(Pipeline(**options))
-        self._fit.planned_from = measured
-        self.session = StepByStep(workload, self._fit)
+        self._mode = PipelineMode(Pipeline(**options))
+        self._mode.planned_from = measured
+        self.session = StepByStep(workload, self._mode)
 
     @property
     def measured(self) -> Measured:
         """The step that was taken apart, and the seconds of its ops; there is one after :meth:`start`."""
-        if self._fit.planned_from is None:
+        if self._mode.planned_from is None:
             raise RuntimeError("call start() first")
-        return self._fit.planned_from
+        return self._mode.planned_from
 
     def start(self) -> None:
         """Runs until the model is distributed, and two steps more."""

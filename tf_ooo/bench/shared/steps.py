@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tf_ooo.bench.shared.workloads import Workload, check_sum
 from tf_ooo.errors import BackendError
+from tf_ooo.fit.life import FitLife
 
 if TYPE_CHECKING:
-    import keras
     import tensorflow as tf
 
     from tf_ooo.costs.layer_costs import LayerCosts
+    from tf_ooo.fit.mode import Mode
     from tf_ooo.planning.model.schedule import Schedule
     from tf_ooo.report.report import Report
 
@@ -29,37 +30,27 @@ class Timed(Protocol):
         ...
 
 
-class Fit(Protocol):
-    """What the callback does in a fit: :class:`tf_ooo.modes.pipeline.fit.PipelineFit` is one."""
-
-    report: Report
-
-    def begin(self, model: keras.Model, params: dict[str, Any]) -> None: ...
-
-    def finish(self) -> None: ...
-
-
 class StepByStep:
-    """The steps of a fit, run without ``model.fit``: several of them can take turns.
+    """The steps of a mode, run without ``model.fit``: several of them can take turns.
 
     Attributes:
-        fit: it has begun.
+        life: it has begun.
         steps: run until now.
     """
 
-    def __init__(self, workload: Workload, fit: Fit) -> None:
+    def __init__(self, workload: Workload, mode: Mode) -> None:
         import tensorflow as tf
 
-        self.fit, self.steps = fit, 0
+        self.life, self.steps = FitLife(mode), 0
         self._model = workload.model
         self._batches = iter(tf.data.Dataset.from_tensors((workload.x, workload.y)).repeat())
         self._model.make_train_function()
-        fit.begin(self._model, {})
+        self.life.begin(self._model)
 
     @property
     def report(self) -> Report:
         """The fit's."""
-        return self.fit.report
+        return self.life.report
 
     @property
     def schedule(self) -> Schedule:
@@ -84,7 +75,7 @@ class StepByStep:
 
     def finish(self) -> int:
         """Puts the model back together; a check sum of its weights."""
-        self.fit.finish()
+        self.life.finish()
         return check_sum(self._model)
 
 

@@ -10,9 +10,9 @@ from tf_ooo.compat import keras_fits, train_function, xla_flags, xla_nodes
 from tf_ooo.costs.gains import GainTable
 from tf_ooo.errors import GraphError, OptionsError
 from tf_ooo.fit.controller import StepController
-from tf_ooo.fit.step_times import STOCK
+from tf_ooo.fit.step_times import REWRITTEN, STOCK
 from tf_ooo.modes.compiled import plans
-from tf_ooo.modes.compiled.choice import CONCURRENT, CONCURRENT_FLAGS, CompiledController
+from tf_ooo.modes.compiled.choice import CONCURRENT, CONCURRENT_FLAGS, CompiledWays
 from tf_ooo.modes.compiled.fit import FitSteps
 from tf_ooo.modes.compiled.launches import capture_like
 from tf_ooo.modes.compiled.measuring import MeasuredGains
@@ -81,10 +81,14 @@ def _controller(
     _check(options)
     session = StreamSession(options)
     session.said += [f"{name}= has no effect with jit_compile=True: {why}" for name, why in _unused(options)]
-    made = {way.name: make(session, way) for way in ways(options, steps, session)}
-    if CONCURRENT not in made and _compares(options):
+    functions = {way.name: make(session, way) for way in ways(options, steps, session)}
+    if CONCURRENT not in functions and _compares(options):
         session.said.append(f"{CONCURRENT}: not compared: {_why_not_concurrent()}")
-    return CompiledController(stock, made, session, options, report, on_decided, samples_seen)
+    rewritten = functions.pop(REWRITTEN)
+    compiled = CompiledWays(session, report, bool(functions)).ways()
+    return StepController(
+        stock, rewritten, session, options, report, None, on_decided, functions, samples_seen, compiled
+    )
 
 
 def _unused(options: OneDeviceOptions) -> Iterator[tuple[str, str]]:
@@ -160,11 +164,11 @@ def ways(options: OneDeviceOptions, steps: int = 1, session: StreamSession | Non
     if not _compares(options):
         asked = delayed if steps > 1 else early if table is None else joint
         return [Way(make(asked, store))]
-    found = [Way(make(early, store)), Way(make(joint, store), JOINT)]
+    compared = [Way(make(early, store)), Way(make(joint, store), JOINT)]
     if auto_store:
-        found.append(Way(make(early, "backward"), RECOMPUTED))
+        compared.append(Way(make(early, "backward"), RECOMPUTED))
     if steps > 1:
-        found.append(Way(make(delayed, store), DELAYED))
+        compared.append(Way(make(delayed, store), DELAYED))
     if _why_not_concurrent() is None:
-        found.append(Way(unchanged, CONCURRENT, CONCURRENT_FLAGS))
-    return found
+        compared.append(Way(unchanged, CONCURRENT, CONCURRENT_FLAGS))
+    return compared

@@ -34,13 +34,13 @@ class FitSteps:
         together: int = 1,
     ) -> None:
         self.model, self.together, self.session = model, together, session
-        one = train_function.step_on_data(model, model.train_step)
+        on_batch = train_function.step_on_data(model, model.train_step)
 
         def stock_steps(batches: list[Any]) -> list[Any]:
             return [stock([batch]) for batch in batches]
 
-        self.step = StreamStep(one, lambda batch: stock([batch]), session, way)
-        self.steps = StreamStep(numbered_steps(one), stock_steps, session, way)
+        self.step = StreamStep(on_batch, lambda batch: stock([batch]), session, way)
+        self.steps = StreamStep(numbered_steps(on_batch), stock_steps, session, way)
 
     def __call__(self, iterator: Any) -> Any:
         """One execution: ``steps_per_execution`` steps; the logs of the last.  StopIteration at the end."""

@@ -1,21 +1,22 @@
-"""What became of rewriting one compiled step; the counterpart of ``tf_ooo.rewriting.session`` for XLA."""
+"""What came of rewriting one compiled step.  No plug-in: a step is rewritten before XLA compiles it."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 from tf_ooo.compat import xla_nodes
 from tf_ooo.costs.gains import GainTable
-from tf_ooo.errors import BackendError, MemoryLimitError, OOOError
+from tf_ooo.errors import BackendError, OOOError
 from tf_ooo.fit.step_times import REWRITTEN
 from tf_ooo.modes.compiled.captured import CompiledModule
 from tf_ooo.modes.compiled.rewrite import StreamRewrite
 from tf_ooo.options import OneDeviceOptions
-from tf_ooo.rewriting.planner import RewriteResult
+from tf_ooo.rewriting.failures import Failures
+from tf_ooo.rewriting.result import RewriteResult
+from tf_ooo.rewriting.session import is_larger
+from tf_ooo.tracing.inputs import Seen
 
 _LOG = logging.getLogger("tf_ooo")
 _WHERE_STREAMS_ARE = "CUDA"
@@ -23,7 +24,7 @@ _CONVERTED = "in user code:"
 
 
 class StreamSession:
-    """Collects rewrites and failures of one step.
+    """Collects rewrites and failures of one step: a StepSession.
 
     Raises:
         BackendError: this TensorFlow or this platform has no streams to call on; says which.
@@ -35,7 +36,7 @@ class StreamSession:
             raise BackendError(reason)
         self.options = options
         self.shown: str | None = None  # the way whose result is the report's; None: the first that there is
-        self.made = False  # whether any step was made, rewritten or not
+        self.has_step = False  # whether any was made, rewritten or not
         self.traced: dict[Any, Any] = {}
         self.compiled: dict[Any, Any] = {}
         self.stock_bytes: dict[Any, int] = {}
@@ -48,13 +49,13 @@ class StreamSession:
         self.waiting: list[Any] = []  # batches taken from Keras' iterator that no step has trained on
         self._module_of: dict[Any, CompiledModule] = {}
         self._results: dict[str, RewriteResult] = {}
-        self.request = SimpleNamespace(errors=[])
+        self.failures = Failures(reason_of=reason_of)
 
-    def add(self, made: StreamRewrite, name: str = REWRITTEN) -> None:
+    def add(self, rewrite: StreamRewrite, name: str = REWRITTEN) -> None:
         """Takes note of a rewritten step; of several of one way the one with most ops is reported."""
-        known = self._results.get(name)
-        if known is None or len(made.training_graph.ops) >= len(known.training_graph.ops):
-            self._results[name] = _as_result(made)
+        result, before = _as_result(rewrite), self._results.get(name)
+        if before is None or is_larger(result, before):
+            self._results[name] = result
 
     @property
     def result(self) -> RewriteResult | None:
@@ -87,7 +88,7 @@ class StreamSession:
         if self.several_ways:
             self.failed.setdefault(name, error)
         else:
-            self.request.errors.append(error)
+            self.failures.errors.append(error)
 
     def end_comparison(self) -> None:
         """From now on there is one way left, and the stock step where that fails."""
@@ -95,44 +96,23 @@ class StreamSession:
 
     def give_up(self) -> None:
         """There is no way left: the stock step runs."""
-        self.request.errors.extend(self.failed.values())
+        self.failures.errors.extend(self.failed.values())
         self.end_comparison()
 
-    def tracing(self) -> AbstractContextManager[Any]:
+    def tracing(self) -> AbstractContextManager[object]:
         """Nothing has to be marked: the step is rewritten before it is traced for good."""
         return nullcontext()
 
-    def prepare(self, seen: Sequence[Any]) -> None:
+    def prepare(self, seen: Seen) -> None:
         """Shapes are known when a compiled step is traced."""
-
-    def raise_if_refused(self) -> None:
-        """Raises the MemoryLimitError for which the step did not run, if that is what happened."""
-        for error in self.request.errors:
-            if isinstance(error, MemoryLimitError):
-                raise error
 
     def close(self) -> None:
         """Nothing is registered anywhere."""
 
-    @property
-    def error(self) -> BaseException | None:
-        """The first failure."""
-        return self.request.errors[0] if self.request.errors else None
-
     def failure(self) -> str | None:
         """Why the stock step runs (for some shapes), in one line; None where it does not."""
-        error = self.error
-        if error is None:
-            return None if self.made or self.several_ways else "the step has not been traced"
-        return reason_of(error)
-
-    def raise_if_failed(self, strict: bool) -> None:
-        """Raises a MemoryLimitError in any case, other failures if ``strict``."""
-        self.raise_if_refused()
-        if strict and isinstance(self.error, OOOError):
-            raise self.error
-        if strict and self.error is not None:
-            raise BackendError(f"the rewrite failed: {self.failure()}") from self.error
+        has_step = self.has_step or self.several_ways
+        return self.failures.reason or (None if has_step else "the step has not been traced")
 
 
 def why_not(options: OneDeviceOptions) -> str | None:
@@ -160,19 +140,19 @@ def _first_line(error: BaseException) -> str:
     return lines[-1 if lines[0] == _CONVERTED else 0]
 
 
-def _as_result(made: StreamRewrite) -> RewriteResult:
-    streams = {call.stream for call in made.calls}
+def _as_result(rewrite: StreamRewrite) -> RewriteResult:
+    streams = {call.stream for call in rewrite.calls}
     notes = [
-        f"{len(made.calls)} calls on {len(streams)} side streams, {made.barriers} barriers",
-        *(f"{layer}: dW stays on the main stream: {reason}" for layer, reason in made.left.items()),
+        f"{len(rewrite.calls)} calls on {len(streams)} side streams, {rewrite.barriers} barriers",
+        *(f"{layer}: dW stays on the main stream: {reason}" for layer, reason in rewrite.left.items()),
     ]
     return RewriteResult(
-        training_graph=made.training_graph,
-        schedule=made.schedule,
-        graph_def=made.graph_def,
-        moved_ops=made.moved_ops,
-        added_edges=made.barriers,
-        plan_seconds=made.plan_seconds,
-        mixed=dict(made.training_graph.mixed),
+        training_graph=rewrite.training_graph,
+        schedule=rewrite.schedule,
+        graph_def=rewrite.graph_def,
+        moved_ops=rewrite.moved_ops,
+        added_edges=rewrite.barriers,
+        plan_seconds=rewrite.plan_seconds,
+        mixed=rewrite.training_graph.mixed,
         notes=tuple(notes),
     )

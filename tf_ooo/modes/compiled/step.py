@@ -149,7 +149,7 @@ class CompiledStep:
         self._run = step.session.compiled[self.key]
         self._outputs = traced.outputs
         self.has_run = False
-        step.session.made = True
+        step.session.has_step = True
         if isinstance(self.made, StreamRewrite):
             step.session.add(self.made, step.way.name)
 

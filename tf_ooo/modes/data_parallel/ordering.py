@@ -25,7 +25,7 @@ from tf_ooo.errors import ScheduleError
 from tf_ooo.planning.building.common import COMMUNICATION, COMPUTE
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.rewriting.lowering import lower, task_ops
-from tf_ooo.rewriting.planner import RewriteResult
+from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.tracing.slices import parts_of
 
 # How much is handed over and not through where nothing was measured.

@@ -6,23 +6,26 @@ import functools
 import logging
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from grappler_passes.compat import op_types
+from grappler_passes.passes.base import PassResult
 from tf_ooo.compat import nests, train_function
 from tf_ooo.costs.profile import MOST_STEPS, StepProfiler
 from tf_ooo.errors import GraphError, OOOError
-from tf_ooo.fit.reporting import fall_back, fill_times
-from tf_ooo.fit.step_times import REWRITTEN, STOCK, Comparison, StepTimes
+from tf_ooo.fit.comparison import StepComparison, slowest
+from tf_ooo.fit.step_times import STOCK
 from tf_ooo.hosts.ranks.engine import Engine
 from tf_ooo.modes.data_parallel import planned
 from tf_ooo.modes.data_parallel.options import DataParallel
 from tf_ooo.modes.data_parallel.ordering import FLIGHT_BYTES, LayerKey, digest
-from tf_ooo.modes.data_parallel.rewriting import StepRequest
+from tf_ooo.modes.data_parallel.rewriting import request_to_look, request_to_order
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.reporting import fill_plan
+from tf_ooo.rewriting.request import RewriteRequest
+from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.tracing import traces
 from tf_ooo.tracing.averaging import Averaging
 from tf_ooo.tracing.slices import counts_for
@@ -68,8 +71,8 @@ class ScheduledSteps:
         self.steps = self.steps_of(of_epoch)  # of one function
         self.stock = Unrolled(self._source, self.steps)
         self.ordered: Unrolled | None = None
-        self.request: StepRequest | None = None
-        self._probe: StepRequest | None = None
+        self.request: RewriteRequest[RewriteResult] | None = None
+        self._probe: RewriteRequest[PassResult] | None = None
         self._profiler = StepProfiler(MOST_STEPS)
         self._profiled = 0
         self._single_s: list[float] = []
@@ -77,8 +80,7 @@ class ScheduledSteps:
         self._together_s: list[float] = []
         self._plan_failed = ""
         self._stock_predicted_s: float | None = None
-        self._times = StepTimes(options.profile_steps, options.may_fall_back and not options.strict)
-        self._agreed_on = 0
+        self._comparison = StepComparison(options, report, consensus=engine)
         needs_costs = planned.needs_costs(options.schedule, options.policy_options)
         self._phase: Callable[[Sequence[Any]], Any] = self._profile if needs_costs else self._begin
 
@@ -129,7 +131,7 @@ class ScheduledSteps:
 
     def _first_single(self) -> Unrolled:
         try:
-            self._probe = StepRequest(self.model)
+            self._probe = request_to_look(self.model)
         except OOOError as error:
             self._plan_failed = str(error)
             return Unrolled(self._source, 1)
@@ -138,18 +140,18 @@ class ScheduledSteps:
     def _make_plan(self) -> None:
         """Measures the link; rank 0 plans; all ranks take what it says."""
         started = time.perf_counter()
-        found: dict[str, Any] = {}
+        plan: dict[str, Any] = {}
         try:
             measured = planned.measure_allreduce(self.engine)
         except OOOError as error:
             if self.engine.rank == 0:
                 self._plan_failed = self._plan_failed or str(error)
         else:
-            found = self._plan_on_rank_0(measured) if self.engine.rank == 0 and not self._plan_failed else {}
+            plan = self._plan_on_rank_0(measured) if self.engine.rank == 0 and not self._plan_failed else {}
         if self._probe is not None:
             self._probe.close()
-        said = self.engine.gather(found | {"failed": self._plan_failed})
-        failed = next((one["failed"] for one in said if one["failed"]), "")
+        said = self.engine.gather(plan | {"failed": self._plan_failed})
+        failed = _first_failure(said)
         self.report.plan_seconds = time.perf_counter() - started
         if failed:
             self._keep_stock(f"no plan: {failed}")
@@ -164,13 +166,14 @@ class ScheduledSteps:
             return
         schedule = Schedule.from_text(first["plan"])
         self._start(lambda graph: schedule, first["flight_bytes"], first["layers"], first["slices"])
-        self._phase = self._compare
 
     def _plan_on_rank_0(self, measured: planned.MeasuredLink) -> dict[str, Any]:
         try:
-            if self._probe is None or self._profiler.profile is None or self._probe.graph_def is None:
+            if self._probe is None or self._profiler.profile is None or self._probe.result is None:
                 raise GraphError("the step was not profiled")
-            layers, keys, graph = planned.measured_layers(self._probe.graph_def, self._profiler.profile)
+            layers, keys, graph = planned.measured_layers(
+                self._probe.result.graph_def, self._profiler.profile
+            )
             size, policy = self.engine.size, self.options.schedule
             layers, link = planned.calibrated(layers, measured.link, size, statistics.median(self._single_s))
             gain = planned.make_plan(layers, link, size, policy, self.steps, measured.flight_bytes)
@@ -200,7 +203,7 @@ class ScheduledSteps:
             self._probe.close()
         layers = self._own_layers() if self.engine.rank == 0 else None
         said = self.engine.gather({"layers": layers, "failed": self._plan_failed})
-        failed = next((one["failed"] for one in said if one["failed"]), "")
+        failed = _first_failure(said)
         if failed:
             self._cannot_order(failed)
             return outputs
@@ -209,13 +212,12 @@ class ScheduledSteps:
             lambda graph: planned.plain_schedule(graph, options.schedule, workers, options.k),
             planned_for=layers,
         )
-        self._phase = self._compare
         return outputs
 
     def _own_layers(self) -> list[LayerKey] | None:
-        graph_def = None if self._probe is None else self._probe.graph_def
+        result = None if self._probe is None else self._probe.result
         try:
-            return None if graph_def is None else planned.layers_of(graph_def)
+            return None if result is None else planned.layers_of(result.graph_def)
         except OOOError as error:
             self._cannot_plan(error)
             return None
@@ -230,12 +232,13 @@ class ScheduledSteps:
         source = self._sliced_source(slices) if slices else self._source
         dump_dir = self.options.dump_dir if self.engine.rank == 0 else None  # ranks may share the folder
         try:
-            self.request = StepRequest(self.model, schedule_for, flight_bytes, planned_for, dump_dir)
+            self.request = request_to_order(self.model, schedule_for, flight_bytes, planned_for, dump_dir)
         except OOOError as error:
             self._plan_failed = str(error)
-            self.ordered = Unrolled(source, self.steps)
-            return
-        self.ordered = Unrolled(source, self.steps, self.request.tracing)
+            ordered = Unrolled(source, self.steps)
+        else:
+            ordered = Unrolled(source, self.steps, self.request.tracing)
+        self.ordered, self._phase = ordered, functools.partial(self._compare, ordered)
 
     def _sliced_source(self, slices: Mapping[str, int]) -> StepSource:
         """The step traced anew, with gradients that travel in slices."""
@@ -246,38 +249,36 @@ class ScheduledSteps:
 
         return StepSource(self.model, sliced, self.element_spec, self.engine.renumber)
 
-    def _compare(self, batches: Sequence[Any]) -> Any:
-        which = self._times.next
-        steps = self.stock if which == STOCK else self.ordered
-        assert steps is not None  # for mypy: _start has run
+    def _compare(self, ordered: Unrolled, batches: Sequence[Any]) -> Any:
+        which = self._comparison.times.next
+        steps = self.stock if which == STOCK else ordered
         before, started = steps.traced, time.perf_counter()
         outputs = steps(batches)
         nests.synchronize(outputs)
         elapsed_s = time.perf_counter() - started
-        if steps is self.ordered and steps.traced > before and not self._agree():
+        if steps is ordered and steps.traced > before and not self._agree():
             return outputs
         if which == STOCK and steps.traced > before and self._draws_from_own_state(len(batches)):
             return outputs
         no_sample = steps.traced > before or len(batches) < self.steps
-        self._times.add(which, elapsed_s / len(batches), no_sample, len(batches))
-        if self._times.done:
-            self._decide()
-        elif self.options.may_fall_back:
-            self.report.undecided = self._times.progress
+        self._comparison.add(which, elapsed_s / len(batches), no_sample, len(batches))
+        self._decide(ordered)
         return outputs
 
     def _agree(self) -> bool:
         """After a trace: whether all ranks run the same order.  If not, all go back to the stock order."""
         request = self.request
-        failed = self._plan_failed or (request.failure() if request is not None else "")
+        failed = self._plan_failed or (request.failure() or "" if request is not None else "")
         result = None if request is None else request.result
         latest = None if request is None else request.latest
         mine = {"failed": failed, "digest": "" if latest is None else digest(latest)}
         said = self.engine.gather(mine)
-        failed = next((one["failed"] for one in said if one["failed"]), "")
-        others = [rank for rank, one in enumerate(said) if one["digest"] != said[0]["digest"]]
-        if not failed and others:
-            failed = f"rank {others[0]} has another graph than rank 0 ({len(others)} of {len(said)} have)"
+        failed = _first_failure(said)
+        different = [rank for rank, reply in enumerate(said) if reply["digest"] != said[0]["digest"]]
+        if not failed and different:
+            failed = (
+                f"rank {different[0]} has another graph than rank 0 ({len(different)} of {len(said)} have)"
+            )
         predicted_s, plan_seconds = self.report.predicted_step_s, self.report.plan_seconds
         fill_plan(self.report, result)
         self.report.predicted_step_s = predicted_s
@@ -301,23 +302,17 @@ class ScheduledSteps:
             self._keep_stock(f"{name} draws random numbers from a state of its own; name a schedule")
         return name is not None
 
-    def _decide(self) -> None:
-        """Medians of the slowest rank's times: the same on all ranks."""
-        if not self.options.profile_steps:
-            self._keep_ordered()
+    def _decide(self, ordered: Unrolled) -> None:
+        """Once enough steps are timed: the same on all ranks."""
+        verdict = self._comparison.verdict({_SINGLE: self._single_s})
+        if verdict is None:
             return
-        everyone = self.engine.gather(self._times.seconds | {_SINGLE: self._single_s})
-        times = {which: slowest(one[which] for one in everyone) for which in (STOCK, REWRITTEN, _SINGLE)}
-        found = Comparison.of({which: times[which] for which in (STOCK, REWRITTEN)})
-        fill_times(self.report, found)
-        if not self.options.may_fall_back:
-            self._keep_ordered()
-            return
-        if found.why_not:
-            self._keep_stock(found.why_not)
+        if verdict.why_not:
+            self._keep_stock(verdict.why_not)
         else:
-            self._keep_ordered()
-        self._compare_with_single(times[STOCK if found.why_not else REWRITTEN], times[_SINGLE])
+            self._keep_ordered(ordered)
+        if self.options.may_fall_back and verdict.seconds:
+            self._compare_with_single(verdict.seconds[verdict.which], verdict.seconds[_SINGLE])
 
     def _watch(self, batches: Sequence[Any]) -> Any:
         """Stock order, several steps together: timed, as one step at a time may be faster."""
@@ -334,39 +329,38 @@ class ScheduledSteps:
 
     def _compare_with_single(self, together_s: Sequence[float], single_s: Sequence[float]) -> None:
         """One step at a time again, if each of its steps was faster than all of those together."""
-        if single_s and together_s and max(single_s) < _CLEARLY * min(together_s):
-            one_ms, together_ms = max(single_s) * 1e3, min(together_s) * 1e3
+        single = self._single
+        if single is None or not single_s or not together_s:
+            return
+        single_ms, together_ms = max(single_s) * 1e3, min(together_s) * 1e3
+        if single_ms < _CLEARLY * together_ms:
             self._keep_stock(
-                f"one step at a time took {one_ms:.2f} ms, several together {together_ms:.2f} ms"
+                f"one step at a time took {single_ms:.2f} ms, several together {together_ms:.2f} ms"
             )
-            assert self._single is not None  # for mypy: it was timed
-            self._phase = self._single
+            self._phase = single
 
     # -- decided ---------------------------------------------------------------------------------
 
-    def _keep_ordered(self) -> None:
-        self.report.fell_back, self.report.fallback_reason, self.report.undecided = False, "", ""
-        self.report.kept_because = "" if self.options.may_fall_back else "applied as asked"
-        self._phase = self._run_ordered
+    def _keep_ordered(self, ordered: Unrolled) -> None:
+        self._comparison.keep_rewritten()
+        self._phase = functools.partial(self._run_ordered, ordered)
 
-    def _run_ordered(self, batches: Sequence[Any]) -> Any:
-        assert self.ordered is not None  # for mypy: _start has run
-        before = self.ordered.traced
-        outputs = self.ordered(batches)
-        if self.ordered.traced > before:
+    def _run_ordered(self, ordered: Unrolled, batches: Sequence[Any]) -> Any:
+        before = ordered.traced
+        outputs = ordered(batches)
+        if ordered.traced > before:
             self._agree()
         return outputs
 
     def _keep_stock(self, reason: str, quiet: bool = False) -> None:
-        fall_back(self.report, reason, logged=quiet)
+        self._comparison.keep_stock(reason, logged=quiet)
         self.report.predicted_step_s = self._stock_predicted_s or self.report.predicted_step_s
-        self.report.undecided = ""
         if self.request is not None:
             self.request.close()
         self.ordered = None
         self._phase = self.stock
 
 
-def slowest(times: Iterable[Sequence[float]]) -> list[float]:
-    """Of each sample the time of the slowest rank: what every rank waits for."""
-    return [max(one) for one in zip(*times, strict=False)]
+def _first_failure(said: Sequence[Mapping[str, Any]]) -> str:
+    """Why some rank cannot go on; empty where all can."""
+    return next((str(reply["failed"]) for reply in said if reply["failed"]), "")

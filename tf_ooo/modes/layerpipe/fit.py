@@ -4,31 +4,38 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 from typing import Any
 
-from tf_ooo.compat import iterators, keras_layers, keras_optimizers, keras_variables, nests, train_function
-from tf_ooo.compat.nests import Packed
-from tf_ooo.costs.table import CostTable
+from tf_ooo.compat import keras_variables, train_function
 from tf_ooo.errors import BackendError, OptionsError
-from tf_ooo.fit.uncompiled import NOTE
-from tf_ooo.modes.layerpipe.choice import make_plan
-from tf_ooo.modes.layerpipe.divide import lower_shares
+from tf_ooo.fit.distributed import check_model, drop_notes_of_fit, note_replaced, note_too_short
+from tf_ooo.fit.first_steps import FirstSteps
+from tf_ooo.fit.measured import check_costs, with_link
+from tf_ooo.fit.mode import Training
+from tf_ooo.fit.placed import Placed
+from tf_ooo.hosts.cluster import Cluster
+from tf_ooo.hosts.devices import home_device
+from tf_ooo.hosts.ranks.base import Engine
+from tf_ooo.hosts.ranks.single_engine import SingleEngine
+from tf_ooo.hosts.target import Devices, Target, target_of
 from tf_ooo.modes.layerpipe.numbering import in_order_of
 from tf_ooo.modes.layerpipe.options import LayerPipe
-from tf_ooo.modes.layerpipe.reporting import fill_report, fill_spread
-from tf_ooo.modes.layerpipe.running import Epoch
-from tf_ooo.modes.layerpipe.spread import Spread, refuse_unspreadable, spread
-from tf_ooo.modes.layerpipe.stages import Stages, stages_of
+from tf_ooo.modes.layerpipe.planned import SpreadPlan, note_rebuilt_weights, plan_spread
+from tf_ooo.modes.layerpipe.reporting import fill_spread
+from tf_ooo.modes.layerpipe.spread import refuse_unspreadable, spread
+from tf_ooo.modes.layerpipe.steps import Batches, SpreadSteps
 from tf_ooo.modes.layerpipe.traced import Traced, renumbered, trace
 from tf_ooo.modes.layerpipe.two_versions import fewest_batches
-from tf_ooo.modes.pipeline.fit import PipelineFit
-from tf_ooo.planning.choosing.plan import Plan
 from tf_ooo.planning.policies import offers
-from tf_ooo.rewriting.naming import named
+from tf_ooo.report.environment import environment
+from tf_ooo.report.filling import fill_step_times
+from tf_ooo.report.report import Report
+from tf_ooo.rewriting.staged import LayerByLayer
 from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing import sync
 from tf_ooo.tracing.optimizers import optimizers_of
-from tf_ooo.tracing.variables import Moved, all_variables
+from tf_ooo.tracing.renewal import renew
 
 _LOG = logging.getLogger("tf_ooo")
 _GLOBAL_CLIPPING = (
@@ -47,334 +54,283 @@ _AHEAD = (
     "last one reported; a fit that goes on from its number (BackupAndRestore, ModelCheckpoint with "
     "save_freq=N) would train them twice: with drain_steps=N none are ahead"
 )
-# Batches of the plan, for each processor: enough for the rounds at both ends not to matter.
-_BATCHES = 4
-# Rounds in one function, and the ops of all of them: a large graph takes TensorFlow long.
-_ROUNDS, _OPS = (8, 4, 2), 20_000
 
 
-class LayerPipeFit(PipelineFit):
-    """What the callback does in ``mode="layerpipe"``: profile, plan, spread, run, drain at epoch ends."""
+class LayerPipeMode:
+    """Profile, plan, spread, run in rounds, drain at the ends of epochs.
 
-    options: LayerPipe  # type: ignore[assignment] # reads none of a Pipeline's own
-    whole_layers = True
+    Attributes:
+        plan: of the model trained last.
+    """
+
+    keeps_stock = False
+    compiles = False
 
     def __init__(self, options: LayerPipe) -> None:
-        super().__init__(options)  # type: ignore[arg-type]
-        self.stages: Stages | None = None
-        self._home: dict[str, int] = {}
-        self._spread: Spread | None = None
-        self._epoch: Epoch | None = None
-        self._structure: Any = None
-        self._of_epoch: int | None = None
-        self._taken = 0  # batches of this epoch
-        self._waiting: Any = None
-        self._planned_layers: list[set[str]] = []
-        self._traced: Traced | None = None  # the step as it is before the plan
-        self._data_spec: Any = None
+        self.options = options
+        self.plan: SpreadPlan | None = None
+        self._report = Report(mode=options.mode)
+        self._target: Target = Devices(())
+        self._planned_for: tuple[Any, Any] | None = None
+
+    def join(self) -> Engine:
+        """This process trains alone."""
+        return SingleEngine()
 
     @property
-    def _microbatches(self) -> int:
-        return 1
+    def group(self) -> int | None:
+        """How many batches are one update, where several are."""
+        if not offers(self.options.schedule, "accumulate_steps"):
+            return None
+        return self.options.accumulate_steps or fewest_batches(len(self._target.devices))
 
-    # -- what the callback calls -----------------------------------------------------------------
+    def check(self, model: Any, steps: int | None) -> None:
+        """BackendError: no such devices, or a model that cannot be spread.
 
-    def begin(self, model: Any, params: dict[str, Any] | None = None) -> None:
-        """At the start of training; with one device Keras' own step runs.
-
-        Raises:
-            BackendError: no such devices, or a model that cannot be spread.
+        Raises OptionsError for what does not go with the devices or with ``steps_per_execution``.
         """
-        super().begin(model, params)
-        if self._model is None:  # an unsupported TensorFlow
-            return
-        self._of_epoch = (params or {}).get("steps")
-        self._traced = self._waiting = None
-        if len(self.devices) == 1:
-            self.report.fell_back, self.report.fallback_reason = True, _one_device_text(self.options)
-            self.report.notes = [note for note in self.report.notes if note != NOTE]
-            self.end()
+        check_model(model, self.options.mode)
+        self._target = target_of(self.options.devices)
+        if isinstance(self._target, Cluster):
+            renew(model)
+        devices = len(self._target.devices)
+        if devices == 1:
             return
         together, every = train_function.steps_per_execution(model), self.options.drain_steps
-        if every is not None and every % together and together != self._of_epoch:
-            self.end()
+        if every is not None and every % together and together != steps:
             raise OptionsError(
                 f"drain_steps={every} is no multiple of steps_per_execution={together}: callbacks would see "
                 "batches on their way"
             )
-        if any(getattr(one, "global_clipnorm", None) for one in optimizers_of(model)):
-            self.end()
+        if any(getattr(optimizer, "global_clipnorm", None) for optimizer in optimizers_of(model)):
             raise BackendError(_GLOBAL_CLIPPING)
-        least = fewest_batches(len(self.devices))
-        if self._group is not None and self._group < least:
-            self.end()
+        least = fewest_batches(devices)
+        if self.group is not None and self.group < least:
             raise OptionsError(
-                f"accumulate_steps={self._group} is not accepted with {len(self.devices)} devices: two "
+                f"accumulate_steps={self.group} is not accepted with {devices} devices: two "
                 f"versions of the weights do from {least} on"
             )
 
-    @property
-    def _group(self) -> int | None:
-        """How many batches are one update, where several are."""
-        if not offers(self.options.schedule, "accumulate_steps"):
+    def prepare(self, model: Any, steps: int | None) -> Training | None:
+        """With the plan of the fit before, where that was of the same step on the same devices.
+
+        With one device Keras' own step runs.
+        """
+        planned_for = train_function.train_function_of(model), self._target.devices
+        if self._planned_for != planned_for:
+            mode = self.options.mode
+            self._report = Report(mode=mode, model=str(model.name), environment=environment(model))
+            self.plan, self._planned_for = None, planned_for
+        drop_notes_of_fit(self._report)
+        if len(self._target.devices) == 1:
+            self._report.fell_back, self._report.fallback_reason = True, _one_device_text(self.options)
             return None
-        return self.options.accumulate_steps or fewest_batches(len(self.devices))
+        return LayerPipeSteps(self, model, self._target, steps).training()
 
-    def epoch_begin(self, epoch: int) -> None:
-        """Nothing is on its way."""
-        self._epoch, self._taken = None, 0
+    def describe(self) -> Report:
+        """With the seconds of the steps so far."""
+        if self.plan is not None:
+            fill_step_times(self._report, self.plan.step_s)
+        return self._report
 
-    def settle(self) -> None:
-        """Before an evaluation in an epoch, and at its end: all updates are in the weights."""
-        if self._epoch is not None:
-            self._epoch.drain()
 
-    def saving(self) -> None:
-        """As an evaluation; says what a fit that goes on from the number of that batch would do."""
-        if self._epoch is not None and self._epoch.ahead and _AHEAD not in self.report.notes:
-            _LOG.warning("%s", _AHEAD)
-            self.report.notes.append(_AHEAD)
-        self.settle()
+class LayerPipeSteps:
+    """A fit: steps on one device until there is a plan, then rounds."""
 
-    def epoch_end(self, epoch: int, logs: dict[str, Any] | None) -> None:
-        """Finishes what an epoch that was stopped early has left on its way."""
-        if self._epoch is not None:
-            self._epoch.drain()
-            self._epoch = None
-        super().epoch_end(epoch, logs)
+    def __init__(self, mode: LayerPipeMode, model: Any, target: Target, steps: int | None) -> None:
+        self._mode, self._model, self._target = mode, model, target
+        self._batches = Batches(steps)
+        self._data_spec: Any = None
+        self._traced: Traced | None = None  # the step as it is before the plan
+        self._first: FirstSteps | None = None
+        self._placed: Placed | None = None
+        self._steps: SpreadSteps | None = None
+        self._unspread = 0  # steps before the plan
 
-    def _ended(self) -> list[str]:
-        # Asked first: what is given up on a worker that has just died might wait for ever.
-        getattr(self._target, "lost", dict)()
-        self._epoch, self._spread = None, None
-        return super()._ended()
-
-    # -- plan ------------------------------------------------------------------------------------
-
-    def _plan_with(self, step: Step, costs: CostTable) -> None:
-        graph = step.known.graph
-        self._planned_layers = [set(layer.variables) for layer in graph.layers]
-        plan = self._choose(costs)
-        self.stages = stages_of(plan.schedule, len(costs.layers))
-        self._home = self._homes(graph)
-        fill_report(self.report, graph, plan, costs, self.stages, self.devices)
-        self._note_versions()
-        self._plan, self._traced = plan.schedule, None
-
-    def _note_versions(self) -> None:
-        """What ``weights="ema"`` cannot know."""
-        if self.options.weights != "ema":
-            return
-        notes = [
-            f"weights='ema': earlier weights are rebuilt from the updates that {type(one).__name__} made, "
-            "which change from step to step; weights='stash' is exact"
-            for one in optimizers_of(self._model)
-            if not keras_optimizers.is_plain_sgd(one)
-        ]
-        names = keras_layers.batch_normalizations(self._model)
-        if names:
-            notes.append(
-                f"weights='ema': {len(names)} BatchNormalization layers, {names[0]} first, use the "
-                "statistics of their forward pass with rebuilt weights"
-            )
-        for note in notes:
-            _LOG.warning("%s", note)
-        self.report.notes += [note for note in notes if note not in self.report.notes]
-
-    def _note_going_on(self) -> None:
-        """Training that goes on, without the costs of the fit before."""
-        steps = max(
-            int(keras_variables.value_of(one.iterations).numpy()) for one in optimizers_of(self._model)
-        )
-        if steps and _GOING_ON not in self.report.notes:
-            self.report.notes.append(_GOING_ON)
-
-    def _choose(self, costs: CostTable) -> Plan:
-        assert self._traced is not None  # for mypy: no step has run before it was traced
-        group, traced = self._group, renumbered(self._traced, self._planned_layers)
-        options = {"lower_shares": lower_shares(traced, costs.op_seconds), "accumulate_steps": group}
-        return make_plan(
-            self.options.schedule,
-            costs.layers,
-            costs.link,
-            len(self.devices),
-            _BATCHES * (group or len(self.devices)),
-            {name: value for name, value in options.items() if value is not None},
-        )
-
-    def _homes(self, graph: Any) -> dict[str, int]:
-        """The processor of each variable: of weights and their slots that of dW, of states that of F."""
-        assert self.stages is not None  # for mypy: _make_plan has run
-        trained = {name for variable in graph.variables for name in (variable.name, *variable.slots)}
-        return {
-            name: self.stages.of["dW" if name in trained else "F", layer]
-            for name, layer in self._layers.items()
-        }
-
-    # -- run -------------------------------------------------------------------------------------
-
-    def _execution(self, iterator: Any) -> Any:
-        guard, outputs = self.guard, None
+    def run(self, iterator: Any) -> Any:
+        """One execution."""
         self._data_spec = getattr(iterator, "element_spec", None)
-        try:
-            for _ in range(train_function.steps_per_execution(self._model)):
-                found = self._synchronous(iterator) if self._plan is None else self._in_rounds(iterator)
-                if found is None:
-                    break
-                outputs = found
-        except BaseException as error:
-            guard.raise_for(error)
+        outputs = None
+        for _ in range(train_function.steps_per_execution(self._model)):
+            plan = self._mode.plan
+            results = self._synchronous(iterator) if plan is None else self._in_rounds(plan, iterator)
+            if results is None:
+                break
+            outputs = results
         if outputs is None:
             raise StopIteration
         return outputs
 
+    # -- before the plan ---------------------------------------------------------------------------
+
     def _synchronous(self, iterator: Any) -> Any:
-        """A step on one device, before the plan; with costs there is none."""
-        started = time.perf_counter()
-        if self._traced is None and not self._look(iterator):
+        """A step on one device, before the plan; with costs there is none.  None at the end of the data."""
+        started, costs = time.perf_counter(), self._mode.options.costs
+        if self._traced is None:
+            self._traced = self._look(iterator)
+        if self._traced is None:
             return None
-        if self.options.costs is not None:
-            self._plan_from_costs(self.options.costs)
-            self.report.plan_seconds = time.perf_counter() - started
-            return self._in_rounds(iterator)
-        if not self._seen:
-            self._note_going_on()
-        batches = self._take(iterator)
-        return self._profile(batches[0], iterator) if batches else None
+        if costs is not None:
+            # The first batch is delayed as all others are.
+            layers = self._traced.graph.layers
+            order = in_order_of([layer.name for layer in costs.layers], [layer.name for layer in layers])
+            traced = renumbered(self._traced, [layers[number].variables for number in order])
+            return self._in_rounds(self._planned(traced.as_step(), costs, self._traced, started), iterator)
+        return self._first_step(self._traced, iterator)
 
-    def _look(self, iterator: Any) -> bool:
-        """Traces the step before the first one runs: what cannot be spread has trained nothing.
-
-        Returns whether there is a batch.
-        """
-        model, options = self._model, self.options
+    def _look(self, iterator: Any) -> Traced | None:
+        """Traces the step before the first one runs: what cannot be spread has trained nothing."""
+        model, mode = self._model, self._mode
         sync.build(model, optimizers_of(model), model.train_step, iterator)
-        batches = iterators.take(iterator, 1)
-        if not batches:
-            return False
-        self._waiting = batches[0]
-        traced = trace(model, batches[0], self._group is not None, data_spec=self._data_spec)
-        refuse_unspreadable(model, traced, options.rate_warmup_steps, self._group)
-        self._traced = traced
-        return True
+        batch = self._batches.look(iterator)
+        if batch is None:
+            return None
+        traced = trace(model, batch, mode.group is not None, data_spec=self._data_spec)
+        refuse_unspreadable(model, traced, mode.options.rate_warmup_steps, mode.group)
+        return traced
 
-    def _plan_from_costs(self, costs: CostTable) -> None:
-        """A plan for given costs needs no step of its own: the first batch is delayed as all others are."""
-        assert self._traced is not None  # for mypy: _look has run
-        layers = self._traced.graph.layers
-        order = in_order_of([layer.name for layer in costs.layers], [layer.name for layer in layers])
-        traced = renumbered(self._traced, [layers[number].variables for number in order])
-        self._plan_from(traced.as_step(), costs)
+    def _first_step(self, traced: Traced, iterator: Any) -> Any:
+        """The last of them makes the plan."""
+        if self._first is None:
+            self._note_going_on()
+            self._first = self._first_steps()
+        first, batch = self._first, self._batches.take(iterator)
+        if batch is None:
+            return None
+        outputs = first.run(batch)
+        self._unspread = first.seen
+        if first.done:
+            started = time.perf_counter()
+            self._planned(*first.measured(self._target), traced, started)
+            first.close()
+            self._first = None
+        return outputs
 
-    def _in_rounds(self, iterator: Any) -> Any:
+    def _first_steps(self) -> FirstSteps:
+        mode, model = self._mode, self._model
+        return FirstSteps(model, LayerByLayer(home_device(), True), 1, mode.options, mode.describe())
+
+    def _note_going_on(self) -> None:
+        """Training that goes on, without the costs of the fit before."""
+        report = self._mode.describe()
+        counts = (keras_variables.value_of(optimizer.iterations) for optimizer in optimizers_of(self._model))
+        if max(int(count.numpy()) for count in counts) and _GOING_ON not in report.notes:
+            report.notes.append(_GOING_ON)
+
+    def _planned(self, step: Step, costs: Any, traced: Traced, started: float) -> SpreadPlan:
+        mode, report = self._mode, self._mode.describe()
+        check_costs(costs, [layer.name for layer in step.known.graph.layers])
+        report.costs = costs = with_link(costs, self._target)
+        mode.plan = plan = plan_spread(
+            step, costs, traced, self._target.devices, mode.group, mode.options, report
+        )
+        if mode.options.weights == "ema":
+            note_rebuilt_weights(report, self._model)
+        self._traced = None
+        report.plan_seconds = time.perf_counter() - started
+        return plan
+
+    # -- with a plan -------------------------------------------------------------------------------
+
+    def _in_rounds(self, plan: SpreadPlan, iterator: Any) -> Any:
         """As many rounds as it takes for the next batch's results; None at the end of the data."""
-        if self._plan is None:
-            return None
-        outputs = None if self._epoch is None else self._timed_step(self._epoch)
-        if outputs is None:  # the first batch, or nothing is on its way
-            self._epoch = self._new_epoch(iterator)
-            outputs = None if self._epoch is None else self._timed_step(self._epoch)
-        return outputs
-
-    def _timed_step(self, epoch: Epoch) -> Any:
-        """The results of the next batch; takes note of the seconds of each round, where none was traced."""
-        made = self._spread
-        assert made is not None  # for mypy: there is an epoch
-        started, rounds, functions = time.perf_counter(), epoch.rounds, made.ticks.traced_functions
-        outputs = epoch.step()
+        outputs = None if self._steps is None else self._steps.step()
         if outputs is not None:
-            nests.synchronize(outputs)
-        ran = epoch.rounds - rounds if made.ticks.traced_functions == functions else 0
-        self._step_s += [(time.perf_counter() - started) / ran] * ran if ran else []
-        return outputs
-
-    def _new_epoch(self, iterator: Any) -> Epoch | None:
-        """From the next batch to the end of the data, or until ``drain_steps`` batches have come in."""
-        first = self._next_batch(iterator)
-        if first is None:
+            return outputs
+        batch = self._batches.take_of_epoch(iterator)  # the first one, or nothing is on its way
+        if batch is None:
             return None
-        made = self._spread
-        assert made is not None  # for mypy: there has been a batch
-        every = self.options.drain_steps or 1
-        left = [every - (self._taken - 1) % every]
-        waiting = [first]
+        steps = self._steps or self._spread(plan, batch)
+        steps.begin(self._following(steps, batch, iterator))
+        return steps.step()
 
-        def batches() -> Any:
-            if self.options.drain_steps and not left[0]:
-                return None
-            left[0] -= 1
-            return waiting.pop() if waiting else self._next_batch(iterator)
+    def _following(self, steps: SpreadSteps, batch: Any, iterator: Any) -> Iterator[list[Any]]:
+        """To the end of the epoch, or until ``drain_steps`` batches have come in."""
+        every = self._mode.options.drain_steps
+        while batch is not None:
+            yield steps.tensors(batch)
+            if every is not None and self._batches.taken % every == 0:
+                return
+            batch = self._batches.take_of_epoch(iterator)
 
-        made.ticks.reset()
-        small = (count for count in self._sizes() if count * len(made.traced.index) <= _OPS)
-        together = self.options.unroll or next(small, 1)
-        return Epoch(made.ticks, made.rounds.batch, made.delays.logs_round, batches, together)
-
-    def _sizes(self) -> list[int]:
-        """How many rounds may run as one function, most first.
-
-        With groups of batches a multiple or a part of a group: others would start in ever other phases of it,
-        each of which is a function.
-        """
-        group = self._group
-        if group is None:
-            return list(_ROUNDS)
-        most = max(_ROUNDS[0], group)
-        return [count for count in range(most, 1, -1) if count % group == 0 or group % count == 0]
-
-    def _next_batch(self, iterator: Any) -> Any:
-        """Its tensors; None at the end of the epoch.  Keras counts the steps, the data may go on."""
-        if self._of_epoch is not None and self._taken >= self._of_epoch:
-            return None
-        taken = self._take(iterator)
-        return self._tensors(taken[0]) if taken else None
-
-    def _take(self, iterator: Any) -> list[Any]:
-        """The next batch of the data, if there is one."""
-        taken = iterators.take(iterator, 1) if self._waiting is None else [self._waiting]
-        self._waiting = None
-        self._taken += len(taken)
-        return taken
-
-    def _tensors(self, batch: Any) -> list[Any]:
-        """The tensors of a batch; the first one starts the rounds."""
-        packed = Packed(batch)
-        structure = (nests.signature(batch)[0], [(t.dtype, tuple(t.shape[1:])) for t in packed.specs])
-        if self._spread is None:
-            self._start_with(batch)
-            self._structure = structure
-        if structure != self._structure:
-            raise BackendError("a batch has other parts than the first: this mode needs batches of one kind")
-        return list(packed.tensors)
-
-    def _start_with(self, batch: Any) -> None:
+    def _spread(self, plan: SpreadPlan, batch: Any) -> SpreadSteps:
         """Moves the variables, traces the step where they are, and spreads it."""
-        model, stages = self._model, self.stages
-        assert stages is not None  # for mypy: _make_plan has run
-        self._moved = Moved(model)
-        variables = named(all_variables(model))
-        devices = {
-            id(variable): self.devices[self._home[name]]
-            for name, variable in variables.items()
-            if name in self._home
-        }
-        self._moved.move(devices, variables.values())
-        seconds = self.report.costs.op_seconds if self.report.costs is not None else {}
-        self._spread = spread(
-            model,
+        mode, report, devices = self._mode, self._mode.describe(), self._target.devices
+        self._placed, self._unspread = Placed(self._model, self._target), 0
+        self._placed.move({name: devices[processor] for name, processor in plan.home.items()})
+        over_rounds = spread(
+            self._model,
             batch,
-            stages,
-            self.devices,
-            self.options.weights,
-            seconds,
-            self.options.rate_warmup_steps,
-            self._group,
-            self._planned_layers,
+            plan.stages,
+            devices,
+            mode.options.weights,
+            plan.costs.op_seconds,
+            mode.options.rate_warmup_steps,
+            mode.group,
+            plan.layers,
             self._data_spec,
         )
-        self._moved.check_captures(self._spread.traced.captured.values())
-        self.report.notes += [note for note in self._spread.notes if note not in self.report.notes]
-        fill_spread(self.report, self._spread)
+        self._placed.check_captures(over_rounds.traced.captured.values())
+        report.notes += [note for note in over_rounds.notes if note not in report.notes]
+        fill_spread(report, over_rounds)
+        self._steps = SpreadSteps(over_rounds, batch, mode.group, mode.options.unroll, plan.step_s)
+        return self._steps
+
+    # -- between epochs, and at the end --------------------------------------------------------------
+
+    def training(self) -> Training:
+        """Of these steps."""
+        return Training(
+            self.run,
+            self.restore,
+            self.settle,
+            self._target.explain,
+            replaced=lambda: note_replaced(self._mode.describe()),
+            epoch_begin=self.epoch_begin,
+            epoch_end=self.epoch_end,
+            ended=self.ended,
+        )
+
+    def settle(self, saving: bool) -> None:
+        """All updates are in the weights; says what a fit that goes on from a saved batch would do."""
+        if self._steps is None:
+            return
+        report = self._mode.describe()
+        if saving and self._steps.ahead and _AHEAD not in report.notes:
+            _LOG.warning("%s", _AHEAD)
+            report.notes.append(_AHEAD)
+        self._steps.drain()
+
+    def epoch_begin(self, epoch: int) -> None:
+        """Nothing is on its way."""
+        self._batches.taken = 0
+        if self._steps is not None:
+            self._steps.end()
+
+    def epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Finishes what an epoch that was stopped early has left on its way."""
+        if self._steps is not None:
+            self._steps.drain()
+            self._steps.end()
+
+    def ended(self) -> None:
+        """Says so where no step has been spread."""
+        if self._unspread:
+            note_too_short(self._mode.describe(), self._unspread)
+
+    def restore(self) -> list[str]:
+        """Variables back to where they were; names those that are lost."""
+        # Asked first: what is given up on a worker that has just died might wait for ever.
+        self._target.lost()
+        self._steps = None
+        if self._first is not None:
+            self._first.close()
+            self._first = None
+        if self._placed is None:
+            return []
+        lost = self._placed.restore()
+        self._placed = None
+        return lost
 
 
 def _one_device_text(options: LayerPipe) -> str:

@@ -18,7 +18,7 @@ from tf_ooo.report.filling import fill_plan
 from tf_ooo.report.report import Report
 from tf_ooo.report.sections import CandidateRow, LinkRow, PipelineSection, StageRow
 from tf_ooo.report.texts import seconds_text
-from tf_ooo.rewriting.planner import RewriteResult
+from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.unrolled_tasks import Step
 
 _LOG = logging.getLogger("tf_ooo")

@@ -1,16 +1,19 @@
-"""``model.fit`` on one device: puts a controller in the place of the model's train function."""
+"""``model.fit`` on one device: stock and rewritten steps in turns, then the faster."""
 
 from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from grappler_passes.plugin import describe_keras
-from tf_ooo.compat import keras_fits, train_function, versions
-from tf_ooo.errors import GraphError, OOOError
+from tf_ooo.compat import keras_fits, tf_functions, train_function
+from tf_ooo.errors import GraphError
 from tf_ooo.fit.controller import StepController
-from tf_ooo.fit.reporting import fall_back, save_timeline
+from tf_ooo.fit.mode import Training
+from tf_ooo.hosts.ranks.base import Engine
+from tf_ooo.hosts.ranks.single_engine import SingleEngine
 from tf_ooo.modes.single_device.options import SingleDevice
 from tf_ooo.options import COMPILED_SCHEDULES, NEEDS_XLA
 from tf_ooo.report.environment import environment
@@ -23,98 +26,99 @@ REPLACED = (
     "something else called model.make_train_function() during fit, as train_on_batch in a callback does: "
     "from there on the stock step trained"
 )
+# Given the model, its train function, the options and a report to fill in.
+MakeController = Callable[[Any, Callable[..., Any], SingleDevice, Report], StepController]
 
 
-class FitSession:
-    """What the callback does in one or several ``fit`` calls of one model."""
+class SingleDeviceMode:
+    """Trains with a controller in the place of the model's train function.
 
-    def __init__(self, options: SingleDevice) -> None:
+    Args:
+        options: of the user.
+        make_controller: makes it, or raises an OOOError.
+    """
+
+    keeps_stock = True
+    compiles = True
+
+    def __init__(self, options: SingleDevice, make_controller: MakeController) -> None:
         self.options = options
-        self.report = Report(mode=options.mode)
         self.controller: StepController | None = None
-        self._model: Any = None
+        self._report = Report(mode=options.mode)
+        self._make_controller = make_controller
 
-    def epoch_begin(self, epoch: int) -> None:
-        """Nothing to do on one device."""
+    def join(self) -> Engine:
+        """This process trains alone."""
+        return SingleEngine()
 
-    def epoch_end(self, epoch: int, logs: dict[str, Any] | None) -> None:
-        """Notes that the model has got another train function in between."""
-        replaced = self._model is not None and self._model.train_function is not self.controller
-        if replaced and REPLACED not in self.report.notes:
-            self.report.notes.append(REPLACED)
-
-    def test_begin(self) -> None:
-        """Nothing to do on one device."""
-
-    def begin(self, model: Any, params: dict[str, Any] | None = None) -> None:
-        """At the start of training.  Raises OOOError only with ``strict``."""
-        self.end()
-        try:
-            self._begin(model)
-        except Exception as error:
-            self.end()
-            if self.options.strict:
-                raise
-            self.report.model = self.report.model or str(model.name)
-            self.report.environment = self.report.environment or environment(model)
-            fall_back(
-                self.report, str(error) if isinstance(error, OOOError) else f"{type(error).__name__}: {error}"
-            )
-
-    def _begin(self, model: Any) -> None:
-        versions.check_versions()
-        versions.check_keras_backend(model)
-        stock = train_function.train_function_of(model)
-        known = self.controller
-        if known is None or known.stock is not stock or known.session.request.errors:
-            self._drop_controller()
-            self.report = Report(
-                mode=self.options.mode,
-                model=str(model.name),
-                environment=environment(model),
-            )
-            reason = train_function.why_not_rewritable(model)
-            if reason is not None:
-                raise GraphError(reason)
-            self.controller = self._make_controller(model, stock)
-        assert self.controller is not None  # for mypy: set above
-        self._model = model
-        train_function.install_train_function(model, self.controller, stock)
-
-    def _make_controller(self, model: Any, stock: Any) -> StepController:
-        if model.jit_compile is True:
-            from tf_ooo.modes.compiled.controller import for_model  # noqa: PLC0415 - imports TensorFlow's XLA ops
-
-            return for_model(model, stock, self.options, self.report)
-        if self.options.schedule in COMPILED_SCHEDULES:
-            raise GraphError(f"schedule={self.options.schedule!r} {NEEDS_XLA}")
-        session = RewriteSession(self.options, describe=describe_keras(model))
-        rewritten = train_function.new_train_function(model)
-        return StepController(
-            stock, rewritten, session, self.options, self.report, self._inputs(model),
-            samples_seen=functools.partial(keras_fits.samples_seen, model),
-        )  # fmt: skip
-
-    def _inputs(self, model: Any) -> Inputs:
-        if self.options.batch_size is not None:
-            return Inputs()
-        return Inputs(elements_per_call=lambda: train_function.steps_per_execution(model))
-
-    def end(self) -> None:
-        """Puts the model's own train function back; does nothing the second time."""
-        if self._model is not None:
-            train_function.remove_train_function(self._model)
-            self._model = None
-
-    def finish(self) -> None:
-        """At the end of training: restores, notes an undecided profile, writes the timeline."""
-        self.end()
-        if self.controller is not None and self.controller.profiling and not self.report.fell_back:
-            _LOG.info("training ended before %d steps of each order were timed", self.options.profile_steps)
-        if self.options.timeline is not None:
-            save_timeline(self.report, self.options.timeline)
-
-    def _drop_controller(self) -> None:
+    def check(self, model: Any, steps: int | None) -> None:
+        """GraphError where there is no graph to rewrite; a model that is known has been checked."""
+        if self._known(model) is not None:
+            return
         if self.controller is not None:
             self.controller.session.close()
             self.controller = None
+        self._report = Report(self.options.mode, model=str(model.name), environment=environment(model))
+        reason = train_function.why_not_rewritable(model)
+        if reason is not None:
+            raise GraphError(reason)
+
+    def prepare(self, model: Any, steps: int | None) -> Training:
+        """With the controller of the fit before, where it was of this model's step."""
+        controller = self._known(model)
+        if controller is None:
+            stock = train_function.train_function_of(model)
+            controller = self._make_controller(model, stock, self.options, self._report)
+        self.controller = controller
+        replaced, ended = (functools.partial(say, controller) for say in (_note_replaced, _say_undecided))
+        return Training(controller.__call__, replaced=replaced, ended=ended)
+
+    def describe(self) -> Report:
+        """The controller fills it in."""
+        return self._report
+
+    def _known(self, model: Any) -> StepController | None:
+        known, stock = self.controller, train_function.train_function_of(model)
+        usable = known is not None and known.stock is stock and not known.session.failures.errors
+        return known if usable else None
+
+
+def _note_replaced(controller: StepController) -> None:
+    """The weights are the same bits."""
+    if REPLACED not in controller.report.notes:
+        controller.report.notes.append(REPLACED)
+
+
+def _say_undecided(controller: StepController) -> None:
+    if controller.profiling and not controller.report.fell_back:
+        steps = controller.options.profile_steps
+        _LOG.info("training ended before %d steps of each order were timed", steps)
+
+
+def controller_of_model(
+    model: Any, stock: Callable[..., Any], options: SingleDevice, report: Report
+) -> StepController:
+    """Of a model whose step TensorFlow's executor runs."""
+    _refuse_compiled_schedules(options)
+    session = RewriteSession(options, describe=describe_keras(model))
+    rewritten, inputs = train_function.new_train_function(model), Inputs()
+    if options.batch_size is None:
+        inputs = Inputs(functools.partial(train_function.steps_per_execution, model))
+    samples_seen = functools.partial(keras_fits.samples_seen, model)
+    return StepController(stock, rewritten, session, options, report, inputs, samples_seen=samples_seen)
+
+
+def controller_of_function(
+    stock: Callable[..., Any], options: SingleDevice, report: Report, on_decided: Callable[[], None]
+) -> StepController:
+    """Of a ``tf.function`` that TensorFlow's executor runs."""
+    _refuse_compiled_schedules(options)
+    session = RewriteSession(options)
+    return StepController(
+        stock, tf_functions.untraced_copy(stock), session, options, report, on_decided=on_decided
+    )
+
+
+def _refuse_compiled_schedules(options: SingleDevice) -> None:
+    if options.schedule in COMPILED_SCHEDULES:
+        raise GraphError(f"schedule={options.schedule!r} {NEEDS_XLA}")

@@ -1,17 +1,15 @@
-"""The plug-in request of a pipeline: looks at a step's graph, or places and orders it."""
+"""Steps of a pipeline as TensorFlow hands them over: run layer by layer, or placed and ordered."""
 
 from __future__ import annotations
 
 import itertools
 import logging
+import os
 import time
-import weakref
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from grappler_passes import plugin
 from grappler_passes.passes.annotate import AnnotatePass
 from grappler_passes.passes.base import PassPipeline, relaxed_by
 from grappler_passes.passes.joins import JoinsPass
@@ -21,26 +19,25 @@ from grappler_passes.passes.placement import PlacementPass
 from grappler_passes.passes.plain_sums import PlainSumsPass
 from grappler_passes.passes.rewrite_plan import RewritePlan
 from grappler_passes.passes.verify import VerifyPass
-from tf_ooo.compat import versions
-from tf_ooo.errors import BackendError, GraphError
 from tf_ooo.hosts.devices import available_devices
-from tf_ooo.modes.pipeline.planning import stage_of_layer
-from tf_ooo.planning.choosing import plan as choosing
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.rewriting.naming import describe
 from tf_ooo.rewriting.ordering import lane_tasks, ops_of_tasks, order_lane
 from tf_ooo.rewriting.placing import place
-from tf_ooo.rewriting.planner import RewriteResult
+from tf_ooo.rewriting.request import RewriteRequest
+from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.unrolled_tasks import Known, Step, is_unrolled, take_apart
 from tf_ooo.tracing.variables import all_variables
 
+if TYPE_CHECKING:
+    from grappler_passes.graph.protobuf import GraphDef
+
 _LOG = logging.getLogger("tf_ooo")
-_numbers = itertools.count(1)
 _JOIN = "tf_ooo_join"
 
 
 @dataclass(frozen=True)
-class Plan:
+class StagedPlan:
     """What a step's graph is rewritten to.
 
     Attributes:
@@ -58,18 +55,7 @@ class Plan:
     available: tuple[str, ...]
 
 
-def plan_on(devices: Sequence[str], planned: choosing.Plan, known: Known) -> Plan:
-    """What was planned, on devices with names."""
-    return Plan(
-        schedule=planned.schedule,
-        known=known,
-        stage_of_layer=stage_of_layer(planned.problem.bounds),
-        device_of_stage=[devices[number] for number in planned.schedule.device_of_stage],
-        available=available_devices(),
-    )
-
-
-def serial_plan(step: Step, device: str, available: tuple[str, ...]) -> Plan:
+def serial_plan(step: Step, device: str, available: tuple[str, ...]) -> StagedPlan:
     """One layer after the other on one device, micro-batch by micro-batch: to measure them undisturbed."""
     layers = range(len(step.known.graph.layers))
     tasks: list[Task] = []
@@ -78,10 +64,12 @@ def serial_plan(step: Step, device: str, available: tuple[str, ...]) -> Plan:
         for layer in reversed(layers):
             tasks += [Task("dO", layer, number), Task("dW", layer, number)]
     schedule = Schedule("pipeline", "serial", {(0, 0): TaskList(tasks)}, microbatches=step.count)
-    return Plan(schedule, step.known, layers, [device] * len(layers), available)
+    return StagedPlan(schedule, step.known, layers, [device] * len(layers), available)
 
 
-def rewrite_step(graph_def: Any, plan: Plan, dump_dir: Any = None) -> RewriteResult:
+def rewrite_step(
+    graph_def: GraphDef, plan: StagedPlan, dump_dir: str | os.PathLike[str] | None = None
+) -> RewriteResult:
     """Places all ops on their stages' devices and orders each device's tasks.
 
     Raises:
@@ -98,7 +86,7 @@ def rewrite_step(graph_def: Any, plan: Plan, dump_dir: Any = None) -> RewriteRes
         OrderPass(rewrite),
         AnnotatePass(rewrite),
     ]
-    done = PassPipeline(passes, dump_dir=None if dump_dir is None else str(dump_dir))(graph_def)
+    done = PassPipeline(passes, dump_dir=dump_dir)(graph_def)
     VerifyPass(graph_def, done.replaced, relaxed_by(*passes))(done.graph_def)
     return RewriteResult(
         training_graph=plan.known.graph,
@@ -112,7 +100,7 @@ def rewrite_step(graph_def: Any, plan: Plan, dump_dir: Any = None) -> RewriteRes
     )
 
 
-def _rewrite_plan(step: Step, plan: Plan) -> tuple[RewritePlan, int]:
+def _rewrite_plan(step: Step, plan: StagedPlan) -> tuple[RewritePlan, int]:
     stages = plan.stage_of_layer
     sizes = step.sizes
     devices = place(step, [plan.device_of_stage[stage] for stage in stages], sizes)
@@ -151,95 +139,71 @@ def lane_devices(schedule: Schedule, device_of_stage: Sequence[str]) -> dict[int
     }
 
 
-def _controls(graph_def: Any) -> int:
+def _controls(graph_def: GraphDef) -> int:
     return sum(text[0] == "^" for node in graph_def.node for text in node.input)
 
 
-class PipelineRequest:
-    """Graphs of steps that are traced inside :meth:`tracing`.
+class LayerByLayer:
+    """Takes steps apart, and has their layers run one after the other, so that each can be measured.
 
     Args:
-        model: names its variables.
-        plan: None: steps are taken apart and run layer by layer on ``device``.
-        device: full name.
-        dump_dir: folder for the graph after every pass.
+        device: full name of the one that all layers run on.
         whole_layers: those that take long are not divided.
 
     Attributes:
         step: the first step that was taken apart.
-        results: what was done, one for each step that was traced.
-        skipped: why a graph is no step.
-
-    Raises:
-        BackendError: unsupported TensorFlow, or the plug-in cannot be loaded.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        plan: Plan | None,
-        device: str = "",
-        dump_dir: Any = None,
-        whole_layers: bool = False,
-    ) -> None:
-        versions.check_versions()
-        try:
-            plugin.load()
-        except plugin.PluginError as error:
-            raise BackendError(str(error)) from error
+    def __init__(self, device: str, whole_layers: bool = False) -> None:
         self.step: Step | None = None
         self._device, self._whole_layers = device, whole_layers
-        self.skipped = ""
-        self.results: list[RewriteResult] = []
-        me = weakref.ref(self)
-        describe_variables = describe(model, lambda: all_variables(model))
 
-        def rewrite(graph_def: Any) -> Any:
-            owner = me()
-            return (
-                None
-                if owner is None or not is_unrolled(graph_def)
-                else owner._take_step(graph_def, plan, dump_dir)
-            )
+    def rewrite(self, graph_def: GraphDef) -> RewriteResult:
+        """The step in its serial order; raises GraphError where the graph is none."""
+        known = None if self.step is None else self.step.known
+        step = take_apart(graph_def, known, self._whole_layers)
+        self.step = self.step or step
+        return rewrite_step(graph_def, serial_plan(step, self._device, available_devices()))
 
-        self.request = plugin.Request(
-            f"tf_ooo-pipeline-{next(_numbers)}", rewrite, describe=describe_variables
-        )
-        plugin.register(self.request)
-        self._close = weakref.finalize(self, plugin.unregister, self.request.id)
 
-    def _take_step(self, graph_def: Any, plan: Plan | None, dump_dir: Any) -> Any:
-        try:
-            return self._take(graph_def, plan, dump_dir)
-        except GraphError as error:  # branches and bodies of loops are optimized beside the step
-            self.skipped = self.skipped or str(error)
+def request_to_measure(model: Any, layers: LayerByLayer) -> RewriteRequest[RewriteResult]:
+    """Steps run layer by layer; ``model`` names its variables.
+
+    Raises BackendError: unsupported TensorFlow, or the plug-in cannot be loaded.
+    """
+    return _request(model, layers.rewrite)
+
+
+def request_to_place(
+    model: Any, plan: StagedPlan, dump_dir: str | os.PathLike[str] | None = None
+) -> RewriteRequest[RewriteResult]:
+    """Steps are placed and ordered as planned; ``dump_dir``: folder for the graph after every pass.
+
+    Raises BackendError: unsupported TensorFlow, or the plug-in cannot be loaded.
+    """
+    return _request(model, lambda graph_def: rewrite_step(graph_def, plan, dump_dir))
+
+
+def _request(model: Any, rewrite: Callable[[GraphDef], RewriteResult]) -> RewriteRequest[RewriteResult]:
+    """Of some traces of a step the first result is kept."""
+
+    def of_steps(graph_def: GraphDef) -> RewriteResult | None:
+        if not is_unrolled(graph_def):
             return None
-
-    def _take(self, graph_def: Any, plan: Plan | None, dump_dir: Any) -> Any:
-        graph_def = PlainSumsPass()(graph_def).graph_def
-        if plan is None:
-            known = None if self.step is None else self.step.known
-            step = take_apart(graph_def, known, self._whole_layers)
-            self.step = self.step or step
-            plan = serial_plan(step, self._device, available_devices())
-        result = rewrite_step(graph_def, plan, dump_dir)
-        self.results.append(result)
+        result = rewrite(PlainSumsPass()(graph_def).graph_def)
         _LOG.info(
             "placed and ordered a step by %s in %.2f s: %d edges added",
             result.schedule.policy,
             result.plan_seconds,
             result.added_edges,
         )
-        return result.graph_def
+        return result
 
-    def tracing(self) -> AbstractContextManager[Any]:
-        """Functions traced on this thread inside the block belong to this request."""
-        return plugin.tracing(self.request)
-
-    def failure(self) -> BaseException | None:
-        """The first error of a rewrite."""
-        return self.request.errors[0] if self.request.errors else None
-
-    def close(self) -> None:
-        """Stops; what was compiled stays as it is."""
-        self._close()
+    return RewriteRequest(
+        "tf_ooo-pipeline",
+        of_steps,
+        lambda result, before: False,
+        lambda request: "TensorFlow handed no graph of it over",
+        describe(model, lambda: all_variables(model)),
+        failed="the step could not be cut",
+    )

@@ -1,4 +1,4 @@
-"""Costs of layers from a profiled step, and of the link between devices."""
+"""Costs of layers from a profiled step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tf_ooo.costs.op_seconds import op_seconds
 from tf_ooo.costs.profile import OpProfile
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OptionsError
-from tf_ooo.hosts.link import measure_device_link
+from tf_ooo.hosts.target import Target
 from tf_ooo.rewriting.parts import is_part
 from tf_ooo.rewriting.tasks import tasks_for_costs
 from tf_ooo.rewriting.unrolled_tasks import Step
@@ -20,8 +20,6 @@ from tf_ooo.rewriting.weight_uses import ops_of_data
 
 # A step of very small ops takes many times as long as they do: most of that is the call of the function.
 _MOST_BETWEEN = 4.0
-# Between devices of one process a tensor is handed over, not copied; seconds that the executors take.
-_HAND_OVER_S = 30e-6
 
 
 def measured_costs(step: Step, profile: OpProfile | None) -> CostTable:
@@ -38,9 +36,9 @@ def measured_costs(step: Step, profile: OpProfile | None) -> CostTable:
     tasks, forward = _tasks(step)
     factor = 1.0 if profile is None else _between_ops(step, profile)
     in_graph = {name: value * factor for name, value in in_graph.items()}
-    costs = graph_costs(known.graph, in_graph, tasks, forward)
-    notes = (*seconds.notes, *costs.notes)
-    layers = tuple(map(_with_tied, costs.layers, *tied_bytes(step)))
+    graph = graph_costs(known.graph, in_graph, tasks, forward)
+    notes = (*seconds.notes, *graph.notes)
+    layers = tuple(map(_with_tied, graph.layers, *tied_bytes(step)))
     return CostTable(layers, source=seconds.source, op_seconds=in_graph, notes=notes)
 
 
@@ -124,25 +122,6 @@ def _between_ops(step: Step, profile: OpProfile) -> float:
     return min(max(profile.step_s / ops_s, 1.0), _MOST_BETWEEN) if ops_s else 1.0
 
 
-def link_between(names: Sequence[str]) -> Link:
-    """The link between neighbouring devices; the slowest where they differ.
-
-    Within one process, CPUs hand tensors over.  Anything else is measured by sending tensors to and fro.
-
-    Raises CostError where a device does not answer.
-    """
-    pairs = [(a, b) for a, b in zip(names, names[1:], strict=False) if not _one_memory(a, b)]
-    if not pairs:
-        return Link(_HAND_OVER_S if len(names) > 1 else 0.0)
-    links = [measure_device_link(a, b) for a, b in pairs]
-    return Link(
-        max(x.latency_s for x in links),
-        min(x.bytes_per_s for x in links),
-        max(x.overhead_s_per_byte for x in links),
-    )
-
-
-def _one_memory(a: str, b: str) -> bool:
-    """Whether both are CPUs of one process."""
-    host = [name.rsplit("/device:", 1) for name in (a, b)]
-    return host[0][0] == host[1][0] and all(part[1].startswith("CPU") for part in host)
+def with_link(costs: CostTable, target: Target) -> CostTable:
+    """The costs with the link between the devices, unless they have one: then the plan is the same."""
+    return dataclasses.replace(costs, link=target.link_between()) if costs.link == Link() else costs

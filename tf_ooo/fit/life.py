@@ -1,0 +1,199 @@
+"""The life of a fit, the same in every mode: begin, run, and whatever ends it.
+
+The states, and who calls what, are in ``docs/design/house.md``.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grappler_passes.compat import releases
+from tf_ooo.compat import train_function, versions
+from tf_ooo.errors import BackendError, OOOError
+from tf_ooo.fit.guard import Guard
+from tf_ooo.fit.mode import Mode, Training
+from tf_ooo.fit.reporting import fall_back, save_timeline
+from tf_ooo.fit.uncompiled import Uncompiled
+from tf_ooo.hosts.target import gone, lost_text
+from tf_ooo.report.environment import environment
+from tf_ooo.report.report import Report
+
+_LOG = logging.getLogger("tf_ooo")
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A fit that has begun."""
+
+    model: Any
+    training: Training
+    guard: Guard
+    train_function: Any
+
+    @property
+    def replaced(self) -> bool:
+        """Whether the model has got another train function in between."""
+        return self.model.train_function is not self.train_function
+
+
+class FitLife:
+    """What the callback does in one or several ``fit`` calls.
+
+    Args:
+        mode: what is particular.
+    """
+
+    def __init__(self, mode: Mode) -> None:
+        self.mode = mode
+        self._rank = 0
+        self._uncompiled = Uncompiled()
+        self._running: _Running | None = None
+        self._replaced: Training | None = None  # and nobody has been told
+        self._told = False
+
+    @property
+    def report(self) -> Report:
+        """For the model trained last."""
+        return self.mode.describe()
+
+    def begin(self, model: Any, params: dict[str, Any] | None = None) -> None:
+        """At the start of training.
+
+        Raises whatever the mode refuses, unless its stock step may train then.
+        """
+        self.end()
+        self._replaced, self._told = None, False
+        try:
+            self._begin(model, (params or {}).get("steps"))
+        except BaseException as error:
+            self.end()
+            keeps_stock = self.mode.keeps_stock and not self.mode.options.strict
+            if not keeps_stock or not isinstance(error, Exception):
+                raise
+            self._keep_stock(model, str(error) if isinstance(error, OOOError) else _with_type(error))
+
+    def _begin(self, model: Any, steps: int | None) -> None:
+        ranks = self.mode.join()
+        self._rank = ranks.rank
+        reason = releases.why_unsupported()
+        if reason is not None:
+            self._refuse_unsupported(reason, ranks.size)
+            self._keep_stock(model, reason)
+            return
+        versions.check_keras_backend(model)
+        self.mode.check(model, steps)
+        stock = train_function.train_function_of(model)  # made as the model is compiled, if it has to be made
+        if not self.mode.compiles:
+            self._uncompiled.set_aside(model)
+        training = self.mode.prepare(model, steps)
+        if training is None:
+            self._uncompiled.put_back()
+            return
+        self._uncompiled.note_in(self.mode.describe())
+        self._install(model, training, stock)
+
+    def _refuse_unsupported(self, reason: str, processes: int) -> None:
+        """Ranks that train on in stock order do not average, and each would have another model."""
+        if processes > 1:
+            raise BackendError(f"{reason}; {processes} processes would train without averaging")
+        if self.mode.options.strict:
+            raise BackendError(reason)
+
+    def _keep_stock(self, model: Any, reason: str) -> None:
+        report = self.mode.describe()
+        report.model, report.environment = str(model.name), environment(model)
+        fall_back(report, reason)
+
+    def _install(self, model: Any, training: Training, stock: Any) -> None:
+        import tensorflow as tf
+
+        guard = Guard(
+            model,
+            functools.partial(self._failed, training),
+            functools.partial(training.settle, False),
+            functools.partial(training.settle, True),
+        )
+        run = guard.guarded(training.run, StopIteration, tf.errors.OutOfRangeError)
+        self._running = _Running(model, training, guard, run)
+        train_function.install_train_function(model, run, stock, before_next=self._end_replaced)
+
+    def epoch_begin(self, epoch: int) -> None:
+        """Before an epoch."""
+        if self._running is not None:
+            self._running.training.epoch_begin(epoch)
+
+    def test_begin(self) -> None:
+        """Before validation."""
+        if self._running is not None:
+            self._running.training.test_begin()
+
+    def epoch_end(self, epoch: int, logs: dict[str, Any] | None) -> None:
+        """After an epoch."""
+        self._say_if_replaced()
+        if self._running is not None:
+            self._running.training.epoch_end(epoch, {} if logs is None else logs)
+
+    def finish(self) -> None:
+        """At the end of training: restores; rank 0 writes the timeline.
+
+        Raises BackendError where a worker was lost since the last step.
+        """
+        self._say_if_replaced()
+        running = self._running
+        if running is not None:
+            running.training.ended()
+        report = self.mode.describe()
+        lost = self._restore()
+        if self.mode.options.timeline is not None and self._rank == 0:
+            save_timeline(report, self.mode.options.timeline)
+        if running is not None and lost:
+            raise gone(lost, running.training.explain)
+
+    def end(self) -> None:
+        """Puts all back, whatever has happened; does nothing the second time."""
+        lost = self._restore()
+        if lost:
+            _LOG.warning("%s", lost_text(lost))
+
+    def _restore(self) -> Sequence[str]:
+        """Names the variables that are lost.  One that is interrupted is gone on with the next time."""
+        running = self._running
+        if running is None:
+            self._uncompiled.put_back()
+            return ()
+        running.guard.close()
+        try:
+            lost = running.training.restore()
+        finally:
+            self._uncompiled.put_back()
+            train_function.remove_train_function(running.model)
+        self._running = None
+        return lost
+
+    def _failed(self, training: Training, error: BaseException) -> BaseException:
+        """Ends the fit; what the error is to be raised as."""
+        explained = training.explain(error) if isinstance(error, Exception) else error
+        self.end()
+        return explained
+
+    def _end_replaced(self) -> None:
+        """Before another train function is made: by the next ``fit``, or within this one."""
+        running = self._running
+        self.end()
+        self._replaced = None if running is None else running.training
+
+    def _say_if_replaced(self) -> None:
+        running, replaced = self._running, self._replaced
+        if replaced is None and running is not None and running.replaced:
+            replaced = running.training
+        if replaced is not None and not self._told:
+            self._told = True
+            replaced.replaced()
+
+
+def _with_type(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,87 @@
+"""Where the parts of a model run: devices of this process, or those of workers that may be lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from tf_ooo.costs.layer_costs import Link
+from tf_ooo.costs.table import CostTable
+from tf_ooo.errors import BackendError
+from tf_ooo.hosts.devices import full_names, joined
+from tf_ooo.hosts.link import link_between
+
+
+@runtime_checkable
+class Target(Protocol):
+    """Devices, by full name in the order of the parts, and who answers for them."""
+
+    @property
+    def devices(self) -> Sequence[str]: ...
+
+    def lost(self) -> Mapping[int, str]:
+        """Asks all workers; why each lost one is lost, by task."""
+
+    def reachable(self, device: str) -> bool:
+        """Whether tensors can be read from there."""
+
+    def explain(self, error: Exception) -> Exception:
+        """What an error is to be raised as: names the worker that was lost, or is ``error`` itself."""
+
+    def costs(self, measured: CostTable) -> CostTable:
+        """What layers cost there that were measured in this process."""
+
+    def link_between(self) -> Link:
+        """Between neighbours; measured when asked for."""
+
+
+class Devices:
+    """Devices without workers that could be lost; see :class:`Target`.
+
+    Args:
+        devices: full names.
+        given: what named them; may be an object that has some of a target's methods, or ``link``.
+    """
+
+    def __init__(self, devices: Sequence[str], given: Any = None) -> None:
+        self.devices = tuple(devices)
+        self._given = given
+        self.lost: Callable[[], Mapping[int, str]] = getattr(given, "lost", dict)
+        self.reachable: Callable[[str], bool] = getattr(given, "reachable", lambda device: True)
+        self.explain: Callable[[Exception], Exception] = getattr(given, "explain", lambda error: error)
+        self.costs: Callable[[CostTable], CostTable] = getattr(given, "costs", lambda measured: measured)
+
+    def link_between(self) -> Link:
+        """The one that was given; else as :func:`tf_ooo.hosts.link.link_between`."""
+        link: Link | None = getattr(self._given, "link", None)
+        return link_between(self.devices) if link is None else link
+
+
+def target_of(devices: Any, local_rank: int = 0) -> Target:
+    """What ``devices=`` stands for; joins the workers of a cluster.
+
+    Args:
+        devices: a count, names, the addresses of a cluster, or an object with ``devices``.
+        local_rank: see :func:`tf_ooo.hosts.devices.full_names`.
+
+    Raises:
+        BackendError: a device that does not exist, a worker that cannot be joined.
+    """
+    given = joined(devices)
+    names = full_names(given, local_rank)
+    return given if isinstance(given, Target) else Devices(names, given)
+
+
+def lost_text(variables: Sequence[str]) -> str:
+    """What has become of variables whose worker is gone."""
+    return (
+        f"{len(variables)} variables, first {variables[0]}, were on a device that is gone; they have the "
+        "values that they had before this fit: load the last checkpoint"
+    )
+
+
+def gone(lost: Sequence[str], explain: Callable[[Exception], Exception]) -> Exception:
+    """What variables whose device is gone are raised as: names the worker, where there is one."""
+    error = RuntimeError(lost_text(lost))
+    explained = explain(error)
+    return BackendError(str(error)) if explained is error else explained

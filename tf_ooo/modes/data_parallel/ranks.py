@@ -1,0 +1,249 @@
+"""The ranks of a fit: begin with the same state, run as many steps, say the same at the end of an epoch."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from tf_ooo.compat import keras_fits, keras_layers, keras_optimizers, keras_variables, tf_functions
+from tf_ooo.errors import BackendError
+from tf_ooo.fit.mode import Training
+from tf_ooo.hosts.ranks.base import Engine
+from tf_ooo.modes.data_parallel import agreement
+from tf_ooo.modes.data_parallel.lockstep import Lockstep
+from tf_ooo.modes.data_parallel.parallel_step import ParallelStep, ended_early, lost, stopped_alone
+from tf_ooo.options import RankOptions
+from tf_ooo.tracing import sync
+from tf_ooo.tracing.averaging import Averaging
+from tf_ooo.tracing.optimizers import optimizers_of
+
+_LOG = logging.getLogger("tf_ooo")
+# How long a rank whose data have ended waits for the others, which may wait for it; and, when it has said so,
+# one that a callback has stopped.
+_PATIENCE_S, _STOPPED_S = 30.0, 600.0
+_REPLACED = (
+    "train_on_batch, or make_train_function, was called in this fit: from then on gradients were not "
+    "averaged, and the ranks' weights are no longer the same; go on from a checkpoint, and call it after "
+    "the fit"
+)
+
+
+class RanksInStep:
+    """This rank among those that train one model; its methods are called on all ranks.
+
+    Args:
+        model: this rank's.
+        engine: the ranks.
+        averaging: of the gradients.
+        options: ``lockstep``, ``weighting``.
+        agreed: what all ranks' options must have in common.
+        steps: of an epoch of this rank, if known.
+
+    Attributes:
+        lockstep: how many steps all run.
+        step: in the place of the train function, from :meth:`begin` on.
+        element_spec: of the batches of all ranks, from the first batch on.
+    """
+
+    step: ParallelStep
+
+    def __init__(
+        self,
+        model: Any,
+        engine: Engine,
+        averaging: Averaging,
+        options: RankOptions,
+        agreed: Mapping[str, Any],
+        steps: int | None,
+    ) -> None:
+        self.model, self.engine, self.averaging, self.options = model, engine, averaging, options
+        self.lockstep = Lockstep(engine, options.lockstep == "execution")
+        self.element_spec: Any = None
+        self._agreed, self._steps = dict(agreed), steps
+        self._train_samples = 0.0
+
+    def begin(
+        self, function: Callable[[Any], Any], on_batches: Callable[[list[Any], Any], Any] | None
+    ) -> None:
+        """Agrees on the first epoch.  The arguments are those of :class:`ParallelStep`."""
+        known = self._steps is not None
+        self.step = ParallelStep(
+            function, self.engine, self.lockstep, self.model, self._share, self._verify, on_batches, known
+        )
+        start = self._guarded(
+            lambda engine: engine.gather(keras_fits.start_epoch_of(self.model)), "before training"
+        )
+        keras_fits.set_start_epoch(self.model, start[0])
+
+    def training(self, restore: Callable[[], Sequence[str]]) -> Training:
+        """In which these ranks are in step; they have named one that is lost themselves."""
+        return Training(
+            self.step.__call__,
+            restore,
+            replaced=self.replaced,
+            epoch_begin=self.epoch_begin,
+            test_begin=self.test_begin,
+            epoch_end=self.epoch_end,
+            ended=self.ended,
+        )
+
+    def _share(self, batch: Any, iterator: Any) -> None:
+        """Before the first step of a ``fit``: build, compare, broadcast."""
+        model, engine = self.model, self.engine
+        sync.build(model, optimizers_of(model), model.train_step, iterator)
+        _forget_traces(model)
+        optimizers = optimizers_of(model)
+        mine = agreement.description_of(model, optimizers) | {"options": self._agreed}
+        if self.options.weighting == "ranks":
+            mine["batch"] = agreement.batch_of(batch)
+        agreement.refuse_different(engine, mine)
+        self.element_spec = sync.common_spec(engine, iterator.element_spec)
+        for optimizer in optimizers:
+            if keras_optimizers.is_horovod_optimizer(optimizer) and not keras_optimizers.horovod_averages(
+                optimizer
+            ):
+                _LOG.warning(
+                    "hvd.DistributedOptimizer averages nothing with Keras 3; tf_ooo averages instead, by the "
+                    "op and compression of OOOBackprop: compile with the optimizer itself"
+                )
+        sync.broadcast_state(engine, sync.shared_variables(model, optimizers))
+
+    def _verify(self) -> None:
+        """After the first step: something must have been averaged, and all that was updated."""
+        if not self.averaging.averaged and not self.averaging.left_alone:
+            raise BackendError(
+                "no gradient was averaged: train_step applies none through a Keras optimizer that is an "
+                "attribute of the model; use optimizer.apply_gradients or optimizer.apply"
+            )
+        known = self.averaging.averaged
+        weights = [w for w in self.model.trainable_weights if keras_variables.path_of(w) not in known]
+        mine = [sync.checksum([weight]) for weight in weights]
+        sums = zip(*self._guarded(lambda engine: engine.gather(mine), "after a step"), strict=True)
+        parted = [
+            keras_variables.path_of(w) for w, bits in zip(weights, sums, strict=True) if len(set(bits)) > 1
+        ]
+        if parted:
+            raise BackendError(
+                f"after the first step {len(parted)} weights, first {parted[0]}, are not the same on all "
+                "ranks: train_step updates them by an optimizer that is no attribute of the model, or "
+                "averages their gradients otherwise than over all ranks"
+            )
+
+    def epoch_begin(self, epoch: int) -> None:
+        """Agrees on the steps of this epoch."""
+        self._guarded(lambda _: self.lockstep.begin_epoch(epoch, self._steps), "at the start of an epoch")
+
+    def test_begin(self) -> None:
+        """Before validation, which resets the metrics."""
+        self._train_samples = keras_fits.samples_seen(self.model)
+
+    def epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Averages the logs, in place, weighted by samples; looks whether the ranks have drifted apart."""
+        seen = keras_fits.samples_seen(self.model)
+        validated = any(key.startswith("val_") for key in logs)
+        mine = {
+            "logs": {key: float(value) for key, value in logs.items() if _is_number(value)},
+            "train": self._train_samples if validated else seen,
+            "test": seen if validated else 0.0,
+            "weights": sync.checksum(self.model.trainable_weights),
+            "stop": bool(self.model.stop_training),
+        }
+        replies = self._in_time(lambda: self.lockstep.end_epoch(mine))
+        if len(replies) == 1:
+            return
+        logs.update(_averaged(replies))
+        # Another epoch would begin, and end without a step.
+        self.model.stop_training = any(reply["stop"] for reply in replies)
+        if len({reply["weights"] for reply in replies}) > 1:
+            _LOG.warning("after epoch %d the trainable weights are not the same on all ranks", epoch + 1)
+
+    def _in_time(self, exchange: Callable[[], Any]) -> Any:
+        """What the ranks say at the end of an epoch.
+
+        Where data end, or a callback stops, before the steps that were agreed on, this may be so for this
+        rank alone: the others wait for its gradients and do not answer.
+        """
+        missing = 0 if self.lockstep.others_ended else self.lockstep.left or 0
+        ask_ranks = partial(self._guarded, lambda _: exchange(), "at the end of an epoch")
+        if not missing:
+            return ask_ranks()
+        answers: list[Any] = []
+        errors: list[Exception] = []
+
+        def ask() -> None:
+            try:
+                answers.append(ask_ranks())
+            except Exception as error:  # raised below, by the thread that trains
+                errors.append(error)
+
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        thread.join(_PATIENCE_S)
+        if thread.is_alive() and self.model.stop_training:
+            # The others may have stopped as well, and be saving or validating before they say so.
+            _LOG.warning("%s", stopped_alone(self.engine, missing))
+            thread.join(_STOPPED_S)
+        if errors:
+            raise errors[0]
+        if not answers:
+            why = stopped_alone if self.model.stop_training else ended_early
+            raise why(self.engine, missing)
+        return answers[0]
+
+    def replaced(self) -> None:
+        """Raises BackendError: something else than our step has trained."""
+        raise BackendError(_REPLACED)
+
+    def ended(self) -> None:
+        """Tells the other ranks.
+
+        A worker that is lost from here on takes no update with it: the script goes on, and saves.
+        """
+        try:
+            self.lockstep.end()
+        except Exception as error:
+            if not self.engine.is_lost(error):
+                raise
+            _LOG.warning("another worker ended after the last epoch; the weights hold all of its updates")
+
+    def forget_traces(self) -> None:
+        """Once a step has run: its parts would go on averaging."""
+        if self.step.prepared:
+            _forget_traces(self.model)
+
+    def _guarded(self, talk: Callable[[Engine], Any], where: str) -> Any:
+        try:
+            return talk(self.engine)
+        except Exception as error:
+            if not self.engine.is_lost(error):
+                raise
+            raise lost(self.engine, error, where) from error
+
+
+def _forget_traces(model: Any) -> None:
+    """A part of the step that is a ``tf.function`` would go on averaging, or not, as it was first traced."""
+    for part in keras_layers.parts_of(model):
+        tf_functions.forget_traces(part)
+
+
+def _averaged(replies: list[dict[str, Any]]) -> dict[str, float]:
+    """Logs of training and of validation, each weighted by their own samples."""
+    out: dict[str, float] = {}
+    for test in (False, True):
+        logs = [
+            {key: value for key, value in reply["logs"].items() if key.startswith("val_") == test}
+            for reply in replies
+        ]
+        out |= sync.average_logs(logs, [reply["test" if test else "train"] for reply in replies])
+    return out
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True

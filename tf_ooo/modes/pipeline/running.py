@@ -1,0 +1,95 @@
+"""The steps of a pipeline, once it is planned."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from tf_ooo.compat import nests
+from tf_ooo.fit.first_steps import not_cut
+from tf_ooo.fit.placed import Placed
+from tf_ooo.hosts.devices import available_devices
+from tf_ooo.hosts.target import Target
+from tf_ooo.modes.pipeline.options import Pipeline
+from tf_ooo.modes.pipeline.planning import stage_of_layer
+from tf_ooo.modes.pipeline.reporting import fill_report_of_graph
+from tf_ooo.planning.choosing.plan import Plan
+from tf_ooo.report.report import Report
+from tf_ooo.rewriting.naming import variable_layers
+from tf_ooo.rewriting.staged import StagedPlan, request_to_place
+from tf_ooo.rewriting.unrolled_tasks import Step
+from tf_ooo.tracing.step import StepFunctions
+
+_TIMED = 100
+
+
+class PlannedPipeline:
+    """What was planned, on devices with names; stays for the fits of one model.
+
+    Attributes:
+        plan: with the names.
+        devices: of variables, by their names in graphs.
+        step_s: seconds of the steps that were not traced, the last hundred.
+    """
+
+    def __init__(self, planned: Plan, step: Step, devices: tuple[str, ...]) -> None:
+        self.step_s = deque[float](maxlen=_TIMED)
+        on = [devices[number] for number in planned.schedule.device_of_stage]
+        stages = stage_of_layer(planned.problem.bounds)
+        self.plan = StagedPlan(planned.schedule, step.known, stages, on, available_devices())
+        self.devices = {name: on[stages[layer]] for name, layer in variable_layers(step).items()}
+
+
+class RunningPipeline:
+    """A model whose variables are on their stages' devices, from :meth:`begin` to :meth:`restore`.
+
+    Args:
+        model: built.
+        target: the devices.
+        pipeline: what was planned.
+        applying: see :class:`StepFunctions`.
+        options: ``microbatches``, ``dump_dir``.
+        report: is told of the graph that runs.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        target: Target,
+        pipeline: PlannedPipeline,
+        applying: Callable[[Any], AbstractContextManager[Any]],
+        options: Pipeline,
+        report: Report,
+    ) -> None:
+        self._pipeline, self._report = pipeline, report
+        self._placed = Placed(model, target)
+        self._request = request_to_place(model, pipeline.plan, options.dump_dir)
+        self._functions = StepFunctions(model, options.microbatches, self._request.tracing, applying)
+        self._functions.check_captures = self._placed.check_captures
+
+    def begin(self) -> None:
+        """Moves the variables."""
+        self._placed.move(self._pipeline.devices)
+
+    def step(self, batch: Any) -> Any:
+        """One step; its logs."""
+        functions, request = self._functions, self._request
+        traced, started = functions.traced, time.perf_counter()
+        outputs = functions(batch)
+        nests.synchronize(outputs)
+        if functions.traced == traced:
+            self._pipeline.step_s.append(time.perf_counter() - started)
+            return outputs
+        request.failures.raise_first()
+        if request.result is None or request.count < functions.traced:
+            raise not_cut(request)
+        fill_report_of_graph(self._report, request.result)
+        return outputs
+
+    def restore(self) -> list[str]:
+        """Puts the variables back; names those that are lost."""
+        self._request.close()
+        return self._placed.restore()

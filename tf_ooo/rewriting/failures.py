@@ -1,0 +1,60 @@
+"""Why rewrites of a step failed, and what is raised for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tf_ooo.errors import BackendError, MemoryLimitError, OOOError
+
+
+def in_one_line(error: BaseException) -> str:
+    """Its type and its text."""
+    return f"{type(error).__name__}: {error}"
+
+
+@dataclass(frozen=True)
+class Failures:
+    """The errors of a step's rewrites, in the order in which they came.
+
+    Attributes:
+        errors: grows while steps are traced.
+        reason_of: an error as the report shows it.
+        what: begins the message of errors that are not our own.
+    """
+
+    errors: list[BaseException] = field(default_factory=list)
+    reason_of: Callable[[BaseException], str] = in_one_line
+    what: str = "the rewrite failed"
+
+    @property
+    def first(self) -> BaseException | None:
+        """The first error."""
+        return self.errors[0] if self.errors else None
+
+    @property
+    def reason(self) -> str | None:
+        """The first error in one line."""
+        return self.reason_of(self.errors[0]) if self.errors else None
+
+    def raise_refused(self) -> None:
+        """Raises the MemoryLimitError for which the step did not run, if that is what happened."""
+        for error in self.errors:
+            if isinstance(error, MemoryLimitError):
+                raise error
+
+    def raise_first(self, strict: bool = True) -> None:
+        """Raises an interrupt (once) or a MemoryLimitError in any case, the first other error if ``strict``.
+
+        To be called after the step has run: TensorFlow would swallow what is raised while it traces.
+        """
+        for error in list(self.errors):
+            if not isinstance(error, Exception):
+                self.errors.remove(error)
+                raise error
+        self.raise_refused()
+        if not strict or self.first is None:
+            return
+        if isinstance(self.first, OOOError):
+            raise self.first
+        raise BackendError(f"{self.what}: {self.reason}") from self.first

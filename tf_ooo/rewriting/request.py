@@ -1,0 +1,143 @@
+"""One wish to rewrite the graphs of a step: the plug-in's request, what came of it, how it failed."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from grappler_passes import plugin
+from tf_ooo.compat import versions
+from tf_ooo.errors import BackendError, GraphError
+from tf_ooo.rewriting.failures import Failures
+
+if TYPE_CHECKING:
+    from grappler_passes.graph.protobuf import GraphDef
+    from grappler_passes.plugin.requests import Describe
+
+_numbers = itertools.count(1)
+
+
+class Rewritten(Protocol):
+    """What a rewrite returns; where nothing is ``modified`` TensorFlow runs the graph that it has."""
+
+    @property
+    def graph_def(self) -> GraphDef: ...
+
+    @property
+    def modified(self) -> bool: ...
+
+
+ResultT = TypeVar("ResultT", bound=Rewritten)
+
+
+class _Outcome(Generic[ResultT]):
+    """What came of the graphs of one request.  They are large: one result is kept, and the last."""
+
+    def __init__(self) -> None:
+        self.result: ResultT | None = None
+        self.latest: ResultT | None = None
+        self.count = 0
+        self.skipped = ""
+
+
+class RewriteRequest(Generic[ResultT]):
+    """Rewrites the functions that are traced inside :meth:`tracing`, until :meth:`close`.
+
+    Args:
+        name: begins its id, which logged warnings show.
+        rewrite: a graph in, what was done to it out; None: it is none of ours.  A GraphError says why it is
+            no training step: helper functions are traced beside the step.  Other errors are failures, with
+            which the graph runs in stock order.
+        replaces: whether the first of two results is kept in place of the second, which came before.
+        no_graph: says why there was none to rewrite.
+        describe, refuse_on: see :class:`grappler_passes.plugin.Request`.
+        failed: begins the message of errors that are not our own.
+
+    Raises:
+        BackendError: unsupported TensorFlow, or the plug-in cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        rewrite: Callable[[GraphDef], ResultT | None],
+        replaces: Callable[[ResultT, ResultT], bool],
+        no_graph: Callable[[plugin.Request], str],
+        describe: Describe | None = None,
+        refuse_on: tuple[type[BaseException], ...] = (),
+        failed: str = "the rewrite failed",
+    ) -> None:
+        versions.check_versions()
+        try:
+            plugin.load()
+        except plugin.PluginError as error:
+            raise BackendError(str(error)) from error
+        self._outcome: _Outcome[ResultT] = _Outcome()
+        self._no_graph = no_graph
+        answer = _answering(rewrite, replaces, self._outcome)  # without a reference to self: see below
+        self._request = plugin.Request(f"{name}-{next(_numbers)}", answer, describe, refuse_on)
+        self.failures = Failures(self._request.errors, what=failed)
+        plugin.register(self._request)
+        # A function that is dropped without close() must not stay registered for ever.
+        self._close = weakref.finalize(self, plugin.unregister, self._request.id)
+
+    @property
+    def result(self) -> ResultT | None:
+        """The result that is kept of those that came."""
+        return self._outcome.result
+
+    @property
+    def latest(self) -> ResultT | None:
+        """The result that came last."""
+        return self._outcome.latest
+
+    @property
+    def count(self) -> int:
+        """How many results came."""
+        return self._outcome.count
+
+    @property
+    def skipped(self) -> str:
+        """Why a graph was not rewritten, though nothing failed."""
+        return self._outcome.skipped or self._no_graph(self._request)
+
+    def failure(self) -> str | None:
+        """Why (some of) the step runs in stock order, in one line; None where something was rewritten."""
+        if self.failures.first is not None:
+            return self.failures.reason
+        return None if self.result is not None else self.skipped
+
+    def tracing(self) -> AbstractContextManager[object]:
+        """Functions traced on this thread inside the block are rewritten."""
+        return plugin.tracing(self._request)
+
+    def close(self) -> None:
+        """Stops rewriting; what was compiled stays as it is."""
+        self._close()
+
+
+def _answering(
+    rewrite: Callable[[GraphDef], ResultT | None],
+    replaces: Callable[[ResultT, ResultT], bool],
+    outcome: _Outcome[ResultT],
+) -> Callable[[GraphDef], GraphDef | None]:
+    """What the plug-in calls with each graph."""
+
+    def answer(graph_def: GraphDef) -> GraphDef | None:
+        try:
+            result = rewrite(graph_def)
+        except GraphError as error:
+            outcome.skipped = outcome.skipped or str(error)
+            return None
+        if result is None:
+            return None
+        outcome.count += 1
+        outcome.latest = result
+        if outcome.result is None or replaces(result, outcome.result):
+            outcome.result = result
+        return result.graph_def if result.modified else None
+
+    return answer

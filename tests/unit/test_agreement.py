@@ -234,7 +234,7 @@ def steps_of(engine, result, strict=False, failed="", **options):
     steps = object.__new__(ScheduledSteps)
     steps.engine, steps.report = engine, Report(mode="data_parallel")
     steps.options = Options(mode="data_parallel", strict=strict, **options)
-    steps.request = SimpleNamespace(failure=lambda: failed, result=result, close=lambda: None)
+    steps.request = SimpleNamespace(failure=lambda: failed, result=result, latest=result, close=lambda: None)
     steps._comparison = StepComparison(steps.options, steps.report, consensus=engine)
     steps._plan_failed, steps._stock_predicted_s = "", None
     steps.ordered = steps.stock = SimpleNamespace(traced=0)

@@ -7,10 +7,9 @@ import pytest
 from grappler_passes.graph.training_graph import Layer, TrainingGraph
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
-from tf_ooo.modes.layerpipe.choice import schedule_for
+from tf_ooo.modes.layerpipe.choice import make_plan
 from tf_ooo.modes.layerpipe.reporting import _fill_rows, _ways_bytes, fill_report
 from tf_ooo.modes.layerpipe.stages import HIGH, Stages
-from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.report.report import Report
 from tf_ooo.report.sections import LayerPipeSection, LayerRow
 
@@ -59,16 +58,13 @@ def test_only_divided_output_gradients_are_on_two_processors():
 def test_the_report_has_the_plans_seconds():
     """Steps follow one another as fast as the slower processor is; one processor needs the sum."""
     layers = [LayerCosts(1.0, 2.0, 3.0, update_s=0.5), LayerCosts(2.0, 1.0, 4.0, update_s=0.25)]
-    schedule, _ = schedule_for("pipedream", layers, Link(), 2, 16)
+    plan = make_plan("pipedream", layers, Link(), 2, 16)
     whole = {at: processor for at, processor in OF.items() if at[0] != HIGH}
     report = Report(mode="layerpipe")
     graph = TrainingGraph({}, (Layer(0, ("v",)), Layer(1, ("w",))), ())
-    timeline = simulate(schedule, layers)
-    fill_report(
-        report, graph, schedule, timeline, CostTable(layers), Stages(2, whole, {}), ["CPU:0", "CPU:1"]
-    )
+    fill_report(report, graph, plan, CostTable(layers), Stages(2, whole, {}), ["CPU:0", "CPU:1"])
     assert report.layerpipe["serial_step_s"] == 6.5 + 7.25
     assert report.layerpipe["predicted_step_s"] == pytest.approx(7.25)
     assert report.predicted_step_s == report.layerpipe["predicted_step_s"]
     assert [row["delay_steps"] for row in report.layers] == [2, 0]
-    assert report.timeline is timeline
+    assert report.timeline is plan.timeline

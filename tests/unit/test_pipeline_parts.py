@@ -13,7 +13,7 @@ from tf_ooo.errors import MemoryLimitError, OptionsError
 from tf_ooo.modes.by_name import Options
 from tf_ooo.modes.pipeline.partition import Cutter, crossing_bytes, merged, units_of
 from tf_ooo.modes.pipeline.planning import SCHEDULES, Wanted, make_plan
-from tf_ooo.modes.pipeline.reporting import _why, pipeline_rows
+from tf_ooo.modes.pipeline.reporting import _why, section_of
 from tf_ooo.tracing.micro_batches import relative_weights, split_rows
 
 
@@ -104,7 +104,7 @@ def test_the_report_has_the_plans_seconds():
     layers = (LayerCosts(1.0, 2.0, 3.0, update_s=0.5), LayerCosts(2.0, 1.0, 4.0, update_s=0.25))
     costs = CostTable(layers, link=Link(0.0, 1e9))
     planned = make_plan(layers, units_of(2, []), Wanted("gpipe", 2, 4))
-    rows = pipeline_rows(planned, costs, ["CPU:0", "CPU:1"])
+    rows = section_of(planned, costs, ["CPU:0", "CPU:1"])
     assert rows["predicted_step_s"] == 34.5
     assert rows["serial_step_s"] == 4 * (6.0 + 7.0) + 0.75
     # Of two devices in 34.5 s all but the seconds of the tasks.

@@ -36,9 +36,9 @@ def measured_costs(step: Step, profile: OpProfile | None) -> CostTable:
     tasks, forward = _tasks(step)
     factor = 1.0 if profile is None else _between_ops(step, profile)
     in_graph = {name: value * factor for name, value in in_graph.items()}
-    costs = graph_costs(known.graph, in_graph, tasks, forward)
-    notes = (*seconds.notes, *costs.notes)
-    layers = tuple(map(_with_tied, costs.layers, *tied_bytes(step)))
+    graph = graph_costs(known.graph, in_graph, tasks, forward)
+    notes = (*seconds.notes, *graph.notes)
+    layers = tuple(map(_with_tied, graph.layers, *tied_bytes(step)))
     return CostTable(layers, source=seconds.source, op_seconds=in_graph, notes=notes)
 
 

@@ -22,7 +22,7 @@ class Ways:
         left_out: one of them does not run any more, and why.
         give_up: there is none left.
         keeps: one of them is kept: the report is to be that one's.
-        why_stock: the reason for which stock is kept, with what is to be added; given the steps left.
+        why_stock: the reason for which stock is kept, with what is to be added, given the steps left.
         decided: there is no comparison any more.
         shows_ops: whether the profiler sees the graph's ops in the step that is kept.
     """

@@ -22,7 +22,7 @@ def fill_plan(report: Report, graph: TrainingGraph, plan: Plan, costs: CostTable
     report.kept_because = "distributed as asked"
 
 
-def fill_times(report: Report, step_s: Iterable[float]) -> None:
+def fill_step_times(report: Report, step_s: Iterable[float]) -> None:
     """The measured steps."""
     times = list(step_s)
     if not times:

@@ -14,8 +14,7 @@ from tf_ooo.errors import BackendError, GraphError
 from tf_ooo.rewriting.failures import Failures
 
 if TYPE_CHECKING:
-    from tensorflow.core.framework import graph_pb2
-
+    from grappler_passes.graph.protobuf import GraphDef
     from grappler_passes.plugin.requests import Describe
 
 _numbers = itertools.count(1)
@@ -25,7 +24,7 @@ class Rewritten(Protocol):
     """What a rewrite returns; where nothing is ``modified`` TensorFlow runs the graph that it has."""
 
     @property
-    def graph_def(self) -> graph_pb2.GraphDef: ...
+    def graph_def(self) -> GraphDef: ...
 
     @property
     def modified(self) -> bool: ...
@@ -35,7 +34,7 @@ ResultT = TypeVar("ResultT", bound=Rewritten)
 
 
 class _Outcome(Generic[ResultT]):
-    """What came of the graphs of one request.  They are large: two results are kept at most."""
+    """What came of the graphs of one request.  They are large: one result is kept, and the last."""
 
     def __init__(self) -> None:
         self.result: ResultT | None = None
@@ -64,7 +63,7 @@ class RewriteRequest(Generic[ResultT]):
     def __init__(
         self,
         name: str,
-        rewrite: Callable[[graph_pb2.GraphDef], ResultT | None],
+        rewrite: Callable[[GraphDef], ResultT | None],
         replaces: Callable[[ResultT, ResultT], bool],
         no_graph: Callable[[plugin.Request], str],
         describe: Describe | None = None,
@@ -121,13 +120,13 @@ class RewriteRequest(Generic[ResultT]):
 
 
 def _answering(
-    rewrite: Callable[[graph_pb2.GraphDef], ResultT | None],
+    rewrite: Callable[[GraphDef], ResultT | None],
     replaces: Callable[[ResultT, ResultT], bool],
     outcome: _Outcome[ResultT],
-) -> Callable[[graph_pb2.GraphDef], graph_pb2.GraphDef | None]:
+) -> Callable[[GraphDef], GraphDef | None]:
     """What the plug-in calls with each graph."""
 
-    def answer(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef | None:
+    def answer(graph_def: GraphDef) -> GraphDef | None:
         try:
             result = rewrite(graph_def)
         except GraphError as error:
@@ -135,7 +134,8 @@ def _answering(
             return None
         if result is None:
             return None
-        outcome.count, outcome.latest = outcome.count + 1, result
+        outcome.count += 1
+        outcome.latest = result
         if outcome.result is None or replaces(result, outcome.result):
             outcome.result = result
         return result.graph_def if result.modified else None

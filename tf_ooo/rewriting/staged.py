@@ -37,7 +37,7 @@ _JOIN = "tf_ooo_join"
 
 
 @dataclass(frozen=True)
-class Plan:
+class StagedPlan:
     """What a step's graph is rewritten to.
 
     Attributes:
@@ -55,7 +55,7 @@ class Plan:
     available: tuple[str, ...]
 
 
-def serial_plan(step: Step, device: str, available: tuple[str, ...]) -> Plan:
+def serial_plan(step: Step, device: str, available: tuple[str, ...]) -> StagedPlan:
     """One layer after the other on one device, micro-batch by micro-batch: to measure them undisturbed."""
     layers = range(len(step.known.graph.layers))
     tasks: list[Task] = []
@@ -64,11 +64,11 @@ def serial_plan(step: Step, device: str, available: tuple[str, ...]) -> Plan:
         for layer in reversed(layers):
             tasks += [Task("dO", layer, number), Task("dW", layer, number)]
     schedule = Schedule("pipeline", "serial", {(0, 0): TaskList(tasks)}, microbatches=step.count)
-    return Plan(schedule, step.known, layers, [device] * len(layers), available)
+    return StagedPlan(schedule, step.known, layers, [device] * len(layers), available)
 
 
 def rewrite_step(
-    graph_def: GraphDef, plan: Plan, dump_dir: str | os.PathLike[str] | None = None
+    graph_def: GraphDef, plan: StagedPlan, dump_dir: str | os.PathLike[str] | None = None
 ) -> RewriteResult:
     """Places all ops on their stages' devices and orders each device's tasks.
 
@@ -100,7 +100,7 @@ def rewrite_step(
     )
 
 
-def _rewrite_plan(step: Step, plan: Plan) -> tuple[RewritePlan, int]:
+def _rewrite_plan(step: Step, plan: StagedPlan) -> tuple[RewritePlan, int]:
     stages = plan.stage_of_layer
     sizes = step.sizes
     devices = place(step, [plan.device_of_stage[stage] for stage in stages], sizes)
@@ -175,7 +175,7 @@ def request_to_measure(model: Any, layers: LayerByLayer) -> RewriteRequest[Rewri
 
 
 def request_to_place(
-    model: Any, plan: Plan, dump_dir: str | os.PathLike[str] | None = None
+    model: Any, plan: StagedPlan, dump_dir: str | os.PathLike[str] | None = None
 ) -> RewriteRequest[RewriteResult]:
     """Steps are placed and ordered as planned; ``dump_dir``: folder for the graph after every pass.
 

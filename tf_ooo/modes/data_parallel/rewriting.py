@@ -23,7 +23,7 @@ from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.unrolled_tasks import is_unrolled
 
 if TYPE_CHECKING:
-    from tensorflow.core.framework import graph_pb2
+    from grappler_passes.graph.protobuf import GraphDef
 
 _LOG = logging.getLogger("tf_ooo")
 
@@ -35,7 +35,7 @@ def request_to_look(model: Any) -> RewriteRequest[PassResult]:
     ``model`` names its variables.  Raises BackendError: unsupported TensorFlow, or no plug-in.
     """
 
-    def look(graph_def: graph_pb2.GraphDef) -> PassResult:
+    def look(graph_def: GraphDef) -> PassResult:
         separated = separate_steps(graph_def)
         if separated.modified:
             VerifyPass(graph_def, separated.replaced, SeparatePass.relaxes)(separated.graph_def)
@@ -64,7 +64,7 @@ def request_to_order(
         BackendError: unsupported TensorFlow, or the plug-in cannot be loaded.
     """
 
-    def order(graph_def: graph_pb2.GraphDef) -> RewriteResult:
+    def order(graph_def: GraphDef) -> RewriteResult:
         result = order_steps(graph_def, schedule_for, flight_bytes, planned_for, dump_dir)
         _LOG.info("ordered the steps by %s in %.2f s", result.schedule.policy, result.plan_seconds)
         return result
@@ -73,7 +73,7 @@ def request_to_order(
 
 
 def _request(
-    model: Any, rewrite: Callable[[graph_pb2.GraphDef], ResultT], replaces: Callable[[ResultT, ResultT], bool]
+    model: Any, rewrite: Callable[[GraphDef], ResultT], replaces: Callable[[ResultT, ResultT], bool]
 ) -> RewriteRequest[ResultT]:
     return RewriteRequest(
         "tf_ooo-parallel",

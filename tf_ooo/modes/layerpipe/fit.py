@@ -26,7 +26,7 @@ from tf_ooo.modes.layerpipe.steps import Batches, SpreadSteps
 from tf_ooo.modes.layerpipe.traced import Traced, renumbered, trace
 from tf_ooo.modes.layerpipe.two_versions import fewest_batches
 from tf_ooo.planning.policies import offers
-from tf_ooo.report.filling import fill_times
+from tf_ooo.report.filling import fill_step_times
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.staged import LayerByLayer
 from tf_ooo.rewriting.unrolled_tasks import Step
@@ -120,7 +120,7 @@ class LayerPipeMode:
     def describe(self) -> Report:
         """With the seconds of the steps so far."""
         if self.plan is not None:
-            fill_times(self.distributed.report, self.plan.step_s)
+            fill_step_times(self.distributed.report, self.plan.step_s)
         return self.distributed.report
 
 

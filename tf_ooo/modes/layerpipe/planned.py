@@ -80,19 +80,21 @@ def plan_spread(
         options: ``schedule``.
         report: to fill in.
     """
-    shares = lower_shares(renumbered(traced, layers_of(step)), costs.op_seconds)
-    of_policies = {"lower_shares": shares, "accumulate_steps": group}
+    options_of_policies = {
+        "lower_shares": lower_shares(renumbered(traced, layers_of(step)), costs.op_seconds),
+        "accumulate_steps": group,
+    }
     plan = make_plan(
         options.schedule,
         costs.layers,
         costs.link,
         len(devices),
         _BATCHES * (group or len(devices)),
-        {name: value for name, value in of_policies.items() if value is not None},
+        {name: value for name, value in options_of_policies.items() if value is not None},
     )
-    spread_plan = SpreadPlan(step, costs, plan.schedule)
-    fill_report(report, step.known.graph, plan, costs, spread_plan.stages, devices)
-    return spread_plan
+    spread = SpreadPlan(step, costs, plan.schedule)
+    fill_report(report, step.known.graph, plan, costs, spread.stages, devices)
+    return spread
 
 
 def note_rebuilt_weights(report: Report, model: Any) -> None:

@@ -24,7 +24,7 @@ from tf_ooo.modes.pipeline.planning import Wanted, make_plan
 from tf_ooo.modes.pipeline.replicas import Alone, Company
 from tf_ooo.modes.pipeline.reporting import fill_report, note_micro_batches
 from tf_ooo.modes.pipeline.running import PlannedPipeline, RunningPipeline
-from tf_ooo.report.filling import fill_times
+from tf_ooo.report.filling import fill_step_times
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.parts import is_part
 from tf_ooo.rewriting.staged import LayerByLayer
@@ -82,7 +82,7 @@ class PipelineMode:
     def describe(self) -> Report:
         """With the seconds of the steps so far."""
         if self.pipeline is not None:
-            fill_times(self.distributed.report, self.pipeline.step_s)
+            fill_step_times(self.distributed.report, self.pipeline.step_s)
         return self.distributed.report
 
     def plan_from(self, step: Step, costs: CostTable, model: Any) -> PlannedPipeline:

@@ -16,10 +16,10 @@ from tf_ooo.hosts.target import Target
 from tf_ooo.modes.pipeline.options import Pipeline
 from tf_ooo.modes.pipeline.planning import stage_of_layer
 from tf_ooo.modes.pipeline.reporting import fill_report_of_graph
-from tf_ooo.planning.choosing import plan as choosing
+from tf_ooo.planning.choosing.plan import Plan
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.naming import variable_layers
-from tf_ooo.rewriting.staged import Plan, request_to_place
+from tf_ooo.rewriting.staged import StagedPlan, request_to_place
 from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing.step import StepFunctions
 
@@ -30,16 +30,16 @@ class PlannedPipeline:
     """What was planned, on devices with names; stays for the fits of one model.
 
     Attributes:
-        plan: with these names.
+        plan: with the names.
         devices: of variables, by their names in graphs.
         step_s: seconds of the steps that were not traced, the last hundred.
     """
 
-    def __init__(self, planned: choosing.Plan, step: Step, devices: tuple[str, ...]) -> None:
+    def __init__(self, planned: Plan, step: Step, devices: tuple[str, ...]) -> None:
         self.step_s = deque[float](maxlen=_TIMED)
         on = [devices[number] for number in planned.schedule.device_of_stage]
         stages = stage_of_layer(planned.problem.bounds)
-        self.plan = Plan(planned.schedule, step.known, stages, on, available_devices())
+        self.plan = StagedPlan(planned.schedule, step.known, stages, on, available_devices())
         self.devices = {name: on[stages[layer]] for name, layer in variable_layers(step).items()}
 
 

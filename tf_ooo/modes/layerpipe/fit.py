@@ -9,16 +9,14 @@ from typing import Any
 
 from tf_ooo.compat import keras_variables, train_function
 from tf_ooo.errors import BackendError, OptionsError
-from tf_ooo.fit.distributed import check_model, drop_notes_of_fit, note_replaced, note_too_short
+from tf_ooo.fit.distributed import Distributed, check_model
 from tf_ooo.fit.first_steps import FirstSteps
 from tf_ooo.fit.measured import check_costs, with_link
 from tf_ooo.fit.mode import Training
 from tf_ooo.fit.placed import Placed
-from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.ranks.single_engine import SingleEngine
-from tf_ooo.hosts.target import Devices, Target, target_of
 from tf_ooo.modes.layerpipe.numbering import in_order_of
 from tf_ooo.modes.layerpipe.options import LayerPipe
 from tf_ooo.modes.layerpipe.planned import SpreadPlan, note_rebuilt_weights, plan_spread
@@ -28,14 +26,12 @@ from tf_ooo.modes.layerpipe.steps import Batches, SpreadSteps
 from tf_ooo.modes.layerpipe.traced import Traced, renumbered, trace
 from tf_ooo.modes.layerpipe.two_versions import fewest_batches
 from tf_ooo.planning.policies import offers
-from tf_ooo.report.environment import environment
 from tf_ooo.report.filling import fill_step_times
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.staged import LayerByLayer
 from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing import sync
 from tf_ooo.tracing.optimizers import optimizers_of
-from tf_ooo.tracing.renewal import renew
 
 _LOG = logging.getLogger("tf_ooo")
 _GLOBAL_CLIPPING = (
@@ -61,6 +57,7 @@ class LayerPipeMode:
 
     Attributes:
         plan: of the model trained last.
+        distributed: what is known of that.
     """
 
     keeps_stock = False
@@ -69,9 +66,7 @@ class LayerPipeMode:
     def __init__(self, options: LayerPipe) -> None:
         self.options = options
         self.plan: SpreadPlan | None = None
-        self._report = Report(mode=options.mode)
-        self._target: Target = Devices(())
-        self._planned_for: tuple[Any, Any] | None = None
+        self.distributed = Distributed(options.mode)
 
     def join(self) -> Engine:
         """This process trains alone."""
@@ -82,7 +77,7 @@ class LayerPipeMode:
         """How many batches are one update, where several are."""
         if not offers(self.options.schedule, "accumulate_steps"):
             return None
-        return self.options.accumulate_steps or fewest_batches(len(self._target.devices))
+        return self.options.accumulate_steps or fewest_batches(len(self.distributed.target.devices))
 
     def check(self, model: Any, steps: int | None) -> None:
         """BackendError: no such devices, or a model that cannot be spread.
@@ -90,10 +85,8 @@ class LayerPipeMode:
         Raises OptionsError for what does not go with the devices or with ``steps_per_execution``.
         """
         check_model(model, self.options.mode)
-        self._target = target_of(self.options.devices)
-        if isinstance(self._target, Cluster):
-            renew(model)
-        devices = len(self._target.devices)
+        self.distributed.place(model, self.options.devices)
+        devices = len(self.distributed.target.devices)
         if devices == 1:
             return
         together, every = train_function.steps_per_execution(model), self.options.drain_steps
@@ -116,29 +109,26 @@ class LayerPipeMode:
 
         With one device Keras' own step runs.
         """
-        planned_for = train_function.train_function_of(model), self._target.devices
-        if self._planned_for != planned_for:
-            mode = self.options.mode
-            self._report = Report(mode=mode, model=str(model.name), environment=environment(model))
-            self.plan, self._planned_for = None, planned_for
-        drop_notes_of_fit(self._report)
-        if len(self._target.devices) == 1:
-            self._report.fell_back, self._report.fallback_reason = True, _one_device_text(self.options)
+        if self.distributed.begin(model):
+            self.plan = None
+        report = self.distributed.report
+        if len(self.distributed.target.devices) == 1:
+            report.fell_back, report.fallback_reason = True, _one_device_text(self.options)
             return None
-        return LayerPipeSteps(self, model, self._target, steps).training()
+        return LayerPipeSteps(self, model, steps).training()
 
     def describe(self) -> Report:
         """With the seconds of the steps so far."""
         if self.plan is not None:
-            fill_step_times(self._report, self.plan.step_s)
-        return self._report
+            fill_step_times(self.distributed.report, self.plan.step_s)
+        return self.distributed.report
 
 
 class LayerPipeSteps:
     """A fit: steps on one device until there is a plan, then rounds."""
 
-    def __init__(self, mode: LayerPipeMode, model: Any, target: Target, steps: int | None) -> None:
-        self._mode, self._model, self._target = mode, model, target
+    def __init__(self, mode: LayerPipeMode, model: Any, steps: int | None) -> None:
+        self._mode, self._model, self._target = mode, model, mode.distributed.target
         self._batches = Batches(steps)
         self._data_spec: Any = None
         self._traced: Traced | None = None  # the step as it is before the plan
@@ -285,7 +275,7 @@ class LayerPipeSteps:
             self.restore,
             self.settle,
             self._target.explain,
-            replaced=lambda: note_replaced(self._mode.describe()),
+            replaced=self._mode.distributed.note_replaced,
             epoch_begin=self.epoch_begin,
             epoch_end=self.epoch_end,
             ended=self.ended,
@@ -315,8 +305,7 @@ class LayerPipeSteps:
 
     def ended(self) -> None:
         """Says so where no step has been spread."""
-        if self._unspread:
-            note_too_short(self._mode.describe(), self._unspread)
+        self._mode.distributed.note_too_short(self._unspread)
 
     def restore(self) -> list[str]:
         """Variables back to where they were; names those that are lost."""

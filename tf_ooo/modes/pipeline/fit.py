@@ -9,15 +9,14 @@ from typing import Any
 from tf_ooo.compat import iterators, train_function
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import MemoryLimitError
-from tf_ooo.fit.distributed import check_model, drop_notes_of_fit, note_replaced, note_too_short
+from tf_ooo.fit.distributed import Distributed, check_model
 from tf_ooo.fit.first_steps import FirstSteps
 from tf_ooo.fit.measured import check_costs, unknown_sizes, with_link
 from tf_ooo.fit.mode import Training
-from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.ranks.single_engine import SingleEngine
-from tf_ooo.hosts.target import Devices, Target, gone, target_of
+from tf_ooo.hosts.target import gone
 from tf_ooo.modes.pipeline.checks import check_losses
 from tf_ooo.modes.pipeline.options import Pipeline
 from tf_ooo.modes.pipeline.partition import units_of
@@ -25,7 +24,6 @@ from tf_ooo.modes.pipeline.planning import Wanted, make_plan
 from tf_ooo.modes.pipeline.replicas import Alone, Company
 from tf_ooo.modes.pipeline.reporting import fill_report, note_micro_batches
 from tf_ooo.modes.pipeline.running import PlannedPipeline, RunningPipeline
-from tf_ooo.report.environment import environment
 from tf_ooo.report.filling import fill_step_times
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.parts import is_part
@@ -34,7 +32,6 @@ from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing import sync
 from tf_ooo.tracing.micro_batches import rows_of, split_rows
 from tf_ooo.tracing.optimizers import optimizers_of
-from tf_ooo.tracing.renewal import renew
 
 
 class PipelineMode:
@@ -46,6 +43,7 @@ class PipelineMode:
             of a model with the same names, it spares measuring.
         rows: of the largest micro-batch that is planned for; 0: unknown.
         pipeline: that is planned.
+        distributed: what is known of the model.
     """
 
     keeps_stock = False
@@ -57,9 +55,7 @@ class PipelineMode:
         self.planned_from: tuple[Step, CostTable] | None = None
         self.pipeline: PlannedPipeline | None = None
         self.rows = 0
-        self._report = Report(mode=options.mode)
-        self._target: Target = Devices(())
-        self._planned_for: tuple[Any, Any] | None = None
+        self.distributed = Distributed(options.mode)
 
     def join(self) -> Engine:
         """This process trains alone."""
@@ -69,9 +65,7 @@ class PipelineMode:
         """BackendError: no such devices, or a model that cannot be cut."""
         check_model(model, self.options.mode)
         check_losses(model)
-        self._target = target_of(self.options.devices, self.company.local_rank)
-        if isinstance(self._target, Cluster):
-            renew(model)
+        self.distributed.place(model, self.options.devices, self.company.local_rank)
 
     def prepare(self, model: Any, steps: int | None) -> Training:
         """Of :meth:`steps_of`."""
@@ -79,62 +73,54 @@ class PipelineMode:
 
     def steps_of(self, model: Any) -> PipelineSteps:
         """With the plan of the fit before, where that was of the same step on the same devices."""
-        stock, devices = train_function.train_function_of(model), self._target.devices
-        if self._planned_for != (stock, devices):
-            self._forget(model)
-            self._planned_for = stock, devices
-        drop_notes_of_fit(self._report)
-        return PipelineSteps(self, model, self._target)
-
-    def _forget(self, model: Any) -> None:
-        """The model before."""
-        mode = self.options.mode
-        self._report = Report(mode=mode, model=str(model.name), environment=environment(model))
-        self.pipeline = None
-        if self._planned_for is not None:
-            self.planned_from = None
+        trained_before = self.distributed.known is not None
+        if self.distributed.begin(model):
+            self.pipeline = None
+            self.planned_from = None if trained_before else self.planned_from
+        return PipelineSteps(self, model)
 
     def describe(self) -> Report:
         """With the seconds of the steps so far."""
         if self.pipeline is not None:
-            fill_step_times(self._report, self.pipeline.step_s)
-        return self._report
+            fill_step_times(self.distributed.report, self.pipeline.step_s)
+        return self.distributed.report
 
-    def plan_from(self, step: Step, costs: CostTable, target: Target, model: Any) -> PlannedPipeline:
+    def plan_from(self, step: Step, costs: CostTable, model: Any) -> PlannedPipeline:
         """Plans for a step with given costs.  Raises OptionsError where they are another model's."""
         check_costs(costs, [layer.name for layer in step.known.graph.layers])
-        costs = with_link(costs, target)
+        costs = with_link(costs, self.distributed.target)
         self.planned_from = (step, costs)
-        self._report.costs = costs
-        return self.plan_with(step, costs, target, model)
+        self.distributed.report.costs = costs
+        return self.plan_with(step, costs, model)
 
-    def plan_with(self, step: Step, costs: CostTable, target: Target, model: Any) -> PlannedPipeline:
+    def plan_with(self, step: Step, costs: CostTable, model: Any) -> PlannedPipeline:
         """Plans, and says so in the report."""
+        report, devices = self.distributed.report, tuple(self.distributed.target.devices)
         limit_bytes = self.options.memory_limit_bytes
         unknown = unknown_sizes(step) if limit_bytes is not None else ()
         if limit_bytes is not None and unknown:
             raise MemoryLimitError(limit_bytes, None, unknown)
         wanted = Wanted(
             schedule=self.options.schedule,
-            devices=len(target.devices),
+            devices=len(devices),
             microbatches=step.count,
             link=costs.link,
             memory_limit_bytes=limit_bytes,
             options=self.options.policy_options,
         )
         planned = make_plan(costs.layers, units_of(len(costs.layers), step.known.glued), wanted)
-        self.pipeline = PlannedPipeline(planned, step, tuple(target.devices))
+        self.pipeline = PlannedPipeline(planned, step, devices)
         if step.count > 1:
-            note_micro_batches(self._report, model)
-        fill_report(self._report, planned, step, costs, target.devices)
+            note_micro_batches(report, model)
+        fill_report(report, planned, step, costs, devices)
         return self.pipeline
 
 
 class PipelineSteps:
     """A fit: steps on one device until there is a plan, then steps of the pipeline."""
 
-    def __init__(self, mode: PipelineMode, model: Any, target: Target) -> None:
-        self._mode, self._model, self._target = mode, model, target
+    def __init__(self, mode: PipelineMode, model: Any) -> None:
+        self._mode, self._model, self._target = mode, model, mode.distributed.target
         self._first: FirstSteps | None = None
         self._running: RunningPipeline | None = None
         self._uncut = 0  # steps before the plan
@@ -153,7 +139,7 @@ class PipelineSteps:
         mode, pipeline = self._mode, self._mode.pipeline
         if pipeline is None and mode.planned_from is not None:
             self._build(iterator)
-            pipeline = mode.plan_from(*mode.planned_from, self._target, self._model)
+            pipeline = mode.plan_from(*mode.planned_from, self._model)
         if pipeline is None:
             return self._first_step(batch, iterator)
         running = self._running_with(self._large_enough(pipeline, batch))
@@ -193,7 +179,7 @@ class PipelineSteps:
         mode, started = self._mode, time.perf_counter()
         step, costs = first.measured(self._target)
         mode.rows = first.rows
-        mode.plan_from(step, mode.company.shared(with_link(costs, self._target)), self._target, self._model)
+        mode.plan_from(step, mode.company.shared(with_link(costs, self._target)), self._model)
         mode.describe().plan_seconds = time.perf_counter() - started
         first.close()
         self._first = None
@@ -214,9 +200,7 @@ class PipelineSteps:
         if larger:
             layers = tuple(layer.scaled(max(rows) / known) for layer in costs.layers)
             costs = dataclasses.replace(costs, layers=layers)
-        pipeline = mode.plan_with(
-            dataclasses.replace(step, count=len(rows)), costs, self._target, self._model
-        )
+        pipeline = mode.plan_with(dataclasses.replace(step, count=len(rows)), costs, self._model)
         if larger:
             mode.rows, mode.planned_from = max(rows), (step, costs)
         lost = self.restore()
@@ -243,14 +227,13 @@ class PipelineSteps:
             self.run,
             self.restore,
             explain=self._target.explain,
-            replaced=lambda: note_replaced(self._mode.describe()),
+            replaced=self._mode.distributed.note_replaced,
             ended=self.ended,
         )
 
     def ended(self) -> None:
         """Says so where no step has been cut."""
-        if self._uncut:
-            note_too_short(self._mode.describe(), self._uncut)
+        self._mode.distributed.note_too_short(self._uncut)
 
     def restore(self) -> list[str]:
         """Variables back to where they were; names those that are lost."""

@@ -12,8 +12,8 @@ import pytest
 import tf_ooo
 from tests import forked
 from tests.distributed.clusters import addresses, run_command, running
-from tf_ooo.bench.shared import worker as pipeline_worker
-from tf_ooo.bench.shared.peak_memory import file_of, now_bytes
+from tf_ooo.bench.shared import worker
+from tf_ooo.bench.shared.worker import file_of, now_bytes
 from tf_ooo.errors import MemoryLimitError
 
 pytestmark = pytest.mark.takes(60)
@@ -68,7 +68,7 @@ def cluster(tmp_path_factory):
     folder, text = str(tmp_path_factory.mktemp("memory")), addresses(2)
     processes = [
         forked.start(
-            run_command, pipeline_worker.main,
+            run_command, worker.main,
             "--cluster", text, "--task", task, "--memory", file_of(folder, task),
         )
         for task in range(2)

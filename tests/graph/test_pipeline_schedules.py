@@ -10,7 +10,7 @@ from tests.graph.pipeline_fits import Training, assert_near, assert_same_bits, f
 from tests.graph.pipeline_graphs import assert_in_order
 from tests.graph.pipeline_models import EVEN, TiedTransformer, deep, deep_unet, momentum, normal, whole
 from tests.zoo import keras
-from tf_ooo.bench.shared import workloads as pipeline_workloads
+from tf_ooo.bench.shared import workloads
 from tf_ooo.modes.pipeline.planning import SCHEDULES
 
 pytestmark = [pytest.mark.devices(8), pytest.mark.takes(90)]
@@ -67,7 +67,7 @@ def deterministic_ops():
 def test_wide_tensors():
     """TensorFlow repeats its own bits there only where it is told to: docs/pipeline.md."""
     keras.utils.set_random_seed(3)
-    workload = pipeline_workloads._bert(depth=2, width=256, length=64, rows=16)
+    workload = workloads._bert(depth=2, width=256, length=64, rows=16)
     data = tuple(np.concatenate([array] * 3) for array in (workload.x, workload.y))
     loss = workload.model.loss
     training = Training(lambda: workload.model, lambda: "sgd", data, epochs=1, loss=loss, metrics=None)

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from tf_ooo.bench.pipeline import overhead, pytorch
 from tf_ooo.bench.pipeline.gantt import busy_seconds, measured_timeline, task_seconds, task_times
-from tf_ooo.bench.pipeline.pytorch_rank import cut
+from tf_ooo.bench.pipeline.pytorch import cut
+from tf_ooo.bench.pipeline.rows import PipelineRun, overhead_row_of, text_of, torch_rows_of
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.modes.pipeline.partition import merged
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
@@ -95,7 +95,7 @@ def test_rows_of_the_comparison():
         "devices": 2,
         "cores": 0.6,
         "torch": "torch 1",
-        "schedules": {"gpipe": {}, "zb_v": {}},
+        "runs": {"gpipe": {}, "zb_v": {}},
         "times": {
             "gpipe": [1.0, 1.2, 1.1],
             "zb_v": [0.8, 0.9, 0.7],
@@ -103,18 +103,18 @@ def test_rows_of_the_comparison():
             "torch_1f1b": [1.0, 1.0, 1.3],
         },
     }
-    rows = pytorch.rows_of(found, "feed_forward", 4)
+    rows = torch_rows_of(found, PipelineRun("feed_forward", 4, [], "", torch=True))
     assert [row["schedule"] for row in rows] == ["torch_1f1b"]
     assert rows[0]["baseline"] == "zb_v"
     assert rows[0]["speedup"] == pytest.approx(0.8)
     assert rows[0]["efficiency"] == pytest.approx(1.8 / 2)
-    assert "0.80x zb_v" in pytorch.text_of(rows[0])
+    assert "0.80x zb_v" in text_of(rows[0])
 
 
 def test_the_row_of_the_overhead():
     pairs = [(1.0, 1.02), (2.0, 2.02), (1.0, 1.03), (1.0, 0.99), (1.0, 1.5)]
-    row = overhead.row_of("bert12", {"times_s": pairs, "bit_equal": True})
+    row = overhead_row_of("bert12", pairs, bit_equal=True)
     assert row["overhead"] == pytest.approx(0.02)
     assert row["overhead_quartiles"][0] <= 0.01 <= row["overhead_quartiles"][1]
     assert (row["devices"], row["microbatches"], row["pairs"]) == (1, 1, 5)
-    assert "+2.0%" in overhead.text_of(row)
+    assert "+2.0%" in text_of(row)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tf_ooo.bench.single import gpu_day, measuring, pytorch
+from tf_ooo.bench.single.cases import Case, Ways
 from tf_ooo.bench.single.inputs import arrays, digits, resized
-from tf_ooo.bench.single.messages import Case, Ways
 from tf_ooo.bench.single.networks import NETWORKS, spec_of
 from tf_ooo.bench.single.overlap import overlap_of
 from tf_ooo.bench.single.processes import Worker, started

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tf_ooo
-from tf_ooo.bench.single import worker as single_worker
+from tf_ooo.bench.single import worker
 
 
 class Gpu:
@@ -31,7 +31,7 @@ def test_one_logical_gpu_with_a_priority(told):
 
 
 def test_the_benchmark_uses_it(told):
-    single_worker.set_priority(-3)
+    worker.set_priority(-3)
     ((_, (made,)),) = told
     assert made.experimental_priority == -3
 
@@ -63,4 +63,4 @@ def test_without_a_gpu(monkeypatch):
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [])
     with pytest.raises(tf_ooo.BackendError, match="sees no GPU"):
         tf_ooo.high_priority_main_stream(2**30)
-    single_worker.set_priority(-5)  # the benchmark's machinery runs without one
+    worker.set_priority(-5)  # the benchmark's machinery runs without one

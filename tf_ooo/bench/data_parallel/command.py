@@ -11,8 +11,16 @@ from pathlib import Path
 
 import click
 
-from tf_ooo.bench.data_parallel.messages import CONFIGURATIONS, DataParallelMeasured, DataParallelRun
-from tf_ooo.bench.data_parallel.rows import BASELINE, LOCAL, TUNED, rows_of, text_of
+from tf_ooo.bench.data_parallel.rows import (
+    BASELINE,
+    CONFIGURATIONS,
+    LOCAL,
+    TUNED,
+    DataParallelMeasured,
+    DataParallelRun,
+    rows_of,
+    text_of,
+)  # fmt: skip
 from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.bars import save_bars
 from tf_ooo.bench.shared.networks import NETWORKS
@@ -38,23 +46,6 @@ class _Bandwidths(click.ParamType):  # type: ignore[type-arg]
             return [0.0 if text == "none" else float(text) for text in value.split(",")]
         except ValueError as error:
             self.fail(f"{error}; expected numbers with commas, or none", param, ctx)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Machine:
-    """How this machine is divided: the link's bandwidth (0: no limit), workers, cores of each."""
-
-    mbit: float
-    workers: int
-    cores: float
-
-    def check(self) -> None:
-        """ClickException where it has not so many cores."""
-        if self.workers < 2 or self.workers * self.cores > (os.cpu_count() or 1):
-            raise click.ClickException(
-                f"{self.workers} workers of {self.cores} core: there have to be two or more, with no more "
-                f"than this machine's {os.cpu_count()} cores together; see --workers and --cores"
-            )
 
 
 @click.command("data-parallel")
@@ -84,45 +75,48 @@ def data_parallel(
     if reason:
         click.echo(f"skipped: {reason}")
         return
+    if workers < 2 or workers * cores > (os.cpu_count() or 1):
+        raise click.ClickException(
+            f"{workers} workers of {cores} core: there have to be two or more, with no more than this "
+            f"machine's {os.cpu_count()} cores together; see --workers and --cores"
+        )
     names = (configurations or (QUICK if quick else ALL)).split(",")
     compared = list(dict.fromkeys([BASELINE, *names]))  # what all are compared with
-    asked = DataParallelRun(workload, compared, steps, repetitions, rows, group="", out="")
     measured: list[Row] = []
     for bandwidth in mbit:
-        machine = _Machine(bandwidth, workers, cores)
-        machine.check()
-        measured += _measured(asked, machine)
+        measured += _measured(
+            DataParallelRun(workload, compared, bandwidth, workers, cores, rows, steps, repetitions)
+        )
         write_rows(json_file, measured)  # after each bandwidth: what was measured is not lost
     if png:
         save_bars(measured, png)
 
 
-def _measured(asked: DataParallelRun, machine: _Machine) -> list[Row]:
+def _measured(asked: DataParallelRun) -> list[Row]:
     """The rows of one bandwidth, printed too."""
-    ours = [name for name in asked.configurations if name != TUNED]
-    together = _run(dataclasses.replace(asked, configurations=ours), machine, {})
+    together = _run(asked, [name for name in asked.configurations if name != TUNED], {})
     tuned = []
     for knobs in TUNING if TUNED in asked.configurations else ():
-        alone = _run(dataclasses.replace(asked, configurations=[BASELINE]), machine, knobs)
-        tuned.append(alone["configurations"][BASELINE] | {"knobs": knobs})
-    rows = rows_of(together, asked.workload, machine.mbit, tuned)
+        alone = _run(asked, [BASELINE], knobs)["configurations"][BASELINE]
+        tuned.append(alone | {"knobs": knobs})
+    rows = rows_of(together, asked.workload, asked.mbit, tuned)
     click.echo("\n".join(map(text_of, rows)))
     return rows
 
 
-def _run(asked: DataParallelRun, machine: _Machine, knobs: Mapping[str, str]) -> DataParallelMeasured:
+def _run(asked: DataParallelRun, names: list[str], knobs: Mapping[str, str]) -> DataParallelMeasured:
     """What rank 0 of one run has measured; ``knobs``: Horovod's."""
-    prefix = f"tf_ooo_bench_{os.getpid()}_"
+    group = f"tf_ooo_bench_{os.getpid()}_"
     launcher = Path(sys.executable).with_name("horovodrun")
     path = f"{launcher.parent}{os.pathsep}{os.environ.get('PATH', '')}"
     environment = os.environ | dict(knobs) | {"PATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
     with (
         tempfile.TemporaryDirectory() as folder,
-        confine.link(prefix + "net", machine.mbit * 1e6 if machine.mbit else None) as inside,
-        confine.shares(prefix, machine.workers, machine.cores),
+        confine.link(group + "net", asked.mbit * 1e6 if asked.mbit else None) as inside,
+        confine.shares(group, asked.workers, asked.cores),
     ):
         out = Path(folder) / "out.json"
-        run = dataclasses.replace(asked, group=prefix, out=str(out))
-        launch = [*inside, str(launcher), "--gloo", "--network-interfaces", "lo", "-np", str(machine.workers)]
+        run = dataclasses.replace(asked, configurations=names, group=group, out=str(out))
+        launch = [*inside, str(launcher), "--gloo", "--network-interfaces", "lo", "-np", str(asked.workers)]
         measured: DataParallelMeasured = result_of([*launch, *command(WORKER, run)], out, environment)
         return measured

@@ -1,50 +1,87 @@
-"""The rows of ``tf-ooo bench data-parallel``."""
+"""What a run of ``tf-ooo bench data-parallel`` is asked for, and the rows that come of it."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
 
-from tf_ooo.bench.data_parallel.messages import ConfigurationMeasured, DataParallelMeasured
 from tf_ooo.bench.shared.rows import Row, bits_text, known, seconds_of
 
 BASELINE, LOCAL, TUNED = "horovod", "local", "horovod_tuned"
+# Name: what the callback is given; None: without tf_ooo.
+CONFIGURATIONS: dict[str, dict[str, Any] | None] = {
+    BASELINE: None,
+    "horovod_tape": None,
+    LOCAL: None,
+    "in_order": {"schedule": "in_order", "profile_steps": 0},
+    "k=0": {"schedule": "reverse_first_k", "k": 0, "profile_steps": 0},
+    "reverse_first_k": {"schedule": "reverse_first_k", "profile_steps": 0},
+    "search": {"schedule": "search", "profile_steps": 0},
+    "auto": {"profile_steps": 2},
+}
+
+
+@dataclass(frozen=True)
+class DataParallelRun:
+    """Options of the command; the prefix of the CPU groups, and the file for what rank 0 has measured."""
+
+    workload: str
+    configurations: list[str]
+    mbit: float
+    workers: int
+    cores: float
+    rows: int
+    steps: int
+    repetitions: int
+    group: str = ""
+    out: str = ""
+
+
+class DataParallelMeasured(TypedDict):
+    """Of each configuration ``seconds`` of a step in each turn, a check sum of its weights, a plan;
+    ``communication_s``: of one message as large as all gradients together."""
+
+    configurations: dict[str, Row]
+    communication_s: float
+    workers: int
 
 
 def rows_of(
-    measured: DataParallelMeasured, workload: str, mbit: float, tuned: Sequence[ConfigurationMeasured] = ()
+    measured: DataParallelMeasured, workload: str, mbit: float, tuned: Sequence[Row] = ()
 ) -> list[Row]:
     """One row for each configuration, beside stock Horovod as it ships; of the ``tuned`` runs the best."""
     runs = dict(measured["configurations"])
     if tuned:
         runs[TUNED] = min(tuned, key=lambda run: statistics.median(run["seconds"]))
-    stock = runs[BASELINE]
     local_s = statistics.median(runs.pop(LOCAL)["seconds"]) if LOCAL in runs else None
-    bound_s = None if local_s is None else max(local_s, measured["communication_s"])
-    rows = []
-    for name, run in runs.items():
-        seconds = seconds_of(run["seconds"], stock["seconds"])
-        rows.append(
-            {
-                "workload": workload,
-                "mode": "data_parallel",
-                "schedule": name,
-                "runs": run.get("schedule"),
-                "baseline": BASELINE,
-                "devices": measured["workers"],
-                "bandwidth_bit_s": mbit * 1e6 or None,
-                **seconds,
-                "predicted_step_s": run.get("predicted_step_s"),
-                "bound_s": bound_s,
-                "over_bound": None if bound_s is None else seconds["step_s"] / bound_s,
-                "compute_s": local_s,
-                "communication_s": measured["communication_s"],
-                "bit_equal": run["bits"] == stock["bits"],
-                "reason": run.get("reason") or None,
-                "knobs": run.get("knobs"),
-            }
-        )
-    return [known(row) for row in rows]
+    about = {
+        "workload": workload,
+        "mode": "data_parallel",
+        "baseline": BASELINE,
+        "devices": measured["workers"],
+        "bandwidth_bit_s": mbit * 1e6 or None,
+        "bound_s": None if local_s is None else max(local_s, measured["communication_s"]),
+        "compute_s": local_s,
+        "communication_s": measured["communication_s"],
+    }
+    return [known(_row(about, name, run, runs[BASELINE])) for name, run in runs.items()]
+
+
+def _row(about: Row, name: str, run: Row, stock: Row) -> Row:
+    seconds, bound_s = seconds_of(run["seconds"], stock["seconds"]), about["bound_s"]
+    return {
+        **about,
+        **seconds,
+        "schedule": name,
+        "runs": run.get("schedule"),
+        "predicted_step_s": run.get("predicted_step_s"),
+        "over_bound": None if bound_s is None else seconds["step_s"] / bound_s,
+        "bit_equal": run["bits"] == stock["bits"],
+        "reason": run.get("reason") or None,
+        "knobs": run.get("knobs"),
+    }
 
 
 def text_of(row: Row) -> str:

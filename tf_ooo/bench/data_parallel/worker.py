@@ -12,25 +12,20 @@ import statistics
 import time
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+import keras
+import tensorflow as tf
 
-from tf_ooo.bench.data_parallel.messages import (
-    CONFIGURATIONS,
-    ConfigurationMeasured,
-    DataParallelMeasured,
-    DataParallelRun,
-)
+import tf_ooo
+from tf_ooo.bench.data_parallel.rows import CONFIGURATIONS, DataParallelMeasured, DataParallelRun
 from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.networks import NETWORKS, Network
 from tf_ooo.bench.shared.processes import JsonOf
+from tf_ooo.bench.shared.rows import Row
 from tf_ooo.bench.shared.workloads import check_sum
 from tf_ooo.tracing import unrolled
-
-if TYPE_CHECKING:
-    import keras
-    import tensorflow as tf
 
 
 @click.command()
@@ -66,8 +61,6 @@ def _confined(group: str) -> ModuleType:
     hvd.init()
     time.sleep(0.2)
     communicating = confine.threads() - before
-    import tensorflow as tf
-
     tf.config.threading.set_intra_op_parallelism_threads(1)
     # With one thread a gradient that is to be handed over would wait for the matmul that runs.
     tf.config.threading.set_inter_op_parallelism_threads(4)
@@ -79,8 +72,6 @@ def _confined(group: str) -> ModuleType:
 
 def _times_s(trainers: dict[str, Trainer], repetitions: int, hvd: ModuleType) -> dict[str, list[float]]:
     """Seconds of a step in each turn."""
-    import tensorflow as tf
-
     times: dict[str, list[float]] = {name: [] for name in trainers}
     for _ in range(repetitions):
         for name, trainer in trainers.items():
@@ -91,8 +82,6 @@ def _times_s(trainers: dict[str, Trainer], repetitions: int, hvd: ModuleType) ->
 
 def _reduce_seconds(hvd: ModuleType, model: keras.Model) -> float:
     """Seconds of one allreduce as large as all gradients together."""
-    import tensorflow as tf
-
     whole = tf.zeros([sum(int(tf.size(v)) for v in model.trainable_variables)])
     seconds = []
     for _ in range(4):
@@ -106,8 +95,6 @@ class Trainer:
     """One configuration: a model, its data and how it is trained."""
 
     def __init__(self, name: str, asked: DataParallelRun, hvd: ModuleType) -> None:
-        import tf_ooo
-
         network, options = NETWORKS[asked.workload], CONFIGURATIONS[name]
         self._name, self._steps, self._batch = name, asked.steps, asked.rows or network.batch
         self.model = _compiled(network, name, hvd, 1 if options is None else asked.steps)
@@ -135,8 +122,6 @@ class Trainer:
 
     def _fit(self) -> list[float]:
         """Trains twice ``steps`` steps; when each execution ended."""
-        import keras
-
         marks: list[float] = []
         note = keras.callbacks.LambdaCallback(
             on_train_batch_end=lambda batch, logs: marks.append(time.perf_counter())
@@ -146,24 +131,17 @@ class Trainer:
         self.model.fit(self._x, self._y, callbacks=callbacks, **settings)
         return marks
 
-    def measured(self, seconds: list[float]) -> ConfigurationMeasured:
+    def measured(self, seconds: list[float]) -> Row:
         """What rank 0 reports."""
-        row: ConfigurationMeasured = {"seconds": seconds, "bits": check_sum(self.model)}
+        row: Row = {"seconds": seconds, "bits": check_sum(self.model)}
         if self.callback is None:
             return row
         report = self.callback.report
-        return {
-            **row,
-            "schedule": report.schedule,
-            "reason": report.fallback_reason,
-            "predicted_step_s": report.predicted_step_s,
-            "plan": None if report.planned is None else report.planned.to_text(),
-        }
+        row |= {"schedule": report.schedule, "reason": report.fallback_reason}
+        return row | {"predicted_step_s": report.predicted_step_s}
 
 
 def _compiled(network: Network, name: str, hvd: ModuleType, steps_per_execution: int) -> keras.Model:
-    import keras
-
     keras.utils.set_random_seed(1)
     model = network.build()
     if name == "horovod_tape":
@@ -180,7 +158,6 @@ def _compiled(network: Network, name: str, hvd: ModuleType, steps_per_execution:
 def _taped(hvd: ModuleType) -> type[keras.Model]:
     """Stock Horovod with a train step of one's own: averaging where the tape computes gradients."""
     import keras
-    import tensorflow as tf
 
     class Taped(keras.Model):  # type: ignore[misc]
         def train_step(self, data: tuple[tf.Tensor, tf.Tensor]) -> dict[str, tf.Tensor]:

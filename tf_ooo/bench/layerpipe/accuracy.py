@@ -8,42 +8,32 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from tf_ooo.bench.shared.rows import Row
 from tf_ooo.errors import BackendError
+from tf_ooo.modes.layerpipe.options import LayerPipe
 
 if TYPE_CHECKING:
     import keras
     import numpy as np
 
-    Numbers = np.ndarray[Any, Any]
-
 BATCH = 32
 # A picture of the 540 is 0.19 points.
 TEST_SHARE = 0.3
 RATE = 0.1
-MODES: dict[str, dict[str, Any]] = {
-    **{weights: {"schedule": "layerpipe", "weights": weights} for weights in ("stash", "ema", "latest")},
-    "pipedream_2bw": {"schedule": "pipedream_2bw"},
+WAYS = {
+    "stash": LayerPipe(schedule="layerpipe", weights="stash", profile_steps=0),
+    "ema": LayerPipe(schedule="layerpipe", weights="ema", profile_steps=0),
+    "latest": LayerPipe(schedule="layerpipe", weights="latest", profile_steps=0),
+    "pipedream_2bw": LayerPipe(schedule="pipedream_2bw", profile_steps=0),
 }
 # Name: falling (to 0 at the end) or constant.
 RATES = {"cosine": True, "constant": False}
 
 
-@dataclass(frozen=True)
-class Trained:
-    """What is trained once in each way: a network, its rate, logical devices, a seed and epochs."""
-
-    network: str
-    rate: str
-    devices: int
-    seed: int
-    epochs: int
-
-
-def digits() -> tuple[Numbers, Numbers, Numbers, Numbers]:
+def digits() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Pictures and labels to train with, then to test with.
 
     Raises BackendError where scikit-learn is not installed.
@@ -87,22 +77,23 @@ def mlp() -> list[keras.Layer]:
 NETWORKS: dict[str, Callable[[], list[keras.Layer]]] = {"conv": conv, "mlp": mlp}
 
 
-def percent_by_epoch(what: Trained, callbacks: Sequence[keras.callbacks.Callback]) -> list[float]:
-    """Percent of the test pictures that are right after each epoch."""
+def percent_by_epoch(network: str, rate: str, seed: int, epochs: int, way: LayerPipe | None) -> list[float]:
+    """Percent of the test pictures that are right after each epoch; without a way: stock Keras."""
     import keras
 
+    import tf_ooo
+
     x, y, x_test, y_test = digits()
-    keras.utils.set_random_seed(what.seed)
+    keras.utils.set_random_seed(seed)
     keras.backend.clear_session()
-    model = keras.Sequential([keras.Input((8, 8, 1)), *NETWORKS[what.network]()])
-    steps = what.epochs * -(-len(x) // BATCH)
-    rate = keras.optimizers.schedules.CosineDecay(RATE, steps) if RATES[what.rate] else RATE
+    model = keras.Sequential([keras.Input((8, 8, 1)), *NETWORKS[network]()])
+    steps = epochs * -(-len(x) // BATCH)
+    rates = keras.optimizers.schedules.CosineDecay(RATE, steps) if RATES[rate] else RATE
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(rate), loss, metrics=["accuracy"], jit_compile=False)
-    history = model.fit(
-        x, y, batch_size=BATCH, epochs=what.epochs, validation_data=(x_test, y_test),
-        callbacks=list(callbacks), verbose=0,
-    )  # fmt: skip
+    model.compile(keras.optimizers.SGD(rates), loss, metrics=["accuracy"], jit_compile=False)
+    callbacks = [] if way is None else [tf_ooo.OOOBackprop(way)]
+    settings = {"batch_size": BATCH, "epochs": epochs, "validation_data": (x_test, y_test), "verbose": 0}
+    history = model.fit(x, y, callbacks=callbacks, **settings)
     return [100 * value for value in history.history["val_accuracy"]]
 
 
@@ -116,31 +107,18 @@ def rows(
     most = [tf.config.LogicalDeviceConfiguration()] * max(devices)
     tf.config.set_logical_device_configuration(cpu, most)
     for network, rate, count, seed in itertools.product(networks, rates, devices, range(seeds)):
-        yield from rows_of(Trained(network, rate, count, seed, epochs))
+        about = {"network": network, "rate": rate, "devices": count, "seed": seed, "epochs": epochs}
+        synchronous = percent_by_epoch(network, rate, seed, epochs, None)
+        yield about | _accuracy("synchronous", synchronous, synchronous)
+        for name, options in WAYS.items():
+            way = replace(options, devices=count)
+            percent = percent_by_epoch(network, rate, seed, epochs, way)
+            yield about | _accuracy(name, percent, synchronous)
 
 
-def rows_of(what: Trained) -> Iterator[Row]:
-    """A row of synchronous training, then one for each way of LayerPipe."""
-    synchronous = percent_by_epoch(what, [])
-    yield _row(what, "synchronous", synchronous, synchronous)
-    for way, options in MODES.items():
-        yield _row(what, way, percent_by_epoch(what, [_callback(what.devices, options)]), synchronous)
-
-
-def _callback(devices: int, options: dict[str, Any]) -> keras.callbacks.Callback:
-    import tf_ooo
-
-    return tf_ooo.OOOBackprop(tf_ooo.LayerPipe(devices=devices, profile_steps=0, **options))
-
-
-def _row(what: Trained, way: str, percent: list[float], synchronous: list[float]) -> Row:
+def _accuracy(training: str, percent: list[float], synchronous: list[float]) -> Row:
     return {
-        "network": what.network,
-        "rate": what.rate,
-        "devices": what.devices,
-        "seed": what.seed,
-        "epochs": what.epochs,
-        "training": way,
+        "training": training,
         "test_accuracy_percent": percent[-1],
         "points_below_synchronous": synchronous[-1] - percent[-1],
         "percent_by_epoch": percent,
@@ -159,7 +137,7 @@ def text_of(row: Row) -> str:
 def summary(rows: Sequence[Row]) -> str:
     """Of each way, the mean and the most that is lost."""
     lines = []
-    for way in MODES:
+    for way in WAYS:
         lost = [row["points_below_synchronous"] for row in rows if row["training"] == way]
         if not lost:
             continue

@@ -10,9 +10,8 @@ import click
 from click.core import ParameterSource
 
 from tf_ooo.bench.layerpipe import accuracy as accuracy_of_late_gradients
-from tf_ooo.bench.layerpipe.messages import LayerPipeMeasured, LayerPipeRun
 from tf_ooo.bench.layerpipe.networks import NETWORKS
-from tf_ooo.bench.layerpipe.rows import BASELINE, rows_of, text_of
+from tf_ooo.bench.layerpipe.rows import BASELINE, LayerPipeRun, rows_of, text_of
 from tf_ooo.bench.planner import layerpipe as on_paper
 from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.bars import save_bars
@@ -22,7 +21,6 @@ from tf_ooo.bench.shared.rows import Row, write_rows
 
 # Beside the baseline.
 SCHEDULES = ("fast_forward", "pipedream_2bw", "layerpipe", "layerpipe_ema")
-DRIVER = "tf_ooo.bench.layerpipe.driver"
 DEVICES, ACCURACY_DEVICES = (2, 3, 4), (3,)
 _WITH_ACCURACY = {"network", "rate", "devices", "seeds", "epochs"}
 _EVERYWHERE = {"quick", "json_file", "accuracy", "simulated"}
@@ -66,7 +64,7 @@ def layerpipe(
         return
     if simulated:
         _refuse_given(ctx, "does not go with --simulated", {"png"})
-        on_paper.compare(quick, json_file, png)
+        ctx.invoke(on_paper.main, quick=quick, json_file=json_file, png=png)
         return
     _refuse_given(ctx, "is for --accuracy", set(ctx.params) - _WITH_ACCURACY | {"devices"})
     reason = confine.why_not(with_link=False)
@@ -79,8 +77,10 @@ def layerpipe(
     rows: list[Row] = []
     for name, workers in itertools.product(workload, devices or DEVICES):
         asked = LayerPipeRun(name, list(dict.fromkeys((BASELINE, *schedules))))
-        measured: LayerPipeMeasured = run_driver(DRIVER, asked, workers, cores, repetitions)
-        rows += _printed(rows_of(measured, name))
+        measured = run_driver("tf_ooo.bench.layerpipe.driver", asked, workers, cores, repetitions)
+        for row in rows_of(measured, name):
+            click.echo(text_of(row))
+            rows.append(row)
         write_rows(json_file, rows)
     if png:
         save_bars(rows, png)
@@ -92,12 +92,6 @@ def _refuse_given(ctx: click.Context, reason: str, known: Collection[str]) -> No
         given = ctx.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE
         if given and option.name not in {*known, *_EVERYWHERE}:
             raise click.UsageError(f"{option.opts[0]} {reason}", ctx)
-
-
-def _printed(rows: Sequence[Row]) -> Sequence[Row]:
-    for row in rows:
-        click.echo(text_of(row))
-    return rows
 
 
 def _accuracy(

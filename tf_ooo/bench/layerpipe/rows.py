@@ -1,31 +1,26 @@
-"""The rows of ``tf-ooo bench layerpipe``."""
+"""What a run of ``tf-ooo bench layerpipe`` is asked for, and the rows that come of it."""
 
 from __future__ import annotations
 
-from tf_ooo.bench.layerpipe.messages import LayerPipeMeasured
-from tf_ooo.bench.shared.rows import Row, efficiency_of, seconds_of, spread_text
+from dataclasses import dataclass
+
+from tf_ooo.bench.shared.drivers import Measured, row_of
+from tf_ooo.bench.shared.rows import Row, spread_text
 
 BASELINE = "pipedream"
 
 
-def rows_of(measured: LayerPipeMeasured, workload: str) -> list[Row]:
+@dataclass(frozen=True)
+class LayerPipeRun:
+    """A workload of :data:`tf_ooo.bench.layerpipe.networks.NETWORKS`, and schedules to train it with."""
+
+    workload: str
+    schedules: list[str]
+
+
+def rows_of(measured: Measured, workload: str) -> list[Row]:
     """One row for each schedule."""
-    times, devices = measured["times"], measured["devices"]
-    return [
-        {
-            "workload": workload,
-            "mode": "pipeline" if name == "fast_forward" else "layerpipe",
-            "schedule": name,
-            "baseline": BASELINE,
-            "devices": devices,
-            "cores": measured["cores"],
-            **seconds_of(times[name], times[BASELINE]),
-            **efficiency_of(times[name], times["serial"], devices),
-            "link": measured["link"],
-            **run,
-        }
-        for name, run in measured["runs"].items()
-    ]
+    return [row_of(measured, {"workload": workload}, name, BASELINE) for name in measured["runs"]]
 
 
 def text_of(row: Row) -> str:

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import click
 
-from tf_ooo.bench.pipeline import overhead as overhead_of_one_stage
 from tf_ooo.bench.pipeline import pytorch
-from tf_ooo.bench.pipeline.messages import PipelineMeasured, PipelineRun
-from tf_ooo.bench.pipeline.rows import rows_of, text_of
+from tf_ooo.bench.pipeline.rows import OverheadRun, PipelineRun, rows_of, text_of, torch_rows_of
 from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.drivers import SHARE, end_with_sigterm, run_driver
 from tf_ooo.bench.shared.options import FOLDER, SeveralValues, json_option, quick_option, several
@@ -19,7 +17,6 @@ from tf_ooo.bench.shared.processes import command, quiet, result_of
 from tf_ooo.bench.shared.rows import Row, write_rows
 from tf_ooo.bench.shared.workloads import WORKLOADS
 
-DRIVER = "tf_ooo.bench.pipeline.driver"
 SCHEDULES = "gpipe,1f1b,fast_forward,modulo,zb_h1,zb_h2,zb_v,dualpipe_v"
 QUICK_SCHEDULES = "gpipe,1f1b,fast_forward,modulo"
 
@@ -78,19 +75,18 @@ def _torch_runs(workload: str, devices: int) -> bool:
 
 def _measured(asked: PipelineRun, devices: int, cores: float | None, repetitions: int) -> list[Row]:
     """The rows of one run, printed too."""
-    measured: PipelineMeasured = run_driver(DRIVER, asked, devices, cores, repetitions)
-    ours = rows_of(measured, asked.workload, asked.microbatches)
-    theirs = pytorch.rows_of(measured, asked.workload, asked.microbatches)
-    for line in (*map(text_of, ours), *map(pytorch.text_of, theirs)):
-        click.echo(line)
-    return ours + theirs
+    measured = run_driver("tf_ooo.bench.pipeline.driver", asked, devices, cores, repetitions)
+    rows = rows_of(measured, asked) + torch_rows_of(measured, asked)
+    for row in rows:
+        click.echo(text_of(row))
+    return rows
 
 
 def _overhead(workload: str, pairs: int) -> Row:
     """The row of a process of its own, printed too."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "row.json"
-        asked = overhead_of_one_stage.Overhead(workload, pairs, str(out))
-        row: Row = result_of(command(overhead_of_one_stage.__name__, asked), out, quiet())
-    click.echo(overhead_of_one_stage.text_of(row))
+        asked = OverheadRun(workload, pairs, str(out))
+        row: Row = result_of(command("tf_ooo.bench.pipeline.overhead", asked), out, quiet())
+    click.echo(text_of(row))
     return row

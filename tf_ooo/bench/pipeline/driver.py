@@ -9,36 +9,34 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import statistics
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from tf_ooo.bench.pipeline.gantt import busy_seconds, measured_timeline, task_seconds, task_times, traced
-from tf_ooo.bench.pipeline.messages import PipelineMeasured, PipelineRun, ScheduleMeasured
 from tf_ooo.bench.pipeline.pytorch import TorchRanks
-from tf_ooo.bench.pipeline.scheduled import Scheduled
-from tf_ooo.bench.shared.cluster import ConfinedCluster, write_and_end
+from tf_ooo.bench.pipeline.rows import BASELINE, LOCAL, SERIAL, PipelineMeasured, PipelineRun
+from tf_ooo.bench.shared.cluster import ConfinedCluster, stage_costs, write_and_end
 from tf_ooo.bench.shared.drivers import Workers
-from tf_ooo.bench.shared.peak_memory import step_bytes
 from tf_ooo.bench.shared.processes import JsonOf
-from tf_ooo.bench.shared.slow_devices import SlowDevices, stage_costs
-from tf_ooo.bench.shared.steps import Stock, Timed
+from tf_ooo.bench.shared.rows import Row
+from tf_ooo.bench.shared.steps import InTurn, Stock
+from tf_ooo.bench.shared.worker import step_bytes
 from tf_ooo.bench.shared.workloads import make
 from tf_ooo.costs.layer_costs import LayerCosts
+from tf_ooo.modes.pipeline import tasks_of
+from tf_ooo.modes.table import Pipeline
 from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.planning.simulation.timeline import Timeline
-
-if TYPE_CHECKING:
-    from tf_ooo.bench.pipeline.scheduled import Measured
 
 
 @click.command()
 @click.argument("workers", type=JsonOf(Workers))
 @click.argument("asked", type=JsonOf(PipelineRun))
 def main(workers: Workers, asked: PipelineRun) -> None:
-    """Measures one workload on one number of devices; writes PipelineMeasured as JSON."""
+    """Measures one workload on one number of devices."""
     write_and_end(workers, PipelineDriver(workers, asked).run())
 
 
@@ -63,123 +61,119 @@ class PipelineDriver:
 
     def run(self) -> PipelineMeasured:
         """Times and reports of everything."""
-        controls, scheduled = self._controls(), self._scheduled()
+        controls, pipelines = self._controls(), self._pipelines()
         for control in controls.values():
             control.start()
+        runs: dict[str, Callable[[], float]] = {name: control.step_s for name, control in controls.items()}
+        runs |= {name: pipeline.step_s for name, pipeline in pipelines.items()}
+        version = None
         with contextlib.ExitStack() as stack:
-            runs: dict[str, Timed] = {**controls, **scheduled}
-            version = None
             if self._asked.torch:
-                microbatches = self._asked.microbatches
-                ranks = TorchRanks(self._workers.group, len(self._cluster.devices), microbatches)
+                devices, microbatches = len(self._cluster.devices), self._asked.microbatches
+                ranks = TorchRanks(self._workers.group, devices, microbatches)
                 stack.enter_context(contextlib.closing(ranks))
                 runs |= ranks.started()
                 version = ranks.version
-            times = self._cluster.turns(runs, lambda run: [run.step_s()])
-        return self._result(scheduled, times, version)
-
-    def _controls(self) -> dict[str, Stock]:
-        """The whole model on one worker, and where it can be divided equal parts of it on all of them."""
-        devices, microbatches = self._cluster.devices, self._asked.microbatches
-        controls = {"serial": Stock(partial(make, self._asked.workload, microbatches), devices[:1])}
-        if microbatches % len(devices) == 0:
-            part = partial(make, self._asked.workload, microbatches // len(devices))
-            controls["local"] = Stock(part, devices)
-        return controls
-
-    def _scheduled(self) -> dict[str, Scheduled]:
-        """A pipeline for each schedule, all after equally many steps: all are to end with the same bits."""
-        devices = SlowDevices(self._cluster, 1 / self._workers.cores)
-        microbatches = self._asked.microbatches
-        options = {"devices": devices, "microbatches": microbatches, "profile_steps": 1}
-        # All models first: making one sets the seed, upon which TensorFlow compiles all functions anew.
-        workloads = {name: make(self._asked.workload, microbatches) for name in self._asked.schedules}
-        pipelines: dict[str, Scheduled] = {}
-        measured: Measured | None = None
-        steps = 0
-        for name, workload in workloads.items():
-            pipelines[name] = pipeline = Scheduled(workload, {**options, "schedule": name}, measured)
-            pipeline.start()
-            measured = pipeline.measured
-            steps = max(steps, pipeline.session.steps)
-            while pipeline.session.steps < steps:  # only the first one has measured
-                pipeline.step_s()
-        return pipelines
-
-    def _result(
-        self, scheduled: dict[str, Scheduled], times: dict[str, list[float]], torch: str | None
-    ) -> PipelineMeasured:
-        slower = self._slower(next(iter(scheduled.values())), times)
-        measured = {name: self._measured(name, run, times[name], slower) for name, run in scheduled.items()}
-        for name, pipeline in scheduled.items():
-            measured[name]["bits"] = pipeline.session.finish()
+            times = self._cluster.times_s(runs)
         return {
             "devices": len(self._cluster.devices),
             "cores": self._workers.cores,
             "times": times,
-            "link": dataclasses.asdict(self._cluster.link),
-            "schedules": measured,
-            "torch": torch,
+            "runs": self._rows(pipelines, times),
+            "torch": version,
         }
 
-    def _slower(self, planned: Scheduled, times: dict[str, list[float]]) -> Slower:
+    def _controls(self) -> dict[str, Stock]:
+        """The whole model on one worker, and where it can be divided equal parts of it on all of them."""
+        devices, microbatches = self._cluster.devices, self._asked.microbatches
+        controls = {SERIAL: Stock(partial(make, self._asked.workload, microbatches), devices[:1])}
+        if microbatches % len(devices) == 0:
+            part = partial(make, self._asked.workload, microbatches // len(devices))
+            controls[LOCAL] = Stock(part, devices)
+        return controls
+
+    def _pipelines(self) -> dict[str, InTurn]:
+        """One for each schedule, all after equally many steps: all are to end with the same bits."""
+        microbatches = self._asked.microbatches
+        options = Pipeline(devices=self._cluster.slow_devices(), microbatches=microbatches, profile_steps=1)
+        # All models first: making one sets the seed, upon which TensorFlow compiles all functions anew.
+        workloads = {name: make(self._asked.workload, microbatches) for name in self._asked.schedules}
+        pipelines: dict[str, InTurn] = {}
+        measured, steps = None, 0
+        for name, workload in workloads.items():
+            pipeline = InTurn(workload, dataclasses.replace(options, schedule=name), measured)
+            pipeline.start(2)
+            pipelines[name], measured = pipeline, pipeline.measured
+            steps = max(steps, pipeline.steps)
+            while pipeline.steps < steps:  # only the first one has measured
+                pipeline.step_s()
+        return pipelines
+
+    def _rows(self, pipelines: Mapping[str, InTurn], times: Mapping[str, list[float]]) -> dict[str, Row]:
+        """What rows say of pipelines beside their times."""
+        slower = self._slower(next(iter(pipelines.values())), times)
+        rows = {name: self._row(name, run, times[name], slower) for name, run in pipelines.items()}
+        bits = {name: run.finish() for name, run in pipelines.items()}
+        return {
+            name: row | {"bit_equal": bits[name] == bits.get(BASELINE, bits[name])}
+            for name, row in rows.items()
+        }
+
+    def _slower(self, planned: InTurn, times: Mapping[str, list[float]]) -> Slower:
         """The controls beside the plan."""
-        if "local" not in times:
+        if LOCAL not in times:
             return Slower(1.0, 1.0)
-        work_s = planned.session.report.pipeline["serial_step_s"] - self._sums_s(planned)
-        serial_s, local_s = (statistics.median(times[name]) for name in ("serial", "local"))
+        work_s = planned.report.pipeline["serial_step_s"] - self._sums_s(planned)
+        serial_s, local_s = (statistics.median(times[name]) for name in (SERIAL, LOCAL))
         return Slower(float(serial_s / work_s), float(local_s * len(self._cluster.devices) / work_s))
 
-    def _sums_s(self, planned: Scheduled) -> float:
+    def _sums_s(self, planned: InTurn) -> float:
         """Seconds that the plan counts for adding up gradients, which the local control does not."""
+        if planned.measured is None:
+            return 0.0
         step, table = planned.measured
         in_plan = {name for name in step.known.graph.ops if name in step.sums}
         here_s = sum(table.op_seconds.get(name, 0.0) for name in in_plan)
         return float(step.count * here_s / self._workers.cores)
 
-    def _predicted(self, pipeline: Scheduled, slower: Slower) -> tuple[Timeline, list[LayerCosts]]:
+    def _predicted(self, pipeline: InTurn, slower: Slower) -> tuple[Timeline, list[LayerCosts]]:
         """The schedule, and its stages' costs, with as many workers computing as it keeps busy."""
-        rows, schedule = pipeline.session.report.pipeline["stages"], pipeline.session.schedule
-        link = self._cluster.link
+        rows, schedule, link = pipeline.report.pipeline["stages"], pipeline.schedule, self._cluster.link
         together = simulate(schedule, stage_costs(rows, slower.together), link)
         costs = stage_costs(rows, slower.when_busy(1 - together.bubble_fraction))
         return simulate(schedule, costs, link), costs
 
-    def _measured(
-        self, name: str, pipeline: Scheduled, seconds: list[float], slower: Slower
-    ) -> ScheduleMeasured:
-        from tf_ooo.modes.pipeline import tasks_of  # noqa: PLC0415 - imports TensorFlow
-
-        report, schedule = pipeline.session.report, pipeline.session.schedule
+    def _row(self, name: str, pipeline: InTurn, seconds: list[float], slower: Slower) -> Row:
+        report, schedule = pipeline.report, pipeline.schedule
         predicted, costs = self._predicted(pipeline, slower)
-        tasks = tasks_of(report.rewritten_graph)
-        events = traced(pipeline.step_s, self._workers.addresses, statistics.median(seconds))
+        tasks, addresses = tasks_of(report.rewritten_graph), self._workers.cluster.split(",")
+        events = traced(pipeline.step_s, addresses, statistics.median(seconds))
         times = task_times(events, tasks)
-        busy = busy_seconds(events, tasks, self._workers.addresses)
+        busy = busy_seconds(events, tasks, addresses)
         timeline = measured_timeline(schedule, times, busy)
         if self._asked.pictures:
             self._draw(name, predicted, timeline)
         return {
-            "schedule": report.schedule,
+            "runs": report.schedule,
             "predicted_step_s": predicted.makespan_s,
-            "predicted_bubble_fraction": predicted.bubble_fraction,
             "bubble_fraction": timeline.bubble_fraction,
             "bubble_fraction_by_device": [1 - busy_s / timeline.makespan_s for busy_s in busy],
             "planned_step_s": report.predicted_step_s,
+            "predicted_bubble_fraction": predicted.bubble_fraction,
             "peak_bytes": report.pipeline["predicted_peak_bytes"],
             "measured_peak_bytes": self._peak_bytes(pipeline),
+            "link": dataclasses.asdict(self._cluster.link),
             "tasks_seen": len(times) / max(1, len(schedule.tasks)),
-            "tasks": task_seconds(times, costs),
-            "bits": 0,  # not before all have been measured
+            "task_seconds": task_seconds(times, costs),
         }
 
-    def _peak_bytes(self, pipeline: Scheduled) -> list[int]:
+    def _peak_bytes(self, pipeline: InTurn) -> list[int]:
         """Of each device: what stands there between steps, as planned, and what a step adds, measured."""
         added = step_bytes(self._workers.processes, self._workers.folder, pipeline.step_s)
         standing = dict.fromkeys(self._cluster.devices, 0.0)
-        for stage in pipeline.session.report.pipeline["stages"]:
+        for stage in pipeline.report.pipeline["stages"]:
             standing[stage["device"]] += stage["weight_bytes"] + stage["slot_bytes"]
-        return [round(bytes_) + more for bytes_, more in zip(standing.values(), added, strict=True)]
+        return [round(there) + more for there, more in zip(standing.values(), added, strict=True)]
 
     def _draw(self, name: str, predicted: Timeline, measured: Timeline) -> None:
         shape = f"{len(self._cluster.devices)}x{self._asked.microbatches}"

@@ -10,53 +10,28 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import click
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import pipelining
 
+from tf_ooo.bench.pipeline.pytorch import Rank, cut
+from tf_ooo.bench.pipeline.rows import TORCH_SERIAL, TORCH_STAGES
 from tf_ooo.bench.shared import confine
-from tf_ooo.bench.shared.lines import answer
-from tf_ooo.bench.shared.processes import JsonOf
+from tf_ooo.bench.shared.processes import JsonOf, answer
 from tf_ooo.bench.shared.workloads import CLASSES, FEED_FORWARD, ROWS, SEED, labels, numbers
-
-if TYPE_CHECKING:
-    import torch
-
-# Stages on each rank, by the name of the run.
-STAGES = {"torch_gpipe": 1, "torch_1f1b": 1, "torch_zbv": 2}
-SERIAL = "torch_serial"
-
-
-@dataclass(frozen=True)
-class Rank:
-    """What a rank is told.
-
-    Attributes:
-        group: prefix of the CPU groups of :func:`tf_ooo.bench.shared.confine.shares`.
-        rank, devices: which of how many it is.
-        port: where they meet.
-        microbatches: of a batch.
-    """
-
-    group: str
-    rank: int
-    devices: int
-    port: int
-    microbatches: int
 
 
 @click.command()
 @click.argument("rank", type=JsonOf(Rank))
 def main(rank: Rank) -> None:
     """Serves steps until its input ends."""
-    import torch
-    import torch.distributed as dist
-
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{rank.port}", world_size=rank.devices, rank=rank.rank)
-    steps = {name: _pipeline(rank, name) for name in STAGES}
-    steps[SERIAL] = _serial(rank) if rank.rank == 0 else (lambda: None)
+    steps = {name: _pipeline(rank, name) for name in TORCH_STAGES}
+    steps[TORCH_SERIAL] = _serial(rank) if rank.rank == 0 else (lambda: None)
     # This thread computes, also backward; all others, which communicate, get no quota.
     confine.enter(rank.group, rank.rank, confine.threads() - {threading.get_native_id()})
     answer(f"torch {torch.__version__}")
@@ -66,10 +41,7 @@ def main(rank: Rank) -> None:
     os._exit(0)  # the others may have gone already: nothing to take leave of
 
 
-def _layers() -> list[torch.nn.Module]:
-    import torch
-    from torch import nn
-
+def _layers() -> list[nn.Module]:
     depth, width = FEED_FORWARD
     torch.manual_seed(SEED)
     inner = [nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(depth)]
@@ -77,49 +49,35 @@ def _layers() -> list[torch.nn.Module]:
 
 
 def _batch(microbatches: int) -> tuple[torch.Tensor, torch.Tensor]:
-    import torch
-
     rows = ROWS["feed_forward"] * microbatches
     return torch.from_numpy(numbers(rows, FEED_FORWARD[1])), torch.from_numpy(labels(rows)).long()
 
 
 def _serial(rank: Rank) -> Callable[[], None]:
     """The whole batch on one rank."""
-    import torch
-
-    model = torch.nn.Sequential(*_layers())
+    model = nn.Sequential(*_layers())
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     x, y = _batch(rank.microbatches)
 
     def step() -> None:
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(x), y).backward()
+        nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
 
     return step
 
 
-def cut(layers: int, stages: int, stage: int) -> range:
-    """The layers of a stage: equal parts, the output layer with the last."""
-    inner = layers - 1
-    first, after = inner * stage // stages, inner * (stage + 1) // stages
-    return range(first, layers if stage == stages - 1 else after)
-
-
 def _pipeline(rank: Rank, name: str) -> Callable[[], None]:
-    import torch
-    from torch.distributed import pipelining
-
-    layers, count = _layers(), STAGES[name] * rank.devices
+    layers, count = _layers(), TORCH_STAGES[name] * rank.devices
     # The second stage of each rank is on the way back of a V.
-    mine = [rank.rank, count - 1 - rank.rank][: STAGES[name]]
-    modules = [torch.nn.Sequential(*(layers[i] for i in cut(len(layers), count, stage))) for stage in mine]
+    mine = [rank.rank, count - 1 - rank.rank][: TORCH_STAGES[name]]
+    modules = [nn.Sequential(*(layers[i] for i in cut(len(layers), count, stage))) for stage in mine]
     on = torch.device("cpu")
     stages = [
         pipelining.PipelineStage(module, stage, count, on)
         for module, stage in zip(modules, mine, strict=True)
     ]
-    loss = torch.nn.functional.cross_entropy
+    loss = nn.functional.cross_entropy
     if name == "torch_zbv":
         schedule = pipelining.ScheduleZBVZeroBubble(stages, rank.microbatches, loss)
     else:

@@ -1,66 +1,110 @@
-"""The rows of ``tf-ooo bench pipeline``."""
+"""What a run of ``tf-ooo bench pipeline`` is asked for, and the rows that come of it."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from tf_ooo.bench.pipeline.messages import PipelineMeasured
-from tf_ooo.bench.shared.rows import Row, bits_text, efficiency_of, known, seconds_of, spread_text
+from tf_ooo.bench.shared.drivers import Measured, row_of
+from tf_ooo.bench.shared.rows import Row, bits_text, seconds_of, spread_text
 
-BASELINE = "gpipe"
+BASELINE, SERIAL, LOCAL = "gpipe", "serial", "local"
+# Schedules of torch.distributed.pipelining: stages on each rank, by the name of the run.
+TORCH_STAGES = {"torch_gpipe": 1, "torch_1f1b": 1, "torch_zbv": 2}
+TORCH_SERIAL = "torch_serial"
 
 
-def rows_of(measured: PipelineMeasured, workload: str, microbatches: int) -> list[Row]:
+@dataclass(frozen=True)
+class PipelineRun:
+    """A workload and its micro-batches, schedules, a folder for pictures (empty: none), and whether
+    torch.distributed.pipelining takes turns with them."""
+
+    workload: str
+    microbatches: int
+    schedules: list[str]
+    pictures: str
+    torch: bool
+
+
+class PipelineMeasured(Measured):
+    """``torch``: its version; None where it did not run."""
+
+    torch: str | None
+
+
+@dataclass(frozen=True)
+class OverheadRun:
+    """A workload, how many pairs of steps to time, and the file for the row."""
+
+    workload: str
+    pairs: int
+    out: str
+
+
+def rows_of(measured: PipelineMeasured, asked: PipelineRun) -> list[Row]:
     """One row for each schedule."""
-    return [_row(measured, name, workload, microbatches) for name in measured["schedules"]]
+    about: Row = {"workload": asked.workload, "mode": "pipeline", "microbatches": asked.microbatches}
+    if LOCAL in measured["times"]:
+        about["bound_s"] = statistics.median(measured["times"][LOCAL])
+    return [row_of(measured, about, name, BASELINE) for name in measured["runs"]]
 
 
-def _row(measured: PipelineMeasured, name: str, workload: str, microbatches: int) -> Row:
-    times, schedules, devices = measured["times"], measured["schedules"], measured["devices"]
-    run = schedules[name]
-    return known(
-        {
-            "workload": workload,
-            "mode": "pipeline",
-            "schedule": name,
-            "runs": run["schedule"],
-            "baseline": BASELINE if BASELINE in times else None,
-            "devices": devices,
-            "microbatches": microbatches,
-            "cores": measured["cores"],
-            **seconds_of(times[name], times.get(BASELINE)),
-            "predicted_step_s": run["predicted_step_s"],
-            "bound_s": seconds_of(times["local"], None)["step_s"] if "local" in times else None,
-            **efficiency_of(times[name], times["serial"], devices),
-            "bubble_fraction": run["bubble_fraction"],
-            "bubble_fraction_by_device": run["bubble_fraction_by_device"],
-            "planned_step_s": run["planned_step_s"],
-            "predicted_bubble_fraction": run["predicted_bubble_fraction"],
-            "peak_bytes": run["peak_bytes"],
-            "measured_peak_bytes": run["measured_peak_bytes"],
-            "link": measured["link"],
-            "tasks_seen": run["tasks_seen"],
-            "task_seconds": run["tasks"],
-            "bit_equal": run["bits"] == schedules.get(BASELINE, run)["bits"],
-        }
-    )
+def torch_rows_of(measured: PipelineMeasured, asked: PipelineRun) -> list[Row]:
+    """One row for each of torch's schedules, beside its own serial step and our fastest schedule."""
+    times, mode = measured["times"], "torch.distributed.pipelining"
+    about: Row = {"workload": asked.workload, "mode": mode, "microbatches": asked.microbatches}
+    about["runs"] = measured["torch"]
+    ours = min(measured["runs"], key=lambda name: statistics.median(times[name]))
+    return [row_of(measured, about, name, ours, TORCH_SERIAL) for name in TORCH_STAGES if name in times]
+
+
+def overhead_row_of(workload: str, times_s: Sequence[tuple[float, float]], bit_equal: bool) -> Row:
+    """Medians of stock's and our step, and of each pair's ratio the median and the quartiles."""
+    stock_s, ours_s = zip(*times_s, strict=True)
+    low, middle, high = statistics.quantiles([ours / stock for stock, ours in times_s], n=4)
+    return {
+        "workload": workload,
+        "mode": "pipeline",
+        "schedule": "1f1b",
+        "baseline": "stock fit",
+        "devices": 1,
+        "microbatches": 1,
+        **seconds_of(ours_s, stock_s),
+        "speedup": 1 / middle,
+        "overhead": middle - 1,
+        "overhead_quartiles": [low - 1, high - 1],
+        "pairs": len(times_s),
+        "bit_equal": bit_equal,
+    }
 
 
 def text_of(row: Row) -> str:
     """One line."""
-    speedup = f"  {row['speedup']:.2f}x {row['baseline']}" if "speedup" in row else ""
+    if "overhead" in row:
+        return _overhead_text(row)
+    start = f"{row['workload']} P={row['devices']} m={row['microbatches']}".ljust(28)
+    start += f" {row['schedule']:14s} {spread_text(row)}, "
+    speedup = f"{row['speedup']:.2f}x {row['baseline']}" if "speedup" in row else ""
+    if row["mode"] != "pipeline":
+        more = f"serial {row['serial_s'] * 1e3:.0f}, efficiency {row['efficiency']:.2f} ({row['runs']})"
+        return f"{start}{speedup}, {more}"
     return (
-        f"{shape_text(row)} {row['schedule']:14s} {spread_text(row)}, predicted "
-        f"{row['predicted_step_s'] * 1e3:.0f}, local {row.get('bound_s', 0) * 1e3:.0f}{speedup}, efficiency "
-        f"{row['efficiency']:.2f}, bubble {row['bubble_fraction']:.0%} (predicted "
-        f"{row['predicted_bubble_fraction']:.0%}), peak {_megabytes(row['measured_peak_bytes'])} MB "
-        f"(predicted {_megabytes(row['peak_bytes'])}), {bits_text(row)}"
+        f"{start}predicted {row['predicted_step_s'] * 1e3:.0f}, local {row.get('bound_s', 0) * 1e3:.0f}"
+        f"{speedup and '  '}{speedup}, efficiency {row['efficiency']:.2f}, bubble "
+        f"{row['bubble_fraction']:.0%} (predicted {row['predicted_bubble_fraction']:.0%}), peak "
+        f"{_megabytes(row['measured_peak_bytes'])} MB (predicted {_megabytes(row['peak_bytes'])}), "
+        f"{bits_text(row)}"
     )
 
 
-def shape_text(row: Row) -> str:
-    """What was trained, with how many devices and micro-batches; in a column."""
-    return f"{row['workload']} P={row['devices']} m={row['microbatches']}".ljust(28)
+def _overhead_text(row: Row) -> str:
+    low, high = row["overhead_quartiles"]
+    return (
+        f"{row['workload']:14s} one stage, one micro-batch: {row['step_s'] * 1e3:.1f} ms, stock fit "
+        f"{row['baseline_step_s'] * 1e3:.1f} ms; overhead {row['overhead']:+.1%} (middle half of "
+        f"{row['pairs']} pairs: {low:+.1%} to {high:+.1%}), {bits_text(row)}"
+    )
 
 
 def _megabytes(sizes: Sequence[float]) -> str:

@@ -74,7 +74,12 @@ def optimum(layers: Sequence[ExactLayer], limit_s: float = 10.0, cyclic: bool = 
         for i, layer in enumerate(layers)
         for kind in layer.durations
     }
-    _wait(model, layers, start, period if cyclic else None)
+    for earlier, later, steps in _waits(layers):
+        ended = start[earlier] + layers[earlier[1]].durations[earlier[0]]
+        if cyclic:
+            model.add(start[later] + steps * period >= ended)
+        elif steps or earlier[0] != "F" or later[0] != "dO":
+            model.add(start[later] >= ended)
     if not cyclic:
         model.add_max_equality(period, [start[task] + layers[task[1]].durations[task[0]] for task in start])
     for kinds in (("F", "dO", "dW"), ("comm",), ("U",)):
@@ -88,18 +93,6 @@ def optimum(layers: Sequence[ExactLayer], limit_s: float = 10.0, cyclic: bool = 
     if status not in ("OPTIMAL", "FEASIBLE"):
         raise RuntimeError(f"the solver found nothing: {status}")
     return Optimum(round(solver.objective_value), round(solver.best_objective_bound))
-
-
-def _wait(
-    model: CpModel, layers: Sequence[ExactLayer], start: dict[Task, IntVar], period: IntVar | None
-) -> None:
-    """Each task after those it waits for; without a period only those within a round."""
-    for earlier, later, steps in _waits(layers):
-        ended = start[earlier] + layers[earlier[1]].durations[earlier[0]]
-        if period is not None:
-            model.add(start[later] + steps * period >= ended)
-        elif steps or earlier[0] != "F" or later[0] != "dO":
-            model.add(start[later] >= ended)
 
 
 def _waits(layers: Sequence[ExactLayer]) -> list[tuple[Task, Task, int]]:

@@ -212,19 +212,14 @@ def save_png(rows: Sequence[Row], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def compare(quick: bool, json_file: Path | None, png: Path | None) -> None:
-    """Prints the table and the assumptions; writes the files that are asked for."""
-    compared = list(rows(("vgg16", "mlp"), (4, 8)) if quick else rows(list(WORKLOADS)))
-    show(compared, table, ASSUMPTIONS)
-    write_rows(json_file, compared)
-    if png:
-        save_png(compared, png)
-
-
 @click.command("layerpipe")
 @json_option
 @quick_option("VGG-16 and mlp on 4 and 8 processors.")
 @click.option("--png", type=FILE, help="File for the picture.")
 def main(json_file: Path | None, quick: bool, png: Path | None) -> None:
     """LayerPipe against PipeDream, simulated, for 2 to 16 processors."""
-    compare(quick, json_file, png)
+    compared = list(rows(("vgg16", "mlp"), (4, 8)) if quick else rows(list(WORKLOADS)))
+    show(compared, table, ASSUMPTIONS)
+    write_rows(json_file, compared)
+    if png:
+        save_png(compared, png)

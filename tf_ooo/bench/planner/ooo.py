@@ -6,22 +6,18 @@ EuroSys 2022, doi 10.1145/3492321.3519563.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-import click
-
-from tf_ooo.bench.planner.published import FOLDER, inputs_option, load, predicted, show
-from tf_ooo.bench.shared.options import json_option, quick_option
-from tf_ooo.bench.shared.rows import Row, write_rows
+from tf_ooo.bench.planner import published
+from tf_ooo.bench.planner.published import Inputs, predicted
+from tf_ooo.bench.shared.rows import Row
 from tf_ooo.costs.devices import DeviceModel, device
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.models import model_costs
 from tf_ooo.rewriting.plan import plan
 
-INPUTS = FOLDER / "ooo_inputs.json"
+INPUTS = published.FOLDER / "ooo_inputs.json"
 ASSUMPTIONS = (
     "costs are a roofline of a V100 in single precision at 80% of its published peaks, which gives ResNet-50 "
     "about 380 images/s; pipelines with tensor cores too; nothing here was measured on a V100",
@@ -39,7 +35,7 @@ ASSUMPTIONS = (
 )
 
 
-def the_device(inputs: Mapping[str, Any], name: str = "") -> DeviceModel:
+def the_device(inputs: Inputs, name: str = "") -> DeviceModel:
     """The derated V100, or another one."""
     given = inputs["device"]
     return replace(
@@ -48,7 +44,7 @@ def the_device(inputs: Mapping[str, Any], name: str = "") -> DeviceModel:
     )
 
 
-def rows(inputs: Mapping[str, Any], quick: bool = False) -> Iterator[Row]:
+def rows(inputs: Inputs, quick: bool = False) -> Iterator[Row]:
     """One row for each configuration and schedule; ``quick``: the first of each kind."""
     for kind in (_data_parallel, _single_device, _pipeline):
         for row in kind(inputs, quick):
@@ -56,7 +52,7 @@ def rows(inputs: Mapping[str, Any], quick: bool = False) -> Iterator[Row]:
             yield {**row, "published_low": low, "published_high": high}
 
 
-def _data_parallel(inputs: Mapping[str, Any], quick: bool) -> Iterator[Row]:
+def _data_parallel(inputs: Inputs, quick: bool) -> Iterator[Row]:
     given = inputs["data_parallel"]
     for work in given["workloads"][: 1 if quick else None]:
         layers = model_costs(work["model"], the_device(inputs), batch=work["batch"])
@@ -69,7 +65,7 @@ def _data_parallel(inputs: Mapping[str, Any], quick: bool) -> Iterator[Row]:
 
 
 def _data_parallel_rows(
-    work: Mapping[str, Any], layers: Sequence[LayerCosts], workers: int, link: Link, k: int
+    work: Inputs, layers: Sequence[LayerCosts], workers: int, link: Link, k: int
 ) -> Iterator[Row]:
     def step_s(name: str, **options: int) -> float:
         schedule = plan(
@@ -100,7 +96,7 @@ def _data_parallel_rows(
             yield head | predicted(schedule_s, baseline_s)
 
 
-def _single_device(inputs: Mapping[str, Any], quick: bool) -> Iterator[Row]:
+def _single_device(inputs: Inputs, quick: bool) -> Iterator[Row]:
     model = the_device(inputs)
     hidden = replace(model, launch_s=inputs["device"]["launch_hidden_s"])
     for work in inputs["single_device"][: 1 if quick else None]:
@@ -120,7 +116,7 @@ def _single_device(inputs: Mapping[str, Any], quick: bool) -> Iterator[Row]:
             yield head | predicted(seconds, baseline_s)
 
 
-def _pipeline(inputs: Mapping[str, Any], quick: bool) -> Iterator[Row]:
+def _pipeline(inputs: Inputs, quick: bool) -> Iterator[Row]:
     given = inputs["pipeline"]
     for work, name, rate in itertools.product(given["workloads"], given["devices"], given["bytes_per_s"]):
         sizes = {key: work[key] for key in ("layers", "hidden", "heads")}
@@ -131,9 +127,7 @@ def _pipeline(inputs: Mapping[str, Any], quick: bool) -> Iterator[Row]:
             return
 
 
-def _pipeline_rows(
-    work: Mapping[str, Any], costs: Sequence[LayerCosts], link: Link, name: str
-) -> Iterator[Row]:
+def _pipeline_rows(work: Inputs, costs: Sequence[LayerCosts], link: Link, name: str) -> Iterator[Row]:
     run = {"devices": work["devices"], "microbatches": work["microbatches"]}
     schedules = {
         policy: plan(layers=costs, schedule=policy, link=link, mode="pipeline", **run)
@@ -167,12 +161,6 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-@click.command("ooo")
-@json_option
-@quick_option("The first configuration of each kind.")
-@inputs_option(INPUTS)
-def main(json_file: Path | None, quick: bool, inputs: Path) -> None:
-    """Predicted gains of out-of-order backprop's configurations beside the published ranges."""
-    compared = list(rows(load(inputs), quick))
-    show(compared, table, ASSUMPTIONS)
-    write_rows(json_file, compared)
+main = published.command(
+    "ooo", __doc__, "The first configuration of each kind.", INPUTS, rows, table, ASSUMPTIONS
+)

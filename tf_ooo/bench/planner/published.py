@@ -3,36 +3,55 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from tf_ooo.bench.shared.options import EXISTING_FILE, Decorator
-from tf_ooo.bench.shared.rows import Row
+from tf_ooo.bench.shared.options import EXISTING_FILE, json_option, quick_option
+from tf_ooo.bench.shared.rows import Row, write_rows
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.costs.layer_work import transformer_activation_bytes, transformer_flop
 
+Inputs = Mapping[str, Any]
+Rows = Callable[[Inputs, bool], Iterator[Row]]
+Table = Callable[[Sequence[Row]], str]
 FOLDER = Path(__file__).parents[3] / "docs" / "benchmarks" / "planner"
 
 
-def inputs_option(default: Path) -> Decorator:
-    """``--inputs``: another file of configurations and published figures."""
-    text = f"Configurations and published figures.  [default: docs/benchmarks/planner/{default.name}]"
-    return click.option("--inputs", type=EXISTING_FILE, default=default, help=text)
+def command(
+    name: str, doc: str | None, quick: str, inputs: Path, rows: Rows, table: Table, assumptions: Sequence[str]
+) -> click.Command:
+    """A command that prints predictions beside published figures, and what was assumed.
+
+    Args:
+        name, doc: of the command, its help.
+        quick: what ``--quick`` leaves.
+        inputs: configurations and published figures, unless other ones are given.
+        rows, table: makes the rows of the inputs, and their text.
+        assumptions: printed below.
+    """
+
+    def run(json_file: Path | None, quick: bool, inputs: Path) -> None:
+        compared = list(rows(load(inputs), quick))
+        show(compared, table, assumptions)
+        write_rows(json_file, compared)
+
+    default = f"Configurations and published figures.  [default: docs/benchmarks/planner/{inputs.name}]"
+    inputs_option = click.option("--inputs", type=EXISTING_FILE, default=inputs, help=default)
+    return click.command(name, help=doc)(json_option(quick_option(quick)(inputs_option(run))))
 
 
-def load(path: Path) -> dict[str, Any]:
+def load(path: Path) -> Inputs:
     """The configurations and published figures."""
-    inputs: dict[str, Any] = json.loads(path.read_text())
+    inputs: Inputs = json.loads(path.read_text())
     return inputs
 
 
-def show(rows: Sequence[Row], table: Callable[[Sequence[Row]], str], assumptions: Iterable[str]) -> None:
+def show(rows: Sequence[Row], table: Table, assumptions: Sequence[str]) -> None:
     """Prints the rows and what was assumed."""
-    click.echo(table(rows))
-    click.echo("\n".join(("Assumptions:", *(f"- {line}" for line in assumptions))))
+    click.echo("\n".join((table(rows), "Assumptions:", *(f"- {line}" for line in assumptions))))
 
 
 def predicted(step_s: float, baseline_s: float) -> Row:
@@ -49,9 +68,7 @@ def beside_published(row: Row, ratio: float) -> Row:
     return row | {"published_speedup": ratio, "deviation": row["predicted_speedup"] / ratio - 1}
 
 
-def transformer_layer(
-    inputs: Mapping[str, Any], model: Mapping[str, Any], weight_grad_bytes: float | None = None
-) -> LayerCosts:
+def transformer_layer(inputs: Inputs, model: Inputs, weight_grad_bytes: float | None = None) -> LayerCosts:
     """Costs of one micro-batch of one layer, in proportion to its published FLOP.
 
     Args:

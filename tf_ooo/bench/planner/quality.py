@@ -53,15 +53,9 @@ def _inputs(layer: int, draw: random.Random) -> tuple[int, ...]:
 def costs(layers: Sequence[ExactLayer]) -> list[LayerCosts]:
     """The same numbers for the planner."""
     return [
-        LayerCosts(
-            layer.forward,
-            layer.output_grad,
-            layer.weight_grad,
-            layer.update,
-            weight_bytes=layer.communication,
-            inputs=layer.inputs,
-        )
+        LayerCosts(*seconds, weight_bytes=layer.communication, inputs=layer.inputs)
         for layer in layers
+        for seconds in [(layer.forward, layer.output_grad, layer.weight_grad, layer.update)]
     ]
 
 

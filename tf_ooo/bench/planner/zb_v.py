@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-import click
-
-from tf_ooo.bench.planner.published import (
-    FOLDER,
-    beside_published,
-    inputs_option,
-    load,
-    predicted,
-    show,
-    transformer_layer,
-)
-from tf_ooo.bench.shared.options import json_option, quick_option
-from tf_ooo.bench.shared.rows import Row, link_text, write_rows
+from tf_ooo.bench.planner import published
+from tf_ooo.bench.planner.published import Inputs, beside_published, predicted
+from tf_ooo.bench.shared.rows import Row, link_text
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.rewriting.plan import plan
 
-INPUTS = FOLDER / "zb_v_inputs.json"
+INPUTS = published.FOLDER / "zb_v_inputs.json"
 SCHEDULES = ("zb_v", "v_half", "v_min", "dualpipe_v")
 ASSUMPTIONS = (
     "seconds are proportional to the published FLOP of a transformer layer: F sbh(24h+4s), dO sbh(24h+8s), "
@@ -37,12 +25,12 @@ ASSUMPTIONS = (
 )
 
 
-def layer_costs(inputs: Mapping[str, Any], model: Mapping[str, Any]) -> list[LayerCosts]:
+def layer_costs(inputs: Inputs, model: Inputs) -> list[LayerCosts]:
     """Costs of one micro-batch for each layer, embedding and head included."""
-    return [transformer_layer(inputs, model)] * (model["layers"] + 2)
+    return [published.transformer_layer(inputs, model)] * (model["layers"] + 2)
 
 
-def rows(inputs: Mapping[str, Any], quick: bool = False) -> Iterator[Row]:
+def rows(inputs: Inputs, quick: bool = False) -> Iterator[Row]:
     """One row for each model, link and schedule; ``quick``: zb_v of the first model, on a free link."""
     for model in inputs["models"][: 1 if quick else None]:
         layers = layer_costs(inputs, model)
@@ -52,16 +40,14 @@ def rows(inputs: Mapping[str, Any], quick: bool = False) -> Iterator[Row]:
                 yield _row(name, model, link, base, _run(name, model, layers, link))
 
 
-def _run(name: str, model: Mapping[str, Any], layers: list[LayerCosts], link: Link) -> tuple[float, int]:
+def _run(name: str, model: Inputs, layers: list[LayerCosts], link: Link) -> tuple[float, int]:
     """Seconds of a step and bytes of activations."""
     count = {"devices": model["devices"], "microbatches": model["microbatches"]}
     timeline = simulate(plan(layers=layers, schedule=name, link=link, **count), layers, link)
     return timeline.steady_step_s, max(timeline.peak_bytes)
 
 
-def _row(
-    name: str, model: Mapping[str, Any], link: Link, base: tuple[float, int], run: tuple[float, int]
-) -> Row:
+def _row(name: str, model: Inputs, link: Link, base: tuple[float, int], run: tuple[float, int]) -> Row:
     row: Row = {
         "workload": f"gpt-{model['name']}",
         "mode": "pipeline",
@@ -96,12 +82,6 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-@click.command("zb-v")
-@json_option
-@quick_option("zb_v of the smallest model only.")
-@inputs_option(INPUTS)
-def main(json_file: Path | None, quick: bool, inputs: Path) -> None:
-    """Predicted gain of V-shaped pipelines over 1F1B, ZB-V's beside the published one."""
-    compared = list(rows(load(inputs), quick))
-    show(compared, table, ASSUMPTIONS)
-    write_rows(json_file, compared)
+main = published.command(
+    "zb-v", __doc__, "zb_v of the smallest model only.", INPUTS, rows, table, ASSUMPTIONS
+)

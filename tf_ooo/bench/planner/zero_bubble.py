@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-import click
-
-from tf_ooo.bench.planner.published import (
-    FOLDER,
-    beside_published,
-    inputs_option,
-    load,
-    predicted,
-    show,
-    transformer_layer,
-)
-from tf_ooo.bench.shared.options import json_option, quick_option
-from tf_ooo.bench.shared.rows import Row, link_text, write_rows
+from tf_ooo.bench.planner import published
+from tf_ooo.bench.planner.published import Inputs, beside_published, predicted
+from tf_ooo.bench.shared.rows import Row, link_text
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.planning.simulation.timeline import Timeline
 from tf_ooo.rewriting.plan import plan
 
-INPUTS = FOLDER / "zero_bubble_inputs.json"
+INPUTS = published.FOLDER / "zero_bubble_inputs.json"
 ASSUMPTIONS = (
     "seconds are proportional to the published FLOP of a transformer layer: F sbh(24h+4s), dO sbh(24h+8s), "
     "dW sbh(24h); norms, softmax, dropout and kernel launches are left out",
@@ -41,7 +29,7 @@ ASSUMPTIONS = (
 )
 
 
-def stage_costs(inputs: Mapping[str, Any], model: Mapping[str, Any], equal: bool) -> list[LayerCosts]:
+def stage_costs(inputs: Inputs, model: Inputs, equal: bool) -> list[LayerCosts]:
     """Costs of one micro-batch for each stage, as one layer each.
 
     Args:
@@ -50,14 +38,14 @@ def stage_costs(inputs: Mapping[str, Any], model: Mapping[str, Any], equal: bool
         equal: the first and the last stage take as long as the others.
     """
     size = inputs["sequence"] * model["microbatch"] * model["hidden"]
-    layer = transformer_layer(inputs, model, weight_grad_bytes=32.0 * size)
+    layer = published.transformer_layer(inputs, model, weight_grad_bytes=32.0 * size)
     count, last = model["devices"], model["devices"] - 1
     most = (model["layers"] + 2) // count
     layers = [most - (stage in (0, last) and not equal) for stage in range(count)]
     return [dataclasses.replace(layer.scaled(n), output_bytes=layer.output_bytes) for n in layers]
 
 
-def rows(inputs: Mapping[str, Any], quick: bool = False) -> Iterator[Row]:
+def rows(inputs: Inputs, quick: bool = False) -> Iterator[Row]:
     """One row for each model, assumption and number of micro-batches; ``quick``: the published number."""
     links = (Link(), Link(bytes_per_s=inputs["bytes_per_s"]))
     for model in inputs["models"]:
@@ -71,7 +59,7 @@ def rows(inputs: Mapping[str, Any], quick: bool = False) -> Iterator[Row]:
                 yield beside_published(row, ratio) if known else row
 
 
-def _row(model: Mapping[str, Any], layers: Sequence[LayerCosts], microbatches: int, link: Link) -> Row:
+def _row(model: Inputs, layers: Sequence[LayerCosts], microbatches: int, link: Link) -> Row:
     devices = model["devices"]
 
     def timeline(name: str) -> Timeline:
@@ -111,12 +99,6 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-@click.command("zero-bubble")
-@json_option
-@quick_option("Only the numbers of micro-batches published.")
-@inputs_option(INPUTS)
-def main(json_file: Path | None, quick: bool, inputs: Path) -> None:
-    """Predicted gain of ZB-H2 over 1F1B beside Zero Bubble's published one, for its four models."""
-    compared = list(rows(load(inputs), quick))
-    show(compared, table, ASSUMPTIONS)
-    write_rows(json_file, compared)
+main = published.command(
+    "zero-bubble", __doc__, "Only the numbers of micro-batches published.", INPUTS, rows, table, ASSUMPTIONS
+)

@@ -1,23 +1,25 @@
-"""The workers of a run as its driver, the process that trains, sees them."""
+"""The workers of a run as its driver, the process that trains, sees them, and what layers cost there."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any
+
+import tensorflow as tf
 
 from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.drivers import Workers
-from tf_ooo.costs.layer_costs import Link
+from tf_ooo.costs.layer_costs import LayerCosts, Link
+from tf_ooo.costs.table import CostTable
 
-Run = TypeVar("Run")
+_SECONDS = {"F": "forward_s", "dO": "output_grad_s", "dW": "weight_grad_s", "U": "update_s"}
 
 
 class ConfinedCluster:
-    """Workers whose computing threads have their share of the CPU.
-
-    This process has none, it only waits.
+    """Workers whose computing threads have their share of the CPU; this process only waits.
 
     Attributes:
         devices: full names, by task.
@@ -25,34 +27,73 @@ class ConfinedCluster:
     """
 
     def __init__(self, workers: Workers) -> None:
-        import tensorflow as tf
-
         tf.config.threading.set_intra_op_parallelism_threads(1)
         # The workers' executors take this number from here.
         tf.config.threading.set_inter_op_parallelism_threads(4)
         confine.leave_free(workers.group, os.getpid())
         from tf_ooo.hosts.cluster import connect  # noqa: PLC0415 - threads first
 
-        self._workers = workers
-        self.cluster = connect(workers.cluster)
+        self._workers, self._cluster = workers, connect(workers.cluster)
         self._confine()
-        self.devices: Sequence[str] = self.cluster.devices
-        self.link = self.cluster.link or Link()
+        self.devices: Sequence[str] = self._cluster.devices
+        self.link = self._cluster.link or Link()
 
     def _confine(self) -> None:
         for rank, process in enumerate(self._workers.processes):
             confine.enter_computing(self._workers.group, rank, process)
 
-    def turns(
-        self, runs: Mapping[str, Run], times_s: Callable[[Run], Sequence[float]]
-    ) -> dict[str, list[float]]:
-        """The seconds of all, in turns; threads that have come since the start are confined before."""
+    def times_s(self, runs: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
+        """What the runs return, in turns; threads that have come since the start are confined before."""
         self._confine()
         times: dict[str, list[float]] = {name: [] for name in runs}
         for _ in range(self._workers.repetitions):
             for name, run in runs.items():
-                times[name] += times_s(run)
+                times[name].append(run())
         return times
+
+    def slow_devices(self, count: int | None = None) -> SlowDevices:
+        """The first ``count`` devices (None: all), for ``devices=`` of the callback."""
+        return SlowDevices(self.devices[:count], self.link, self._cluster.explain, 1 / self._workers.cores)
+
+
+class SlowDevices:
+    """The workers, and what layers cost there: ``slower`` times as much as in this process.
+
+    All schedules are planned with the same costs, those that were measured first.
+    """
+
+    def __init__(
+        self, devices: Sequence[str], link: Link, explain: Callable[[Exception], Exception], slower: float
+    ) -> None:
+        self.devices, self.link, self.explain = devices, link, explain
+        self._slower = slower
+        self._table: CostTable | None = None
+
+    def costs(self, table: CostTable) -> CostTable:
+        """The costs on these devices of layers that were measured in this process."""
+        if self._table is None:
+            layers = tuple(slowed(layer, self._slower) for layer in table.layers)
+            self._table = dataclasses.replace(table, layers=layers)
+        return self._table
+
+
+def slowed(layer: LayerCosts, factor: float) -> LayerCosts:
+    """The costs on a device that is ``factor`` times as slow."""
+    return dataclasses.replace(layer, **{name: factor * getattr(layer, name) for name in _SECONDS.values()})
+
+
+def stage_costs(rows: Sequence[Mapping[str, Any]], slower: float) -> list[LayerCosts]:
+    """The costs of the stages as the report has them, on devices that are so many times slower."""
+    return [slowed(_stage_costs(row), slower) for row in rows]
+
+
+def _stage_costs(row: Mapping[str, Any]) -> LayerCosts:
+    return LayerCosts(
+        **{_SECONDS[kind]: seconds for kind, seconds in row["seconds"].items()},
+        activation_bytes=row["activation_bytes"],
+        weight_bytes=row["weight_bytes"],
+        output_bytes=max(row["sends"].values(), default=0),
+    )
 
 
 def write_and_end(workers: Workers, result: object) -> None:

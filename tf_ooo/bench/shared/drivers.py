@@ -5,19 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import click
 
 from tf_ooo.bench.shared import confine
-from tf_ooo.bench.shared.peak_memory import file_of
 from tf_ooo.bench.shared.processes import command, quiet, result_of
+from tf_ooo.bench.shared.rows import Row, known, seconds_of
+from tf_ooo.bench.shared.worker import file_of
 from tf_ooo.hosts.addresses import free_port
 
 if TYPE_CHECKING:
@@ -30,16 +32,8 @@ SHARE = 0.6
 
 @dataclass(frozen=True)
 class Workers:
-    """What each driver is told of the workers.
-
-    Attributes:
-        cluster: addresses of all.
-        processes: their ids, by task.
-        group: prefix of the CPU groups of :func:`tf_ooo.bench.shared.confine.shares`.
-        cores: of each worker.
-        repetitions: turns of everything that is measured.
-        folder: for what workers and driver write.
-    """
+    """What a driver is told: workers' addresses and process ids, the prefix of their CPU groups and the cores
+    of each, how many turns to measure, and the folder for what workers and driver write."""
 
     cluster: str
     processes: list[int]
@@ -49,20 +43,47 @@ class Workers:
     folder: str
 
     @property
-    def addresses(self) -> list[str]:
-        """Of all tasks."""
-        return self.cluster.split(",")
-
-    @property
     def out(self) -> Path:
-        """What the driver writes its result to."""
+        """What the driver writes :class:`Measured` to."""
         return Path(self.folder) / "out.json"
+
+
+class Measured(TypedDict):
+    """Seconds of a step in each turn, by run; of runs that get a row, what else it says."""
+
+    devices: int
+    cores: float
+    times: dict[str, list[float]]
+    runs: dict[str, Row]
+
+
+def row_of(measured: Measured, about: Row, name: str, baseline: str, serial: str = "serial") -> Row:
+    """The row of one run, beside its baseline if that was measured, and the whole model on one device.
+
+    Args:
+        measured: of all runs.
+        about: what else the row begins with.
+        name, baseline, serial: runs.
+    """
+    times, devices = measured["times"], measured["devices"]
+    serial_s = statistics.median(times[serial])
+    row = {
+        **about,
+        "schedule": name,
+        "baseline": baseline if baseline in times else None,
+        "devices": devices,
+        "cores": measured["cores"],
+        **seconds_of(times[name], times.get(baseline)),
+        "serial_s": serial_s,
+        "efficiency": serial_s / (devices * statistics.median(times[name])),
+    }
+    return known(row | measured["runs"].get(name, {}))
 
 
 def run_driver(
     module: str, asked: DataclassInstance, devices: int, cores: float | None, repetitions: int
 ) -> Any:
-    """What a driver has measured, from JSON.
+    """What a driver has measured: a :class:`Measured`, or more.
 
     Args:
         module: of the driver; its arguments are :class:`Workers` and ``asked``.
@@ -71,15 +92,15 @@ def run_driver(
         cores: of each; None: an equal part of :data:`SHARE` of this machine.
         repetitions: turns.
     """
-    prefix = f"tf_ooo_bench_{os.getpid()}_"
+    group = f"tf_ooo_bench_{os.getpid()}_"
     cores = cores or round(SHARE * (os.cpu_count() or 1) / devices, 2)
     cluster = ",".join(f"127.0.0.1:{free_port()}" for _ in range(devices))
     with (
         tempfile.TemporaryDirectory() as folder,
-        confine.shares(prefix, devices, cores),
+        confine.shares(group, devices, cores),
         _started(cluster, devices, folder) as processes,
     ):
-        workers = Workers(cluster, processes, prefix, cores, repetitions, folder)
+        workers = Workers(cluster, processes, group, cores, repetitions, folder)
         return result_of(command(module, workers, asked), workers.out, quiet())
 
 
@@ -91,14 +112,13 @@ def end_with_sigterm() -> None:
 @contextlib.contextmanager
 def _started(cluster: str, devices: int, folder: str) -> Iterator[list[int]]:
     """Worker processes, each with one thread within an op; yields their ids."""
+    start = [sys.executable, "-m", "tf_ooo.bench.shared.worker", "--cluster", cluster]
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for task in range(devices):
-            line = [sys.executable, "-m", "tf_ooo.bench.shared.worker", "--cluster", cluster]
-            line += ["--task", str(task), "--memory", str(file_of(folder, task))]
-            processes.append(
-                subprocess.Popen(line, env=quiet(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-            )
+            line = [*start, "--task", str(task), "--memory", str(file_of(folder, task))]
+            pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
+            processes.append(subprocess.Popen(line, env=quiet(), stdout=pipe, stderr=nowhere))
         for task, process in enumerate(processes):
             if process.stdout is None or b"is ready" not in process.stdout.readline():
                 raise click.ClickException(f"worker {task} did not start")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     import keras
-
-    Numbers = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class Network:
     tokens: int | None = None
     classes: int = 10
 
-    def data(self, rows: int, seed: int) -> tuple[Numbers, Numbers]:
+    def data(self, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """Random rows and labels."""
         random = np.random.default_rng(seed)
         size = (rows, *self.shape)

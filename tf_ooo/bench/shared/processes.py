@@ -7,20 +7,24 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import click
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-_TAIL = 3000
+# What begins an answer; a process may print other lines too.
+_ANSWER = "ANSWER "
+_TAIL, _END_S = 3000, 20.0
 Kind = TypeVar("Kind")
 
 
 class JsonOf(click.ParamType, Generic[Kind]):  # type: ignore[type-arg]
-    """The argument of such a process: a dataclass of plain values, written as JSON."""
+    """An argument of such a process: a dataclass of plain values, written as JSON."""
 
     name = "request"
 
@@ -42,7 +46,7 @@ def quiet() -> dict[str, str]:
     return os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
 
 
-def result_of(command: list[str], out: Path, environment: dict[str, str]) -> Any:
+def result_of(command: list[str], out: Path, environment: Mapping[str, str]) -> Any:
     """Runs a process until it ends, and reads what it has written to ``out`` as JSON.
 
     Raises ClickException, with the end of what the process printed, where it fails.
@@ -52,3 +56,44 @@ def result_of(command: list[str], out: Path, environment: dict[str, str]) -> Any
         printed = done.stdout[-_TAIL:] + done.stderr[-_TAIL:]
         raise click.ClickException(f"a process of the benchmark failed:\n{printed}")
     return json.loads(out.read_text())
+
+
+def answer(value: object) -> None:
+    """Answers a line, as JSON; called by a process that a :class:`LineProcess` has started."""
+    print(_ANSWER + json.dumps(value), flush=True)
+
+
+class LineProcess:
+    """A process that is told what to do line by line, and answers each line."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True)
+        self._lines = cast("IO[str]", self._process.stdin)
+        self._printed = cast("IO[str]", self._process.stdout)
+
+    def tell(self, line: str) -> None:
+        """Sends a line.  BrokenPipeError where the process has ended."""
+        self._lines.write(line + "\n")
+        self._lines.flush()
+
+    def answered(self) -> Any:
+        """Waits for the next answer.  RuntimeError where the process has ended."""
+        for line in self._printed:
+            if line.startswith(_ANSWER):
+                return json.loads(line.removeprefix(_ANSWER))
+        raise RuntimeError(f"the process ended with {self._process.wait()}")
+
+    def close(self) -> None:
+        """Ends the process: no more lines come; one that goes on is killed."""
+        with suppress(BrokenPipeError):  # what a process that has ended was told last
+            self._lines.close()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """Ends the process at once."""
+        self._process.kill()
+        self._process.wait()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,23 +37,17 @@ def seconds_of(seconds: Sequence[float], baseline: Sequence[float] | None) -> Ro
     return row
 
 
-def efficiency_of(seconds: Sequence[float], serial: Sequence[float], devices: int) -> Row:
-    """How well ``devices`` devices are used, beside the whole model on one of them (``serial``)."""
-    serial_s = statistics.median(serial)
-    return {"serial_s": serial_s, "efficiency": serial_s / (devices * statistics.median(seconds))}
-
-
-def link_text(row: Mapping[str, Any]) -> str:
+def link_text(row: Row) -> str:
     """``200 Gbit/s``, or ``free`` for a link that takes no time."""
     rate = row.get("bandwidth_bit_s")
     return f"{rate / 1e9:.0f} Gbit/s" if rate else "free"
 
 
-def spread_text(row: Mapping[str, Any]) -> str:
-    """``  1234 ms (1200-1300)``: the median step and the range of all."""
+def spread_text(row: Row) -> str:
+    """``1234 ms (1200-1300)``: the median step and the range of all."""
     return f"{row['step_s'] * 1e3:6.0f} ms ({row['step_s_min'] * 1e3:.0f}-{row['step_s_max'] * 1e3:.0f})"
 
 
-def bits_text(row: Mapping[str, Any]) -> str:
+def bits_text(row: Row) -> str:
     """Whether the run ended with the same weights as the one it is compared with."""
     return "same bits" if row["bit_equal"] else "OTHER BITS"

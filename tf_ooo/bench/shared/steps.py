@@ -7,64 +7,68 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+
+import tensorflow as tf
 
 from tf_ooo.bench.shared.workloads import Workload, check_sum
+from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError
 from tf_ooo.fit.life import FitLife
-
-if TYPE_CHECKING:
-    import tensorflow as tf
-
-    from tf_ooo.costs.layer_costs import LayerCosts
-    from tf_ooo.fit.mode import Mode
-    from tf_ooo.planning.model.schedule import Schedule
-    from tf_ooo.report.report import Report
+from tf_ooo.modes.pipeline.fit import PipelineMode
+from tf_ooo.modes.table import LayerPipe, Pipeline, mode_for
+from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.report.report import Report
+from tf_ooo.rewriting.unrolled_tasks import Step
 
 
-class Timed(Protocol):
-    """Whatever can take turns."""
+class InTurn:
+    """The steps of a fit, run without ``model.fit``.
 
-    def step_s(self) -> float:
-        """Seconds of one step."""
-        ...
-
-
-class StepByStep:
-    """The steps of a mode, run without ``model.fit``: several of them can take turns.
+    Args:
+        workload: what it trains.
+        options: the mode, and its schedule.
+        measured: the step of another pipeline of the same workload, taken apart, and its costs: then this
+            one is traced once only.
 
     Attributes:
-        life: it has begun.
         steps: run until now.
     """
 
-    def __init__(self, workload: Workload, mode: Mode) -> None:
-        import tensorflow as tf
-
-        self.life, self.steps = FitLife(mode), 0
-        self._model = workload.model
+    def __init__(
+        self, workload: Workload, options: Pipeline | LayerPipe, measured: tuple[Step, CostTable] | None = None
+    ) -> None:
+        self._pipeline = PipelineMode(options) if isinstance(options, Pipeline) else None
+        if self._pipeline is not None:
+            self._pipeline.planned_from = measured
+        self._fit = FitLife(self._pipeline or mode_for(options))
+        self._model, self.steps = workload.model, 0
         self._batches = iter(tf.data.Dataset.from_tensors((workload.x, workload.y)).repeat())
         self._model.make_train_function()
-        self.life.begin(self._model)
+        self._fit.begin(self._model)
 
     @property
     def report(self) -> Report:
         """The fit's."""
-        return self.life.report
+        return self._fit.report
 
     @property
     def schedule(self) -> Schedule:
-        """What the fit runs.  BackendError where it has not been planned."""
+        """What the fit runs.  BackendError where nothing has been planned."""
         if self.report.planned is None:
             raise BackendError(f"nothing has been planned: {self.report.fallback_reason}")
         return self.report.planned
 
     @property
-    def layers(self) -> tuple[LayerCosts, ...]:
-        """What the layers cost, as planned with.  BackendError where nothing has been planned."""
-        if self.report.costs is None:
-            raise BackendError(f"nothing has been planned: {self.report.fallback_reason}")
-        return self.report.costs.layers
+    def measured(self) -> tuple[Step, CostTable] | None:
+        """The step of a pipeline taken apart, and its costs; None before."""
+        return None if self._pipeline is None else self._pipeline.planned_from
+
+    def start(self, more: int) -> None:
+        """Runs until the model is distributed, and ``more`` steps."""
+        while not self.report.layerpipe.get("rounds") and self.report.rewritten_graph is None:
+            self.step_s()
+        for _ in range(more):
+            self.step_s()
 
     def step_s(self) -> float:
         """Seconds of one step."""
@@ -75,7 +79,7 @@ class StepByStep:
 
     def finish(self) -> int:
         """Puts the model back together; a check sum of its weights."""
-        self.life.finish()
+        self._fit.finish()
         return check_sum(self._model)
 
 
@@ -91,8 +95,6 @@ class Stock:
     """
 
     def __init__(self, make: Callable[[], Workload], devices: Sequence[str]) -> None:
-        import tensorflow as tf
-
         steps = [_on(device, make) for device in devices]
         self._step = tf.function(lambda: [step() for step in steps], autograph=False)
 
@@ -110,9 +112,7 @@ class Stock:
 
 
 def _on(device: str, make: Callable[[], Workload]) -> Callable[[], tf.Tensor]:
-    """A step on one device; its loss."""
-    import tensorflow as tf
-
+    """A step on one device; it returns its loss."""
     with tf.device(device):
         workload = make()
         workload.model.optimizer.build(workload.model.trainable_variables)
@@ -123,4 +123,3 @@ def _on(device: str, make: Callable[[], Workload]) -> Callable[[], tf.Tensor]:
             return workload.model.train_step(batch)["loss"]
 
     return step
-

@@ -8,13 +8,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import keras
     import numpy as np
-
-    Numbers = np.ndarray[Any, Any]
 
 SEED = 1
 CLASSES = 16
@@ -28,11 +26,11 @@ class Workload:
     """A compiled model and one batch of made-up data for it."""
 
     model: keras.Model
-    x: Numbers
-    y: Numbers
+    x: np.ndarray
+    y: np.ndarray
 
 
-def compiled(model: keras.Model, x: Numbers, y: Numbers) -> Workload:
+def compiled(model: keras.Model, x: np.ndarray, y: np.ndarray) -> Workload:
     """The model, ready to be trained on this batch: logits come out of it."""
     import keras
 
@@ -41,19 +39,19 @@ def compiled(model: keras.Model, x: Numbers, y: Numbers) -> Workload:
     return Workload(model, x, y)
 
 
-def _functional(inputs: keras.KerasTensor, outputs: keras.KerasTensor, x: Numbers, y: Numbers) -> Workload:
+def _functional(inputs: keras.KerasTensor, outputs: keras.KerasTensor, x: np.ndarray, y: np.ndarray) -> Workload:
     import keras
 
     return compiled(keras.Model(inputs, outputs), x, y)
 
 
-def _tokens(rows: int, length: int) -> Numbers:
+def _tokens(rows: int, length: int) -> np.ndarray:
     import numpy as np
 
     return np.random.default_rng(SEED).integers(0, VOCABULARY, (rows, length)).astype("int32")
 
 
-def labels(*shape: int) -> Numbers:
+def labels(*shape: int) -> np.ndarray:
     """Made-up labels, int32 below :data:`CLASSES`."""
     import numpy as np
 
@@ -117,7 +115,7 @@ def _feed_forward(depth: int, width: int, rows: int) -> Workload:
     return _functional(inputs, keras.layers.Dense(CLASSES)(x), numbers(rows, width), labels(rows))
 
 
-def numbers(*shape: int) -> Numbers:
+def numbers(*shape: int) -> np.ndarray:
     """Made-up inputs, float32."""
     import numpy as np
 

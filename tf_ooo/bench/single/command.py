@@ -7,14 +7,14 @@ from pathlib import Path
 
 import click
 
+from tf_ooo.bench.shared.bars import save_bars
 from tf_ooo.bench.shared.options import FILE, SeveralValues, json_option, quick_option, several
 from tf_ooo.bench.shared.rows import Row, write_rows
+from tf_ooo.bench.single.cases import FITS, QUICK, STEPS, Case
 from tf_ooo.bench.single.inputs import KINDS
 from tf_ooo.bench.single.measuring import has_gpu, measure
-from tf_ooo.bench.single.messages import Case
 from tf_ooo.bench.single.networks import BATCHES, NETWORKS, SMALL
-from tf_ooo.bench.single.rows import draw, text_of
-from tf_ooo.bench.single.ways import EVERY, FITS, QUICK, STEPS
+from tf_ooo.bench.single.rows import text_of
 
 
 @click.command("single", cls=SeveralValues)
@@ -27,7 +27,7 @@ from tf_ooo.bench.single.ways import EVERY, FITS, QUICK, STEPS
 @click.option("--size", type=int, help="Pixels of an image's side, for networks on images.")
 @click.option("--all-ways", is_flag=True, help="Also those that need a GPU to differ.")
 @click.option("--make-s", type=float, help="Seconds after which no other way is begun to be made.")
-@several("--ways", click.Choice(EVERY),
+@several("--ways", click.Choice([*STEPS, *FITS]),
          help=f"Only these; {' and '.join(FITS)}: model.fit without and with OOOBackprop().")  # fmt: skip
 @click.option("--rounds", default=7, show_default=True, help="Turns of each way.")
 @click.option("--steps", default=10, show_default=True, help="Steps of one turn.")
@@ -58,5 +58,6 @@ def single(
         for row in after_round:
             click.echo(text_of(row))
         rows += after_round
-    if picture:
-        draw(rows, picture)
+    compared = [row for row in rows if "speedup" in row]
+    if picture and compared:
+        save_bars(compared, picture)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import keras
+import tensorflow as tf
+
+import tf_ooo
+from tf_ooo.bench.single.cases import Case
 from tf_ooo.bench.single.inputs import dataset
-from tf_ooo.bench.single.messages import Case
 from tf_ooo.bench.single.networks import CLASSES, build
 from tf_ooo.compat.callbacks import Callback
 
@@ -35,11 +39,6 @@ class TimedFit:
     """
 
     def __init__(self, case: Case, ours: bool, end_s: float) -> None:
-        import keras
-        import tensorflow as tf
-
-        import tf_ooo
-
         keras.utils.set_random_seed(0)
         self._model = build(case.network, case.size)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -12,26 +12,24 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    Numbers = np.ndarray[Any, Any]
-
 KINDS = ("random", "real")
 DIGITS = Path(__file__).with_name("data") / "digits.npz"
 
 
-def digits() -> tuple[Numbers, Numbers]:
+def digits() -> tuple[np.ndarray, np.ndarray]:
     """(images of shape (1797, 8, 8), 0 to 1; their digits)."""
     with np.load(DIGITS) as stored:
         return stored["x"].astype("float32") / 16, stored["y"].astype("int32")
 
 
-def resized(images: Numbers, shape: Sequence[int]) -> Numbers:
+def resized(images: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     """Images (n, 8, 8) as (n, height, width) or (n, height, width, channels), nearest neighbours.
 
     A sequence of vectors is an image of one channel: its length is the height.
@@ -75,7 +73,9 @@ def dataset(shape: Sequence[int], count: int, classes: int, kind: str) -> tf.dat
     return enlarged.prefetch(tf.data.AUTOTUNE)
 
 
-def arrays(shape: Sequence[int], count: int, classes: int, kind: str) -> Iterator[tuple[Numbers, Numbers]]:
+def arrays(
+    shape: Sequence[int], count: int, classes: int, kind: str
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The same as numpy arrays, channels last."""
     rng = np.random.default_rng(1)
     if kind == "random":

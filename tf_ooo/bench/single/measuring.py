@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import click
 
 from tf_ooo.bench.shared.rows import Row, known
-from tf_ooo.bench.single.messages import Case
+from tf_ooo.bench.single.cases import Case
 from tf_ooo.bench.single.processes import Worker, workers
 from tf_ooo.bench.single.rows import rows_of
 
@@ -45,12 +45,12 @@ def _take_turns(case: Case, worker: Worker, steps: int, taken: Taken) -> None:
     """One turn of each way of a process."""
     for name in list(worker.names):
         try:
-            measured = worker.run(name, steps)
+            turn = worker.run(name, steps)
         except RuntimeError as error:
             click.echo(f"{case.name}  {name}: stopped: {error}")
             return
-        taken.seconds[name].append(measured["step_s"])
-        taken.peak_bytes[name] = max(taken.peak_bytes.get(name, 0), measured.get("peak_bytes", 0))
+        taken.seconds[name].append(turn["step_s"])
+        taken.peak_bytes[name] = max(taken.peak_bytes.get(name, 0), int(turn.get("peak_bytes", 0)))
 
 
 def _rows(case: Case, processes: Sequence[Worker], taken: Taken) -> list[Row]:

@@ -11,9 +11,8 @@ import click
 
 from tf_ooo.bench.shared.options import SeveralValues, json_option, several
 from tf_ooo.bench.shared.rows import Row, write_rows
-from tf_ooo.bench.single.messages import Case
+from tf_ooo.bench.single.cases import OURS, STOCK, Case
 from tf_ooo.bench.single.networks import NETWORKS
-from tf_ooo.bench.single.ways import OURS, STOCK
 
 if TYPE_CHECKING:
     from tf_ooo.compat.tf_profiler import TracedEvent

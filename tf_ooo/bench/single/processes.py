@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from tf_ooo.bench.shared.lines import LineProcess
-from tf_ooo.bench.shared.processes import command
-from tf_ooo.bench.single.messages import Case, Measured, Ready, Ways, ready_with
-from tf_ooo.bench.single.ways import FITS, STOCK
+from tf_ooo.bench.shared.processes import LineProcess, command
+from tf_ooo.bench.single.cases import FITS, STOCK, Case, Ready, Ways
 
 TENSORFLOW, PYTORCH = "tf_ooo.bench.single.worker", "tf_ooo.bench.single.pytorch"
 CONCURRENT = "--xla_gpu_command_buffer_scheduling_mode=CONCURRENT --xla_gpu_graph_min_graph_size=1"
@@ -29,32 +26,32 @@ class Worker:
         names: of the ways in rows, and in the process.
         said: what there is to say of each.
         modules: what XLA made of some.
-        device, versions: as in :class:`tf_ooo.bench.single.messages.Ready`.
+        device, versions: as in :class:`tf_ooo.bench.single.cases.Ready`.
     """
 
     def __init__(self, process: LineProcess, prefix: str = "") -> None:
         self._process = process
         try:
-            ready: Ready = json.loads(process.answered())
+            ready: Ready = process.answered()
         except RuntimeError as error:
-            ready = ready_with([], {"": str(error)})
+            ready = {"ready": [], "said": {"": str(error)}}
         self.names = {prefix + name: name for name in ready["ready"]}
         self.said = {prefix + name: text for name, text in ready["said"].items()}
-        self.modules = {prefix + name: module for name, module in ready["modules"].items()}
-        self.device, self.versions = ready["device"], ready["versions"]
+        self.modules = {prefix + name: module for name, module in ready.get("modules", {}).items()}
+        self.device, self.versions = ready.get("device", "unknown"), ready.get("versions", {})
 
-    def run(self, name: str, steps: int) -> Measured:
+    def run(self, name: str, steps: int) -> dict[str, float]:
         """What the process answers; RuntimeError where it has ended, which loses all of its steps."""
         try:
             self._process.tell(f"{self.names[name]} {steps}")
-            measured: Measured = json.loads(self._process.answered())
+            turn: dict[str, float] = self._process.answered()
         except (RuntimeError, BrokenPipeError) as error:
             for lost in self.names:
                 during = "" if lost == name else f" with {name}"
                 self.said[lost] = f"{self.said.get(lost) or ''}; stopped{during}: {error}".lstrip("; ")
             self.names = {}
             raise RuntimeError(str(error)) from error
-        return measured
+        return turn
 
 
 def started(module: str, case: Case, ways: Ways, flags: str = "") -> LineProcess:

@@ -7,26 +7,23 @@ MobileNet, torchvision is missing.  Without a GPU small networks run, as a check
 from __future__ import annotations
 
 import importlib.util
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import Any
 
 import click
 import numpy as np
 
-from tf_ooo.bench.shared.lines import answer
-from tf_ooo.bench.shared.processes import JsonOf
+from tf_ooo.bench.shared.processes import JsonOf, answer
+from tf_ooo.bench.single.cases import Case, Ways
 from tf_ooo.bench.single.inputs import arrays
-from tf_ooo.bench.single.messages import Case, Measured, Ways, ready_with
 from tf_ooo.bench.single.networks import CLASSES, SMALL, spec_of
 
-if TYPE_CHECKING:
+with suppress(ImportError):  # why_not says so
     import torch
     from torch import nn
-
-    Numbers = np.ndarray[Any, Any]
 
 NAME = "pytorch"
 
@@ -35,8 +32,6 @@ def why_not(network: str) -> str | None:
     """Why PyTorch cannot run it here; None where it can."""
     if importlib.util.find_spec("torch") is None:
         return "PyTorch is not installed"
-    import torch
-
     if not torch.cuda.is_available() and network not in SMALL:
         return "PyTorch has no GPU here"
     if spec_of(network)[0] == "application" and importlib.util.find_spec("torchvision") is None:
@@ -46,8 +41,6 @@ def why_not(network: str) -> str | None:
 
 def densenet(blocks: tuple[int, ...], growth: int, size: int) -> nn.Module:
     """DenseNet-BC, as :func:`tf_ooo.bench.single.networks.densenet`."""
-    import torch
-    from torch import nn
 
     def convolution(channels: int, filters: int, kernel: int) -> list[nn.Module]:
         conv = nn.Conv2d(channels, filters, kernel, padding=kernel // 2, bias=False)
@@ -80,16 +73,12 @@ def densenet(blocks: tuple[int, ...], growth: int, size: int) -> nn.Module:
 
 def encoder(depth: int, width: int, length: int) -> nn.Module:
     """As :func:`tf_ooo.bench.single.networks.encoder`; heads of 64; of any length."""
-    from torch import nn
-
     layer = nn.TransformerEncoderLayer(width, width // 64 or 1, 4 * width, 0.0, "gelu", batch_first=True)
     return _one_vector(nn.TransformerEncoder(layer, depth), width, lambda out: out[:, 0])
 
 
 def rnn(depth: int, width: int, length: int) -> nn.Module:
     """As :func:`tf_ooo.bench.single.networks.rnn`; of any length."""
-    from torch import nn
-
     lstm = nn.LSTM(width, width, depth, batch_first=True)
     return _one_vector(lstm, width, lambda out: out[0][:, -1])
 
@@ -120,8 +109,6 @@ def shape_of(kind: str, arguments: Mapping[str, Any]) -> tuple[int, ...]:
 
 def make(case: Case) -> Callable[[], None]:
     """A compiled step, on the GPU where there is one."""
-    import torch
-
     kind, arguments = spec_of(case.network, case.size)
     model = KINDS[kind](**arguments)
     on = "cuda" if torch.cuda.is_available() else "cpu"
@@ -142,10 +129,9 @@ def make(case: Case) -> Callable[[], None]:
 
 
 def _batch_source(
-    fed: Iterator[tuple[Numbers, Numbers]], on: str, constant: bool
+    fed: Iterator[tuple[np.ndarray, np.ndarray]], on: str, constant: bool
 ) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
     """What gives the next batch, channels first; ``constant``: always the first, on the device."""
-    import torch
 
     def following() -> tuple[torch.Tensor, torch.Tensor]:
         x, y = map(torch.from_numpy, next(fed))
@@ -157,7 +143,6 @@ def _batch_source(
 
 def _one_vector(body: nn.Module, width: int, choose: Callable[[Any], torch.Tensor]) -> nn.Module:
     """The body and a linear layer on the vector that is chosen of its output."""
-    import torch
 
     class Module(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -170,10 +155,8 @@ def _one_vector(body: nn.Module, width: int, choose: Callable[[Any], torch.Tenso
     return Module()
 
 
-def run(step: Callable[[], None], count: int) -> Measured:
+def run(step: Callable[[], None], count: int) -> dict[str, float]:
     """As :func:`tf_ooo.bench.single.worker.run`."""
-    import torch
-
     gpu = torch.cuda.is_available()
     if gpu:
         torch.cuda.synchronize()
@@ -183,10 +166,10 @@ def run(step: Callable[[], None], count: int) -> Measured:
         step()
     if gpu:
         torch.cuda.synchronize()
-    measured: Measured = {"step_s": (time.perf_counter() - started_s) / count}
+    turn: dict[str, float] = {"step_s": (time.perf_counter() - started_s) / count}
     if gpu:
-        measured["peak_bytes"] = torch.cuda.max_memory_allocated()
-    return measured
+        turn["peak_bytes"] = torch.cuda.max_memory_allocated()
+    return turn
 
 
 @click.command()
@@ -196,10 +179,8 @@ def main(case: Case, ways: Ways) -> None:
     """As in :mod:`tf_ooo.bench.single.worker`; there is one way, whatever is asked for."""
     reason = why_not(case.network)
     if reason is not None:
-        answer(json.dumps(ready_with([], {NAME: reason}, "cpu")))
+        answer({"ready": [], "said": {NAME: reason}, "device": "cpu"})
         return
-    import torch
-
     gpu = torch.cuda.is_available()
     if gpu:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True  # as in TensorFlow
@@ -207,9 +188,9 @@ def main(case: Case, ways: Ways) -> None:
     for _ in range(5):
         step()
     device = torch.cuda.get_device_name() if gpu else "cpu"
-    answer(json.dumps(ready_with([NAME], {NAME: torch.__version__}, device)))
+    answer({"ready": [NAME], "said": {NAME: torch.__version__}, "device": device})
     for line in sys.stdin:
-        answer(json.dumps(run(step, int(line.rpartition(" ")[2]))))
+        answer(run(step, int(line.rpartition(" ")[2])))
 
 
 if __name__ == "__main__":

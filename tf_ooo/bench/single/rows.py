@@ -1,12 +1,11 @@
-"""The rows of ``tf-ooo bench single``, and a picture of them."""
+"""The rows of ``tf-ooo bench single``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from tf_ooo.bench.shared.rows import Row, known, seconds_of
-from tf_ooo.bench.single.ways import STOCK
+from tf_ooo.bench.single.cases import STOCK
 
 
 def rows_of(
@@ -49,23 +48,3 @@ def text_of(row: Row) -> str:
         f"{row['workload']:32s} {row['schedule']:36s} {row['step_s'] * 1e3:8.2f} ms ({low:.2f}-{high:.2f})  "
         f"{row.get('speedup', 0):.2f}x{peak}  device: {row['device']}"
     )
-
-
-def draw(rows: Sequence[Row], path: Path) -> None:
-    """Bars of speed over stock XLA, one group for each workload."""
-    from matplotlib.figure import Figure  # noqa: PLC0415 - slow to import
-
-    workloads = list(dict.fromkeys(row["workload"] for row in rows))
-    schedules = list(dict.fromkeys(row["schedule"] for row in rows))
-    speed = {(row["workload"], row["schedule"]): row.get("speedup", 0.0) for row in rows}
-    figure = Figure(figsize=(max(6, 1.6 * len(workloads)), 4), layout="constrained")
-    axes = figure.subplots()
-    width = 0.8 / max(1, len(schedules))
-    for number, schedule in enumerate(schedules):
-        places = [place + number * width for place in range(len(workloads))]
-        axes.bar(places, [speed.get((w, schedule), 0.0) for w in workloads], width, label=schedule)
-    axes.axhline(1.0, color="black", linewidth=0.8)
-    axes.set_xticks([p + 0.4 for p in range(len(workloads))], workloads, rotation=30, ha="right", fontsize=7)
-    axes.set_ylabel("speed, stock XLA = 1")
-    axes.legend(fontsize=6)
-    figure.savefig(path)

@@ -6,30 +6,30 @@ Reads lines ``NAME STEPS`` and answers each with a line of JSON; XLA's flags are
 from __future__ import annotations
 
 import functools
-import json
 import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+import keras
+import tensorflow as tf
 
-from tf_ooo.bench.shared.lines import answer
-from tf_ooo.bench.shared.processes import JsonOf
+from tf_ooo.bench.shared.processes import JsonOf, answer
+from tf_ooo.bench.single.cases import FITS, OURS, STOCK, WITHOUT_XLA, Case, OurWay, Ways
 from tf_ooo.bench.single.fit import TimedFit
 from tf_ooo.bench.single.inputs import batches
-from tf_ooo.bench.single.messages import Case, Measured, Ready, Ways
 from tf_ooo.bench.single.networks import CLASSES, build
-from tf_ooo.bench.single.ways import FITS, OURS, STOCK, WITHOUT_XLA, OurWay
 from tf_ooo.modes.compiled import plans
 from tf_ooo.modes.compiled.captured import CompiledModule, watched
 from tf_ooo.modes.compiled.launches import capture_like
 from tf_ooo.modes.compiled.measuring import MeasuredGains
 from tf_ooo.modes.compiled.priority import high_priority_main_stream
-
-if TYPE_CHECKING:
-    import keras
+from tf_ooo.modes.compiled.rewrite import StreamRewrite
+from tf_ooo.modes.compiled.session import StreamSession
+from tf_ooo.modes.compiled.step import CompiledStep, StreamStep, Way, default_rewriter
+from tf_ooo.modes.single_device.options import SingleDevice
 
 Step = Callable[[], Any]
 MEASURE_S = 60.0
@@ -46,31 +46,21 @@ def main(case: Case, ways: Ways) -> None:
     for name in ways.names:
         timed.make(name)
     modules = {name: module.to_dict() for name, module in timed.modules.items()}
-    ready: Ready = {
-        "ready": list(timed.steps),
-        "said": timed.said,
-        "modules": modules,
-        "device": device(),
-        "versions": versions(),
-    }
-    answer(json.dumps(ready))
+    about = {"modules": modules, "device": device(), "versions": versions()}
+    answer({"ready": list(timed.steps), "said": timed.said, **about})
     for line in sys.stdin:
         name, _, count = line.strip().rpartition(" ")
-        answer(json.dumps(run(timed.steps[name], int(count))))
+        answer(run(timed.steps[name], int(count)))
 
 
 def set_priority(priority: int) -> None:
     """The main stream of the first GPU gets this CUDA priority, where there is a GPU."""
-    import tensorflow as tf
-
     if tf.config.list_physical_devices("GPU"):
         high_priority_main_stream(32 * 2**30, priority)
 
 
 def device() -> str:
     """The GPU's name, or ``cpu``."""
-    import tensorflow as tf
-
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
         return "cpu"
@@ -79,9 +69,6 @@ def device() -> str:
 
 def versions() -> dict[str, str]:
     """Of TensorFlow, Keras, and the CUDA that TensorFlow was built with."""
-    import keras
-    import tensorflow as tf
-
     built = tf.sysconfig.get_build_info()
     cuda = {"cuda": built.get("cuda_version"), "cudnn": built.get("cudnn_version")}
     known = {name: str(version) for name, version in cuda.items() if version}
@@ -137,17 +124,10 @@ class TimedSteps:
             self.said[name] = "; ".join(filter(None, (note, watch.found.text())))
 
     def _stock(self, jit_compile: bool) -> Step:
-        import tensorflow as tf
-
         function = tf.function(self._model.train_step, jit_compile=jit_compile, autograph=False)
         return lambda: function(next(self._batches))
 
     def _ours(self, way: OurWay) -> tuple[Step, str]:
-        from tf_ooo.modes.compiled.rewrite import StreamRewrite
-        from tf_ooo.modes.compiled.session import StreamSession
-        from tf_ooo.modes.compiled.step import CompiledStep, StreamStep, Way, default_rewriter
-        from tf_ooo.modes.single_device.options import SingleDevice
-
         notes: list[str] = []
         rewriter = default_rewriter(self._plan(way, notes), way.store, way.updates_aside)
         session = StreamSession(SingleDevice(schedule="multi_stream", any_platform=True))
@@ -172,8 +152,6 @@ class TimedSteps:
 
 def _model(case: Case) -> tuple[keras.Model, Iterator[tuple[Any, Any]]]:
     """The compiled model of a case, with all its variables, and its batches."""
-    import keras
-
     keras.utils.set_random_seed(0)
     model = build(case.network, case.size)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -185,19 +163,15 @@ def _model(case: Case) -> tuple[keras.Model, Iterator[tuple[Any, Any]]]:
     return model, source
 
 
-def run(step: Step | TimedFit, count: int) -> Measured:
+def run(step: Step | TimedFit, count: int) -> dict[str, float]:
     """Seconds of one step, on average over ``count``, and the peak of the GPU's memory in bytes."""
-    import tensorflow as tf
-
     on_gpu = bool(tf.config.list_logical_devices("GPU"))
     if on_gpu:
         tf.config.experimental.reset_memory_stats("GPU:0")
-    measured: Measured = {
-        "step_s": step.step_s(count) if isinstance(step, TimedFit) else _step_s(step, count)
-    }
+    turn = {"step_s": step.step_s(count) if isinstance(step, TimedFit) else _step_s(step, count)}
     if on_gpu:
-        measured["peak_bytes"] = tf.config.experimental.get_memory_info("GPU:0")["peak"]
-    return measured
+        turn["peak_bytes"] = tf.config.experimental.get_memory_info("GPU:0")["peak"]
+    return turn
 
 
 def _step_s(step: Step, count: int) -> float:
@@ -210,8 +184,6 @@ def _step_s(step: Step, count: int) -> float:
 
 
 def _wait(out: object) -> None:
-    import tensorflow as tf
-
     for value in tf.nest.flatten(out):
         value.numpy()
 

@@ -1,0 +1,96 @@
+"""The command line of the benches, and what they tell the processes that they start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from tf_ooo.bench.shared.options import repeated
+from tf_ooo.bench.shared.processes import JsonOf, command
+from tf_ooo.bench.single.cases import Case, Ways
+from tf_ooo.bench.single.command import single
+from tf_ooo.cli import main
+
+NO_TENSORFLOW = """
+import sys
+import click
+from tf_ooo.cli import main
+
+def show(command, *names):
+    print(*names)
+    main([*names, "--help"], standalone_mode=False)
+    for name, below in getattr(command, "commands", {}).items():
+        show(below, *names, name)
+
+show(main.commands["bench"], "bench")
+assert "tensorflow" not in sys.modules and "keras" not in sys.modules
+"""
+
+
+def invoked(*arguments):
+    return CliRunner().invoke(main, ["bench", *arguments])
+
+
+def test_help_of_all_commands_needs_no_tensorflow():
+    run = subprocess.run([sys.executable, "-c", NO_TENSORFLOW], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert "bench planner zero-bubble\n" in run.stdout
+    assert run.stdout.count("Usage: ") == 14
+
+
+def test_the_gpu_list_under_its_old_name():
+    command = [sys.executable, "-m", "tf_ooo.bench.gpu_day", "--help"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert "--command INTEGER RANGE" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("--devices 2 3 --json f", "--devices 2 --devices 3 --json f"),
+        ("--quick --devices 2", "--quick --devices 2"),
+        ("--devices 2 --quick --devices 3 4", "--devices 2 --quick --devices 3 --devices 4"),
+        ("--json f g", "--json f g"),
+    ],
+)
+def test_several_values_in_a_row(given, read):
+    assert list(repeated(given.split(), {"--devices"})) == read.split()
+
+
+def test_options_with_several_values():
+    line = ["--ways", "xla", "joint, measured gains", "--batches", "8", "16", "--quick", "--data", "real"]
+    given = single.make_context("single", line).params
+    assert given["ways"] == ("xla", "joint, measured gains")
+    assert given["batches"] == (8, 16)
+    assert given["data"] == ("real",)
+    assert given["networks"] == ()
+    assert given["quick"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["layerpipe", "--seeds", "3"], "--seeds is for --accuracy"),
+        (["layerpipe", "--accuracy", "--workload", "mlp"], "--workload does not go with --accuracy"),
+        (["layerpipe", "--simulated", "--devices", "4"], "--devices does not go with --simulated"),
+        (["data-parallel", "--mbit", "fast"], "expected numbers with commas, or none"),
+        (["single", "--ways", "xla", "nonsense"], "'nonsense' is not one of"),
+        (["planner", "zb-v", "--inputs", "nowhere.json"], "does not exist"),
+    ],
+)
+def test_what_is_refused(options, said):
+    result = invoked(*options)
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+def test_what_a_process_is_told():
+    case, ways = Case("lstm-small", 8, "real", 224), Ways(["xla", "early"], -5)
+    *start, first, second = command("some.module", case, ways)
+    assert start == [sys.executable, "-m", "some.module"]
+    assert JsonOf(Case).convert(first, None, None) == case
+    assert JsonOf(Ways).convert(second, None, None) == ways

@@ -6,9 +6,16 @@ import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import hypothesis
 import pytest
 
 from tests import processes, skips
+
+# No example fails for the time that it takes on a busy machine.
+hypothesis.settings.register_profile(
+    "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("untimed")
 
 # For make test-quick beside the unit tests: one thing of each mode, some 60 seconds of a core.
 QUICK = (

@@ -107,7 +107,7 @@ def test_what_xla_compiles_whole_is_not_inlined():
 
 def test_what_is_fetched_is_kept_where_calls_are_inlined(monkeypatch):
     """And what nobody reads."""
-    monkeypatch.setattr(classify, "inline_graph_def", lambda graph_def, keep: keep)
+    monkeypatch.setattr(classify.flattening, "inline_graph_def", lambda graph_def, keep: keep)
     graph = graph_of("a A:", "b A: a")
     call(graph, "call", "inner")
     assert flatten(graph) == ["b", "call"]

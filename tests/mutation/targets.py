@@ -12,6 +12,8 @@ def _tests(folder: str, names: str) -> list[str]:
 # Tests stop at the first failure: those that notice most come first.
 _SCHEDULES = _tests(UNIT, "relation_edges simulator frozen_values")
 _CLASSIFY = _tests(GRAPH, "classify_parts classify_rules")
+_ENGINE = _tests(UNIT, "engine simulator_parts simulator frozen_values")
+_PEAKS = _tests(UNIT, "liveness")
 TESTS: dict[str, list[str]] = {
     "tf_ooo/planning/model/relation.py": _SCHEDULES,
     "tf_ooo/planning/simulation/validate.py": [*_tests(UNIT, "validate_errors"), *_SCHEDULES],
@@ -38,6 +40,16 @@ TESTS: dict[str, list[str]] = {
         *_tests(GRAPH, "verify_rules verify"),
         *_tests(UNIT, "frozen_values"),
     ],
+    "tf_ooo/planning/simulation/engine.py": _ENGINE,
+    "tf_ooo/planning/simulation/engine_events.py": _ENGINE,
+    "tf_ooo/planning/simulation/engine_paths.py": _ENGINE,
+    "tf_ooo/planning/simulation/engine_waves.py": _ENGINE,
+    "tf_ooo/rewriting/peaks.py": _PEAKS,
+    "grappler_passes/graph/liveness.py": _PEAKS,
     "grappler_passes/analysis/classify.py": _CLASSIFY,
     "grappler_passes/analysis/kinds.py": _CLASSIFY,
+    "grappler_passes/analysis/backward.py": _CLASSIFY,
+    "grappler_passes/analysis/gradients.py": _CLASSIFY,
+    "grappler_passes/analysis/layers.py": _CLASSIFY,
+    "grappler_passes/analysis/weights.py": _CLASSIFY,
 }

@@ -57,6 +57,8 @@ lint: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo --no-cache
+	$(BIN)/vulture grappler_passes tf_ooo keras_callbacks tests/not_dead.py --min-confidence 60
 
 test: venv horovod lint
 	$(BIN)/python $(PYTEST) --durations=20

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -49,47 +48,32 @@ def _one_memory(a: str, b: str) -> bool:
     return host[0][0] == host[1][0] and all(part[1].startswith("CPU") for part in host)
 
 
-def measure_runtime_link(
-    target: str,
-    sender: str,
-    receiver: str,
-    sizes: Sequence[int] = MEASURED_BYTES,
-    repeats: int = 5,
+def measure_device_link(
+    sender: str, receiver: str, sizes: Sequence[int] = MEASURED_BYTES, repeats: int = 5
 ) -> Link:
-    """Sends tensors to and fro between two devices of a cluster and fits a link to the times.
+    """Sends tensors to and fro between two devices of this process' eager context, fits a link to the times.
 
-    A run makes 8 hops, and one that makes none is taken off, so that what starting a run costs does
-    not count as latency.  Sessions are used: the eager context of this process stays as it is.
+    A run makes 8 hops, and one that makes none is taken off, so that what starting a run costs does not count
+    as latency.  What messages take from a computation on either device is measured, too; the latency is that
+    between devices that compute.
 
     Args:
-        target: of a server of the cluster, ``server.target`` of a ``tf.distribute.Server``.
-        sender, receiver: devices such as ``"/job:worker/task:0/cpu:0"``.
+        sender, receiver: full names, as ``tf.config.list_logical_devices`` has them.
         sizes: of the messages, bytes.
         repeats: timed runs of each size.
 
     Raises:
-        CostError: no such device, or the cluster does not answer.
-    """
-    return _fitted(functools.partial(_hop_seconds, target), sender, receiver, sizes, repeats)
-
-
-def measure_device_link(
-    sender: str, receiver: str, sizes: Sequence[int] = MEASURED_BYTES, repeats: int = 5
-) -> Link:
-    """As :func:`measure_runtime_link`, between two devices that this process' eager context has.
-
-    What messages take from a computation on either device is measured, too; the latency is that between
-    devices that compute.
-
-    Args:
-        sender, receiver: full names, as ``tf.config.list_logical_devices`` has them.
-
-    Raises:
         CostError: no such device, or it does not answer.
     """
-    link = _fitted(_eager_hop_seconds, sender, receiver, sizes, repeats)
-    link = replace(link, overhead_s_per_byte=measure_overhead_s_per_byte(sender, receiver, link, repeats))
-    return replace(link, latency_s=_latency_s(sender, receiver, link, repeats))
+    import tensorflow as tf
+
+    try:
+        link = _fitted(sender, receiver, sizes, repeats)
+        overhead = measure_overhead_s_per_byte(sender, receiver, link, repeats)
+        link = replace(link, overhead_s_per_byte=overhead)
+        return replace(link, latency_s=_latency_s(sender, receiver, link, repeats))
+    except (tf.errors.OpError, ValueError) as error:
+        raise CostError(f"link {sender} - {receiver}: cannot be measured: {error}") from error
 
 
 def _latency_s(sender: str, receiver: str, link: Link, repeats: int) -> float:
@@ -166,26 +150,15 @@ def _beside_messages(
     return concrete
 
 
-def _fitted(
-    hop_seconds: Callable[[str, str, int, int], list[float]],
-    sender: str,
-    receiver: str,
-    sizes: Sequence[int],
-    repeats: int,
-) -> Link:
+def _fitted(sender: str, receiver: str, sizes: Sequence[int], repeats: int) -> Link:
     """The link that explains the seconds of hops of several sizes."""
-    import tensorflow as tf
-
     samples = []
     for size in sizes:
-        try:
-            samples += [(float(size), hop_s) for hop_s in hop_seconds(sender, receiver, size, repeats)]
-        except (tf.errors.OpError, ValueError) as error:
-            raise CostError(f"link {sender} - {receiver}: cannot be measured: {error}") from error
+        samples += [(float(size), hop_s) for hop_s in _hop_seconds(sender, receiver, size, repeats)]
     return fit_link(samples, flat_ok=True)
 
 
-def _eager_hop_seconds(sender: str, receiver: str, size: int, repeats: int) -> list[float]:
+def _hop_seconds(sender: str, receiver: str, size: int, repeats: int) -> list[float]:
     import tensorflow as tf
 
     with _no_optimizers(tf):
@@ -227,36 +200,3 @@ def _seconds(function: Any) -> float:
     started = time.perf_counter()
     function().numpy()
     return time.perf_counter() - started
-
-
-def _hop_seconds(target: str, sender: str, receiver: str, size: int, repeats: int) -> list[float]:
-    import tensorflow as tf
-
-    config = tf.compat.v1.ConfigProto(operation_timeout_in_ms=60_000)
-    # Or it would take the copies out.
-    config.graph_options.rewrite_options.disable_meta_optimizer = True
-    with tf.Graph().as_default() as graph:
-        start, end = _ping_pong(tf, sender, receiver, size)
-        with tf.compat.v1.Session(target, graph=graph, config=config) as session:
-
-            def run_s(op: Any) -> float:
-                started = time.perf_counter()
-                session.run(op)
-                return time.perf_counter() - started
-
-            for op in (start, end):
-                run_s(op)
-            empty_s = min(run_s(start) for _ in range(repeats))
-            return [max(0.0, run_s(end) - empty_s) / _HOPS for _ in range(repeats)]
-
-
-def _ping_pong(tf: Any, sender: str, receiver: str, size: int) -> tuple[Any, Any]:
-    """(op that makes the tensor, op that ends its last hop); the tensor stays on the devices."""
-    with tf.device(sender):
-        # Not a constant: that would be made on both sides.
-        source = tf.random.stateless_uniform((max(1, size // 4),), seed=(1, 2))
-        tensor = source
-    for hop in range(_HOPS):
-        with tf.device(sender if hop % 2 else receiver):
-            tensor = tf.identity(tensor)
-    return source.op, tensor.op

@@ -69,8 +69,8 @@ class LineProcess:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True)
-        self._lines = cast("IO[str]", self._process.stdin)
-        self._printed = cast("IO[str]", self._process.stdout)
+        self._lines = cast(IO[str], self._process.stdin)
+        self._printed = cast(IO[str], self._process.stdout)
 
     def tell(self, line: str) -> None:
         """Sends a line.  BrokenPipeError where the process has ended."""

@@ -51,7 +51,7 @@ class _Paths:
             self.end[node] = now = start + self.duration[node]
             self.done[node] = True
             if node in self.waiting:
-                woken += self.waiting.pop(node)
+                woken.extend(self.waiting.pop(node))
             node += 1
         self.head[lane], self.clock_s[lane] = node, now
 

@@ -1,0 +1,52 @@
+"""What vulture takes for dead and is not, each with the reason; `make lint` reads it, nothing imports it."""
+
+# Keras calls a callback's methods and asks which of them do something.
+on_train_begin
+on_train_end
+on_epoch_begin
+on_epoch_end
+on_test_begin
+on_train_batch_end
+_implements_train_batch_hooks
+_implements_test_batch_hooks
+_implements_predict_batch_hooks
+
+# Python calls them: attributes of a module that load on first use; an error's cause.
+__getattr__
+__dir__
+__cause__
+
+# Settings of other libraries: TensorFlow's protobufs and functions, OR-Tools, PyTorch, click.
+min_graph_nodes
+function_optimization
+disable_meta_optimizer
+_omit_frequent_tracing_warning
+max_time_in_seconds
+num_workers
+allow_tf32
+exit_code
+
+# Our own marks on functions of TensorFlow's, looked for by name.
+_ooo_inner
+decorated
+
+# Public: by name in the table of tf_ooo/__init__.py, or fields of the public report.
+classify
+from_arguments
+resolved_mode
+profiling_overhead_s
+dW
+U
+comm
+own_dO
+sends
+serial_step_s
+gradient_sum_bytes
+
+# For tests: how often Python was called, how much of a step was measured, whether an optimum is proved, and
+# all that may be wrong with a schedule (the simulator itself asks only for deadlocks and missing tasks).
+python_calls
+measured_share
+coverage
+proved
+validate

@@ -72,6 +72,8 @@ def measure_device_link(
         overhead = measure_overhead_s_per_byte(sender, receiver, link, repeats)
         link = replace(link, overhead_s_per_byte=overhead)
         return replace(link, latency_s=_latency_s(sender, receiver, link, repeats))
+    except CostError:
+        raise
     except (tf.errors.OpError, ValueError) as error:
         raise CostError(f"link {sender} - {receiver}: cannot be measured: {error}") from error
 

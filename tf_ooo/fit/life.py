@@ -191,7 +191,7 @@ class FitLife:
         if replaced is None and running is not None and running.replaced:
             replaced = running.training
         if replaced is not None and not self._told:
-            self._told = True
+            self._told, self._replaced = True, None
             replaced.replaced()
 
 

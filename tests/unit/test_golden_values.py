@@ -62,7 +62,7 @@ def test_data_parallel_search_gains_by_slices():
     """The link, idle until dW2 ends at 7, then is busy for 15 bytes, 1 s each: the last two are of layer 1.
 
     Layer 2 goes 7-12, two of three slices of layer 1 12-16, layer 0 when its dW ends, 16-20, what is left of
-    layer 1 20-22.  U0 20-20.5, F0 until 21.5; U1 22-22.5, F1 until 24.5, F2 until 28.5: backward begins again.
+    layer 1 20-22.  U0 20-20.5, F0 until 21.5; U1 22-22.5, F1 until 24.5, F2 until 28.5.
     """
     schedule = golden("data_parallel_search")
     assert words(schedule.lanes[0, 0]) == "F:0 F:1 F:2 dO:2 dW:2 dO:1 dW:1 dO:0 dW:0"

@@ -101,8 +101,8 @@ def predicted(text, name):
         ("zb_h1", 5 * 18 + (3 - 1) * (6 + 8 - 4), 2 * 3),  # Zero Bubble, table 1
         ("zb_h2", 5 * 18 + (3 - 1) * (6 + 8 - 2 * 4), 2 * 5),  # table 1; 2p - 1 = m are stored
         ("zb_auto", 5 * 18 + (3 - 1) * (6 + 8 - 2 * 4), 2 * 5),  # not slower than either
-        # Two chunks a device, of one layer each: 3, 4, 2 s.  The last device has no gap from its first forward,
-        # at 2 * 3, on; after its 90 s the last gradient goes through two devices, 2 * (4 + 2) s.
+        # Two chunks a device, of one layer each: 3, 4, 2 s.  The last device begins at 2 * 3 and has no gap;
+        # after its 90 s the last gradient goes through two devices, 2 * (4 + 2) s.
         # Device 0 runs all ten forward passes before a backward pass.
         ("interleaved_1f1b", 2 * 3 + 5 * 18 + 2 * (4 + 2), 2 * 5),
         # Groups of three micro-batches and of two, with two chunks in flight; device 0 waits 20 s, see below.

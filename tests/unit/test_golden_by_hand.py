@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -100,10 +101,12 @@ def predicted(text, name):
         ("zb_h1", 5 * 18 + (3 - 1) * (6 + 8 - 4), 2 * 3),  # Zero Bubble, table 1
         ("zb_h2", 5 * 18 + (3 - 1) * (6 + 8 - 2 * 4), 2 * 5),  # table 1; 2p - 1 = m are stored
         ("zb_auto", 5 * 18 + (3 - 1) * (6 + 8 - 2 * 4), 2 * 5),  # not slower than either
-        # Two chunks a device, modulo p = 3; m = 5 is no multiple of p, so there is no closed form: worked out
-        # by times_of, between the bound m (F + dO + dW) + (p - 1) F / 2 of a device and 1F1B's.
-        ("interleaved_1f1b", None, None),
-        ("modulo", None, None),
+        # Two chunks a device, of one layer each: 3, 4, 2 s.  The last device begins at 2 * 3 and has no gap;
+        # after its 90 s the last gradient goes through two devices, 2 * (4 + 2) s.
+        # Device 0 runs all ten forward passes before a backward pass.
+        ("interleaved_1f1b", 2 * 3 + 5 * 18 + 2 * (4 + 2), 2 * 5),
+        # Groups of three micro-batches and of two, with two chunks in flight; device 0 waits 20 s, see below.
+        ("modulo", 5 * 18 + 20, 2 * 3),
     ],
 )
 def test_pipelines(name, step_s, stored):
@@ -113,10 +116,24 @@ def test_pipelines(name, step_s, stored):
     peak = stored_at_most(text, SIX_EQUAL)
     assert makespan_s == predicted(text, "predicted_step_s")
     assert peak == predicted(text, "predicted_peak_bytes")
-    if step_s is not None:
-        assert (makespan_s, peak) == (step_s, stored)
-    assert 5 * 18 + (3 - 1) * 3 <= makespan_s <= (5 + 3 - 1) * 18
+    assert (makespan_s, peak) == (step_s, stored)
     _all_tasks_once(text, stages=6 if name in ("interleaved_1f1b", "modulo") else 3, microbatches=5)
+
+
+def test_the_waits_of_modulo():
+    """Device 0 holds layers 0 and 3, the last one 2 and 5.
+
+    After three forward passes of either, 18 s, the first gradient comes down through layers 5 and 4, 2 * 4 s.
+    The next ones come 3 + 4 s after one another, as the last device has a forward pass between two dO, and dO
+    and dW here are 6 s: 1 s at 32, and one at 39 before layer 0's first, which has come through 2 and 1.
+    Layer 3's last forward pass waits until layer 2's has ended at 74; then as in the first group.
+    """
+    text = (GOLDEN / "pipeline_modulo.txt").read_text()
+    times = times_of(text, SIX_EQUAL)
+    lane = [times[task] for task in lanes_of(text)[0]]
+    waits = [(end, start) for (_, end), (start, _) in itertools.pairwise(lane) if start > end]
+    assert waits == [(18, 18 + 2 * 4), (32, 33), (39, 40), (73, 74), (77, 77 + 2 * 4), (91, 92)]
+    assert sum(start - end for end, start in waits) == 20
 
 
 @pytest.mark.parametrize("name", ["zb_v", "v_half", "v_min", "dualpipe_v"])

@@ -6,12 +6,13 @@ them, as the step behind the last, and the sums of gradients with :data:`SUM_ATT
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from grappler_passes.graph.dependencies import GraphIndex
-from grappler_passes.graph.node_input import split_input
+from grappler_passes.graph.node_input import make_identity, split_input
+from grappler_passes.graph.parts import part_of, with_inputs
 
 SUM_ATTR = "_ooo_sum"
 _CONCAT = ("ConcatV2", "Concat")
@@ -36,80 +37,48 @@ def microbatch_graph(
         steps: of each node, from :func:`grappler_passes.analysis.steps.steps_of`.
         number: the micro-batch, 0 to ``count - 1``; ``count`` is the number of what comes once.
     """
-    chosen = _OneMicroBatch(graph_def, index, steps, number, count)
-    graph = graph_pb2.GraphDef(versions=graph_def.versions)
-    graph.library.CopyFrom(graph_def.library)
-    members = chosen.members()
-    for i in sorted(members):
-        node = graph.node.add()
-        node.CopyFrom(graph_def.node[i])
-        if i in chosen.instead:
-            _make_identity(node, chosen.instead[i])
-        kept = [t for t in node.input if t[0] != "^" or index.index[split_input(t)[0]] in members]
-        del node.input[:]
-        node.input.extend(kept)
+    # A constant that a sum of slices needs carries the mark too, and hands on nothing.
+    sums = {i for i, node in enumerate(graph_def.node) if is_sum(node) and _data_inputs(node)}
+    handed_on = {
+        i: source
+        for i in sums
+        if (source := _handed_on(graph_def.node[i], index, sums, steps, number)) is not None
+    }
+
+    def reads(i: int) -> list[int]:
+        if i in handed_on:
+            return [index.index[split_input(handed_on[i])[0]]]
+        return [producer for producer, _ in index.data_preds[i]]
+
+    chosen = [i for i, step in enumerate(steps) if step in (number, count)]
+    graph = part_of(graph_def, index, with_inputs(index, chosen, reads))
+    for node in graph.node:
+        source = handed_on.get(index.index[node.name])
+        if source is not None:
+            make_identity(node, [source, *(text for text in node.input if text[0] == "^")])
     return graph
 
 
-def _reads_data(node: node_def_pb2.NodeDef) -> bool:
-    return any(text[0] != "^" for text in node.input)
+def _data_inputs(node: node_def_pb2.NodeDef) -> list[str]:
+    return [text for text in node.input if text[0] != "^"]
 
 
-class _OneMicroBatch:
-    """Which nodes are in the graph, and what each sum in it hands on."""
-
-    def __init__(
-        self,
-        graph_def: graph_pb2.GraphDef,
-        index: GraphIndex,
-        steps: Sequence[int | None],
-        number: int,
-        count: int,
-    ) -> None:
-        self.index, self.steps, self.number, self.count = index, steps, number, count
-        # A constant that a sum of slices needs carries the mark too, and hands on nothing.
-        self.sums = {i for i, node in enumerate(graph_def.node) if is_sum(node) and _reads_data(node)}
-        self.instead: dict[int, str] = {}
-        for i in self.sums:
-            source = self._handed_on(i, graph_def.node[i])
-            if source is not None:
-                self.instead[i] = source
-
-    def _handed_on(self, i: int, node: node_def_pb2.NodeDef) -> str | None:
-        """The input of a sum that leads to this micro-batch's gradient; None: the sum stands before it."""
-        inputs = [text for text in node.input if text[0] != "^"]
-        if node.op in _CONCAT:
-            inputs = inputs[:-1] if node.op == "ConcatV2" else inputs[1:]
-        producers = [self.index.index[split_input(text)[0]] for text in inputs]
-        for text, producer in zip(inputs, producers, strict=True):
-            if producer not in self.sums and self.steps[producer] == self.number:
-                return str(text)
-        earlier = [t for t, p in zip(inputs, producers, strict=True) if p in self.sums]
-        step = self.steps[i]
-        comes_later = step is not None and step > self.number
-        return str((earlier or inputs)[0]) if comes_later else None
-
-    def members(self) -> set[int]:
-        wanted = {self.number, self.count}
-        nodes = [i for i, step in enumerate(self.steps) if step in wanted]
-        members, stack = set(nodes), nodes
-        while stack:
-            i = stack.pop()
-            if i in self.instead:
-                producers = [self.index.index[split_input(self.instead[i])[0]]]
-            else:
-                producers = [p for p, _ in self.index.data_preds[i]]
-            for producer in (*producers, *self.index.back_preds.get(i, ())):
-                if producer not in members:
-                    members.add(producer)
-                    stack.append(producer)
-        return members
-
-
-def _make_identity(node: node_def_pb2.NodeDef, source: str) -> None:
-    control = [text for text in node.input if text[0] == "^"]
-    node.op = "Identity"
-    del node.input[:]
-    node.input.extend([source, *control])
-    for key in [key for key in node.attr if key not in ("T", SUM_ATTR) and not key.startswith("_ooo")]:
-        del node.attr[key]
+def _handed_on(
+    node: node_def_pb2.NodeDef,
+    index: GraphIndex,
+    sums: Collection[int],
+    steps: Sequence[int | None],
+    number: int,
+) -> str | None:
+    """The input of a sum that leads to this micro-batch's gradient; None: the sum stands before it."""
+    inputs = _data_inputs(node)
+    if node.op in _CONCAT:
+        inputs = inputs[:-1] if node.op == "ConcatV2" else inputs[1:]
+    producers = [index.index[split_input(text)[0]] for text in inputs]
+    for text, producer in zip(inputs, producers, strict=True):
+        if producer not in sums and steps[producer] == number:
+            return text
+    step = steps[index.index[node.name]]
+    if step is None or step <= number:
+        return None
+    return next((text for text, p in zip(inputs, producers, strict=True) if p in sums), inputs[0])

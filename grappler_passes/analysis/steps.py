@@ -11,6 +11,7 @@ import re
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from grappler_passes.graph.dependencies import GraphIndex
+from grappler_passes.graph.parts import part_of, with_inputs
 
 STEP_ATTR = "_ooo_step"
 STEP_SCOPE = "tf_ooo_step_"
@@ -51,29 +52,4 @@ def split_steps(graph_def: graph_pb2.GraphDef) -> list[graph_pb2.GraphDef]:
     for i, step in enumerate(steps):
         if step is not None:
             by_step.setdefault(step, []).append(i)
-    return [_graph_of(graph_def, index, _with_inputs(index, by_step[t])) for t in sorted(by_step)]
-
-
-def _with_inputs(index: GraphIndex, nodes: list[int]) -> set[int]:
-    members, stack = set(nodes), list(nodes)
-    while stack:
-        i = stack.pop()
-        for producer in (*(p for p, _ in index.data_preds[i]), *index.back_preds.get(i, ())):
-            if producer not in members:
-                members.add(producer)
-                stack.append(producer)
-    return members
-
-
-def _graph_of(graph_def: graph_pb2.GraphDef, index: GraphIndex, members: set[int]) -> graph_pb2.GraphDef:
-    graph = graph_pb2.GraphDef(versions=graph_def.versions)
-    graph.library.CopyFrom(graph_def.library)
-    for i in sorted(members):
-        node = graph.node.add()
-        node.CopyFrom(graph_def.node[i])
-        outside = {f"^{index.names[p]}" for p in index.control_preds[i] if p not in members}
-        if outside:
-            kept = [text for text in node.input if text not in outside]
-            del node.input[:]
-            node.input.extend(kept)
-    return graph
+    return [part_of(graph_def, index, with_inputs(index, by_step[step])) for step in sorted(by_step)]

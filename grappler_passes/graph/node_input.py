@@ -1,6 +1,12 @@
-"""The text form of a node's inputs, the only place that reads it."""
+"""The text form of a node's inputs, the only place that reads it; and nodes that only hand one on."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework import node_def_pb2
 
 
 def split_input(text: str) -> tuple[str, int]:
@@ -11,3 +17,12 @@ def split_input(text: str) -> tuple[str, int]:
     if colon and port.isdecimal():
         return name, int(port)
     return text, 0
+
+
+def make_identity(node: node_def_pb2.NodeDef, inputs: Iterable[str]) -> None:
+    """Changes an op with one type ``T`` to an Identity of other inputs; notes (``_...``) stay."""
+    node.op = "Identity"
+    for name in [name for name in node.attr if name != "T" and not name.startswith("_")]:
+        del node.attr[name]
+    del node.input[:]
+    node.input.extend(inputs)

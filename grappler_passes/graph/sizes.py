@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from grappler_passes.compat import shape_inference
 from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.contexts import ENTERS, MERGES, NEXT_ITERATIONS
-from grappler_passes.graph.node_input import split_input
+from grappler_passes.graph.node_input import make_identity, split_input
 from grappler_passes.graph.training_graph import TrainingGraph
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _branch_bytes(
 
 def _take_largest(merge: node_def_pb2.NodeDef, outputs: Mapping[str, tuple[OutputInfo, ...]]) -> None:
     sizes = _branch_bytes(merge, outputs)
-    _pass_on(merge, [max(sizes, key=lambda text: sizes[text] or 0)])
+    make_identity(merge, [max(sizes, key=lambda text: sizes[text] or 0)])
 
 
 def _filled(graph_def: graph_pb2.GraphDef, known: KnownShapes) -> graph_pb2.GraphDef:
@@ -155,12 +155,12 @@ def _filled(graph_def: graph_pb2.GraphDef, known: KnownShapes) -> graph_pb2.Grap
             _fill_list(node.attr["output_types"].list.type, node.attr["output_shapes"].list.shape, known)
         elif node.op == "_Arg" and "_output_shapes" in node.attr:
             _fill_list([node.attr["T"].type], node.attr["_output_shapes"].list.shape, known)
-        elif node.op in ENTERS:
-            _pass_on(node, list(node.input))
+        elif node.op in ENTERS:  # its shape function says nothing, nor does that of a loop's Merge
+            make_identity(node, list(node.input))
         elif node.op in MERGES and node.name not in second_outputs:
             entering = [text for text in node.input if split_input(text)[0] not in iterations]
             if len(entering) < len(node.input):
-                _pass_on(node, entering)
+                make_identity(node, entering)
     return out
 
 
@@ -174,12 +174,3 @@ def _fill_list(
             proto.Clear()
             for size in filled:
                 proto.dim.add(size=-1 if size is None else size)
-
-
-def _pass_on(node: node_def_pb2.NodeDef, inputs: list[str]) -> None:
-    """TensorFlow's shape function of Enter and of a loop's Merge says nothing; that of Identity does."""
-    node.op = "Identity"
-    for name in [name for name in node.attr if name != "T" and not name.startswith("_")]:
-        del node.attr[name]
-    del node.input[:]
-    node.input.extend(inputs)

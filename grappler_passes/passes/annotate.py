@@ -39,14 +39,14 @@ class AnnotatePass(Pass):
         plan, name, changed = self.plan, node.name, False
         if name in plan.kinds:
             changed |= _set_bytes(node, "_ooo_kind", plan.kinds[name].encode())
-        if name in plan.layers:
-            changed |= _set_int(node, "_ooo_layer", plan.layers[name])
-        if name in plan.streams:
-            changed |= _set_int(node, "_ooo_stream", plan.streams[name])
-        if name in plan.priorities:
-            changed |= _set_int(node, "_ooo_priority", plan.priorities[name])
-        if name in plan.stages:
-            changed |= _set_int(node, "_ooo_stage", plan.stages[name])
+        for attribute, numbers in (
+            ("_ooo_layer", plan.layers),
+            ("_ooo_stream", plan.streams),
+            ("_ooo_priority", plan.priorities),
+            ("_ooo_stage", plan.stages),
+        ):
+            if name in numbers:
+                changed |= _set_int(node, attribute, numbers[name])
         return changed
 
     def _unknown(self, graph_def: graph_pb2.GraphDef, planned: set[str], marked: int) -> list[Note]:

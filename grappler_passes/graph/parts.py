@@ -1,0 +1,45 @@
+"""A part of a graph as a graph of its own, to look at: it is classified and measured, never run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+
+from tensorflow.core.framework import graph_pb2
+
+from grappler_passes.graph.dependencies import GraphIndex
+
+
+def with_inputs(
+    index: GraphIndex, nodes: Iterable[int], reads: Callable[[int], Iterable[int]] | None = None
+) -> set[int]:
+    """Nodes with all that they are computed from, loops whole.
+
+    Args:
+        index: of the graph.
+        nodes: where to begin.
+        reads: the producers of what a node reads; by default of all its data inputs.
+    """
+    members, stack = set(nodes), list(nodes)
+    while stack:
+        i = stack.pop()
+        producers = (p for p, _ in index.data_preds[i]) if reads is None else reads(i)
+        for producer in (*producers, *index.back_preds.get(i, ())):
+            if producer not in members:
+                members.add(producer)
+                stack.append(producer)
+    return members
+
+
+def part_of(graph_def: graph_pb2.GraphDef, index: GraphIndex, members: Collection[int]) -> graph_pb2.GraphDef:
+    """The graph of these nodes, in their order, without control edges from others; the library is kept."""
+    part = graph_pb2.GraphDef(versions=graph_def.versions)
+    part.library.CopyFrom(graph_def.library)
+    for i in sorted(members):
+        node = part.node.add()
+        node.CopyFrom(graph_def.node[i])
+        outside = {f"^{index.names[p]}" for p in index.control_preds[i] if p not in members}
+        if outside:
+            kept = [text for text in node.input if text not in outside]
+            del node.input[:]
+            node.input.extend(kept)
+    return part

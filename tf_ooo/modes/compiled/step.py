@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from grappler_passes.compat import op_types, runtime, traced_functions
@@ -12,10 +14,12 @@ from tf_ooo.compat.nests import Packed
 from tf_ooo.errors import BackendError, GraphError, MemoryLimitError
 from tf_ooo.fit.step_times import REWRITTEN
 from tf_ooo.modes.compiled.captured import CompiledModule, watched
-from tf_ooo.modes.compiled.rewrite import StepGraph, StreamRewrite, rewrite_step, unchanged
+from tf_ooo.modes.compiled.regions import GraphDef
+from tf_ooo.modes.compiled.rewrite import Plan, StepGraph, StreamRewrite, rewrite_step, unchanged
 from tf_ooo.modes.compiled.session import StreamSession
 
-Rewriter = Callable[[Any, list[str]], StepGraph]
+Rewriter = Callable[[GraphDef, Sequence[str], Path | None], StepGraph]
+_NO_LETTERS = re.compile(r"\W+")
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,7 @@ class Way:
     """One way to compile a step.
 
     Attributes:
-        rewrite: GraphDef and results in, what to compile out.
+        rewrite: GraphDef, results and a folder for graphs (or None) in, what to compile out.
         name: for the report.
         flags: of XLA, besides those of the process.
     """
@@ -139,7 +143,7 @@ class CompiledStep:
         traced = _traced(step, self.inputs, nests.signature((args, kwargs)))
         if step.session.options.may_fall_back:
             _refuse_random_state(traced.graph_def)
-        self.made = step.way.rewrite(traced.graph_def, traced.fetches)
+        self.made = step.way.rewrite(traced.graph_def, traced.fetches, _folder(step))
         self.key = (nests.signature((args, kwargs)), self.made.key, step.way.flags)
         if self.key not in step.session.compiled:
             run = tf_functions.plain_function(self._body(traced), specs, compiled=True)
@@ -221,6 +225,12 @@ class _Traced:
         self.captured = {placeholder.name: outside for outside, placeholder in captured}
 
 
+def _folder(step: StreamStep) -> Path | None:
+    """Where the graphs of a way go: each has its own folder."""
+    dump_dir = step.session.options.dump_dir
+    return None if dump_dir is None else Path(dump_dir) / _NO_LETTERS.sub("_", step.way.name)
+
+
 def _refuse_random_state(graph_def: Any) -> None:
     nodes = [*graph_def.node, *(node for f in graph_def.library.function for node in f.node_def)]
     drawn = next((node.name for node in nodes if op_types.keeps_random_state(node.op)), None)
@@ -240,6 +250,10 @@ def check_calls(hlo: str, made: StepGraph) -> None:
         )
 
 
-def default_rewriter(plan: Any, store: str, side_updates: bool = False) -> Rewriter:
+def default_rewriter(plan: Plan, store: str, side_updates: bool = False) -> Rewriter:
     """Rewrites with one plan; see :func:`rewrite_step`."""
-    return lambda graph_def, fetches: rewrite_step(graph_def, fetches, plan, store, side_updates)
+
+    def rewrite(graph_def: GraphDef, fetches: Sequence[str], dump_dir: Path | None) -> StepGraph:
+        return rewrite_step(graph_def, fetches, plan, store, side_updates, dump_dir)
+
+    return rewrite

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from grappler_passes.graph.effects import has_side_effects, states_of
@@ -65,6 +66,7 @@ def spread(
     accumulate_steps: int | None = None,
     layers: Sequence[Collection[str]] | None = None,
     data_spec: Any = None,
+    dump_dir: Path | None = None,
 ) -> Spread:
     """Traces a model's step and spreads it; its variables are on their devices.
 
@@ -78,12 +80,13 @@ def spread(
         rate_warmup_steps: see ``rates``; None: learning rates are as they are.
         accumulate_steps: see ``two_versions``; None: each batch has its own update.
         layers: the variables of each, as the stages number them.
-        data_spec: see ``trace``.
+        data_spec, dump_dir: see ``trace``.
 
     Raises:
         GraphError: the step cannot be spread; says which op is in the way.
+        PassError: a pass has made something else than it declares.
     """
-    traced = trace(model, batch, accumulate_steps is not None, layers, data_spec)
+    traced = trace(model, batch, accumulate_steps is not None, layers, data_spec, dump_dir)
     trained = _trained(traced)
     again = _read_again(traced, trained)
     traced, stages, notes = divided(traced, stages, op_seconds)
@@ -103,7 +106,7 @@ def spread(
     count_round = stages.processors - 1 if together else 0
     wanted = {one.name: one.round for one in now} | dict.fromkeys(_counts(traced, optimizer), count_round)
     rounds = rounds_of(_facts(model, traced, trained, now, devices, count_round), stages, wanted)
-    delays = delays_of(traced, rounds)
+    delays = delays_of(traced, rounds, dump_dir)
     versions = None
     if accumulate_steps is not None:
         versions = TwoVersions(traced, rounds, now, sums, trained.keys(), optimizer, accumulate_steps)

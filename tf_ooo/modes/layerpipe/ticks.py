@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from grappler_passes.graph.node_input import split_input
+from grappler_passes.passes.base import PassPipeline
 from tf_ooo.compat import func_graphs, keras_variables, tf_functions
 from tf_ooo.modes.layerpipe.averages import Averages, read_weight
-from tf_ooo.modes.layerpipe.delays import Delays, Register, nodes_between
+from tf_ooo.modes.layerpipe.delays import Delays, RoundPass
 from tf_ooo.modes.layerpipe.frozen import Copies
 from tf_ooo.modes.layerpipe.rates import factor_name, factors
+from tf_ooo.modes.layerpipe.registers import Register
 from tf_ooo.modes.layerpipe.rounds import Rounds
-from tf_ooo.modes.layerpipe.seeds import reseeded
+from tf_ooo.modes.layerpipe.seeds import ReseedPass
 from tf_ooo.modes.layerpipe.traced import Traced
-from tf_ooo.modes.layerpipe.turns import Turns, in_turns
+from tf_ooo.modes.layerpipe.turns import Turns, in_turns, verified
 from tf_ooo.modes.layerpipe.two_versions import TwoVersions
 from tf_ooo.modes.layerpipe.versions import Now
 
@@ -166,24 +168,23 @@ class Ticks:
         if self.versions is None and (low, high) in self._parts:
             return self._parts[low, high]
         traced, delays = self.traced, self.delays
-        graph_def = type(traced.graph_def)()
-        graph_def.library.CopyFrom(traced.graph_def.library)
         given = {
             *traced.arguments,
             *traced.captured,
-            *(one.name for one in self.now),
+            *(weight.name for weight in self.now),
             *map(factor_name, self._late),
         }
         if self.versions is not None:
             given |= self.versions.names | self.versions.left_out(low, phase)
-        nodes = list(nodes_between(delays, self.rounds, low, high, given))
-        graph_def.node.extend(nodes)
+        folder = None if traced.dump_dir is None else traced.dump_dir / f"rounds_{low}_to_{high}"
+        kept = RoundPass(self.rounds, low, high, frozenset(given))
+        graph_def = PassPipeline([kept], folder)(delays.graph_def).graph_def
         logs = delays.logs if low <= delays.logs_round <= high else []
-        read = {split_input(text)[0] for node in nodes for text in node.input}
+        read = {split_input(text)[0] for node in graph_def.node for text in node.input}
         read |= {split_input(text)[0] for text in logs}
-        made = [r for r in delays.registers if low <= r.made <= high]
+        filled = [row for row in delays.registers if low <= row.made <= high]
         turns = in_turns(graph_def, traced.where, self.rounds.device_of)
-        self._parts[low, high] = Part(low, high, turns, frozenset(read), logs, made, phase)
+        self._parts[low, high] = Part(low, high, turns, frozenset(read), logs, filled, phase)
         return self._parts[low, high]
 
     def _round(
@@ -206,7 +207,7 @@ class Ticks:
         kept = self.versions.kept(part.low, part.high, part.phase) if self.versions else {}
         self._copies_made += 1
         ends = {key: end for key, end in ends.items() if key in part.turns.before.values()}
-        graph_def = reseeded(part.turns.following(ends), self._copies_made)
+        graph_def = verified(ReseedPass(self._copies_made), part.turns.following(ends))
         last = list(part.turns.ends.values())
         texts = [*wanted, *part.logs, *(one.name for one in sums), *last]
         results = _fetch(part, graph_def, tensors, texts, name, ends)

@@ -5,13 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.analysis.classify import classify_graph_def
 from grappler_passes.compat import flattening, shape_inference, traced_functions
+from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.training_graph import TrainingGraph
+from grappler_passes.passes.base import Pass, PassPipeline, relaxed_by
 from grappler_passes.passes.gates import GatesPass
+from grappler_passes.passes.verify import VerifyPass
 from tf_ooo.compat import (
     func_graphs,
     keras_layers,
@@ -51,18 +58,47 @@ class Traced:
         captured: ``{name: tensor outside}``.
         fetches: the tensors of the result, ``node:port``.
         results: packs them as the step returned them.
+        dump_dir: folder for the graph after every pass, with one of its own for each; None: none.
     """
 
-    graph_def: Any
+    graph_def: graph_pb2.GraphDef
     index: GraphIndex
     graph: TrainingGraph
     where: Mapping[str, tuple[str, int]]
-    outputs: Any
+    outputs: Mapping[str, Sequence[OutputInfo]]
     arguments: tuple[str, ...]
     specs: tuple[Any, ...]
     captured: Mapping[str, Any]
     fetches: tuple[str, ...]
     results: Packed
+    dump_dir: Path | None = None
+
+    def rewritten(
+        self,
+        change: Pass,
+        where: Mapping[str, tuple[str, int]] = MappingProxyType({}),
+        outputs: Mapping[str, Sequence[OutputInfo]] = MappingProxyType({}),
+    ) -> Traced:
+        """The step after a pass that is verified.
+
+        Args:
+            change: the pass.
+            where, outputs: of the nodes that it adds or changes.
+
+        Raises:
+            PassError: the pass changes more than it declares.
+        """
+        folder = None if self.dump_dir is None else self.dump_dir / change.name
+        result = PassPipeline([change], folder)(self.graph_def)
+        VerifyPass(self.graph_def, result.replaced, relaxed_by(change))(result.graph_def)
+        names = [node.name for node in result.graph_def.node]
+        return replace(
+            self,
+            graph_def=result.graph_def,
+            index=GraphIndex(result.graph_def),
+            where={**self.where, **where},
+            outputs={name: outputs[name] if name in outputs else self.outputs[name] for name in names},
+        )
 
     def as_step(self) -> Step:
         """As the pipeline's code takes a step, of one micro-batch."""
@@ -77,6 +113,7 @@ def trace(
     marked: bool = False,
     layers: Sequence[Collection[str]] | None = None,
     data_spec: Any = None,
+    dump_dir: Path | None = None,
 ) -> Traced:
     """Traces a model's step.
 
@@ -86,6 +123,7 @@ def trace(
         marked: gradients that optimizers are given are dense, and marked: see ``coalesce.py``.
         layers: the variables of each, in the order in which they are to be numbered.
         data_spec: the ``element_spec`` of the data, for a step that needs to know how many rows a batch has.
+        dump_dir: see :class:`Traced`.
 
     Raises:
         GraphError: it is no training step, one with loops or branches, or one with other layers.
@@ -126,6 +164,7 @@ def trace(
         captured={placeholder.op.name: outside for outside, placeholder in captured},
         fetches=tuple(tensor.name for tensor in concrete.outputs),
         results=results[-1],
+        dump_dir=dump_dir,
     )
 
 

@@ -57,11 +57,11 @@ class Stopwatch:
         graph_def, specs, fetches = piece_graph(self.step, main, aside)
         runtime.register_functions(graph_def)
         run = xla_functions.repeated_function(graph_def, specs, fetches, rounds)
-        found = _sampled(run, [_values(spec) for spec in specs.values()])
+        timing = _sampled(run, [_values(spec) for spec in specs.values()])
         if rounds not in self._empty_s:
             self._empty_s[rounds] = _empty_s(rounds)
-        rest_s = max(0.0, found.seconds - self._empty_s[rounds])
-        return Timing(rest_s / rounds, found.spread_s / rounds)
+        rest_s = max(0.0, timing.seconds - self._empty_s[rounds])
+        return Timing(rest_s / rounds, timing.spread_s / rounds)
 
 
 def piece_graph(step: FlatStep, main: Piece, aside: Piece | None) -> tuple[Any, dict[str, Any], list[str]]:
@@ -95,14 +95,14 @@ def piece_graph(step: FlatStep, main: Piece, aside: Piece | None) -> tuple[Any, 
 def _call(step: FlatStep, region: Region, name: str, names: dict[Port, str], streamed: bool) -> Any:
     """(FunctionDef, NodeDef)."""
     given = [step.known(port) for port in region.inputs]
-    made = [step.known(port) for port in region.outputs]
+    returned = [step.known(port) for port in region.outputs]
     function = xla_nodes.unique_name(name)
     inputs = [f"{names[port]}:0" for port in region.inputs]
     if streamed:
-        module = module_text(given, made)
-        node = xla_nodes.call_node(name, _SIDE_STREAM, function, module, inputs, (given, made))
+        module = module_text(given, returned)
+        node = xla_nodes.call_node(name, _SIDE_STREAM, function, module, inputs, (given, returned))
     else:
-        node = xla_nodes.plain_call_node(name, function, inputs, (given, made))
+        node = xla_nodes.plain_call_node(name, function, inputs, (given, returned))
     return function_of(step, region, function), node
 
 

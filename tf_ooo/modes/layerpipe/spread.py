@@ -104,7 +104,8 @@ def spread(
     optimizer = _of_optimizers(model, traced) if together else set()
     # With one update for several batches: where it is known whether a batch is the last of all.
     count_round = stages.processors - 1 if together else 0
-    wanted = {one.name: one.round for one in now} | dict.fromkeys(_counts(traced, optimizer), count_round)
+    wanted = {weight.name: weight.round for weight in now}
+    wanted |= dict.fromkeys(_counts(traced, optimizer), count_round)
     rounds = rounds_of(_facts(model, traced, trained, now, devices, count_round), stages, wanted)
     delays = delays_of(traced, rounds, dump_dir)
     versions = None
@@ -152,7 +153,7 @@ def _facts(
         index=traced.index,
         where=traced.where,
         weights=trained,
-        arguments=frozenset((*traced.arguments, *(one.name for one in now))),
+        arguments=frozenset((*traced.arguments, *(weight.name for weight in now))),
         handles=handles,
         home={name: traced.captured[name].device for name in handles},
         devices=devices,
@@ -170,8 +171,8 @@ def _of_optimizers(model: Any, traced: Traced) -> set[str]:
     """The placeholders of their variables."""
     values = (
         keras_variables.value_of(variable)
-        for one in optimizers_of(model)
-        for variable in keras_optimizers.state_of(one)
+        for optimizer in optimizers_of(model)
+        for variable in keras_optimizers.state_of(optimizer)
     )
     handles = {id(value.handle) for value in values if value is not None}
     return {name for name, outside in traced.captured.items() if id(outside) in handles}

@@ -137,7 +137,7 @@ def _in_turn(made, key):
 def _index_of(made, key):
     """Of a function; of a single round, whose ops are in no scope, before other ops took their names."""
     if key[2] == 1:
-        return turns._index(made.ticks._parts[key[:2]].turns.graph_def)
+        return turns.index_with_given(made.ticks._parts[key[:2]].turns.graph_def)
     return GraphIndex(made.ticks._functions[key].get_concrete_function().graph.as_graph_def())
 
 

@@ -15,7 +15,7 @@ from tests.graph.compat_models import run_with
 from tests.zoo import keras
 from tf_ooo.compat import keras_variables, op_marks, tf_functions
 from tf_ooo.modes.layerpipe import node_edits
-from tf_ooo.modes.layerpipe.seeds import reseeded
+from tf_ooo.modes.layerpipe.seeds import ReseedPass
 
 
 def test_variables_have_unique_names():
@@ -116,11 +116,11 @@ def test_copies_of_a_step_draw_other_numbers():
         lambda x: x + tf.random.normal([4], seed=2), [tf.TensorSpec([4])]
     )
     graph_def, (name,) = traced_functions.graph_def_of(concrete)
-    drawn = [run_with(reseeded(graph_def, n), {"x:0": np.zeros(4)}, name) for n in (1, 1, 2)]
+    drawn = [run_with(ReseedPass(n)(graph_def).graph_def, {"x:0": np.zeros(4)}, name) for n in (1, 1, 2)]
     np.testing.assert_array_equal(drawn[0], drawn[1])
     assert not np.any(drawn[0] == drawn[2])
     plain = tf.Graph().as_graph_def()
-    assert reseeded(plain, 1) is plain
+    assert ReseedPass(1)(plain).graph_def is plain
 
 
 def test_an_output_gradient_is_divided_by_seconds_not_by_the_rows_of_one_op():

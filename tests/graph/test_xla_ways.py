@@ -24,7 +24,7 @@ ANY = {"any_platform": True, "profile_steps": 1}
 
 
 def failing(error):
-    def rewrite(graph_def, fetches):
+    def rewrite(graph_def, fetches, dump_dir):
         raise error
 
     return rewrite
@@ -243,9 +243,11 @@ class TestMemoryLimit:
 
 
 def test_options_that_have_no_effect_are_named(tmp_path):
-    report = trained(1, dump_dir=tmp_path, batch_size=6)[0].report
+    report = trained(2, dump_dir=tmp_path, batch_size=6)[0].report
     said = [note for note in report.notes if "has no effect with jit_compile=True" in note]
-    assert [note.split("=")[0] for note in said] == ["dump_dir", "batch_size"]
+    assert [note.split("=")[0] for note in said] == ["batch_size"]
+    # Whereas this has: a folder for each way that was compiled.
+    assert (tmp_path / "rewritten" / "00_input.pbtxt").exists()
 
 
 def test_fit_compares_batches_of_one_size(only):

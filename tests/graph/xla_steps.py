@@ -52,8 +52,8 @@ def assert_near(one, two):
 def uncompilable(rewrite):
     """The rewrite, and an op that XLA's backend fails to compile: it knows no such call."""
 
-    def rewritten(graph_def, fetches):
-        made = rewrite(graph_def, fetches)
+    def rewritten(graph_def, fetches, dump_dir):
+        made = rewrite(graph_def, fetches, dump_dir)
         unknown = made.graph_def.node.add(name="unknown", op="XlaCustomCallV2", input=[made.fetches[1]])
         unknown.attr["operand_dtypes"].list.type.append(tf.float32.as_datatype_enum)
         unknown.attr["result_dtypes"].list.type.append(tf.float32.as_datatype_enum)

@@ -10,7 +10,8 @@ from tensorflow.core.framework import graph_pb2
 from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.dependencies import GraphIndex
 from tf_ooo.errors import GraphError
-from tf_ooo.modes.layerpipe.delays import LATE, LOCAL, Register, delays_of, nodes_between
+from tf_ooo.modes.layerpipe.delays import RoundPass, delays_of
+from tf_ooo.modes.layerpipe.registers import LATE, LOCAL, Register
 from tf_ooo.modes.layerpipe.rounds import Rounds
 
 A, B = "/device:A", "/device:B"
@@ -200,7 +201,8 @@ def test_nodes_of_some_rounds():
     delays = delays_of(traced(*STEP), spread)
 
     def between(low, high, *given):
-        return {node.name: list(node.input) for node in nodes_between(delays, spread, low, high, given)}
+        part = RoundPass(spread, low, high, frozenset(given))(delays.graph_def).graph_def
+        return {node.name: list(node.input) for node in part.node}
 
     everything = inputs(delays)
     assert between(0, 4) == everything

@@ -44,9 +44,6 @@ class TestOrder:
     def test_what_runs_beside_a_call(self):
         assert hlo_order.beside(hlo_order.launches(SCHEDULED)) == {"dW_3": 2}
 
-    def test_text(self):
-        assert hlo_order.as_text(hlo_order.launches(SCHEDULED)).splitlines()[1] == "start   dW_3  stream 2"
-
 
 class TestGains:
     def test_saved_and_loaded(self, tmp_path):

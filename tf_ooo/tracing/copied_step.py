@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from grappler_passes.compat import graph_protos
-from tf_ooo.compat import func_graphs, tf_functions
+from tf_ooo.compat import func_graphs
+from tf_ooo.tracing.flat import FlatTrace
 
 
 class CopiedStep:
@@ -21,8 +22,8 @@ class CopiedStep:
     """
 
     def __init__(self, step: Callable[[Any], Any], element_spec: Any) -> None:
-        self._concrete = tf_functions.plain_function(step, [element_spec]).get_concrete_function()
-        graph = self._concrete.graph
+        self._trace = FlatTrace(step, [element_spec])
+        graph = self._trace.concrete.graph
         given = {tensor.op.name for tensor in graph.inputs}
         self._graph_def = graph.as_graph_def()
         nodes = [node for node in self._graph_def.node if node.name not in given]
@@ -68,17 +69,17 @@ class CopiedStep:
                 node.attr[key].i = value
         if edit is not None:
             edit(graph_def)
-        outputs = self._concrete.graph.outputs
         copied = tf.graph_util.import_graph_def(
-            graph_def, self._inputs(batch), [tensor.name for tensor in outputs], name=scope
+            graph_def, self._inputs(batch), list(self._trace.fetches), name=scope
         )
-        return self._packed(copied)
+        return self._trace.unpack(copied)
 
     def _inputs(self, batch: Any) -> dict[str, Any]:
         """What takes the place of the step's inputs: the batch, variables as this function captures them."""
         import tensorflow as tf
 
-        inner, captured = self._concrete.graph, func_graphs.captured_here(self._concrete)
+        inner = self._trace.concrete.graph
+        captured = func_graphs.captured_here(self._trace.concrete)
         given = map(tf.convert_to_tensor, tf.nest.flatten(batch, expand_composites=True))
         pairs = zip(inner.inputs, [*given, *captured], strict=True)
         read = {text for node in self._graph_def.node for text in node.input}
@@ -86,14 +87,3 @@ class CopiedStep:
         return {
             tensor.name: value for tensor, value in pairs if tensor.op.name in read or tensor.name in read
         }
-
-    def _packed(self, flat: list[Any]) -> Any:
-        import tensorflow as tf
-
-        structure = self._concrete.structured_outputs
-        left = iter(flat)
-        values = [
-            None if value is None else next(left)
-            for value in tf.nest.flatten(structure, expand_composites=True)
-        ]
-        return tf.nest.pack_sequence_as(structure, values, expand_composites=True)

@@ -29,11 +29,11 @@ def fixed_rows(indices: Any) -> np.ndarray | None:
     with tf.Graph().as_default() as graph:
         graph_def = graph.as_graph_def()
         graph_def.node.extend(nodes)
-        (found,) = tf.import_graph_def(graph_def, return_elements=[indices.name], name="")
+        (inside,) = tf.import_graph_def(graph_def, return_elements=[indices.name], name="")
         with tf.compat.v1.Session(
             graph=graph, config=tf.compat.v1.ConfigProto(device_count={"GPU": 0})
         ) as session:
-            rows = session.run(found)
+            rows = session.run(inside)
     return rows if len(np.unique(rows)) == rows.size else None
 
 

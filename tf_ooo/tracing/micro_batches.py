@@ -21,17 +21,17 @@ def rows_of(batch: Any) -> int:
     """The rows of a batch.  BackendError where its tensors do not have the same number."""
     import tensorflow as tf
 
-    found = {
+    rows = {
         int(tensor.shape[0])
         for tensor in tf.nest.flatten(batch, expand_composites=False)
         if getattr(tensor, "shape", None) is not None and tensor.shape.rank
     }
-    if len(found) != 1:
-        said = f"has {sorted(found)}" if found else "none has rows"
+    if len(rows) != 1:
+        said = f"has {sorted(rows)}" if rows else "none has rows"
         raise BackendError(
             f"the tensors of a batch must all have as many rows, to be cut into micro-batches: {said}"
         )
-    return found.pop()
+    return rows.pop()
 
 
 def parts_of(batch: Any, rows: Sequence[int]) -> list[Any]:

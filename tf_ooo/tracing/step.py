@@ -45,10 +45,10 @@ class StepFunctions:
         """Trains on a batch; its logs."""
         key = _shapes(batch)
         if key not in self._functions:
-            made = self._make(batch)
+            function = self._make(batch)
             with self._tracing():
-                self.check_captures(made.get_concrete_function(batch).captured_inputs)
-            self._functions[key] = made
+                self.check_captures(function.get_concrete_function(batch).captured_inputs)
+            self._functions[key] = function
         with self._tracing():
             return self._functions[key](batch)
 
@@ -79,10 +79,10 @@ class StepFunctions:
                     part = parts_of(batch, rows)[number] if len(rows) > 1 else batch
                     share = rows[number] / sum(rows)
                     with collecting.micro_batch(number), keras_losses.weighted_means(model, share):
-                        one = train_function.step_on_data(model, train_step, counts=number == last)
-                        logs.append(one(part))
+                        single_step = train_function.step_on_data(model, train_step, counts=number == last)
+                        logs.append(single_step(part))
                 if not number:
-                    variables = [one.variables for one in collecting.applied]
+                    variables = [update.variables for update in collecting.applied]
                     refuse_reads_after(zip(variables, collecting.collected_after, strict=True))
             refuse_no_gradient(collecting.applied)
             with op_marks.numbered_step(len(rows), STEP_ATTR, scope):
@@ -139,12 +139,12 @@ def _handles(variables: Iterable[Any]) -> dict[int, str]:
 
     graph = tf.compat.v1.get_default_graph()
     inside = {id(external): placeholder for external, placeholder in graph.captures}
-    found = {}
+    names = {}
     for variable in variables:
         handle = keras_variables.handle_of(variable)
         if handle is not None and id(handle) in inside:
-            found[id(inside[id(handle)])] = keras_variables.path_of(variable)
-    return found
+            names[id(inside[id(handle)])] = keras_variables.path_of(variable)
+    return names
 
 
 def _metric_variables(model: Any) -> list[Any]:
@@ -158,7 +158,7 @@ def _whole(logs: Sequence[Any], rows: Sequence[int], metrics: dict[int, str]) ->
     if len(logs) == 1:
         return logs[0]
 
-    def one(*values: Any) -> Any:
+    def of_batch(*values: Any) -> Any:
         last = values[-1]
         floating = tf.is_tensor(last) and last.dtype.is_floating
         if not floating or last.shape.rank != 0 or _depends_on(last, metrics):
@@ -166,17 +166,17 @@ def _whole(logs: Sequence[Any], rows: Sequence[int], metrics: dict[int, str]) ->
         total = sum(rows)
         return tf.add_n([v * tf.cast(r / total, v.dtype) for v, r in zip(values, rows, strict=True)])
 
-    return tf.nest.map_structure(one, *logs)
+    return tf.nest.map_structure(of_batch, *logs)
 
 
 def _depends_on(tensor: Any, handles: dict[int, str]) -> bool:
     """Whether a tensor is computed from a variable of these."""
     seen, stack = set(), [tensor]
     while stack:
-        found = stack.pop()
-        if id(found) in handles:
+        current = stack.pop()
+        if id(current) in handles:
             return True
-        if id(found.op) not in seen:
-            seen.add(id(found.op))
-            stack.extend(found.op.inputs)
+        if id(current.op) not in seen:
+            seen.add(id(current.op))
+            stack.extend(current.op.inputs)
     return False

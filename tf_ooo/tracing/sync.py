@@ -48,13 +48,13 @@ def common_spec(engine: Engine, spec: Any) -> Any:
     import tensorflow as tf
 
     flat = tf.nest.flatten(spec)
-    plain = all(isinstance(one, tf.TensorSpec) for one in flat)
-    mine = [None if one.shape.rank is None else one.shape.as_list() for one in flat] if plain else None
+    plain = all(isinstance(part, tf.TensorSpec) for part in flat)
+    mine = [None if part.shape.rank is None else part.shape.as_list() for part in flat] if plain else None
     everyone = engine.gather(mine)
     if any(theirs is None or len(theirs) != len(flat) for theirs in everyone):
         return spec
     shapes = [_common(ones) for ones in zip(*everyone, strict=True)]
-    specs = [tf.TensorSpec(shape, one.dtype, one.name) for shape, one in zip(shapes, flat, strict=True)]
+    specs = [tf.TensorSpec(shape, part.dtype, part.name) for shape, part in zip(shapes, flat, strict=True)]
     return tf.nest.pack_sequence_as(spec, specs)
 
 
@@ -67,13 +67,13 @@ def _common(shapes: Sequence[list[int | None] | None]) -> list[int | None] | Non
 
 def shared_variables(model: Any, optimizers: Sequence[Any]) -> list[Any]:
     """Weights and optimizer state, each once.  Random seeds stay each rank's own."""
-    found: dict[int, Any] = {}
+    by_id: dict[int, Any] = {}
     for variable in [
         *model.weights,
         *(v for optimizer in optimizers for v in keras_optimizers.state_of(optimizer)),
     ]:
-        found.setdefault(id(variable), variable)
-    return list(found.values())
+        by_id.setdefault(id(variable), variable)
+    return list(by_id.values())
 
 
 def broadcast_state(engine: Engine, variables: Sequence[Any]) -> None:

@@ -53,27 +53,22 @@ class StepSource:
         self._wrap, self._renumber = wrap, renumber
         self._copied: CopiedStep | None = None
 
-    def trace(self) -> None:
-        """Traces the step; does nothing the second time."""
+    def trace(self) -> CopiedStep:
+        """The traced step; the same the second time."""
         if self._copied is None:
             self._copied = CopiedStep(self._step(), self.element_spec)
+        return self._copied
 
     @property
     def most(self) -> int:
         """How many steps a graph takes that TensorFlow optimizes in bearable time."""
-        self.trace()
-        assert self._copied is not None  # for mypy
-        return max(2, min(LARGEST, _NODES // self._copied.nodes))
+        return max(2, min(LARGEST, _NODES // self.trace().nodes))
 
     def function(self, count: int) -> Any:
         """A ``tf.function`` of so many steps; not traced yet."""
-        self.trace()
-        assert self._copied is not None  # for mypy
-        steps = (
-            copied_steps(self._copied, self._renumber)
-            if _may_be_copied(self._copied)
-            else numbered_steps(self._step())
-        )
+        copied = self.trace()
+        may_copy = _may_be_copied(copied)
+        steps = copied_steps(copied, self._renumber) if may_copy else numbered_steps(self._step())
         return tf_functions.plain_function(steps, [[self.element_spec] * count])
 
     def _step(self) -> Callable[[Any], Any]:

@@ -17,14 +17,14 @@ def all_variables(model: Any) -> list[Any]:
     """Weights, states, metrics and optimizers' variables of a model, each once."""
     optimizers = optimizers_of(model)
     metrics = [variable for metric in model.metrics for variable in metric.variables]
-    found: dict[int, Any] = {}
+    by_id: dict[int, Any] = {}
     for variable in [
         *model.variables,
         *metrics,
         *(v for o in optimizers for v in keras_optimizers.state_of(o)),
     ]:
-        found.setdefault(id(variable), variable)
-    return list(found.values())
+        by_id.setdefault(id(variable), variable)
+    return list(by_id.values())
 
 
 class Moved:

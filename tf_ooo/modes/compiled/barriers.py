@@ -6,66 +6,65 @@ A tensor behind a barrier is there only when all that went into the barrier is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
-from grappler_passes.graph.training_graph import Op, OpKind
+from grappler_passes.graph.training_graph import Op, OpKind, TrainingGraph
+from grappler_passes.passes.base import Pass, PassResult
 from grappler_passes.passes.edit import GraphEditor, tensor
+from grappler_passes.passes.relaxations import Relaxation
 from tf_ooo.compat import xla_nodes
 from tf_ooo.modes.compiled.barrier_costs import is_worth_it
 from tf_ooo.modes.compiled.outline import Call
-from tf_ooo.modes.compiled.regions import FlatStep, Port
+from tf_ooo.modes.compiled.regions import FlatStep, GraphDef, Port
 
 STORES = ("cost", "all", "backward", "none")
 _STORED = (OpKind.FORWARD, OpKind.OUTPUT_GRAD)
 _BACKWARD = (OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD)
 # Arguments and variables are in memory already.
 _THERE_ANYWAY = frozenset({"_Arg", "Placeholder", "ReadVariableOp", "Const"})
+# Whoever reads a tensor behind a barrier reads another one, updates among them.
+_READS_BEHIND = frozenset({Relaxation.NEW_NODES, Relaxation.REPLACED_NODES, Relaxation.SIDE_EFFECTS})
 
 
-def add_barrier(
-    editor: GraphEditor, step: FlatStep, name: str, ports: Sequence[Port], types: Sequence[str]
-) -> None:
-    """A barrier over tensors; its output i is tensor i."""
-    node = xla_nodes.barrier_node(name, [tensor(*port) for port in ports], types)
-    editor.add(name, node.op, node.input).CopyFrom(node)
+@dataclass(frozen=True)
+class StoredActivation:
+    """A tensor that a call reads behind the barrier ``name``, and the ops that do so beside the call."""
+
+    port: Port
+    name: str
+    readers: tuple[str, ...]
 
 
-def store_activations(
-    editor: GraphEditor, step: FlatStep, ops: Mapping[str, Op], calls: Sequence[Call], readers: str
-) -> dict[Port, Port]:
-    """Puts each tensor that a call reads behind a barrier: it is computed once and kept.
+def activations_to_store(
+    step: FlatStep, ops: Mapping[str, Op], calls: Sequence[Call], readers: str
+) -> list[StoredActivation]:
+    """Each tensor that a call reads: behind a barrier it is computed once and kept.
 
     XLA would rather compute it again where somebody else reads it, merged into a kernel that
     comes later, and the call would have to wait for that.
 
     Args:
-        editor, step, ops: the step, and its classified ops by name.
-        calls: whose inputs are looked at; made afterwards, from what this returns.
+        step, ops: the step, and its classified ops by name.
+        calls: whose inputs are looked at.
         readers: of activations; ``"all"``: the forward pass reads the stored tensor too, ``"backward"``:
             it may merge its own copy into what comes next, ``"cost"``: of these two what costs less, for
-            each tensor, ``"none"``: nothing is done.
-
-    Returns:
-        Where the tensors are now.
+            each tensor, ``"none"``: nothing is stored.
     """
-    if readers == "none":
-        return {}
-    found = dict.fromkeys(port for call in calls for port in call.region.inputs)
-    stored: dict[Port, Port] = {}
-    for port in found:
+    stored: list[StoredActivation] = []
+    inputs = dict.fromkeys(port for call in calls for port in call.region.inputs)
+    for port in inputs if readers != "none" else ():
         op = ops.get(port[0])
         if op is None or op.kind not in _STORED or op.type in _THERE_ANYWAY:
             continue
-        if not _dtype(step, port).startswith(("float", "bfloat", "complex")):
+        if not step.known(port).dtype.startswith(("float", "bfloat", "complex")):
             continue  # XLA may have to know a count or an index; behind a barrier it would not
-        name = f"ooo_stored_{len(stored)}"
-        add_barrier(editor, step, name, [port], [_dtype(step, port)])
-        stored[port] = (name, 0)
         everyone = _readers(step, ops, port, False)
         keep = readers == "all" or (
             readers == "cost" and is_worth_it(step, port, _main(everyone, calls), calls)
         )
-        for reader in everyone if keep else _readers(step, ops, port, True):
-            _read_behind(editor, reader, port, stored[port])
+        behind = everyone if keep else _readers(step, ops, port, True)
+        stored.append(StoredActivation(port, f"ooo_stored_{len(stored)}", tuple(behind)))
     return stored
 
 
@@ -82,59 +81,116 @@ def _readers(step: FlatStep, ops: Mapping[str, Op], port: Port, backward_only: b
     return sorted(names)
 
 
-def _read_behind(editor: GraphEditor, reader: str, port: Port, behind: Port) -> None:
-    editor.map_inputs(reader, lambda p, n: [tensor(*(behind if (p, n) == port else (p, n)))])
+@dataclass(frozen=True)
+class StorePass(Pass):
+    """Adds the barriers of stored activations, behind which their ``readers`` read them."""
+
+    step: FlatStep
+    stored: Sequence[StoredActivation]
+    name: ClassVar[str] = "store"
+    relaxes = _READS_BEHIND
+
+    def run(self, graph_def: GraphDef, training_graph: TrainingGraph | None) -> PassResult:
+        """Calls come later: they read behind the barriers from the start."""
+        editor = GraphEditor(graph_def)
+        for activation in self.stored:
+            _add_barrier(editor, activation.name, [activation.port], [self.step.known(activation.port).dtype])
+            for reader in activation.readers:
+                _read_behind(editor, reader, {activation.port: (activation.name, 0)})
+        rewired = frozenset(reader for activation in self.stored for reader in activation.readers)
+        return PassResult(editor.graph_def, editor.modified, replaced=rewired)
 
 
-def hold_back(editor: GraphEditor, step: FlatStep, calls: Sequence[Call], moved: Mapping[Port, Port]) -> int:
-    """Each call's first input goes through a barrier with what the call waits for; returns how many."""
-    held = [call for call in calls if call.waits_for and call.region.inputs]
-    for call in held:
-        first = call.region.inputs[0]
-        ports = [moved.get(port, port) for port in (first, *call.waits_for)]
-        name = f"{call.name}_after"
-        add_barrier(editor, step, name, ports, [_dtype(step, p) for p in (first, *call.waits_for)])
-        inputs = [name, *list(editor.nodes[call.name].input)[1:]]
-        editor.set_inputs(call.name, inputs)
-    return len(held)
+@dataclass(frozen=True)
+class HoldBackPass(Pass):
+    """Each call's first input goes through a barrier with what the call waits for.
+
+    ``moved``: where tensors are that are no longer where the step had them.
+    """
+
+    step: FlatStep
+    calls: Sequence[Call]
+    moved: Mapping[Port, Port]
+    name: ClassVar[str] = "hold_back"
+    relaxes = _READS_BEHIND
+
+    def run(self, graph_def: GraphDef, training_graph: TrainingGraph | None) -> PassResult:
+        """The other inputs stay."""
+        editor = GraphEditor(graph_def)
+        held = [call for call in self.calls if is_held(call)]
+        for call in held:
+            waited = (call.region.inputs[0], *call.waits_for)
+            name = f"{call.name}_after"
+            types = [self.step.known(port).dtype for port in waited]
+            _add_barrier(editor, name, [self.moved.get(port, port) for port in waited], types)
+            editor.set_inputs(call.name, [name, *list(editor.nodes[call.name].input)[1:]])
+        return PassResult(editor.graph_def, editor.modified, replaced=frozenset(call.name for call in held))
 
 
-def join(
-    editor: GraphEditor,
-    step: FlatStep,
-    name: str,
-    calls: Sequence[Call],
-    moved: Mapping[Port, Port],
-    last: Sequence[Port],
-) -> dict[Port, Port]:
-    """One barrier over everything that the calls return and ``last`` of the main stream.
+def is_held(call: Call) -> bool:
+    """Whether a call has to wait for more than its inputs."""
+    return bool(call.waits_for and call.region.inputs)
+
+
+@dataclass(frozen=True)
+class Join:
+    """One barrier over everything that some calls return and ``last``, tensors of the main stream.
 
     Whoever reads a gradient reads it behind the barrier, so that no update makes the main stream
-    wait for a call while there is other work.  Returns where the calls' results are now; nothing
-    where there is no call, or nothing to wait for.
+    wait for a call while there is other work.
     """
-    from_calls = [(old, moved[old]) for call in calls for old in call.region.outputs]
-    ports = [(old, old) for old in dict.fromkeys(last) if old not in moved]
-    if not from_calls or not ports:
-        return {}
-    everything = [*from_calls, *ports]
-    add_barrier(
-        editor, step, name, [new for _, new in everything], [_dtype(step, old) for old, _ in everything]
-    )
-    behind = {new: (name, number) for number, (_, new) in enumerate(from_calls)}
-    names = {call.name for call in calls}
 
-    def replace(producer: str, port: int) -> list[str]:
-        return [tensor(*behind.get((producer, port), (producer, port)))]
+    name: str
+    results: tuple[Port, ...]
+    last: tuple[Port, ...]
 
-    for old in dict.fromkeys(old for old, _ in from_calls):
-        for reader, port in step.readers[old[0]]:
-            if port == old[1] and reader not in editor.removed and reader not in names:
-                editor.map_inputs(reader, replace)
-    return {old: behind[new] for old, new in from_calls}
+    @property
+    def behind(self) -> dict[Port, Port]:
+        """Where the calls' results are."""
+        return {port: (self.name, number) for number, port in enumerate(self.results)}
 
 
-def _dtype(step: FlatStep, port: Port) -> str:
-    info = step.info(port)
-    assert info is not None  # for mypy: only tensors with known types come here
-    return info.dtype
+def join_of(
+    name: str, calls: Sequence[Call], last: Sequence[Port], moved: Mapping[Port, Port]
+) -> Join | None:
+    """None where there is no call, or nothing to wait for.  ``moved`` tensors of the main stream are left."""
+    results = tuple(port for call in calls for port in call.region.outputs)
+    waited = tuple(port for port in dict.fromkeys(last) if port not in moved)
+    return Join(name, results, waited) if results and waited else None
+
+
+@dataclass(frozen=True)
+class JoinPass(Pass):
+    """Adds the barriers of joins; ``moved`` says which call has what the step had elsewhere."""
+
+    step: FlatStep
+    joins: Sequence[Join]
+    moved: Mapping[Port, Port]
+    name: ClassVar[str] = "join"
+    relaxes = _READS_BEHIND
+
+    def run(self, graph_def: GraphDef, training_graph: TrainingGraph | None) -> PassResult:
+        """Whoever reads a result reads it behind its join."""
+        editor = GraphEditor(graph_def)
+        rewired: set[str] = set()
+        for join in self.joins:
+            from_calls = [self.moved[port] for port in join.results]
+            types = [self.step.known(port).dtype for port in (*join.results, *join.last)]
+            _add_barrier(editor, join.name, [*from_calls, *join.last], types)
+            behind = {self.moved[port]: where for port, where in join.behind.items()}
+            for port in join.results:
+                for reader, number in self.step.readers[port[0]]:
+                    if number == port[1] and reader in editor.nodes:
+                        _read_behind(editor, reader, behind)
+                        rewired.add(reader)
+        return PassResult(editor.graph_def, editor.modified, replaced=frozenset(rewired))
+
+
+def _add_barrier(editor: GraphEditor, name: str, ports: Sequence[Port], types: Sequence[str]) -> None:
+    """Its output i is tensor i."""
+    node = xla_nodes.barrier_node(name, [tensor(*port) for port in ports], types)
+    editor.add(name, node.op, node.input).CopyFrom(node)
+
+
+def _read_behind(editor: GraphEditor, reader: str, behind: Mapping[Port, Port]) -> None:
+    editor.map_inputs(reader, lambda name, port: [tensor(*behind.get((name, port), (name, port)))])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from grappler_passes.graph.training_graph import OpKind, TrainingGraph
 from tf_ooo.compat import xla_nodes
 from tf_ooo.costs.from_graph import forward_layers
 from tf_ooo.modes.compiled.outline import CALL_PREFIX, Call
-from tf_ooo.modes.compiled.regions import FlatStep, Port, Region
+from tf_ooo.modes.compiled.regions import FlatStep, GraphDef, Port, Region
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.rewriting.lowering import TaskOps
 
@@ -34,7 +33,7 @@ class StepToPlan:
 
     step: FlatStep
     parts: Parts
-    lowered: Any
+    lowered: GraphDef
 
     @property
     def movable(self) -> frozenset[int]:
@@ -48,7 +47,7 @@ def make_calls(step: FlatStep, steps: Sequence[Parts], schedule: Schedule) -> li
     A dW that the schedule has in the next step's forward waits for that, or for the end of this step's
     backward pass; in the last step, and where that forward needs the dW, it starts as soon as it can.
     """
-    made = []
+    by_step = []
     for parts, following in zip(steps, [*steps[1:], None], strict=True):
         prefix = f"{CALL_PREFIX}_s{parts.number}" if len(steps) > 1 else CALL_PREFIX
         placed = [
@@ -61,12 +60,12 @@ def make_calls(step: FlatStep, steps: Sequence[Parts], schedule: Schedule) -> li
         waves = waves_of(step, [region for _, _, region, _ in placed])
         regions = [(wave, region) for wave, (_, _, region, _) in zip(waves, placed, strict=True)]
         pins = _Pins(step, schedule, parts, following, regions)
-        found: list[Call] = []
+        calls: list[Call] = []
         for wave, (task, number, region, stream) in zip(waves, placed, strict=True):
             after, delayed = pins.of(task, region, wave)
-            found.append(Call(f"{prefix}_{task.stage}_{number}", region, stream, after, delayed, wave))
-        made.append(found)
-    return made
+            calls.append(Call(f"{prefix}_{task.stage}_{number}", region, stream, after, delayed, wave))
+        by_step.append(calls)
+    return by_step
 
 
 def waves_of(step: FlatStep, regions: Sequence[Region]) -> list[int]:
@@ -74,10 +73,10 @@ def waves_of(step: FlatStep, regions: Sequence[Region]) -> list[int]:
 
     Where a step's second part reads weights that its first part has updated, it has two waves.
     """
-    index, found = step.index, [0] * len(regions)
+    index, waves = step.index, [0] * len(regions)
     inside = {index.of(name): number for number, region in enumerate(regions) for name in region.own}
     for _ in regions:  # a region's results are there when all of its inputs are: known in the next round
-        before, depth = list(found), [0] * len(index)
+        before, depth = list(waves), [0] * len(index)
         for i in index.order:
             mine = inside.get(i)
             above = ((p, inside.get(p)) for p in index.preds(i))
@@ -85,11 +84,11 @@ def waves_of(step: FlatStep, regions: Sequence[Region]) -> list[int]:
                 (depth[p] + (theirs is not None and theirs != mine) for p, theirs in above), default=0
             )
             if mine is not None:
-                found[mine] = deepest = max(found[mine], deepest)
+                waves[mine] = deepest = max(waves[mine], deepest)
             depth[i] = deepest
-        if found == before:
+        if waves == before:
             break
-    return found
+    return waves
 
 
 class _Pins:
@@ -103,7 +102,8 @@ class _Pins:
         following: Parts | None,
         regions: Sequence[tuple[int, Region]],
     ) -> None:
-        self.step, self.parts, self.following, self.regions = step, parts, following, regions
+        self.step, self.parts, self.regions = step, parts, regions
+        self._ahead = parts if following is None else following
         self._waits = {task: (other, steps) for task, other, steps in schedule.after}
         main = [task for (_, stream), lane in schedule.lanes.items() if not stream for task in lane]
         self._last = next((task for task in reversed(main) if task.kind == "dO"), None)
@@ -123,8 +123,7 @@ class _Pins:
         if not steps:
             graph, names = self.parts.graph, self.parts.tasks.ops.get(other, ())
         else:
-            assert self.following is not None  # for mypy: it is, where something is delayed
-            graph, names = self.following.graph, tuple(self._forward.get(other.stage, ()))
+            graph, names = self._ahead.graph, tuple(self._forward.get(other.stage, ()))
         ends = ends_of(self.step, graph, names)
         # Who reads what one call of a wave makes waits for all calls of that wave, but the delayed.
         together = [region] if delayed else [r for their, r in self.regions if their >= wave]
@@ -162,14 +161,14 @@ def last_of_main(step: FlatStep, graph: TrainingGraph, calls: Sequence[Call]) ->
 
 def downstream(step: FlatStep, names: Iterable[str]) -> set[str]:
     """The ops that need one of these, themselves included."""
-    found = set(names)
-    stack = list(found)
+    behind = set(names)
+    stack = list(behind)
     while stack:
         for reader, _ in step.readers[stack.pop()]:
-            if reader not in found:
-                found.add(reader)
+            if reader not in behind:
+                behind.add(reader)
                 stack.append(reader)
-    return found
+    return behind
 
 
 def _is_there(step: FlatStep, graph: TrainingGraph, name: str) -> bool:

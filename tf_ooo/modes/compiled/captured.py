@@ -101,8 +101,8 @@ def read_dump(folder: Path) -> CompiledModule | None:
         return None
     total_bytes, module = max(modules)
     thunks = next(folder.glob(f"{module}.{_THUNKS}"), None)
-    found = CompiledModule() if thunks is None else read_thunks(thunks.read_text(errors="replace"))
-    return replace(found, total_bytes=total_bytes or None)
+    module_read = CompiledModule() if thunks is None else read_thunks(thunks.read_text(errors="replace"))
+    return replace(module_read, total_bytes=total_bytes or None)
 
 
 class Watch:
@@ -128,6 +128,6 @@ def watched(flags: Sequence[str] = ()) -> Iterator[Watch]:
         dump = (f"--xla_dump_to={folder}", "--xla_dump_hlo_as_text=true", "--xla_dump_hlo_module_re=.*")
         with xla_flags.added((*flags, *dump)):
             yield watch
-        found = read_dump(Path(folder))
-    if found is not None:
-        watch.found = replace(found, flags=tuple(flags))
+        largest = read_dump(Path(folder))
+    if largest is not None:
+        watch.found = replace(largest, flags=tuple(flags))

@@ -93,8 +93,6 @@ def _controller(
 
 def _unused(options: OneDeviceOptions) -> Iterator[tuple[str, str]]:
     """(option that was given, why it is not looked at)."""
-    if options.dump_dir is not None:
-        yield "dump_dir", "no passes run over the graph; report.rewritten_graph is what XLA got"
     if options.batch_size is not None:
         yield "batch_size", "a step is compiled for the size of each batch"
 

@@ -29,7 +29,7 @@ class Launch:
 def launches(scheduled_hlo: str) -> list[Launch]:
     """What the entry computation of a scheduled module (``is_scheduled=true``) launches, in order."""
     _, _, entry = scheduled_hlo.partition("\nENTRY ")
-    found: list[Launch] = []
+    in_order: list[Launch] = []
     for line in entry.splitlines():
         match = _LINE.match(line)
         opcode = _OPCODE.search(match[2]) if match else None
@@ -38,8 +38,8 @@ def launches(scheduled_hlo: str) -> list[Launch]:
         stream = _STREAM.search(line)
         kind = {"async-start": "start", "async-done": "done"}.get(opcode[1], "kernel")
         name = _OP_NAME.search(line) if kind != "kernel" else None
-        found.append(Launch(kind, name[1] if name else match[1], int(stream[1]) if stream else 0))
-    return found
+        in_order.append(Launch(kind, name[1] if name else match[1], int(stream[1]) if stream else 0))
+    return in_order
 
 
 def beside(order: Sequence[Launch]) -> dict[str, int]:
@@ -54,12 +54,3 @@ def beside(order: Sequence[Launch]) -> dict[str, int]:
         elif launch.kind == "done" and launch.name in open_since:
             out[launch.name] = kernels - open_since[launch.name]
     return out
-
-
-def as_text(order: Sequence[Launch]) -> str:
-    """One line each: ``start  ooo_dW_3_0  stream 1``; kernels as they are named."""
-    rows = []
-    for launch in order:
-        where = f"  stream {launch.stream}" if launch.kind == "start" else ""
-        rows.append(f"{launch.kind:<6}  {launch.name}{where}")
-    return "\n".join(rows) + "\n"

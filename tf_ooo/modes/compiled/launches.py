@@ -27,8 +27,8 @@ def capture_of(what: StepToPlan, stock: CompiledModule | None) -> Capture | None
         if not stock.launches or not stock.in_graphs:
             return None
         share = stock.share_in_graphs or 0.0
-        found = sum(kernels.values())
-        scale = stock.launches / found if found else 1.0
+        counted = sum(kernels.values())
+        scale = stock.launches / counted if counted else 1.0
         kernels = {task: count * scale for task, count in kernels.items()}
     movable = {f"dW:{layer}" for layer in what.movable}
     for task in [task for task in kernels if task.startswith("dW:") and task not in movable]:
@@ -49,11 +49,11 @@ def kernels_by_task(what: StepToPlan) -> dict[str, float]:
     """``{"dO:3": 2.0}``: each matrix product or convolution is one, all else of a task together one more."""
     graph, tasks = what.parts.graph, what.parts.tasks
     by_task = ops_by_task(graph, tasks.by_layer, forward_layers(graph))
-    found = {}
+    kernels = {}
     for (kind, layer), names in by_task.items():
         types = [graph.ops[name].type for name in names if name in graph.ops]
-        found[f"{kind}:{layer}"] = _kernels(types)
-    return found
+        kernels[f"{kind}:{layer}"] = _kernels(types)
+    return kernels
 
 
 def _kernels(types: Iterable[str]) -> float:

@@ -63,11 +63,10 @@ class _Measuring:
         self.pieces, self.watch = Pieces(what.step, what.parts), Stopwatch(what.step)
         self.layers, self.budget_s = layers, budget_s
         problem = Problem(tuple(layers), options={"delay": delay})
-        self.calculated_s = {
-            pair: saved_s
-            for pair, saved_s in calculated_gains(problem).items()
-            if pair[1] in what.parts.regions and self._both(pair)
-        }
+        saved_s = calculated_gains(problem)
+        both = {pair: self._both(pair) for pair in saved_s if pair[1] in what.parts.regions}
+        self._pieces = {pair: pieces for pair, pieces in both.items() if pieces is not None}
+        self.calculated_s = {pair: saved_s[pair] for pair in self._pieces}
         self._timings: dict[tuple[str, str], Timing | None] = {}
         self._started = self._said = time.monotonic()
         self._built = 0
@@ -109,23 +108,19 @@ class _Measuring:
         return not missing or elapsed_s + missing * elapsed_s / max(1, self._built) <= self.budget_s
 
     def _keys(self, pair: Pair) -> list[tuple[str, str]]:
-        both = self._both(pair)
-        assert both is not None  # for mypy: only such pairs are kept
-        main, aside = both
+        main, aside = self._pieces[pair]
         return [(main.kind, ""), (aside.kind, ""), (main.kind, aside.kind)]
 
     def _saved_s(self, pair: Pair) -> float | None:
         """Alone and alone, less side by side; 0 within the noise; None where one of them cannot be timed."""
-        both = self._both(pair)
-        assert both is not None  # for mypy: only such pairs are kept
-        main, aside = both
+        main, aside = self._pieces[pair]
         timings = [self._timed(main), self._timed(aside), self._timed(main, aside)]
-        found = [timing for timing in timings if timing is not None]
-        if len(found) < len(timings):
+        known = [timing for timing in timings if timing is not None]
+        if len(known) < len(timings):
             return None
-        one, other, together = found
-        saved_s = one.seconds + other.seconds - together.seconds
-        noise_s = sum(timing.spread_s for timing in found)
+        main_alone, aside_alone, together = known
+        saved_s = main_alone.seconds + aside_alone.seconds - together.seconds
+        noise_s = sum(timing.spread_s for timing in known)
         return saved_s if abs(saved_s) > 2 * noise_s else 0.0
 
     def _timed(self, main: Piece, aside: Piece | None = None) -> Timing | None:
@@ -148,13 +143,13 @@ class _Measuring:
     def _alone(self) -> list[tuple[Task, float]]:
         """All tasks whose pieces were timed with nothing beside them."""
         tasks = [Task(kind, layer) for kind in ("F", "dO", "dW") for layer in range(len(self.layers))]
-        found = []
+        alone = []
         for task in tasks:
             piece = self.pieces.of(task)
             timing = None if piece is None else self._timings.get((piece.kind, ""))
             if timing is not None:
-                found.append((task, timing.seconds))
-        return found
+                alone.append((task, timing.seconds))
+        return alone
 
     def _calculated(
         self, saved_s: Mapping[Pair, float], failed: set[Pair]
@@ -202,5 +197,5 @@ def in_order(calculated_s: Mapping[Pair, float]) -> list[Pair]:
         by_layer.setdefault(pair[1], []).append(pair)
     ranked = [(rank, pair) for pairs in by_layer.values() for rank, pair in enumerate(pairs)]
     return [
-        pair for _, pair in sorted(ranked, key=lambda found: (found[0], -calculated_s[found[1]], found[1]))
+        pair for _, pair in sorted(ranked, key=lambda entry: (entry[0], -calculated_s[entry[1]], entry[1]))
     ]

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
+
+from tensorflow.core.framework import function_pb2
 
 from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.node_input import split_input
+from grappler_passes.graph.training_graph import TrainingGraph
+from grappler_passes.passes.base import Pass, PassResult
 from grappler_passes.passes.edit import GraphEditor, tensor
+from grappler_passes.passes.relaxations import Relaxation
 from tf_ooo.compat import xla_nodes
-from tf_ooo.modes.compiled.regions import FlatStep, Port, Region
+from tf_ooo.modes.compiled.regions import FlatStep, GraphDef, Port, Region
 
 CALL_PREFIX = "ooo_dW"
 
@@ -32,56 +37,68 @@ class Call:
     wave: int = 0
 
 
-def outline(
-    editor: GraphEditor, step: FlatStep, calls: Sequence[Call], stored: Mapping[Port, Port]
-) -> dict[Port, Port]:
-    """Replaces each region by its call; returns where the tensors that leave the regions now are.
-
-    ``stored`` are tensors that the calls read elsewhere.
-    """
-    moved = {old: (call.name, number) for call in calls for number, old in enumerate(call.region.outputs)}
-    for call in calls:
-        _add_call(editor, step, call, {**stored, **moved})
-    gone = {name: call.name for call in calls for name in call.region.own}
-    editor.removed.update(gone)
-
-    def replace(producer: str, port: int) -> list[str]:
-        if producer not in gone:
-            return [tensor(producer, port)]
-        return [f"^{gone[producer]}"] if port < 0 else [tensor(*moved[producer, port])]
-
-    readers = {reader for name in gone for reader, _ in step.readers[name]} - gone.keys()
-    for reader in sorted(readers):
-        editor.map_inputs(reader, replace)
-    return moved
+def results_of(calls: Sequence[Call]) -> dict[Port, Port]:
+    """Where the tensors that leave the regions are once the calls are in their place."""
+    return {port: (call.name, number) for call in calls for number, port in enumerate(call.region.outputs)}
 
 
-def _add_call(editor: GraphEditor, step: FlatStep, call: Call, moved: Mapping[Port, Port]) -> None:
-    region = call.region
-    given = [info_of(step, port) for port in region.inputs]
-    made = [info_of(step, port) for port in region.outputs]
-    function = xla_nodes.unique_name(call.name)
-    editor.graph_def.library.function.append(function_of(step, region, function))
-    inputs = [tensor(*moved.get(port, port)) for port in region.inputs]
-    node = xla_nodes.call_node(
-        call.name, call.stream, function, module_text(given, made), inputs, (given, made)
+@dataclass(frozen=True)
+class OutlinePass(Pass):
+    """Replaces each region by its call; ``moved``: where the tensors that calls read or return now are."""
+
+    step: FlatStep
+    calls: Sequence[Call]
+    moved: Mapping[Port, Port]
+    name: ClassVar[str] = "outline"
+    relaxes = frozenset(
+        {
+            Relaxation.NEW_NODES,
+            Relaxation.REPLACED_NODES,
+            Relaxation.SIDE_EFFECTS,  # updates read what a call returns
+            Relaxation.FUNCTIONS,
+            Relaxation.MORE_WAITS,  # who waited for an op waits for the call it is in
+            Relaxation.FEWER_WAITS,  # a call waits for its inputs alone
+            Relaxation.DEVICES,
+        }
     )
-    editor.add(call.name, node.op, inputs).CopyFrom(node)
+
+    def run(self, graph_def: GraphDef, training_graph: TrainingGraph | None) -> PassResult:
+        """Views that others need too stay where they are as well."""
+        editor = GraphEditor(graph_def)
+        for call in self.calls:
+            self._add(editor, call)
+        gone = {name: call.name for call in self.calls for name in call.region.own}
+        editor.removed.update(gone)
+
+        def replace(producer: str, port: int) -> list[str]:
+            if producer not in gone:
+                return [tensor(producer, port)]
+            return [f"^{gone[producer]}"] if port < 0 else [tensor(*self.moved[producer, port])]
+
+        readers = {reader for name in gone for reader, _ in self.step.readers[name]} - gone.keys()
+        for reader in sorted(readers):
+            editor.map_inputs(reader, replace)
+        return PassResult(editor.finish(), editor.modified, replaced=frozenset({*gone, *readers}))
+
+    def _add(self, editor: GraphEditor, call: Call) -> None:
+        region, step = call.region, self.step
+        given = [step.known(port) for port in region.inputs]
+        returned = [step.known(port) for port in region.outputs]
+        function = xla_nodes.unique_name(call.name)
+        editor.graph_def.library.function.append(function_of(step, region, function))
+        inputs = [tensor(*self.moved.get(port, port)) for port in region.inputs]
+        node = xla_nodes.call_node(
+            call.name, call.stream, function, module_text(given, returned), inputs, (given, returned)
+        )
+        editor.add(call.name, node.op, inputs).CopyFrom(node)
 
 
-def info_of(step: FlatStep, port: Port) -> OutputInfo:
-    """Dtype and shape of a tensor that enters or leaves a region."""
-    info = step.info(port)
-    assert info is not None  # for mypy: regions have static borders
-    return info
-
-
-def function_of(step: FlatStep, region: Region, name: str) -> Any:
+def function_of(step: FlatStep, region: Region, name: str) -> function_pb2.FunctionDef:
     """The region as a FunctionDef: its inputs in, its outputs out."""
-    given = [info_of(step, port) for port in region.inputs]
+    given = [step.known(port) for port in region.inputs]
     names = {port: f"input_{number}" for number, port in enumerate(region.inputs)}
     names |= {port: f"constant_{number}" for number, port in enumerate(region.constants)}
-    nodes = type(step.graph_def)(versions=step.graph_def.versions)
+    nodes = GraphDef(versions=step.graph_def.versions)
     nodes.library.CopyFrom(step.graph_def.library)
     for port, value in region.constants.items():
         nodes.node.append(xla_nodes.constant_node(names[port], value))
@@ -94,16 +111,19 @@ def function_of(step: FlatStep, region: Region, name: str) -> Any:
         del node.input[:]
         node.input.extend(names.get(port, tensor(*port)) for port in ports)
     arguments = [(names[port], i.dtype, i.shape) for port, i in zip(region.inputs, given, strict=True)]
-    return xla_nodes.function_def(name, nodes, arguments, [f"{op}:{port}" for op, port in region.outputs])
+    function: function_pb2.FunctionDef = xla_nodes.function_def(
+        name, nodes, arguments, [f"{op}:{port}" for op, port in region.outputs]
+    )
+    return function
 
 
-def module_text(given: Sequence[OutputInfo], made: Sequence[OutputInfo]) -> str:
+def module_text(given: Sequence[OutputInfo], returned: Sequence[OutputInfo]) -> str:
     """The stablehlo module of an ``XlaCallModule`` that does nothing but call its first function."""
-    ins, outs = (", ".join(map(_mlir_type, infos)) for infos in (given, made))
+    ins, outs = (", ".join(map(_mlir_type, infos)) for infos in (given, returned))
     arguments = ", ".join(f"%arg{i}" for i in range(len(given)))
     declared = ", ".join(f"%arg{i}: {_mlir_type(info)}" for i, info in enumerate(given))
-    results = ", ".join(f"%0#{i}" for i in range(len(made))) if len(made) > 1 else "%0"
-    count = f":{len(made)}" if len(made) > 1 else ""
+    results = ", ".join(f"%0#{i}" for i in range(len(returned))) if len(returned) > 1 else "%0"
+    count = f":{len(returned)}" if len(returned) > 1 else ""
     config = 'caller_name = "XlaCallModule", called_index = 0 : i64, has_token_input_output = false'
     return (
         f"module @ooo {{ func.func public @main({declared}) -> ({outs}) {{\n"

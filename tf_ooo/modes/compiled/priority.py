@@ -35,11 +35,11 @@ def high_priority_main_stream(memory_limit_bytes: int, priority: int = MOST_URGE
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
         raise BackendError("high_priority_main_stream: TensorFlow sees no GPU")
-    one = tf.config.LogicalDeviceConfiguration(
+    whole_gpu = tf.config.LogicalDeviceConfiguration(
         memory_limit=memory_limit_bytes // 2**20, experimental_priority=priority
     )
     try:
-        tf.config.set_logical_device_configuration(gpus[0], [one])
+        tf.config.set_logical_device_configuration(gpus[0], [whole_gpu])
     except RuntimeError as error:
         raise BackendError(
             f"high_priority_main_stream: {gpus[0].name} is in use already ({error}); call it first, before "

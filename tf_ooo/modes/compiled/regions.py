@@ -6,18 +6,21 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.compat import op_types
 from grappler_passes.compat.shape_inference import InferredOutputs, OutputInfo
+from grappler_passes.errors import GraphError
 from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.flow import CALL_OPS
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.training_graph import TrainingGraph
 from tf_ooo.compat import xla_nodes
 
+GraphDef: TypeAlias = graph_pb2.GraphDef
 Port = tuple[str, int]
 # What is worth a kernel on another stream; all else XLA makes part of another kernel.
 CONTRACTIONS = frozenset(
@@ -53,7 +56,7 @@ class Region:
 class FlatStep:
     """A step's flat graph with loops as single ops, its shapes, and what reads what."""
 
-    def __init__(self, graph_def: Any, outputs: InferredOutputs, fetches: Sequence[str]):
+    def __init__(self, graph_def: GraphDef, outputs: InferredOutputs, fetches: Sequence[str]):
         self.graph_def, self.outputs = graph_def, outputs
         self.nodes = {node.name: node for node in graph_def.node}
         self.fetches = [split_input(text) for text in fetches]
@@ -70,8 +73,15 @@ class FlatStep:
 
     def info(self, port: Port) -> OutputInfo | None:
         """Dtype and shape of a tensor; None where TensorFlow cannot tell."""
-        found = self.outputs.get(port[0], ())
-        return found[port[1]] if port[1] < len(found) else None
+        infos = self.outputs.get(port[0], ())
+        return infos[port[1]] if port[1] < len(infos) else None
+
+    def known(self, port: Port) -> OutputInfo:
+        """Of a tensor that enters or leaves a region.  Raises GraphError where TensorFlow cannot tell."""
+        info = self.info(port)
+        if info is None:
+            raise GraphError(f"the size of its output {port[1]} is not known", port[0])
+        return info
 
     def data_inputs(self, name: str) -> list[Port]:
         """The tensors that a node reads."""
@@ -94,8 +104,8 @@ def find_regions(step: FlatStep, graph: TrainingGraph, names: Iterable[str]) -> 
     if not any(step.nodes[name].op in CONTRACTIONS for name in chosen):
         return _why_none(step, names, outside)
     ordered = tuple(name for name in graph.ops if name in chosen)
-    found = [region_of(step, ops, own) for ops, own in _parts(step, ordered)]
-    return [region for region in found if _is_convex(step, set(region.own))] or (
+    regions = [region_of(step, ops, own) for ops, own in _parts(step, ordered)]
+    return [region for region in regions if _is_convex(step, set(region.own))] or (
         "its gradient leaves these ops and comes back to them"
     )
 
@@ -121,9 +131,9 @@ def _parts(step: FlatStep, ops: Sequence[str]) -> list[tuple[tuple[str, ...], tu
     parts = []
     for group in groups:
         mine = set().union(*(needs[port] for port in group))
-        others = set().union(*(of for port, of in needs.items() if port not in group))
-        kept = tuple(n for n in ops if n in mine and (n not in others or step.nodes[n].op in VIEWS))
-        parts.append((kept, tuple(n for n in kept if n not in others)))
+        of_rest = set().union(*(of for port, of in needs.items() if port not in group))
+        kept = tuple(n for n in ops if n in mine and (n not in of_rest or step.nodes[n].op in VIEWS))
+        parts.append((kept, tuple(n for n in kept if n not in of_rest)))
     return parts
 
 
@@ -154,13 +164,13 @@ def _results(step: FlatStep, own: Iterable[str], ops: Iterable[str]) -> list[Por
 
 
 def _upstream(step: FlatStep, name: str, inside: set[str]) -> set[str]:
-    found, stack = {name}, [name]
+    needed, stack = {name}, [name]
     while stack:
         for producer, _ in step.data_inputs(stack.pop()):
-            if producer in inside and producer not in found:
-                found.add(producer)
+            if producer in inside and producer not in needed:
+                needed.add(producer)
                 stack.append(producer)
-    return found
+    return needed
 
 
 def is_pure(step: FlatStep, name: str) -> bool:
@@ -256,5 +266,5 @@ def _constant(step: FlatStep, port: Port) -> np.ndarray[Any, Any] | None:
         measured = step.info(step.data_inputs(port[0])[port[1]])
         if measured is not None and measured.shape is not None and None not in measured.shape:
             return np.asarray(measured.shape, info.dtype)
-    found = step.outputs.constant(*port)
-    return None if found is None else np.asarray(found)
+    value = step.outputs.constant(*port)
+    return None if value is None else np.asarray(value)

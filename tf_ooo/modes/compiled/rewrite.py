@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import ClassVar
 
 from grappler_passes.analysis.classify import classify_graph_def
 from grappler_passes.analysis.steps import split_steps
 from grappler_passes.compat import flattening, shape_inference
 from grappler_passes.graph.training_graph import TrainingGraph
-from grappler_passes.passes.edit import GraphEditor
+from grappler_passes.passes.base import Pass, PassPipeline, PassResult, copy_of, relaxed_by
 from grappler_passes.passes.gates import GatesPass
+from grappler_passes.passes.relaxations import Relaxation
+from grappler_passes.passes.verify import VerifyPass
 from tf_ooo.errors import GraphError
-from tf_ooo.modes.compiled.barriers import hold_back, join, store_activations
+from tf_ooo.modes.compiled.barriers import (
+    HoldBackPass,
+    Join,
+    JoinPass,
+    StorePass,
+    activations_to_store,
+    is_held,
+    join_of,
+)
 from tf_ooo.modes.compiled.calls import Parts, StepToPlan, last_of_main, make_calls
-from tf_ooo.modes.compiled.outline import Call, outline
-from tf_ooo.modes.compiled.regions import FlatStep, Port, Region, find_regions
-from tf_ooo.modes.compiled.updates import single_assignment, with_updates, without_dead_ends
+from tf_ooo.modes.compiled.outline import Call, OutlinePass, results_of
+from tf_ooo.modes.compiled.put_back import VerifyStreamsPass
+from tf_ooo.modes.compiled.regions import FlatStep, GraphDef, Port, Region, find_regions
+from tf_ooo.modes.compiled.updates import DeadEndsPass, SingleAssignmentPass, with_updates
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.rewriting.lowering import TaskOps, task_ops
 
@@ -36,13 +48,13 @@ class StepGraph:
         variant: what else tells graphs of the same step apart.
     """
 
-    graph_def: Any
+    graph_def: GraphDef
     fetches: tuple[str, ...]
     calls: tuple[Call, ...] = ()
     variant: str = "stock"
 
     @property
-    def key(self) -> Any:
+    def key(self) -> Hashable:
         """Equal for rewrites of one graph that come to the same."""
         return self.variant, tuple((call.name, call.stream, call.waits_for) for call in self.calls)
 
@@ -68,15 +80,19 @@ class StreamRewrite(StepGraph):
         return sum(len(call.region.ops) for call in self.calls)
 
 
-def unchanged(graph_def: Any, fetches: Sequence[str]) -> StepGraph:
+def unchanged(graph_def: GraphDef, fetches: Sequence[str], dump_dir: Path | None = None) -> StepGraph:
     """The step as it was traced, flat."""
-    nodes = list(dict.fromkeys(text.partition(":")[0] for text in fetches))
-    functional, _ = flattening.flat_graphs(graph_def, nodes)
+    functional, _ = flattening.flat_graphs(graph_def, _nodes_of(fetches))
     return StepGraph(graph_def=functional, fetches=tuple(fetches))
 
 
 def rewrite_step(
-    graph_def: Any, fetches: Sequence[str], plan: Plan, store: str = "cost", side_updates: bool = False
+    graph_def: GraphDef,
+    fetches: Sequence[str],
+    plan: Plan,
+    store: str = "cost",
+    side_updates: bool = False,
+    dump_dir: Path | None = None,
 ) -> StreamRewrite:
     """Classifies the step, asks ``plan`` which dW go where, and puts those into calls on streams.
 
@@ -84,37 +100,55 @@ def rewrite_step(
         graph_def: of the traced step, or of several unrolled in it; not changed.
         fetches: the tensors of its results, ``node:port``.
         plan: makes the schedule of one step.
-        store: who reads stored activations, see ``barriers.store_activations``.
+        store: who reads stored activations, see ``barriers.activations_to_store``.
         side_updates: what can of the updates is part of the calls.
+        dump_dir: folder for the graph after every pass; those before the plan in ``prepared``.
 
     Raises:
         GraphError: not a training step, or none of its dW can be moved; says why.
+        PassError: a pass has made something else than it declares.
     """
     started = time.perf_counter()
-    nodes = list(dict.fromkeys(text.partition(":")[0] for text in fetches))
-    functional, lowered = flattening.flat_graphs(graph_def, nodes)
-    functional = GatesPass()(functional).graph_def
-    if side_updates:
-        functional = single_assignment(without_dead_ends(functional, fetches))
-        lowered = single_assignment(lowered)
-    step = FlatStep(functional, shape_inference.infer_some_outputs(functional), fetches)
+    step, lowered = _prepared(graph_def, fetches, side_updates, dump_dir)
     graphs = split_steps(lowered) or [lowered]
     steps: list[Parts] = []
     left: dict[str, str] = {}
-    for number, one in enumerate(graphs):
-        graph = classify_graph_def(one, nodes)
+    for number, single_step in enumerate(graphs):
+        graph = classify_graph_def(single_step, _nodes_of(fetches))
         tasks = task_ops(graph)
         regions, left = regions_by_layer(step, graph, tasks)
         if side_updates:
-            regions = {i: [with_updates(step, graph, r) for r in found] for i, found in regions.items()}
+            regions = {i: [with_updates(step, graph, r) for r in own] for i, own in regions.items()}
         if not regions:
             raise GraphError(f"no weight gradient can run on a stream of its own: {_shown(left)}")
         steps.append(Parts(number, graph, tasks, regions))
     _check_same(steps)
     schedule = plan(StepToPlan(step, steps[0], graphs[0]))
-    made = apply_schedule(step, steps, schedule, store)
+    streams = apply_schedule(step, steps, schedule, store, dump_dir)
     variant = f"{store}, updates aside" if side_updates else store
-    return replace(made, left=left, variant=variant, plan_seconds=time.perf_counter() - started)
+    return replace(streams, left=left, variant=variant, plan_seconds=time.perf_counter() - started)
+
+
+def _nodes_of(fetches: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(text.partition(":")[0] for text in fetches))
+
+
+def _prepared(
+    graph_def: GraphDef, fetches: Sequence[str], side_updates: bool, dump_dir: Path | None
+) -> tuple[FlatStep, GraphDef]:
+    """The step with loops as single ops, and the graph with loops lowered."""
+    functional, lowered = flattening.flat_graphs(graph_def, _nodes_of(fetches))
+    aside: list[Pass] = [DeadEndsPass(fetches), SingleAssignmentPass()] if side_updates else []
+    passes = [GatesPass(), *aside]
+    folder = None if dump_dir is None else dump_dir / "prepared"
+    prepared = PassPipeline(passes, folder)(functional)
+    VerifyPass(functional, prepared.replaced, relaxed_by(*passes))(prepared.graph_def)
+    if side_updates:
+        single = SingleAssignmentPass()(lowered)
+        VerifyPass(lowered, single.replaced, SingleAssignmentPass.relaxes)(single.graph_def)
+        lowered = single.graph_def
+    infos = shape_inference.infer_some_outputs(prepared.graph_def)
+    return FlatStep(prepared.graph_def, infos, fetches), lowered
 
 
 def _check_same(steps: Sequence[Parts]) -> None:
@@ -131,11 +165,11 @@ def regions_by_layer(
     left: dict[str, str] = {}
     for layer in graph.layers:
         names = tasks.ops.get(Task("dW", layer.index), ())
-        found = find_regions(step, graph, names) if names else "it has no dW of its own"
-        if isinstance(found, str):
-            left[layer.name] = found
+        of_layer = find_regions(step, graph, names) if names else "it has no dW of its own"
+        if isinstance(of_layer, str):
+            left[layer.name] = of_layer
         else:
-            regions[layer.index] = found
+            regions[layer.index] = of_layer
     return regions, left
 
 
@@ -144,36 +178,62 @@ def _shown(left: Mapping[str, str]) -> str:
     return "; ".join(reasons[:3]) or "there is no layer with a weight gradient"
 
 
-def apply_schedule(step: FlatStep, steps: Sequence[Parts], schedule: Schedule, store: str) -> StreamRewrite:
+def apply_schedule(
+    step: FlatStep, steps: Sequence[Parts], schedule: Schedule, store: str, dump_dir: Path | None = None
+) -> StreamRewrite:
     """The graph with the side lanes' dW in calls, ordered by barriers."""
     by_step = make_calls(step, steps, schedule)
-    calls = [call for found in by_step for call in found]
-    editor = GraphEditor(step.graph_def)
+    calls = [call for own in by_step for call in own]
     kinds = {name: op for parts in steps for name, op in parts.graph.ops.items()}
-    moved = store_activations(editor, step, kinds, calls, store)
-    moved |= outline(editor, step, calls, moved)
-    barriers = hold_back(editor, step, calls, moved)
-    behind: dict[Port, Port] = {}
-    for parts, found in zip(steps, by_step, strict=True):
-        for wave in sorted({call.wave for call in found}):  # one join would wait for itself
-            name = f"ooo_join_{parts.number}" + (f"_{wave}" if wave else "")
-            waited = [call for call in found if call.wave == wave and not call.delayed]
-            last = last_of_main(step, parts.graph, [call for call in found if call.wave >= wave])
-            joined = join(editor, step, name, waited, moved, last)
-            barriers += bool(joined)
-            behind |= joined
-    where = {**moved, **behind}
-    fetches = tuple("{}:{}".format(*where.get(port, port)) for port in step.fetches)
-    made = editor.finish()
-    for node in made.node:
-        node.attr.pop("_class", None)
+    stored = activations_to_store(step, kinds, calls, store)
+    moved: dict[Port, Port] = {activation.port: (activation.name, 0) for activation in stored}
+    moved |= results_of(calls)
+    joins = list(_joins(step, steps, by_step, moved))
+    passes = [
+        StorePass(step, stored),
+        OutlinePass(step, calls, moved),
+        HoldBackPass(step, calls, moved),
+        JoinPass(step, joins, moved),
+        ColocationsPass(),
+    ]
+    now = moved | {port: where for join in joins for port, where in join.behind.items()}
+    fetches = {port: now.get(port, port) for port in step.fetches}
+    check = VerifyStreamsPass(step.graph_def, calls, fetches, relaxed_by(*passes))
     return StreamRewrite(
-        graph_def=made,
-        fetches=fetches,
+        graph_def=PassPipeline([*passes, check], dump_dir)(step.graph_def).graph_def,
+        fetches=tuple("{}:{}".format(*fetches[port]) for port in step.fetches),
         calls=tuple(calls),
         variant=store,
         training_graph=steps[-1].graph,
         schedule=schedule,
         left={},
-        barriers=barriers,
+        barriers=sum(map(is_held, calls)) + len(joins),
     )
+
+
+def _joins(
+    step: FlatStep, steps: Sequence[Parts], by_step: Sequence[Sequence[Call]], moved: Mapping[Port, Port]
+) -> Iterator[Join]:
+    """One for each wave of each step's calls: a single one would wait for itself."""
+    for parts, calls in zip(steps, by_step, strict=True):
+        for wave in sorted({call.wave for call in calls}):
+            name = f"ooo_join_{parts.number}" + (f"_{wave}" if wave else "")
+            waited = [call for call in calls if call.wave == wave and not call.delayed]
+            last = last_of_main(step, parts.graph, [call for call in calls if call.wave >= wave])
+            join = join_of(name, waited, last, moved)
+            if join is not None:
+                yield join
+
+
+@dataclass(frozen=True)
+class ColocationsPass(Pass):
+    """Drops what nodes say about standing beside others: XLA places nothing."""
+
+    name: ClassVar[str] = "colocations"
+    relaxes = frozenset({Relaxation.NOTES})
+
+    def run(self, graph_def: GraphDef, training_graph: TrainingGraph | None) -> PassResult:
+        """From all nodes, not from those of functions."""
+        free = copy_of(graph_def)
+        placed = [node for node in free.node if node.attr.pop("_class", None) is not None]
+        return PassResult(free, bool(placed))

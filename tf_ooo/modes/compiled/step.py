@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from grappler_passes.compat import op_types, runtime, traced_functions
+from grappler_passes.compat import op_types, runtime
 from tf_ooo.compat import func_graphs, nests, tf_functions, xla_functions
 from tf_ooo.compat.nests import Packed
 from tf_ooo.errors import BackendError, GraphError, MemoryLimitError
 from tf_ooo.fit.step_times import REWRITTEN
 from tf_ooo.modes.compiled.captured import CompiledModule, watched
-from tf_ooo.modes.compiled.rewrite import StepGraph, StreamRewrite, rewrite_step, unchanged
+from tf_ooo.modes.compiled.regions import GraphDef
+from tf_ooo.modes.compiled.rewrite import Plan, StepGraph, StreamRewrite, rewrite_step, unchanged
 from tf_ooo.modes.compiled.session import StreamSession
+from tf_ooo.tracing.flat import FlatTrace
 
-Rewriter = Callable[[Any, list[str]], StepGraph]
+Rewriter = Callable[[GraphDef, Sequence[str], Path | None], StepGraph]
+_NO_LETTERS = re.compile(r"\W+")
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,7 @@ class Way:
     """One way to compile a step.
 
     Attributes:
-        rewrite: GraphDef and results in, what to compile out.
+        rewrite: GraphDef, results and a folder for graphs (or None) in, what to compile out.
         name: for the report.
         flags: of XLA, besides those of the process.
     """
@@ -83,9 +88,9 @@ class StreamStep:
         key = nests.signature((args, kwargs))
         if key not in self._made:
             try:
-                made = CompiledStep(self, args, kwargs)
-                self._check_memory(made, args, kwargs)
-                self._made[key] = made
+                compiled = CompiledStep(self, args, kwargs)
+                self._check_memory(compiled, args, kwargs)
+                self._made[key] = compiled
             except MemoryLimitError:
                 raise
             except Exception as error:
@@ -93,17 +98,17 @@ class StreamStep:
                 self._made[key] = None
         return self._made[key]
 
-    def _check_memory(self, made: CompiledStep, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _check_memory(self, compiled: CompiledStep, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Compiles the step without running it, and the stock step beside it."""
         limit_bytes = self.session.options.memory_limit_bytes
         if limit_bytes is None:
             return
         key, session = nests.signature((args, kwargs)), self.session
-        needed = made.needed_bytes(self.way.flags)
+        needed = compiled.needed_bytes(self.way.flags)
         stock = session.stock_bytes.get(key)
         if stock is None:
-            other = StreamStep(self.function, self.stock, session, STOCK_WAY)
-            session.stock_bytes[key] = stock = CompiledStep(other, args, kwargs).needed_bytes()
+            stock_step = StreamStep(self.function, self.stock, session, STOCK_WAY)
+            session.stock_bytes[key] = stock = CompiledStep(stock_step, args, kwargs).needed_bytes()
         if needed <= limit_bytes:
             return
         if stock > limit_bytes:
@@ -137,9 +142,10 @@ class CompiledStep:
         if open_shapes:
             raise GraphError(f"an input of open shape, {open_shapes[0]}: streams need fixed sizes")
         traced = _traced(step, self.inputs, nests.signature((args, kwargs)))
+        graph_def = traced.graph_def()
         if step.session.options.may_fall_back:
-            _refuse_random_state(traced.graph_def)
-        self.made = step.way.rewrite(traced.graph_def, traced.fetches)
+            _refuse_random_state(graph_def)
+        self.made = step.way.rewrite(graph_def, traced.fetches, _folder(step))
         self.key = (nests.signature((args, kwargs)), self.made.key, step.way.flags)
         if self.key not in step.session.compiled:
             run = tf_functions.plain_function(self._body(traced), specs, compiled=True)
@@ -147,20 +153,22 @@ class CompiledStep:
                 check_calls(xla_functions.hlo_of(run, specs), self.made)
             step.session.compiled[self.key] = run
         self._run = step.session.compiled[self.key]
-        self._outputs = traced.outputs
+        self._trace = traced
         self.has_run = False
         step.session.has_step = True
         if isinstance(self.made, StreamRewrite):
             step.session.add(self.made, step.way.name)
 
-    def _body(self, traced: _Traced) -> Callable[..., list[Any]]:
-        made = self.made
-        runtime.register_functions(made.graph_def)
-        body = func_graphs.without_placeholders(made.graph_def)
+    def _body(self, traced: FlatTrace) -> Callable[..., list[Any]]:
+        graph_def, fetches = self.made.graph_def, self.made.fetches
+        arguments, captured = traced.arguments, traced.captured
+        runtime.register_functions(graph_def)
+        body = func_graphs.without_placeholders(graph_def)
 
         def run(*tensors: Any) -> list[Any]:
-            given = dict(zip(traced.arguments, tensors, strict=True)) | traced.captured
-            return func_graphs.import_here(body, given, made.fetches)
+            given = dict(zip(arguments, tensors, strict=True)) | captured
+            named = {f"{name}:0": tensor for name, tensor in given.items()}
+            return func_graphs.import_here(body, named, fetches)
 
         return run
 
@@ -168,7 +176,7 @@ class CompiledStep:
         """One step."""
         outputs = self._run(*self.inputs.tensors_of((args, kwargs)))
         self.has_run = True
-        return self._outputs.unpack(outputs[: len(self._outputs.tensors)])
+        return self._trace.unpack(outputs)
 
     def module(self, flags: tuple[str, ...] = ()) -> CompiledModule | None:
         """What XLA makes of it, compiled but not run; None where XLA cannot be asked."""
@@ -178,50 +186,38 @@ class CompiledStep:
 
     def needed_bytes(self, flags: tuple[str, ...] = ()) -> int:
         """Of all its buffers.  BackendError where XLA cannot be asked."""
-        found = self.module(flags)
-        if found is None or found.total_bytes is None:
+        module = self.module(flags)
+        if module is None or module.total_bytes is None:
             raise BackendError("memory_limit_bytes cannot be kept: XLA does not say what the step needs")
-        return found.total_bytes
+        return module.total_bytes
 
 
-def _traced(step: StreamStep, inputs: Packed, key: Any) -> _Traced:
+def _traced(step: StreamStep, inputs: Packed, key: Hashable) -> FlatTrace:
     """All ways to compile a step begin with the same trace, or fail as that one did."""
-    known: dict[Any, _Traced | Exception] = step.session.traced
+    known: dict[Hashable, FlatTrace | Exception] = step.session.traced
     if key not in known:
+
+        def flat(*tensors: Any) -> Any:
+            args, kwargs = inputs.unpack(tensors)
+            return step.function(*args, **kwargs)
+
         try:
-            known[key] = _Traced(step.function, inputs)
+            known[key] = FlatTrace(flat, inputs.specs, compiled=True)
         except Exception as error:
             known[key] = error
-    found = known[key]
-    if isinstance(found, Exception):
-        raise found.with_traceback(None)
-    return found
+    trace = known[key]
+    if isinstance(trace, Exception):
+        raise trace.with_traceback(None)
+    return trace
 
 
-class _Traced:
-    """The step as one flat graph."""
-
-    def __init__(self, function: Callable[..., Any], inputs: Packed) -> None:
-        import tensorflow as tf
-
-        results: list[Packed] = []
-
-        def flat(*tensors: Any) -> list[Any]:
-            args, kwargs = inputs.unpack(tensors)
-            results.append(Packed(nests.as_tensors(function(*args, **kwargs))))
-            return results[-1].tensors or [tf.constant(0.0)]  # Grappler wants to be asked for something
-
-        concrete = tf_functions.concrete_function(flat, inputs.specs, compiled=True)
-        self.outputs = results[-1]
-        self.graph_def, _ = traced_functions.graph_def_of(concrete)
-        self.fetches = [tensor.name for tensor in concrete.outputs]
-        captured = func_graphs.captures_of(concrete)
-        inside = {id(placeholder) for _, placeholder in captured}
-        self.arguments = [tensor.name for tensor in concrete.inputs if id(tensor) not in inside]
-        self.captured = {placeholder.name: outside for outside, placeholder in captured}
+def _folder(step: StreamStep) -> Path | None:
+    """Where the graphs of a way go: each has its own folder."""
+    dump_dir = step.session.options.dump_dir
+    return None if dump_dir is None else Path(dump_dir) / _NO_LETTERS.sub("_", step.way.name)
 
 
-def _refuse_random_state(graph_def: Any) -> None:
+def _refuse_random_state(graph_def: GraphDef) -> None:
     nodes = [*graph_def.node, *(node for f in graph_def.library.function for node in f.node_def)]
     drawn = next((node.name for node in nodes if op_types.keeps_random_state(node.op)), None)
     if drawn is not None:
@@ -231,15 +227,19 @@ def _refuse_random_state(graph_def: Any) -> None:
         )
 
 
-def check_calls(hlo: str, made: StepGraph) -> None:
+def check_calls(hlo: str, rewrite: StepGraph) -> None:
     """Raises GraphError unless each call has come through to HLO with its stream."""
-    found = xla_functions.stream_calls(hlo)
-    if len(found) < len(made.calls):
+    streams = xla_functions.stream_calls(hlo)
+    if len(streams) < len(rewrite.calls):
         raise GraphError(
-            f"XLA kept {len(found)} of {len(made.calls)} calls on streams; this version cannot be used"
+            f"XLA kept {len(streams)} of {len(rewrite.calls)} calls on streams; this version cannot be used"
         )
 
 
-def default_rewriter(plan: Any, store: str, side_updates: bool = False) -> Rewriter:
+def default_rewriter(plan: Plan, store: str, side_updates: bool = False) -> Rewriter:
     """Rewrites with one plan; see :func:`rewrite_step`."""
-    return lambda graph_def, fetches: rewrite_step(graph_def, fetches, plan, store, side_updates)
+
+    def rewrite(graph_def: GraphDef, fetches: Sequence[str], dump_dir: Path | None) -> StepGraph:
+        return rewrite_step(graph_def, fetches, plan, store, side_updates, dump_dir)
+
+    return rewrite

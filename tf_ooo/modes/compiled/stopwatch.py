@@ -10,9 +10,9 @@ from typing import Any
 
 from grappler_passes.compat import runtime
 from tf_ooo.compat import nests, tf_functions, xla_flags, xla_functions, xla_nodes
-from tf_ooo.modes.compiled.outline import CALL_PREFIX, function_of, info_of, module_text
+from tf_ooo.modes.compiled.outline import CALL_PREFIX, function_of, module_text
 from tf_ooo.modes.compiled.pieces import Piece, floats
-from tf_ooo.modes.compiled.regions import FlatStep, Port, Region
+from tf_ooo.modes.compiled.regions import FlatStep, GraphDef, Port, Region
 
 # In one launch of a compiled function, which takes longer to start than a small kernel takes.
 _ROUNDS, _FEW_ROUNDS = 50, 5
@@ -57,11 +57,11 @@ class Stopwatch:
         graph_def, specs, fetches = piece_graph(self.step, main, aside)
         runtime.register_functions(graph_def)
         run = xla_functions.repeated_function(graph_def, specs, fetches, rounds)
-        found = _sampled(run, [_values(spec) for spec in specs.values()])
+        timing = _sampled(run, [_values(spec) for spec in specs.values()])
         if rounds not in self._empty_s:
             self._empty_s[rounds] = _empty_s(rounds)
-        rest_s = max(0.0, found.seconds - self._empty_s[rounds])
-        return Timing(rest_s / rounds, found.spread_s / rounds)
+        rest_s = max(0.0, timing.seconds - self._empty_s[rounds])
+        return Timing(rest_s / rounds, timing.spread_s / rounds)
 
 
 def piece_graph(step: FlatStep, main: Piece, aside: Piece | None) -> tuple[Any, dict[str, Any], list[str]]:
@@ -72,7 +72,7 @@ def piece_graph(step: FlatStep, main: Piece, aside: Piece | None) -> tuple[Any, 
     """
     import tensorflow as tf
 
-    graph_def = type(step.graph_def)(versions=step.graph_def.versions)
+    graph_def = GraphDef(versions=step.graph_def.versions)
     graph_def.library.CopyFrom(step.graph_def.library)
     names: dict[Port, str] = {}
     fetches: list[str] = []
@@ -87,22 +87,22 @@ def piece_graph(step: FlatStep, main: Piece, aside: Piece | None) -> tuple[Any, 
         fetches += [f"{called[1].name}:{region.outputs.index(port)}" for port in kept]
     if not fetches:
         raise ValueError(f"{main.task}: no floating-point result to wait for")
-    infos = {name: info_of(step, port) for port, name in names.items()}
+    infos = {name: step.known(port) for port, name in names.items()}
     specs = {f"{name}:0": tf.TensorSpec(info.shape, info.dtype) for name, info in infos.items()}
     return graph_def, specs, fetches
 
 
 def _call(step: FlatStep, region: Region, name: str, names: dict[Port, str], streamed: bool) -> Any:
     """(FunctionDef, NodeDef)."""
-    given = [info_of(step, port) for port in region.inputs]
-    made = [info_of(step, port) for port in region.outputs]
+    given = [step.known(port) for port in region.inputs]
+    returned = [step.known(port) for port in region.outputs]
     function = xla_nodes.unique_name(name)
     inputs = [f"{names[port]}:0" for port in region.inputs]
     if streamed:
-        module = module_text(given, made)
-        node = xla_nodes.call_node(name, _SIDE_STREAM, function, module, inputs, (given, made))
+        module = module_text(given, returned)
+        node = xla_nodes.call_node(name, _SIDE_STREAM, function, module, inputs, (given, returned))
     else:
-        node = xla_nodes.plain_call_node(name, function, inputs, (given, made))
+        node = xla_nodes.plain_call_node(name, function, inputs, (given, returned))
     return function_of(step, region, function), node
 
 

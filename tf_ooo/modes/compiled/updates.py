@@ -8,12 +8,17 @@ several readers (Adam's two moments, a global norm) the update stays on the main
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tensorflow.core.framework import node_def_pb2
 
 from grappler_passes.compat import op_types
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.training_graph import OpKind, TrainingGraph
-from tf_ooo.modes.compiled.regions import FlatStep, Port, Region, is_pure, region_of
+from grappler_passes.passes.base import Pass, PassResult, copy_of
+from grappler_passes.passes.relaxations import Relaxation
+from tf_ooo.modes.compiled.regions import FlatStep, GraphDef, Port, Region, is_pure, region_of
 
 _ASSIGNMENTS = {"AssignSubVariableOp": "Sub", "AssignAddVariableOp": "AddV2"}
 _FLOATS = frozenset({1, 2, 14, 19})  # DT_FLOAT, DT_DOUBLE, DT_BFLOAT16, DT_HALF
@@ -23,50 +28,63 @@ _ELEMENTWISE = frozenset(
 )  # fmt: skip
 
 
-def without_dead_ends(graph_def: Any, fetches: Sequence[str]) -> Any:
-    """The graph without ops that no result and no state needs: they read gradients, too."""
-    nodes = {node.name: node for node in graph_def.node}
-    stack = [split_input(text)[0] for text in fetches]
-    stack += [
-        name for name, node in nodes.items() if op_types.is_stateful(node.op) or node.op == "Placeholder"
-    ]
-    needed = set(stack)
-    while stack:
-        for producer in (split_input(text)[0] for text in nodes[stack.pop()].input):
-            if producer not in needed:
-                needed.add(producer)
-                stack.append(producer)
-    made = type(graph_def)()
-    made.CopyFrom(graph_def)
-    del made.node[:]
-    made.node.extend(node for node in graph_def.node if node.name in needed)
-    return made
+@dataclass(frozen=True)
+class DeadEndsPass(Pass):
+    """Drops ops that no result and no state needs: they read gradients, too.  ``fetches``: the results."""
+
+    fetches: Sequence[str]
+    name: ClassVar[str] = "dead_ends"
+    relaxes = frozenset({Relaxation.REPLACED_NODES})
+
+    def run(self, graph_def: GraphDef, training_graph: TrainingGraph | None) -> PassResult:
+        """Inputs of the graph stay."""
+        nodes = {node.name: node for node in graph_def.node}
+        stack = [split_input(text)[0] for text in self.fetches]
+        stack += [
+            name for name, node in nodes.items() if op_types.is_stateful(node.op) or node.op == "Placeholder"
+        ]
+        needed = set(stack)
+        while stack:
+            for producer in (split_input(text)[0] for text in nodes[stack.pop()].input):
+                if producer not in needed:
+                    needed.add(producer)
+                    stack.append(producer)
+        kept = copy_of(graph_def)
+        del kept.node[:]
+        kept.node.extend(node for node in graph_def.node if node.name in needed)
+        dropped = frozenset(nodes.keys() - needed)
+        return PassResult(kept, bool(dropped), replaced=dropped)
 
 
-def single_assignment(graph_def: Any) -> Any:
-    """The graph in which ``variable -= x`` is ``variable = variable - x``: the same to XLA, bit for bit."""
-    chosen = [
-        node for node in graph_def.node if node.op in _ASSIGNMENTS and node.attr["dtype"].type in _FLOATS
-    ]
-    if not chosen:
-        return graph_def
-    made = type(graph_def)()
-    made.CopyFrom(graph_def)
-    for node in made.node:
-        if node.op in _ASSIGNMENTS and node.attr["dtype"].type in _FLOATS:
-            _split(made, node)
-    return made
+@dataclass(frozen=True)
+class SingleAssignmentPass(Pass):
+    """Makes of ``variable -= x`` ``variable = variable - x``: the same to XLA, bit for bit."""
+
+    name: ClassVar[str] = "single_assignment"
+    relaxes = frozenset(
+        {Relaxation.NEW_NODES, Relaxation.REPLACED_NODES, Relaxation.OPS, Relaxation.SIDE_EFFECTS}
+    )
+
+    def run(self, graph_def: GraphDef, training_graph: TrainingGraph | None) -> PassResult:
+        """Of floating-point variables."""
+        split = copy_of(graph_def)
+        chosen = [
+            node for node in split.node if node.op in _ASSIGNMENTS and node.attr["dtype"].type in _FLOATS
+        ]
+        for node in chosen:
+            _split(split, node)
+        return PassResult(split, bool(chosen), replaced=frozenset(node.name for node in chosen))
 
 
-def _split(graph_def: Any, node: Any) -> None:
+def _split(graph_def: GraphDef, node: node_def_pb2.NodeDef) -> None:
     variable, delta, *control = list(node.input)
     before = graph_def.node.add(name=f"{node.name}/ooo_before", op="ReadVariableOp")
     before.input.extend([variable, *control])
     after = graph_def.node.add(name=f"{node.name}/ooo_after", op=_ASSIGNMENTS[node.op])
     after.input.extend([before.name, delta])
-    for made, attribute in ((before, "dtype"), (after, "T")):
-        made.attr[attribute].type = node.attr["dtype"].type
-        made.device = node.device
+    for added, attribute in ((before, "dtype"), (after, "T")):
+        added.attr[attribute].type = node.attr["dtype"].type
+        added.device = node.device
     node.op = "AssignVariableOp"
     del node.input[:]
     node.input.extend([variable, after.name, *control])
@@ -88,8 +106,8 @@ def with_updates(step: FlatStep, graph: TrainingGraph, region: Region) -> Region
     inside = {*region.ops, *taken}
     ops = tuple(name for name in graph.ops if name in inside)
     own = tuple(name for name in graph.ops if name in {*region.own, *taken})
-    made = region_of(step, ops, own)
-    return made if made.outputs == (result,) else region
+    with_update = region_of(step, ops, own)
+    return with_update if with_update.outputs == (result,) else region
 
 
 def _only_reader(step: FlatStep, graph: TrainingGraph, port: Port) -> str | None:
@@ -112,19 +130,19 @@ def _may_ride(step: FlatStep, graph: TrainingGraph, name: str) -> bool:
 
 def _early_part(step: FlatStep, graph: TrainingGraph, name: str, port: Port) -> set[str] | None:
     """What else ``name`` is computed from and nothing else needs; None if that has to wait for backward."""
-    others = [other for other in step.data_inputs(name) if other != port]
-    if _waits_for_backward(step, graph, [producer for producer, _ in others]):
+    operands = [producer for producer, number in step.data_inputs(name) if (producer, number) != port]
+    if _waits_for_backward(step, graph, operands):
         return None
-    found: set[str] = set()
-    stack = [producer for producer, _ in others]
+    taken: set[str] = set()
+    stack = list(operands)
     while stack:
         producer = stack.pop()
         readers = {reader for reader, _ in step.readers[producer]}
-        if producer in found or not _may_ride(step, graph, producer) or readers - found - {name}:
+        if producer in taken or not _may_ride(step, graph, producer) or readers - taken - {name}:
             continue
-        found.add(producer)
+        taken.add(producer)
         stack += [before for before, _ in step.data_inputs(producer)]
-    return found
+    return taken
 
 
 def _waits_for_backward(step: FlatStep, graph: TrainingGraph, names: list[str]) -> bool:

@@ -10,12 +10,12 @@ from tf_ooo.modes.layerpipe.traced import Traced, zeros_on
 from tf_ooo.modes.layerpipe.versions import Now, writes
 
 
-def read_weight(traced: Traced, one: Now) -> Any:
+def read_weight(traced: Traced, weight: Now) -> Any:
     """The present value of a variable, read where it is."""
     import tensorflow as tf
 
-    handle = traced.captured[one.handle]
-    info = traced.outputs[one.name][0]
+    handle = traced.captured[weight.handle]
+    info = traced.outputs[weight.name][0]
     with tf.device(handle.device):
         value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.as_dtype(info.dtype))
     value.set_shape(info.shape)
@@ -33,15 +33,15 @@ class Averages:
     def __init__(self, traced: Traced, rounds: Rounds, now: Sequence[Now]) -> None:
         self._captured = traced.captured
         self._span: dict[str, int] = {}
-        for one in now:
-            self._span[one.handle] = max(self._span.get(one.handle, 0), one.behind)
+        for weight in now:
+            self._span[weight.handle] = max(self._span.get(weight.handle, 0), weight.behind)
         updates = writes(traced.index)
         self._updated = {
             handle: {rounds.of[name] for name in updates.get(handle, ())} for handle in self._span
         }
         self._values = {
-            one.handle: zeros_on(traced.captured[one.handle].device, traced.outputs[one.name][0])
-            for one in now
+            weight.handle: zeros_on(traced.captured[weight.handle].device, traced.outputs[weight.name][0])
+            for weight in now
         }
 
     @property
@@ -56,13 +56,13 @@ class Averages:
         for value in self._values.values():
             value.assign(tf.zeros_like(value))
 
-    def rebuilt(self, one: Now, weight: Any) -> Any:
+    def rebuilt(self, weight: Now, newest: Any) -> Any:
         """About the weights of ``one.behind`` updates ago (LayerPipe2)."""
         import tensorflow as tf
 
-        average = self._values[one.handle]
+        average = self._values[weight.handle]
         with tf.device(average.device):
-            return weight + tf.cast(one.behind, weight.dtype) * average.read_value()
+            return newest + tf.cast(weight.behind, newest.dtype) * average.read_value()
 
     def update(self, before: Mapping[str, Any], low: int, high: int) -> None:
         """After the updates of a round; ``before`` are the weights at its start."""

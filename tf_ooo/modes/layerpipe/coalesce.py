@@ -7,13 +7,17 @@ a group takes its place.  ``two_versions.py`` says which batch is in which group
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
+
+from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.compat.shape_inference import OutputInfo
-from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.effects import has_side_effects, only_reads, states_of
+from grappler_passes.graph.training_graph import TrainingGraph
+from grappler_passes.passes.base import Pass, PassResult, copy_of
+from grappler_passes.passes.relaxations import Relaxation
 from tf_ooo.compat import op_marks
 from tf_ooo.errors import GraphError
 from tf_ooo.modes.layerpipe import node_edits
@@ -50,26 +54,32 @@ def with_sums(traced: Traced, weights: Mapping[str, int]) -> tuple[Traced, tuple
         GraphError: a weight is updated from a gradient that no Keras optimizer was given.
     """
     _check_all_marked(traced, weights)
-    graph_def = type(traced.graph_def)()
-    graph_def.CopyFrom(traced.graph_def)
-    where = dict(traced.where)
-    sums: list[Sum] = []
-    outputs: dict[str, Any] = {node.name: traced.outputs[node.name] for node in traced.graph_def.node}
-    for node in list(graph_def.node):
-        if not op_marks.is_marked_gradient(node):
-            continue
-        one = Sum(*(f"{node.name}/{part}" for part in ("sum", "before", "share")))
-        infos = outputs[node.name]
-        outputs |= {one.name: infos, one.before: infos}
-        outputs[one.share] = (dataclasses.replace(infos[0], shape=()),)
-        if node.name in where:
-            where[one.name] = where[node.name]
-        node_edits.add_mean(graph_def, node, one.name, one.before, one.share)
-        sums.append(one)
-    made = dataclasses.replace(
-        traced, graph_def=graph_def, index=GraphIndex(graph_def), where=where, outputs=outputs
-    )
-    return made, tuple(sums)
+    marked = [node.name for node in traced.graph_def.node if op_marks.is_marked_gradient(node)]
+    sums = {name: Sum(*(f"{name}/{part}" for part in ("sum", "before", "share"))) for name in marked}
+    where = {total.name: traced.where[name] for name, total in sums.items() if name in traced.where}
+    outputs: dict[str, Sequence[OutputInfo]] = {}
+    for name, total in sums.items():
+        infos = traced.outputs[name]
+        outputs |= {total.name: infos, total.before: infos}
+        outputs[total.share] = (dataclasses.replace(infos[0], shape=()),)
+    return traced.rewritten(SumsPass(sums), where, outputs), tuple(sums.values())
+
+
+@dataclass(frozen=True)
+class SumsPass(Pass):
+    """Makes of each marked gradient its share of a sum; ``sums``: by the gradient's name."""
+
+    sums: Mapping[str, Sum]
+    name: ClassVar[str] = "sums"
+    relaxes = frozenset({Relaxation.NEW_NODES, Relaxation.REPLACED_NODES, Relaxation.OPS})
+
+    def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
+        """The gradients keep their names."""
+        summed = copy_of(graph_def)
+        for node in [node for node in summed.node if node.name in self.sums]:
+            total = self.sums[node.name]
+            node_edits.add_mean(summed, node, total.name, total.before, total.share)
+        return PassResult(summed, bool(self.sums), replaced=frozenset(self.sums))
 
 
 def _check_all_marked(traced: Traced, weights: Mapping[str, int]) -> None:
@@ -100,28 +110,43 @@ def with_whole_reads(traced: Traced, weights: Mapping[str, int]) -> Traced:
     """
     index = traced.index
     shapes = {variable.handle: variable.shape for variable in traced.graph.variables}
-    graph_def = type(traced.graph_def)()
-    graph_def.CopyFrom(traced.graph_def)
-    nodes = {node.name: node for node in graph_def.node}
-    where, outputs = dict(traced.where), {name: traced.outputs[name] for name in nodes}
+    where: dict[str, tuple[str, int]] = {}
+    outputs: dict[str, Sequence[OutputInfo]] = {}
+    lookups: set[str] = set()
     for i, op in enumerate(index.ops):
         name = index.names[i]
         if not only_reads(op) or op in ("ReadVariableOp", *_HARMLESS):
             continue
         handle = next(iter(states_of(index, i) & weights.keys()), None)
-        if handle is None or where.get(name, ("U",))[0] == "U":
+        if handle is None or traced.where.get(name, ("U",))[0] == "U":
             continue
         if op != "ResourceGather":
             raise GraphError(
                 f"{name!r} ({op}) reads {handle!r}, which schedule='pipedream_2bw' cannot give an earlier "
                 "version of; take another schedule"
             )
-        read, axis = f"{name}/{_READ}", f"{name}/{_READ}_axis"
+        lookups.add(name)
         dtype = traced.outputs[name][0]
-        node_edits.gather_from_read(graph_def, nodes[name], read, axis)
-        where[read] = where[name]
-        outputs[read] = (OutputInfo(dtype.dtype, shapes.get(handle), dtype.element_bytes),)
-        outputs[axis] = (OutputInfo("int32", (), 4),)
-    return dataclasses.replace(
-        traced, graph_def=graph_def, index=GraphIndex(graph_def), where=where, outputs=outputs
+        where[f"{name}/{_READ}"] = traced.where[name]
+        outputs[f"{name}/{_READ}"] = (OutputInfo(dtype.dtype, shapes.get(handle), dtype.element_bytes),)
+        outputs[f"{name}/{_READ}_axis"] = (OutputInfo("int32", (), 4),)
+    return traced.rewritten(WholeReadsPass(frozenset(lookups)), where, outputs)
+
+
+@dataclass(frozen=True)
+class WholeReadsPass(Pass):
+    """Makes of each of the ``lookups`` in a variable one in the whole table, which is read first."""
+
+    lookups: frozenset[str]
+    name: ClassVar[str] = "whole_reads"
+    relaxes = frozenset(
+        {Relaxation.NEW_NODES, Relaxation.REPLACED_NODES, Relaxation.OPS, Relaxation.SIDE_EFFECTS}
     )
+
+    def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
+        """The lookups keep their names."""
+        whole = copy_of(graph_def)
+        for node in [node for node in whole.node if node.name in self.lookups]:
+            read = f"{node.name}/{_READ}"
+            node_edits.gather_from_read(whole, node, read, f"{read}_axis")
+        return PassResult(whole, bool(self.lookups), replaced=self.lookups)

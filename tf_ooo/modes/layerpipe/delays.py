@@ -6,117 +6,157 @@ reader's device; at the end of each round every register takes what the one befo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
 
+from tensorflow.core.framework import graph_pb2, node_def_pb2
+
+from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.effects import only_reads, states_of
 from grappler_passes.graph.node_input import split_input
+from grappler_passes.graph.training_graph import TrainingGraph
+from grappler_passes.passes.base import Pass, PassPipeline, PassResult
+from grappler_passes.passes.edit import tensor
+from grappler_passes.passes.relaxations import Relaxation
 from tf_ooo.errors import GraphError
+from tf_ooo.modes.layerpipe.registers import LATE, LOCAL, Register
 from tf_ooo.modes.layerpipe.rounds import Rounds
 from tf_ooo.modes.layerpipe.traced import Traced
+from tf_ooo.modes.layerpipe.verify_rounds import verify_all_in_rounds, verify_cut, verify_part
 
-LATE = "_ooo_late"
-LOCAL = "_ooo_local"
 _NOT_STORED = ("resource", "variant")
 
 
 @dataclass(frozen=True)
-class Register:
-    """A row of registers.
-
-    Attributes:
-        source: the tensor that goes in, ``node:port``.
-        device: where they are.
-        made: the round in which the tensor is made.
-        depth: how many.
-    """
-
-    number: int
-    source: str
-    device: str
-    made: int
-    depth: int
-
-    def name(self, delay: int) -> str:
-        """The placeholder for what was made so many rounds ago."""
-        return f"{LATE}/{self.number}_{delay}"
-
-
-@dataclass
 class Delays:
     """All registers of a step.
 
     Attributes:
-        nodes: the step's nodes by name, with inputs from registers.
+        graph_def: the step, each op with inputs from registers; what is given is not in it.
         registers: in order.
         copies: ``{placeholder: (handle, device, OutputInfo)}`` of frozen weights, as a device reads them.
         logs: the tensor of each result of the step, all for one batch in ``logs_round``.
     """
 
-    nodes: dict[str, Any] = field(default_factory=dict)
+    graph_def: graph_pb2.GraphDef
     registers: list[Register] = field(default_factory=list)
-    copies: dict[str, tuple[str, str, Any]] = field(default_factory=dict)
+    copies: dict[str, tuple[str, str, OutputInfo]] = field(default_factory=dict)
     logs: list[str] = field(default_factory=list)
     logs_round: int = 0
 
+    @cached_property
+    def nodes(self) -> dict[str, node_def_pb2.NodeDef]:
+        """By name."""
+        return {node.name: node for node in self.graph_def.node}
 
-def delays_of(traced: Traced, rounds: Rounds) -> Delays:
+
+def delays_of(traced: Traced, rounds: Rounds, dump_dir: Path | None = None) -> Delays:
     """Cuts all edges between rounds.
 
     Raises:
         GraphError: a tensor that cannot be stored, such as a list, is read in a later round.
+        PassError: what came out is not the step.
     """
-    maker = _Maker(traced, rounds)
+    cuts = _Cuts(traced, rounds)
     for node in traced.graph_def.node:
-        maker.take(node)
+        cuts.take(node)
     logs_round = max((rounds.of.get(split_input(t)[0], 0) for t in traced.fetches), default=rounds.batch)
-    logs = [maker.read(*split_input(text), logs_round, None) for text in traced.fetches]
+    logs = [cuts.read(*split_input(text), logs_round, None) for text in traced.fetches]
     registers = [
-        Register(number, _text(*key[0]), key[1], rounds.of[key[0][0]], depth)
-        for number, (key, depth) in enumerate(maker.depths.items())
+        Register(number, tensor(*key[0]), key[1], rounds.of[key[0][0]], depth)
+        for number, (key, depth) in enumerate(cuts.depths.items())
     ]
-    return Delays(maker.nodes, registers, maker.copies, logs, logs_round)
+    change = CutPass(cuts.reads, rounds, tuple(registers), cuts.same)
+    folder = None if dump_dir is None else dump_dir / change.name
+    cut = PassPipeline([change], folder)(traced.graph_def)
+    return Delays(cut.graph_def, registers, cuts.copies, logs, logs_round)
 
 
-class _Maker:
+@dataclass(frozen=True)
+class Reads:
+    """How a node is to read: a copy of the step's ``node``, with these inputs, on this device."""
+
+    node: str
+    inputs: tuple[str, ...]
+    device: str
+
+
+@dataclass(frozen=True)
+class CutPass(Pass):
+    """Has each op read what earlier rounds made from registers; what must hold is in ``verify_rounds``.
+
+    Attributes:
+        reads: by the name that the node then has; other nodes go.
+        rounds: of the step.
+        registers: what they hold.
+        same: reads of one value, and which of them goes into registers.
+    """
+
+    reads: Mapping[str, Reads]
+    rounds: Rounds
+    registers: tuple[Register, ...]
+    same: Mapping[str, str]
+    name: ClassVar[str] = "cut"
+    relaxes = frozenset(Relaxation)
+
+    def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
+        """Registers and copies of frozen weights are no nodes: they are given."""
+        nodes = {node.name: node for node in graph_def.node}
+        cut = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library)
+        for name, reads in self.reads.items():
+            node = cut.node.add()
+            node.CopyFrom(nodes[reads.node])
+            node.name, node.device = name, reads.device
+            node.input[:] = reads.inputs
+            node.attr.pop("_class", None)
+        return PassResult(cut, True)
+
+    def postconditions(
+        self, before: graph_pb2.GraphDef, result: PassResult, training_graph: TrainingGraph | None
+    ) -> None:
+        """Raise VerifyError unless each op is in one round, as it was, and reads no other round but so."""
+        verify_cut(before, result.graph_def, self.rounds, self.registers, self.same)
+
+
+class _Cuts:
+    """What each node reads, and the registers that this takes."""
+
     def __init__(self, traced: Traced, rounds: Rounds) -> None:
         self.traced, self.rounds = traced, rounds
-        self.nodes: dict[str, Any] = {}
-        self.depths: dict[Any, int] = {}
-        self.numbers: dict[Any, int] = {}
+        self.reads: dict[str, Reads] = {}
+        self.depths: dict[tuple[tuple[str, int], str], int] = {}
+        self.numbers: dict[tuple[tuple[str, int], str], int] = {}
         self.controls: dict[str, list[str]] = {}
         self.same = _same_reads(traced, rounds)
         self.frozen = {node.name: node for node in traced.graph_def.node if node.name in rounds.frozen}
         self.local: dict[tuple[str, str], str] = {}
-        self.copies: dict[str, tuple[str, str, Any]] = {}
+        self.copies: dict[str, tuple[str, str, OutputInfo]] = {}
         for first, then in rounds.before:
             self.controls.setdefault(then, []).append(first)
 
-    def take(self, node: Any) -> None:
-        """Copies a node, with what it reads of earlier rounds from registers."""
+    def take(self, node: node_def_pb2.NodeDef) -> None:
+        """What a node of a round, or a constant, reads."""
         name = node.name
         if name in self.frozen:
             return
-        made = _without_inputs(node)
-        made.device = self.rounds.device_of.get(name, "")
-        for text in node.input:
-            producer, port = split_input(text)
-            if port < 0:
-                continue
-            made.input.append(self.read(producer, port, self.rounds.of.get(name), made.device))
-        made.input.extend(f"^{first}" for first in dict.fromkeys(self.controls.get(name, ())))
-        self.nodes[name] = made
+        device = self.rounds.device_of.get(name, "")
+        ports = [port for port in map(split_input, node.input) if port[1] >= 0]
+        inputs = [self.read(*port, self.rounds.of.get(name), device) for port in ports]
+        inputs += [f"^{first}" for first in dict.fromkeys(self.controls.get(name, ()))]
+        self.reads[name] = Reads(name, tuple(inputs), device)
 
     def read(self, producer: str, port: int, at: int | None, device: str | None) -> str:
         """The input to have for a tensor that is read in round ``at``."""
         if producer in self.frozen:
-            return _text(self.on(device or "", producer), port)
+            return tensor(self.on(device or "", producer), port)
         if at is None or producer not in self.rounds.of:
-            return _text(producer, port)
+            return tensor(producer, port)
         delay = at - self.rounds.of[producer]
         if delay == 0:
-            return _text(producer, port)
+            return tensor(producer, port)
         producer = self.same.get(producer, producer)
         info = self.traced.outputs[producer][port]
         if info.dtype in _NOT_STORED:
@@ -142,28 +182,16 @@ class _Maker:
             handle = next(iter(states_of(index, index.index[name])))
             self.copies[copy] = handle, device, self.traced.outputs[name][0]
             return copy
-        made = _without_inputs(node)
-        made.name, made.device = copy, device
-        for text in node.input:
-            producer, port = split_input(text)
-            if port >= 0:
-                made.input.append(self.read(producer, port, None, device))
-        self.nodes[copy] = made
+        ports = [port for port in map(split_input, node.input) if port[1] >= 0]
+        inputs = tuple(self.read(*port, None, device) for port in ports)
+        self.reads[copy] = Reads(name, inputs, device)
         return copy
-
-
-def _without_inputs(node: Any) -> Any:
-    made = type(node)()
-    made.CopyFrom(node)
-    del made.input[:]
-    made.attr.pop("_class", None)
-    return made
 
 
 def _same_reads(traced: Traced, rounds: Rounds) -> dict[str, str]:
     """Reads of one variable in one round with no write between them: all as the first."""
     index = traced.index
-    first: dict[Any, str] = {}
+    first: dict[tuple[str, int, int], str] = {}
     same: dict[str, str] = {}
     writes: dict[str, int] = {}
     for i in index.order:
@@ -182,23 +210,38 @@ def _same_reads(traced: Traced, rounds: Rounds) -> dict[str, str]:
     return same
 
 
-def _text(producer: str, port: int) -> str:
-    return producer if port == 0 else f"{producer}:{port}"
+@dataclass(frozen=True)
+class RoundPass(Pass):
+    """Keeps the ops of rounds ``low`` to ``high``, and constants, but for those that are given."""
 
+    rounds: Rounds
+    low: int
+    high: int
+    given: frozenset[str]
+    name: ClassVar[str] = "round"
+    relaxes = frozenset({Relaxation.REPLACED_NODES, Relaxation.SIDE_EFFECTS, Relaxation.FEWER_WAITS})
 
-def nodes_between(
-    delays: Delays, rounds: Rounds, low: int, high: int, given: Collection[str]
-) -> Iterable[Any]:
-    """Copies of the nodes of these rounds, and of constants, but for those that are given.
+    def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
+        """Control inputs from others are dropped."""
+        part = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library)
+        kept = {node.name for node in graph_def.node if self._is_in(node.name)}
+        for node in graph_def.node:
+            if node.name in kept:
+                copy = part.node.add()
+                copy.CopyFrom(node)
+                copy.input[:] = [text for text in node.input if text[0] != "^" or text[1:] in kept]
+        dropped = frozenset(node.name for node in graph_def.node if node.name not in kept)
+        return PassResult(part, bool(dropped), replaced=dropped)
 
-    Control inputs from others are dropped.
-    """
-    kept = {name for name in delays.nodes if low <= rounds.of.get(name, low) <= high and name not in given}
-    for name in kept:
-        node = delays.nodes[name]
-        made = type(node)()
-        made.CopyFrom(node)
-        inputs = [text for text in node.input if text[0] != "^" or text[1:] in kept]
-        del made.input[:]
-        made.input.extend(inputs)
-        yield made
+    def preconditions(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> None:
+        """Raise VerifyError for an op with side effects that is in no round."""
+        verify_all_in_rounds(graph_def, self.rounds)
+
+    def _is_in(self, name: str) -> bool:
+        return self.low <= self.rounds.of.get(name, self.low) <= self.high and name not in self.given
+
+    def postconditions(
+        self, before: graph_pb2.GraphDef, result: PassResult, training_graph: TrainingGraph | None
+    ) -> None:
+        """Raise VerifyError unless just these ops are there, as they were."""
+        verify_part(before, result.graph_def, self._is_in)

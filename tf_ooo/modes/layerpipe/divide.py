@@ -9,9 +9,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import ClassVar
+
+from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from grappler_passes.graph.dependencies import GraphIndex
+from grappler_passes.graph.training_graph import TrainingGraph
+from grappler_passes.passes.base import Pass, PassResult, copy_of
+from grappler_passes.passes.relaxations import Relaxation
 from tf_ooo.modes.layerpipe import node_edits
 from tf_ooo.modes.layerpipe.stages import HIGH, Stages
 from tf_ooo.modes.layerpipe.traced import Traced
@@ -35,16 +40,16 @@ def lower_shares(traced: Traced, op_seconds: Mapping[str, float]) -> dict[int, t
 
     Only the heaviest op is divided; what comes before it is the other processor's, the rest this one's.
     """
-    found: dict[int, tuple[float, float]] = {}
+    bounds: dict[int, tuple[float, float]] = {}
     able = _able(traced)
     for layer in range(len(traced.graph.layers)):
         name = _heaviest(traced, able.get(layer, ()), op_seconds)
         if name is None:
-            found[layer] = (1.0, 1.0)
+            bounds[layer] = (1.0, 1.0)
         elif op_seconds.get(name, 0.0) > 0:
             before_s, own_s, all_s = _seconds(traced, name, layer, op_seconds)
-            found[layer] = (1 - (before_s + own_s) / all_s, 1 - before_s / all_s)
-    return found
+            bounds[layer] = (1 - (before_s + own_s) / all_s, 1 - before_s / all_s)
+    return bounds
 
 
 def divided(
@@ -84,29 +89,31 @@ def _seconds(
     traced: Traced, name: str, layer: int, op_seconds: Mapping[str, float]
 ) -> tuple[float, float, float]:
     """Of what comes before an op of a layer's dO, of itself, and of all of the dO."""
-    members = {one for one, at in traced.where.items() if at == ("dO", layer)}
+    members = {op for op, at in traced.where.items() if at == ("dO", layer)}
     before = (_before(traced.index, traced.where, name, layer) & members) - {name}
-    before_s, all_s = (sum(op_seconds.get(one, 0.0) for one in some) for some in (before, members))
+    before_s, all_s = (sum(op_seconds.get(op, 0.0) for op in ops) for ops in (before, members))
     return before_s, op_seconds[name], all_s
 
 
-def _able(traced: Traced) -> dict[int, list[Any]]:
+def _able(traced: Traced) -> dict[int, list[node_def_pb2.NodeDef]]:
     """The ops of each layer's dO that can be divided."""
-    found: dict[int, list[Any]] = {}
+    able: dict[int, list[node_def_pb2.NodeDef]] = {}
     for node in traced.graph_def.node:
         kind, layer = traced.where.get(node.name, ("", 0))
         if kind == "dO" and _by_rows(traced, node):
-            found.setdefault(layer, []).append(node)
-    return found
+            able.setdefault(layer, []).append(node)
+    return able
 
 
-def _heaviest(traced: Traced, able: Sequence[Any], op_seconds: Mapping[str, float]) -> str | None:
+def _heaviest(
+    traced: Traced, able: Sequence[node_def_pb2.NodeDef], op_seconds: Mapping[str, float]
+) -> str | None:
     if not able:
         return None
     return str(max(able, key=lambda node: (op_seconds.get(node.name, 0.0), _size(traced, node.name))).name)
 
 
-def _by_rows(traced: Traced, node: Any) -> bool:
+def _by_rows(traced: Traced, node: node_def_pb2.NodeDef) -> bool:
     # Reading a map of protobuf adds what is not there.
     if node.op not in _GRADIENT or any(
         key in node.attr and node.attr[key].b for key in ("transpose_a", "adj_x")
@@ -119,8 +126,8 @@ def _by_rows(traced: Traced, node: Any) -> bool:
         return False
     # A weight has a size; an activation (attention multiplies with one) has the batch's rows.
     special = (_GRADIENT[node.op], _SIZES.get(node.op))
-    others = [one for place, one in enumerate(inputs) if place not in special]
-    shapes = [traced.outputs[index.names[p]][port].shape or (None,) for p, port in others]
+    operands = [tensor for place, tensor in enumerate(inputs) if place not in special]
+    shapes = [traced.outputs[index.names[p]][port].shape or (None,) for p, port in operands]
     # One with a matrix for each head or expert: then the gradient's first axis is that of heads, not of rows.
     heads = node.op.startswith("BatchMatMul") and any(len(shape) > 2 for shape in shapes)
     return not heads and all(None not in shape for shape in shapes)
@@ -136,19 +143,28 @@ def _divide(traced: Traced, name: str, layer: int, share: float) -> Traced:
     node = next(node for node in traced.graph_def.node if node.name == name)
     infos = [traced.outputs[index.names[p]][port] for p, port in index.data_preds[index.index[name]]]
     parts = node_edits.in_two_parts(node, infos, _GRADIENT[node.op], _SIZES.get(node.op), share)
-    graph_def = type(traced.graph_def)()
-    graph_def.CopyFrom(traced.graph_def)
-    kept = [one for one in graph_def.node if one.name != name]
-    del graph_def.node[:]
-    graph_def.node.extend([*kept, *parts.nodes])
-    made = GraphIndex(graph_def)
-    where = dict(traced.where)
-    where.update((one.name, ("dO", layer)) for one in parts.nodes)
-    where.update(dict.fromkeys(_before(made, where, parts.high, layer), (HIGH, layer)))
-    outputs = {one.name: traced.outputs[one.name] for one in kept}
-    return dataclasses.replace(
-        traced, graph_def=graph_def, index=made, where=where, outputs={**outputs, **parts.outputs}
-    )
+    own = dict.fromkeys((part.name for part in parts.nodes), ("dO", layer))
+    in_parts = traced.rewritten(DividePass(name, parts), own, parts.outputs)
+    high = _before(in_parts.index, in_parts.where, parts.high, layer)
+    return dataclasses.replace(in_parts, where={**in_parts.where, **dict.fromkeys(high, (HIGH, layer))})
+
+
+@dataclasses.dataclass(frozen=True)
+class DividePass(Pass):
+    """Puts ``parts`` in the place of the op ``divided``, whose name their result has."""
+
+    divided: str
+    parts: node_edits.TwoParts
+    name: ClassVar[str] = "divide"
+    relaxes = frozenset({Relaxation.NEW_NODES, Relaxation.REPLACED_NODES, Relaxation.OPS})
+
+    def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
+        """The parts stand behind all others."""
+        in_parts = copy_of(graph_def)
+        kept = [node for node in in_parts.node if node.name != self.divided]
+        del in_parts.node[:]
+        in_parts.node.extend([*kept, *self.parts.nodes])
+        return PassResult(in_parts, True, replaced=frozenset({self.divided}))
 
 
 def with_shared_grads(traced: Traced, stages: Stages) -> tuple[Traced, Stages]:
@@ -176,14 +192,14 @@ def with_shared_grads(traced: Traced, stages: Stages) -> tuple[Traced, Stages]:
     return dataclasses.replace(traced, where=where), dataclasses.replace(stages, of=of)
 
 
-def _before(index: GraphIndex, where: Mapping[str, Any], name: str, layer: int) -> set[str]:
+def _before(index: GraphIndex, where: Mapping[str, tuple[str, int]], name: str, layer: int) -> set[str]:
     """The layer's backward ops that an op needs, and itself."""
     own = {(kind, layer) for kind in ("dO", HIGH, "dW", "U")}
-    found, stack = {name}, [index.index[name]]
+    needed, stack = {name}, [index.index[name]]
     while stack:
         for producer, _ in index.data_preds[stack.pop()]:
-            known = index.names[producer]
-            if known not in found and where.get(known) in own:
-                found.add(known)
+            op = index.names[producer]
+            if op not in needed and where.get(op) in own:
+                needed.add(op)
                 stack.append(producer)
-    return found
+    return needed

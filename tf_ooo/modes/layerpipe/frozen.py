@@ -64,16 +64,16 @@ class Copies:
         """The weights, by placeholder."""
         import tensorflow as tf
 
-        found = {}
+        weights = {}
         for name, (handle, device, info) in self._wanted.items():
             copy = self._copies.get((handle, device))
             with tf.device(device):
                 if copy is not None:
-                    found[name] = copy.read_value()
+                    weights[name] = copy.read_value()
                     continue
-                found[name] = self._read(handle, tf.as_dtype(info.dtype))
-                found[name].set_shape(info.shape)
-        return found
+                weights[name] = self._read(handle, tf.as_dtype(info.dtype))
+                weights[name].set_shape(info.shape)
+        return weights
 
     def _read(self, handle: str, dtype: Any) -> Any:
         import tensorflow as tf

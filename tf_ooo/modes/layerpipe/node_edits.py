@@ -75,13 +75,13 @@ def in_two_parts(node: Any, infos: Sequence[Any], gradient: int, sizes: int | No
         joined = tf.concat(results, 0, name=node.name)
     names = {f"input_{n}": text for n, text in enumerate(t for t in node.input if t[0] != "^")}
     nodes = []
-    for made in graph.as_graph_def().node:
-        if made.name in names:
+    for part in graph.as_graph_def().node:
+        if part.name in names:
             continue
-        renamed = [names.get(text.partition(":")[0], text) for text in made.input]
-        del made.input[:]
-        made.input.extend(renamed)
-        nodes.append(made)
+        renamed = [names.get(text.partition(":")[0], text) for text in part.input]
+        del part.input[:]
+        part.input.extend(renamed)
+        nodes.append(part)
     outputs = {op.name: [shape_inference.info_of(t) for t in op.outputs] for op in graph.get_operations()}
     assert joined.op.name == node.name, "the name of the divided op is taken"
     return TwoParts(tuple(nodes), results[0].op.name, {n.name: outputs[n.name] for n in nodes})

@@ -6,10 +6,7 @@ than that of its trace where branches are side by side (a block and its shortcut
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
-
-_NUMBERED = re.compile(r"(.*?)(?:_(\d+))?")
 
 
 def in_order_of(costs: Sequence[str], layers: Sequence[str]) -> list[int]:
@@ -40,13 +37,12 @@ def _ranked(names: Sequence[str]) -> list[str]:
     """The ranks of numbers in place of these: dense_7 and dense_9 are dense_0 and dense_1."""
     parts = [[_split(part) for part in name.split("/")] for name in _sorted_parts(names)]
     numbers: dict[str, set[int]] = {}
-    for kind, number in (one for of_name in parts for one in of_name):
+    for kind, number in (pair for of_name in parts for pair in of_name):
         numbers.setdefault(kind, set()).add(number)
-    ranks = {kind: sorted(found) for kind, found in numbers.items()}
-    return ["/".join(f"{kind}_{ranks[kind].index(number)}" for kind, number in one) for one in parts]
+    ranks = {kind: sorted(known) for kind, known in numbers.items()}
+    return ["/".join(f"{kind}_{ranks[kind].index(number)}" for kind, number in pairs) for pairs in parts]
 
 
 def _split(part: str) -> tuple[str, int]:
-    found = _NUMBERED.fullmatch(part)
-    assert found is not None  # for mypy: it matches everything
-    return found[1], int(found[2] or 0)
+    kind, _, number = part.rpartition("_")
+    return (kind, int(number)) if number != part and number.isdecimal() else (part, 0)

@@ -6,12 +6,16 @@ divided by d to the power of 1 - n / rounds: by d at first, by nothing in the en
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from grappler_passes.graph.dependencies import GraphIndex
+from tensorflow.core.framework import graph_pb2
+
 from grappler_passes.graph.effects import states_of
+from grappler_passes.graph.training_graph import TrainingGraph
+from grappler_passes.passes.base import Pass, PassResult, copy_of
+from grappler_passes.passes.relaxations import Relaxation
 from tf_ooo.errors import BackendError
 from tf_ooo.modes.layerpipe.stages import Stages
 from tf_ooo.modes.layerpipe.traced import Traced
@@ -45,43 +49,48 @@ def with_factors(traced: Traced, stages: Stages, rate_handle: str | None) -> tup
     """
     layers = rate_reads(traced, rate_handle)
     late = {name: stages.delay_steps(layer) for name, layer in layers.items() if stages.delay_steps(layer)}
-    return _multiplied(traced, late), set(late.values())
+    where = {f"{name}/{RATE}": traced.where[name] for name in late}
+    outputs = {factor_name(delay): traced.outputs[name] for name, delay in late.items()}
+    outputs |= {f"{name}/{RATE}": traced.outputs[name] for name in late}
+    return traced.rewritten(FactorsPass(late), where, outputs), set(late.values())
 
 
 def rate_reads(traced: Traced, rate_handle: str | None) -> dict[str, int]:
     """The reads of the learning rate by updates, and the layers of these; raises as :func:`with_factors`."""
     index = traced.index
-    found: dict[str, int] = {}
+    readings: dict[str, int] = {}
     for i, op in enumerate(index.ops):
         kind, layer = traced.where.get(index.names[i], ("", 0))
         if op == "ReadVariableOp" and kind == "U" and rate_handle in states_of(index, i):
-            found[index.names[i]] = layer
-    if not found:
+            readings[index.names[i]] = layer
+    if not readings:
         raise BackendError(
             "rate_warmup_steps= needs a learning rate that is a number, and no legacy optimizer; "
             "a LearningRateSchedule can warm up itself"
         )
-    return found
+    return readings
 
 
-def _multiplied(traced: Traced, late: Mapping[str, int]) -> Traced:
-    graph_def = type(traced.graph_def)()
-    graph_def.CopyFrom(traced.graph_def)
-    for node in graph_def.node:
-        for place, text in enumerate(node.input):
-            if text in late:
-                node.input[place] = f"{text}/{RATE}"
-    where = dict(traced.where)
-    outputs: dict[str, Any] = {node.name: traced.outputs[node.name] for node in traced.graph_def.node}
-    dtype = next(node.attr["dtype"] for node in traced.graph_def.node if node.name in late) if late else None
-    for delay in set(late.values()):
-        placeholder = graph_def.node.add(name=factor_name(delay), op="Placeholder")
-        placeholder.attr["dtype"].CopyFrom(dtype)
-        outputs[placeholder.name] = outputs[next(name for name in late if late[name] == delay)]
-    for name, delay in late.items():
-        product = graph_def.node.add(name=f"{name}/{RATE}", op="Mul", input=[name, factor_name(delay)])
-        product.attr["T"].CopyFrom(dtype)
-        where[product.name], outputs[product.name] = traced.where[name], outputs[name]
-    return dataclasses.replace(
-        traced, graph_def=graph_def, index=GraphIndex(graph_def), where=where, outputs=outputs
-    )
+@dataclass(frozen=True)
+class FactorsPass(Pass):
+    """Updates read the product of the learning rate and a factor; ``late``: the delay of each reading."""
+
+    late: Mapping[str, int]
+    name: ClassVar[str] = "factors"
+    relaxes = frozenset({Relaxation.NEW_NODES, Relaxation.REPLACED_NODES, Relaxation.SIDE_EFFECTS})
+
+    def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
+        """The readings stay, each with one product for all its readers."""
+        multiplied = copy_of(graph_def)
+        readers = [node for node in multiplied.node if any(text in self.late for text in node.input)]
+        for node in readers:
+            node.input[:] = [f"{text}/{RATE}" if text in self.late else text for text in node.input]
+        dtypes = {node.name: node.attr["dtype"] for node in graph_def.node if node.name in self.late}
+        dtype = next(iter(dtypes.values()), None)
+        for delay in set(self.late.values()):
+            placeholder = multiplied.node.add(name=factor_name(delay), op="Placeholder")
+            placeholder.attr["dtype"].CopyFrom(dtype)
+        for name, delay in self.late.items():
+            product = multiplied.node.add(name=f"{name}/{RATE}", op="Mul", input=[name, factor_name(delay)])
+            product.attr["T"].CopyFrom(dtype)
+        return PassResult(multiplied, bool(self.late), replaced=frozenset(node.name for node in readers))

@@ -134,7 +134,7 @@ def version_bytes(spread: Spread) -> dict[str, int]:
             continue
         elsewhere = register.device != spread.rounds.device_of.get(producer)
         away = register.depth if producer in later else elsewhere
-        each = info.element_bytes * math.prod(info.shape)
+        each = info.element_bytes * math.prod(size or 0 for size in info.shape or ())
         stash, sent = stash + (register.depth - away) * each, sent + away * each
     sizes = {"stash": stash, "ema": spread.ticks.average_bytes}
     if sent:

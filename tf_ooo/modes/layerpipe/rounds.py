@@ -83,19 +83,19 @@ def rounds_of(facts: Facts, stages: Stages, wanted: Mapping[str, int]) -> Rounds
     """
     constant = _constant(facts, facts.frozen)
     targets = _targets(facts, stages, constant) | dict(wanted)
-    found = _settled(facts, targets, constant)
+    at = _settled(facts, targets, constant)
     for _ in range(_TRIES):
-        moved = _with_the_last_write(facts, found) | _after_their_reads(facts, stages, found)
+        moved = _with_the_last_write(facts, at) | _after_their_reads(facts, stages, at)
         if not moved:
             break
         targets |= moved
-        found = _settled(facts, targets, constant)
-    delay_steps = _delays_of_weights(facts, found)
+        at = _settled(facts, targets, constant)
+    delay_steps = _delays_of_weights(facts, at)
     _check_updates(facts, stages, delay_steps)
-    _check_states(facts, found)
-    first = min(found.values(), default=0)
+    _check_states(facts, at)
+    first = min(at.values(), default=0)
     return Rounds(
-        {name: value - first for name, value in found.items()},
+        {name: value - first for name, value in at.items()},
         _devices(facts, stages, constant),
         -first,
         tuple(_in_order(facts)),
@@ -104,7 +104,7 @@ def rounds_of(facts: Facts, stages: Stages, wanted: Mapping[str, int]) -> Rounds
     )
 
 
-def _delays_of_weights(facts: Facts, found: Mapping[str, int]) -> dict[str, int]:
+def _delays_of_weights(facts: Facts, at: Mapping[str, int]) -> dict[str, int]:
     index = facts.index
     reads: dict[str, int] = {}
     writes: dict[str, int] = {}
@@ -112,22 +112,22 @@ def _delays_of_weights(facts: Facts, found: Mapping[str, int]) -> dict[str, int]
         name = index.names[i]
         for handle in _states(index, i) & facts.weights.keys():
             if not only_reads(index.ops[i]):
-                writes[handle] = max(found[name], writes.get(handle, found[name]))
+                writes[handle] = max(at[name], writes.get(handle, at[name]))
             elif facts.where.get(name, ("",))[0] == "F":
-                reads[handle] = min(found[name], reads.get(handle, found[name]))
+                reads[handle] = min(at[name], reads.get(handle, at[name]))
     return {handle: writes[handle] - reads[handle] for handle in writes.keys() & reads.keys()}
 
 
-def _after_their_reads(facts: Facts, stages: Stages, found: Mapping[str, int]) -> dict[str, int]:
+def _after_their_reads(facts: Facts, stages: Stages, at: Mapping[str, int]) -> dict[str, int]:
     """Updates that would come too early, as their weight is read later than planned (an embedding)."""
     early: dict[int, int] = {}
-    for handle, delay in _delays_of_weights(facts, found).items():
+    for handle, delay in _delays_of_weights(facts, at).items():
         layer = facts.weights[handle]
         early[layer] = max(early.get(layer, 0), stages.delay_steps(layer) - delay)
     return {
-        name: found[name] + early[layer]
+        name: at[name] + early[layer]
         for name, (kind, layer) in facts.where.items()
-        if kind == "U" and name in found and early.get(layer, 0) > 0
+        if kind == "U" and name in at and early.get(layer, 0) > 0
     }
 
 
@@ -153,22 +153,22 @@ def _users(facts: Facts) -> dict[str, list[str]]:
     return users
 
 
-def _with_the_last_write(facts: Facts, found: Mapping[str, int]) -> dict[str, int]:
+def _with_the_last_write(facts: Facts, at: Mapping[str, int]) -> dict[str, int]:
     """Accesses to a state in other rounds than its last write: they go there, to see their own batch's."""
     index = facts.index
     moved: dict[str, int] = {}
     for state, users in _users(facts).items():
         if state in facts.weights:
             continue
-        writes = [found[name] for name in users if not only_reads(index.ops[index.index[name]])]
+        writes = [at[name] for name in users if not only_reads(index.ops[index.index[name]])]
         if writes:
-            moved.update((name, max(writes)) for name in users if found[name] != max(writes))
+            moved.update((name, max(writes)) for name in users if at[name] != max(writes))
     return moved
 
 
-def _check_states(facts: Facts, found: Mapping[str, int]) -> None:
+def _check_states(facts: Facts, at: Mapping[str, int]) -> None:
     """What a step writes it reads in the same round: else it would see other batches' values."""
-    moved = _with_the_last_write(facts, found)
+    moved = _with_the_last_write(facts, at)
     if moved:
         raise GraphError(
             f"{next(iter(moved))!r} uses a variable that the step writes in another round of the batch; "
@@ -178,17 +178,17 @@ def _check_states(facts: Facts, found: Mapping[str, int]) -> None:
 
 def _constant(facts: Facts, frozen: Collection[str] = ()) -> set[str]:
     """Ops that depend on no batch, and on no variable but those that are ``frozen``."""
-    index, found = facts.index, set()
+    index, constant = facts.index, set()
     for i in index.order:
         name, op = index.names[i], index.ops[i]
         if op in _GIVEN:
             if name not in facts.arguments and name not in facts.handles:
-                found.add(name)
+                constant.add(name)
         elif op == "ReadVariableOp":
-            found |= {name} if states_of(index, i) <= set(frozen) else set()
-        elif not has_side_effects(op) and all(index.names[p] in found for p, _ in index.data_preds[i]):
-            found.add(name)
-    return found
+            constant |= {name} if states_of(index, i) <= set(frozen) else set()
+        elif not has_side_effects(op) and all(index.names[p] in constant for p, _ in index.data_preds[i]):
+            constant.add(name)
+    return constant
 
 
 def _targets(facts: Facts, stages: Stages, constant: set[str]) -> dict[str, int]:
@@ -219,15 +219,15 @@ def _targets(facts: Facts, stages: Stages, constant: set[str]) -> dict[str, int]
 def _read_after_update(facts: Facts) -> list[tuple[str, int]]:
     """Reads of weights that see the step's update, such as those of an average of weights; their layers."""
     index = facts.index
-    found: list[tuple[str, int]] = []
+    readings: list[tuple[str, int]] = []
     updated: set[str] = set()
     for i in index.order:
         for state in _states(index, i) & facts.weights.keys():
             if not only_reads(index.ops[i]):
                 updated.add(state)
             elif state in updated and index.names[i] not in facts.where:
-                found.append((index.names[i], facts.weights[state]))
-    return found
+                readings.append((index.names[i], facts.weights[state]))
+    return readings
 
 
 def _with_their_writes(facts: Facts, targets: Mapping[str, int]) -> dict[str, int]:
@@ -236,14 +236,14 @@ def _with_their_writes(facts: Facts, targets: Mapping[str, int]) -> dict[str, in
     All are in the round of the earliest, so that what a batch reads is what the batches before it have
     written.  The count of steps goes on when a batch comes in: updates read the number of their batch.
     """
-    found: dict[str, int] = {}
+    moved: dict[str, int] = {}
     for state, users in _users(facts).items():
         placed = [facts.where[name] for name in users if name in facts.where]
         if state in facts.weights or len(placed) == len(users) or not placed:
             continue
         forward = [targets[name] for name in users if facts.where.get(name, ("",))[0] == "F"]
-        found.update(dict.fromkeys(users, min(forward, default=facts.count_round)))
-    return found
+        moved.update(dict.fromkeys(users, min(forward, default=facts.count_round)))
+    return moved
 
 
 def _settled(facts: Facts, targets: Mapping[str, int], constant: set[str]) -> dict[str, int]:
@@ -260,21 +260,21 @@ def _settled(facts: Facts, targets: Mapping[str, int], constant: set[str]) -> di
             continue
         if known or readers:
             latest[name] = min([*known, *readers] if name in facts.shapes or not known else known)
-    found: dict[str, int] = {}
+    settled: dict[str, int] = {}
     for i in index.order:
         name = index.names[i]
         if name in constant or name in facts.handles:
             continue
-        above = [found[index.names[p]] for p, _ in index.data_preds[i] if index.names[p] in found]
+        above = [settled[index.names[p]] for p, _ in index.data_preds[i] if index.names[p] in settled]
         floor = max(above, default=None) if above else None
         if name in targets:
             wish = min(targets[name], latest[name]) if name in facts.shapes else targets[name]
-            found[name] = wish if floor is None else max(wish, floor)
+            settled[name] = wish if floor is None else max(wish, floor)
         elif floor is not None:
-            found[name] = floor
+            settled[name] = floor
         else:
-            found[name] = latest.get(name, 0)
-    return found
+            settled[name] = latest.get(name, 0)
+    return settled
 
 
 def _reads(index: GraphIndex, reader: int, producer: int) -> bool:
@@ -313,15 +313,15 @@ def _states(index: GraphIndex, i: int) -> set[str]:
 def _in_order(facts: Facts) -> list[tuple[str, str]]:
     """Neighbours among the ops on each variable, one of which writes."""
     index = facts.index
-    found: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     for members in _users(facts).values():
         reads: list[str] = []
         write: str | None = None
         for name in members:
             if only_reads(index.ops[index.index[name]]):
                 reads.append(name)
-                found += [] if write is None else [(write, name)]
+                pairs += [] if write is None else [(write, name)]
                 continue
-            found += [(r, name) for r in reads] or ([] if write is None else [(write, name)])
+            pairs += [(r, name) for r in reads] or ([] if write is None else [(write, name)])
             reads, write = [], name
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(pairs))

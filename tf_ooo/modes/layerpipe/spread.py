@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from grappler_passes.graph.effects import has_side_effects, states_of
@@ -65,6 +66,7 @@ def spread(
     accumulate_steps: int | None = None,
     layers: Sequence[Collection[str]] | None = None,
     data_spec: Any = None,
+    dump_dir: Path | None = None,
 ) -> Spread:
     """Traces a model's step and spreads it; its variables are on their devices.
 
@@ -78,12 +80,13 @@ def spread(
         rate_warmup_steps: see ``rates``; None: learning rates are as they are.
         accumulate_steps: see ``two_versions``; None: each batch has its own update.
         layers: the variables of each, as the stages number them.
-        data_spec: see ``trace``.
+        data_spec, dump_dir: see ``trace``.
 
     Raises:
         GraphError: the step cannot be spread; says which op is in the way.
+        PassError: a pass has made something else than it declares.
     """
-    traced = trace(model, batch, accumulate_steps is not None, layers, data_spec)
+    traced = trace(model, batch, accumulate_steps is not None, layers, data_spec, dump_dir)
     trained = _trained(traced)
     again = _read_again(traced, trained)
     traced, stages, notes = divided(traced, stages, op_seconds)
@@ -101,9 +104,10 @@ def spread(
     optimizer = _of_optimizers(model, traced) if together else set()
     # With one update for several batches: where it is known whether a batch is the last of all.
     count_round = stages.processors - 1 if together else 0
-    wanted = {one.name: one.round for one in now} | dict.fromkeys(_counts(traced, optimizer), count_round)
+    wanted = {weight.name: weight.round for weight in now}
+    wanted |= dict.fromkeys(_counts(traced, optimizer), count_round)
     rounds = rounds_of(_facts(model, traced, trained, now, devices, count_round), stages, wanted)
-    delays = delays_of(traced, rounds)
+    delays = delays_of(traced, rounds, dump_dir)
     versions = None
     if accumulate_steps is not None:
         versions = TwoVersions(traced, rounds, now, sums, trained.keys(), optimizer, accumulate_steps)
@@ -149,7 +153,7 @@ def _facts(
         index=traced.index,
         where=traced.where,
         weights=trained,
-        arguments=frozenset((*traced.arguments, *(one.name for one in now))),
+        arguments=frozenset((*traced.arguments, *(weight.name for weight in now))),
         handles=handles,
         home={name: traced.captured[name].device for name in handles},
         devices=devices,
@@ -167,8 +171,8 @@ def _of_optimizers(model: Any, traced: Traced) -> set[str]:
     """The placeholders of their variables."""
     values = (
         keras_variables.value_of(variable)
-        for one in optimizers_of(model)
-        for variable in keras_optimizers.state_of(one)
+        for optimizer in optimizers_of(model)
+        for variable in keras_optimizers.state_of(optimizer)
     )
     handles = {id(value.handle) for value in values if value is not None}
     return {name for name, outside in traced.captured.items() if id(outside) in handles}

@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from grappler_passes.graph.node_input import split_input
+from grappler_passes.passes.base import PassPipeline
 from tf_ooo.compat import func_graphs, keras_variables, tf_functions
 from tf_ooo.modes.layerpipe.averages import Averages, read_weight
-from tf_ooo.modes.layerpipe.delays import Delays, Register, nodes_between
+from tf_ooo.modes.layerpipe.delays import Delays, RoundPass
 from tf_ooo.modes.layerpipe.frozen import Copies
 from tf_ooo.modes.layerpipe.rates import factor_name, factors
+from tf_ooo.modes.layerpipe.registers import Register
 from tf_ooo.modes.layerpipe.rounds import Rounds
-from tf_ooo.modes.layerpipe.seeds import reseeded
+from tf_ooo.modes.layerpipe.seeds import ReseedPass
 from tf_ooo.modes.layerpipe.traced import Traced
-from tf_ooo.modes.layerpipe.turns import Turns, in_turns
+from tf_ooo.modes.layerpipe.turns import Turns, in_turns, verified
 from tf_ooo.modes.layerpipe.two_versions import TwoVersions
 from tf_ooo.modes.layerpipe.versions import Now
 
@@ -28,7 +30,7 @@ class Part:
         turns: these ops, in order.
         read: names of what they and the results read.
         logs: the tensors of the results, none if no batch is in its round of results.
-        made: the registers that something is put into.
+        filled: the registers that something is put into.
         phase: see ``two_versions``.
     """
 
@@ -37,7 +39,7 @@ class Part:
     turns: Turns
     read: frozenset[str]
     logs: list[str]
-    made: list[Register]
+    filled: list[Register]
     phase: int
 
 
@@ -153,9 +155,9 @@ class Ticks:
             for number, part in enumerate(parts):
                 batch = tensors[number * len(specs) : (number + 1) * len(specs)]
                 name = f"round_{number}" if rounds > 1 else ""
-                made, found, ends = self._round(part, batch, late, name, ends)
-                late = self._shifted(late, made)
-                logs += [tf.identity(value) for value in found]
+                entering, results, ends = self._round(part, batch, late, name, ends)
+                late = self._shifted(late, entering)
+                logs += [tf.identity(value) for value in results]
             self._store(late)
             return logs
 
@@ -166,24 +168,23 @@ class Ticks:
         if self.versions is None and (low, high) in self._parts:
             return self._parts[low, high]
         traced, delays = self.traced, self.delays
-        graph_def = type(traced.graph_def)()
-        graph_def.library.CopyFrom(traced.graph_def.library)
         given = {
             *traced.arguments,
             *traced.captured,
-            *(one.name for one in self.now),
+            *(weight.name for weight in self.now),
             *map(factor_name, self._late),
         }
         if self.versions is not None:
             given |= self.versions.names | self.versions.left_out(low, phase)
-        nodes = list(nodes_between(delays, self.rounds, low, high, given))
-        graph_def.node.extend(nodes)
+        folder = None if traced.dump_dir is None else traced.dump_dir / f"rounds_{low}_to_{high}"
+        kept = RoundPass(self.rounds, low, high, frozenset(given))
+        graph_def = PassPipeline([kept], folder)(delays.graph_def).graph_def
         logs = delays.logs if low <= delays.logs_round <= high else []
-        read = {split_input(text)[0] for node in nodes for text in node.input}
+        read = {split_input(text)[0] for node in graph_def.node for text in node.input}
         read |= {split_input(text)[0] for text in logs}
-        made = [r for r in delays.registers if low <= r.made <= high]
+        filled = [row for row in delays.registers if low <= row.made <= high]
         turns = in_turns(graph_def, traced.where, self.rounds.device_of)
-        self._parts[low, high] = Part(low, high, turns, frozenset(read), logs, made, phase)
+        self._parts[low, high] = Part(low, high, turns, frozenset(read), logs, filled, phase)
         return self._parts[low, high]
 
     def _round(
@@ -197,18 +198,18 @@ class Ticks:
         tensors = dict(zip(traced.arguments, batch, strict=True)) if batch else {}
         tensors |= traced.captured
         tensors |= self.copies.given()
-        later = {} if self.versions else {one.handle: read_weight(traced, one) for one in self.now}
+        later = {} if self.versions else {now.handle: read_weight(traced, now) for now in self.now}
         tensors |= self._weights_now(later, part)
         tensors |= self._rates()
         tensors |= {key: value for key, value in late.items() if key in part.read}
-        wanted = [r.source for r in part.made]
+        wanted = [r.source for r in part.filled]
         sums = self.versions.added(part.low, part.high) if self.versions else []
         kept = self.versions.kept(part.low, part.high, part.phase) if self.versions else {}
         self._copies_made += 1
         ends = {key: end for key, end in ends.items() if key in part.turns.before.values()}
-        graph_def = reseeded(part.turns.following(ends), self._copies_made)
+        graph_def = verified(ReseedPass(self._copies_made), part.turns.following(ends))
         last = list(part.turns.ends.values())
-        texts = [*wanted, *part.logs, *(one.name for one in sums), *last]
+        texts = [*wanted, *part.logs, *(total.name for total in sums), *last]
         results = _fetch(part, graph_def, tensors, texts, name, ends)
         results, last = results[: len(results) - len(last)], results[len(results) - len(last) :]
         if self._averages is not None:
@@ -216,16 +217,16 @@ class Ticks:
         if self.versions is not None:
             added = dict(zip(sums, results[len(results) - len(sums) :], strict=True))
             self.versions.store(part.low, part.phase, added, kept)
-        made = {r.number: value for r, value in zip(part.made, results, strict=False)}
+        entering = {r.number: value for r, value in zip(part.filled, results, strict=False)}
         ends = dict(zip(part.turns.ends, last, strict=True))
-        return made, results[len(wanted) : len(results) - len(sums)], ends
+        return entering, results[len(wanted) : len(results) - len(sums)], ends
 
     def _weights_now(self, read: dict[str, Any], part: Part) -> dict[str, Any]:
         if self.versions is not None:
             return self.versions.given(part.low, part.high, part.phase)
         if self._averages is None:
-            return {one.name: read[one.handle] for one in self.now}
-        return {one.name: self._averages.rebuilt(one, read[one.handle]) for one in self.now}
+            return {weight.name: read[weight.handle] for weight in self.now}
+        return {weight.name: self._averages.rebuilt(weight, read[weight.handle]) for weight in self.now}
 
     def reset(self) -> None:
         """Before the first round of an epoch."""
@@ -246,7 +247,7 @@ class Ticks:
         """What the registers hold of batches that are in these rounds; the rest is read by nobody."""
         import tensorflow as tf
 
-        found = {}
+        held = {}
         for r in self.delays.registers:
             shape = self._infos[r.number].shape
             for delay, store in enumerate(self._stores[r.number], 1):
@@ -255,22 +256,22 @@ class Ticks:
                 with tf.device(r.device):
                     value = tf.raw_ops.ReadVariableOp(resource=store.handle, dtype=store.dtype)
                     # Graph optimizers must know the rank: oneDNN's ends the process on a filter without.
-                    found[r.name(delay)] = tf.ensure_shape(value, shape)
-        return found
+                    held[r.name(delay)] = tf.ensure_shape(value, shape)
+        return held
 
-    def _shifted(self, late: dict[str, Any], made: dict[int, Any]) -> dict[str, Any]:
+    def _shifted(self, late: dict[str, Any], entering: dict[int, Any]) -> dict[str, Any]:
         """What the registers hold after a round."""
         import tensorflow as tf
 
-        found: dict[str, Any] = {}
+        held: dict[str, Any] = {}
         for r in self.delays.registers:
             for delay in range(2, r.depth + 1):
                 if r.name(delay - 1) in late:
-                    found[r.name(delay)] = late[r.name(delay - 1)]
-            if r.number in made:
+                    held[r.name(delay)] = late[r.name(delay - 1)]
+            if r.number in entering:
                 with tf.device(r.device):
-                    found[r.name(1)] = tf.identity(made[r.number])
-        return found
+                    held[r.name(1)] = tf.identity(entering[r.number])
+        return held
 
     def _store(self, late: dict[str, Any]) -> None:
         for r in self.delays.registers:
@@ -286,6 +287,6 @@ def _fetch(
     replaced = {f"{key}:0": value for key, value in tensors.items() if key in part.read} | ends
     inside = [text for text in wanted if split_input(text)[0] not in tensors]
     texts = [text if ":" in text else f"{text}:0" for text in inside]
-    made = func_graphs.import_here(graph_def, replaced, texts, name)
-    found = dict(zip(inside, made, strict=True))
-    return [found[text] if text in found else tensors[split_input(text)[0]] for text in wanted]
+    fetched = func_graphs.import_here(graph_def, replaced, texts, name)
+    by_text = dict(zip(inside, fetched, strict=True))
+    return [by_text[text] if text in by_text else tensors[split_input(text)[0]] for text in wanted]

@@ -5,15 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from tensorflow.core.framework import graph_pb2
+
 from grappler_passes.analysis.classify import classify_graph_def
-from grappler_passes.compat import flattening, shape_inference, traced_functions
+from grappler_passes.compat import flattening, shape_inference
+from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.training_graph import TrainingGraph
+from grappler_passes.passes.base import Pass, PassPipeline, relaxed_by
 from grappler_passes.passes.gates import GatesPass
+from grappler_passes.passes.verify import VerifyPass
 from tf_ooo.compat import (
-    func_graphs,
     keras_layers,
     keras_variables,
     nests,
@@ -28,6 +34,7 @@ from tf_ooo.modes.layerpipe.gradients import updates_seen
 from tf_ooo.rewriting.naming import named
 from tf_ooo.rewriting.tasks import assign
 from tf_ooo.rewriting.unrolled_tasks import Known, Step
+from tf_ooo.tracing.flat import FlatTrace
 from tf_ooo.tracing.optimizers import optimizers_of
 from tf_ooo.tracing.step import refuse_no_gradient, refuse_reads_after
 from tf_ooo.tracing.variables import all_variables
@@ -51,18 +58,47 @@ class Traced:
         captured: ``{name: tensor outside}``.
         fetches: the tensors of the result, ``node:port``.
         results: packs them as the step returned them.
+        dump_dir: folder for the graph after every pass, with one of its own for each; None: none.
     """
 
-    graph_def: Any
+    graph_def: graph_pb2.GraphDef
     index: GraphIndex
     graph: TrainingGraph
     where: Mapping[str, tuple[str, int]]
-    outputs: Any
+    outputs: Mapping[str, Sequence[OutputInfo]]
     arguments: tuple[str, ...]
     specs: tuple[Any, ...]
     captured: Mapping[str, Any]
     fetches: tuple[str, ...]
     results: Packed
+    dump_dir: Path | None = None
+
+    def rewritten(
+        self,
+        change: Pass,
+        where: Mapping[str, tuple[str, int]] = MappingProxyType({}),
+        outputs: Mapping[str, Sequence[OutputInfo]] = MappingProxyType({}),
+    ) -> Traced:
+        """The step after a pass that is verified.
+
+        Args:
+            change: the pass.
+            where, outputs: of the nodes that it adds or changes.
+
+        Raises:
+            PassError: the pass changes more than it declares.
+        """
+        folder = None if self.dump_dir is None else self.dump_dir / change.name
+        result = PassPipeline([change], folder)(self.graph_def)
+        VerifyPass(self.graph_def, result.replaced, relaxed_by(change))(result.graph_def)
+        names = [node.name for node in result.graph_def.node]
+        return replace(
+            self,
+            graph_def=result.graph_def,
+            index=GraphIndex(result.graph_def),
+            where={**self.where, **where},
+            outputs={name: outputs[name] if name in outputs else self.outputs[name] for name in names},
+        )
 
     def as_step(self) -> Step:
         """As the pipeline's code takes a step, of one micro-batch."""
@@ -77,6 +113,7 @@ def trace(
     marked: bool = False,
     layers: Sequence[Collection[str]] | None = None,
     data_spec: Any = None,
+    dump_dir: Path | None = None,
 ) -> Traced:
     """Traces a model's step.
 
@@ -86,64 +123,65 @@ def trace(
         marked: gradients that optimizers are given are dense, and marked: see ``coalesce.py``.
         layers: the variables of each, in the order in which they are to be numbered.
         data_spec: the ``element_spec`` of the data, for a step that needs to know how many rows a batch has.
+        dump_dir: see :class:`Traced`.
 
     Raises:
         GraphError: it is no training step, one with loops or branches, or one with other layers.
         BackendError: it reads what is only known when it is called, applies no gradients or twice with one
             optimizer, or reads weights after their update.
     """
-    inputs, results = Packed(batch), []
+    inputs = Packed(batch)
     # Not within another function: what is read behind an update is looked for in this one.
     step = train_function.step_on_data(model, tf_functions.undecorated(model.train_step))
 
-    def flat(*tensors: Any) -> list[Any]:
+    def flat(*tensors: Any) -> Any:
         with updates_seen(optimizers_of(model), marked) as updates:
-            results.append(Packed(nests.as_tensors(step(inputs.unpack(tensors)))))
+            results = nests.as_tensors(step(inputs.unpack(tensors)))  # which may read variables
         refuse_no_gradient(updates)
         refuse_reads_after(updates)
-        return list(results[-1].tensors)
+        return results
 
-    concrete, specs = _concrete(flat, inputs, data_spec)
-    captured = func_graphs.captures_of(concrete)
-    graph_def, names = traced_functions.graph_def_of(concrete)
+    traced = _open_trace(flat, inputs, data_spec)
+    captured, graph_def = traced.captures, traced.graph_def()
     node_edits.name_variables(graph_def, captured, named(all_variables(model)))
-    kept = [*names, *(op.name for op in concrete.graph.control_outputs)]
+    names = [text.partition(":")[0] for text in traced.fetches]
+    kept = [*names, *(op.name for op in traced.concrete.graph.control_outputs)]
     flat_def = _flat(model, graph_def, kept)
     index = GraphIndex(flat_def)
     branch = _branch_of_weights(index, _weights(model, captured))
     if branch is not None:
         raise GraphError(_loop_message(model, branch, False))
     graph = _numbered(classify_graph_def(flat_def, names), layers)
-    inside = {id(placeholder) for _, placeholder in captured}
     return Traced(
         graph_def=flat_def,
         index=index,
         graph=graph,
         where=assign(graph, index).where,
         outputs=shape_inference.infer_some_outputs(flat_def),
-        arguments=tuple(t.op.name for t in concrete.inputs if id(t) not in inside),
-        specs=specs,
-        captured={placeholder.op.name: outside for outside, placeholder in captured},
-        fetches=tuple(tensor.name for tensor in concrete.outputs),
-        results=results[-1],
+        arguments=traced.arguments,
+        specs=traced.specs,
+        captured=traced.captured,
+        fetches=traced.fetches[: len(traced.results.tensors)],
+        results=traced.results,
+        dump_dir=dump_dir,
     )
 
 
-def _concrete(flat: Callable[..., Any], inputs: Packed, data_spec: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The function and its inputs: for any number of rows; for that of the data, where it cannot do without.
+def _open_trace(flat: Callable[..., Any], inputs: Packed, data_spec: Any) -> FlatTrace:
+    """The trace for any number of rows; for that of the data, where the step cannot do without.
 
     Not always for the latter: graph optimizers then change last bits, and a fit may go on with other data.
     """
     specs = tuple(map(nests.open_rows, inputs.specs))
     try:
-        return tf_functions.concrete_function(flat, specs), specs
+        return FlatTrace(flat, specs)
     except OOOError:
         raise
     except Exception:  # of any kind: the model's own
         known = tuple(map(nests.open_rows, inputs.specs, inputs.specs_in(data_spec)))
         if known == specs:
             raise
-        return tf_functions.concrete_function(flat, known), known
+        return FlatTrace(flat, known)
 
 
 def _flat(model: Any, graph_def: Any, kept: Sequence[str]) -> Any:

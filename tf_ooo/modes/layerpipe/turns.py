@@ -8,12 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import ClassVar
 
+from tensorflow.core.framework import graph_pb2, types_pb2
+
+from grappler_passes.compat import graph_protos
+from grappler_passes.errors import VerifyError
 from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.node_input import split_input
-from grappler_passes.passes.base import copy_of
-from tf_ooo.errors import GraphError
+from grappler_passes.graph.training_graph import TrainingGraph
+from grappler_passes.passes.base import Pass, PassPipeline, PassResult, copy_of
+from grappler_passes.passes.relaxations import Relaxation
+from grappler_passes.passes.verify import verify
 from tf_ooo.modes.layerpipe.stages import HIGH
 from tf_ooo.planning.model.schedule import Task
 from tf_ooo.rewriting.ordering import firsts_of, lasts_of, order_lane
@@ -34,22 +40,19 @@ class Turns:
         ends: ``{control input: tensor}``: what then stands for it, of the round before.
     """
 
-    graph_def: Any
+    graph_def: graph_pb2.GraphDef
     before: Mapping[str, str] = field(default_factory=dict)
     ends: Mapping[str, str] = field(default_factory=dict)
 
-    def following(self, given: Collection[str]) -> Any:
+    def following(self, given: Collection[str]) -> graph_pb2.GraphDef:
         """The graph for a round that has another before it, which gives these control inputs."""
-        if not given:
-            return self.graph_def
-        made = copy_of(self.graph_def)
-        for node in made.node:
-            if self.before.get(node.name) in given:
-                node.input.append(self.before[node.name])
-        return made
+        controls = {name: (control,) for name, control in self.before.items() if control in given}
+        return verified(WaitsPass({}, {}, controls), self.graph_def)
 
 
-def in_turns(graph_def: Any, where: Mapping[str, tuple[str, int]], device_of: Mapping[str, str]) -> Turns:
+def in_turns(
+    graph_def: graph_pb2.GraphDef, where: Mapping[str, tuple[str, int]], device_of: Mapping[str, str]
+) -> Turns:
     """Orders a round; no order where a task waits for another processor's of the same round, in a circle.
 
     Args:
@@ -57,10 +60,10 @@ def in_turns(graph_def: Any, where: Mapping[str, tuple[str, int]], device_of: Ma
         where: ``{op: (kind, layer)}``.
         device_of: the ops' devices.
     """
-    index = _index(graph_def)
+    index = index_with_given(graph_def)
     tasks = _tasks(index, where, device_of)
     reach = index.ancestor_bits(index.order, {})
-    made = copy_of(graph_def)
+    joins: dict[str, str] = {}
     controls: dict[str, list[str]] = {}
     before: dict[str, str] = {}
     ends: dict[str, str] = {}
@@ -71,20 +74,58 @@ def in_turns(graph_def: Any, where: Mapping[str, tuple[str, int]], device_of: Ma
         lane = [task for task in _LANE if task in ops]
         order = order_lane(index, lane, ops, reach, f"{name}_join")
         before |= {index.names[i]: f"^{name}_before" for i in firsts_of(index, ops[lane[0]], reach)}
-        ends[f"^{name}_before"] = f"{name}_end:0"
+        ends[f"{name}_end"] = device
         last = [(index.names[i], f"{name}_end") for i in lasts_of(index, ops[lane[-1]], reach)]
-        for join in order.joins:
-            made.node.add(name=join, op="NoOp", device=device)
-        _add_end(made, f"{name}_end", device)
+        joins |= dict.fromkeys(order.joins, device)
         for earlier, later in [*order.edges, *last]:
             controls.setdefault(later, []).append(f"^{earlier}")
-    for node in made.node:
-        node.input.extend(controls.get(node.name, ()))
+    waits = WaitsPass(joins, ends, {name: tuple(texts) for name, texts in controls.items()})
     try:
-        _index(made)
-    except GraphError:
+        ordered = verified(waits, graph_def)
+    except VerifyError as error:
+        if error.rule != "acyclic":
+            raise
         return Turns(graph_def)
-    return Turns(made, before, ends)
+    return Turns(ordered, before, {f"^{end.removesuffix('end')}before": f"{end}:0" for end in ends})
+
+
+@dataclass(frozen=True)
+class WaitsPass(Pass):
+    """Has ops wait for others.
+
+    Attributes:
+        joins: ops to add that do nothing, and their devices.
+        ends: tensors to add that are there when a processor's last task is done, and their devices.
+        controls: control inputs to add, of ops and of those that are added.
+    """
+
+    joins: Mapping[str, str]
+    ends: Mapping[str, str]
+    controls: Mapping[str, tuple[str, ...]]
+    name: ClassVar[str] = "waits"
+    relaxes = frozenset({Relaxation.NEW_NODES, Relaxation.MORE_WAITS})
+
+    def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
+        """The graph itself where there is nothing to add."""
+        if not (self.joins or self.ends or self.controls):
+            return PassResult(graph_def, False)
+        ordered = copy_of(graph_def)
+        for name, device in self.joins.items():
+            ordered.node.add(name=name, op="NoOp", device=device)
+        for name, device in self.ends.items():
+            _add_end(ordered, name, device)
+        for node in ordered.node:
+            node.input.extend(self.controls.get(node.name, ()))
+        return PassResult(ordered, True)
+
+
+def verified(change: Pass, graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
+    """A round after a pass.  Raises VerifyError where that changes more than it declares."""
+    result = PassPipeline([change])(graph_def)
+    if result.modified:
+        before, after = with_given(graph_def), with_given(result.graph_def)
+        verify(before, after, replaced=result.replaced, relaxes=change.relaxes | {Relaxation.NEW_NODES})
+    return result.graph_def
 
 
 def _tasks(
@@ -101,20 +142,22 @@ def _tasks(
     return tasks
 
 
-def _add_end(graph_def: Any, name: str, device: str) -> None:
-    """A tensor that is there when the processor's last task is done."""
-    import tensorflow as tf
-
+def _add_end(graph_def: graph_pb2.GraphDef, name: str, device: str) -> None:
     node = graph_def.node.add(name=name, op="Const", device=device)
-    node.attr["dtype"].type = tf.int32.as_datatype_enum
-    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(0))
+    node.attr["dtype"].type = types_pb2.DT_INT32
+    node.attr["value"].tensor.CopyFrom(graph_protos.tensor_proto(0))
 
 
-def _index(graph_def: Any) -> GraphIndex:
-    """With placeholders for what is given."""
+def with_given(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
+    """A round with placeholders for what it is given."""
     names = {node.name for node in graph_def.node}
     read = {split_input(text)[0] for node in graph_def.node for text in node.input}
-    made = copy_of(graph_def)
+    whole = copy_of(graph_def)
     for name in sorted(read - names):
-        made.node.add(name=name, op="Placeholder")
-    return GraphIndex(made)
+        whole.node.add(name=name, op="Placeholder")
+    return whole
+
+
+def index_with_given(graph_def: graph_pb2.GraphDef) -> GraphIndex:
+    """Of a round."""
+    return GraphIndex(with_given(graph_def))

@@ -56,7 +56,7 @@ class TwoVersions:
         every: int,
     ) -> None:
         self._traced, self._rounds, self._every = traced, rounds, every
-        self._added = {one: rounds.of[one.name] for one in sums}
+        self._added = {total: rounds.of[total.name] for total in sums}
         self._once = _writes(traced, rounds, {*weights, *optimizer})
         self._updated = {
             handle: max(at for at, states in self._once.values() if handle in states)
@@ -64,17 +64,19 @@ class TwoVersions:
             if any(handle in states for _, states in self._once.values())
         }
         self._reads = _reads(traced, rounds, self._updated)
-        self._reads |= {one.name: (one.handle, rounds.of[one.name]) for one in now}
+        self._reads |= {weight.name: (weight.handle, rounds.of[weight.name]) for weight in now}
         read = {handle for handle, _ in self._reads.values()}
         self._updated = {handle: at for handle, at in self._updated.items() if handle in read}
         self._check()
         self._before = {handle: self._copy(handle) for handle in self._updated}
-        self._sums = {one: zeros_on(rounds.device_of[one.name], traced.outputs[one.name][0]) for one in sums}
+        self._sums = {
+            total: zeros_on(rounds.device_of[total.name], traced.outputs[total.name][0]) for total in sums
+        }
 
     @property
     def names(self) -> set[str]:
         """The ops whose results are given."""
-        return {*self._reads, *(name for one in self._added for name in (one.before, one.share))}
+        return {*self._reads, *(name for total in self._added for name in (total.before, total.share))}
 
     @property
     def version_bytes(self) -> int:
@@ -89,13 +91,13 @@ class TwoVersions:
     @property
     def delay_updates(self) -> dict[str, int]:
         """By how many updates the weights that a group uses are behind those that its gradient updates."""
-        found: dict[str, int] = {}
+        behind: dict[str, int] = {}
         for handle, at in self._reads.values():
             for tick in range(at, at + self._every):
                 seen = (tick - self._updated[handle]) // self._every
                 seen -= not self._is_newest(handle, at, self.phase(tick))
-                found[handle] = max(found.get(handle, 0), (tick - at) // self._every - seen)
-        return found
+                behind[handle] = max(behind.get(handle, 0), (tick - at) // self._every - seen)
+        return behind
 
     def phase(self, tick: int) -> int:
         """On which all depends that a round does."""
@@ -114,20 +116,20 @@ class TwoVersions:
         """What is read in a round: versions of weights, and the sums so far."""
         import tensorflow as tf
 
-        found: dict[str, Any] = {}
+        tensors: dict[str, Any] = {}
         for name, (handle, at) in self._reads.items():
             if low <= at <= high:
                 newest = self._is_newest(handle, at, phase)
-                found[name] = self._newest(handle) if newest else self._read(self._before[handle])
-        for one, at in self._added.items():
-            so_far, total = (phase - at) % self._every, self._sums[one]
-            found[one.before] = self._read(total) if so_far else tf.zeros((), total.dtype)
-            found[one.share] = tf.constant(1.0 / (so_far + 1), total.dtype)
-        return found
+                tensors[name] = self._newest(handle) if newest else self._read(self._before[handle])
+        for total, at in self._added.items():
+            so_far, variable = (phase - at) % self._every, self._sums[total]
+            tensors[total.before] = self._read(variable) if so_far else tf.zeros((), variable.dtype)
+            tensors[total.share] = tf.constant(1.0 / (so_far + 1), variable.dtype)
+        return tensors
 
     def added(self, low: int, high: int) -> list[Sum]:
         """The sums that grow in a round."""
-        return [one for one, at in self._added.items() if low <= at <= high]
+        return [total for total, at in self._added.items() if low <= at <= high]
 
     def kept(self, low: int, high: int, phase: int) -> dict[str, Any]:
         """The newest weights, read before a round in which they are updated."""
@@ -136,9 +138,9 @@ class TwoVersions:
 
     def store(self, low: int, phase: int, sums: Mapping[Sum, Any], kept: Mapping[str, Any]) -> None:
         """After a round: what :meth:`added` has come to, and :meth:`kept` as the version before."""
-        for one, value in sums.items():
-            if not self._ends(self._added[one], low, phase):
-                self._sums[one].assign(value, read_value=False)
+        for total, value in sums.items():
+            if not self._ends(self._added[total], low, phase):
+                self._sums[total].assign(value, read_value=False)
         for handle, value in kept.items():
             self._before[handle].assign(value, read_value=False)
 
@@ -182,25 +184,25 @@ class TwoVersions:
 
 def _writes(traced: Traced, rounds: Rounds, states: Collection[str]) -> dict[str, tuple[int, set[str]]]:
     """The ops that change weights and optimizers' variables: their rounds, and what they change."""
-    index, found = traced.index, {}
+    index, written = traced.index, {}
     for i, op in enumerate(index.ops):
         if has_side_effects(op) and not only_reads(op):
             changed = states_of(index, i) & set(states)
             if changed:
-                found[index.names[i]] = rounds.of[index.names[i]], changed
-    return found
+                written[index.names[i]] = rounds.of[index.names[i]], changed
+    return written
 
 
 def _reads(traced: Traced, rounds: Rounds, updated: Mapping[str, int]) -> dict[str, tuple[str, int]]:
     """The readings of weights by forward and backward passes: what they read, and in which round."""
-    index, found = traced.index, {}
+    index, readings = traced.index, {}
     for i, op in enumerate(index.ops):
         name = index.names[i]
         if op != "ReadVariableOp" or traced.where.get(name, ("U",))[0] == "U":
             continue
         for handle in states_of(index, i) & updated.keys():
-            found[name] = handle, rounds.of[name]
-    return found
+            readings[name] = handle, rounds.of[name]
+    return readings
 
 
 def _bytes(variable: Any) -> int:

@@ -9,14 +9,20 @@ d is.  ``latest`` takes W(t).
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
+from tensorflow.core.framework import graph_pb2, node_def_pb2
+
+from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.effects import has_side_effects, only_reads, states_of
 from grappler_passes.graph.node_input import split_input
+from grappler_passes.graph.training_graph import TrainingGraph
+from grappler_passes.passes.base import Pass, PassResult, copy_of
+from grappler_passes.passes.edit import tensor
+from grappler_passes.passes.relaxations import Relaxation
 from tf_ooo.modes.layerpipe.stages import HIGH, Stages
 from tf_ooo.modes.layerpipe.traced import Traced
 
@@ -50,31 +56,50 @@ def with_later_weights(
         weights: ``{handle: layer}``.
         stages: where tasks run.
     """
-    maker = _Maker(traced, weights, stages)
-    for node in maker.graph_def.node[: len(traced.graph_def.node)]:
-        maker.take(node)
-    if not maker.now:
+    later = _Later(traced, weights, stages)
+    for node in traced.graph_def.node:
+        later.take(node)
+    if not later.now:
         return traced, ()
-    made = dataclasses.replace(
-        traced,
-        graph_def=maker.graph_def,
-        index=GraphIndex(maker.graph_def),
-        where={**traced.where, **maker.where},
-        outputs={**maker.outputs(), **maker.outputs_of_copies},
-    )
-    return made, tuple(maker.now.values())
+    change = LaterWeightsPass(tuple(later.added), later.inputs)
+    return traced.rewritten(change, later.where, later.outputs), tuple(later.now.values())
+
+
+@dataclass(frozen=True)
+class LaterWeightsPass(Pass):
+    """Backward passes read other weights than forward passes.
+
+    Attributes:
+        added: placeholders for these weights, and copies of what is computed from them alone.
+        inputs: all inputs of the ops that read others than before.
+    """
+
+    added: tuple[node_def_pb2.NodeDef, ...]
+    inputs: Mapping[str, Sequence[str]]
+    name: ClassVar[str] = "later_weights"
+    relaxes = frozenset({Relaxation.NEW_NODES, Relaxation.REPLACED_NODES})
+
+    def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
+        """What forward passes read stays."""
+        later = copy_of(graph_def)
+        for node in later.node:
+            if node.name in self.inputs:
+                node.input[:] = self.inputs[node.name]
+        later.node.extend(self.added)
+        return PassResult(later, True, replaced=frozenset(self.inputs))
 
 
 def from_weights(traced: Traced, weights: Collection[str]) -> dict[str, str]:
     """``{op: handle}`` of forward ops that depend on one weight and on nothing else but constants."""
-    index, found = traced.index, {}
+    index = traced.index
+    sources: dict[str, str] = {}
     constant: set[str] = set()
     for i in index.order:
         name, op = index.names[i], index.ops[i]
         if op == "ReadVariableOp" and traced.where.get(name, ("",))[0] == "F":
             handle = next(iter(states_of(index, i)))
             if handle in weights:
-                found[name] = handle
+                sources[name] = handle
             continue
         above = [index.names[p] for p, _ in index.data_preds[i]]
         if op in ("Placeholder", "_Arg") or has_side_effects(op):
@@ -82,30 +107,28 @@ def from_weights(traced: Traced, weights: Collection[str]) -> dict[str, str]:
         if all(p in constant for p in above):
             constant.add(name)
             continue
-        handles = {found[p] for p in above if p in found}
-        if len(handles) == 1 and all(p in found or p in constant for p in above):
-            found[name] = handles.pop()
-    return found
+        handles = {sources[p] for p in above if p in sources}
+        if len(handles) == 1 and all(p in sources or p in constant for p in above):
+            sources[name] = handles.pop()
+    return sources
 
 
-class _Maker:
+class _Later:
+    """What backward passes are to read, op by op."""
+
     def __init__(self, traced: Traced, weights: Mapping[str, int], stages: Stages) -> None:
         self.traced, self.weights, self.stages = traced, weights, stages
-        self.graph_def = type(traced.graph_def)()
-        self.graph_def.CopyFrom(traced.graph_def)
         self.nodes = {node.name: node for node in traced.graph_def.node}
         self.sources = from_weights(traced, weights)
         self.now: dict[str, Now] = {}
         self.where: dict[str, tuple[str, int]] = {}
         self.copies: dict[tuple[str, int], str] = {}
-        self.outputs_of_copies: dict[str, Any] = {}
+        self.outputs: dict[str, Sequence[OutputInfo]] = {}
+        self.added: list[node_def_pb2.NodeDef] = []
+        self.inputs: dict[str, list[str]] = {}
 
-    def outputs(self) -> dict[str, Any]:
-        """Of the ops of the step."""
-        return {name: self.traced.outputs[name] for name in self.nodes}
-
-    def take(self, node: Any) -> None:
-        """Rewires a dO or dW op."""
+    def take(self, node: node_def_pb2.NodeDef) -> None:
+        """Looks at the inputs of a dO or dW op."""
         kind, layer = self.traced.where.get(node.name, ("", 0))
         if kind not in ("dO", HIGH, "dW"):
             return
@@ -115,7 +138,7 @@ class _Maker:
             if port < 0 or producer not in self.sources or self._behind(producer, processor) <= 0:
                 continue
             copy = self._copy(producer, processor, (kind, layer))
-            node.input[place] = copy if port == 0 else f"{copy}:{port}"
+            self.inputs.setdefault(node.name, list(node.input))[place] = tensor(copy, port)
 
     def _round(self, handle: str, processor: int) -> int:
         """In which a processor's backward passes read a variable: a round before, if it comes from afar."""
@@ -131,38 +154,40 @@ class _Maker:
             return self.copies[name, processor]
         node, handle = self.nodes[name], self.sources[name]
         if node.op == "ReadVariableOp":
-            made = f"{NOW}/{handle}/{processor}"
-            self.now.setdefault(
-                made, Now(made, handle, self._round(handle, processor), self._behind(name, processor))
-            )
-            if made not in self.outputs_of_copies:
-                copy = self.graph_def.node.add(name=made, op="Placeholder")
-                copy.attr["dtype"].CopyFrom(node.attr["dtype"])
+            copied = self._placeholder(name, handle, processor)
         else:
-            made = f"{name}/now_{processor}"
-            copy = self.graph_def.node.add()
+            copied = f"{name}/now_{processor}"
+            copy = node_def_pb2.NodeDef()
             copy.CopyFrom(node)
-            copy.name = made
-            inputs = []
-            for text in node.input:
-                producer, port = split_input(text)
-                if producer in self.sources:
-                    producer = self._copy(producer, processor, at)
-                if port >= 0:
-                    inputs.append(producer if port == 0 else f"{producer}:{port}")
-            del copy.input[:]
-            copy.input.extend(inputs)
-            self.where[made] = at
-        self.outputs_of_copies[made] = self.traced.outputs[name]
-        self.copies[name, processor] = made
-        return made
+            copy.name = copied
+            copy.input[:] = [
+                tensor(self._copy(producer, processor, at) if producer in self.sources else producer, port)
+                for producer, port in map(split_input, node.input)
+                if port >= 0
+            ]
+            self.added.append(copy)
+            self.where[copied] = at
+        self.outputs[copied] = self.traced.outputs[name]
+        self.copies[name, processor] = copied
+        return copied
+
+    def _placeholder(self, name: str, handle: str, processor: int) -> str:
+        """For the weights that a processor reads in place of those that ``name`` reads."""
+        placeholder = f"{NOW}/{handle}/{processor}"
+        if placeholder not in self.now:
+            at, behind = self._round(handle, processor), self._behind(name, processor)
+            self.now[placeholder] = Now(placeholder, handle, at, behind)
+            node = node_def_pb2.NodeDef(name=placeholder, op="Placeholder")
+            node.attr["dtype"].CopyFrom(self.nodes[name].attr["dtype"])
+            self.added.append(node)
+        return placeholder
 
 
 def writes(index: GraphIndex) -> dict[str, list[str]]:
     """The ops that change each variable, by its handle."""
-    found: dict[str, list[str]] = {}
+    written: dict[str, list[str]] = {}
     for i, op in enumerate(index.ops):
         if has_side_effects(op) and not only_reads(op):
             for handle in states_of(index, i):
-                found.setdefault(handle, []).append(index.names[i])
-    return found
+                written.setdefault(handle, []).append(index.names[i])
+    return written

@@ -14,7 +14,7 @@ from tf_ooo.bench.planner.layerpipe_layers import BATCH, WORKLOADS, resnet50_sha
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.models import resnet, vgg16
 from tf_ooo.errors import MemoryLimitError, OptionsError, ScheduleError
-from tf_ooo.planning.building.layerpipe_cuts import Line, best_cuts, left_shares
+from tf_ooo.planning.building.layerpipe_cuts import TaskLine, best_cuts, left_shares
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.planning.policies import POLICIES, layerpipe
@@ -198,12 +198,12 @@ def test_layerpipe_is_never_slower_than_pipedream(problem):
 
 
 def test_cuts_are_found_by_hand():
-    line = Line.of(UNEQUAL, inside=True)
+    line = TaskLine.of(UNEQUAL, inside=True)
     (cut,) = best_cuts(line, 2)
     assert cut.at_s == pytest.approx(12)
     assert cut.layer == 2
     assert left_shares(cut) == pytest.approx({kind: cut.share if kind == "dO" else 0 for kind in cut.order})
-    assert best_cuts(Line.of(UNEQUAL, inside=False), 4) is None
+    assert best_cuts(TaskLine.of(UNEQUAL, inside=False), 4) is None
 
 
 def test_delays_are_two_rounds_for_each_processor_above():

@@ -11,7 +11,7 @@ from tf_ooo.planning.simulation.engine import run
 from tf_ooo.planning.simulation.engine_events import run_events
 from tf_ooo.planning.simulation.engine_paths import run_paths
 from tf_ooo.planning.simulation.engine_waves import run_waves
-from tf_ooo.planning.simulation.work import LaneKind, Work
+from tf_ooo.planning.simulation.work import LaneKind, LaneWork
 
 
 def clock(work):
@@ -62,7 +62,7 @@ def works(draw, kinds=(LaneKind.ORDERED, LaneKind.PRIORITY, LaneKind.FIFO)):
             place[a:b] = np.sort(place[a:b])
         pairs = [(a, b) for a, b in pairs if place[a] < place[b]]
     edges = np.array(pairs, np.int64).reshape(-1, 2)
-    return Work(
+    return LaneWork(
         duration_s=random.uniform(0.1, 5, count),
         lane_starts=np.concatenate([[0], np.cumsum(lengths)]),
         lane_kinds=np.array([draw(st.sampled_from(kinds)) for _ in lengths], np.int8),
@@ -90,7 +90,7 @@ def test_waves_and_paths_are_the_same_floats(work):
 
 def _pair(occupancy, devices=(0, 0)):
     """Two lanes: 4 s beside 2 s and then 3 s."""
-    return Work(
+    return LaneWork(
         duration_s=np.array([4.0, 2.0, 3.0]),
         lane_starts=np.array([0, 1, 3]),
         lane_kinds=np.zeros(2, np.int8),

@@ -54,7 +54,7 @@ def _facts() -> list[tuple[str, str]]:
 @click.option("--schedule", type=click.Choice(["auto", *BACKWARD_ORDERS]), default="auto", show_default=True)
 def demo(out: Path, epochs: int, schedule: str) -> None:
     """Train a conv net on scikit-learn's digits, stock and rewritten, and compare."""
-    from tf_ooo.cli.demo import run_demo
+    from tf_ooo.cli.demo_run import run_demo
 
     if out.exists() and not out.is_dir():
         raise click.ClickException(f"--out {out} is a file; give a folder")

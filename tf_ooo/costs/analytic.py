@@ -224,9 +224,7 @@ def _conv_filter_gradient(
     kernel, gradient = _dims(outputs[0]), _elements(inputs[2])
     rows = math.prod(kernel[:-1])
     return Work(
-        2.0 * gradient * rows,
-        _moved(inputs, outputs),
-        gemm_pieces(rows, kernel[-1], gradient / kernel[-1]),
+        2.0 * gradient * rows, _moved(inputs, outputs), gemm_pieces(rows, kernel[-1], gradient / kernel[-1])
     )
 
 

@@ -53,9 +53,9 @@ def _hop_s(alone_s: float, sending_s: float) -> float:
 
 def _in_turns(tf: ModuleType, sender: str, receiver: str, products: int, size: int) -> Callable[[], Any]:
     with tf.device(sender):
-        there = _Device(tf, sender, products, size)
+        there = _Segments(tf, sender, products, size)
     with tf.device(receiver):
-        back = _Device(tf, receiver, products, size)
+        back = _Segments(tf, receiver, products, size)
 
     def function() -> Any:
         messages: list[Any] = []
@@ -74,7 +74,7 @@ def _in_turns(tf: ModuleType, sender: str, receiver: str, products: int, size: i
     return turns
 
 
-class _Device:
+class _Segments:
     """Segments of computation on one device, one after the other."""
 
     def __init__(self, tf: ModuleType, name: str, products: int, size: int) -> None:

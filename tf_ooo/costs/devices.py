@@ -119,10 +119,7 @@ def elementwise(elements: float, passes: float, element_bytes: int) -> Work:
 
     Its few operations are not counted, as in published FLOP figures: memory is what it waits for.
     """
-    return Work(
-        moved_bytes=elements * passes * element_bytes,
-        pieces=max(1.0, elements / ELEMENTS_A_PIECE),
-    )
+    return Work(moved_bytes=elements * passes * element_bytes, pieces=max(1.0, elements / ELEMENTS_A_PIECE))
 
 
 # launch_s is not published by the makers: about 5 us is what issuing one kernel takes a framework's host

@@ -120,9 +120,7 @@ class _Net:
         """Adds a kernel to F and dO of a layer."""
         layer = self.layers[index]
         self.layers[index] = replace(
-            layer,
-            forward=(*layer.forward, work),
-            output_grad=(work, *layer.output_grad),
+            layer, forward=(*layer.forward, work), output_grad=(work, *layer.output_grad)
         )
 
     def _append(self, layer: LayerWork, channels: int, size: int) -> _Tensor:

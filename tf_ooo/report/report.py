@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.planning.model.schedule import Schedule
-from tf_ooo.report.sections import CompiledStep, LayerPipeSection, LayerRow, PipelineSection
+from tf_ooo.report.sections import CompiledRow, LayerPipeSection, LayerRow, PipelineSection
 from tf_ooo.report.texts import bytes_text, seconds_text
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Report:
     plan_notes: list[str] = field(default_factory=list)
     way: str = ""
     compared: str = ""
-    compiled: dict[str, CompiledStep] = field(default_factory=dict)
+    compiled: dict[str, CompiledRow] = field(default_factory=dict)
     pipeline: PipelineSection = field(default_factory=PipelineSection)
     layerpipe: LayerPipeSection = field(default_factory=LayerPipeSection)
     timeline: Timeline | None = None

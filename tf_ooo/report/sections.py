@@ -244,7 +244,7 @@ def _tasks_on(processor: int, layers: Sequence[LayerRow]) -> str:
 
 
 @dataclass(eq=False)
-class CompiledStep(Section):
+class CompiledRow(Section):
     """What XLA made of one way to compile a step.
 
     Attributes:

@@ -16,7 +16,7 @@ from tf_ooo.bench.planner.published import predicted, show
 from tf_ooo.bench.shared.options import FILE, json_option, quick_option
 from tf_ooo.bench.shared.rows import Row, write_rows
 from tf_ooo.costs.layer_costs import LayerCosts
-from tf_ooo.planning.building.layerpipe_cuts import Line, best_cuts
+from tf_ooo.planning.building.layerpipe_cuts import TaskLine, best_cuts
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies import layerpipe, pipedream, pipedream_2bw
@@ -110,7 +110,7 @@ def _same_speed(
     ``base``: PipeDream's bytes and processors, which are not exceeded.
     """
     count = base[1]
-    line = Line.of(layers, inside=True)
+    line = TaskLine.of(layers, inside=True)
     ways = []
     for fewer, (period_s, _) in runs.items():
         if fewer <= count and period_s <= base_s * (1 + 1e-9):

@@ -11,7 +11,7 @@ from tf_ooo.fit.ways import Ways
 from tf_ooo.modes.compiled.captured import watched
 from tf_ooo.modes.compiled.session import StreamSession, reason_of
 from tf_ooo.report.report import Report
-from tf_ooo.report.sections import CompiledStep
+from tf_ooo.report.sections import CompiledRow
 from tf_ooo.rewriting.reporting import clear_plan, fill_plan
 
 # The stock order, with XLA's own way to run kernels side by side.
@@ -51,7 +51,7 @@ class CompiledWays:
         """What XLA made of the steps, for the report."""
         report, modules = self._report, self._session.modules
         report.compiled = {
-            name: CompiledStep(**module.to_dict(), text=module.text()) for name, module in modules.items()
+            name: CompiledRow(**module.to_dict(), text=module.text()) for name, module in modules.items()
         }
         report.gains = self._session.gains
         said = [*self._session.said, *(f"{way}: left out: {why}" for way, why in self._left_out.items())]

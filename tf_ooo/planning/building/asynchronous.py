@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from tf_ooo.errors import OptionsError
-from tf_ooo.planning.building.layerpipe_cuts import Line, best_cuts
+from tf_ooo.planning.building.layerpipe_cuts import TaskLine, best_cuts
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.planning.simulation.simulator import simulate
@@ -40,7 +40,7 @@ def in_rounds(schedule: Schedule) -> Schedule:
 def contiguous(problem: Problem) -> tuple[tuple[int, int], ...]:
     """(first, last) layer of each stage.  OptionsError: more devices than layers."""
     layers, devices = problem.layers, problem.devices
-    cuts = best_cuts(Line.of(layers, inside=False), devices)
+    cuts = best_cuts(TaskLine.of(layers, inside=False), devices)
     if cuts is None:
         raise OptionsError(f"{devices} stages are more than the {len(layers)} layers; use fewer devices")
     bounds = [0, *(cut.layer for cut in cuts), len(layers)]

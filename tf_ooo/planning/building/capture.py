@@ -46,7 +46,7 @@ class Capture:
 
     def lost_s(self, layers: int, placement: Placement) -> float:
         """Seconds that a placement costs a step; 0 where every dW stays on the main stream."""
-        runs = Runs(self, layers)
+        runs = CapturedRuns(self, layers)
         return sum(
             runs.take(runs.stream.place(region), layer)
             for layer, region in sorted(placement.items())
@@ -54,7 +54,7 @@ class Capture:
         )
 
 
-class Runs:
+class CapturedRuns:
     """The main stream's uninterrupted runs, region after region, as dW start beside it."""
 
     def __init__(self, capture: Capture, layers: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tf_ooo.planning.building.pipeline import Stages
+from tf_ooo.planning.building.pipeline import StagedLayers
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.simulation.simulator import simulate
@@ -35,7 +35,7 @@ def span_s(timeline: Timeline) -> float:
 
 
 def quickest(
-    stages: Stages, candidates: Sequence[Schedule], cost: Callable[[Timeline], float] = makespan_s
+    stages: StagedLayers, candidates: Sequence[Schedule], cost: Callable[[Timeline], float] = makespan_s
 ) -> Schedule:
     """The first candidate where stages are equal and closed forms hold; else :func:`fastest`.
 

@@ -22,7 +22,7 @@ import heapq
 from collections.abc import Callable, Iterator, Mapping
 
 from tf_ooo.errors import OptionsError
-from tf_ooo.planning.building.capture import Capture, Runs
+from tf_ooo.planning.building.capture import Capture, CapturedRuns
 from tf_ooo.planning.building.common import peak_bytes, repeated, within_memory
 from tf_ooo.planning.building.regions import MainStream, Region, own, schedule
 from tf_ooo.planning.model.problem import Problem
@@ -119,7 +119,7 @@ class _Gains:
         table = _checked(problem.options.get("gains"), self.stream)
         self._saved_s = self._calculated_s if table is None else functools.partial(self._measured_s, table)
         capture = _capture_of(problem)
-        self.runs = None if capture is None else Runs(capture, len(problem.layers))
+        self.runs = None if capture is None else CapturedRuns(capture, len(problem.layers))
 
     def all_pairs(self) -> Iterator[tuple[float, int, int]]:
         """(gain, place, layer) of all pairs that gain anything."""

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 import rustworkx as rx
 
-from tf_ooo.planning.building.pipeline import Stages, lane_peak_bytes
+from tf_ooo.planning.building.pipeline import StagedLayers, lane_peak_bytes
 from tf_ooo.planning.model.relation import Relation
 from tf_ooo.planning.model.schedule import Schedule, TaskList
 from tf_ooo.planning.model.task import KIND_NUMBER
@@ -41,7 +41,7 @@ class _Order:
 
 
 def improved(
-    stages: Stages, schedule: Schedule, iterations: int = 200, patience: int = 60, rounds: int = 1
+    stages: StagedLayers, schedule: Schedule, iterations: int = 200, patience: int = 60, rounds: int = 1
 ) -> Schedule:
     """A schedule that is as fast or faster, within the memory limit if this one is.
 
@@ -54,7 +54,7 @@ def improved(
         patience: at most so many moves without a gain.
         rounds: each begins with the best so far, and forbids moves for other lengths of time.
     """
-    search = _Search(stages, schedule)
+    search = _LaneSearch(stages, schedule)
     times = search.times(search.first)
     if times is None:  # it waits for itself
         return schedule
@@ -66,10 +66,10 @@ def improved(
     return stages.schedule(schedule.policy, lanes, schedule.fused_backward)
 
 
-class _Search:
+class _LaneSearch:
     """Nodes are those of the relation of the first schedule; moves change the lanes only."""
 
-    def __init__(self, stages: Stages, schedule: Schedule) -> None:
+    def __init__(self, stages: StagedLayers, schedule: Schedule) -> None:
         problem = stages.problem
         self.relation = relation = Relation(schedule, problem.layers)
         self.stages, self.random = stages, random.Random(0)

@@ -56,7 +56,7 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Line:
+class TaskLine:
     """The layers' work on a line, and all places where it may be cut, in their order."""
 
     layers: tuple[LayerCosts, ...]
@@ -64,7 +64,7 @@ class Line:
     cuts: tuple[Cut, ...]
 
     @classmethod
-    def of(cls, layers: Sequence[LayerCosts], inside: bool, lower_shares: Shares = NO_SHARES) -> Line:
+    def of(cls, layers: Sequence[LayerCosts], inside: bool, lower_shares: Shares = NO_SHARES) -> TaskLine:
         """The line of these layers.
 
         Args:
@@ -85,11 +85,7 @@ class Line:
 
 def seconds(layer: LayerCosts) -> dict[str, float]:
     """What each of a layer's tasks takes; the update runs with dW."""
-    return {
-        "F": layer.forward_s,
-        "dO": layer.output_grad_s,
-        "dW": layer.weight_grad_s + layer.update_s,
-    }
+    return {"F": layer.forward_s, "dO": layer.output_grad_s, "dW": layer.weight_grad_s + layer.update_s}
 
 
 def _between(layers: Sequence[LayerCosts], layer: int, start_s: float) -> Cut:
@@ -156,13 +152,13 @@ def _sent_bytes(layers: Sequence[LayerCosts], cut: Cut) -> float:
     return sent + (weights if here[1 if weight_left else 0] else 0.0)
 
 
-def best_cuts(line: Line, processors: int, slack: float = 0.0) -> tuple[Cut, ...] | None:
+def best_cuts(line: TaskLine, processors: int, slack: float = 0.0) -> tuple[Cut, ...] | None:
     """The cuts with the fewest bytes whose slowest processor is within ``1 + slack`` of the best.
 
     None where the line has too few places to cut.
     """
     total_s = line.starts_s[-1]
-    search = _Search(line, processors)
+    search = _CutSearch(line, processors)
     low_s, high_s = total_s / processors, total_s
     if search.cuts(low_s) is None:
         if search.cuts(high_s) is None:
@@ -176,10 +172,10 @@ def best_cuts(line: Line, processors: int, slack: float = 0.0) -> tuple[Cut, ...
     return None if cuts is None else refined(line, cuts)
 
 
-class _Search:
+class _CutSearch:
     """The cheapest way from the left end to the right end in pieces of at most a given length."""
 
-    def __init__(self, line: Line, processors: int) -> None:
+    def __init__(self, line: TaskLine, processors: int) -> None:
         self.line, self.pieces = line, processors
         self.at_s = np.array([cut.at_s for cut in line.cuts])
         self.cost = np.array([cut.sent_bytes for cut in line.cuts])
@@ -259,7 +255,7 @@ def _lowest(values: Floats, low: Ints, high: Ints) -> Ints:
     return lowest
 
 
-def refined(line: Line, cuts: Sequence[Cut]) -> tuple[Cut, ...]:
+def refined(line: TaskLine, cuts: Sequence[Cut]) -> tuple[Cut, ...]:
     """Shifts the cuts inside dO so that the slowest processor is as fast as possible."""
     total_s = line.starts_s[-1]
     low_s, high_s = total_s / (len(cuts) + 1), _longest(line, [cut.at_s for cut in cuts])
@@ -274,7 +270,7 @@ def refined(line: Line, cuts: Sequence[Cut]) -> tuple[Cut, ...]:
     return tuple(_moved(cut, at_s) for cut, at_s in zip(cuts, best, strict=True))
 
 
-def _longest(line: Line, places: list[float]) -> float:
+def _longest(line: TaskLine, places: list[float]) -> float:
     ends = [0.0, *places, line.starts_s[-1]]
     return max(b - a for a, b in zip(ends, ends[1:], strict=False))
 

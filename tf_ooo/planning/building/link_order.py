@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class _Run:
+class _LinkRun:
     order: list[int]
     end_s: list[float]
     total_s: float
@@ -42,14 +42,14 @@ def best_order(
         run = _longest_tail_first(release, seconds, tail)
         true_s = max(run.end_s[job] + tail_s[job] for job in run.order)
         if true_s < best.total_s:
-            best = _Run(run.order, run.end_s, true_s)
+            best = _LinkRun(run.order, run.end_s, true_s)
         stack += _branches(run, release, seconds, tail, max(floor_s, 0.0), best.total_s)
     return best.order
 
 
 def _longest_tail_first(
     release_s: Sequence[float], seconds: Sequence[float], tail_s: Sequence[float]
-) -> _Run:
+) -> _LinkRun:
     arrivals = sorted(range(len(seconds)), key=release_s.__getitem__)
     end_s, order = [0.0] * len(arrivals), []
     ready: list[tuple[float, int]] = []
@@ -65,7 +65,7 @@ def _longest_tail_first(
         end_s[job] = now_s
         total_s = max(total_s, now_s + tail_s[job])
         order.append(job)
-    return _Run(order, end_s, total_s)
+    return _LinkRun(order, end_s, total_s)
 
 
 def critical_block(
@@ -80,7 +80,7 @@ def critical_block(
 
 
 def _branches(
-    run: _Run,
+    run: _LinkRun,
     release: list[float],
     seconds: Sequence[float],
     tail: list[float],

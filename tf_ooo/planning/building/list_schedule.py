@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tf_ooo.planning.building.pipeline import MODE, Stages
+from tf_ooo.planning.building.pipeline import MODE, StagedLayers
 from tf_ooo.planning.model.arrays import Ints
 from tf_ooo.planning.model.relation import stage_inputs
 from tf_ooo.planning.model.schedule import Lane, Schedule, TaskList
@@ -43,9 +43,9 @@ class Taste:
     by_room: bool = True
 
 
-def list_lanes(stages: Stages, taste: Taste) -> dict[Lane, TaskList]:
+def list_lanes(stages: StagedLayers, taste: Taste) -> dict[Lane, TaskList]:
     """The lanes that list scheduling makes, with the updates at their ends."""
-    run = _Run(stages, taste)
+    run = _ListScheduling(stages, taste)
     run.run()
     count = stages.problem.devices
     updates = [encode("U", np.flatnonzero(stages.devices == device)) for device in range(count)]
@@ -53,10 +53,10 @@ def list_lanes(stages: Stages, taste: Taste) -> dict[Lane, TaskList]:
     return {(device, 0): TaskList(np.concatenate([np.array(c, np.int64), u])) for device, (c, u) in lanes}
 
 
-class _Run:
+class _ListScheduling:
     """Tasks are (kind, stage, micro-batch); a device is busy until its task ends."""
 
-    def __init__(self, stages: Stages, taste: Taste) -> None:
+    def __init__(self, stages: StagedLayers, taste: Taste) -> None:
         problem = stages.problem
         self.taste, self.count = taste, problem.microbatches
         self.device: list[int] = stages.devices.tolist()
@@ -78,7 +78,7 @@ class _Run:
         self.serial = 0
         self._link(stages)
 
-    def _link(self, stages: Stages) -> None:
+    def _link(self, stages: StagedLayers) -> None:
         """What each stage hands on: (stage, seconds until it is there)."""
         problem, count = stages.problem, len(self.device)
         shape = Schedule(MODE, "list", stages=stages.bounds)

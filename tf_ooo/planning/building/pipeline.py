@@ -22,7 +22,7 @@ MODE = "pipeline"
 
 
 @dataclass(frozen=True)
-class Stages:
+class StagedLayers:
     """A problem's layers cut into stages; stage s runs on device ``s % problem.devices``.
 
     Attributes:
@@ -34,7 +34,7 @@ class Stages:
     bounds: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, problem: Problem, chunks: int = 1) -> Stages:
+    def of(cls, problem: Problem, chunks: int = 1) -> StagedLayers:
         """``chunks`` stages for each device.  OptionsError if that is more stages than layers."""
         return cls(problem, balanced(problem.layers, problem.devices * chunks))
 
@@ -96,7 +96,7 @@ class Pace:
     ahead: Ints
     delay: Ints
 
-    def capped(self, stages: Stages) -> Pace:
+    def capped(self, stages: StagedLayers) -> Pace:
         """The pace that stays within the memory limit; at least one micro-batch, and no delay.
 
         A device holds ``ahead`` activations, and of ``delay`` more what dW needs.
@@ -116,7 +116,9 @@ def _fit(room_bytes: Floats, size_bytes: Floats) -> Floats:
     return np.where(size_bytes > 0, count, np.inf)
 
 
-def paced(policy: str, stages: Stages, pace: Pace, *, fused: bool = False, limited: bool = True) -> Schedule:
+def paced(
+    policy: str, stages: StagedLayers, pace: Pace, *, fused: bool = False, limited: bool = True
+) -> Schedule:
     """One stage on each device: ``ahead`` F, then dO, a delayed dW, F in turns, the last dW, U.
 
     Args:

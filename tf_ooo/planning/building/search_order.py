@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from tf_ooo.planning.building.common import peak_bytes
 from tf_ooo.planning.building.first_k import by_period, order
 from tf_ooo.planning.building.link_order import best_order, critical_block
-from tf_ooo.planning.building.step_model import Step, StepModel
+from tf_ooo.planning.building.step_model import StepModel, TimedStep
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 
@@ -43,7 +43,7 @@ class Solution:
 
     backward: list[int]
     order: list[int] | None
-    step: Step
+    step: TimedStep
 
     @property
     def period_s(self) -> float:

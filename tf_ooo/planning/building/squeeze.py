@@ -70,12 +70,12 @@ def squeeze(lanes: Sequence[Sequence[Task]], times: StageTimes, limit: int, styl
         limit: most activations on a device, from the start of F to the end of dW, a stage's count as one.
         style: how gaps are filled.
     """
-    run = _Run(lanes, times, limit, style)
+    run = _Squeezing(lanes, times, limit, style)
     run.run()
     return run.order
 
 
-class _Run:
+class _Squeezing:
     def __init__(self, lanes: Sequence[Sequence[Task]], times: StageTimes, limit: int, style: Style) -> None:
         self.left = [list(lane) for lane in lanes]
         self.times, self.limit, self.style = times, limit, style

@@ -27,7 +27,7 @@ Shares = dict[int, tuple[float, ...]]
 
 
 @dataclass(frozen=True)
-class Step:
+class TimedStep:
     """Times of one step that was run, in seconds since the end of the step's forward.
 
     Attributes:
@@ -101,7 +101,7 @@ class StepModel:
             bound_s = max(bound_s, head_s + sent_s + tail_s)
         return float(bound_s)
 
-    def run(self, backward: Sequence[int], order: Sequence[int] | None = None) -> Step:
+    def run(self, backward: Sequence[int], order: Sequence[int] | None = None) -> TimedStep:
         """One step.
 
         Args:
@@ -128,7 +128,7 @@ class StepModel:
         updated_s, _ = serve(updated_s, self.update_s)
         for layer, needs in enumerate(self.forward_needs):
             now_s = max(now_s, max(map(updated_s.__getitem__, needs), default=0.0)) + self.forward_s[layer]
-        return Step(now_s, ready_s, comm_end_s, sent)
+        return TimedStep(now_s, ready_s, comm_end_s, sent)
 
     def schedule(self, policy: str, backward: Sequence[int], order: Sequence[int] | None = None) -> Schedule:
         """The schedule whose period :meth:`run` tells."""

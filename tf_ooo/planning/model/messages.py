@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tf_ooo.planning.model.arrays import Floats, Ints
 
 
-def _no_numbers() -> Ints:
-    return np.zeros(0, np.int64)
-
-
-def _no_seconds() -> Floats:
+def _none() -> NDArray[Any]:
     return np.zeros(0)
 
 
@@ -27,11 +25,11 @@ class MessageColumns:
         start_s, end_s: when it occupies the link between them.
     """
 
-    source: Ints = field(default_factory=_no_numbers)
-    target: Ints = field(default_factory=_no_numbers)
-    size_bytes: Floats = field(default_factory=_no_seconds)
-    start_s: Floats = field(default_factory=_no_seconds)
-    end_s: Floats = field(default_factory=_no_seconds)
+    source: Ints = field(default_factory=_none)
+    target: Ints = field(default_factory=_none)
+    size_bytes: Floats = field(default_factory=_none)
+    start_s: Floats = field(default_factory=_none)
+    end_s: Floats = field(default_factory=_none)
 
     def __len__(self) -> int:
         return len(self.start_s)

@@ -234,11 +234,7 @@ def _lay_out(chart: go.Figure, rows: _Rows, links: list[str], unit: Unit, end: f
 
 
 def _ticks(labels: list[str]) -> dict[str, Any]:
-    return {
-        "tickvals": list(range(len(labels))),
-        "ticktext": labels,
-        "range": [len(labels) - 0.5, -0.5],
-    }
+    return {"tickvals": list(range(len(labels))), "ticktext": labels, "range": [len(labels) - 0.5, -0.5]}
 
 
 def _link_ticks(links: list[str]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def make(problem: Problem) -> Schedule:
     order = [
         [
             task
-            for task in _Device(device, problem.devices).order(count)
+            for task in _DeviceOrder(device, problem.devices).order(count)
             if task.microbatch < problem.microbatches
         ]
         for device in range(problem.devices)
@@ -30,7 +30,7 @@ def make(problem: Problem) -> Schedule:
     return v_schedule("dualpipe_v", problem, v_stages(problem), order)
 
 
-class _Device:
+class _DeviceOrder:
     """One device's tasks; counts the micro-batches of each kind and keeps the dW that are put off."""
 
     def __init__(self, device: int, devices: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tf_ooo.planning.building.common import one_worker
-from tf_ooo.planning.building.pipeline import MODE, Stages, paced
+from tf_ooo.planning.building.pipeline import MODE, StagedLayers, paced
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.planning.policies import one_f_one_b
@@ -29,7 +29,7 @@ def make_pipeline(problem: Problem) -> Schedule:
 
     A memory limit lowers the number of micro-batches in flight, down to one.
     """
-    return paced("fast_forward", Stages.of(problem), one_f_one_b.pace(problem))
+    return paced("fast_forward", StagedLayers.of(problem), one_f_one_b.pace(problem))
 
 
 def make_one_worker(problem: Problem) -> Schedule:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tf_ooo.planning.building.pipeline import Pace, Stages, paced
+from tf_ooo.planning.building.pipeline import Pace, StagedLayers, paced
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies.policy import Policy
@@ -15,7 +15,7 @@ def make(problem: Problem) -> Schedule:
 
     Nothing can be tuned: above the memory limit there is no GPipe.
     """
-    stages = Stages.of(problem)
+    stages = StagedLayers.of(problem)
     ahead = np.full(problem.devices, problem.microbatches)
     return paced("gpipe", stages, Pace(ahead, 0 * ahead), fused=True, limited=False)
 

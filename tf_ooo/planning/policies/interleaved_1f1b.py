@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tf_ooo.errors import OptionsError
-from tf_ooo.planning.building.pipeline import Stages, lane_codes, lane_peak_bytes, places
+from tf_ooo.planning.building.pipeline import StagedLayers, lane_codes, lane_peak_bytes, places
 from tf_ooo.planning.model.arrays import Ints
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, TaskList
@@ -28,7 +28,7 @@ def make(problem: Problem) -> Schedule:
             f"schedule {NAME!r}: {chunks} chunks on each of {problem.devices} devices are "
             f"{problem.devices * chunks} stages, more than the {len(problem.layers)} layers"
         )
-    stages = Stages.of(problem, chunks)
+    stages = StagedLayers.of(problem, chunks)
     schedule = _rounds(stages, chunks, problem.microbatches)
     if _within(stages, schedule):
         return schedule
@@ -38,13 +38,13 @@ def make(problem: Problem) -> Schedule:
     return _rounds(stages, chunks, int(max(room, 1)))
 
 
-def _within(stages: Stages, schedule: Schedule) -> bool:
+def _within(stages: StagedLayers, schedule: Schedule) -> bool:
     sizes = stages.sums("activation_bytes"), stages.sums("kept_bytes")
     lanes = schedule.lanes.items()
     return all(lane_peak_bytes(t.codes, *sizes) <= stages.room_bytes[d] for (d, _), t in lanes)
 
 
-def _rounds(stages: Stages, chunks: int, size: int) -> Schedule:
+def _rounds(stages: StagedLayers, chunks: int, size: int) -> Schedule:
     """Rounds of ``size`` micro-batches, one after the other."""
     count, devices = stages.problem.microbatches, stages.problem.devices
     lanes = {}

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import OptionsError
-from tf_ooo.planning.building.layerpipe_cuts import NO_SHARES, Cut, Line, best_cuts, seconds
+from tf_ooo.planning.building.layerpipe_cuts import NO_SHARES, Cut, TaskLine, best_cuts, seconds
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.relation import Relation
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
-from tf_ooo.planning.policies.policy import Needs, Policy
+from tf_ooo.planning.policies.policy import BY_COSTS, Policy
 from tf_ooo.planning.simulation.simulator import simulate
 
 # How much slower than the best the slowest processor may be, if that sends less; simulated one by one.
@@ -67,7 +67,7 @@ def placed(problem: Problem, cuts: Sequence[Cut]) -> Schedule:
 
 
 def _placements(problem: Problem) -> list[Placement]:
-    line = Line.of(problem.layers, inside=True, lower_shares=problem.options.get(_SHARES, NO_SHARES))
+    line = TaskLine.of(problem.layers, inside=True, lower_shares=problem.options.get(_SHARES, NO_SHARES))
     slacks: Sequence[int] = _SLACKS
     if _SLACK in problem.options:
         slacks = (problem.option(_SLACK, 0),)
@@ -218,11 +218,4 @@ def weights_sent_bytes(schedule: Schedule, layers: Sequence[LayerCosts]) -> floa
     return sent
 
 
-POLICY = Policy(
-    "layerpipe",
-    ("layerpipe",),
-    make,
-    (_SLACK, _SHARES),
-    of_programs=(_SHARES,),
-    needs=Needs(costs=True, link=True),
-)
+POLICY = Policy("layerpipe", ("layerpipe",), make, (_SLACK, _SHARES), of_programs=(_SHARES,), needs=BY_COSTS)

@@ -9,7 +9,7 @@ import numpy as np
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.building.choice import fastest
 from tf_ooo.planning.building.list_schedule import Taste, list_lanes
-from tf_ooo.planning.building.pipeline import Stages
+from tf_ooo.planning.building.pipeline import StagedLayers
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies.policy import MANY_TASKS, Chunks, Needs, Policy
@@ -59,7 +59,7 @@ def _sizes(problem: Problem) -> Iterator[int]:
 def _schedules(problem: Problem, group: int) -> Iterator[Schedule]:
     count = len(problem.layers)
     bounds = tuple((first, min(first + group, count) - 1) for first in range(0, count, group))
-    stages = Stages(problem, bounds)
+    stages = StagedLayers(problem, bounds)
     activation = stages.sums("activation_bytes")
     each = np.bincount(stages.devices, weights=activation, minlength=problem.devices)
     room = np.floor(stages.room_bytes[each > 0] / each[each > 0] + 1e-9).min(initial=np.inf)

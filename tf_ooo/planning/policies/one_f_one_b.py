@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tf_ooo.planning.building.pipeline import Pace, Stages, paced
+from tf_ooo.planning.building.pipeline import Pace, StagedLayers, paced
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies.policy import Policy
@@ -15,7 +15,7 @@ def make(problem: Problem) -> Schedule:
 
     A memory limit lowers the number of micro-batches in flight, down to one.
     """
-    return paced("1f1b", Stages.of(problem), pace(problem), fused=True)
+    return paced("1f1b", StagedLayers.of(problem), pace(problem), fused=True)
 
 
 def pace(problem: Problem) -> Pace:

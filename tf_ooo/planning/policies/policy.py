@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
@@ -60,6 +60,11 @@ class Needs:
     def costs_with(self, options: Iterable[str]) -> bool:
         """Whether costs are needed where these options are given."""
         return self.costs and not set(self.unless).intersection(options)
+
+
+# Of orders that follow from what layers and messages take; and of those with two stages on each device.
+BY_COSTS = Needs(costs=True, link=True)
+V_SHAPED = replace(BY_COSTS, chunks=Chunks((2,)))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from tf_ooo.planning.building.search_order import Effort, OrderSearch, Solution,
 from tf_ooo.planning.building.step_model import Shares, StepModel
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
-from tf_ooo.planning.policies.policy import Needs, Policy
+from tf_ooo.planning.policies.policy import BY_COSTS, Policy
 
 NAME = "search"
 _EVALUATIONS, _LEAST_EVALUATIONS, _LAYER_EVALUATIONS = 4000, 400, 60_000
@@ -118,6 +118,6 @@ POLICY = Policy(
         "budget_s", "evaluations", "seed", "progress", "communication", "slice_bytes", "gains", "capture",
     ),
     of_programs=("progress", "gains", "capture"),
-    needs=Needs(costs=True, link=True),
+    needs=BY_COSTS,
     costs_only=("single_device",),
 )  # fmt: skip

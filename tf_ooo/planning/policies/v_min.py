@@ -6,7 +6,7 @@ from tf_ooo.planning.building import v_shape
 from tf_ooo.planning.building.v_block import MIN
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
-from tf_ooo.planning.policies.policy import MANY_TASKS, Chunks, Needs, Policy
+from tf_ooo.planning.policies.policy import MANY_TASKS, V_SHAPED, Policy
 
 
 def make(problem: Problem) -> Schedule:
@@ -19,10 +19,4 @@ def make(problem: Problem) -> Schedule:
     return v_shape.make("v_min", MIN, problem)
 
 
-POLICY = Policy(
-    "v_min",
-    ("pipeline",),
-    make,
-    needs=Needs(costs=True, link=True, chunks=Chunks((2,))),
-    auto_tasks=MANY_TASKS,
-)
+POLICY = Policy("v_min", ("pipeline",), make, needs=V_SHAPED, auto_tasks=MANY_TASKS)

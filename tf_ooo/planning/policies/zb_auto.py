@@ -9,11 +9,11 @@ import numpy as np
 from tf_ooo.planning.building.choice import TASKS_TO_SIMULATE, fastest
 from tf_ooo.planning.building.lane_search import improved
 from tf_ooo.planning.building.list_schedule import Taste, list_lanes
-from tf_ooo.planning.building.pipeline import Stages, paced
+from tf_ooo.planning.building.pipeline import StagedLayers, paced
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies import one_f_one_b, zb_h1, zb_h2
-from tf_ooo.planning.policies.policy import MANY_TASKS, Needs, Policy
+from tf_ooo.planning.policies.policy import BY_COSTS, MANY_TASKS, Policy
 
 NAME = "zb_auto"
 _TASKS_TO_SEARCH = 100_000
@@ -30,7 +30,7 @@ def make(problem: Problem) -> Schedule:
     Above 100,000 tasks only the handcrafted paces are compared; above a million it is ZB-H2's without a
     memory limit and ZB-H1's with one.
     """
-    stages = Stages.of(problem)
+    stages = StagedLayers.of(problem)
     paces = (zb_h2.pace(problem), zb_h1.pace(problem), one_f_one_b.pace(problem))
     candidates = [paced(NAME, stages, pace) for pace in paces]
     tasks = 3 * problem.microbatches * problem.devices
@@ -44,7 +44,7 @@ def make(problem: Problem) -> Schedule:
     return fastest(problem, [first, *(improved(stages, start) for start in (first, *candidates))])
 
 
-def _lists(stages: Stages) -> Iterator[Schedule]:
+def _lists(stages: StagedLayers) -> Iterator[Schedule]:
     devices = stages.problem.devices
     device = np.arange(devices)
     for ahead in (devices - device, 2 * (devices - device) - 1, np.full(devices, 2 * devices - 1)):
@@ -53,4 +53,4 @@ def _lists(stages: Stages) -> Iterator[Schedule]:
             yield stages.schedule(NAME, list_lanes(stages, taste))
 
 
-POLICY = Policy(NAME, ("pipeline",), make, needs=Needs(costs=True, link=True), auto_tasks=MANY_TASKS)
+POLICY = Policy(NAME, ("pipeline",), make, needs=BY_COSTS, auto_tasks=MANY_TASKS)

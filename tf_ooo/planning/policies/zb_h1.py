@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from tf_ooo.planning.building.choice import quickest
-from tf_ooo.planning.building.pipeline import Pace, Stages, paced
+from tf_ooo.planning.building.pipeline import Pace, StagedLayers, paced
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies import one_f_one_b
-from tf_ooo.planning.policies.policy import Needs, Policy
+from tf_ooo.planning.policies.policy import BY_COSTS, Policy
 
 NAME = "zb_h1"
 
@@ -22,7 +22,7 @@ def make(problem: Problem) -> Schedule:
     end.  Where stages are unequal that can cost more than it gives; then no dW stays behind, which is
     never slower than 1F1B: the same order, but dO is sent before dW.
     """
-    stages = Stages.of(problem)
+    stages = StagedLayers.of(problem)
     return quickest(stages, [paced(NAME, stages, p) for p in (pace(problem), one_f_one_b.pace(problem))])
 
 
@@ -32,4 +32,4 @@ def pace(problem: Problem) -> Pace:
     return Pace(problem.devices - device, device)
 
 
-POLICY = Policy(NAME, ("pipeline",), make, needs=Needs(costs=True, link=True))
+POLICY = Policy(NAME, ("pipeline",), make, needs=BY_COSTS)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from tf_ooo.planning.building.choice import quickest, span_s
-from tf_ooo.planning.building.pipeline import Pace, Stages, paced
+from tf_ooo.planning.building.pipeline import Pace, StagedLayers, paced
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies import one_f_one_b, zb_h1
-from tf_ooo.planning.policies.policy import Needs, Policy
+from tf_ooo.planning.policies.policy import BY_COSTS, Policy
 
 NAME = "zb_h2"
 
@@ -22,7 +22,7 @@ def make(problem: Problem) -> Schedule:
     step takes (m + p - 1)(F + dO) + dW, as in ZB-H1.  Where stages are unequal, ZB-H1's pace or none at
     all may be better; the quickest is taken.
     """
-    stages = Stages.of(problem)
+    stages = StagedLayers.of(problem)
     paces = (pace(problem), zb_h1.pace(problem), one_f_one_b.pace(problem))
     return quickest(stages, [paced(NAME, stages, p) for p in paces], span_s)
 
@@ -35,4 +35,4 @@ def pace(problem: Problem) -> Pace:
     return Pace(2 * (problem.devices - device) - 1, 2 * device)
 
 
-POLICY = Policy(NAME, ("pipeline",), make, needs=Needs(costs=True, link=True))
+POLICY = Policy(NAME, ("pipeline",), make, needs=BY_COSTS)

@@ -12,7 +12,7 @@ from tf_ooo.planning.model.arrays import Bools, Ints
 from tf_ooo.planning.model.relation import Relation
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.simulation.engine import run
-from tf_ooo.planning.simulation.work import LaneKind, Work
+from tf_ooo.planning.simulation.work import LaneKind, LaneWork
 
 _SHOWN = 12
 
@@ -72,7 +72,7 @@ def never_start(relation: Relation) -> Bools:
     sources = np.concatenate([np.zeros(0, np.int64), *(e.source for e in edges)])
     targets = np.concatenate([np.zeros(0, np.int64), *(e.target for e in edges)])
     no_time, no_lag = np.zeros(len(relation)), np.zeros(len(sources))
-    start, _ = run(Work(no_time, relation.bases, lane_kinds(relation), sources, targets, no_lag))
+    start, _ = run(LaneWork(no_time, relation.bases, lane_kinds(relation), sources, targets, no_lag))
     return np.isnan(start)
 
 

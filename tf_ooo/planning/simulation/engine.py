@@ -12,13 +12,13 @@ from tf_ooo.planning.model.arrays import Floats
 from tf_ooo.planning.simulation.engine_events import run_events
 from tf_ooo.planning.simulation.engine_paths import run_paths
 from tf_ooo.planning.simulation.engine_waves import run_waves
-from tf_ooo.planning.simulation.work import Work
+from tf_ooo.planning.simulation.work import LaneWork
 
 _LANES_THAT_PAY = 24
 _NODES_THAT_PAY = 4096
 
 
-def run(work: Work) -> tuple[Floats, Floats]:
+def run(work: LaneWork) -> tuple[Floats, Floats]:
     """Start and end of each node in seconds; NaN where a node can never start (a deadlock)."""
     lanes = len(work.lane_starts) - 1
     if not work.fixed:

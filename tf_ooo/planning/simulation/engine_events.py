@@ -7,13 +7,13 @@ import heapq
 import numpy as np
 
 from tf_ooo.planning.model.arrays import Floats
-from tf_ooo.planning.simulation.work import LaneKind, Work
+from tf_ooo.planning.simulation.work import LaneKind, LaneWork
 
 _ORDERED, _PRIORITY = int(LaneKind.ORDERED), int(LaneKind.PRIORITY)  # compared millions of times
 _FINISH, _ARRIVE = 0, 1
 
 
-def run_events(work: Work) -> tuple[Floats, Floats]:
+def run_events(work: LaneWork) -> tuple[Floats, Floats]:
     """Start and end of each node, see :func:`tf_ooo.planning.simulation.engine.run`."""
     simulation = _Simulation(work)
     simulation.run()
@@ -21,7 +21,7 @@ def run_events(work: Work) -> tuple[Floats, Floats]:
 
 
 class _Simulation:
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: LaneWork) -> None:
         count = len(work.duration_s)
         starts = np.asarray(work.lane_starts)
         self.lane_of: list[int] = np.repeat(np.arange(len(starts) - 1), np.diff(starts)).tolist()
@@ -113,7 +113,7 @@ class _Simulation:
 class _SharedDevices:
     """Nodes that run side by side on one device share it: all slow down alike when it is full."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: LaneWork) -> None:
         starts = np.asarray(work.lane_starts)
         lanes = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
         self.device: list[int] = np.asarray(work.lane_device)[lanes].tolist()

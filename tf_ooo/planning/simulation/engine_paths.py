@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from tf_ooo.planning.model.arrays import Floats
-from tf_ooo.planning.simulation.work import Work
+from tf_ooo.planning.simulation.work import LaneWork
 
 
-def run_paths(work: Work) -> tuple[Floats, Floats]:
+def run_paths(work: LaneWork) -> tuple[Floats, Floats]:
     """Start and end of each node, see :func:`.engine.run`; every lane's order must be fixed."""
     paths = _Paths(work)
     paths.run()
@@ -18,7 +18,7 @@ def run_paths(work: Work) -> tuple[Floats, Floats]:
 class _Paths:
     """A lane runs until a node needs one that is not done; that one wakes it."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: LaneWork) -> None:
         count = len(work.duration_s)
         self.bounds: list[int] = np.asarray(work.lane_starts).tolist()
         self.duration: list[float] = np.asarray(work.duration_s).tolist()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from tf_ooo.planning.model.arrays import Floats, Ints
-from tf_ooo.planning.simulation.work import Work
+from tf_ooo.planning.simulation.work import LaneWork
 
 
-def run_waves(work: Work) -> tuple[Floats, Floats]:
+def run_waves(work: LaneWork) -> tuple[Floats, Floats]:
     """Start and end of each node, see :func:`.engine.run`; every lane's order must be fixed.
 
     In each wave every lane takes its next node if all that the node waits for is done.  A lane that
@@ -29,7 +29,7 @@ class _Waves:
     in memory: with tens of millions of nodes this decides the speed.
     """
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: LaneWork) -> None:
         count = len(work.duration_s)
         starts = np.asarray(work.lane_starts, np.int64)
         # One more than there are nodes: what a node waits for that waits for nothing.
@@ -51,7 +51,7 @@ class _Waves:
         self.lag_s = np.append(lag_s, 0.0)[first] if lag_s.any() else None
         self.more = _More(source, target, lag_s, first)
 
-    def _needed(self, work: Work) -> tuple[Ints, Ints, Floats]:
+    def _needed(self, work: LaneWork) -> tuple[Ints, Ints, Floats]:
         """The edges that say more than the order of the lanes does."""
         source, target, lag_s = work.source, work.target, work.lag_s
         implied = (self.lane[source] == self.lane[target]) & (source < target) & (lag_s <= 0)

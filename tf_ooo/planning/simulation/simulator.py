@@ -18,7 +18,7 @@ from tf_ooo.planning.model.task import KIND_NUMBER, KINDS
 from tf_ooo.planning.simulation.completeness import check_complete, deadlock, lane_kinds
 from tf_ooo.planning.simulation.engine import run
 from tf_ooo.planning.simulation.timeline import Timeline
-from tf_ooo.planning.simulation.work import LaneKind, Work
+from tf_ooo.planning.simulation.work import LaneKind, LaneWork
 
 if TYPE_CHECKING:
     from tf_ooo.costs.table import CostTable
@@ -161,7 +161,7 @@ class Messages:
 
 def _work(
     plan: _Repeated, layers: Sequence[LayerCosts], link: Link, seconds: Floats
-) -> tuple[Work, Messages]:
+) -> tuple[LaneWork, Messages]:
     device = plan.tile(plan.relation.device)
     sources, targets, sent = _edges(plan, device)
     links = _Links(plan, device, sent)
@@ -180,7 +180,7 @@ def _work(
         targets.append(nodes)
         lags.append(np.zeros(len(nodes)))
     occupancy, lane_device = _occupancy(plan, layers, len(transfer_s), len(link_kinds))
-    work = Work(
+    work = LaneWork(
         duration_s=np.concatenate([plan.tile(seconds) + _overheads_s(links, link, len(device)), transfer_s]),
         lane_starts=np.concatenate([plan.starts, lane_starts]),
         lane_kinds=np.concatenate([lane_kinds(plan.relation), link_kinds]),

@@ -19,7 +19,7 @@ class LaneKind(enum.IntEnum):
 
 
 @dataclass(frozen=True)
-class Work:
+class LaneWork:
     """Nodes on lanes, and edges between them.
 
     Attributes:

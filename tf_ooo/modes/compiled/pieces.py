@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from tensorflow.core.framework import node_def_pb2
 
 from grappler_passes.graph.node_input import split_input
 from tf_ooo.costs.from_graph import forward_layers
@@ -106,7 +107,7 @@ def kind_of(step: FlatStep, regions: Sequence[Region]) -> str:
     return digest.hexdigest()
 
 
-def _op_text(node: Any, number: int, names: dict[Port, str]) -> str:
+def _op_text(node: node_def_pb2.NodeDef, number: int, names: dict[Port, str]) -> str:
     reads = [names.get(port, "") for port in map(split_input, node.input) if port[1] >= 0]
     for port in range(32):
         names.setdefault((node.name, port), f"op{number}:{port}")

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.effects import has_side_effects, only_reads, states_of
 from tf_ooo.compat import keras_variables
 from tf_ooo.modes.layerpipe.traced import Traced, zeros_on
@@ -42,7 +43,7 @@ class Copies:
         wanted: ``{placeholder for the value: (handle, device, OutputInfo)}``.
     """
 
-    def __init__(self, traced: Traced, wanted: Mapping[str, tuple[str, str, Any]]) -> None:
+    def __init__(self, traced: Traced, wanted: Mapping[str, tuple[str, str, OutputInfo]]) -> None:
         self._traced, self._wanted = traced, wanted
         self._copies: dict[tuple[str, str], Any] = {}
         for handle, device, info in wanted.values():

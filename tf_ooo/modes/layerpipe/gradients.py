@@ -19,7 +19,7 @@ def updates_seen(optimizers: Sequence[Any], marked: bool) -> Iterator[list[tuple
 
     Args:
         optimizers: of a model; one inside another (loss scaling) is called by that one.
-        marked: the gradients that they are given are :func:`tf_ooo.compat.layerpipe.marked_gradient`.
+        marked: the gradients that they are given are :func:`tf_ooo.compat.op_marks.marked_gradient`.
 
     Raises:
         BackendError: one applies gradients twice.

@@ -7,14 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tensorflow.core.framework import graph_pb2, node_def_pb2
+
 from grappler_passes.compat import shape_inference
+from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.variables import VARIABLE_ATTR
 from tf_ooo.compat import keras_variables
 
 _SLOT = {"trainable": False}
 
 
-def name_variables(graph_def: Any, captured: Sequence[tuple[Any, Any]], variables: Mapping[str, Any]) -> None:
+def name_variables(
+    graph_def: graph_pb2.GraphDef, captured: Sequence[tuple[Any, Any]], variables: Mapping[str, Any]
+) -> None:
     """Says in a graph which Keras variables its placeholders are, by unique names.
 
     Args:
@@ -37,12 +42,14 @@ def name_variables(graph_def: Any, captured: Sequence[tuple[Any, Any]], variable
 class TwoParts:
     """An op in two parts: its nodes, the first part's name, and outputs by name."""
 
-    nodes: tuple[Any, ...]
+    nodes: tuple[node_def_pb2.NodeDef, ...]
     high: str
-    outputs: dict[str, Any]
+    outputs: dict[str, Sequence[OutputInfo]]
 
 
-def in_two_parts(node: Any, infos: Sequence[Any], gradient: int, sizes: int | None, share: float) -> TwoParts:
+def in_two_parts(
+    node: node_def_pb2.NodeDef, infos: Sequence[OutputInfo], gradient: int, sizes: int | None, share: float
+) -> TwoParts:
     """The nodes that compute an op on the first ``share`` of the rows and on the rest, and join them.
 
     Args:
@@ -87,7 +94,7 @@ def in_two_parts(node: Any, infos: Sequence[Any], gradient: int, sizes: int | No
     return TwoParts(tuple(nodes), results[0].op.name, {n.name: outputs[n.name] for n in nodes})
 
 
-def _again(graph: Any, node: Any, inputs: Sequence[Any], name: str) -> Any:
+def _again(graph: Any, node: node_def_pb2.NodeDef, inputs: Sequence[Any], name: str) -> Any:
     attributes = {key: value for key, value in node.attr.items() if key not in ("_class", "_output_shapes")}
     operation = graph.create_op(
         node.op, list(inputs), attrs=attributes, name=name, dtypes=None, compute_device=False
@@ -95,7 +102,9 @@ def _again(graph: Any, node: Any, inputs: Sequence[Any], name: str) -> Any:
     return operation.outputs[0]
 
 
-def add_mean(graph_def: Any, node: Any, total: str, before: str, share: str) -> None:
+def add_mean(
+    graph_def: graph_pb2.GraphDef, node: node_def_pb2.NodeDef, total: str, before: str, share: str
+) -> None:
     """Makes of an Identity of x the product of ``share`` and ``total``, which is the sum of x and ``before``.
 
     ``before`` and ``share`` are placeholders.
@@ -108,7 +117,7 @@ def add_mean(graph_def: Any, node: Any, total: str, before: str, share: str) -> 
     node.op, node.input[:] = "Mul", [total, share]
 
 
-def gather_from_read(graph_def: Any, node: Any, read: str, axis: str) -> None:
+def gather_from_read(graph_def: graph_pb2.GraphDef, node: node_def_pb2.NodeDef, read: str, axis: str) -> None:
     """Makes of a ResourceGather a GatherV2 from the whole variable, which the new node ``read`` reads."""
     import tensorflow as tf
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
+from tensorflow.core.framework import graph_pb2
+
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.passes.base import PassPipeline
 from tf_ooo.compat import func_graphs, keras_variables, tf_functions
@@ -281,7 +283,12 @@ class Ticks:
 
 
 def _fetch(
-    part: Part, graph_def: Any, tensors: dict[str, Any], wanted: list[str], name: str, ends: dict[str, Any]
+    part: Part,
+    graph_def: graph_pb2.GraphDef,
+    tensors: dict[str, Any],
+    wanted: list[str],
+    name: str,
+    ends: dict[str, Any],
 ) -> list[Any]:
     """Imports the ops of a round; what is wanted and given is handed through."""
     replaced = {f"{key}:0": value for key, value in tensors.items() if key in part.read} | ends

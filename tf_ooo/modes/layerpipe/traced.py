@@ -184,7 +184,7 @@ def _open_trace(flat: Callable[..., Any], inputs: Packed, data_spec: Any) -> Fla
         return FlatTrace(flat, known)
 
 
-def _flat(model: Any, graph_def: Any, kept: Sequence[str]) -> Any:
+def _flat(model: Any, graph_def: graph_pb2.GraphDef, kept: Sequence[str]) -> graph_pb2.GraphDef:
     """The graph without function calls; these ops stay.  Raises GraphError for loops and branches."""
     whole = flattening.with_whole_branches(graph_def)
     flat_def = GatesPass()(flattening.inline_graph_def(whole, list(dict.fromkeys(kept)))).graph_def
@@ -253,8 +253,8 @@ def _loop_message(model: Any, op: str, loops: bool) -> str:
     )
 
 
-def zeros_on(device: str, info: Any) -> Any:
-    """An untrained variable of zeros on a device, of the shape and type of an op's ``OutputInfo``."""
+def zeros_on(device: str, info: OutputInfo) -> Any:
+    """An untrained variable of zeros on a device, of the shape and type of an op's output."""
     import tensorflow as tf
 
     with tf.init_scope(), tf.device(device):

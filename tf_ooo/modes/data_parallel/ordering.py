@@ -6,7 +6,7 @@ import dataclasses
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from tf_ooo.costs.from_graph import variable_bytes
 from tf_ooo.errors import ScheduleError
 from tf_ooo.planning.building.common import COMMUNICATION, COMPUTE
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
-from tf_ooo.rewriting.lowering import lower, task_ops
+from tf_ooo.rewriting.lowering import first_ops, last_ops, lower, only_tasks, task_ops
 from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.tracing.slices import parts_of
 
@@ -162,16 +162,6 @@ def _order(
     )
 
 
-def only_tasks(schedule: Schedule, there: Iterable[Task]) -> Schedule:
-    """Layers of a graph may lack a dO of their own."""
-    known = set(there)
-    lanes = {
-        lane: TaskList([task for task in tasks if task in known or task.kind not in ("dO", "dW")])
-        for lane, tasks in schedule.lanes.items()
-    }
-    return dataclasses.replace(schedule, lanes=lanes)
-
-
 def communication_edges(
     schedule: Schedule,
     graph: TrainingGraph,
@@ -194,14 +184,19 @@ def communication_edges(
     bytes_of = [weight_bytes for weight_bytes, _ in variable_bytes(graph, [])]
     sizes = [bytes_of[layer] * _share(schedule, layer, part, sent) for layer, part in wanted]
     edges: list[tuple[str, str]] = []
+
+    def read_by(name: str) -> list[str]:
+        return [producer for producer, _ in graph.ops[name].inputs]
+
     for place, unit in enumerate(wanted):
         before: list[str] = []
         through = _through(sizes, place, flight_bytes)
         if through is not None:
-            before += _ends(graph, sent[wanted[through]], last=True)
+            before += last_ops(sent[wanted[through]], read_by)
         if place and ready.get(unit[0], -1) < ready.get(wanted[place - 1][0], -1):
-            before += _sources(graph, sent[wanted[place - 1]])
-        edges += [(a, b) for a in before for b in _ends(graph, sent[unit], last=False)]
+            firsts = first_ops(sent[wanted[place - 1]], read_by)
+            before += dict.fromkeys(name for first in firsts for name in read_by(first))
+        edges += [(a, b) for a in before for b in first_ops(sent[unit], read_by)]
     return edges
 
 
@@ -235,22 +230,6 @@ def _through(sizes: list[float], place: int, flight_bytes: float) -> int | None:
             return before
         flying_bytes += sizes[before]
     return None
-
-
-def _sources(graph: TrainingGraph, sent: list[str]) -> list[str]:
-    """What the first of some communications send."""
-    firsts = _ends(graph, sent, last=False)
-    return list(dict.fromkeys(name for first in firsts for name, _ in graph.ops[first].inputs))
-
-
-def _ends(graph: TrainingGraph, sent: list[str], last: bool) -> list[str]:
-    """The first or the last of some communication ops."""
-    inside = set(sent)
-    inputs = {name: {producer for producer, _ in graph.ops[name].inputs} for name in sent}
-    if last:
-        read = set().union(*inputs.values()) if inputs else set()
-        return [name for name in sent if name not in read]
-    return [name for name in sent if not inputs[name] & inside]
 
 
 def _merged(graph_def: Any, steps: Sequence[_Ordered]) -> Any:

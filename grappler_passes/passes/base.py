@@ -82,6 +82,10 @@ class Pass(abc.ABC):
         """Raise GrapplerPassError where the result breaks the pass's promise."""
         return
 
+    def knowing(self, replaced: frozenset[str]) -> Pass:
+        """The pass where earlier ones have replaced these nodes: only a check needs to know."""
+        return self
+
     def __call__(
         self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None = None
     ) -> PassResult:
@@ -108,10 +112,12 @@ class PassPipeline(Pass):
     """Runs passes in order; itself a pass.
 
     With ``dump_dir`` set the input is written to ``00_input.pbtxt`` and each result to ``NN_<pass>.pbtxt``.
+    Where some passes ``ran`` before, and wrote into that folder, numbers go on and the input is theirs.
     """
 
     passes: Sequence[Pass]
     dump_dir: str | os.PathLike[str] | None = None
+    ran: int = 0
     name: ClassVar[str] = "pipeline"
 
     def __post_init__(self) -> None:
@@ -119,12 +125,13 @@ class PassPipeline(Pass):
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
         """Run each pass on the result of the one before."""
-        self._dump(0, "input", graph_def)
+        if not self.ran:
+            self._dump(0, "input", graph_def)
         current, modified = graph_def, False
         notes: list[Note] = []
         replaced: set[str] = set()
-        for number, step in enumerate(self.passes, 1):
-            result = step(current, training_graph)
+        for number, step in enumerate(self.passes, self.ran + 1):
+            result = step.knowing(frozenset(replaced))(current, training_graph)
             self._dump(number, step.name, result.graph_def)
             current, modified = result.graph_def, modified or result.modified
             notes += result.notes

@@ -12,12 +12,13 @@ import tensorflow as tf
 
 from grappler_passes.passes.base import PassResult
 from grappler_passes.passes.separate import SeparatePass
+from grappler_passes.passes.steps import StepsPass
 from tests.distributed import training as t
 from tests.zoo import needs_keras_3
 from tf_ooo.compat import nests
 from tf_ooo.errors import GraphError
 from tf_ooo.fit.step_times import STOCK
-from tf_ooo.modes.data_parallel import ordering, planned, rewriting, scheduled
+from tf_ooo.modes.data_parallel import ordering, planned, scheduled
 from tf_ooo.planning.building.common import COMPUTE
 from tf_ooo.rewriting.plan import plan
 
@@ -100,21 +101,22 @@ FAULTS = {
 }
 
 
-def _changes(function: Any, change: Any) -> Any:
-    """``function``, whose graph is changed before it is returned."""
+def _plant(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    """Has the pass that orders all steps change the graph before it returns it."""
+    run = StepsPass.run
 
-    def faulty(*arguments: Any) -> Any:
-        graph_def = function(*arguments)
-        change(graph_def)
-        return graph_def
+    def faulty(*arguments: Any) -> PassResult:
+        result = run(*arguments)
+        change(result.graph_def)
+        return result
 
-    return faulty
+    monkeypatch.setattr(StepsPass, "run", faulty)
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_pass_that_changes_the_graph_is_refused(engine, monkeypatch, name):
     change, rule = FAULTS[name]
-    monkeypatch.setattr(ordering, "_merged", _changes(ordering._merged, change))
+    _plant(monkeypatch, change)
     with t.warnings_of_tf_ooo() as lines:
         report = _trained(engine, **NAMED)
     assert report.fell_back
@@ -126,7 +128,7 @@ def test_a_pass_that_changes_the_graph_is_refused(engine, monkeypatch, name):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_pass_that_changes_the_graph_of_one_rank_keeps_all_in_the_stock_order(engine, monkeypatch, rank):
     if engine.rank == rank:
-        monkeypatch.setattr(ordering, "_merged", _changes(ordering._merged, _other_input))
+        _plant(monkeypatch, _other_input)
     with t.warnings_of_tf_ooo():
         report = _trained(engine, **NAMED)
     assert report.fell_back
@@ -136,13 +138,13 @@ def test_a_pass_that_changes_the_graph_of_one_rank_keeps_all_in_the_stock_order(
 def test_a_pass_that_changes_the_graph_that_is_measured_is_refused(engine, monkeypatch):
     """The step as it is profiled, with ops taken apart as those of the ordered one will be."""
 
-    def faulty(graph_def: Any) -> PassResult:
+    def faulty(self: Any, graph_def: Any, training_graph: Any) -> PassResult:
         changed = type(graph_def)()
         changed.CopyFrom(graph_def)
         _other_input(changed)
         return PassResult(changed, modified=True)
 
-    monkeypatch.setattr(rewriting, "separate_steps", faulty)
+    monkeypatch.setattr(SeparatePass, "run", faulty)
     with t.warnings_of_tf_ooo():
         report = _trained(engine, schedule="search")
     assert report.fell_back

@@ -11,7 +11,7 @@ from grappler_passes.passes.annotate import AnnotatePass
 from tests.graph.pipeline_fits import Training, assert_equal_bits, pipelined, places
 from tests.graph.pipeline_models import EVEN, mlp, momentum
 from tf_ooo.errors import PassError
-from tf_ooo.rewriting import staged as rewriting
+from tf_ooo.rewriting import passes
 
 pytestmark = pytest.mark.devices(2)
 
@@ -74,7 +74,7 @@ def plant(monkeypatch):
                 said.append(spoil(result.graph_def))
                 return result
 
-        monkeypatch.setattr(rewriting, "AnnotatePass", Spoiling)
+        monkeypatch.setattr(passes, "AnnotatePass", Spoiling)
         return said
 
     return planted

@@ -24,6 +24,7 @@ TESTS: dict[str, list[str]] = {
         *_tests(UNIT, "lowering_edges frozen_values"),
         *_tests(GRAPH, "lowering"),
     ],
+    "tf_ooo/rewriting/lanes.py": _tests(UNIT, "lane_edges lowering_edges frozen_values"),
     "tf_ooo/modes/data_parallel/ordering.py": _tests(
         UNIT, "data_parallel_order unrolled_parts frozen_values"
     ),

@@ -15,11 +15,10 @@ from tf_ooo.modes.data_parallel.ordering import (
     communication_edges,
     layer_keys,
     numbered_as,
-    only_tasks,
     order_steps,
 )
 from tf_ooo.planning.model.schedule import Schedule, Task
-from tf_ooo.rewriting.lowering import task_ops
+from tf_ooo.rewriting.lowering import only_tasks, task_ops
 
 STEPS, LAST = 3, "step_2"
 

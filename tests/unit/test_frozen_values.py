@@ -14,8 +14,8 @@ from tf_ooo.modes.data_parallel.ordering import _Ordered
 from tf_ooo.modes.layerpipe.registers import Register
 from tf_ooo.planning.model.memory import MemoryCurve
 from tf_ooo.planning.model.relation import Edges
+from tf_ooo.rewriting.lanes import LaneOrder
 from tf_ooo.rewriting.lowering import TaskOps
-from tf_ooo.rewriting.ordering import LaneOrder
 
 
 @pytest.mark.parametrize(
@@ -23,12 +23,12 @@ from tf_ooo.rewriting.ordering import LaneOrder
     [
         Edges([0], [1], None, "why"),
         MemoryCurve([0.0], [1.0]),
-        TaskOps({}, (), {}, {}),
+        TaskOps({}, (), None),
         LaneOrder(),
         Register(0, "a", "", 0, 1),
         OrderPass(RewritePlan()),
         VerifyPass(None),
-        _Ordered(None, None, Additions({}, {}), 0, ()),
+        _Ordered(None, None, {}, Additions({}, {}), ()),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -1,15 +1,19 @@
-"""Schedule + TrainingGraph -> RewritePlan: the control edges that force the order of the tasks."""
+"""Schedule + TrainingGraph -> RewritePlan: the control edges that force the order of the backward tasks."""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+
+import rustworkx as rx
 
 from grappler_passes.analysis.backward_tasks import LayerTask, backward_tasks, producers_of
 from grappler_passes.graph.training_graph import OpKind, TrainingGraph
 from grappler_passes.passes.rewrite_plan import RewritePlan
-from tf_ooo.planning.model.schedule import Schedule, Task
+from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
+from tf_ooo.rewriting.lanes import Block, LaneOrder, one_after_another
 
 _MAX_EDGES_PER_PAIR = 64
 
@@ -18,13 +22,12 @@ _MAX_EDGES_PER_PAIR = 64
 class TaskOps:
     """The ops of each dO and dW task, and the layers in the order in which backward reaches them.
 
-    ``waiting`` and ``readers`` are the :func:`dependencies` of the graph's ops.
+    ``dag`` are the :func:`dependencies` of the graph's ops.
     """
 
     ops: Mapping[Task, tuple[str, ...]]
     backward_layers: tuple[int, ...]
-    waiting: Mapping[str, int]
-    readers: Mapping[str, list[str]]
+    dag: rx.PyDiGraph
 
     @property
     def by_layer(self) -> dict[LayerTask, tuple[str, ...]]:
@@ -36,7 +39,16 @@ def task_ops(graph: TrainingGraph) -> TaskOps:
     """The tasks of :func:`backward_tasks`, as a schedule names them."""
     backward = backward_tasks(graph)
     ops = {Task(*task): names for task, names in backward.ops.items()}
-    return TaskOps(ops, backward.layers, *dependencies(graph))
+    return TaskOps(ops, backward.layers, dependencies(graph))
+
+
+def only_tasks(schedule: Schedule, there: Collection[Task]) -> Schedule:
+    """The schedule without dO and dW that the graph does not have: layers may lack a dO of their own."""
+    lanes = {
+        lane: TaskList([task for task in tasks if task in there or task.kind not in ("dO", "dW")])
+        for lane, tasks in schedule.lanes.items()
+    }
+    return dataclasses.replace(schedule, lanes=lanes)
 
 
 def lower(
@@ -52,14 +64,18 @@ def lower(
     """
     tasks = tasks or task_ops(graph)
     schedule.require(tasks.ops)
-    lanes = {lane: [task for task in order if task in tasks.ops] for lane, order in schedule.lanes.items()}
+    links = _FewEdges(graph, tasks.dag)
+    numbers = {task: [links.place[name] for name in names] for task, names in tasks.ops.items()}
     edges: list[tuple[str, str]] = []
-    needs = _ancestors(graph)
     streams: dict[str, int] = {}
     priorities: dict[str, int] = {}
-    for (_, stream), lane in lanes.items():
-        edges += _lane_edges(graph, tasks.ops, lane, needs, [] if notes is None else notes)
-        for rank, task in enumerate(lane):
+    for (_, stream), lane in schedule.lanes.items():
+        backward = [task for task in lane if task in tasks.ops]
+        order = one_after_another(backward, numbers, links)
+        edges += order.edges
+        if notes is not None:
+            notes += order.notes
+        for rank, task in enumerate(backward):  # not of blocks: of dO tasks in a row each has its own
             streams.update(dict.fromkeys(tasks.ops[task], stream))
             priorities.update(dict.fromkeys(tasks.ops[task], rank))
     classified = {n: op for n, op in graph.ops.items() if op.kind is not OpKind.OTHER}
@@ -72,103 +88,90 @@ def lower(
     )
 
 
-def _ancestors(graph: TrainingGraph) -> dict[str, int]:
-    """For each op the bit set of the ops that it needs; bit i is the i-th op of the graph."""
-    needs: dict[str, int] = {}
-    for place, (name, op) in enumerate(graph.ops.items()):
-        bits = 1 << place
-        for producer in producers_of(op):
-            bits |= needs.get(producer, 0)
-        needs[name] = bits
-    return needs
-
-
-def _lane_edges(
-    graph: TrainingGraph,
-    ops: Mapping[Task, tuple[str, ...]],
-    lane: Sequence[Task],
-    needs: Mapping[str, int],
-    notes: list[str],
-) -> list[tuple[str, str]]:
-    """Edges from the last ops of each block to the first ops of the next.
-
-    What an earlier block needs gets no edge (the shape that a kernel's gradient and the next dO share): it
-    has to run before.  It would not always be a cycle yet, but one once ops are merged: after all graph
-    optimizers oneDNN makes one op of a bias gradient and that of the kernel.
+class _FewEdges:
+    """Edges from the last ops of a block to the first of the next, without ops to join them: Links.
 
     Consecutive dO tasks are one block: data edges order the chain, and parallel branches of it stay parallel.
     """
-    blocks: list[tuple[str, list[str]]] = []
-    for task in lane:
-        if blocks and task.kind == "dO" and blocks[-1][0] == "dO":
-            blocks[-1][1].extend(ops[task])
-        else:
-            blocks.append((task.kind, list(ops[task])))
-    place = {name: i for i, name in enumerate(graph.ops)}
-    edges, needed = [], 0
-    for (_, before), (_, after) in zip(blocks, blocks[1:], strict=False):
-        for name in before:
-            needed |= needs[name]
-        free = [name for name in after if not needed >> place[name] & 1]
-        lasts, firsts = _last(graph, before), _first(graph, free)
-        pairs = _between(lasts, firsts)
+
+    def __init__(self, graph: TrainingGraph, dag: rx.PyDiGraph) -> None:
+        self.names = list(graph.ops)
+        self.place = {name: i for i, name in enumerate(self.names)}
+        self._graph, self._dag = graph, dag
+
+    @cached_property
+    def _needs(self) -> list[int]:
+        """Bit sets of all ops in one walk; rustworkx has sets of ancestors of one node at a time only."""
+        needs: list[int] = []
+        for i in range(len(self.names)):
+            bits = 1 << i
+            for producer in self._dag.predecessor_indices(i):
+                bits |= needs[producer]
+            needs.append(bits)
+        return needs
+
+    def bit(self, op: int) -> int:
+        """The op as a set of bits."""
+        return 1 << op
+
+    def needs(self, op: int) -> int:
+        """The op and all that it depends on, as bits."""
+        return self._needs[op]
+
+    def run_as_one(self, before: Task, after: Task) -> bool:
+        """Two dO tasks."""
+        return before.kind == after.kind == "dO"
+
+    def link(self, order: LaneOrder, rank: int, block: Block, following: Block, free: list[int]) -> None:
+        """Every last before every first; where that would be many edges, the latest of the lasts only."""
+        before, after = ([self.names[i] for i in ops] for ops in (block.ops, free))
+        lasts, firsts = last_ops(before, self._producers), first_ops(after, self._producers)
+        room = max(1, _MAX_EDGES_PER_PAIR // max(1, len(firsts)))
+        pairs = [(last, first) for last in lasts[-room:] for first in firsts]
         if len(pairs) < len(lasts) * len(firsts):
-            notes.append(
+            order.notes.append(
                 f"loosely ordered: {len(pairs)} of {len(lasts) * len(firsts)} edges between the tasks around "
-                f"{free[0]!r}; the ops that end the first one early may still run during the second"
+                f"{after[0]!r}; the ops that end the first one early may still run during the second"
             )
-        edges += pairs
-    return edges
+        order.edges.extend(pairs)
+
+    def _producers(self, name: str) -> list[str]:
+        return producers_of(self._graph.ops[name])
 
 
-def _between(lasts: list[str], firsts: list[str]) -> list[tuple[str, str]]:
-    """Every last before every first; where that would be many edges, the latest of the lasts only."""
-    room = max(1, _MAX_EDGES_PER_PAIR // max(1, len(firsts)))
-    return [(last, first) for last in lasts[-room:] for first in firsts]
-
-
-def _first(graph: TrainingGraph, names: list[str]) -> list[str]:
+def first_ops(names: Collection[str], producers: Callable[[str], Iterable[str]]) -> list[str]:
+    """Those that read none of the others."""
     inside = set(names)
-    return [name for name in names if not inside.intersection(producers_of(graph.ops[name]))]
+    return [name for name in names if inside.isdisjoint(producers(name))]
 
 
-def _last(graph: TrainingGraph, names: list[str]) -> list[str]:
-    read = {producer for name in names for producer in producers_of(graph.ops[name])}
+def last_ops(names: Collection[str], producers: Callable[[str], Iterable[str]]) -> list[str]:
+    """Those that none of the others read."""
+    read = {producer for name in names for producer in producers(name)}
     return [name for name in names if name not in read]
 
 
-def execution_order(schedule_tasks: Sequence[Task], graph: TrainingGraph, tasks: TaskOps) -> list[str]:
+def execution_order(schedule_tasks: Iterable[Task], graph: TrainingGraph, tasks: TaskOps) -> list[str]:
     """One op after the other: forward, the tasks as scheduled, each update right after its dW."""
     rank_of = {task: rank for rank, task in enumerate(schedule_tasks)}
-    rank: dict[str, float] = {}
+    rank = dict.fromkeys(graph.ops, 0)
     for task, names in tasks.ops.items():
-        rank.update(dict.fromkeys(names, float(rank_of[task])))
+        rank.update(dict.fromkeys(names, 2 * rank_of[task] + 1))
     for layer in graph.layers:
-        rank.update(dict.fromkeys(layer.update_ops, rank_of.get(Task("dW", layer.index), len(rank_of)) + 0.5))
-    place = {name: i for i, name in enumerate(graph.ops)}
-    waiting, readers = dict(tasks.waiting), tasks.readers
-    ready = [(rank.get(name, -1.0), place[name], name) for name, count in waiting.items() if not count]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        name = heapq.heappop(ready)[2]
-        order.append(name)
-        for reader in readers[name]:
-            waiting[reader] -= 1
-            if not waiting[reader]:
-                heapq.heappush(ready, (rank.get(reader, -1.0), place[reader], reader))
-    return order
+        after = rank_of.get(Task("dW", layer.index), len(rank_of))
+        rank.update(dict.fromkeys(layer.update_ops, 2 * after + 2))
+    # Of the ops that are ready the one of the lowest rank, and of these the first in the graph.
+    keys = {name: f"{rank[name]:09d} {place:09d}" for place, name in enumerate(graph.ops)}
+    return list(rx.lexicographical_topological_sort(tasks.dag, key=keys.__getitem__))
 
 
-def dependencies(graph: TrainingGraph) -> tuple[dict[str, int], dict[str, list[str]]]:
-    """How many producers each op waits for, and its readers."""
+def dependencies(graph: TrainingGraph) -> rx.PyDiGraph:
+    """The graph of its ops by place, each with its name; an edge leads from each producer to its readers."""
     place = {name: i for i, name in enumerate(graph.ops)}
-    waiting: dict[str, int] = {}
-    readers: dict[str, list[str]] = {name: [] for name in graph.ops}
-    for name, op in graph.ops.items():
+    dag: rx.PyDiGraph = rx.PyDiGraph(multigraph=False)
+    dag.add_nodes_from(list(graph.ops))
+    for i, op in enumerate(graph.ops.values()):
         # A producer that stands later closes a loop: it is no dependency within one iteration.
-        producers = {p for p in producers_of(op) if p in place and place[p] < place[name]}
-        waiting[name] = len(producers)
-        for producer in producers:
-            readers[producer].append(name)
-    return waiting, readers
+        producers = (place.get(name, i) for name in producers_of(op))
+        dag.add_edges_from_no_data([(producer, i) for producer in producers if producer < i])
+    return dag

@@ -1,14 +1,14 @@
-"""The order of each device: control edges from task to task within its lane, none between devices."""
+"""The order of each device of a pipeline: control edges within its lane, none between devices."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.effects import has_side_effects, only_reads
 from tf_ooo.planning.model.schedule import Schedule, Task
+from tf_ooo.rewriting.lanes import Block, LaneOrder, one_after_another
 from tf_ooo.rewriting.unrolled_tasks import Step
 
 _ORDERED = ("F", "dO", "dW")
@@ -16,21 +16,6 @@ _ORDERED = ("F", "dO", "dW")
 _WITHOUT_JOIN = 2
 # Gradients of this size and more are computed one after the other.
 _LARGE_BYTES = 1024**2
-
-
-@dataclass(frozen=True)
-class LaneOrder:
-    """What a lane adds to a graph.
-
-    Attributes:
-        edges: (before, after), to and from joins included.
-        joins: names of the joins.
-        ranks: place in the lane of each op.
-    """
-
-    edges: list[tuple[str, str]] = field(default_factory=list)
-    joins: list[str] = field(default_factory=list)
-    ranks: dict[str, int] = field(default_factory=dict)
 
 
 def ops_of_tasks(step: Step, stage_of_layer: Sequence[int], reach: Sequence[int]) -> dict[Task, list[int]]:
@@ -78,11 +63,7 @@ def order_lane(
     fused: bool = False,
     sizes: Mapping[str, int] | None = None,
 ) -> LaneOrder:
-    """Edges that make the tasks run one after the other.
-
-    What an earlier task needs gets no edge: it has to run before.  It would not always be a cycle, but one
-    once ops are merged: after all graph optimizers oneDNN makes one op of a bias gradient and that of
-    the kernel.
+    """Edges that make the tasks run one after the other, many of them through joins.
 
     With ``fused`` a dO and the dW that follows are one task, whose result is sent at its end, as where
     the two are computed together.
@@ -96,110 +77,102 @@ def order_lane(
         sizes: bytes of ops' results, where known: large gradients of one task are computed one after the
             other, each added to its sum meanwhile, instead of all at once.
     """
-    found = LaneOrder()
-    blocks = _blocks([task for task in lane if ops.get(task)], fused)
-    nodes = [[i for task in block for i in ops[task]] for block in blocks]
-    inner: list[tuple[int, int]] = []
-    needed = 0
-    for rank, (block, mine) in enumerate(zip(blocks, nodes, strict=True)):
-        found.ranks.update((index.names[i], rank) for i in mine)
-        if len(block) > 1:
-            _send_last(index, ops[block[0]], ops[block[1]], reach, f"{name}/{rank}/sent", found)
-        if rank + 1 == len(blocks):
-            break
-        for i in mine:
-            needed |= reach[i] | 1 << index.position[i]
-        free = [i for i in nodes[rank + 1] if not needed >> index.position[i] & 1]
-        # What has an edge within its task from, or to, another result has none from, or to, another task.
-        followed = {before for before, _ in inner}
-        if [task.kind for task in blocks[rank + 1]] == ["dW"]:  # one by one anyway beside its dO
-            inner += _one_by_one(index, nodes[rank + 1], free, reach, sizes or {})
-        waiting = {after for _, after in inner}
-        lasts = [i for i in lasts_of(index, mine, reach) if i not in followed]
-        firsts = [i for i in firsts_of(index, free, reach) if i not in waiting]
-        _join(index, lasts, firsts, reach, f"{name}/{rank}", found)
+    joins = _Joins(index, reach, name, fused, sizes or {})
+    order = one_after_another(lane, ops, joins)
     # Last: where they would close a cycle they are left out, not those from task to task.
-    found.edges.extend((index.names[before], index.names[after]) for before, after in inner)
-    return found
+    order.edges.extend((index.names[before], index.names[after]) for before, after in joins.one_by_one)
+    return order
 
 
-def _blocks(tasks: Sequence[Task], fused: bool) -> list[list[Task]]:
-    blocks: list[list[Task]] = []
-    for task in tasks:
-        before = blocks[-1][-1] if blocks else None
-        if fused and task.kind == "dW" and before == Task("dO", task.stage, task.microbatch):
-            blocks[-1].append(task)
-        else:
-            blocks.append([task])
-    return blocks
+class _Joins:
+    """Edges from the last ops of a task to the first of the next, where there are many through a join: Links.
 
-
-def _one_by_one(
-    index: GraphIndex,
-    nodes: Sequence[int],
-    free: Sequence[int],
-    reach: Sequence[int],
-    sizes: Mapping[str, int],
-) -> list[tuple[int, int]]:
-    """Edges for the large results of a dW task: each, with what it alone is made of, after the one before.
-
-    Large are those whose parts are, where they are added up from some.  Only ``free`` ops wait.
+    Attributes:
+        one_by_one: edges between the large results of each dW task.
     """
-    inside = set(nodes)
 
-    def is_large(i: int) -> bool:
-        parts = [index.names[p] for p, _ in index.data_preds[i] if p in inside]
-        return max(sizes.get(index.names[i], 0), sum(sizes.get(p, 0) for p in parts)) >= _LARGE_BYTES
+    def __init__(
+        self, index: GraphIndex, reach: Sequence[int], name: str, fused: bool, sizes: Mapping[str, int]
+    ) -> None:
+        self.names = index.names
+        self.one_by_one: list[tuple[int, int]] = []
+        self._index, self._reach = index, reach
+        self._name, self._fused, self._sizes = name, fused, sizes
 
-    lasts = sorted(lasts_of(index, nodes, reach), key=lambda i: index.position[i])
-    large = [i for i in lasts if is_large(i)]
-    edges: list[tuple[int, int]] = []
-    made = 0
-    for before, after in itertools.pairwise(large):
-        made |= reach[before] | 1 << index.position[before]
-        needed = (reach[after] | 1 << index.position[after]) & ~made
-        own = [i for i in free if needed >> index.position[i] & 1]
-        edges += [(before, first) for first in firsts_of(index, own, reach)]
-    return edges
+    def bit(self, op: int) -> int:
+        """The op as a set of bits."""
+        return 1 << self._index.position[op]
 
+    def needs(self, op: int) -> int:
+        """The op and all that it depends on, as bits."""
+        return self._reach[op] | self.bit(op)
 
-def _send_last(
-    index: GraphIndex,
-    output_grads: Sequence[int],
-    weight_grads: Sequence[int],
-    reach: Sequence[int],
-    name: str,
-    found: LaneOrder,
-) -> None:
-    """What leaves a dO task waits for the dW of the same stage."""
-    inside = {*output_grads, *weight_grads}
-    able = [i for i in output_grads if index.contexts[i].frame == () and i not in index.back_preds]
-    leaving = [i for i in able if any(s not in inside for s in index.succs[i])]
-    free = [i for i in weight_grads if not any(reach[i] >> index.position[j] & 1 for j in leaving)]
-    lasts = lasts_of(index, free, reach)
-    if lasts and leaving:
-        _join(index, lasts, leaving, reach, name, found)
+    def run_as_one(self, before: Task, after: Task) -> bool:
+        """A dO and the dW beside it, where they are fused."""
+        return self._fused and after.kind == "dW" and before == Task("dO", after.stage, after.microbatch)
 
+    def link(self, order: LaneOrder, rank: int, block: Block, following: Block, free: list[int]) -> None:
+        """All of the first ops after all of the last."""
+        index, reach = self._index, self._reach
+        if len(block.tasks) > 1:
+            self._send_last(order, block, f"{self._name}/{rank}/sent")
+        # What has an edge within its task from, or to, another result has none from, or to, another task.
+        followed = {before for before, _ in self.one_by_one}
+        if [task.kind for task in following.tasks] == ["dW"]:  # beside its dO they are one by one anyway
+            self.one_by_one += self._large_results(following.ops, free)
+        waiting = {after for _, after in self.one_by_one}
+        lasts = [i for i in lasts_of(index, block.ops, reach) if i not in followed]
+        firsts = [i for i in firsts_of(index, free, reach) if i not in waiting]
+        self._join(order, lasts, firsts, f"{self._name}/{rank}")
 
-def _join(
-    index: GraphIndex,
-    lasts: list[int],
-    firsts: list[int],
-    reach: Sequence[int],
-    name: str,
-    found: LaneOrder,
-) -> None:
-    """All of ``firsts`` after all of ``lasts``; where the graph says so already there is no edge."""
-    ends = sum(1 << index.position[i] for i in lasts)
-    free = [i for i in firsts if ends & ~reach[i]]
-    waiting = [i for i in lasts if any(not reach[j] >> index.position[i] & 1 for j in free)]
-    before, after = [index.names[i] for i in waiting], [index.names[i] for i in free]
-    if len(before) * len(after) <= max(_WITHOUT_JOIN, len(before), len(after)):
-        found.edges.extend((a, b) for a in before for b in after)
-        return
-    found.joins.append(name)
-    found.edges.extend((a, name) for a in before)
-    found.edges.extend((name, b) for b in after)
+    def _large_results(self, nodes: Sequence[int], free: Sequence[int]) -> list[tuple[int, int]]:
+        """Edges that have each large result of a dW task, and its own parts, wait for the one before it.
+
+        Only ``free`` ops wait.
+        """
+        index, reach = self._index, self._reach
+        inside, lasts = set(nodes), lasts_of(index, nodes, reach)
+        large = sorted((i for i in lasts if self._is_large(i, inside)), key=lambda i: index.position[i])
+        edges: list[tuple[int, int]] = []
+        earlier = 0
+        for before, after in itertools.pairwise(large):
+            earlier |= self.needs(before)
+            own = self.needs(after) & ~earlier
+            firsts = firsts_of(index, [i for i in free if own & self.bit(i)], reach)
+            edges += [(before, first) for first in firsts]
+        return edges
+
+    def _is_large(self, i: int, inside: Collection[int]) -> bool:
+        """Whether the result is, or the parts of the same task that it is added up from are together."""
+        parts = [self.names[p] for p, _ in self._index.data_preds[i] if p in inside]
+        own_bytes, parts_bytes = self._sizes.get(self.names[i], 0), sum(self._sizes.get(p, 0) for p in parts)
+        return max(own_bytes, parts_bytes) >= _LARGE_BYTES
+
+    def _send_last(self, order: LaneOrder, block: Block, name: str) -> None:
+        """What leaves a dO task waits for the dW of the same stage."""
+        index, reach = self._index, self._reach
+        output_grads, weight_grads = block.tasks.values()
+        inside = set(block.ops)
+        able = [i for i in output_grads if index.contexts[i].frame == () and i not in index.back_preds]
+        leaving = [i for i in able if any(s not in inside for s in index.succs[i])]
+        free = [i for i in weight_grads if not any(reach[i] & self.bit(j) for j in leaving)]
+        lasts = lasts_of(index, free, reach)
+        if lasts and leaving:
+            self._join(order, lasts, leaving, name)
+
+    def _join(self, order: LaneOrder, lasts: list[int], firsts: list[int], name: str) -> None:
+        """All of ``firsts`` after all of ``lasts``; where the graph says so already there is no edge."""
+        reach = self._reach
+        ends = sum(map(self.bit, lasts))
+        free = [i for i in firsts if ends & ~reach[i]]
+        waiting = [i for i in lasts if any(not reach[j] & self.bit(i) for j in free)]
+        before, after = [self.names[i] for i in waiting], [self.names[i] for i in free]
+        if len(before) * len(after) <= max(_WITHOUT_JOIN, len(before), len(after)):
+            order.edges.extend((a, b) for a in before for b in after)
+            return
+        order.joins.append(name)
+        order.edges.extend((a, name) for a in before)
+        order.edges.extend((name, b) for b in after)
 
 
 def lasts_of(index: GraphIndex, nodes: Sequence[int], reach: Sequence[int]) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 from grappler_passes.graph.liveness import peak_bytes_by_device, unknown_sizes
@@ -26,17 +25,19 @@ def require_sizes(graph: TrainingGraph, limit_bytes: int) -> None:
 
 
 def stock_order(graph: TrainingGraph) -> list[str]:
-    """The order in which TensorFlow's executor takes ops up: first ready, first run."""
-    waiting, readers = dependencies(graph)
-    ready = deque(name for name, count in waiting.items() if not count)
-    order = []
-    while ready:
-        order.append(ready.popleft())
-        for reader in readers[order[-1]]:
+    """The order in which TensorFlow's executor takes ops up: first ready, first run.
+
+    rustworkx has no such order: its topological sorts take up the latest that is ready, or the smallest.
+    """
+    dag = dependencies(graph)
+    waiting = [dag.in_degree(op) for op in dag.node_indices()]
+    order = [op for op, count in enumerate(waiting) if not count]
+    for op in order:  # grows while it is read: a queue
+        for reader in sorted(dag.successor_indices(op)):
             waiting[reader] -= 1
             if not waiting[reader]:
-                ready.append(reader)
-    return order
+                order.append(reader)
+    return [dag[op] for op in order]
 
 
 def stock_peak(graph: TrainingGraph, order: Sequence[str]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,8 +10,9 @@ from tf_ooo.costs.from_graph import graph_costs
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import CostError, OptionsError
 from tf_ooo.planning.choosing.on_paper import plan_layers
-from tf_ooo.planning.model.schedule import Schedule, TaskList
+from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.planning.policies import DEFAULT_POLICY
+from tf_ooo.rewriting.lowering import only_tasks
 
 
 def plan(
@@ -72,21 +72,9 @@ def plan(
         mode=mode,
         options=options,
     ).schedule
-    return planned if training_graph is None else _only_tasks_of(training_graph, planned)
-
-
-def _only_tasks_of(training_graph: Any, schedule: Schedule) -> Schedule:
-    """Layers of a graph may lack a dO of their own; a pipeline's stages are made of whole layers."""
-    if schedule.stages:
-        return schedule
-    there = backward_tasks(training_graph).ops
-    lanes = {
-        lane: TaskList(
-            [task for task in tasks if task.kind not in ("dO", "dW") or (task.kind, task.stage) in there]
-        )
-        for lane, tasks in schedule.lanes.items()
-    }
-    return dataclasses.replace(schedule, lanes=lanes)
+    if training_graph is None or planned.stages:  # a pipeline's stages are made of whole layers
+        return planned
+    return only_tasks(planned, {Task(*task) for task in backward_tasks(training_graph).ops})
 
 
 def layers_of_graph(training_graph: Any, costs: Any) -> tuple[LayerCosts, ...]:

@@ -14,11 +14,7 @@ from grappler_passes.compat import traced_functions
 from grappler_passes.graph.liveness import unknown_sizes
 from grappler_passes.graph.sizes import KnownShapes, with_sizes
 from grappler_passes.graph.training_graph import TrainingGraph
-from grappler_passes.passes.annotate import AnnotatePass
-from grappler_passes.passes.base import PassPipeline, PassResult, relaxed_by
-from grappler_passes.passes.order import OrderPass
-from grappler_passes.passes.separate import SeparatePass
-from grappler_passes.passes.verify import VerifyPass
+from grappler_passes.passes.base import PassResult
 from tf_ooo.compat import tf_functions
 from tf_ooo.errors import GraphError, MemoryLimitError, OptionsError
 from tf_ooo.options import OneDeviceOptions
@@ -26,6 +22,7 @@ from tf_ooo.options.base import check_schedule
 from tf_ooo.options.checks import whole_number
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.planning.policies import BACKWARD_ORDERS, DEFAULT_POLICY
+from tf_ooo.rewriting import passes
 from tf_ooo.rewriting.lowering import TaskOps, execution_order, lower, task_ops
 from tf_ooo.rewriting.peaks import highest_peak, require_sizes, stock_order, stock_peak
 from tf_ooo.rewriting.result import Orders, RewriteResult
@@ -138,7 +135,7 @@ def _garbage_collector_paused() -> Iterator[None]:
 def _rewrite_graph(graph_def: GraphDef, options: OneDeviceOptions, known: KnownShapes) -> RewriteResult:
     started, limit_bytes = time.perf_counter(), options.memory_limit_bytes
     original = classify_graph_def(graph_def)
-    separated = SeparatePass()(graph_def, original)
+    separated = passes.separating(options.dump_dir)(graph_def, original)
     training_graph = classify_graph_def(separated.graph_def) if separated.modified else original
     open_sizes = bool(known or limit_bytes is not None) and bool(unknown_sizes(training_graph))
     if open_sizes:
@@ -147,9 +144,8 @@ def _rewrite_graph(graph_def: GraphDef, options: OneDeviceOptions, known: KnownS
     schedule = _plan(training_graph, tasks, options.schedule, limit_bytes)
     loose: list[str] = []
     rewrite_plan = lower(schedule, training_graph, tasks, loose)
-    passes = [AnnotatePass(rewrite_plan), OrderPass(rewrite_plan)]
-    check = VerifyPass(graph_def, separated.replaced, relaxed_by(SeparatePass, *passes))
-    ordered = PassPipeline([*passes, check], dump_dir=options.dump_dir)(separated.graph_def, training_graph)
+    order = passes.ordering(rewrite_plan, graph_def, separated, options.dump_dir)
+    ordered = order(separated.graph_def, training_graph)
     waiting = _new_waits(separated.graph_def, ordered)
     result = RewriteResult(
         training_graph=training_graph,

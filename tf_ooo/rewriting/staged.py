@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from grappler_passes.passes.annotate import AnnotatePass
-from grappler_passes.passes.base import PassPipeline, relaxed_by
-from grappler_passes.passes.joins import JoinsPass
-from grappler_passes.passes.local_constants import LocalConstantsPass
-from grappler_passes.passes.order import OrderPass
-from grappler_passes.passes.placement import PlacementPass
-from grappler_passes.passes.plain_sums import PlainSumsPass
 from grappler_passes.passes.rewrite_plan import RewritePlan
-from grappler_passes.passes.verify import VerifyPass
 from tf_ooo.hosts.devices import available_devices
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
+from tf_ooo.rewriting import passes
 from tf_ooo.rewriting.naming import describe
 from tf_ooo.rewriting.ordering import lane_tasks, ops_of_tasks, order_lane
 from tf_ooo.rewriting.placing import place
@@ -67,9 +59,7 @@ def serial_plan(step: Step, device: str, available: tuple[str, ...]) -> StagedPl
     return StagedPlan(schedule, step.known, layers, [device] * len(layers), available)
 
 
-def rewrite_step(
-    graph_def: GraphDef, plan: StagedPlan, dump_dir: str | os.PathLike[str] | None = None
-) -> RewriteResult:
+def rewrite_step(graph_def: GraphDef, plan: StagedPlan, dump_dir: passes.Folder = None) -> RewriteResult:
     """Places all ops on their stages' devices and orders each device's tasks.
 
     Raises:
@@ -79,15 +69,7 @@ def rewrite_step(
     started = time.perf_counter()
     step = take_apart(graph_def, plan.known)
     rewrite, moved = _rewrite_plan(step, plan)
-    passes = [
-        PlacementPass(rewrite, plan.available),
-        LocalConstantsPass(),
-        JoinsPass(rewrite),
-        OrderPass(rewrite),
-        AnnotatePass(rewrite),
-    ]
-    done = PassPipeline(passes, dump_dir=dump_dir)(graph_def)
-    VerifyPass(graph_def, done.replaced, relaxed_by(*passes))(done.graph_def)
+    done = passes.placing(rewrite, plan.available, graph_def, dump_dir)(graph_def)
     return RewriteResult(
         training_graph=plan.known.graph,
         schedule=plan.schedule,
@@ -175,22 +157,24 @@ def request_to_measure(model: Any, layers: LayerByLayer) -> RewriteRequest[Rewri
 
 
 def request_to_place(
-    model: Any, plan: StagedPlan, dump_dir: str | os.PathLike[str] | None = None
+    model: Any, plan: StagedPlan, dump_dir: passes.Folder = None
 ) -> RewriteRequest[RewriteResult]:
     """Steps are placed and ordered as planned; ``dump_dir``: folder for the graph after every pass.
 
     Raises BackendError: unsupported TensorFlow, or the plug-in cannot be loaded.
     """
-    return _request(model, lambda graph_def: rewrite_step(graph_def, plan, dump_dir))
+    return _request(model, lambda graph_def: rewrite_step(graph_def, plan, dump_dir), dump_dir)
 
 
-def _request(model: Any, rewrite: Callable[[GraphDef], RewriteResult]) -> RewriteRequest[RewriteResult]:
+def _request(
+    model: Any, rewrite: Callable[[GraphDef], RewriteResult], dump_dir: passes.Folder = None
+) -> RewriteRequest[RewriteResult]:
     """Of some traces of a step the first result is kept."""
 
     def of_steps(graph_def: GraphDef) -> RewriteResult | None:
         if not is_unrolled(graph_def):
             return None
-        result = rewrite(PlainSumsPass()(graph_def).graph_def)
+        result = rewrite(passes.adding_up(dump_dir)(graph_def).graph_def)
         _LOG.info(
             "placed and ordered a step by %s in %.2f s: %d edges added",
             result.schedule.policy,

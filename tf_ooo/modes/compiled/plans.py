@@ -22,7 +22,7 @@ from tf_ooo.planning.choosing.plan import as_asked
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.planning.policies import POLICIES
-from tf_ooo.rewriting.lowering import TaskOps
+from tf_ooo.rewriting.lowering import TaskOps, only_tasks
 
 MAIN = (0, 0)
 _POLICY = next(policy for policy in POLICIES.values() if policy.needs.streams)
@@ -139,17 +139,14 @@ def _place_of(task: str) -> tuple[int, str]:
 
 def only_of(schedule: Schedule, tasks: TaskOps) -> Schedule:
     """The schedule without dO and dW that the graph does not have; pins name what comes before those."""
-    lanes = {
-        lane: TaskList([task for task in order if task in tasks.ops or task.kind not in ("dO", "dW")])
-        for lane, order in schedule.lanes.items()
-    }
-    there = {task for order in lanes.values() for task in order}
+    kept = only_tasks(schedule, tasks.ops)
+    there = {task for order in kept.lanes.values() for task in order}
     pins = []
-    for task, other, steps in schedule.after:
-        awaited = other if other in there else _before(other, task, there)
-        if task in there and awaited is not None:
-            pins.append((task, awaited, steps))
-    return dataclasses.replace(schedule, lanes=lanes, after=tuple(pins))
+    for task, earlier, steps in schedule.after:
+        pinned_to = earlier if earlier in there else _before(earlier, task, there)
+        if task in there and pinned_to is not None:
+            pins.append((task, pinned_to, steps))
+    return dataclasses.replace(kept, after=tuple(pins))
 
 
 def _before(missing: Task, task: Task, there: set[Task]) -> Task | None:

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grappler_passes.analysis.step_classes import classify_steps
 from grappler_passes.analysis.steps import split_steps
 from grappler_passes.graph.training_graph import OpKind, TrainingGraph
-from grappler_passes.passes.annotate import AnnotatePass
-from grappler_passes.passes.base import PassPipeline, PassResult, relaxed_by
-from grappler_passes.passes.order import OrderPass
-from grappler_passes.passes.separate import SeparatePass
-from grappler_passes.passes.steps import Additions, StepsPass, additions
-from grappler_passes.passes.verify import VerifyPass
+from grappler_passes.passes.steps import Additions, additions
 from tf_ooo.costs.from_graph import variable_bytes
 from tf_ooo.errors import ScheduleError
 from tf_ooo.planning.building.common import COMMUNICATION, COMPUTE
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
-from tf_ooo.rewriting.lowering import lower, task_ops
+from tf_ooo.rewriting import passes
+from tf_ooo.rewriting.lowering import first_ops, last_ops, lower, only_tasks, task_ops
 from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.tracing.slices import parts_of
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework import graph_pb2
 
 # How much is handed over and not through where nothing was measured.
 FLIGHT_BYTES = 2 * 2**20
@@ -37,21 +35,27 @@ ScheduleFor = Callable[[TrainingGraph], Schedule]
 
 @dataclass(frozen=True)
 class _Ordered:
-    """One step, and what its nodes have gained."""
+    """One step, its tasks, and what its nodes have gained."""
 
     graph: TrainingGraph
     schedule: Schedule
+    tasks: Mapping[Task, Sequence[str]]
     gained: Additions
-    moved_ops: int
     notes: tuple[str, ...]
+
+    @property
+    def moved_ops(self) -> int:
+        """Ops of tasks of which one waits."""
+        waiting = self.gained.controls.keys()
+        return sum(len(names) for names in self.tasks.values() if not waiting.isdisjoint(names))
 
 
 def order_steps(
-    graph_def: Any,
+    graph_def: graph_pb2.GraphDef,
     schedule_for: ScheduleFor,
     flight_bytes: float = FLIGHT_BYTES,
     planned_for: Sequence[LayerKey] | None = None,
-    dump_dir: str | os.PathLike[str] | None = None,
+    dump_dir: passes.Folder = None,
 ) -> RewriteResult:
     """Orders each step by itself, as ``schedule_for`` says for the first of them.
 
@@ -71,27 +75,25 @@ def order_steps(
         PassError: a pass fails, or what comes out does not compute what went in.
     """
     started = time.perf_counter()
-    separated = separate_steps(graph_def, dump_dir)
+    separated = passes.separating(dump_dir)(graph_def)
     graphs = split_steps(separated.graph_def)
     classified = classify_steps(graphs)
-    keys = [layer_keys(one, graph) for one, graph in zip(graphs, classified, strict=True)]
+    keys = [layer_keys(*step) for step in zip(graphs, classified, strict=True)]
     wanted = keys[0] if planned_for is None else [tuple(key) for key in planned_for]
-    if any(sorted(one) != sorted(wanted) for one in keys):
+    if any(sorted(of_step) != sorted(wanted) for of_step in keys):
         whose = "the steps of the unrolled graph" if planned_for is None else "rank 0 and this rank"
         raise ScheduleError(f"{whose} do not have the same layers")
     schedule = schedule_for(classified[0])
-    schedules = [numbered_as(schedule, [one.index(key) for key in wanted]) for one in keys]
+    schedules = [numbered_as(schedule, [of_step.index(key) for key in wanted]) for of_step in keys]
     steps = [
-        _order(*step, flight_bytes, _folder(dump_dir, f"step_{number:02d}"))
+        _order(*step, flight_bytes, None if dump_dir is None else Path(dump_dir) / f"step_{number:02d}")
         for number, step in enumerate(zip(graphs, classified, schedules, strict=True))
     ]
-    merged = _merged(separated.graph_def, steps)
-    verify = VerifyPass(graph_def, separated.replaced, relaxed_by(SeparatePass, StepsPass))
-    PassPipeline([verify], dump_dir=_folder(dump_dir, "ordered"))(merged)
+    merge = passes.ordering_steps([step.gained for step in steps], graph_def, separated, dump_dir)
     return RewriteResult(
         training_graph=steps[-1].graph,
         schedule=steps[-1].schedule,
-        graph_def=merged,
+        graph_def=merge(separated.graph_def).graph_def,
         moved_ops=sum(step.moved_ops for step in steps),
         added_edges=sum(len(controls) for step in steps for controls in step.gained.controls.values()),
         plan_seconds=time.perf_counter() - started,
@@ -100,17 +102,7 @@ def order_steps(
     )
 
 
-def _folder(dump_dir: str | os.PathLike[str] | None, name: str) -> Path | None:
-    return None if dump_dir is None else Path(dump_dir) / name
-
-
-def separate_steps(graph_def: Any, dump_dir: str | os.PathLike[str] | None = None) -> PassResult:
-    """All steps with the ops taken apart that compute dO and dW; what is new is in its step's name scope."""
-    folder = None if dump_dir is None else Path(dump_dir)
-    return PassPipeline([SeparatePass()], dump_dir=folder)(graph_def)
-
-
-def layer_keys(graph_def: Any, graph: TrainingGraph) -> list[LayerKey]:
+def layer_keys(graph_def: graph_pb2.GraphDef, graph: TrainingGraph) -> list[LayerKey]:
     """What says which layer is which, in every step and on every rank.
 
     Names may differ by rank, and the order of layers in parallel branches by graph.  So a layer is the set
@@ -141,35 +133,21 @@ def numbered_as(schedule: Schedule, numbers: Sequence[int]) -> Schedule:
 
 
 def _order(
-    graph_def: Any, graph: TrainingGraph, schedule: Schedule, flight_bytes: float, dump_dir: Path | None
+    graph_def: graph_pb2.GraphDef,
+    graph: TrainingGraph,
+    schedule: Schedule,
+    flight_bytes: float,
+    dump_dir: Path | None,
 ) -> _Ordered:
     tasks = task_ops(graph)
     schedule = only_tasks(schedule, tasks.ops)
     notes: list[str] = []
     plan = lower(schedule, graph, tasks, notes)
-    parts = parts_of(graph_def)
-    edges = (*plan.edges, *communication_edges(schedule, graph, flight_bytes, parts))
-    plan = dataclasses.replace(plan, edges=edges)
-    done = PassPipeline([AnnotatePass(plan), OrderPass(plan)], dump_dir=dump_dir)(graph_def, graph)
-    gained = additions(graph_def, done.graph_def)
-    moved = [names for names in tasks.ops.values() if gained.controls.keys() & set(names)]
-    return _Ordered(
-        graph,
-        schedule,
-        gained,
-        sum(map(len, moved)),
-        (*notes, *(str(note) for note in done.notes)),
-    )
-
-
-def only_tasks(schedule: Schedule, there: Iterable[Task]) -> Schedule:
-    """Layers of a graph may lack a dO of their own."""
-    known = set(there)
-    lanes = {
-        lane: TaskList([task for task in tasks if task in known or task.kind not in ("dO", "dW")])
-        for lane, tasks in schedule.lanes.items()
-    }
-    return dataclasses.replace(schedule, lanes=lanes)
+    edges = communication_edges(schedule, graph, flight_bytes, parts_of(graph_def))
+    plan = dataclasses.replace(plan, edges=(*plan.edges, *edges))
+    done = passes.ordering_one_step(plan, dump_dir)(graph_def, graph)
+    notes += map(str, done.notes)
+    return _Ordered(graph, schedule, tasks.ops, additions(graph_def, done.graph_def), tuple(notes))
 
 
 def communication_edges(
@@ -194,14 +172,19 @@ def communication_edges(
     bytes_of = [weight_bytes for weight_bytes, _ in variable_bytes(graph, [])]
     sizes = [bytes_of[layer] * _share(schedule, layer, part, sent) for layer, part in wanted]
     edges: list[tuple[str, str]] = []
+
+    def read_by(name: str) -> list[str]:
+        return [producer for producer, _ in graph.ops[name].inputs]
+
     for place, unit in enumerate(wanted):
         before: list[str] = []
         through = _through(sizes, place, flight_bytes)
         if through is not None:
-            before += _ends(graph, sent[wanted[through]], last=True)
+            before += last_ops(sent[wanted[through]], read_by)
         if place and ready.get(unit[0], -1) < ready.get(wanted[place - 1][0], -1):
-            before += _sources(graph, sent[wanted[place - 1]])
-        edges += [(a, b) for a in before for b in _ends(graph, sent[unit], last=False)]
+            firsts = first_ops(sent[wanted[place - 1]], read_by)
+            before += dict.fromkeys(name for first in firsts for name in read_by(first))
+        edges += [(a, b) for a in before for b in first_ops(sent[unit], read_by)]
     return edges
 
 
@@ -235,27 +218,6 @@ def _through(sizes: list[float], place: int, flight_bytes: float) -> int | None:
             return before
         flying_bytes += sizes[before]
     return None
-
-
-def _sources(graph: TrainingGraph, sent: list[str]) -> list[str]:
-    """What the first of some communications send."""
-    firsts = _ends(graph, sent, last=False)
-    return list(dict.fromkeys(name for first in firsts for name, _ in graph.ops[first].inputs))
-
-
-def _ends(graph: TrainingGraph, sent: list[str], last: bool) -> list[str]:
-    """The first or the last of some communication ops."""
-    inside = set(sent)
-    inputs = {name: {producer for producer, _ in graph.ops[name].inputs} for name in sent}
-    if last:
-        read = set().union(*inputs.values()) if inputs else set()
-        return [name for name in sent if name not in read]
-    return [name for name in sent if not inputs[name] & inside]
-
-
-def _merged(graph_def: Any, steps: Sequence[_Ordered]) -> Any:
-    """The whole graph with what each step has gained."""
-    return StepsPass([step.gained for step in steps])(graph_def).graph_def
 
 
 def digest(result: RewriteResult) -> str:

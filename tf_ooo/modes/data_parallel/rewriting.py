@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from grappler_passes import plugin
 from grappler_passes.passes.base import PassResult
-from grappler_passes.passes.separate import SeparatePass
-from grappler_passes.passes.verify import VerifyPass
 from tf_ooo.modes.data_parallel.ordering import (
     FLIGHT_BYTES,
     LayerKey,
     ScheduleFor,
     order_steps,
-    separate_steps,
 )
+from tf_ooo.rewriting import passes
 from tf_ooo.rewriting.request import ResultT, RewriteRequest
 from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.unrolled_tasks import is_unrolled
@@ -36,10 +33,7 @@ def request_to_look(model: Any) -> RewriteRequest[PassResult]:
     """
 
     def look(graph_def: GraphDef) -> PassResult:
-        separated = separate_steps(graph_def)
-        if separated.modified:
-            VerifyPass(graph_def, separated.replaced, SeparatePass.relaxes)(separated.graph_def)
-        return separated
+        return passes.separating_only(graph_def)(graph_def)
 
     def is_larger(result: PassResult, before: PassResult) -> bool:
         return len(result.graph_def.node) >= len(before.graph_def.node)
@@ -52,7 +46,7 @@ def request_to_order(
     schedule_for: ScheduleFor,
     flight_bytes: float = FLIGHT_BYTES,
     planned_for: Sequence[LayerKey] | None = None,
-    dump_dir: str | os.PathLike[str] | None = None,
+    dump_dir: passes.Folder = None,
 ) -> RewriteRequest[RewriteResult]:
     """Orders unrolled steps; keeps what was done to the graph in which most ops moved.
 

@@ -16,7 +16,8 @@ import tensorflow as tf
 import tf_ooo
 from tf_ooo.compat import func_graphs, keras_optimizers, tf_functions
 from tf_ooo.modes.data_parallel import planned
-from tf_ooo.rewriting.plan import plan
+from tf_ooo.planning.choosing.plan import as_asked, policy_named
+from tf_ooo.planning.model.problem import Problem
 from tf_ooo.tracing import traces
 from tf_ooo.tracing.sync import checksum
 
@@ -188,10 +189,11 @@ def assert_reordered(report: tf_ooo.Report, together: int) -> None:
     assert report.moved_ops >= together
 
 
-def certain_plan(layers: Any, link: Any, workers: int, *arguments: Any) -> planned.Planned:
+def certain_plan(layers: Any, link: Any, workers: int, *arguments: Any) -> planned.PlannedGain:
     """In the place of ``planned.make_plan``: a plan whose gain is beyond doubt, so that it is compared."""
-    costs = {"mode": "data_parallel", "devices": workers, "link": link}
-    return planned.Planned(plan(layers=list(layers), schedule="reverse_first_k", k=2, **costs), 1.0, 1.1)
+    problem = Problem(tuple(layers), workers, link=link, options={"k": 2}, mode=planned.MODE)
+    asked = as_asked(policy_named("reverse_first_k", planned.MODE), problem)
+    return planned.PlannedGain(asked, 1.1 * asked.step_s)
 
 
 @contextlib.contextmanager

@@ -66,10 +66,10 @@ def data_parallel(
     quick: bool, json_file: Path | None, png: Path | None, workload: str, mbit: list[float], workers: int,
     cores: float, rows: int, steps: int, repetitions: int, configurations: str | None,
 ) -> None:  # fmt: skip
-    """Data parallel training against stock Horovod, on this machine.
+    """Data parallel training against stock Horovod.
 
-    Each worker has its share of the CPU, all of them one link of chosen bandwidth.  In every run all
-    configurations take turns, so that a disturbance hits all of them.
+    Each worker has its share of this machine's CPU, all of them one link of chosen bandwidth.  In every
+    run all configurations take turns, so that a disturbance hits all of them.
     """
     reason = confine.why_not()
     if reason:

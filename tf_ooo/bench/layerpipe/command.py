@@ -53,10 +53,11 @@ def layerpipe(
     schedules: tuple[str, ...], devices: tuple[int, ...], cores: float | None, repetitions: int,
     simulated: bool, accuracy: bool, network: tuple[str, ...], rate: tuple[str, ...], seeds: int, epochs: int,
 ) -> None:  # fmt: skip
-    """LayerPipe against PipeDream, PipeDream-2BW and a synchronous pipeline, on worker processes.
+    """LayerPipe against PipeDream on worker processes.
 
-    The workers have equal shares of this machine: their computing threads get a CPU quota, communication is
-    left free.  All modes take turns, beside the whole model on one worker.
+    Also PipeDream-2BW and a synchronous pipeline.  The workers have equal shares of this machine: their
+    computing threads get a CPU quota, communication is left free.  All modes take turns, beside the
+    whole model on one worker.
     """
     if accuracy:
         _refuse_given(ctx, "does not go with --accuracy", _WITH_ACCURACY)

@@ -41,11 +41,12 @@ def pipeline(
     devices: tuple[int, ...], microbatches: tuple[int, ...], schedules: str, cores: float | None,
     repetitions: int, torch: bool, overhead: bool,
 ) -> None:  # fmt: skip
-    """Pipeline schedules against each other, on worker processes with equal shares of this machine.
+    """Pipeline schedules against each other.
 
-    Every worker's computing threads get a CPU quota; its communication is left free.  In every run all
-    schedules take turns, step by step, beside the whole model on one worker (serial) and the same work
-    divided without dependencies (local, the floor that no schedule can beat here).
+    They run on worker processes with equal shares of this machine.  Every worker's computing threads
+    get a CPU quota; its communication is left free.  In every run all schedules take turns, step by
+    step, beside the whole model on one worker (serial) and the same work divided without dependencies
+    (local, the floor that no schedule can beat here).
     """
     end_with_sigterm()
     if overhead:

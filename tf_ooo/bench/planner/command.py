@@ -9,7 +9,7 @@ from tf_ooo.bench.planner import layerpipe, ooo, quality, scale, zb_v, zero_bubb
 
 @click.group("planner")
 def planner() -> None:
-    """What is planned on paper, beside published figures, exact optima and limits; nothing is trained."""
+    """Predictions beside published figures and exact optima; nothing is trained."""
 
 
 for _module in (zero_bubble, zb_v, ooo, layerpipe, quality, scale):

@@ -36,11 +36,11 @@ def single(
     batches: tuple[int, ...], data: tuple[str, ...], size: int | None, all_ways: bool, make_s: float | None,
     ways: tuple[str, ...], rounds: int, steps: int,
 ) -> None:  # fmt: skip
-    """One GPU: dW on side streams inside XLA, against what else trains the model.
+    """One GPU: dW on side streams against stock XLA.
 
-    Stock Keras (XLA), XLA with concurrent command buffers, TensorFlow without XLA and, where it is installed,
-    PyTorch with torch.compile and CUDA graphs.  All take turns, a few steps at a time.  Without a GPU small
-    networks run as a check of the machinery, and the rows say "device: cpu".
+    Compared are stock Keras (XLA), XLA with concurrent command buffers, TensorFlow without XLA, ours and,
+    where it is installed, PyTorch with torch.compile and CUDA graphs.  All take turns, a few steps at a time.
+    Without a GPU small networks run as a check of the machinery, and the rows say "device: cpu".
     """
     gpu = has_gpu()
     if not gpu:

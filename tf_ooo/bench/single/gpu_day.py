@@ -152,9 +152,10 @@ def _result(command: list[str], limit_s: float, log: TextIO) -> str:
 @click.option("--minutes", default=9.5, show_default=True, help="All parts together.")
 @click.option("--dry", "small", is_flag=True, help="Tiny networks, single steps; without a GPU too.")
 def gpu_day(out: Path, command: int, minutes: float, small: bool) -> None:
-    """Everything to find out on a GPU machine, in three commands of at most ten minutes.
+    """What to find out on a GPU machine, in three commands.
 
-    Each part is a process with a limit of its own; one that fails is noted and the next runs.  The folder has
-    few files, written after each part: rows_N.json, overlap_N.json, parts_N.json, log_N.txt.
+    Each of them takes ten minutes at most.  Each part is a process with a limit of its own; one that
+    fails is noted and the next runs.  The folder has few files, written after each part: rows_N.json,
+    overlap_N.json, parts_N.json, log_N.txt.
     """
     run(out, command, dry(command) if small else parts(command), minutes * 60)

@@ -87,8 +87,8 @@ def profiled(case: Case, ways: Sequence[str], steps: int) -> list[Row]:
 def single_overlap(
     network: str, batch: int, steps: int, ways: tuple[str, ...], json_file: Path | None
 ) -> None:
-    """Do the side streams' kernels run beside the main stream's?  Needs a GPU.
+    """Do side streams run beside the main stream?
 
-    Reads TensorFlow's profiler of a few steps, of stock XLA and of ours.
+    Needs a GPU.  Reads TensorFlow's profiler of a few steps, of stock XLA and of ours.
     """
     write_rows(json_file, profiled(Case(network, batch), ways, steps))

@@ -57,5 +57,5 @@ class TestFlags:
     def test_what_was_compiled_says_its_bytes(self):
         with watched() as watch:
             self.compiled(5.0)
-        assert watch.found is not None
-        assert watch.found.total_bytes >= 2 * 16, "the report of XLA's memory use has another form"
+        assert watch.module is not None
+        assert watch.module.total_bytes >= 2 * 16, "the report of XLA's memory use has another form"

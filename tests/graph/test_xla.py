@@ -156,12 +156,14 @@ class TestSideUpdates:
         assert_near(*weights)
         assert step.session.failure() is None
         (compiled,) = step._made.values()
-        assert compiled.made.calls
-        functions = [f for f in compiled.made.graph_def.library.function if "ooo_dW" in f.signature.name]
-        assert len(functions) == len(compiled.made.calls)
+        assert compiled.step_graph.calls
+        functions = [
+            f for f in compiled.step_graph.graph_def.library.function if "ooo_dW" in f.signature.name
+        ]
+        assert len(functions) == len(compiled.step_graph.calls)
         ops = [node.op for function in functions for node in function.node_def if node.op != "Const"]
-        assert compiled.made.moved_ops == len(ops)
-        for call in compiled.made.calls:
+        assert compiled.step_graph.moved_ops == len(ops)
+        for call in compiled.step_graph.calls:
             (result,) = call.region.outputs
             assert (len(call.region.own) > 1) == bool(rides)
             assert rides in result[0] or rides in result[0].lower()
@@ -202,14 +204,14 @@ class TestSeveralSteps:
         assert_near(weights, ours.get_weights())
         steps = callback._life.mode.controller.rewritten.steps
         (compiled,) = steps._made.values()
-        delayed = [call.name for call in compiled.made.calls if call.delayed]
+        delayed = [call.name for call in compiled.step_graph.calls if call.delayed]
         assert delayed == ["ooo_dW_s0_3_0"], "only the first of two steps has a next one"
-        nodes = {node.name: node for node in compiled.made.graph_def.node}
+        nodes = {node.name: node for node in compiled.step_graph.graph_def.node}
         assert "ooo_dW_s0_3_0" not in nodes["ooo_join_0"].input
         assert "ooo_dW_s1_3_0" in nodes["ooo_join_1"].input
-        (waits,) = [call.waits_for for call in compiled.made.calls if call.delayed]
+        (waits,) = [call.waits_for for call in compiled.step_graph.calls if call.delayed]
         assert waits, "it runs beside the forward pass, not beside this step's backward pass"
-        assert_held_back(compiled.made.calls, nodes)
+        assert_held_back(compiled.step_graph.calls, nodes)
 
 
 class TestHlo:
@@ -217,7 +219,7 @@ class TestHlo:
         _, callback = differences(zoo.convolutions, streams=2)
         step = callback._life.mode.controller.rewritten.step
         for compiled in step._made.values():
-            wanted = [call.stream for call in compiled.made.calls]
+            wanted = [call.stream for call in compiled.step_graph.calls]
             assert len(wanted) == 4
             for stage in ("hlo", "optimized_hlo"):
                 hlo = xla_functions.hlo_of(compiled._run, compiled.inputs.specs, stage)

@@ -123,12 +123,14 @@ class TestTwoUpdates:
         given = [tf.constant(zoo.features(width)) for width in (7, 3)]
         step = assert_trains_as_stock(adversarial, *given)
         (compiled,) = step._step.rewritten._made.values()
-        assert {call.wave for call in compiled.made.calls} == {0, 1}
+        assert {call.wave for call in compiled.step_graph.calls} == {0, 1}
         joins = {
-            node.name: set(node.input) for node in compiled.made.graph_def.node if "ooo_join" in node.name
+            node.name: set(node.input)
+            for node in compiled.step_graph.graph_def.node
+            if "ooo_join" in node.name
         }
         assert joins.keys() == {"ooo_join_0", "ooo_join_0_1"}
-        for call in compiled.made.calls:
+        for call in compiled.step_graph.calls:
             assert (call.name in joins["ooo_join_0"]) == (call.wave == 0)
             assert (call.name in joins["ooo_join_0_1"]) == (call.wave == 1)
 

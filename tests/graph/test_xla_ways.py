@@ -161,8 +161,8 @@ class TestKept:
         controller, report = step._step, step.report
         controller._keep_rewritten(which=kept)
         (compiled,) = controller.steps[kept]._made.values()
-        assert report.rewritten_graph is compiled.made.graph_def
-        assert report.moved_ops == compiled.made.moved_ops
+        assert report.rewritten_graph is compiled.step_graph.graph_def
+        assert report.moved_ops == compiled.step_graph.moved_ops
         assert report.way == kept
         assert ("kept of several ways", kept) in report.rows()
 

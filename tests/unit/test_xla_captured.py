@@ -56,4 +56,4 @@ def test_the_users_own_dump_goes_where_they_said(monkeypatch, tmp_path):
     monkeypatch.setattr(xla_flags, "flags_of_process", lambda: f"--xla_dump_to={tmp_path}")
     with watched() as watch:
         pass
-    assert watch.found is None
+    assert watch.module is None

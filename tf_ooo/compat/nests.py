@@ -106,8 +106,8 @@ def shapes_of(values: Any) -> tuple[tuple[int, tuple[int | None, ...]], ...]:
 
     flat = tf.nest.flatten(values, expand_composites=True)
     tensors = [value for value in flat if hasattr(value, "shape") and hasattr(value, "dtype")]
-    found = [(tf.as_dtype(t.dtype), tf.TensorShape(t.shape)) for t in tensors]
-    return tuple({(d.as_datatype_enum, tuple(s.as_list())): None for d, s in found if s.rank is not None})
+    kinds = [(tf.as_dtype(t.dtype), tf.TensorShape(t.shape)) for t in tensors]
+    return tuple({(d.as_datatype_enum, tuple(s.as_list())): None for d, s in kinds if s.rank is not None})
 
 
 def dtype_name(tensor: Any) -> str:

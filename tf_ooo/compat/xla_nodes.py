@@ -102,9 +102,9 @@ def function_def(
         results = [graph.get_tensor_by_name(text) for text in outputs]
     placeholders = {tensor.op for tensor in arguments}
     body = [op for op in graph.get_operations() if op not in placeholders]
-    made = graph_to_function_def.graph_to_function_def(graph, body, arguments, results)
-    made.signature.name = name
-    return made
+    function_def = graph_to_function_def.graph_to_function_def(graph, body, arguments, results)
+    function_def.signature.name = name
+    return function_def
 
 
 def call_node(name: str, stream: int, function: str, module: str, inputs: Sequence[str], types: Any) -> Any:
@@ -112,13 +112,13 @@ def call_node(name: str, stream: int, function: str, module: str, inputs: Sequen
     import tensorflow as tf
     from tensorflow.core.framework import node_def_pb2
 
-    given, made = types
+    given, results = types
     node = node_def_pb2.NodeDef(name=name, op="XlaCallModule", input=inputs)
     node.attr["version"].i = MODULE_VERSION
     node.attr["module"].s = module.encode()
     node.attr["Tin"].list.type.extend(tf.as_dtype(info.dtype).as_datatype_enum for info in given)
-    node.attr["Tout"].list.type.extend(tf.as_dtype(info.dtype).as_datatype_enum for info in made)
-    node.attr["Sout"].list.shape.extend(tf.TensorShape(info.shape).as_proto() for info in made)
+    node.attr["Tout"].list.type.extend(tf.as_dtype(info.dtype).as_datatype_enum for info in results)
+    node.attr["Sout"].list.shape.extend(tf.TensorShape(info.shape).as_proto() for info in results)
     node.attr["platforms"].list.s.append(b"CUDA")
     node.attr["disabled_checks"].list.s.append(b"platform")
     node.attr["function_list"].list.func.add().name = function

@@ -119,9 +119,9 @@ class TimedSteps:
             self.steps[name], self.said[name] = step, note
             _wait(step())
         _wait(step())
-        if watch.found is not None and name != WITHOUT_XLA:
-            self.modules[name] = watch.found
-            self.said[name] = "; ".join(filter(None, (note, watch.found.text())))
+        if watch.module is not None and name != WITHOUT_XLA:
+            self.modules[name] = watch.module
+            self.said[name] = "; ".join(filter(None, (note, watch.module.text())))
 
     def _stock(self, jit_compile: bool) -> Step:
         function = tf.function(self._model.train_step, jit_compile=jit_compile, autograph=False)
@@ -133,7 +133,7 @@ class TimedSteps:
         session = StreamSession(SingleDevice(schedule="multi_stream", any_platform=True))
         step = StreamStep(self._model.train_step, self._model.train_step, session, Way(rewriter))
         compiled = CompiledStep(step, (next(self._batches),), {})
-        rewrite = compiled.made
+        rewrite = compiled.step_graph
         if isinstance(rewrite, StreamRewrite):
             planned = f"planned in {rewrite.plan_seconds:.1f} s"
             notes.insert(0, f"{len(rewrite.calls)} calls, {rewrite.barriers} barriers, {planned}")

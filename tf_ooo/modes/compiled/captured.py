@@ -108,12 +108,12 @@ def read_dump(folder: Path) -> CompiledModule | None:
 class Watch:
     """What was compiled while it was watched."""
 
-    found: CompiledModule | None = None
+    module: CompiledModule | None = None
 
 
 @contextmanager
 def watched(flags: Sequence[str] = ()) -> Iterator[Watch]:
-    """Compilations inside get these flags of XLA; the largest module is ``found`` on leaving.
+    """Compilations inside get these flags of XLA; the largest is ``module`` on leaving.
 
     Raises:
         BackendError: there are flags and this TensorFlow cannot set them; without flags nothing is found.
@@ -130,4 +130,4 @@ def watched(flags: Sequence[str] = ()) -> Iterator[Watch]:
             yield watch
         largest = read_dump(Path(folder))
     if largest is not None:
-        watch.found = replace(largest, flags=tuple(flags))
+        watch.module = replace(largest, flags=tuple(flags))

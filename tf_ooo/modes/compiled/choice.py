@@ -42,8 +42,8 @@ class CompiledWays:
         first, self._stock_has_run = not self._stock_has_run, True
         with watched() if first else nullcontext() as watch:
             outputs = step()
-        if watch is not None and watch.found is not None:
-            self._session.modules[STOCK] = watch.found
+        if watch is not None and watch.module is not None:
+            self._session.modules[STOCK] = watch.module
             self.ran(choice)
         return outputs
 

@@ -76,7 +76,7 @@ class StreamStep:
             self.session.fail(error, self.way.name)
             self._made[nests.signature((args, kwargs))] = None
             return self.stock(*args, **kwargs)
-        self.session.came_out(self.way.name, compiled.key, watch.found)
+        self.session.came_out(self.way.name, compiled.key, watch.module)
         return outputs
 
     def compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledStep | None:
@@ -145,22 +145,22 @@ class CompiledStep:
         graph_def = traced.graph_def()
         if step.session.options.may_fall_back:
             _refuse_random_state(graph_def)
-        self.made = step.way.rewrite(graph_def, traced.fetches, _folder(step))
-        self.key = (nests.signature((args, kwargs)), self.made.key, step.way.flags)
+        self.step_graph = step.way.rewrite(graph_def, traced.fetches, _folder(step))
+        self.key = (nests.signature((args, kwargs)), self.step_graph.key, step.way.flags)
         if self.key not in step.session.compiled:
             run = tf_functions.plain_function(self._body(traced), specs, compiled=True)
-            if self.made.calls:
-                check_calls(xla_functions.hlo_of(run, specs), self.made)
+            if self.step_graph.calls:
+                check_calls(xla_functions.hlo_of(run, specs), self.step_graph)
             step.session.compiled[self.key] = run
         self._run = step.session.compiled[self.key]
         self._trace = traced
         self.has_run = False
         step.session.has_step = True
-        if isinstance(self.made, StreamRewrite):
-            step.session.add(self.made, step.way.name)
+        if isinstance(self.step_graph, StreamRewrite):
+            step.session.add(self.step_graph, step.way.name)
 
     def _body(self, traced: FlatTrace) -> Callable[..., list[Any]]:
-        graph_def, fetches = self.made.graph_def, self.made.fetches
+        graph_def, fetches = self.step_graph.graph_def, self.step_graph.fetches
         arguments, captured = traced.arguments, traced.captured
         runtime.register_functions(graph_def)
         body = func_graphs.without_placeholders(graph_def)
@@ -182,7 +182,7 @@ class CompiledStep:
         """What XLA makes of it, compiled but not run; None where XLA cannot be asked."""
         with watched(flags) as watch:
             xla_functions.hlo_of(self._run, self.inputs.specs, "optimized_hlo")
-        return watch.found
+        return watch.module
 
     def needed_bytes(self, flags: tuple[str, ...] = ()) -> int:
         """Of all its buffers.  BackendError where XLA cannot be asked."""

@@ -53,11 +53,11 @@ def _variable(variable: Any) -> list[Any]:
 
 def _layer(layer: Any) -> dict[str, Any]:
     """What a layer does; of a user's own class the class only, of which parts have entries of their own."""
-    found: dict[str, Any] = {"class": type(layer).__name__}
+    described: dict[str, Any] = {"class": type(layer).__name__}
     if keras_layers.is_kerass_own(layer) and not keras_layers.parts_of(layer)[1:]:
         with contextlib.suppress(NotImplementedError, TypeError, ValueError):
-            found |= json.loads(json.dumps(_nameless(layer.get_config()), default=_plain))
-    return found
+            described |= json.loads(json.dumps(_nameless(layer.get_config()), default=_plain))
+    return described
 
 
 def _nameless(config: Any) -> Any:

@@ -71,20 +71,22 @@ def _check_input(
     same: Mapping[str, str],
 ) -> None:
     producer, port = split_input(was)
-    made, at = rounds.of.get(producer), rounds.of.get(name)
-    if made is None or made == at:
+    since, at = rounds.of.get(producer), rounds.of.get(name)
+    if since is None or since == at:
         if now != was:
             raise VerifyError(name, "data inputs", f"read {was}, reads {now}")
         return
-    if at is None or at < made:
-        raise VerifyError(name, "rounds", f"in round {at} it reads {was}, which round {made} makes")
+    if at is None or at < since:
+        raise VerifyError(name, "rounds", f"in round {at} it reads {was}, which round {since} makes")
     register, delay = held.get(now, (None, 0))
     if register is None:
-        raise VerifyError(name, "registers", f"reads {now} of round {made} in round {at}, past all registers")
+        raise VerifyError(
+            name, "registers", f"reads {now} of round {since} in round {at}, past all registers"
+        )
     source = tensor(same.get(producer, producer), port)
-    if (register.source, register.made, delay) != (source, made, at - made):
+    if (register.source, register.made, delay) != (source, since, at - since):
         held_text = f"{register.source} of {delay} rounds before"
-        raise VerifyError(name, "registers", f"is to read {was} of round {made}, reads {held_text}")
+        raise VerifyError(name, "registers", f"is to read {was} of round {since}, reads {held_text}")
 
 
 def verify_part(

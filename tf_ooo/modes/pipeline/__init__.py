@@ -18,11 +18,11 @@ def tasks_of(graph_def: Any) -> dict[str, Task]:
     from grappler_passes.analysis.steps import steps_of  # noqa: PLC0415 - a worker needs no graphs
     from tf_ooo.planning.model.schedule import Task  # noqa: PLC0415
 
-    found = {}
+    tasks = {}
     # By name where a graph optimizer dropped the mark, as from a product that it merged with an addition.
     for node, step in zip(graph_def.node, steps_of(graph_def), strict=True):
         if "_ooo_stage" in node.attr and step is not None:
             kind = node.attr["_ooo_kind"].s.decode()
             microbatch = 0 if kind == "U" else step
-            found[node.name] = Task(kind, int(node.attr["_ooo_stage"].i), microbatch)
-    return found
+            tasks[node.name] = Task(kind, int(node.attr["_ooo_stage"].i), microbatch)
+    return tasks

@@ -11,9 +11,9 @@ def _tests(folder: str, names: str) -> list[str]:
 
 # Tests stop at the first failure: those that notice most come first.
 _SCHEDULES = _tests(UNIT, "relation_edges simulator frozen_values")
-_CLASSIFY = _tests(GRAPH, "classify_parts classify_rules")
-_ENGINE = _tests(UNIT, "engine simulator_parts simulator frozen_values")
-_PEAKS = _tests(UNIT, "liveness")
+_CLASSIFY = _tests(GRAPH, "classify_parts classify_steps classify_rules")
+_ENGINE = _tests(UNIT, "engine simulator_parts simulator")
+_PEAKS = _tests(UNIT, "peaks liveness")
 TESTS: dict[str, list[str]] = {
     "tf_ooo/planning/model/relation.py": _SCHEDULES,
     "tf_ooo/planning/simulation/validate.py": [*_tests(UNIT, "validate_errors"), *_SCHEDULES],

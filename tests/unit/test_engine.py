@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tf_ooo.planning.simulation import engine as engines
 from tf_ooo.planning.simulation.engine import run
 from tf_ooo.planning.simulation.engine_events import run_events
 from tf_ooo.planning.simulation.engine_paths import run_paths
@@ -86,6 +87,28 @@ def test_waves_and_paths_are_the_same_floats(work):
     for waves, paths, events in zip(run_waves(work), run_paths(work), run_events(work), strict=True):
         np.testing.assert_array_equal(waves, events)
         np.testing.assert_array_equal(paths, events)
+
+
+@pytest.mark.parametrize(
+    ("lanes", "nodes", "kind", "engine"),
+    [
+        (24, 4096, LaneKind.ORDERED, "run_waves"),
+        (25, 5000, LaneKind.ORDERED, "run_waves"),
+        (23, 4096, LaneKind.ORDERED, "run_paths"),
+        (24, 4095, LaneKind.ORDERED, "run_paths"),
+        (1, 3, LaneKind.ORDERED, "run_paths"),
+        (24, 4096, LaneKind.FIFO, "run_events"),
+        (1, 3, LaneKind.PRIORITY, "run_events"),
+    ],
+)
+def test_the_engine_that_is_fastest(monkeypatch, lanes, nodes, kind, engine):
+    """Waves where many lanes run side by side; events where lanes choose what is next."""
+    for name in ("run_events", "run_paths", "run_waves"):
+        monkeypatch.setattr(engines, name, lambda work, name=name: name)
+    starts = np.concatenate([np.arange(lanes), [nodes]])
+    none = np.zeros(0, np.int64)
+    work = Work(np.ones(nodes), starts, np.full(lanes, kind, np.int8), none, none, np.zeros(0))
+    assert engines.run(work) == engine
 
 
 def _pair(occupancy, devices=(0, 0)):

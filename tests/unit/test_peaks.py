@@ -1,0 +1,118 @@
+"""Peaks that a memory limit is held against, and the order in which TensorFlow would run a step."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import tensorflow as tf
+
+from grappler_passes.graph.sizes import KnownShapes
+from grappler_passes.graph.training_graph import Op, OpKind, TrainingGraph
+from tf_ooo.errors import MemoryLimitError
+from tf_ooo.rewriting import peaks
+from tf_ooo.rewriting.result import Orders
+
+
+def graph(*rows):
+    """``"name size device: input input"``, in the order of the graph."""
+    ops = {}
+    for row in rows:
+        head, _, inputs = row.partition(":")
+        name, size, device = head.split()
+        read = tuple((source, 0) for source in inputs.split())
+        output_bytes = None if size == "?" else int(size)
+        ops[name] = Op(name, "MatMul", OpKind.FORWARD, inputs=read, device=device, output_bytes=output_bytes)
+    return TrainingGraph(ops, (), ())
+
+
+# a -> b -> d, a -> c -> d, e by itself.
+DIAMOND = graph("a 10 A:", "b 1 A: a", "c 2 A: a", "e 4 B:", "d 8 A: b c")
+
+
+def test_ready_first_runs_first():
+    """``a`` and ``e`` wait for nothing; what ``a`` makes ready comes behind ``e``."""
+    assert peaks.stock_order(DIAMOND) == ["a", "e", "b", "c", "d"]
+
+
+def test_the_order_in_which_inputs_come_does_not_matter():
+    """An op runs when the last of its producers has run, however often it reads one."""
+    deep = graph("a 1 A:", "b 1 A: a", "c 1 A: b", "d 1 A: a c c", "e 1 A: a")
+    assert peaks.stock_order(deep) == ["a", "b", "e", "c", "d"]
+
+
+def test_the_highest_peak_is_that_of_the_fullest_device():
+    """A: a 10, b 11, c 13, then a goes, d 11.  B: e 4."""
+    assert peaks.highest_peak(DIAMOND, peaks.stock_order(DIAMOND)) == 13
+    assert peaks.highest_peak(graph("a 3 A:", "b 5 B:"), ["a", "b"]) == 5
+    assert peaks.highest_peak(DIAMOND, []) == 0
+
+
+def test_sizes_must_be_known():
+    peaks.require_sizes(DIAMOND, 5)
+    with pytest.raises(MemoryLimitError, match="b") as raised:
+        peaks.require_sizes(graph("a 1 A:", "b ? A: a"), 5)
+    assert raised.value.smallest_bytes is None
+
+
+def test_what_was_separated_is_no_part_of_the_stock_peak():
+    """The order is that of the graph as it came, with an op that is taken apart since then."""
+    order = ["a", "e", "b", "of_the_graph_as_it_came", "c", "d"]
+    assert peaks.stock_peak(DIAMOND, order) == 13
+
+
+@pytest.fixture
+def rewritten():
+    """An input of open length, doubled and then added up with itself: 8 bytes, 8, 8 of each row."""
+    with tf.Graph().as_default() as traced:
+        x = tf.compat.v1.placeholder(tf.float32, (None, 2), name="x")
+        first, second = tf.tanh(x, name="first"), tf.sin(x, name="second")
+        tf.add(first, second, name="both")
+    graph_def = traced.as_graph_def()
+    argument = next(node for node in graph_def.node if node.name == "x")
+    argument.op = "_Arg"
+    argument.attr["_output_shapes"].list.shape.add().CopyFrom(argument.attr["shape"].shape)
+    argument.attr["T"].type = argument.attr["dtype"].type
+    argument.attr["index"].i = 0
+    for name in ("shape", "dtype"):
+        del argument.attr[name]
+    reads = {"x": (), "first": ("x",), "second": ("x",), "both": ("first", "second")}
+    ops = {
+        name: Op(
+            name, traced.get_operation_by_name(name).type, OpKind.FORWARD, inputs=tuple((s, 0) for s in read)
+        )
+        for name, read in reads.items()
+    }
+    planned = ("x", "first", "second", "both")
+    stock = ("x", "second", "first", "both", "of_the_graph_as_it_came")
+
+    def result(planned=planned):
+        orders = planned and Orders(planned, stock, 0, open_sizes=True)
+        return SimpleNamespace(training_graph=TrainingGraph(ops, (), ()), graph_def=graph_def, orders=orders)
+
+    return result
+
+
+def test_peaks_with_inputs_of_another_size(rewritten):
+    """Three tensors of ten rows at once: the input is somebody else's."""
+    known = KnownShapes(batch_size=10)
+    assert peaks.check_memory(rewritten(), known, 3 * 80) == 3 * 80
+    with pytest.raises(MemoryLimitError) as raised:
+        peaks.check_memory(rewritten(), known, 3 * 80 - 1)
+    assert raised.value.smallest_bytes == 3 * 80
+    assert peaks.check_memory(rewritten(), KnownShapes(batch_size=5), 3 * 80 - 1) == 3 * 40
+
+
+def test_the_stock_peak_is_told_where_only_it_is_above_the_limit(rewritten):
+    """The planned order, cut short here, has two tensors at once."""
+    result = rewritten(planned=("x", "first", "second"))
+    assert peaks.check_memory(result, KnownShapes(batch_size=10), 2 * 80) == 3 * 80
+
+
+def test_peaks_of_sizes_that_stay_open(rewritten):
+    with pytest.raises(MemoryLimitError, match="first"):
+        peaks.check_memory(rewritten(), KnownShapes(), 10**9)
+
+
+def test_without_a_limit_there_is_nothing_to_check(rewritten):
+    assert peaks.check_memory(rewritten(planned=None), KnownShapes(), 1) == 0

@@ -20,7 +20,6 @@ from tf_ooo.errors import GraphError
 from tf_ooo.fit.step_times import STOCK
 from tf_ooo.modes.data_parallel import ordering, planned, scheduled
 from tf_ooo.planning.building.common import COMPUTE
-from tf_ooo.rewriting.plan import plan
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
 pytestmark = [needs_keras_3, pytest.mark.ranks(2), pytest.mark.takes(70)]
@@ -257,9 +256,7 @@ def test_rank_0s_plan_is_taken(engine, quick_plans, monkeypatch):
     """Whatever another rank would have planned."""
 
     def ranks_own(layers: Any, link: Any, workers: int, *arguments: Any) -> Any:
-        k = 2 if engine.rank == 0 else 1
-        costs = {"mode": "data_parallel", "devices": workers, "link": link}
-        return planned.Planned(plan(layers=list(layers), schedule="reverse_first_k", k=k, **costs), 1.0, 1.1)
+        return t.gaining("reverse_first_k", layers, link, workers, k=2 if engine.rank == 0 else 1)
 
     monkeypatch.setattr(planned, "make_plan", ranks_own)
     report = _trained(engine, schedule="search", profile_steps=0)

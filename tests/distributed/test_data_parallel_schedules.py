@@ -21,7 +21,6 @@ from tf_ooo.costs.layer_costs import Link
 from tf_ooo.errors import OptionsError
 from tf_ooo.modes.data_parallel import planned, scheduled
 from tf_ooo.planning.building.common import COMMUNICATION
-from tf_ooo.rewriting.plan import plan
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
 pytestmark = [needs_keras_3, pytest.mark.ranks(2), pytest.mark.takes(80)]
@@ -185,11 +184,10 @@ def test_large_gradients_in_slices(engine, quick_plans, monkeypatch):
     known = {}
 
     def slicing(layers: Any, link: Any, workers: int, *arguments: Any) -> Any:
-        options = {"communication": "ordered", "slice_bytes": 400}
-        costs = {"mode": "data_parallel", "devices": workers, "link": link}
-        schedule = plan(layers=list(layers), schedule="search", evaluations=50, **costs, **options)
-        known["parts"] = dict(schedule.parts)
-        return planned.Planned(schedule, 1.0, 1.1)
+        options = {"communication": "ordered", "slice_bytes": 400, "evaluations": 50}
+        gain = t.gaining("search", layers, link, workers, **options)
+        known["parts"] = dict(gain.plan.schedule.parts)
+        return gain
 
     monkeypatch.setattr(planned, "make_plan", slicing)
     report = _ordered(_against_stock(engine, schedule="search"))

@@ -189,11 +189,16 @@ def assert_reordered(report: tf_ooo.Report, together: int) -> None:
     assert report.moved_ops >= together
 
 
-def certain_plan(layers: Any, link: Any, workers: int, *arguments: Any) -> planned.PlannedGain:
-    """In the place of ``planned.make_plan``: a plan whose gain is beyond doubt, so that it is compared."""
-    problem = Problem(tuple(layers), workers, link=link, options={"k": 2}, mode=planned.MODE)
-    asked = as_asked(policy_named("reverse_first_k", planned.MODE), problem)
+def gaining(policy: str, layers: Any, link: Any, workers: int, **options: Any) -> planned.PlannedGain:
+    """A plan whose gain is beyond doubt, so that it is compared: in the place of ``planned.make_plan``."""
+    problem = Problem(tuple(layers), workers, link=link, options=options, mode=planned.MODE)
+    asked = as_asked(policy_named(policy, planned.MODE), problem)
     return planned.PlannedGain(asked, 1.1 * asked.step_s)
+
+
+def certain_plan(layers: Any, link: Any, workers: int, *arguments: Any) -> planned.PlannedGain:
+    """Reverse first-2, whatever is asked for."""
+    return gaining("reverse_first_k", layers, link, workers, k=2)
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from tf_ooo.rewriting.lowering import TaskOps
         Register(0, "a", "", 0, 1),
         OrderPass(RewritePlan()),
         VerifyPass(None),
-        _Ordered(None, None, {}, Additions({}, {}), ()),
+        _Ordered(None, None, None, Additions({}, {}), ()),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -41,7 +41,7 @@ def scheduled(name):
 @pytest.mark.parametrize(("name", "waits"), [("gpipe", True), ("1f1b", True), ("zb_h1", False)])
 def test_in_the_graph(monkeypatch, name, waits):
     monkeypatch.setattr(rewriting, "place", lambda step, devices, sizes: {})
-    placed = rewriting.Plan(scheduled(name), None, [0, 1], ["/device:A", "/device:B"], ())
+    placed = rewriting.StagedPlan(scheduled(name), None, [0, 1], ["/device:A", "/device:B"], ())
     rewrite, ordered = rewriting._rewrite_plan(backward(), placed)
     assert (("w1", "o1") in rewrite.edges) == waits
     assert (("o1", "w1") in rewrite.edges) == (not waits)

@@ -29,7 +29,7 @@ class LaneOrder:
 
 
 @dataclass(frozen=True)
-class Block:
+class Bundle:
     """Tasks in a row that run as one, each with its ops, which are numbers."""
 
     tasks: dict[Task, Sequence[int]] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Links(Protocol):
     def run_as_one(self, before: Task, after: Task) -> bool:
         """Whether two tasks in a row are one block."""
 
-    def link(self, order: LaneOrder, rank: int, block: Block, following: Block, free: list[int]) -> None:
+    def link(self, order: LaneOrder, rank: int, block: Bundle, following: Bundle, free: list[int]) -> None:
         """Adds the edges that have the ``free`` ops of ``following`` run after ``block``.
 
         It is called for each block of a lane, with its place; behind the last there follows an empty one.
@@ -78,7 +78,7 @@ def one_after_another(lane: Sequence[Task], ops: Mapping[Task, Sequence[int]], l
     order = LaneOrder()
     blocks = _blocks([task for task in lane if ops.get(task)], ops, links)
     needed = 0
-    for rank, (block, following) in enumerate(itertools.zip_longest(blocks, blocks[1:], fillvalue=Block())):
+    for rank, (block, following) in enumerate(itertools.zip_longest(blocks, blocks[1:], fillvalue=Bundle())):
         order.ranks.update((links.names[op], rank) for op in block.ops)
         for op in block.ops:
             needed |= links.needs(op)
@@ -86,10 +86,10 @@ def one_after_another(lane: Sequence[Task], ops: Mapping[Task, Sequence[int]], l
     return order
 
 
-def _blocks(tasks: Sequence[Task], ops: Mapping[Task, Sequence[int]], links: Links) -> list[Block]:
-    blocks: list[Block] = []
+def _blocks(tasks: Sequence[Task], ops: Mapping[Task, Sequence[int]], links: Links) -> list[Bundle]:
+    blocks: list[Bundle] = []
     for before, task in zip([None, *tasks], tasks, strict=False):
         if before is None or not links.run_as_one(before, task):
-            blocks.append(Block())
+            blocks.append(Bundle())
         blocks[-1].tasks[task] = ops[task]
     return blocks

@@ -70,12 +70,12 @@ def loop_tasks(graph: TrainingGraph, index: GraphIndex, layers: Mapping[str, int
 
 def _members(graph: TrainingGraph, index: GraphIndex) -> dict[str, list[int]]:
     """The ops of each outermost loop, by its frame."""
-    found: dict[str, list[int]] = {}
+    members: dict[str, list[int]] = {}
     for i, name in enumerate(index.names):
         frame = index.contexts[i].frame or index.arrival_frame(i)
         if frame and graph.ops[name].kind in _HELD:
-            found.setdefault(frame[0], []).append(i)
-    return found
+            members.setdefault(frame[0], []).append(i)
+    return members
 
 
 def _is_forward(graph: TrainingGraph, index: GraphIndex, nodes: Sequence[int]) -> bool:
@@ -127,7 +127,7 @@ def _of_forward_loops(
 ) -> list[int]:
     """The layers of the forward loops, of those in ``layer_of``, whose results the loop ``frame`` reads."""
     loop_of = {i: name for name, nodes in members.items() for i in nodes}
-    found: list[int] = []
+    layers: list[int] = []
     seen: set[int] = set()
     stack = [p for i in members[frame] for p, _ in index.data_preds[i] if loop_of.get(p) != frame]
     while stack:
@@ -136,23 +136,23 @@ def _of_forward_loops(
             continue
         seen.add(i)
         if loop_of.get(i) in layer_of:
-            found.append(layer_of[loop_of[i]])
+            layers.append(layer_of[loop_of[i]])
         elif i not in loop_of and graph.ops[index.names[i]].kind is OpKind.FORWARD:
             stack += [p for p, _ in index.data_preds[i]]
-    return found
+    return layers
 
 
 def fed_to_loops(
     graph: TrainingGraph, index: GraphIndex, layers: Mapping[str, int], loops: Sequence[LoopTask]
 ) -> dict[str, int]:
     """Forward ops outside that no weight leads to and only loops read: with the lowest of these loops."""
-    found = {name: loop.layer for loop in loops for name in loop.members}
-    inside = set(found)
+    layer_of = {name: loop.layer for loop in loops for name in loop.members}
+    inside = set(layer_of)
     for i in reversed(index.order):
         name = index.names[i]
         if name in inside or name in layers or graph.ops[name].kind is not OpKind.FORWARD:
             continue
-        readers = [found[index.names[s]] for s in index.succs[i] if index.names[s] in found]
+        readers = [layer_of[index.names[s]] for s in index.succs[i] if index.names[s] in layer_of]
         if readers:
-            found[name] = min(readers)
-    return {name: layer for name, layer in found.items() if name not in inside}
+            layer_of[name] = min(readers)
+    return {name: layer for name, layer in layer_of.items() if name not in inside}

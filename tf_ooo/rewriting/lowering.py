@@ -13,7 +13,7 @@ from grappler_passes.analysis.backward_tasks import LayerTask, backward_tasks, p
 from grappler_passes.graph.training_graph import OpKind, TrainingGraph
 from grappler_passes.passes.rewrite_plan import RewritePlan
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
-from tf_ooo.rewriting.lanes import Block, LaneOrder, one_after_another
+from tf_ooo.rewriting.lanes import Bundle, LaneOrder, one_after_another
 
 _MAX_EDGES_PER_PAIR = 64
 
@@ -28,6 +28,10 @@ class TaskOps:
     ops: Mapping[Task, tuple[str, ...]]
     backward_layers: tuple[int, ...]
     dag: rx.PyDiGraph
+
+    def moved_ops(self, waiting: Collection[str]) -> int:
+        """How many ops the tasks have of which one waits for a new edge; ``waiting`` are their names."""
+        return sum(len(names) for names in self.ops.values() if any(name in waiting for name in names))
 
     @property
     def by_layer(self) -> dict[LayerTask, tuple[str, ...]]:
@@ -122,7 +126,7 @@ class _FewEdges:
         """Two dO tasks."""
         return before.kind == after.kind == "dO"
 
-    def link(self, order: LaneOrder, rank: int, block: Block, following: Block, free: list[int]) -> None:
+    def link(self, order: LaneOrder, rank: int, block: Bundle, following: Bundle, free: list[int]) -> None:
         """Every last before every first; where that would be many edges, the latest of the lasts only."""
         before, after = ([self.names[i] for i in ops] for ops in (block.ops, free))
         lasts, firsts = last_ops(before, self._producers), first_ops(after, self._producers)

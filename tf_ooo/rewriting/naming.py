@@ -4,37 +4,43 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from grappler_passes.graph.variables import VARIABLE_ATTR
 from tf_ooo.compat import keras_variables
 from tf_ooo.rewriting.unrolled_tasks import Step
 
+if TYPE_CHECKING:
+    import keras
 
-def named(variables: Sequence[Any]) -> dict[str, Any]:
+    from grappler_passes.plugin.requests import Describe, VariableInfo
+
+VariableT = TypeVar("VariableT")
+
+
+def named(variables: Sequence[VariableT]) -> dict[str, VariableT]:
     """Keras variables by a unique name: the path, and a number where several have one."""
-    found: dict[str, Any] = {}
+    by_name: dict[str, VariableT] = {}
     for variable in variables:
         path, number = keras_variables.path_of(variable), 0
         name = path
-        while name in found:
+        while name in by_name:
             number += 1
             name = f"{path}#{number}"
-        found[name] = variable
-    return found
+        by_name[name] = variable
+    return by_name
 
 
-def describe(model: Any, variables: Callable[[], Sequence[Any]]) -> Callable[[Sequence[Any]], list[Any]]:
+def describe(model: keras.Model, variables: Callable[[], Sequence[keras.Variable]]) -> Describe:
     """What graphs say about variables: these names, and what Keras thinks is trainable."""
 
-    def describe_captured(captured: Sequence[Any]) -> list[Any]:
+    def describe_captured(captured: Sequence[Any]) -> list[VariableInfo | None]:
         trainable = {id(variable) for variable in model.trainable_variables}
-        by_handle = {}
+        by_handle: dict[int, VariableInfo] = {}
         for name, variable in named(variables()).items():
             value = keras_variables.value_of(variable)
             if value is not None:
-                info = {"name": name, "trainable": id(variable) in trainable}
-                by_handle[id(value.handle)] = info
+                by_handle[id(value.handle)] = {"name": name, "trainable": id(variable) in trainable}
         return [by_handle.get(id(variable.handle)) for variable in captured]
 
     return describe_captured
@@ -46,18 +52,18 @@ def variable_layers(step: Step) -> dict[str, int]:
     A weight's own layer; an optimizer's slot that of its weight; a state or a metric that of the forward
     ops that read or write it, or are computed from it.
     """
-    found: dict[str, int] = {}
+    layers: dict[str, int] = {}
     by_name = {variable.name: variable for variable in step.known.graph.variables}
     for layer in step.known.graph.layers:
         for name in layer.variables:
-            found[name] = layer.index
-            found.update(dict.fromkeys(by_name[name].slots, layer.index))
+            layers[name] = layer.index
+            layers.update(dict.fromkeys(by_name[name].slots, layer.index))
     for name, arguments in _arguments(step).items():
-        if name not in found:
+        if name not in layers:
             used_with = _used_with(step, arguments)
             if used_with is not None:
-                found[name] = used_with
-    return found
+                layers[name] = used_with
+    return layers
 
 
 def _arguments(step: Step) -> dict[str, list[int]]:

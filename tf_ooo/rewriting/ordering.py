@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.effects import has_side_effects, only_reads
 from tf_ooo.planning.model.schedule import Schedule, Task
-from tf_ooo.rewriting.lanes import Block, LaneOrder, one_after_another
+from tf_ooo.rewriting.lanes import Bundle, LaneOrder, one_after_another
 from tf_ooo.rewriting.unrolled_tasks import Step
 
 _ORDERED = ("F", "dO", "dW")
@@ -111,7 +111,7 @@ class _Joins:
         """A dO and the dW beside it, where they are fused."""
         return self._fused and after.kind == "dW" and before == Task("dO", after.stage, after.microbatch)
 
-    def link(self, order: LaneOrder, rank: int, block: Block, following: Block, free: list[int]) -> None:
+    def link(self, order: LaneOrder, rank: int, block: Bundle, following: Bundle, free: list[int]) -> None:
         """All of the first ops after all of the last."""
         index, reach = self._index, self._reach
         if len(block.tasks) > 1:
@@ -148,7 +148,7 @@ class _Joins:
         own_bytes, parts_bytes = self._sizes.get(self.names[i], 0), sum(self._sizes.get(p, 0) for p in parts)
         return max(own_bytes, parts_bytes) >= _LARGE_BYTES
 
-    def _send_last(self, order: LaneOrder, block: Block, name: str) -> None:
+    def _send_last(self, order: LaneOrder, block: Bundle, name: str) -> None:
         """What leaves a dO task waits for the dW of the same stage."""
         index, reach = self._index, self._reach
         output_grads, weight_grads = block.tasks.values()

@@ -51,7 +51,7 @@ def divided(
     }
     if not any(divisions.values()):
         return graph, dict(forward)
-    return _renumbered(graph, forward, {index: one for index, one in divisions.items() if one})
+    return _renumbered(graph, forward, {index: division for index, division in divisions.items() if division})
 
 
 @dataclass(frozen=True)
@@ -128,11 +128,11 @@ class _Ops:
             size = float(self._graph.ops[name].output_bytes or 0)
             changes[i] += size
             changes[last[i]] -= size
-        found, now = [], 0.0
+        crossing, now = [], 0.0
         for change in changes[:-1]:
             now += change
-            found.append(now)
-        return found
+            crossing.append(now)
+        return crossing
 
     def _without_data(
         self, names: Sequence[str], part_of: Mapping[str, int], weights: Mapping[str, int]
@@ -141,16 +141,16 @@ class _Ops:
 
         What nobody reads (the result of a metric, behind its update) comes last.
         """
-        found: dict[str, int] = {}
+        parts: dict[str, int] = {}
         lowest: dict[str, int] = {}
         last = max(part_of.values())
         for name in reversed(names):
             if name not in part_of:
-                found[name] = weights[name] if name in weights else lowest.get(name, last)
-            reader = part_of[name] if name in part_of else found[name]
+                parts[name] = weights[name] if name in weights else lowest.get(name, last)
+            reader = part_of[name] if name in part_of else parts[name]
             for producer, _ in self._graph.ops[name].inputs:
                 lowest[producer] = min(lowest.get(producer, reader), reader)
-        return found
+        return parts
 
 
 def is_part(name: str) -> bool:

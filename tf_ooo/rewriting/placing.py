@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tf_ooo.rewriting.unrolled_tasks import Step
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework import node_def_pb2
+
+_Nodes = Mapping[str, "node_def_pb2.NodeDef"]
 
 _SLICES = ("Slice", "StridedSlice")
 _HANDS_ON = ("Identity", "Switch", "Merge", "Enter", "Exit", "NextIteration")
@@ -43,7 +48,7 @@ def _able(now: str, device: str) -> str:
     return f"{host}/device:CPU:0" if on_cpu else device
 
 
-def _on_variables(step: Step, nodes: Mapping[str, Any]) -> dict[str, str]:
+def _on_variables(step: Step, nodes: _Nodes) -> dict[str, str]:
     """Ops that take a variable's handle, or hand it on."""
     index, placed = step.index, {}
     handles = {
@@ -64,18 +69,18 @@ def _on_variables(step: Step, nodes: Mapping[str, Any]) -> dict[str, str]:
     return placed
 
 
-def _is_resource(node: Any) -> bool:
+def _is_resource(node: node_def_pb2.NodeDef) -> bool:
     return node.op == "VarHandleOp" or resource_of(node)
 
 
-def resource_of(node: Any) -> bool:
+def resource_of(node: node_def_pb2.NodeDef) -> bool:
     """Whether an op with one type hands on resources."""
     from tensorflow.core.framework import types_pb2
 
     return bool(node.attr["T"].type == types_pb2.DT_RESOURCE)
 
 
-def _slices_at_home(step: Step, nodes: Mapping[str, Any], placed: dict[str, str]) -> None:
+def _slices_at_home(step: Step, nodes: _Nodes, placed: dict[str, str]) -> None:
     """A micro-batch is cut off where the batch is, so that no whole batch is sent."""
     index = step.index
     for i, name in enumerate(index.names):
@@ -85,9 +90,7 @@ def _slices_at_home(step: Step, nodes: Mapping[str, Any], placed: dict[str, str]
                 placed[name] = nodes[index.names[source]].device
 
 
-def _follow(
-    step: Step, nodes: Mapping[str, Any], placed: dict[str, str], bytes_of: Mapping[str, int]
-) -> None:
+def _follow(step: Step, nodes: _Nodes, placed: dict[str, str], bytes_of: Mapping[str, int]) -> None:
     index = step.index
 
     def rest(order: Sequence[int]) -> list[int]:

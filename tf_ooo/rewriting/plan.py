@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grappler_passes.analysis.backward_tasks import backward_tasks
-from tf_ooo.costs.from_graph import graph_costs
+from grappler_passes.graph.training_graph import TrainingGraph
+from tf_ooo.costs.from_graph import GraphCosts, graph_costs
 from tf_ooo.costs.layer_costs import LayerCosts, Link
+from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import CostError, OptionsError
 from tf_ooo.planning.choosing.on_paper import plan_layers
 from tf_ooo.planning.model.schedule import Schedule, Task
@@ -16,12 +18,12 @@ from tf_ooo.rewriting.lowering import only_tasks
 
 
 def plan(
-    training_graph: Any = None,
-    costs: Any = None,
+    training_graph: TrainingGraph | None = None,
+    costs: CostTable | GraphCosts | Mapping[str, float] | None = None,
     schedule: str = DEFAULT_POLICY,
     memory_limit_bytes: int | None = None,
     *,
-    layers: Sequence[LayerCosts] | None = None,
+    layers: Sequence[LayerCosts] | CostTable | None = None,
     devices: int = 1,
     microbatches: int = 1,
     link: Link | None = None,
@@ -54,21 +56,22 @@ def plan(
         from tf_ooo.rewriting.planner import plan_graph  # noqa: PLC0415 - imports TensorFlow
 
         return plan_graph(training_graph, schedule, memory_limit_bytes)
-    given: Any
-    table: Any
+    given = layers if training_graph is None else costs
     if training_graph is not None:
-        given, table = costs, layers_of_graph(training_graph, costs)
+        own_costs: Sequence[LayerCosts] = layers_of_graph(training_graph, costs)
     elif layers is not None:
-        given, table = layers, getattr(layers, "layers", layers)
+        own_costs = layers.layers if isinstance(layers, CostTable) else layers
     else:
         raise OptionsError("plan() needs a training graph, or layers=[LayerCosts, ...]")
+    if link is None and isinstance(given, CostTable):
+        link = given.link
     planned = plan_layers(
-        table,
+        own_costs,
         schedule,
         memory_limit_bytes,
         devices=devices,
         microbatches=microbatches,
-        link=getattr(given, "link", None) if link is None else link,
+        link=link,
         mode=mode,
         options=options,
     ).schedule
@@ -77,15 +80,17 @@ def plan(
     return only_tasks(planned, {Task(*task) for task in backward_tasks(training_graph).ops})
 
 
-def layers_of_graph(training_graph: Any, costs: Any) -> tuple[LayerCosts, ...]:
+def layers_of_graph(
+    training_graph: TrainingGraph, costs: CostTable | GraphCosts | Mapping[str, float] | None
+) -> tuple[LayerCosts, ...]:
     """The costs of a graph's layers; CostError names an op without seconds."""
-    seconds = getattr(costs, "op_seconds", costs)
+    seconds = costs.op_seconds if isinstance(costs, CostTable) else costs
     if isinstance(seconds, Mapping) and seconds:
         return graph_costs(training_graph, seconds).layers
-    layers = getattr(costs, "layers", ())
+    layers = costs.layers if isinstance(costs, (CostTable, GraphCosts)) else ()
     if len(layers) != len(training_graph.layers):
         raise CostError(
             "costs of a graph are seconds by op name, or a CostTable with op_seconds or with the graph's "
             f"{len(training_graph.layers)} layers"
         )
-    return tuple(layers)
+    return layers

@@ -7,14 +7,14 @@ import gc
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from grappler_passes.analysis.classify import classify_graph_def
 from grappler_passes.compat import traced_functions
 from grappler_passes.graph.liveness import unknown_sizes
 from grappler_passes.graph.sizes import KnownShapes, with_sizes
 from grappler_passes.graph.training_graph import TrainingGraph
-from grappler_passes.passes.base import PassResult
+from grappler_passes.passes.steps import additions
 from tf_ooo.compat import tf_functions
 from tf_ooo.errors import GraphError, MemoryLimitError, OptionsError
 from tf_ooo.options import OneDeviceOptions
@@ -28,10 +28,11 @@ from tf_ooo.rewriting.peaks import highest_peak, require_sizes, stock_order, sto
 from tf_ooo.rewriting.result import Orders, RewriteResult
 
 if TYPE_CHECKING:
-    from grappler_passes.graph.protobuf import GraphDef
+    import tensorflow as tf
+    from tensorflow.core.framework import graph_pb2
 
 
-def classify(graph: Any) -> TrainingGraph:
+def classify(graph: graph_pb2.GraphDef | tf.types.experimental.ConcreteFunction) -> TrainingGraph:
     """Sorts the ops of a training step into F, dO, dW, U, comm and other, by dataflow.
 
     Args:
@@ -85,7 +86,7 @@ def _plan(graph: TrainingGraph, tasks: TaskOps, name: str, limit_bytes: int | No
         named = _schedule(graph, tasks, policy)
         if _peak(named) <= limit_bytes:
             return named
-    lowest = min((_schedule(graph, tasks, other) for other in BACKWARD_ORDERS), key=_peak)
+    lowest = min((_schedule(graph, tasks, each) for each in BACKWARD_ORDERS), key=_peak)
     if _peak(lowest) > limit_bytes:
         raise MemoryLimitError(limit_bytes, _peak(lowest))
     return lowest
@@ -108,7 +109,7 @@ def _peak(schedule: Schedule) -> int:
 
 
 def rewrite_graph(
-    graph_def: GraphDef, options: OneDeviceOptions, known: KnownShapes | None = None
+    graph_def: graph_pb2.GraphDef, options: OneDeviceOptions, known: KnownShapes | None = None
 ) -> RewriteResult:
     """Separates, classifies, plans, orders and verifies; the argument is not changed.
 
@@ -132,7 +133,9 @@ def _garbage_collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _rewrite_graph(graph_def: GraphDef, options: OneDeviceOptions, known: KnownShapes) -> RewriteResult:
+def _rewrite_graph(
+    graph_def: graph_pb2.GraphDef, options: OneDeviceOptions, known: KnownShapes
+) -> RewriteResult:
     started, limit_bytes = time.perf_counter(), options.memory_limit_bytes
     original = classify_graph_def(graph_def)
     separated = passes.separating(options.dump_dir)(graph_def, original)
@@ -146,13 +149,13 @@ def _rewrite_graph(graph_def: GraphDef, options: OneDeviceOptions, known: KnownS
     rewrite_plan = lower(schedule, training_graph, tasks, loose)
     order = passes.ordering(rewrite_plan, graph_def, separated, options.dump_dir)
     ordered = order(separated.graph_def, training_graph)
-    waiting = _new_waits(separated.graph_def, ordered)
+    waits = additions(separated.graph_def, ordered.graph_def).controls
     result = RewriteResult(
         training_graph=training_graph,
         schedule=schedule,
         graph_def=ordered.graph_def,
-        moved_ops=sum(len(names) for names in tasks.ops.values() if waiting.keys() & set(names)),
-        added_edges=sum(waiting.values()),
+        moved_ops=tasks.moved_ops(waits),
+        added_edges=sum(map(len, waits.values())),
         plan_seconds=0.0,
         mixed={**training_graph.mixed, **separated.mixed},
         notes=(*loose, *(str(note) for note in (*separated.notes, *ordered.notes))),
@@ -166,12 +169,3 @@ def _rewrite_graph(graph_def: GraphDef, options: OneDeviceOptions, known: KnownS
 
 def _order_of(schedule: Schedule, graph: TrainingGraph, tasks: TaskOps) -> tuple[str, ...]:
     return tuple(execution_order(list(schedule.tasks), graph, tasks))
-
-
-def _new_waits(before: GraphDef, result: PassResult) -> dict[str, int]:
-    """How many control inputs each node gained; nodes that gained none are left out."""
-    had = {node.name: len(node.input) for node in before.node}
-    gained = {
-        node.name: len(node.input) - had.get(node.name, len(node.input)) for node in result.graph_def.node
-    }
-    return {name: count for name, count in gained.items() if count > 0}

@@ -14,7 +14,8 @@ from tf_ooo.errors import BackendError, GraphError
 from tf_ooo.rewriting.failures import Failures
 
 if TYPE_CHECKING:
-    from grappler_passes.graph.protobuf import GraphDef
+    from tensorflow.core.framework import graph_pb2
+
     from grappler_passes.plugin.requests import Describe
 
 _numbers = itertools.count(1)
@@ -24,7 +25,7 @@ class Rewritten(Protocol):
     """What a rewrite returns; where nothing is ``modified`` TensorFlow runs the graph that it has."""
 
     @property
-    def graph_def(self) -> GraphDef: ...
+    def graph_def(self) -> graph_pb2.GraphDef: ...
 
     @property
     def modified(self) -> bool: ...
@@ -63,7 +64,7 @@ class RewriteRequest(Generic[ResultT]):
     def __init__(
         self,
         name: str,
-        rewrite: Callable[[GraphDef], ResultT | None],
+        rewrite: Callable[[graph_pb2.GraphDef], ResultT | None],
         replaces: Callable[[ResultT, ResultT], bool],
         no_graph: Callable[[plugin.Request], str],
         describe: Describe | None = None,
@@ -120,13 +121,13 @@ class RewriteRequest(Generic[ResultT]):
 
 
 def _answering(
-    rewrite: Callable[[GraphDef], ResultT | None],
+    rewrite: Callable[[graph_pb2.GraphDef], ResultT | None],
     replaces: Callable[[ResultT, ResultT], bool],
     outcome: _Outcome[ResultT],
-) -> Callable[[GraphDef], GraphDef | None]:
+) -> Callable[[graph_pb2.GraphDef], graph_pb2.GraphDef | None]:
     """What the plug-in calls with each graph."""
 
-    def answer(graph_def: GraphDef) -> GraphDef | None:
+    def answer(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef | None:
         try:
             result = rewrite(graph_def)
         except GraphError as error:

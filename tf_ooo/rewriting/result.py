@@ -10,7 +10,7 @@ from grappler_passes.graph.training_graph import TrainingGraph
 from tf_ooo.planning.model.schedule import Schedule
 
 if TYPE_CHECKING:
-    from grappler_passes.graph.protobuf import GraphDef
+    from tensorflow.core.framework import graph_pb2
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class RewriteResult:
 
     training_graph: TrainingGraph
     schedule: Schedule
-    graph_def: GraphDef
+    graph_def: graph_pb2.GraphDef
     moved_ops: int
     added_edges: int
     plan_seconds: float

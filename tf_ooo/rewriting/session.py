@@ -17,8 +17,9 @@ from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.tracing.inputs import Seen
 
 if TYPE_CHECKING:
+    from tensorflow.core.framework import graph_pb2
+
     from grappler_passes import plugin
-    from grappler_passes.graph.protobuf import GraphDef
     from grappler_passes.plugin.requests import Describe
 
 _LOG = logging.getLogger("tf_ooo")
@@ -89,7 +90,7 @@ class RewriteSession:
         self._options = options
         self._peaks = peaks = _Peaks(KnownShapes(options.batch_size))
 
-        def rewrite(graph_def: GraphDef) -> RewriteResult:
+        def rewrite(graph_def: graph_pb2.GraphDef) -> RewriteResult:
             result = planner.rewrite_graph(graph_def, options, peaks.known)
             _LOG.info(
                 "planned %s for %d layers in %.2f s: %d ops wait for %d added edges",

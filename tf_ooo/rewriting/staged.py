@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from grappler_passes.passes.rewrite_plan import RewritePlan
 from tf_ooo.hosts.devices import available_devices
@@ -22,7 +22,8 @@ from tf_ooo.rewriting.unrolled_tasks import Known, Step, is_unrolled, take_apart
 from tf_ooo.tracing.variables import all_variables
 
 if TYPE_CHECKING:
-    from grappler_passes.graph.protobuf import GraphDef
+    import keras
+    from tensorflow.core.framework import graph_pb2
 
 _LOG = logging.getLogger("tf_ooo")
 _JOIN = "tf_ooo_join"
@@ -59,7 +60,9 @@ def serial_plan(step: Step, device: str, available: tuple[str, ...]) -> StagedPl
     return StagedPlan(schedule, step.known, layers, [device] * len(layers), available)
 
 
-def rewrite_step(graph_def: GraphDef, plan: StagedPlan, dump_dir: passes.Folder = None) -> RewriteResult:
+def rewrite_step(
+    graph_def: graph_pb2.GraphDef, plan: StagedPlan, dump_dir: passes.Folder = None
+) -> RewriteResult:
     """Places all ops on their stages' devices and orders each device's tasks.
 
     Raises:
@@ -121,7 +124,7 @@ def lane_devices(schedule: Schedule, device_of_stage: Sequence[str]) -> dict[int
     }
 
 
-def _controls(graph_def: GraphDef) -> int:
+def _controls(graph_def: graph_pb2.GraphDef) -> int:
     return sum(text[0] == "^" for node in graph_def.node for text in node.input)
 
 
@@ -140,7 +143,7 @@ class LayerByLayer:
         self.step: Step | None = None
         self._device, self._whole_layers = device, whole_layers
 
-    def rewrite(self, graph_def: GraphDef) -> RewriteResult:
+    def rewrite(self, graph_def: graph_pb2.GraphDef) -> RewriteResult:
         """The step in its serial order; raises GraphError where the graph is none."""
         known = None if self.step is None else self.step.known
         step = take_apart(graph_def, known, self._whole_layers)
@@ -148,7 +151,7 @@ class LayerByLayer:
         return rewrite_step(graph_def, serial_plan(step, self._device, available_devices()))
 
 
-def request_to_measure(model: Any, layers: LayerByLayer) -> RewriteRequest[RewriteResult]:
+def request_to_measure(model: keras.Model, layers: LayerByLayer) -> RewriteRequest[RewriteResult]:
     """Steps run layer by layer; ``model`` names its variables.
 
     Raises BackendError: unsupported TensorFlow, or the plug-in cannot be loaded.
@@ -157,7 +160,7 @@ def request_to_measure(model: Any, layers: LayerByLayer) -> RewriteRequest[Rewri
 
 
 def request_to_place(
-    model: Any, plan: StagedPlan, dump_dir: passes.Folder = None
+    model: keras.Model, plan: StagedPlan, dump_dir: passes.Folder = None
 ) -> RewriteRequest[RewriteResult]:
     """Steps are placed and ordered as planned; ``dump_dir``: folder for the graph after every pass.
 
@@ -167,11 +170,11 @@ def request_to_place(
 
 
 def _request(
-    model: Any, rewrite: Callable[[GraphDef], RewriteResult], dump_dir: passes.Folder = None
+    model: keras.Model, rewrite: Callable[[graph_pb2.GraphDef], RewriteResult], dump_dir: passes.Folder = None
 ) -> RewriteRequest[RewriteResult]:
     """Of some traces of a step the first result is kept."""
 
-    def of_steps(graph_def: GraphDef) -> RewriteResult | None:
+    def of_steps(graph_def: graph_pb2.GraphDef) -> RewriteResult | None:
         if not is_unrolled(graph_def):
             return None
         result = rewrite(passes.adding_up(dump_dir)(graph_def).graph_def)

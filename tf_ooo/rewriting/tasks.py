@@ -83,16 +83,16 @@ def assign(graph: TrainingGraph, index: GraphIndex, parts: Mapping[str, int] | N
 
 def _joined(graph: TrainingGraph, where: Where) -> frozenset[str]:
     """dW ops that depend on dW of another layer."""
-    found: set[str] = set()
+    joined: set[str] = set()
     for name, op in graph.ops.items():
         at = where.get(name)
         if at is None or at[0] != "dW":
             continue
         read = [producer for producer, _ in op.inputs]
         dw = (where[producer] for producer in read if where.get(producer, ("", 0))[0] == "dW")
-        if any(producer in found for producer in read) or any(other != at for other in dw):
-            found.add(name)
-    return frozenset(found)
+        if any(producer in joined for producer in read) or any(place != at for place in dw):
+            joined.add(name)
+    return frozenset(joined)
 
 
 def _touching(graph: TrainingGraph, forward: Mapping[str, int]) -> dict[str, set[int]]:
@@ -123,25 +123,25 @@ def _output_grad_layers(
     so it is the highest of them that is not above the layers of the dO that the op reads.  Constants say it
     of ops that read no gradient only: one that a lower layer reads may stand for that of any other.
     """
-    found: dict[str, int] = {}
+    layer_of: dict[str, int] = {}
     gradients: set[str] = set()
     last = len(graph.layers) - 1
     for name, op in graph.ops.items():
         if op.kind is not OpKind.OUTPUT_GRAD:
             continue
         if name in of_loops:
-            found[name] = of_loops[name]
+            layer_of[name] = of_loops[name]
             continue
         producers = [producer for producer, _ in op.inputs]
-        cap = min((found[p] for p in producers if p in found), default=last)
+        cap = min((layer_of[p] for p in producers if p in layer_of), default=last)
         computed = [p for p in producers if p in touching and graph.ops[p].type != "Const"]
         reads_gradient = any(p in gradients for p in producers)
         if reads_gradient or computed:
             gradients.add(name)
         said = computed if reads_gradient else producers
         layers = set().union(*(touching.get(p, set()) for p in said))
-        found[name] = max((layer for layer in layers if layer <= cap), default=cap)
-    return found
+        layer_of[name] = max((layer for layer in layers if layer <= cap), default=cap)
+    return layer_of
 
 
 def _weight_grads_away(
@@ -153,7 +153,7 @@ def _weight_grads_away(
     is computed where the activations are, and the weight's own layer adds them up.  Where that layer was
     divided, its gradient comes down through the parts behind its weights.
     """
-    found: dict[str, int] = {}
+    away: dict[str, int] = {}
     for name, op in graph.ops.items():
         if op.kind is not OpKind.WEIGHT_GRAD or op.layer is None:
             continue
@@ -162,15 +162,15 @@ def _weight_grads_away(
         computed = [p for p in producers if p in touching and graph.ops[p].type != "Const"]
         layers = set().union(*(touching[p] for p in computed))
         if layers and op.layer not in layers:
-            above = [output_grads.get(p, found.get(p)) for p in producers]
+            above = [output_grads.get(p, away.get(p)) for p in producers]
             cap = min((layer for layer in above if layer is not None), default=max(layers))
-            found[name] = max((layer for layer in layers if layer <= cap), default=cap)
+            away[name] = max((layer for layer in layers if layer <= cap), default=cap)
             continue
         read = [p for p in producers if p in graph.ops and graph.ops[p].kind is OpKind.WEIGHT_GRAD]
-        if not layers and read and len({found.get(p) for p in read}) == 1 and read[0] in found:
-            found[name] = found[read[0]]
-    _keep_going_down(graph, found)
-    return found
+        if not layers and read and len({away.get(p) for p in read}) == 1 and read[0] in away:
+            away[name] = away[read[0]]
+    _keep_going_down(graph, away)
+    return away
 
 
 def _handed_on(
@@ -187,32 +187,32 @@ def _handed_on(
     of_data = ops_of_data(graph)
     using = layers_using(graph, forward, of_data)
     leading = _leading_home(graph, {name: touching[name] for name in of_data & touching.keys()}, away)
-    found: set[str] = set()
+    handed_on: set[str] = set()
     for name in reversed(list(graph.ops)):
         at, home = away.get(name), graph.ops[name].layer
         if at is None or home is None:
             continue
         if home < at and (at not in using[home] or name in leading):
-            found.add(name)
-        if name in found:
-            found.update(producer for producer, _ in graph.ops[name].inputs if producer in away)
-    return found
+            handed_on.add(name)
+        if name in handed_on:
+            handed_on.update(producer for producer, _ in graph.ops[name].inputs if producer in away)
+    return handed_on
 
 
 def _leading_home(
     graph: TrainingGraph, activations: Mapping[str, set[int]], away: Mapping[str, int]
 ) -> set[str]:
     """dW ops behind which there is one that reads activations of the weight's own layer."""
-    found: set[str] = set()
+    leading: set[str] = set()
     for name in reversed(list(graph.ops)):
         op = graph.ops[name]
         if op.kind is not OpKind.WEIGHT_GRAD or op.layer is None:
             continue
         producers = [producer for producer, _ in op.inputs]
         reads_home = name not in away and any(op.layer in activations.get(p, ()) for p in producers)
-        if reads_home or name in found:
-            found.update(p for p in producers if p in graph.ops and graph.ops[p].layer == op.layer)
-    return found
+        if reads_home or name in leading:
+            leading.update(p for p in producers if p in graph.ops and graph.ops[p].layer == op.layer)
+    return leading
 
 
 def _keep_going_down(graph: TrainingGraph, away: dict[str, int]) -> None:

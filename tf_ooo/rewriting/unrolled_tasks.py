@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING
 
 from grappler_passes.analysis.classify import classify_graph_def
 from grappler_passes.analysis.microbatches import is_sum, microbatch_graph
@@ -19,6 +19,9 @@ from tf_ooo.costs.op_seconds import op_seconds
 from tf_ooo.errors import GraphError
 from tf_ooo.rewriting.parts import divided
 from tf_ooo.rewriting.tasks import assign, forward_and_loops
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework import graph_pb2
 
 Where = tuple[str, int, int]
 _STEP = re.compile(rf"{STEP_SCOPE}(\d+)(?=/|$)")
@@ -45,7 +48,7 @@ class Known:
     """
 
     graph: TrainingGraph
-    alone: Any
+    alone: graph_pb2.GraphDef
     names: frozenset[str]
     where: Mapping[str, tuple[str, int]]
     sizes: Mapping[str, int]
@@ -66,7 +69,7 @@ class Step:
         sums: names of the sums of gradients.
     """
 
-    graph_def: Any
+    graph_def: graph_pb2.GraphDef
     index: GraphIndex
     steps: Sequence[int | None]
     count: int
@@ -104,7 +107,7 @@ class Step:
         return {name: sum(measured[self.general[name]]) / count for name, count in without.items()}
 
 
-def is_unrolled(graph_def: Any) -> bool:
+def is_unrolled(graph_def: graph_pb2.GraphDef) -> bool:
     """Whether a graph holds the micro-batches of a step."""
     return any(STEP_ATTR in node.attr for node in graph_def.node)
 
@@ -117,17 +120,17 @@ def general_names(names: Iterable[str], count: int) -> dict[str, str]:
     alike: dict[str, list[str]] = {}
     for name in names:
         alike.setdefault(_NUMBER.sub("/_", name), []).append(name)
-    found = {}
-    for bare, ones in alike.items():
+    general_of = {}
+    for bare, numbered in alike.items():
         general = _STEP.sub(lambda match: _ONCE if int(match[1]) == count else _EACH, bare)
-        if len(ones) > 1:
-            ones.sort(key=lambda name: [int(number) for number in _NUMBER.findall(name)])
-        for place, name in enumerate(ones):
-            found[name] = f"{general}#{place}" if place else general
-    return found
+        if len(numbered) > 1:
+            numbered.sort(key=lambda name: [int(number) for number in _NUMBER.findall(name)])
+        for place, name in enumerate(numbered):
+            general_of[name] = f"{general}#{place}" if place else general
+    return general_of
 
 
-def take_apart(graph_def: Any, known: Known | None = None, whole_layers: bool = False) -> Step:
+def take_apart(graph_def: graph_pb2.GraphDef, known: Known | None = None, whole_layers: bool = False) -> Step:
     """The ops of a step.
 
     Args:
@@ -157,7 +160,7 @@ def take_apart(graph_def: Any, known: Known | None = None, whole_layers: bool = 
     return Step(graph_def, index, steps, count, known, where, sums)
 
 
-def _classified(alone: Any, general: Mapping[str, str], whole_layers: bool) -> Known:
+def _classified(alone: graph_pb2.GraphDef, general: Mapping[str, str], whole_layers: bool) -> Known:
     """Ops that graph optimizers have merged for several micro-batches are in ``alone``, the last one."""
     graph, index, parts = classify_graph_def(alone), GraphIndex(alone), None
     if not whole_layers:

@@ -14,21 +14,21 @@ _DATA = ("_Arg", "Placeholder", "PlaceholderWithDefault")
 def ops_of_data(graph: TrainingGraph) -> set[str]:
     """What depends on data, not only on variables and constants."""
     handles = _handles(graph)
-    found: set[str] = set()
+    names: set[str] = set()
     for name, op in graph.ops.items():
         starts = op.type in _DATA and name not in handles
-        if starts or any(producer in found for producer, _ in op.inputs):
-            found.add(name)
-    return found
+        if starts or any(producer in names for producer, _ in op.inputs):
+            names.add(name)
+    return names
 
 
 def from_weights(graph: TrainingGraph, layer: Layer, of_data: Collection[str]) -> set[str]:
     """What depends on the layer's weights, perhaps on other variables, and on no data; their handles too."""
-    found = {v.handle for v in graph.variables if v.name in layer.variables}
+    names = {v.handle for v in graph.variables if v.name in layer.variables}
     for name, op in graph.ops.items():
-        if name not in of_data and any(producer in found for producer, _ in op.inputs):
-            found.add(name)
-    return found
+        if name not in of_data and any(producer in names for producer, _ in op.inputs):
+            names.add(name)
+    return names
 
 
 def layers_using(
@@ -36,12 +36,12 @@ def layers_using(
 ) -> list[set[int]]:
     """For each layer, the layers whose forward ops apply its weights to data: several where it is tied."""
     applying = [name for name in forward if name in of_data]
-    found: list[set[int]] = []
+    using: list[set[int]] = []
     for layer in graph.layers:
         weights = from_weights(graph, layer, of_data)
         users = (name for name in applying if any(p in weights for p, _ in graph.ops[name].inputs))
-        found.append({forward[name] for name in users})
-    return found
+        using.append({forward[name] for name in users})
+    return using
 
 
 def _handles(graph: TrainingGraph) -> set[str]:

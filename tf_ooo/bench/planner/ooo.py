@@ -69,7 +69,7 @@ def _data_parallel_rows(
 ) -> Iterator[Row]:
     def step_s(name: str, **options: int) -> float:
         schedule = plan(
-            layers=layers, schedule=name, devices=workers, link=link, mode="data_parallel", **options
+            None, None, name, layers=layers, devices=workers, link=link, mode="data_parallel", **options
         )
         return float(schedule.predicted_step_s or 0)
 

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from grappler_passes.analysis.step_classes import classify_steps
 from grappler_passes.analysis.steps import split_steps
@@ -19,7 +19,7 @@ from tf_ooo.errors import ScheduleError
 from tf_ooo.planning.building.common import COMMUNICATION, COMPUTE
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.rewriting import passes
-from tf_ooo.rewriting.lowering import first_ops, last_ops, lower, only_tasks, task_ops
+from tf_ooo.rewriting.lowering import TaskOps, first_ops, last_ops, lower, only_tasks, task_ops
 from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.tracing.slices import parts_of
 
@@ -31,6 +31,8 @@ FLIGHT_BYTES = 2 * 2**20
 
 LayerKey = tuple[int, ...]
 ScheduleFor = Callable[[TrainingGraph], Schedule]
+# The communication ops of each slice of each layer.
+_Sent = dict[tuple[int, int], list[str]]
 
 
 @dataclass(frozen=True)
@@ -39,15 +41,9 @@ class _Ordered:
 
     graph: TrainingGraph
     schedule: Schedule
-    tasks: Mapping[Task, Sequence[str]]
+    tasks: TaskOps
     gained: Additions
     notes: tuple[str, ...]
-
-    @property
-    def moved_ops(self) -> int:
-        """Ops of tasks of which one waits."""
-        waiting = self.gained.controls.keys()
-        return sum(len(names) for names in self.tasks.values() if not waiting.isdisjoint(names))
 
 
 def order_steps(
@@ -94,7 +90,7 @@ def order_steps(
         training_graph=steps[-1].graph,
         schedule=steps[-1].schedule,
         graph_def=merge(separated.graph_def).graph_def,
-        moved_ops=sum(step.moved_ops for step in steps),
+        moved_ops=sum(step.tasks.moved_ops(step.gained.controls) for step in steps),
         added_edges=sum(len(controls) for step in steps for controls in step.gained.controls.values()),
         plan_seconds=time.perf_counter() - started,
         mixed={**steps[-1].graph.mixed, **separated.mixed},
@@ -147,7 +143,7 @@ def _order(
     plan = dataclasses.replace(plan, edges=(*plan.edges, *edges))
     done = passes.ordering_one_step(plan, dump_dir)(graph_def, graph)
     notes += map(str, done.notes)
-    return _Ordered(graph, schedule, tasks.ops, additions(graph_def, done.graph_def), tuple(notes))
+    return _Ordered(graph, schedule, tasks, additions(graph_def, done.graph_def), tuple(notes))
 
 
 def communication_edges(
@@ -188,9 +184,9 @@ def communication_edges(
     return edges
 
 
-def _sent(graph: TrainingGraph, parts: Mapping[str, int]) -> dict[tuple[int, int], list[str]]:
-    """The communication ops of each slice of each layer; what is not cut goes with the first slice."""
-    sent: dict[tuple[int, int], list[str]] = {}
+def _sent(graph: TrainingGraph, parts: Mapping[str, int]) -> _Sent:
+    """What is not cut goes with the first slice."""
+    sent: _Sent = {}
     for layer in graph.layers:
         sent[layer.index, 0] = []
         for name in layer.communication_ops:
@@ -199,13 +195,13 @@ def _sent(graph: TrainingGraph, parts: Mapping[str, int]) -> dict[tuple[int, int
     return sent
 
 
-def _unit(task: Task, sent: Mapping[tuple[int, int], Any]) -> tuple[int, int]:
+def _unit(task: Task, sent: _Sent) -> tuple[int, int]:
     """Slices that the graph does not have are part of the first."""
     unit = task.stage, task.part
     return unit if unit in sent else (task.stage, 0)
 
 
-def _share(schedule: Schedule, layer: int, part: int, sent: Mapping[tuple[int, int], Any]) -> float:
+def _share(schedule: Schedule, layer: int, part: int, sent: _Sent) -> float:
     shares = schedule.parts.get(("comm", layer), ())
     return shares[part] if len(shares) > 1 and (layer, 1) in sent else 1.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from grappler_passes import plugin
 from grappler_passes.passes.base import PassResult
@@ -20,19 +20,20 @@ from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.unrolled_tasks import is_unrolled
 
 if TYPE_CHECKING:
-    from grappler_passes.graph.protobuf import GraphDef
+    import keras
+    from tensorflow.core.framework import graph_pb2
 
 _LOG = logging.getLogger("tf_ooo")
 
 
-def request_to_look(model: Any) -> RewriteRequest[PassResult]:
+def request_to_look(model: keras.Model) -> RewriteRequest[PassResult]:
     """Keeps the largest graph of unrolled steps as TensorFlow runs it.
 
     Its ops are separated as those of ordered steps will be, so that what is measured is what will run.
     ``model`` names its variables.  Raises BackendError: unsupported TensorFlow, or no plug-in.
     """
 
-    def look(graph_def: GraphDef) -> PassResult:
+    def look(graph_def: graph_pb2.GraphDef) -> PassResult:
         return passes.separating_only(graph_def)(graph_def)
 
     def is_larger(result: PassResult, before: PassResult) -> bool:
@@ -42,7 +43,7 @@ def request_to_look(model: Any) -> RewriteRequest[PassResult]:
 
 
 def request_to_order(
-    model: Any,
+    model: keras.Model,
     schedule_for: ScheduleFor,
     flight_bytes: float = FLIGHT_BYTES,
     planned_for: Sequence[LayerKey] | None = None,
@@ -58,7 +59,7 @@ def request_to_order(
         BackendError: unsupported TensorFlow, or the plug-in cannot be loaded.
     """
 
-    def order(graph_def: GraphDef) -> RewriteResult:
+    def order(graph_def: graph_pb2.GraphDef) -> RewriteResult:
         result = order_steps(graph_def, schedule_for, flight_bytes, planned_for, dump_dir)
         _LOG.info("ordered the steps by %s in %.2f s", result.schedule.policy, result.plan_seconds)
         return result
@@ -67,7 +68,9 @@ def request_to_order(
 
 
 def _request(
-    model: Any, rewrite: Callable[[GraphDef], ResultT], replaces: Callable[[ResultT, ResultT], bool]
+    model: keras.Model,
+    rewrite: Callable[[graph_pb2.GraphDef], ResultT],
+    replaces: Callable[[ResultT, ResultT], bool],
 ) -> RewriteRequest[ResultT]:
     return RewriteRequest(
         "tf_ooo-parallel",

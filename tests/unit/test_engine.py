@@ -107,7 +107,7 @@ def test_the_engine_that_is_fastest(monkeypatch, lanes, nodes, kind, engine):
         monkeypatch.setattr(engines, name, lambda work, name=name: name)
     starts = np.concatenate([np.arange(lanes), [nodes]])
     none = np.zeros(0, np.int64)
-    work = Work(np.ones(nodes), starts, np.full(lanes, kind, np.int8), none, none, np.zeros(0))
+    work = LaneWork(np.ones(nodes), starts, np.full(lanes, kind, np.int8), none, none, np.zeros(0))
     assert engines.run(work) == engine
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from flows import access, bits, flow_of, names_of, nodes, ones, propagation_of
+from flows import access, flow_of, names_of, nodes, ones, propagation_of
 
 from grappler_passes.analysis.weights import (
     _changes,

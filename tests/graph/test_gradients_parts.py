@@ -208,6 +208,7 @@ def test_of_a_lone_weight_only_what_follows_its_gradient():
     [
         (B, "y", {1: "w"}),
         (A | B, "y", {}),  # it changes the gradient of v
+        (A, "y", {}),
         (B, "x", {}),  # no result depends on it
     ],
 )

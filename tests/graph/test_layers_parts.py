@@ -243,6 +243,10 @@ def test_all_that_read_an_output_count():
     assert not fused(rows=rows, more=C)
 
 
+def test_what_else_a_reader_reads_does_not_count():
+    assert fused(rows=("g Grad:", "f Grad: g", "z Grad: g", "on Grad: f g:1 z:1", "own Mul: f:1 g z"))
+
+
 def test_a_gradient_starts_where_its_fused_op_does(monkeypatch):
     flow = flow_of("g Grad:", "x Tanh:", "h Grad:", "f Grad: g:1 x h")
     monkeypatch.setattr(

@@ -49,8 +49,8 @@ TESTS: dict[str, list[str]] = {
     "grappler_passes/graph/liveness.py": _PEAKS,
     "grappler_passes/analysis/classify.py": _CLASSIFY,
     "grappler_passes/analysis/kinds.py": _CLASSIFY,
-    "grappler_passes/analysis/backward.py": _CLASSIFY,
-    "grappler_passes/analysis/gradients.py": _CLASSIFY,
-    "grappler_passes/analysis/layers.py": _CLASSIFY,
-    "grappler_passes/analysis/weights.py": _CLASSIFY,
+    "grappler_passes/analysis/backward.py": [*_tests(GRAPH, "backward_parts"), *_CLASSIFY],
+    "grappler_passes/analysis/gradients.py": [*_tests(GRAPH, "gradients_parts"), *_CLASSIFY],
+    "grappler_passes/analysis/layers.py": [*_tests(GRAPH, "layers_parts"), *_CLASSIFY],
+    "grappler_passes/analysis/weights.py": [*_tests(GRAPH, "weights_parts"), *_CLASSIFY],
 }

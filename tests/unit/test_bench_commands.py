@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from tf_ooo.bench.shared.options import repeated
 from tf_ooo.bench.shared.processes import JsonOf, command
-from tf_ooo.bench.single.cases import Case, Ways
+from tf_ooo.bench.single.cases import AskedWays, Case
 from tf_ooo.bench.single.command import single
 from tf_ooo.cli import main
 
@@ -89,8 +89,8 @@ def test_what_is_refused(options, said):
 
 
 def test_what_a_process_is_told():
-    case, ways = Case("lstm-small", 8, "real", 224), Ways(["xla", "early"], -5)
+    case, ways = Case("lstm-small", 8, "real", 224), AskedWays(["xla", "early"], -5)
     *start, first, second = command("some.module", case, ways)
     assert start == [sys.executable, "-m", "some.module"]
     assert JsonOf(Case).convert(first, None, None) == case
-    assert JsonOf(Ways).convert(second, None, None) == ways
+    assert JsonOf(AskedWays).convert(second, None, None) == ways

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tf_ooo.bench.single import gpu_day, measuring, pytorch
-from tf_ooo.bench.single.cases import Case, Ways
+from tf_ooo.bench.single.cases import AskedWays, Case
 from tf_ooo.bench.single.inputs import arrays, digits, resized
 from tf_ooo.bench.single.networks import NETWORKS, spec_of
 from tf_ooo.bench.single.overlap import overlap_of
@@ -126,7 +126,7 @@ def test_a_worker_that_ends_is_noted_and_the_others_go_on(monkeypatch):
 
 
 def test_a_process_that_ends_loses_all_its_steps():
-    process = started("tf_ooo.bench.nothing_there", Case("net", 8), Ways([]))
+    process = started("tf_ooo.bench.nothing_there", Case("net", 8), AskedWays([]))
     worker = Worker(process, "alone, ")
     try:
         worker.names = {"alone, a": "a", "alone, b": "b"}

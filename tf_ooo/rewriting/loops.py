@@ -125,7 +125,10 @@ def _of_forward_loops(
     frame: str,
     layer_of: Mapping[str, int],
 ) -> list[int]:
-    """The layers of the forward loops, of those in ``layer_of``, whose results the loop ``frame`` reads."""
+    """The layers of the forward loops, of those in ``layer_of``, whose results the loop ``frame`` reads.
+
+    The walk ends at these loops, which rustworkx would walk through.
+    """
     loop_of = {i: name for name, nodes in members.items() for i in nodes}
     layers: list[int] = []
     seen: set[int] = set()

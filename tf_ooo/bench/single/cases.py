@@ -66,7 +66,7 @@ STEPS = (*QUICK, *(name for name in OURS if name not in QUICK))
 
 
 @dataclass(frozen=True)
-class Ways:
+class AskedWays:
     """What one process makes: names of ways, and the CUDA priority of its main stream if it has one."""
 
     names: list[str]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from tf_ooo.bench.shared.processes import LineProcess, command
-from tf_ooo.bench.single.cases import FITS, STOCK, Case, Ready, Ways
+from tf_ooo.bench.single.cases import FITS, STOCK, AskedWays, Case, Ready
 
 TENSORFLOW, PYTORCH = "tf_ooo.bench.single.worker", "tf_ooo.bench.single.pytorch"
 CONCURRENT = "--xla_gpu_command_buffer_scheduling_mode=CONCURRENT --xla_gpu_graph_min_graph_size=1"
@@ -54,7 +54,7 @@ class Worker:
         return turn
 
 
-def started(module: str, case: Case, ways: Ways, flags: str = "") -> LineProcess:
+def started(module: str, case: Case, ways: AskedWays, flags: str = "") -> LineProcess:
     """A process that begins to make steps; ``flags`` are XLA's, added to those of this process."""
     environment = os.environ | {
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip(),
@@ -68,11 +68,11 @@ def started(module: str, case: Case, ways: Ways, flags: str = "") -> LineProcess
 def workers(case: Case, names: Sequence[str], more: bool) -> Iterator[list[Worker]]:
     """All processes of a case, once all have made their steps; ``more``: those of :data:`FLAGGED` too."""
     fits = [name for name in names if name in FITS]
-    asked = [("", TENSORFLOW, Ways([name for name in names if name not in FITS]), "")]
-    asked += [("", TENSORFLOW, Ways(fits), "")] if fits else []
+    asked = [("", TENSORFLOW, AskedWays([name for name in names if name not in FITS]), "")]
+    asked += [("", TENSORFLOW, AskedWays(fits), "")] if fits else []
     for prefix, flags, ways, priority in FLAGGED if more else ():
-        asked.append((prefix, TENSORFLOW, Ways(ways, priority), flags))
-    asked.append(("", PYTORCH, Ways([]), ""))
+        asked.append((prefix, TENSORFLOW, AskedWays(ways, priority), flags))
+    asked.append(("", PYTORCH, AskedWays([]), ""))
     with ExitStack() as stack:
         processes = []
         for prefix, module, of_process, flags in asked:

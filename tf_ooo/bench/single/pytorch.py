@@ -17,7 +17,7 @@ import click
 import numpy as np
 
 from tf_ooo.bench.shared.processes import JsonOf, answer
-from tf_ooo.bench.single.cases import Case, Ways
+from tf_ooo.bench.single.cases import AskedWays, Case
 from tf_ooo.bench.single.inputs import arrays
 from tf_ooo.bench.single.networks import CLASSES, SMALL, spec_of
 
@@ -174,8 +174,8 @@ def run(step: Callable[[], None], count: int) -> dict[str, float]:
 
 @click.command()
 @click.argument("case", type=JsonOf(Case))
-@click.argument("ways", type=JsonOf(Ways))
-def main(case: Case, ways: Ways) -> None:
+@click.argument("ways", type=JsonOf(AskedWays))
+def main(case: Case, ways: AskedWays) -> None:
     """As in :mod:`tf_ooo.bench.single.worker`; there is one way, whatever is asked for."""
     reason = why_not(case.network)
     if reason is not None:

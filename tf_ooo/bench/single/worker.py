@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from tf_ooo.bench.shared.processes import JsonOf, answer
-from tf_ooo.bench.single.cases import FITS, OURS, STOCK, WITHOUT_XLA, Case, OurWay, Ways
+from tf_ooo.bench.single.cases import FITS, OURS, STOCK, WITHOUT_XLA, AskedWays, Case, OurWay
 from tf_ooo.bench.single.fit import TimedFit
 from tf_ooo.bench.single.inputs import batches
 from tf_ooo.bench.single.networks import CLASSES, build
@@ -37,8 +37,8 @@ MEASURE_S = 60.0
 
 @click.command()
 @click.argument("case", type=JsonOf(Case))
-@click.argument("ways", type=JsonOf(Ways))
-def main(case: Case, ways: Ways) -> None:
+@click.argument("ways", type=JsonOf(AskedWays))
+def main(case: Case, ways: AskedWays) -> None:
     """Makes the steps of some ways, then serves lines."""
     if ways.priority is not None:
         set_priority(ways.priority)

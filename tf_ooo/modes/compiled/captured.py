@@ -105,20 +105,20 @@ def read_dump(folder: Path) -> CompiledModule | None:
     return replace(module_read, total_bytes=total_bytes or None)
 
 
-class Watch:
+class CompilerWatch:
     """What was compiled while it was watched."""
 
     module: CompiledModule | None = None
 
 
 @contextmanager
-def watched(flags: Sequence[str] = ()) -> Iterator[Watch]:
+def watched(flags: Sequence[str] = ()) -> Iterator[CompilerWatch]:
     """Compilations inside get these flags of XLA; the largest is ``module`` on leaving.
 
     Raises:
         BackendError: there are flags and this TensorFlow cannot set them; without flags nothing is found.
     """
-    watch = Watch()
+    watch = CompilerWatch()
     blind = xla_flags.why_flags_are_fixed() is not None or "xla_dump_to" in xla_flags.flags_of_process()
     if blind:  # nothing can be read, or the user's own dump would go elsewhere
         with xla_flags.added(flags) if flags else nullcontext():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -16,6 +17,7 @@ from tf_ooo.options import OneDeviceOptions
 from tf_ooo.rewriting.failures import Failures
 from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.session import is_larger
+from tf_ooo.tracing.flat import FlatTrace
 from tf_ooo.tracing.inputs import Seen
 
 _LOG = logging.getLogger("tf_ooo")
@@ -37,17 +39,17 @@ class StreamSession:
         self.options = options
         self.shown: str | None = None  # the way whose result is the report's; None: the first that there is
         self.has_step = False  # whether any was made, rewritten or not
-        self.traced: dict[Any, Any] = {}
-        self.compiled: dict[Any, Any] = {}
-        self.stock_bytes: dict[Any, int] = {}
-        self.least_bytes: dict[Any, int] = {}  # of ways above a memory limit, by kind of input
+        self.traced: dict[Hashable, FlatTrace | Exception] = {}
+        self.compiled: dict[Hashable, Callable[..., Any]] = {}
+        self.stock_bytes: dict[Hashable, int] = {}
+        self.least_bytes: dict[Hashable, int] = {}  # of ways above a memory limit, by kind of input
         self.modules: dict[str, CompiledModule] = {}
         self.failed: dict[str, BaseException] = {}
         self.several_ways = False
         self.said: list[str] = []
         self.gains: GainTable | None = None  # if they were measured
         self.waiting: list[Any] = []  # batches taken from Keras' iterator that no step has trained on
-        self._module_of: dict[Any, CompiledModule] = {}
+        self._module_of: dict[Hashable, CompiledModule] = {}
         self._results: dict[str, RewriteResult] = {}
         self.failures = Failures(reason_of=reason_of)
 
@@ -74,7 +76,7 @@ class StreamSession:
         """Of the stock step as XLA compiles it; asked with a memory limit only."""
         return max(self.stock_bytes.values(), default=0)
 
-    def came_out(self, name: str, key: Any, module: CompiledModule | None) -> None:
+    def came_out(self, name: str, key: Hashable, module: CompiledModule | None) -> None:
         """Takes note of what XLA made of a step; one that was compiled under another name has the same."""
         if module is not None:
             self._module_of[key] = module

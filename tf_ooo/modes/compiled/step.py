@@ -194,7 +194,7 @@ class CompiledStep:
 
 def _traced(step: StreamStep, inputs: Packed, key: Hashable) -> FlatTrace:
     """All ways to compile a step begin with the same trace, or fail as that one did."""
-    known: dict[Hashable, FlatTrace | Exception] = step.session.traced
+    known = step.session.traced
     if key not in known:
 
         def flat(*tensors: Any) -> Any:

@@ -16,7 +16,7 @@ _GIVEN = ("Placeholder", "_Arg")
 
 
 @dataclass(frozen=True)
-class Facts:
+class ClassifiedStep:
     """A classified step.
 
     Attributes:
@@ -70,7 +70,7 @@ class Rounds:
         return max(self.of.values(), default=0)
 
 
-def rounds_of(facts: Facts, stages: Stages, wanted: Mapping[str, int]) -> Rounds:
+def rounds_of(facts: ClassifiedStep, stages: Stages, wanted: Mapping[str, int]) -> Rounds:
     """When and where each op runs.
 
     Args:
@@ -104,7 +104,7 @@ def rounds_of(facts: Facts, stages: Stages, wanted: Mapping[str, int]) -> Rounds
     )
 
 
-def _delays_of_weights(facts: Facts, at: Mapping[str, int]) -> dict[str, int]:
+def _delays_of_weights(facts: ClassifiedStep, at: Mapping[str, int]) -> dict[str, int]:
     index = facts.index
     reads: dict[str, int] = {}
     writes: dict[str, int] = {}
@@ -118,7 +118,7 @@ def _delays_of_weights(facts: Facts, at: Mapping[str, int]) -> dict[str, int]:
     return {handle: writes[handle] - reads[handle] for handle in writes.keys() & reads.keys()}
 
 
-def _after_their_reads(facts: Facts, stages: Stages, at: Mapping[str, int]) -> dict[str, int]:
+def _after_their_reads(facts: ClassifiedStep, stages: Stages, at: Mapping[str, int]) -> dict[str, int]:
     """Updates that would come too early, as their weight is read later than planned (an embedding)."""
     early: dict[int, int] = {}
     for handle, delay in _delays_of_weights(facts, at).items():
@@ -131,7 +131,7 @@ def _after_their_reads(facts: Facts, stages: Stages, at: Mapping[str, int]) -> d
     }
 
 
-def _check_updates(facts: Facts, stages: Stages, delay_steps: Mapping[str, int]) -> None:
+def _check_updates(facts: ClassifiedStep, stages: Stages, delay_steps: Mapping[str, int]) -> None:
     """Each weight's update comes 2 S(l) rounds after it was read."""
     for handle, delay in delay_steps.items():
         if delay != stages.delay_steps(facts.weights[handle]):
@@ -142,7 +142,7 @@ def _check_updates(facts: Facts, stages: Stages, delay_steps: Mapping[str, int])
             )
 
 
-def _users(facts: Facts) -> dict[str, list[str]]:
+def _users(facts: ClassifiedStep) -> dict[str, list[str]]:
     """The ops on each variable that is not frozen, in the step's order."""
     index = facts.index
     users: dict[str, list[str]] = {}
@@ -153,7 +153,7 @@ def _users(facts: Facts) -> dict[str, list[str]]:
     return users
 
 
-def _with_the_last_write(facts: Facts, at: Mapping[str, int]) -> dict[str, int]:
+def _with_the_last_write(facts: ClassifiedStep, at: Mapping[str, int]) -> dict[str, int]:
     """Accesses to a state in other rounds than its last write: they go there, to see their own batch's."""
     index = facts.index
     moved: dict[str, int] = {}
@@ -166,7 +166,7 @@ def _with_the_last_write(facts: Facts, at: Mapping[str, int]) -> dict[str, int]:
     return moved
 
 
-def _check_states(facts: Facts, at: Mapping[str, int]) -> None:
+def _check_states(facts: ClassifiedStep, at: Mapping[str, int]) -> None:
     """What a step writes it reads in the same round: else it would see other batches' values."""
     moved = _with_the_last_write(facts, at)
     if moved:
@@ -176,7 +176,7 @@ def _check_states(facts: Facts, at: Mapping[str, int]) -> None:
         )
 
 
-def _constant(facts: Facts, frozen: Collection[str] = ()) -> set[str]:
+def _constant(facts: ClassifiedStep, frozen: Collection[str] = ()) -> set[str]:
     """Ops that depend on no batch, and on no variable but those that are ``frozen``."""
     index, constant = facts.index, set()
     for i in index.order:
@@ -191,7 +191,7 @@ def _constant(facts: Facts, frozen: Collection[str] = ()) -> set[str]:
     return constant
 
 
-def _targets(facts: Facts, stages: Stages, constant: set[str]) -> dict[str, int]:
+def _targets(facts: ClassifiedStep, stages: Stages, constant: set[str]) -> dict[str, int]:
     targets: dict[str, int] = dict.fromkeys(facts.arguments, 0)
     for name, (kind, layer) in facts.where.items():
         if name in constant or name in facts.arguments or name in facts.handles:
@@ -216,7 +216,7 @@ def _targets(facts: Facts, stages: Stages, constant: set[str]) -> dict[str, int]
     return targets | _with_their_writes(facts, targets)
 
 
-def _read_after_update(facts: Facts) -> list[tuple[str, int]]:
+def _read_after_update(facts: ClassifiedStep) -> list[tuple[str, int]]:
     """Reads of weights that see the step's update, such as those of an average of weights; their layers."""
     index = facts.index
     readings: list[tuple[str, int]] = []
@@ -230,7 +230,7 @@ def _read_after_update(facts: Facts) -> list[tuple[str, int]]:
     return readings
 
 
-def _with_their_writes(facts: Facts, targets: Mapping[str, int]) -> dict[str, int]:
+def _with_their_writes(facts: ClassifiedStep, targets: Mapping[str, int]) -> dict[str, int]:
     """Accesses to a state that a step reads and writes in several places: seeds, the count of steps.
 
     All are in the round of the earliest, so that what a batch reads is what the batches before it have
@@ -246,7 +246,7 @@ def _with_their_writes(facts: Facts, targets: Mapping[str, int]) -> dict[str, in
     return moved
 
 
-def _settled(facts: Facts, targets: Mapping[str, int], constant: set[str]) -> dict[str, int]:
+def _settled(facts: ClassifiedStep, targets: Mapping[str, int], constant: set[str]) -> dict[str, int]:
     """No op before what it reads: later than it should be where it has to; shapes when they are wanted."""
     index = facts.index
     latest: dict[str, int] = {}
@@ -281,7 +281,7 @@ def _reads(index: GraphIndex, reader: int, producer: int) -> bool:
     return any(p == producer for p, _ in index.data_preds[reader])
 
 
-def _devices(facts: Facts, stages: Stages, constant: set[str]) -> dict[str, str]:
+def _devices(facts: ClassifiedStep, stages: Stages, constant: set[str]) -> dict[str, str]:
     index, placed = facts.index, {}
     for i in index.order:
         name = index.names[i]
@@ -310,7 +310,7 @@ def _states(index: GraphIndex, i: int) -> set[str]:
     return states_of(index, i) if has_side_effects(index.ops[i]) else set()
 
 
-def _in_order(facts: Facts) -> list[tuple[str, str]]:
+def _in_order(facts: ClassifiedStep) -> list[tuple[str, str]]:
     """Neighbours among the ops on each variable, one of which writes."""
     index = facts.index
     pairs: list[tuple[str, str]] = []

@@ -15,7 +15,7 @@ from tf_ooo.modes.layerpipe.delays import Delays, delays_of
 from tf_ooo.modes.layerpipe.divide import divided, with_shared_grads
 from tf_ooo.modes.layerpipe.frozen import frozen_weights
 from tf_ooo.modes.layerpipe.rates import rate_reads, with_factors
-from tf_ooo.modes.layerpipe.rounds import Facts, Rounds, rounds_of
+from tf_ooo.modes.layerpipe.rounds import ClassifiedStep, Rounds, rounds_of
 from tf_ooo.modes.layerpipe.stages import Stages
 from tf_ooo.modes.layerpipe.ticks import Ticks
 from tf_ooo.modes.layerpipe.traced import Traced, trace
@@ -147,9 +147,9 @@ def _facts(
     now: Sequence[Now],
     devices: Sequence[str],
     count_round: int,
-) -> Facts:
+) -> ClassifiedStep:
     handles = frozenset(n for n, tensor in traced.captured.items() if tensor.dtype.name == "resource")
-    return Facts(
+    return ClassifiedStep(
         index=traced.index,
         where=traced.where,
         weights=trained,

@@ -25,7 +25,7 @@ from tf_ooo.modes.layerpipe.versions import Now
 
 
 @dataclass(frozen=True)
-class Part:
+class PartOfRound:
     """The ops of a round in which only batches in their rounds ``low`` to ``high`` exist.
 
     Attributes:
@@ -75,7 +75,7 @@ class Ticks:
         self._averages = Averages(traced, rounds, now) if averages else None
         self.versions, self._tick = versions, 0
         self.copies = Copies(traced, delays.copies)
-        self._parts: dict[tuple[int, int], Part] = {}
+        self._parts: dict[tuple[int, int], PartOfRound] = {}
         self._copies_made = 0
         self._functions: dict[tuple[int, int, int, int], Any] = {}
         dtypes = {
@@ -165,7 +165,7 @@ class Ticks:
 
         return tf_functions.plain_function(body, [spec for _ in range(rounds) for spec in specs])
 
-    def _part(self, low: int, high: int, phase: int) -> Part:
+    def _part(self, low: int, high: int, phase: int) -> PartOfRound:
         """The ops of a round in which only these rounds' batches exist."""
         if self.versions is None and (low, high) in self._parts:
             return self._parts[low, high]
@@ -186,11 +186,11 @@ class Ticks:
         read |= {split_input(text)[0] for text in logs}
         filled = [row for row in delays.registers if low <= row.made <= high]
         turns = in_turns(graph_def, traced.where, self.rounds.device_of)
-        self._parts[low, high] = Part(low, high, turns, frozenset(read), logs, filled, phase)
+        self._parts[low, high] = PartOfRound(low, high, turns, frozenset(read), logs, filled, phase)
         return self._parts[low, high]
 
     def _round(
-        self, part: Part, batch: Sequence[Any], late: dict[str, Any], name: str, ends: dict[str, Any]
+        self, part: PartOfRound, batch: Sequence[Any], late: dict[str, Any], name: str, ends: dict[str, Any]
     ) -> tuple[dict[int, Any], list[Any], dict[str, Any]]:
         """Adds a round to the function that is traced, behind the round that has these ``ends``.
 
@@ -223,7 +223,7 @@ class Ticks:
         ends = dict(zip(part.turns.ends, last, strict=True))
         return entering, results[len(wanted) : len(results) - len(sums)], ends
 
-    def _weights_now(self, read: dict[str, Any], part: Part) -> dict[str, Any]:
+    def _weights_now(self, read: dict[str, Any], part: PartOfRound) -> dict[str, Any]:
         if self.versions is not None:
             return self.versions.given(part.low, part.high, part.phase)
         if self._averages is None:
@@ -283,7 +283,7 @@ class Ticks:
 
 
 def _fetch(
-    part: Part,
+    part: PartOfRound,
     graph_def: graph_pb2.GraphDef,
     tensors: dict[str, Any],
     wanted: list[str],

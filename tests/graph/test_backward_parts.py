@@ -28,7 +28,8 @@ def test_what_communicates():
         "a Grad:", "axis Const:",
         "pack ConcatV2: a a axis", "talk CollectiveReduceV2: pack", "split SplitV: talk", "then Tanh: talk",
         "shared ConcatV2: a a axis", "talk2 HorovodAllreduce: shared", "reader Tanh: shared",
-        "split2 SplitV: then", "first ConcatV2: a a axis", "reader2 Tanh: first", "talk5 HorovodAllreduce: first",
+        "split2 SplitV: then", "first ConcatV2: a a axis", "reader2 Tanh: first",
+        "talk5 HorovodAllreduce: first",
         "pack3 Pack: a a", "talk3 NcclAllReduce: pack3", "parts Unpack: talk3",
         "plain Mul: a a", "talk4 CollectiveReduceV2: plain", "pack5 Pack: a",
     )  # fmt: skip

@@ -38,15 +38,15 @@ def classified():
 
 
 def as_text(graph):
-    """Layers and slots, then each op: its kind, its layer where it has one, its name and type."""
+    """Layers and slots, then each op by name: its kind, its layer where it has one, its type."""
     lines = [f"layer {layer.index}: {' '.join(layer.variables)}" for layer in graph.layers]
     lines += [f"slots of {v.name}: {' '.join(v.slots)}" for v in graph.variables if v.slots]
-    for op in graph.ops.values():
+    for op in sorted(graph.ops.values(), key=lambda op: op.name):
         if op.type not in _LEFT_OUT:
             kind = op.kind.value if op.layer is None else f"{op.kind.value} {op.layer}"
-            lines.append(f"{kind:6}{op.name} {op.type}")
-    lines += [f"mixed {name}" for name in graph.mixed]
-    lines += [f"unclassified {name}" for name in graph.unclassified]
+            lines.append(f"{kind:7}{op.name} {op.type}")
+    lines += [f"mixed {name}" for name in sorted(graph.mixed)]
+    lines += [f"unclassified {name}" for name in sorted(graph.unclassified)]
     return "\n".join(lines) + "\n"
 
 

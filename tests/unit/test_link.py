@@ -74,3 +74,29 @@ def test_on_a_slow_link_no_overhead_is_measured(monkeypatch):
     """Messages would not be through before the computation is."""
     Devices(monkeypatch, Link(7e-3, 1e5, 1e-3))
     assert measuring.measure_overhead_s_per_byte(SENDER, RECEIVER, Link(7e-3, 1e5)) == 0.0
+
+
+HOSTS = [f"/job:worker/replica:0/task:{task}/device:CPU:0" for task in range(4)]
+
+
+@pytest.fixture
+def links(monkeypatch):
+    """Measured between neighbours: which one is slow differs by what is asked."""
+    between = {
+        (HOSTS[0], HOSTS[1]): Link(3e-3, 2e6, 1e-9),
+        (HOSTS[1], HOSTS[2]): Link(1e-3, 1e6, 2e-9),
+        (HOSTS[2], HOSTS[3]): Link(2e-3, 3e6, 5e-9),
+    }
+    monkeypatch.setattr(measuring, "measure_device_link", lambda a, b: between[a, b])
+
+
+def test_the_slowest_link_counts_for_all(links):
+    assert measuring.link_between(HOSTS) == Link(3e-3, 1e6, 5e-9)
+    assert measuring.link_between(HOSTS[1:3]) == Link(1e-3, 1e6, 2e-9)
+
+
+def test_cpus_of_one_process_hand_over(links):
+    cpus = [HOSTS[0], HOSTS[0].replace("CPU:0", "CPU:1")]
+    assert measuring.link_between(cpus) == Link(30e-6)
+    assert measuring.link_between(cpus[:1]) == Link(0.0)
+    assert measuring.link_between([*reversed(cpus), HOSTS[1]]) == Link(3e-3, 2e6, 1e-9)

@@ -1,4 +1,4 @@
-"""Costs of a pipeline from measured seconds that are given: of ops, of the step, of links."""
+"""Costs of layers from measured seconds that are given: of ops, and of the step."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import tensorflow as tf
 
 from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph, Variable
-from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.profile import OpProfile
-from tf_ooo.modes.pipeline import measured
+from tf_ooo.fit.measured import measured_costs
 from tf_ooo.rewriting.unrolled_tasks import Known, Step
 
 KINDS = {"F": OpKind.FORWARD, "dO": OpKind.OUTPUT_GRAD, "dW": OpKind.WEIGHT_GRAD}
@@ -44,7 +43,7 @@ def step():
 def costs_s(step_s):
     """F, dO and dW of both layers, for a step that took so long."""
     profile = OpProfile(SECONDS | {"of_another_graph": 100.0}, {}, 1, step_s, 0.0)
-    layers = measured.measured_costs(step(), profile).layers
+    layers = measured_costs(step(), profile).layers
     return [(layer.forward_s, layer.output_grad_s, layer.weight_grad_s) for layer in layers]
 
 
@@ -60,29 +59,3 @@ def costs_s(step_s):
 def test_what_a_step_takes_beside_its_ops_comes_with_each_op(step_s, factor):
     own = [(1.0, 0.0, 6.0), (2.0, 3.0, 4.0)]
     assert costs_s(step_s) == [tuple(factor * seconds for seconds in layer) for layer in own]
-
-
-HOSTS = [f"/job:worker/replica:0/task:{task}/device:CPU:0" for task in range(4)]
-
-
-@pytest.fixture
-def links(monkeypatch):
-    """Measured between neighbours: which one is slow differs by what is asked."""
-    between = {
-        (HOSTS[0], HOSTS[1]): Link(3e-3, 2e6, 1e-9),
-        (HOSTS[1], HOSTS[2]): Link(1e-3, 1e6, 2e-9),
-        (HOSTS[2], HOSTS[3]): Link(2e-3, 3e6, 5e-9),
-    }
-    monkeypatch.setattr(measured, "measure_device_link", lambda a, b: between[a, b])
-
-
-def test_the_slowest_link_counts_for_all(links):
-    assert measured.link_between(HOSTS) == Link(3e-3, 1e6, 5e-9)
-    assert measured.link_between(HOSTS[1:3]) == Link(1e-3, 1e6, 2e-9)
-
-
-def test_cpus_of_one_process_hand_over(links):
-    cpus = [HOSTS[0], HOSTS[0].replace("CPU:0", "CPU:1")]
-    assert measured.link_between(cpus) == Link(30e-6)
-    assert measured.link_between(cpus[:1]) == Link(0.0)
-    assert measured.link_between([*reversed(cpus), HOSTS[1]]) == Link(3e-3, 2e6, 1e-9)

@@ -291,12 +291,12 @@ def takes(engine, monkeypatch):
         method = getattr(scheduled.ScheduledSteps, name)
         seconds = by_rank[engine.rank]
 
-        def timed(self: Any, batches: Any) -> Any:
+        def timed(self: Any, *arguments: Any) -> Any:
             # A pair: in the stock order and in the planned one.
             pair = isinstance(seconds, tuple)
-            step_s = seconds[self._times.next != STOCK] if pair else seconds
-            device.step_s = step_s * (1 if name == "_profile_one" else len(batches))
-            return method(self, batches)
+            step_s = seconds[self._comparison.times.next != STOCK] if pair else seconds
+            device.step_s = step_s * (1 if name == "_profile_one" else len(arguments[-1]))
+            return method(self, *arguments)
 
         monkeypatch.setattr(scheduled.ScheduledSteps, name, timed)
 

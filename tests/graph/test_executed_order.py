@@ -56,12 +56,12 @@ def scheduled_pairs(rewrite):
 
     What an earlier task needs runs before it, whatever task it counts to.
     """
-    tasks, frame_of = task_ops(rewrite.training_graph), GraphIndex(rewrite.graph_def).context
+    tasks, index = task_ops(rewrite.training_graph), GraphIndex(rewrite.graph_def)
     (lane,) = rewrite.schedule.lanes.values()
     earlier, needed, block = [], set(), 0
     for task, previous in zip(lane, [None, *lane], strict=False):
         block += previous is None or not previous.kind == task.kind == "dO"
-        names = [name for name in tasks.ops[task] if not frame_of(name).frame]
+        names = [name for name in tasks.ops[task] if not index.contexts[index.of(name)].frame]
         for after in (name for name in names if name not in needed):
             yield from ((before, after) for before, of_block in earlier if of_block != block)
         earlier += [(name, block) for name in names]

@@ -22,7 +22,7 @@ _SAMPLERS = re.compile(
 
 @dataclass
 class ValueFlow:
-    """A flow graph with its variables: the graphs of who can change whose value."""
+    """How values flow between the variables of a graph: which op can change which variable."""
 
     flow: FlowGraph
     order: list[int]

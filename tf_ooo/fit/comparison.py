@@ -22,7 +22,7 @@ class Consensus(Protocol):
 
 
 class OneProcess:
-    """Nobody else."""
+    """The consensus of one process: its own word."""
 
     def gather(self, value: Any) -> list[Any]:
         """What was given."""

@@ -94,5 +94,5 @@ class FirstSteps:
 
 
 def not_cut(request: RewriteRequest[RewriteResult]) -> BackendError:
-    """The error of a step that no graph was handed over of, or none that is a step."""
+    """The error to raise where TensorFlow has handed over no graph of a training step."""
     return BackendError(f"the step cannot be cut: {request.skipped}")

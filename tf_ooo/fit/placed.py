@@ -11,7 +11,9 @@ from tf_ooo.tracing.variables import Moved, all_variables
 
 
 class Placed:
-    """Nothing has moved before :meth:`move`: who holds this can :meth:`restore` also what was interrupted.
+    """Moves variables to devices and brings them back.
+
+    :meth:`restore` may be called before :meth:`move`, and after a move that was interrupted.
 
     Args:
         model: whose variables.

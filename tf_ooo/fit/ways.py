@@ -13,7 +13,7 @@ def _nothing(*_: object) -> None:
 
 @dataclass(frozen=True)
 class Ways:
-    """Several ways to rewrite a step, of which some may fail; without arguments: one, of which all is known.
+    """What a controller asks where a step can be rewritten in several ways; the defaults are for one way.
 
     Attributes:
         run_stock: runs the stock step; given what has been decided, too.

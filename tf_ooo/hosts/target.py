@@ -81,7 +81,7 @@ def lost_text(variables: Sequence[str]) -> str:
 
 
 def gone(lost: Sequence[str], explain: Callable[[Exception], Exception]) -> Exception:
-    """What variables whose device is gone are raised as: names the worker, where there is one."""
+    """The error to raise for variables whose device is gone; names the worker, where there is one."""
     error = RuntimeError(lost_text(lost))
     explained = explain(error)
     return BackendError(str(error)) if explained is error else explained

@@ -35,7 +35,7 @@ _COUNTED = ("Const", "NoOp", "Identity", "_Arg", "_Retval")
 
 @dataclass(frozen=True)
 class Known:
-    """What one classified micro-batch says about all, of any batch.
+    """What is known from one classified micro-batch and holds for all of them, in any batch.
 
     Attributes:
         graph: it; its layers are those of all.
@@ -96,8 +96,8 @@ class Step:
     def averaged(self, seconds: Mapping[str, float]) -> dict[str, float]:
         """Seconds of the classified micro-batch's ops: the mean over all micro-batches that were measured.
 
-        Of sums, which the first micro-batch has none of, the mean over all micro-batches.  For the step
-        in which it was classified.
+        The first micro-batch has no sums; the mean of theirs counts it all the same.  Holds for the step in
+        which it was classified.
         """
         measured: dict[str, list[float]] = {}
         for name, value in seconds.items():

@@ -69,7 +69,7 @@ def activations_to_store(
 
 
 def _main(readers: Sequence[str], calls: Sequence[Call]) -> list[str]:
-    """Those that no call takes along."""
+    """The readers on the main stream: those that are in no call."""
     inside = {name for call in calls for name in call.region.own}
     return [name for name in readers if name not in inside]
 
@@ -153,7 +153,10 @@ class Join:
 def join_of(
     name: str, calls: Sequence[Call], last: Sequence[Port], moved: Mapping[Port, Port]
 ) -> Join | None:
-    """None where there is no call, or nothing to wait for.  ``moved`` tensors of the main stream are left."""
+    """The join of these calls, or None if there is nothing to join.
+
+    Results of the main stream that have ``moved`` are not waited for.
+    """
     results = tuple(port for call in calls for port in call.region.outputs)
     waited = tuple(port for port in dict.fromkeys(last) if port not in moved)
     return Join(name, results, waited) if results and waited else None
@@ -161,7 +164,10 @@ def join_of(
 
 @dataclass(frozen=True)
 class JoinPass(Pass):
-    """Adds the barriers of joins; ``moved`` says which call has what the step had elsewhere."""
+    """Adds the barriers of joins.
+
+    ``moved`` is ``{tensor of the original step: the tensor that holds it now}``.
+    """
 
     step: FlatStep
     joins: Sequence[Join]

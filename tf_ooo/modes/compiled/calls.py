@@ -172,7 +172,7 @@ def downstream(step: FlatStep, names: Iterable[str]) -> set[str]:
 
 
 def _is_there(step: FlatStep, graph: TrainingGraph, name: str) -> bool:
-    """Not so for what belongs to a loop."""
+    """Whether a barrier may wait for the op: it is in the flat step, not inside a loop."""
     return name in step.nodes and step.nodes[name].op == graph.ops[name].type
 
 

@@ -83,7 +83,7 @@ class CompiledWays:
             fill_plan(self._report, self._session.result)
 
     def why_stock(self, reason: str, left: Collection[str]) -> str:
-        """With the first way that was left out, where all were, and with shares in CUDA graphs."""
+        """The reason, with the first error if no way is left, and the share of kernels in CUDA graphs."""
         self._report.way = ""
         none_left = self._left_out and not set(left) - {STOCK, CONCURRENT}
         if none_left and self._session.failures.first is None:

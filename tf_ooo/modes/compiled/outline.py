@@ -63,7 +63,7 @@ class OutlinePass(Pass):
     )
 
     def run(self, graph_def: GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """Views that others need too stay where they are as well."""
+        """Moves the regions into their calls; views that other ops read, too, also stay outside."""
         editor = GraphEditor(graph_def)
         for call in self.calls:
             self._add(editor, call)

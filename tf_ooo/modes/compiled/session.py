@@ -77,7 +77,7 @@ class StreamSession:
         return max(self.stock_bytes.values(), default=0)
 
     def came_out(self, name: str, key: Hashable, module: CompiledModule | None) -> None:
-        """Takes note of what XLA made of a step; one that was compiled under another name has the same."""
+        """Notes the compiled module of a way; ways that compile to the same key share one."""
         if module is not None:
             self._module_of[key] = module
         known = self._module_of.get(key)

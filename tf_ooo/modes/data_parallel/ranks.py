@@ -79,7 +79,7 @@ class RanksInStep:
         keras_fits.set_start_epoch(self.model, start[0])
 
     def training(self, restore: Callable[[], Sequence[str]]) -> Training:
-        """In which these ranks are in step; they have named one that is lost themselves."""
+        """The training of a fit whose ranks run in step; a rank that is lost has been named already."""
         return Training(
             self.step.__call__,
             restore,

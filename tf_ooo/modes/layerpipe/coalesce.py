@@ -135,7 +135,7 @@ def with_whole_reads(traced: Traced, weights: Mapping[str, int]) -> Traced:
 
 @dataclass(frozen=True)
 class WholeReadsPass(Pass):
-    """Makes of each of the ``lookups`` in a variable one in the whole table, which is read first."""
+    """Reads a variable as a whole, then looks rows up in its value: for each of the ``lookups``."""
 
     lookups: frozenset[str]
     name: ClassVar[str] = "whole_reads"

@@ -29,7 +29,7 @@ def in_order_of(costs: Sequence[str], layers: Sequence[str]) -> list[int]:
 
 
 def _sorted_parts(names: Sequence[str]) -> list[str]:
-    """Of a layer whose variables have nothing in common, all are in its name."""
+    """The names, each with the variables that it lists in sorted order."""
     return [", ".join(sorted(name.split(", "))) for name in names]
 
 

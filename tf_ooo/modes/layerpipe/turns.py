@@ -36,8 +36,9 @@ class Turns:
 
     Attributes:
         graph_def: its ops.
-        before: ``{op: control input}`` of what begins a processor's round, for when a round is before it.
-        ends: ``{control input: tensor}``: what then stands for it, of the round before.
+        before: ``{op: control input}`` to add to the first ops of a processor's round where another round
+            comes before it.
+        ends: ``{control input: tensor}``: the tensor of the round before that it stands for.
     """
 
     graph_def: graph_pb2.GraphDef

@@ -100,7 +100,7 @@ class TwoVersions:
         return behind
 
     def phase(self, tick: int) -> int:
-        """On which all depends that a round does."""
+        """The place of a tick in its group of batches; rounds of one phase do the same."""
         return tick % self._every
 
     def reset(self) -> None:

@@ -172,7 +172,7 @@ class _Later:
         return copied
 
     def _placeholder(self, name: str, handle: str, processor: int) -> str:
-        """For the weights that a processor reads in place of those that ``name`` reads."""
+        """The placeholder through which a processor reads later weights than ``name`` does."""
         placeholder = f"{NOW}/{handle}/{processor}"
         if placeholder not in self.now:
             at, behind = self._round(handle, processor), self._behind(name, processor)

@@ -68,7 +68,7 @@ class PipelineMode:
         self.distributed.place(model, self.options.devices, self.company.local_rank)
 
     def prepare(self, model: Any, steps: int | None) -> Training:
-        """Of :meth:`steps_of`."""
+        """The training of the model's :class:`PipelineSteps`."""
         return self.steps_of(model).training()
 
     def steps_of(self, model: Any) -> PipelineSteps:

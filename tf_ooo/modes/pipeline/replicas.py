@@ -22,7 +22,7 @@ class Company(Protocol):
     """The pipelines that train one model.
 
     Attributes:
-        several: whether batches may be divided otherwise elsewhere.
+        several: whether there are other replicas, which may divide batches otherwise.
         local_rank: of this one among those of its machine.
     """
 

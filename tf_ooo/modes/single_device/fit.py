@@ -84,7 +84,7 @@ class SingleDeviceMode:
 
 
 def _note_replaced(controller: StepController) -> None:
-    """The weights are the same bits."""
+    """Notes that the stock step has taken over, which trains to the same bits."""
     if REPLACED not in controller.report.notes:
         controller.report.notes.append(REPLACED)
 

@@ -28,7 +28,8 @@ class Capture:
         kernels: ``{"dO:3": 4.0}``, what each F, dO and dW of a layer launches; left out: nothing.
         launch_s: seconds that a kernel takes longer outside of CUDA graphs.
         least_run: a shorter run of the main stream is not captured.
-        own: whether what a dW itself loses counts; not so where gains were measured, which have it in them.
+        own: whether the launches that a dW itself loses count; False where gains are measured, which include
+            them.
 
     Raises:
         OptionsError: a number is negative or not finite.

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from grappler_passes.compat import releases
 from tf_ooo.compat.callbacks import Callback
 from tf_ooo.fit.life import FitLife
 from tf_ooo.modes.by_name import Options, options_for_fit
 from tf_ooo.modes.table import mode_for
 from tf_ooo.options import ModeOptions
 from tf_ooo.report.report import Report
+
+releases.say_at_import()  # modes, which would say it, load on first use
 
 
 class OOOBackprop(Callback):

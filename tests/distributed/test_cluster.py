@@ -45,7 +45,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.timeout(180), pytest.mark.takes(40)
 
 def assert_link_is_that_of_its_messages(joined):
     """Measured between these devices, however busy the machine: hops fit into the time that passed."""
-    samples, hop_seconds = [], runtime_link._eager_hop_seconds
+    samples, hop_seconds = [], runtime_link._hop_seconds
 
     def noted(sender, receiver, size, repeats):
         assert (sender, receiver) == joined.devices
@@ -54,7 +54,7 @@ def assert_link_is_that_of_its_messages(joined):
         return hops_s
 
     started = time.perf_counter()
-    with mock.patch.object(runtime_link, "_eager_hop_seconds", noted):
+    with mock.patch.object(runtime_link, "_hop_seconds", noted):
         link = joined.link
     passed_s = time.perf_counter() - started
     assert Counter(size for size, _ in samples) == dict.fromkeys(MEASURED_BYTES, 5)

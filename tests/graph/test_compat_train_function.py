@@ -141,7 +141,9 @@ def test_functions_run_eagerly():
     tf.config.run_functions_eagerly(True)
     try:
         assert train_function.functions_run_eagerly()
-        assert train_function.why_not_rewritable(dense_model()) == train_function.RUN_EAGERLY
+        reason = train_function.why_not_rewritable(dense_model())
+        # A model of Keras 2 then says itself that it runs eagerly.
+        assert reason == train_function.RUN_EAGERLY if KERAS_3 else "run_eagerly=True" in reason
     finally:
         tf.config.run_functions_eagerly(False)
 

@@ -133,9 +133,9 @@ def test_only_the_largest_of_the_plans_is_kept():
     first = step.report.rewritten_graph
     for count in range(3, 9):
         step(rows(count))
-    found = vars(step._step.session)["_found"]
-    assert found.open == []
-    assert found.best.graph_def is step.report.rewritten_graph
+    session = step._step.session
+    assert session._peaks.open == []
+    assert session.result.graph_def is step.report.rewritten_graph
     assert step.report.rewritten_graph is not first
 
 

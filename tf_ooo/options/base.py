@@ -107,7 +107,8 @@ _OF_MODES: list[type[ModeOptions]] = []
 
 def owners_of(name: str) -> str:
     """The modes that have an option, ``mode='a' or mode='b'``; empty where none has it."""
-    return " or ".join(f"mode={owner.mode!r}" for owner in _OF_MODES if name in owner.defaults())
+    names = sorted(owner.mode for owner in _OF_MODES if name in owner.defaults())
+    return " or ".join(f"mode={mode!r}" for mode in names)
 
 
 def is_default(name: str, value: object) -> bool:

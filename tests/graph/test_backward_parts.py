@@ -278,18 +278,18 @@ def test_state_of_a_lone_weight():
 def test_where_a_lone_weights_gradient_meets_the_forward_pass():
     flow = flow_of(
         "x _Arg:", "c Const:", "n Size: x", "f Tanh: x", "g Grad: f", "h Mul: c", "i Mul: n", "j Grad: g",
-        "w Assign: f",
+        "w Assign: f", "of_another Grad: f", "of_none Tanh: f",
         scalars=["n"],
     )  # fmt: skip
     known = {
         "forward": ones(flow, "x c n f"),
         "from_data": ones(flow, "x n f g j"),
-        "reach": bits(flow, f=B, g=B, h=B, i=B, j=B, w=B),
+        "reach": bits(flow, f=B, g=B, h=B, i=B, j=B, w=B, of_another=A),
         "all_sinks": {flow.index["w"]: 1},
     }
     # Not constants, nor numbers, nor other gradients; nor a write; and f itself is forward.
     assert names_of(flow, backward_of(flow, **known)._meets_forward(1)) == ["g"]
-    assert backward_of(flow, **known)._meets_forward(0) == []
+    assert names_of(flow, backward_of(flow, **known)._meets_forward(0)) == ["of_another"]
     known["reach"] = bits(flow, g=A | B)
     assert backward_of(flow, **known)._meets_forward(1) == []
 

@@ -185,10 +185,10 @@ def test_an_op_that_no_unit_needs_says_nothing(starts_where_asked):
 
 def test_outputs_that_an_update_takes():
     flow = flow_of("d Grad:", "e Grad:", "u Mul: d:2 e d:1", "v Mul: d", "both Mul: d:3", "g Grad: d:4")
-    reach = bits(flow, u=B, v=A, both=A | B, g=B)
+    reach = bits(flow, u=B, v=0b1000, both=A | B, g=B)
     backward = backward_of(flow, update="u v both", reach=reach)
     assert _ports_to_update(backward, 0, 1) == {1, 2}
-    assert _ports_to_update(backward, 0, 0) == {0}
+    assert _ports_to_update(backward, 0, 3) == {0}
     assert _ports_to_update(backward, 1, 1) == {0}
     assert _ports_to_update(backward, 1, 0) == set()
 

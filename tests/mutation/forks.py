@@ -12,7 +12,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_LEFT_OUT = (".git", ".venv*", ".hypothesis", ".*_cache", "out", "build", "dist", "shared")
+# Of the working tree itself; folders within the packages may have such names.
+_LEFT_OUT = shutil.ignore_patterns(
+    ".git", ".venv*", ".hypothesis", ".*_cache", "out", "build", "dist", "shared"
+)
 _LOOK_EVERY_S = 0.02
 # Of pytest: wrong arguments, no tests.  Neither says anything of a mutant.
 _NO_ANSWER = (4, 5)
@@ -20,7 +23,11 @@ _NO_ANSWER = (4, 5)
 
 def copy_tree(root: Path, to: Path) -> None:
     """A copy of the working tree to change; what is imported is compiled already."""
-    shutil.copytree(root, to, ignore=shutil.ignore_patterns(*_LEFT_OUT), symlinks=True)
+
+    def left_out(folder: str, names: list[str]) -> set[str]:
+        return _LEFT_OUT(folder, names) if Path(folder) == root else set()
+
+    shutil.copytree(root, to, ignore=left_out, symlinks=True)
     for package in ("grappler_passes", "tf_ooo", "keras_callbacks"):
         compileall.compile_dir(to / package, quiet=2)
 

@@ -10,7 +10,7 @@ from tensorflow.core.framework import graph_pb2
 from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.dependencies import GraphIndex
 from tf_ooo.errors import GraphError
-from tf_ooo.modes.layerpipe.delays import RoundPass, delays_of
+from tf_ooo.modes.layerpipe.delays import CutPass, Reads, RoundPass, delays_of
 from tf_ooo.modes.layerpipe.registers import LATE, LOCAL, Register
 from tf_ooo.modes.layerpipe.rounds import Rounds
 
@@ -66,6 +66,17 @@ def test_each_round_between_is_a_register():
     }  # fmt: skip
     assert delays.copies == {}
     assert all(node.device == "/device:old" for node in step.graph_def.node)
+
+
+def test_the_pass_makes_another_graph():
+    """A copy of f under another name; what is not named goes."""
+    graph = traced(*STEP).graph_def
+    result = CutPass({"late_f": Reads("f", ("x", "late/0_1"), B)}, rounds({}), (), {}).run(graph, None)
+    assert result.modified
+    assert [(n.name, n.op, list(n.input), n.device) for n in result.graph_def.node] == [
+        ("late_f", "Tanh", ["x", "late/0_1"], B)
+    ]
+    assert [node.name for node in graph.node] == ["x", "one", "f", "g", "h", "k"]
 
 
 def test_within_a_round_all_is_as_it_was():

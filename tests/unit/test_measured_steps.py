@@ -1,0 +1,73 @@
+"""Steps over several devices last until their outputs are there, by a clock that only waiting moves."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from tf_ooo.compat import nests
+from tf_ooo.modes.layerpipe import steps as layerpipe
+from tf_ooo.modes.pipeline import running as pipeline
+
+
+@pytest.fixture
+def takes_s(monkeypatch):
+    """Outputs that are waited for so long; without waiting no time passes."""
+    clock = SimpleNamespace(now_s=0.0)
+
+    def wait(outputs):
+        clock.now_s += outputs
+
+    monkeypatch.setattr(nests, "synchronize", wait)
+    for module in (layerpipe, pipeline):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock.now_s))
+
+
+class Functions:
+    """The step of a pipeline; a batch says how long its outputs are waited for, and whether it is traced."""
+
+    traced = 0
+
+    def __call__(self, batch):
+        seconds, traces = batch
+        self.traced += traces
+        return seconds
+
+
+def test_steps_of_a_pipeline(takes_s, monkeypatch):
+    """One in which a function was traced is no sample."""
+    monkeypatch.setattr(pipeline, "fill_report_of_graph", lambda *given: None)
+    running = pipeline.RunningPipeline.__new__(pipeline.RunningPipeline)
+    running._functions, running._report = Functions(), None
+    running._request = SimpleNamespace(
+        failures=SimpleNamespace(raise_first=lambda: None), result=object(), count=1
+    )
+    running._pipeline = SimpleNamespace(step_s=[])
+    assert [running.step(batch) for batch in ((9.0, True), (2.0, False), (3.0, False))] == [9.0, 2.0, 3.0]
+    assert running._pipeline.step_s == [2.0, 3.0]
+
+
+def test_rounds_of_layerpipe(takes_s):
+    """The seconds of a step are those of its rounds; what is under way still has no outputs."""
+    ticks, epoch = SimpleNamespace(traced_functions=0), SimpleNamespace(rounds=0)
+
+    def step_of(rounds, seconds, traced=0):
+        def step():
+            epoch.rounds += rounds
+            ticks.traced_functions += traced
+            return seconds
+
+        return step
+
+    running = layerpipe.SpreadSteps.__new__(layerpipe.SpreadSteps)
+    running._spread, running._epoch, running._step_s = SimpleNamespace(ticks=ticks), epoch, []
+    for epoch.step in (
+        step_of(4, 20.0, traced=1),
+        step_of(2, 6.0),
+        step_of(1, 5.0),
+        step_of(1, None),
+        step_of(0, 1.0),
+    ):
+        running.step()
+    assert running._step_s == [3.0, 3.0, 5.0, 0.0]

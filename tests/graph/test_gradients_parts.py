@@ -227,11 +227,12 @@ LONE = flow_of(
 
 def lone_from(shape=(3, 4), sources=("x",), **reach):
     weight = access(LONE, "w", writes="ww", reads="w", shape=shape)
+    others = [access(LONE, "none"), access(LONE, "neither")]
     gradients = gradients_of(
-        LONE, [access(LONE, "none"), weight], data_sources=dict.fromkeys(nodes(LONE, " ".join(sources)), 1)
+        LONE, [*others, weight], data_sources=dict.fromkeys(nodes(LONE, " ".join(sources)), 1)
     )
-    reaches = dict.fromkeys(LONE.names, B) | {"x": B, "c": B} | reach
-    return names_of(LONE, gradients._from_gradient_on(1, set(nodes(LONE, "w")), bits(LONE, **reaches)))
+    reaches = dict.fromkeys(LONE.names, C) | reach
+    return names_of(LONE, gradients._from_gradient_on(2, set(nodes(LONE, "w")), bits(LONE, **reaches)))
 
 
 def test_a_lone_weights_gradient_is_what_nothing_passes_by():
@@ -239,12 +240,12 @@ def test_a_lone_weights_gradient_is_what_nothing_passes_by():
     assert lone_from() == ["dw", "u", "ww"]
     assert lone_from(shape=(9, 9)) == []
     # Where x does not count among the weight's own, it enters at dw all the same.
-    assert lone_from(x=A | B) == ["dw", "u", "ww"]
+    assert lone_from(x=A | C) == ["dw", "u", "ww"]
     # Data that come in later come in before the gradient is finished.
     assert lone_from(sources=("x", "u")) == ["u", "ww"]
     # Of what is not fed nothing is looked at; c is such a thing.
     assert lone_from(c=A) == ["dw", "u", "ww"]
-    assert lone_from(dw=A, u=B) == ["u", "ww"]
+    assert lone_from(dw=A, u=C) == ["u", "ww"]
 
 
 def test_what_follows_gradients_and_weights():

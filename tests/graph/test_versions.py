@@ -20,7 +20,7 @@ from tests import forked, processes, zoo
 from tests.same_bits import assert_ordered
 from tests.zoo import keras, needs_keras_3
 from tf_ooo.compat import versions
-from tf_ooo.hosts.ranks.single_engine import SingleEngine
+from tf_ooo.hosts.ranks.base import SingleEngine
 from tf_ooo.modes import replicated as replicated_fit
 from tf_ooo.modes.data_parallel import fit
 

@@ -9,7 +9,7 @@ import pytest
 from tf_ooo import SingleDevice
 from tf_ooo.errors import BackendError, GraphError
 from tf_ooo.fit.life import FitLife
-from tf_ooo.hosts.ranks.single_engine import SingleEngine
+from tf_ooo.hosts.ranks.base import SingleEngine
 from tf_ooo.report.report import Report
 
 X, Y = np.ones((8, 2), "float32"), np.ones((8, 1), "float32")

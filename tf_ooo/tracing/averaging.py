@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tf_ooo.compat import keras_optimizers, keras_variables, tf_functions
-from tf_ooo.hosts.ranks.engine import Engine
+from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.tracing.already import already_averaged
 from tf_ooo.tracing.intercepting import Update, intercepted
 from tf_ooo.tracing.optimizers import optimizers_of

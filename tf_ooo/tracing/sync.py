@@ -9,7 +9,7 @@ from typing import Any
 
 from tf_ooo.compat import keras_optimizers
 from tf_ooo.errors import BackendError
-from tf_ooo.hosts.ranks.engine import Engine
+from tf_ooo.hosts.ranks.base import Engine
 
 
 def build(model: Any, optimizers: Sequence[Any], train_step: Any, iterator: Any) -> None:

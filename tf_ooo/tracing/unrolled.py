@@ -43,7 +43,7 @@ class StepSource:
         model: built, with built optimizers.
         wrap: makes of the model's ``train_step`` the one to run.
         element_spec: of a batch.
-        renumber: see :meth:`tf_ooo.hosts.ranks.engine.Engine.renumber`.
+        renumber: see :meth:`tf_ooo.hosts.ranks.base.Engine.renumber`.
     """
 
     def __init__(

@@ -1,13 +1,21 @@
-"""What data parallel needs of a communication library."""
+"""The ranks of a training: what is needed of a communication library, and one process, which needs none."""
 
 from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+
+from tf_ooo.hosts.ranks.combining import check_ranks, compressed
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+    from tensorflow.core.framework import graph_pb2
+
+    Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
 
 
 class Engine(ABC):
@@ -26,24 +34,48 @@ class Engine(ABC):
     size: int
     local_rank: int
 
-    @abstractmethod
-    def allreduce(self, gradients: Sequence[tuple[str, Any]], op: str, compression: str) -> list[Any]:
+    def allreduce(
+        self, gradients: Sequence[tuple[str, Gradient]], op: str, compression: str
+    ) -> list[Gradient]:
         """Gradients combined over all ranks, in the graph that is being traced (or eagerly).
 
+        The rows of IndexedSlices are those of all ranks, as in Horovod's own tape.
+
         Args:
-            gradients: (name, tensor or IndexedSlices); the same names and shapes on all ranks.
+            gradients: by name; the same names and shapes on all ranks.
             op: ``Average``, ``Sum`` or ``Adasum``.
             compression: what floating-point values travel as: ``none``, ``fp16`` or ``bf16``.
 
         Raises BackendError where the engine cannot do it.
         """
+        if op == "Adasum":
+            check_ranks(self.size)
+        return [self._allreduce(name, gradient, op, compression) for name, gradient in gradients]
+
+    def _allreduce(self, name: str, gradient: Gradient, op: str, compression: str) -> Gradient:
+        import tensorflow as tf
+
+        if isinstance(gradient, tf.IndexedSlices) and op != "Adasum":
+            values, indices = self.gather_rows(gradient, name)
+            values = values / tf.cast(self.size, values.dtype) if op == "Average" else values
+            return tf.IndexedSlices(values, indices, gradient.dense_shape)
+        dense = tf.convert_to_tensor(gradient)
+        return self.combine(compressed(dense, compression), name, op, dense)
 
     @abstractmethod
-    def sum(self, tensor: Any, name: str) -> Any:
+    def combine(self, packed: tf.Tensor, name: str, op: str, like: tf.Tensor) -> tf.Tensor:
+        """A dense gradient of all ranks, of the type of ``like``; ``packed``: what this rank's travels as."""
+
+    @abstractmethod
+    def gather_rows(self, slices: tf.IndexedSlices, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+        """All ranks' values, and their indices."""
+
+    @abstractmethod
+    def sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """The sum of a small tensor over all ranks, in the graph that is being traced."""
 
     @abstractmethod
-    def broadcast_bytes(self, data: Any) -> Any:
+    def broadcast_bytes(self, data: np.ndarray) -> np.ndarray:
         """Rank 0's array of uint8; ``data`` has the same length on all ranks.  Blocks."""
 
     @abstractmethod
@@ -61,7 +93,7 @@ class Engine(ABC):
         """Returns when all ranks have called it."""
         self.gather(None)
 
-    def broadcast(self, values: Sequence[Any]) -> list[Any]:
+    def broadcast(self, values: Sequence[Any]) -> list[np.ndarray]:
         """Rank 0's values of a list of arrays that have the same shapes on all ranks."""
         arrays = [np.asarray(value, order="C") for value in values]
         if self.size == 1:
@@ -76,20 +108,17 @@ class Engine(ABC):
                 begin += array.nbytes
         return out
 
-    def renumber(self, graph_def: Any, number: int) -> None:  # noqa: B027 - most engines tell ops by name
-        """Gives the communications of the ``number``-th copy of a traced step an identity of their own.
-
-        Changes ``graph_def``.
-        """
+    def renumber(self, graph_def: graph_pb2.GraphDef, number: int) -> None:  # noqa: B027 - by name
+        """Gives communications of the ``number``-th copy of a traced step names of their own, in place."""
 
     def is_lost(self, error: BaseException) -> bool:
         """Whether ``error`` says that another process or the connection to it is gone."""
         return False
 
 
-def _groups(arrays: Sequence[Any], limit_bytes: int) -> list[list[Any]]:
+def _groups(arrays: Sequence[np.ndarray], limit_bytes: int) -> list[list[np.ndarray]]:
     """Neighbours together up to ``limit_bytes``; an array is never cut."""
-    groups: list[list[Any]] = []
+    groups: list[list[np.ndarray]] = []
     room = -1
     for array in arrays:
         if array.nbytes > room:
@@ -98,3 +127,24 @@ def _groups(arrays: Sequence[Any], limit_bytes: int) -> list[list[Any]]:
         groups[-1].append(array)
         room -= array.nbytes
     return groups
+
+
+class SingleEngine(Engine):
+    """One process: just trains."""
+
+    name, rank, size, local_rank = "single", 0, 1, 0
+
+    def combine(self, packed: tf.Tensor, name: str, op: str, like: tf.Tensor) -> tf.Tensor:
+        return like
+
+    def gather_rows(self, slices: tf.IndexedSlices, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+        return slices.values, slices.indices
+
+    def sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        return tensor
+
+    def broadcast_bytes(self, data: np.ndarray) -> np.ndarray:
+        return data
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        return [data]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tf_ooo.errors import BackendError
-from tf_ooo.hosts.ranks.adasum import adasum, check_ranks
 from tf_ooo.hosts.ranks.base import Engine
-from tf_ooo.hosts.ranks.compression import compressed, restored
+from tf_ooo.hosts.ranks.combining import adasum, restored
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+    from tensorflow.core.framework import graph_pb2
 
 _GROUP = 0x7F000  # far from the keys that tf.distribute counts up from 1
 _COLLECTIVES, _INSTANCE_KEY = ("CollectiveReduceV2", "CollectiveGatherV2"), 3  # ops and which of their inputs
@@ -24,16 +27,12 @@ _LOST = ("Collective ops is aborted", "UNAVAILABLE", "UnavailableError", "failed
 class CollectiveEngine(Engine):
     """One ``CollectiveReduceV2`` for each dense gradient; of IndexedSlices all ranks' rows are gathered.
 
-    Args:
-        config: the content of TF_CONFIG.
-
-    Raises:
-        BackendError: TensorFlow has computed something already; collectives must be set up first.
+    Raises BackendError: TensorFlow has computed something already; collectives must be set up first.
     """
 
     name = "collectives"
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self) -> None:
         import tensorflow as tf
 
         try:
@@ -53,29 +52,22 @@ class CollectiveEngine(Engine):
         self.local_rank = hosts[: self.rank].count(hosts[self.rank])
         self._keys: dict[int, str] = {}
 
-    def allreduce(self, gradients: Sequence[tuple[str, Any]], op: str, compression: str) -> list[Any]:
-        """One ``CollectiveReduceV2`` each, of IndexedSlices one and two ``CollectiveGatherV2``."""
-        if op == "Adasum":
-            check_ranks(self.size)
-        return [self._allreduce(name, gradient, op, compression) for name, gradient in gradients]
-
-    def _allreduce(self, name: str, gradient: Any, op: str, compression: str) -> Any:
+    def combine(self, packed: tf.Tensor, name: str, op: str, like: tf.Tensor) -> tf.Tensor:
+        if op != "Adasum":
+            reduced = restored(self.sum(packed, name), like)
+            return reduced / self.size if op == "Average" else reduced
         import tensorflow as tf
 
-        if isinstance(gradient, tf.IndexedSlices) and op != "Adasum":
-            return self._gather_slices(name, gradient, op)
-        dense = tf.convert_to_tensor(gradient)
-        packed = compressed(dense, compression)
-        reduced = self._own_adasum(name, packed) if op == "Adasum" else self.sum(packed, name)
-        reduced = restored(reduced, dense)
-        return reduced / self.size if op == "Average" else reduced
+        # Every rank gets all gradients, each in a row of its own, and combines them.
+        mine = tf.reshape(
+            tf.one_hot(self.rank, self.size, dtype=packed.dtype), [-1] + [1] * packed.shape.rank
+        )
+        rows = self.sum(mine * packed[None], name)
+        return restored(adasum([rows[rank] for rank in range(self.size)]), like)
 
-    def _gather_slices(self, name: str, slices: Any, op: str) -> Any:
-        """All ranks' rows, as Horovod's tape has them.
-
-        A collective gathers as many rows of each rank, and takes no other number of them in another step: so
-        the rows are padded to a power of two, each of which has an instance key of its own.
-        """
+    def gather_rows(self, slices: tf.IndexedSlices, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+        # A collective gathers as many rows of each rank, and takes no other number of them in another step:
+        # so the rows are padded to a power of two, each of which has an instance key of its own.
         import tensorflow as tf
 
         count = tf.shape(slices.indices)[0]
@@ -85,7 +77,7 @@ class CollectiveEngine(Engine):
         most = powers[exponent]
         there = tf.reshape(tf.sequence_mask(counts, most), [-1])
 
-        def gathered(part: Any, what: str) -> Any:
+        def gathered(part: tf.Tensor, what: str) -> tf.Tensor:
             padding = tf.concat([[[0, most - count]], tf.zeros([tf.rank(part) - 1, 2], tf.int32)], 0)
             padded = tf.ensure_shape(tf.pad(part, padding), [None, *part.shape[1:]])
             rows = self._collective(tf.raw_ops.CollectiveGatherV2, padded, f"{name}_{what}", exponent)
@@ -94,26 +86,21 @@ class CollectiveEngine(Engine):
         # Collectives do not gather bfloat16; float32 holds its values.
         wide = tf.float32 if slices.values.dtype == tf.bfloat16 else slices.values.dtype
         values = tf.cast(gathered(tf.cast(slices.values, wide), "values"), slices.values.dtype)
-        indices = gathered(slices.indices, "indices")
-        values = values / tf.cast(self.size, values.dtype) if op == "Average" else values
-        return tf.IndexedSlices(values, indices, slices.dense_shape)
+        return values, gathered(slices.indices, "indices")
 
-    def _own_adasum(self, name: str, tensor: Any) -> Any:
-        """Every rank gets all gradients, each in a row of its own, and combines them."""
-        import tensorflow as tf
-
-        mine = tf.reshape(
-            tf.one_hot(self.rank, self.size, dtype=tensor.dtype), [-1] + [1] * tensor.shape.rank
-        )
-        rows = self.sum(mine * tensor[None], name)
-        return adasum([rows[rank] for rank in range(self.size)])
-
-    def sum(self, tensor: Any, name: str) -> Any:
+    def sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         import tensorflow as tf
 
         return self._collective(tf.raw_ops.CollectiveReduceV2, tensor, name, merge_op="Add", final_op="Id")
 
-    def _collective(self, op: Any, tensor: Any, name: str, number: Any = None, **attributes: str) -> Any:
+    def _collective(
+        self,
+        op: Callable[..., tf.Tensor],
+        tensor: tf.Tensor,
+        name: str,
+        number: tf.Tensor | None = None,
+        **attributes: str,
+    ) -> tf.Tensor:
         """The op, of several instances the one of that number."""
         import tensorflow as tf
 
@@ -128,7 +115,7 @@ class CollectiveEngine(Engine):
             **attributes,
         )
 
-    def _key(self, name: str, tensor: Any) -> int:
+    def _key(self, name: str, tensor: tf.Tensor) -> int:
         """The same on all ranks for what is the same tensor, however often each rank traces.
 
         Within a graph a name is used once; two of the same name get the graph's numbering.
@@ -146,7 +133,7 @@ class CollectiveEngine(Engine):
             block = (block + 1) % _BLOCKS
         return block * _POWERS
 
-    def renumber(self, graph_def: Any, number: int) -> None:
+    def renumber(self, graph_def: graph_pb2.GraphDef, number: int) -> None:
         """Another instance key for each copy of a collective: copies may run at the same time."""
         nodes = {node.name: node for node in graph_def.node}
         for node in [node for node in graph_def.node if number and node.op in _COLLECTIVES]:
@@ -155,7 +142,7 @@ class CollectiveEngine(Engine):
             key = key_node.attr["value"].tensor
             key.int_val[0] = self._key_of(f"{key.int_val[0]} of copy {number}")
 
-    def broadcast_bytes(self, data: Any) -> Any:
+    def broadcast_bytes(self, data: np.ndarray) -> np.ndarray:
         return self._sum_bytes(data if self.rank == 0 else np.zeros_like(data), "broadcast")
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
@@ -167,15 +154,16 @@ class CollectiveEngine(Engine):
         rows = self._sum_bytes(rows.reshape(-1), "values").reshape(rows.shape)
         return [row[:length].tobytes() for row, length in zip(rows, lengths, strict=True)]
 
-    def _sum_bytes(self, data: Any, name: str) -> Any:
+    def _sum_bytes(self, data: np.ndarray, name: str) -> np.ndarray:
         """Adds bytes of which at most one rank's is not 0, as the integers that collectives can add."""
         padded = np.pad(data, (0, -len(data) % 4)).view(np.int32)
         return self._run(padded, name).view(np.uint8)[: len(data)]
 
-    def _run(self, values: Any, name: str) -> Any:
+    def _run(self, values: np.ndarray, name: str) -> np.ndarray:
         import tensorflow as tf
 
-        return self.sum(tf.constant(values), f"tf_ooo_{name}").numpy()
+        total: np.ndarray = self.sum(tf.constant(values), f"tf_ooo_{name}").numpy()
+        return total
 
     def is_lost(self, error: BaseException) -> bool:
         return any(text in f"{type(error).__name__}: {error}" for text in _LOST)

@@ -5,23 +5,37 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tf_ooo.errors import BackendError, OptionsError
-from tf_ooo.hosts.horovod_cache import launched
-from tf_ooo.hosts.ranks.base import Engine
-from tf_ooo.hosts.ranks.mpi import mpi_size
-from tf_ooo.hosts.ranks.names import ENGINES
 
-__all__ = [
-    "Engine",
-    "choose_engine",
-    "launched_by_horovod",
-    "launched_for_collectives",
-    "launched_with_workers",
-    "mpi_size",
-    "resolved_name",
-]
+if TYPE_CHECKING:
+    from tf_ooo.hosts.ranks.base import Engine
+
+ENGINES = ("auto", "horovod", "collectives", "single")
+# Where launchers say how many processes they have started; srun with PMIx has Slurm's variable only.
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+_engines: dict[str, Engine] = {}
+
+
+def launched() -> bool:
+    """Whether Horovod's launcher, or its environment variables, started this process."""
+    return "HOROVOD_RANK" in os.environ and "HOROVOD_SIZE" in os.environ
+
+
+def remember_names() -> None:
+    """Has Horovod remember more tensors, which it reads in ``hvd.init()``; what the user has set stays.
+
+    Names of tensors differ by step where several steps run together: Horovod's own 1024 are too few for a
+    ResNet-50 in 8 steps, and what is forgotten is negotiated anew in every step.
+    """
+    os.environ.setdefault("HOROVOD_CACHE_CAPACITY", "16384")
+
+
+def mpi_size() -> int:
+    """How many processes MPI's or Slurm's launcher (mpirun, srun) started, as it tells them; else 1."""
+    told = (os.environ.get(name, "") for name in _SIZES)
+    return max((int(size) for size in told if size.isdecimal()), default=1)
 
 
 def launched_by_horovod() -> bool:
@@ -30,11 +44,6 @@ def launched_by_horovod() -> bool:
         return True
     basics = sys.modules.get("horovod.tensorflow")
     return basics is not None and bool(basics.is_initialized())
-
-
-def _horovod_is_alone() -> bool:
-    """Whether ``hvd.init()`` was called in a process that no launcher of Horovod's started."""
-    return "HOROVOD_SIZE" not in os.environ and sys.modules["horovod.tensorflow"].size() == 1
 
 
 def launched_for_collectives() -> bool:
@@ -60,15 +69,15 @@ def launched_with_workers() -> bool:
     return False
 
 
-_made: dict[str, Engine] = {}
-
-
 def resolved_name(name: str) -> str:
     """The engine that ``"auto"`` is in this process."""
     if name != "auto":
         return name
-    if launched_by_horovod() and not (_horovod_is_alone() and launched_for_collectives()):
-        return "horovod"
+    if launched_by_horovod():
+        # ``hvd.init()`` may have been called in a process that no launcher of Horovod's started.
+        alone = "HOROVOD_SIZE" not in os.environ and sys.modules["horovod.tensorflow"].size() == 1
+        if not (alone and launched_for_collectives()):
+            return "horovod"
     if launched_for_collectives():
         return "collectives"
     return "horovod" if mpi_size() > 1 else "single"
@@ -86,9 +95,9 @@ def choose_engine(name: str = "auto") -> Engine:
         BackendError: the engine is not installed, or was not launched.
     """
     name = resolved_name(name)
-    if name not in _made:
-        _made[name] = _make(name)
-    return _made[name]
+    if name not in _engines:
+        _engines[name] = _make(name)
+    return _engines[name]
 
 
 def _make(name: str) -> Engine:
@@ -99,9 +108,10 @@ def _make(name: str) -> Engine:
     if name == "collectives":
         from tf_ooo.hosts.ranks.collective_engine import CollectiveEngine
 
-        return CollectiveEngine(_tf_config())
+        _tf_config()  # says what is wrong with it
+        return CollectiveEngine()
     if name == "single":
-        from tf_ooo.hosts.ranks.single_engine import SingleEngine
+        from tf_ooo.hosts.ranks.base import SingleEngine
 
         return SingleEngine()
     raise OptionsError(f"engine={name!r} is not accepted; accepted: {', '.join(ENGINES)}")

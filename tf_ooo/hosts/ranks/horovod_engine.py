@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tf_ooo.errors import BackendError
-from tf_ooo.hosts.horovod_cache import remember_names
-from tf_ooo.hosts.ranks.adasum import adasum, check_ranks
 from tf_ooo.hosts.ranks.base import Engine
-from tf_ooo.hosts.ranks.compression import compressed, restored
-from tf_ooo.hosts.ranks.mpi import mpi_size
+from tf_ooo.hosts.ranks.combining import adasum, restored
+from tf_ooo.hosts.ranks.engine import mpi_size, remember_names
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 # What Horovod's errors contain when a process or the connection to it is gone.
 _LOST = ("Horovod has been shut down", "HorovodInternalError", "Connection closed by peer", "gloo", "NCCL")
@@ -53,40 +53,24 @@ class HorovodEngine(Engine):
         self._hvd = hvd
         self.rank, self.size, self.local_rank = hvd.rank(), hvd.size(), hvd.local_rank()
 
-    def allreduce(self, gradients: Sequence[tuple[str, Any]], op: str, compression: str) -> list[Any]:
-        """One ``HorovodAllreduce`` each."""
-        return [self._allreduce(name, gradient, op, compression) for name, gradient in gradients]
-
-    def _allreduce(self, name: str, gradient: Any, op: str, compression: str) -> Any:
+    def combine(self, packed: tf.Tensor, name: str, op: str, like: tf.Tensor) -> tf.Tensor:
         import tensorflow as tf
 
-        if isinstance(gradient, tf.IndexedSlices) and op != "Adasum":
-            return self._allgather_slices(name, gradient, op)
-        if isinstance(gradient, tf.IndexedSlices):
-            gradient = tf.convert_to_tensor(gradient)
-        packed = compressed(gradient, compression)
-        if op == "Adasum":
-            check_ranks(self.size)
-            if not self._hvd.mpi_enabled():
-                return restored(self._own_adasum(name, packed), gradient)
-        if packed.dtype == tf.bfloat16:
-            return restored(self._allreduce_bf16(name, packed, op), gradient)
-        return restored(self._hvd.allreduce(packed, op=getattr(self._hvd, op), name=name), gradient)
+        if op == "Adasum" and not self._hvd.mpi_enabled():
+            # Horovod has Adasum over MPI only; over Gloo every rank gets all gradients and combines them.
+            rows = self._allgather(packed[None], name)
+            combined = adasum([rows[rank] for rank in range(self.size)])
+        elif packed.dtype == tf.bfloat16:
+            combined = self._allreduce_bf16(name, packed, op)
+        else:
+            combined = self._hvd.allreduce(packed, op=getattr(self._hvd, op), name=name)
+        return restored(combined, like)
 
-    def _own_adasum(self, name: str, tensor: Any) -> Any:
-        """Horovod has Adasum over MPI only; over Gloo every rank gets all gradients and combines them."""
-        rows = self._allgather_values(tensor[None], name)
-        return adasum([rows[rank] for rank in range(self.size)])
+    def gather_rows(self, slices: tf.IndexedSlices, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+        values = self._allgather(slices.values, f"{name}_values")
+        return values, self._hvd.allgather(slices.indices, name=f"{name}_indices")
 
-    def _allgather_slices(self, name: str, slices: Any, op: str) -> Any:
-        import tensorflow as tf
-
-        values = self._allgather_values(slices.values, f"{name}_values")
-        indices = self._hvd.allgather(slices.indices, name=f"{name}_indices")
-        values = values / tf.cast(self.size, values.dtype) if op == "Average" else values
-        return tf.IndexedSlices(values, indices, slices.dense_shape)
-
-    def _allgather_values(self, values: Any, name: str) -> Any:
+    def _allgather(self, values: tf.Tensor, name: str) -> tf.Tensor:
         """Horovod does not know bfloat16; its bits can travel as another type."""
         import tensorflow as tf
 
@@ -94,7 +78,7 @@ class HorovodEngine(Engine):
             return self._hvd.allgather(values, name=name)
         return tf.bitcast(self._hvd.allgather(tf.bitcast(values, tf.uint16), name=name), tf.bfloat16)
 
-    def _allreduce_bf16(self, name: str, tensor: Any, op: str) -> Any:
+    def _allreduce_bf16(self, name: str, tensor: tf.Tensor, op: str) -> tf.Tensor:
         """Horovod cannot add bfloat16, but it can move it: every rank adds one slice in float32."""
         import tensorflow as tf
 
@@ -108,11 +92,12 @@ class HorovodEngine(Engine):
         whole = tf.bitcast(self._hvd.allgather(packed, name=f"{name}_whole"), tf.bfloat16)
         return tf.reshape(whole[:count], tf.shape(tensor))
 
-    def sum(self, tensor: Any, name: str) -> Any:
+    def sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         return self._hvd.allreduce(tensor, op=self._hvd.Sum, name=name)
 
-    def broadcast_bytes(self, data: Any) -> Any:
-        return self._hvd.broadcast(data, root_rank=0, name="tf_ooo_broadcast").numpy()
+    def broadcast_bytes(self, data: np.ndarray) -> np.ndarray:
+        received: np.ndarray = self._hvd.broadcast(data, root_rank=0, name="tf_ooo_broadcast").numpy()
+        return received
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
         lengths = self._hvd.allgather(np.array([len(data)], np.int64), name="tf_ooo_lengths").numpy()
@@ -126,17 +111,15 @@ class HorovodEngine(Engine):
 
 def _fill_in_environment() -> None:
     """Started by hand with HOROVOD_RANK and HOROVOD_SIZE only: one machine, Gloo."""
-    if "HOROVOD_GLOO_RENDEZVOUS_ADDR" not in os.environ:
+    if "HOROVOD_GLOO_RENDEZVOUS_ADDR" not in os.environ or "HOROVOD_LOCAL_RANK" in os.environ:
         return
-    rank, size = os.environ.get("HOROVOD_RANK", "0"), os.environ.get("HOROVOD_SIZE", "1")
     defaults = {
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_LOCAL_RANK": rank,
-        "HOROVOD_LOCAL_SIZE": size,
+        "HOROVOD_LOCAL_RANK": os.environ.get("HOROVOD_RANK", "0"),
+        "HOROVOD_LOCAL_SIZE": os.environ.get("HOROVOD_SIZE", "1"),
         "HOROVOD_CROSS_RANK": "0",
         "HOROVOD_CROSS_SIZE": "1",
     }
-    if "HOROVOD_LOCAL_RANK" not in os.environ:
-        for name, value in defaults.items():
-            os.environ.setdefault(name, value)
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)

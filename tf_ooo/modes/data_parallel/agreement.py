@@ -11,7 +11,7 @@ from typing import Any
 
 from tf_ooo.compat import keras_layers, keras_optimizers, train_function, versions
 from tf_ooo.errors import OptionsError
-from tf_ooo.hosts.ranks.engine import Engine
+from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.tracing.rank_names import unnumbered
 
 _OWN_TO_A_PROCESS = (

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tf_ooo.errors import OptionsError
-from tf_ooo.hosts.ranks.engine import Engine
+from tf_ooo.hosts.ranks.base import Engine
 
 _LOG = logging.getLogger("tf_ooo")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tf_ooo.compat import iterators, keras_fits, train_function
 from tf_ooo.errors import BackendError
-from tf_ooo.hosts.ranks.engine import Engine
+from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.modes.data_parallel.lockstep import Lockstep
 
 

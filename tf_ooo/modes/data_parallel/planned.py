@@ -18,7 +18,7 @@ from tf_ooo.costs.from_graph import graph_costs
 from tf_ooo.costs.layer_costs import SECONDS, LayerCosts, Link
 from tf_ooo.costs.op_seconds import op_seconds
 from tf_ooo.costs.profile import OpProfile
-from tf_ooo.hosts.ranks.engine import Engine
+from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.modes.data_parallel.ordering import layer_keys
 from tf_ooo.planning.choosing.on_paper import policies_of
 from tf_ooo.planning.choosing.plan import Candidate, Plan, as_asked, policy_named

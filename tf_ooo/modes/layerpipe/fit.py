@@ -15,8 +15,7 @@ from tf_ooo.fit.measured import check_costs, with_link
 from tf_ooo.fit.mode import Training
 from tf_ooo.fit.placed import Placed
 from tf_ooo.hosts.devices import home_device
-from tf_ooo.hosts.ranks.base import Engine
-from tf_ooo.hosts.ranks.single_engine import SingleEngine
+from tf_ooo.hosts.ranks.base import Engine, SingleEngine
 from tf_ooo.modes.layerpipe.numbering import in_order_of
 from tf_ooo.modes.layerpipe.options import LayerPipe
 from tf_ooo.modes.layerpipe.planned import SpreadPlan, note_rebuilt_weights, plan_spread

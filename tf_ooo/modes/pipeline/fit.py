@@ -14,8 +14,7 @@ from tf_ooo.fit.first_steps import FirstSteps
 from tf_ooo.fit.measured import check_costs, unknown_sizes, with_link
 from tf_ooo.fit.mode import Training
 from tf_ooo.hosts.devices import home_device
-from tf_ooo.hosts.ranks.base import Engine
-from tf_ooo.hosts.ranks.single_engine import SingleEngine
+from tf_ooo.hosts.ranks.base import Engine, SingleEngine
 from tf_ooo.hosts.target import gone
 from tf_ooo.modes.pipeline.checks import check_losses
 from tf_ooo.modes.pipeline.options import Pipeline

@@ -12,8 +12,7 @@ from tf_ooo.compat import keras_fits, tf_functions, train_function
 from tf_ooo.errors import GraphError
 from tf_ooo.fit.controller import StepController
 from tf_ooo.fit.mode import Training
-from tf_ooo.hosts.ranks.base import Engine
-from tf_ooo.hosts.ranks.single_engine import SingleEngine
+from tf_ooo.hosts.ranks.base import Engine, SingleEngine
 from tf_ooo.modes.single_device.options import SingleDevice
 from tf_ooo.options import COMPILED_SCHEDULES, NEEDS_XLA
 from tf_ooo.report.environment import environment

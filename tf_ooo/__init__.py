@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from tf_ooo.hosts.ranks.engine import launched, remember_names
+from tf_ooo.hosts.ranks.launch import launched, remember_names
 from tf_ooo.version import __version__
 
 _HOME = {

@@ -22,8 +22,9 @@ from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.hosts.ranks.base import Engine, SingleEngine
 from tf_ooo.hosts.ranks.collective_engine import CollectiveEngine
 from tf_ooo.hosts.ranks.combining import check_ranks
-from tf_ooo.hosts.ranks.engine import choose_engine, mpi_size, resolved_name
+from tf_ooo.hosts.ranks.engine import choose_engine
 from tf_ooo.hosts.ranks.horovod_engine import HorovodEngine
+from tf_ooo.hosts.ranks.launch import mpi_size, resolved_name
 from tf_ooo.modes.data_parallel import agreement, shard
 from tf_ooo.modes.data_parallel.lockstep import Lockstep
 from tf_ooo.modes.data_parallel.parallel_step import ParallelStep

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tf_ooo.errors import OptionsError
-from tf_ooo.hosts.ranks.engine import launched_with_workers
+from tf_ooo.hosts.ranks.launch import launched_with_workers
 from tf_ooo.modes.table import MODES, SingleDevice
 from tf_ooo.options import ModeOptions
 from tf_ooo.options.base import is_default, owners_of

@@ -10,7 +10,8 @@ from tf_ooo.errors import BackendError
 from tf_ooo.fit.mode import Training
 from tf_ooo.hosts.device_names import over_hosts
 from tf_ooo.hosts.ranks.base import Engine
-from tf_ooo.hosts.ranks.engine import choose_engine, resolved_name
+from tf_ooo.hosts.ranks.engine import choose_engine
+from tf_ooo.hosts.ranks.launch import resolved_name
 from tf_ooo.modes.data_parallel.fit import averaging_of, check_model
 from tf_ooo.modes.data_parallel.ranks import RanksInStep
 from tf_ooo.modes.pipeline.fit import PipelineMode

@@ -10,7 +10,7 @@ import numpy as np
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.ranks.combining import adasum, restored
-from tf_ooo.hosts.ranks.engine import mpi_size, remember_names
+from tf_ooo.hosts.ranks.launch import mpi_size, remember_names
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from tf_ooo.hosts.ranks.base import Engine
-from tf_ooo.hosts.ranks.engine import choose_engine, launched_with_workers
+from tf_ooo.hosts.ranks.engine import choose_engine
+from tf_ooo.hosts.ranks.launch import launched_with_workers
 
 __all__ = ["Engine", "connect", "launched_with_workers", "shard"]
 

@@ -1,0 +1,80 @@
+"""How this process was launched, and which communication library that means."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from tf_ooo.errors import BackendError
+
+ENGINES = ("auto", "horovod", "collectives", "single")
+# Where launchers say how many processes they have started; srun with PMIx has Slurm's variable only.
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+
+
+def launched() -> bool:
+    """Whether Horovod's launcher, or its environment variables, started this process."""
+    return "HOROVOD_RANK" in os.environ and "HOROVOD_SIZE" in os.environ
+
+
+def remember_names() -> None:
+    """Has Horovod remember more tensors, which it reads in ``hvd.init()``; what the user has set stays.
+
+    Names of tensors differ by step where several steps run together: Horovod's own 1024 are too few for a
+    ResNet-50 in 8 steps, and what is forgotten is negotiated anew in every step.
+    """
+    os.environ.setdefault("HOROVOD_CACHE_CAPACITY", "16384")
+
+
+def mpi_size() -> int:
+    """How many processes MPI's or Slurm's launcher (mpirun, srun) started, as it tells them; else 1."""
+    told = (os.environ.get(name, "") for name in _SIZES)
+    return max((int(size) for size in told if size.isdecimal()), default=1)
+
+
+def launched_by_horovod() -> bool:
+    """Whether horovodrun (or the environment it sets) started this process, or ``hvd.init()`` was called."""
+    if launched():
+        return True
+    basics = sys.modules.get("horovod.tensorflow")
+    return basics is not None and bool(basics.is_initialized())
+
+
+def launched_for_collectives() -> bool:
+    """Whether TF_CONFIG describes a cluster of more than one worker."""
+    cluster = tf_config().get("cluster") or {}
+    return len(cluster.get("worker", [])) + len(cluster.get("chief", [])) > 1
+
+
+def tf_config() -> dict[str, Any]:
+    """The content of TF_CONFIG.  BackendError: it is no JSON."""
+    try:
+        config = json.loads(os.environ.get("TF_CONFIG") or "{}")
+    except ValueError as error:
+        raise BackendError(f"TF_CONFIG is not JSON: {error}") from error
+    return config if isinstance(config, dict) else {}
+
+
+def launched_with_workers() -> bool:
+    """Whether ``mode="auto"`` means data parallel here: a launcher started more than one process."""
+    if launched():
+        return os.environ["HOROVOD_SIZE"] != "1"
+    if launched_by_horovod():
+        return bool(sys.modules["horovod.tensorflow"].size() > 1)
+    return False
+
+
+def resolved_name(name: str) -> str:
+    """The engine that ``"auto"`` is in this process."""
+    if name != "auto":
+        return name
+    if launched_by_horovod():
+        # ``hvd.init()`` may have been called in a process that no launcher of Horovod's started.
+        alone = "HOROVOD_SIZE" not in os.environ and sys.modules["horovod.tensorflow"].size() == 1
+        if not (alone and launched_for_collectives()):
+            return "horovod"
+    if launched_for_collectives():
+        return "collectives"
+    return "horovod" if mpi_size() > 1 else "single"

@@ -77,14 +77,7 @@ def analytic_ops(
     device: DeviceModel,
     outputs: Mapping[str, Sequence[OutputInfo]] | None = None,
 ) -> AnalyticOps:
-    """Costs of each node of a flat graph.
-
-    Args:
-        graph_def: a ``GraphDef`` with calls inlined.
-        device: what it runs on.
-        outputs: shapes of all outputs; None: inferred by TensorFlow, which leaves open what the graph
-            leaves open (a batch size, for one).
-    """
+    """Costs of each node of a flat graph; ``outputs`` None: what TensorFlow can infer of them."""
     outputs = with_largest_sizes(
         graph_def, shape_inference.infer_outputs(graph_def) if outputs is None else outputs
     )
@@ -103,13 +96,7 @@ def analytic_ops(
 def op_work(
     node: node_def_pb2.NodeDef, inputs: Sequence[OutputInfo | None], outputs: Sequence[OutputInfo]
 ) -> Work:
-    """What one op does.  CostError, naming it, where that cannot be told.
-
-    Args:
-        node: a ``NodeDef``; op and attributes are read.
-        inputs: of the data inputs, in order; None where nothing is known.
-        outputs: of the op.
-    """
+    """What one op does, None: an input of which nothing is known.  CostError names it where that is open."""
     if node.op in FREE_OPS:
         return Work(pieces=1)
     if _NO_FORMULA.match(node.op):

@@ -1,8 +1,5 @@
-"""How long a message takes between devices that both compute.
-
-On idle devices a message is handed over at once.  Beside computation it waits for a thread and, where a
-device has a share of a processor only, for its next turn: several milliseconds, which count once for each
-hop of a pipeline.
+"""How long a message takes between devices that both compute: it waits for a thread and, on a share of a
+processor, for its turn: milliseconds, once for each hop of a pipeline.
 """
 
 from __future__ import annotations
@@ -23,17 +20,7 @@ _ROUNDS, _MESSAGE_BYTES = 4, 256 * 1024
 def busy_latency_s(
     tf: ModuleType, sender: str, receiver: str, link: Link, product_s: float, repeats: int
 ) -> float:
-    """Seconds that a message takes, less those that it occupies the link; not below the idle link's.
-
-    The two devices compute in turns, each segment after a message from the other one's, and another one that
-    sends nothing while the other computes: so each hop begins on a device that goes on computing.
-
-    Args:
-        tf: TensorFlow, with graph optimizers off.
-        link: between the devices while they are idle.
-        product_s: seconds of one product on them.
-        repeats: pairs of runs, with and without messages.
-    """
+    """Seconds of a message, less those that it occupies the link; not below the idle link's."""
     products = max(4, round(_SEGMENT_S / max(product_s, 1e-6)))
     alone, sending = (_in_turns(tf, sender, receiver, products, size) for size in (0, _MESSAGE_BYTES))
     for function in (alone, sending):

@@ -20,18 +20,11 @@ _TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
 def fit_link(samples: Sequence[tuple[float, float]], *, flat_ok: bool = False) -> Link:
-    """The link that explains measured messages best.
+    """The link that explains measured (bytes, seconds) best.  CostError: too few, or larger not slower.
 
-    The slope is the median of the slopes between all pairs (Theil-Sen), the latency the median of what
-    it leaves over: up to 29% of the samples may be disturbed without moving the line far.
-
-    Args:
-        samples: (bytes, seconds) of single messages; of at least two different sizes.
-        flat_ok: where larger messages were not slower, take the fastest message's bytes a second, which
-            the link has at least, instead of raising.
-
-    Raises:
-        CostError: too few samples or sizes, a number that is none, or larger messages not slower.
+    Median of the slopes between all pairs (Theil-Sen): up to 29% of the samples may be disturbed.
+    ``flat_ok``: where larger messages were not slower, the fastest one's bytes a second, which the link has
+    at least.
     """
     samples = [_sample(index, sample) for index, sample in enumerate(samples)]
     sizes = {size for size, _ in samples}
@@ -70,10 +63,7 @@ def _sample(index: int, sample: tuple[float, float]) -> tuple[float, float]:
 
 
 def link_of_ring(allreduce: Link, workers: int) -> Link:
-    """The link between neighbours, given one that was fitted to whole ring allreduces of n workers.
-
-    A ring of n takes 2 (n - 1) latencies and 2 (n - 1) / n of the bytes' time.
-    """
+    """The link between neighbours of a ring: 2 (n - 1) latencies and 2 (n - 1) / n bytes are an allreduce."""
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
         raise CostError(f"workers must be a whole number from 1, got {workers!r}")
     if workers == 1:

@@ -24,13 +24,7 @@ ELEMENTS_A_PIECE = 1024
 
 @dataclass(frozen=True)
 class Work:
-    """What one kernel does.
-
-    Attributes:
-        flop: floating-point operations; a multiply-add is two.
-        moved_bytes: read from and written to memory.
-        pieces: independent pieces of it, each of which can keep one processor busy.
-    """
+    """What one kernel does: a multiply-add is two flop; each of ``pieces`` can keep a processor busy."""
 
     flop: float = 0.0
     moved_bytes: float = 0.0
@@ -89,10 +83,7 @@ class DeviceModel:
         return sum(self.full_s(work) / self.share(work) + self.launch_s for work in kernels)
 
     def occupancy(self, kernels: Iterable[Work]) -> float:
-        """The share of the device, in (0, 1], that kernels keep busy on average.
-
-        What they would take on a full device by what they do take: launch gaps count as idle.
-        """
+        """The share of the device, in (0, 1], that kernels keep busy on average; launch gaps are idle."""
         kernels = tuple(kernels)
         taken_s = self.seconds(*kernels)
         used_s = sum(self.full_s(work) for work in kernels)
@@ -115,10 +106,7 @@ def gemm(rows: float, columns: float, summed: float, element_bytes: int, batch: 
 
 
 def elementwise(elements: float, passes: float, element_bytes: int) -> Work:
-    """A kernel that goes over ``elements`` elements ``passes`` times, reading or writing.
-
-    Its few operations are not counted, as in published FLOP figures: memory is what it waits for.
-    """
+    """A kernel that reads or writes ``elements`` elements ``passes`` times; its few operations are free."""
     return Work(moved_bytes=elements * passes * element_bytes, pieces=max(1.0, elements / ELEMENTS_A_PIECE))
 
 

@@ -1,7 +1,4 @@
-"""From a classified graph and the seconds of its ops to the costs of its layers.
-
-No TensorFlow here.  Which op counts where is written down in docs/design/costs.md.
-"""
+"""The costs of a classified graph's layers from the seconds of its ops, as in docs/design/costs.md."""
 
 from __future__ import annotations
 
@@ -24,14 +21,7 @@ Tasks = Mapping[LayerTask, Sequence[str]]
 
 @dataclass(frozen=True)
 class GraphCosts:
-    """The layers of a graph.
-
-    Attributes:
-        layers: one for each of ``TrainingGraph.layers``, in the same order.
-        left_out_s: seconds of ops that belong to no layer, by kind: updates shared by all weights (a
-            clipping by global norm), communication, ops that serve no training.
-        notes: sizes that were not known and count as 0, or were assumed.
-    """
+    """Costs of ``TrainingGraph.layers``; seconds, by kind, of ops of no layer; sizes that were assumed."""
 
     layers: tuple[LayerCosts, ...]
     left_out_s: Mapping[str, float]
@@ -54,17 +44,7 @@ def graph_costs(
     tasks: Tasks | None = None,
     forward: Mapping[str, int] | None = None,
 ) -> GraphCosts:
-    """Sums op seconds up to layers.
-
-    Args:
-        graph: from ``classify``, with sizes of tensors where they are known.
-        seconds: of each op by name, as from ``op_seconds``.
-        tasks: ``backward_tasks(graph).ops`` if the caller has it.
-        forward: the layer of each forward op; None: of :func:`forward_layers`.
-
-    Raises:
-        CostError: names the op of a layer whose seconds are missing or no time.
-    """
+    """Sums op seconds up to layers.  CostError names an op whose seconds are missing or no time."""
     tasks = backward_tasks(graph).ops if tasks is None else tasks
     forward = forward_layers(graph) if forward is None else forward
     by_task = ops_by_task(graph, tasks, forward)
@@ -98,16 +78,11 @@ def layer_costs(graph: TrainingGraph, seconds: Mapping[str, float]) -> tuple[Lay
 
 
 def forward_layers(graph: TrainingGraph, together: Sequence[Collection[str]] = ()) -> dict[str, int]:
-    """The layer that each forward op counts for.
+    """The layer of each forward op: the highest whose weights its result depends on.
 
-    That is the highest layer whose weights the op's result depends on.  An op that depends on no
-    weights (a dropout mask, preprocessing) counts for the lowest layer that reads its result, and one
-    that no layer reads (a metric of the labels) for the last.
-
-    Args:
-        graph: classified.
-        together: ops of one layer, the highest of theirs: loops, into whose results values also come on
-            edges that lead back.
+    One that depends on none (a dropout mask) counts for the lowest layer that reads it, and one that none
+    reads (a metric of the labels) for the last.  ``together``: ops of one layer: loops, with edges that lead
+    back.
     """
     known = layers_of_weights_and_readers(graph, together)
     last = len(graph.layers) - 1
@@ -167,10 +142,7 @@ def _earliest_reader(graph: TrainingGraph, latest: Mapping[str, int]) -> dict[st
 
 
 def ops_by_task(graph: TrainingGraph, tasks: Tasks, forward: Mapping[str, int]) -> dict[LayerTask, list[str]]:
-    """The ops of each (kind, layer): F by ``forward_layers``, dO and dW of ``tasks``, U of the layers.
-
-    One kernel that computes both (``FusedBatchNormGradV3``) counts for dO, which is when it must run.
-    """
+    """The ops of each (kind, layer); a kernel that computes both (``FusedBatchNormGradV3``) counts for dO."""
     output_grads = {name for (kind, _), names in tasks.items() if kind == "dO" for name in names}
     by_task: dict[LayerTask, list[str]] = {}
     for (kind, index), names in tasks.items():

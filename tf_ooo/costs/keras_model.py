@@ -55,19 +55,10 @@ def _hint(keras: Any) -> str:
 
 
 def costs_of_model(model: keras.Model, batch: int, device: str, measure: bool = False) -> CostTable:
-    """Costs of one micro-batch.
+    """Costs of one micro-batch of ``batch`` rows of a built model; Adam and mse if not compiled.
 
-    Args:
-        model: a built Keras model; compiled with Adam and a mean squared error if it is not compiled.
-        batch: rows of one micro-batch.
-        device: name of a device model, see ``tf_ooo.costs.devices``; with ``measure`` that of the ops
-            that could not be measured.
-        measure: run four steps on zeros on this machine; they change the model's weights.
-
-    Raises:
-        OptionsError: the model is not built, or its step cannot be traced.
-        GraphError: the step trains nothing.
-        CostError: unknown device, or an op without known costs.
+    ``measure``: four steps on zeros, which change its weights.  OptionsError: it is not built or cannot be
+    traced; GraphError: it trains nothing; CostError: unknown device, or an op without known costs.
     """
     roofline = device_named(device)
     step = _Step(model, batch)

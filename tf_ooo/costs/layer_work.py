@@ -1,8 +1,5 @@
-"""FLOP and bytes of whole layers by formula, without any graph.
-
-A :class:`LayerWork` lists the kernels of F, dO and dW; :meth:`LayerWork.costs` turns them into seconds
-on a device.  Elementwise work is counted as fused the way XLA and cuDNN fuse it: a normalization with
-its activation reads the tensor twice and writes it once forward, and goes over it five times backward.
+"""FLOP and bytes of whole layers by formula.  Elementwise work is fused as XLA and cuDNN do: a normalization
+with its activation reads the tensor twice and writes it once; backward there are five passes.
 """
 
 from __future__ import annotations
@@ -19,14 +16,7 @@ _UPDATE_PASSES, _SLOT_PASSES = 3, 2
 
 @dataclass(frozen=True)
 class LayerWork:
-    """One layer's kernels and sizes for one micro-batch.
-
-    Attributes:
-        forward, output_grad, weight_grad: kernels of F, dO and dW, in the order in which they run.
-        parameters: weights that are trained, elements.
-        activation_bytes, output_bytes, weight_grad_bytes, inputs: as in :class:`LayerCosts`.
-        element_bytes: of a weight.
-    """
+    """One layer's kernels, in their order, and sizes for one micro-batch, as in :class:`LayerCosts`."""
 
     name: str
     forward: tuple[Work, ...]
@@ -207,17 +197,11 @@ def conv_layer(
     name: str = "",
     inputs: tuple[int, ...] | None = None,
 ) -> LayerWork:
-    """A convolution with what surrounds it.
+    """A convolution with what surrounds it; another tensor is added to its output if ``residual``.
 
-    Args:
-        shape: of the convolution.
-        norm: ``"after"``: normalization and activation of the output; ``"before"``: of the input, which
-            is stored twice then (as it is, and normalized); ``"none"``: bias and activation only.
-        element_bytes: 4 in single precision.
-        first: its input is the data, so dO has no convolution.
-        residual: another tensor of the output's size is added to the output.
-        name: of the layer.
-        inputs: as in :class:`LayerCosts`.
+    ``norm``: normalization and activation ``"after"`` it, or ``"before"``, of the input, which is stored
+    twice then; ``"none"``: bias and activation only.  ``first``: its input is the data, so dO has no
+    convolution.
     """
     normed = shape.elements_in if norm == "before" else shape.elements_out
     forward = [shape.work("F", element_bytes), elementwise(normed, NORM_FORWARD, element_bytes)]

@@ -20,18 +20,7 @@ def with_occupancy(
     device: DeviceModel,
     tasks: Tasks | None = None,
 ) -> tuple[LayerCosts, ...]:
-    """The layers with the shares of the device that their F, dO and dW keep busy.
-
-    Args:
-        layers: of ``graph``, measured or calculated; their seconds stay.
-        graph: from ``classify``.
-        work: ``analytic_ops(...).work``; ops that are not in it, and views, count for nothing.
-        device: whose launch gaps and unfilled processors count as idle.
-        tasks: ``backward_tasks(graph).ops`` if the caller has it.
-
-    Raises:
-        CostError: there are not as many layers as in the graph.
-    """
+    """The layers with the shares of the device that their F, dO and dW keep busy; their seconds stay."""
     if len(layers) != len(graph.layers):
         raise CostError(f"{len(layers)} layers have costs, the graph has {len(graph.layers)}")
     by_task = ops_by_task(graph, backward_tasks(graph).ops if tasks is None else tasks, forward_layers(graph))

@@ -19,14 +19,7 @@ _NAMED = 5
 
 @dataclass(frozen=True)
 class OpSeconds:
-    """Seconds of ops by node name.
-
-    Attributes:
-        seconds: of every op that could be measured or calculated.
-        source: ``"measured"``, ``"analytic"`` or ``"mixed"``, as in ``CostTable``.
-        measured_share: ops that were measured, of those that compute something.
-        notes: which numbers are not measured, and which ops have none, with the reason.
-    """
+    """Seconds of ops by node name, whether measured or calculated (see CostTable), and of which share."""
 
     seconds: Mapping[str, float]
     source: str
@@ -40,17 +33,7 @@ def op_seconds(
     profile: OpProfile | None = None,
     outputs: Mapping[str, Sequence[OutputInfo]] | None = None,
 ) -> OpSeconds:
-    """Puts the two sources together.
-
-    oneDNN merges some ops after the graph was planned (a bias gradient into that of the kernel): the one
-    that is gone counts as not measured, and its calculated seconds come on top.
-
-    Args:
-        graph_def: the flat graph that ran.
-        device: for the ops that were not measured.
-        profile: of this graph; None: nothing was measured.
-        outputs: as for :func:`analytic_ops`.
-    """
+    """Measured seconds, else calculated ones.  What oneDNN merged after planning counts as not measured."""
     analytic = analytic_ops(graph_def, device, outputs)
     measured = profile.seconds if profile else {}
     names = [node.name for node in graph_def.node]

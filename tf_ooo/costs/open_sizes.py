@@ -1,7 +1,5 @@
-"""Sizes that only a run knows, as large as they can get: what TensorFlow's shape functions leave open.
-
-How many different rows a batch looks up is open (``Unique``), and so are the sizes of all that an optimizer
-computes from these rows; cuDNN's notes of a batch normalization for its gradient have not even a rank.
+"""Sizes that only a run knows, as large as they can get: rows that a batch looks up (``Unique``), all that an
+optimizer computes from them, and cuDNN's notes of a batch normalization.
 """
 
 from __future__ import annotations
@@ -23,12 +21,7 @@ _RESERVED_PORT = 5
 
 
 def with_largest_sizes(graph_def: graph_pb2.GraphDef, outputs: _Outputs) -> dict[str, tuple[OutputInfo, ...]]:
-    """``outputs`` with open sizes replaced by the largest they can be, where the inputs tell.
-
-    Args:
-        graph_def: the flat graph.
-        outputs: of all its ops; what depends on an open input of the graph (a batch size) stays open.
-    """
+    """Open sizes as large as they can be; what depends on an open input (a batch size) stays open."""
     largest = {name: tuple(infos) for name, infos in outputs.items()}
     open_nodes = [node for node in graph_def.node if not all(map(is_closed, largest.get(node.name, ())))]
     bounded: set[tuple[str, int]] = set()

@@ -33,15 +33,9 @@ _INPUT_THREADS = "tf_data"
 
 @dataclass(frozen=True)
 class OpProfile:
-    """What was measured.
+    """Of each op that ran: its median seconds in a step, and its type.
 
-    Attributes:
-        seconds: of each op that ran, by node name: the median over the steps of its time in one step
-            (an op in a loop runs several times a step).
-        types: op type of each of them, as the executor knows it.
-        steps: how many steps were traced.
-        step_s: median seconds of one of them.
-        overhead_s: seconds spent on starting and stopping the profiler and on reading the trace.
+    ``overhead_s``: starting and stopping the profiler and reading the trace.
     """
 
     seconds: Mapping[str, float]
@@ -57,20 +51,7 @@ class OpProfile:
 
 
 class StepProfiler:
-    """Traces the next steps that are run through it.
-
-    Args:
-        steps: how many, 1 to 3.
-
-    Use::
-
-        profiler = StepProfiler()
-        while profiler.profile is None:
-            outputs = profiler.run(train_step, x, y)
-
-    Raises:
-        OptionsError: ``steps`` out of range.
-    """
+    """Traces the next 1 to 3 steps that are run through it, then has a ``profile``.  OptionsError: steps."""
 
     def __init__(self, steps: int = MOST_STEPS) -> None:
         if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MOST_STEPS:
@@ -83,10 +64,7 @@ class StepProfiler:
         self._overhead_s = 0.0
 
     def run(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Runs one step, waits for it, returns its result; traced until there is a profile.
-
-        Raises BackendError if the profiler is in use.  What the step raises ends the trace.
-        """
+        """Runs one step, waits for it, returns its result.  BackendError: the profiler is in use."""
         if self.profile is not None:
             return step(*args, **kwargs)
         if not self._done:
@@ -107,10 +85,7 @@ class StepProfiler:
         return outputs
 
     def run_anyway(self, step: Callable[[], Any], failed: Callable[[OOOError], None]) -> Any:
-        """Runs one step exactly once and returns its result, also where it cannot be traced.
-
-        ``failed`` is told why: somebody else's profiler runs (TensorBoard's), or the trace shows no op.
-        """
+        """Runs one step exactly once, also where it cannot be traced: ``failed`` is told why."""
         ran: list[Any] = []
 
         def once() -> Any:
@@ -138,16 +113,7 @@ class StepProfiler:
 
 
 def profile_ops(step: Callable[[], Any], steps: int = MOST_STEPS) -> OpProfile:
-    """Runs ``step`` once without and ``steps`` times with the profiler.
-
-    Args:
-        step: runs one training step, each call a whole one (they train!), for example
-            ``lambda: train_step(x, y)``; the first call traces it.
-        steps: 1 to 3.
-
-    Raises:
-        CostError: no op was seen: the step runs no TensorFlow ops, or one compiled by XLA.
-    """
+    """Runs ``step``, a whole training step, once without and ``steps`` times with the profiler."""
     profiler = StepProfiler(steps)
     nests.synchronize(step())
     while profiler.profile is None:
@@ -212,11 +178,7 @@ def _ops(events: Iterable[TracedEvent]) -> Iterable[tuple[str, str, TracedEvent]
 
 
 def _step_of(event: TracedEvent, marks: list[tuple[float, float]]) -> int | None:
-    """The step during which an event began; None before the first and between two.
-
-    A GPU may still be at a step's updates when its results are there: what a GPU begins between two
-    steps belongs to the first of them.
-    """
+    """The step in which an event began; what a GPU begins between two steps is of the first.  None: none."""
     number = bisect.bisect_right(marks, (event.begin_s, math.inf)) - 1
     if number < 0:
         return None

@@ -11,11 +11,7 @@ if TYPE_CHECKING:
 
 
 def environment(model: Model | None = None) -> str:
-    """Versions and device.  Starts no GPU.
-
-    Args:
-        model: its Keras is named; None: what ``tf.keras`` is.
-    """
+    """Versions and device; of the model's Keras, or of what ``tf.keras`` is.  Starts no GPU."""
     import tensorflow as tf
 
     from tf_ooo.compat import versions

@@ -24,11 +24,7 @@ def whole_layers(name: str, problem: Problem, update_every: int) -> Schedule:
 
 
 def in_rounds(schedule: Schedule) -> Schedule:
-    """The same stages in the order in which ``mode="layerpipe"`` runs them, for predictions.
-
-    There stage s of p is 2 (p - 1 - s) rounds ahead with its forward pass: it has so many micro-batches in
-    flight and one more, where 1F1B has p - s.
-    """
+    """As ``mode="layerpipe"`` runs it, for predictions: stage s of p runs 2 (p - 1 - s) rounds ahead."""
     last = len(schedule.stages) - 1
     lanes = {
         (stage, 0): TaskList(list(_lane(schedule, stage, 2 * (last - stage) + 1)))

@@ -22,17 +22,10 @@ LEAST_RUN = 5
 
 @dataclass(frozen=True)
 class Capture:
-    """Launches of a step whose stock order is in CUDA graphs.
+    """Launches of a step whose stock order is in CUDA graphs.  OptionsError: a number below 0 or infinite.
 
-    Attributes:
-        kernels: ``{"dO:3": 4.0}``, what each F, dO and dW of a layer launches; left out: nothing.
-        launch_s: seconds that a kernel takes longer outside of CUDA graphs.
-        least_run: a shorter run of the main stream is not captured.
-        own: whether the launches that a dW itself loses count; False where gains are measured, which include
-            them.
-
-    Raises:
-        OptionsError: a number is negative or not finite.
+    ``kernels``: of each F, dO and dW, as ``{"dO:3": 4.0}``.  ``launch_s``: what one takes longer outside of
+    CUDA graphs.  ``own``: whether those that a dW itself loses count; not where measured gains include them.
     """
 
     kernels: Mapping[str, float]

@@ -22,11 +22,7 @@ def makespan_s(timeline: Timeline) -> float:
 
 
 def span_s(timeline: Timeline) -> float:
-    """The longest time in seconds from a device's first task to its last.
-
-    The cost of a schedule in Zero Bubble (arXiv 2401.10241, section 3): steps follow without a barrier,
-    so a device that begins late may end late.
-    """
+    """The longest time from a device's first task to its last: steps follow each other without a barrier."""
     spans = [0.0]
     for _, piece in timeline.lane_slices():
         if piece.stop > piece.start:
@@ -37,10 +33,7 @@ def span_s(timeline: Timeline) -> float:
 def quickest(
     stages: StagedLayers, candidates: Sequence[Schedule], cost: Callable[[Timeline], float] = makespan_s
 ) -> Schedule:
-    """The first candidate where stages are equal and closed forms hold; else :func:`fastest`.
-
-    Above a million tasks the first one is taken unseen.
-    """
+    """The first candidate, where closed forms hold or there are a million tasks; else :func:`fastest`."""
     if stages.uniform or 3 * stages.problem.microbatches * len(stages.bounds) > TASKS_TO_SIMULATE:
         return candidates[0]
     return fastest(stages.problem, candidates, cost)
@@ -49,10 +42,7 @@ def quickest(
 def fastest(
     problem: Problem, candidates: Sequence[Schedule], cost: Callable[[Timeline], float] = makespan_s
 ) -> Schedule:
-    """The candidate with the lowest cost within the memory limit; the leanest where none is within.
-
-    Of equals the one with the shortest span is taken.
-    """
+    """The lowest cost within the memory limit, else the least memory; of equals the shortest span."""
     limit = np.inf if problem.memory_limit_bytes is None else problem.memory_limit_bytes
     rows = []
     for number, schedule in enumerate(candidates):

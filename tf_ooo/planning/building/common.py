@@ -24,19 +24,11 @@ def one_worker(
     by_priority: bool = False,
     shares: Mapping[int, tuple[float, ...]] | None = None,
 ) -> Schedule:
-    """The whole model on one device: forward, the given backward tasks, updates.
+    """F, the given backward tasks, updates, of one device or of each data parallel worker.
 
-    Args:
-        policy: its name.
-        problem: with several devices the schedule is that of each data parallel worker.
-        backward: dO and dW tasks in their order.
-        communication: allreduces (or their slices) in their order; only with several devices.
-        barrier: the next step waits for all updates, not layer by layer.
-        by_priority: whatever gradient is ready is communicated, the first listed first.
-        shares: for each layer whose gradient is sliced, what share of it each slice holds.
-
-    Raises:
-        OptionsError: several micro-batches.
+    ``communication`` is for several; ``by_priority``: whatever gradient is ready, the first listed first;
+    ``barrier``: the next step waits for all updates; ``shares``: of the slices of a layer's gradient.
+    OptionsError: micro-batches.
     """
     if problem.microbatches != 1:
         raise OptionsError(

@@ -1,7 +1,4 @@
-"""Orders of a backward pass in which dW of the first k layers come last, and which k is best.
-
-A backward pass is a list of whole numbers: -1 - i is dO of layer i, i its dW.
-"""
+"""Backward passes with dW of the first k layers last: -1 - i is dO of layer i, i its dW."""
 
 from __future__ import annotations
 

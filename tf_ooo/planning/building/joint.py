@@ -1,17 +1,11 @@
-"""Joint scheduling over regions: where each dW gains most beside the main stream of one device.
+"""Joint scheduling over regions (EuroSys 2022, doi 10.1145/3492321.3519563): each dW beside the part of one
+device's main stream where it gains most.
 
-EuroSys 2022 (doi 10.1145/3492321.3519563), the part on a single GPU.  The main stream is cut into regions,
-here one for each dO and for each forward of the next step.  For each pair (region, dW) there is a gain, the
-seconds saved by running the two side by side.  Regions are filled greedily with the dW that gain most there,
-subject to dependencies and to the memory limit: a delayed dW keeps its input and its dO alive.
-
-Gains come from a table of measurements (option ``gains``), or from ``LayerCosts.occupancy``: two
-kernels that need shares a and b of the device take ``max(1, a + b)`` times as long side by side, which
-saves ``2 - max(1, a + b)`` of each overlapped second.  Where costs have no occupancy, streams are
-assumed not to slow each other down, as in the simulator: such a prediction is an upper bound.
-
-What a dW keeps out of CUDA graphs (option ``capture``) is taken off its gain, and added to the simulated
-step.
+Regions, one for each dO and each forward of the next step, are filled greedily, subject to dependencies and
+memory: a delayed dW keeps its input and its dO alive.  Gains are measured (option ``gains``), or follow from
+``LayerCosts.occupancy``: two kernels that need shares a and b of the device save ``2 - max(1, a + b)`` of
+each overlapped second; without, streams do not slow each other down, an upper bound.  What a dW keeps out of
+CUDA graphs (option ``capture``) is taken off its gain and added to the step.
 """
 
 from __future__ import annotations
@@ -199,10 +193,7 @@ def _checked(gains: object, stream: MainStream) -> Gains | None:
 
 
 def least_retreat(problem: Problem, placement: Placed) -> Placed:
-    """As few dW as possible back to their own region, then to the main stream, until memory suffices.
-
-    Those that hold most bytes for longest go back first.
-    """
+    """As few dW back to their own region, then to the main stream, as memory needs: the largest first."""
     stream = MainStream(len(problem.layers))
 
     def held(layer: int) -> float:

@@ -1,7 +1,5 @@
-"""Tabu search over the orders of small pipelines' lanes: tasks of the critical path are moved.
-
-Job-shop scheduling with blocks of the critical path (Nowicki and Smutnicki 1996): only a move at a
-block's ends, or out of it, can shorten the path.
+"""Tabu search over small pipelines' lanes: only moves at the ends of a block of the critical path, or out of
+it, can shorten the path (job shops, Nowicki and Smutnicki 1996).
 """
 
 from __future__ import annotations
@@ -43,17 +41,7 @@ class _Order:
 def improved(
     stages: StagedLayers, schedule: Schedule, iterations: int = 200, patience: int = 60, rounds: int = 1
 ) -> Schedule:
-    """A schedule that is as fast or faster, within the memory limit if this one is.
-
-    Messages take their latency and bytes over bandwidth, but do not queue.  Each device has one lane.
-
-    Args:
-        stages: what is scheduled.
-        schedule: where the search begins.
-        iterations: at most so many moves for each of the rounds.
-        patience: at most so many moves without a gain.
-        rounds: each begins with the best so far, and forbids moves for other lengths of time.
-    """
+    """As fast or faster, within the memory limit if ``schedule`` is.  Messages do not queue here."""
     search = _LaneSearch(stages, schedule)
     times = search.times(search.first)
     if times is None:  # it waits for itself

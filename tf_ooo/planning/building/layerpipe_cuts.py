@@ -30,17 +30,11 @@ NO_SHARES: Shares = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Cut:
-    """One cut.
+    """One cut, ``at_s`` seconds from the left, inside a layer or before it.
 
-    Attributes:
-        at_s: seconds of work to the left of it.
-        low_s, high_s: where it may be shifted to: only a cut inside a dO may.
-        layer: inside this layer, or before it.
-        order: of the layer's tasks on the line, empty for a cut before the layer.
-        before: how many of them are wholly on the left.
-        share: of the task after those, how much is on the left; above 0 for dO only.
-        least, most: within which this share may be.
-        sent_bytes: what is sent over the cut for one micro-batch, weights included.
+    Of the layer's tasks in this ``order``, ``before`` are wholly on the left, and ``share`` of the next one,
+    a dO, which may be shifted between ``low_s`` and ``high_s``, its share from ``least`` to ``most``.
+    ``sent_bytes`` of a micro-batch go over the cut, weights included.
     """
 
     at_s: float
@@ -65,14 +59,7 @@ class TaskLine:
 
     @classmethod
     def of(cls, layers: Sequence[LayerCosts], inside: bool, lower_shares: Shares = NO_SHARES) -> TaskLine:
-        """The line of these layers.
-
-        Args:
-            layers: their costs.
-            inside: whether layers may be cut.
-            lower_shares: of layers whose dO cannot be cut anywhere: the least and the most that the part on
-                the left can have.
-        """
+        """The line of layers; ``lower_shares``: for a layer, the least and most of its dO on the left."""
         work = [sum(seconds(layer).values()) for layer in layers]
         starts = tuple(itertools.accumulate(work, initial=0.0))
         cuts = [_between(layers, layer, starts[layer]) for layer in range(1, len(layers))]
@@ -153,10 +140,7 @@ def _sent_bytes(layers: Sequence[LayerCosts], cut: Cut) -> float:
 
 
 def best_cuts(line: TaskLine, processors: int, slack: float = 0.0) -> tuple[Cut, ...] | None:
-    """The cuts with the fewest bytes whose slowest processor is within ``1 + slack`` of the best.
-
-    None where the line has too few places to cut.
-    """
+    """The fewest bytes with the slowest processor within ``1 + slack`` of the best; None: too few places."""
     total_s = line.starts_s[-1]
     search = _CutSearch(line, processors)
     low_s, high_s = total_s / processors, total_s

@@ -1,9 +1,7 @@
 """The best order on one link: jobs with release times and tails (Carlier, EJOR 11, 1982).
 
-A communication can start when its gradient is there (release), occupies the link, and then the rest of
-the next forward still has to follow (tail).  Taking what is ready, longest tail first, is optimal if
-jobs can be interrupted.  They cannot: a long one may start just before a more urgent one is ready.
-Branch and bound over which job of a critical block goes before or after all others of it.
+Taking what is ready, longest tail first, is optimal if jobs can be interrupted.  They cannot: branch and
+bound over which job of a critical block goes before or after all others of it.
 """
 
 from __future__ import annotations
@@ -27,13 +25,7 @@ def best_order(
     floor_s: float = 0.0,
     limit: int = 100,
 ) -> list[int]:
-    """The order with the smallest largest ``end + tail``; as good as found within ``limit`` branches.
-
-    Args:
-        release_s, seconds, tail_s: of each job.
-        floor_s: nothing below this is of use.
-        limit: most branches that are looked at.
-    """
+    """The order with the smallest largest ``end + tail`` of all that ``limit`` branches show."""
     best = _longest_tail_first(release_s, seconds, tail_s)
     stack = [(list(release_s), list(tail_s))]
     while stack and limit and best.total_s > floor_s:

@@ -27,13 +27,11 @@ _KINDS = ("F", "dO", "dW")
 class Taste:
     """What list scheduling leaves open.
 
-    Attributes:
-        in_flight: most micro-batches between their first F and their last dW.
-        stage_first: of ready F take that of the lowest stage; else that of the oldest micro-batch.
-        patience: wait for a dO or F that will come within this share of dW's time, rather than start dW.
-        ahead: for each device, most micro-batches whose F is done and dO is not; None: memory decides.
-        by_room: a device starts no F that its memory has no room for, but for the first.  With several
-            stages on a device they could block each other; there ``in_flight`` bounds the memory.
+    ``in_flight``: most micro-batches between their first F and last dW.  ``stage_first``: of ready F the
+    lowest stage, else the oldest micro-batch.  ``patience``: wait for a dO or F that comes within this share
+    of dW's time.  ``ahead``: by device, most with F and no dO done.  ``by_room``: no F without room in
+    memory, but for the first; several stages on a device could block each other: there ``in_flight`` bounds
+    it.
     """
 
     in_flight: int

@@ -9,18 +9,7 @@ from tf_ooo.errors import OptionsError
 
 
 def balanced(layers: Sequence[LayerCosts], stages: int) -> tuple[tuple[int, int], ...]:
-    """Cuts the layers into contiguous stages so that the slowest one is as fast as possible.
-
-    Args:
-        layers: the costs; a layer counts with F + dO + dW.
-        stages: how many; each gets at least one layer.
-
-    Returns:
-        (first, last) layer of each stage.
-
-    Raises:
-        OptionsError: more stages than layers.
-    """
+    """(first, last) layer of stages, the slowest as fast as possible.  OptionsError: too few layers."""
     seconds = [layer.busy_s for layer in layers]
     if stages > len(seconds):
         raise OptionsError(f"{stages} stages are more than the {len(seconds)} layers; use fewer devices")

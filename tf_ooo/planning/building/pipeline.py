@@ -1,7 +1,4 @@
-"""What the pipeline policies share: stages, lanes in closed form, caps that keep a memory limit.
-
-Lanes are made with numpy, device by device, so that tens of millions of tasks take seconds.
-"""
+"""What pipeline policies share.  Lanes are made with numpy: tens of millions of tasks take seconds."""
 
 from __future__ import annotations
 
@@ -23,12 +20,7 @@ MODE = "pipeline"
 
 @dataclass(frozen=True)
 class StagedLayers:
-    """A problem's layers cut into stages; stage s runs on device ``s % problem.devices``.
-
-    Attributes:
-        problem: what to schedule.
-        bounds: (first, last) layer of each stage.
-    """
+    """Layers cut into stages, of which stage s runs on device ``s % devices``."""
 
     problem: Problem
     bounds: tuple[tuple[int, int], ...]
@@ -97,10 +89,7 @@ class Pace:
     delay: Ints
 
     def capped(self, stages: StagedLayers) -> Pace:
-        """The pace that stays within the memory limit; at least one micro-batch, and no delay.
-
-        A device holds ``ahead`` activations, and of ``delay`` more what dW needs.
-        """
+        """The pace within the memory limit, for ``ahead`` activations and ``delay`` dW; at least one."""
         full, kept = stages.sums("activation_bytes"), stages.sums("kept_bytes")
         room = stages.room_bytes
         ahead = np.minimum(self.ahead, np.maximum(_fit(room, full), 1))
@@ -119,15 +108,7 @@ def _fit(room_bytes: Floats, size_bytes: Floats) -> Floats:
 def paced(
     policy: str, stages: StagedLayers, pace: Pace, *, fused: bool = False, limited: bool = True
 ) -> Schedule:
-    """One stage on each device: ``ahead`` F, then dO, a delayed dW, F in turns, the last dW, U.
-
-    Args:
-        policy: its name.
-        stages: one for each device.
-        pace: see :class:`Pace`.
-        fused: dO is sent only after dW.
-        limited: keep the memory limit as far as it goes.
-    """
+    """One stage on each device: ``ahead`` F, then dO, a delayed dW, F in turns, the last dW, U."""
     pace = pace.capped(stages) if limited else pace
     count = stages.problem.microbatches
     lanes: dict[Lane, TaskList] = {}
@@ -156,12 +137,7 @@ def lane_codes(stages: Sequence[ArrayLike], batch: Ints, order: Sequence[Ints]) 
 
 
 def lane_peak_bytes(codes: Ints, activation_bytes: Floats, kept_bytes: Floats) -> float:
-    """The most activations alive on a device with one lane: its order alone decides.
-
-    Args:
-        codes: the lane.
-        activation_bytes, kept_bytes: of each stage.
-    """
+    """The most activations alive on a device with this one lane; sizes are of each stage."""
     fields = Fields.of(codes)
     change = np.zeros(len(codes))
     full, kept = activation_bytes[fields.stage], kept_bytes[fields.stage]

@@ -1,9 +1,7 @@
 """Where dW run on one device with two streams: a map from layers to regions of the main stream.
 
-In the words of out-of-order backprop (EuroSys 2022, doi 10.1145/3492321.3519563): ``BWD j``, dW is
-launched when dW of layer j could be, which is beside dO of layer j - 1; ``FWD j``, in the next step,
-beside the forward of layer j; ``NO``, it stays on the main stream.  Layer 0's dW always stays there: the
-next forward waits for it at once.
+In the words of out-of-order backprop (EuroSys 2022, doi 10.1145/3492321.3519563): ``BWD j``, beside dO of
+layer j - 1; ``FWD j``, beside the next step's F of layer j; ``NO``, on the main stream, as always layer 0's.
 """
 
 from __future__ import annotations
@@ -27,10 +25,7 @@ Placement = Mapping[int, Region | None]
 
 @dataclass(frozen=True)
 class MainStream:
-    """The regions of the main stream in the order of time: dO downwards, the next step's F upwards.
-
-    ``delay``: whether dW may wait for the next step's forward pass.
-    """
+    """Regions in the order of time: dO downwards, then, if dW may ``delay``, the next step's F upwards."""
 
     layers: int
     delay: bool = True
@@ -51,13 +46,7 @@ class MainStream:
 
 
 def schedule(policy: str, problem: Problem, placement: Placement) -> Schedule:
-    """The two streams.
-
-    Args:
-        policy: its name.
-        problem: of one device.
-        placement: for each layer its region, None for the main stream; layers left out stay there.
-    """
+    """The two streams; layers that have no region stay on the main one."""
     layers = len(problem.layers)
     stream = MainStream(layers)
     main = [Task("F", layer) for layer in range(layers)]
@@ -88,11 +77,7 @@ def _pin(layer: int, region: Region) -> tuple[Task, Task, int] | None:
 
 
 def read(texts: Mapping[int, str], layers: int) -> dict[int, Region | None]:
-    """A map in words; layers that are left out stay on the main stream.
-
-    Raises:
-        OptionsError: a text that is none, or a dW before its dO or after its next forward.
-    """
+    """A map in words.  OptionsError: a text that is none, or a dW before its dO or after its next F."""
     stream = MainStream(layers)
     placement: dict[int, Region | None] = {}
     for layer, text in texts.items():

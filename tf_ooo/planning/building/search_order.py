@@ -1,10 +1,8 @@
 """Data parallel: the order of dW and the order of communications, optimised together.
 
-A step is one machine that computes and one that communicates, passed twice: backward, link, forward.
-For a given order of dW the best order on the link is found by :mod:`tf_ooo.planning.building.link_order`; the
-order of dW is improved move by move from several starts, among them every reverse first-k.  Which moves
-can help at all follows from the critical path: compute up to one dW, then a block of communications
-without a gap, then the forward that waited for it.
+For an order of dW the best order on the link is found by :mod:`tf_ooo.planning.building.link_order`; dW are
+moved from several starts.  Moves that can help follow from the critical path: compute up to one dW, a block
+of communications without a gap, the forward that waited for it.
 """
 
 from __future__ import annotations
@@ -33,13 +31,7 @@ _MOVES_OF_A_BLOCK = 12
 
 @dataclass(frozen=True)
 class Solution:
-    """One order of a step.
-
-    Attributes:
-        backward: the backward tasks: -1 - i is dO of layer i, i its dW.
-        order: communications by number; None: whatever is ready, the most urgent first.
-        step: its times.
-    """
+    """One order of a step; communications by number, None: whatever is ready, the most urgent first."""
 
     backward: list[int]
     order: list[int] | None
@@ -82,15 +74,7 @@ class Effort:
 
 
 class OrderSearch:
-    """Looks for the fastest order with one way of slicing.
-
-    Args:
-        policy: whose schedules these are.
-        model: what is ordered.
-        effort: how long.
-        seed: of the random moves; the same seed finds the same.
-        may_order: whether communications may have a fixed order; else they run by priority.
-    """
+    """Looks for the fastest order with one way of slicing; the same ``seed`` finds the same."""
 
     def __init__(
         self, policy: str, model: StepModel, effort: Effort, seed: int = 0, may_order: bool = True

@@ -1,12 +1,9 @@
 """Takes the waiting out of a given order: tasks move forward into gaps while memory allows.
 
-The orders of V-shaped schedules are made for tasks that all take one tick; run with real costs, they
-wait.  Here they are run once on paper, and a device that would wait takes a later task that is ready
-(arXiv 2405.15362, section 3.4, "squeezing" and "reordering").
-
-Why this ends: a task moves forward only if the order that is left still stores at most ``limit``
-activations everywhere.  Of all tasks that are left, the first of the given order stands at the head of
-its device's list, everything that it needs is done, and there is room for it.  So one can always run.
+Orders of V-shaped schedules are for tasks of one tick.  Run on paper with real costs, a device that would
+wait takes a later task that is ready (arXiv 2405.15362, section 3.4, "squeezing" and "reordering").  It ends:
+a task moves forward only if the order left stores at most ``limit`` activations everywhere; the first task
+left of the given order heads its device's list, and what it needs is done.
 """
 
 from __future__ import annotations
@@ -24,13 +21,7 @@ _CLASSES = 5
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Seconds of each stage's tasks, where they run, and how long a message takes.
-
-    Attributes:
-        device: of each stage.
-        seconds: ``{kind: seconds of each stage}``.
-        hop_s: from stage i to stage i + 1 or back, where they are on two devices.
-    """
+    """Where stages run, seconds of their tasks, and of a message from stage i to i + 1 on another device."""
 
     device: Sequence[int]
     seconds: dict[str, Sequence[float]]
@@ -41,11 +32,8 @@ class StageTimes:
 class Style:
     """How a device chooses.
 
-    Attributes:
-        yielding: a dW lets the next F or dO pass if that one is ready.
-        fill: what a gap is filled with first, ``"dW"`` or ``"F"`` (F and dO that stand further back).
-        patience: a gap is filled if the filler's seconds, times this, end before the next F or dO is
-            known to be ready.
+    ``yielding``: a dW lets a ready F or dO pass.  ``fill``: what a gap is filled with first, dW or F (with
+    dO). ``patience``: only with what ends, times this, before the next F or dO is known to be ready.
     """
 
     yielding: bool = True
@@ -62,14 +50,7 @@ class _Choice:
 
 
 def squeeze(lanes: Sequence[Sequence[Task]], times: StageTimes, limit: int, style: Style) -> list[list[Task]]:
-    """A new order of each device's tasks, see the module's text.
-
-    Args:
-        lanes: an order in which all tasks can run, with at most ``limit`` activations on each device.
-        times: what tasks take.
-        limit: most activations on a device, from the start of F to the end of dW, a stage's count as one.
-        style: how gaps are filled.
-    """
+    """A new order of each device's tasks; ``limit``: most activations there, a stage's counting one."""
     run = _Squeezing(lanes, times, limit, style)
     run.run()
     return run.order

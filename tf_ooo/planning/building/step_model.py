@@ -1,12 +1,8 @@
-"""A fast clock for one data parallel step: microseconds a task, for searches that try thousands.
+"""A fast clock for one data parallel step, for searches that try thousands; a test compares its periods.
 
-What needs what is read from :class:`tf_ooo.planning.model.relation.Relation`, not said again here.
-One fact makes it fast.  All forwards stand before all backward tasks on the compute lane, and a layer's
-forward waits for its own update, so when the last forward of a step ends nothing of the step before
-is left.  Steps therefore repeat from there, and the period is the time from one such instant to the next:
-backward, then communication and updates as they come, then the next forward.  A test compares the period
-with the simulator's.  One thing is left out: with ``LayerCosts.occupancy`` the simulator lets updates slow
-computation down, which is why whoever searches here lets the simulator have the last word.
+Forwards stand before all backward tasks, and a layer's waits for its own update: when a step's last forward
+ends nothing of the step before is left, and steps repeat from there.  One thing is left out: with
+``LayerCosts.occupancy`` the simulator lets updates slow computation down; it has the last word.
 """
 
 from __future__ import annotations
@@ -28,14 +24,7 @@ Shares = dict[int, tuple[float, ...]]
 
 @dataclass(frozen=True)
 class TimedStep:
-    """Times of one step that was run, in seconds since the end of the step's forward.
-
-    Attributes:
-        period_s: of repeated steps.
-        weight_grad_end_s: end of the dW that each communication waits for.
-        comm_end_s: end of each communication.
-        sent: the communications in the order in which they ran.
-    """
+    """One step in seconds since its forward's end; ``sent``: communications in their order."""
 
     period_s: float
     weight_grad_end_s: list[float]
@@ -44,14 +33,7 @@ class TimedStep:
 
 
 class StepModel:
-    """Runs orders of dW and of communications on paper.
-
-    Communications are numbered in the order of urgency: layer by layer, slice by slice.
-
-    Args:
-        problem: of at least two devices.
-        shares: for each layer whose gradient is sliced, what share of it each slice holds.
-    """
+    """Runs orders on paper; communications are numbered by urgency: layer by layer, slice by slice."""
 
     def __init__(self, problem: Problem, shares: Shares | None = None) -> None:
         self.problem, self.shares = problem, shares or {}
@@ -86,12 +68,7 @@ class StepModel:
         return one_worker("reference", self.problem, backward, comms, by_priority=True, shares=self.shares)
 
     def _lower_bound_s(self) -> float:
-        """No order is faster, whatever it does.
-
-        The compute lane is one machine.  So is the link: the first k gradients can go out when the dO
-        chain has reached one of them, and after the last of them layer k's forward and all later ones
-        are still to come.
-        """
+        """No order is faster: compute is one machine, and so is the link, which begins with a dO chain."""
         bound_s, sent_s, head_s = self.compute_s, 0.0, float("inf")
         for layer in range(self.layers):
             chain_s = sum(self.output_grad_s[layer:])
@@ -102,12 +79,7 @@ class StepModel:
         return float(bound_s)
 
     def run(self, backward: Sequence[int], order: Sequence[int] | None = None) -> TimedStep:
-        """One step.
-
-        Args:
-            backward: layers; -1 - i is dO of layer i, i is its dW.
-            order: communications in their order; None: whatever is ready, the most urgent first.
-        """
+        """One step; ``order`` of communications None: whatever is ready, the most urgent first."""
         now_s = 0.0
         done_s = [0.0] * self.layers
         for task in backward:

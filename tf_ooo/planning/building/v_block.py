@@ -1,9 +1,8 @@
-"""Building blocks of V-shaped pipelines (arXiv 2405.15362, section 3).
+"""Building blocks of V-shaped pipelines (arXiv 2405.15362, section 3): stage s of 2p is on device s, or
+2p-1-s.
 
-Two stages on each of p devices: stage s < p on device s, stage 2p-1-s back on the same device.  A block
-says at which tick one micro-batch's F, F, dO and dO run on each device; it is repeated for every
-micro-batch, a fixed number of ticks later, and dW go where a device is free.  The longer a block keeps
-a micro-batch on a device, the more activations are stored and the fewer bubbles remain.
+A block says at which tick one micro-batch's F, F, dO and dO run on each device; it is repeated some ticks
+later, and dW go where a device is free.  Longer blocks store more activations and leave fewer bubbles.
 """
 
 from __future__ import annotations
@@ -37,10 +36,7 @@ MIN = Steps(1, 1, 1, 1)
 
 @dataclass(frozen=True)
 class Block:
-    """Ticks of (F, F back, dO, dO back) on each device, and after how many ticks a block is repeated.
-
-    ``limit`` is the most stage activations that the repeated block stores on one device.
-    """
+    """Ticks of (F, F back, dO, dO back) on each device; repeated, it stores ``limit`` stage activations."""
 
     ticks: tuple[tuple[int, int, int, int], ...]
     period: int

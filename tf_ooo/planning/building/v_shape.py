@@ -37,11 +37,7 @@ _KINDS = ("F", "dO", "dW")
 
 
 def make(policy: str, steps: Steps, problem: Problem) -> Schedule:
-    """The V-shaped schedule of a building block.
-
-    Under a memory limit that it does not keep, the leaner blocks of the family follow, then blocks that
-    are repeated less often, last one micro-batch after the other.
-    """
+    """A block's schedule; over the memory limit leaner blocks, then less often, last one after the other."""
     stages = v_stages(problem)
     last = sequential(problem.devices)
     for leaner in _blocks(steps, problem.devices) if problem.memory_limit_bytes != 0 else ():
@@ -79,10 +75,7 @@ def _blocks(steps: Steps, devices: int) -> Iterator[Block]:
 def _fastest(
     policy: str, problem: Problem, stages: tuple[tuple[int, int], ...], of: Block
 ) -> tuple[Schedule, Timeline]:
-    """The block's own order, and what each style makes of it, simulated.
-
-    What fits the memory limit comes first, else what needs least.
-    """
+    """The block's own order and what each style makes of it, simulated; the best."""
     order = lanes(of, problem.microbatches)
     times = stage_times(problem, stages)
     squeezed = [squeeze(order, times, of.limit, style) for style in _styles(policy, problem, stages, of)]

@@ -36,16 +36,7 @@ def plan_layers(
 def candidates(
     problem: Problem, mode: str | None = None, on_progress: Callable[[str], None] | None = None
 ) -> list[Candidate]:
-    """Every schedule that is legal for the mode, simulated; the fastest first.
-
-    Of equally fast ones the one that ends first, then the one that needs least memory.  Policies that
-    would take long for so many tasks are left out, with that for a reason, if another is possible.
-
-    Args:
-        problem: what to schedule; options of policies are left to the policies' own search.
-        mode: None: pipeline if there are several devices, else single_device.
-        on_progress: is told the name of each policy before it is tried.
-    """
+    """Every schedule of a mode (None: the usual one), simulated, the fastest first, the slow to plan last."""
     wanted = usual_mode(problem, mode)
     policies = policies_of(wanted)
     tasks = 3 * problem.devices * problem.microbatches

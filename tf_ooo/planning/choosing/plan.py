@@ -19,16 +19,7 @@ AsRun = Callable[[Schedule], Schedule]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A policy that was tried.
-
-    Attributes:
-        name: of the policy.
-        problem: what it was asked.
-        trial: its schedule on paper; None where it cannot be taken.
-        step_s: predicted seconds of one step; infinite where it cannot be taken.
-        reason: why it cannot, empty where it can.
-        error: what the policy raised, if that is why.
-    """
+    """A policy that was tried; ``trial`` None, and a ``reason``, where it cannot be taken."""
 
     name: str
     problem: Problem
@@ -43,13 +34,7 @@ Rank = Callable[[Candidate], tuple[float, ...]]
 
 @dataclass(frozen=True)
 class Plan:
-    """The schedule that was chosen, how it runs on paper, and why it was.
-
-    Attributes:
-        trial: the schedule on paper, with the costs that it was made for.
-        candidates: everything that was compared; empty where one policy was asked for.
-        why: what else decided, in a sentence; empty where it is the fastest, or was asked for.
-    """
+    """The chosen schedule on paper, all that was compared, and ``why``, where it is not the fastest."""
 
     trial: Trial
     candidates: tuple[Candidate, ...] = ()
@@ -87,18 +72,8 @@ def policy_named(name: str, mode: str | None = None) -> Policy:
 
 
 def as_asked(policy: Policy, problem: Problem, clock: Clock = STEADY, as_run: AsRun | None = None) -> Plan:
-    """The plan of one policy.
-
-    Args:
-        policy: what is asked for.
-        problem: what is to be scheduled.
-        clock: tells the seconds of a step.
-        as_run: what the mode makes of the policy's schedule; None: it runs as it is.
-
-    Raises:
-        OptionsError: an option that the policy does not have, or what else it cannot schedule.
-        MemoryLimitError: it does not stay within the limit.
-    """
+    """The plan of one policy; ``as_run`` makes of its schedule what the mode runs.
+    OptionsError: an option or problem that it does not take; MemoryLimitError: it is above the limit."""
     return Plan(_within_limit(policy, problem, clock, as_run))
 
 
@@ -123,12 +98,7 @@ def shortest(candidate: Candidate) -> tuple[float, ...]:
 
 
 def choose(candidates: Sequence[Candidate], rank: Rank = shortest, why: str = "") -> Plan:
-    """The plan of the candidate with the lowest rank; the first one of equals.
-
-    Raises:
-        MemoryLimitError: all need more memory; says the least.
-        OptionsError: none can be taken for other reasons; says all of them.
-    """
+    """The plan of the lowest rank, the first of equals.  MemoryLimitError, OptionsError: there is none."""
     trial = min(candidates, key=rank).trial
     if trial is None:
         raise _none_left(candidates)

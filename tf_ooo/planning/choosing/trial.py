@@ -21,12 +21,9 @@ _STEADY_STEPS = 4
 
 
 def step_s(timeline: Timeline) -> float:
-    """Predicted seconds of one step: the period of repeated steps.
+    """Predicted seconds of one step: the period of repeated steps; of an asynchronous one all micro-batches'.
 
-    A device begins its next step when its own part of this one is done, unless the schedule has a
-    barrier.  In an asynchronous schedule each micro-batch is a step, and this is the time of all of
-    them.  Above 300,000 tasks of one step it is the longest time that a device takes from its first
-    task to its last (arXiv 2401.10241, section 3), which the period does not exceed.
+    Above 300,000 tasks the longest time from a device's first task to its last (arXiv 2401.10241, section 3).
     """
     schedule = timeline.schedule
     if schedule.asynchronous:
@@ -39,13 +36,7 @@ def step_s(timeline: Timeline) -> float:
 
 @dataclass(frozen=True)
 class Clock:
-    """How the seconds of a step are told from a simulation.
-
-    Attributes:
-        step_s: seconds of one step of a timeline.
-        steps: so many steps are simulated; None: one, or where steps overlap as many as show the steady
-            state, in time and in memory.
-    """
+    """How the seconds of a step are told; ``steps`` None: so many are simulated as show the steady state."""
 
     step_s: Callable[[Timeline], float] = step_s
     steps: int | None = None
@@ -63,13 +54,7 @@ STEADY = Clock()
 
 @dataclass(frozen=True)
 class Trial:
-    """A schedule on paper.
-
-    Attributes:
-        schedule: without predictions.
-        problem: the costs that it was made for.
-        clock: tells the seconds of its step.
-    """
+    """A schedule, without predictions, on paper."""
 
     schedule: Schedule
     problem: Problem

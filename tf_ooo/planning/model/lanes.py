@@ -29,10 +29,7 @@ def check_lanes(
 
 
 def _check_causal(lane: Lane, tasks: TaskList, asynchronous: bool) -> None:
-    """F, dO, dW, comm, U of one stage and micro-batch depend on each other in this order.
-
-    What a synchronous step has once, comm and U, comes after the dW of all micro-batches.
-    """
+    """F, dO, dW, comm, U depend on each other in this order; what a step has once, after the dW of all."""
     fields = Fields.of(tasks.codes)
     each = fields.stage.astype(np.int64) << 24 | fields.microbatch
     last = KIND_NUMBER["U"] if asynchronous else KIND_NUMBER["dW"]

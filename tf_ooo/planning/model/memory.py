@@ -43,13 +43,7 @@ class MemoryCurve:
 
 
 class MemoryUse:
-    """Collects what is allocated and freed when, and gives a curve for each device.
-
-    Args:
-        relation: the tasks.
-        layers: costs of the layers.
-        start_s, end_s: times, shape (steps, nodes).
-    """
+    """Collects what is allocated and freed when, and gives a curve for each device."""
 
     def __init__(
         self, relation: Relation, layers: Sequence[LayerCosts], start_s: Floats, end_s: Floats

@@ -17,13 +17,7 @@ def _none() -> NDArray[Any]:
 
 @dataclass(frozen=True, eq=False)
 class MessageColumns:
-    """Transfers, one row each.
-
-    Attributes:
-        source, target: the devices.
-        size_bytes: of the message.
-        start_s, end_s: when it occupies the link between them.
-    """
+    """Transfers, one row each, and when each occupies the link between two devices."""
 
     source: Ints = field(default_factory=_none)
     target: Ints = field(default_factory=_none)

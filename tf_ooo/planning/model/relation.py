@@ -33,10 +33,9 @@ _PLACES_PER_TASK, _PLACES = 64, 1 << 16
 
 @dataclass(frozen=True)
 class Edges:
-    """Edges for one reason.  Nodes are places in the concatenated lanes of one step.
+    """Edges for one reason between places in the lanes; ``steps``: so many steps later the target is.
 
-    ``message_bytes`` travel where the two nodes' devices differ, None if it is a wait only.
-    ``steps`` is how many steps later the destination is.
+    ``message_bytes`` travel where the devices differ, None if it is a wait only.
     """
 
     source: Ints
@@ -47,12 +46,7 @@ class Edges:
 
 
 class Relation:
-    """The tasks of one step of a schedule as numbered nodes, and the edges between them.
-
-    Args:
-        schedule: any schedule.
-        layers: costs of the layers, for what reads what and the sizes of messages; None: a chain.
-    """
+    """The tasks of one step as numbered nodes, and the edges between them; without layers: of a chain."""
 
     def __init__(self, schedule: Schedule, layers: Sequence[LayerCosts] | None = None) -> None:
         self.schedule = schedule
@@ -226,10 +220,7 @@ class Relation:
     def _pairs(
         self, source: tuple[str, int], target: tuple[str, int], size: float | None, why: str
     ) -> Iterator[Edges]:
-        """Edges micro-batch by micro-batch, from every part to every part.
-
-        A part makes, and sends, its share of the result.
-        """
+        """Edges micro-batch by micro-batch from every part, which sends its share, to every part."""
         shares = self.schedule.parts.get(source, ())
         for part, first in enumerate(self.nodes(*source)):
             sent = size * shares[part] if size is not None and part < len(shares) else size

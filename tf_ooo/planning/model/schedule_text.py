@@ -1,7 +1,4 @@
-"""The text form of a schedule: one line for each entry and each lane.
-
-:class:`~tf_ooo.planning.model.schedule.Schedule` is made of what :func:`read` returns.
-"""
+"""The text form of a schedule: one line for each entry and each lane."""
 
 from __future__ import annotations
 

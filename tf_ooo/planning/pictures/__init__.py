@@ -1,4 +1,1 @@
-"""Pictures of timelines: a page, a trace file, a PNG, a grid for the terminal.
-
-Each is a module of its own, imported when it is asked for; none of them knows costs or graphs.
-"""
+"""Pictures of timelines, each a module that is imported when it is asked for; none knows costs or graphs."""

@@ -20,13 +20,7 @@ _CURVE_POINTS = 4000
 
 @dataclass(frozen=True)
 class View:
-    """What of a timeline is drawn.
-
-    Attributes:
-        lanes: the lanes drawn, in order.
-        until_s: tasks and messages that start before this are drawn.
-        note: says what was left out; empty where all is there.
-    """
+    """What of a timeline is drawn: lanes, what starts before ``until_s``; a ``note`` of what is left out."""
 
     lanes: Sequence[Lane]
     until_s: float

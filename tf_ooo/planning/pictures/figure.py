@@ -46,11 +46,7 @@ class Run:
 
 
 def figure(runs: Sequence[Run]) -> go.Figure:
-    """Lanes above, links below them, memory at the bottom.
-
-    Args:
-        runs: one, or the predicted and the measured one; their lanes are drawn in pairs.
-    """
+    """Lanes above, links below them, memory at the bottom; the lanes of two runs are drawn in pairs."""
     end_s = max(min(run.timeline.makespan_s, run.view.until_s) for run in runs)
     unit = time_unit(end_s)
     rows = _Rows(runs)

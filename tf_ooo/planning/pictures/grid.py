@@ -80,10 +80,7 @@ def coloured(timeline: Drawable, width: int = 100) -> Text:
 
 
 def make_grid(timeline: Drawable, width: int) -> Grid:
-    """Fills the cells: each shows the task that runs in the middle of its slice.
-
-    Where too many tasks would be hidden, cells are one letter wide and show the kind only.
-    """
+    """Cells show the task in the middle of their slice: its kind only, where too many would be hidden."""
     view = view_of(timeline, _MOST_TASKS, _MOST_LANES)
     bars = bars_of(timeline, view)
     cells = _filled(timeline, view, bars, width, numbering(timeline.schedule))

@@ -22,16 +22,7 @@ _SETTINGS = {
 
 
 def save_html(timeline: Drawable, path: str | os.PathLike[str], measured: Drawable | None = None) -> None:
-    """Writes the page.
-
-    Args:
-        timeline: the predicted one.
-        path: the file; its folder is made where it is missing.
-        measured: drawn beside it, lane by lane.
-
-    Raises:
-        BackendError: plotly or jinja2 is not installed.
-    """
+    """Writes the page, ``measured`` beside it.  BackendError: plotly or jinja2 is not installed."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(render(timeline, measured), encoding="utf-8")

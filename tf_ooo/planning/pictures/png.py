@@ -38,11 +38,7 @@ _LETTER_IN, _MARGIN_IN = 0.066, 0.04
 
 
 def save_png(timeline: Drawable, path: str | os.PathLike[str]) -> None:
-    """Writes the picture; the file's ending chooses the format.
-
-    Raises:
-        BackendError: matplotlib is not installed, or the ending is unknown to it.
-    """
+    """Writes the picture; the file's ending chooses the format.  BackendError: matplotlib cannot."""
     picture = draw(timeline)
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,4 @@
-"""A timeline as Chrome trace JSON, for chrome://tracing and ui.perfetto.dev.
-
-Each device is a process, each stream a thread; links are one more process; memory is a counter.
-"""
+"""A timeline as Chrome trace JSON: devices and the links are processes, streams threads, memory a counter."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Gradient fast-forwarding: the whole dO chain, then the dW (EuroSys 2022, section on pipelines).
-
-One device or data parallel workers run all dO of the model, then all dW.  In a pipeline each stage
-runs all dO of a micro-batch, sends the gradient on, then runs that micro-batch's dW.
-"""
+"""Gradient fast-forwarding: all dO of a model, or of a stage's micro-batch, then its dW (EuroSys 2022)."""
 
 from __future__ import annotations
 
@@ -40,12 +36,7 @@ def make_one_worker(problem: Problem) -> Schedule:
 
 
 def backward_order(backward_layers: Sequence[int], tasks: frozenset[Task]) -> list[Task]:
-    """All dO first; then dW, lowest layer first, because the next forward needs its weights first.
-
-    Args:
-        backward_layers: layer indices in the order in which the dO chain reaches them.
-        tasks: the tasks that have ops.
-    """
+    """All dO first; then dW, lowest layer first, because the next forward needs its weights first."""
     order = [Task("dO", layer) for layer in backward_layers]
     order += [Task("dW", layer) for layer in sorted(backward_layers)]
     return [task for task in order if task in tasks]

@@ -27,12 +27,7 @@ def make(problem: Problem) -> Schedule:
 
 
 def backward_order(backward_layers: Sequence[int], tasks: frozenset[Task]) -> list[Task]:
-    """dO and dW layer by layer; a layer's stored input and dO can be freed at once.
-
-    Args:
-        backward_layers: layer indices in the order in which the dO chain reaches them.
-        tasks: the tasks that have ops.
-    """
+    """dO and dW layer by layer; a layer's stored input and dO can be freed at once."""
     order = [Task(kind, layer) for layer in backward_layers for kind in ("dO", "dW")]
     return [task for task in order if task in tasks]
 

@@ -21,13 +21,7 @@ _SLACK, _SHARES = "slack_percent", "lower_shares"
 
 @dataclass(frozen=True)
 class Placement:
-    """Which processor runs what.
-
-    Attributes:
-        processor: of each task of micro-batch 0; the update is where dW is.
-        shares: of the dO that are divided.
-        busy_s: seconds of work on each processor for one micro-batch.
-    """
+    """Which processor runs what of micro-batch 0, shares of divided dO, and each processor's seconds."""
 
     processor: Mapping[Task, int]
     shares: Mapping[tuple[str, int], tuple[float, ...]]
@@ -200,10 +194,7 @@ def _schedule(
 
 
 def weights_sent_bytes(schedule: Schedule, layers: Sequence[LayerCosts]) -> float:
-    """Bytes of new weights that go, after each update, to the processors of F and dO.
-
-    Counted, not simulated: no task waits for them.
-    """
+    """New weights that go to F's and dO's processors: counted, not simulated, as no task waits for them."""
     home: dict[tuple[str, int], set[int]] = {}
     for (device, _), tasks in schedule.lanes.items():
         for task in tasks:

@@ -1,8 +1,4 @@
-"""Multi-stream out-of-order computation on one device (EuroSys 2022, doi 10.1145/3492321.3519563).
-
-dW, and the update that follows, go to a sub stream, each beside the part of the main stream where it gains
-most: :mod:`tf_ooo.planning.building.joint`.
-"""
+"""Multi-stream out-of-order computation on one device (EuroSys 2022, doi 10.1145/3492321.3519563)."""
 
 from __future__ import annotations
 

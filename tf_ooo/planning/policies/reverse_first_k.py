@@ -1,8 +1,5 @@
-"""Reverse first-k scheduling for data parallel training (EuroSys 2022, doi 10.1145/3492321.3519563).
-
-dW of the layers from k on stay in normal order.  Those of the first k layers wait until the whole dO
-chain is done and then run lowest layer first, because the next forward needs layer 0's weights first.
-Gradients are communicated in the order in which they are made, and run on into the next step.
+"""Reverse first-k for data parallel training (EuroSys 2022, doi 10.1145/3492321.3519563): first layers' dW
+last, lowest first, as the next forward needs them; gradients are communicated as they are made.
 """
 
 from __future__ import annotations

@@ -9,11 +9,7 @@ from tf_ooo.planning.simulation.work import LaneWork
 
 
 def run_waves(work: LaneWork) -> tuple[Floats, Floats]:
-    """Start and end of each node, see :func:`.engine.run`; every lane's order must be fixed.
-
-    In each wave every lane takes its next node if all that the node waits for is done.  A lane that
-    waits is looked at again when the lane that it waits for has moved.
-    """
+    """Start and end of each node, of lanes with fixed orders, each of which takes a node in every wave."""
     waves = _Waves(work)
     lanes: Ints = np.flatnonzero(waves.head < waves.stop)
     while len(lanes):
@@ -24,9 +20,8 @@ def run_waves(work: LaneWork) -> tuple[Floats, Floats]:
 class _Waves:
     """The state of all lanes.
 
-    Most nodes wait for one other besides the one before them in the lane: that edge is in arrays by
-    node.  What a node waits for beyond is in ``more``.  What a wave reads of a node stands side by side
-    in memory: with tens of millions of nodes this decides the speed.
+    Most nodes wait for one besides the one before them: that edge is by node, others in ``more``.  What a
+    wave reads of a node stands side by side in memory: with tens of millions this decides the speed.
     """
 
     def __init__(self, work: LaneWork) -> None:

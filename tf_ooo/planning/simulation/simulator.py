@@ -140,10 +140,7 @@ class _Repeated:
 
 @dataclass
 class Messages:
-    """What is sent from device to device: one row for each message.
-
-    ``nodes`` are the transfers, or the tasks that send where a transfer takes no time.
-    """
+    """What is sent; ``nodes``: the transfers, or the senders where a transfer takes no time."""
 
     source_device: Ints
     target_device: Ints
@@ -206,10 +203,7 @@ def _overheads_s(links: _Links, link: Link, nodes: int) -> Floats:
 
 
 def _new_weights_s(relation: Relation, layers: Sequence[LayerCosts], link: Link) -> Floats:
-    """What new weights take from U, which sends them, and from the F and dO of other devices.
-
-    Only asynchronous schedules have them.  No task waits for these messages.
-    """
+    """What new weights take of an asynchronous U, F and dO elsewhere; no task waits for these messages."""
     taken_s = np.zeros(len(relation))
     if not (relation.schedule.asynchronous and link.overhead_s_per_byte):
         return taken_s
@@ -243,10 +237,9 @@ def _edges(plan: _Repeated, device: Ints) -> tuple[list[Ints], list[Ints], list[
 
 
 class _Links:
-    """Messages as nodes on one lane for each (from, to) pair of devices.
+    """Messages as nodes on a lane for each pair of devices; sent once, however many tasks read them there.
 
-    A task's message to a device is sent once, however many tasks read it there.  Where all messages
-    of a link come from one ordered lane, they become ready in that lane's order, which is then fixed.
+    Where all messages of a link come from one ordered lane, they become ready in its order.
     """
 
     def __init__(self, plan: _Repeated, device: Ints, sent: list[tuple[Ints, Ints, Floats]]) -> None:

@@ -12,16 +12,9 @@ from tf_ooo.planning.simulation.simulator import simulate
 
 
 def validate(schedule: Schedule, layers: Sequence[LayerCosts] | None = None) -> None:
-    """Checks a schedule against the dependency relation.
+    """ScheduleError, which names what is violated: a task is missing or unknown, or waits for itself.
 
-    Args:
-        schedule: what to check.
-        layers: the layers' costs; None: a chain of layers in which every task is needed that any
-            stage has.
-
-    Raises:
-        ScheduleError: a task is missing or unknown, or tasks wait for each other in a circle; names
-            the tasks, the lanes and the dependency that is violated.
+    Without ``layers`` it is checked for a chain, in which every task is needed that any stage has.
     """
     checked = None if layers is None else check_layers(layers)
     relation = Relation(schedule, checked)

@@ -20,18 +20,11 @@ class LaneKind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class LaneWork:
-    """Nodes on lanes, and edges between them.
+    """Nodes on lanes, in order or the most urgent first, and edges between them.
 
-    Attributes:
-        duration_s: float64 (nodes,).
-        lane_starts: int64 (lanes + 1,): the nodes of lane i are ``lane_starts[i]:lane_starts[i + 1]``,
-            in order (ORDERED) or the most urgent first (PRIORITY).
-        lane_kinds: int8 (lanes,), see LaneKind.  Lanes run one node at a time, to its end.
-        source, target: int (edges,): the target starts ``lag_s`` after the end of the source, or later.
-        lag_s: float64 (edges,).
-        occupancy: float64 (nodes,), share of its device that a node keeps busy while it runs; nodes of
-            one device that together need more than 1 slow each other down.  None: they do not.
-        lane_device: int32 (lanes,), needed with ``occupancy``.
+    The nodes of lane i are ``lane_starts[i]:lane_starts[i + 1]`` and run one at a time, to their ends; a
+    target starts ``lag_s`` after its source ends, or later.  Nodes of a device that together need more than 1
+    of ``occupancy`` slow each other down.
     """
 
     duration_s: Floats

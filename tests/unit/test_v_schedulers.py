@@ -13,9 +13,10 @@ from tf_ooo.bench.planner import zb_v as planner_zb_v
 from tf_ooo.bench.planner.published import load
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import MemoryLimitError, OptionsError
+from tf_ooo.planning.building.pipeline import StagedLayers
 from tf_ooo.planning.building.squeeze import Style, squeeze
 from tf_ooo.planning.building.v_block import HALF, MIN, ZB, block, lanes
-from tf_ooo.planning.building.v_shape import stage_times, v_schedule, v_stages
+from tf_ooo.planning.building.v_shape import stage_times, v_schedule
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.planning.policies import POLICIES
@@ -137,15 +138,15 @@ def test_valid_complete_and_within_the_stated_memory(problem, name):
 @settings(max_examples=25, deadline=None)
 @given(problems(), st.booleans(), st.sampled_from(["dW", "F"]), st.sampled_from([0.0, 0.5, 1.0]))
 def test_squeezing_keeps_the_limit_whatever_the_style(problem, yielding, fill, patience):
-    stages = v_stages(problem)
+    stages = StagedLayers.of(problem, 2)
     of = block(HALF, problem.devices)
     order = squeeze(
         lanes(of, problem.microbatches),
-        stage_times(problem, stages),
+        stage_times(stages),
         of.limit,
         Style(yielding, fill, patience),
     )
-    validate(v_schedule("v", problem, stages, order), problem.layers)
+    validate(v_schedule("v", stages, order), problem.layers)
 
 
 @settings(max_examples=25, deadline=None)

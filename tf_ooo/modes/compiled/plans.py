@@ -16,8 +16,8 @@ from tf_ooo.errors import BackendError
 from tf_ooo.modes.compiled.calls import StepToPlan
 from tf_ooo.modes.compiled.measuring import MeasuredGains
 from tf_ooo.planning.building.capture import Capture
-from tf_ooo.planning.building.joint import Placed, best_placement, fill, least_retreat
-from tf_ooo.planning.building.regions import SUB, write
+from tf_ooo.planning.building.joint import best_placement, fill, least_retreat
+from tf_ooo.planning.building.regions import SUB, Regions, write
 from tf_ooo.planning.choosing.plan import as_asked
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
@@ -96,7 +96,7 @@ def joint(
     return dealt_out(only_of(plan.trial.schedule, what.parts.tasks), streams)
 
 
-def _placement(problem: Problem) -> Placed:
+def _placement(problem: Problem) -> Regions:
     """Where each dW starts.  A table of gains decides alone: the simulator knows none of it."""
     if "gains" not in problem.options:
         return best_placement(problem)

@@ -6,21 +6,17 @@ import dataclasses
 from collections.abc import Iterator
 
 from tf_ooo.errors import OptionsError
+from tf_ooo.planning.building.choice import first_within
 from tf_ooo.planning.building.layerpipe_cuts import TaskLine, best_cuts
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
-from tf_ooo.planning.simulation.simulator import simulate
 
 
 def whole_layers(name: str, problem: Problem, update_every: int) -> Schedule:
     """1F1B over contiguous stages, within the memory limit if NOAM can be so low."""
     stages = contiguous(problem)
-    limit = problem.memory_limit_bytes
-    for noam in range(problem.devices, 0, -1) if limit != 0 else [1]:
-        schedule = _schedule(name, problem, stages, noam, update_every)
-        if limit is None or max(simulate(schedule, problem.layers, problem.link).peak_bytes) <= limit:
-            break
-    return schedule
+    noams = range(problem.devices, 0, -1) if problem.memory_limit_bytes != 0 else [1]
+    return first_within(problem, (_schedule(name, problem, stages, noam, update_every) for noam in noams))
 
 
 def in_rounds(schedule: Schedule) -> Schedule:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tf_ooo.errors import OptionsError
-from tf_ooo.planning.building.regions import MainStream, Placement
+from tf_ooo.planning.building.regions import MainStream, Regions
 
 # XLA's own, flag xla_gpu_graph_min_graph_size.
 LEAST_RUN = 5
@@ -38,7 +38,7 @@ class Capture:
             if not isinstance(value, (int, float)) or not 0 <= value < math.inf:
                 raise OptionsError(f"capture: {what} must be a finite number from 0, got {value!r}")
 
-    def lost_s(self, layers: int, placement: Placement) -> float:
+    def lost_s(self, layers: int, placement: Regions) -> float:
         """Seconds that a placement costs a step; 0 where every dW stays on the main stream."""
         runs = CapturedRuns(self, layers)
         return sum(

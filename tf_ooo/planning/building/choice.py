@@ -1,11 +1,10 @@
-"""Choosing among schedules by simulation."""
+"""Schedules on paper, and choosing among them by time and memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-import numpy as np
-
+from tf_ooo.errors import ScheduleError
 from tf_ooo.planning.building.pipeline import StagedLayers
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
@@ -14,6 +13,7 @@ from tf_ooo.planning.simulation.timeline import Timeline
 
 # Above this, choosing takes longer than the choice is worth; the first candidate is taken.
 TASKS_TO_SIMULATE = 1_000_000
+_STEADY_STEPS = 4
 
 
 def makespan_s(timeline: Timeline) -> float:
@@ -22,7 +22,10 @@ def makespan_s(timeline: Timeline) -> float:
 
 
 def span_s(timeline: Timeline) -> float:
-    """The longest time from a device's first task to its last: steps follow each other without a barrier."""
+    """The longest time from a device's first task to its last: steps follow each other without a barrier.
+
+    The cost of a schedule in Zero Bubble (arXiv 2401.10241, section 3).
+    """
     spans = [0.0]
     for _, piece in timeline.lane_slices():
         if piece.stop > piece.start:
@@ -43,11 +46,57 @@ def fastest(
     problem: Problem, candidates: Sequence[Schedule], cost: Callable[[Timeline], float] = makespan_s
 ) -> Schedule:
     """The lowest cost within the memory limit, else the least memory; of equals the shortest span."""
-    limit = np.inf if problem.memory_limit_bytes is None else problem.memory_limit_bytes
+
+    def order(schedule: Schedule) -> tuple[bool, float, float]:
+        timeline = on_paper(problem, schedule)
+        return *rank(problem, timeline, cost), span_s(timeline)
+
+    return min(candidates, key=order)
+
+
+def rank(
+    problem: Problem, timeline: Timeline, cost: Callable[[Timeline], float] = makespan_s
+) -> tuple[bool, float]:
+    """(above the memory limit, bytes) or (within it, cost): the lowest is the best."""
+    peak, limit = max(timeline.peak_bytes, default=0), problem.memory_limit_bytes
+    over = limit is not None and peak > limit
+    return over, peak if over else cost(timeline)
+
+
+def steps_to_show(schedule: Schedule) -> int:
+    """One, or where steps overlap as many as show the steady state, in time and in memory."""
+    overlap = schedule.mode in ("single_device", "data_parallel") and len(schedule.lanes) > 1
+    return _STEADY_STEPS + schedule.steps_ahead if overlap else 1
+
+
+def on_paper(problem: Problem, schedule: Schedule) -> Timeline:
+    """As plan() simulates it."""
+    return simulate(schedule, problem.layers, problem.link, steps_to_show(schedule))
+
+
+def within_limit(problem: Problem, schedule: Schedule) -> bool:
+    """Whether no device holds more bytes at once, steps overlapping."""
+    return problem.memory_limit_bytes is None or not rank(problem, on_paper(problem, schedule))[0]
+
+
+def first_within(problem: Problem, schedules: Iterable[Schedule]) -> Schedule:
+    """The first schedule that keeps the memory limit, else the last."""
+    for schedule in schedules:
+        if within_limit(problem, schedule):
+            break
+    return schedule
+
+
+def first_or_leanest(problem: Problem, schedules: Iterable[Schedule]) -> Schedule:
+    """The first schedule that keeps the memory limit; where none does, the one that needs least."""
     rows = []
-    for number, schedule in enumerate(candidates):
-        timeline = simulate(schedule, problem.layers, problem.link)
-        peak = max(timeline.peak_bytes, default=0)
-        within = peak <= limit
-        rows.append((not within, cost(timeline) if within else peak, span_s(timeline), number))
-    return candidates[min(rows)[-1]]
+    for schedule in schedules:
+        if problem.memory_limit_bytes is None:
+            return schedule
+        over, peak = rank(problem, on_paper(problem, schedule))
+        if not over:
+            return schedule
+        rows.append((peak, schedule))
+    if not rows:
+        raise ScheduleError("there is no schedule to choose from")
+    return min(rows, key=lambda row: row[0])[1]

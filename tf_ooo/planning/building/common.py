@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from tf_ooo.errors import OptionsError, ScheduleError
+from tf_ooo.errors import OptionsError
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
-from tf_ooo.planning.simulation.simulator import simulate
-from tf_ooo.planning.simulation.timeline import Timeline
 
 COMPUTE, COMMUNICATION, UPDATE = (0, 0), (0, 1), (0, 2)
 
@@ -35,15 +33,16 @@ def one_worker(
             f"schedule {policy!r} on one device takes one micro-batch, got {problem.microbatches}"
         )
     layers = range(len(problem.layers))
-    forward = [Task("F", layer) for layer in layers]
+    tasks = [Task("F", layer) for layer in layers]
     schedule = Schedule("single_device", policy)
     if problem.devices == 1:
-        done = [task for task in backward for task in _with_update(task)]
-        return dataclasses.replace(schedule, lanes={COMPUTE: TaskList([*forward, *done])})
+        for task in backward:
+            tasks += [task, Task("U", task.stage)] if task.kind == "dW" else [task]
+        return dataclasses.replace(schedule, lanes={COMPUTE: TaskList(tasks)})
     # What has no bytes is not communicated, and would have to wait for what has.
     sent = [task for task in communication if problem.layers[task.stage].weight_bytes]
     lanes = {
-        COMPUTE: TaskList([*forward, *backward]),
+        COMPUTE: TaskList([*tasks, *backward]),
         **({COMMUNICATION: TaskList(sent)} if sent else {}),
         # Updates have a lane of their own: each runs as soon as its gradient is there.
         UPDATE: TaskList([Task("U", layer) for layer in layers]),
@@ -57,34 +56,3 @@ def one_worker(
         priority_lanes=frozenset({COMMUNICATION, UPDATE} & lanes.keys() if by_priority else {UPDATE}),
         parts={("comm", layer): held for layer, held in (shares or {}).items()},
     )
-
-
-def _with_update(task: Task) -> list[Task]:
-    return [task, Task("U", task.stage)] if task.kind == "dW" else [task]
-
-
-def within_memory(problem: Problem, schedules: Iterable[Schedule]) -> Schedule:
-    """The first schedule that keeps the memory limit; where none does, the one that needs least."""
-    limit = problem.memory_limit_bytes
-    leanest: tuple[int, Schedule] | None = None
-    for schedule in schedules:
-        if limit is None:
-            return schedule
-        peak = peak_bytes(problem, schedule)
-        if peak <= limit:
-            return schedule
-        if leanest is None or peak < leanest[0]:
-            leanest = peak, schedule
-    if leanest is None:
-        raise ScheduleError("there is no schedule to choose from")
-    return leanest[1]
-
-
-def repeated(problem: Problem, schedule: Schedule) -> Timeline:
-    """As many steps as plan() simulates where steps overlap."""
-    return simulate(schedule, problem.layers, problem.link, 4 + schedule.steps_ahead)
-
-
-def peak_bytes(problem: Problem, schedule: Schedule) -> int:
-    """The most bytes alive at once on one device, steps overlapping."""
-    return max(repeated(problem, schedule).peak_bytes, default=0)

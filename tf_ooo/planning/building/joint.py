@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.building.capture import Capture, CapturedRuns
-from tf_ooo.planning.building.common import peak_bytes, repeated, within_memory
-from tf_ooo.planning.building.regions import MainStream, Region, own, schedule
+from tf_ooo.planning.building.choice import first_or_leanest, on_paper, within_limit
+from tf_ooo.planning.building.regions import MainStream, Regions, own, schedule
 from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.task import Task
 from tf_ooo.planning.simulation.simulator import simulate
 
 # What is simulated to choose a placement; a policy makes the schedule under its own name.
@@ -28,7 +29,6 @@ _TRIED = "tried"
 _PER_REGION_OF_DELAY = 1e-4
 _LEAST_GAIN = 1e-3
 
-Placed = dict[int, Region | None]
 Gains = Mapping[tuple[str, int], float]
 
 
@@ -39,28 +39,28 @@ def check(problem: Problem, policy: str) -> None:
         raise OptionsError(f"schedule {policy!r} takes one device and one micro-batch, got {given}")
 
 
-def best_placement(problem: Problem) -> Placed:
+def best_placement(problem: Problem) -> Regions:
     """The fastest by simulation of those that fit into memory; all on the main stream where none does."""
     layers = range(len(problem.layers))
     filled = fill(problem)
     own_only = {layer: None if region is None else own(layer) for layer, region in filled.items()}
-    tried: list[Placed] = [filled, own_only, {layer: own(layer) for layer in layers}]
+    tried: list[Regions] = [filled, own_only, {layer: own(layer) for layer in layers}]
     if problem.memory_limit_bytes is not None:
         tried = [least_retreat(problem, placement) for placement in tried]
     tried.append(dict.fromkeys(layers))
     times = [(step_s(problem, placement), number) for number, placement in enumerate(tried)]
     order = [tried[number] for _, number in sorted(times)]
     schedules = [schedule(_TRIED, problem, placement) for placement in order]
-    return order[schedules.index(within_memory(problem, schedules))]
+    return order[schedules.index(first_or_leanest(problem, schedules))]
 
 
-def step_s(problem: Problem, placement: Placed) -> float:
+def step_s(problem: Problem, placement: Regions) -> float:
     """Simulated seconds of one step, and what its launches cost besides."""
     tried, capture = schedule(_TRIED, problem, placement), _capture_of(problem)
     lost_s = 0.0 if capture is None else capture.lost_s(len(problem.layers), placement)
     if not may_delay(problem):
         return lost_s + simulate(tried, problem.layers, problem.link, steps=1).makespan_s
-    return lost_s + repeated(problem, tried).steady_step_s
+    return lost_s + on_paper(problem, tried).steady_step_s
 
 
 def may_delay(problem: Problem) -> bool:
@@ -77,10 +77,10 @@ def calculated_gains(problem: Problem) -> dict[tuple[str, int], float]:
     return {(str(gains.stream.regions[place]), layer): gain for gain, place, layer in gains.all_pairs()}
 
 
-def fill(problem: Problem) -> Placed:
+def fill(problem: Problem) -> Regions:
     """Greedy: the pair with the largest gain first, into what is left of its regions."""
     gains = _Gains(problem)
-    placement: Placed = dict.fromkeys(range(len(problem.layers)))
+    placement: dict[int, Task | None] = dict.fromkeys(range(len(problem.layers)))
     heap = [(-gain, place, layer) for gain, place, layer in gains.all_pairs()]
     heapq.heapify(heap)
     while heap:
@@ -192,7 +192,7 @@ def _checked(gains: object, stream: MainStream) -> Gains | None:
     return gains
 
 
-def least_retreat(problem: Problem, placement: Placed) -> Placed:
+def least_retreat(problem: Problem, placement: Regions) -> Regions:
     """As few dW back to their own region, then to the main stream, as memory needs: the largest first."""
     stream = MainStream(len(problem.layers))
 
@@ -209,15 +209,14 @@ def least_retreat(problem: Problem, placement: Placed) -> Placed:
 
 
 def _fewest(
-    problem: Problem, placement: Placed, moved: list[int], back: Callable[[int], Region | None]
+    problem: Problem, placement: Regions, moved: list[int], back: Callable[[int], Task | None]
 ) -> int:
     """How many have to go back, by bisection; all where even that is not enough."""
     low, high = 0, len(moved)
     while low < high:
         middle = (low + high) // 2
         trial = {**placement, **{layer: back(layer) for layer in moved[:middle]}}
-        limit = problem.memory_limit_bytes
-        if limit is None or peak_bytes(problem, schedule(_TRIED, problem, trial)) <= limit:
+        if within_limit(problem, schedule(_TRIED, problem, trial)):
             high = middle
         else:
             low = middle + 1

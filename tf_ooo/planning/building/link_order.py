@@ -42,22 +42,33 @@ def best_order(
 def _longest_tail_first(
     release_s: Sequence[float], seconds: Sequence[float], tail_s: Sequence[float]
 ) -> _LinkRun:
-    arrivals = sorted(range(len(seconds)), key=release_s.__getitem__)
+    urgency = sorted(range(len(seconds)), key=lambda job: -tail_s[job])
+    end_s, order = serve(release_s, seconds, urgency)
+    return _LinkRun(order, end_s, max((end_s[job] + tail_s[job] for job in order), default=0.0))
+
+
+def serve(
+    ready_s: Sequence[float], seconds: Sequence[float], urgency: Sequence[int]
+) -> tuple[list[float], list[int]]:
+    """One machine that takes what is ready, the first of ``urgency`` first: ends, and the order."""
+    arrivals = sorted(range(len(ready_s)), key=ready_s.__getitem__)
+    rank = [0] * len(arrivals)
+    for place, job in enumerate(urgency):
+        rank[job] = place
     end_s, order = [0.0] * len(arrivals), []
-    ready: list[tuple[float, int]] = []
-    now_s, at, total_s = 0.0, 0, 0.0
-    while at < len(arrivals) or ready:
-        if not ready:
-            now_s = max(now_s, release_s[arrivals[at]])
-        while at < len(arrivals) and release_s[arrivals[at]] <= now_s:
-            heapq.heappush(ready, (-tail_s[arrivals[at]], arrivals[at]))
+    waiting: list[int] = []
+    now_s, at, count = 0.0, 0, len(arrivals)
+    while at < count or waiting:
+        if not waiting:
+            now_s = max(now_s, ready_s[arrivals[at]])
+        while at < count and ready_s[arrivals[at]] <= now_s:
+            heapq.heappush(waiting, rank[arrivals[at]])
             at += 1
-        job = heapq.heappop(ready)[1]
+        job = urgency[heapq.heappop(waiting)]
         now_s += seconds[job]
         end_s[job] = now_s
-        total_s = max(total_s, now_s + tail_s[job])
         order.append(job)
-    return _LinkRun(order, end_s, total_s)
+    return end_s, order
 
 
 def critical_block(

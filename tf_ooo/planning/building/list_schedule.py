@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tf_ooo.planning.building.pipeline import MODE, StagedLayers
+from tf_ooo.planning.building.pipeline import StagedLayers
 from tf_ooo.planning.model.arrays import Ints
-from tf_ooo.planning.model.relation import stage_inputs
-from tf_ooo.planning.model.schedule import Lane, Schedule, TaskList
+from tf_ooo.planning.model.schedule import Lane, TaskList
 from tf_ooo.planning.model.task import encode
 
 _F, _DO, _DW = 0, 1, 2
@@ -79,11 +78,9 @@ class _ListScheduling:
     def _link(self, stages: StagedLayers) -> None:
         """What each stage hands on: (stage, seconds until it is there)."""
         problem, count = stages.problem, len(self.device)
-        shape = Schedule(MODE, "list", stages=stages.bounds)
-        inputs = stage_inputs(shape, problem.layers, count)
         self.readers: list[list[tuple[int, float]]] = [[] for _ in range(count)]
         self.sources: list[list[tuple[int, float]]] = [[] for _ in range(count)]
-        for stage, row in enumerate(inputs):
+        for stage, row in enumerate(stages.inputs):
             for source, size in row:
                 away = self.device[source] != self.device[stage]
                 lag = problem.link.seconds(size) if away else 0.0

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from tf_ooo.planning.building.partition import balanced
 from tf_ooo.planning.model.arrays import Floats, Ints
 from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.relation import stage_inputs
 from tf_ooo.planning.model.schedule import Lane, Schedule, TaskList
 from tf_ooo.planning.model.task import KIND_NUMBER, Fields, encode
 
@@ -39,6 +40,12 @@ class StagedLayers:
     def seconds(self) -> Floats:
         """Seconds of F, dO and dW of each stage, shape (3, stages)."""
         return np.stack([self.sums(name) for name in ("forward_s", "output_grad_s", "weight_grad_s")])
+
+    @cached_property
+    def inputs(self) -> list[list[tuple[int, float]]]:
+        """For each stage the stages that it reads, and how many bytes from each."""
+        shape = Schedule(MODE, "stages", stages=self.bounds)
+        return stage_inputs(shape, self.problem.layers, len(self.bounds))
 
     @cached_property
     def devices(self) -> Ints:

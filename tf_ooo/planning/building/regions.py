@@ -19,8 +19,7 @@ SUB = (0, 1)
 MAIN = None
 _TEXT = re.compile(r"(BWD|FWD) (\d{1,6})|NO", re.ASCII)
 
-Region = Task
-Placement = Mapping[int, Region | None]
+Regions = Mapping[int, Task | None]
 
 
 @dataclass(frozen=True)
@@ -31,12 +30,12 @@ class MainStream:
     delay: bool = True
 
     @property
-    def regions(self) -> list[Region]:
+    def regions(self) -> list[Task]:
         """All regions."""
         down = range(self.layers - 1, -1, -1)
         return [Task("dO", layer) for layer in down] + [Task("F", layer) for layer in range(self.layers)]
 
-    def place(self, region: Region) -> int:
+    def place(self, region: Task) -> int:
         """Its place in :attr:`regions`."""
         return self.layers - 1 - region.stage if region.kind == "dO" else self.layers + region.stage
 
@@ -45,7 +44,7 @@ class MainStream:
         return range(self.layers - layer, self.layers + (layer if self.delay else 0))
 
 
-def schedule(policy: str, problem: Problem, placement: Placement) -> Schedule:
+def schedule(policy: str, problem: Problem, placement: Regions) -> Schedule:
     """The two streams; layers that have no region stay on the main one."""
     layers = len(problem.layers)
     stream = MainStream(layers)
@@ -62,12 +61,12 @@ def schedule(policy: str, problem: Problem, placement: Placement) -> Schedule:
     return Schedule("single_device", policy, lanes, after=tuple(pin for pin in after if pin))
 
 
-def _turn(stream: MainStream, layer: int, region: Region) -> tuple[int, int]:
-    """Region after region; in one, what the next forward needs first, or whose dO was done first."""
+def _turn(stream: MainStream, layer: int, region: Task) -> tuple[int, int]:
+    """Task after region; in one, what the next forward needs first, or whose dO was done first."""
     return stream.place(region), layer if region.kind == "F" else -layer
 
 
-def _pin(layer: int, region: Region) -> tuple[Task, Task, int] | None:
+def _pin(layer: int, region: Task) -> tuple[Task, Task, int] | None:
     """What dW waits for besides its dO: the main stream's task before the region."""
     weight_grad = Task("dW", layer)
     if region.kind == "F" and region.stage:
@@ -76,10 +75,10 @@ def _pin(layer: int, region: Region) -> tuple[Task, Task, int] | None:
     return None if above == layer else (weight_grad, Task("dO", above), 0)
 
 
-def read(texts: Mapping[int, str], layers: int) -> dict[int, Region | None]:
+def read(texts: Mapping[int, str], layers: int) -> dict[int, Task | None]:
     """A map in words.  OptionsError: a text that is none, or a dW before its dO or after its next F."""
     stream = MainStream(layers)
-    placement: dict[int, Region | None] = {}
+    placement: dict[int, Task | None] = {}
     for layer, text in texts.items():
         match = _TEXT.fullmatch(text) if isinstance(text, str) else None
         if match is None or not isinstance(layer, int) or not 0 <= layer < layers:
@@ -93,23 +92,23 @@ def read(texts: Mapping[int, str], layers: int) -> dict[int, Region | None]:
     return placement
 
 
-def _region(kind: str, layer: int) -> Region:
+def _region(kind: str, layer: int) -> Task:
     if kind == "FWD" or not layer:
         return Task("F", layer)
     return Task("dO", layer - 1)
 
 
-def own(layer: int) -> Region | None:
+def own(layer: int) -> Task | None:
     """The region right after the layer's dO."""
     return _region("BWD", layer) if layer else MAIN
 
 
-def write(placement: Placement) -> dict[int, str]:
+def write(placement: Regions) -> dict[int, str]:
     """The map in words."""
     return {layer: _word(region) for layer, region in sorted(placement.items())}
 
 
-def _word(region: Region | None) -> str:
+def _word(region: Task | None) -> str:
     if region is None:
         return "NO"
     return f"BWD {region.stage + 1}" if region.kind == "dO" else f"FWD {region.stage}"

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tf_ooo.planning.building.common import peak_bytes
+from tf_ooo.planning.building.choice import within_limit
 from tf_ooo.planning.building.first_k import by_period, order
 from tf_ooo.planning.building.link_order import best_order, critical_block
 from tf_ooo.planning.building.step_model import StepModel, TimedStep
@@ -105,12 +105,11 @@ class OrderSearch:
 
     def fits(self, solution: Solution) -> bool:
         """Whether a solution keeps the memory limit; simulated, as it decides."""
-        limit = self.model.problem.memory_limit_bytes
-        if limit is None:
+        if self.model.problem.memory_limit_bytes is None:
             return True
         key = (*solution.backward, -(10**9), *(solution.order or ()))
         if key not in self._fits:
-            self._fits[key] = peak_bytes(self.model.problem, self.schedule(solution)) <= limit
+            self._fits[key] = within_limit(self.model.problem, self.schedule(solution))
         return self._fits[key]
 
     def schedule(self, solution: Solution) -> Schedule:

@@ -7,13 +7,13 @@ ends nothing of the step before is left, and steps repeat from there.  One thing
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tf_ooo.planning.building.common import one_worker
+from tf_ooo.planning.building.link_order import serve
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.relation import Relation
 from tf_ooo.planning.model.schedule import Schedule, Task
@@ -90,43 +90,29 @@ class StepModel:
                 now_s += self.output_grad_s[-1 - task]
         ready_s = [max(map(done_s.__getitem__, needs), default=0.0) for needs in self.comm_needs]
         if order is None:
-            comm_end_s, sent = serve(ready_s, self.comm_s)
+            comm_end_s, sent = serve(ready_s, self.comm_s, range(len(ready_s)))
         else:
             comm_end_s, sent = _in_order(ready_s, self.comm_s, order), list(order)
         updated_s = [
             max((*map(comm_end_s.__getitem__, sent_first), *map(done_s.__getitem__, grads)), default=0.0)
             for sent_first, grads in zip(self.update_needs, self.update_needs_grad, strict=True)
         ]
-        updated_s, _ = serve(updated_s, self.update_s)
+        updated_s, _ = serve(updated_s, self.update_s, range(self.layers))
         for layer, needs in enumerate(self.forward_needs):
             now_s = max(now_s, max(map(updated_s.__getitem__, needs), default=0.0)) + self.forward_s[layer]
         return TimedStep(now_s, ready_s, comm_end_s, sent)
 
     def schedule(self, policy: str, backward: Sequence[int], order: Sequence[int] | None = None) -> Schedule:
         """The schedule whose period :meth:`run` tells."""
-        tasks = [Task("dW", task) if task >= 0 else Task("dO", -1 - task) for task in backward]
+        tasks = tasks_of(backward)
         places = range(len(self.comms)) if order is None else order
         comms = [self.comms[place] for place in places]
         return one_worker(policy, self.problem, tasks, comms, by_priority=order is None, shares=self.shares)
 
 
-def serve(ready_s: Sequence[float], seconds: Sequence[float]) -> tuple[list[float], list[int]]:
-    """One machine that takes what is ready, the lowest number first: ends, and the order."""
-    arrivals = sorted(range(len(ready_s)), key=ready_s.__getitem__)
-    end_s, order = [0.0] * len(arrivals), []
-    waiting: list[int] = []
-    now_s, at, count = 0.0, 0, len(arrivals)
-    while at < count or waiting:
-        if not waiting:
-            now_s = max(now_s, ready_s[arrivals[at]])
-        while at < count and ready_s[arrivals[at]] <= now_s:
-            heapq.heappush(waiting, arrivals[at])
-            at += 1
-        number = heapq.heappop(waiting)
-        now_s += seconds[number]
-        end_s[number] = now_s
-        order.append(number)
-    return end_s, order
+def tasks_of(backward: Sequence[int]) -> list[Task]:
+    """-1 - i is dO of layer i, i its dW."""
+    return [Task("dW", task) if task >= 0 else Task("dO", -1 - task) for task in backward]
 
 
 def _in_order(ready_s: Sequence[float], seconds: Sequence[float], order: Sequence[int]) -> list[float]:

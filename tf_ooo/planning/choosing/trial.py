@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from tf_ooo.planning.building.choice import span_s
+from tf_ooo.planning.building.choice import span_s, steps_to_show
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.simulation.simulator import simulate
@@ -17,7 +17,6 @@ from tf_ooo.planning.simulation.timeline import Timeline
 _TASKS_TO_PREDICT = 2_000_000
 # Above this, several steps take too long to simulate.
 _TASKS_TO_REPEAT = 300_000
-_STEADY_STEPS = 4
 
 
 def step_s(timeline: Timeline) -> float:
@@ -43,10 +42,7 @@ class Clock:
 
     def steps_of(self, schedule: Schedule) -> int:
         """How many steps of a schedule are simulated."""
-        if self.steps is not None:
-            return self.steps
-        overlap = schedule.mode in ("single_device", "data_parallel") and len(schedule.lanes) > 1
-        return _STEADY_STEPS + schedule.steps_ahead if overlap else 1
+        return steps_to_show(schedule) if self.steps is None else self.steps
 
 
 STEADY = Clock()

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import OptionsError
+from tf_ooo.planning.building.choice import first_within, on_paper, rank
 from tf_ooo.planning.building.layerpipe_cuts import NO_SHARES, Cut, TaskLine, best_cuts, seconds
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.relation import Relation
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.planning.policies.policy import BY_COSTS, Policy
-from tf_ooo.planning.simulation.simulator import simulate
 
 # How much slower than the best the slowest processor may be, if that sends less; simulated one by one.
 _SLACKS = (0, 2, 5, 10, 20, 50)
@@ -43,16 +43,15 @@ def make(problem: Problem) -> Schedule:
     Raises:
         OptionsError: more processors than tasks.
     """
-    placements = _placements(problem)
-    if len(placements) == 1:
-        return _within_limit(problem, placements[0])
-    tried = []
-    for placement in placements:
-        schedule = _within_limit(problem, placement)
-        timeline = simulate(schedule, problem.layers, problem.link)
-        fits = problem.memory_limit_bytes is None or max(timeline.peak_bytes) <= problem.memory_limit_bytes
-        tried.append((not fits, timeline.steady_step_s, timeline.message_bytes, schedule))
-    return min(tried, key=lambda row: row[:3])[-1]
+    schedules = [_within_limit(problem, placement) for placement in _placements(problem)]
+    if len(schedules) == 1:
+        return schedules[0]
+
+    def order(schedule: Schedule) -> tuple[bool, float, float]:
+        timeline = on_paper(problem, schedule)
+        return rank(problem, timeline)[0], timeline.steady_step_s, timeline.message_bytes
+
+    return min(schedules, key=order)
 
 
 def placed(problem: Problem, cuts: Sequence[Cut]) -> Schedule:
@@ -115,14 +114,10 @@ def _pieces(takes: Mapping[str, float], inside: Sequence[Cut]) -> dict[str, list
 
 
 def _within_limit(problem: Problem, placement: Placement) -> Schedule:
-    limit = problem.memory_limit_bytes
     depths = _depths(problem, placement)
     slowest = max(depths.values()) + 1
-    for pause in _pauses(slowest) if limit != 0 else [slowest]:
-        schedule = _schedule(problem, placement, depths, pause)
-        if limit is None or max(simulate(schedule, problem.layers, problem.link).peak_bytes) <= limit:
-            break
-    return schedule
+    pauses = _pauses(slowest) if problem.memory_limit_bytes != 0 else [slowest]
+    return first_within(problem, (_schedule(problem, placement, depths, pause) for pause in pauses))
 
 
 def _pauses(slowest: int) -> Iterator[int]:
@@ -177,10 +172,10 @@ def _schedule(
     """Micro-batch m runs a task in round ``m * pause + depth``."""
     count = microbatches or problem.microbatches
     rounds: dict[int, list[tuple[int, int, Task]]] = {}
-    for rank, task in enumerate(_in_order(placement)):
+    for turn, task in enumerate(_in_order(placement)):
         lane = rounds.setdefault(placement.processor[task], [])
         for m in range(count):
-            lane.append((m * pause + depths[task], rank, Task(task.kind, task.stage, m, task.part)))
+            lane.append((m * pause + depths[task], turn, Task(task.kind, task.stage, m, task.part)))
     return Schedule(
         "layerpipe",
         "layerpipe",

@@ -4,11 +4,11 @@ last, lowest first, as the next forward needs them; gradients are communicated a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from tf_ooo.errors import OptionsError
-from tf_ooo.planning.building.common import one_worker, repeated, within_memory
+from tf_ooo.planning.building.choice import first_or_leanest, on_paper
+from tf_ooo.planning.building.common import one_worker
 from tf_ooo.planning.building.first_k import by_period, order
+from tf_ooo.planning.building.step_model import tasks_of
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.planning.policies.policy import Needs, Policy
@@ -34,22 +34,16 @@ def make(problem: Problem) -> Schedule:
     if any(layer.occupancy for layer in problem.layers):
         # The simulator lets updates slow computation down, the model that sorted these does not.
         schedules[:_COMPARED] = sorted(
-            schedules[:_COMPARED], key=lambda each: repeated(problem, each).steady_step_s
+            schedules[:_COMPARED], key=lambda each: on_paper(problem, each).steady_step_s
         )
-    return within_memory(problem, schedules)
+    return first_or_leanest(problem, schedules)
 
 
 def schedule(problem: Problem, k: int) -> Schedule:
     """Reverse first-k with a given k, 0 to the number of layers."""
-    backward = [
-        Task("dW", task) if task >= 0 else Task("dO", -1 - task) for task in order(len(problem.layers), k)
-    ]
-    return one_worker(NAME, problem, backward, communications(backward))
-
-
-def communications(backward: Iterable[Task]) -> list[Task]:
-    """One for each dW, in the same order."""
-    return [Task("comm", task.stage) for task in backward if task.kind == "dW"]
+    backward = tasks_of(order(len(problem.layers), k))
+    sent = [Task("comm", task.stage) for task in backward if task.kind == "dW"]
+    return one_worker(NAME, problem, backward, sent)
 
 
 POLICY = Policy(NAME, ("data_parallel",), make, ("k",), needs=Needs(costs=True, link=True, unless=("k",)))

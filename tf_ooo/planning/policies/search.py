@@ -2,29 +2,32 @@
 
 Data parallel: :mod:`tf_ooo.planning.building.search_order`.  Large gradients are sliced where that is
 predicted to help, so that an urgent small one never waits behind a whole large one (ByteScheduler, P3);
-every slice pays the link's latency again, which is why not everything is sliced.  One device:
-:mod:`tf_ooo.planning.building.search_streams`.
+every slice pays the link's latency again, which is why not everything is sliced.  One device: the regions of
+all dW together, improved from where joint scheduling ends.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import random
 from collections.abc import Iterator
 from typing import Any
 
 from tf_ooo.errors import OptionsError
-from tf_ooo.planning.building import search_streams
-from tf_ooo.planning.building.common import repeated, within_memory
+from tf_ooo.planning.building import joint
+from tf_ooo.planning.building.choice import first_or_leanest, on_paper, within_limit
+from tf_ooo.planning.building.regions import MainStream, Regions, own, schedule
 from tf_ooo.planning.building.search_order import Effort, OrderSearch, Solution, starts
 from tf_ooo.planning.building.step_model import Shares, StepModel
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.model.task import Task
 from tf_ooo.planning.policies.policy import BY_COSTS, Policy
 
 NAME = "search"
 _EVALUATIONS, _LEAST_EVALUATIONS, _LAYER_EVALUATIONS = 4000, 400, 60_000
-_STREAM_EVALUATIONS, _STREAM_LAYERS = 150, 3000
+_STREAM_EVALUATIONS, _STREAM_LAYERS, _MOVED_AT_ONCE = 150, 3000, 4
 _MOST_SLICES = 64
 _COMPARED = 5
 # Slicing is not taken for less: real slices cost something that the link's latency does not tell.
@@ -43,7 +46,7 @@ def make(problem: Problem) -> Schedule:
     effort = Effort(count, _seconds(problem), problem.options.get("progress"))
     seed = problem.option("seed", 0)
     if problem.devices == 1:
-        return search_streams.make(NAME, problem, effort, seed)
+        return _one_device(problem, effort, random.Random(seed))
     way = problem.options.get("communication")
     if way not in (None, "priority", "ordered"):
         raise OptionsError(f"communication must be 'priority' or 'ordered', got {way!r}")
@@ -64,13 +67,46 @@ def _seconds(problem: Problem) -> float | None:
     return value
 
 
+def _one_device(problem: Problem, effort: Effort, draw: random.Random) -> Schedule:
+    """Moves a few dW at a time to other regions and keeps what is faster and fits into memory."""
+    joint.check(problem, NAME)
+    best = joint.best_placement(problem)
+    best_s = joint.step_s(problem, best)
+    bound_s = sum(layer.forward_s + layer.output_grad_s for layer in problem.layers)
+    while len(problem.layers) > 1 and not effort.over and best_s > bound_s:
+        effort.spend(best_s)
+        trial = _changed(best, draw)
+        step_s = joint.step_s(problem, trial)
+        if step_s < best_s * (1 - 1e-9) and within_limit(problem, schedule(NAME, problem, trial)):
+            best, best_s = trial, step_s
+    return schedule(NAME, problem, best)
+
+
+def _changed(placement: Regions, draw: random.Random) -> Regions:
+    stream = MainStream(len(placement))
+    changed = dict(placement)
+    for _ in range(draw.randint(1, min(_MOVED_AT_ONCE, len(placement) - 1))):
+        layer = draw.randrange(1, len(placement))
+        anywhere = stream.regions[draw.choice(stream.allowed(layer))]
+        changed[layer] = draw.choice((None, own(layer), anywhere, _beside(placement, layer, stream, draw)))
+    return changed
+
+
+def _beside(placement: Regions, layer: int, stream: MainStream, draw: random.Random) -> Task:
+    """A region near the present one."""
+    region, allowed = placement[layer] or own(layer), stream.allowed(layer)
+    here = allowed.start if region is None else stream.place(region)
+    place = here + draw.choice((-2, -1, 1, 2))
+    return stream.regions[min(max(place, allowed.start), allowed.stop - 1)]
+
+
 def _data_parallel(problem: Problem, effort: Effort, seed: int, way: str | None) -> Schedule:
     slicings = list(_slicings(problem))
     whole = OrderSearch(NAME, StepModel(problem, slicings[0]), effort, seed, way != "priority")
     begin = starts(problem)
     best, by = whole.run(begin), whole
     if best is None:
-        return within_memory(problem, (whole.schedule(whole.look(start)) for start in begin))
+        return first_or_leanest(problem, (whole.schedule(whole.look(start)) for start in begin))
     for shares in slicings[1:]:
         if best.period_s <= whole.floor_s:
             break
@@ -83,7 +119,8 @@ def _data_parallel(problem: Problem, effort: Effort, seed: int, way: str | None)
         # The simulator lets updates slow computation down, the model of the search does not.
         looks = (whole.look(start) for start in begin[:_COMPARED])
         schedules += [whole.schedule(_in_the_wanted_way(look, way)) for look in looks]
-    return within_memory(problem, sorted(schedules, key=lambda each: repeated(problem, each).steady_step_s))
+    fastest = sorted(schedules, key=lambda each: on_paper(problem, each).steady_step_s)
+    return first_or_leanest(problem, fastest)
 
 
 def _in_the_wanted_way(solution: Solution, way: str | None) -> Solution:

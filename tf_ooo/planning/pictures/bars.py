@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,7 +13,9 @@ from tf_ooo.planning.model.arrays import Bools, Floats, Ints
 from tf_ooo.planning.model.memory import MemoryCurve
 from tf_ooo.planning.model.schedule import Lane
 from tf_ooo.planning.model.task import Fields
-from tf_ooo.planning.pictures.drawable import Drawable
+
+if TYPE_CHECKING:
+    from tf_ooo.planning.simulation.timeline import Timeline
 
 LOG = logging.getLogger("tf_ooo.pictures")
 _CURVE_POINTS = 4000
@@ -55,7 +58,7 @@ class Bars:
         return Bars(self.lane[rows], self.start_s[rows], self.end_s[rows], self.step[rows], fields)
 
 
-def view_of(timeline: Drawable, most_tasks: int, most_lanes: int) -> View:
+def view_of(timeline: Timeline, most_tasks: int, most_lanes: int) -> View:
     """All of the timeline if it fits; else evenly chosen devices, and of these the first seconds."""
     lanes = list(timeline.schedule.lanes)
     notes = []
@@ -86,7 +89,7 @@ def _some_devices(lanes: Sequence[Lane], most_lanes: int) -> list[Lane]:
     return [lane for lane in lanes if lane[0] in chosen]
 
 
-def bars_of(timeline: Drawable, view: View) -> Bars:
+def bars_of(timeline: Timeline, view: View) -> Bars:
     """The tasks in a view, lane after lane."""
     pieces = dict(timeline.lane_slices())
     columns = [
@@ -101,7 +104,7 @@ def bars_of(timeline: Drawable, view: View) -> Bars:
 
 
 def _lane_columns(
-    timeline: Drawable, lane: Lane, piece: slice, place: int, until_s: float
+    timeline: Timeline, lane: Lane, piece: slice, place: int, until_s: float
 ) -> tuple[Ints, Floats, Floats, Ints, Ints]:
     start_s, end_s = timeline.start_s[:, piece], timeline.end_s[:, piece]
     step, task = np.nonzero(start_s < until_s)
@@ -120,7 +123,7 @@ class LinkBars:
     size_bytes: Floats
 
 
-def links_of(timeline: Drawable, view: View) -> LinkBars:
+def links_of(timeline: Timeline, view: View) -> LinkBars:
     """The messages between the devices of a view."""
     sent, devices = timeline.message_columns, view.devices
     shown = np.isin(sent.source, devices) & np.isin(sent.target, devices) & (sent.start_s < view.until_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -14,7 +14,6 @@ from tf_ooo.planning.model.arrays import Floats
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.task import KIND_NUMBER, KINDS
 from tf_ooo.planning.pictures.bars import Bars, View, bars_of, curve_points, links_of
-from tf_ooo.planning.pictures.drawable import Drawable
 from tf_ooo.planning.pictures.style import (
     COLOURS,
     MESSAGE_COLOUR,
@@ -28,6 +27,9 @@ from tf_ooo.planning.pictures.style import (
     time_unit,
 )
 
+if TYPE_CHECKING:
+    from tf_ooo.planning.simulation.timeline import Timeline
+
 _BAR, _LINK_BAR = 0.84, 0.7
 _ROW_PX, _LEAST_ROW_PX, _ALL_ROWS_PX, _LINK_PX = 34, 13, 580, 11
 _MEMORY_PX, _GAP_PX, _TOP_PX, _BOTTOM_PX = 230, 34, 70, 50
@@ -40,7 +42,7 @@ _LINKS, _LANES, _MEMORY = "y", "y2", "y3"
 class Run:
     """A timeline that is drawn; ``name`` is empty where only one is."""
 
-    timeline: Drawable
+    timeline: Timeline
     view: View
     name: str = ""
 

@@ -10,7 +10,6 @@ import numpy as np
 from tf_ooo.planning.model.arrays import Floats
 from tf_ooo.planning.model.task import KINDS
 from tf_ooo.planning.pictures.bars import Bars, View, bars_of, view_of
-from tf_ooo.planning.pictures.drawable import Drawable
 from tf_ooo.planning.pictures.style import (
     COLOURS,
     SHORT,
@@ -23,6 +22,8 @@ from tf_ooo.planning.pictures.style import (
 
 if TYPE_CHECKING:
     from rich.text import Text
+
+    from tf_ooo.planning.simulation.timeline import Timeline
 
 _MOST_TASKS, _MOST_LANES, _LEAST_COLUMNS = 200_000, 64, 8
 _IDLE = "."
@@ -51,7 +52,7 @@ class Grid:
     legend: list[str]
 
 
-def grid(timeline: Drawable, width: int = 100) -> str:
+def grid(timeline: Timeline, width: int = 100) -> str:
     """The grid, at most ``width`` columns wide, and a legend under it."""
     cells = make_grid(timeline, width)
     indent = max(map(len, cells.labels), default=0)
@@ -62,7 +63,7 @@ def grid(timeline: Drawable, width: int = 100) -> str:
     return "\n".join([*lines, *cells.legend])
 
 
-def coloured(timeline: Drawable, width: int = 100) -> Text:
+def coloured(timeline: Timeline, width: int = 100) -> Text:
     """The grid for a terminal that shows colours, in those of the other pictures."""
     from rich.text import Text  # noqa: PLC0415 - only the command line prints colours
 
@@ -79,7 +80,7 @@ def coloured(timeline: Drawable, width: int = 100) -> Text:
     return text
 
 
-def make_grid(timeline: Drawable, width: int) -> Grid:
+def make_grid(timeline: Timeline, width: int) -> Grid:
     """Cells show the task in the middle of their slice: its kind only, where too many would be hidden."""
     view = view_of(timeline, _MOST_TASKS, _MOST_LANES)
     bars = bars_of(timeline, view)
@@ -89,7 +90,7 @@ def make_grid(timeline: Drawable, width: int) -> Grid:
     return cells
 
 
-def _filled(timeline: Drawable, view: View, bars: Bars, width: int, which: str) -> Grid:
+def _filled(timeline: Timeline, view: View, bars: Bars, width: int, which: str) -> Grid:
     labels = [lane_label(timeline.schedule, lane) for lane in view.lanes]
     cell_width = 1 if which == "kind" else _cell_width(bars, which)
     columns = max((width - max(map(len, labels), default=0) - 2) // cell_width, _LEAST_COLUMNS)
@@ -154,7 +155,7 @@ def _cell(bars: Bars, task: int, which: str, goes_on: bool) -> Cell:
     return Cell("-" * len(text) if goes_on else text, kind)
 
 
-def _legend(timeline: Drawable, view: View, bars: Bars, which: str, slice_s: float, hidden: int) -> list[str]:
+def _legend(timeline: Timeline, view: View, bars: Bars, which: str, slice_s: float, hidden: int) -> list[str]:
     number = {"stage": "layer or stage", "microbatch": "micro-batch", "both": "micro-batch, stage in front"}
     there = [KINDS[i] for i in np.unique(bars.fields.kind)]
     kinds = "  ".join(f"{SHORT[kind]} {_MEANING[kind]}" for kind in there)

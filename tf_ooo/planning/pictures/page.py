@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tf_ooo.errors import BackendError
 from tf_ooo.planning.pictures.bars import view_of
-from tf_ooo.planning.pictures.drawable import Drawable
 from tf_ooo.planning.pictures.style import bytes_text, steady_step_s, time_text
+
+if TYPE_CHECKING:
+    from tf_ooo.planning.simulation.timeline import Timeline
 
 # A browser draws 12,000 bars in 5 s, 37,000 in 20 s (Chromium without a GPU, two cores);
 # above the limit the page shows a part and says which.
@@ -21,14 +23,14 @@ _SETTINGS = {
 }
 
 
-def save_html(timeline: Drawable, path: str | os.PathLike[str], measured: Drawable | None = None) -> None:
+def save_html(timeline: Timeline, path: str | os.PathLike[str], measured: Timeline | None = None) -> None:
     """Writes the page, ``measured`` beside it.  BackendError: plotly or jinja2 is not installed."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(render(timeline, measured), encoding="utf-8")
 
 
-def render(timeline: Drawable, measured: Drawable | None = None) -> str:
+def render(timeline: Timeline, measured: Timeline | None = None) -> str:
     """The page's HTML."""
     try:
         import jinja2
@@ -54,7 +56,7 @@ def render(timeline: Drawable, measured: Drawable | None = None) -> str:
     )
 
 
-def title(timeline: Drawable) -> str:
+def title(timeline: Timeline) -> str:
     """What ran, in one line."""
     schedule = timeline.schedule
     parts = list(dict.fromkeys([schedule.policy, schedule.mode.replace("_", " ")]))
@@ -74,7 +76,7 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}{plural if number != 1 else ''}"
 
 
-def _facts(timelines: list[Drawable]) -> list[tuple[str, list[str]]]:
+def _facts(timelines: list[Timeline]) -> list[tuple[str, list[str]]]:
     rows: list[tuple[str, Any]] = [
         ("policy", lambda t: t.schedule.policy),
         ("mode", lambda t: t.schedule.mode),
@@ -87,7 +89,7 @@ def _facts(timelines: list[Drawable]) -> list[tuple[str, list[str]]]:
     return [(name, [value(timeline) for timeline in timelines]) for name, value in rows]
 
 
-def _peak(timeline: Drawable) -> str:
+def _peak(timeline: Timeline) -> str:
     if not timeline.peak_bytes:
         return "not known"
     peak = max(timeline.peak_bytes)

@@ -11,7 +11,6 @@ import numpy as np
 from tf_ooo.errors import BackendError
 from tf_ooo.planning.model.task import KIND_NUMBER, KINDS
 from tf_ooo.planning.pictures.bars import Bars, View, bars_of, curve_points, view_of
-from tf_ooo.planning.pictures.drawable import Drawable
 from tf_ooo.planning.pictures.page import title
 from tf_ooo.planning.pictures.style import (
     COLOURS,
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from tf_ooo.planning.simulation.timeline import Timeline
+
 _MOST_TASKS, _MOST_LANES, _MOST_LEGEND = 100_000, 128, 8
 _BAR = 0.84
 _WIDTH_IN, _ROW_IN, _LEAST_ROW_IN, _ALL_ROWS_IN, _MEMORY_IN = 12.0, 0.36, 0.12, 6.0, 1.8
@@ -37,7 +38,7 @@ _WIDTH_IN, _ROW_IN, _LEAST_ROW_IN, _ALL_ROWS_IN, _MEMORY_IN = 12.0, 0.36, 0.12, 
 _LETTER_IN, _MARGIN_IN = 0.066, 0.04
 
 
-def save_png(timeline: Drawable, path: str | os.PathLike[str]) -> None:
+def save_png(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     """Writes the picture; the file's ending chooses the format.  BackendError: matplotlib cannot."""
     picture = draw(timeline)
     target = Path(path)
@@ -48,7 +49,7 @@ def save_png(timeline: Drawable, path: str | os.PathLike[str]) -> None:
         raise BackendError(f"{path}: {error}") from error
 
 
-def draw(timeline: Drawable) -> Figure:
+def draw(timeline: Timeline) -> Figure:
     """The picture as a matplotlib figure; BackendError without matplotlib."""
     try:
         from matplotlib.figure import Figure
@@ -67,13 +68,13 @@ def draw(timeline: Drawable) -> Figure:
     return picture
 
 
-def _heading(timeline: Drawable, view: View) -> str:
+def _heading(timeline: Timeline, view: View) -> str:
     facts = f"makespan {time_text(timeline.makespan_s)}, bubble {timeline.bubble_fraction:.1%}"
     lines = [f"{title(timeline)}: {facts}", view.note]
     return "\n".join(line for line in lines if line)
 
 
-def _draw_tasks(axes: Axes, timeline: Drawable, view: View, unit: Unit, end_s: float) -> None:
+def _draw_tasks(axes: Axes, timeline: Timeline, view: View, unit: Unit, end_s: float) -> None:
     from matplotlib.collections import PolyCollection
 
     bars = bars_of(timeline, view)
@@ -103,7 +104,7 @@ def _boxes(bars: Bars, unit: Unit) -> Any:
     return np.stack([across, np.stack([top, top, bottom, bottom], axis=1)], axis=2)
 
 
-def _write_labels(axes: Axes, bars: Bars, timeline: Drawable, unit: Unit, end_s: float) -> None:
+def _write_labels(axes: Axes, bars: Bars, timeline: Timeline, unit: Unit, end_s: float) -> None:
     """Names of the tasks whose bars have room for them."""
     which = numbering(timeline.schedule)
     f = bars.fields
@@ -117,7 +118,7 @@ def _write_labels(axes: Axes, bars: Bars, timeline: Drawable, unit: Unit, end_s:
                       color=TEXT_COLOURS[kind], clip_on=True)  # fmt: skip
 
 
-def _draw_memory(axes: Axes, timeline: Drawable, view: View, unit: Unit, end_s: float) -> None:
+def _draw_memory(axes: Axes, timeline: Timeline, view: View, unit: Unit, end_s: float) -> None:
     from matplotlib import colormaps
 
     size = bytes_unit(max(timeline.peak_bytes, default=0))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tf_ooo.planning.model.schedule import Lane, Schedule
 from tf_ooo.planning.model.task import Fields
-from tf_ooo.planning.pictures.drawable import Drawable
+
+if TYPE_CHECKING:
+    from tf_ooo.planning.simulation.timeline import Timeline
 
 # The palette of Okabe and Ito, which readers with a colour vision deficiency can tell apart.
 COLOURS = {"F": "#56B4E9", "dO": "#D55E00", "dW": "#0072B2", "U": "#009E73", "comm": "#CC79A7"}
@@ -63,7 +66,7 @@ def bytes_text(count: float) -> str:
     return f"{count / unit.size:.4g} {unit.name}" if unit.size > 1 else f"{count:.0f} bytes"
 
 
-def steady_step_s(timeline: Drawable) -> float | None:
+def steady_step_s(timeline: Timeline) -> float | None:
     """Seconds of a repeated step; None where it would take a long simulation of several steps."""
     known = timeline.steps > 1 or timeline.schedule.asynchronous
     return timeline.steady_step_s if known or timeline.start_s.size <= _MOST_TO_REPEAT else None

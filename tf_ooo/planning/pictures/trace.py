@@ -6,19 +6,21 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tf_ooo.planning.model.task import KINDS, Task
 from tf_ooo.planning.pictures.bars import View, bars_of, curve_points, links_of, view_of
-from tf_ooo.planning.pictures.drawable import Drawable
 from tf_ooo.planning.pictures.style import lane_label
+
+if TYPE_CHECKING:
+    from tf_ooo.planning.simulation.timeline import Timeline
 
 # Half a minute to write, 200 MB; viewers become slow above.
 _MOST_TASKS, _MOST_LANES = 500_000, 4096
 _MICROSECONDS = 1e6
 
 
-def save_trace(timeline: Drawable, path: str | os.PathLike[str]) -> None:
+def save_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     """Writes the file; above half a million tasks the first seconds only, with a warning in the log."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -33,7 +35,7 @@ def save_trace(timeline: Drawable, path: str | os.PathLike[str]) -> None:
         file.write("\n]}\n")
 
 
-def trace_events(timeline: Drawable, view: View) -> Iterator[dict[str, Any]]:
+def trace_events(timeline: Timeline, view: View) -> Iterator[dict[str, Any]]:
     """All events of the trace; times in microseconds."""
     yield from _names(timeline, view)
     yield from _tasks(timeline, view)
@@ -41,7 +43,7 @@ def trace_events(timeline: Drawable, view: View) -> Iterator[dict[str, Any]]:
     yield from _memory(timeline, view)
 
 
-def _summary(timeline: Drawable, view: View) -> dict[str, Any]:
+def _summary(timeline: Timeline, view: View) -> dict[str, Any]:
     schedule = timeline.schedule
     return {
         "mode": schedule.mode,
@@ -57,7 +59,7 @@ def _named(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
-def _names(timeline: Drawable, view: View) -> Iterator[dict[str, Any]]:
+def _names(timeline: Timeline, view: View) -> Iterator[dict[str, Any]]:
     for device in view.devices:
         yield _named("process_name", device, 0, f"device {device}")
         yield {
@@ -72,7 +74,7 @@ def _names(timeline: Drawable, view: View) -> Iterator[dict[str, Any]]:
         yield _named("thread_name", device, stream, f"stream {stream} {role}".strip())
 
 
-def _tasks(timeline: Drawable, view: View) -> Iterator[dict[str, Any]]:
+def _tasks(timeline: Timeline, view: View) -> Iterator[dict[str, Any]]:
     bars = bars_of(timeline, view)
     f = bars.fields
     columns = (bars.lane, bars.start_s, bars.end_s, bars.step, f.kind, f.stage, f.microbatch, f.part)
@@ -98,7 +100,7 @@ def _tasks(timeline: Drawable, view: View) -> Iterator[dict[str, Any]]:
         }
 
 
-def _messages(timeline: Drawable, view: View) -> Iterator[dict[str, Any]]:
+def _messages(timeline: Timeline, view: View) -> Iterator[dict[str, Any]]:
     messages = links_of(timeline, view)
     pid = timeline.schedule.devices
     if messages.links:
@@ -121,7 +123,7 @@ def _messages(timeline: Drawable, view: View) -> Iterator[dict[str, Any]]:
         }
 
 
-def _memory(timeline: Drawable, view: View) -> Iterator[dict[str, Any]]:
+def _memory(timeline: Timeline, view: View) -> Iterator[dict[str, Any]]:
     for device in view.devices:
         if device >= len(timeline.memory):
             continue

@@ -11,13 +11,12 @@ import numpy as np
 from tf_ooo.costs.layer_costs import SECONDS, LayerCosts, Link, check_layers
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.model.arrays import Floats, Ints
-from tf_ooo.planning.model.messages import MessageColumns
 from tf_ooo.planning.model.relation import Edges, Relation
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.task import KIND_NUMBER, KINDS
 from tf_ooo.planning.simulation.completeness import check_complete, deadlock, lane_kinds
 from tf_ooo.planning.simulation.engine import run
-from tf_ooo.planning.simulation.timeline import Timeline
+from tf_ooo.planning.simulation.timeline import MessageColumns, Timeline
 from tf_ooo.planning.simulation.work import LaneKind, LaneWork
 
 if TYPE_CHECKING:

@@ -10,10 +10,9 @@ from functools import cached_property
 import numpy as np
 
 from tf_ooo.costs.layer_costs import LayerCosts
-from tf_ooo.planning.model.arrays import Floats
+from tf_ooo.planning.model.arrays import Floats, Ints
 from tf_ooo.planning.model.lanes import Lane
 from tf_ooo.planning.model.memory import MemoryCurve, MemoryUse
-from tf_ooo.planning.model.messages import MessageColumns
 from tf_ooo.planning.model.relation import Relation
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.planning.model.task import Fields
@@ -42,6 +41,20 @@ class Message:
     source: int
     target: int
     size_bytes: float
+
+
+@dataclass(frozen=True, eq=False)
+class MessageColumns:
+    """Transfers, one row each, and when each occupies the link between two devices."""
+
+    source: Ints = field(default_factory=lambda: np.zeros(0, int))
+    target: Ints = field(default_factory=lambda: np.zeros(0, int))
+    size_bytes: Floats = field(default_factory=lambda: np.zeros(0))
+    start_s: Floats = field(default_factory=lambda: np.zeros(0))
+    end_s: Floats = field(default_factory=lambda: np.zeros(0))
+
+    def __len__(self) -> int:
+        return len(self.start_s)
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,8 +4,8 @@ import pytest
 
 from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph, Variable
 from tf_ooo.costs.devices import DeviceModel, Work
+from tf_ooo.costs.from_graph import with_occupancy
 from tf_ooo.costs.layer_costs import LayerCosts
-from tf_ooo.costs.occupancy import with_occupancy
 from tf_ooo.errors import CostError
 
 DEVICE = DeviceModel(flop_per_s=10, bytes_per_s=10, launch_s=1, parallel_width=4)

@@ -82,14 +82,17 @@ def analytic_ops(
         graph_def, shape_inference.infer_outputs(graph_def) if outputs is None else outputs
     )
     works: dict[str, Work] = {}
+    seconds: dict[str, float] = {}
     unknown: dict[str, str] = {}
     for node in graph_def.node:
+        sources = [split_input(text) for text in node.input]
+        infos = [(outputs.get(producer, ()), port) for producer, port in sources if port >= 0]
+        inputs = [ports[port] if port < len(ports) else None for ports, port in infos]
         try:
-            works[node.name] = op_work(node, _inputs_of(node, outputs), outputs.get(node.name, ()))
+            work = works[node.name] = op_work(node, inputs, outputs.get(node.name, ()))
+            seconds[node.name] = 0.0 if node.op in FREE_OPS else device.seconds(work)
         except CostError as error:
             unknown[node.name] = str(error)
-    free = {node.name for node in graph_def.node if node.op in FREE_OPS}
-    seconds = {name: 0.0 if name in free else device.seconds(work) for name, work in works.items()}
     return AnalyticOps(works, seconds, unknown)
 
 
@@ -103,7 +106,7 @@ def op_work(
         raise CostError(f"op {node.name!r} ({node.op}): there is no formula for what it takes")
     rule = _RULES.get(base_type(node.op), _by_bytes)
     try:
-        return rule(node, inputs, outputs)
+        return rule(_Op(node, inputs, outputs))
     except (_UnknownShapeError, IndexError) as error:
         raise CostError(f"op {node.name!r} ({node.op}): {error or 'an input is missing'}") from error
 
@@ -112,16 +115,26 @@ class _UnknownShapeError(Exception):
     """A size that the costs depend on is open."""
 
 
-def _inputs_of(
-    node: node_def_pb2.NodeDef, outputs: Mapping[str, Sequence[OutputInfo]]
-) -> list[OutputInfo | None]:
-    inputs: list[OutputInfo | None] = []
-    for text in node.input:
-        producer, port = split_input(text)
-        if port >= 0:
-            infos = outputs.get(producer, ())
-            inputs.append(infos[port] if port < len(infos) else None)
-    return inputs
+@dataclass(frozen=True)
+class _Op:
+    """An op with what it reads and puts out; the place of a tensor is that of an input, or ``_RESULT``."""
+
+    node: node_def_pb2.NodeDef
+    inputs: Sequence[OutputInfo | None]
+    outputs: Sequence[OutputInfo]
+
+    def dims(self, place: int) -> tuple[int, ...]:
+        """The shape of a tensor."""
+        return _dims(self.outputs[0] if place == _RESULT else self.inputs[place])
+
+    @property
+    def moved_bytes(self) -> float:
+        """All inputs, and the first output."""
+        return _tensor_bytes(self.inputs) + _tensor_bytes(self.outputs[:1])
+
+
+_Rule = Callable[[_Op], Work]
+_RESULT = -1
 
 
 def _dims(info: OutputInfo | None) -> tuple[int, ...]:
@@ -130,24 +143,15 @@ def _dims(info: OutputInfo | None) -> tuple[int, ...]:
     return info.shape  # type: ignore[return-value]
 
 
-def _elements(info: OutputInfo | None) -> int:
-    return math.prod(_dims(info))
-
-
 def _tensor_bytes(infos: Sequence[OutputInfo | None]) -> float:
     """Bytes of the tensors among them: handles and strings count nothing."""
     numbers = [info for info in infos if info is None or info.is_number]
-    return float(sum(_elements(info) * (info.element_bytes if info else 0) for info in numbers))
+    return float(sum(math.prod(_dims(info)) * (info.element_bytes if info else 0) for info in numbers))
 
 
-_Rule = Callable[["node_def_pb2.NodeDef", Sequence["OutputInfo | None"], Sequence[OutputInfo]], Work]
-
-
-def _by_bytes(
-    node: node_def_pb2.NodeDef, inputs: Sequence[OutputInfo | None], outputs: Sequence[OutputInfo]
-) -> Work:
+def _by_bytes(op: _Op) -> Work:
     """Memory traffic only: inputs read once, outputs written once, variables read and written."""
-    kind = base_type(node.op)
+    kind, inputs, outputs = base_type(op.node.op), op.inputs, op.outputs
     if kind in _REDUCTIONS:  # the axes are a few numbers, of which even the count may be open
         inputs = inputs[:1]
         outputs = [*outputs] if is_closed(outputs[0]) else [info for info in inputs if info]
@@ -157,7 +161,7 @@ def _by_bytes(
     else:
         moved = written + _tensor_bytes(inputs)
         moved += _EXTRA_READS.get(kind, 0) * (_tensor_bytes(inputs[:1]) if kind in _EXTRA_READS else 0)
-        moved += _variable_bytes(node, inputs)
+        moved += _variable_bytes(op.node, inputs)
     element_bytes = max((info.element_bytes for info in (*outputs, *inputs) if info), default=4) or 4
     return Work(0.0, moved, max(1.0, moved / element_bytes / ELEMENTS_A_PIECE))
 
@@ -172,97 +176,69 @@ def _variable_bytes(node: node_def_pb2.NodeDef, inputs: Sequence[OutputInfo | No
     return passes * handles * max(_tensor_bytes([info]) for info in values)
 
 
-def _matmul(
-    node: node_def_pb2.NodeDef, inputs: Sequence[OutputInfo | None], outputs: Sequence[OutputInfo]
-) -> Work:
-    left, out = _dims(inputs[0]), _dims(outputs[0])
-    transposed = any(name in node.attr and node.attr[name].b for name in ("transpose_a", "adj_x"))
+def _matmul(op: _Op) -> Work:
+    left, out = op.dims(0), op.dims(_RESULT)
+    attrs = op.node.attr
+    transposed = any(name in attrs and attrs[name].b for name in ("transpose_a", "adj_x"))
     summed = left[-2] if transposed else left[-1]
-    batch = math.prod(out[:-2])
     flop = 2.0 * math.prod(out) * summed
-    return Work(flop, _moved(inputs, outputs), gemm_pieces(out[-2], out[-1], summed, batch))
+    return Work(flop, op.moved_bytes, gemm_pieces(out[-2], out[-1], summed, math.prod(out[:-2])))
 
 
-def _moved(inputs: Sequence[OutputInfo | None], outputs: Sequence[OutputInfo]) -> float:
-    return _tensor_bytes(inputs) + _tensor_bytes(outputs[:1])
+# Of a convolution and its two gradients, where the kernel and the tensor on the output's side are.
+_KERNEL_AND_OUTER = {"F": (1, _RESULT), "dO": (1, 2), "dW": (_RESULT, 2)}
 
 
-def _conv(
-    node: node_def_pb2.NodeDef, inputs: Sequence[OutputInfo | None], outputs: Sequence[OutputInfo]
-) -> Work:
-    kernel, out = _dims(inputs[1]), _elements(outputs[0])
-    summed = math.prod(kernel[:-1])
-    pieces = gemm_pieces(out / kernel[-1], kernel[-1], summed)
-    return Work(2.0 * out * summed, _moved(inputs, outputs), pieces)
-
-
-def _conv_input_gradient(
-    node: node_def_pb2.NodeDef, inputs: Sequence[OutputInfo | None], outputs: Sequence[OutputInfo]
-) -> Work:
-    kernel, gradient, out = _dims(inputs[1]), _elements(inputs[2]), _elements(outputs[0])
-    summed = math.prod(kernel[:-2]) * kernel[-1]
-    pieces = gemm_pieces(out / kernel[-2], kernel[-2], summed)
-    return Work(2.0 * gradient * math.prod(kernel[:-1]), _moved(inputs, outputs), pieces)
-
-
-def _conv_filter_gradient(
-    node: node_def_pb2.NodeDef, inputs: Sequence[OutputInfo | None], outputs: Sequence[OutputInfo]
-) -> Work:
-    kernel, gradient = _dims(outputs[0]), _elements(inputs[2])
-    rows = math.prod(kernel[:-1])
-    return Work(
-        2.0 * gradient * rows, _moved(inputs, outputs), gemm_pieces(rows, kernel[-1], gradient / kernel[-1])
-    )
-
-
-def _depthwise(position: int | None, gradient: int | None) -> _Rule:
-    """Depthwise convolutions; which input (None: output 0) is the kernel, which the output's side."""
-
-    def rule(
-        node: node_def_pb2.NodeDef, inputs: Sequence[OutputInfo | None], outputs: Sequence[OutputInfo]
-    ) -> Work:
-        kernel = _dims(outputs[0] if position is None else inputs[position])
-        out = _elements(outputs[0] if gradient is None else inputs[gradient])
-        flop = 2.0 * out * math.prod(kernel[:-2])
-        return Work(flop, _moved(inputs, outputs), max(1.0, out / ELEMENTS_A_PIECE))
+def _conv(kind: str) -> _Rule:
+    def rule(op: _Op) -> Work:
+        kernel, outer = (op.dims(place) for place in _KERNEL_AND_OUTER[kind])
+        rows = math.prod(kernel[:-1])
+        product: tuple[float, float, float]
+        if kind == "dO":
+            inner = math.prod(op.dims(_RESULT)) / kernel[-2]
+            product = inner, kernel[-2], math.prod(kernel[:-2]) * kernel[-1]
+        elif kind == "dW":
+            product = rows, kernel[-1], math.prod(outer) / kernel[-1]
+        else:
+            product = math.prod(outer) / kernel[-1], kernel[-1], rows
+        return Work(2.0 * math.prod(outer) * rows, op.moved_bytes, gemm_pieces(*product))
 
     return rule
 
 
-def _einsum(
-    node: node_def_pb2.NodeDef, inputs: Sequence[OutputInfo | None], outputs: Sequence[OutputInfo]
-) -> Work:
+def _depthwise(kind: str) -> _Rule:
+    def rule(op: _Op) -> Work:
+        kernel, outer = (op.dims(place) for place in _KERNEL_AND_OUTER[kind])
+        out = math.prod(outer)
+        return Work(2.0 * out * math.prod(kernel[:-2]), op.moved_bytes, max(1.0, out / ELEMENTS_A_PIECE))
+
+    return rule
+
+
+def _einsum(op: _Op) -> Work:
     """Two for every combination of the indices; an ellipsis is the indices that it stands for."""
-    left, _, right = node.attr["equation"].s.decode().replace(" ", "").partition("->")
+    left, _, right = op.node.attr["equation"].s.decode().replace(" ", "").partition("->")
     sizes: dict[str, int] = {}
-    for term, info in zip(left.split(","), inputs, strict=False):
+    for term, info in zip(left.split(","), op.inputs, strict=False):
         dims = _dims(info)
         before, dots, after = term.partition("...")
         hidden = len(dims) - len(before) - len(after) if dots else 0
         labels = [*before, *(f".{hidden - i}" for i in range(hidden)), *after]
         for label, dim in zip(labels, dims, strict=True):
             sizes[label] = max(sizes.get(label, 1), dim)
-    out = _elements(outputs[0])
-    total = math.prod(sizes.values())
+    out = math.prod(op.dims(_RESULT))
     summed = math.prod(size for label, size in sizes.items() if label not in right and label[0] != ".")
-    flop = 2.0 * total if len(inputs) > 1 else 0.0
-    return Work(flop, _moved(inputs, outputs), max(1.0, out / TILE**2) * max(1.0, summed // SPLIT_SUM))
+    flop = 2.0 * math.prod(sizes.values()) if len(op.inputs) > 1 else 0.0
+    return Work(flop, op.moved_bytes, max(1.0, out / TILE**2) * max(1.0, summed // SPLIT_SUM))
 
 
 _RULES: dict[str, _Rule] = {
-    "MatMul": _matmul,
-    "BatchMatMul": _matmul,
-    "SparseMatMul": _matmul,
-    "Einsum": _einsum,
-    "XlaEinsum": _einsum,
-    "Conv2D": _conv,
-    "Conv3D": _conv,
-    "Conv": _conv,
-    "Conv2DBackpropInput": _conv_input_gradient,
-    "Conv3DBackpropInput": _conv_input_gradient,
-    "Conv2DBackpropFilter": _conv_filter_gradient,
-    "Conv3DBackpropFilter": _conv_filter_gradient,
-    "DepthwiseConv2dNative": _depthwise(1, None),
-    "DepthwiseConv2dNativeBackpropInput": _depthwise(1, 2),
-    "DepthwiseConv2dNativeBackpropFilter": _depthwise(None, 2),
+    **dict.fromkeys(("MatMul", "BatchMatMul", "SparseMatMul"), _matmul),
+    **dict.fromkeys(("Einsum", "XlaEinsum"), _einsum),
+    **dict.fromkeys(("Conv2D", "Conv3D", "Conv"), _conv("F")),
+    **dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInput"), _conv("dO")),
+    **dict.fromkeys(("Conv2DBackpropFilter", "Conv3DBackpropFilter"), _conv("dW")),
+    "DepthwiseConv2dNative": _depthwise("F"),
+    "DepthwiseConv2dNativeBackpropInput": _depthwise("dO"),
+    "DepthwiseConv2dNativeBackpropFilter": _depthwise("dW"),
 }

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from grappler_passes.analysis.backward_tasks import LayerTask, backward_tasks
 from grappler_passes.graph.liveness import owns_memory
-from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph
-from tf_ooo.costs.layer_costs import LayerCosts
+from grappler_passes.graph.training_graph import Op, OpKind, TrainingGraph
+from tf_ooo.costs.devices import DeviceModel, Work
+from tf_ooo.costs.layer_costs import SECONDS, LayerCosts
 from tf_ooo.errors import CostError
 
 _ASSUMED_ELEMENT_BYTES = 4
@@ -32,9 +34,9 @@ class GraphCosts:
 class _Sizes:
     """Bytes by layer, filled in one walk over the graph."""
 
-    kept: dict[int, float] = field(default_factory=dict)
-    weight_grad: dict[int, float] = field(default_factory=dict)
-    output: dict[int, float] = field(default_factory=dict)
+    kept: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
+    weight_grad: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
+    output: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     unknown: list[str] = field(default_factory=list)
 
 
@@ -58,23 +60,37 @@ def graph_costs(
     weights = variable_bytes(graph, notes)
     layers = []
     for layer in graph.layers:
-        times = {
-            kind: _total_s(graph, by_task.get((kind, layer.index), ()), seconds)
-            for kind in ("F", "dO", "dW", "U")
-        }
-        summands = _summand_bytes(graph, by_task.get(("dW", layer.index), ()))
-        layers.append(_layer(layer, times, sizes, weights[layer.index], inputs[layer.index], summands))
-    return GraphCosts(tuple(layers), _left_out(graph, seconds, counted), tuple(notes))
+        index = layer.index
+        ops = {kind: by_task.get((kind, index), ()) for kind in SECONDS}
+        weight_grad = sizes.weight_grad[index]
+        layers.append(
+            LayerCosts(
+                forward_s=_total_s(graph, ops["F"], seconds),
+                output_grad_s=_total_s(graph, ops["dO"], seconds),
+                weight_grad_s=_total_s(graph, ops["dW"], seconds),
+                update_s=_total_s(graph, ops["U"], seconds),
+                # dW also needs the gradient that dO made; where that is larger than what dO frees, it counts
+                # from the start: rather too much memory than too little.
+                activation_bytes=max(sizes.kept[index], weight_grad),
+                weight_bytes=weights[index][0],
+                output_bytes=sizes.output[index],
+                weight_grad_bytes=weight_grad,
+                inputs=inputs[index],
+                name=layer.name,
+                slot_bytes=weights[index][1],
+                summand_bytes=_summand_bytes(graph, ops["dW"]),
+            )
+        )
+    left_s: defaultdict[str, float] = defaultdict(float)
+    for name, op in graph.ops.items():
+        if name not in counted and seconds.get(name, 0.0) > 0:
+            left_s[op.kind.value] += seconds[name]
+    return GraphCosts(tuple(layers), dict(left_s), tuple(notes))
 
 
 def unknown_activations(graph: TrainingGraph, tasks: Tasks, forward: Mapping[str, int]) -> tuple[str, ...]:
     """The tensors that :func:`graph_costs` counts as 0 bytes, as their sizes are not known."""
     return tuple(_sizes(graph, tasks, forward).unknown)
-
-
-def layer_costs(graph: TrainingGraph, seconds: Mapping[str, float]) -> tuple[LayerCosts, ...]:
-    """The layers of :func:`graph_costs` alone."""
-    return graph_costs(graph, seconds).layers
 
 
 def forward_layers(graph: TrainingGraph, together: Sequence[Collection[str]] = ()) -> dict[str, int]:
@@ -168,34 +184,6 @@ def _total_s(graph: TrainingGraph, names: Iterable[str], seconds: Mapping[str, f
     return total_s
 
 
-def _layer(
-    layer: Layer,
-    times: Mapping[str, float],
-    sizes: _Sizes,
-    weights: tuple[float, float],
-    inputs: tuple[int, ...],
-    summand_bytes: float,
-) -> LayerCosts:
-    kept = sizes.kept.get(layer.index, 0.0)
-    weight_grad = sizes.weight_grad.get(layer.index, 0.0)
-    return LayerCosts(
-        forward_s=times["F"],
-        output_grad_s=times["dO"],
-        weight_grad_s=times["dW"],
-        update_s=times["U"],
-        # dW also needs the gradient that dO made; where that is larger than what dO frees, it counts
-        # from the start: rather too much memory than too little.
-        activation_bytes=max(kept, weight_grad),
-        weight_bytes=weights[0],
-        output_bytes=sizes.output.get(layer.index, 0.0),
-        weight_grad_bytes=weight_grad,
-        inputs=inputs,
-        name=layer.name,
-        slot_bytes=weights[1],
-        summand_bytes=summand_bytes,
-    )
-
-
 def _summand_bytes(graph: TrainingGraph, weight_grads: Iterable[str]) -> float:
     """The parts that a weight's gradient is added up from (one for each time step of an unrolled RNN)."""
     own = set(weight_grads)
@@ -203,14 +191,6 @@ def _summand_bytes(graph: TrainingGraph, weight_grads: Iterable[str]) -> float:
     parts = ([producer for producer, _ in add.inputs if producer in own] for add in sums)
     sizes = (sum(graph.ops[name].output_bytes or 0 for name in some) for some in parts if len(some) > 1)
     return float(max(sizes, default=0))
-
-
-def _left_out(graph: TrainingGraph, seconds: Mapping[str, float], counted: set[str]) -> dict[str, float]:
-    left: dict[str, float] = {}
-    for name, op in graph.ops.items():
-        if name not in counted and seconds.get(name, 0.0) > 0:
-            left[op.kind.value] = left.get(op.kind.value, 0.0) + seconds[name]
-    return left
 
 
 def _sizes(graph: TrainingGraph, tasks: Tasks, forward: Mapping[str, int]) -> _Sizes:
@@ -234,16 +214,12 @@ def _sizes(graph: TrainingGraph, tasks: Tasks, forward: Mapping[str, int]) -> _S
             sizes.unknown.append(tensor)
             continue
         if tensor in forward:
-            _add(sizes.kept, (weight_readers or sorted(stage for _, stage in reading))[0], size)
+            sizes.kept[(weight_readers or sorted(stage for _, stage in reading))[0]] += size
         if weight_readers:
-            _add(sizes.weight_grad, weight_readers[0], size)
+            sizes.weight_grad[weight_readers[0]] += size
     for tensor in outside:
-        _add(sizes.output, forward[tensor], graph.ops[tensor].output_bytes or 0)
+        sizes.output[forward[tensor]] += graph.ops[tensor].output_bytes or 0
     return sizes
-
-
-def _add(sums: dict[int, float], index: int, size: float) -> None:
-    sums[index] = sums.get(index, 0.0) + size
 
 
 def _tensors_read(graph: TrainingGraph, op: Op) -> Iterator[str]:
@@ -288,3 +264,25 @@ def variable_bytes(graph: TrainingGraph, notes: list[str]) -> list[tuple[float, 
             slot_bytes += size * len(variable.slots)
         out.append((weight_bytes, slot_bytes))
     return out
+
+
+def with_occupancy(
+    layers: Sequence[LayerCosts],
+    graph: TrainingGraph,
+    work: Mapping[str, Work],
+    device: DeviceModel,
+    tasks: Tasks | None = None,
+) -> tuple[LayerCosts, ...]:
+    """The layers with the shares of the device that their F, dO and dW keep busy; their seconds stay."""
+    if len(layers) != len(graph.layers):
+        raise CostError(f"{len(layers)} layers have costs, the graph has {len(graph.layers)}")
+    by_task = ops_by_task(graph, backward_tasks(graph).ops if tasks is None else tasks, forward_layers(graph))
+
+    def share(kind: str, index: int) -> float:
+        kernels = [work[n] for n in by_task.get((kind, index), ()) if n in work]
+        return device.occupancy(kernel for kernel in kernels if kernel.flop or kernel.moved_bytes)
+
+    return tuple(
+        replace(layer, occupancy=(share("F", index), share("dO", index), share("dW", index)))
+        for index, layer in enumerate(layers)
+    )

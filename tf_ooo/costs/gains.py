@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tf_ooo.costs.layer_costs import is_amount
+from tf_ooo.costs.table import errors_of
 from tf_ooo.errors import CostError
 
 VERSION = 1
@@ -62,7 +64,10 @@ class GainTable:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the file, one pair a line; returns its path."""
-        rows = [self._row(key) for key in sorted(self.saved_s)]
+        rows = []
+        for key in sorted(self.saved_s):
+            row = {"region": key[0], "layer": key[1], "saved_s": self.saved_s[key]}
+            rows.append({**row, "measured": False} if key in self.calculated else row)
         lines = ",\n".join("  " + json.dumps(row) for row in rows)
         head: dict[str, Any] = {"version": VERSION, "device": self.device, "notes": list(self.notes)}
         if self.launch_s is not None:
@@ -74,14 +79,10 @@ class GainTable:
         target.write_text(text, encoding="utf-8")
         return target
 
-    def _row(self, key: tuple[str, int]) -> dict[str, Any]:
-        row: dict[str, Any] = {"region": key[0], "layer": key[1], "saved_s": self.saved_s[key]}
-        return {**row, "measured": False} if key in self.calculated else row
-
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> GainTable:
         """Reads a file.  CostError names the file and what is wrong in it."""
-        try:
+        with errors_of(str(path)):
             content = json.loads(Path(path).read_text(encoding="utf-8"))
             saved_s, calculated = _rows(content)
             alone_s = content.get("alone_s", {})
@@ -91,17 +92,10 @@ class GainTable:
                 saved_s, str(content.get("device", "")), tuple(content.get("notes", ())), alone_s, calculated,
                 content.get("launch_s"),
             )  # fmt: skip
-        except (OSError, UnicodeDecodeError) as error:
-            raise CostError(f"{path}: cannot be read: {error}") from error
-        except json.JSONDecodeError as error:
-            raise CostError(f"{path}: line {error.lineno}: no JSON: {error.msg}") from error
-        except CostError as error:
-            raise CostError(f"{path}: {error}") from error
 
 
 def _check_s(what: str, seconds: object) -> None:
-    number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-    if not number or not 0 <= seconds < math.inf:  # type: ignore[operator]
+    if not is_amount(seconds):
         raise CostError(f"gains: {what} must be finite seconds from 0, got {seconds!r}")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +16,8 @@ from grappler_passes.passes.separate import SeparatePass
 from tf_ooo.compat import keras_optimizers, nests, versions
 from tf_ooo.costs.analytic import analytic_ops
 from tf_ooo.costs.devices import device as device_named
-from tf_ooo.costs.from_graph import graph_costs
+from tf_ooo.costs.from_graph import graph_costs, with_occupancy
 from tf_ooo.costs.layer_costs import Link
-from tf_ooo.costs.occupancy import with_occupancy
 from tf_ooo.costs.op_seconds import op_seconds
 from tf_ooo.costs.profile import OpProfile, profile_ops
 from tf_ooo.costs.table import CostTable
@@ -46,12 +44,9 @@ def costs_of_file(path: str | Path, batch: int, device: str, measure: bool = Fal
             model = keras.saving.load_model(path)
     except Exception as error:  # whatever Keras, h5py or zipfile raise
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise OptionsError(f"{path}: Keras cannot load it: {reason[0]}{_hint(keras)}") from error
+        hint = "" if versions.is_keras_2(keras) else "; if tf_keras has saved it, set TF_USE_LEGACY_KERAS=1"
+        raise OptionsError(f"{path}: Keras cannot load it: {reason[0]}{hint}") from error
     return costs_of_model(model, batch, device, measure)
-
-
-def _hint(keras: Any) -> str:
-    return "" if versions.is_keras_2(keras) else "; if tf_keras has saved it, set TF_USE_LEGACY_KERAS=1"
 
 
 def costs_of_model(model: keras.Model, batch: int, device: str, measure: bool = False) -> CostTable:
@@ -70,29 +65,19 @@ def costs_of_model(model: keras.Model, batch: int, device: str, measure: bool = 
     notes = [*step.notes, *costs.notes, *seconds.notes]
     for kind, left_s in costs.left_out_s.items():
         notes.append(f"{left_s * 1e3:.3g} ms of {kind} ops belong to no layer and are left out")
+    where = device
+    if profile is not None:
+        times = f"step {profile.step_s * 1e3:.3g} ms, profiling {profile.overhead_s:.2g} s"
+        where = f"this machine ({times})"
     return CostTable(
         layers,
         Link(),
         seconds.source,
-        _device_text(device, profile),
+        where,
         (f"micro-batches of {batch} rows", "the link takes no time unless one is given"),
         tuple(notes),
         dict(seconds.seconds),
     )
-
-
-def _device_text(device: str, profile: OpProfile | None) -> str:
-    if profile is None:
-        return device
-    return f"this machine (step {profile.step_s * 1e3:.3g} ms, profiling {profile.overhead_s:.2g} s)"
-
-
-@dataclass(frozen=True)
-class _Given:
-    """What a step is called with, as (shape, dtype) each."""
-
-    inputs: _Specs
-    targets: _Specs
 
 
 class _Step:
@@ -106,9 +91,7 @@ class _Step:
             model.compile(_OPTIMIZER, _LOSS, jit_compile=False)
             self.notes.append(f"the model is not compiled: {_OPTIMIZER} and {_LOSS} assumed")
         model.jit_compile = False
-        given = _given(model, batch)
-        zeros = [_nested(lambda spec: tf.zeros(*spec), part) for part in (given.inputs, given.targets)]
-        self._data = tuple(zeros)
+        self._data = tuple(_nested(lambda spec: tf.zeros(*spec), part) for part in _given(model, batch))
         keras_optimizers.build_optimizer(model.optimizer, model.trainable_variables)
         self._function = tf.function(lambda x, y: model.train_step((x, y)), jit_compile=False)
         try:
@@ -137,7 +120,8 @@ class _Step:
         return profile_ops(lambda: self._concrete(*self._data))
 
 
-def _given(model: keras.Model, batch: int) -> _Given:
+def _given(model: keras.Model, batch: int) -> tuple[_Specs, _Specs]:
+    """Inputs and targets that a step is called with."""
     inputs, outputs = getattr(model, "inputs", None), getattr(model, "outputs", None)
     if not inputs or not outputs:
         raise OptionsError(
@@ -147,7 +131,7 @@ def _given(model: keras.Model, batch: int) -> _Given:
     shapes = [_spec(tensor, batch) for tensor in inputs]
     # A Sequential model has neither input nor output as attributes; its one of each goes in alone.
     inputs_like, outputs_like = getattr(model, "input", None), getattr(model, "output", None)
-    return _Given(_like(inputs_like, shapes), _like(outputs_like, targets))
+    return _like(inputs_like, shapes), _like(outputs_like, targets)
 
 
 def _like(structure: object, values: Sequence[_Spec]) -> _Specs:

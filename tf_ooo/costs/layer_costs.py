@@ -6,9 +6,11 @@ No TensorFlow here.  Seconds and bytes are for ONE micro-batch.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import TypeGuard
 
 from tf_ooo.errors import CostError
 
@@ -60,8 +62,9 @@ class LayerCosts:
     summand_bytes: float = 0
 
     def __post_init__(self) -> None:
-        for field in (*SECONDS.values(), *_BYTES, "weight_grad_bytes"):
-            _check_number(self.name, field, getattr(self, field), optional=field == "weight_grad_bytes")
+        for field in (*SECONDS.values(), *_BYTES):
+            _check_amount(self.name, field, getattr(self, field))
+        _check_amount(self.name, "weight_grad_bytes", self.kept_bytes)
         if self.weight_grad_bytes is not None and self.weight_grad_bytes > self.activation_bytes:
             raise CostError(
                 f"{_where(self.name)}weight_grad_bytes={self.weight_grad_bytes} is above "
@@ -108,8 +111,8 @@ class Link:
     overhead_s_per_byte: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_number("", "latency_s", self.latency_s)
-        _check_number("", "overhead_s_per_byte", self.overhead_s_per_byte)
+        _check_amount("", "latency_s", self.latency_s)
+        _check_amount("", "overhead_s_per_byte", self.overhead_s_per_byte)
         if not isinstance(self.bytes_per_s, (int, float)) or not self.bytes_per_s > 0:
             raise CostError(f"bytes_per_s must be above 0, got {self.bytes_per_s!r}")
 
@@ -148,13 +151,20 @@ def layer_inputs(layers: tuple[LayerCosts, ...], index: int) -> tuple[int, ...]:
     return inputs
 
 
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is an int or a float, and no bool."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def is_amount(value: object) -> bool:
+    """Whether it is a finite number that is not negative."""
+    return is_number(value) and 0 <= value <= sys.float_info.max
+
+
 def _where(name: str) -> str:
     return f"layer {name!r}: " if name else ""
 
 
-def _check_number(name: str, field: str, value: object, optional: bool = False) -> None:
-    if value is None and optional:
-        return
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not 0 <= value < math.inf:  # type: ignore[operator]
+def _check_amount(name: str, field: str, value: object) -> None:
+    if not is_amount(value):
         raise CostError(f"{_where(name)}{field} must be a finite number that is not negative, got {value!r}")

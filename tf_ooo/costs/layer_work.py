@@ -31,17 +31,19 @@ class LayerWork:
 
     def flop(self) -> tuple[float, float, float]:
         """Floating-point operations of the matrix products and convolutions of F, dO and dW."""
-        kinds = (self.forward, self.output_grad, self.weight_grad)
-        forward, output_grad, weight_grad = (sum(work.flop for work in kind) for kind in kinds)
+        forward, output_grad, weight_grad = (sum(work.flop for work in kind) for kind in self._kernels)
         return forward, output_grad, weight_grad
+
+    @property
+    def _kernels(self) -> tuple[tuple[Work, ...], ...]:
+        return self.forward, self.output_grad, self.weight_grad
 
     def costs(self, device: DeviceModel, slots: int = 0) -> LayerCosts:
         """Seconds and bytes on a device; ``slots`` optimizer variables for each weight."""
         weight_bytes = float(self.parameters * self.element_bytes)
         passes = _UPDATE_PASSES + slots * _SLOT_PASSES
         update = (elementwise(self.parameters, passes, self.element_bytes),) if self.parameters else ()
-        kinds = (self.forward, self.output_grad, self.weight_grad)
-        forward_share, output_share, weight_share = (device.occupancy(kind) for kind in kinds)
+        forward_share, output_share, weight_share = (device.occupancy(kind) for kind in self._kernels)
         return LayerCosts(
             forward_s=device.seconds(*self.forward),
             output_grad_s=device.seconds(*self.output_grad),

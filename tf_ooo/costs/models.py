@@ -106,10 +106,9 @@ class _Net:
         size = -(-x.size // stride)
         small, large = (self.batch * side**2 * x.channels for side in (size, x.size))
         self.also(x.layers[-1], elementwise(small + large, 1, self.element_bytes))
-        layer = self.layers[x.layers[-1]]
         if len(x.layers) == 1:
-            layer = replace(layer, output_bytes=float(small * self.element_bytes))
-        self.layers[x.layers[-1]] = layer
+            layer = self.layers[x.layers[0]]
+            self.layers[x.layers[0]] = replace(layer, output_bytes=float(small * self.element_bytes))
         return replace(x, size=size)
 
     def over(self, index: int, x: _Tensor, passes: float) -> None:
@@ -154,27 +153,23 @@ def resnet(depth: int, batch: int, image: int = 224, element_bytes: int = 4) -> 
     for stage, blocks in enumerate(_RESNET_BLOCKS[depth]):
         for block in range(blocks):
             stride = 2 if stage and not block else 1
-            make = _basic if depth in _BASIC else _bottleneck
-            x = make(net, x, 64 << stage, stride, f"stage{stage + 1}/block{block + 1}")
+            x = _residual_block(
+                net, x, 64 << stage, stride, depth in _BASIC, f"stage{stage + 1}/block{block + 1}"
+            )
     net.dense(net.pool(x, x.size), CLASSES, name="fc")
     return tuple(net.layers)
 
 
-def _basic(net: _Net, x: _Tensor, width: int, stride: int, name: str) -> _Tensor:
+def _residual_block(net: _Net, x: _Tensor, width: int, stride: int, basic: bool, name: str) -> _Tensor:
+    out = width if basic else 4 * width
     shortcut = x
-    if stride > 1 or x.channels != width:
-        shortcut = net.conv(x, width, 1, stride, name=f"{name}/shortcut")
-    y = net.conv(x, width, 3, stride, name=f"{name}/conv1")
-    return net.conv(y, width, 3, name=f"{name}/conv2", residual=shortcut)
-
-
-def _bottleneck(net: _Net, x: _Tensor, width: int, stride: int, name: str) -> _Tensor:
-    shortcut = x
-    if stride > 1 or x.channels != 4 * width:
-        shortcut = net.conv(x, 4 * width, 1, stride, name=f"{name}/shortcut")
-    y = net.conv(x, width, 1, name=f"{name}/conv1")
-    y = net.conv(y, width, 3, stride, name=f"{name}/conv2")
-    return net.conv(y, 4 * width, 1, residual=shortcut, name=f"{name}/conv3")
+    if stride > 1 or x.channels != out:
+        shortcut = net.conv(x, out, 1, stride, name=f"{name}/shortcut")
+    # (channels, kernel, stride) of all but the last: two of 3 x 3, or 1 x 1, 3 x 3, 1 x 1.
+    shapes = [(width, 3, stride)] if basic else [(width, 1, 1), (width, 3, stride)]
+    for number, shape in enumerate(shapes, 1):
+        x = net.conv(x, *shape, name=f"{name}/conv{number}")
+    return net.conv(x, out, 3 if basic else 1, residual=shortcut, name=f"{name}/conv{len(shapes) + 1}")
 
 
 def densenet121(

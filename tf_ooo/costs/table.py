@@ -5,15 +5,15 @@ Every key says its unit.  Loading fills nothing in: a seconds or bytes field tha
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from tf_ooo.costs.layer_costs import LayerCosts, Link, check_layers
+from tf_ooo.costs.layer_costs import LayerCosts, Link, check_layers, is_amount, is_number
 from tf_ooo.errors import CostError
 
 VERSION = 1
@@ -55,7 +55,7 @@ class CostTable:
         if self.source not in SOURCES:
             raise CostError(f"source must be one of {', '.join(SOURCES)}, got {self.source!r}")
         for name, seconds in self.op_seconds.items():
-            if not _is_number(seconds) or not 0 <= seconds <= sys.float_info.max:
+            if not is_amount(seconds):
                 raise CostError(f"op_seconds: op {name!r}: must be a finite number >= 0, got {seconds!r}")
 
     def to_json(self) -> str:
@@ -87,26 +87,32 @@ class CostTable:
     @classmethod
     def from_json(cls, text: str, where: str = "costs") -> CostTable:
         """Reads what :meth:`to_json` wrote.  CostError names ``where``, the layer and the field."""
-        try:
-            content = json.loads(text, object_pairs_hook=_without_duplicates)
-            return _table(content)
-        except json.JSONDecodeError as error:
-            raise CostError(f"{where}: line {error.lineno}: no JSON: {error.msg}") from error
-        except RecursionError as error:
-            raise CostError(f"{where}: no cost table: nested too deeply") from error
-        except CostError as error:
-            raise CostError(f"{where}: {error}") from error
-        except ValueError as error:  # an integer with thousands of digits
-            raise CostError(f"{where}: no cost table: {error}") from error
+        with errors_of(where):
+            return _table(json.loads(text, object_pairs_hook=_without_duplicates))
 
     @classmethod
     def load(cls, path: str | Path) -> CostTable:
         """Reads a file.  CostError names the file, the layer and the field that is wrong."""
-        try:
+        with errors_of(str(path)):
             text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise CostError(f"{path}: cannot be read: {error}") from error
         return cls.from_json(text, where=str(path))
+
+
+@contextlib.contextmanager
+def errors_of(where: str) -> Iterator[None]:
+    """Whatever is wrong with a file is a CostError that names it, and what is wrong in it."""
+    try:
+        yield
+    except (OSError, UnicodeDecodeError) as error:
+        raise CostError(f"{where}: cannot be read: {error}") from error
+    except json.JSONDecodeError as error:
+        raise CostError(f"{where}: line {error.lineno}: no JSON: {error.msg}") from error
+    except RecursionError as error:
+        raise CostError(f"{where}: no cost table: nested too deeply") from error
+    except CostError as error:
+        raise CostError(f"{where}: {error}") from error
+    except ValueError as error:  # an integer with thousands of digits
+        raise CostError(f"{where}: no cost table: {error}") from error
 
 
 def _table(content: object) -> CostTable:
@@ -207,15 +213,11 @@ def _numbers(where: str, value: object, kind: type) -> tuple[float, ...]:
     if not isinstance(value, list):
         raise CostError(f"{where}: expected a list of numbers or null, got {value!r:.80}")
     for item in value:
-        if not _is_number(item) or (kind is int and not isinstance(item, int)):
+        if not is_number(item) or (kind is int and not isinstance(item, int)):
             raise CostError(f"{where}: expected a list of numbers or null, got {item!r:.80} in it")
     return tuple(value)
 
 
 def _number(where: str, value: object) -> None:
-    if not _is_number(value) or not 0 <= value <= sys.float_info.max:  # type: ignore[operator]
+    if not is_amount(value):
         raise CostError(f"{where}: must be a finite number that is not negative, got {value!r:.80}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

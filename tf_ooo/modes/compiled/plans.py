@@ -8,10 +8,9 @@ from typing import Any
 
 from tf_ooo.costs.analytic import analytic_ops
 from tf_ooo.costs.devices import device
-from tf_ooo.costs.from_graph import graph_costs
+from tf_ooo.costs.from_graph import graph_costs, with_occupancy
 from tf_ooo.costs.gains import GainTable
 from tf_ooo.costs.layer_costs import SECONDS, LayerCosts
-from tf_ooo.costs.occupancy import with_occupancy
 from tf_ooo.errors import BackendError
 from tf_ooo.modes.compiled.calls import StepToPlan
 from tf_ooo.modes.compiled.measuring import MeasuredGains

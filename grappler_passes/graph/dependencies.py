@@ -7,14 +7,28 @@ relation is acyclic and speaks of one iteration; a loop's Exits come after all i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
+from typing import TypeVar
 
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.errors import GraphError
 from grappler_passes.graph.contexts import ENTERS, EXITS, MERGES, NEXT_ITERATIONS, Context, execution_contexts
 from grappler_passes.graph.node_input import split_input as split_input
+
+Node = TypeVar("Node")
+
+
+def reached(start: Iterable[Node], following: Callable[[Node], Iterable[Node]]) -> set[Node]:
+    """What some nodes lead to, themselves included."""
+    seen = set(start)
+    stack = list(seen)
+    while stack:
+        new = set(following(stack.pop())) - seen
+        seen |= new
+        stack += new
+    return seen
 
 
 class GraphIndex:

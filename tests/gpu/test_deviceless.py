@@ -10,15 +10,14 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from tests import hlo_order
 from tests.gpu.hlo_compiler import compiled, why_not
 from tf_ooo.compat import xla_functions
 from tf_ooo.costs.gains import GainTable
 from tf_ooo.modes.by_name import Options
-from tf_ooo.modes.compiled import hlo_order
 from tf_ooo.modes.compiled.captured import CompiledModule
-from tf_ooo.modes.compiled.choice import CONCURRENT, CONCURRENT_FLAGS
 from tf_ooo.modes.compiled.controller import ways
-from tf_ooo.modes.compiled.session import StreamSession
+from tf_ooo.modes.compiled.session import CONCURRENT, CONCURRENT_FLAGS, StreamSession
 from tf_ooo.modes.compiled.step import STOCK_WAY, CompiledStep, StreamStep, Way
 from tf_ooo.planning.building.capture import LEAST_RUN
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import tensorflow as tf
 
 from tests.graph.compat_models import square_step
@@ -25,9 +27,11 @@ def test_plain_functions(caplog):
 def test_is_tf_function():
     weight, concrete = square_step()
     function = tf.function(lambda x: concrete(x) * 2.0)
-    assert tf_functions.is_tf_function(function), "Function lost _list_all_concrete_functions"
+    assert tf_functions.is_tf_function(function), "Function lost experimental_get_tracing_count"
     assert not tf_functions.is_tf_function(concrete)
     assert not tf_functions.is_tf_function(abs)
+    counting = SimpleNamespace(experimental_get_tracing_count=lambda: 3)
+    assert tf_functions.concrete_functions_of(counting) == [], "a function of ours that counts as one does"
     del weight
 
 

@@ -18,9 +18,8 @@ from tf_ooo.compat import nests, xla_flags, xla_functions
 from tf_ooo.costs.gains import GainTable
 from tf_ooo.errors import GraphError, MemoryLimitError, OptionsError
 from tf_ooo.modes.by_name import Options
-from tf_ooo.modes.compiled.choice import CONCURRENT_FLAGS
 from tf_ooo.modes.compiled.controller import JOINT, RECOMPUTED, ways
-from tf_ooo.modes.compiled.session import StreamSession
+from tf_ooo.modes.compiled.session import CONCURRENT_FLAGS, StreamSession
 from tf_ooo.modes.compiled.step import StreamStep, Way
 
 pytestmark = [zoo.needs_xla_streams, pytest.mark.takes(80)]
@@ -162,7 +161,7 @@ class TestSideUpdates:
         ]
         assert len(functions) == len(compiled.step_graph.calls)
         ops = [node.op for function in functions for node in function.node_def if node.op != "Const"]
-        assert compiled.step_graph.moved_ops == len(ops)
+        assert compiled.step_graph.result.moved_ops == len(ops)
         for call in compiled.step_graph.calls:
             (result,) = call.region.outputs
             assert (len(call.region.own) > 1) == bool(rides)

@@ -20,10 +20,10 @@ from tf_ooo.modes.compiled import plans, stopwatch
 from tf_ooo.modes.compiled.captured import CompiledModule
 from tf_ooo.modes.compiled.launches import capture_of, kernels_by_task
 from tf_ooo.modes.compiled.measuring import MeasuredGains
-from tf_ooo.modes.compiled.pieces import Pieces
+from tf_ooo.modes.compiled.rewrite import rewrite_step
 from tf_ooo.modes.compiled.session import StreamSession
-from tf_ooo.modes.compiled.step import CompiledStep, StreamStep, Way, default_rewriter
-from tf_ooo.modes.compiled.stopwatch import Stopwatch, launch_s, piece_graph
+from tf_ooo.modes.compiled.step import CompiledStep, StreamStep, Way
+from tf_ooo.modes.compiled.stopwatch import Stopwatch, launch_s, piece_graph, piece_of
 from tf_ooo.planning.model.schedule import Task
 
 pytestmark = zoo.needs_xla_streams
@@ -59,22 +59,21 @@ def planned():
 
     _, step, x, y = small_step()
     session = StreamSession(Options(schedule="multi_stream", any_platform=True))
-    CompiledStep(StreamStep(step, step, session, Way(default_rewriter(plan, "cost"))), (x, y), {})
+    CompiledStep(StreamStep(step, step, session, Way(functools.partial(rewrite_step, plan=plan))), (x, y), {})
     return seen[0]
 
 
 def test_pieces_of_equal_layers_are_timed_once(planned):
-    pieces = Pieces(planned.step, planned.parts)
-    kinds = {str(task): pieces.of(task).kind for task in (Task("dW", n) for n in (1, 2, 3))}
+    piece = functools.partial(piece_of, planned.step, planned.parts)
+    kinds = {str(task): piece(task).kind for task in (Task("dW", n) for n in (1, 2, 3))}
     assert kinds["dW:1"] == kinds["dW:2"] != kinds["dW:3"]
-    assert pieces.of(Task("dO", 1)).kind != pieces.of(Task("dO", 2)).kind, "through another layer's kernel"
-    assert pieces.of(Task("dW", 77)) is None
+    assert piece(Task("dO", 1)).kind != piece(Task("dO", 2)).kind, "through another layer's kernel"
+    assert piece(Task("dW", 77)) is None
 
 
 def test_a_piece_computes_what_the_step_does(planned):
     """dW beside a dO: the call is on a stream inside the loop, and nothing was taken out of the loop."""
-    pieces = Pieces(planned.step, planned.parts)
-    main, aside = pieces.of(Task("dO", 1)), pieces.of(Task("dW", 2))
+    main, aside = (piece_of(planned.step, planned.parts, task) for task in (Task("dO", 1), Task("dW", 2)))
     graph_def, specs, fetches = piece_graph(planned.step, main, aside)
     runtime.register_functions(graph_def)
     run = xla_functions.repeated_function(graph_def, specs, fetches, 3)
@@ -104,8 +103,8 @@ def _ports(main, aside):
 
 
 def test_the_stopwatch_runs_a_piece(planned):
-    pieces = Pieces(planned.step, planned.parts)
-    timing = Stopwatch(planned.step).seconds(pieces.of(Task("dO", 1)), pieces.of(Task("dW", 2)))
+    pieces = (piece_of(planned.step, planned.parts, task) for task in (Task("dO", 1), Task("dW", 2)))
+    timing = Stopwatch(planned.step).seconds(*pieces)
     assert timing.seconds >= 0
     assert timing.spread_s >= 0
     assert launch_s() is not None
@@ -118,7 +117,7 @@ def test_the_stopwatch_divides_by_rounds(planned, monkeypatch, about_s, rounds):
     monkeypatch.setattr(stopwatch, "_empty_s", lambda rounds: 1.0)
     count = getattr(stopwatch, rounds)
     timing = Stopwatch(planned.step).seconds(
-        Pieces(planned.step, planned.parts).of(Task("dO", 1)), about_s=about_s
+        piece_of(planned.step, planned.parts, Task("dO", 1)), about_s=about_s
     )
     assert (timing.seconds, timing.spread_s) == (4.0 / count, 0.3 / count)
 

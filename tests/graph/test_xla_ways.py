@@ -15,8 +15,8 @@ from tf_ooo.errors import BackendError, GraphError, MemoryLimitError
 from tf_ooo.fit.step_times import REWRITTEN, STOCK
 from tf_ooo.modes.by_name import Options
 from tf_ooo.modes.compiled import controller
-from tf_ooo.modes.compiled.choice import CONCURRENT, CONCURRENT_FLAGS
 from tf_ooo.modes.compiled.controller import DELAYED, JOINT, RECOMPUTED, ways
+from tf_ooo.modes.compiled.session import CONCURRENT, CONCURRENT_FLAGS
 from tf_ooo.modes.compiled.step import StreamStep
 
 pytestmark = [zoo.needs_xla_streams, pytest.mark.takes(45)]
@@ -162,7 +162,7 @@ class TestKept:
         controller._keep_rewritten(which=kept)
         (compiled,) = controller.steps[kept]._made.values()
         assert report.rewritten_graph is compiled.step_graph.graph_def
-        assert report.moved_ops == compiled.step_graph.moved_ops
+        assert report.moved_ops == compiled.step_graph.result.moved_ops
         assert report.way == kept
         assert ("kept of several ways", kept) in report.rows()
 

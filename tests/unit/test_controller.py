@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from types import SimpleNamespace
 
@@ -19,18 +18,13 @@ from tf_ooo.fit.step_times import REWRITTEN, STOCK, Comparison, StepTimes
 from tf_ooo.modes.by_name import Options
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.failures import Failures
+from tf_ooo.rewriting.session import StepSession
 
 
-class Session:
+class Session(StepSession):
     """Of a rewrite that worked."""
 
-    failures, result = Failures(), None
-
-    def tracing(self):
-        return contextlib.nullcontext()
-
-    def failure(self):
-        return None
+    failures = Failures()
 
 
 def decide(stock_s, rewritten_s, schedule="auto"):

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tf_ooo.fit.saving import replacing
+from tf_ooo.fit.guard import replacing
 
 
 def writing(text, error=None):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests import hlo_order
 from tf_ooo.costs.gains import GainTable
 from tf_ooo.errors import CostError, OptionsError
 from tf_ooo.modes.by_name import Options
-from tf_ooo.modes.compiled import hlo_order, plans
+from tf_ooo.modes.compiled import plans
 from tf_ooo.modes.compiled.measuring import in_order
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from tf_ooo.compat import keras_attributes, versions
 
+# Of what gives a ``fit`` its batches: around all of an epoch, and what waits for the last of them.
+AROUND_BATCHES = "catch_stop_iteration"
 _KERAS_2_START = "_maybe_load_initial_counters_from_ckpt"
 
 
@@ -27,13 +29,12 @@ def running_callback_list() -> Any:
 def running_batches() -> Any:
     """What gives the innermost ``fit`` that runs its batches; None: no ``fit`` runs, or it is another Keras.
 
-    Its ``catch_stop_iteration()`` is around all batches of an epoch, and what waits for the last of them.
-    Keras hands it to nobody; it is in a frame above.
+    It has :data:`AROUND_BATCHES`.  Keras hands it to nobody; it is in a frame above.
     """
     for frame in _frames_above():
         for name in ("epoch_iterator", "data_handler"):  # Keras 3, Keras 2
             batches = frame.f_locals.get(name)
-            if hasattr(batches, "catch_stop_iteration"):
+            if hasattr(batches, AROUND_BATCHES):
                 return batches
     return None
 

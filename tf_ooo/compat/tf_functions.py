@@ -36,7 +36,7 @@ def concrete_function(body: Callable[..., Any], specs: Sequence[Any], compiled: 
 
 def is_tf_function(value: Any) -> bool:
     """Whether ``value`` is what ``tf.function`` makes."""
-    return hasattr(value, "_list_all_concrete_functions")
+    return hasattr(value, "experimental_get_tracing_count")
 
 
 def is_concrete_function(value: Any) -> bool:
@@ -78,8 +78,11 @@ def forget_traces(owner: Any) -> None:
 
 
 def concrete_functions_of(function: Any) -> list[Any]:
-    """What a ``tf.function`` has been traced to; asked, one with an input_signature is traced."""
-    traced: list[Any] = function._list_all_concrete_functions()
+    """What a ``tf.function`` has been traced to; asked, one with an input_signature is traced.
+
+    Nothing of a function of ours that counts its traces as one does.
+    """
+    traced: list[Any] = getattr(function, "_list_all_concrete_functions", list)()
     return traced
 
 

@@ -15,13 +15,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from grappler_passes.compat import op_types
 from tf_ooo.compat import nests
 from tf_ooo.errors import GraphError, MemoryLimitError
 from tf_ooo.fit.comparison import StepComparison
 from tf_ooo.fit.prediction import StepPrediction
 from tf_ooo.fit.step_times import REWRITTEN, STOCK
-from tf_ooo.fit.ways import Ways
 from tf_ooo.options import OneDeviceOptions
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.reporting import fill_plan
@@ -45,7 +43,6 @@ class StepController:
         on_decided: called once it is known which of the two is kept.
         more_steps: more rewritten ones by name; of all the fastest is kept.
         samples_seen: tells how many samples the steps so far have seen, where arguments do not show it.
-        ways: knows what is particular to the rewritten steps.
 
     Raises (from a call): whatever the step raises; MemoryLimitError, before the step has changed
     anything; with ``strict`` also why a rewrite failed, after the first step has run.
@@ -62,7 +59,6 @@ class StepController:
         on_decided: Callable[[], None] | None = None,
         more_steps: Mapping[str, Callable[..., Any]] | None = None,
         samples_seen: Callable[[], float] | None = None,
-        ways: Ways | None = None,
     ) -> None:
         self.stock, self.rewritten, self.session = stock, rewritten, session
         self.steps = {STOCK: stock, REWRITTEN: rewritten, **(more_steps or {})}
@@ -76,8 +72,7 @@ class StepController:
         self._lock = threading.RLock()
         self._on_decided = on_decided
         self._samples_seen = samples_seen or (lambda: 0.0)
-        self._ways = ways or Ways()
-        self.prediction = StepPrediction(report, due=self._ways.shows_ops)
+        self.prediction = StepPrediction(report, due=self.session.shows_ops)
 
     @property
     def profiling(self) -> bool:
@@ -128,7 +123,7 @@ class StepController:
 
     def _run(self, which: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if which == STOCK:
-            return self._ways.run_stock(functools.partial(self.stock, *args, **kwargs), self.choice)
+            return self.session.run_stock(functools.partial(self.stock, *args, **kwargs), self.choice)
         which = which or self._ours
         try:
             outputs = self._run_rewritten(which, args, kwargs)
@@ -139,7 +134,7 @@ class StepController:
             if self.choice == which:
                 self._keep_rewritten(f"{which} needs more than memory_limit_bytes", following)
             return self._run(following, args, kwargs)
-        self._ways.ran(self.choice)
+        self.session.ran(self.choice)
         return outputs
 
     def _run_rewritten(self, which: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -160,7 +155,7 @@ class StepController:
             return None
         del self.steps[which]
         self.comparison.times.drop(which)
-        self._ways.left_out(which, error)
+        self.session.left_out(which, error)
         return left[0]
 
     def _profile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -190,26 +185,19 @@ class StepController:
             return  # the rewritten step runs in any case
         with self.session.tracing():
             traces.trace(self.rewritten, args, kwargs)
-        names = (traces.first_op(step, op_types.keeps_random_state) for step in (self.stock, self.rewritten))
-        name = next(filter(None, names), None)
-        if name is None:
-            return
-        draws = f"{name} draws random numbers from a state of its own"
-        if self.comparison.stock_may_stay:
-            self._keep_stock(
-                f"{draws}, which the rewritten step would not share; use tf.random.stateless_* or "
-                "keras.random, or name a schedule"
-            )
-        else:
+        draws = traces.random_state(self.stock, self.rewritten)
+        if draws and self.comparison.stock_may_stay:
+            self._keep_stock(f"{draws}, {traces.NOT_SHARED}")
+        elif draws:
             self._keep_rewritten(f"{draws}, which this step begins anew; no turns with the stock step")
 
     def _check(self, which: str) -> None:
         """Takes note of new plans and failures of a rewritten step, which has just run."""
-        for name, error in self._ways.failed():
+        for name, error in self.session.failed():
             # Of those of the graph ``strict`` does not allow any.
             refused = self.options.strict and name == REWRITTEN and isinstance(error, GraphError)
             if name in self.steps and (self._leave_out(name, error) is None or refused):
-                self._ways.give_up()
+                self.session.give_up()
         result, limit_bytes = self.session.result, self.options.memory_limit_bytes
         fill_plan(self.report, result)
         reason = self.session.failure()
@@ -239,7 +227,7 @@ class StepController:
 
     def _keep_rewritten(self, because: str = "", which: str | None = None) -> None:
         which = which or self._ours
-        self._ways.keeps(which)
+        self.session.keeps(which)
         self.choice = which
         self.comparison.keep_rewritten(because)
         if self.report.planned is not None:
@@ -248,14 +236,14 @@ class StepController:
         self._decided()
 
     def _keep_stock(self, reason: str) -> None:
-        reason = self._ways.why_stock(reason, self.steps.keys())
+        reason = self.session.why_stock(reason, self.steps.keys())
         self.choice = STOCK
         # The plug-in has logged its first error already.
         self.comparison.keep_stock(reason, logged=self.session.failures.first is not None)
         self._decided()
 
     def _decided(self) -> None:
-        self._ways.decided()
-        self._ways.ran(self.choice)
+        self.session.decided()
+        self.session.ran(self.choice)
         if self._on_decided is not None:
             self._on_decided()

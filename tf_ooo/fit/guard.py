@@ -12,11 +12,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
+import shutil
+import socket
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import keras_attributes, keras_fits
-from tf_ooo.fit.saving import replacing
+
+if TYPE_CHECKING:
+    import keras
 
 _CALLS = tuple(
     f"on_{what}_{when}"
@@ -30,6 +35,8 @@ _SEEING = (
     *("get_weights", "set_weights", "load_weights"),
 )
 _SAVING = ("save", "save_weights")
+# Keras' formats of one file.
+_FILES = (".keras", ".h5")
 # What ``fit`` itself calls that touches metrics, which may be on a worker that has just been lost.
 _TOUCHING = ("reset_metrics", "get_metrics_result")
 # What ``fit`` calls of the optimizer at its end: with ``use_ema`` it reads and writes all weights.
@@ -50,7 +57,7 @@ class Guard:
 
     def __init__(
         self,
-        model: Any,
+        model: keras.Model,
         failed: Callable[[BaseException], BaseException],
         seen: Callable[[], None] = lambda: None,
         saving: Callable[[], None] | None = None,
@@ -72,11 +79,10 @@ class Guard:
             self._put(model, name, method)
 
     def _put(self, owner: Any, name: str, method: Callable[..., Any]) -> None:
-        """Until the guard is closed."""
         self._kept.append((owner, name, vars(owner).get(name)))
         keras_attributes.set_on(owner, name, method)
 
-    def _wrapped(self, model: Any) -> dict[str, Callable[..., Any]]:
+    def _wrapped(self, model: keras.Model) -> dict[str, Callable[..., Any]]:
         """The methods of the model that are wrapped, by name."""
         wrapped = {"make_test_function": self._making(model.make_test_function)}
         for name in _TOUCHING:
@@ -129,7 +135,8 @@ class Guard:
         """Those of the innermost fit or evaluation that runs."""
         batches = keras_fits.running_batches()
         if batches is not None and not any(batches is owner for owner, *_ in self._kept):
-            self._put(batches, "catch_stop_iteration", self._around(batches.catch_stop_iteration))
+            around = keras_fits.AROUND_BATCHES
+            self._put(batches, around, self._around(getattr(batches, around)))
 
     def _around(self, catching: Callable[[], Any]) -> Callable[[], Any]:
         """What is around an epoch's batches, with what raises there seen."""
@@ -176,3 +183,41 @@ def _after(first: Callable[[], None], function: Callable[..., Any]) -> Callable[
         return function(*args, **kwargs)
 
     return call
+
+
+def replacing(save: Callable[..., Any]) -> Callable[..., Any]:
+    """``Model.save`` or ``save_weights``, that writes beside a file which is there, then replaces it.
+
+    Keras empties the file before it reads the weights.  Where this process is killed meanwhile, or weights
+    are on a worker that is, the checkpoint that is left would be gone with them.
+    """
+
+    @functools.wraps(save)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        path = _present_file(args[0] if args else kwargs.get("filepath"))
+        overwrites = kwargs.get("overwrite", args[1] if len(args) > 1 else True)
+        if path is None or not overwrites or "save_format" in kwargs:
+            return save(*args, **kwargs)
+        folder, name = os.path.split(path)
+        # Processes of several machines may save to one folder.
+        beside = os.path.join(folder, f".{socket.gethostname()}.{os.getpid()}.{name}")
+        try:
+            returned = save(beside, *args[1:], **{k: v for k, v in kwargs.items() if k != "filepath"})
+            shutil.copymode(path, beside)
+            os.replace(beside, path)
+        finally:
+            with contextlib.suppress(OSError):
+                os.remove(beside)
+        return returned
+
+    return call
+
+
+def _present_file(filepath: Any) -> str | None:
+    """The file behind a path, or a link; None where there is none, or it is no whole file of Keras'."""
+    if not isinstance(filepath, (str, os.PathLike)):
+        return None
+    path = os.fspath(filepath)
+    if not isinstance(path, str) or not path.endswith(_FILES) or not os.path.isfile(path):
+        return None
+    return os.path.realpath(path)

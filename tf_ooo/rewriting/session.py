@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 from grappler_passes.graph.sizes import KnownShapes
 from tf_ooo.errors import MemoryLimitError
@@ -25,25 +26,36 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("tf_ooo")
 
 
-class StepSession(Protocol):
-    """What a controller asks of whoever rewrites its step."""
+class StepSession:
+    """What a controller asks of whoever rewrites its step.
 
-    @property
-    def failures(self) -> Failures: ...
+    The answers here are those for a step that is rewritten in one way, in which nothing has gone wrong.
+
+    Attributes:
+        failures: of its rewrites.
+        shows_ops: whether the profiler sees the graph's ops in the step that is kept.
+    """
+
+    failures: Failures
+    shows_ops: bool = True
 
     @property
     def result(self) -> RewriteResult | None:
         """What was done to the largest graph."""
+        return None
 
     @property
     def stock_peak_bytes(self) -> int:
         """With a memory limit: the highest predicted peak of the stock order so far."""
+        return 0
 
     def failure(self) -> str | None:
         """Why (some of) the step runs in stock order, in one line; None where something was rewritten."""
+        return None
 
     def tracing(self) -> AbstractContextManager[object]:
         """Functions traced on this thread inside the block are rewritten."""
+        return nullcontext()
 
     def prepare(self, seen: Seen) -> None:
         """Takes note of the shapes of the next step's inputs.
@@ -53,6 +65,33 @@ class StepSession(Protocol):
 
     def close(self) -> None:
         """Stops rewriting; what was compiled stays as it is."""
+
+    def run_stock(self, step: Callable[[], Any], choice: str | None) -> Any:
+        """Runs the stock step; given what has been decided, too."""
+        return step()
+
+    def ran(self, choice: str | None) -> None:
+        """A rewritten step has run, or it has been decided, for what: fills in the report."""
+
+    def failed(self) -> Iterable[tuple[str, BaseException]]:
+        """The ways that cannot run, and why."""
+        return ()
+
+    def left_out(self, which: str, error: BaseException) -> None:
+        """One of several ways does not run any more, and why."""
+
+    def give_up(self) -> None:
+        """There is no way left."""
+
+    def keeps(self, which: str) -> None:
+        """One of the ways is kept: the report is to be that one's."""
+
+    def why_stock(self, reason: str, left: Collection[str]) -> str:
+        """The reason for which stock is kept, with what is to be added, given the steps left."""
+        return reason
+
+    def decided(self) -> None:
+        """There is no comparison any more."""
 
 
 class _Peaks:
@@ -75,8 +114,8 @@ class _Peaks:
                 self.open.append(result)
 
 
-class RewriteSession:
-    """A request for steps on one device, and the peaks of what was planned for it: a StepSession.
+class RewriteSession(RewriteRequest[RewriteResult], StepSession):
+    """A request for steps on one device, and the peaks of what was planned for it.
 
     Args:
         options: how to rewrite.
@@ -103,27 +142,14 @@ class RewriteSession:
             peaks.add(result)
             return result
 
-        self._request = RewriteRequest(
-            "tf_ooo", rewrite, is_larger, _why_not_called, describe, (MemoryLimitError,)
-        )
-        self.failures, self.failure = self._request.failures, self._request.failure
-        self.tracing, self.close = self._request.tracing, self._request.close
-
-    @property
-    def result(self) -> RewriteResult | None:
-        """The largest training graph rewritten so far; of equals the latest."""
-        return self._request.result
+        super().__init__("tf_ooo", rewrite, is_larger, _why_not_called, describe, (MemoryLimitError,))
 
     @property
     def stock_peak_bytes(self) -> int:
-        """With a memory limit: the highest predicted peak of the stock order so far."""
         return self._peaks.stock_bytes
 
     def prepare(self, seen: Seen) -> None:
-        """Takes note of the shapes of the next step's inputs, as in ``KnownShapes.seen``.
-
-        Raises MemoryLimitError if the plans made so far go over the limit with them.
-        """
+        """As in ``KnownShapes.seen``."""
         peaks, limit_bytes = self._peaks, self._options.memory_limit_bytes
         peaks.known = KnownShapes(self._options.batch_size, seen)
         if limit_bytes is not None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
+from grappler_passes.compat import op_types
 from tf_ooo.compat import func_graphs, tf_functions
 
+if TYPE_CHECKING:
+    from tensorflow.core.framework import graph_pb2
+
 _DEPTH = 3
+# Said of such an op where the rewritten step may be the one that is kept.
+NOT_SHARED = (
+    "which the rewritten step would not share; use tf.random.stateless_* or keras.random, or name a schedule"
+)
 
 
 def tf_functions_of(step: Callable[..., Any]) -> list[Any]:
@@ -50,13 +58,29 @@ def trace(step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
             return
 
 
-def first_op(step: Callable[..., Any], wanted: Callable[[str], bool]) -> str | None:
-    """The name of an op whose type is ``wanted``, in what was traced and all functions it calls."""
+def random_state(*steps: Callable[..., Any]) -> str:
+    """That an op of what was traced draws random numbers from a state of its own; empty where none does.
+
+    Such an op forbids going to and fro between two functions: each begins that state anew.
+    """
+    return next(filter(None, map(_random_state_of, map(_ops_of, steps))), "")
+
+
+def random_state_in(graph_def: graph_pb2.GraphDef) -> str:
+    """As :func:`random_state`, of a graph and its functions."""
+    nodes = [*graph_def.node, *(node for f in graph_def.library.function for node in f.node_def)]
+    return _random_state_of((node.name, node.op) for node in nodes)
+
+
+def _ops_of(step: Callable[..., Any]) -> Iterator[tuple[str, str]]:
+    """Name and type of each op in what was traced and all functions it calls."""
     for function in tf_functions_of(step):
-        if not function.experimental_get_tracing_count():
-            continue  # asked for its traces, one with an input_signature would make one
-        for concrete in tf_functions.concrete_functions_of(function):
-            for name, op_type in func_graphs.ops_reached_from(concrete.graph):
-                if wanted(op_type):
-                    return name
-    return None
+        # Asked for its traces, one with an input_signature would make one.
+        traced = tf_functions.concrete_functions_of(function) if trace_count(function) else ()
+        for concrete in traced:
+            yield from func_graphs.ops_reached_from(concrete.graph)
+
+
+def _random_state_of(ops: Iterable[tuple[str, str]]) -> str:
+    name = next((name for name, op_type in ops if op_types.keeps_random_state(op_type)), None)
+    return "" if name is None else f"{name} draws random numbers from a state of its own"

@@ -36,7 +36,7 @@ class OurWay:
     Attributes:
         plan: of :mod:`tf_ooo.modes.compiled.plans`.
         streams: side streams.
-        store: which activations stay stored, see :func:`tf_ooo.modes.compiled.step.default_rewriter`.
+        store: which activations stay stored, see :func:`tf_ooo.modes.compiled.rewrite.rewrite_step`.
         updates_aside: updates run on the side streams too.
         measured: which dW gain is measured, not calculated.
     """

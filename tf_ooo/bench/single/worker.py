@@ -26,9 +26,9 @@ from tf_ooo.modes.compiled.captured import CompiledModule, watched
 from tf_ooo.modes.compiled.launches import capture_like
 from tf_ooo.modes.compiled.measuring import MeasuredGains
 from tf_ooo.modes.compiled.priority import high_priority_main_stream
-from tf_ooo.modes.compiled.rewrite import StreamRewrite
+from tf_ooo.modes.compiled.rewrite import rewrite_step
 from tf_ooo.modes.compiled.session import StreamSession
-from tf_ooo.modes.compiled.step import CompiledStep, StreamStep, Way, default_rewriter
+from tf_ooo.modes.compiled.step import CompiledStep, StreamStep, Way
 from tf_ooo.modes.single_device.options import SingleDevice
 
 Step = Callable[[], Any]
@@ -129,14 +129,16 @@ class TimedSteps:
 
     def _ours(self, way: OurWay) -> tuple[Step, str]:
         notes: list[str] = []
-        rewriter = default_rewriter(self._plan(way, notes), way.store, way.updates_aside)
+        rewriter = functools.partial(
+            rewrite_step, plan=self._plan(way, notes), store=way.store, side_updates=way.updates_aside
+        )
         session = StreamSession(SingleDevice(schedule="multi_stream", any_platform=True))
         step = StreamStep(self._model.train_step, self._model.train_step, session, Way(rewriter))
         compiled = CompiledStep(step, (next(self._batches),), {})
-        rewrite = compiled.step_graph
-        if isinstance(rewrite, StreamRewrite):
-            planned = f"planned in {rewrite.plan_seconds:.1f} s"
-            notes.insert(0, f"{len(rewrite.calls)} calls, {rewrite.barriers} barriers, {planned}")
+        calls, result = compiled.step_graph.calls, compiled.step_graph.result
+        if result is not None:
+            planned = f"planned in {result.plan_seconds:.1f} s"
+            notes.insert(0, f"{len(calls)} calls, {result.added_edges} barriers, {planned}")
         return lambda: compiled((next(self._batches),), {}), "; ".join(notes)
 
     def _plan(self, way: OurWay, notes: list[str]) -> Callable[..., Any]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from grappler_passes.graph.training_graph import OpKind, TrainingGraph
-from tf_ooo.compat import xla_nodes
+from tf_ooo.compat.xla_nodes import MLIR_TYPES
 from tf_ooo.costs.from_graph import forward_layers
 from tf_ooo.modes.compiled.outline import CALL_PREFIX, Call
 from tf_ooo.modes.compiled.regions import FlatStep, GraphDef, Port, Region
@@ -22,6 +23,14 @@ class Parts:
     graph: TrainingGraph
     tasks: TaskOps
     regions: Mapping[int, list[Region]]
+
+    @cached_property
+    def forward(self) -> Mapping[int, Sequence[str]]:
+        """The forward ops of each layer."""
+        by_layer: dict[int, list[str]] = {}
+        for name, layer in forward_layers(self.graph).items():
+            by_layer.setdefault(layer, []).append(name)
+        return by_layer
 
 
 @dataclass(frozen=True)
@@ -108,10 +117,6 @@ class _Pins:
         main = [task for (_, stream), lane in schedule.lanes.items() if not stream for task in lane]
         self._last = next((task for task in reversed(main) if task.kind == "dO"), None)
         self._delays = following is not None and not any(wave for wave, _ in regions)
-        layers = {} if following is None else forward_layers(following.graph)
-        self._forward: dict[int, list[str]] = {}
-        for name, layer in layers.items():
-            self._forward.setdefault(layer, []).append(name)
 
     def of(self, task: Task, region: Region, wave: int) -> tuple[tuple[Port, ...], bool]:
         """(tensors to wait for, whether the dW is to run beside the next step's forward pass)."""
@@ -123,11 +128,11 @@ class _Pins:
         if not steps:
             graph, names = self.parts.graph, self.parts.tasks.ops.get(other, ())
         else:
-            graph, names = self._ahead.graph, tuple(self._forward.get(other.stage, ()))
+            graph, names = self._ahead.graph, tuple(self._ahead.forward.get(other.stage, ()))
         ends = ends_of(self.step, graph, names)
         # Who reads what one call of a wave makes waits for all calls of that wave, but the delayed.
         together = [region] if delayed else [r for their, r in self.regions if their >= wave]
-        needed = downstream(self.step, (name for r in together for name in r.own))
+        needed = self.step.behind(name for r in together for name in r.own)
         if not ends or any(name in needed for name, _ in ends):
             return (), False
         return ends, delayed
@@ -138,46 +143,22 @@ def ends_of(step: FlatStep, graph: TrainingGraph, names: Sequence[str]) -> tuple
     inside = set(names)
     ends: list[Port] = []
     for name in names:
-        if not _is_there(step, graph, name):
+        if not step.has(graph, name):
             continue
         read = {(reader, port) for reader, port in step.readers[name] if port >= 0}
         if any(reader in inside for reader, _ in read):
             continue
         ends += [(name, port) for port in sorted({port for _, port in read})]
-    return tuple(port for port in ends if _is_float(step, port))
+    return tuple(port for port in ends if step.is_float(port) and step.known(port).dtype in MLIR_TYPES)
 
 
 def last_of_main(step: FlatStep, graph: TrainingGraph, calls: Sequence[Call]) -> tuple[Port, ...]:
     """The tensors that the main stream's backward pass ends with: nothing of it reads them."""
     backward = {OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD}
-    behind = downstream(step, [name for call in calls for name in call.region.own])
+    behind = step.behind(name for call in calls for name in call.region.own)
     mine = [
         name
         for name, op in graph.ops.items()
-        if op.kind in backward and name not in behind and _is_there(step, graph, name)
+        if op.kind in backward and name not in behind and step.has(graph, name)
     ]
     return ends_of(step, graph, mine)
-
-
-def downstream(step: FlatStep, names: Iterable[str]) -> set[str]:
-    """The ops that need one of these, themselves included."""
-    behind = set(names)
-    stack = list(behind)
-    while stack:
-        for reader, _ in step.readers[stack.pop()]:
-            if reader not in behind:
-                behind.add(reader)
-                stack.append(reader)
-    return behind
-
-
-def _is_there(step: FlatStep, graph: TrainingGraph, name: str) -> bool:
-    """Whether a barrier may wait for the op: it is in the flat step, not inside a loop."""
-    return name in step.nodes and step.nodes[name].op == graph.ops[name].type
-
-
-def _is_float(step: FlatStep, port: Port) -> bool:
-    info = step.info(port)
-    return (
-        info is not None and info.dtype in xla_nodes.MLIR_TYPES and info.dtype.startswith(("float", "bfloat"))
-    )

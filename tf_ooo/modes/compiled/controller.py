@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from tf_ooo.compat import keras_fits, train_function, xla_flags, xla_nodes
+from tf_ooo.compat import iterators, keras_fits, train_function, xla_flags, xla_nodes
 from tf_ooo.costs.gains import GainTable
-from tf_ooo.errors import GraphError, OptionsError
+from tf_ooo.errors import GraphError, MemoryLimitError, OptionsError
 from tf_ooo.fit.controller import StepController
 from tf_ooo.fit.step_times import REWRITTEN, STOCK
 from tf_ooo.modes.compiled import plans
-from tf_ooo.modes.compiled.choice import CONCURRENT, CONCURRENT_FLAGS, CompiledWays
-from tf_ooo.modes.compiled.fit import FitSteps
 from tf_ooo.modes.compiled.launches import capture_like
 from tf_ooo.modes.compiled.measuring import MeasuredGains
-from tf_ooo.modes.compiled.rewrite import unchanged
-from tf_ooo.modes.compiled.session import StreamSession
-from tf_ooo.modes.compiled.step import StreamStep, Way, default_rewriter
+from tf_ooo.modes.compiled.rewrite import Plan, rewrite_step, unchanged
+from tf_ooo.modes.compiled.session import CONCURRENT, CONCURRENT_FLAGS, StreamSession
+from tf_ooo.modes.compiled.step import Rewriter, StreamStep, Way
 from tf_ooo.options import COMPILED_SCHEDULES, OneDeviceOptions
 from tf_ooo.report.report import Report
-from tf_ooo.tracing.unrolled import steps_together
+from tf_ooo.tracing.unrolled import numbered_steps, steps_together
+
+if TYPE_CHECKING:
+    import keras
 
 # Steps of one compiled function, where ``unroll`` does not say.
 _TOGETHER = 8
@@ -34,7 +35,7 @@ RECOMPUTED = "activations recomputed in the forward pass"
 
 
 def for_model(
-    model: Any, stock: Callable[..., Any], options: OneDeviceOptions, report: Report
+    model: keras.Model, stock: Callable[..., Any], options: OneDeviceOptions, report: Report
 ) -> StepController:
     """The controller for ``fit`` of a model compiled with ``jit_compile=True``.
 
@@ -79,22 +80,19 @@ def _controller(
     samples_seen: Callable[[], float] | None = None,
 ) -> StepController:
     _check(options)
-    session = StreamSession(options)
-    session.said += [f"{name}= has no effect with jit_compile=True: {why}" for name, why in _unused(options)]
+    session = StreamSession(options, report)
+    if options.batch_size is not None:
+        session.said.append(
+            "batch_size= has no effect with jit_compile=True: a step is compiled for the size of each batch"
+        )
     functions = {way.name: make(session, way) for way in ways(options, steps, session)}
     if CONCURRENT not in functions and _compares(options):
         session.said.append(f"{CONCURRENT}: not compared: {_why_not_concurrent()}")
     rewritten = functions.pop(REWRITTEN)
-    compiled = CompiledWays(session, report, bool(functions)).ways()
+    session.several = bool(functions)
     return StepController(
-        stock, rewritten, session, options, report, None, on_decided, functions, samples_seen, compiled
+        stock, rewritten, session, options, report, None, on_decided, functions, samples_seen
     )
-
-
-def _unused(options: OneDeviceOptions) -> Iterator[tuple[str, str]]:
-    """(option that was given, why it is not looked at)."""
-    if options.batch_size is not None:
-        yield "batch_size", "a step is compiled for the size of each batch"
 
 
 def _check(options: OneDeviceOptions) -> None:
@@ -129,9 +127,8 @@ def _gains(
     """The table of a file, or what measures one; None: gains are calculated."""
     if options.gains is not None:
         return GainTable.load(options.gains)
-    budget_s = options.measure_gains_s
-    if budget_s is None:
-        budget_s = _MEASURE_S if xla_nodes.platform() == "CUDA" else 0.0
+    usual_s = _MEASURE_S if xla_nodes.platform() == "CUDA" else 0.0
+    budget_s = usual_s if options.measure_gains_s is None else options.measure_gains_s
     told = None if session is None else session.measured
     return MeasuredGains(budget_s, told, delay) if budget_s else None
 
@@ -158,15 +155,71 @@ def ways(options: OneDeviceOptions, steps: int = 1, session: StreamSession | Non
     delayed = functools.partial(joint, delay=True)
     auto_store = options.store_activations == "auto"
     store = "cost" if auto_store else options.store_activations
-    make = functools.partial(default_rewriter, side_updates=options.side_updates)
+
+    def rewrite(plan: Plan, stored: str = store) -> Rewriter:
+        return functools.partial(rewrite_step, plan=plan, store=stored, side_updates=options.side_updates)
+
     if not _compares(options):
-        asked = delayed if steps > 1 else early if table is None else joint
-        return [Way(make(asked, store))]
-    compared = [Way(make(early, store)), Way(make(joint, store), JOINT)]
+        return [Way(rewrite(delayed if steps > 1 else early if table is None else joint))]
+    compared = [Way(rewrite(early)), Way(rewrite(joint), JOINT)]
     if auto_store:
-        compared.append(Way(make(early, "backward"), RECOMPUTED))
+        compared.append(Way(rewrite(early, "backward"), RECOMPUTED))
     if steps > 1:
-        compared.append(Way(make(delayed, store), DELAYED))
+        compared.append(Way(rewrite(delayed), DELAYED))
     if _why_not_concurrent() is None:
         compared.append(Way(unchanged, CONCURRENT, CONCURRENT_FLAGS))
     return compared
+
+
+class FitSteps:
+    """In the place of Keras' train function.
+
+    Batches are taken one by one, so that their sizes are known when the step is traced: Keras' own
+    iterators leave the batch size open.
+
+    Args:
+        model: whose ``train_step`` runs.
+        stock: Keras' train function, for batches whose step cannot be rewritten.
+        session, way: see :class:`StreamStep`.
+        together: so many steps go into one compiled function; what is left over runs step by step.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        stock: Callable[..., Any],
+        session: StreamSession,
+        way: Way,
+        together: int = 1,
+    ) -> None:
+        self.model, self.together, self.session = model, together, session
+        on_batch = train_function.step_on_data(model, model.train_step)
+
+        def stock_steps(batches: list[Any]) -> list[Any]:
+            return [stock([batch]) for batch in batches]
+
+        self.step = StreamStep(on_batch, lambda batch: stock([batch]), session, way)
+        self.steps = StreamStep(numbered_steps(on_batch), stock_steps, session, way)
+
+    def __call__(self, iterator: Any) -> Any:
+        """One execution: ``steps_per_execution`` steps; the logs of the last.  StopIteration at the end."""
+        batches = self.session.waiting or iterators.take(
+            iterator, train_function.steps_per_execution(self.model)
+        )
+        self.session.waiting = []
+        if not batches:
+            raise StopIteration
+        logs = None
+        while batches:
+            count = self.together if 1 < self.together <= len(batches) else 1
+            try:
+                logs = self.step(batches[0]) if count == 1 else self.steps(batches[:count])[-1]
+            except MemoryLimitError:  # nothing has run: another way may take these
+                self.session.waiting = batches
+                raise
+            batches = batches[count:]
+        return logs
+
+    def experimental_get_tracing_count(self) -> int:
+        """For how many kinds of batches steps were made."""
+        return sum(step.experimental_get_tracing_count() for step in (self.step, self.steps))

@@ -6,16 +6,16 @@ calculated, and scaled by what the measured pairs made of their calculated gains
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from tf_ooo.compat import xla_nodes
 from tf_ooo.costs.gains import GainTable
-from tf_ooo.costs.layer_costs import LayerCosts
+from tf_ooo.costs.layer_costs import SECONDS, LayerCosts
 from tf_ooo.modes.compiled.calls import StepToPlan
-from tf_ooo.modes.compiled.pieces import Piece, Pieces
-from tf_ooo.modes.compiled.stopwatch import Stopwatch, Timing, launch_s
+from tf_ooo.modes.compiled.stopwatch import Piece, Stopwatch, Timing, launch_s, piece_of
 from tf_ooo.planning.building.joint import calculated_gains
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Task
@@ -60,12 +60,15 @@ class _Measuring:
     """One table in the making."""
 
     def __init__(self, what: StepToPlan, layers: Sequence[LayerCosts], budget_s: float, delay: bool) -> None:
-        self.pieces, self.watch = Pieces(what.step, what.parts), Stopwatch(what.step)
-        self.layers, self.budget_s = layers, budget_s
-        problem = Problem(tuple(layers), options={"delay": delay})
-        saved_s = calculated_gains(problem)
-        both = {pair: self._both(pair) for pair in saved_s if pair[1] in what.parts.regions}
-        self._pieces = {pair: pieces for pair, pieces in both.items() if pieces is not None}
+        self._piece = functools.cache(functools.partial(piece_of, what.step, what.parts))
+        self.watch, self.layers, self.budget_s = Stopwatch(what.step), layers, budget_s
+        saved_s = calculated_gains(Problem(tuple(layers), options={"delay": delay}))
+        self._pieces: dict[Pair, tuple[Piece, Piece]] = {}  # (region, dW)
+        for pair in saved_s:
+            kind, _, layer = pair[0].partition(":")
+            main, aside = self._piece(Task(kind, int(layer))), self._piece(Task("dW", pair[1]))
+            if main is not None and aside is not None:
+                self._pieces[pair] = main, aside
         self.calculated_s = {pair: saved_s[pair] for pair in self._pieces}
         self._timings: dict[tuple[str, str], Timing | None] = {}
         self._started = self._said = time.monotonic()
@@ -80,36 +83,30 @@ class _Measuring:
         for pair in todo:
             if not self._has_time(pair):  # another may be of kinds that are known
                 continue
-            found_s = self._saved_s(pair)
-            if found_s is None:
+            pair_saves_s = self._saved_s(pair)
+            if pair_saves_s is None:
                 failed.add(pair)
             else:
-                saved_s[pair] = found_s
+                saved_s[pair] = pair_saves_s
             self._say(len(saved_s) + len(failed), len(todo))
         rest, factor = self._calculated(saved_s, failed)
         notes = self._notes(saved_s, rest, factor, failed)
         for note in notes:
             _LOG.info("%s", note)
-        alone_s = {str(task): seconds for task, seconds in self._alone()}
+        tasks = (Task(kind, layer) for kind in ("F", "dO", "dW") for layer in range(len(self.layers)))
+        alone = {task: self._timings.get((piece.kind, "")) for task in tasks if (piece := self._piece(task))}
+        alone_s = {str(task): timing.seconds for task, timing in alone.items() if timing is not None}
         return GainTable(
             {**saved_s, **rest}, xla_nodes.device_name(), tuple(notes), alone_s, frozenset(rest), lost_s
         )
 
-    def _both(self, pair: Pair) -> tuple[Piece, Piece] | None:
-        """(region, dW)."""
-        kind, _, layer = pair[0].partition(":")
-        main, aside = self.pieces.of(Task(kind, int(layer))), self.pieces.of(Task("dW", pair[1]))
-        return None if main is None or aside is None else (main, aside)
-
     def _has_time(self, pair: Pair) -> bool:
         """Whether what is missing for a pair fits, if it takes as long as the others did."""
         elapsed_s = time.monotonic() - self._started
-        missing = sum(key not in self._timings for key in self._keys(pair))
-        return not missing or elapsed_s + missing * elapsed_s / max(1, self._built) <= self.budget_s
-
-    def _keys(self, pair: Pair) -> list[tuple[str, str]]:
         main, aside = self._pieces[pair]
-        return [(main.kind, ""), (aside.kind, ""), (main.kind, aside.kind)]
+        keys = (main.kind, ""), (aside.kind, ""), (main.kind, aside.kind)
+        missing = sum(key not in self._timings for key in keys)
+        return not missing or elapsed_s + missing * elapsed_s / max(1, self._built) <= self.budget_s
 
     def _saved_s(self, pair: Pair) -> float | None:
         """Alone and alone, less side by side; 0 within the noise; None where one of them cannot be timed."""
@@ -126,7 +123,8 @@ class _Measuring:
     def _timed(self, main: Piece, aside: Piece | None = None) -> Timing | None:
         key = (main.kind, "" if aside is None else aside.kind)
         if key not in self._timings:
-            about_s = sum(self._about_s(piece.task) for piece in (main, aside) if piece is not None)
+            tasks = [piece.task for piece in (main, aside) if piece is not None]
+            about_s = sum(getattr(self.layers[task.stage], SECONDS[task.kind]) for task in tasks)
             try:
                 self._timings[key] = self.watch.seconds(main, aside, about_s)
             except Exception as error:  # one that cannot be timed must not stop the others
@@ -134,22 +132,6 @@ class _Measuring:
                 self._timings[key] = None
             self._built += 1
         return self._timings[key]
-
-    def _about_s(self, task: Task) -> float:
-        layer = self.layers[task.stage]
-        by_kind = {"F": layer.forward_s, "dO": layer.output_grad_s, "dW": layer.weight_grad_s}
-        return by_kind[task.kind]
-
-    def _alone(self) -> list[tuple[Task, float]]:
-        """All tasks whose pieces were timed with nothing beside them."""
-        tasks = [Task(kind, layer) for kind in ("F", "dO", "dW") for layer in range(len(self.layers))]
-        alone = []
-        for task in tasks:
-            piece = self.pieces.of(task)
-            timing = None if piece is None else self._timings.get((piece.kind, ""))
-            if timing is not None:
-                alone.append((task, timing.seconds))
-        return alone
 
     def _calculated(
         self, saved_s: Mapping[Pair, float], failed: set[Pair]
@@ -163,14 +145,8 @@ class _Measuring:
     def _say(self, done: int, of: int) -> None:
         now = time.monotonic()
         if now - self._said >= _SAY_EVERY_S:
-            self._said = now
-            _LOG.info(
-                "measuring gains: %d of %d pairs, %.0f of %.0f s",
-                done,
-                of,
-                now - self._started,
-                self.budget_s,
-            )
+            self._said, elapsed_s = now, now - self._started
+            _LOG.info("measuring gains: %d of %d pairs, %.0f of %.0f s", done, of, elapsed_s, self.budget_s)
 
     def _notes(
         self, saved_s: Mapping[Pair, float], rest: Mapping[Pair, float], factor: float, failed: set[Pair]

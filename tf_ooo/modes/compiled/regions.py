@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -14,7 +14,7 @@ from tensorflow.core.framework import graph_pb2
 from grappler_passes.compat import op_types
 from grappler_passes.compat.shape_inference import InferredOutputs, OutputInfo
 from grappler_passes.errors import GraphError
-from grappler_passes.graph.dependencies import GraphIndex
+from grappler_passes.graph.dependencies import GraphIndex, reached
 from grappler_passes.graph.flow import CALL_OPS
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.training_graph import TrainingGraph
@@ -68,7 +68,6 @@ class FlatStep:
 
     @cached_property
     def index(self) -> GraphIndex:
-        """What runs before what."""
         return GraphIndex(self.graph_def)
 
     def info(self, port: Port) -> OutputInfo | None:
@@ -83,9 +82,31 @@ class FlatStep:
             raise GraphError(f"the size of its output {port[1]} is not known", port[0])
         return info
 
+    def is_float(self, port: Port) -> bool:
+        info = self.info(port)
+        return info is not None and info.dtype.startswith(("float", "bfloat"))
+
+    def has(self, graph: TrainingGraph, name: str) -> bool:
+        """Whether an op of the classified graph is here, too: those inside of loops are not."""
+        return name in self.nodes and self.nodes[name].op == graph.ops[name].type
+
     def data_inputs(self, name: str) -> list[Port]:
         """The tensors that a node reads."""
         return [port for port in map(split_input, self.nodes[name].input) if port[1] >= 0]
+
+    def touched(self, name: str) -> list[Port]:
+        """The tensors that a node reads and makes."""
+        return [*self.data_inputs(name), *((name, port) for port in range(len(self.outputs.get(name, ()))))]
+
+    def behind(self, names: Iterable[str]) -> set[str]:
+        """The ops that need one of these, themselves included."""
+        return reached(names, lambda name: [reader for reader, _ in self.readers[name]])
+
+    def above(self, names: Iterable[str], inside: Container[str] | None = None) -> set[str]:
+        """The ops, ``inside`` of some, whose results these need, themselves included."""
+        return reached(
+            names, lambda name: [n for n, _ in self.data_inputs(name) if inside is None or n in inside]
+        )
 
 
 def find_regions(step: FlatStep, graph: TrainingGraph, names: Iterable[str]) -> list[Region] | str:
@@ -98,9 +119,8 @@ def find_regions(step: FlatStep, graph: TrainingGraph, names: Iterable[str]) -> 
     ``graph`` is the classified step with loops lowered: an op that is only there belongs to a loop.
     """
     names = list(names)
-    outside = [n for n in names if n not in step.nodes or step.nodes[n].op != graph.ops[n].type]
-    chosen = {n for n in names if n not in outside and is_pure(step, n)}
-    chosen = _with_static_borders(step, chosen)
+    outside = [n for n in names if not step.has(graph, n)]
+    chosen = {n for n in names if n not in outside and is_pure(step, n) and has_static_borders(step, n)}
     if not any(step.nodes[name].op in CONTRACTIONS for name in chosen):
         return _why_none(step, names, outside)
     ordered = tuple(name for name in graph.ops if name in chosen)
@@ -153,7 +173,7 @@ def _needs(step: FlatStep, ops: Sequence[str]) -> dict[Port, set[str]]:
             stack += terms
         elif port not in results:
             results.append(port)
-    return {port: _upstream(step, port[0], inside - cut) for port in sorted(results)}
+    return {port: step.above([port[0]], inside - cut) for port in sorted(results)}
 
 
 def _results(step: FlatStep, own: Iterable[str], ops: Iterable[str]) -> list[Port]:
@@ -161,16 +181,6 @@ def _results(step: FlatStep, own: Iterable[str], ops: Iterable[str]) -> list[Por
     own, inside = set(own), set(ops)
     used = {(n, p) for n in own for reader, p in step.readers[n] if p >= 0 and reader not in inside}
     return sorted(used | {fetch for fetch in step.fetches if fetch[0] in own})
-
-
-def _upstream(step: FlatStep, name: str, inside: set[str]) -> set[str]:
-    needed, stack = {name}, [name]
-    while stack:
-        for producer, _ in step.data_inputs(stack.pop()):
-            if producer in inside and producer not in needed:
-                needed.add(producer)
-                stack.append(producer)
-    return needed
 
 
 def is_pure(step: FlatStep, name: str) -> bool:
@@ -182,33 +192,16 @@ def is_pure(step: FlatStep, name: str) -> bool:
         or node.op == "Placeholder"
     ):
         return False
-    tensors = [*step.data_inputs(name), *((name, port) for port in range(len(step.outputs.get(name, ()))))]
-    return all(
-        (info := step.info(port)) is not None and info.dtype in xla_nodes.MLIR_TYPES for port in tensors
-    )
-
-
-def _with_static_borders(step: FlatStep, chosen: set[str]) -> set[str]:
-    """Without the ops that a tensor of unknown size enters or leaves, and what lies behind those."""
-    while True:
-        bad = {name for name in chosen if not has_static_borders(step, name)}
-        if not bad:
-            return chosen
-        chosen = chosen - bad
+    infos = map(step.info, step.touched(name))
+    return all(info is not None and info.dtype in xla_nodes.MLIR_TYPES for info in infos)
 
 
 def has_static_borders(step: FlatStep, name: str) -> bool:
     """Whether all tensors that an op reads and makes have sizes that are known."""
-    return all(_is_static(step, port) for port in _touched(step, name))
-
-
-def _touched(step: FlatStep, name: str) -> list[Port]:
-    return [*step.data_inputs(name), *((name, port) for port in range(len(step.outputs[name])))]
-
-
-def _is_static(step: FlatStep, port: Port) -> bool:
-    info = step.info(port)
-    return info is not None and info.shape is not None and None not in info.shape
+    return all(
+        info is not None and info.shape is not None and None not in info.shape
+        for info in map(step.info, step.touched(name))
+    )
 
 
 def _why_none(step: FlatStep, names: Sequence[str], outside: Sequence[str]) -> str:
@@ -227,16 +220,8 @@ def _why_none(step: FlatStep, names: Sequence[str], outside: Sequence[str]) -> s
 
 def _is_convex(step: FlatStep, chosen: set[str]) -> bool:
     """No path from the region through other ops back into it."""
-    stack = [reader for name in chosen for reader, _ in step.readers[name] if reader not in chosen]
-    seen = set(stack)
-    while stack:
-        for reader, _ in step.readers[stack.pop()]:
-            if reader in chosen:
-                return False
-            if reader not in seen:
-                seen.add(reader)
-                stack.append(reader)
-    return True
+    outside = {reader for name in chosen for reader, _ in step.readers[name]} - chosen
+    return step.behind(outside).isdisjoint(chosen)
 
 
 def region_of(step: FlatStep, ops: tuple[str, ...], own: tuple[str, ...]) -> Region:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -33,6 +33,7 @@ from tf_ooo.modes.compiled.regions import FlatStep, GraphDef, Port, Region, find
 from tf_ooo.modes.compiled.updates import DeadEndsPass, SingleAssignmentPass, with_updates
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.rewriting.lowering import TaskOps, task_ops
+from tf_ooo.rewriting.result import RewriteResult
 
 Plan = Callable[[StepToPlan], Schedule]
 
@@ -46,38 +47,19 @@ class StepGraph:
         fetches: the tensors of the results in it, ``node:port``.
         calls: the side streams' calls, in the schedule's order.
         variant: what else tells graphs of the same step apart.
+        result: what was done to the graph; None: nothing.
     """
 
     graph_def: GraphDef
     fetches: tuple[str, ...]
     calls: tuple[Call, ...] = ()
     variant: str = "stock"
+    result: RewriteResult | None = None
 
     @property
     def key(self) -> Hashable:
         """Equal for rewrites of one graph that come to the same."""
         return self.variant, tuple((call.name, call.stream, call.waits_for) for call in self.calls)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StreamRewrite(StepGraph):
-    """What was done to one graph.
-
-    Attributes:
-        left: ``{layer name: why its dW stays on the main stream}``.
-        barriers: how many were added.
-    """
-
-    training_graph: TrainingGraph
-    schedule: Schedule
-    left: Mapping[str, str]
-    barriers: int
-    plan_seconds: float = 0.0
-
-    @property
-    def moved_ops(self) -> int:
-        """Ops that now run on a side stream."""
-        return sum(len(call.region.ops) for call in self.calls)
 
 
 def unchanged(graph_def: GraphDef, fetches: Sequence[str], dump_dir: Path | None = None) -> StepGraph:
@@ -89,20 +71,21 @@ def unchanged(graph_def: GraphDef, fetches: Sequence[str], dump_dir: Path | None
 def rewrite_step(
     graph_def: GraphDef,
     fetches: Sequence[str],
+    dump_dir: Path | None = None,
+    *,
     plan: Plan,
     store: str = "cost",
     side_updates: bool = False,
-    dump_dir: Path | None = None,
-) -> StreamRewrite:
+) -> StepGraph:
     """Classifies the step, asks ``plan`` which dW go where, and puts those into calls on streams.
 
     Args:
         graph_def: of the traced step, or of several unrolled in it; not changed.
         fetches: the tensors of its results, ``node:port``.
+        dump_dir: folder for the graph after every pass; those before the plan in ``prepared``.
         plan: makes the schedule of one step.
         store: who reads stored activations, see ``barriers.activations_to_store``.
         side_updates: what can of the updates is part of the calls.
-        dump_dir: folder for the graph after every pass; those before the plan in ``prepared``.
 
     Raises:
         GraphError: not a training step, or none of its dW can be moved; says why.
@@ -116,17 +99,40 @@ def rewrite_step(
     for number, single_step in enumerate(graphs):
         graph = classify_graph_def(single_step, _nodes_of(fetches))
         tasks = task_ops(graph)
-        regions, left = regions_by_layer(step, graph, tasks)
+        regions, left = _regions_by_layer(step, graph, tasks)
         if side_updates:
             regions = {i: [with_updates(step, graph, r) for r in own] for i, own in regions.items()}
         if not regions:
-            raise GraphError(f"no weight gradient can run on a stream of its own: {_shown(left)}")
+            reasons = "; ".join(list(dict.fromkeys(left.values()))[:3])
+            reasons = reasons or "there is no layer with a weight gradient"
+            raise GraphError(f"no weight gradient can run on a stream of its own: {reasons}")
         steps.append(Parts(number, graph, tasks, regions))
-    _check_same(steps)
+    names = [[sorted(layer.variables) for layer in parts.graph.layers] for parts in steps]
+    if any(own != names[0] for own in names):
+        raise GraphError("the steps of the unrolled graph do not have the same layers")
     schedule = plan(StepToPlan(step, steps[0], graphs[0]))
-    streams = apply_schedule(step, steps, schedule, store, dump_dir)
-    variant = f"{store}, updates aside" if side_updates else store
-    return replace(streams, left=left, variant=variant, plan_seconds=time.perf_counter() - started)
+    calls, joins, passes, ports = _passes_for(step, steps, schedule, store)
+    rewritten = PassPipeline(passes, dump_dir)(step.graph_def).graph_def
+    barriers, streams = sum(map(is_held, calls)) + len(joins), len({call.stream for call in calls})
+    notes = [f"{len(calls)} calls on {streams} side streams, {barriers} barriers"]
+    notes += [f"{layer}: dW stays on the main stream: {reason}" for layer, reason in left.items()]
+    result = RewriteResult(
+        training_graph=steps[-1].graph,
+        schedule=schedule,
+        graph_def=rewritten,
+        moved_ops=sum(len(call.region.ops) for call in calls),
+        added_edges=barriers,
+        plan_seconds=time.perf_counter() - started,
+        mixed=steps[-1].graph.mixed,
+        notes=tuple(notes),
+    )
+    return StepGraph(
+        graph_def=rewritten,
+        fetches=tuple("{}:{}".format(*ports[port]) for port in step.fetches),
+        calls=tuple(calls),
+        variant=f"{store}, updates aside" if side_updates else store,
+        result=result,
+    )
 
 
 def _nodes_of(fetches: Sequence[str]) -> list[str]:
@@ -139,25 +145,18 @@ def _prepared(
     """The step with loops as single ops, and the graph with loops lowered."""
     functional, lowered = flattening.flat_graphs(graph_def, _nodes_of(fetches))
     aside: list[Pass] = [DeadEndsPass(fetches), SingleAssignmentPass()] if side_updates else []
-    passes = [GatesPass(), *aside]
-    folder = None if dump_dir is None else dump_dir / "prepared"
-    prepared = PassPipeline(passes, folder)(functional)
-    VerifyPass(functional, prepared.replaced, relaxed_by(*passes))(prepared.graph_def)
+    functional = _checked(functional, [GatesPass(), *aside], dump_dir and dump_dir / "prepared")
     if side_updates:
-        single = SingleAssignmentPass()(lowered)
-        VerifyPass(lowered, single.replaced, SingleAssignmentPass.relaxes)(single.graph_def)
-        lowered = single.graph_def
-    infos = shape_inference.infer_some_outputs(prepared.graph_def)
-    return FlatStep(prepared.graph_def, infos, fetches), lowered
+        lowered = _checked(lowered, [SingleAssignmentPass()])
+    return FlatStep(functional, shape_inference.infer_some_outputs(functional), fetches), lowered
 
 
-def _check_same(steps: Sequence[Parts]) -> None:
-    layers = [[sorted(layer.variables) for layer in parts.graph.layers] for parts in steps]
-    if any(names != layers[0] for names in layers):
-        raise GraphError("the steps of the unrolled graph do not have the same layers")
+def _checked(graph_def: GraphDef, passes: Sequence[Pass], dump_dir: Path | None = None) -> GraphDef:
+    check = VerifyPass(graph_def, frozenset(), relaxed_by(*passes))
+    return PassPipeline([*passes, check], dump_dir)(graph_def).graph_def
 
 
-def regions_by_layer(
+def _regions_by_layer(
     step: FlatStep, graph: TrainingGraph, tasks: TaskOps
 ) -> tuple[dict[int, list[Region]], dict[str, str]]:
     """The regions of each layer that has any, and for the others the reason."""
@@ -173,15 +172,10 @@ def regions_by_layer(
     return regions, left
 
 
-def _shown(left: Mapping[str, str]) -> str:
-    reasons = list(dict.fromkeys(left.values()))
-    return "; ".join(reasons[:3]) or "there is no layer with a weight gradient"
-
-
-def apply_schedule(
-    step: FlatStep, steps: Sequence[Parts], schedule: Schedule, store: str, dump_dir: Path | None = None
-) -> StreamRewrite:
-    """The graph with the side lanes' dW in calls, ordered by barriers."""
+def _passes_for(
+    step: FlatStep, steps: Sequence[Parts], schedule: Schedule, store: str
+) -> tuple[list[Call], list[Join], list[Pass], dict[Port, Port]]:
+    """What puts the side lanes' dW into calls, ordered by barriers; and where each result is then."""
     by_step = make_calls(step, steps, schedule)
     calls = [call for own in by_step for call in own]
     kinds = {name: op for parts in steps for name, op in parts.graph.ops.items()}
@@ -197,18 +191,9 @@ def apply_schedule(
         ColocationsPass(),
     ]
     now = moved | {port: where for join in joins for port, where in join.behind.items()}
-    fetches = {port: now.get(port, port) for port in step.fetches}
-    check = VerifyStreamsPass(step.graph_def, calls, fetches, relaxed_by(*passes))
-    return StreamRewrite(
-        graph_def=PassPipeline([*passes, check], dump_dir)(step.graph_def).graph_def,
-        fetches=tuple("{}:{}".format(*fetches[port]) for port in step.fetches),
-        calls=tuple(calls),
-        variant=store,
-        training_graph=steps[-1].graph,
-        schedule=schedule,
-        left={},
-        barriers=sum(map(is_held, calls)) + len(joins),
-    )
+    ports = {port: now.get(port, port) for port in step.fetches}
+    check = VerifyStreamsPass(step.graph_def, calls, ports, relaxed_by(*passes))
+    return calls, joins, [*passes, check], ports
 
 
 def _joins(
@@ -233,7 +218,6 @@ class ColocationsPass(Pass):
     relaxes = frozenset({Relaxation.NOTES})
 
     def run(self, graph_def: GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """From all nodes, not from those of functions."""
         free = copy_of(graph_def)
         placed = [node for node in free.node if node.attr.pop("_class", None) is not None]
         return PassResult(free, bool(placed))

@@ -1,69 +1,81 @@
-"""What came of rewriting one compiled step.  No plug-in: a step is rewritten before XLA compiles it."""
+"""The ways in which one compiled step is rewritten: why some fail, what XLA made of each, what is kept."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Hashable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 from tf_ooo.compat import xla_nodes
 from tf_ooo.costs.gains import GainTable
 from tf_ooo.errors import BackendError, OOOError
-from tf_ooo.fit.step_times import REWRITTEN
-from tf_ooo.modes.compiled.captured import CompiledModule
-from tf_ooo.modes.compiled.rewrite import StreamRewrite
+from tf_ooo.fit.step_times import REWRITTEN, STOCK
+from tf_ooo.modes.compiled.captured import CompiledModule, watched
 from tf_ooo.options import OneDeviceOptions
+from tf_ooo.report.report import Report
+from tf_ooo.report.sections import CompiledRow
 from tf_ooo.rewriting.failures import Failures
+from tf_ooo.rewriting.reporting import clear_plan, fill_plan
 from tf_ooo.rewriting.result import RewriteResult
-from tf_ooo.rewriting.session import is_larger
+from tf_ooo.rewriting.session import StepSession, is_larger
 from tf_ooo.tracing.flat import FlatTrace
-from tf_ooo.tracing.inputs import Seen
 
 _LOG = logging.getLogger("tf_ooo")
 _WHERE_STREAMS_ARE = "CUDA"
 _CONVERTED = "in user code:"
+# The stock order, with XLA's own way to run kernels side by side.
+CONCURRENT = "stock with concurrent command buffers"
+CONCURRENT_FLAGS = (
+    "--xla_gpu_command_buffer_scheduling_mode=CONCURRENT",
+    "--xla_gpu_graph_min_graph_size=1",
+)
 
 
-class StreamSession:
-    """Collects rewrites and failures of one step: a StepSession.
+class StreamSession(StepSession):
+    """Of one step, which is rewritten before XLA compiles it: there is no plug-in.
 
     Raises:
         BackendError: this TensorFlow or this platform has no streams to call on; says which.
     """
 
-    def __init__(self, options: OneDeviceOptions) -> None:
+    shows_ops = False  # the profiler sees XLA's kernels
+
+    def __init__(self, options: OneDeviceOptions, report: Report | None = None) -> None:
         reason = why_not(options)
         if reason is not None:
             raise BackendError(reason)
         self.options = options
-        self.shown: str | None = None  # the way whose result is the report's; None: the first that there is
+        self.several = False  # whether ways are compared
         self.has_step = False  # whether any was made, rewritten or not
         self.traced: dict[Hashable, FlatTrace | Exception] = {}
         self.compiled: dict[Hashable, Callable[..., Any]] = {}
         self.stock_bytes: dict[Hashable, int] = {}
         self.least_bytes: dict[Hashable, int] = {}  # of ways above a memory limit, by kind of input
         self.modules: dict[str, CompiledModule] = {}
-        self.failed: dict[str, BaseException] = {}
-        self.several_ways = False
         self.said: list[str] = []
         self.gains: GainTable | None = None  # if they were measured
         self.waiting: list[Any] = []  # batches taken from Keras' iterator that no step has trained on
+        self.failures = Failures(reason_of=reason_of)
+        self._report = report or Report()
+        self._kept: str | None = None
+        self._failed: dict[str, BaseException] = {}
+        self._left_out: dict[str, str] = {}
         self._module_of: dict[Hashable, CompiledModule] = {}
         self._results: dict[str, RewriteResult] = {}
-        self.failures = Failures(reason_of=reason_of)
+        self._ended = self._stock_has_run = False
 
-    def add(self, rewrite: StreamRewrite, name: str = REWRITTEN) -> None:
+    def add(self, result: RewriteResult, name: str = REWRITTEN) -> None:
         """Takes note of a rewritten step; of several of one way the one with most ops is reported."""
-        result, before = _as_result(rewrite), self._results.get(name)
+        before = self._results.get(name)
         if before is None or is_larger(result, before):
             self._results[name] = result
 
     @property
     def result(self) -> RewriteResult | None:
         """What became of the step; where one way is kept, of that one."""
-        if self.shown is not None:
-            return self._results.get(self.shown)
+        if self._kept is not None:
+            return self._results.get(self._kept)
         return next(iter(self._results.values()), None)
 
     def measured(self, gains: GainTable) -> None:
@@ -84,37 +96,89 @@ class StreamSession:
         if known is not None:
             self.modules.setdefault(name, known)
 
+    @property
+    def _comparing(self) -> bool:
+        return self.several and not self._ended
+
     def fail(self, error: BaseException, name: str = REWRITTEN) -> None:
         """Takes note of why a step was not rewritten; of several ways one may fail."""
         _LOG.debug("%s: not rewritten", name, exc_info=error)
-        if self.several_ways:
-            self.failed.setdefault(name, error)
+        if self._comparing:
+            self._failed.setdefault(name, error)
         else:
             self.failures.errors.append(error)
 
-    def end_comparison(self) -> None:
-        """From now on there is one way left, and the stock step where that fails."""
-        self.several_ways = False
-
-    def give_up(self) -> None:
-        """There is no way left: the stock step runs."""
-        self.failures.errors.extend(self.failed.values())
-        self.end_comparison()
-
-    def tracing(self) -> AbstractContextManager[object]:
-        """Nothing has to be marked: the step is rewritten before it is traced for good."""
-        return nullcontext()
-
-    def prepare(self, seen: Seen) -> None:
-        """Shapes are known when a compiled step is traced."""
-
-    def close(self) -> None:
-        """Nothing is registered anywhere."""
-
     def failure(self) -> str | None:
         """Why the stock step runs (for some shapes), in one line; None where it does not."""
-        has_step = self.has_step or self.several_ways
+        has_step = self.has_step or self._comparing
         return self.failures.reason or (None if has_step else "the step has not been traced")
+
+    # What the controller says while ways are compared.
+    def run_stock(self, step: Callable[[], Any], choice: str | None) -> Any:
+        """The first time XLA is asked what it makes of the step, if it compiles it only now."""
+        first, self._stock_has_run = not self._stock_has_run, True
+        with watched() if first else nullcontext() as watch:
+            outputs = step()
+        if watch is not None and watch.module is not None:
+            self.modules[STOCK] = watch.module
+            self.ran(choice)
+        return outputs
+
+    def ran(self, choice: str | None) -> None:
+        """What XLA made of the steps, for the report."""
+        report, modules = self._report, self.modules
+        report.compiled = {
+            name: CompiledRow(**module.to_dict(), text=module.text()) for name, module in modules.items()
+        }
+        report.gains = self.gains
+        said = [*self.said, *(f"{way}: left out: {why}" for way, why in self._left_out.items())]
+        report.notes += [note for note in said if note not in report.notes]
+        ours = modules.get(choice or REWRITTEN) or modules.get(REWRITTEN)
+        report.predicted_peak_bytes = ours.total_bytes if ours is not None else None
+        report.unknown_size_ops = 0
+        if STOCK in modules:
+            report.stock_predicted_peak_bytes = modules[STOCK].total_bytes
+
+    def failed(self) -> Iterator[tuple[str, BaseException]]:
+        """The ways that could not be rewritten or compiled, as long as others are compared."""
+        for name, error in list(self._failed.items()):
+            if self._comparing:
+                yield name, error
+
+    def left_out(self, which: str, error: BaseException) -> None:
+        self._left_out[which] = reason_of(error)
+
+    def give_up(self) -> None:
+        self.failures.errors.extend(self._failed.values())
+        self.decided()
+
+    def keeps(self, which: str) -> None:
+        """The report is that of the way that is kept."""
+        self._kept = which
+        self._report.way = which if self.several else ""
+        if which == CONCURRENT:
+            clear_plan(self._report)
+            self._report.schedule = CONCURRENT
+        else:
+            fill_plan(self._report, self.result)
+
+    def why_stock(self, reason: str, left: Collection[str]) -> str:
+        """The reason, with the first error if no way is left, and the share of kernels in CUDA graphs."""
+        self._report.way = ""
+        none_left = self._left_out and not set(left) - {STOCK, CONCURRENT}
+        if none_left and self.failures.first is None:
+            reason = f"{next(iter(self._left_out.values()))}; {CONCURRENT}: {reason}"
+        modules = [self.modules.get(name) for name in (STOCK, REWRITTEN)]
+        shares = [None if module is None else module.share_in_graphs for module in modules]
+        if shares[0] is not None and shares[1] is not None and shares[1] < shares[0]:
+            reason += (
+                f"; of its kernels {shares[1]:.0%} are in CUDA graphs, of the stock step's {shares[0]:.0%}"
+            )
+        return reason
+
+    def decided(self) -> None:
+        """From now on there is one way left, and the stock step where that fails."""
+        self._ended = True
 
 
 def why_not(options: OneDeviceOptions) -> str | None:
@@ -132,29 +196,8 @@ def why_not(options: OneDeviceOptions) -> str | None:
 
 
 def reason_of(error: BaseException) -> str:
-    """In one line."""
-    return str(error) if isinstance(error, OOOError) else f"{type(error).__name__}: {_first_line(error)}"
-
-
-def _first_line(error: BaseException) -> str:
-    """Of an error in code that AutoGraph has converted the last: the first ones are a traceback."""
+    """In one line; of an error in code that AutoGraph has converted the last: the others are a traceback."""
+    if isinstance(error, OOOError):
+        return str(error)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
-    return lines[-1 if lines[0] == _CONVERTED else 0]
-
-
-def _as_result(rewrite: StreamRewrite) -> RewriteResult:
-    streams = {call.stream for call in rewrite.calls}
-    notes = [
-        f"{len(rewrite.calls)} calls on {len(streams)} side streams, {rewrite.barriers} barriers",
-        *(f"{layer}: dW stays on the main stream: {reason}" for layer, reason in rewrite.left.items()),
-    ]
-    return RewriteResult(
-        training_graph=rewrite.training_graph,
-        schedule=rewrite.schedule,
-        graph_def=rewrite.graph_def,
-        moved_ops=rewrite.moved_ops,
-        added_edges=rewrite.barriers,
-        plan_seconds=rewrite.plan_seconds,
-        mixed=rewrite.training_graph.mixed,
-        notes=tuple(notes),
-    )
+    return f"{type(error).__name__}: {lines[-1 if lines[0] == _CONVERTED else 0]}"

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grappler_passes.compat import op_types, runtime
+from grappler_passes.compat import runtime
 from tf_ooo.compat import func_graphs, nests, tf_functions, xla_functions
 from tf_ooo.compat.nests import Packed
 from tf_ooo.errors import BackendError, GraphError, MemoryLimitError
 from tf_ooo.fit.step_times import REWRITTEN
-from tf_ooo.modes.compiled.captured import CompiledModule, watched
+from tf_ooo.modes.compiled.captured import watched
 from tf_ooo.modes.compiled.regions import GraphDef
-from tf_ooo.modes.compiled.rewrite import Plan, StepGraph, StreamRewrite, rewrite_step, unchanged
+from tf_ooo.modes.compiled.rewrite import StepGraph, unchanged
 from tf_ooo.modes.compiled.session import StreamSession
+from tf_ooo.tracing import traces
 from tf_ooo.tracing.flat import FlatTrace
 
 Rewriter = Callable[[GraphDef, Sequence[str], Path | None], StepGraph]
@@ -119,13 +120,9 @@ class StreamStep:
             f"{limit_bytes}; the stock step needs {stock}"
         )
 
-    # What ``tf_ooo.tracing.traces`` asks of a tf.function.
     def experimental_get_tracing_count(self) -> int:
-        """For how many kinds of inputs it was made."""
+        """As of a tf.function: for how many kinds of inputs it was made."""
         return len(self._made)
-
-    def _list_all_concrete_functions(self) -> list[Any]:
-        return []
 
 
 class CompiledStep:
@@ -143,21 +140,25 @@ class CompiledStep:
             raise GraphError(f"an input of open shape, {open_shapes[0]}: streams need fixed sizes")
         traced = _traced(step, self.inputs, nests.signature((args, kwargs)))
         graph_def = traced.graph_def()
-        if step.session.options.may_fall_back:
-            _refuse_random_state(graph_def)
-        self.step_graph = step.way.rewrite(graph_def, traced.fetches, _folder(step))
+        if step.session.options.may_fall_back and (draws := traces.random_state_in(graph_def)):
+            raise GraphError(f"{draws}, {traces.NOT_SHARED}")
+        dump_dir = step.session.options.dump_dir  # each way has its own folder
+        folder = None if dump_dir is None else Path(dump_dir) / _NO_LETTERS.sub("_", step.way.name)
+        self.step_graph = step.way.rewrite(graph_def, traced.fetches, folder)
         self.key = (nests.signature((args, kwargs)), self.step_graph.key, step.way.flags)
         if self.key not in step.session.compiled:
             run = tf_functions.plain_function(self._body(traced), specs, compiled=True)
-            if self.step_graph.calls:
-                check_calls(xla_functions.hlo_of(run, specs), self.step_graph)
+            calls = len(self.step_graph.calls)
+            kept = len(xla_functions.stream_calls(xla_functions.hlo_of(run, specs))) if calls else 0
+            if kept < calls:  # each has to come through to HLO with its stream
+                raise GraphError(f"XLA kept {kept} of {calls} calls on streams; this version cannot be used")
             step.session.compiled[self.key] = run
         self._run = step.session.compiled[self.key]
         self._trace = traced
         self.has_run = False
         step.session.has_step = True
-        if isinstance(self.step_graph, StreamRewrite):
-            step.session.add(self.step_graph, step.way.name)
+        if self.step_graph.result is not None:
+            step.session.add(self.step_graph.result, step.way.name)
 
     def _body(self, traced: FlatTrace) -> Callable[..., list[Any]]:
         graph_def, fetches = self.step_graph.graph_def, self.step_graph.fetches
@@ -178,18 +179,13 @@ class CompiledStep:
         self.has_run = True
         return self._trace.unpack(outputs)
 
-    def module(self, flags: tuple[str, ...] = ()) -> CompiledModule | None:
-        """What XLA makes of it, compiled but not run; None where XLA cannot be asked."""
+    def needed_bytes(self, flags: tuple[str, ...] = ()) -> int:
+        """Of all its buffers, compiled but not run.  BackendError where XLA cannot be asked."""
         with watched(flags) as watch:
             xla_functions.hlo_of(self._run, self.inputs.specs, "optimized_hlo")
-        return watch.module
-
-    def needed_bytes(self, flags: tuple[str, ...] = ()) -> int:
-        """Of all its buffers.  BackendError where XLA cannot be asked."""
-        module = self.module(flags)
-        if module is None or module.total_bytes is None:
+        if watch.module is None or watch.module.total_bytes is None:
             raise BackendError("memory_limit_bytes cannot be kept: XLA does not say what the step needs")
-        return module.total_bytes
+        return watch.module.total_bytes
 
 
 def _traced(step: StreamStep, inputs: Packed, key: Hashable) -> FlatTrace:
@@ -209,37 +205,3 @@ def _traced(step: StreamStep, inputs: Packed, key: Hashable) -> FlatTrace:
     if isinstance(trace, Exception):
         raise trace.with_traceback(None)
     return trace
-
-
-def _folder(step: StreamStep) -> Path | None:
-    """Where the graphs of a way go: each has its own folder."""
-    dump_dir = step.session.options.dump_dir
-    return None if dump_dir is None else Path(dump_dir) / _NO_LETTERS.sub("_", step.way.name)
-
-
-def _refuse_random_state(graph_def: GraphDef) -> None:
-    nodes = [*graph_def.node, *(node for f in graph_def.library.function for node in f.node_def)]
-    drawn = next((node.name for node in nodes if op_types.keeps_random_state(node.op)), None)
-    if drawn is not None:
-        raise GraphError(
-            f"{drawn} draws random numbers from a state of its own, which the rewritten step would not "
-            "share; use tf.random.stateless_* or keras.random, or name a schedule"
-        )
-
-
-def check_calls(hlo: str, rewrite: StepGraph) -> None:
-    """Raises GraphError unless each call has come through to HLO with its stream."""
-    streams = xla_functions.stream_calls(hlo)
-    if len(streams) < len(rewrite.calls):
-        raise GraphError(
-            f"XLA kept {len(streams)} of {len(rewrite.calls)} calls on streams; this version cannot be used"
-        )
-
-
-def default_rewriter(plan: Plan, store: str, side_updates: bool = False) -> Rewriter:
-    """Rewrites with one plan; see :func:`rewrite_step`."""
-
-    def rewrite(graph_def: GraphDef, fetches: Sequence[str], dump_dir: Path | None) -> StepGraph:
-        return rewrite_step(graph_def, fetches, plan, store, side_updates, dump_dir)
-
-    return rewrite

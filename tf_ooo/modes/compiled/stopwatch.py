@@ -1,19 +1,36 @@
-"""Seconds of pieces of a step, compiled by XLA and run on the user's own device."""
+"""Seconds of parts of a step, the main stream's regions and the layers' dW, run on the user's own device."""
 
 from __future__ import annotations
 
+import hashlib
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grappler_passes.compat import runtime
-from tf_ooo.compat import nests, tf_functions, xla_flags, xla_functions, xla_nodes
-from tf_ooo.modes.compiled.outline import CALL_PREFIX, function_of, module_text
-from tf_ooo.modes.compiled.pieces import Piece, floats
-from tf_ooo.modes.compiled.regions import FlatStep, GraphDef, Port, Region
+import numpy as np
+from tensorflow.core.framework import node_def_pb2
 
+from grappler_passes.compat import runtime
+from grappler_passes.graph.node_input import split_input
+from tf_ooo.compat import nests, tf_functions, xla_flags, xla_functions, xla_nodes
+from tf_ooo.modes.compiled.calls import Parts
+from tf_ooo.modes.compiled.outline import CALL_PREFIX, function_of, module_text
+from tf_ooo.modes.compiled.regions import (
+    VIEWS,
+    FlatStep,
+    GraphDef,
+    Port,
+    Region,
+    has_static_borders,
+    is_pure,
+    region_of,
+)
+from tf_ooo.planning.model.schedule import Task
+
+# They name or place a node; they do not say what it computes.
+_OF_PLACE = frozenset({"_class", "_output_shapes", "_XlaHasReferenceVars"})
 # In one launch of a compiled function, which takes longer to start than a small kernel takes.
 _ROUNDS, _FEW_ROUNDS = 50, 5
 _LONG_S = 1e-3
@@ -21,6 +38,71 @@ _SAMPLES, _SAMPLING_S = 5, 0.5
 _SIDE_STREAM = 1
 _CHAIN = 64
 _NO_GRAPHS = "--xla_gpu_enable_command_buffer="
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one task of a schedule computes.
+
+    Attributes:
+        task: ``dO``, ``F`` or ``dW`` of a layer.
+        regions: one for a part of the main stream, one for each gradient of a dW.
+        kind: equal for pieces that take equally long: the same ops on the same shapes.
+    """
+
+    task: Task
+    regions: tuple[Region, ...]
+    kind: str
+
+
+def piece_of(step: FlatStep, parts: Parts, task: Task) -> Piece | None:
+    """The piece of a task, or None where nothing of it can be timed; F is of the next step.
+
+    What has state (variables that are read, counters) is left out of a piece and stands before it.
+    """
+    regions = parts.regions.get(task.stage, ()) if task.kind == "dW" else _of_main(step, parts, task)
+    return Piece(task, tuple(regions), kind_of(step, regions)) if regions else None
+
+
+def _of_main(step: FlatStep, parts: Parts, task: Task) -> list[Region]:
+    names = parts.forward.get(task.stage, ()) if task.kind == "F" else parts.tasks.ops.get(task, ())
+    wanted = {name for name in names if step.has(parts.graph, name)}
+    ordered = (name for name in parts.graph.ops if name in wanted)
+    chosen = tuple(name for name in ordered if is_pure(step, name) and has_static_borders(step, name))
+    if all(step.nodes[name].op in VIEWS for name in chosen):
+        return []
+    region = region_of(step, chosen, chosen)
+    return [region] if any(map(step.is_float, region.outputs)) else []
+
+
+def kind_of(step: FlatStep, regions: Sequence[Region]) -> str:
+    """A digest of ops, attributes, shapes, constants and what reads what."""
+    digest = hashlib.sha256()
+    for region in regions:
+        names: dict[Port, str] = {}
+        for port in region.inputs:
+            info = step.info(port)
+            names[port] = f"in{len(names)}"
+            digest.update(repr((names[port], info and (info.dtype, info.shape))).encode())
+        for port, value in region.constants.items():
+            names[port] = f"constant {np.asarray(value).tolist()}"
+        for number, op in enumerate(region.ops):
+            digest.update(_op_text(step.nodes[op], number, names).encode())
+        digest.update(repr([names.get(port) for port in region.outputs]).encode())
+    return digest.hexdigest()
+
+
+def _op_text(node: node_def_pb2.NodeDef, number: int, names: dict[Port, str]) -> str:
+    reads = [names.get(port, "") for port in map(split_input, node.input) if port[1] >= 0]
+    for port in range(32):
+        names.setdefault((node.name, port), f"op{number}:{port}")
+    attributes: Mapping[str, Any] = node.attr
+    said = [
+        (key, attributes[key].SerializeToString(deterministic=True))
+        for key in sorted(attributes)
+        if key not in _OF_PLACE and not key.startswith("_ooo")
+    ]
+    return repr((node.op, reads, said))
 
 
 @dataclass(frozen=True)
@@ -43,15 +125,9 @@ class Stopwatch:
         self._empty_s: dict[int, float] = {}
 
     def seconds(self, main: Piece, aside: Piece | None = None, about_s: float = 0.0) -> Timing:
-        """Of one round.
+        """Of one round, which may take about so long; ``aside``: a dW, in calls on a side stream.
 
-        Args:
-            main: on the main stream.
-            aside: a dW, in calls on a side stream.
-            about_s: what it may take; long ones are run for fewer rounds.
-
-        Raises:
-            tf.errors.OpError: XLA cannot compile or run it; ValueError: nothing of it is left to time.
+        Raises tf.errors.OpError: XLA cannot compile or run it; ValueError: nothing of it is left to time.
         """
         rounds = _FEW_ROUNDS if about_s > _LONG_S else _ROUNDS
         graph_def, specs, fetches = piece_graph(self.step, main, aside)
@@ -67,8 +143,7 @@ class Stopwatch:
 def piece_graph(step: FlatStep, main: Piece, aside: Piece | None) -> tuple[Any, dict[str, Any], list[str]]:
     """(GraphDef, specs of its inputs, tensors to compute): the main piece inline, the other in calls.
 
-    Raises:
-        ValueError: no floating-point result.
+    Raises ValueError: no floating-point result.
     """
     import tensorflow as tf
 
@@ -83,8 +158,8 @@ def piece_graph(step: FlatStep, main: Piece, aside: Piece | None) -> tuple[Any, 
         called = _call(step, region, f"{CALL_PREFIX}_timed_{number}", names, streamed)
         graph_def.library.function.append(called[0])
         graph_def.node.append(called[1])
-        kept = floats(step, region.outputs)
-        fetches += [f"{called[1].name}:{region.outputs.index(port)}" for port in kept]
+        results = enumerate(region.outputs)
+        fetches += [f"{called[1].name}:{number}" for number, port in results if step.is_float(port)]
     if not fetches:
         raise ValueError(f"{main.task}: no floating-point result to wait for")
     infos = {name: step.known(port) for port, name in names.items()}

@@ -14,6 +14,7 @@ from typing import ClassVar
 from tensorflow.core.framework import node_def_pb2
 
 from grappler_passes.compat import op_types
+from grappler_passes.graph.dependencies import reached
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.training_graph import OpKind, TrainingGraph
 from grappler_passes.passes.base import Pass, PassResult, copy_of
@@ -39,16 +40,11 @@ class DeadEndsPass(Pass):
     def run(self, graph_def: GraphDef, training_graph: TrainingGraph | None) -> PassResult:
         """Inputs of the graph stay."""
         nodes = {node.name: node for node in graph_def.node}
-        stack = [split_input(text)[0] for text in self.fetches]
-        stack += [
+        wanted = [split_input(text)[0] for text in self.fetches]
+        wanted += [
             name for name, node in nodes.items() if op_types.is_stateful(node.op) or node.op == "Placeholder"
         ]
-        needed = set(stack)
-        while stack:
-            for producer in (split_input(text)[0] for text in nodes[stack.pop()].input):
-                if producer not in needed:
-                    needed.add(producer)
-                    stack.append(producer)
+        needed = reached(wanted, lambda name: [split_input(text)[0] for text in nodes[name].input])
         kept = copy_of(graph_def)
         del kept.node[:]
         kept.node.extend(node for node in graph_def.node if node.name in needed)
@@ -131,7 +127,8 @@ def _may_ride(step: FlatStep, graph: TrainingGraph, name: str) -> bool:
 def _early_part(step: FlatStep, graph: TrainingGraph, name: str, port: Port) -> set[str] | None:
     """What else ``name`` is computed from and nothing else needs; None if that has to wait for backward."""
     operands = [producer for producer, number in step.data_inputs(name) if (producer, number) != port]
-    if _waits_for_backward(step, graph, operands):
+    before = (graph.ops.get(name) for name in step.above(operands))
+    if any(op is not None and op.kind in (OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD) for op in before):
         return None
     taken: set[str] = set()
     stack = list(operands)
@@ -143,17 +140,3 @@ def _early_part(step: FlatStep, graph: TrainingGraph, name: str, port: Port) -> 
         taken.add(producer)
         stack += [before for before, _ in step.data_inputs(producer)]
     return taken
-
-
-def _waits_for_backward(step: FlatStep, graph: TrainingGraph, names: list[str]) -> bool:
-    seen, stack = set(names), list(names)
-    while stack:
-        name = stack.pop()
-        op = graph.ops.get(name)
-        if op is not None and op.kind in (OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD):
-            return True
-        for producer, _ in step.data_inputs(name):
-            if producer not in seen:
-                seen.add(producer)
-                stack.append(producer)
-    return False

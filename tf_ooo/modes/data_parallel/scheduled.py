@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from grappler_passes.compat import op_types
 from grappler_passes.passes.base import PassResult
 from tf_ooo.compat import nests, train_function
 from tf_ooo.costs.profile import MOST_STEPS, StepProfiler
@@ -297,10 +296,10 @@ class ScheduledSteps:
         if not self.options.may_fall_back:
             return False
         steps = self.stock.function(self.steps if count >= self.steps else 1)
-        name = traces.first_op(steps, op_types.keeps_random_state)
-        if name is not None:
-            self._keep_stock(f"{name} draws random numbers from a state of its own; name a schedule")
-        return name is not None
+        draws = traces.random_state(steps)
+        if draws:
+            self._keep_stock(f"{draws}; name a schedule")
+        return bool(draws)
 
     def _decide(self, ordered: Unrolled) -> None:
         """Once enough steps are timed: the same on all ranks."""

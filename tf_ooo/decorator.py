@@ -9,7 +9,6 @@ from typing import Any, overload
 
 from tf_ooo.compat import tf_functions, train_function
 from tf_ooo.errors import GraphError, OOOError, OptionsError
-from tf_ooo.fit.controller import StepController
 from tf_ooo.fit.reporting import fall_back, save_timeline
 from tf_ooo.modes.by_name import Options, options_for_steps
 from tf_ooo.modes.table import SingleDevice, function_controller
@@ -60,26 +59,17 @@ class OOOFunction:
 
         stock = self._given or tf.function(self.python_function, jit_compile=self.jit_compile)
         self.report.model, self.report.environment = self.python_function.__qualname__, environment()
-        controller: Callable[..., Any] | None = None
-        reason = train_function.RUN_EAGERLY if train_function.functions_run_eagerly() else None
-        if reason is None:
-            try:
-                controller = self._make_controller(stock)
-            except OOOError as error:
-                if self.options.strict:
-                    raise
-                reason = str(error)
-        if controller is not None:
-            return controller
-        fall_back(self.report, reason or "")
-        self._write_timeline()
-        if self.options.strict:
-            raise GraphError(reason or "")
-        return stock
-
-    def _make_controller(self, stock: Callable[..., Any]) -> StepController:
         compiled = bool(self.jit_compile) or tf_functions.compiles_with_xla(self._given)
-        return function_controller(stock, compiled, self.options, self.report, self._write_timeline)
+        try:
+            if train_function.functions_run_eagerly():
+                raise GraphError(train_function.RUN_EAGERLY)
+            return function_controller(stock, compiled, self.options, self.report, self._write_timeline)
+        except OOOError as error:
+            if self.options.strict:
+                raise
+            fall_back(self.report, str(error))
+        self._write_timeline()
+        return stock
 
     def _write_timeline(self) -> None:
         if self.options.timeline is not None:

@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager, contextmanager
 
 from grappler_passes.compat import releases
 from tf_ooo.errors import OOOError, OptionsError
-from tf_ooo.fit.reporting import save_timeline
+from tf_ooo.fit.comparison import AS_ASKED
+from tf_ooo.fit.reporting import note_unused, save_timeline
 from tf_ooo.modes.by_name import Options, options_for_steps
 from tf_ooo.modes.table import SingleDevice
 from tf_ooo.options import ModeOptions
@@ -59,6 +60,7 @@ def _enabled(options: SingleDevice) -> Iterator[Report]:
         report.fell_back, report.fallback_reason = True, str(error)
         yield report
         return
+    note_unused(report, options)
     try:
         with session.tracing():
             yield report
@@ -68,10 +70,10 @@ def _enabled(options: SingleDevice) -> Iterator[Report]:
     finally:
         session.close()
     fill_plan(report, session.result)
-    if session.failures.first is None and session.result is not None and not options.may_fall_back:
-        report.kept_because = "applied as asked"
     if session.failures.first is not None:
         report.fell_back, report.fallback_reason = True, session.failure() or ""
+    elif session.result is not None and not options.may_fall_back:
+        report.kept_because = AS_ASKED
     if options.timeline is not None:
         save_timeline(report, options.timeline)
     session.failures.raise_first(options.strict)

@@ -127,6 +127,15 @@ def test_steps_that_trace_are_not_timed():
     assert step.report.measured_step_s > 0
 
 
+def test_options_for_xla_are_named():
+    step = make_step(streams=2)
+    step(rows(4))
+    assert "streams=2: no effect without jit_compile=True" in step.report.notes
+    with tf_ooo.enabled(tf_ooo.Options(any_platform=True)) as report:
+        pass
+    assert report.notes == ["any_platform=True: no effect without jit_compile=True"]
+
+
 def test_only_the_largest_of_the_plans_is_kept():
     step = make_step(schedule="fast_forward", profile_steps=0, strict=True)
     step(rows(2))

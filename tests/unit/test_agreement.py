@@ -235,7 +235,7 @@ def steps_of(engine, result, strict=False, failed="", **options):
     steps.engine, steps.report = engine, Report(mode="data_parallel")
     steps.options = Options(mode="data_parallel", strict=strict, **options)
     steps.request = SimpleNamespace(failure=lambda: failed, result=result, latest=result, close=lambda: None)
-    steps._comparison = StepComparison(steps.options, steps.report, consensus=engine)
+    steps._comparison = StepComparison(steps.options, steps.report, ranks=engine)
     steps._plan_failed, steps._stock_predicted_s = "", None
     steps.ordered = steps.stock = SimpleNamespace(traced=0)
     steps._phase = None
@@ -287,7 +287,7 @@ def decided(mine, *others):
     steps = steps_of(Told(*others), result_of(), schedule="auto", profile_steps=2)
     for which in (STOCK, REWRITTEN):
         for seconds in (0.0, *mine[which]):  # the first one warms up
-            steps._comparison.add(which, seconds, traced=False)
+            steps._comparison.times.add(which, seconds, traced=False)
     steps._single_s, steps._single = mine["single"], steps.stock
     steps._decide(steps.ordered)
     return not steps.report.fell_back, steps.report

@@ -11,7 +11,7 @@ from tf_ooo.compat import nests
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.costs.profile import OpProfile
 from tf_ooo.costs.table import CostTable
-from tf_ooo.fit import controller, prediction
+from tf_ooo.fit import controller
 from tf_ooo.fit.controller import StepController
 from tf_ooo.fit.reporting import fall_back
 from tf_ooo.fit.step_times import REWRITTEN, STOCK, Comparison, StepTimes
@@ -33,7 +33,7 @@ def decide(stock_s, rewritten_s, schedule="auto"):
     step = StepController(lambda: None, lambda: None, Session(), options, report)
     for both in ((0.0, 0.0), *zip(stock_s, rewritten_s, strict=True)):  # the first ones warm up
         for which, taken_s in zip((STOCK, REWRITTEN), both, strict=True):
-            step.comparison.add(which, taken_s, traced=False)
+            step.comparison.times.add(which, taken_s, traced=False)
     step._decide_if_ready()
     return step.choice, report
 
@@ -147,12 +147,12 @@ def test_the_first_rewritten_step_is_overhead(monkeypatch):
 def test_the_profiler_is_overhead_too(monkeypatch):
     profile = OpProfile({"a": 1.0}, {"a": "MatMul"}, 1, 5.0, overhead_s=0.25)
     profiler = SimpleNamespace(profile=profile, run_anyway=lambda step, failed: step())
-    monkeypatch.setattr(prediction, "StepProfiler", lambda steps: profiler)
+    monkeypatch.setattr(controller, "StepProfiler", lambda steps: profiler)
     costs = CostTable(
         [LayerCosts(1.0, 0.0, 2.0)], op_seconds={"a": 1.0, "b": 2.0}, notes=("b is calculated",)
     )
-    monkeypatch.setattr(prediction, "measured_costs", lambda *arguments: costs)
-    report = Report(profiling_overhead_s=7.0)
-    assert prediction.StepPrediction(report).run(lambda: "outputs", object()) == "outputs"
+    monkeypatch.setattr(controller, "step_costs", lambda *arguments: costs)
+    report, result = Report(profiling_overhead_s=7.0), SimpleNamespace(graph_def=None, training_graph=None)
+    assert controller.run_predicting(lambda: "outputs", report, result) == "outputs"
     assert (report.profiling_overhead_s, report.predicted_step_s) == (7.25, 3.0)
     assert report.notes == ["b is calculated"]

@@ -11,9 +11,13 @@ import tf_ooo
 from keras_callbacks.ooo_backprop import OOOBackprop
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OOOError, OptionsError
+from tf_ooo.fit.reporting import note_unused
 from tf_ooo.modes.by_name import Options, options_for_fit
+from tf_ooo.modes.compiled import plans
+from tf_ooo.modes.compiled.controller import for_function
 from tf_ooo.modes.table import MODES, DataParallel, LayerPipe, Pipeline, SingleDevice
-from tf_ooo.planning.policies import POLICIES
+from tf_ooo.planning.policies import POLICIES, schedules_of
+from tf_ooo.report.report import Report
 
 ALL = {"schedule": "auto", "profile_steps": 7, "timeline": "out", "strict": True}
 COSTS = CostTable([tf_ooo.LayerCosts(1.0, 2.0, 3.0)])
@@ -298,3 +302,34 @@ def test_k_is_for_reverse_first_k():
 def test_weighting_by_samples_is_an_average():
     with pytest.raises(OptionsError, match="weighting='samples' goes with op='Average'"):
         Options(mode="data_parallel", weighting="samples", op="Sum")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, []),
+        ({"streams": 1, "unroll": None}, []),  # as if they were not given
+        ({"streams": 2, "gains": "g"}, ["streams=2, gains='g': no effect without jit_compile=True"]),
+        (
+            {"unroll": 2, "store_activations": "all", "side_updates": True, "any_platform": True},
+            ["unroll=2, store_activations='all', side_updates=True, any_platform=True: no effect without "
+             "jit_compile=True"],
+        ),
+        ({"measure_gains_s": 0.0}, ["measure_gains_s=0.0: no effect without jit_compile=True"]),
+    ],
+)  # fmt: skip
+def test_options_for_xla_are_named_where_it_does_not_compile(options, said, caplog):
+    report = Report()
+    note_unused(report, SingleDevice(**options))
+    assert report.notes == said == caplog.messages
+
+
+def test_a_new_policy_without_streams_is_none_for_steps_that_xla_compiles(monkeypatch):
+    """Nor does it take the place of the one that auto means there."""
+    new = dataclasses.replace(POLICIES["in_order"], name="new", backward_order=None)
+    monkeypatch.setitem(POLICIES, "new", new)
+    assert "new" in schedules_of("single_device")
+    assert schedules_of("single_device", streams=True) == ("multi_stream",)
+    assert plans.USUAL.name == "multi_stream"
+    with pytest.raises(OptionsError, match="'new' orders the graph executor; jit_compile=True takes 'auto'"):
+        for_function(abs, abs, SingleDevice(schedule="new"), Report())

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tests.zoo import KERAS_3
 from tf_ooo.compat import train_function
-from tf_ooo.fit.uncompiled import NOTE, Uncompiled
+from tf_ooo.fit.life import NOTE, Uncompiled
 from tf_ooo.report.report import Report
 
 

@@ -7,14 +7,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from grappler_passes.compat.shape_inference import OutputInfo
+from grappler_passes.graph.training_graph import TrainingGraph
 from tf_ooo.costs.analytic import FREE_OPS, analytic_ops
-from tf_ooo.costs.devices import DeviceModel
+from tf_ooo.costs.devices import DeviceModel, device
+from tf_ooo.costs.from_graph import Tasks, graph_costs
 from tf_ooo.costs.profile import OpProfile
+from tf_ooo.costs.table import CostTable
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2
 
 _NAMED = 5
+# For the few ops that a profile does not show.
+_FILL_IN = "cpu-core"
 
 
 @dataclass(frozen=True)
@@ -29,12 +34,12 @@ class OpSeconds:
 
 def op_seconds(
     graph_def: graph_pb2.GraphDef,
-    device: DeviceModel,
+    on: DeviceModel,
     profile: OpProfile | None = None,
     outputs: Mapping[str, Sequence[OutputInfo]] | None = None,
 ) -> OpSeconds:
     """Measured seconds, else calculated ones.  What oneDNN merged after planning counts as not measured."""
-    analytic = analytic_ops(graph_def, device, outputs)
+    analytic = analytic_ops(graph_def, on, outputs)
     measured = profile.seconds if profile else {}
     names = [node.name for node in graph_def.node]
     computing = [node.name for node in graph_def.node if node.op not in FREE_OPS]
@@ -47,13 +52,38 @@ def op_seconds(
         total_s = sum(analytic.seconds[n] for n in filled)
         notes.append(
             f"{len(filled)} of {len(computing)} ops were not measured; their {total_s * 1e3:.3g} ms are "
-            f"calculated for {device.name or 'the device given'}: {_some(filled)}"
+            f"calculated for {on.name or 'the device given'}: {_some(filled)}"
         )
     if missing:
         reasons = "; ".join(analytic.unknown[n] for n in missing[:_NAMED])
         notes.append(f"{len(missing)} ops have no costs: {reasons}{' ...' if len(missing) > _NAMED else ''}")
     source = "analytic" if not profile else "mixed" if filled else "measured"
     return OpSeconds({n: s for n, s in seconds.items() if s is not None}, source, share, tuple(notes))
+
+
+def step_costs(
+    graph_def: graph_pb2.GraphDef,
+    graph: TrainingGraph,
+    profile: OpProfile | None,
+    tasks: Tasks | None = None,
+    forward: Mapping[str, int] | None = None,
+    factor: float = 1.0,
+) -> CostTable:
+    """The costs of a step's layers, and the seconds of its ops, times ``factor``.
+
+    Ops that the profile does not show and that no formula knows count as 0, and a note names them:
+    waiting for the next batch, ops that oneDNN has merged with another.
+
+    Args:
+        graph_def, profile: see :func:`op_seconds`.
+        graph: the same, classified.
+        tasks, forward: see :func:`graph_costs`.
+    """
+    seconds = op_seconds(graph_def, device(_FILL_IN), profile)
+    in_graph = {name: seconds.seconds.get(name, 0.0) * factor for name in graph.ops}
+    costs = graph_costs(graph, in_graph, tasks, forward)
+    notes = (*seconds.notes, *costs.notes)
+    return CostTable(costs.layers, source=seconds.source, op_seconds=in_graph, notes=notes)
 
 
 def _some(names: list[str]) -> str:

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 from tf_ooo.fit.reporting import fall_back, fill_times
 from tf_ooo.fit.step_times import REWRITTEN, STOCK, Comparison, StepTimes
+from tf_ooo.hosts.ranks.base import Engine, SingleEngine
 from tf_ooo.options import ModeOptions
 from tf_ooo.report.report import Report
 
-_AS_ASKED = "applied as asked"
-
-
-class Consensus(Protocol):
-    """Those who must come to one verdict: an engine's ranks, or :class:`OneProcess`."""
-
-    def gather(self, value: Any) -> list[Any]:
-        """What each of them gave."""
-
-
-class OneProcess:
-    """The consensus of one process: its own word."""
-
-    def gather(self, value: Any) -> list[Any]:
-        """What was given."""
-        return [value]
+AS_ASKED = "applied as asked"
 
 
 @dataclass(frozen=True)
@@ -51,7 +36,7 @@ class StepComparison:
         options: so many steps of each are timed as ``profile_steps``; ``schedule="auto"`` may fall back.
         report: to fill in.
         rewrites: names of the rewritten steps.
-        consensus: who decides together.
+        ranks: who decides together; None: this process alone.
         limited: there is a memory limit, which the stock order may not keep.
 
     Attributes:
@@ -64,19 +49,15 @@ class StepComparison:
         options: ModeOptions,
         report: Report,
         rewrites: Sequence[str] = (REWRITTEN,),
-        consensus: Consensus | None = None,
+        ranks: Engine | None = None,
         limited: bool = False,
     ) -> None:
-        self.options, self.report, self._consensus = options, report, consensus or OneProcess()
+        self.options, self.report, self._ranks = options, report, ranks or SingleEngine()
         # What stays if the two cannot be mixed comes first.  With a memory limit that is the rewritten
         # one: if it has to be refused, nothing has changed yet.  Strict: a failure shows at the first call.
         self.stock_may_stay = options.may_fall_back and not limited
         stock_first = self.stock_may_stay and not options.strict
         self.times = StepTimes(options.profile_steps, stock_first, rewrites)
-
-    def add(self, which: str, seconds: float, traced: bool, kind: Hashable = None) -> bool:
-        """Takes note of a step; returns whether it counts.  See :meth:`StepTimes.add`."""
-        return self.times.add(which, seconds, traced, kind)
 
     def verdict(self, beside: Mapping[str, Sequence[float]] | None = None) -> Verdict | None:
         """None as long as some are still to be timed; where none are, all ranks call this together.
@@ -89,11 +70,11 @@ class StepComparison:
             if options.may_fall_back:
                 report.undecided = times.progress
             else:
-                report.kept_because = _AS_ASKED
+                report.kept_because = AS_ASKED
             return None
         if not options.profile_steps:
             return Verdict(times.first_rewrite)
-        everyone = self._consensus.gather(times.seconds | dict(beside or {}))
+        everyone = self._ranks.gather(times.seconds | dict(beside or {}))
         seconds = {which: slowest(theirs[which] for theirs in everyone) for which in everyone[0]}
         compared = Comparison.of({which: seconds[which] for which in times.seconds})
         fill_times(report, compared)
@@ -107,7 +88,7 @@ class StepComparison:
         """Says so; ``because`` of something else than its speed."""
         report = self.report
         report.fell_back, report.fallback_reason, report.undecided = False, "", ""
-        report.kept_because = because or ("" if self.options.may_fall_back else _AS_ASKED)
+        report.kept_because = because or ("" if self.options.may_fall_back else AS_ASKED)
 
     def keep_stock(self, reason: str, logged: bool = False) -> None:
         """Says so; ``logged``: the log has the reason already."""

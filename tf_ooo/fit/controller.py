@@ -16,13 +16,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tf_ooo.compat import nests
-from tf_ooo.errors import GraphError, MemoryLimitError
+from tf_ooo.costs.op_seconds import step_costs
+from tf_ooo.costs.profile import StepProfiler
+from tf_ooo.errors import BackendError, GraphError, MemoryLimitError, OOOError
 from tf_ooo.fit.comparison import StepComparison
-from tf_ooo.fit.prediction import StepPrediction
 from tf_ooo.fit.step_times import REWRITTEN, STOCK
 from tf_ooo.options import OneDeviceOptions
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.reporting import fill_plan
+from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.session import StepSession
 from tf_ooo.tracing import traces
 from tf_ooo.tracing.inputs import Inputs
@@ -72,7 +74,7 @@ class StepController:
         self._lock = threading.RLock()
         self._on_decided = on_decided
         self._samples_seen = samples_seen or (lambda: 0.0)
-        self.prediction = StepPrediction(report, due=self.session.shows_ops)
+        self._predicted = not session.shows_ops
 
     @property
     def profiling(self) -> bool:
@@ -97,13 +99,11 @@ class StepController:
     def _predicting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The first step after both were timed shows what each op takes."""
         failed = self.session.failures.first is not None
-        if failed or not self.prediction.due or self.report.measured_step_s is None:
-            return self._run(self.choice, args, kwargs)
-
-        def step() -> Any:
-            return self._run(self.choice, args, kwargs)
-
-        return self.prediction.run(step, self.session.result)
+        step = functools.partial(self._run, self.choice, args, kwargs)
+        if failed or self._predicted or self.report.measured_step_s is None:
+            return step()
+        self._predicted = True
+        return run_predicting(step, self.report, self.session.result)
 
     def _with_limit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the peaks are is known after planning, so new kinds of inputs go to the rewritten step."""
@@ -172,7 +172,7 @@ class StepController:
             nests.synchronize(outputs)
         elapsed_s = time.perf_counter() - started
         kind = (nests.shapes_of((args, kwargs)), self._samples_seen() - seen)
-        counts = self.comparison.add(which, elapsed_s, traces.trace_count(step) > before, kind)
+        counts = self.comparison.times.add(which, elapsed_s, traces.trace_count(step) > before, kind)
         if which != STOCK and not counts:
             self.report.profiling_overhead_s += elapsed_s
         if self.choice is None:
@@ -247,3 +247,30 @@ class StepController:
         self.session.ran(self.choice)
         if self._on_decided is not None:
             self._on_decided()
+
+
+def run_predicting(step: Callable[[], Any], report: Report, result: RewriteResult | None) -> Any:
+    """Runs a step with the profiler: from the seconds of its ops the report gets what it should take.
+
+    That is the time of one stream that runs all ops one after the other; where TensorFlow runs ops side by
+    side the step takes less.  What goes wrong here is a note in the report: training goes on.
+    """
+
+    def not_known(error: OOOError) -> None:
+        _LOG.debug("no prediction: %s", error)
+        kind = "" if isinstance(error, BackendError) else "costs are not known: "
+        report.notes.append(f"the step's time is not predicted: {kind}{error}")
+
+    profiler = StepProfiler(1)
+    outputs = profiler.run_anyway(step, not_known)
+    if profiler.profile is None or result is None:
+        return outputs
+    report.profiling_overhead_s += profiler.profile.overhead_s
+    try:
+        report.costs = step_costs(result.graph_def, result.training_graph, profiler.profile)
+    except OOOError as error:
+        not_known(error)
+        return outputs
+    report.predicted_step_s = sum(report.costs.op_seconds.values())
+    report.notes += report.costs.notes
+    return outputs

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grappler_passes.compat import releases
 from tf_ooo.compat import train_function, versions
@@ -17,27 +17,56 @@ from tf_ooo.errors import BackendError, OOOError
 from tf_ooo.fit.guard import Guard
 from tf_ooo.fit.mode import Mode, Training
 from tf_ooo.fit.reporting import fall_back, save_timeline
-from tf_ooo.fit.uncompiled import Uncompiled
 from tf_ooo.hosts.target import gone, lost_text
 from tf_ooo.report.environment import environment
 from tf_ooo.report.report import Report
+from tf_ooo.rewriting.failures import in_one_line
+
+if TYPE_CHECKING:
+    import keras
 
 _LOG = logging.getLogger("tf_ooo")
+NOTE = (
+    "jit_compile=True, on a GPU Keras' own choice: XLA compiles a step for one device without communication, "
+    "so the model is not compiled during this fit"
+)
 
 
 @dataclass(frozen=True)
 class _Running:
     """A fit that has begun."""
 
-    model: Any
+    model: keras.Model
     training: Training
     guard: Guard
-    train_function: Any
+    train_function: Callable[..., Any]
 
-    @property
-    def replaced(self) -> bool:
-        """Whether the model has got another train function in between."""
-        return self.model.train_function is not self.train_function
+
+class Uncompiled:
+    """A model's ``jit_compile=True`` set aside: on a GPU Keras 3 compiles with XLA by itself.
+
+    Not where it can only be the user's choice.  XLA would compile evaluations for one device, too.
+    """
+
+    def __init__(self) -> None:
+        self._model: keras.Model | None = None
+        self._optimizer: Any = None
+
+    def set_aside(self, model: keras.Model) -> None:
+        if model.jit_compile is True and train_function.keras_compiles_by_itself(model):
+            train_function.set_jit_compile(model, False)
+            self._model, self._optimizer = model, model.optimizer
+
+    def note_in(self, report: Report) -> None:
+        if self._model is not None and NOTE not in report.notes:
+            report.notes.append(NOTE)
+
+    def put_back(self) -> None:
+        """As it was, unless the model has been compiled anew."""
+        model, self._model = self._model, None
+        if model is not None and model.optimizer is self._optimizer and model.jit_compile is False:
+            train_function.set_jit_compile(model, True)
+        self._optimizer = None
 
 
 class FitLife:
@@ -60,7 +89,7 @@ class FitLife:
         """For the model trained last."""
         return self.mode.describe()
 
-    def begin(self, model: Any, params: dict[str, Any] | None = None) -> None:
+    def begin(self, model: keras.Model, params: dict[str, Any] | None = None) -> None:
         """At the start of training.
 
         Raises whatever the mode refuses, unless its stock step may train then.
@@ -74,14 +103,17 @@ class FitLife:
             keeps_stock = self.mode.keeps_stock and not self.mode.options.strict
             if not keeps_stock or not isinstance(error, Exception):
                 raise
-            self._keep_stock(model, str(error) if isinstance(error, OOOError) else _with_type(error))
+            self._keep_stock(model, str(error) if isinstance(error, OOOError) else in_one_line(error))
 
-    def _begin(self, model: Any, steps: int | None) -> None:
+    def _begin(self, model: keras.Model, steps: int | None) -> None:
         ranks = self.mode.join()
         self._rank = ranks.rank
         reason = releases.why_unsupported()
         if reason is not None:
-            self._refuse_unsupported(reason, ranks.size)
+            if ranks.size > 1:  # in stock order they do not average, and each would have another model
+                raise BackendError(f"{reason}; {ranks.size} processes would train without averaging")
+            if self.mode.options.strict:
+                raise BackendError(reason)
             self._keep_stock(model, reason)
             return
         versions.check_keras_backend(model)
@@ -96,19 +128,12 @@ class FitLife:
         self._uncompiled.note_in(self.mode.describe())
         self._install(model, training, stock)
 
-    def _refuse_unsupported(self, reason: str, processes: int) -> None:
-        """Ranks that train on in stock order do not average, and each would have another model."""
-        if processes > 1:
-            raise BackendError(f"{reason}; {processes} processes would train without averaging")
-        if self.mode.options.strict:
-            raise BackendError(reason)
-
-    def _keep_stock(self, model: Any, reason: str) -> None:
+    def _keep_stock(self, model: keras.Model, reason: str) -> None:
         report = self.mode.describe()
         report.model, report.environment = str(model.name), environment(model)
         fall_back(report, reason)
 
-    def _install(self, model: Any, training: Training, stock: Any) -> None:
+    def _install(self, model: keras.Model, training: Training, stock: Callable[..., Any]) -> None:
         import tensorflow as tf
 
         guard = Guard(
@@ -122,17 +147,14 @@ class FitLife:
         train_function.install_train_function(model, run, stock, before_next=self._end_replaced)
 
     def epoch_begin(self, epoch: int) -> None:
-        """Before an epoch."""
         if self._running is not None:
             self._running.training.epoch_begin(epoch)
 
     def test_begin(self) -> None:
-        """Before validation."""
         if self._running is not None:
             self._running.training.test_begin()
 
     def epoch_end(self, epoch: int, logs: dict[str, Any] | None) -> None:
-        """After an epoch."""
         self._say_if_replaced()
         if self._running is not None:
             self._running.training.epoch_end(epoch, {} if logs is None else logs)
@@ -188,12 +210,9 @@ class FitLife:
 
     def _say_if_replaced(self) -> None:
         running, replaced = self._running, self._replaced
-        if replaced is None and running is not None and running.replaced:
-            replaced = running.training
+        if replaced is None and running is not None:
+            ours = running.model.train_function is running.train_function
+            replaced = None if ours else running.training
         if replaced is not None and not self._told:
             self._told, self._replaced = True, None
             replaced.replaced()
-
-
-def _with_type(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"

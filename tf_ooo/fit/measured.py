@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from tf_ooo.costs.devices import device
-from tf_ooo.costs.from_graph import Tasks, graph_costs, unknown_activations
+from tf_ooo.costs.from_graph import Tasks, unknown_activations
 from tf_ooo.costs.layer_costs import LayerCosts, Link
-from tf_ooo.costs.op_seconds import op_seconds
+from tf_ooo.costs.op_seconds import step_costs
 from tf_ooo.costs.profile import OpProfile
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OptionsError
@@ -28,18 +27,13 @@ def measured_costs(step: Step, profile: OpProfile | None) -> CostTable:
     Without a profile seconds are calculated from shapes.
     """
     known = step.known
-    mean = profile
+    mean, factor = profile, 1.0
     if profile is not None:
         mean = dataclasses.replace(profile, seconds=step.averaged(profile.seconds))
-    seconds = op_seconds(known.alone, device("cpu-core"), mean)
-    in_graph = {name: seconds.seconds.get(name, 0.0) for name in known.graph.ops}
-    tasks, forward = _tasks(step)
-    factor = 1.0 if profile is None else _between_ops(step, profile)
-    in_graph = {name: value * factor for name, value in in_graph.items()}
-    graph = graph_costs(known.graph, in_graph, tasks, forward)
-    notes = (*seconds.notes, *graph.notes)
-    layers = tuple(map(_with_tied, graph.layers, *tied_bytes(step)))
-    return CostTable(layers, source=seconds.source, op_seconds=in_graph, notes=notes)
+        factor = _between_ops(step, profile)
+    costs = step_costs(known.alone, known.graph, mean, *_tasks(step), factor)
+    layers = tuple(map(_with_tied, costs.layers, *tied_bytes(step)))
+    return dataclasses.replace(costs, layers=layers)
 
 
 def tied_bytes(step: Step) -> tuple[list[float], list[float], list[float]]:

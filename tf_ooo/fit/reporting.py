@@ -9,6 +9,7 @@ from typing import Any
 from grappler_passes.compat import releases
 from tf_ooo.errors import BackendError
 from tf_ooo.fit.step_times import Comparison
+from tf_ooo.options import OneDeviceOptions
 from tf_ooo.report.report import Report
 
 _LOG = logging.getLogger("tf_ooo")
@@ -29,6 +30,14 @@ def fall_back(report: Report, reason: str, logged: bool = False) -> None:
     level = logging.INFO if reason.startswith("measured") else logging.WARNING
     if not logged and releases.is_news(reason):
         _LOG.log(level, "keeping the stock step: %s", reason)
+
+
+def note_unused(report: Report, options: OneDeviceOptions) -> None:
+    """Notes, and logs in one line, which options are not looked at, as XLA does not compile the step."""
+    if options.given_for_xla:
+        note = f"{', '.join(options.given_for_xla)}: no effect without jit_compile=True"
+        report.notes.append(note)
+        _LOG.warning("%s", note)
 
 
 def save_timeline(report: Report, folder: Any, prefix: str = "") -> tuple[Path, Path] | None:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from tf_ooo.errors import OptionsError
 from tf_ooo.options.base import ModeOptions
 from tf_ooo.options.checks import choice, flag, folder, option, seconds, whole_number
-from tf_ooo.planning.policies import BACKWARD_ORDERS, schedules_of
 
-# For steps that XLA compiles.
-COMPILED_SCHEDULES = tuple(name for name in schedules_of("single_device") if name not in BACKWARD_ORDERS)
-NEEDS_XLA = "is for steps that XLA compiles: it needs jit_compile=True"
+# What only steps that XLA compiles read.
+_OF_XLA = (
+    *("unroll", "streams", "store_activations", "side_updates", "any_platform"),
+    *("gains", "measure_gains_s"),
+)
 STORES = ("auto", "cost", "all", "backward", "none")
 
 
@@ -59,3 +60,10 @@ class OneDeviceOptions(ModeOptions):
         if self.measure_gains_s and self.gains is not None:
             file = os.fspath(self.gains)
             raise OptionsError(f"measure_gains_s={self.measure_gains_s!r}: gains={file!r} is a table already")
+
+    @property
+    def given_for_xla(self) -> list[str]:
+        """The options, ``streams=2``, that do nothing where XLA does not compile the step."""
+        usual = self.defaults()
+        given = {name: getattr(self, name) for name in _OF_XLA}
+        return [f"{name}={value!r:.80}" for name, value in given.items() if value != usual[name]]

@@ -17,7 +17,8 @@ from tf_ooo.modes.compiled.measuring import MeasuredGains
 from tf_ooo.modes.compiled.rewrite import Plan, rewrite_step, unchanged
 from tf_ooo.modes.compiled.session import CONCURRENT, CONCURRENT_FLAGS, StreamSession
 from tf_ooo.modes.compiled.step import Rewriter, StreamStep, Way
-from tf_ooo.options import COMPILED_SCHEDULES, OneDeviceOptions
+from tf_ooo.options import OneDeviceOptions
+from tf_ooo.planning.policies import POLICIES, schedules_of
 from tf_ooo.report.report import Report
 from tf_ooo.tracing.unrolled import numbered_steps, steps_together
 
@@ -96,10 +97,11 @@ def _controller(
 
 
 def _check(options: OneDeviceOptions) -> None:
-    if options.schedule not in ("auto", *COMPILED_SCHEDULES):
+    compiled = schedules_of("single_device", streams=True)
+    if options.schedule not in ("auto", *compiled):
         raise OptionsError(
             f"schedule={options.schedule!r} orders the graph executor; jit_compile=True takes 'auto' or "
-            f"{', '.join(map(repr, COMPILED_SCHEDULES))}"
+            f"{', '.join(map(repr, compiled))}"
         )
     fixed = xla_flags.why_flags_are_fixed()
     if options.memory_limit_bytes is not None and fixed is not None:
@@ -141,7 +143,8 @@ def ways(options: OneDeviceOptions, steps: int = 1, session: StreamSession | Non
         steps: so many steps go into one function for the way DELAYED, or for the one that is asked for.
         session: is told of measured gains, and knows what XLA made of the stock step.
     """
-    early = functools.partial(plans.every_layer, streams=options.streams)
+    policy = plans.USUAL if options.schedule == "auto" else POLICIES[options.schedule]
+    early = functools.partial(plans.every_layer, policy=policy, streams=options.streams)
     table = _gains(options, session, delay=steps > 1)
     capture = None
     if xla_nodes.platform() == "CUDA":
@@ -149,7 +152,8 @@ def ways(options: OneDeviceOptions, steps: int = 1, session: StreamSession | Non
     limit_bytes = options.memory_limit_bytes
     # With a limit a plan may move nothing for want of memory: XLA is asked what that step needs, too.
     joint = functools.partial(
-        plans.joint, streams=options.streams, gains=table, capture=capture, memory_limit_bytes=limit_bytes,
+        plans.joint, policy=policy, streams=options.streams, gains=table, capture=capture,
+        memory_limit_bytes=limit_bytes,
         must_gain=_compares(options) and limit_bytes is None,
     )  # fmt: skip
     delayed = functools.partial(joint, delay=True)

@@ -20,14 +20,15 @@ from tf_ooo.planning.building.regions import SUB, Regions, write
 from tf_ooo.planning.choosing.plan import as_asked
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
-from tf_ooo.planning.policies import POLICIES
+from tf_ooo.planning.policies import POLICIES, Policy, schedules_of
 from tf_ooo.rewriting.lowering import TaskOps, only_tasks
 
 MAIN = (0, 0)
-_POLICY = next(policy for policy in POLICIES.values() if policy.needs.streams)
+# What auto takes.
+USUAL = POLICIES[schedules_of("single_device", streams=True)[0]]
 
 
-def every_layer(what: StepToPlan, *, streams: int = 1) -> Schedule:
+def every_layer(what: StepToPlan, *, policy: Policy = USUAL, streams: int = 1) -> Schedule:
     """Each dW that can be moved starts as soon as its dO is there, on the side streams in turn.
 
     The layer that backward reaches last stays on the main stream: nothing is left to run beside it.
@@ -46,12 +47,13 @@ def every_layer(what: StepToPlan, *, streams: int = 1) -> Schedule:
             if task.kind == "dW" and layer in moved:
                 lane, turn = (0, 1 + turn % streams), turn + 1
             lanes.setdefault(lane, []).append(task)
-    return Schedule("single_device", _POLICY.name, {lane: TaskList(order) for lane, order in lanes.items()})
+    return Schedule("single_device", policy.name, {lane: TaskList(order) for lane, order in lanes.items()})
 
 
 def joint(
     what: StepToPlan,
     *,
+    policy: Policy = USUAL,
     streams: int = 1,
     gains: GainTable | MeasuredGains | None = None,
     capture: Callable[[StepToPlan], Capture | None] | None = None,
@@ -64,6 +66,7 @@ def joint(
 
     Args:
         what: the step.
+        policy: runs dW on streams.
         streams: side streams, taken in turn.
         gains: measured seconds, or what measures them; None: calculated from the shapes.
         capture: what the step's kernels would lose outside of CUDA graphs; None: nothing.
@@ -91,7 +94,7 @@ def joint(
     placement = {layer: region if layer in what.movable else None for layer, region in placement.items()}
     if must_gain and not any(placement.values()):
         raise BackendError("no dW saves time beside the main stream, all would stay on it")
-    plan = as_asked(_POLICY, Problem(layers, options={"placement": write(placement)}))
+    plan = as_asked(policy, Problem(layers, options={"placement": write(placement)}))
     return dealt_out(only_of(plan.trial.schedule, what.parts.tasks), streams)
 
 

@@ -13,10 +13,8 @@ from grappler_passes.analysis.classify import classify_graph_def
 from grappler_passes.analysis.steps import split_steps
 from grappler_passes.graph.training_graph import TrainingGraph
 from tf_ooo.costs.communication import link_of_ring
-from tf_ooo.costs.devices import device
-from tf_ooo.costs.from_graph import graph_costs
 from tf_ooo.costs.layer_costs import SECONDS, LayerCosts, Link
-from tf_ooo.costs.op_seconds import op_seconds
+from tf_ooo.costs.op_seconds import step_costs
 from tf_ooo.costs.profile import OpProfile
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.modes.data_parallel.ordering import layer_keys
@@ -112,9 +110,7 @@ def measured_layers(
     """Costs of the layers of a graph of one step that was profiled, which layers these are, the step."""
     step = split_steps(graph_def)[0]
     graph = classify_graph_def(step)
-    seconds = op_seconds(step, device("cpu-core"), profile)
-    costs = graph_costs(graph, {name: seconds.seconds.get(name, 0.0) for name in graph.ops}).layers
-    return costs, layer_keys(step, graph), graph
+    return step_costs(step, graph, profile).layers, layer_keys(step, graph), graph
 
 
 def layers_of(graph_def: graph_pb2.GraphDef) -> list[tuple[int, ...]]:

@@ -79,7 +79,7 @@ class ScheduledSteps:
         self._together_s: list[float] = []
         self._plan_failed = ""
         self._stock_predicted_s: float | None = None
-        self._comparison = StepComparison(options, report, consensus=engine)
+        self._comparison = StepComparison(options, report, ranks=engine)
         needs_costs = planned.needs_costs(options.schedule, options.policy_options)
         self._phase: Callable[[Sequence[Any]], Any] = self._profile if needs_costs else self._begin
 
@@ -260,7 +260,7 @@ class ScheduledSteps:
         if which == STOCK and steps.traced > before and self._draws_from_own_state(len(batches)):
             return outputs
         no_sample = steps.traced > before or len(batches) < self.steps
-        self._comparison.add(which, elapsed_s / len(batches), no_sample, len(batches))
+        self._comparison.times.add(which, elapsed_s / len(batches), no_sample, len(batches))
         self._decide(ordered)
         return outputs
 

@@ -12,9 +12,10 @@ from tf_ooo.compat import keras_fits, tf_functions, train_function
 from tf_ooo.errors import GraphError
 from tf_ooo.fit.controller import StepController
 from tf_ooo.fit.mode import Training
+from tf_ooo.fit.reporting import note_unused
 from tf_ooo.hosts.ranks.base import Engine, SingleEngine
 from tf_ooo.modes.single_device.options import SingleDevice
-from tf_ooo.options import COMPILED_SCHEDULES, NEEDS_XLA
+from tf_ooo.planning.policies import schedules_of
 from tf_ooo.report.environment import environment
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.session import RewriteSession
@@ -98,7 +99,7 @@ def controller_of_model(
     model: Any, stock: Callable[..., Any], options: SingleDevice, report: Report
 ) -> StepController:
     """Of a model whose step TensorFlow's executor runs."""
-    _refuse_compiled_schedules(options)
+    _check(options, report)
     session = RewriteSession(options, describe=describe_keras(model))
     rewritten, inputs = train_function.new_train_function(model), Inputs()
     if options.batch_size is None:
@@ -111,13 +112,16 @@ def controller_of_function(
     stock: Callable[..., Any], options: SingleDevice, report: Report, on_decided: Callable[[], None]
 ) -> StepController:
     """Of a ``tf.function`` that TensorFlow's executor runs."""
-    _refuse_compiled_schedules(options)
+    _check(options, report)
     session = RewriteSession(options)
     return StepController(
         stock, tf_functions.untraced_copy(stock), session, options, report, on_decided=on_decided
     )
 
 
-def _refuse_compiled_schedules(options: SingleDevice) -> None:
-    if options.schedule in COMPILED_SCHEDULES:
-        raise GraphError(f"schedule={options.schedule!r} {NEEDS_XLA}")
+def _check(options: SingleDevice, report: Report) -> None:
+    if options.schedule in schedules_of(options.mode, streams=True):
+        raise GraphError(
+            f"schedule={options.schedule!r} is for steps that XLA compiles: it needs jit_compile=True"
+        )
+    note_unused(report, options)

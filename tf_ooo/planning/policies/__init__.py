@@ -66,9 +66,10 @@ def offers(schedule: str, option: str) -> bool:
     return schedule in POLICIES and option in POLICIES[schedule].options
 
 
-def schedules_of(mode: str) -> tuple[str, ...]:
-    """Names of the policies that a mode can train by."""
-    return tuple(policy.name for policy in POLICIES.values() if mode in policy.trains)
+def schedules_of(mode: str, streams: bool | None = None) -> tuple[str, ...]:
+    """Names of the policies that a mode can train by; of those the ones that need streams, or do not."""
+    policies = [policy for policy in POLICIES.values() if mode in policy.trains]
+    return tuple(policy.name for policy in policies if streams in (None, policy.needs.streams))
 
 
 # What runs where nothing is asked for.

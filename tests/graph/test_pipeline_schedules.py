@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -67,7 +69,7 @@ def deterministic_ops():
 def test_wide_tensors():
     """TensorFlow repeats its own bits there only where it is told to: docs/pipeline.md."""
     keras.utils.set_random_seed(3)
-    workload = workloads._bert(depth=2, width=256, length=64, rows=16)
+    workload = workloads.make(dataclasses.replace(workloads.bert(2), batch=16))
     data = tuple(np.concatenate([array] * 3) for array in (workload.x, workload.y))
     loss = workload.model.loss
     training = Training(lambda: workload.model, lambda: "sgd", data, epochs=1, loss=loss, metrics=None)

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from tf_ooo.bench.shared.options import repeated
-from tf_ooo.bench.shared.processes import JsonOf, command
+from tf_ooo.bench.shared.processes import command, requests
 from tf_ooo.bench.single.cases import AskedWays, Case
 from tf_ooo.bench.single.command import single
 from tf_ooo.cli import main
@@ -88,9 +88,9 @@ def test_what_is_refused(options, said):
     assert said in result.output
 
 
-def test_what_a_process_is_told():
+def test_what_a_process_is_told(monkeypatch):
     case, ways = Case("lstm-small", 8, "real", 224), AskedWays(["xla", "early"], -5)
     *start, first, second = command("some.module", case, ways)
     assert start == [sys.executable, "-m", "some.module"]
-    assert JsonOf(Case).convert(first, None, None) == case
-    assert JsonOf(AskedWays).convert(second, None, None) == ways
+    monkeypatch.setattr(sys, "argv", ["some/module.py", first, second])
+    assert requests(Case, AskedWays) == [case, ways]

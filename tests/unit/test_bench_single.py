@@ -12,10 +12,9 @@ import pytest
 from tf_ooo.bench.single import gpu_day, measuring, pytorch
 from tf_ooo.bench.single.cases import AskedWays, Case
 from tf_ooo.bench.single.inputs import arrays, digits, resized
+from tf_ooo.bench.single.measuring import Worker, rows_of, started, text_of
 from tf_ooo.bench.single.networks import NETWORKS, spec_of
 from tf_ooo.bench.single.overlap import overlap_of
-from tf_ooo.bench.single.processes import Worker, started
-from tf_ooo.bench.single.rows import rows_of, text_of
 from tf_ooo.compat.tf_profiler import TracedEvent
 
 
@@ -32,16 +31,19 @@ def test_overlap_of_streams():
 
 
 def test_rows_stand_beside_stock_xla():
-    taken = {"xla": [0.2, 0.1, 0.4], "early": [0.1, 0.1, 0.05]}
-    rows = rows_of("net batch 8", "cpu", taken, {"early": 7}, {"early": "3 calls"})
+    seconds = {"xla": [0.2, 0.1, 0.4], "early": [0.1, 0.1, 0.05]}
+    turns = {way: [{"step_s": step_s, "peak_bytes": 7} for step_s in taken] for way, taken in seconds.items()}
+    rows = rows_of(Case("net", 8), [FakeWorker(["xla", "early"], 0)], turns)
     assert [row["speedup"] for row in rows] == [1.0, 2.0]
     assert rows[1]["step_s_min"] == 0.05
     assert rows[1]["peak_bytes"] == 7
+    assert "predicted_peak_bytes" not in rows[1]
     assert "device: cpu" in text_of(rows[0])
 
 
 def test_what_ours_is_where_stock_did_not_run():
-    (row,) = rows_of("net batch 8", "cpu", {"early": [0.1]}, {}, {})
+    turns = {"xla": [], "early": [{"step_s": 0.1}]}
+    (row,) = rows_of(Case("net", 8), [FakeWorker(["xla", "early"], 0)], turns)
     assert "speedup" not in row
     assert text_of(row)
 

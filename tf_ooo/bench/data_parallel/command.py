@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,10 +22,10 @@ from tf_ooo.bench.data_parallel.rows import (
 )  # fmt: skip
 from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.bars import save_bars
-from tf_ooo.bench.shared.networks import NETWORKS
 from tf_ooo.bench.shared.options import FILE, json_option, quick_option
 from tf_ooo.bench.shared.processes import command, result_of
-from tf_ooo.bench.shared.rows import Row, write_rows
+from tf_ooo.bench.shared.rows import Row, reported
+from tf_ooo.bench.shared.workloads import DATA_PARALLEL
 
 WORKER = "tf_ooo.bench.data_parallel.worker"
 # Horovod's own knobs, milliseconds and bytes: what is tried for "tuned"; it ships with 1 and 128 MiB.
@@ -52,7 +51,7 @@ class _Bandwidths(click.ParamType):  # type: ignore[type-arg]
 @quick_option("One workload, one bandwidth, under 5 minutes.")
 @json_option
 @click.option("--png", type=FILE, help="File for a picture.")
-@click.option("--workload", type=click.Choice(list(NETWORKS)), default="mlp", show_default=True)
+@click.option("--workload", type=click.Choice(list(DATA_PARALLEL)), default="mlp", show_default=True)
 @click.option("--mbit", type=_Bandwidths(), default="1000", show_default=True,
               help="Of the link, several with commas; none: no limit.")  # fmt: skip
 @click.option("--workers", default=2, show_default=True, help="Processes.")
@@ -82,26 +81,23 @@ def data_parallel(
         )
     names = (configurations or (QUICK if quick else ALL)).split(",")
     compared = list(dict.fromkeys([BASELINE, *names]))  # what all are compared with
-    measured: list[Row] = []
-    for bandwidth in mbit:
-        measured += _measured(
-            DataParallelRun(workload, compared, bandwidth, workers, cores, rows, steps, repetitions)
-        )
-        write_rows(json_file, measured)  # after each bandwidth: what was measured is not lost
+    runs = (
+        DataParallelRun(workload, compared, bandwidth, workers, cores, rows, steps, repetitions)
+        for bandwidth in mbit
+    )
+    measured = reported(map(_measured, runs), text_of, json_file)
     if png:
         save_bars(measured, png)
 
 
 def _measured(asked: DataParallelRun) -> list[Row]:
-    """The rows of one bandwidth, printed too."""
+    """The rows of one bandwidth."""
     together = _run(asked, [name for name in asked.configurations if name != TUNED], {})
     tuned = []
     for knobs in TUNING if TUNED in asked.configurations else ():
         alone = _run(asked, [BASELINE], knobs)["configurations"][BASELINE]
         tuned.append(alone | {"knobs": knobs})
-    rows = rows_of(together, asked.workload, asked.mbit, tuned)
-    click.echo("\n".join(map(text_of, rows)))
-    return rows
+    return rows_of(together, asked.workload, asked.mbit, tuned)
 
 
 def _run(asked: DataParallelRun, names: list[str], knobs: Mapping[str, str]) -> DataParallelMeasured:
@@ -110,13 +106,11 @@ def _run(asked: DataParallelRun, names: list[str], knobs: Mapping[str, str]) -> 
     launcher = Path(sys.executable).with_name("horovodrun")
     path = f"{launcher.parent}{os.pathsep}{os.environ.get('PATH', '')}"
     environment = os.environ | dict(knobs) | {"PATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    run = dataclasses.replace(asked, configurations=names, group=group)
     with (
-        tempfile.TemporaryDirectory() as folder,
         confine.link(group + "net", asked.mbit * 1e6 if asked.mbit else None) as inside,
         confine.shares(group, asked.workers, asked.cores),
     ):
-        out = Path(folder) / "out.json"
-        run = dataclasses.replace(asked, configurations=names, group=group, out=str(out))
         launch = [*inside, str(launcher), "--gloo", "--network-interfaces", "lo", "-np", str(asked.workers)]
-        measured: DataParallelMeasured = result_of([*launch, *command(WORKER, run)], out, environment)
+        measured: DataParallelMeasured = result_of([*launch, *command(WORKER, run)], environment)
         return measured

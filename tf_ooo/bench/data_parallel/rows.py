@@ -25,7 +25,7 @@ CONFIGURATIONS: dict[str, dict[str, Any] | None] = {
 
 @dataclass(frozen=True)
 class DataParallelRun:
-    """Options of the command; the prefix of the CPU groups, and the file for what rank 0 has measured."""
+    """Options of the command, and the prefix of the CPU groups."""
 
     workload: str
     configurations: list[str]
@@ -36,7 +36,6 @@ class DataParallelRun:
     steps: int
     repetitions: int
     group: str = ""
-    out: str = ""
 
 
 class DataParallelMeasured(TypedDict):
@@ -56,32 +55,30 @@ def rows_of(
     if tuned:
         runs[TUNED] = min(tuned, key=lambda run: statistics.median(run["seconds"]))
     local_s = statistics.median(runs.pop(LOCAL)["seconds"]) if LOCAL in runs else None
-    about = {
-        "workload": workload,
-        "mode": "data_parallel",
-        "baseline": BASELINE,
-        "devices": measured["workers"],
-        "bandwidth_bit_s": mbit * 1e6 or None,
-        "bound_s": None if local_s is None else max(local_s, measured["communication_s"]),
-        "compute_s": local_s,
-        "communication_s": measured["communication_s"],
-    }
-    return [known(_row(about, name, run, runs[BASELINE])) for name, run in runs.items()]
-
-
-def _row(about: Row, name: str, run: Row, stock: Row) -> Row:
-    seconds, bound_s = seconds_of(run["seconds"], stock["seconds"]), about["bound_s"]
-    return {
-        **about,
-        **seconds,
-        "schedule": name,
-        "runs": run.get("schedule"),
-        "predicted_step_s": run.get("predicted_step_s"),
-        "over_bound": None if bound_s is None else seconds["step_s"] / bound_s,
-        "bit_equal": run["bits"] == stock["bits"],
-        "reason": run.get("reason") or None,
-        "knobs": run.get("knobs"),
-    }
+    bound_s = None if local_s is None else max(local_s, measured["communication_s"])
+    stock, rows = runs[BASELINE], []
+    for name, run in runs.items():
+        seconds = seconds_of(run["seconds"], stock["seconds"])
+        row = {
+            "workload": workload,
+            "mode": "data_parallel",
+            "baseline": BASELINE,
+            "devices": measured["workers"],
+            "bandwidth_bit_s": mbit * 1e6 or None,
+            "bound_s": bound_s,
+            "compute_s": local_s,
+            "communication_s": measured["communication_s"],
+            **seconds,
+            "schedule": name,
+            "runs": run.get("schedule"),
+            "predicted_step_s": run.get("predicted_step_s"),
+            "over_bound": None if bound_s is None else seconds["step_s"] / bound_s,
+            "bit_equal": run["bits"] == stock["bits"],
+            "reason": run.get("reason") or None,
+            "knobs": run.get("knobs"),
+        }
+        rows.append(known(row))
+    return rows
 
 
 def text_of(row: Row) -> str:

@@ -6,50 +6,46 @@ Every configuration trains a model of its own; they take turns, execution by exe
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import statistics
 import time
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import click
 import keras
 import tensorflow as tf
 
 import tf_ooo
 from tf_ooo.bench.data_parallel.rows import CONFIGURATIONS, DataParallelMeasured, DataParallelRun
 from tf_ooo.bench.shared import confine
-from tf_ooo.bench.shared.networks import NETWORKS, Network
-from tf_ooo.bench.shared.processes import JsonOf
+from tf_ooo.bench.shared.processes import end_with, requests
 from tf_ooo.bench.shared.rows import Row
-from tf_ooo.bench.shared.workloads import check_sum
+from tf_ooo.bench.shared.workloads import DATA_PARALLEL, check_sum
 from tf_ooo.tracing import unrolled
 
 
-@click.command()
-@click.argument("asked", type=JsonOf(DataParallelRun))
 def main(asked: DataParallelRun) -> None:
-    """Trains with all ranks; the first one writes the times."""
-    rank, measured = run(asked)
-    if rank == 0:
-        Path(asked.out).write_text(json.dumps(measured))
-    os._exit(0)
-
-
-def run(asked: DataParallelRun) -> tuple[int, DataParallelMeasured]:
-    """The rank, and times and plans by configuration."""
+    """Trains with all ranks; the first one writes times and plans by configuration."""
     hvd = _confined(asked.group)
     trainers = {name: Trainer(name, asked, hvd) for name in asked.configurations}
     for trainer in trainers.values():
         stock = trainer.callback is None
         with confine.lifted(asked.group, hvd.rank()) if stock else contextlib.nullcontext():
             trainer.warm_up()
-    times = _times_s(trainers, asked.repetitions, hvd)
+    times: dict[str, list[float]] = {name: [] for name in trainers}
+    for _ in range(asked.repetitions):
+        for name, trainer in trainers.items():
+            hvd.allreduce(tf.zeros([1]), name="turn")
+            times[name].append(trainer.turn_s())
     reduce_s = _reduce_seconds(hvd, next(iter(trainers.values())).model)
-    measured = {name: trainer.measured(times[name]) for name, trainer in trainers.items()}
-    return hvd.rank(), {"configurations": measured, "communication_s": reduce_s, "workers": hvd.size()}
+    measured: DataParallelMeasured = {
+        "configurations": {name: trainer.measured(times[name]) for name, trainer in trainers.items()},
+        "communication_s": reduce_s,
+        "workers": hvd.size(),
+    }
+    if hvd.rank() == 0:
+        end_with(measured)
+    os._exit(0)
 
 
 def _confined(group: str) -> ModuleType:
@@ -70,16 +66,6 @@ def _confined(group: str) -> ModuleType:
     return hvd  # type: ignore[no-any-return]
 
 
-def _times_s(trainers: dict[str, Trainer], repetitions: int, hvd: ModuleType) -> dict[str, list[float]]:
-    """Seconds of a step in each turn."""
-    times: dict[str, list[float]] = {name: [] for name in trainers}
-    for _ in range(repetitions):
-        for name, trainer in trainers.items():
-            hvd.allreduce(tf.zeros([1]), name="turn")
-            times[name].append(trainer.turn_s())
-    return times
-
-
 def _reduce_seconds(hvd: ModuleType, model: keras.Model) -> float:
     """Seconds of one allreduce as large as all gradients together."""
     whole = tf.zeros([sum(int(tf.size(v)) for v in model.trainable_variables)])
@@ -95,23 +81,32 @@ class Trainer:
     """One configuration: a model, its data and how it is trained."""
 
     def __init__(self, name: str, asked: DataParallelRun, hvd: ModuleType) -> None:
-        network, options = NETWORKS[asked.workload], CONFIGURATIONS[name]
+        network, options = DATA_PARALLEL[asked.workload], CONFIGURATIONS[name]
         self._name, self._steps, self._batch = name, asked.steps, asked.rows or network.batch
-        self.model = _compiled(network, name, hvd, 1 if options is None else asked.steps)
+        keras.utils.set_random_seed(1)
+        model = network.build()
+        self.model = _taped(hvd)(model.inputs, model.outputs) if name == "horovod_tape" else model
         self.callback = None
         if options is not None:
             self.callback = tf_ooo.OOOBackprop(mode="data_parallel", unroll=asked.steps, **options)
+        self._compile(1 if options is None else asked.steps)
+        if name == "horovod":
+            _average_in_apply(self.model.optimizer, hvd)
         self._x, self._y = network.data(2 * self._steps * self._batch, 1 + hvd.rank())
-        self._first = [variable.numpy() for variable in self._variables()]
+        self._variables = [*self.model.variables, *self.model.optimizer.variables]
+        self._first = [variable.numpy() for variable in self._variables]
 
-    def _variables(self) -> list[keras.Variable]:
-        return [*self.model.variables, *self.model.optimizer.variables]
+    def _compile(self, steps_per_execution: int) -> None:
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
+        self.model.compile(optimizer, loss, jit_compile=False, steps_per_execution=steps_per_execution)
+        optimizer.build(self.model.trainable_variables)
 
     def warm_up(self) -> None:
         """Until everything is traced, planned and decided."""
         for _ in range(5 if self._name == "auto" else 1 if self.callback is None else 2):
             self._fit()
-        for variable, value in zip(self._variables(), self._first, strict=True):
+        for variable, value in zip(self._variables, self._first, strict=True):
             variable.assign(value)
 
     def turn_s(self) -> float:
@@ -141,23 +136,8 @@ class Trainer:
         return row | {"predicted_step_s": report.predicted_step_s}
 
 
-def _compiled(network: Network, name: str, hvd: ModuleType, steps_per_execution: int) -> keras.Model:
-    keras.utils.set_random_seed(1)
-    model = network.build()
-    if name == "horovod_tape":
-        model = _taped(hvd)(model.inputs, model.outputs)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
-    model.compile(optimizer, loss, jit_compile=False, steps_per_execution=steps_per_execution)
-    optimizer.build(model.trainable_variables)
-    if name == "horovod":
-        _average_in_apply(optimizer, hvd)
-    return model
-
-
 def _taped(hvd: ModuleType) -> type[keras.Model]:
     """Stock Horovod with a train step of one's own: averaging where the tape computes gradients."""
-    import keras
 
     class Taped(keras.Model):  # type: ignore[misc]
         def train_step(self, data: tuple[tf.Tensor, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -183,4 +163,4 @@ def _average_in_apply(optimizer: keras.Optimizer, hvd: ModuleType) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*requests(DataParallelRun))

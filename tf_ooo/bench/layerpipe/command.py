@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 
 import click
 from click.core import ParameterSource
 
-from tf_ooo.bench.layerpipe import accuracy as accuracy_of_late_gradients
-from tf_ooo.bench.layerpipe.networks import NETWORKS
+from tf_ooo.bench.layerpipe import accuracy as late
 from tf_ooo.bench.layerpipe.rows import BASELINE, LayerPipeRun, rows_of, text_of
 from tf_ooo.bench.planner import layerpipe as on_paper
 from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.bars import save_bars
 from tf_ooo.bench.shared.drivers import SHARE, end_with_sigterm, run_driver
 from tf_ooo.bench.shared.options import FILE, SeveralValues, json_option, quick_option, several
-from tf_ooo.bench.shared.rows import Row, write_rows
+from tf_ooo.bench.shared.rows import Row, reported
+from tf_ooo.bench.shared.workloads import LAYERPIPE
 
 # Beside the baseline.
 SCHEDULES = ("fast_forward", "pipedream_2bw", "layerpipe", "layerpipe_ema")
@@ -30,7 +30,7 @@ _EVERYWHERE = {"quick", "json_file", "accuracy", "simulated"}
 @quick_option("The MLP on 2 workers, under 5 minutes; with --accuracy one seed, under two minutes.")
 @json_option
 @click.option("--png", type=FILE, help="File for a picture of the rows.")
-@several("--workload", click.Choice(list(NETWORKS)), default=["mlp"], show_default=True)
+@several("--workload", click.Choice(list(LAYERPIPE)), default=["mlp"], show_default=True)
 @several(
     "--schedules", click.Choice(SCHEDULES), default=SCHEDULES, help="Beside PipeDream; all of them without."
 )
@@ -41,9 +41,9 @@ _EVERYWHERE = {"quick", "json_file", "accuracy", "simulated"}
               help="Instead: all workloads on paper, for 2 to 16 processors.")  # fmt: skip
 @click.option("--accuracy", is_flag=True,
               help="Instead: the test accuracy on digits, beside stock Keras.")  # fmt: skip
-@several("--network", click.Choice(list(accuracy_of_late_gradients.NETWORKS)), default=["conv"],
+@several("--network", click.Choice(list(late.NETWORKS)), default=["conv"],
          show_default=True, help="With --accuracy.")  # fmt: skip
-@several("--rate", click.Choice(list(accuracy_of_late_gradients.RATES)), default=["cosine"],
+@several("--rate", click.Choice(list(late.RATES)), default=["cosine"],
          show_default=True, help="With --accuracy.")  # fmt: skip
 @click.option("--seeds", default=5, show_default=True, help="With --accuracy: how many.")
 @click.option("--epochs", default=30, show_default=True, help="With --accuracy.")
@@ -61,7 +61,10 @@ def layerpipe(
     """
     if accuracy:
         _refuse_given(ctx, "does not go with --accuracy", _WITH_ACCURACY)
-        _accuracy(json_file, network, rate, devices or ACCURACY_DEVICES, 1 if quick else seeds, epochs)
+        devices, seeds = devices or ACCURACY_DEVICES, 1 if quick else seeds
+        trained = late.rows(network, rate, devices, seeds, epochs)
+        trained_rows = reported(([row] for row in trained), late.text_of, json_file)
+        click.echo(late.summary(trained_rows))
         return
     if simulated:
         _refuse_given(ctx, "does not go with --simulated", {"png"})
@@ -75,14 +78,14 @@ def layerpipe(
     if quick:
         workload, devices, repetitions = ("mlp",), (2,), 2
     end_with_sigterm()
-    rows: list[Row] = []
-    for name, workers in itertools.product(workload, devices or DEVICES):
+
+    def measured(name: str, workers: int) -> list[Row]:
         asked = LayerPipeRun(name, list(dict.fromkeys((BASELINE, *schedules))))
-        measured = run_driver("tf_ooo.bench.layerpipe.driver", asked, workers, cores, repetitions)
-        for row in rows_of(measured, name):
-            click.echo(text_of(row))
-            rows.append(row)
-        write_rows(json_file, rows)
+        driver = "tf_ooo.bench.layerpipe.driver"
+        return rows_of(run_driver(driver, asked, workers, cores, repetitions), name)
+
+    pairs = itertools.product(workload, devices or DEVICES)
+    rows = reported(itertools.starmap(measured, pairs), text_of, json_file)
     if png:
         save_bars(rows, png)
 
@@ -93,15 +96,3 @@ def _refuse_given(ctx: click.Context, reason: str, known: Collection[str]) -> No
         given = ctx.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE
         if given and option.name not in {*known, *_EVERYWHERE}:
             raise click.UsageError(f"{option.opts[0]} {reason}", ctx)
-
-
-def _accuracy(
-    json_file: Path | None, networks: Sequence[str], rates: Sequence[str], devices: Sequence[int],
-    seeds: int, epochs: int,
-) -> None:  # fmt: skip
-    rows: list[Row] = []
-    for row in accuracy_of_late_gradients.rows(networks, rates, devices, seeds, epochs):
-        click.echo(accuracy_of_late_gradients.text_of(row))
-        rows.append(row)
-        write_rows(json_file, rows)
-    click.echo(accuracy_of_late_gradients.summary(rows))

@@ -11,15 +11,13 @@ import statistics
 from collections.abc import Callable
 from functools import partial
 
-import click
-
-from tf_ooo.bench.layerpipe.networks import ROUNDS, make
 from tf_ooo.bench.layerpipe.rows import LayerPipeRun
-from tf_ooo.bench.shared.cluster import ConfinedCluster, slowed, stage_costs, write_and_end
+from tf_ooo.bench.shared.cluster import ConfinedCluster, slowed, stage_costs
 from tf_ooo.bench.shared.drivers import Measured, Workers
-from tf_ooo.bench.shared.processes import JsonOf
+from tf_ooo.bench.shared.processes import end_with, requests
 from tf_ooo.bench.shared.rows import Row
 from tf_ooo.bench.shared.steps import InTurn, Stock
+from tf_ooo.bench.shared.workloads import LAYERPIPE, make
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.modes.table import LayerPipe, Pipeline
 from tf_ooo.planning.policies.layerpipe import weights_sent_bytes
@@ -39,14 +37,8 @@ RUNS: dict[str, Pipeline | LayerPipe] = {
 _TURN = 8
 _DELAYS = ("delay_steps", "delay_updates", "gradient_sum_bytes")
 _ALL_ALONE = "all alone"
-
-
-@click.command()
-@click.argument("workers", type=JsonOf(Workers))
-@click.argument("asked", type=JsonOf(LayerPipeRun))
-def main(workers: Workers, asked: LayerPipeRun) -> None:
-    """Measures one workload on one number of devices."""
-    write_and_end(workers, LayerPipeDriver(workers, asked).run())
+# In one function; tracing eight of a deep network takes longer than measuring it.
+_ROUNDS = {"mlp": 8, "mlp_square": 8, "vgg16": 4, "resnet18": 4, "resnet50": 2}
 
 
 def turn_s(run: InTurn | Stock) -> float:
@@ -61,6 +53,7 @@ class LayerPipeDriver:
 
     def __init__(self, workers: Workers, asked: LayerPipeRun) -> None:
         self._asked, self._cores = asked, workers.cores
+        self._make = partial(make, LAYERPIPE[asked.workload])
         self._cluster = ConfinedCluster(workers)
 
     def run(self) -> Measured:
@@ -68,7 +61,7 @@ class LayerPipeDriver:
         devices, runs = self._cluster.devices, self._runs()
         for run in runs.values():
             run.start(2 * len(devices) + 2)  # all rounds are full
-        all_alone = Stock(partial(make, self._asked.workload), devices)
+        all_alone = Stock(self._make, devices)
         all_alone.start()
         turns: dict[str, Callable[[], float]] = {name: partial(turn_s, run) for name, run in runs.items()}
         times = self._cluster.times_s({**turns, _ALL_ALONE: partial(turn_s, all_alone)})
@@ -81,7 +74,7 @@ class LayerPipeDriver:
     def _runs(self) -> dict[str, InTurn]:
         """The whole model on one worker, and the modes that were asked for."""
         serial = Pipeline(devices=self._cluster.slow_devices(1), microbatches=1)
-        runs = {"serial": InTurn(make(self._asked.workload), serial)}
+        runs = {"serial": InTurn(self._make(), serial)}
         # Costs of a micro-batch are not those of a batch.
         devices = {mode: self._cluster.slow_devices() for mode in (Pipeline, LayerPipe)}
         for name, options in RUNS.items():
@@ -89,17 +82,13 @@ class LayerPipeDriver:
                 continue
             options = dataclasses.replace(options, devices=devices[type(options)])
             if isinstance(options, LayerPipe):  # of large networks fewer rounds are one function
-                options = dataclasses.replace(options, unroll=ROUNDS[self._asked.workload])
-            runs[name] = InTurn(make(self._asked.workload), options)
+                options = dataclasses.replace(options, unroll=_ROUNDS[self._asked.workload])
+            runs[name] = InTurn(self._make(), options)
         return runs
 
     def _row(self, run: InTurn, alone_s: float) -> Row:
-        """What a row says beside its times.
-
-        Args:
-            run: of this row.
-            alone_s: of the whole step on each worker while all compute, to correct the costs by.
-        """
+        """What a row says beside its times; costs are corrected by ``alone_s``, of the whole step on each
+        worker while all compute."""
         report, schedule, link = run.report, run.schedule, self._cluster.link
         slower = alone_s / (report.layerpipe or report.pipeline)["serial_step_s"]
         row: Row = {
@@ -131,4 +120,4 @@ class LayerPipeDriver:
 
 
 if __name__ == "__main__":
-    main()
+    end_with(LayerPipeDriver(*requests(Workers, LayerPipeRun)).run())

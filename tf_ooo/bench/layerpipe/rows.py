@@ -12,7 +12,7 @@ BASELINE = "pipedream"
 
 @dataclass(frozen=True)
 class LayerPipeRun:
-    """A workload of :data:`tf_ooo.bench.layerpipe.networks.NETWORKS`, and schedules to train it with."""
+    """A workload of :data:`tf_ooo.bench.shared.workloads.LAYERPIPE`, and schedules to train it with."""
 
     workload: str
     schedules: list[str]

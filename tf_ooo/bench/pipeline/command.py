@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import tempfile
 from pathlib import Path
 
 import click
@@ -14,8 +13,8 @@ from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.drivers import SHARE, end_with_sigterm, run_driver
 from tf_ooo.bench.shared.options import FOLDER, SeveralValues, json_option, quick_option, several
 from tf_ooo.bench.shared.processes import command, quiet, result_of
-from tf_ooo.bench.shared.rows import Row, write_rows
-from tf_ooo.bench.shared.workloads import WORKLOADS
+from tf_ooo.bench.shared.rows import Row, reported
+from tf_ooo.bench.shared.workloads import PIPELINE
 
 SCHEDULES = "gpipe,1f1b,fast_forward,modulo,zb_h1,zb_h2,zb_v,dualpipe_v"
 QUICK_SCHEDULES = "gpipe,1f1b,fast_forward,modulo"
@@ -25,7 +24,7 @@ QUICK_SCHEDULES = "gpipe,1f1b,fast_forward,modulo"
 @quick_option("2 workers, 4 micro-batches, 4 schedules: under 5 minutes.")
 @json_option
 @click.option("--pictures", type=FOLDER, help="Folder for a Gantt chart of a measured step of each schedule.")
-@several("--workload", click.Choice(list(WORKLOADS)), default=["feed_forward"], show_default=True)
+@several("--workload", click.Choice(list(PIPELINE)), default=["feed_forward"], show_default=True)
 @several("--devices", int, default=[4], show_default=True, help="Worker processes.")
 @several("--microbatches", int, default=[8], show_default=True)
 @click.option("--schedules", default=SCHEDULES, show_default=True)
@@ -50,7 +49,9 @@ def pipeline(
     """
     end_with_sigterm()
     if overhead:
-        write_rows(json_file, [_overhead(name, 20 if quick else 60) for name in workload])
+        asked = (OverheadRun(name, 20 if quick else 60) for name in workload)
+        module = "tf_ooo.bench.pipeline.overhead"
+        reported(([result_of(command(module, run), quiet())] for run in asked), text_of, json_file)
         return
     reason = confine.why_not(with_link=False)
     if reason:
@@ -58,36 +59,16 @@ def pipeline(
         return
     if quick:
         devices, microbatches, repetitions, schedules = (2,), (4,), 4, QUICK_SCHEDULES
-    rows: list[Row] = []
-    for name, workers, count in itertools.product(workload, devices, microbatches):
-        with_torch = torch and _torch_runs(name, workers)
+
+    def measured(name: str, workers: int, count: int) -> list[Row]:
+        without_torch = pytorch.why_not(name, workers) if torch else ""
+        if without_torch:
+            click.echo(without_torch)
+        with_torch = torch and not without_torch
         asked = PipelineRun(name, count, schedules.split(","), str(pictures or ""), with_torch)
-        rows += _measured(asked, workers, cores, repetitions)
-        write_rows(json_file, rows)
+        run = run_driver("tf_ooo.bench.pipeline.driver", asked, workers, cores, repetitions)
+        return rows_of(run, asked) + torch_rows_of(run, asked)
 
-
-def _torch_runs(workload: str, devices: int) -> bool:
-    """Whether torch.distributed.pipelining is compared; says why where it is not."""
-    reason = pytorch.why_not(workload, devices)
-    if reason:
-        click.echo(reason)
-    return not reason
-
-
-def _measured(asked: PipelineRun, devices: int, cores: float | None, repetitions: int) -> list[Row]:
-    """The rows of one run, printed too."""
-    measured = run_driver("tf_ooo.bench.pipeline.driver", asked, devices, cores, repetitions)
-    rows = rows_of(measured, asked) + torch_rows_of(measured, asked)
-    for row in rows:
-        click.echo(text_of(row))
-    return rows
-
-
-def _overhead(workload: str, pairs: int) -> Row:
-    """The row of a process of its own, printed too."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "row.json"
-        asked = OverheadRun(workload, pairs, str(out))
-        row: Row = result_of(command("tf_ooo.bench.pipeline.overhead", asked), out, quiet())
-    click.echo(text_of(row))
-    return row
+    reported(
+        itertools.starmap(measured, itertools.product(workload, devices, microbatches)), text_of, json_file
+    )

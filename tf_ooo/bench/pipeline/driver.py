@@ -13,31 +13,21 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-import click
-
 from tf_ooo.bench.pipeline.gantt import busy_seconds, measured_timeline, task_seconds, task_times, traced
 from tf_ooo.bench.pipeline.pytorch import TorchRanks
 from tf_ooo.bench.pipeline.rows import BASELINE, LOCAL, SERIAL, PipelineMeasured, PipelineRun
-from tf_ooo.bench.shared.cluster import ConfinedCluster, stage_costs, write_and_end
+from tf_ooo.bench.shared.cluster import ConfinedCluster, stage_costs
 from tf_ooo.bench.shared.drivers import Workers
-from tf_ooo.bench.shared.processes import JsonOf
+from tf_ooo.bench.shared.processes import end_with, requests
 from tf_ooo.bench.shared.rows import Row
 from tf_ooo.bench.shared.steps import InTurn, Stock
 from tf_ooo.bench.shared.worker import step_bytes
-from tf_ooo.bench.shared.workloads import make
+from tf_ooo.bench.shared.workloads import PIPELINE, make
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.modes.pipeline import tasks_of
 from tf_ooo.modes.table import Pipeline
 from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.planning.simulation.timeline import Timeline
-
-
-@click.command()
-@click.argument("workers", type=JsonOf(Workers))
-@click.argument("asked", type=JsonOf(PipelineRun))
-def main(workers: Workers, asked: PipelineRun) -> None:
-    """Measures one workload on one number of devices."""
-    write_and_end(workers, PipelineDriver(workers, asked).run())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,27 +46,26 @@ class PipelineDriver:
     """One workload on one number of devices."""
 
     def __init__(self, workers: Workers, asked: PipelineRun) -> None:
-        self._workers, self._asked = workers, asked
+        self._workers, self._asked, self._network = workers, asked, PIPELINE[asked.workload]
         self._cluster = ConfinedCluster(workers)
 
     def run(self) -> PipelineMeasured:
         """Times and reports of everything."""
+        devices, version = len(self._cluster.devices), None
         controls, pipelines = self._controls(), self._pipelines()
         for control in controls.values():
             control.start()
-        runs: dict[str, Callable[[], float]] = {name: control.step_s for name, control in controls.items()}
-        runs |= {name: pipeline.step_s for name, pipeline in pipelines.items()}
-        version = None
+        ours: dict[str, Stock | InTurn] = {**controls, **pipelines}
+        runs: dict[str, Callable[[], float]] = {name: run.step_s for name, run in ours.items()}
         with contextlib.ExitStack() as stack:
             if self._asked.torch:
-                devices, microbatches = len(self._cluster.devices), self._asked.microbatches
-                ranks = TorchRanks(self._workers.group, devices, microbatches)
+                ranks = TorchRanks(self._workers.group, devices, self._asked.microbatches)
                 stack.enter_context(contextlib.closing(ranks))
                 runs |= ranks.started()
                 version = ranks.version
             times = self._cluster.times_s(runs)
         return {
-            "devices": len(self._cluster.devices),
+            "devices": devices,
             "cores": self._workers.cores,
             "times": times,
             "runs": self._rows(pipelines, times),
@@ -86,10 +75,9 @@ class PipelineDriver:
     def _controls(self) -> dict[str, Stock]:
         """The whole model on one worker, and where it can be divided equal parts of it on all of them."""
         devices, microbatches = self._cluster.devices, self._asked.microbatches
-        controls = {SERIAL: Stock(partial(make, self._asked.workload, microbatches), devices[:1])}
+        controls = {SERIAL: Stock(partial(make, self._network, microbatches), devices[:1])}
         if microbatches % len(devices) == 0:
-            part = partial(make, self._asked.workload, microbatches // len(devices))
-            controls[LOCAL] = Stock(part, devices)
+            controls[LOCAL] = Stock(partial(make, self._network, microbatches // len(devices)), devices)
         return controls
 
     def _pipelines(self) -> dict[str, InTurn]:
@@ -97,7 +85,7 @@ class PipelineDriver:
         microbatches = self._asked.microbatches
         options = Pipeline(devices=self._cluster.slow_devices(), microbatches=microbatches, profile_steps=1)
         # All models first: making one sets the seed, upon which TensorFlow compiles all functions anew.
-        workloads = {name: make(self._asked.workload, microbatches) for name in self._asked.schedules}
+        workloads = {name: make(self._network, microbatches) for name in self._asked.schedules}
         pipelines: dict[str, InTurn] = {}
         measured, steps = None, 0
         for name, workload in workloads.items():
@@ -185,4 +173,4 @@ class PipelineDriver:
 
 
 if __name__ == "__main__":
-    main()
+    end_with(PipelineDriver(*requests(Workers, PipelineRun)).run())

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tf_ooo.compat.tf_profiler import TracedEvent, trace_workers
-from tf_ooo.costs.layer_costs import LayerCosts
+from tf_ooo.costs.layer_costs import SECONDS, LayerCosts
 from tf_ooo.planning.model.schedule import Schedule, TaskList
 from tf_ooo.planning.model.task import Task
 from tf_ooo.planning.simulation.timeline import Timeline
@@ -21,7 +21,6 @@ from tf_ooo.planning.simulation.timeline import Timeline
 _MARGIN_S = 0.4
 _UPDATE_STREAM = 2
 _NEGLIGIBLE = 0.02
-_SECONDS = {"F": "forward_s", "dO": "output_grad_s", "dW": "weight_grad_s", "U": "update_s"}
 _UPDATES = re.compile(r":(Assign|Resource(Apply|Scatter))")
 
 # By the worker's address.
@@ -94,7 +93,7 @@ def task_seconds(times: Mapping[Task, Ran], stages: Sequence[LayerCosts]) -> lis
             stage,
             statistics.median(ran.end_s - ran.begin_s for ran in rans),
             statistics.median(ran.ops_s for ran in rans),
-            getattr(stages[stage], _SECONDS[kind]),
+            getattr(stages[stage], SECONDS[kind]),
         ]
         for (kind, stage), rans in sorted(of_stages.items())
     ]

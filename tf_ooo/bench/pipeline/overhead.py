@@ -5,18 +5,15 @@ Both models train in this process, turn and turn about; which one begins changes
 
 from __future__ import annotations
 
-import json
 import time
-from pathlib import Path
 
-import click
 import tensorflow as tf
 
 from tf_ooo.bench.pipeline.rows import OverheadRun, overhead_row_of
-from tf_ooo.bench.shared.processes import JsonOf
+from tf_ooo.bench.shared.processes import end_with, requests
 from tf_ooo.bench.shared.rows import Row
 from tf_ooo.bench.shared.steps import InTurn
-from tf_ooo.bench.shared.workloads import Workload, check_sum, make
+from tf_ooo.bench.shared.workloads import PIPELINE, Workload, check_sum, make
 from tf_ooo.compat import nests
 from tf_ooo.modes.table import Pipeline
 
@@ -41,8 +38,9 @@ class StockFit:
 
 def row(asked: OverheadRun) -> Row:
     """Trains both models."""
-    stock = StockFit(make(asked.workload, 1))
-    ours = InTurn(make(asked.workload, 1), Pipeline(devices=1, microbatches=1, schedule="1f1b"))
+    network = PIPELINE[asked.workload]
+    stock = StockFit(make(network))
+    ours = InTurn(make(network), Pipeline(devices=1, microbatches=1, schedule="1f1b"))
     ours.start(2)
     for _ in range(ours.steps):
         stock.step_s()
@@ -56,13 +54,7 @@ def row(asked: OverheadRun) -> Row:
     return overhead_row_of(asked.workload, times_s, check_sum(stock.model) == ours.finish())
 
 
-@click.command()
-@click.argument("asked", type=JsonOf(OverheadRun))
-def main(asked: OverheadRun) -> None:
-    """Writes the row.  A process of its own: TensorFlow gets one thread for each op."""
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    Path(asked.out).write_text(json.dumps(row(asked)))
-
-
 if __name__ == "__main__":
-    main()
+    # A process of its own: TensorFlow gets one thread for each op.
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    end_with(row(*requests(OverheadRun)))

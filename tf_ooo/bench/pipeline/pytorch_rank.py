@@ -7,11 +7,9 @@ computes has its share of the CPU; those that communicate are left free, as in T
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Callable
 
-import click
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -20,12 +18,12 @@ from torch.distributed import pipelining
 from tf_ooo.bench.pipeline.pytorch import Rank, cut
 from tf_ooo.bench.pipeline.rows import TORCH_SERIAL, TORCH_STAGES
 from tf_ooo.bench.shared import confine
-from tf_ooo.bench.shared.processes import JsonOf, answer
-from tf_ooo.bench.shared.workloads import CLASSES, FEED_FORWARD, ROWS, SEED, labels, numbers
+from tf_ooo.bench.shared.processes import answer, requests, serve
+from tf_ooo.bench.shared.workloads import FEED_FORWARD, PIPELINE, SEED
+
+_NETWORK = PIPELINE["feed_forward"]
 
 
-@click.command()
-@click.argument("rank", type=JsonOf(Rank))
 def main(rank: Rank) -> None:
     """Serves steps until its input ends."""
     torch.set_num_threads(1)
@@ -35,9 +33,7 @@ def main(rank: Rank) -> None:
     # This thread computes, also backward; all others, which communicate, get no quota.
     confine.enter(rank.group, rank.rank, confine.threads() - {threading.get_native_id()})
     answer(f"torch {torch.__version__}")
-    for line in sys.stdin:
-        steps[line.strip()]()
-        answer("done")
+    serve(lambda name: steps[name]())
     os._exit(0)  # the others may have gone already: nothing to take leave of
 
 
@@ -45,12 +41,12 @@ def _layers() -> list[nn.Module]:
     depth, width = FEED_FORWARD
     torch.manual_seed(SEED)
     inner = [nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(depth)]
-    return [*inner, nn.Linear(width, CLASSES)]
+    return [*inner, nn.Linear(width, _NETWORK.classes)]
 
 
 def _batch(microbatches: int) -> tuple[torch.Tensor, torch.Tensor]:
-    rows = ROWS["feed_forward"] * microbatches
-    return torch.from_numpy(numbers(rows, FEED_FORWARD[1])), torch.from_numpy(labels(rows)).long()
+    x, y = _NETWORK.data(_NETWORK.batch * microbatches, SEED)
+    return torch.from_numpy(x), torch.from_numpy(y)
 
 
 def _serial(rank: Rank) -> Callable[[], None]:
@@ -73,10 +69,8 @@ def _pipeline(rank: Rank, name: str) -> Callable[[], None]:
     mine = [rank.rank, count - 1 - rank.rank][: TORCH_STAGES[name]]
     modules = [nn.Sequential(*(layers[i] for i in cut(len(layers), count, stage))) for stage in mine]
     on = torch.device("cpu")
-    stages = [
-        pipelining.PipelineStage(module, stage, count, on)
-        for module, stage in zip(modules, mine, strict=True)
-    ]
+    pairs = zip(modules, mine, strict=True)
+    stages = [pipelining.PipelineStage(module, stage, count, on) for module, stage in pairs]
     loss = nn.functional.cross_entropy
     if name == "torch_zbv":
         schedule = pipelining.ScheduleZBVZeroBubble(stages, rank.microbatches, loss)
@@ -97,4 +91,4 @@ def _pipeline(rank: Rank, name: str) -> Callable[[], None]:
 
 
 if __name__ == "__main__":
-    main()
+    main(*requests(Rank))

@@ -35,11 +35,10 @@ class PipelineMeasured(Measured):
 
 @dataclass(frozen=True)
 class OverheadRun:
-    """A workload, how many pairs of steps to time, and the file for the row."""
+    """A workload, and how many pairs of steps to time."""
 
     workload: str
     pairs: int
-    out: str
 
 
 def rows_of(measured: PipelineMeasured, asked: PipelineRun) -> list[Row]:

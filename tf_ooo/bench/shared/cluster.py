@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,10 +11,8 @@ import tensorflow as tf
 
 from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.drivers import Workers
-from tf_ooo.costs.layer_costs import LayerCosts, Link
+from tf_ooo.costs.layer_costs import SECONDS, LayerCosts, Link
 from tf_ooo.costs.table import CostTable
-
-_SECONDS = {"F": "forward_s", "dO": "output_grad_s", "dW": "weight_grad_s", "U": "update_s"}
 
 
 class ConfinedCluster:
@@ -56,47 +53,40 @@ class ConfinedCluster:
         return SlowDevices(self.devices[:count], self.link, self._cluster.explain, 1 / self._workers.cores)
 
 
+@dataclasses.dataclass(eq=False)
 class SlowDevices:
     """The workers, and what layers cost there: ``slower`` times as much as in this process.
 
     All schedules are planned with the same costs, those that were measured first.
     """
 
-    def __init__(
-        self, devices: Sequence[str], link: Link, explain: Callable[[Exception], Exception], slower: float
-    ) -> None:
-        self.devices, self.link, self.explain = devices, link, explain
-        self._slower = slower
-        self._table: CostTable | None = None
+    devices: Sequence[str]
+    link: Link
+    explain: Callable[[Exception], Exception]
+    slower: float
+    _table: CostTable | None = None
 
     def costs(self, table: CostTable) -> CostTable:
         """The costs on these devices of layers that were measured in this process."""
         if self._table is None:
-            layers = tuple(slowed(layer, self._slower) for layer in table.layers)
+            layers = tuple(slowed(layer, self.slower) for layer in table.layers)
             self._table = dataclasses.replace(table, layers=layers)
         return self._table
 
 
 def slowed(layer: LayerCosts, factor: float) -> LayerCosts:
     """The costs on a device that is ``factor`` times as slow."""
-    return dataclasses.replace(layer, **{name: factor * getattr(layer, name) for name in _SECONDS.values()})
+    return dataclasses.replace(layer, **{name: factor * getattr(layer, name) for name in SECONDS.values()})
 
 
-def stage_costs(rows: Sequence[Mapping[str, Any]], slower: float) -> list[LayerCosts]:
+def stage_costs(stages: Sequence[Mapping[str, Any]], slower: float) -> list[LayerCosts]:
     """The costs of the stages as the report has them, on devices that are so many times slower."""
-    return [slowed(_stage_costs(row), slower) for row in rows]
-
-
-def _stage_costs(row: Mapping[str, Any]) -> LayerCosts:
-    return LayerCosts(
-        **{_SECONDS[kind]: seconds for kind, seconds in row["seconds"].items()},
-        activation_bytes=row["activation_bytes"],
-        weight_bytes=row["weight_bytes"],
-        output_bytes=max(row["sends"].values(), default=0),
-    )
-
-
-def write_and_end(workers: Workers, result: object) -> None:
-    """Writes what the driver has measured, and ends the process: its cluster would keep it."""
-    workers.out.write_text(json.dumps(result))
-    os._exit(0)
+    return [
+        LayerCosts(
+            **{SECONDS[kind]: slower * seconds for kind, seconds in stage["seconds"].items()},
+            activation_bytes=stage["activation_bytes"],
+            weight_bytes=stage["weight_bytes"],
+            output_bytes=max(stage["sends"].values(), default=0),
+        )
+        for stage in stages
+    ]

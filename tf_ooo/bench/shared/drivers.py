@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import click
@@ -33,7 +32,7 @@ SHARE = 0.6
 @dataclass(frozen=True)
 class Workers:
     """What a driver is told: workers' addresses and process ids, the prefix of their CPU groups and the cores
-    of each, how many turns to measure, and the folder for what workers and driver write."""
+    of each, how many turns to measure, and the folder for what workers write."""
 
     cluster: str
     processes: list[int]
@@ -41,11 +40,6 @@ class Workers:
     cores: float
     repetitions: int
     folder: str
-
-    @property
-    def out(self) -> Path:
-        """What the driver writes :class:`Measured` to."""
-        return Path(self.folder) / "out.json"
 
 
 class Measured(TypedDict):
@@ -60,10 +54,7 @@ class Measured(TypedDict):
 def row_of(measured: Measured, about: Row, name: str, baseline: str, serial: str = "serial") -> Row:
     """The row of one run, beside its baseline if that was measured, and the whole model on one device.
 
-    Args:
-        measured: of all runs.
-        about: what else the row begins with.
-        name, baseline, serial: runs.
+    It begins with what is known ``about`` it; ``name``, ``baseline`` and ``serial`` are runs.
     """
     times, devices = measured["times"], measured["devices"]
     serial_s = statistics.median(times[serial])
@@ -86,8 +77,7 @@ def run_driver(
     """What a driver has measured: a :class:`Measured`, or more.
 
     Args:
-        module: of the driver; its arguments are :class:`Workers` and ``asked``.
-        asked: what is to be measured.
+        module: of the driver; it is told its :class:`Workers` and what is ``asked`` for.
         devices: worker processes.
         cores: of each; None: an equal part of :data:`SHARE` of this machine.
         repetitions: turns.
@@ -101,7 +91,7 @@ def run_driver(
         _started(cluster, devices, folder) as processes,
     ):
         workers = Workers(cluster, processes, group, cores, repetitions, folder)
-        return result_of(command(module, workers, asked), workers.out, quiet())
+        return result_of(command(module, workers, asked), quiet())
 
 
 def end_with_sigterm() -> None:

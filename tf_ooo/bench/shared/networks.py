@@ -1,10 +1,13 @@
-"""Networks at sizes that two CPU cores can train: the shapes of the known ones, narrower."""
+"""The networks of the benchmarks: the shapes of the known ones, at sizes that two CPU cores can train.
+
+``rows`` is the size of a batch where the graph is to know it; None: any.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -17,18 +20,20 @@ class Network:
     """A model and the random data it trains on.
 
     Attributes:
-        build: makes the model; logits come out.
+        build: makes the model, with ``rows=`` for a batch of one size; logits come out.
         batch: rows.
         shape: of one row.
         tokens: rows hold whole numbers below this; None: normal floats.
-        classes: of the labels, of which each row has one.
+        classes: of the labels.
+        labels: shape of a row's.
     """
 
-    build: Callable[[], keras.Model]
+    build: Callable[..., keras.Model]
     batch: int
     shape: tuple[int, ...]
     tokens: int | None = None
     classes: int = 10
+    labels: tuple[int, ...] = ()
 
     def data(self, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """Random rows and labels."""
@@ -38,27 +43,23 @@ class Network:
             x = random.normal(size=size).astype("float32")
         else:
             x = random.integers(0, self.tokens, size).astype("int32")
-        return x, random.integers(0, self.classes, rows)
+        return x, random.integers(0, self.classes, (rows, *self.labels))
 
 
-def mlp(widths: Sequence[int]) -> keras.Model:
+def mlp(widths: Sequence[int], rows: int | None = None) -> keras.Model:
     """Dense layers; the first of the widths is that of the inputs, the last the number of classes."""
     import keras
 
     hidden = [keras.layers.Dense(width, activation="relu") for width in widths[1:-1]]
-    return keras.Sequential([keras.Input((widths[0],)), *hidden, keras.layers.Dense(widths[-1])])
+    inputs = keras.Input((widths[0],), batch_size=rows)
+    return keras.Sequential([inputs, *hidden, keras.layers.Dense(widths[-1])])
 
 
-def equal_mlp(layers: int, width: int) -> keras.Model:
-    """Dense layers of one width."""
-    return mlp([width] * (layers + 1) + [10])
-
-
-def vgg16(width: float, dense: int, pixels: int) -> keras.Model:
+def vgg16(width: float, dense: int, pixels: int, rows: int | None = None) -> keras.Model:
     """VGG-16 (Simonyan and Zisserman 2015, configuration D) with ``width`` times its channels."""
     import keras
 
-    layers: list[keras.Layer] = [keras.Input((pixels, pixels, 3))]
+    layers: list[keras.Layer] = [keras.Input((pixels, pixels, 3), batch_size=rows)]
     for channels, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
         layers += [
             keras.layers.Conv2D(round(channels * width), 3, padding="same", activation="relu")
@@ -69,18 +70,29 @@ def vgg16(width: float, dense: int, pixels: int) -> keras.Model:
     return keras.Sequential([*layers, keras.layers.Dense(10)])
 
 
-def resnet(blocks: tuple[int, ...], width: float, pixels: int) -> keras.Model:
+def resnet(blocks: tuple[int, ...], width: float, pixels: int, rows: int | None = None) -> keras.Model:
     """ResNet of bottleneck blocks (He et al. 2016) with ``width`` times the channels of the known ones."""
     import keras
 
-    inputs = keras.Input((pixels, pixels, 3))
+    inputs = keras.Input((pixels, pixels, 3), batch_size=rows)
     x = _conv(inputs, round(64 * width), 3)
     for stage, count in enumerate(blocks):
         channels = round(64 * width) * 2**stage
         for number in range(count):
             x = _bottleneck(x, channels, 2 if number == 0 and stage else 1)
-    x = keras.layers.GlobalAveragePooling2D()(x)
-    return keras.Model(inputs, keras.layers.Dense(10)(x))
+    return keras.Model(inputs, keras.layers.Dense(10)(keras.layers.GlobalAveragePooling2D()(x)))
+
+
+def plain_resnet(blocks: tuple[int, ...], width: int, classes: int, rows: int | None = None) -> keras.Model:
+    """ResNet of blocks of two convolutions for 32 x 32 images; ``width``: channels of the first blocks."""
+    import keras
+
+    inputs = keras.Input((32, 32, 3), batch_size=rows)
+    x = keras.layers.Conv2D(width, 3, padding="same", activation="relu")(inputs)
+    for stage, count in enumerate(blocks):
+        for number in range(count):
+            x = _two_convolutions(x, width * 2**stage, 2 if number == 0 and stage else 1)
+    return keras.Model(inputs, keras.layers.Dense(classes)(keras.layers.GlobalAveragePooling2D()(x)))
 
 
 def _conv(
@@ -103,30 +115,79 @@ def _bottleneck(x: keras.KerasTensor, channels: int, strides: int) -> keras.Kera
     return keras.layers.ReLU()(_conv(x, 4 * channels, 1, active=False) + short)
 
 
-def encoder(layers: int, width: int, heads: int, length: int, vocabulary: int, classes: int = 10) -> keras.Model:
-    """BERT's encoder (Devlin et al. 2019): post-norm blocks, learned positions, pooled first token."""
+def _two_convolutions(x: keras.KerasTensor, channels: int, strides: int) -> keras.KerasTensor:
     import keras
 
-    inputs = keras.Input((length,), dtype="int32")
-    x = keras.layers.Embedding(vocabulary, width)(inputs)
-    # Of the inputs: an embedding of a constant would be computed at once, and be no part of the model.
-    x = x + keras.layers.Embedding(length, width)(0 * inputs + np.arange(length, dtype="int32"))
-    x = keras.layers.LayerNormalization()(x)
+    y = _conv(_conv(x, channels, 3, strides), channels, 3, active=False)
+    if strides != 1 or x.shape[-1] != channels:
+        x = keras.layers.Conv2D(channels, 1, strides, use_bias=False)(x)
+    return keras.layers.ReLU()(x + y)
+
+
+def encoder(
+    layers: int, width: int, heads: int, length: int, vocabulary: int | None, classes: int = 10,
+    pooled: bool = False, rows: int | None = None,
+) -> keras.Model:  # fmt: skip
+    """BERT's encoder (Devlin et al. 2019): post-norm blocks, logits of the first token.
+
+    Args:
+        layers, width, heads, length: of the blocks, and tokens of a row.
+        vocabulary: of the tokens, which are embedded with learned positions; None: inputs are vectors.
+        classes: of the labels.
+        pooled: a Dense layer of the first token comes before the logits, as in BERT.
+    """
+    import keras
+
+    if vocabulary is None:
+        x = inputs = keras.Input((length, width), batch_size=rows)
+    else:
+        inputs = keras.Input((length,), dtype="int32", batch_size=rows)
+        x = keras.layers.LayerNormalization()(_embedded(inputs, vocabulary, width))
     for _ in range(layers):
         attended = keras.layers.MultiHeadAttention(heads, width // heads)(x, x)
         x = keras.layers.LayerNormalization()(x + attended)
         inner = keras.layers.Dense(4 * width, activation="gelu")(x)
         x = keras.layers.LayerNormalization()(x + keras.layers.Dense(width)(inner))
-    return keras.Model(inputs, keras.layers.Dense(classes)(x[:, 0]))
+    x = x[:, 0]
+    if pooled:
+        x = keras.layers.Dense(width, activation="tanh")(x)
+    return keras.Model(inputs, keras.layers.Dense(classes)(x))
 
 
-NETWORKS = {
-    "mlp": Network(lambda: equal_mlp(8, 1024), 256, (1024,)),
-    "mlp_small": Network(lambda: equal_mlp(8, 512), 256, (512,)),
-    "mlp_large_batch": Network(lambda: equal_mlp(8, 512), 768, (512,)),
-    "mlp_deep": Network(lambda: equal_mlp(16, 512), 768, (512,)),
-    "vgg16": Network(lambda: vgg16(0.5, 2048, 32), 32, (32, 32, 3)),
-    "resnet50": Network(lambda: resnet((3, 4, 6, 3), 0.5, 32), 32, (32, 32, 3)),
-    "resnet101": Network(lambda: resnet((3, 4, 23, 3), 0.5, 32), 16, (32, 32, 3)),
-    "bert": Network(lambda: encoder(6, 256, 4, 64, 4000), 8, (64,), tokens=4000),
-}
+def gpt2(
+    layers: int, width: int, heads: int, length: int, vocabulary: int, rows: int | None = None
+) -> keras.Model:
+    """GPT-2 (Radford et al. 2019): pre-norm causal blocks, logits of each next token."""
+    import keras
+
+    tokens = keras.Input((length,), dtype="int32", batch_size=rows)
+    x = _embedded(tokens, vocabulary, width)
+    for _ in range(layers):
+        attention = keras.layers.MultiHeadAttention(heads, width // heads)
+        y = keras.layers.LayerNormalization()(x)
+        x = x + attention(y, y, use_causal_mask=True)
+        y = keras.layers.Dense(4 * width, activation="gelu")(keras.layers.LayerNormalization()(x))
+        x = x + keras.layers.Dense(width)(y)
+    return keras.Model(tokens, keras.layers.Dense(vocabulary)(keras.layers.LayerNormalization()(x)))
+
+
+def _embedded(tokens: keras.KerasTensor, vocabulary: int, width: int) -> keras.KerasTensor:
+    import keras
+
+    length = tokens.shape[1]
+    # Of the tokens: an embedding of a constant would be computed at once, and be no part of the model.
+    places = 0 * tokens + np.arange(length, dtype="int32")
+    return keras.layers.Embedding(vocabulary, width)(tokens) + keras.layers.Embedding(length, width)(places)
+
+
+def rnn(
+    cell: Literal["SimpleRNN", "LSTM"], depth: int, width: int, length: int, classes: int,
+    rows: int | None = None,
+) -> keras.Model:  # fmt: skip
+    """Unrolled, so that sizes are known and a layer's steps are ops of the graph: dW cannot leave a loop."""
+    import keras
+
+    layer = getattr(keras.layers, cell)
+    body = [layer(width, return_sequences=n < depth - 1, unroll=True) for n in range(depth)]
+    inputs = keras.Input((length, width), batch_size=rows)
+    return keras.Sequential([inputs, *body, keras.layers.Dense(classes)])

@@ -7,10 +7,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, NoReturn, cast
 
 import click
 
@@ -19,26 +20,19 @@ if TYPE_CHECKING:
 
 # What begins an answer; a process may print other lines too.
 _ANSWER = "ANSWER "
+# The file for the result of a process that answers once.
+_OUT = "TF_OOO_BENCH_OUT"
 _TAIL, _END_S = 3000, 20.0
-Kind = TypeVar("Kind")
-
-
-class JsonOf(click.ParamType, Generic[Kind]):  # type: ignore[type-arg]
-    """An argument of such a process: a dataclass of plain values, written as JSON."""
-
-    name = "request"
-
-    def __init__(self, kind: type[Kind]) -> None:
-        self._kind = kind
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Kind:
-        """From JSON."""
-        return self._kind(**json.loads(value))
 
 
 def command(module: str, *requests: DataclassInstance) -> list[str]:
-    """What starts a module whose click command has arguments of type :class:`JsonOf`."""
+    """What starts a module that reads its :func:`requests`."""
     return [sys.executable, "-m", module, *(json.dumps(dataclasses.asdict(request)) for request in requests)]
+
+
+def requests(*kinds: type[DataclassInstance]) -> list[Any]:
+    """What this process was told, by its command line: one of each kind."""
+    return [kind(**json.loads(text)) for kind, text in zip(kinds, sys.argv[1:], strict=True)]
 
 
 def quiet() -> dict[str, str]:
@@ -46,21 +40,36 @@ def quiet() -> dict[str, str]:
     return os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
 
 
-def result_of(command: list[str], out: Path, environment: Mapping[str, str]) -> Any:
-    """Runs a process until it ends, and reads what it has written to ``out`` as JSON.
+def result_of(command: Sequence[str], environment: Mapping[str, str]) -> Any:
+    """Runs a process until it ends with :func:`end_with`.
 
     Raises ClickException, with the end of what the process printed, where it fails.
     """
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode or not out.exists():
-        printed = done.stdout[-_TAIL:] + done.stderr[-_TAIL:]
-        raise click.ClickException(f"a process of the benchmark failed:\n{printed}")
-    return json.loads(out.read_text())
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out.json"
+        told = {**environment, _OUT: str(out)}
+        done = subprocess.run(command, env=told, capture_output=True, text=True, check=False)
+        if done.returncode or not out.exists():
+            printed = done.stdout[-_TAIL:] + done.stderr[-_TAIL:]
+            raise click.ClickException(f"a process of the benchmark failed:\n{printed}")
+        return json.loads(out.read_text())
+
+
+def end_with(result: object) -> NoReturn:
+    """Ends this process with a result, as JSON; at once: a cluster or a server would keep it."""
+    Path(os.environ[_OUT]).write_text(json.dumps(result))
+    os._exit(0)
 
 
 def answer(value: object) -> None:
     """Answers a line, as JSON; called by a process that a :class:`LineProcess` has started."""
     print(_ANSWER + json.dumps(value), flush=True)
+
+
+def serve(turn: Callable[[str], object]) -> None:
+    """Answers each line with what ``turn`` makes of it, until no more come."""
+    for line in sys.stdin:
+        answer(turn(line.strip()))
 
 
 class LineProcess:

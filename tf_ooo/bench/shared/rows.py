@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+import click
 
 Row = dict[str, Any]
 
@@ -17,18 +19,24 @@ def write_rows(path: Path | None, rows: Sequence[Row]) -> None:
         path.write_text(json.dumps(rows, indent=1) + "\n")
 
 
+def reported(runs: Iterable[Sequence[Row]], text_of: Callable[[Row], str], path: Path | None) -> list[Row]:
+    """All rows, printed and written after each run: what was measured is not lost."""
+    rows: list[Row] = []
+    for run in runs:
+        rows += run
+        for row in run:
+            click.echo(text_of(row))
+        write_rows(path, rows)
+    return rows
+
+
 def known(row: Row) -> Row:
     """The row without what has no meaning for it (None)."""
     return {key: value for key, value in row.items() if value is not None}
 
 
 def seconds_of(seconds: Sequence[float], baseline: Sequence[float] | None) -> Row:
-    """What a row says of one run: median and spread, and how it compares with the baseline.
-
-    Args:
-        seconds: of a step, one for each of the run's turns.
-        baseline: the same of the baseline; None where it was not measured.
-    """
+    """Median and spread of a run's turns, and how it compares with the baseline if that was measured."""
     step_s = statistics.median(seconds)
     row: Row = {"step_s": step_s, "step_s_min": min(seconds), "step_s_max": max(seconds)}
     if baseline is not None:

@@ -29,10 +29,10 @@ class InTurn:
         options: the mode, and its schedule.
         measured: the step of another pipeline of the same workload, taken apart, and its costs: then this
             one is traced once only.
-
-    Attributes:
-        steps: run until now.
     """
+
+    # Run until now.
+    steps = 0
 
     def __init__(
         self, workload: Workload, options: Pipeline | LayerPipe, measured: tuple[Step, CostTable] | None = None
@@ -41,7 +41,7 @@ class InTurn:
         if self._pipeline is not None:
             self._pipeline.planned_from = measured
         self._fit = FitLife(self._pipeline or mode_for(options))
-        self._model, self.steps = workload.model, 0
+        self._model = workload.model
         self._batches = iter(tf.data.Dataset.from_tensors((workload.x, workload.y)).repeat())
         self._model.make_train_function()
         self._fit.begin(self._model)

@@ -12,9 +12,8 @@ from tf_ooo.bench.shared.options import FILE, SeveralValues, json_option, quick_
 from tf_ooo.bench.shared.rows import Row, write_rows
 from tf_ooo.bench.single.cases import FITS, QUICK, STEPS, Case
 from tf_ooo.bench.single.inputs import KINDS
-from tf_ooo.bench.single.measuring import has_gpu, measure
+from tf_ooo.bench.single.measuring import has_gpu, measure, text_of
 from tf_ooo.bench.single.networks import BATCHES, NETWORKS, SMALL
-from tf_ooo.bench.single.rows import text_of
 
 
 @click.command("single", cls=SeveralValues)

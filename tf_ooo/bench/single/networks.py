@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tf_ooo.bench.shared import networks
+
 if TYPE_CHECKING:
     import keras
 
@@ -43,25 +45,13 @@ def application(name: str, size: int, **options: float) -> keras.Model:
 
 
 def encoder(depth: int, width: int, length: int) -> keras.Model:
-    """A BERT-like encoder over vectors."""
-    from keras import Input, Model, layers
-
-    inputs = Input((length, width))
-    x = inputs
-    for _ in range(depth):
-        x = layers.LayerNormalization()(x + layers.MultiHeadAttention(width // 64 or 1, 64)(x, x))
-        x = layers.LayerNormalization()(
-            x + layers.Dense(width)(layers.Dense(4 * width, activation="gelu")(x))
-        )
-    return Model(inputs, layers.Dense(CLASSES)(x[:, 0]))
+    """A BERT-like encoder over vectors, with heads of 64."""
+    return networks.encoder(depth, width, width // 64, length, None, CLASSES)
 
 
 def rnn(depth: int, width: int, length: int) -> keras.Model:
-    """LSTM layers, unrolled: a loop's dW cannot leave the loop."""
-    from keras import Input, Sequential, layers
-
-    body = [layers.LSTM(width, return_sequences=n < depth - 1, unroll=True) for n in range(depth)]
-    return Sequential([Input((length, width)), *body, layers.Dense(CLASSES)])
+    """LSTM layers."""
+    return networks.rnn("LSTM", depth, width, length, CLASSES)
 
 
 KINDS: dict[str, Callable[..., Any]] = {

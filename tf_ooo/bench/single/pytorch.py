@@ -7,16 +7,14 @@ MobileNet, torchvision is missing.  Without a GPU small networks run, as a check
 from __future__ import annotations
 
 import importlib.util
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-import click
 import numpy as np
 
-from tf_ooo.bench.shared.processes import JsonOf, answer
+from tf_ooo.bench.shared.processes import answer, requests, serve
 from tf_ooo.bench.single.cases import AskedWays, Case
 from tf_ooo.bench.single.inputs import arrays
 from tf_ooo.bench.single.networks import CLASSES, SMALL, spec_of
@@ -166,17 +164,12 @@ def run(step: Callable[[], None], count: int) -> dict[str, float]:
         step()
     if gpu:
         torch.cuda.synchronize()
-    turn: dict[str, float] = {"step_s": (time.perf_counter() - started_s) / count}
-    if gpu:
-        turn["peak_bytes"] = torch.cuda.max_memory_allocated()
-    return turn
+    step_s = (time.perf_counter() - started_s) / count
+    return {"step_s": step_s, **({"peak_bytes": torch.cuda.max_memory_allocated()} if gpu else {})}
 
 
-@click.command()
-@click.argument("case", type=JsonOf(Case))
-@click.argument("ways", type=JsonOf(AskedWays))
-def main(case: Case, ways: AskedWays) -> None:
-    """As in :mod:`tf_ooo.bench.single.worker`; there is one way, whatever is asked for."""
+def main(case: Case) -> None:
+    """As in :mod:`tf_ooo.bench.single.worker`; there is one way."""
     reason = why_not(case.network)
     if reason is not None:
         answer({"ready": [], "said": {NAME: reason}, "device": "cpu"})
@@ -189,9 +182,8 @@ def main(case: Case, ways: AskedWays) -> None:
         step()
     device = torch.cuda.get_device_name() if gpu else "cpu"
     answer({"ready": [NAME], "said": {NAME: torch.__version__}, "device": device})
-    for line in sys.stdin:
-        answer(run(step, int(line.rpartition(" ")[2])))
+    serve(lambda line: run(step, int(line.rpartition(" ")[2])))
 
 
 if __name__ == "__main__":
-    main()
+    main(requests(Case, AskedWays)[0])  # whatever ways are asked for

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import click
 import keras
 import tensorflow as tf
 
-from tf_ooo.bench.shared.processes import JsonOf, answer
+from tf_ooo.bench.shared.processes import answer, requests, serve
 from tf_ooo.bench.single.cases import FITS, OURS, STOCK, WITHOUT_XLA, AskedWays, Case, OurWay
 from tf_ooo.bench.single.fit import TimedFit
 from tf_ooo.bench.single.inputs import batches
@@ -35,9 +33,6 @@ Step = Callable[[], Any]
 MEASURE_S = 60.0
 
 
-@click.command()
-@click.argument("case", type=JsonOf(Case))
-@click.argument("ways", type=JsonOf(AskedWays))
 def main(case: Case, ways: AskedWays) -> None:
     """Makes the steps of some ways, then serves lines."""
     if ways.priority is not None:
@@ -48,9 +43,12 @@ def main(case: Case, ways: AskedWays) -> None:
     modules = {name: module.to_dict() for name, module in timed.modules.items()}
     about = {"modules": modules, "device": device(), "versions": versions()}
     answer({"ready": list(timed.steps), "said": timed.said, **about})
-    for line in sys.stdin:
-        name, _, count = line.strip().rpartition(" ")
-        answer(run(timed.steps[name], int(count)))
+
+    def turn(line: str) -> dict[str, float]:
+        name, _, count = line.rpartition(" ")
+        return run(timed.steps[name], int(count))
+
+    serve(turn)
 
 
 def set_priority(priority: int) -> None:
@@ -99,33 +97,28 @@ class TimedSteps:
             return
         try:
             if name in FITS:
-                self._make_fit(name)
+                self.steps[name] = fit = TimedFit(self._case, FITS[name], self._end_s)
+                self.said[name] = fit.note
             else:
                 self._make_step(name)
         except Exception as error:  # one that cannot be made must not stop the others
             self.steps.pop(name, None)
             self.said[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"
 
-    def _make_fit(self, name: str) -> None:
-        self.steps[name] = fit = TimedFit(self._case, FITS[name], self._end_s)
-        self.said[name] = fit.note
-
     def _make_step(self, name: str) -> None:
         with watched() as watch:
             if name in OURS:
                 step, note = self._ours(OURS[name])
             else:
-                step, note = self._stock(name != WITHOUT_XLA), ""
+                jit_compile = name != WITHOUT_XLA
+                function = tf.function(self._model.train_step, jit_compile=jit_compile, autograph=False)
+                step, note = (lambda: function(next(self._batches))), ""
             self.steps[name], self.said[name] = step, note
             _wait(step())
         _wait(step())
         if watch.module is not None and name != WITHOUT_XLA:
             self.modules[name] = watch.module
             self.said[name] = "; ".join(filter(None, (note, watch.module.text())))
-
-    def _stock(self, jit_compile: bool) -> Step:
-        function = tf.function(self._model.train_step, jit_compile=jit_compile, autograph=False)
-        return lambda: function(next(self._batches))
 
     def _ours(self, way: OurWay) -> tuple[Step, str]:
         notes: list[str] = []
@@ -191,4 +184,4 @@ def _wait(out: object) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*requests(Case, AskedWays))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from tf_ooo.errors import BackendError
 
 
@@ -21,8 +23,6 @@ def import_here(graph_def: Any, replaced: dict[str, Any], wanted: Sequence[str],
 
     ``replaced`` maps tensor names to tensors.
     """
-    import tensorflow as tf
-
     graph = tf.compat.v1.get_default_graph()
     inside = {name: graph.capture(t) if hasattr(graph, "capture") else t for name, t in replaced.items()}
     return list(tf.graph_util.import_graph_def(graph_def, inside, list(wanted), name=name))
@@ -30,8 +30,6 @@ def import_here(graph_def: Any, replaced: dict[str, Any], wanted: Sequence[str],
 
 def captured_here(concrete: Any) -> list[Any]:
     """What a traced function captures, captured by the one that is being traced, with its variables."""
-    import tensorflow as tf
-
     graph = tf.compat.v1.get_default_graph()
     for variable in concrete.graph.variables:
         graph.watch_variable(variable)

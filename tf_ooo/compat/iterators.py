@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+
 
 def is_iterator(value: Any) -> bool:
     """Whether ``value`` hands out the elements of a ``tf.data.Dataset`` on one device."""
-    import tensorflow as tf
-
     return isinstance(value, tf.data.Iterator)
 
 
@@ -22,7 +22,6 @@ def iterator_over(elements: list[Any], like: Any) -> Any:
 
     The public ``iter(dataset)`` would have the elements' own, more precise shapes: another trace.
     """
-    import tensorflow as tf
     from tensorflow.python.data.ops import iterator_ops
 
     dataset = tf.data.Dataset.from_tensors(elements[0])

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+import tensorflow as tf
+
 from tf_ooo.compat import keras_attributes, versions
 
 # Of what gives a ``fit`` its batches: around all of an epoch, and what waits for the last of them.
@@ -77,8 +79,6 @@ def set_start_epoch(model: Any, epoch: int) -> None:
 
 def samples_seen(model: Any) -> float:
     """How many samples the model's loss has been averaged over since its metrics were reset; 0 unknown."""
-    import tensorflow as tf
-
     tracker = getattr(model, "_loss_tracker", None)
     if versions.is_of_keras_2(model):
         tracker = getattr(getattr(model, "compiled_loss", None), "_total_loss_mean", None)

@@ -7,6 +7,8 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
+import tensorflow as tf
+
 from tf_ooo.compat import keras_attributes, keras_layers, versions
 
 
@@ -35,8 +37,6 @@ def masks(model: Any) -> list[str]:
 
 def _losses(model: Any) -> list[Any]:
     """The loss objects given to ``compile``."""
-    import tensorflow as tf
-
     losses = tf.nest.flatten(getattr(model, "loss", None))
     return [loss for loss in losses if isinstance(loss, versions.keras_of(model).losses.Loss)]
 
@@ -74,7 +74,5 @@ def weighted_means(model: Any, weight: float) -> Iterator[None]:
 
 
 def _update_mean(update: Any, weight: float, values: Any, sample_weight: Any = None) -> Any:
-    import tensorflow as tf
-
     single = sample_weight is None and tf.convert_to_tensor(values).shape.rank == 0
     return update(values, sample_weight=weight if single else sample_weight)

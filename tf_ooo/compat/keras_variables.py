@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from grappler_passes.compat import keras_values
 
 _TWIN = "_ooo_value"
@@ -48,8 +50,6 @@ def set_value_of(variable: Any, value: Any) -> None:
 
 def _resource(variable: Any) -> Any:
     """The ``tf.Variable`` that a variable of Keras 2 is, or holds for mixed precision; None with Keras 3."""
-    import tensorflow as tf
-
     if not isinstance(variable, tf.Variable):
         return None
     return vars(variable).get("_variable", variable)
@@ -66,8 +66,6 @@ def copy_on(device: str, variable: Any) -> Any:
 
     Optimizers of Keras know the variables that they were built with by ``_unique_id``.
     """
-    import tensorflow as tf
-
     with tf.init_scope(), tf.device(device):
         new = tf.Variable(
             variable.read_value(),
@@ -88,8 +86,6 @@ def empty(variable: Any) -> None:
     TensorFlow keeps the graphs in which gradients with a gradient of their own were traced (Keras'
     optimizers do so), and with each graph the variables that it reads, as long as the process lives.
     """
-    import tensorflow as tf
-
     with tf.init_scope(), tf.device(variable.device):
         nothing = (
             tf.zeros((0,), variable.dtype) if variable.dtype != tf.string else tf.constant([], tf.string)
@@ -104,8 +100,6 @@ def register(dtype: Any, shape: Sequence[int | None] | None, device: str) -> Any
     optimizers would take the rows of the batch that comes in for those of the one before: they give a
     variable of any shape the shape of what is assigned to it.
     """
-    import tensorflow as tf
-
     with tf.init_scope(), tf.device(device):
         return tf.Variable(
             tf.zeros([size or 0 for size in shape or (0,)] if shape != () else (), dtype),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 
 class Packed:
@@ -15,8 +16,6 @@ class Packed:
     """
 
     def __init__(self, values: Any) -> None:
-        import tensorflow as tf
-
         self._like = values
         self._flat = tf.nest.flatten(values, expand_composites=True)
         self._places = [place for place, value in enumerate(self._flat) if _is_tensor(value)]
@@ -25,21 +24,15 @@ class Packed:
     @property
     def specs(self) -> list[Any]:
         """TensorSpecs of the tensors."""
-        import tensorflow as tf
-
         return [tf.TensorSpec(tensor.shape, tf.as_dtype(tensor.dtype)) for tensor in self.tensors]
 
     def tensors_of(self, values: Any) -> list[Any]:
         """The tensors of a nest with the same signature."""
-        import tensorflow as tf
-
         flat = tf.nest.flatten(values, expand_composites=True)
         return [flat[place] for place in self._places]
 
     def specs_in(self, specs: Any) -> list[Any]:
         """What a nest of specs says of each tensor; None where it is not one of such values."""
-        import tensorflow as tf
-
         flat = tf.nest.flatten(specs, expand_composites=True)
         if len(flat) != len(self._flat):
             return [None] * len(self._places)
@@ -47,8 +40,6 @@ class Packed:
 
     def unpack(self, tensors: Sequence[Any]) -> Any:
         """The nest with other tensors in it."""
-        import tensorflow as tf
-
         flat = list(self._flat)
         for place, tensor in zip(self._places, tensors, strict=True):
             flat[place] = tensor
@@ -57,7 +48,6 @@ class Packed:
 
 def as_tensors(values: Any) -> Any:
     """What a ``tf.function`` makes of its results: numbers and variables become tensors, None stays."""
-    import tensorflow as tf
 
     def convert(value: Any) -> Any:
         return value if value is None or tf.is_tensor(value) else tf.convert_to_tensor(value)
@@ -67,8 +57,6 @@ def as_tensors(values: Any) -> Any:
 
 def signature(values: Any) -> Any:
     """Equal for nests of the same structure, shapes, dtypes and other values."""
-    import tensorflow as tf
-
     flat = tf.nest.flatten(values, expand_composites=True)
     parts = [(tuple(v.shape), str(v.dtype)) if _is_tensor(v) else _hashable(v) for v in flat]
     return repr(tf.nest.map_structure(lambda _: None, values, expand_composites=False)), tuple(parts)
@@ -76,8 +64,6 @@ def signature(values: Any) -> Any:
 
 def same_spec(a: Any, b: Any) -> bool:
     """Whether two nests of type specs are equal."""
-    import tensorflow as tf
-
     try:
         tf.nest.assert_same_structure(a, b)
     except (TypeError, ValueError):
@@ -92,8 +78,6 @@ def open_rows(spec: Any, known: Any = None) -> Any:
         spec: of a batch.
         known: what the data say of all batches; where it has a number of rows, that.
     """
-    import tensorflow as tf
-
     if not spec.shape.rank:
         return tf.TensorSpec(spec.shape, spec.dtype)
     rows = known.shape[0] if isinstance(known, tf.TensorSpec) and known.shape.rank else None
@@ -102,8 +86,6 @@ def open_rows(spec: Any, known: Any = None) -> Any:
 
 def shapes_of(values: Any) -> tuple[tuple[int, tuple[int | None, ...]], ...]:
     """(number of the dtype, shape) of every tensor and array in a nest, each once."""
-    import tensorflow as tf
-
     flat = tf.nest.flatten(values, expand_composites=True)
     tensors = [value for value in flat if hasattr(value, "shape") and hasattr(value, "dtype")]
     kinds = [(tf.as_dtype(t.dtype), tf.TensorShape(t.shape)) for t in tensors]
@@ -112,8 +94,6 @@ def shapes_of(values: Any) -> tuple[tuple[int, tuple[int | None, ...]], ...]:
 
 def dtype_name(tensor: Any) -> str:
     """``"float32"``: Keras 3 has names for types, Keras 2 TensorFlow's own."""
-    import tensorflow as tf
-
     name: str = tf.as_dtype(tensor.dtype).name
     return name
 
@@ -123,8 +103,6 @@ def synchronize(outputs: Any) -> None:
 
     Where there are none, until all devices are done.
     """
-    import tensorflow as tf
-
     tensors = [value for value in tf.nest.flatten(outputs) if hasattr(value, "numpy")]
     for tensor in tensors:
         tensor.numpy()
@@ -133,8 +111,6 @@ def synchronize(outputs: Any) -> None:
 
 
 def _is_tensor(value: Any) -> bool:
-    import tensorflow as tf
-
     return isinstance(value, (tf.Tensor, np.ndarray, np.generic))
 
 

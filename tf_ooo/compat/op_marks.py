@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+import tensorflow as tf
+
 from grappler_passes.analysis.microbatches import SUM_ATTR
 
 # On the communications of a gradient that travels in slices: which of them.
@@ -19,7 +21,6 @@ _LEAVE_SUMS = "_grappler_ArithmeticOptimizer_AddOpsRewriteStage"
 
 def _marked(attributes: Mapping[str, int | bool]) -> AbstractContextManager[None]:
     """Ops that are made inside, in the graph that is being traced, get these attributes."""
-    import tensorflow as tf
     from tensorflow.core.framework import attr_value_pb2
 
     values = {
@@ -36,8 +37,6 @@ def numbered_step(number: int, attribute: str, scope: str) -> Iterator[None]:
 
     TensorFlow's graph optimizers are not blind to names: in a scope the same step may differ in the last bit.
     """
-    import tensorflow as tf
-
     named = tf.name_scope(f"{scope}{number}") if scope else contextlib.nullcontext()
     with _marked({attribute: number}), named:
         yield
@@ -45,8 +44,6 @@ def numbered_step(number: int, attribute: str, scope: str) -> Iterator[None]:
 
 def numbered_part(number: int) -> AbstractContextManager[None]:
     """Ops made inside say which slice they belong to; of no use where ops run at once."""
-    import tensorflow as tf
-
     return contextlib.nullcontext() if tf.executing_eagerly() else _marked({PART_ATTR: number})
 
 
@@ -64,8 +61,6 @@ def leave_sums(graph_def: Any) -> None:
 
 def marked_gradient(gradient: Any, variable: Any) -> Any:
     """A variable's gradient, dense, behind an op that :func:`is_marked_gradient` knows; None stays None."""
-    import tensorflow as tf
-
     if gradient is None:
         return None
     # That of lookups says its shape only when it runs.

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 
 def plain_function(
     body: Callable[..., Any], specs: Sequence[Any] | None = None, compiled: bool = False
@@ -17,8 +19,6 @@ def plain_function(
         specs: of its inputs, for one trace; None: it is traced for each kind of inputs.
         compiled: by XLA, for which loops are traced in another way.
     """
-    import tensorflow as tf
-
     function = tf.function(
         tf.autograph.experimental.do_not_convert(body),
         input_signature=specs if specs is None else list(specs),

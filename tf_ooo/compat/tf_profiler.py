@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
+
 from tf_ooo.errors import BackendError
 
 STEP_MARK = "tf_ooo_step"
@@ -35,8 +37,6 @@ def traced_events(events: list[TracedEvent]) -> Iterator[None]:
 
     Raises BackendError if the profiler is in use (``TensorBoard(profile_batch=...)`` uses it too).
     """
-    import tensorflow as tf
-
     with tempfile.TemporaryDirectory(prefix="tf_ooo_profile_") as folder:
         try:
             tf.profiler.experimental.start(folder)
@@ -58,8 +58,6 @@ def traced_events(events: list[TracedEvent]) -> Iterator[None]:
 
 def mark_step(number: int) -> Any:
     """A context manager: what runs inside is one step, in the trace an event named STEP_MARK."""
-    import tensorflow as tf
-
     return tf.profiler.experimental.Trace(STEP_MARK, step_num=number)
 
 
@@ -91,8 +89,6 @@ def trace_workers(addresses: Sequence[str], seconds: float) -> dict[str, list[Tr
     Raises:
         BackendError: a server does not answer.
     """
-    import tensorflow as tf
-
     with tempfile.TemporaryDirectory(prefix="tf_ooo_profile_") as folder:
         where = ",".join(f"grpc://{address}" for address in addresses)
         try:

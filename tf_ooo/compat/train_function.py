@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import tensorflow as tf
+
 from tf_ooo.compat import keras_attributes, versions
 
 _FUNCTIONS = ("train_function", "train_tf_function")
@@ -111,7 +113,6 @@ def step_on_data(model: Any, train_step: Callable[..., Any], counts: bool = True
 
 def _step_on_data_of_keras_2(model: Any, train_step: Callable[..., Any]) -> Callable[..., Any]:
     """As Keras 2's ``make_train_function``: the batch is counted once its step has succeeded."""
-    import tensorflow as tf
 
     def counted(data: Any) -> Any:
         outputs = train_step(data)
@@ -163,8 +164,6 @@ RUN_EAGERLY = "tf.config.run_functions_eagerly(True): there is no graph to rewri
 
 def functions_run_eagerly() -> bool:
     """Whether ``tf.function`` is switched off for the whole process."""
-    import tensorflow as tf
-
     return bool(tf.config.functions_run_eagerly())
 
 
@@ -184,8 +183,6 @@ def why_not_rewritable(model: Any) -> str | None:
 
 def keras_compiles_by_itself(model: Any) -> bool:
     """Whether ``jit_compile=True`` may be Keras 3's choice, not the user's: as on GPUs."""
-    import tensorflow as tf
-
     return not versions.is_of_keras_2(model) and any(
         device.device_type != "CPU" for device in tf.config.list_physical_devices()
     )

@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from tf_ooo.compat import func_graphs, tf_functions, xla_nodes
 
 _CALL = re.compile(r"= .* call\(.*" + xla_nodes.STREAM_ATTRIBUTE + r'="(\d+)"')
@@ -27,8 +29,6 @@ def repeated_function(
         fetches: floating-point tensors of static shape.
         times: at least 1.
     """
-    import tensorflow as tf
-
     body = func_graphs.without_placeholders(graph_def)
 
     def run(*given: Any) -> list[Any]:
@@ -51,8 +51,6 @@ def repeated_function(
 
 def run_errors() -> tuple[type[BaseException], ...]:
     """What a compiled function raises where XLA cannot compile or start it."""
-    import tensorflow as tf
-
     return (tf.errors.OpError,)
 
 
@@ -62,8 +60,6 @@ def hlo_of(function: Any, specs: Sequence[Any], stage: str = "hlo") -> str:
     The device is named, although TensorFlow warns of that: else it finds out by drawing a random number,
     after which the user's own would be others.
     """
-    import tensorflow as tf
-
     with tf.init_scope():
         device = tf.identity(tf.constant(0.0)).device
     ask = function.experimental_get_compiler_ir(*specs)

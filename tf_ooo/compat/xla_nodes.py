@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from grappler_passes.compat import releases
 
@@ -28,8 +29,6 @@ MLIR_TYPES = {
 
 def why_no_streams() -> str | None:
     """Why this TensorFlow cannot call a function on a stream; None where it can."""
-    import tensorflow as tf
-
     if releases.major_minor(tf.__version__) < OLDEST_TENSORFLOW:
         return (
             f"TensorFlow {tf.__version__}: its XLA inlines calls that are to run on a stream; 2.21 is needed"
@@ -45,8 +44,6 @@ def why_no_streams() -> str | None:
 
 def platform() -> str:
     """``CUDA``, ``ROCM``, ``CPU`` or another GPU: what XLA compiles for where no device is named."""
-    import tensorflow as tf
-
     if not tf.config.list_logical_devices("GPU"):
         return "CPU"
     if tf.test.is_built_with_rocm():
@@ -56,8 +53,6 @@ def platform() -> str:
 
 def device_name() -> str:
     """The first GPU's, or ``CPU``."""
-    import tensorflow as tf
-
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
         return "CPU"
@@ -89,7 +84,6 @@ def function_def(
         inputs: (name of the node that stands for it, dtype name, shape).
         outputs: tensor names, ``node:port``.
     """
-    import tensorflow as tf
     from tensorflow.python.framework import graph_to_function_def
 
     graph = tf.Graph()
@@ -109,7 +103,6 @@ def function_def(
 
 def call_node(name: str, stream: int, function: str, module: str, inputs: Sequence[str], types: Any) -> Any:
     """The NodeDef of an ``XlaCallModule``; ``types`` are (input infos, output infos)."""
-    import tensorflow as tf
     from tensorflow.core.framework import node_def_pb2
 
     given, results = types
@@ -128,7 +121,6 @@ def call_node(name: str, stream: int, function: str, module: str, inputs: Sequen
 
 def plain_call_node(name: str, function: str, inputs: Sequence[str], types: Any) -> Any:
     """The NodeDef of a call that XLA inlines; ``types`` are (input infos, output infos)."""
-    import tensorflow as tf
     from tensorflow.core.framework import node_def_pb2
 
     node = node_def_pb2.NodeDef(name=name, op="PartitionedCall", input=inputs)
@@ -140,7 +132,6 @@ def plain_call_node(name: str, function: str, inputs: Sequence[str], types: Any)
 
 def barrier_node(name: str, inputs: Sequence[str], dtypes: Sequence[str]) -> Any:
     """The NodeDef of an ``XlaOptimizationBarrier``: its outputs are its inputs, once all are there."""
-    import tensorflow as tf
     from tensorflow.core.framework import node_def_pb2
 
     node = node_def_pb2.NodeDef(name=name, op="XlaOptimizationBarrier", input=inputs)
@@ -150,7 +141,6 @@ def barrier_node(name: str, inputs: Sequence[str], dtypes: Sequence[str]) -> Any
 
 def constant_node(name: str, value: np.ndarray[Any, Any]) -> Any:
     """The NodeDef of a constant."""
-    import tensorflow as tf
     from tensorflow.core.framework import node_def_pb2
 
     node = node_def_pb2.NodeDef(name=name, op="Const")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+
 from tf_ooo.compat import func_graphs
 
 _ALLREDUCE = (
@@ -23,8 +25,6 @@ def already_averaged(gradient: Any) -> bool:
     A communication further back, such as that of a synchronized BatchNorm, lies behind ops that
     are not passed here.
     """
-    import tensorflow as tf
-
     tensor = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
     if not hasattr(tensor, "graph") or not hasattr(tensor, "op"):
         return False

@@ -12,6 +12,8 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from tf_ooo.compat import keras_optimizers, keras_variables, tf_functions
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.tracing.already import already_averaged
@@ -108,8 +110,6 @@ class Averaging:
         return "Average" if keras_variables.is_overwritten_with_gradient(variable) else self.op
 
     def _weighted(self, grad: Any) -> Any:
-        import tensorflow as tf
-
         if self._factor is None:
             return grad
         if isinstance(grad, tf.IndexedSlices):
@@ -119,8 +119,6 @@ class Averaging:
 
     def _weight_of(self, data: Any) -> Any:
         """This rank's samples over the mean of all ranks'; exactly 1 where all have as many."""
-        import tensorflow as tf
-
         first = next(t for t in tf.nest.flatten(data) if hasattr(t, "shape") and t.shape.rank != 0)
         count = tf.cast(tf.shape(first)[0], tf.float32)
         total = self.engine.sum(count, "tf_ooo_samples")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tf_ooo.compat import keras_optimizers, op_marks
 from tf_ooo.errors import BackendError
@@ -79,8 +80,6 @@ class Collecting:
             self._add(self.applied[call], place, grad)
 
     def _add(self, into: _Applied, place: int, grad: Any) -> None:
-        import tensorflow as tf
-
         if grad is None:
             return
         weighted = _times(grad, self.weights[self._number])
@@ -95,8 +94,6 @@ class Collecting:
 
     def _add_slices(self, into: _Applied, place: int, slices: Any) -> None:
         """Adds up those of rows that are the same as before; others come one after the other."""
-        import tensorflow as tf
-
         rows = fixed_rows(slices.indices)
         added = into.slices.setdefault(place, [])
         before = into.fixed_rows.get(place)
@@ -116,8 +113,6 @@ class Collecting:
             keras_optimizers.update(applied.optimizer, grads, applied.variables if applied.explicit else None)
 
     def _total(self, applied: _Applied, place: int) -> Any:
-        import tensorflow as tf
-
         total = applied.sums[place]
         if place in applied.slices:
             total = _joined(applied.slices[place])
@@ -128,8 +123,6 @@ class Collecting:
 
 def _joined(slices: Sequence[Any]) -> Any:
     """Slices of all micro-batches, one after the other."""
-    import tensorflow as tf
-
     if len(slices) == 1:
         return slices[0]
     with tf.name_scope("sum"), op_marks.marked_sums():
@@ -144,16 +137,12 @@ def _with_own_rows(slices: Any) -> Any:
     Constant rows graph optimizers would join with the others' beforehand; what might be given otherwise they
     leave alone.
     """
-    import tensorflow as tf
-
     rows = tf.raw_ops.PlaceholderWithDefault(input=slices.indices, shape=slices.indices.shape)
     return tf.IndexedSlices(slices.values, rows, slices.dense_shape)
 
 
 def _times(grad: Any, factor: float) -> Any:
     """``grad * factor``; the gradient itself where the factor is 1."""
-    import tensorflow as tf
-
     if factor == 1.0:
         return grad
     if isinstance(grad, tf.IndexedSlices):

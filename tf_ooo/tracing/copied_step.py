@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import tensorflow as tf
+
 from grappler_passes.compat import graph_protos
 from tf_ooo.compat import func_graphs
 from tf_ooo.tracing.flat import FlatTrace
@@ -59,7 +61,6 @@ class CopiedStep:
             attributes: of all its nodes.
             edit: changes the copy's GraphDef before it is added.
         """
-        import tensorflow as tf
         from tensorflow.core.framework import graph_pb2
 
         graph_def = graph_pb2.GraphDef()
@@ -76,8 +77,6 @@ class CopiedStep:
 
     def _inputs(self, batch: Any) -> dict[str, Any]:
         """What takes the place of the step's inputs: the batch, variables as this function captures them."""
-        import tensorflow as tf
-
         inner = self._trace.concrete.graph
         captured = func_graphs.captured_here(self._trace.concrete)
         given = map(tf.convert_to_tensor, tf.nest.flatten(batch, expand_composites=True))

@@ -10,6 +10,7 @@ import copy
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 # More ops than rows of positions take: constants, a range, casts, reshapes, a wrap of negative rows.
 _MOST_OPS = 64
@@ -21,8 +22,6 @@ def fixed_rows(indices: Any) -> np.ndarray | None:
     Args:
         indices: a tensor of a graph that is being traced.
     """
-    import tensorflow as tf
-
     nodes = _nodes_of(indices.op)
     if nodes is None:
         return None
@@ -69,8 +68,6 @@ def _is_open(op: Any) -> bool:
 
 def _constant_shape(op: Any) -> Any:
     """A constant in the place of ``Shape``; None: the shape is not known."""
-    import tensorflow as tf
-
     shape = op.inputs[0].shape
     if not shape.is_fully_defined():
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.compat import traced_functions
@@ -30,8 +31,6 @@ class FlatTrace:
     """
 
     def __init__(self, function: Callable[..., Any], specs: Sequence[Any], compiled: bool = False) -> None:
-        import tensorflow as tf
-
         packed: list[Packed] = []
 
         def flat(*tensors: Any) -> list[Any]:

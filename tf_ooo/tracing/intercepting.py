@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import tensorflow as tf
+
 from tf_ooo.compat import keras_optimizers
 
 
@@ -74,6 +76,4 @@ class _Intercepting:
 
 def ops_so_far() -> int:
     """How many ops the graph has that is being traced."""
-    import tensorflow as tf
-
     return len(tf.compat.v1.get_default_graph().get_operations())

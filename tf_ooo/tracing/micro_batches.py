@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from tf_ooo.errors import BackendError
 
 
@@ -19,8 +21,6 @@ def split_rows(rows: int, microbatches: int) -> tuple[int, ...]:
 
 def rows_of(batch: Any) -> int:
     """The rows of a batch.  BackendError where its tensors do not have the same number."""
-    import tensorflow as tf
-
     rows = {
         int(tensor.shape[0])
         for tensor in tf.nest.flatten(batch, expand_composites=False)
@@ -36,8 +36,6 @@ def rows_of(batch: Any) -> int:
 
 def parts_of(batch: Any, rows: Sequence[int]) -> list[Any]:
     """The batch's micro-batches; the batch itself where there is one."""
-    import tensorflow as tf
-
     if len(rows) == 1:
         return [batch]
     parts, begin = [], 0
@@ -49,8 +47,6 @@ def parts_of(batch: Any, rows: Sequence[int]) -> list[Any]:
 
 
 def _slice(tensor: Any, begin: int, end: int) -> Any:
-    import tensorflow as tf
-
     if isinstance(tensor, tf.SparseTensor):
         shape = [end - begin, *tensor.shape[1:]]
         return tf.sparse.slice(tensor, [begin] + [0] * (len(shape) - 1), shape)

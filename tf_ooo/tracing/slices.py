@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from grappler_passes.graph.training_graph import TrainingGraph
 from tf_ooo.compat import op_marks
 from tf_ooo.planning.model.schedule import Schedule
@@ -65,16 +67,12 @@ class GradientSlices:
 
 
 def _may_be_cut(gradient: Any) -> bool:
-    import tensorflow as tf
-
     if isinstance(gradient, tf.IndexedSlices):
         return False
     return bool(gradient.shape.is_fully_defined()) and gradient.shape.num_elements() > 0
 
 
 def _in_slices(name: str, gradient: Any, count: int, reduce: Callable[[Named], list[Any]]) -> Any:
-    import tensorflow as tf
-
     elements = gradient.shape.num_elements()
     ends = [elements * (number + 1) // count for number in range(count)]
     sizes = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import tensorflow as tf
+
 from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE
 from tf_ooo.compat import keras_losses, keras_variables, op_marks, tf_functions, train_function
 from tf_ooo.errors import BackendError
@@ -95,8 +97,6 @@ class StepFunctions:
 
 
 def _shapes(batch: Any) -> Any:
-    import tensorflow as tf
-
     flat = tf.nest.flatten(batch, expand_composites=True)
     return tuple((str(t.dtype), tuple(t.shape)) if hasattr(t, "shape") else repr(t) for t in flat)
 
@@ -119,8 +119,6 @@ def refuse_reads_after(updates: Iterable[tuple[Sequence[Any], int]]) -> None:
     Raises:
         BackendError: names the weight, and the op that reads it.
     """
-    import tensorflow as tf
-
     operations = tf.compat.v1.get_default_graph().get_operations()
     for variables, begin in updates:
         handles = _handles(variables)
@@ -135,8 +133,6 @@ def refuse_reads_after(updates: Iterable[tuple[Sequence[Any], int]]) -> None:
 
 def _handles(variables: Iterable[Any]) -> dict[int, str]:
     """Names of variables by the id of their handle in the graph that is being traced."""
-    import tensorflow as tf
-
     graph = tf.compat.v1.get_default_graph()
     inside = {id(external): placeholder for external, placeholder in graph.captures}
     names = {}
@@ -153,8 +149,6 @@ def _metric_variables(model: Any) -> list[Any]:
 
 def _whole(logs: Sequence[Any], rows: Sequence[int], metrics: dict[int, str]) -> Any:
     """Logs of the whole batch: a metric's result after the last micro-batch; of other numbers the mean."""
-    import tensorflow as tf
-
     if len(logs) == 1:
         return logs[0]
 

@@ -7,6 +7,8 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from tf_ooo.compat import keras_optimizers
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.ranks.base import Engine
@@ -18,8 +20,6 @@ def build(model: Any, optimizers: Sequence[Any], train_step: Any, iterator: Any)
     What cannot be built directly is built as Keras does in its first step: by tracing one, which
     is thrown away.
     """
-    import tensorflow as tf
-
     main: Any = getattr(model, "optimizer", None)
     if (
         model.built
@@ -45,8 +45,6 @@ def build(model: Any, optimizers: Sequence[Any], train_step: Any, iterator: Any)
 
 def common_spec(engine: Engine, spec: Any) -> Any:
     """What all ranks' batches have in common; a dimension that differs (rows of uneven data) is open."""
-    import tensorflow as tf
-
     flat = tf.nest.flatten(spec)
     plain = all(isinstance(part, tf.TensorSpec) for part in flat)
     mine = [None if part.shape.rank is None else part.shape.as_list() for part in flat] if plain else None

@@ -23,10 +23,7 @@ class Backward:
         self.gradients = gradients
         self.flow = gradients.flow
         self.size = len(self.flow)
-        self.successors: list[list[int]] = [[] for _ in range(self.size)]
-        for node, edges in enumerate(self.flow.data):
-            for edge in edges:
-                self.successors[edge.source].append(node)
+        self.successors = self.flow.targets
 
     def is_communication(self, node: int) -> bool:
         """A collective, a transfer, or the packing and unpacking of tensors for one."""

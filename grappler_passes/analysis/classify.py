@@ -101,8 +101,7 @@ def _results(flow: FlowGraph, fetches: Sequence[str] | None) -> tuple[list[int],
     returned = [n for n, kind in enumerate(flow.types) if kind in RETURN_OPS]
     if returned or "_Arg" in flow.types:
         return returned, True
-    consumed = {e.source for edges in flow.data for e in edges}
-    return [n for n in range(len(flow)) if n not in consumed and flow.outputs[n]], False
+    return [n for n, targets in enumerate(flow.targets) if not targets and flow.outputs[n]], False
 
 
 def _no_weights_message(graph_def: graph_pb2.GraphDef) -> str:

@@ -20,6 +20,7 @@ from functools import cached_property
 from grappler_passes.analysis.dominators import dominators
 from grappler_passes.analysis.forward import forward_ops
 from grappler_passes.analysis.weights import Slots, find_weights
+from grappler_passes.graph.bits import memberships
 from grappler_passes.graph.flow import Propagation
 from grappler_passes.graph.values import ValueFlow
 from grappler_passes.graph.variables import VariableAccess
@@ -84,10 +85,7 @@ class GradientFlow(ValueFlow):
     @cached_property
     def reach(self) -> list[int]:
         """reach[i]: the weights whose update op i changes, one-number edges cut."""
-        seeds: dict[int, int] = {}
-        for i in range(len(self.weights)):
-            for sink in self.sinks(i):
-                seeds[sink] = seeds.get(sink, 0) | 1 << i
+        seeds = memberships(map(self.sinks, range(len(self.weights))))
         bits = self.cut.upstream(seeds)
         scalars = [i for i, w in enumerate(self.weights) if w.shape == ()]
         if not scalars:
@@ -180,19 +178,17 @@ class GradientFlow(ValueFlow):
     @cached_property
     def depends(self) -> list[int]:
         """depends[i]: the weights whose values op i depends on."""
-        return self.full.downstream(self._read_bits())
+        return self.full.downstream(self.read_bits)
 
     @cached_property
     def depends_on_tensors(self) -> list[int]:
         """Like ``depends``, one-number edges cut: a loop's counter depends on no weight."""
-        return self.cut.downstream(self._read_bits())
+        return self.cut.downstream(self.read_bits)
 
-    def _read_bits(self) -> dict[int, int]:
-        seeds: dict[int, int] = {}
-        for i, weight in enumerate(self.weights):
-            for read in weight.reads:
-                seeds[read] = seeds.get(read, 0) | 1 << i
-        return seeds
+    @cached_property
+    def read_bits(self) -> dict[int, int]:
+        """The reads of weights: whose."""
+        return memberships(weight.reads for weight in self.weights)
 
     @cached_property
     def forward(self) -> list[int]:

@@ -8,7 +8,7 @@ from grappler_passes.analysis.backward import Backward
 from grappler_passes.analysis.fused import FUSED_REASONS
 from grappler_passes.analysis.gradients import GradientFlow
 from grappler_passes.analysis.layers import group_weights
-from grappler_passes.graph.bits import bits_of, several, union
+from grappler_passes.graph.bits import bits_of, memberships, several, union
 from grappler_passes.graph.flow import CALL_OPS, FlowGraph
 from grappler_passes.graph.sizes import output_bytes
 from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph, Variable
@@ -26,7 +26,7 @@ def assemble(backward: Backward) -> TrainingGraph:
         for weight in members:
             layer_of[weight] = index
     needed = backward.needed_by(layer_of)
-    update_layer = _update_layers(backward, layer_of)
+    update_layer = _update_layers(backward, groups)
     g = backward.gradients
     ops: dict[str, Op] = {}
     for node in g.order:
@@ -53,13 +53,10 @@ def _layers_of(ops: Mapping[str, Op], kind: OpKind) -> set[int]:
     return {op.layer for op in ops.values() if op.kind is kind and op.layer is not None}
 
 
-def _update_layers(backward: Backward, layer_of: list[int]) -> list[int | None]:
+def _update_layers(backward: Backward, groups: Sequence[Sequence[int]]) -> list[int | None]:
     """For each op the one layer whose update it serves; None where it serves none or several."""
     g = backward.gradients
-    seeds: dict[int, int] = {}
-    for weight, layer in enumerate(layer_of):
-        for sink in g.sinks(weight):
-            seeds[sink] = seeds.get(sink, 0) | 1 << layer
+    seeds = memberships([sink for weight in members for sink in g.sinks(weight)] for members in groups)
     return [b.bit_length() - 1 if b and not several(b) else None for b in g.full.upstream(seeds)]
 
 
@@ -125,7 +122,8 @@ def _mixed(backward: Backward, needed: list[int], update_layer: list[int | None]
         for node, of_port in ports.items()
         if len(of_port) > 1 and len({b for b in of_port.values() if b}) > 1
         and union(b for b in of_port.values() if not several(b))
-        and not _is_pass_through(backward, node)
+        # Switch and friends: several outputs, but no work that dO and dW would share.
+        and backward.flow.types[node] not in ("Switch", "Merge")
     }  # fmt: skip
 
 
@@ -139,11 +137,6 @@ def _handed_over(backward: Backward, layer_of: list[int], needed: list[int], own
             if layers:
                 handed_over[node] = layers
     return handed_over
-
-
-def _is_pass_through(backward: Backward, node: int) -> bool:
-    """Switch and friends: several outputs, but no work that dO and dW would share."""
-    return backward.flow.types[node] in ("Switch", "Merge")
 
 
 def _layers(

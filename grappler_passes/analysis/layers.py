@@ -1,11 +1,14 @@
-"""Layers: weights whose gradients start from the same dO, numbered by first use."""
+"""Layers: weights whose gradients start from the same dO, numbered by first use.
+
+Weights that the forward pass combines before data meet them (weight normalization, low-rank products) are
+one unit.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from grappler_passes.analysis.backward import REARRANGING_OPS, Backward
-from grappler_passes.analysis.derived import units_of
 from grappler_passes.analysis.gradients import GradientFlow, may_equal
 from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.bits import bits_of, several, union
@@ -34,7 +37,7 @@ def group_weights(backward: Backward) -> list[list[int]]:
 
 
 class _Units:
-    """Weights that are combined before data meet them (``derived.py``), and what is noted of each unit.
+    """Weights that are combined before data meet them (:func:`units_of`), and what is noted of each unit.
 
     Bit u of ``needed``, ``through`` and :meth:`of` stands for unit u.
     """
@@ -181,10 +184,6 @@ def _first_use(g: GradientFlow) -> list[tuple[int, int]]:
     """For each weight (depth, position) of the first forward op that mixes it with data."""
     position = {node: i for i, node in enumerate(g.order)}
     depth = [0] * len(g.flow)
-    own_reads: dict[int, int] = {}
-    for i, access in enumerate(g.weights):
-        for read in access.reads:
-            own_reads[read] = own_reads.get(read, 0) | 1 << i
     first = [(len(g.flow), len(g.flow))] * len(g.weights)
     for group in g.cut.groups:
         outside = (p for node in group for p in g.cut.preds[node] if g.from_data[p])
@@ -193,6 +192,54 @@ def _first_use(g: GradientFlow) -> list[tuple[int, int]]:
             depth[node] = level
             if g.forward[node] and g.from_data[node]:
                 mixed = union(g.depends[p] for p in g.cut.preds[node] if not g.from_data[p])
-                for weight in bits_of(mixed | own_reads.get(node, 0)):
+                for weight in bits_of(mixed | g.read_bits.get(node, 0)):
                     first[weight] = min(first[weight], (level, position[node]))
     return first
+
+
+def units_of(g: GradientFlow) -> list[int]:
+    """For each weight its unit: weights that one tensor without data in it is computed from share one.
+
+    ``kernel = normalize(v) * g`` makes one unit of ``v`` and ``g``: the kernel's gradient is no dO, no
+    other layer needs it.  Units are numbered by their first weight; most have one.
+    """
+    first = list(range(len(g.weights)))
+
+    def find(weight: int) -> int:
+        while first[weight] != weight:
+            weight = first[weight]
+        return weight
+
+    for node in _combining(g):
+        members = sorted({find(weight) for weight in bits_of(g.depends_on_tensors[node])})
+        for member in members[1:]:
+            first[member] = members[0]
+    numbers: dict[int, int] = {}
+    return [numbers.setdefault(find(weight), len(numbers)) for weight in range(len(first))]
+
+
+def _combining(g: GradientFlow) -> list[int]:
+    """Forward ops that combine several weights and nothing else, and whose tensor data meet later."""
+    if not any(several(bits) for bits in g.depends_on_tensors):
+        return []
+    data = g.cut.downstream(g.data_sources | dict.fromkeys(_tables(g), 1))
+    met = g.cut.upstream({n: 1 for n, forward in enumerate(g.forward) if forward and g.from_data[n]})
+    return [
+        node
+        for node, bits in enumerate(g.depends_on_tensors)
+        if several(bits) and g.forward[node] and met[node] and not data[node]
+    ]
+
+
+def _tables(g: GradientFlow) -> list[int]:
+    """Tensors of floating-point numbers that no weight goes into count as data, constants too: the first
+    state of a recurrent layer, moving averages, a grid that a network is trained on."""
+    return [
+        node
+        for node, bits in enumerate(g.depends_on_tensors)
+        if not bits and any(_is_table(output) for output in g.flow.outputs[node])
+    ]
+
+
+def _is_table(output: OutputInfo) -> bool:
+    return "float" in output.dtype and (output.shape is None or any(dim != 1 for dim in output.shape))

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from grappler_passes.graph.dependencies import GraphIndex
-from grappler_passes.graph.node_input import make_identity, split_input
+from grappler_passes.graph.node_input import control_inputs, data_inputs, make_identity, split_input
 from grappler_passes.graph.parts import part_of, with_inputs
 
 SUM_ATTR = "_ooo_sum"
@@ -38,7 +38,7 @@ def microbatch_graph(
         number: the micro-batch, 0 to ``count - 1``; ``count`` is the number of what comes once.
     """
     # A constant that a sum of slices needs carries the mark too, and hands on nothing.
-    sums = {i for i, node in enumerate(graph_def.node) if is_sum(node) and _data_inputs(node)}
+    sums = {i for i, node in enumerate(graph_def.node) if is_sum(node) and data_inputs(node)}
     handed_on = {
         i: source
         for i in sums
@@ -55,12 +55,8 @@ def microbatch_graph(
     for node in graph.node:
         source = handed_on.get(index.index[node.name])
         if source is not None:
-            make_identity(node, [source, *(text for text in node.input if text[0] == "^")])
+            make_identity(node, [source, *control_inputs(node)])
     return graph
-
-
-def _data_inputs(node: node_def_pb2.NodeDef) -> list[str]:
-    return [text for text in node.input if text[0] != "^"]
 
 
 def _handed_on(
@@ -71,7 +67,7 @@ def _handed_on(
     number: int,
 ) -> str | None:
     """The input of a sum that leads to this micro-batch's gradient; None: the sum stands before it."""
-    inputs = _data_inputs(node)
+    inputs = data_inputs(node)
     if node.op in _CONCAT:
         inputs = inputs[:-1] if node.op == "ConcatV2" else inputs[1:]
     producers = [index.index[split_input(text)[0]] for text in inputs]

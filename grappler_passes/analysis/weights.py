@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from grappler_passes.graph.bits import several, union
+from grappler_passes.graph.bits import memberships, several, union
 from grappler_passes.graph.flow import Propagation
 from grappler_passes.graph.values import ValueFlow
 from grappler_passes.graph.variables import VariableAccess
@@ -81,17 +81,8 @@ def _set_preparations_aside(variable: VariableAccess, fed: list[int], to_end: li
 
 def _changes(written: list[VariableAccess], graph: Propagation) -> list[int]:
     """For each written variable, the written variables that its value changes."""
-    bits = graph.upstream(_write_bits(written))
+    bits = graph.upstream(memberships(v.writes for v in written))
     return [union(bits[r] for r in v.reads) for v in written]
-
-
-def _write_bits(variables: Sequence[VariableAccess]) -> dict[int, int]:
-    """Seeds of a propagation: bit i on the writes of ``variables[i]``."""
-    seeds: dict[int, int] = {}
-    for i, variable in enumerate(variables):
-        for write in variable.writes:
-            seeds[write] = seeds.get(write, 0) | 1 << i
-    return seeds
 
 
 def _without_state(
@@ -105,7 +96,7 @@ def _without_state(
     own_writes = {n for v in candidates for n in v.writes}
     forward = graph.upstream({n: 1 for n in ends if n not in own_writes})
     shared = 0
-    for node, reached in enumerate(graph.upstream(_write_bits(candidates))):
+    for node, reached in enumerate(graph.upstream(memberships(v.writes for v in candidates))):
         if not forward[node] and several(reached):
             shared |= reached
     kept = [v for i, v in enumerate(candidates) if shared >> i & 1]
@@ -115,7 +106,7 @@ def _without_state(
 def _find_slots(values: ValueFlow, weights: list[VariableAccess], written: list[VariableAccess]) -> Slots:
     """A slot is read for its weight's update, or one fused op (ResourceApplyAdam) reads and writes both."""
     handles = {w.handle for w in weights}
-    bits = values.propagation(cut_memory_of=handles).upstream(_write_bits(weights))
+    bits = values.propagation(cut_memory_of=handles).upstream(memberships(v.writes for v in weights))
     slots: Slots = {}
     for variable in written:
         changed = union(bits[access] for access in (*variable.reads, *variable.writes))

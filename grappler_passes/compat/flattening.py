@@ -42,7 +42,7 @@ def inline_graph_def(graph_def: graph_pb2.GraphDef, fetches: list[str]) -> graph
 
 def with_whole_branches(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
     """The graph whose conditions without side effects stay one op each where functions are inlined."""
-    out = _copy(graph_def)
+    out = graph_protos.copy_of(graph_def)
     for node in _all_nodes(out):
         if node.op == WHOLE_BRANCH:
             node.attr.pop(_LOWER, None)
@@ -58,19 +58,13 @@ def flat_graphs(
     scaling, accumulated gradients) would be one op that reads all gradients.  Ops outside of loops and
     conditionals have the same names in both.
     """
-    functional, lowered = _copy(graph_def), _copy(graph_def)
+    functional, lowered = graph_protos.copy_of(graph_def), graph_protos.copy_of(graph_def)
     for node in _all_nodes(functional):
         node.attr.pop(_LOWER, None)
     for node in _all_nodes(lowered):
         if node.op in _CONDITIONALS:
             node.attr[_LOWER].b = True
     return inline_graph_def(functional, fetches), inline_graph_def(lowered, fetches)
-
-
-def _copy(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
-    out = type(graph_def)()
-    out.CopyFrom(graph_def)
-    return out
 
 
 def _all_nodes(graph_def: graph_pb2.GraphDef) -> Iterator[node_def_pb2.NodeDef]:
@@ -81,11 +75,14 @@ def _all_nodes(graph_def: graph_pb2.GraphDef) -> Iterator[node_def_pb2.NodeDef]:
 
 def _without_implementations(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
     """Drops ``api_implements``: it would keep the calls that have a cuDNN twin from being inlined."""
-    out = _copy(graph_def)
+    out = graph_protos.copy_of(graph_def)
     for function in out.library.function:
         function.attr.pop("api_implements", None)
     _drop_unused_functions(out)
-    _drop_lost_colocations(out)
+    # Grappler leaves colocation with nodes that it has removed; tf.import_graph_def refuses it.
+    names = {node.name for node in out.node}
+    for node in out.node:
+        graph_protos.keep_colocations(node, names.__contains__)
     return out
 
 
@@ -113,10 +110,3 @@ def _called_by(nodes: Iterable[node_def_pb2.NodeDef]) -> set[str]:
     named = {value.func.name for value in values if value.HasField("func")}
     listed = {function.name for value in values for function in value.list.func}
     return {node.op for node in nodes} | named | listed
-
-
-def _drop_lost_colocations(graph_def: graph_pb2.GraphDef) -> None:
-    """Grappler leaves colocation with nodes that it has removed; ``tf.import_graph_def`` refuses it."""
-    names = {node.name for node in graph_def.node}
-    for node in graph_def.node:
-        graph_protos.keep_colocations(node, names.__contains__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeGuard
 
 if TYPE_CHECKING:
@@ -28,6 +28,21 @@ def tensor_proto(value: bool | int | float | str) -> tensor_pb2.TensorProto:
     import tensorflow as tf
 
     return tf.make_tensor_proto(value)
+
+
+def copy_of(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
+    """A deep copy, to be changed."""
+    copy = type(graph_def)()
+    copy.CopyFrom(graph_def)
+    return copy
+
+
+def with_nodes(graph_def: graph_pb2.GraphDef, nodes: Iterable[node_def_pb2.NodeDef]) -> graph_pb2.GraphDef:
+    """The graph with copies of these nodes in place of its own; the library stays."""
+    out = copy_of(graph_def)
+    del out.node[:]
+    out.node.extend(nodes)
+    return out
 
 
 def keep_colocations(node: node_def_pb2.NodeDef, kept: Callable[[str], bool]) -> None:

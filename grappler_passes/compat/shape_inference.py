@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from grappler_passes.compat import graph_protos
 from grappler_passes.errors import GraphError
 
 if TYPE_CHECKING:
@@ -102,8 +103,8 @@ def _without_library(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
     functions = {function.signature.name for function in graph_def.library.function}
     if not functions or any(node.op in functions for node in graph_def.node):
         return graph_def
-    out = type(graph_def)(versions=graph_def.versions)
-    out.node.extend(graph_def.node)
+    out = graph_protos.copy_of(graph_def)
+    out.ClearField("library")
     return out
 
 
@@ -127,8 +128,7 @@ def _readable(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
 
     if not any(map(is_odd, graph_def.node)):
         return graph_def
-    out = type(graph_def)()
-    out.CopyFrom(graph_def)
+    out = graph_protos.copy_of(graph_def)
     for node in filter(is_odd, out.node):
         if node.op == "_Arg":
             del node.attr["shape"]
@@ -139,9 +139,7 @@ def _readable(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
 
 def _unfuse(node: node_def_pb2.NodeDef) -> None:
     node.op, count = _FUSED_NORMS[node.op]
-    data = [name for name in node.input if not name.startswith("^")]
-    del node.input[:]
-    node.input.extend(data[:count])
+    node.input[:] = [name for name in node.input if not name.startswith("^")][:count]
     for name in ("num_side_inputs", "activation_mode"):
         node.attr.pop(name, None)
 
@@ -151,8 +149,7 @@ def _with_handle_shapes(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
     known = [n for n in graph_def.node if n.op == "Placeholder" and HANDLE_SHAPES in n.attr]
     if not known:
         return graph_def
-    out = type(graph_def)()
-    out.CopyFrom(graph_def)
+    out = graph_protos.copy_of(graph_def)
     for index, node in enumerate(n for n in out.node if n.op == "Placeholder" and HANDLE_SHAPES in n.attr):
         dtype = node.attr.pop("dtype").type
         node.attr.pop("shape", None)

@@ -8,6 +8,9 @@ from typing import Any
 
 from grappler_passes.compat import shape_inference
 
+VARIABLE_ATTR = "_ooo_variable"
+"""On arguments that are variables: JSON ``{"name": str, "trainable": bool}``."""
+
 
 def graph_def_of(concrete_function):
     """(GraphDef, names of the result ops) of a ConcreteFunction.
@@ -39,7 +42,7 @@ def _describe_capture(node, placeholder, variable) -> None:
         node.attr["_handle_dtypes"].list.type.append(pointed.dtype)
     if variable is not None:
         described = {"name": variable.name.partition(":")[0], "trainable": bool(variable.trainable)}
-        node.attr["_ooo_variable"].s = json.dumps(described).encode()
+        node.attr[VARIABLE_ATTR].s = json.dumps(described).encode()
 
 
 def func_graph_transforms() -> list[Callable[[Any], None]]:

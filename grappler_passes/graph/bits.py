@@ -18,6 +18,15 @@ def bits_of(bits: int) -> Iterator[int]:
         bits ^= low
 
 
+def memberships(groups: Iterable[Iterable[int]]) -> dict[int, int]:
+    """The groups of each member: bit i for the i-th."""
+    groups_of: dict[int, int] = {}
+    for i, members in enumerate(groups):
+        for member in members:
+            groups_of[member] = groups_of.get(member, 0) | 1 << i
+    return groups_of
+
+
 def union(sets: Iterable[int]) -> int:
     """All elements of all sets."""
     out = 0

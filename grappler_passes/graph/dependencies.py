@@ -44,9 +44,10 @@ class GraphIndex:
         nodes = graph_def.node
         self.names: list[str] = [node.name for node in nodes]
         self.ops: list[str] = [node.op for node in nodes]
-        self.index: dict[str, int] = {name: i for i, name in enumerate(self.names)}
-        if len(self.index) != len(self.names):
-            raise GraphError("duplicate node name", _first_duplicate(self.names))
+        self.index: dict[str, int] = {}
+        for i, name in enumerate(self.names):
+            if self.index.setdefault(name, i) != i:
+                raise GraphError("duplicate node name", name)
         count = len(self.names)
         # Rows without entries share one empty tuple: fewer objects, a third of the time.
         self.data_preds: list[Sequence[tuple[int, int]]] = [()] * count
@@ -66,9 +67,7 @@ class GraphIndex:
         if self.back_preds:
             self._add_loop_edges()
             self.order = self.topological_order()
-        self.position: list[int] = [0] * count
-        for place, i in enumerate(self.order):
-            self.position[i] = place
+        self.position = places_in(self.order)
 
     def _add_inputs(self, i: int, inputs: Iterable[str]) -> None:
         data: list[tuple[int, int]] = []
@@ -225,14 +224,13 @@ class GraphIndex:
         return node if isinstance(node, int) else self.of(node)
 
 
+def places_in(order: Sequence[int]) -> list[int]:
+    """The place of each of the numbers 0 to n - 1 in an order of them."""
+    places = [0] * len(order)
+    for place, i in enumerate(order):
+        places[i] = place
+    return places
+
+
 def _show(frame: tuple[str, ...]) -> str:
     return "/".join(frame) or "the root frame"
-
-
-def _first_duplicate(names: Sequence[str]) -> str | None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            return name
-        seen.add(name)
-    return None

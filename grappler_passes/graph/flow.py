@@ -68,28 +68,40 @@ class FlowGraph:
     @cached_property
     def raw_targets(self) -> list[list[int]]:
         """The consumers of each node's outputs, as written."""
-        targets: list[list[int]] = [[] for _ in range(len(self))]
-        for node, sources in enumerate(self.raw_sources):
-            for source in sources:
-                targets[source].append(node)
-        return targets
+        return _targets(self.raw_sources)
+
+    @cached_property
+    def targets(self) -> list[list[int]]:
+        """The consumers of each node's outputs, gates looked through."""
+        return _targets([[edge.source for edge in edges] for edges in self.data])
+
+    @cached_property
+    def waits(self) -> list[list[int]]:
+        """What each node waits for, by data and control edges, loops broken at their back edge."""
+        sources = ({*(e.source for e in edges), *self.control[node]} for node, edges in enumerate(self.data))
+        return [[pred for pred in preds if self.types[pred] != BACK_EDGE_OP] for preds in sources]
 
     def __len__(self) -> int:
         return len(self.names)
 
     def execution_order(self) -> list[int]:
-        """Topological order of data and control edges, loops broken at their back edge."""
-        graph = rx.PyDiGraph()
-        graph.add_nodes_from(range(len(self)))
-        graph.extend_from_edge_list(
-            [
-                (pred, node)
-                for node in range(len(self))
-                for pred in {*(e.source for e in self.data[node]), *self.control[node]}
-                if self.types[pred] != BACK_EDGE_OP
-            ]
-        )
-        return list(rx.topological_sort(graph))
+        """A topological order of what nodes wait for."""
+        return list(rx.topological_sort(_digraph(len(self), self.waits)))
+
+
+def _targets(sources_of: Sequence[Iterable[int]]) -> list[list[int]]:
+    targets: list[list[int]] = [[] for _ in sources_of]
+    for node, sources in enumerate(sources_of):
+        for source in sources:
+            targets[source].append(node)
+    return targets
+
+
+def _digraph(count: int, preds: Sequence[Iterable[int]]) -> rx.PyDiGraph:
+    graph = rx.PyDiGraph()
+    graph.add_nodes_from(range(count))
+    graph.extend_from_edge_list([(pred, node) for node, sources in enumerate(preds) for pred in sources])
+    return graph
 
 
 def build_flow_graph(graph_def: graph_pb2.GraphDef, infos: dict[str, tuple[OutputInfo, ...]]) -> FlowGraph:
@@ -170,9 +182,7 @@ class Propagation:
         self.groups = self._components(order) if cyclic else [[node] for node in order]
 
     def _components(self, order: Sequence[int]) -> list[list[int]]:
-        graph = rx.PyDiGraph()
-        graph.add_nodes_from(range(len(order)))
-        graph.extend_from_edge_list([(p, n) for n, preds in enumerate(self.preds) for p in preds])
+        graph = _digraph(len(order), self.preds)
         components = [list(c) for c in rx.strongly_connected_components(graph)]
         of = {node: c for c, nodes in enumerate(components) for node in nodes}
         condensed = rx.PyDiGraph()

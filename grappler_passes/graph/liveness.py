@@ -14,20 +14,9 @@ from grappler_passes.graph.training_graph import Op, TrainingGraph
 
 # Outputs that are a view of the first input: no memory of their own, but they keep that input alive.
 _VIEWS = frozenset(
-    {
-        "Identity",
-        "Reshape",
-        "Squeeze",
-        "ExpandDims",
-        "StopGradient",
-        "PreventGradient",
-        "Enter",
-        "Exit",
-        "NextIteration",
-        "Switch",
-        "LoopCond",
-    }
-)
+    {"Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient", "Enter", "Exit",
+     "NextIteration", "Switch", "LoopCond"}
+)  # fmt: skip
 # Memory that is there before the step starts and stays: counted in resident_bytes.
 _RESIDENT = frozenset({"_Arg", "Const", "Placeholder", "VarHandleOp", "ReadVariableOp"})
 

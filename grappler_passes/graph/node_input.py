@@ -9,6 +9,16 @@ if TYPE_CHECKING:
     from tensorflow.core.framework import node_def_pb2
 
 
+def data_inputs(node: node_def_pb2.NodeDef) -> list[str]:
+    """All but control inputs, as they are written."""
+    return [text for text in node.input if text[0] != "^"]
+
+
+def control_inputs(node: node_def_pb2.NodeDef) -> list[str]:
+    """As they are written, ``^`` included."""
+    return [text for text in node.input if text[0] == "^"]
+
+
 def split_input(text: str) -> tuple[str, int]:
     """``"^a"`` is ``("a", -1)``, ``"a:2"`` is ``("a", 2)``, ``"a"`` is ``("a", 0)``."""
     if text.startswith("^"):
@@ -24,5 +34,4 @@ def make_identity(node: node_def_pb2.NodeDef, inputs: Iterable[str]) -> None:
     node.op = "Identity"
     for name in [name for name in node.attr if name != "T" and not name.startswith("_")]:
         del node.attr[name]
-    del node.input[:]
-    node.input.extend(inputs)
+    node.input[:] = inputs

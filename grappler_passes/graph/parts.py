@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from tensorflow.core.framework import graph_pb2
 
+from grappler_passes.compat import graph_protos
 from grappler_passes.graph.dependencies import GraphIndex
 
 
@@ -32,14 +33,9 @@ def with_inputs(
 
 def part_of(graph_def: graph_pb2.GraphDef, index: GraphIndex, members: Collection[int]) -> graph_pb2.GraphDef:
     """The graph of these nodes, in their order, without control edges from others; the library is kept."""
-    part = graph_pb2.GraphDef(versions=graph_def.versions)
-    part.library.CopyFrom(graph_def.library)
-    for i in sorted(members):
-        node = part.node.add()
-        node.CopyFrom(graph_def.node[i])
+    part = graph_protos.with_nodes(graph_def, (graph_def.node[i] for i in sorted(members)))
+    for i, node in zip(sorted(members), part.node, strict=True):
         outside = {f"^{index.names[p]}" for p in index.control_preds[i] if p not in members}
         if outside:
-            kept = [text for text in node.input if text not in outside]
-            del node.input[:]
-            node.input.extend(kept)
+            node.input[:] = [text for text in node.input if text not in outside]
     return part

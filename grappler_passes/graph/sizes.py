@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from grappler_passes.compat import shape_inference
+from grappler_passes.compat import graph_protos, shape_inference
 from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.contexts import ENTERS, MERGES, NEXT_ITERATIONS
 from grappler_passes.graph.node_input import make_identity, split_input
@@ -146,8 +146,7 @@ def _filled(graph_def: graph_pb2.GraphDef, known: KnownShapes) -> graph_pb2.Grap
     Nothing is known of what comes round a back edge, and so of any tensor in a loop; what a loop
     carries has the size with which it entered.
     """
-    out = type(graph_def)()
-    out.CopyFrom(graph_def)
+    out = graph_protos.copy_of(graph_def)
     iterations = {node.name for node in out.node if node.op in NEXT_ITERATIONS}
     second_outputs = {text[:-2] for node in out.node for text in node.input if text.endswith(":1")}
     for node in out.node:

@@ -8,11 +8,11 @@ from typing import Any
 
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
-from grappler_passes.compat import op_types
+from grappler_passes.compat import op_types, traced_functions
 from grappler_passes.graph.effects import only_reads
-from grappler_passes.graph.flow import BACK_EDGE_OP, FlowGraph
-from grappler_passes.graph.marks import VARIABLE_ATTR as VARIABLE_ATTR
+from grappler_passes.graph.flow import FlowGraph, Propagation
 
+VARIABLE_ATTR = traced_functions.VARIABLE_ATTR
 HANDLE_SOURCES = ("_Arg", "Placeholder", "VarHandleOp")
 HANDLE_FORWARDERS = ("Identity", "Enter", "RefEnter", "Switch", "Merge", "Exit", "NextIteration")
 
@@ -136,13 +136,7 @@ def _split_reads(flow: FlowGraph, order: list[int], variables: list[VariableAcce
     for variable in variables:
         for write in variable.writes:
             write_bits[write] = 1 << len(write_bits)
-    past = [0] * len(flow)
-    for node in order:
-        bits = write_bits.get(node, 0)
-        for pred in [*(e.source for e in flow.data[node]), *flow.control[node]]:
-            if flow.types[pred] != BACK_EDGE_OP:
-                bits |= past[pred]
-        past[node] = bits
+    past = Propagation(flow.waits, order, cyclic=False).downstream(write_bits)
     for variable in variables:
         for read in variable.first_reads:
             seen = [w for w in variable.writes if w != read and past[read] & write_bits[w]]

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tensorflow.core.framework import graph_pb2, node_def_pb2
+from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
+from grappler_passes.compat import graph_protos
 from grappler_passes.graph.training_graph import TrainingGraph
-from grappler_passes.passes.base import Note, Pass, PassResult, copy_of
+from grappler_passes.passes.base import Note, Pass, PassResult
 from grappler_passes.passes.relaxations import Relaxation
 from grappler_passes.passes.rewrite_plan import RewritePlan
 
@@ -26,7 +28,7 @@ class AnnotatePass(Pass):
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
         """Set the attributes on a copy."""
-        after = copy_of(graph_def)
+        after = graph_protos.copy_of(graph_def)
         planned = self.plan.annotated_nodes
         modified, marked = False, 0
         for node in after.node:
@@ -36,9 +38,9 @@ class AnnotatePass(Pass):
         return PassResult(after, modified, tuple(self._unknown(graph_def, planned, marked)))
 
     def _annotate(self, node: node_def_pb2.NodeDef) -> bool:
-        plan, name, changed = self.plan, node.name, False
+        plan, name, values = self.plan, node.name, {}
         if name in plan.kinds:
-            changed |= _set_bytes(node, "_ooo_kind", plan.kinds[name].encode())
+            values["_ooo_kind"] = AttrValue(s=plan.kinds[name].encode())
         for attribute, numbers in (
             ("_ooo_layer", plan.layers),
             ("_ooo_stream", plan.streams),
@@ -46,27 +48,14 @@ class AnnotatePass(Pass):
             ("_ooo_stage", plan.stages),
         ):
             if name in numbers:
-                changed |= _set_int(node, attribute, numbers[name])
-        return changed
+                values[attribute] = AttrValue(i=numbers[name])
+        changed = {key: value for key, value in values.items() if node.attr[key] != value}
+        for key, value in changed.items():
+            node.attr[key].CopyFrom(value)
+        return bool(changed)
 
     def _unknown(self, graph_def: graph_pb2.GraphDef, planned: set[str], marked: int) -> list[Note]:
         if marked == len(planned):
             return []
         lacking = sorted(planned - {node.name for node in graph_def.node})
         return [Note("skipped", "the graph has no such node to annotate", tuple(lacking))]
-
-
-def _set_bytes(node: node_def_pb2.NodeDef, key: str, value: bytes) -> bool:
-    if key in node.attr and node.attr[key].s == value:
-        return False
-    node.attr[key].s = value
-    return True
-
-
-def _set_int(node: node_def_pb2.NodeDef, key: str, value: int) -> bool:
-    # `i` of an attribute that holds nothing reads as 0, so ask which field is set.
-    attribute = node.attr[key]
-    if attribute.WhichOneof("value") == "i" and attribute.i == value:
-        return False
-    attribute.i = value
-    return True

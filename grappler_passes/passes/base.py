@@ -146,10 +146,3 @@ class PassPipeline(Pass):
         path = folder / f"{number:02d}_{name}.pbtxt"
         path.write_text(text_format.MessageToString(graph_def))
         _LOG.debug("wrote %s", path)
-
-
-def copy_of(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
-    """A deep copy, for a pass to change."""
-    copy = graph_pb2.GraphDef()
-    copy.CopyFrom(graph_def)
-    return copy

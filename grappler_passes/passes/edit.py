@@ -9,7 +9,6 @@ from tensorflow.core.framework import graph_pb2, node_def_pb2
 from grappler_passes.compat import graph_protos
 from grappler_passes.errors import GraphError
 from grappler_passes.graph.node_input import split_input
-from grappler_passes.passes.base import copy_of
 
 
 class GraphEditor:
@@ -19,7 +18,7 @@ class GraphEditor:
     """
 
     def __init__(self, graph_def: graph_pb2.GraphDef) -> None:
-        self.graph_def = copy_of(graph_def)
+        self.graph_def = graph_protos.copy_of(graph_def)
         self.nodes: dict[str, node_def_pb2.NodeDef] = {node.name: node for node in self.graph_def.node}
         self.removed: set[str] = set()
         self.added: list[str] = []
@@ -44,8 +43,7 @@ class GraphEditor:
         unique = list(inputs)
         data = [text for text in unique if text[0] != "^"]
         control = list(dict.fromkeys(text for text in unique if text[0] == "^"))
-        del self.nodes[name].input[:]
-        self.nodes[name].input.extend(data + control)
+        self.nodes[name].input[:] = data + control
 
     def map_inputs(self, name: str, replace: Callable[[str, int], list[str]]) -> None:
         """Rewrite each input: ``replace(producer, port)`` gives the inputs to have in its place."""
@@ -56,14 +54,10 @@ class GraphEditor:
         """The edited graph, without the removed nodes and references to them as colocation."""
         if not self.removed:
             return self.graph_def
-        result = graph_pb2.GraphDef()
-        result.CopyFrom(self.graph_def)
-        del result.node[:]
-        for node in self.graph_def.node:
-            if node.name not in self.removed:
-                kept = result.node.add()
-                kept.CopyFrom(node)
-                graph_protos.keep_colocations(kept, lambda name: name not in self.removed)
+        kept = (node for node in self.graph_def.node if node.name not in self.removed)
+        result = graph_protos.with_nodes(self.graph_def, kept)
+        for node in result.node:
+            graph_protos.keep_colocations(node, lambda name: name not in self.removed)
         return result
 
 

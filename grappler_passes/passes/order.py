@@ -9,10 +9,11 @@ from typing import ClassVar
 import rustworkx as rx
 from tensorflow.core.framework import graph_pb2
 
+from grappler_passes.compat import graph_protos
 from grappler_passes.errors import GraphError, PlanError
-from grappler_passes.graph.dependencies import GraphIndex
+from grappler_passes.graph.dependencies import GraphIndex, places_in
 from grappler_passes.graph.training_graph import TrainingGraph
-from grappler_passes.passes.base import Note, Pass, PassResult, copy_of
+from grappler_passes.passes.base import Note, Pass, PassResult
 from grappler_passes.passes.relaxations import Relaxation
 from grappler_passes.passes.rewrite_plan import RewritePlan
 
@@ -39,7 +40,7 @@ class OrderPass(Pass):
         legal = _legal(index, self.plan.edges, notes)
         acyclic = _without_cycles(index, legal, notes)
         needed = _not_implied(index, acyclic)
-        after = copy_of(graph_def)
+        after = graph_protos.copy_of(graph_def)
         for target, sources in needed.items():
             after.node[target].input.extend(f"^{index.names[source]}" for source in sources)
         return PassResult(after, bool(needed), tuple(notes))
@@ -115,9 +116,7 @@ def _not_implied(index: GraphIndex, edges: list[Pair]) -> dict[int, list[int]]:
     for before, after in edges:
         wanted.setdefault(after, []).append(before)
     order = index.topological_order(edges)
-    place = [0] * len(index)
-    for where, i in enumerate(order):
-        place[i] = where
+    place = places_in(order)
     reach = index.ancestor_bits(order, wanted)
     needed: dict[int, list[int]] = {}
     for target, sources in wanted.items():

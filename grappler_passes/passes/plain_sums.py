@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
+from grappler_passes.compat import graph_protos
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import Pass, PassResult
@@ -38,14 +39,10 @@ class PlainSumsPass(Pass):
         readers = _readers(graph_def)
         parts_of = {name: parts for name in sums if (parts := _parts(nodes, readers, name))}
         gone = {part.name for parts in parts_of.values() for part in parts}
-        after = graph_pb2.GraphDef(versions=graph_def.versions)
-        after.library.CopyFrom(graph_def.library)
-        for node in graph_def.node:
-            if node.name not in gone:
-                kept = after.node.add()
-                kept.CopyFrom(node)
-                if node.name in parts_of:
-                    _make_sum(kept, parts_of[node.name])
+        after = graph_protos.with_nodes(graph_def, (n for n in graph_def.node if n.name not in gone))
+        for node in after.node:
+            if node.name in parts_of:
+                _make_sum(node, parts_of[node.name])
         return PassResult(after, bool(parts_of), (), frozenset(gone | parts_of.keys()))
 
     def postconditions(
@@ -87,8 +84,7 @@ def _make_sum(node: node_def_pb2.NodeDef, parts: list[node_def_pb2.NodeDef]) -> 
     data = [part.input[1] for part in parts[3:]]
     waits = dict.fromkeys(_outside((node, *parts), gone | {split_input(text)[0] for text in data}))
     node.op = "AddN"
-    del node.input[:]
-    node.input.extend([*data, *waits])
+    node.input[:] = [*data, *waits]
     node.attr.pop("var_name", None)
     node.attr["N"].i = len(data)
 

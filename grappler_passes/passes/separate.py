@@ -17,7 +17,7 @@ from grappler_passes.analysis.fused import FUSED_REASONS
 from grappler_passes.errors import GrapplerPassError
 from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.effects import conflicts, has_side_effects
-from grappler_passes.graph.node_input import split_input
+from grappler_passes.graph.node_input import control_inputs, data_inputs, split_input
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import Note, Pass, PassResult
 from grappler_passes.passes.edit import GraphEditor, tensor
@@ -66,8 +66,7 @@ def _split_identity_n(index: GraphIndex, editor: GraphEditor) -> list[Note]:
 
 def _split(index: GraphIndex, editor: GraphEditor, i: int) -> None:
     old = editor.nodes[index.names[i]]
-    data = [text for text in old.input if text[0] != "^"]
-    control = [text for text in old.input if text[0] == "^"]
+    data, control = data_inputs(old), control_inputs(old)
     parts = [f"{old.name}/ooo_{k}" for k in range(len(data))]
     for k, (part, text) in enumerate(zip(parts, data, strict=True)):
         node = editor.add(part, "Identity", [text, *control], old.device)

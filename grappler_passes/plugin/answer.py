@@ -16,10 +16,9 @@ import rustworkx as rx
 from grappler_passes.compat import graph_protos, op_types, runtime
 from grappler_passes.graph.contexts import MERGES, NEXT_ITERATIONS
 from grappler_passes.graph.node_input import split_input
-from grappler_passes.plugin.ports import PortError, input_types, output_types
 
 if TYPE_CHECKING:
-    from tensorflow.core.framework import graph_pb2, node_def_pb2
+    from tensorflow.core.framework import attr_value_pb2, graph_pb2, node_def_pb2, op_def_pb2
 
 ENDS = ("_Arg", "_Retval")
 
@@ -112,11 +111,8 @@ def _check_inputs(nodes: dict[str, node_def_pb2.NodeDef], before: graph_pb2.Grap
 
 
 def _check_types(node: node_def_pb2.NodeDef, sources: list[tuple[node_def_pb2.NodeDef, int]]) -> None:
-    try:
-        wanted = input_types(node)
-        given = [_type_of(source, port) for source, port in sources]
-    except PortError as error:
-        raise AnswerError(str(error)) from error
+    wanted = _types(node, of_inputs=True)
+    given = [_type_of(source, port) for source, port in sources]
     if wanted is None:
         return
     if len(wanted) != len(given):
@@ -127,12 +123,40 @@ def _check_types(node: node_def_pb2.NodeDef, sources: list[tuple[node_def_pb2.No
 
 
 def _type_of(source: node_def_pb2.NodeDef, port: int) -> int | None:
-    types = output_types(source)
+    types = _types(source, of_inputs=False)
     if types is None:
         return None
     if port >= len(types):
-        raise PortError(f"{source.op} {source.name!r} has {len(types)} outputs; output {port} was asked for")
+        raise AnswerError(
+            f"{source.op} {source.name!r} has {len(types)} outputs; output {port} was asked for"
+        )
     return types[port]
+
+
+def _types(node: node_def_pb2.NodeDef, of_inputs: bool) -> list[int] | None:
+    """``DataType`` numbers of data inputs, or outputs; None: TensorFlow registered no such op (a function)."""
+    op_def = op_types.op_def(node.op)
+    if op_def is None:
+        return None
+    types: list[int] = []
+    for arg in op_def.input_arg if of_inputs else op_def.output_arg:
+        if arg.type_list_attr:
+            types.extend(_attr(node, op_def, arg.type_list_attr).list.type)
+            continue
+        count = _attr(node, op_def, arg.number_attr).i if arg.number_attr else 1
+        dtype = _attr(node, op_def, arg.type_attr).type if arg.type_attr else arg.type
+        types.extend([dtype] * count)
+    return types
+
+
+def _attr(node: node_def_pb2.NodeDef, op_def: op_def_pb2.OpDef, name: str) -> attr_value_pb2.AttrValue:
+    """The attribute, or its default: TensorFlow may leave defaults out."""
+    if name in node.attr:
+        return node.attr[name]
+    for attr in op_def.attr:
+        if attr.name == name and attr.HasField("default_value"):
+            return attr.default_value
+    raise AnswerError(f"{node.op} {node.name!r} has no attribute {name!r}")
 
 
 def _check_acyclic(nodes: dict[str, node_def_pb2.NodeDef]) -> None:

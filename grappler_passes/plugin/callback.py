@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from grappler_passes.compat import graph_protos
+from grappler_passes.compat import graph_protos, runtime
+from grappler_passes.graph.node_input import split_input
 from grappler_passes.plugin.answer import check_answer
-from grappler_passes.plugin.refuse import refusing
 from grappler_passes.plugin.requests import DONE_ATTR, REQUEST_ATTR, SEEN_ATTR, Request, find, logger
 
 if TYPE_CHECKING:
-    from tensorflow.core.framework import graph_pb2
+    from tensorflow.core.framework import graph_pb2, tensor_pb2
+
+_REFUSED = "ooo_refused"
 
 
 def answer(data: bytes, device_type: str = "CPU") -> bytes | None:
@@ -57,8 +59,9 @@ def _answer(request: Request, graph_def: graph_pb2.GraphDef, device_type: str) -
 
 
 def _rewrite(request: Request, graph_def: graph_pb2.GraphDef) -> bytes | None:
-    before = type(graph_def)()
-    before.CopyFrom(graph_def)  # what the check compares with, whatever the rewrite does to its argument
+    before = graph_protos.copy_of(
+        graph_def
+    )  # what the check compares with, whatever the rewrite does to its argument
     try:
         after = request.rewrite(graph_def)
     except request.refuse_on as error:
@@ -68,8 +71,7 @@ def _rewrite(request: Request, graph_def: graph_pb2.GraphDef) -> bytes | None:
         request.skip("nothing to rewrite")
         return None
     check_answer(before, after)
-    out = type(graph_def)()
-    out.CopyFrom(after)
+    out = graph_protos.copy_of(after)
     _set_on_arguments(out, DONE_ATTR)
     data: bytes = out.SerializeToString()
     request.count_rewrite()
@@ -91,3 +93,30 @@ def _record(request: Request | None, error: BaseException) -> None:
             logger.warning("a graph was left as it is", exc_info=error)
     except BaseException:  # a logging handler of the user's that raises, or a second Ctrl-C
         return
+
+
+def refusing(graph_def: graph_pb2.GraphDef, message: str) -> graph_pb2.GraphDef:
+    """A copy of the graph in which all work waits for an assertion that fails with ``message``.
+
+    What only reads arguments is where work begins; everything else follows from it.
+    """
+    out = graph_protos.copy_of(graph_def)
+    arguments = {node.name for node in out.node if node.op == "_Arg"}
+    for node in out.node:
+        if node.op not in ("_Arg", "_Retval") and all(
+            split_input(text)[0] in arguments for text in node.input
+        ):
+            node.input.append(f"^{_REFUSED}")
+    device = runtime.host_device(out.node[0].device)
+    _constant(out, f"{_REFUSED}/condition", device, graph_protos.tensor_proto(False))
+    _constant(out, f"{_REFUSED}/message", device, graph_protos.tensor_proto(message))
+    check = out.node.add(name=_REFUSED, op="Assert", device=device)
+    check.input.extend([f"{_REFUSED}/condition", f"{_REFUSED}/message"])
+    check.attr["T"].list.type.append(graph_protos.tensor_proto("").dtype)
+    return out
+
+
+def _constant(graph_def: graph_pb2.GraphDef, name: str, device: str, value: tensor_pb2.TensorProto) -> None:
+    node = graph_def.node.add(name=name, op="Const", device=device)
+    node.attr["dtype"].type = value.dtype
+    node.attr["value"].tensor.CopyFrom(value)

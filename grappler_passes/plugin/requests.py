@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
-from grappler_passes.graph.marks import VARIABLE_ATTR as VARIABLE_ATTR
+from grappler_passes.compat.traced_functions import VARIABLE_ATTR as VARIABLE_ATTR
 
 logger = logging.getLogger("tf_ooo")
 

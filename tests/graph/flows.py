@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 
 from grappler_passes.compat.shape_inference import OutputInfo
+from grappler_passes.graph.bits import memberships
 from grappler_passes.graph.flow import Edge, FlowGraph, Propagation
 from grappler_passes.graph.variables import VariableAccess
 
@@ -83,6 +84,6 @@ def facts(flow: FlowGraph, **known: object) -> SimpleNamespace:
         "flow": flow, "weights": [], "variables": [], "all_sinks": {}, "handle_nodes": set(), "cyclic": False,
         "reach": none, "forward": none, "from_data": none, "depends": none, "after": none,
         "full": propagation_of(flow), "needed": propagation_of(flow), "cut": propagation_of(flow, True),
-        "lone_reads": lambda reach: {},
+        "lone_reads": lambda reach: {}, "read_bits": memberships(w.reads for w in known.get("weights", ())),
     }  # fmt: skip
     return SimpleNamespace(**(plain | known))

@@ -235,7 +235,7 @@ def test_the_layer_whose_update_an_op_serves():
 
     gradients = SimpleNamespace(sinks=sinks.get, full=SimpleNamespace(upstream=upstream))
     backward = SimpleNamespace(gradients=gradients)
-    assert kinds._update_layers(backward, [1, 0, 1]) == [0, 1, None, 2, None]
+    assert kinds._update_layers(backward, [[1], [0, 2]]) == [0, 1, None, 2, None]
     assert seen == [{4: 0b10, 5: 0b1, 6: 0b11}]
 
 

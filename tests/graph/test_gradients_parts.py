@@ -261,7 +261,7 @@ def test_what_follows_gradients_and_weights():
 
 def test_a_read_of_two_weights():
     weights = [access(TWO, "v", reads="h"), access(TWO, "w", reads="h", late="y")]
-    assert gradients_of(TWO, weights)._read_bits() == {TWO.index["h"]: A | B, TWO.index["y"]: B}
+    assert gradients_of(TWO, weights).read_bits == {TWO.index["h"]: A | B, TWO.index["y"]: B}
 
 
 def test_tensors_of_weights_apart_from_numbers():

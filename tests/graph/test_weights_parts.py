@@ -12,9 +12,9 @@ from grappler_passes.analysis.weights import (
     _not_dominated,
     _set_preparations_aside,
     _without_state,
-    _write_bits,
     find_weights,
 )
+from grappler_passes.graph.bits import memberships
 from grappler_passes.graph.values import ValueFlow
 
 
@@ -81,7 +81,11 @@ def test_what_variables_change():
 def test_a_bit_for_each_variable_on_its_writes():
     variables = [access(STEP, "a", "ws ww"), access(STEP, "b"), access(STEP, "c", "ww wm")]
     at = STEP.index
-    assert _write_bits(variables) == {at["ws"]: 0b1, at["ww"]: 0b101, at["wm"]: 0b100}
+    assert memberships(v.writes for v in variables) == {
+        at["ws"]: 0b1,
+        at["ww"]: 0b101,
+        at["wm"]: 0b100,
+    }
 
 
 # -- preparations ----------------------------------------------------------------------------------

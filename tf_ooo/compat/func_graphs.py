@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from grappler_passes.compat import graph_protos
 from tf_ooo.errors import BackendError
 
 
@@ -38,11 +39,7 @@ def captured_here(concrete: Any) -> list[Any]:
 
 def without_placeholders(graph_def: Any) -> Any:
     """The graph without its inputs, which whoever imports it provides."""
-    body = type(graph_def)()
-    body.CopyFrom(graph_def)
-    del body.node[:]
-    body.node.extend(node for node in graph_def.node if node.op != "Placeholder")
-    return body
+    return graph_protos.with_nodes(graph_def, (n for n in graph_def.node if n.op != "Placeholder"))
 
 
 def ops_called_by(op: Any) -> list[str]:

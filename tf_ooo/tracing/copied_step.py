@@ -27,12 +27,12 @@ class CopiedStep:
         self._trace = FlatTrace(step, [element_spec])
         graph = self._trace.concrete.graph
         given = {tensor.op.name for tensor in graph.inputs}
-        self._graph_def = graph.as_graph_def()
-        nodes = [node for node in self._graph_def.node if node.name not in given]
-        del self._graph_def.node[:]
-        for node in nodes:
+        graph_def = graph.as_graph_def()
+        self._graph_def = graph_protos.with_nodes(
+            graph_def, (node for node in graph_def.node if node.name not in given)
+        )
+        for node in self._graph_def.node:
             graph_protos.keep_colocations(node, lambda name: name not in given)
-            self._graph_def.node.append(node)
 
     @property
     def nodes(self) -> int:
@@ -61,10 +61,7 @@ class CopiedStep:
             attributes: of all its nodes.
             edit: changes the copy's GraphDef before it is added.
         """
-        from tensorflow.core.framework import graph_pb2
-
-        graph_def = graph_pb2.GraphDef()
-        graph_def.CopyFrom(self._graph_def)
+        graph_def = graph_protos.copy_of(self._graph_def)
         for node in graph_def.node:
             for key, value in attributes.items():
                 node.attr[key].i = value

@@ -8,9 +8,8 @@ from typing import ClassVar
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
-from grappler_passes.compat import graph_protos
 from grappler_passes.graph.training_graph import TrainingGraph
-from grappler_passes.passes.base import Note, Pass, PassResult
+from grappler_passes.passes.base import Note, Pass, PassResult, copy_of
 from grappler_passes.passes.relaxations import Relaxation
 from grappler_passes.passes.rewrite_plan import RewritePlan
 
@@ -28,7 +27,7 @@ class AnnotatePass(Pass):
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
         """Set the attributes on a copy."""
-        after = graph_protos.copy_of(graph_def)
+        after = copy_of(graph_def)
         planned = self.plan.annotated_nodes
         modified, marked = False, 0
         for node in after.node:

@@ -17,6 +17,7 @@ from typing import ClassVar
 from google.protobuf import text_format
 from tensorflow.core.framework import graph_pb2
 
+from grappler_passes.compat.graph_protos import copy_of as copy_of
 from grappler_passes.errors import PassError
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.relaxations import Relaxation

@@ -7,11 +7,10 @@ from typing import ClassVar
 
 from tensorflow.core.framework import graph_pb2
 
-from grappler_passes.compat import graph_protos
 from grappler_passes.graph.effects import has_side_effects
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.training_graph import TrainingGraph
-from grappler_passes.passes.base import Pass, PassResult
+from grappler_passes.passes.base import Pass, PassResult, copy_of
 from grappler_passes.passes.relaxations import Relaxation
 
 _SUFFIX = "/tf_ooo_copy_"
@@ -29,7 +28,7 @@ class LocalConstantsPass(Pass):
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
         """Move and copy on a copy."""
-        after = graph_protos.copy_of(graph_def)
+        after = copy_of(graph_def)
         constants = {node.name: node for node in after.node if node.op == "Const"}
         readers: dict[str, dict[str, list[tuple[int, int]]]] = {}
         fixed: dict[str, str] = {}

@@ -9,11 +9,10 @@ from typing import ClassVar
 import rustworkx as rx
 from tensorflow.core.framework import graph_pb2
 
-from grappler_passes.compat import graph_protos
 from grappler_passes.errors import GraphError, PlanError
 from grappler_passes.graph.dependencies import GraphIndex, places_in
 from grappler_passes.graph.training_graph import TrainingGraph
-from grappler_passes.passes.base import Note, Pass, PassResult
+from grappler_passes.passes.base import Note, Pass, PassResult, copy_of
 from grappler_passes.passes.relaxations import Relaxation
 from grappler_passes.passes.rewrite_plan import RewritePlan
 
@@ -40,7 +39,7 @@ class OrderPass(Pass):
         legal = _legal(index, self.plan.edges, notes)
         acyclic = _without_cycles(index, legal, notes)
         needed = _not_implied(index, acyclic)
-        after = graph_protos.copy_of(graph_def)
+        after = copy_of(graph_def)
         for target, sources in needed.items():
             after.node[target].input.extend(f"^{index.names[source]}" for source in sources)
         return PassResult(after, bool(needed), tuple(notes))

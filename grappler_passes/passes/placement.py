@@ -8,10 +8,9 @@ from typing import ClassVar
 
 from tensorflow.core.framework import graph_pb2
 
-from grappler_passes.compat import graph_protos
 from grappler_passes.errors import PlanError
 from grappler_passes.graph.training_graph import TrainingGraph
-from grappler_passes.passes.base import Note, Pass, PassResult
+from grappler_passes.passes.base import Note, Pass, PassResult, copy_of
 from grappler_passes.passes.relaxations import Relaxation
 from grappler_passes.passes.rewrite_plan import RewritePlan
 
@@ -41,7 +40,7 @@ class PlacementPass(Pass):
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
         """Set the devices on a copy."""
-        after = graph_protos.copy_of(graph_def)
+        after = copy_of(graph_def)
         left = dict(self.plan.devices)
         modified = False
         for node in after.node:

@@ -167,8 +167,8 @@ class _LoopSplit:
         self._counter(next(iter(lists.values())))
         now: dict[Tensor, str] = {(self.loop.condition, 0): f"{self.prefix}/condition"}
         for k, (key, outside) in enumerate(self.invariant.items()):
-            dtype = self.dtypes[self.index.names[key[0]]][key[1]]
-            now[key] = self._enter(f"invariant_{k}", outside, tf.as_dtype(dtype).as_datatype_enum)
+            type_name = self.dtypes[self.index.names[key[0]]][key[1]]
+            now[key] = self._enter(f"invariant_{k}", outside, tf.as_dtype(type_name).as_datatype_enum)
         for source in sorted(self.constants):
             now[source, 0] = self._clone(source)
         for k, (key, dtype) in enumerate(self.stored.items()):

@@ -9,9 +9,8 @@ from typing import ClassVar
 from tensorflow.core.framework import attr_value_pb2, graph_pb2
 
 from grappler_passes.analysis.steps import steps_of
-from grappler_passes.compat import graph_protos
 from grappler_passes.graph.training_graph import TrainingGraph
-from grappler_passes.passes.base import Pass, PassResult
+from grappler_passes.passes.base import Pass, PassResult, copy_of
 from grappler_passes.passes.relaxations import Relaxation
 
 
@@ -48,7 +47,7 @@ class StepsPass(Pass):
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
         """Add to a copy."""
-        after = graph_protos.copy_of(graph_def)
+        after = copy_of(graph_def)
         modified = False
         for node, number in zip(after.node, steps_of(graph_def), strict=True):
             if number is None:

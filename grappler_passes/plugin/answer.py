@@ -134,7 +134,7 @@ def _type_of(source: node_def_pb2.NodeDef, port: int) -> int | None:
 
 
 def _types(node: node_def_pb2.NodeDef, of_inputs: bool) -> list[int] | None:
-    """``DataType`` numbers of data inputs, or outputs; None: TensorFlow registered no such op (a function)."""
+    """``DataType`` numbers of data inputs, or outputs; None: no op that is registered (a function)."""
     op_def = op_types.op_def(node.op)
     if op_def is None:
         return None

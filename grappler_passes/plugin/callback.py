@@ -59,9 +59,7 @@ def _answer(request: Request, graph_def: graph_pb2.GraphDef, device_type: str) -
 
 
 def _rewrite(request: Request, graph_def: graph_pb2.GraphDef) -> bytes | None:
-    before = graph_protos.copy_of(
-        graph_def
-    )  # what the check compares with, whatever the rewrite does to its argument
+    before = graph_protos.copy_of(graph_def)  # to compare with, whatever the rewrite does to its argument
     try:
         after = request.rewrite(graph_def)
     except request.refuse_on as error:

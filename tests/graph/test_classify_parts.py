@@ -12,7 +12,7 @@ from tensorflow.core.framework import graph_pb2
 from grappler_passes.analysis import classify, kinds
 from grappler_passes.analysis.classify import _can_inline, _no_weights_message, _results, _unconsumed, flatten
 from grappler_passes.compat import traced_functions
-from grappler_passes.graph.flow import Edge
+from grappler_passes.graph.flow import Edge, _targets
 from grappler_passes.graph.training_graph import Op, OpKind
 
 F, DO, DW, U, COMM, OTHER = (
@@ -34,6 +34,7 @@ class Flow:
         self.types = [head.split()[1] for head, _, _ in heads]
         self.index = {name: i for i, name in enumerate(self.names)}
         self.data = [[self._edge(text) for text in inputs.split()] for _, _, inputs in heads]
+        self.targets = _targets([[edge.source for edge in edges] for edges in self.data])
         self.control = [[] for _ in rows]
         self.devices = [f"/device:{name}" for name in self.names]
         self.outputs = [() if name in mute else ("tensor",) for name in self.names]

@@ -65,8 +65,7 @@ class Backward:
     def _finished_gradients(self, marked: list[int]) -> list[int]:
         """For each weight the first op of its shape through which data and weights reach its update.
 
-        Sweeps each weight's own ops, short of ``marked`` (optimizer state), in topological order:
-        nothing passes an op by if no edge from before it or from outside ends after it.
+        Sweeps each weight's own ops, short of ``marked`` (optimizer state).
         """
         g = self.gradients
         own: dict[int, list[int]] = {}
@@ -104,10 +103,7 @@ class Backward:
             node = targets[0]
 
     def _work_on_shared_gradient(self, node: int, marked: list[int]) -> dict[int, int]:
-        """The ops that use a dO tensor as the gradient of one weight; none if ``node`` is not one.
-
-        Such a tensor has the weight's shape and meets optimizer state in at least one op.
-        """
+        """The ops that use a dO tensor, of a weight's shape, as the gradient of that weight alone."""
         g = self.gradients
         if marked[node] or g.forward[node] or not g.from_data[node] or not several(g.reach[node]):
             return {}
@@ -173,10 +169,7 @@ class Backward:
 
     @cached_property
     def unstashing(self) -> set[int]:
-        """Ops of a gradient loop that only hand out what the forward loop has stashed: no gradients.
-
-        The greatest set of list and loop ops whose inputs are forward ops, constants or in the set.
-        """
+        """Ops of a gradient loop that only hand out what the forward loop has stashed: no gradients."""
         g = self.gradients
         if not g.cyclic:
             return set()
@@ -193,10 +186,7 @@ class Backward:
         return inside
 
     def needed_by(self, group_of_weight: list[int]) -> list[int]:
-        """needed[i]: the groups of weights for whose gradients backward op i is needed.
-
-        ``group_of_weight[w]`` is the group (a number) that weight w counts for.
-        """
+        """needed[i]: the groups of weights for whose gradients backward op i is needed."""
         seeds: dict[int, int] = {}
         for node in range(self.size):
             if self.is_backward[node]:
@@ -207,8 +197,7 @@ class Backward:
 
     @cached_property
     def serves_update(self) -> list[int]:
-        """1 for each op on which the write of a weight, of its slots, or of anything else computed
-        from gradients (a loss scale, a moving average of the weights) depends."""
+        """1 for each op on which a write of what is computed from gradients depends (slots, a loss scale)."""
         g = self.gradients
         ends = dict(g.all_sinks)
         for variable in g.variables:

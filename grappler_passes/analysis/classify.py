@@ -79,8 +79,7 @@ def flatten(graph_def: graph_pb2.GraphDef, fetches: Sequence[str] | None = None)
 
 
 def _is_stub(function: function_pb2.FunctionDef | None) -> bool:
-    """Grappler hands over functions without their bodies.  What it has not inlined by then, such as the LSTM
-    of Keras 2 that a GPU would replace by cuDNN's, stays one op: it computes dO and dW together."""
+    """Grappler hands over functions without bodies; what it has not inlined (a cuDNN LSTM) stays one op."""
     return function is not None and bool(function.signature.output_arg) and not function.ret
 
 

@@ -8,14 +8,9 @@ from grappler_passes.graph.flow import Propagation
 
 
 def dominators(nodes: Sequence[int], graph: Propagation, entries: Collection[int]) -> list[int]:
-    """The nodes that no edge passes by, in order.
+    """The nodes that no edge passes by: of ``x -> h -> y, x -> y`` with the entry x these are x and y.
 
-    Args:
-        nodes: part of ``graph``, in a topological order.
-        graph: value flow.
-        entries: the nodes at which something enters from outside; none before the last of them counts.
-
-    Example: in ``x -> h -> y, x -> y`` with the entry x, these are x and y; h is passed by.
+    ``nodes`` are in a topological order; none before the last of ``entries``, where something enters, counts.
     """
     position = {node: i for i, node in enumerate(nodes)}
     last_reader = list(range(len(nodes)))

@@ -1,10 +1,7 @@
 """The forward pass: what the results of a step that depend on no gradient are computed from.
 
-Three kinds of forward ops lead to no such result, and have a rule each:
-
-- a loss that the step does not return (:func:`_hidden`);
-- tensors that a forward loop only collects for the gradient loop (:func:`_stashes`);
-- and the other way round, gradients that nobody reads are no results (:func:`_past_forward`).
+A loss that is not returned and what loops only stash lead to no such result; gradients that nobody reads are
+none.
 """
 
 from __future__ import annotations
@@ -78,9 +75,8 @@ def _past_forward(g: GradientFlow) -> list[int]:
 def _stashes(g: GradientFlow, known: list[int]) -> list[int]:
     """Loop variables of a forward loop that only collect tensors for the gradient loop.
 
-    No result depends on them, but it is the forward loop that runs them: the LoopCond that their
-    Switch asks belongs to a loop with a known result.  A gradient loop collects tensors as well (the
-    gradients of an RNN's inputs), but no forward result waits for its LoopCond.
+    The LoopCond that their Switch asks belongs to a loop with a known result.  A gradient loop collects
+    tensors as well (gradients of an RNN's inputs), but no forward result waits for its LoopCond.
     """
     if not g.cyclic:
         return []

@@ -49,8 +49,7 @@ class GradientFlow(ValueFlow):
 
     @cached_property
     def full(self) -> Propagation:
-        """All values, but not through a weight's own memory: what a second model (or the next
-        step) does with an updated weight is its forward pass, not part of this gradient."""
+        """All values, but not through a weight's own memory: that leads to the next step's forward pass."""
         return self.propagation(cut_memory_of=self.weight_handles)
 
     @cached_property
@@ -100,8 +99,8 @@ class GradientFlow(ValueFlow):
         return self.cut.upstream(seeds)
 
     def _reductions(self, weight: int, reach: list[int], after_others: list[int]) -> dict[int, int]:
-        """For a rank-0 weight: the ops that reduce tensors to its gradient, and their distance from
-        its writes, climbing along numbers, never into the gradients of weights that are tensors."""
+        """For a rank-0 weight: the ops that reduce tensors to its gradient, their distance from its
+        writes."""
         reductions: dict[int, int] = {}
         seen = set()
         level, distance = self.sinks(weight), 0
@@ -119,8 +118,7 @@ class GradientFlow(ValueFlow):
         return reductions
 
     def _gradient_like(self, reach: list[int]) -> dict[int, int]:
-        """Ops with a weight's shape that reach this weight alone, bit per weight; a weight
-        without such an op (sparse updates) is represented by its writes."""
+        """Ops with a weight's shape that reach it alone: its bit; else (sparse updates) its writes."""
         of_bit = {1 << i: i for i in range(len(self.weights))}
         alike: dict[int, int] = {}
         seen = 0
@@ -140,11 +138,7 @@ class GradientFlow(ValueFlow):
         return alike
 
     def lone_reads(self, reach: list[int]) -> dict[int, set[int]]:
-        """The weights whose forward pass changes no other weight's update: number -> forward reads.
-
-        With several weights all forward ops reach several; in a model with one they reach it alone, as
-        its gradient does.
-        """
+        """The weights whose forward pass changes no other weight's update (a model with one): its reads."""
         to_results = self.full.upstream(dict.fromkeys(self.results, 1))
         lone: dict[int, set[int]] = {}
         for i, weight in enumerate(self.weights):

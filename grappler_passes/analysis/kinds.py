@@ -128,8 +128,7 @@ def _mixed(backward: Backward, needed: list[int], update_layer: list[int | None]
 
 
 def _handed_over(backward: Backward, layer_of: list[int], needed: list[int], own: int) -> dict[int, int]:
-    """For layers without an op of their own (not in ``own``): the dO ops that their updates take as
-    the gradient, op -> those layers as bits."""
+    """For layers not in ``own``: the dO ops that their updates take as the gradient, op -> layers as bits."""
     handed_over: dict[int, int] = {}
     for node, bits in enumerate(needed):
         if backward.is_backward[node] and several(bits):
@@ -171,8 +170,7 @@ def _variables(g: GradientFlow) -> tuple[Variable, ...]:
 def _without_gradient(g: GradientFlow, layers: tuple[Layer, ...]) -> dict[str, str]:
     """Variables that are said to be trainable and are written, yet no op computes their gradient.
 
-    One that the step only reads is frozen, whatever its own ``trainable`` says (Keras' does not reach
-    the variable underneath).
+    One that is only read is frozen: Keras' own ``trainable`` does not reach the variable underneath.
     """
     with_gradient = {name for layer in layers if layer.weight_grad_ops for name in layer.variables}
     reason = "a trainable variable without a dW: no value written to it was found to depend on its gradient"

@@ -37,10 +37,7 @@ def group_weights(backward: Backward) -> list[list[int]]:
 
 
 class _Units:
-    """Weights that are combined before data meet them (:func:`units_of`), and what is noted of each unit.
-
-    Bit u of ``needed``, ``through`` and :meth:`of` stands for unit u.
-    """
+    """Weights that are combined before data meet them, and what is noted of each unit; bit u is unit u."""
 
     def __init__(self, backward: Backward) -> None:
         self.of_weight = units_of(backward.gradients)
@@ -111,8 +108,8 @@ def _start(backward: Backward, units: _Units, node: int, port: int, unit: int) -
 
 
 def _is_fused_gradient(backward: Backward, units: _Units, node: int, port: int, unit: int) -> bool:
-    """One op computes dO and, at an output of its own, this unit's gradient: a call that XLA
-    compiles whole, a fused kernel.  The gradient starts from what that op reads."""
+    """One op computes dO and, at an output of its own, this unit's gradient: it starts from what the op
+    reads."""
     g, flow = backward.gradients, backward.flow
     if flow.types[node] in VIEW_OPS | SPLIT_OPS:
         return False
@@ -161,8 +158,7 @@ def _continues_chain(backward: Backward, node: int) -> bool:
 def _is_reduced(backward: Backward, node: int, port: int, shape: WeightShape | None) -> bool:
     """The op's result has the vector weight's shape, or goes only into ops whose result has.
 
-    Only the result asked for: a fused batch normalization's gradient has vectors beside the dO.  Not for
-    matrices: a dO may have a kernel's shape by chance, as many examples as inputs.
+    Not for matrices: a dO may have a kernel's shape by chance, as many examples as inputs.
     """
     if sum(dim != 1 for dim in shape or ()) > 1:
         return False
@@ -232,8 +228,7 @@ def _combining(g: GradientFlow) -> list[int]:
 
 
 def _tables(g: GradientFlow) -> list[int]:
-    """Tensors of floating-point numbers that no weight goes into count as data, constants too: the first
-    state of a recurrent layer, moving averages, a grid that a network is trained on."""
+    """Tensors of floating-point numbers that no weight goes into count as data: constants, a first state."""
     return [
         node
         for node, bits in enumerate(g.depends_on_tensors)

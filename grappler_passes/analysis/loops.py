@@ -84,10 +84,7 @@ def accumulator_of(index: GraphIndex, loop: Loop, end: int) -> Accumulator | Non
 
 
 def only_for(index: GraphIndex, loop: Loop, ends: set[int]) -> set[int]:
-    """The nodes of the loop that serve nothing but the Exits ``ends``: whole loop variables included.
-
-    The greatest set that reads ``ends`` backward and that no other node reads.
-    """
+    """The nodes of the loop that serve nothing but the Exits ``ends``: whole loop variables included."""
     kept: set[int] = set()
     todo = list(ends)
     while todo:

@@ -29,13 +29,8 @@ def microbatch_graph(
 ) -> graph_pb2.GraphDef:
     """The graph of a step that has micro-batch ``number`` only: its nodes keep their names.
 
-    Each sum becomes an Identity of this micro-batch's gradient.  Control edges from what is left out
-    are left out, so that variables are read as in a first micro-batch.
-
-    Args:
-        graph_def: the whole graph, ``index`` made of it.
-        steps: of each node, from :func:`grappler_passes.analysis.steps.steps_of`.
-        number: the micro-batch, 0 to ``count - 1``; ``count`` is the number of what comes once.
+    Each sum becomes an Identity of this micro-batch's gradient; control edges from what is left out go.
+    ``count`` is the number, in ``steps``, of what comes once.
     """
     # A constant that a sum of slices needs carries the mark too, and hands on nothing.
     sums = {i for i, node in enumerate(graph_def.node) if is_sum(node) and data_inputs(node)}

@@ -13,13 +13,10 @@ from grappler_passes.graph.training_graph import Op, TrainingGraph
 
 
 def classify_steps(graphs: Sequence[graph_pb2.GraphDef]) -> list[TrainingGraph]:
-    """Each of the graphs of ``split_steps``, classified.
+    """Each of the graphs of ``split_steps``, classified; GraphError where one is no training step.
 
-    A step that is the one before but for its scope, its marks and its batch is that step with other
-    names, which takes a fraction of the time.  Graph optimizers treat the first steps differently: what
-    several steps have in common becomes part of the first.
-
-    Raises GraphError where a graph is no training step.
+    A step that is the one before but for its scope, marks and batch is that step with other names, which is
+    faster.  The first steps differ: they hold what several have in common.
     """
     classified: list[TrainingGraph] = []
     for number, graph_def in enumerate(graphs):

@@ -42,9 +42,7 @@ def _marked(node: node_def_pb2.NodeDef) -> int | None:
 def split_steps(graph_def: graph_pb2.GraphDef) -> list[graph_pb2.GraphDef]:
     """One graph for each step, the earliest first: its nodes and the data they are computed from.
 
-    Control edges from other steps are left out, so that a step reads variables as if it were the
-    first.  Data that come from another step (what equal ops of several steps were merged into) are
-    computed again.  Empty where nothing is marked.
+    Control edges from other steps are left out: each reads variables as if it were the first.
     """
     index = GraphIndex(graph_def)
     steps = steps_of(graph_def, index)

@@ -43,8 +43,8 @@ def find_weights(values: ValueFlow, results: Sequence[int]) -> tuple[list[Variab
 def _ends(
     written: Sequence[VariableAccess], results: Sequence[int], changes: list[int], fed: list[int]
 ) -> dict[int, int]:
-    """Where values leave the step: bit 0 for its results, bit i + 1 for the state ``written[i]``
-    that changes no other variable (a metric, a moving average)."""
+    """Where values leave the step: bit 0 for its results, bit i + 1 for ``written[i]`` that changes no
+    other."""
     ends = dict.fromkeys(results, 1)
     for i, variable in enumerate(written):
         if changes[i] & ~(1 << i) == 0:
@@ -54,12 +54,10 @@ def _ends(
 
 
 def _set_preparations_aside(variable: VariableAccess, fed: list[int], to_end: list[int]) -> None:
-    """A write that no data change, but that the forward pass reads, prepares the weight for the step
-    (SpectralNormalization divides a kernel by its norm).  So does one behind which all reads of a trainable
-    variable come (tensorflow-addons' WeightNormalization sets a bias from the first batch).
+    """Writes that no data change but the forward pass reads are forward (SpectralNormalization).
 
-    It is forward; the reads that see it and no other write are the first reads.  Weight decay is
-    blind to data as well, but only updates read what it wrote.
+    So is one behind which all reads of a trainable variable come (tensorflow-addons' WeightNormalization).
+    Weight decay is blind to data as well, but only updates read what it wrote.
     """
     from_data = bool(variable.trainable) and not variable.first_reads
     blind = {w for w in variable.writes if from_data or not fed[w]}

@@ -54,9 +54,8 @@ def flat_graphs(
 ) -> tuple[graph_pb2.GraphDef, graph_pb2.GraphDef]:
     """The graph without calls, once with loops and conditionals as single ops and once with them lowered.
 
-    Traced for XLA a conditional is not marked to be lowered: an optimizer that may skip an update (loss
-    scaling, accumulated gradients) would be one op that reads all gradients.  Ops outside of loops and
-    conditionals have the same names in both.
+    Traced for XLA a conditional is not marked to be lowered: one that may skip an update would read all
+    gradients.
     """
     functional, lowered = graph_protos.copy_of(graph_def), graph_protos.copy_of(graph_def)
     for node in _all_nodes(functional):

@@ -11,8 +11,7 @@ if TYPE_CHECKING:
 def load_library(path: str) -> None:
     """Loads a graph optimizer.  A second one for the same device type aborts the process.
 
-    Goes below ``load_pluggable_device_library``, which also rescans the devices and so forgets
-    what the user chose with ``set_visible_devices`` and ``set_memory_growth``.
+    ``load_pluggable_device_library`` would rescan the devices and forget what the user chose of them.
     """
     from tensorflow.python.client import pywrap_tf_session
 
@@ -41,11 +40,7 @@ def host_device(device: str) -> str:
 
 
 def register_functions(graph_def: graph_pb2.GraphDef) -> None:
-    """Makes the library's functions known to TensorFlow's runtime, where they are not.
-
-    It looks up there what a ``function_list`` names, and XLA what a conditional or a loop does: Grappler
-    gives some of their functions new names.
-    """
+    """Makes the library's functions known to TensorFlow's runtime, where XLA looks them up."""
     context = _context()
     for function in graph_def.library.function:
         if not context.has_function(function.signature.name):

@@ -76,8 +76,7 @@ def infer_outputs(graph_def: graph_pb2.GraphDef) -> dict[str, tuple[OutputInfo, 
 def infer_some_outputs(graph_def: graph_pb2.GraphDef) -> InferredOutputs:
     """As :func:`infer_outputs`, for callers that look at a part of them.
 
-    Goes below ``tf.import_graph_def`` because that takes three times as long: 3.2 s against
-    1.1 s on DenseNet121's 18,904 nodes.
+    ``tf.import_graph_def`` takes three times as long: 3.2 s against 1.1 s on DenseNet121's 18,904 nodes.
     """
     import tensorflow as tf
     from tensorflow.python.client import pywrap_tf_session
@@ -118,9 +117,8 @@ _FUSED_NORMS = {
 def _readable(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
     """Graphs of TensorFlow 2.15 and 2.18 that it runs itself, but does not import as they are.
 
-    It fuses a batch normalization with its Relu on CPUs for any number of channels, while the shape
-    function asks for a multiple of 4; the outputs are those of the op alone.  Its ``_Arg`` has a ``shape``
-    that the op's definition lacks.
+    It fuses a batch normalization for any number of channels, the shape function asks for a multiple of 4;
+    its ``_Arg`` has a ``shape`` that the op's definition lacks.
     """
 
     def is_odd(node: node_def_pb2.NodeDef) -> bool:

@@ -13,11 +13,7 @@ VARIABLE_ATTR = "_ooo_variable"
 
 
 def graph_def_of(concrete_function):
-    """(GraphDef, names of the result ops) of a ConcreteFunction.
-
-    The GraphDef alone does not say which variable a captured handle is; the placeholders get the
-    attributes that TensorFlow itself puts on function arguments, and ``_ooo_variable``.
-    """
+    """(GraphDef, names of the result ops); placeholders of captured variables say which these are."""
     graph = concrete_function.graph
     graph_def = graph.as_graph_def()
     nodes = {node.name: node for node in graph_def.node}

@@ -109,10 +109,9 @@ class _Contexts:
         return f"{self.index.names[producer]}:{port}"
 
     def _merge(self, i: int) -> frozenset[Branch]:
-        """A Merge is alive if one input is.
+        """A Merge is alive if one input is: inputs that differ in the sides of one predicate cover all cases.
 
-        Inputs that differ in the sides of one predicate cover all cases.  Where they differ
-        otherwise the Merge may be dead in a way the sets cannot say: it gets a branch of its own.
+        Where they differ otherwise it may be dead in a way the sets cannot say: it gets a branch of its own.
         """
         sides = [self._edge(producer, port) for producer, port in self.index.data_preds[i]]
         common = frozenset.intersection(*sides) if sides else frozenset()

@@ -91,10 +91,9 @@ class GraphIndex:
             self.control_preds[i] = control
 
     def _add_loop_edges(self) -> None:
-        """Let a loop's Exits come after all Enters and NextIterations of its frame.
+        """Let a loop's Exits come after all Enters and NextIterations of its frame, as the executor does.
 
-        The executor runs a bounded number of iterations at a time and ends none before all Enters
-        have arrived; without these edges a plan could make a loop wait for its own result.
+        Without these edges a plan could make a loop wait for its own result.
         """
         feeding: dict[tuple[str, ...], list[int]] = {}
         for i, op in enumerate(self.ops):
@@ -124,9 +123,8 @@ class GraphIndex:
     def topological_order(self, extra: Sequence[tuple[int, int]] = ()) -> list[int]:
         """A topological order of the graph with ``extra`` edges; GraphError names a cycle's node.
 
-        Breadth first: what can start earlier comes earlier.  Whoever puts ops one after the other in this
-        order relies on that (large gradients of a task in ``tf_ooo.rewriting.ordering``), so rustworkx's
-        order, which goes deep first and takes as long, will not do.
+        Breadth first, what can start earlier comes earlier: large gradients of a task are ordered by it.
+        rustworkx's order goes deep first and takes as long.
         """
         waiting = [len(self.data_preds[i]) + len(self.control_preds[i]) for i in range(len(self))]
         for end, sources in self.loop_preds.items():
@@ -152,11 +150,7 @@ class GraphIndex:
         return self.ancestor_bits(self.order, {})
 
     def ancestor_bits(self, order: Sequence[int], extra: dict[int, list[int]]) -> list[int]:
-        """Ancestor bit sets under ``extra[after] = [before, ...]``; bits are places in ``order``.
-
-        Small places come first, so a set takes as many bits as its latest ancestor: 19,000 nodes
-        take about 20 MB and 50 ms.
-        """
+        """Ancestor bit sets under ``extra[after] = [before, ...]``; bits are places in ``order``."""
         reach = [0] * len(self)
         closed = [0] * len(self)
         for place, i in enumerate(order):

@@ -136,11 +136,7 @@ def build_flow_graph(graph_def: graph_pb2.GraphDef, infos: dict[str, tuple[Outpu
 
 
 def _behind_gate(edge: Edge, types: list[str], data: list[list[Edge]]) -> Edge:
-    """The tensor that an edge really carries.
-
-    IdentityN hands each tensor on by itself, and so does a communication of several tensors, be it
-    one op with many outputs or a concatenation that is split again: as values flow, they join nothing.
-    """
+    """The tensor that an edge really carries: IdentityN and grouped communications join nothing."""
     while True:
         kind = types[edge.source]
         if kind == "IdentityN" or kind.startswith(GROUPED_COMMUNICATION):

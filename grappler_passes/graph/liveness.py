@@ -24,8 +24,8 @@ _RESIDENT = frozenset({"_Arg", "Const", "Placeholder", "VarHandleOp", "ReadVaria
 def last_uses(training_graph: TrainingGraph, order: Sequence[str]) -> dict[str, int]:
     """For each op of ``order`` the position after which its outputs can be freed.
 
-    Reads through views count.  An output that an op outside ``order`` reads lives to the end:
-    its position is ``len(order)``.  Raises PlanError on unknown and repeated ops.
+    Reads through views count; what an op outside ``order`` reads lives to the end, ``len(order)``.  Raises
+    PlanError on unknown and repeated ops.
     """
     place = _places(training_graph, order)
     last = dict(place)

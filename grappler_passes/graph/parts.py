@@ -13,13 +13,7 @@ from grappler_passes.graph.dependencies import GraphIndex
 def with_inputs(
     index: GraphIndex, nodes: Iterable[int], reads: Callable[[int], Iterable[int]] | None = None
 ) -> set[int]:
-    """Nodes with all that they are computed from, loops whole.
-
-    Args:
-        index: of the graph.
-        nodes: where to begin.
-        reads: the producers of what a node reads; by default of all its data inputs.
-    """
+    """Nodes with all that they are computed from, loops whole; ``reads``: producers of what a node reads."""
     members, stack = set(nodes), list(nodes)
     while stack:
         i = stack.pop()

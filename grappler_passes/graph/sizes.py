@@ -71,9 +71,9 @@ def _fits(shape: Shape | None, seen: Shape) -> bool:
 def with_sizes(
     training_graph: TrainingGraph, graph_def: graph_pb2.GraphDef, known: KnownShapes, only_open: bool = False
 ) -> TrainingGraph:
-    """The training graph with ``output_bytes`` wherever ``known`` tells them.
+    """The training graph with ``output_bytes`` wherever ``known`` tells them; shapes that contradict it tell
+    nothing.
 
-    ``graph_def`` is the flat graph that was classified.  Shapes that contradict it tell nothing.
     ``only_open``: sizes that are there already are right (they were not filled in for other inputs).
     """
     try:
@@ -105,10 +105,9 @@ def output_bytes(op_type: str, outputs: Iterable[OutputInfo]) -> int | None:
 def outputs_with_sizes(
     graph_def: graph_pb2.GraphDef, known: KnownShapes
 ) -> Mapping[str, tuple[OutputInfo, ...]]:
-    """Shapes of all outputs of a flat graph, open dimensions filled where ``known`` tells them.
+    """Shapes of all outputs of a flat graph, open dimensions filled; of a conditional the largest branch's.
 
-    That of a conditional is the largest of its branches.  Raises what TensorFlow's shape functions raise
-    where ``known`` contradicts the graph.
+    Raises what TensorFlow's shape functions raise where ``known`` contradicts the graph.
     """
     filled = _filled(graph_def, known)
     for _ in range(_NESTED_CONDITIONALS):
@@ -141,11 +140,7 @@ def _take_largest(merge: node_def_pb2.NodeDef, outputs: Mapping[str, tuple[Outpu
 
 
 def _filled(graph_def: graph_pb2.GraphDef, known: KnownShapes) -> graph_pb2.GraphDef:
-    """A copy for shape inference: inputs of known size, loops as if they ran once.
-
-    Nothing is known of what comes round a back edge, and so of any tensor in a loop; what a loop
-    carries has the size with which it entered.
-    """
+    """A copy for shape inference: inputs of known size, loops as if they ran once."""
     out = graph_protos.copy_of(graph_def)
     iterations = {node.name for node in out.node if node.op in NEXT_ITERATIONS}
     second_outputs = {text[:-2] for node in out.node for text in node.input if text.endswith(":1")}

@@ -35,11 +35,7 @@ class ValueFlow:
         cut_memory_of: Collection[int] = frozenset(),
         cut_metadata: bool = True,
     ) -> Propagation:
-        """Value flow without handles.
-
-        Optionally without one-number edges, without the flow through the memory of some variables
-        (by handle), or with the edges into ops that only ask for a shape.
-        """
+        """Value flow without handles; it may lack one-number edges, or the memory of some variables."""
         preds: list[list[int]] = [
             []
             if cut_metadata and kind in METADATA_OPS
@@ -85,11 +81,8 @@ class ValueFlow:
         return sources
 
     def fed_by_data(self) -> list[int]:
-        """1 for each op whose value changes with the data other than through one boolean.
-
-        Blind to booleans only: a scalar weight's gradient is one number, but a loss scale is merely
-        switched by one.
-        """
+        """1 for each op whose value changes with the data, other than by a boolean (a loss scale's
+        switch)."""
         graph = self.propagation()
         preds = [[p for p in graph.preds[n] if not self._is_predicate(p)] for n in range(len(self.flow))]
         return Propagation(preds, self.order, self.cyclic).downstream(self.data_sources)

@@ -44,9 +44,8 @@ class VariableAccess:
 def find_variables(graph_def: graph_pb2.GraphDef, flow: FlowGraph, order: list[int]) -> list[VariableAccess]:
     """Variables that some op of the graph reads or writes, in node order of their handles.
 
-    An access is told by its shape, not by its name: an op on a handle that has no output writes
-    (Assign*, ResourceApply*, ResourceScatter*), one with outputs reads (ReadVariableOp, gathers).
-    A generator's counter is read and moved on by one op.
+    An op on a handle that has no output writes, one with outputs reads; a generator's counter is read and
+    moved on by one op.
     """
     handles = _handle_of(flow, order)
     variables = {
@@ -71,8 +70,7 @@ def find_variables(graph_def: graph_pb2.GraphDef, flow: FlowGraph, order: list[i
 
 
 def _changes_what_it_reads(op_type: str) -> bool:
-    """RngReadAndSkip, ResourceCountUpTo and the like; not a call, which is only known to be given the
-    handle."""
+    """RngReadAndSkip, ResourceCountUpTo and the like; a call is only known to be given the handle."""
     return 0 in op_types.resource_inputs(op_type) and not only_reads(op_type)
 
 
@@ -127,11 +125,7 @@ def _shape_from_use(flow: FlowGraph, access: VariableAccess) -> tuple[int, ...] 
 
 
 def _split_reads(flow: FlowGraph, order: list[int], variables: list[VariableAccess]) -> None:
-    """Sorts reads into those before and those after a write of the same variable.
-
-    A read comes after a write when data or control edges lead from the write to it, loop back
-    edges apart.
-    """
+    """Sorts reads into those before and those after a write of the same variable, by all edges."""
     write_bits: dict[int, int] = {}
     for variable in variables:
         for write in variable.writes:

@@ -16,17 +16,13 @@ from grappler_passes.passes.rewrite_plan import RewritePlan
 
 @dataclass(frozen=True)
 class AnnotatePass(Pass):
-    """Sets ``_ooo_kind``, ``_ooo_layer``, ``_ooo_stream``, ``_ooo_priority`` and ``_ooo_stage``.
-
-    That a graph was rewritten is marked by the plug-in's callback, not here.
-    """
+    """Sets ``_ooo_kind``, ``_ooo_layer``, ``_ooo_stream``, ``_ooo_priority`` and ``_ooo_stage``."""
 
     plan: RewritePlan
     name: ClassVar[str] = "annotate"
     relaxes = frozenset({Relaxation.NOTES})
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """Set the attributes on a copy."""
         after = copy_of(graph_def)
         planned = self.plan.annotated_nodes
         modified, marked = False, 0

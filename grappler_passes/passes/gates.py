@@ -23,7 +23,6 @@ class GatesPass(Pass):
     relaxes = frozenset({Relaxation.COPIES})
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """Rewire the readers in a copy; the gates stay, unread."""
         gates = {node.name: list(node.input) for node in graph_def.node if node.op == "IdentityN"}
         if not gates:
             return PassResult(graph_def, False)

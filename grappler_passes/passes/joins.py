@@ -23,7 +23,6 @@ class JoinsPass(Pass):
     relaxes = frozenset({Relaxation.NEW_NODES})
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """Add them to a copy; those that are there already stay."""
         editor = GraphEditor(graph_def)
         for name, device in self.plan.joins.items():
             if name not in editor.nodes:

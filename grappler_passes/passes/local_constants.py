@@ -27,7 +27,6 @@ class LocalConstantsPass(Pass):
     relaxes = frozenset({Relaxation.DEVICES, Relaxation.NEW_NODES, Relaxation.REPLACED_NODES})
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """Move and copy on a copy."""
         after = copy_of(graph_def)
         constants = {node.name: node for node in after.node if node.op == "Const"}
         readers: dict[str, dict[str, list[tuple[int, int]]]] = {}

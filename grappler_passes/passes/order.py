@@ -33,7 +33,6 @@ class OrderPass(Pass):
     relaxes = frozenset({Relaxation.MORE_WAITS})
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """Add the edges to a copy."""
         index = GraphIndex(graph_def)
         notes: list[Note] = []
         legal = _legal(index, self.plan.edges, notes)
@@ -67,11 +66,7 @@ def _legal(index: GraphIndex, edges: Iterable[tuple[str, str]], notes: list[Note
 
 
 def _without_cycles(index: GraphIndex, edges: list[Pair], notes: list[Note]) -> list[Pair]:
-    """Leave out edges that close a cycle with earlier ones.
-
-    Only edges inside a strongly connected component of graph and plan together can be on a cycle;
-    without any, which is the rule, nothing needs to be searched.
-    """
+    """Leave out edges that close a cycle with earlier ones; mostly there is none, and nothing is searched."""
     try:
         index.topological_order(edges)
     except GraphError:
@@ -108,8 +103,8 @@ def _as_rustworkx(index: GraphIndex, edges: list[Pair]) -> rx.PyDiGraph:
 def _not_implied(index: GraphIndex, edges: list[Pair]) -> dict[int, list[int]]:
     """``{after: [before, ...]}`` of the edges that follow neither from the graph nor from the others.
 
-    In an acyclic graph the edge u -> v follows exactly if u is an ancestor of another predecessor
-    of v; looking at predecessors from the latest to the earliest finds them in one walk.
+    u -> v follows exactly if u is an ancestor of another predecessor of v: with the latest first it is one
+    walk.
     """
     wanted: dict[int, list[int]] = {}
     for before, after in edges:

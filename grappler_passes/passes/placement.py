@@ -31,7 +31,6 @@ class PlacementPass(Pass):
     relaxes = frozenset({Relaxation.DEVICES})
 
     def preconditions(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> None:
-        """Every device is well formed and exists."""
         for device in sorted(set(self.plan.devices.values())):
             if not _FULL_NAME.fullmatch(device):
                 raise PlanError(f"not a full device name: {device!r}")
@@ -39,7 +38,6 @@ class PlacementPass(Pass):
                 raise PlanError(f"no device {device!r}; there are {', '.join(self.available) or 'none'}")
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """Set the devices on a copy."""
         after = copy_of(graph_def)
         left = dict(self.plan.devices)
         modified = False

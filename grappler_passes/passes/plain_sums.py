@@ -31,7 +31,6 @@ class PlainSumsPass(Pass):
     relaxes = frozenset({Relaxation.REPLACED_NODES, Relaxation.OPS, Relaxation.SIDE_EFFECTS})
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """Leave the parts out of a copy; the same object where there are none."""
         nodes = {node.name: node for node in graph_def.node}
         sums = [node.name for node in graph_def.node if node.op == "DestroyTemporaryVariable"]
         if not sums:
@@ -48,7 +47,6 @@ class PlainSumsPass(Pass):
     def postconditions(
         self, before: graph_pb2.GraphDef, result: PassResult, training_graph: TrainingGraph | None
     ) -> None:
-        """Only sums have changed."""
         if result.modified:
             verify(before, result.graph_def, replaced=result.replaced, relaxes=self.relaxes)
 

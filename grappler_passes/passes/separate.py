@@ -38,7 +38,6 @@ class SeparatePass(Pass):
     }
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """Take apart what can be; restore the orders of side effects that hung on the removed waits."""
         index = GraphIndex(graph_def)
         editor = GraphEditor(graph_def)
         notes = [*_split_identity_n(index, editor), *_open_gates(index, editor), *_fused(index)]
@@ -107,8 +106,7 @@ def _open_gates(index: GraphIndex, editor: GraphEditor) -> list[Note]:
 def _gate_waits(index: GraphIndex, i: int) -> list[int]:
     """The control predecessors of Identity ``i`` that only gate it with its siblings.
 
-    Two forms: a grouping NoOp that waits for this Identity's own tensor among others, and, once
-    another optimizer has inlined the NoOp, the siblings' producers themselves.
+    A NoOp that waits for its own tensor among others, or, once that is inlined, the siblings' producers.
     """
     producer = index.data_preds[i][0][0]
     waits = []
@@ -165,11 +163,7 @@ def _fused(index: GraphIndex) -> list[Note]:
 
 
 def _restore_orders(index: GraphIndex, after: graph_pb2.GraphDef) -> list[Note]:
-    """Give each order of side effects that would be lost an edge of its own.
-
-    A graph optimizer may have dropped a read-before-write edge because it followed from a wait
-    that is now gone.
-    """
+    """Give each order of side effects that hung on a wait that is now gone an edge of its own."""
     new = GraphIndex(after)
     nodes = {node.name: node for node in after.node}
     notes = []

@@ -42,7 +42,6 @@ class SeparateLoopsPass(Pass):
     relaxes = frozenset({Relaxation.NEW_NODES, Relaxation.REPLACED_NODES})
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """Split the loops of a copy."""
         index = GraphIndex(graph_def)
         if not index.back_preds:
             return PassResult(graph_def, False)

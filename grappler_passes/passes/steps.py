@@ -46,7 +46,6 @@ class StepsPass(Pass):
     relaxes = frozenset({Relaxation.MORE_WAITS, Relaxation.NOTES})
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """Add to a copy."""
         after = copy_of(graph_def)
         modified = False
         for node, number in zip(after.node, steps_of(graph_def), strict=True):

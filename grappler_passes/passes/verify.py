@@ -78,7 +78,6 @@ class VerifyPass(Pass):
         return replace(self, replaced=self.replaced | replaced)
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """Raise VerifyError or hand the graph on."""
         verify(self.original, graph_def, training_graph, self.replaced, relaxes=self.allowed)
         return PassResult(graph_def, modified=False)
 
@@ -181,7 +180,7 @@ def _source(index: GraphIndex, name: str, port: int) -> tuple[str, int]:
 def _added_edges(old: GraphIndex, new: GraphIndex) -> None:
     """Each control edge that is new must be legal in the original graph's contexts.
 
-    The new graph's own contexts would justify any edge: a node takes on the branches of its inputs.
+    The new graph's would justify any edge: a node takes on the branches of its inputs.
     """
     for j, name in enumerate(new.names):
         controls = new.control_preds[j]

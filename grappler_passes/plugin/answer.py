@@ -32,8 +32,7 @@ def check_answer(
 ) -> None:
     """Raises :class:`AnswerError` unless ``after`` is a GraphDef that may take the place of ``before``.
 
-    ``devices`` gives the full names of existing devices (default: asks the TensorFlow runtime);
-    called only if a node sits on a device that no node of ``before`` sits on.
+    ``devices`` gives the full names of existing devices; called only where a device is new to the graph.
     """
     if not graph_protos.is_graph_def(after):
         raise AnswerError(f"a rewrite gave a {type(after).__name__}; expected a GraphDef or None")

@@ -48,8 +48,8 @@ def mark_arguments(func_graph: Any) -> None:
 def describe_keras(model: Any) -> Describe:
     """A ``Request.describe`` for a Keras model: Keras' own ``path`` as name, and its ``trainable``.
 
-    Needed because freezing a Keras layer leaves ``tf.Variable.trainable`` as it was.  The model is
-    read when a function is traced: it may be built, frozen and thawed in between.
+    Freezing a Keras layer leaves ``tf.Variable.trainable`` as it was.  The model is read at each trace: it
+    may be built, frozen and thawed in between.
     """
 
     def describe(variables: Sequence[Any]) -> list[VariableInfo | None]:

@@ -109,10 +109,7 @@ def _device_types() -> list[str]:
 
 
 def _check_conflicts() -> None:
-    """Refuses to load beside another optimizer: two for one device type abort the process.
-
-    Which device type the other is for cannot be asked without running its initialization again.
-    """
+    """Refuses to load beside another optimizer: two for one device type abort the process."""
     ours = {shim.path for shim in _shims.values()}
     optimizers = [path for path in _mapped_libraries() if path not in ours and _is_optimizer(path)]
     if optimizers:

@@ -10,11 +10,7 @@ _HOOKS = ("on_{}_batch_begin", "on_{}_batch_end")
 
 
 class Callback(keras.callbacks.Callback):  # type: ignore[misc]
-    """``keras.callbacks.Callback`` that ``tf_keras`` may be given, too.
-
-    Keras 2 asks its callbacks which batches they want to hear of; the base class of Keras 3 has no
-    methods for that.
-    """
+    """``keras.callbacks.Callback`` that ``tf_keras`` may be given, too: Keras 2 asks for its hooks."""
 
     def _implements_train_batch_hooks(self) -> bool:
         return self._overrides("train") or self._overrides("", "on_batch_begin", "on_batch_end")

@@ -17,10 +17,7 @@ _KERAS_2_START = "_maybe_load_initial_counters_from_ckpt"
 
 
 def running_callback_list() -> Any:
-    """The ``CallbackList`` that is calling this process' innermost callback; None: nobody calls one.
-
-    Keras hands it to nobody; it is ``self`` of a frame above.
-    """
+    """The ``CallbackList`` that is calling this process' innermost callback; None: nobody calls one."""
     for frame in _frames_above():
         caller = frame.f_locals.get("self")
         if caller is not None and isinstance(caller, versions.keras_of(caller).callbacks.CallbackList):
@@ -31,7 +28,7 @@ def running_callback_list() -> Any:
 def running_batches() -> Any:
     """What gives the innermost ``fit`` that runs its batches; None: no ``fit`` runs, or it is another Keras.
 
-    It has :data:`AROUND_BATCHES`.  Keras hands it to nobody; it is in a frame above.
+    It has :data:`AROUND_BATCHES`.
     """
     for frame in _frames_above():
         for name in ("epoch_iterator", "data_handler"):  # Keras 3, Keras 2
@@ -42,7 +39,7 @@ def running_batches() -> Any:
 
 
 def _frames_above() -> Iterator[FrameType]:
-    """Those of the functions that are running, the innermost first."""
+    """Of the functions that are running, the innermost first: Keras hands these things to nobody."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         yield frame

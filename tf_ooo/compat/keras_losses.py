@@ -56,10 +56,7 @@ def _has_own_loss_code(model: Any, keras: Any) -> bool:
 
 @contextlib.contextmanager
 def weighted_means(model: Any, weight: float) -> Iterator[None]:
-    """Inside the block a number that a ``Mean`` of the model is given counts ``weight``.
-
-    If nothing else is said; so that a micro-batch's mean counts as much as its share of the batch.
-    """
+    """Inside the block a number that a ``Mean`` of the model is given counts ``weight`` by default."""
     kind = versions.keras_of(model).metrics.Mean
     means = [] if weight == 1.0 else [metric for metric in model.metrics if type(metric) is kind]
     for metric in means:

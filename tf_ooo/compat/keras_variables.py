@@ -62,10 +62,7 @@ def handle_of(variable: Any) -> Any:
 
 
 def copy_on(device: str, variable: Any) -> Any:
-    """A new ``tf.Variable`` on a device with the value and the identity of another one.
-
-    Optimizers of Keras know the variables that they were built with by ``_unique_id``.
-    """
+    """A new ``tf.Variable`` on a device with the value and the identity of another one."""
     with tf.init_scope(), tf.device(device):
         new = tf.Variable(
             variable.read_value(),
@@ -83,8 +80,8 @@ def copy_on(device: str, variable: Any) -> Any:
 def empty(variable: Any) -> None:
     """Frees the memory of a ``tf.Variable`` that nobody needs any more.
 
-    TensorFlow keeps the graphs in which gradients with a gradient of their own were traced (Keras'
-    optimizers do so), and with each graph the variables that it reads, as long as the process lives.
+    TensorFlow keeps graphs of gradients with a gradient of their own (Keras' optimizers trace such) and the
+    variables that they read, as long as the process lives.
     """
     with tf.init_scope(), tf.device(variable.device):
         nothing = (
@@ -96,9 +93,8 @@ def empty(variable: Any) -> None:
 def register(dtype: Any, shape: Sequence[int | None] | None, device: str) -> Any:
     """A variable for values of a shape with open sizes, which holds none yet.
 
-    Functions that use it are to be traced for any number of rows.  Traced for batches of one size, graph
-    optimizers would take the rows of the batch that comes in for those of the one before: they give a
-    variable of any shape the shape of what is assigned to it.
+    Functions that use it are to be traced for any number of rows: graph optimizers give a variable of any
+    shape the shape of what is assigned to it, also for the batch that was before.
     """
     with tf.init_scope(), tf.device(device):
         return tf.Variable(

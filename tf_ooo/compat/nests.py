@@ -72,12 +72,7 @@ def same_spec(a: Any, b: Any) -> bool:
 
 
 def open_rows(spec: Any, known: Any = None) -> Any:
-    """The TensorSpec of batches with any number of rows.
-
-    Args:
-        spec: of a batch.
-        known: what the data say of all batches; where it has a number of rows, that.
-    """
+    """The TensorSpec of batches with any number of rows, or that of ``known``, of all batches."""
     if not spec.shape.rank:
         return tf.TensorSpec(spec.shape, spec.dtype)
     rows = known.shape[0] if isinstance(known, tf.TensorSpec) and known.shape.rank else None
@@ -99,10 +94,7 @@ def dtype_name(tensor: Any) -> str:
 
 
 def synchronize(outputs: Any) -> None:
-    """Waits until all tensors of a nest are computed (a GPU runs behind the Python program).
-
-    Where there are none, until all devices are done.
-    """
+    """Waits until all tensors of a nest are computed; where there are none, until all devices are done."""
     tensors = [value for value in tf.nest.flatten(outputs) if hasattr(value, "numpy")]
     for tensor in tensors:
         tensor.numpy()

@@ -14,10 +14,7 @@ def plain_function(
 ) -> Any:
     """A ``tf.function`` that runs its body as it is; TensorFlow does not warn that there are several such.
 
-    Args:
-        body: its Python conditions stay Python's.
-        specs: of its inputs, for one trace; None: it is traced for each kind of inputs.
-        compiled: by XLA, for which loops are traced in another way.
+    ``specs``: of its inputs, for one trace.  ``compiled``: by XLA, for which loops are traced in another way.
     """
     function = tf.function(
         tf.autograph.experimental.do_not_convert(body),
@@ -67,10 +64,7 @@ def undecorated(function: Any) -> Any:
 
 
 def forget_traces(owner: Any) -> None:
-    """Has an object's methods that ``tf.function`` decorates traced anew.
-
-    A trace keeps to the variables that were there when it was made.
-    """
+    """Has an object's methods that ``tf.function`` decorates traced anew: a trace keeps to its variables."""
     for kind in type(owner).__mro__:
         for value in vars(kind).values():
             if is_tf_function(value):

@@ -20,8 +20,7 @@ STEP_MARK = "tf_ooo_step"
 class TracedEvent:
     """One event of TensorFlow's profiler; times in seconds since the same moment.
 
-    ``line`` is the thread or GPU stream, ``label`` the event's name, or for a GPU kernel the
-    ``<node>:<op>`` that issued it.
+    ``line``: thread or GPU stream.  ``label``: its name, or the ``<node>:<op>`` that issued a GPU kernel.
     """
 
     plane: str
@@ -84,10 +83,8 @@ def _planes(content: bytes) -> Any:
 def trace_workers(addresses: Sequence[str], seconds: float) -> dict[str, list[TracedEvent]]:
     """What the profilers of TensorFlow servers see from now on, by address; times since the epoch.
 
-    Returns once they are through.  The servers' clocks are taken as they are.
-
-    Raises:
-        BackendError: a server does not answer.
+    Returns once they are through; the servers' clocks are taken as they are.  BackendError: a server does not
+    answer.
     """
     with tempfile.TemporaryDirectory(prefix="tf_ooo_profile_") as folder:
         where = ",".join(f"grpc://{address}" for address in addresses)

@@ -24,10 +24,7 @@ def train_function_of(model: Any) -> Callable[..., Any]:
 def new_train_function(
     model: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
 ) -> Callable[..., Any]:
-    """A second, untraced train function; the model keeps its first one.
-
-    ``wrap`` makes of the model's ``train_step`` the one that the function is made of.
-    """
+    """A second, untraced train function, of ``wrap(train_step)``; the model keeps its first one."""
     # Keras 2 keeps the tf.function a second time.
     kept = {name: getattr(model, name) for name in _FUNCTIONS if hasattr(model, name)}
     train_step = model.train_step if wrap is None else wrap(model.train_step)
@@ -67,9 +64,8 @@ def install_train_function(
 ) -> None:
     """Makes ``fit`` call ``ours`` until :func:`remove_train_function` or the next ``fit``.
 
-    ``fit`` begins with ``make_train_function()`` and skips ``on_train_end`` when training raises, so
-    the model's ``make_train_function`` is shadowed by one that first puts ``stock`` back, and then calls
-    ``before_next``.
+    ``fit`` begins with ``make_train_function()`` and skips ``on_train_end`` when training raises: shadowed,
+    that puts ``stock`` back first, and then calls ``before_next``.
     """
     make = model.make_train_function
 
@@ -98,8 +94,7 @@ def remove_train_function(model: Any) -> None:
 def step_on_data(model: Any, train_step: Callable[..., Any], counts: bool = True) -> Callable[..., Any]:
     """What Keras' train function does with one batch, not made into a ``tf.function``.
 
-    Args:
-        counts: Keras 2 counts the step; False where that is done by another part of the same step.
+    ``counts``: Keras 2 counts the step; False where another part of the same step does.
     """
     if versions.is_of_keras_2(model) and counts:
         return _step_on_data_of_keras_2(model, train_step)

@@ -39,9 +39,7 @@ def added(flags: Sequence[str]) -> Iterator[None]:
     """What is compiled inside, by any thread, is compiled with these flags besides those of the process.
 
     XLA ends the process at a flag that it does not know: give only flags that TensorFlow 2.21 has.
-
-    Raises:
-        BackendError: where flags cannot be changed.
+    BackendError: flags cannot be changed.
     """
     library = _library()
     if library is None:

@@ -19,9 +19,8 @@ def repeated_function(
 ) -> Callable[..., Any]:
     """A compiled function of the inputs that computes the fetches ``times`` times, one after the other.
 
-    The number is a constant: XLA:GPU then asks nobody whether to go on.  A round begins when the one before
-    has ended, and its inputs come out of a barrier with that one's results, so that no round can be left out
-    or taken out of the loop.
+    The number is a constant: XLA:GPU then asks nobody whether to go on.  A round's inputs come out of a
+    barrier with the results of the one before, so that none can be left out or taken out of the loop.
 
     Args:
         graph_def: flat; placeholders stand for the inputs.
@@ -57,8 +56,8 @@ def run_errors() -> tuple[type[BaseException], ...]:
 def hlo_of(function: Any, specs: Sequence[Any], stage: str = "hlo") -> str:
     """The HLO text of a compiled function before (``hlo``) or after (``optimized_hlo``) XLA's passes.
 
-    The device is named, although TensorFlow warns of that: else it finds out by drawing a random number,
-    after which the user's own would be others.
+    The device is named, although TensorFlow warns of that: else it draws a random number, and the user's
+    change.
     """
     with tf.init_scope():
         device = tf.identity(tf.constant(0.0)).device

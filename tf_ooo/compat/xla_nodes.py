@@ -76,13 +76,9 @@ def unique_name(prefix: str) -> str:
 def function_def(
     name: str, nodes: Any, inputs: Sequence[tuple[str, Any, Any]], outputs: Sequence[str]
 ) -> Any:
-    """A FunctionDef.
+    """A FunctionDef of ``nodes``, a GraphDef that reads the inputs by name.
 
-    Args:
-        name: of the function.
-        nodes: a GraphDef whose nodes read the ``inputs`` by name.
-        inputs: (name of the node that stands for it, dtype name, shape).
-        outputs: tensor names, ``node:port``.
+    ``inputs``: (name of the node that stands for it, dtype name, shape); ``outputs``: ``node:port``.
     """
     from tensorflow.python.framework import graph_to_function_def
 

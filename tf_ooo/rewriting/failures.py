@@ -15,12 +15,10 @@ def in_one_line(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class Failures:
-    """The errors of a step's rewrites, in the order in which they came.
+    """The errors of a step's rewrites, in their order; ``errors`` grows while steps are traced.
 
-    Attributes:
-        errors: grows while steps are traced.
-        reason_of: an error as the report shows it.
-        what: begins the message of errors that are not our own.
+    ``reason_of`` is an error as the report shows it; ``what`` begins the message of errors that are not our
+    own.
     """
 
     errors: list[BaseException] = field(default_factory=list)
@@ -29,7 +27,6 @@ class Failures:
 
     @property
     def first(self) -> BaseException | None:
-        """The first error."""
         return self.errors[0] if self.errors else None
 
     @property

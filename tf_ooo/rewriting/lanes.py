@@ -13,14 +13,8 @@ from tf_ooo.planning.model.schedule import Task
 
 @dataclass(frozen=True)
 class LaneOrder:
-    """What a lane adds to a graph.
-
-    Attributes:
-        edges: (before, after), to and from joins included.
-        joins: names of ops to add that do nothing, for edges to lead through.
-        ranks: place in the lane of each op.
-        notes: which tasks may still overlap.
-    """
+    """What a lane adds to a graph: edges (before, after), names of joins for edges to lead through, each op's
+    place in the lane; ``notes`` say which tasks may still overlap."""
 
     edges: list[tuple[str, str]] = field(default_factory=list)
     joins: list[str] = field(default_factory=list)
@@ -36,7 +30,6 @@ class Bundle:
 
     @cached_property
     def ops(self) -> list[int]:
-        """Of all tasks."""
         return [op for ops in self.tasks.values() for op in ops]
 
 
@@ -57,23 +50,19 @@ class Links(Protocol):
         """Whether two tasks in a row are one block."""
 
     def link(self, order: LaneOrder, rank: int, block: Bundle, following: Bundle, free: list[int]) -> None:
-        """Adds the edges that have the ``free`` ops of ``following`` run after ``block``.
+        """Adds the edges that have the ``free`` ops of ``following`` run after ``block``, which has this
+        place.
 
-        It is called for each block of a lane, with its place; behind the last there follows an empty one.
+        Behind the last block there follows an empty one.
         """
 
 
 def one_after_another(lane: Sequence[Task], ops: Mapping[Task, Sequence[int]], links: Links) -> LaneOrder:
-    """Edges that make the tasks run one after the other.
+    """Edges that make the tasks run one after the other; those without ``ops`` are looked through.
 
-    What an earlier block needs gets no edge (the shape that a kernel's gradient and the next dO share): it
-    has to run before.  It would not always be a cycle yet, but one once ops are merged: after all graph
-    optimizers oneDNN makes one op of a bias gradient and that of the kernel.
-
-    Args:
-        lane: the tasks in their order.
-        ops: of each task, in topological order; tasks without any are looked through.
-        links: the mode's.
+    What an earlier block needs gets no edge (the shape that a kernel's gradient and the next dO share).  It
+    would not always be a cycle yet, but one once ops are merged: after all graph optimizers oneDNN makes one
+    op of a bias gradient and that of the kernel.
     """
     order = LaneOrder()
     blocks = _blocks([task for task in lane if ops.get(task)], ops, links)

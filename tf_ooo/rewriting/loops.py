@@ -1,7 +1,7 @@
 """The layer that each while loop runs with: a loop is not cut, its ops are one task.
 
 A forward loop belongs to the highest layer whose weights its results depend on, its gradient's loop to the
-same one.  Ops that no weight leads to, such as counters and stacks of activations, go with their loop.
+same.
 """
 
 from __future__ import annotations
@@ -17,14 +17,11 @@ _HELD = (OpKind.FORWARD, OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD, OpKind.UPDATE)
 
 @dataclass(frozen=True)
 class LoopTask:
-    """One while loop, with those inside it.
+    """One while loop, with those inside it: its ops (Enters and Exits too), its kind (F, dO, dW, U), its
+    layer.
 
-    Attributes:
-        members: ops, Enters and Exits included.
-        kind: F, dO, dW or U.
-        layer: that it runs with.
-        glued: (lowest, highest) layer whose weights it reads; no cut may part them.  A loop of tied weights
-            may run with a layer above these.
+    ``glued``: (lowest, highest) layer whose weights it reads; no cut may part them.  A loop of tied weights
+    may run with a layer above these.
     """
 
     members: tuple[str, ...]
@@ -40,12 +37,7 @@ def forward_loops(graph: TrainingGraph, index: GraphIndex) -> list[list[str]]:
 
 
 def loop_tasks(graph: TrainingGraph, index: GraphIndex, layers: Mapping[str, int]) -> list[LoopTask]:
-    """The loops of a micro-batch's graph.
-
-    Args:
-        graph, index: of one micro-batch.
-        layers: of its forward ops whose layer their weights or their readers tell; one for a forward loop.
-    """
+    """The loops of a micro-batch's graph; ``layers``: of forward ops, where weights or readers tell."""
     members = _members(graph, index)
     if not members:
         return []
@@ -125,10 +117,7 @@ def _of_forward_loops(
     frame: str,
     layer_of: Mapping[str, int],
 ) -> list[int]:
-    """The layers of the forward loops, of those in ``layer_of``, whose results the loop ``frame`` reads.
-
-    The walk ends at these loops, which rustworkx would walk through.
-    """
+    """The layers of the forward loops, of those in ``layer_of``, whose results the loop ``frame`` reads."""
     loop_of = {i: name for name, nodes in members.items() for i in nodes}
     layers: list[int] = []
     seen: set[int] = set()

@@ -20,17 +20,14 @@ _MAX_EDGES_PER_PAIR = 64
 
 @dataclass(frozen=True)
 class TaskOps:
-    """The ops of each dO and dW task, and the layers in the order in which backward reaches them.
-
-    ``dag`` are the :func:`dependencies` of the graph's ops.
-    """
+    """The ops of each dO and dW task, the layers as backward reaches them, the :func:`dependencies`."""
 
     ops: Mapping[Task, tuple[str, ...]]
     backward_layers: tuple[int, ...]
     dag: rx.PyDiGraph
 
     def moved_ops(self, waiting: Collection[str]) -> int:
-        """How many ops the tasks have of which one waits for a new edge; ``waiting`` are their names."""
+        """How many ops the tasks have of which one is ``waiting`` for a new edge."""
         return sum(len(names) for names in self.ops.values() if any(name in waiting for name in names))
 
     @property
@@ -60,10 +57,7 @@ def lower(
 ) -> RewritePlan:
     """The rewrite plan that makes TensorFlow run the backward tasks in the schedule's order.
 
-    F and U of a schedule stay where the graph has them: their data order them.
-
-    ``notes`` is told where edges were left out.
-
+    F and U stay where the graph has them: their data order them.  ``notes`` is told which edges were left out.
     Raises ScheduleError unless the schedule names exactly the graph's tasks.
     """
     tasks = tasks or task_ops(graph)
@@ -95,7 +89,7 @@ def lower(
 class _FewEdges:
     """Edges from the last ops of a block to the first of the next, without ops to join them: Links.
 
-    Consecutive dO tasks are one block: data edges order the chain, and parallel branches of it stay parallel.
+    Data edges order dO tasks in a row: as one block its parallel branches stay parallel.
     """
 
     def __init__(self, graph: TrainingGraph, dag: rx.PyDiGraph) -> None:
@@ -115,15 +109,12 @@ class _FewEdges:
         return needs
 
     def bit(self, op: int) -> int:
-        """The op as a set of bits."""
         return 1 << op
 
     def needs(self, op: int) -> int:
-        """The op and all that it depends on, as bits."""
         return self._needs[op]
 
     def run_as_one(self, before: Task, after: Task) -> bool:
-        """Two dO tasks."""
         return before.kind == after.kind == "dO"
 
     def link(self, order: LaneOrder, rank: int, block: Bundle, following: Bundle, free: list[int]) -> None:

@@ -49,8 +49,7 @@ def describe(model: keras.Model, variables: Callable[[], Sequence[keras.Variable
 def variable_layers(step: Step) -> dict[str, int]:
     """The layer that each variable is used with; those that several layers' updates use are left out.
 
-    A weight's own layer; an optimizer's slot that of its weight; a state or a metric that of the forward
-    ops that read or write it, or are computed from it.
+    A slot that of its weight; a state or a metric that of the forward ops on it, or computed from it.
     """
     layers: dict[str, int] = {}
     by_name = {variable.name: variable for variable in step.known.graph.variables}

@@ -19,10 +19,9 @@ _LARGE_BYTES = 1024**2
 
 
 def ops_of_tasks(step: Step, stage_of_layer: Sequence[int], reach: Sequence[int]) -> dict[Task, list[int]]:
-    """Nodes of each task in topological order; sums of gradients belong to none, of layers neither.
+    """Nodes of each task in topological order, without the sums of gradients of all micro-batches, or layers.
 
-    Nor do ops that wait for updates, such as the copies of the logs that a step returns: a lane ordered
-    around them would wait for the end of the step.
+    Nor are ops there that wait for updates (copies of the logs): a lane would wait for the end of the step.
     """
     names = step.index.names
     updates, sums = _updates(step), step.sums | step.joined
@@ -65,17 +64,9 @@ def order_lane(
 ) -> LaneOrder:
     """Edges that make the tasks run one after the other, many of them through joins.
 
-    With ``fused`` a dO and the dW that follows are one task, whose result is sent at its end, as where
-    the two are computed together.
-
-    Args:
-        index: of the graph.
-        lane: the tasks in their order.
-        ops: nodes of each task; tasks without any are looked through.
-        reach: ancestors of each node, as bits by its position in ``index.order``.
-        name: of the lane, for the names of joins.
-        sizes: bytes of ops' results, where known: large gradients of one task are computed one after the
-            other, each added to its sum meanwhile, instead of all at once.
+    With ``fused`` a dO and the dW that follows are one task, whose result is sent at its end.  ``ops``,
+    ``reach``: nodes of each task, their ancestors as bits by position.  ``sizes``: bytes of results, where
+    known: large gradients of one task are computed one after the other, each added to its sum meanwhile.
     """
     joins = _Joins(index, reach, name, fused, sizes or {})
     order = one_after_another(lane, ops, joins)
@@ -87,8 +78,7 @@ def order_lane(
 class _Joins:
     """Edges from the last ops of a task to the first of the next, where there are many through a join: Links.
 
-    Attributes:
-        one_by_one: edges between the large results of each dW task.
+    ``one_by_one``: edges between the large results of each dW task.
     """
 
     def __init__(
@@ -100,11 +90,9 @@ class _Joins:
         self._name, self._fused, self._sizes = name, fused, sizes
 
     def bit(self, op: int) -> int:
-        """The op as a set of bits."""
         return 1 << self._index.position[op]
 
     def needs(self, op: int) -> int:
-        """The op and all that it depends on, as bits."""
         return self._reach[op] | self.bit(op)
 
     def run_as_one(self, before: Task, after: Task) -> bool:
@@ -126,10 +114,7 @@ class _Joins:
         self._join(order, lasts, firsts, f"{self._name}/{rank}")
 
     def _large_results(self, nodes: Sequence[int], free: Sequence[int]) -> list[tuple[int, int]]:
-        """Edges that have each large result of a dW task, and its own parts, wait for the one before it.
-
-        Only ``free`` ops wait.
-        """
+        """Edges that have each large result of a dW task, and its ``free`` parts, wait for the last."""
         index, reach = self._index, self._reach
         inside, lasts = set(nodes), lasts_of(index, nodes, reach)
         large = sorted((i for i in lasts if self._is_large(i, inside)), key=lambda i: index.position[i])

@@ -28,13 +28,9 @@ def divided(
     seconds: Mapping[str, float],
     whole: Collection[int] = (),
 ) -> tuple[TrainingGraph, dict[str, int]]:
-    """The graph with a layer for each part, and the layer of each forward op.
+    """The graph with a layer for each part, and the layer of each forward op; layers in ``whole`` stay.
 
-    Args:
-        graph: of one micro-batch.
-        forward: the layer of each of its forward ops.
-        seconds: of its ops, as far as they are known.
-        whole: layers that stay as they are.
+    ``graph`` is of one micro-batch, ``forward`` the layer of each of its forward ops.
     """
     least_s = LEAST_SHARE * sum(
         seconds.get(name, 0.0) for name, op in graph.ops.items() if op.kind is OpKind.FORWARD
@@ -71,13 +67,7 @@ class _Ops:
         self._of_data = ops_of_data(graph)
 
     def divide(self, names: Sequence[str], layer: Layer, least_s: float) -> _Division | None:
-        """The parts of a layer; None: it stays whole.
-
-        Args:
-            names: of its forward ops, in topological order.
-            layer: with its weights.
-            least_s: of each part.
-        """
+        """The parts of a layer with these forward ops, in topological order; None: it stays whole."""
         line = [name for name in names if name in self._of_data]
         if sum(self._seconds.get(name, 0.0) for name in line) < 2 * least_s:
             return None

@@ -25,10 +25,7 @@ def require_sizes(graph: TrainingGraph, limit_bytes: int) -> None:
 
 
 def stock_order(graph: TrainingGraph) -> list[str]:
-    """The order in which TensorFlow's executor takes ops up: first ready, first run.
-
-    rustworkx has no such order: its topological sorts take up the latest that is ready, or the smallest.
-    """
+    """The order in which TensorFlow's executor takes ops up, first ready, first run: not rustworkx's."""
     dag = dependencies(graph)
     waiting = [dag.in_degree(op) for op in dag.node_indices()]
     order = [op for op, count in enumerate(waiting) if not count]

@@ -22,13 +22,8 @@ _IN_PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
 def place(step: Step, device_of_layer: Sequence[str], bytes_of: Mapping[str, int]) -> dict[str, str]:
     """``{op: device}`` of all ops but constants, arguments and results.
 
-    Ops on a variable are where it is; ops of a layer on its device; others follow the largest tensor
-    that they read, or else whoever reads them.  Those that call Python stay where they are.
-
-    Args:
-        step: the whole graph.
-        device_of_layer: full name for each layer.
-        bytes_of: sizes of ops' outputs, where known.
+    Ops on a variable are where it is, ops of a layer on its device; others follow the largest tensor
+    (``bytes_of``) that they read, or else whoever reads them.  Those that call Python stay.
     """
     nodes = {node.name: node for node in step.graph_def.node}
     placed = _on_variables(step, nodes)

@@ -48,13 +48,10 @@ class RewriteRequest(Generic[ResultT]):
     """Rewrites the functions that are traced inside :meth:`tracing`, until :meth:`close`.
 
     Args:
-        name: begins its id, which logged warnings show.
         rewrite: a graph in, what was done to it out; None: it is none of ours.  A GraphError says why it is
-            no training step: helper functions are traced beside the step.  Other errors are failures, with
-            which the graph runs in stock order.
+            no training step (helper functions are traced, too); other errors are failures.
         replaces: whether the first of two results is kept in place of the second, which came before.
         no_graph: says why there was none to rewrite.
-        describe, refuse_on: see :class:`grappler_passes.plugin.Request`.
         failed: begins the message of errors that are not our own.
 
     Raises:
@@ -87,17 +84,14 @@ class RewriteRequest(Generic[ResultT]):
 
     @property
     def result(self) -> ResultT | None:
-        """The result that is kept of those that came."""
         return self._outcome.result
 
     @property
     def latest(self) -> ResultT | None:
-        """The result that came last."""
         return self._outcome.latest
 
     @property
     def count(self) -> int:
-        """How many results came."""
         return self._outcome.count
 
     @property

@@ -15,13 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Orders:
-    """The orders of a step's ops that a memory limit is checked with.
+    """The orders of a step's ops, as planned and as TensorFlow would choose, that a memory limit is checked
+    with.
 
-    Attributes:
-        planned: the one that was planned, op after op.
-        stock: the one that TensorFlow would choose.
-        stock_peak_bytes: predicted peak of ``stock``.
-        open_sizes: the graph leaves sizes open, so inputs of another size may come without another trace.
+    ``open_sizes``: inputs of another size may come without another trace.
     """
 
     planned: tuple[str, ...]

@@ -58,10 +58,7 @@ class StepSession:
         return nullcontext()
 
     def prepare(self, seen: Seen) -> None:
-        """Takes note of the shapes of the next step's inputs.
-
-        Raises MemoryLimitError if the plans made so far go over the limit with them.
-        """
+        """Takes note of the shapes of the next step's inputs; MemoryLimitError: too much with them."""
 
     def close(self) -> None:
         """Stops rewriting; what was compiled stays as it is."""
@@ -95,12 +92,9 @@ class StepSession:
 
 
 class _Peaks:
-    """What is known of a step's peaks.
+    """What is known of a step's peaks; with a memory limit the highest stock peak so far.
 
-    Attributes:
-        known: shapes of the inputs of the next step.
-        stock_bytes: the highest predicted peak of the stock orders (memory limit only).
-        open: results whose peaks depend on inputs that are still to come (memory limit only).
+    ``open``: results whose peaks depend on inputs that are still to come.
     """
 
     def __init__(self, known: KnownShapes) -> None:
@@ -117,12 +111,7 @@ class _Peaks:
 class RewriteSession(RewriteRequest[RewriteResult], StepSession):
     """A request for steps on one device, and the peaks of what was planned for it.
 
-    Args:
-        options: how to rewrite.
-        describe: names and trainability of captured variables, see ``plugin.Request``.
-
-    Raises:
-        BackendError: unsupported TensorFlow, or the plug-in cannot be loaded.
+    Raises BackendError: unsupported TensorFlow, or the plug-in cannot be loaded.
     """
 
     def __init__(self, options: OneDeviceOptions, describe: Describe | None = None) -> None:

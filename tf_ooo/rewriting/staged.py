@@ -31,14 +31,10 @@ _JOIN = "tf_ooo_join"
 
 @dataclass(frozen=True)
 class StagedPlan:
-    """What a step's graph is rewritten to.
+    """What a step's graph is rewritten to: a schedule whose stages are groups of layers, and full names of
+    devices.
 
-    Attributes:
-        schedule: lanes of devices; its stages are groups of layers.
-        known: the ops of the step that was planned.
-        stage_of_layer: for each of its layers.
-        device_of_stage: full names.
-        available: all devices that exist.
+    ``known`` are the ops of the step that was planned, ``available`` all devices that exist.
     """
 
     schedule: Schedule
@@ -65,9 +61,7 @@ def rewrite_step(
 ) -> RewriteResult:
     """Places all ops on their stages' devices and orders each device's tasks.
 
-    Raises:
-        GraphError: the graph is not the step that was planned.
-        PassError: a pass fails, or what comes out does not compute what went in.
+    Raises GraphError where the graph is not the step that was planned, PassError where a pass fails.
     """
     started = time.perf_counter()
     step = take_apart(graph_def, plan.known)
@@ -129,14 +123,10 @@ def _controls(graph_def: graph_pb2.GraphDef) -> int:
 
 
 class LayerByLayer:
-    """Takes steps apart, and has their layers run one after the other, so that each can be measured.
+    """Takes steps apart and has their layers run one after the other on one device, so that each can be
+    measured.
 
-    Args:
-        device: full name of the one that all layers run on.
-        whole_layers: those that take long are not divided.
-
-    Attributes:
-        step: the first step that was taken apart.
+    ``step`` is the first that was taken apart; ``whole_layers``: those that take long are not divided.
     """
 
     def __init__(self, device: str, whole_layers: bool = False) -> None:
@@ -152,20 +142,14 @@ class LayerByLayer:
 
 
 def request_to_measure(model: keras.Model, layers: LayerByLayer) -> RewriteRequest[RewriteResult]:
-    """Steps run layer by layer; ``model`` names its variables.
-
-    Raises BackendError: unsupported TensorFlow, or the plug-in cannot be loaded.
-    """
+    """Steps run layer by layer; ``model`` names its variables.  Raises BackendError as RewriteRequest."""
     return _request(model, layers.rewrite)
 
 
 def request_to_place(
     model: keras.Model, plan: StagedPlan, dump_dir: passes.Folder = None
 ) -> RewriteRequest[RewriteResult]:
-    """Steps are placed and ordered as planned; ``dump_dir``: folder for the graph after every pass.
-
-    Raises BackendError: unsupported TensorFlow, or the plug-in cannot be loaded.
-    """
+    """Steps are placed and ordered as planned.  Raises BackendError as RewriteRequest."""
     return _request(model, lambda graph_def: rewrite_step(graph_def, plan, dump_dir), dump_dir)
 
 

@@ -36,12 +36,9 @@ def forward_and_loops(graph: TrainingGraph, index: GraphIndex) -> tuple[dict[str
 class Assigned:
     """What :func:`assign` finds.
 
-    Attributes:
-        where: kind and layer of each op.
-        glued: ranges of layers that run in one loop, so that no cut may part them.
-        joined: dW ops that read gradients from other layers: a tied weight's, from all that use it.
-            Whoever waits for such a dW waits for stages above, which no schedule expects: they run when
-            they can.
+    ``glued``: ranges of layers that run in one loop, so that no cut may part them.  ``joined``: dW ops that
+    read gradients from other layers, a tied weight's: they wait for stages above, which no schedule expects,
+    and run when they can.
     """
 
     where: Where
@@ -50,16 +47,10 @@ class Assigned:
 
 
 def assign(graph: TrainingGraph, index: GraphIndex, parts: Mapping[str, int] | None = None) -> Assigned:
-    """Kind and layer of each op.
+    """Kind and layer of each op; ops that serve several layers' updates are left out.
 
-    Ops that serve several layers' updates are left out.
-
-    A dO op belongs to the layer whose forward op it is the gradient of: see :func:`_output_grad_layers`.
-
-    Args:
-        graph: of one micro-batch with its updates.
-        index: of the same graph.
-        parts: the layer of each forward op, where layers were divided; None: of :func:`forward_and_loops`.
+    A dO op belongs to the layer whose forward op it is the gradient of (:func:`_output_grad_layers`).
+    ``parts``: the layer of each forward op, where layers were divided.
     """
     forward, loops = forward_and_loops(graph, index)
     forward = forward if parts is None else dict(parts)
@@ -98,8 +89,7 @@ def _joined(graph: TrainingGraph, where: Where) -> frozenset[str]:
 def _touching(graph: TrainingGraph, forward: Mapping[str, int]) -> dict[str, set[int]]:
     """The layers that make or read each forward tensor.
 
-    Constants that several layers read are no layer's: graph optimizers make one of all that are alike, so
-    that the gradient of any layer may read what counts to the first one.
+    Constants that several layers read are no layer's: graph optimizers make one of all that are alike.
     """
     touching = {name: {layer} for name, layer in forward.items()}
     for name, layer in forward.items():
@@ -118,10 +108,10 @@ def _output_grad_layers(
 ) -> dict[str, int]:
     """The layer of each dO op.
 
-    The forward tensors that it reads say whose gradient it is: such a tensor was made by one layer and
-    is read by others, and the op is the gradient of one of these.  Backward goes down from layer to layer,
-    so it is the highest of them that is not above the layers of the dO that the op reads.  Constants say it
-    of ops that read no gradient only: one that a lower layer reads may stand for that of any other.
+    The forward tensors that it reads, each made by one layer and read by others, say whose gradient it is:
+    backward goes down, so it is the highest of them that is not above the layers of the dO that the op reads.
+    Constants say it of ops that read no gradient only: one that a lower layer reads may stand for that of any
+    other.
     """
     layer_of: dict[str, int] = {}
     gradients: set[str] = set()
@@ -149,9 +139,9 @@ def _weight_grads_away(
 ) -> dict[str, int]:
     """dW ops that do not run with their weight's layer, but with the one that used the weight.
 
-    A weight that two layers use (an embedding that is the output's kernel) has gradients from both; each
-    is computed where the activations are, and the weight's own layer adds them up.  Where that layer was
-    divided, its gradient comes down through the parts behind its weights.
+    A weight that two layers use (an embedding that is the output's kernel) has gradients from both, computed
+    where the activations are; its own layer adds them up.  Where that layer was divided, its gradient comes
+    down through the parts behind its weights.
     """
     away: dict[str, int] = {}
     for name, op in graph.ops.items():
@@ -181,8 +171,8 @@ def _handed_on(
 ) -> set[str]:
     """dW ops that take a gradient down to their weight's layer, from the layers above: they are dO.
 
-    Only one layer's gradients need them, so that they count as its dW; a cut may part them all the same.
-    The gradient of a weight that is used above its layer is not: it goes to a sum.
+    Only one layer's gradients need them; a cut may part them all the same.  The gradient of a weight that is
+    used above its layer is not: it goes to a sum.
     """
     of_data = ops_of_data(graph)
     using = layers_using(graph, forward, of_data)

@@ -37,14 +37,9 @@ _COUNTED = ("Const", "NoOp", "Identity", "_Arg", "_Retval")
 class Known:
     """What is known from one classified micro-batch and holds for all of them, in any batch.
 
-    Attributes:
-        graph: it; its layers are those of all.
-        alone: its GraphDef.
-        names: of its ops, and those below, :func:`general_names`.
-        where: ``{op: (kind, layer)}``.
-        sizes: bytes of the ops' outputs.
-        glued: ranges of layers that no cut may part.
-        joined: ops of ``where`` that add up gradients from several layers.
+    ``alone`` is its GraphDef, ``graph`` what it was classified to; ops elsewhere have their
+    :func:`general_names`. ``glued``: ranges of layers that no cut may part; ``joined``: ops that add up
+    gradients from several layers.
     """
 
     graph: TrainingGraph
@@ -60,13 +55,8 @@ class Known:
 class Step:
     """A graph of unrolled micro-batches, taken apart.
 
-    Attributes:
-        graph_def, index: the whole graph.
-        steps: the micro-batch of each node, ``count`` for what comes once.
-        count: micro-batches.
-        known: what is known of its ops.
-        where: ``{op: (kind, layer, micro-batch)}``.
-        sums: names of the sums of gradients.
+    ``steps``: the micro-batch of each node, ``count`` for what comes once.  ``where``: (kind, layer,
+    micro-batch) of ops.  ``sums``: names of the sums of gradients.
     """
 
     graph_def: graph_pb2.GraphDef
@@ -79,7 +69,6 @@ class Step:
 
     @cached_property
     def general(self) -> dict[str, str]:
-        """The general name of each op."""
         return general_names(self.index.names, self.count)
 
     @cached_property
@@ -131,14 +120,10 @@ def general_names(names: Iterable[str], count: int) -> dict[str, str]:
 
 
 def take_apart(graph_def: graph_pb2.GraphDef, known: Known | None = None, whole_layers: bool = False) -> Step:
-    """The ops of a step.
+    """The ops of a step; without ``known``, from another trace of it, the last micro-batch is classified.
 
-    Args:
-        known: from another trace of the same step; None: the last micro-batch is classified.
-        whole_layers: those that take long are not divided.
-
-    Raises:
-        GraphError: it is no training step, or not the one that is known.
+    ``whole_layers``: those that take long are not divided.  Raises GraphError: it is no training step, or not
+    the one that is known.
     """
     index = GraphIndex(graph_def)
     steps = steps_of(graph_def, index)

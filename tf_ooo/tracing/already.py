@@ -22,8 +22,7 @@ _DEEPEST = 12
 def already_averaged(gradient: Any) -> bool:
     """Follows the gradient back through ops of its own shape to a communication; False if run eagerly.
 
-    A communication further back, such as that of a synchronized BatchNorm, lies behind ops that
-    are not passed here.
+    The communication of a synchronized BatchNorm lies behind ops that are not passed here.
     """
     tensor = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
     if not hasattr(tensor, "graph") or not hasattr(tensor, "op"):

@@ -1,8 +1,7 @@
 """Gradients averaged over all ranks, where optimizers apply them.
 
-While the train step of a model is traced (or run eagerly), every optimizer found on the model has an
-``apply`` of its own that averages first.  Loss scaling, clipping, weight decay and accumulation
-come after, inside the optimizer, so that all ranks see the same numbers and take the same branches.
+Loss scaling, clipping, weight decay and accumulation come after, inside the optimizer, so that all ranks see
+the same numbers and take the same branches.
 """
 
 from __future__ import annotations
@@ -28,15 +27,9 @@ _LOG = logging.getLogger("tf_ooo")
 class Averaging:
     """Averages what the optimizers of a model are given.
 
-    With ``gradient_accumulation_steps`` each micro-batch's gradient is averaged: the sum of
-    averages is the average of sums.  ``Adasum`` then combines micro-batches, not their sums.
-
-    Args:
-        engine: the ranks.
-        op: Average, Sum or Adasum.
-        compression: what gradients travel as: none, fp16, bf16.
-        weighting: ``"ranks"``: every rank counts the same, as in Horovod; ``"samples"``: every sample
-            does, so that the result is that of one process on all ranks' batches together.
+    With ``gradient_accumulation_steps`` each micro-batch's gradient is averaged: ``Adasum`` then combines
+    micro-batches, not their sums.  ``weighting="samples"``: every sample counts the same, as in one process
+    on all ranks' batches together; ``"ranks"``: every rank does, as in Horovod.
     """
 
     def __init__(self, engine: Engine, op: str, compression: str, weighting: str = "ranks") -> None:
@@ -128,8 +121,8 @@ class Averaging:
 def _name(variable: Any, place: int) -> str:
     """The same on all ranks.
 
-    Not the path: Keras numbers layers within a process, so that a rank which has made one layer more
-    would wait for ever for a "dense_7" that the others call "dense_6".
+    Not the path: Keras numbers layers within a process, and a rank would wait for ever for another's
+    "dense_7".
     """
     short = unnumbered(keras_variables.path_of(variable))
     return f"tf_ooo_{place}_" + "".join(c if c.isalnum() else "_" for c in short)

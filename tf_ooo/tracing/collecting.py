@@ -1,8 +1,6 @@
 """Gradients of micro-batches, added up in a fixed order, then applied once.
 
-While the train step of a micro-batch is traced, the ``apply`` of every optimizer found on the model only
-collects.  Loss scaling, clipping, weight decay and accumulation are inside the optimizers, so that
-they act once, on the whole batch's gradient.
+Loss scaling, clipping, weight decay and accumulation are inside the optimizers: they act once, on the sum.
 """
 
 from __future__ import annotations
@@ -34,13 +32,7 @@ class _Applied:
 
 
 class Collecting:
-    """Gradients of one step.
-
-    Args:
-        optimizers: those whose ``apply`` collects.
-        weights: what each micro-batch's gradients are multiplied by.
-        scale: what their sum is multiplied by; 1.0: it is not.
-    """
+    """Gradients of one step: each micro-batch's are multiplied by its weight, their sum by ``scale``."""
 
     def __init__(self, optimizers: Sequence[Any], weights: Sequence[float], scale: float) -> None:
         self.optimizers, self.weights, self.scale = list(optimizers), weights, scale
@@ -132,11 +124,7 @@ def _joined(slices: Sequence[Any]) -> Any:
 
 
 def _with_own_rows(slices: Any) -> Any:
-    """Slices whose rows stay this micro-batch's.
-
-    Constant rows graph optimizers would join with the others' beforehand; what might be given otherwise they
-    leave alone.
-    """
+    """Slices whose rows stay this micro-batch's: graph optimizers join constant ones with others'."""
     rows = tf.raw_ops.PlaceholderWithDefault(input=slices.indices, shape=slices.indices.shape)
     return tf.IndexedSlices(slices.values, rows, slices.dense_shape)
 

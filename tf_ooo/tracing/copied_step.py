@@ -15,12 +15,8 @@ from tf_ooo.tracing.flat import FlatTrace
 class CopiedStep:
     """A training step that is traced once and copied into other functions as often as wanted.
 
-    All names of a copy stand below one scope, as those of an inlined ``tf.function`` do: TensorFlow's graph
-    optimizers sort the summands of a sum by name, so that any other way of naming changes bits.
-
-    Args:
-        step: called with a batch; its variables have been made.
-        element_spec: of a batch.
+    All names of a copy stand below one scope, as those of an inlined ``tf.function`` do: graph optimizers
+    sort the summands of a sum by name, so that any other way of naming changes bits.
     """
 
     def __init__(self, step: Callable[[Any], Any], element_spec: Any) -> None:
@@ -55,11 +51,8 @@ class CopiedStep:
     ) -> Any:
         """A copy of the step in the function that is being traced; what the step returns.
 
-        Args:
-            batch: of the step's element_spec.
-            scope: of the copy's names; not used in the function before.
-            attributes: of all its nodes.
-            edit: changes the copy's GraphDef before it is added.
+        ``scope`` is new in that function; all nodes get ``attributes``; ``edit`` changes the copy's GraphDef
+        before.
         """
         graph_def = graph_protos.copy_of(self._graph_def)
         for node in graph_def.node:

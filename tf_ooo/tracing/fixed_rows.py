@@ -1,7 +1,6 @@
 """Rows of an embedding that are the same in every micro-batch: positions, which no data choose.
 
-Optimizers take a sparse gradient slice by slice (Keras 3's Adam squares each by itself), so that it matters
-whether a row comes once with a sum or once for each micro-batch.  An unsplit step has a position once.
+Keras 3's Adam squares each slice of a sparse gradient by itself: a position must come once, as in one batch.
 """
 
 from __future__ import annotations
@@ -17,11 +16,7 @@ _MOST_OPS = 64
 
 
 def fixed_rows(indices: Any) -> np.ndarray | None:
-    """The rows, where constants and known shapes give them, each once; None: data may choose them.
-
-    Args:
-        indices: a tensor of a graph that is being traced.
-    """
+    """The rows where constants and known shapes give them, each once; None: data may choose them."""
     nodes = _nodes_of(indices.op)
     if nodes is None:
         return None

@@ -16,18 +16,8 @@ from tf_ooo.compat.nests import Packed
 class FlatTrace:
     """The trace of a function whose results are taken apart into their tensors.
 
-    Args:
-        function: called with what stands for ``specs``.
-        specs: of each argument, which may be a nest.
-        compiled: by XLA, for which loops are traced in another way.
-
-    Attributes:
-        concrete: the traced function.
-        results: packs the tensors of its results as ``function`` returned them.
-        fetches: these tensors, ``node:port``; where there are none, a constant: Grappler wants to be asked
-            for something.
-
-    Raises (when made): whatever tracing raises.
+    ``specs``: of each argument, which may be a nest.  ``fetches``: the results' tensors, ``node:port``, or a
+    constant: Grappler wants to be asked for something.  Raises whatever tracing raises.
     """
 
     def __init__(self, function: Callable[..., Any], specs: Sequence[Any], compiled: bool = False) -> None:

@@ -13,9 +13,8 @@ Seen = tuple[tuple[int, tuple[int | None, ...]], ...]
 class Inputs:
     """Looks at the arguments of a step when they are of a kind that it has not seen yet.
 
-    Args:
-        elements_per_call: how many elements one call takes from an iterator among its arguments;
-            None: unknown, iterators are not looked into.
+    ``elements_per_call``: how many a call takes from an iterator; None: unknown, iterators are not looked
+    into.
     """
 
     def __init__(self, elements_per_call: Callable[[], int] | None = None) -> None:
@@ -25,8 +24,7 @@ class Inputs:
     def look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Seen | None]:
         """The arguments to go on with, and the shapes of the tensors; None for shapes seen before.
 
-        An iterator is looked at once for each kind of element: its first elements are taken out
-        and handed on in an iterator of their own.
+        An iterator is looked at once for each kind of element, and goes on in an iterator of its own.
         """
         seen = nests.shapes_of((args, kwargs))
         specs = tuple(repr(arg.element_spec) for arg in args if iterators.is_iterator(arg))

@@ -1,7 +1,4 @@
-"""What stands between a step's gradients and its optimizers: the one place where ``apply`` is intercepted.
-
-Loss scaling, clipping, weight decay and accumulation are inside the optimizers, behind this place.
-"""
+"""What stands between a step's gradients and its optimizers: the one place where ``apply`` is intercepted."""
 
 from __future__ import annotations
 
@@ -18,14 +15,9 @@ from tf_ooo.compat import keras_optimizers
 
 @dataclass(frozen=True)
 class Update:
-    """One call of an optimizer's ``apply``.
+    """One call of an optimizer's ``apply``; ``explicit``: the caller named the variables.
 
-    Attributes:
-        optimizer: whose ``apply`` was called.
-        grads: what it was given, one for each variable; None where a variable has no gradient.
-        variables: that are to be updated.
-        explicit: whether the caller named them.
-        proceed: applies such gradients, as the caller wanted.
+    ``grads``: one for each variable, or None.  ``proceed`` applies others as the caller wanted.
     """
 
     optimizer: Any
@@ -39,7 +31,7 @@ class Update:
 def intercepted(optimizers: Sequence[Any], on_update: Callable[[Update], Any]) -> Iterator[None]:
     """Inside the block ``on_update`` takes the place of each optimizer's ``apply``.
 
-    What an update calls while it proceeds is left alone: a loss-scaling optimizer calls the one inside it.
+    Not of what an update calls while it proceeds: a loss-scaling optimizer calls the one inside it.
     """
     intercepting = _Intercepting(on_update)
     for optimizer in optimizers:

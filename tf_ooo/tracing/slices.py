@@ -18,10 +18,8 @@ Named = Sequence[tuple[str, Any]]
 class GradientSlices:
     """Into how many slices each gradient is cut; every element is added up as it would be anyway.
 
-    Attributes:
-        sizes: bytes of the gradients that may be cut, by the names of their communications; filled in
-            while a step is traced.
-        counts: slices by name; what is not named travels whole.
+    By name: ``sizes`` in bytes of those that may be cut, filled in while a step is traced; ``counts`` of
+    slices.
     """
 
     def __init__(self) -> None:
@@ -47,12 +45,9 @@ class GradientSlices:
         return sliced
 
     def allreduce(self, named: Named, reduce: Callable[[Named], list[Any]], may_slice: bool) -> list[Any]:
-        """``reduce`` of all gradients; of those to be cut slice by slice.
+        """``reduce`` of all (name, gradient); of those to be cut slice by slice.
 
-        Args:
-            named: (name, tensor or IndexedSlices).
-            reduce: given such a list, the reduced gradients.
-            may_slice: whether the elements of a gradient are reduced one by one.
+        ``may_slice``: the elements of a gradient are reduced one by one.
         """
         out = []
         for name, gradient in named:
@@ -84,10 +79,7 @@ def _in_slices(name: str, gradient: Any, count: int, reduce: Callable[[Named], l
 
 
 def counts_for(schedule: Schedule, graph: TrainingGraph, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Slices by the names of communications, for a schedule whose layers are those of ``graph``.
-
-    Of a layer that is sent in n parts, what is larger than an n-th of it is cut into n.
-    """
+    """Slices by the names of communications; of n parts of a layer, what is larger is cut into n."""
     counts: dict[str, int] = {}
     for (kind, layer), shares in schedule.parts.items():
         if kind != "comm":

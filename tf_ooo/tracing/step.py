@@ -22,13 +22,11 @@ class StepFunctions:
     """Callable with a batch: trains on its micro-batches in one function, one for each shape of a batch.
 
     Args:
-        model: built, with built optimizers.
         microbatches: how many, where a batch has as many rows.
         tracing: entered around calls; functions are traced there.
         applying: given the batch, entered where the updates are traced: what averages over replicas.
 
-    Attributes:
-        check_captures: given what a function captures, before it runs for the first time.
+    ``check_captures`` is given what a function captures, before it runs for the first time.
     """
 
     def __init__(
@@ -111,13 +109,9 @@ def refuse_no_gradient(updates: Sequence[Any]) -> None:
 
 
 def refuse_reads_after(updates: Iterable[tuple[Sequence[Any], int]]) -> None:
-    """Weights that are read after their update would be read before it over several devices.
+    """Weights that are read after their update would be read before it over several devices: BackendError.
 
-    Args:
-        updates: the variables of each, and how many ops the graph that is traced had then.
-
-    Raises:
-        BackendError: names the weight, and the op that reads it.
+    ``updates``: the variables of each, and how many ops the graph that is traced had then.
     """
     operations = tf.compat.v1.get_default_graph().get_operations()
     for variables, begin in updates:

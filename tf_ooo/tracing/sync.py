@@ -17,8 +17,7 @@ from tf_ooo.hosts.ranks.base import Engine
 def build(model: Any, optimizers: Sequence[Any], train_step: Any, iterator: Any) -> None:
     """Creates all variables of the model and its optimizers; no step runs.
 
-    What cannot be built directly is built as Keras does in its first step: by tracing one, which
-    is thrown away.
+    What cannot be built directly is built by tracing a step that is thrown away.
     """
     main: Any = getattr(model, "optimizer", None)
     if (

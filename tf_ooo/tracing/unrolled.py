@@ -35,15 +35,9 @@ Renumber = Callable[..., None]
 class StepSource:
     """A model's train step on one batch, traced once for all functions that are made of it.
 
-    Steps that keep random numbers to themselves are traced anew for each step of a function, because copies
-    would draw the same numbers; so are those with collectives in a conditional or a loop, which no copy
-    could tell from one another.
-
-    Args:
-        model: built, with built optimizers.
-        wrap: makes of the model's ``train_step`` the one to run.
-        element_spec: of a batch.
-        renumber: see :meth:`tf_ooo.hosts.ranks.base.Engine.renumber`.
+    Traced anew for each step of a function are steps that keep random numbers to themselves, because copies
+    would draw the same, and those with collectives in a conditional or a loop, which no copy could tell
+    apart.  ``renumber``: see :meth:`tf_ooo.hosts.ranks.base.Engine.renumber`.
     """
 
     def __init__(
@@ -76,12 +70,10 @@ class StepSource:
 
 
 class Unrolled:
-    """Runs batches of data through a train step, several steps in one function.
+    """Runs batches of data through a train step, several ``steps`` in one function, what is left over one by
+    one.
 
-    Args:
-        source: the step.
-        steps: of one function; what is left over runs step by step.
-        tracing: entered around calls; functions may be traced there.
+    ``tracing`` is entered around calls; functions may be traced there.
     """
 
     def __init__(
@@ -127,7 +119,6 @@ class Unrolled:
 
     @property
     def traced(self) -> int:
-        """How many functions have been made."""
         return len(self._functions)
 
     def function(self, count: int) -> Any:

@@ -31,10 +31,7 @@ class Moved:
     """Keras variables that stand on other devices until :meth:`restore`.
 
     Each gets a new ``tf.Variable``; the old one waits, and functions traced with the old ones (evaluate,
-    predict) are put away with them, of the models within the model too.
-
-    Args:
-        model: whose functions are put away.
+    predict) are put away, of the models within the model too.
     """
 
     def __init__(self, model: Any) -> None:
@@ -74,9 +71,8 @@ class Moved:
     def restore(self, reachable: Callable[[str], bool] = lambda device: True) -> list[str]:
         """Puts the variables back with their present values; names those whose device is gone.
 
-        Those on devices that are not ``reachable`` are not read: TensorFlow would wait for ever.
-
-        These keep the values that they had when they were moved.
+        These keep the values that they had when they were moved: TensorFlow would wait for ever for devices
+        that are not ``reachable``.
         """
         lost = []
         gone: set[str] = set()

@@ -57,7 +57,7 @@ def lower(
 ) -> RewritePlan:
     """The rewrite plan that makes TensorFlow run the backward tasks in the schedule's order.
 
-    F and U stay where the graph has them: their data order them.  ``notes`` is told which edges were left out.
+    F and U stay where the graph has them.  ``notes`` is told which edges were left out.
     Raises ScheduleError unless the schedule names exactly the graph's tasks.
     """
     tasks = tasks or task_ops(graph)

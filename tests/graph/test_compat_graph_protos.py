@@ -36,3 +36,18 @@ def test_keep_colocations():
     assert list(node.attr["_class"].list.s) == [b"loc:@here"]
     graph_protos.keep_colocations(node, lambda name: False)
     assert "_class" not in node.attr, "an empty list is refused by tf.import_graph_def"
+
+
+def test_copies():
+    graph_def = tf.compat.v1.GraphDef()
+    graph_def.node.add(name="a", op="NoOp")
+    graph_def.library.function.add().signature.name = "f"
+    graph_def.versions.producer = 7
+    copy = graph_protos.copy_of(graph_def)
+    assert copy == graph_def
+    copy.node[0].name = "b"
+    other = graph_protos.with_nodes(graph_def, iter(copy.node))
+    assert [node.name for node in other.node] == ["b"]
+    assert (other.library, other.versions) == (graph_def.library, graph_def.versions)
+    other.node[0].name = "c"
+    assert (graph_def.node[0].name, copy.node[0].name) == ("a", "b")

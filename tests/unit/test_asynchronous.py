@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tf_ooo.bench.planner import layerpipe as planner_layerpipe
-from tf_ooo.bench.planner import zb_v as planner_zb_v
 from tf_ooo.bench.planner.layerpipe_layers import BATCH, WORKLOADS, resnet50_shapes, vgg16_shapes
+from tf_ooo.bench.planner.published import FOLDER
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.models import resnet, vgg16
 from tf_ooo.errors import MemoryLimitError, OptionsError, ScheduleError
@@ -278,7 +278,7 @@ def test_shapes_of_the_cycle_costs_give_the_flop(name):
 
 
 def test_checked_in_rows_reach_the_goals():
-    text = (planner_zb_v.INPUTS.parent / "layerpipe.json").read_text()
+    text = (FOLDER / "layerpipe.json").read_text()
     rows = json.loads(text)
     numbers = planner_layerpipe.summary(rows)
     assert all(one["average"] >= 1.05 for one in numbers.values())

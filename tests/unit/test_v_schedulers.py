@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_ooo.bench.planner import zb_v as planner_zb_v
+from tf_ooo.bench.planner import zero_bubble
 from tf_ooo.bench.planner.published import load
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import MemoryLimitError, OptionsError
@@ -201,7 +201,7 @@ def test_golden(name):
 
 
 def test_checked_in_rows_are_near_the_published_ratios():
-    rows = json.loads((planner_zb_v.INPUTS.parent / "zb_v.json").read_text())
+    rows = json.loads((zero_bubble.V_INPUTS.parent / "zb_v.json").read_text())
     mine = [row for row in rows if row["schedule"] == "zb_v"]
     assert len(mine) == 6
     assert all(abs(row["deviation"]) < 0.05 for row in mine)
@@ -209,6 +209,6 @@ def test_checked_in_rows_are_near_the_published_ratios():
 
 
 def test_published_ratio_of_zb_v():
-    row = next(planner_zb_v.rows(load(planner_zb_v.INPUTS), quick=True))
+    row = next(zero_bubble.v_rows(load(zero_bubble.V_INPUTS), quick=True))
     assert abs(row["deviation"]) < 0.05
     assert row["peak_bytes"] <= row["baseline_peak_bytes"] * (1 + 1e-9)

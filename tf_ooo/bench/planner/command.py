@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from tf_ooo.bench.planner import layerpipe, ooo, quality, scale, zb_v, zero_bubble
+from tf_ooo.bench.planner import layerpipe, ooo, quality, scale, zero_bubble
 
 
 @click.group("planner")
@@ -12,5 +12,12 @@ def planner() -> None:
     """Predictions beside published figures and exact optima; nothing is trained."""
 
 
-for _module in (zero_bubble, zb_v, ooo, layerpipe, quality, scale):
-    planner.add_command(_module.main)
+for _command in (
+    zero_bubble.zero_bubble,
+    zero_bubble.zb_v,
+    ooo.main,
+    layerpipe.main,
+    quality.main,
+    scale.main,
+):
+    planner.add_command(_command)

@@ -8,37 +8,17 @@ from typing import Any
 import keras
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import tf_ooo
+from tf_ooo.bench.single.inputs import digits
 from tf_ooo.errors import BackendError
 from tf_ooo.fit.reporting import save_timeline
 from tf_ooo.report.report import Report
 from tf_ooo.report.texts import seconds_text
 
 BATCH, SEED = 64, 7
-
-
-class _Ticker(keras.callbacks.Callback):  # type: ignore[misc]
-    """Moves a progress bar by one each batch."""
-
-    def __init__(self, progress: Progress, task: TaskID) -> None:
-        super().__init__()
-        self._progress, self._task = progress, task
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self._progress.advance(self._task)
-
-
-def load_images() -> tuple[np.ndarray, np.ndarray]:
-    """1797 digits: images (n, 8, 8, 1) in [0, 1], labels (n,).  BackendError without scikit-learn."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise BackendError("the demo's images come with scikit-learn: pip install scikit-learn") from error
-    images, labels = load_digits(return_X_y=True)
-    return (images / 16.0).astype("float32").reshape(-1, 8, 8, 1), labels.astype("int32")
 
 
 def build_model() -> keras.Model:
@@ -60,13 +40,12 @@ def train(
     name: str, epochs: int, callbacks: list[Any], progress: Progress
 ) -> tuple[dict[str, Any], list[Any]]:
     """One training run: the history and the final weights."""
-    images, labels = load_images()
-    steps = -(-len(images) // BATCH) * epochs
-    ticker = _Ticker(progress, progress.add_task(name, total=steps))
+    images, labels = digits()
+    task = progress.add_task(name, total=-(-len(images) // BATCH) * epochs)
+    ticker = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: progress.advance(task))
+    settings = {"batch_size": BATCH, "epochs": epochs, "verbose": 0, "callbacks": [*callbacks, ticker]}
     model = build_model()
-    history = model.fit(
-        images, labels, batch_size=BATCH, epochs=epochs, verbose=0, callbacks=[*callbacks, ticker]
-    )
+    history = model.fit(images[..., None], labels, **settings)
     return history.history, model.get_weights()
 
 

@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,85 +19,87 @@ from tf_ooo.planning.choosing.trial import step_s
 from tf_ooo.planning.pictures.style import bytes_text, steady_step_s, time_text
 from tf_ooo.planning.simulation.timeline import Timeline
 
-_FILE = click.Path(path_type=Path, dir_okay=False)
+FILE = click.Path(path_type=Path, dir_okay=False)
+EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
+
+
+def picture_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds --html, --png, --trace, --grid and --json, which :class:`Outputs` holds."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table."),
+        click.option("--grid", is_flag=True, help="Print the schedule as a grid of tasks over time."),
+        click.option("--trace", type=FILE, help="Write a Chrome trace (ui.perfetto.dev opens it)."),
+        click.option("--png", type=FILE, help="Write a picture; .svg and .pdf work too."),
+        click.option("--html", type=FILE, help="Write a page with the timeline and the memory."),
+    ):
+        command = option(command)
+    return command
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a command is asked to print and to write; see :func:`picture_options`.
-
-    Attributes:
-        as_json, grid: what to print.
-        html, png, trace, out, costs_out: files for pictures, the schedule and the costs; None: none.
-    """
+    """What a command is asked to print and to write."""
 
     as_json: bool
     grid: bool
     html: Path | None
     png: Path | None
     trace: Path | None
-    out: Path | None = None
-    costs_out: Path | None = None
+
+    def show(
+        self,
+        timeline: Timeline,
+        *,
+        table: Table | None = None,
+        texts: Sequence[tuple[Path | None, Callable[[], str]]] = (),
+        notes: Sequence[str] = (),
+        **facts: Any,
+    ) -> None:
+        """Writes pictures and ``texts``, prints the rest.  ClickException where a file cannot be written.
+
+        Args:
+            timeline: to show.
+            table, notes: printed with it; with --json instead what is known of it and the ``facts``.
+            texts: files, and what makes their text.
+        """
+        saves = [
+            (self.html, timeline.save_html),
+            (self.png, timeline.save_png),
+            (self.trace, timeline.save_trace),
+        ]
+        files: list[str] = []
+        for path, write in (*saves, *((path, _text_writer(text)) for path, text in texts)):
+            if path is not None:
+                try:
+                    write(path)
+                except OSError as error:
+                    raise click.ClickException(
+                        f"{path} cannot be written: {error.strerror or error}"
+                    ) from error
+                files.append(str(path))
+        if self.as_json:
+            content = {**timeline_facts(timeline), **facts, "files": files}
+            click.echo(json.dumps(content, indent=1, allow_nan=False))
+            return
+        console = Console(soft_wrap=True)
+        if table is not None:
+            console.print(table)
+        if self.grid:
+            from tf_ooo.planning.pictures.grid import coloured
+
+            console.print(coloured(timeline, console.width))
+        for note in notes:
+            console.print(f"note: {note}", highlight=False, markup=False)
+        for file in files:
+            console.print(f"wrote {file}", highlight=False)
 
 
-def picture_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds --html, --png, --trace, --grid and --json."""
-    for option in (
-        click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table."),
-        click.option("--grid", is_flag=True, help="Print the schedule as a grid of tasks over time."),
-        click.option("--trace", type=_FILE, help="Write a Chrome trace (ui.perfetto.dev opens it)."),
-        click.option("--png", type=_FILE, help="Write a picture; .svg and .pdf work too."),
-        click.option("--html", type=_FILE, help="Write a page with the timeline and the memory."),
-    ):
-        command = option(command)
-    return command
-
-
-def write_pictures(timeline: Timeline, html: Path | None, png: Path | None, trace: Path | None) -> list[Path]:
-    """Writes the files that are asked for; returns them.  ClickException where one cannot be written."""
-    wanted = [(html, timeline.save_html), (png, timeline.save_png), (trace, timeline.save_trace)]
-    written = []
-    for path, save in wanted:
-        if path is not None:
-            _or_refuse(path, partial(save, path))
-            written.append(path)
-    return written
-
-
-def write_text(path: Path, text: str) -> Path:
-    """Writes a file; ClickException where that is not possible."""
-
-    def write() -> None:
+def _text_writer(make: Callable[[], str]) -> Callable[[Path], object]:
+    def write(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        path.write_text(make(), encoding="utf-8")
 
-    _or_refuse(path, write)
-    return path
-
-
-def _or_refuse(path: Path, write: Callable[[], object]) -> None:
-    try:
-        write()
-    except OSError as error:
-        raise click.ClickException(f"{path} cannot be written: {error.strerror or error}") from error
-
-
-def print_json(content: dict[str, Any]) -> None:
-    """Prints JSON on the standard output."""
-    click.echo(json.dumps(content, indent=1, allow_nan=False))
-
-
-def print_files(console: Console, files: Sequence[Path]) -> None:
-    """Says which files were written."""
-    for path in files:
-        console.print(f"wrote {path}", highlight=False)
-
-
-def print_grid(console: Console, timeline: Timeline) -> None:
-    """The grid, in colours where the terminal shows them."""
-    from tf_ooo.planning.pictures.grid import coloured
-
-    console.print(coloured(timeline, console.width))
+    return write
 
 
 def candidates_table(compared: Sequence[Candidate], chosen: str) -> Table:
@@ -108,22 +109,14 @@ def candidates_table(compared: Sequence[Candidate], chosen: str) -> Table:
         table.add_column(column, justify="right")
     table.add_column("remark")
     for candidate in compared:
-        mine = candidate.name == chosen
-        remark = "chosen" if mine else _readable(candidate.reason)
-        table.add_row(candidate.name, *_row(candidate), remark, style="bold" if mine else "")
+        figures, trial, mine = ["-"] * 4, candidate.trial, candidate.name == chosen
+        if trial is not None:
+            figures = [time_text(candidate.step_s), time_text(trial.makespan_s)]
+            figures += [f"{trial.timeline.bubble_fraction:.1%}", bytes_text(trial.peak_bytes)]
+        reason = re.sub(r"\b(\d{4,}) bytes", lambda match: bytes_text(int(match[1])), candidate.reason)
+        remark = "chosen" if mine else reason
+        table.add_row(candidate.name, *figures, remark, style="bold" if mine else "")
     return table
-
-
-def _readable(reason: str) -> str:
-    return re.sub(r"\b(\d{4,}) bytes", lambda match: bytes_text(int(match[1])), reason)
-
-
-def _row(candidate: Candidate) -> tuple[str, str, str, str]:
-    trial = candidate.trial
-    if trial is None:
-        return "-", "-", "-", "-"
-    step, makespan = time_text(candidate.step_s), time_text(trial.makespan_s)
-    return step, makespan, f"{trial.timeline.bubble_fraction:.1%}", bytes_text(trial.peak_bytes)
 
 
 def timeline_table(timeline: Timeline) -> Table:

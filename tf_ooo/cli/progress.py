@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -12,42 +11,26 @@ from tf_ooo.planning.pictures.style import time_text
 
 
 class Bar:
-    """Shows which schedule is being made, and how far its own search is.
-
-    Args:
-        total: how many schedules there are to compare.
-    """
+    """Shows, inside ``progress``, which of ``total`` schedules is made, and how far its own search is."""
 
     def __init__(self, total: int) -> None:
         console = Console(file=sys.stderr)
-        count = TextColumn("{task.completed:.0f}/{task.total:.0f}")
-        self._progress = Progress(
+        columns = (
             TextColumn("{task.description}"),
             BarColumn(),
-            count,
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
             TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
         )
-        self._policies = self._progress.add_task("schedules", total=total, completed=-1)
-        self._search = self._progress.add_task("search", total=1, visible=False)
-
-    def __enter__(self) -> Bar:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        self._progress.stop()
+        self.progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._policies = self.progress.add_task("schedules", total=total, completed=-1)
+        self._search = self.progress.add_task("search", total=1, visible=False)
 
     def policy(self, name: str) -> None:
         """The next schedule is begun."""
-        self._progress.update(self._policies, advance=1, description=f"{name:<20}")
-        self._progress.update(self._search, visible=False)
+        self.progress.update(self._policies, advance=1, description=f"{name:<20}")
+        self.progress.update(self._search, visible=False)
 
     def search(self, done: int, of: int, best_s: float) -> None:
         """A search has tried ``done`` of ``of`` schedules."""
         text = f"  best {time_text(best_s):<13}"
-        self._progress.update(self._search, completed=done, total=of, visible=True, description=text)
+        self.progress.update(self._search, completed=done, total=of, visible=True, description=text)

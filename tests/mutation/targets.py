@@ -43,7 +43,6 @@ TESTS: dict[str, list[str]] = {
     ],
     "tf_ooo/planning/simulation/engine.py": _ENGINE,
     "tf_ooo/planning/simulation/engine_events.py": _ENGINE,
-    "tf_ooo/planning/simulation/engine_paths.py": _ENGINE,
     "tf_ooo/planning/simulation/engine_waves.py": _ENGINE,
     "tf_ooo/rewriting/peaks.py": _PEAKS,
     "grappler_passes/graph/liveness.py": _PEAKS,

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tf_ooo.planning.simulation import engine as engines
-from tf_ooo.planning.simulation.engine import run
+from tf_ooo.planning.simulation.engine import run, run_paths
 from tf_ooo.planning.simulation.engine_events import run_events
-from tf_ooo.planning.simulation.engine_paths import run_paths
 from tf_ooo.planning.simulation.engine_waves import run_waves
 from tf_ooo.planning.simulation.work import LaneKind, LaneWork
 

@@ -26,16 +26,12 @@ def busy_latency_s(
     for function in (alone, sending):
         function().numpy()
     pairs = [(_seconds(alone), _seconds(sending)) for _ in range(repeats)]
-    hop_s = statistics.median(_hop_s(*pair) for pair in pairs)
+    # Without messages both devices compute 2 n segments side by side; with them there are 2 n - 1 hops, and
+    # the second device begins a segment later.
+    segments = 2 * _ROUNDS
+    hop_s = statistics.median((s - a * (segments + 1) / segments) / (segments - 1) for a, s in pairs)
     known_s = link.occupied_s(_MESSAGE_BYTES) + 2 * link.overhead_s_per_byte * _MESSAGE_BYTES
     return max(link.latency_s, hop_s - known_s)
-
-
-def _hop_s(alone_s: float, sending_s: float) -> float:
-    """Without messages both devices compute 2 n segments side by side; with them there are 2 n - 1 hops, and
-    the second device begins a segment later."""
-    segments = 2 * _ROUNDS
-    return (sending_s - alone_s * (segments + 1) / segments) / (segments - 1)
 
 
 def _in_turns(tf: ModuleType, sender: str, receiver: str, products: int, size: int) -> Callable[[], Any]:

@@ -20,14 +20,8 @@ def environment(model: Model | None = None) -> str:
     keras = versions.user_keras() if model is None else versions.keras_of(model)
     name = "Keras" if keras.__name__ == "keras" else keras.__name__
     software = f"tf_ooo {__version__}, TensorFlow {tf.__version__}, {name} {keras.__version__}"
-    return f"{software}, Python {platform.python_version()}, {_device()}"
-
-
-def _device() -> str:
-    import tensorflow as tf
-
-    gpus = tf.config.list_physical_devices("GPU")
-    if not gpus:
-        return f"CPU {platform.machine()}, {os.cpu_count()} cores"
-    names = [tf.config.experimental.get_device_details(gpu).get("device_name", "GPU") for gpu in gpus]
-    return f"{len(gpus)} x {names[0]}"
+    device = f"CPU {platform.machine()}, {os.cpu_count()} cores"
+    if gpus := tf.config.list_physical_devices("GPU"):
+        details = tf.config.experimental.get_device_details(gpus[0])
+        device = f"{len(gpus)} x {details.get('device_name', 'GPU')}"
+    return f"{software}, Python {platform.python_version()}, {device}"

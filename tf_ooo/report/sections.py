@@ -128,8 +128,19 @@ class LinkRow(Section):
 
 
 @dataclass(eq=False)
-class PipelineSection(Section):
-    """What ``report.pipeline`` says; there is nothing in it in other modes, which have no devices here.
+class ModeSection(Section):
+    """What one mode adds; nothing in other modes, which have no devices here."""
+
+    devices: Sequence[str] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields; nothing in other modes."""
+        return super().to_dict() if self.devices else {}
+
+
+@dataclass(eq=False)
+class PipelineSection(ModeSection):
+    """What ``report.pipeline`` says.
 
     Attributes:
         devices: their names.
@@ -143,7 +154,6 @@ class PipelineSection(Section):
         microbatches: of one step.
     """
 
-    devices: Sequence[str] = ()
     stages: Sequence[StageRow] = ()
     candidates: Sequence[CandidateRow] = ()
     predicted_step_s: float = 0.0
@@ -154,13 +164,9 @@ class PipelineSection(Section):
     step_s: Sequence[float] = ()
     microbatches: int = 1
 
-    def to_dict(self) -> dict[str, Any]:
-        """All fields; nothing in other modes."""
-        return super().to_dict() if self.devices else {}
-
     def rows(self) -> Rows:
         """For the summary: where the stages are."""
-        if not self.devices:
+        if not self:
             return []
         return [
             *((f"stage {row.stage}", row.text()) for row in self.stages),
@@ -171,8 +177,8 @@ class PipelineSection(Section):
 
 
 @dataclass(eq=False)
-class LayerPipeSection(Section):
-    """What ``report.layerpipe`` says; there is nothing in it in other modes, which have no devices here.
+class LayerPipeSection(ModeSection):
+    """What ``report.layerpipe`` says.
 
     Attributes:
         devices: their names.
@@ -189,7 +195,6 @@ class LayerPipeSection(Section):
         weight_version_bytes: of earlier weights, by the way in which they are kept or sent.
     """
 
-    devices: Sequence[str] = ()
     predicted_step_s: float = 0.0
     serial_step_s: float = 0.0
     update_every: int = 1
@@ -202,10 +207,6 @@ class LayerPipeSection(Section):
     rounds: int | None = None
     registers: int | None = None
     weight_version_bytes: Mapping[str, int] | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """All fields; nothing in other modes."""
-        return super().to_dict() if self.devices else {}
 
     def rows(self, layers: Sequence[LayerRow]) -> Rows:
         """For the summary: which tasks are where, and how late gradients are."""

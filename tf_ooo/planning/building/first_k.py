@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from tf_ooo.planning.building.step_model import StepModel
 from tf_ooo.planning.model.problem import Problem
@@ -30,16 +30,13 @@ def by_period(problem: Problem) -> list[int]:
             periods_s[k] = model.run(backward, [place[task] for task in backward if task in place]).period_s
         return periods_s[k]
 
-    for k in range(layers + 1) if layers <= _TRY_ALL_UP_TO else _samples(layers):
+    # 64 values spread over all, both ends among them.
+    samples = sorted({layers * step // 63 for step in range(64)})
+    for k in range(layers + 1) if layers <= _TRY_ALL_UP_TO else samples:
         period_s(k)
     if layers > _TRY_ALL_UP_TO:
         _descend(layers, periods_s, period_s)
     return sorted(periods_s, key=lambda k: (periods_s[k] * (1 + 1e-12 * k), k))
-
-
-def _samples(layers: int) -> Iterator[int]:
-    """64 values spread over all; both ends are among them."""
-    yield from sorted({layers * step // 63 for step in range(64)})
 
 
 def _descend(layers: int, periods_s: dict[int, float], period_s: Callable[[int], float]) -> None:

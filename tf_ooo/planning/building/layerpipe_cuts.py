@@ -62,7 +62,10 @@ class TaskLine:
         """The line of layers; ``lower_shares``: for a layer, the least and most of its dO on the left."""
         work = [sum(seconds(layer).values()) for layer in layers]
         starts = tuple(itertools.accumulate(work, initial=0.0))
-        cuts = [_between(layers, layer, starts[layer]) for layer in range(1, len(layers))]
+        cuts = [
+            Cut(starts[i], starts[i], starts[i], i, sent_bytes=_crossing_bytes(layers, i, i))
+            for i in range(1, len(layers))
+        ]
         if inside:
             for layer in range(len(layers)):
                 inner = _inside(layers, layer, starts[layer], _LEAST_SHARE * starts[-1])
@@ -73,10 +76,6 @@ class TaskLine:
 def seconds(layer: LayerCosts) -> dict[str, float]:
     """What each of a layer's tasks takes; the update runs with dW."""
     return {"F": layer.forward_s, "dO": layer.output_grad_s, "dW": layer.weight_grad_s + layer.update_s}
-
-
-def _between(layers: Sequence[LayerCosts], layer: int, start_s: float) -> Cut:
-    return Cut(start_s, start_s, start_s, layer, sent_bytes=_crossing_bytes(layers, layer, layer))
 
 
 def _crossing_bytes(layers: Sequence[LayerCosts], before: int, after: int) -> float:
@@ -242,8 +241,9 @@ def _lowest(values: Floats, low: Ints, high: Ints) -> Ints:
 def refined(line: TaskLine, cuts: Sequence[Cut]) -> tuple[Cut, ...]:
     """Shifts the cuts inside dO so that the slowest processor is as fast as possible."""
     total_s = line.starts_s[-1]
-    low_s, high_s = total_s / (len(cuts) + 1), _longest(line, [cut.at_s for cut in cuts])
     best = [cut.at_s for cut in cuts]
+    ends = [0.0, *best, total_s]
+    low_s, high_s = total_s / len(ends[1:]), max(b - a for a, b in zip(ends, ends[1:], strict=False))
     for _ in range(_HALVINGS):
         middle_s = (low_s + high_s) / 2
         places = _shifted(cuts, middle_s)
@@ -252,11 +252,6 @@ def refined(line: TaskLine, cuts: Sequence[Cut]) -> tuple[Cut, ...]:
         else:
             low_s = middle_s
     return tuple(_moved(cut, at_s) for cut, at_s in zip(cuts, best, strict=True))
-
-
-def _longest(line: TaskLine, places: list[float]) -> float:
-    ends = [0.0, *places, line.starts_s[-1]]
-    return max(b - a for a, b in zip(ends, ends[1:], strict=False))
 
 
 def _shifted(cuts: Sequence[Cut], longest_s: float) -> list[float] | None:

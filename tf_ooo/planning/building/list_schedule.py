@@ -182,19 +182,15 @@ class _ListScheduling:
             return None
         first, second = self.forwards[device][0]
         stage, batch = (first, second) if self.taste.stage_first else (second, first)
-        if self.taste.by_room and self._full(device, stage):
-            return None
+        size, used = self.full[stage], self.used[device]
+        if self.taste.by_room and used + size > self.room[device] and used > 1e-6 * size:
+            return None  # memory has no room for one more, and holds one already
         if self.taste.ahead is not None and self.ahead[device] >= self.taste.ahead[device]:
             return None
         heapq.heappop(self.forwards[device])
-        self.used[device] += self.full[stage]
+        self.used[device] += size
         self.ahead[device] += 1
         return stage, batch
-
-    def _full(self, device: int, stage: int) -> bool:
-        """Whether memory has no room for one more, and holds one already."""
-        size, used = self.full[stage], self.used[device]
-        return used + size > self.room[device] and used > 1e-6 * size
 
     def _waits(self, device: int, now: float) -> bool:
         """Whether something more urgent than a dW comes soon; nothing does where memory is full."""

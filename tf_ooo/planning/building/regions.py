@@ -54,16 +54,16 @@ def schedule(policy: str, problem: Problem, placement: Regions) -> Schedule:
         if placement.get(layer) is None:
             main += [Task("dW", layer), Task("U", layer)]
     moved = {layer: region for layer, region in placement.items() if region is not None}
-    order = sorted(moved, key=lambda layer: _turn(stream, layer, moved[layer]))
+
+    def turn(layer: int) -> tuple[int, int]:
+        """Region after region; in one, what the next forward needs first, or whose dO was done first."""
+        return stream.place(moved[layer]), layer if moved[layer].kind == "F" else -layer
+
+    order = sorted(moved, key=turn)
     sub = [task for layer in order for task in (Task("dW", layer), Task("U", layer))]
     after = [_pin(layer, moved[layer]) for layer in order]
     lanes = {COMPUTE: TaskList(main), **({SUB: TaskList(sub)} if sub else {})}
     return Schedule("single_device", policy, lanes, after=tuple(pin for pin in after if pin))
-
-
-def _turn(stream: MainStream, layer: int, region: Task) -> tuple[int, int]:
-    """Task after region; in one, what the next forward needs first, or whose dO was done first."""
-    return stream.place(region), layer if region.kind == "F" else -layer
 
 
 def _pin(layer: int, region: Task) -> tuple[Task, Task, int] | None:
@@ -105,10 +105,10 @@ def own(layer: int) -> Task | None:
 
 def write(placement: Regions) -> dict[int, str]:
     """The map in words."""
-    return {layer: _word(region) for layer, region in sorted(placement.items())}
 
+    def word(region: Task | None) -> str:
+        if region is None:
+            return "NO"
+        return f"BWD {region.stage + 1}" if region.kind == "dO" else f"FWD {region.stage}"
 
-def _word(region: Task | None) -> str:
-    if region is None:
-        return "NO"
-    return f"BWD {region.stage + 1}" if region.kind == "dO" else f"FWD {region.stage}"
+    return {layer: word(region) for layer, region in sorted(placement.items())}

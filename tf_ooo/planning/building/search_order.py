@@ -7,6 +7,7 @@ of communications without a gap, the forward that waited for it.
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -172,17 +173,14 @@ class OrderSearch:
     def _moves(self, solution: Solution) -> Iterator[list[int]]:
         """Neighbours that may be faster; with few layers all that differ in the place of one dW."""
         seen = {tuple(solution.backward)}
-        for backward in (
-            self._all_moves(solution) if self.model.layers <= _SMALL else self._critical(solution)
-        ):
+        moves = self._critical(solution)
+        if self.model.layers <= _SMALL:
+            places = itertools.product(range(self.model.layers), range(len(solution.backward)))
+            moves = (_moved(solution.backward, layer, place) for layer, place in places)
+        for backward in moves:
             if tuple(backward) not in seen:
                 seen.add(tuple(backward))
                 yield backward
-
-    def _all_moves(self, solution: Solution) -> Iterator[list[int]]:
-        for layer in range(self.model.layers):
-            for place in range(len(solution.backward)):
-                yield _moved(solution.backward, layer, place)
 
     def _critical(self, solution: Solution) -> Iterator[list[int]]:
         step, backward = solution.step, solution.backward

@@ -123,23 +123,17 @@ class MemoryUse:
         """The device that stores each stage's activations: where its F runs."""
         home = np.zeros(self.relation.stages, np.int32)
         for stage in range(self.relation.stages):
-            for kind in ("F", "dO", "dW"):
-                nodes = self.relation.nodes(kind, stage)
-                if (nodes >= 0).any():
-                    home[stage] = self.relation.device[nodes[nodes >= 0][0]]
-                    break
+            nodes = [node for kind in ("F", "dO", "dW") for node in self.relation.there(kind, stage)[:1]]
+            if nodes:
+                home[stage] = self.relation.device[nodes[0]]
         return home
-
-    def _nodes(self, kind: str, stage: int) -> Ints:
-        nodes = self.relation.nodes(kind, stage)
-        return nodes[nodes >= 0]
 
     def _weights(self, stage: int) -> None:
         group = [self.layers[i] for i in self.relation.schedule.layers_of(stage)]
         size = sum(layer.weight_bytes for layer in group)
-        weight_grads = self._nodes("dW", stage)
-        updates = self._nodes("U", stage)
-        readers = np.concatenate([self._nodes("F", stage), self._nodes("dO", stage), updates])
+        weight_grads = self.relation.there("dW", stage)
+        updates = self.relation.there("U", stage)
+        readers = np.concatenate([self.relation.there("F", stage), self.relation.there("dO", stage), updates])
         holders = np.unique(self.relation.device[readers if len(readers) else weight_grads])
         keeper = self.relation.device[updates[0]] if len(updates) else self._home[stage]
         self._add(holders, np.zeros(len(holders)), float(size))
@@ -149,7 +143,7 @@ class MemoryUse:
         if self.relation.schedule.asynchronous:
             self._stash(stage, size)
             return
-        done = [n for n in (self._nodes("U", stage), self._nodes("comm", stage), weight_grads) if len(n)][0]
+        done = [n for n in (updates, self.relation.there("comm", stage), weight_grads) if len(n)][0]
         device = self.relation.device[weight_grads[0]]
         summand = max(layer.summand_bytes for layer in group)
         self._add(device, self.start_s[:, weight_grads].ravel(), float(summand))
@@ -159,19 +153,19 @@ class MemoryUse:
 
     def _two_versions(self, stage: int, size: float) -> None:
         """The sum of gradients, always; the version before the newest on all that read weights."""
-        grads, updates = self._nodes("dW", stage), self._nodes("U", stage)
+        grads, updates = self.relation.there("dW", stage), self.relation.there("U", stage)
         self._add(self.relation.device[grads[0]], self.start_s[:, grads].min(axis=1), float(size))
         if len(updates) < 2:
             return
-        readers = np.concatenate([self._nodes("F", stage), self._nodes("dO", stage)])
+        readers = np.concatenate([self.relation.there("F", stage), self.relation.there("dO", stage)])
         for holder in np.unique(self.relation.device[readers]):
             self._add(holder, self.end_s[:, updates].min(axis=1), float(size))
 
     def _stash(self, stage: int, size: float) -> None:
         """Asynchronous: one gradient for each micro-batch until its update, and the older weights."""
-        grads, updates = self._nodes("dW", stage), self._nodes("U", stage)
+        grads, updates = self.relation.there("dW", stage), self.relation.there("U", stage)
         device = self.relation.device[grads[0]]
-        forwards = self._nodes("F", stage)
+        forwards = self.relation.there("F", stage)
         if self.relation.schedule.update_every > 1:
             self._two_versions(stage, size)
             return
@@ -185,7 +179,7 @@ class MemoryUse:
         last_use_s = np.zeros(len(update_s) + 1)
         np.maximum.at(last_use_s, version, self.end_s[:, grads].ravel())
         old = np.flatnonzero(last_use_s[:-1] > update_s)
-        readers = np.concatenate([forwards, self._nodes("dO", stage)])
+        readers = np.concatenate([forwards, self.relation.there("dO", stage)])
         for holder in np.unique(self.relation.device[readers]):
             self._add(holder, update_s[old], float(size))
             self._add(holder, last_use_s[old], -float(size))

@@ -76,6 +76,11 @@ class Relation:
         table = self._tables[kind]
         return table is not None and bool((table[:, stage] >= 0).any())
 
+    def there(self, kind: str, stage: int) -> Ints:
+        """All nodes of a kind and stage."""
+        nodes = self.nodes(kind, stage)
+        return nodes[nodes >= 0]
+
     def nodes(self, kind: str, stage: int) -> Ints:
         """Nodes of a kind and stage, shape (parts, micro-batches); -1 where there is none."""
         table = self._tables[kind]
@@ -117,7 +122,7 @@ class Relation:
             yield from self._pairs(("F", source), ("F", stage), size, "the output of the stage before")
 
     def _backward(self, stage: int) -> Iterator[Edges]:
-        own = self._own_bytes(stage)
+        own = max((size for _, size in self._readers[stage]), default=0.0)
         incoming = "the output gradient"
         if self.has("dO", stage):
             yield from self._pairs(("F", stage), ("dO", stage), own, "the stored activations")
@@ -182,11 +187,8 @@ class Relation:
             for name, place in zip((other, task), places, strict=True):
                 if not len(place):
                     raise ScheduleError(f"after {task}: {other}: there is no {name} in the schedule")
-            if steps:
-                # The other one runs in a later step: this task of step t waits for it, see the simulator.
-                yield Edges(places[0], places[1], None, f"after {other}", -steps)
-            else:
-                yield Edges(places[0], places[1], None, f"after {other}")
+            # The other one may run in a later step: this task of step t waits for it, see the simulator.
+            yield Edges(places[0], places[1], None, f"after {other}", -steps)
 
     def _providers(self, kind: str, stage: int) -> Iterator[tuple[int, float]]:
         """The stages whose outputs a stage reads; those without a forward are looked through."""
@@ -213,9 +215,6 @@ class Relation:
                 yield "dW", reader, size
             else:
                 yield "dO", reader, size
-
-    def _own_bytes(self, stage: int) -> float:
-        return max((size for _, size in self._readers[stage]), default=0.0)
 
     def _pairs(
         self, source: tuple[str, int], target: tuple[str, int], size: float | None, why: str

@@ -9,9 +9,8 @@ from types import MappingProxyType
 import numpy as np
 
 from tf_ooo.errors import ScheduleError
-from tf_ooo.planning.model.lanes import After, Lane, check_lanes
 from tf_ooo.planning.model.schedule_text import NAME, read, write
-from tf_ooo.planning.model.task import KINDS, Fields, Task, TaskList
+from tf_ooo.planning.model.task import KINDS, After, Fields, Lane, Task, TaskList, check_lanes
 
 __all__ = ["KINDS", "After", "Lane", "Schedule", "Task", "TaskList"]
 
@@ -90,12 +89,7 @@ class Schedule:
                 raise ScheduleError(
                     f"the parts of {kind}:{stage} must be above 0 and add up to 1, got {shares}"
                 )
-        for lane, tasks in self.lanes.items():
-            if len(tasks) and int(Fields.of(tasks.codes).microbatch.max()) >= self.microbatches:
-                late = next(task for task in tasks if task.microbatch >= self.microbatches)
-                where = f"lane {lane[0]} {lane[1]}"
-                count = f"there are {self.microbatches} micro-batches"
-                raise ScheduleError(f"unknown op {late} on {where}: {count}")
+        self._check_below("microbatch", self.microbatches, "micro-batches")
 
     def _check_stages(self) -> None:
         expected = 0
@@ -105,13 +99,14 @@ class Schedule:
                     f"stage {stage} must begin with layer {expected} and hold a layer, got {first}-{last}"
                 )
             expected = last + 1
-        if not self.stages:
-            return
-        for lane, tasks in self.lanes.items():
-            if len(tasks) and int(Fields.of(tasks.codes).stage.max()) >= len(self.stages):
-                unknown = next(task for task in tasks if task.stage >= len(self.stages))
-                where = f"lane {lane[0]} {lane[1]}"
-                raise ScheduleError(f"unknown op {unknown} on {where}: there are {len(self.stages)} stages")
+        if self.stages:
+            self._check_below("stage", len(self.stages), "stages")
+
+    def _check_below(self, field: str, count: int, what: str) -> None:
+        for (device, stream), tasks in self.lanes.items():
+            beyond = np.flatnonzero(getattr(Fields.of(tasks.codes), field) >= count)
+            for task in tasks[beyond[0] : beyond[0] + 1] if len(beyond) else ():
+                raise ScheduleError(f"unknown op {task} on lane {device} {stream}: there are {count} {what}")
 
     def __hash__(self) -> int:
         return hash((self.mode, self.policy, tuple(self.lanes.items())))

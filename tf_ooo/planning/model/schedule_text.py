@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.errors import ScheduleError
-from tf_ooo.planning.model.lanes import After, Lane, check_lanes
-from tf_ooo.planning.model.task import KINDS, Fields, Task, TaskList
+from tf_ooo.planning.model.task import KINDS, After, Fields, Lane, Task, TaskList, check_lanes
 
 if TYPE_CHECKING:
     from tf_ooo.planning.model.schedule import Schedule
@@ -24,17 +24,15 @@ _AFTER = re.compile(r"after (\S+): (\S+)(?: steps ([1-9][0-9]{0,2}))?", re.ASCII
 
 def write(schedule: Schedule) -> str:
     """The schedule as text; :func:`read` gives an equal one back."""
-    return "\n".join(_lines(schedule)) + "\n"
+    return "".join(f"{line}\n" for line in _lines(schedule))
 
 
 def _lines(schedule: Schedule) -> Iterator[str]:
     yield _HEADER
-    yield f"mode {schedule.mode}"
-    yield f"policy {schedule.policy}"
-    for key, default in _DEFAULTS.items():
+    for key, (_, default) in _ENTRIES.items():
         value = getattr(schedule, key)
         if value != default:
-            yield f"{key} {_WRITE.get(key, repr)(value)}"
+            yield f"{key} {'yes' if default is False else value}"
     for number, (first, last) in enumerate(schedule.stages):
         yield f"stage {number}: {first}-{last}"
     for (kind, stage), shares in schedule.parts.items():
@@ -62,10 +60,11 @@ def read(text: str) -> dict[str, Any]:
     for number, raw in enumerate(text.split("\n"), 1):
         line = raw.split("#", 1)[0].strip()
         try:
-            if line and not header:
-                header = _check_header(line)
-            elif line:
+            if header and line:
                 reader.line(number, line)
+            elif line and line != _HEADER:
+                raise ScheduleError(f"not a schedule: the first line must be {_HEADER!r}, got {line[:60]!r}")
+            header = header or bool(line)
         except ScheduleError as error:
             raise ScheduleError(f"line {number}: {error}") from None
     if not header:
@@ -117,13 +116,13 @@ class _Reader:
 
     def value(self, _: int, line: str) -> None:
         key, _space, value = line.partition(" ")
-        if key not in _READ:
+        if key not in _ENTRIES:
             raise ScheduleError(
-                f"unknown entry {key!r}; expected {', '.join(_READ)}, stage, parts, after, or 'lane D S:'"
+                f"unknown entry {key!r}; expected {', '.join(_ENTRIES)}, stage, parts, after, or 'lane D S:'"
             )
         if key in self.values:
             raise ScheduleError(f"duplicate {key!r}")
-        self.values[key] = _READ[key](key, value)
+        self.values[key] = _ENTRIES[key][0](key, value)
 
     def fields(self) -> dict[str, Any]:
         for key in ("mode", "policy"):
@@ -153,12 +152,6 @@ class _Reader:
                     seen.add(code)
 
 
-def _check_header(line: str) -> bool:
-    if line != _HEADER:
-        raise ScheduleError(f"not a schedule: the first line must be {_HEADER!r}, got {line[:60]!r}")
-    return True
-
-
 def _match(pattern: re.Pattern[str], line: str, form: str, whole: bool = True) -> re.Match[str]:
     match = pattern.fullmatch(line) if whole else pattern.match(line)
     if match is None:
@@ -182,42 +175,23 @@ def _number(key: str, value: str, kind: Callable[[str], Any]) -> Any:
     return number
 
 
-def _whole(key: str, value: str) -> int:
-    return int(_number(key, value, int))
-
-
-def _seconds(key: str, value: str) -> float:
-    return float(_number(key, value, float))
-
-
 def _yes(key: str, value: str) -> bool:
     if value != "yes":
         raise ScheduleError(f"{key}: expected 'yes' (leave the line out for no), got {value!r}")
     return True
 
 
-_DEFAULTS: dict[str, Any] = {
-    "microbatches": 1,
-    "workers": 1,
-    "fused_backward": False,
-    "asynchronous": False,
-    "update_every": 1,
-    "barrier": False,
-    "predicted_step_s": None,
-    "predicted_peak_bytes": None,
-}
-_WRITE: dict[str, Callable[[Any], str]] = {
-    key: lambda _: "yes" for key, default in _DEFAULTS.items() if default is False
-}
-_READ: dict[str, Callable[[str, str], Any]] = {
-    "mode": _word,
-    "policy": _word,
-    "microbatches": _whole,
-    "workers": _whole,
-    "fused_backward": _yes,
-    "asynchronous": _yes,
-    "update_every": _whole,
-    "barrier": _yes,
-    "predicted_step_s": _seconds,
-    "predicted_peak_bytes": _whole,
+_whole, _seconds = functools.partial(_number, kind=int), functools.partial(_number, kind=float)
+# How each entry is read, and what it is where it is left out.
+_ENTRIES: dict[str, tuple[Callable[[str, str], Any], Any]] = {
+    "mode": (_word, ""),
+    "policy": (_word, ""),
+    "microbatches": (_whole, 1),
+    "workers": (_whole, 1),
+    "fused_backward": (_yes, False),
+    "asynchronous": (_yes, False),
+    "update_every": (_whole, 1),
+    "barrier": (_yes, False),
+    "predicted_step_s": (_seconds, None),
+    "predicted_peak_bytes": (_whole, None),
 }

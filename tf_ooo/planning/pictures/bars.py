@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tf_ooo.planning.model.arrays import Bools, Floats, Ints
+from tf_ooo.planning.model.arrays import Floats, Ints
 from tf_ooo.planning.model.memory import MemoryCurve
 from tf_ooo.planning.model.schedule import Lane
 from tf_ooo.planning.model.task import Fields
@@ -50,10 +50,7 @@ class Bars:
 
     def of_kind(self, number: int) -> Bars:
         """The tasks of one kind, by its place in KINDS."""
-        return self._chosen(self.fields.kind == number)
-
-    def _chosen(self, rows: Bools) -> Bars:
-        f = self.fields
+        f, rows = self.fields, self.fields.kind == number
         fields = Fields(f.kind[rows], f.stage[rows], f.microbatch[rows], f.part[rows])
         return Bars(self.lane[rows], self.start_s[rows], self.end_s[rows], self.step[rows], fields)
 

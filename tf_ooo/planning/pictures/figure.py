@@ -68,11 +68,8 @@ class _Rows:
     def __init__(self, runs: Sequence[Run]) -> None:
         keys = sorted({(lane, place) for place, run in enumerate(runs) for lane in run.view.lanes})
         self.place = {key: number for number, key in enumerate(keys)}
-        self.labels = [self._label(runs[place], lane) for lane, place in keys]
-
-    def _label(self, run: Run, lane: tuple[int, int]) -> str:
-        label = lane_label(run.timeline.schedule, lane)
-        return f"{label} {run.name}" if run.name else label
+        labels = ((lane_label(runs[place].timeline.schedule, lane), runs[place].name) for lane, place in keys)
+        self.labels = [f"{label} {name}".rstrip() for label, name in labels]
 
     @property
     def height_px(self) -> int:

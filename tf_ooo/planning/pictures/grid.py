@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from rich.text import Text
 
 from tf_ooo.planning.model.arrays import Floats
 from tf_ooo.planning.model.task import KINDS
@@ -21,8 +22,6 @@ from tf_ooo.planning.pictures.style import (
 )
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from tf_ooo.planning.simulation.timeline import Timeline
 
 _MOST_TASKS, _MOST_LANES, _LEAST_COLUMNS = 200_000, 64, 8
@@ -54,19 +53,11 @@ class Grid:
 
 def grid(timeline: Timeline, width: int = 100) -> str:
     """The grid, at most ``width`` columns wide, and a legend under it."""
-    cells = make_grid(timeline, width)
-    indent = max(map(len, cells.labels), default=0)
-    lines = [
-        f"{label:<{indent}} |{''.join(cell.text.ljust(cells.cell_width) for cell in row)}".rstrip()
-        for label, row in zip(cells.labels, cells.rows, strict=True)
-    ]
-    return "\n".join([*lines, *cells.legend])
+    return "\n".join(line.rstrip() for line in coloured(timeline, width).plain.split("\n"))
 
 
 def coloured(timeline: Timeline, width: int = 100) -> Text:
     """The grid for a terminal that shows colours, in those of the other pictures."""
-    from rich.text import Text  # noqa: PLC0415 - only the command line prints colours
-
     cells = make_grid(timeline, width)
     indent = max(map(len, cells.labels), default=0)
     text = Text(no_wrap=True)
@@ -92,7 +83,8 @@ def make_grid(timeline: Timeline, width: int) -> Grid:
 
 def _filled(timeline: Timeline, view: View, bars: Bars, width: int, which: str) -> Grid:
     labels = [lane_label(timeline.schedule, lane) for lane in view.lanes]
-    cell_width = 1 if which == "kind" else _cell_width(bars, which)
+    highest = int(bars.fields.stage.max(initial=0)), int(bars.fields.microbatch.max(initial=0))
+    cell_width = 1 if which == "kind" else len(task_label("F", *highest, which)) + 1
     columns = max((width - max(map(len, labels), default=0) - 2) // cell_width, _LEAST_COLUMNS)
     end_s = min(timeline.makespan_s, float(bars.end_s.max(initial=0.0)))
     slice_s = _slice_s(bars, end_s, columns)
@@ -103,11 +95,6 @@ def _filled(timeline: Timeline, view: View, bars: Bars, width: int, which: str) 
     hidden = len(bars) - len(seen)
     legend = _legend(timeline, view, bars, which, slice_s, hidden)
     return Grid(labels, rows, cell_width, slice_s, hidden, legend)
-
-
-def _cell_width(bars: Bars, which: str) -> int:
-    stage, batch = int(bars.fields.stage.max(initial=0)), int(bars.fields.microbatch.max(initial=0))
-    return len(task_label("F", stage, batch, which)) + 1
 
 
 def _slice_s(bars: Bars, end_s: float, columns: int) -> float:

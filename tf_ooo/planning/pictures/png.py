@@ -64,14 +64,10 @@ def draw(timeline: Timeline) -> Figure:
     unit = time_unit(end_s)
     _draw_tasks(above, timeline, view, unit, end_s)
     _draw_memory(below, timeline, view, unit, end_s)
-    picture.suptitle(_heading(timeline, view), fontsize=10, x=0.01, ha="left")
-    return picture
-
-
-def _heading(timeline: Timeline, view: View) -> str:
     facts = f"makespan {time_text(timeline.makespan_s)}, bubble {timeline.bubble_fraction:.1%}"
-    lines = [f"{title(timeline)}: {facts}", view.note]
-    return "\n".join(line for line in lines if line)
+    heading = f"{title(timeline)}: {facts}\n{view.note}".rstrip()
+    picture.suptitle(heading, fontsize=10, x=0.01, ha="left")
+    return picture
 
 
 def _draw_tasks(axes: Axes, timeline: Timeline, view: View, unit: Unit, end_s: float) -> None:

@@ -55,23 +55,31 @@ def _summary(timeline: Timeline, view: View) -> dict[str, Any]:
     }
 
 
-def _named(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
+def _process(pid: int, name: str) -> Iterator[dict[str, Any]]:
+    place = {"pid": pid, "tid": 0}
+    yield {"ph": "M", "name": "process_name", **place, "args": {"name": name}}
+    yield {"ph": "M", "name": "process_sort_index", **place, "args": {"sort_index": pid}}
+
+
+def _thread(pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _span(
+    name: str, kind: str, place: tuple[int, int], times_s: tuple[float, float], args: dict[str, Any]
+) -> dict[str, Any]:
+    """What runs on a (process, thread) from its start to its end."""
+    ts, dur = times_s[0] * _MICROSECONDS, (times_s[1] - times_s[0]) * _MICROSECONDS
+    where = {"pid": place[0], "tid": place[1], "ts": ts, "dur": dur}
+    return {"ph": "X", "name": name, "cat": kind, **where, "args": args}
 
 
 def _names(timeline: Timeline, view: View) -> Iterator[dict[str, Any]]:
     for device in view.devices:
-        yield _named("process_name", device, 0, f"device {device}")
-        yield {
-            "ph": "M",
-            "name": "process_sort_index",
-            "pid": device,
-            "tid": 0,
-            "args": {"sort_index": device},
-        }
+        yield from _process(device, f"device {device}")
     for device, stream in view.lanes:
         role = lane_label(timeline.schedule, (device, stream)).removeprefix(f"device {device}").strip()
-        yield _named("thread_name", device, stream, f"stream {stream} {role}".strip())
+        yield _thread(device, stream, f"stream {stream} {role}".strip())
 
 
 def _tasks(timeline: Timeline, view: View) -> Iterator[dict[str, Any]]:
@@ -80,47 +88,22 @@ def _tasks(timeline: Timeline, view: View) -> Iterator[dict[str, Any]]:
     columns = (bars.lane, bars.start_s, bars.end_s, bars.step, f.kind, f.stage, f.microbatch, f.part)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     for lane, start_s, end_s, step, kind, stage, batch, part in rows:
-        device, stream = view.lanes[lane]
-        task = Task(KINDS[kind], stage, batch, part)
-        layers = timeline.schedule.layers_of(task.stage)
-        yield {
-            "ph": "X",
-            "name": str(task),
-            "cat": task.kind,
-            "pid": device,
-            "tid": stream,
-            "ts": start_s * _MICROSECONDS,
-            "dur": (end_s - start_s) * _MICROSECONDS,
-            "args": {
-                "stage": task.stage,
-                "layers": [layers[0], layers[-1]],
-                "microbatch": task.microbatch,
-                "step": step,
-            },
-        }
+        task, layers = Task(KINDS[kind], stage, batch, part), timeline.schedule.layers_of(stage)
+        args = {"stage": stage, "layers": [layers[0], layers[-1]], "microbatch": batch, "step": step}
+        yield _span(str(task), task.kind, view.lanes[lane], (start_s, end_s), args)
 
 
 def _messages(timeline: Timeline, view: View) -> Iterator[dict[str, Any]]:
     messages = links_of(timeline, view)
+    names = [f"{source} to {target}" for source, target in messages.links]
     pid = timeline.schedule.devices
-    if messages.links:
-        yield _named("process_name", pid, 0, "links")
-        yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}}
-    for number, (source, target) in enumerate(messages.links):
-        yield _named("thread_name", pid, number, f"{source} to {target}")
+    if names:
+        yield from _process(pid, "links")
+    for number, name in enumerate(names):
+        yield _thread(pid, number, name)
     columns = (messages.link, messages.start_s, messages.end_s, messages.size_bytes)
     for link, start_s, end_s, size in zip(*(column.tolist() for column in columns), strict=True):
-        source, target = messages.links[link]
-        yield {
-            "ph": "X",
-            "name": f"{source} to {target}",
-            "cat": "message",
-            "pid": pid,
-            "tid": link,
-            "ts": start_s * _MICROSECONDS,
-            "dur": (end_s - start_s) * _MICROSECONDS,
-            "args": {"bytes": size},
-        }
+        yield _span(names[link], "message", (pid, link), (start_s, end_s), {"bytes": size})
 
 
 def _memory(timeline: Timeline, view: View) -> Iterator[dict[str, Any]]:

@@ -30,18 +30,13 @@ def make(problem: Problem) -> Schedule:
         )
     stages = StagedLayers.of(problem, chunks)
     schedule = _rounds(stages, chunks, problem.microbatches)
-    if _within(stages, schedule):
+    full, kept = stages.sums("activation_bytes"), stages.sums("kept_bytes")
+    lanes = schedule.lanes.items()
+    if all(lane_peak_bytes(t.codes, full, kept) <= stages.room_bytes[device] for (device, _), t in lanes):
         return schedule
-    full = stages.sums("activation_bytes")
     each = np.bincount(stages.devices, weights=full, minlength=problem.devices)
     room = (stages.room_bytes[each > 0] // each[each > 0]).min(initial=problem.microbatches)
     return _rounds(stages, chunks, int(max(room, 1)))
-
-
-def _within(stages: StagedLayers, schedule: Schedule) -> bool:
-    sizes = stages.sums("activation_bytes"), stages.sums("kept_bytes")
-    lanes = schedule.lanes.items()
-    return all(lane_peak_bytes(t.codes, *sizes) <= stages.room_bytes[d] for (d, _), t in lanes)
 
 
 def _rounds(stages: StagedLayers, chunks: int, size: int) -> Schedule:

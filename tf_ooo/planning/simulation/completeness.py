@@ -10,7 +10,6 @@ from tf_ooo.costs.layer_costs import SECONDS, LayerCosts
 from tf_ooo.errors import CostError, ScheduleError
 from tf_ooo.planning.model.arrays import Bools, Ints
 from tf_ooo.planning.model.relation import Relation
-from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.simulation.engine import run
 from tf_ooo.planning.simulation.work import LaneKind, LaneWork
 
@@ -29,7 +28,9 @@ def check_complete(relation: Relation, layers: Sequence[LayerCosts] | None) -> N
         for stage in range(relation.stages):
             if there[stage]:
                 _check_all_there(relation, kind, stage)
-            elif layers is not None and _costs(schedule, layers, kind, stage):
+            elif layers is not None and any(
+                getattr(layers[i], SECONDS[kind]) for i in schedule.layers_of(stage)
+            ):
                 raise ScheduleError(f"missing: {kind}:{stage} has costs and is not in the schedule")
 
 
@@ -40,10 +41,6 @@ def _check_layer_count(relation: Relation, layers: int) -> None:
         raise CostError(f"costs are missing for layer {layers}: the schedule has {needed} layers")
     if needed < layers:
         raise ScheduleError(f"missing: layer {needed} has costs and is in no stage of the schedule")
-
-
-def _costs(schedule: Schedule, layers: Sequence[LayerCosts], kind: str, stage: int) -> bool:
-    return any(getattr(layers[i], SECONDS[kind]) for i in schedule.layers_of(stage))
 
 
 def _check_all_there(relation: Relation, kind: str, stage: int) -> None:

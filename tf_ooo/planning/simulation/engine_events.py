@@ -24,7 +24,7 @@ class _Simulation:
     def __init__(self, work: LaneWork) -> None:
         count = len(work.duration_s)
         starts = np.asarray(work.lane_starts)
-        self.lane_of: list[int] = np.repeat(np.arange(len(starts) - 1), np.diff(starts)).tolist()
+        self.lane_of: list[int] = work.lane_of.tolist()
         self.kinds: list[int] = np.asarray(work.lane_kinds).tolist()
         self.duration: list[float] = np.asarray(work.duration_s).tolist()
         self.successors: list[list[tuple[int, float]]] = [[] for _ in range(count)]
@@ -114,9 +114,7 @@ class _SharedDevices:
     """Nodes that run side by side on one device share it: all slow down alike when it is full."""
 
     def __init__(self, work: LaneWork) -> None:
-        starts = np.asarray(work.lane_starts)
-        lanes = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-        self.device: list[int] = np.asarray(work.lane_device)[lanes].tolist()
+        self.device: list[int] = np.asarray(work.lane_device)[work.lane_of].tolist()
         self.occupancy: list[float] = np.asarray(work.occupancy).tolist()
         self.running: dict[int, dict[int, float]] = {}
         self.rate: dict[int, float] = {}

@@ -11,6 +11,7 @@ import numpy as np
 from tf_ooo.costs.layer_costs import SECONDS, LayerCosts, Link, check_layers
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.model.arrays import Floats, Ints
+from tf_ooo.planning.model.memory import MemoryUse
 from tf_ooo.planning.model.relation import Edges, Relation
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.task import KIND_NUMBER, KINDS
@@ -55,13 +56,13 @@ def simulate(
     start, end = run(work)
     if np.isnan(start).any():
         raise deadlock(relation)
-    times_s = plan.order(start), plan.order(end)
-    sent = messages.timed(start, end)
+    start_s, end_s = plan.order(start), plan.order(end)
+    memory = MemoryUse(relation, layers, start_s, end_s).curves()
 
     def repeat(more: int) -> Timeline:
         return simulate(schedule, layers, between, more)
 
-    return Timeline.of_run(relation, layers, times_s, sent, repeat)
+    return Timeline(schedule, start_s, end_s, memory, messages.timed(start, end), repeat)
 
 
 def task_seconds(relation: Relation, layers: Sequence[LayerCosts], link: Link) -> Floats:
@@ -283,9 +284,10 @@ def _occupancy(
     for column, kind in enumerate(("F", "dO", "dW")):
         for stage in range(relation.stages):
             group = [layers[i] for i in relation.schedule.layers_of(stage)]
-            nodes = relation.nodes(kind, stage)
             # Layers of one stage run one after the other: the largest share counts.
-            share[nodes[nodes >= 0]] = max((layer.occupancy or (1, 1, 1))[column] for layer in group)
+            share[relation.there(kind, stage)] = max(
+                (layer.occupancy or (1, 1, 1))[column] for layer in group
+            )
     share[relation.fields.kind == KIND_NUMBER["U"]] = 1.0
     lane_device = np.array([*devices, *[-1] * links], np.int32)
     return np.concatenate([plan.tile(share), np.zeros(messages)]), lane_device

@@ -9,12 +9,9 @@ from functools import cached_property
 
 import numpy as np
 
-from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.planning.model.arrays import Floats, Ints
-from tf_ooo.planning.model.lanes import Lane
-from tf_ooo.planning.model.memory import MemoryCurve, MemoryUse
-from tf_ooo.planning.model.relation import Relation
-from tf_ooo.planning.model.schedule import Schedule, Task
+from tf_ooo.planning.model.memory import MemoryCurve
+from tf_ooo.planning.model.schedule import Lane, Schedule, Task
 from tf_ooo.planning.model.task import Fields
 
 _STEPS_TO_STEADY = 4
@@ -77,20 +74,6 @@ class Timeline:
     message_columns: MessageColumns = field(default_factory=MessageColumns)
     _repeat: Callable[[int], Timeline] | None = None
     measured_busy_s: Sequence[float] = ()
-
-    @classmethod
-    def of_run(
-        cls,
-        relation: Relation,
-        layers: Sequence[LayerCosts],
-        times_s: tuple[Floats, Floats],
-        messages: MessageColumns,
-        repeat: Callable[[int], Timeline] | None = None,
-    ) -> Timeline:
-        """The timeline of a simulation: adds the memory.  ``repeat(steps)`` simulates more steps."""
-        start_s, end_s = times_s
-        memory = MemoryUse(relation, layers, start_s, end_s).curves()
-        return cls(relation.schedule, start_s, end_s, memory, messages, repeat)
 
     @property
     def steps(self) -> int:

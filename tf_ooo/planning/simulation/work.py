@@ -37,6 +37,11 @@ class LaneWork:
     lane_device: Ints | None = None
 
     @property
+    def lane_of(self) -> Ints:
+        """The lane of each node."""
+        return np.repeat(np.arange(len(self.lane_starts) - 1), np.diff(self.lane_starts))
+
+    @property
     def fixed(self) -> bool:
         """Whether every lane's order is given, so that the times are longest paths."""
         return self.occupancy is None and not np.any(self.lane_kinds)

@@ -124,12 +124,10 @@ class _Op:
     outputs: Sequence[OutputInfo]
 
     def dims(self, place: int) -> tuple[int, ...]:
-        """The shape of a tensor."""
         return _dims(self.outputs[0] if place == _RESULT else self.inputs[place])
 
     @property
     def moved_bytes(self) -> float:
-        """All inputs, and the first output."""
         return _tensor_bytes(self.inputs) + _tensor_bytes(self.outputs[:1])
 
 

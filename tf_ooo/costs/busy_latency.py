@@ -78,7 +78,6 @@ class _Segments:
         return product
 
     def message(self, after: Any) -> Any:
-        """A tensor that is there once ``after`` is."""
         with self._tf.device(self._name), self._tf.control_dependencies([after]):
             return self._sent.read_value()
 

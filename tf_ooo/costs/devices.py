@@ -79,7 +79,6 @@ class DeviceModel:
         return max(work.flop / self.flop_per_s, work.moved_bytes / self.bytes_per_s)
 
     def seconds(self, *kernels: Work) -> float:
-        """Seconds of kernels one after the other."""
         return sum(self.full_s(work) / self.share(work) + self.launch_s for work in kernels)
 
     def occupancy(self, kernels: Iterable[Work]) -> float:

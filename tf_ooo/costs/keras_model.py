@@ -116,7 +116,6 @@ class _Step:
         return graph_def, graph
 
     def profiled(self) -> OpProfile:
-        """Seconds of the ops, from a few steps on zeros."""
         return profile_ops(lambda: self._concrete(*self._data))
 
 
@@ -142,7 +141,6 @@ def _like(structure: object, values: Sequence[_Spec]) -> _Specs:
 
 
 def _nested(make: Callable[[_Spec], Any], value: _Specs) -> Any:
-    """Calls ``make`` with each (shape, dtype)."""
     if isinstance(value, dict):
         return {key: make(spec) for key, spec in value.items()}
     return [make(spec) for spec in value] if isinstance(value, list) else make(value)

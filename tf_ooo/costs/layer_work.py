@@ -152,22 +152,18 @@ class Conv:
 
     @property
     def size_out(self) -> int:
-        """Pixels of a side of the output."""
         return -(-self.size // self.stride)
 
     @property
     def elements_in(self) -> int:
-        """Elements of the input."""
         return self.batch * self.size**2 * self.channels_in
 
     @property
     def elements_out(self) -> int:
-        """Elements of the output."""
         return self.batch * self.size_out**2 * self.channels_out
 
     @property
     def weights(self) -> int:
-        """Elements of the kernel."""
         return self.kernel**2 * self.channels_in * self.channels_out // self.groups
 
     @property

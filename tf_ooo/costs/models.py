@@ -116,7 +116,6 @@ class _Net:
         self.also(index, elementwise(self.batch * x.size**2 * x.channels, passes, self.element_bytes))
 
     def also(self, index: int, work: Work) -> None:
-        """Adds a kernel to F and dO of a layer."""
         layer = self.layers[index]
         self.layers[index] = replace(
             layer, forward=(*layer.forward, work), output_grad=(work, *layer.output_grad)

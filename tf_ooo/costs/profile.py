@@ -45,7 +45,6 @@ class OpProfile:
     overhead_s: float
 
     def coverage(self, ops: Iterable[str]) -> float:
-        """The share of the ops that was measured; 1 of no ops."""
         names = list(ops)
         return sum(name in self.seconds for name in names) / len(names) if names else 1.0
 

@@ -102,7 +102,6 @@ class StageRow(Section):
     why: str
 
     def text(self) -> str:
-        """One line."""
         first, last, count = self.layers[0], self.layers[-1], len(self.layers)
         return f"{self.device}: {first if count == 1 else f'{first} .. {last} ({count} layers)'}; {self.why}"
 
@@ -134,7 +133,6 @@ class ModeSection(Section):
     devices: Sequence[str] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields; nothing in other modes."""
         return super().to_dict() if self.devices else {}
 
 

@@ -153,7 +153,6 @@ class _Gains:
         )
 
     def take(self, place: int, layer: int) -> None:
-        """The dW is placed there."""
         for at, used_s in self._used(place, layer):
             self.free_s[at] -= used_s
         if self.runs is not None:

@@ -34,7 +34,6 @@ class _Order:
 
     @cached_property
     def makespan_s(self) -> float:
-        """Seconds until the last node is done."""
         return max(self.times[1])
 
 

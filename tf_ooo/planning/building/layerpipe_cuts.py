@@ -183,7 +183,6 @@ class _CutSearch:
         return table[:, 0], table[:, 1]
 
     def cuts(self, longest_s: float) -> list[Cut] | None:
-        """The cuts, None if there is no way."""
         longest_s *= 1 + 1e-9
         total_s = self.line.starts_s[-1]
         if self.pieces == 1:

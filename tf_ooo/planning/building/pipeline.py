@@ -50,7 +50,6 @@ class StagedLayers:
 
     @cached_property
     def devices(self) -> Ints:
-        """The device of each stage."""
         return np.arange(len(self.bounds)) % self.problem.devices
 
     @property
@@ -72,7 +71,6 @@ class StagedLayers:
         return self.problem.memory_limit_bytes - used
 
     def schedule(self, policy: str, lanes: dict[Lane, TaskList], fused: bool = False) -> Schedule:
-        """The schedule of these lanes."""
         return Schedule(
             MODE,
             policy,

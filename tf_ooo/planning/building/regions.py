@@ -31,12 +31,10 @@ class MainStream:
 
     @property
     def regions(self) -> list[Task]:
-        """All regions."""
         down = range(self.layers - 1, -1, -1)
         return [Task("dO", layer) for layer in down] + [Task("F", layer) for layer in range(self.layers)]
 
     def place(self, region: Task) -> int:
-        """Its place in :attr:`regions`."""
         return self.layers - 1 - region.stage if region.kind == "dO" else self.layers + region.stage
 
     def allowed(self, layer: int) -> range:

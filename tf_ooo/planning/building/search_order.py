@@ -40,7 +40,6 @@ class Solution:
 
     @property
     def period_s(self) -> float:
-        """Seconds of one step."""
         return self.step.period_s
 
 
@@ -62,7 +61,6 @@ class Effort:
         return Effort(self.evaluations // parts, left_s, self.progress)
 
     def spend(self, best_s: float) -> None:
-        """Counts one evaluation."""
         self.done += 1
         if self.progress is not None and self.done % 50 == 0:
             self.progress(min(self.done, self.evaluations), self.evaluations, best_s)
@@ -114,7 +112,6 @@ class OrderSearch:
         return self._fits[key]
 
     def schedule(self, solution: Solution) -> Schedule:
-        """As a schedule."""
         return self.model.schedule(self.policy, solution.backward, solution.order)
 
     def _enough(self, solution: Solution) -> bool:

@@ -47,17 +47,14 @@ class Plan:
 
     @property
     def timeline(self) -> Timeline:
-        """The schedule as it runs on paper."""
         return self.trial.timeline
 
     @property
     def problem(self) -> Problem:
-        """The costs that it was made for."""
         return self.trial.problem
 
     @property
     def step_s(self) -> float:
-        """Predicted seconds of one step."""
         return self.trial.step_s
 
 

@@ -41,7 +41,6 @@ class Clock:
     steps: int | None = None
 
     def steps_of(self, schedule: Schedule) -> int:
-        """How many steps of a schedule are simulated."""
         return steps_to_show(schedule) if self.steps is None else self.steps
 
 
@@ -64,7 +63,6 @@ class Trial:
 
     @cached_property
     def step_s(self) -> float:
-        """Predicted seconds of one step."""
         return self.clock.step_s(self.timeline)
 
     @property
@@ -74,7 +72,6 @@ class Trial:
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes alive at once on one device."""
         return max(self.timeline.peak_bytes, default=0)
 
     def of(self, steps: int) -> Trial:

@@ -38,7 +38,6 @@ class MemoryCurve:
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes alive at once."""
         return int(np.ceil(self.alive_bytes.max(initial=0.0) - 1e-6))
 
 
@@ -56,7 +55,6 @@ class MemoryUse:
             self._weights(stage)
 
     def curves(self) -> list[MemoryCurve]:
-        """One curve for each device."""
         device = np.concatenate([np.zeros(0, np.int32), *(d for d, _, _ in self._changes)])
         time_s = np.concatenate([np.zeros(0), *(t for _, t, _ in self._changes)])
         change = np.concatenate([np.zeros(0), *(c for _, _, c in self._changes)])

@@ -68,16 +68,13 @@ class Relation:
         return len(self.codes)
 
     def task(self, node: int) -> Task:
-        """The task of a node."""
         return Task.of_code(int(self.codes[node]))
 
     def has(self, kind: str, stage: int) -> bool:
-        """Whether the schedule holds this kind of this stage."""
         table = self._tables[kind]
         return table is not None and bool((table[:, stage] >= 0).any())
 
     def there(self, kind: str, stage: int) -> Ints:
-        """All nodes of a kind and stage."""
         nodes = self.nodes(kind, stage)
         return nodes[nodes >= 0]
 

@@ -68,7 +68,6 @@ class Task:
 
     @classmethod
     def of_code(cls, code: int) -> Task:
-        """The task that :meth:`code` was made of."""
         kind, part = KINDS[code >> _KIND_AT], code >> _PART_AT & MAX_PART
         return cls(kind, code >> _STAGE_AT & MAX_STAGE, code & MAX_MICROBATCH, part)
 
@@ -90,7 +89,6 @@ class Fields:
 
     @classmethod
     def of(cls, codes: Ints) -> Fields:
-        """Takes codes apart."""
         return cls(
             (codes >> _KIND_AT).astype(np.int8),
             (codes >> _STAGE_AT & MAX_STAGE).astype(np.int32),

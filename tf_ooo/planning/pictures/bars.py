@@ -31,7 +31,6 @@ class View:
 
     @property
     def devices(self) -> list[int]:
-        """The devices drawn."""
         return sorted({device for device, _ in self.lanes})
 
 

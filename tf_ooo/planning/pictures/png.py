@@ -93,7 +93,6 @@ def _draw_tasks(axes: Axes, timeline: Timeline, view: View, unit: Unit, end_s: f
 
 
 def _boxes(bars: Bars, unit: Unit) -> Any:
-    """Corners of all bars, shape (bars, 4, 2)."""
     left, right = bars.start_s / unit.size, bars.end_s / unit.size
     top, bottom = bars.lane - _BAR / 2, bars.lane + _BAR / 2
     across = np.stack([left, right, right, left], axis=1)

@@ -54,7 +54,6 @@ def _rounds(stages: StagedLayers, chunks: int, size: int) -> Schedule:
 
 
 def _lane(device: int, devices: int, chunks: int, batches: Ints) -> Ints:
-    """Codes of one device's tasks for one round."""
     groups = np.array_split(batches, max(1, len(batches) // devices))
     largest = len(groups[0])
     ahead = (chunks - 1) * largest + (2 if chunks > 1 else 1) * (devices - 1 - device) + 1

@@ -58,7 +58,6 @@ class Needs:
     chunks: Chunks = field(default_factory=Chunks)
 
     def costs_with(self, options: Iterable[str]) -> bool:
-        """Whether costs are needed where these options are given."""
         return self.costs and not set(self.unless).intersection(options)
 
 
@@ -100,10 +99,8 @@ class Policy:
 
     @property
     def trains(self) -> tuple[str, ...]:
-        """The modes that can train by it."""
         return tuple(mode for mode in self.modes if mode not in self.costs_only)
 
     @property
     def text_options(self) -> tuple[str, ...]:
-        """The options that a command line can give."""
         return tuple(name for name in self.options if name not in self.of_programs)

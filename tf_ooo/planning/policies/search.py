@@ -93,7 +93,6 @@ def _changed(placement: Regions, draw: random.Random) -> Regions:
 
 
 def _beside(placement: Regions, layer: int, stream: MainStream, draw: random.Random) -> Task:
-    """A region near the present one."""
     region, allowed = placement[layer] or own(layer), stream.allowed(layer)
     here = allowed.start if region is None else stream.place(region)
     place = here + draw.choice((-2, -1, 1, 2))

@@ -89,7 +89,6 @@ class _Waves:
         return np.flatnonzero(again)
 
     def start(self) -> Floats:
-        """When each node began, from the ends."""
         before_s = np.empty(len(self.node))
         before_s[1:] = self.end[:-2]
         before_s[self.first[self.first < self.stop]] = 0.0

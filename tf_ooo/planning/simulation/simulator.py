@@ -104,7 +104,6 @@ class _Repeated:
         self.lane = np.repeat(np.arange(len(relation.lengths), dtype=np.int32), relation.lengths * steps)
 
     def at(self, nodes: Ints, step: int) -> Ints:
-        """Nodes of one step."""
         if self.steps == 1:
             return nodes
         lane = self.relation.lane[nodes]
@@ -112,7 +111,6 @@ class _Repeated:
         return self.starts[lane] + step * self.relation.lengths[lane] + place
 
     def tile(self, per_node: Values) -> Values:
-        """Values of one step's nodes, for the nodes of all steps."""
         if self.steps == 1:
             return per_node
         bases = self.relation.bases
@@ -127,7 +125,6 @@ class _Repeated:
         return np.stack([values[self.at(nodes, step)] for step in range(self.steps)])
 
     def pairs(self, edges: Edges) -> tuple[Ints, Ints]:
-        """Sources and targets of edges in all steps."""
         pairs = []
         for step in range(self.steps):
             from_step = step - edges.steps
@@ -149,7 +146,6 @@ class Messages:
     instant: bool = False
 
     def timed(self, start: Floats, end: Floats) -> MessageColumns:
-        """The messages with the times during which they occupy their link."""
         begin_s = (end if self.instant else start)[self.nodes]
         return MessageColumns(
             self.source_device, self.target_device, self.size_bytes, begin_s, end[self.nodes]

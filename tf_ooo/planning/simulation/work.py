@@ -38,7 +38,6 @@ class LaneWork:
 
     @property
     def lane_of(self) -> Ints:
-        """The lane of each node."""
         return np.repeat(np.arange(len(self.lane_starts) - 1), np.diff(self.lane_starts))
 
     @property

@@ -120,11 +120,9 @@ def _table(content: object) -> CostTable:
     content = _object(content, "the file", known, required={"version", "source", "link", "layers"})
     if content["version"] != VERSION or isinstance(content["version"], bool):
         raise CostError(f"version: this program reads version {VERSION}, got {content['version']!r}")
-    if not isinstance(content["layers"], list):
-        raise CostError(f"layers: expected a list, got {content['layers']!r:.80}")
     op_seconds = content.get("op_seconds", {})
-    if not isinstance(op_seconds, dict):
-        raise CostError(f"op_seconds: expected an object, got {op_seconds!r:.80}")
+    _expect(isinstance(content["layers"], list), "layers: expected a list", content["layers"])
+    _expect(isinstance(op_seconds, dict), "op_seconds: expected an object", op_seconds)
     return CostTable(
         layers=tuple(_layer(index, layer) for index, layer in enumerate(content["layers"])),
         link=_link(content["link"]),
@@ -142,21 +140,16 @@ def _layer(index: int, content: object) -> LayerCosts:
     names = {f.name for f in fields(LayerCosts)}
     content = _object(content, where, names, required=names - set(_OPTIONAL))
     values = {name: value for name, value in content.items() if value is not None}
-    for name in names - set(_OPTIONAL):
+    for name in names - set(_OPTIONAL) | {"weight_grad_bytes", "summand_bytes"} & values.keys():
         _number(f"{where}: {name}", content[name])
-    for name in {"weight_grad_bytes", "summand_bytes"} & values.keys():
-        _number(f"{where}: {name}", values[name])
-    if not isinstance(values.get("name", ""), str):
-        raise CostError(f"{where}: name: expected text, got {values['name']!r:.80}")
+    _expect(isinstance(values.get("name", ""), str), f"{where}: name: expected text", values.get("name"))
     for name, kind in (("inputs", int), ("occupancy", float)):
         if name in values:
             values[name] = _numbers(f"{where}: {name}", values[name], kind)
     if "occupancy" in values and len(values["occupancy"]) != 3:
         raise CostError(f"{where}: occupancy: expected the shares of F, dO and dW, got {values['occupancy']}")
-    try:
+    with errors_of(f"layer {index}"):
         return LayerCosts(**values)
-    except CostError as error:
-        raise CostError(f"layer {index}: {error}") from error
 
 
 def _link(content: object) -> Link:
@@ -170,10 +163,8 @@ def _link(content: object) -> Link:
     overhead = content.get("overhead_s_per_byte", 0.0)
     _number("link: latency_s", content["latency_s"])
     _number("link: overhead_s_per_byte", overhead)
-    try:
+    with errors_of("link"):
         return Link(content["latency_s"], bandwidth, overhead)
-    except CostError as error:
-        raise CostError(f"link: {error}") from error
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -196,16 +187,15 @@ def _object(content: object, where: str, known: set[str], required: set[str]) ->
 
 
 def _text(content: dict[str, Any], key: str) -> str:
-    value = content.get(key, "")
-    if not isinstance(value, str):
-        raise CostError(f"{key}: expected text, got {value!r:.80}")
+    value: str = content.get(key, "")
+    _expect(isinstance(value, str), f"{key}: expected text", value)
     return value
 
 
 def _texts(content: dict[str, Any], key: str) -> tuple[str, ...]:
     value = content.get(key, [])
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise CostError(f"{key}: expected a list of texts, got {value!r:.80}")
+    texts = isinstance(value, list) and all(isinstance(item, str) for item in value)
+    _expect(texts, f"{key}: expected a list of texts", value)
     return tuple(value)
 
 
@@ -219,5 +209,9 @@ def _numbers(where: str, value: object, kind: type) -> tuple[float, ...]:
 
 
 def _number(where: str, value: object) -> None:
-    if not is_amount(value):
-        raise CostError(f"{where}: must be a finite number that is not negative, got {value!r:.80}")
+    _expect(is_amount(value), f"{where}: must be a finite number that is not negative", value)
+
+
+def _expect(good: bool, what: str, value: object) -> None:
+    if not good:
+        raise CostError(f"{what}, got {value!r:.80}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.building.choice import first_within
@@ -14,19 +14,25 @@ from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 
 def whole_layers(name: str, problem: Problem, update_every: int) -> Schedule:
     """1F1B over contiguous stages, within the memory limit if NOAM can be so low."""
-    stages = contiguous(problem)
-    noams = range(problem.devices, 0, -1) if problem.memory_limit_bytes != 0 else [1]
-    return first_within(problem, (_schedule(name, problem, stages, noam, update_every) for noam in noams))
+    shape = Schedule(
+        "layerpipe",
+        name,
+        microbatches=problem.microbatches,
+        stages=contiguous(problem),
+        fused_backward=True,
+        asynchronous=True,
+        update_every=update_every,
+    )
+    count = problem.devices
+    noams = range(count, 0, -1) if problem.memory_limit_bytes != 0 else [1]
+    in_flight = ([min(noam, count - stage) for stage in range(count)] for noam in noams)
+    return first_within(problem, (_ordered(shape, counts) for counts in in_flight))
 
 
 def in_rounds(schedule: Schedule) -> Schedule:
     """As ``mode="layerpipe"`` runs it, for predictions: stage s of p runs 2 (p - 1 - s) rounds ahead."""
     last = len(schedule.stages) - 1
-    lanes = {
-        (stage, 0): TaskList(list(_lane(schedule, stage, 2 * (last - stage) + 1)))
-        for stage in range(last + 1)
-    }
-    return dataclasses.replace(schedule, lanes=lanes)
+    return _ordered(schedule, [2 * (last - stage) + 1 for stage in range(last + 1)])
 
 
 def contiguous(problem: Problem) -> tuple[tuple[int, int], ...]:
@@ -39,24 +45,10 @@ def contiguous(problem: Problem) -> tuple[tuple[int, int], ...]:
     return tuple((first, after - 1) for first, after in zip(bounds, bounds[1:], strict=False))
 
 
-def _schedule(
-    name: str, problem: Problem, stages: tuple[tuple[int, int], ...], noam: int, update_every: int
-) -> Schedule:
-    count = problem.microbatches
-    schedule = Schedule(
-        "layerpipe",
-        name,
-        microbatches=count,
-        stages=stages,
-        fused_backward=True,
-        asynchronous=True,
-        update_every=update_every,
-    )
-    lanes = {
-        (stage, 0): TaskList(list(_lane(schedule, stage, min(noam, len(stages) - stage))))
-        for stage in range(len(stages))
-    }
-    return dataclasses.replace(schedule, lanes=lanes)
+def _ordered(schedule: Schedule, in_flight: Sequence[int]) -> Schedule:
+    """So many micro-batches in flight on each stage."""
+    orders = enumerate(_lane(schedule, stage, count) for stage, count in enumerate(in_flight))
+    return dataclasses.replace(schedule, lanes={(stage, 0): TaskList(order) for stage, order in orders})
 
 
 def _lane(schedule: Schedule, stage: int, in_flight: int) -> Iterator[Task]:

@@ -88,24 +88,17 @@ def _some_devices(lanes: Sequence[Lane], most_lanes: int) -> list[Lane]:
 def bars_of(timeline: Timeline, view: View) -> Bars:
     """The tasks in a view, lane after lane."""
     pieces = dict(timeline.lane_slices())
-    columns = [
-        _lane_columns(timeline, lane, pieces[lane], place, view.until_s)
-        for place, lane in enumerate(view.lanes)
-    ]
+    columns = []
+    for place, lane in enumerate(view.lanes):
+        start_s, end_s = timeline.start_s[:, pieces[lane]], timeline.end_s[:, pieces[lane]]
+        at = step, task = np.nonzero(start_s < view.until_s)
+        codes = timeline.schedule.lanes[lane].codes[task]
+        columns.append((np.full(len(step), place, np.int32), start_s[at], end_s[at], step, codes))
     where, start_s, end_s, step, codes = (
         np.concatenate([np.zeros(0, kind), *(column[i] for column in columns)])
         for i, kind in enumerate((np.int32, float, float, np.int32, np.int64))
     )
     return Bars(where, start_s, end_s, step, Fields.of(codes))
-
-
-def _lane_columns(
-    timeline: Timeline, lane: Lane, piece: slice, place: int, until_s: float
-) -> tuple[Ints, Floats, Floats, Ints, Ints]:
-    start_s, end_s = timeline.start_s[:, piece], timeline.end_s[:, piece]
-    step, task = np.nonzero(start_s < until_s)
-    codes = timeline.schedule.lanes[lane].codes[task]
-    return np.full(len(step), place, np.int32), start_s[step, task], end_s[step, task], step, codes
 
 
 @dataclass(frozen=True)

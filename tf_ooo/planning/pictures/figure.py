@@ -132,18 +132,12 @@ def _hover_columns(bars: Bars, schedule: Schedule, unit: Unit) -> Floats:
 
 
 def _hover(kind: str, bars: Bars, unit: Unit, run: str) -> str:
-    part = "." + "%{customdata[4]}" if bars.fields.part.any() else ""
-    times = (
-        "%{customdata[6]:.5~g} – %{customdata[7]:.5~g} "
-        + f"{unit.name} ("
-        + "%{customdata[8]:.4~g}"
-        + f" {unit.name})"
-    )
+    part = ".%{customdata[4]}" if bars.fields.part.any() else ""
     lines = [
-        f"<b>{kind}:" + "%{customdata[0]}" + part + "@%{customdata[3]}</b>" + (f" {run}" if run else ""),
+        f"<b>{kind}:%{{customdata[0]}}{part}@%{{customdata[3]}}</b> {run}".rstrip(),
         "stage %{customdata[0]}, layers %{customdata[1]}–%{customdata[2]}",
         "micro-batch %{customdata[3]}, step %{customdata[5]}",
-        times,
+        f"%{{customdata[6]:.5~g}} – %{{customdata[7]:.5~g}} {unit.name} (%{{customdata[8]:.4~g}} {unit.name})",
     ]
     return "<br>".join(lines) + "<extra></extra>"
 
@@ -167,10 +161,9 @@ def _add_links(chart: go.Figure, run: Run, unit: Unit) -> list[str]:
         legendrank=2000,
         marker={"color": MESSAGE_COLOUR, "line": {"width": 0}},
         customdata=np.stack([*columns, *times], axis=1).astype(np.float32),
-        hovertemplate="<b>device %{customdata[0]} to %{customdata[1]}</b><br>%{customdata[2]:.4~g} "
-        + f"{size.name}<br>"
-        + "%{customdata[3]:.5~g} – %{customdata[4]:.5~g} "
-        + f"{unit.name}<extra></extra>",
+        hovertemplate="<b>device %{customdata[0]} to %{customdata[1]}</b><br>"
+        f"%{{customdata[2]:.4~g}} {size.name}<br>"
+        f"%{{customdata[3]:.5~g}} – %{{customdata[4]:.5~g}} {unit.name}<extra></extra>",
     )
     return names
 
@@ -194,10 +187,7 @@ def _add_memory(chart: go.Figure, run: Run, place: int, unit: Unit, end_s: float
             legendgroup=f"memory {device}",
             showlegend=place == 0 and len(devices) <= _MOST_LEGEND,
             hovertemplate=f"<b>device {device}</b> {run.name}<br>"
-            + "%{y:.4~g} "
-            + f"{size.name} at "
-            + "%{x:.5~g} "
-            + f"{unit.name}<extra></extra>",
+            f"%{{y:.4~g}} {size.name} at %{{x:.5~g}} {unit.name}<extra></extra>",
         )
     if place == 0:
         many = f"<br>{devices[0]} dark, {devices[-1]} light" if len(devices) > _MOST_LEGEND else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -52,7 +51,7 @@ def simulate(
     check_complete(relation, layers)
     seconds = task_seconds(relation, layers, between)
     plan = _Repeated(relation, steps)
-    work, messages = _work(plan, layers, between, seconds + _new_weights_s(relation, layers, between))
+    work, links = _work(plan, layers, between, seconds + _new_weights_s(relation, layers, between))
     start, end = run(work)
     if np.isnan(start).any():
         raise deadlock(relation)
@@ -62,7 +61,7 @@ def simulate(
     def repeat(more: int) -> Timeline:
         return simulate(schedule, layers, between, more)
 
-    return Timeline(schedule, start_s, end_s, memory, messages.timed(start, end), repeat)
+    return Timeline(schedule, start_s, end_s, memory, links.messages(start, end), repeat)
 
 
 def task_seconds(relation: Relation, layers: Sequence[LayerCosts], link: Link) -> Floats:
@@ -135,43 +134,22 @@ class _Repeated:
         return np.concatenate([a for a, _ in pairs]), np.concatenate([b for _, b in pairs])
 
 
-@dataclass
-class Messages:
-    """What is sent; ``nodes``: the transfers, or the senders where a transfer takes no time."""
-
-    source_device: Ints
-    target_device: Ints
-    size_bytes: Floats
-    nodes: Ints
-    instant: bool = False
-
-    def timed(self, start: Floats, end: Floats) -> MessageColumns:
-        begin_s = (end if self.instant else start)[self.nodes]
-        return MessageColumns(
-            self.source_device, self.target_device, self.size_bytes, begin_s, end[self.nodes]
-        )
-
-
 def _work(
     plan: _Repeated, layers: Sequence[LayerCosts], link: Link, seconds: Floats
-) -> tuple[LaneWork, Messages]:
+) -> tuple[LaneWork, _Links]:
     device = plan.tile(plan.relation.device)
     sources, targets, sent = _edges(plan, device)
-    links = _Links(plan, device, sent)
-    transfer_s = links.size_bytes / link.bytes_per_s
-    # Transfers that take no time need no nodes: what is sent is there at once, or a latency later.
-    instant = not transfer_s.any()
-    nodes = links.producer if instant else np.arange(len(links.producer)) + len(device)
+    links = _Links(plan, device, sent, link)
+    transfer_s, lane_starts, link_kinds = links.transfer_s, links.starts[1:] + len(device), links.kinds
     lags = [np.zeros(sum(map(len, sources))), np.full(len(links.consumer), link.latency_s)]
-    sources.append(nodes[links.message_of])
+    sources.append(links.nodes[links.message_of])
     targets.append(links.consumer)
-    lane_starts, link_kinds = links.starts[1:] + len(device), links.kinds
-    if instant:
+    if links.instant:
         transfer_s, lane_starts, link_kinds = transfer_s[:0], lane_starts[:0], link_kinds[:0]
     else:
         sources.append(links.producer)
-        targets.append(nodes)
-        lags.append(np.zeros(len(nodes)))
+        targets.append(links.nodes)
+        lags.append(np.zeros(len(links.nodes)))
     occupancy, lane_device = _occupancy(plan, layers, len(transfer_s), len(link_kinds))
     work = LaneWork(
         duration_s=np.concatenate([plan.tile(seconds) + _overheads_s(links, link, len(device)), transfer_s]),
@@ -183,7 +161,7 @@ def _work(
         occupancy=occupancy,
         lane_device=lane_device,
     )
-    return work, Messages(links.source_device, links.target_device, links.size_bytes, nodes, instant)
+    return work, links
 
 
 def _overheads_s(links: _Links, link: Link, nodes: int) -> Floats:
@@ -238,7 +216,9 @@ class _Links:
     Where all messages of a link come from one ordered lane, they become ready in its order.
     """
 
-    def __init__(self, plan: _Repeated, device: Ints, sent: list[tuple[Ints, Ints, Floats]]) -> None:
+    def __init__(
+        self, plan: _Repeated, device: Ints, sent: list[tuple[Ints, Ints, Floats]], link: Link
+    ) -> None:
         empty = np.zeros(0, np.int64)
         source = np.concatenate([empty, *(s for s, _, _ in sent)])
         self.consumer = np.concatenate([empty, *(t for _, t, _ in sent)])
@@ -251,11 +231,19 @@ class _Links:
         self.producer, self.message_of = source[first], inverse
         self.size_bytes = np.zeros(len(unique))
         np.maximum.at(self.size_bytes, inverse, size)
-        link = pair[first]
-        used, link_starts = np.unique(link, return_index=True)
+        used, link_starts = np.unique(pair[first], return_index=True)
         self.starts = np.concatenate([link_starts, [len(unique)]]).astype(np.int64)
-        self.source_device, self.target_device = link // devices, link % devices
+        self.source_device, self.target_device = np.divmod(pair[first], devices)
         self.kinds = self._kinds(plan, len(used))
+        self.transfer_s = self.size_bytes / link.bytes_per_s
+        # Transfers that take no time need no nodes: what is sent is there at once, or a latency later.
+        self.instant = not self.transfer_s.any()
+        self.nodes = self.producer if self.instant else np.arange(len(unique)) + len(device)
+
+    def messages(self, start: Floats, end: Floats) -> MessageColumns:
+        """When each occupies its link; at the end of the task that sends it, where that takes no time."""
+        begin_s, end_s = (end if self.instant else start)[self.nodes], end[self.nodes]
+        return MessageColumns(self.source_device, self.target_device, self.size_bytes, begin_s, end_s)
 
     def _kinds(self, plan: _Repeated, links: int) -> Ints:
         lanes = plan.lane[self.producer]

@@ -84,10 +84,10 @@ def parse_link(text: str) -> Link:
     bytes_per_s = _bandwidth(bandwidth_text)
     if bytes_per_s is None or not 0 < bytes_per_s < math.inf:
         raise CostError(f"link {text!r}: expected a bandwidth such as 25Gbit, 1.5GB/s or 10Gbit,20us")
-    latency_s = _duration(latency_text) if comma else 0.0
-    if latency_s is None:
+    match = _AMOUNT.fullmatch(latency_text if comma else "0s")
+    if match is None or match[2] not in _TIMES:
         raise CostError(f"link {text!r}: expected a latency such as 20us or 1ms after the comma")
-    return Link(latency_s, bytes_per_s)
+    return Link(float(match[1]) * _TIMES[match[2]], bytes_per_s)
 
 
 def parse_bytes(text: str) -> int:
@@ -115,8 +115,3 @@ def _bandwidth(text: str) -> float | None:
             factor = _BINARY.get(prefix, _PREFIXES.get(prefix))
             return None if factor is None else float(match[1]) * factor * bits / 8
     return None
-
-
-def _duration(text: str) -> float | None:
-    match = _AMOUNT.fullmatch(text)
-    return float(match[1]) * _TIMES[match[2]] if match and match[2] in _TIMES else None

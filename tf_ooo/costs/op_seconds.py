@@ -52,7 +52,8 @@ def op_seconds(
         total_s = sum(analytic.seconds[n] for n in filled)
         notes.append(
             f"{len(filled)} of {len(computing)} ops were not measured; their {total_s * 1e3:.3g} ms are "
-            f"calculated for {on.name or 'the device given'}: {_some(filled)}"
+            f"calculated for {on.name or 'the device given'}: {', '.join(filled[:_NAMED])}"
+            + (f" and {len(filled) - _NAMED} more" if len(filled) > _NAMED else "")
         )
     if missing:
         reasons = "; ".join(analytic.unknown[n] for n in missing[:_NAMED])
@@ -73,18 +74,9 @@ def step_costs(
 
     Ops that the profile does not show and that no formula knows count as 0, and a note names them:
     waiting for the next batch, ops that oneDNN has merged with another.
-
-    Args:
-        graph_def, profile: see :func:`op_seconds`.
-        graph: the same, classified.
-        tasks, forward: see :func:`graph_costs`.
     """
     seconds = op_seconds(graph_def, device(_FILL_IN), profile)
     in_graph = {name: seconds.seconds.get(name, 0.0) * factor for name in graph.ops}
     costs = graph_costs(graph, in_graph, tasks, forward)
     notes = (*seconds.notes, *costs.notes)
     return CostTable(costs.layers, source=seconds.source, op_seconds=in_graph, notes=notes)
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")

@@ -27,7 +27,7 @@ MOST_STEPS = 3
 # TensorFlow's grammar for node names, and for op types ("_MklMatMul" and the like are private ones).
 _EVENT = re.compile(r"([A-Za-z0-9.][A-Za-z0-9_.\\/>-]*):(_?[A-Za-z]\w*)")
 _GPU_PLANE = "/device:GPU"
-# Threads that run tf.data's functions, whose ops may have the names of ours.
+# Threads that run tf.data's functions.
 _INPUT_THREADS = "tf_data"
 
 
@@ -128,7 +128,9 @@ def read_profile(events: Iterable[TracedEvent]) -> OpProfile:
     )
     if not marks:
         raise CostError("the profile has no step in it")
-    ops = list(_ops(events))
+    # tf.data's functions have ops that may have the names of ours.
+    labels = [(_EVENT.fullmatch(e.label), e) for e in events if not e.line.startswith(_INPUT_THREADS)]
+    ops = [(match[1], match[2], event) for match, event in labels if match]
     on_gpu = {name for name, _, event in ops if event.plane.startswith(_GPU_PLANE)}
     share_s = _shared_seconds([event for _, _, event in ops])
     sums = [defaultdict[str, float](float) for _ in marks]
@@ -167,13 +169,6 @@ def _shared_seconds(events: list[TracedEvent]) -> list[float]:
         got[e.begin_s + e.duration_s] - got[e.begin_s] if not e.plane.startswith(_GPU_PLANE) else e.duration_s
         for e in events
     ]
-
-
-def _ops(events: Iterable[TracedEvent]) -> Iterable[tuple[str, str, TracedEvent]]:
-    for event in events:
-        match = _EVENT.fullmatch(event.label)
-        if match and not event.line.startswith(_INPUT_THREADS):
-            yield match[1], match[2], event
 
 
 def _step_of(event: TracedEvent, marks: list[tuple[float, float]]) -> int | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from grappler_passes.graph.training_graph import TrainingGraph
     from tf_ooo.costs.gains import GainTable
     from tf_ooo.costs.table import CostTable
+    from tf_ooo.planning.choosing.plan import Plan
     from tf_ooo.planning.simulation.timeline import Timeline
 
 _LEFT_OUT = ("rewritten_graph", "planned", "costs", "gains", "timeline", "plan_notes")
@@ -210,6 +213,27 @@ def layer_rows_of(graph: TrainingGraph) -> list[LayerRow]:
         )
         for layer in graph.layers
     ]
+
+
+def fill_plan(report: Report, graph: TrainingGraph, plan: Plan, costs: CostTable) -> None:
+    """The graph's tasks, the schedule, its seconds and bytes."""
+    report.ops, report.unclassified = graph.counts(), dict(graph.unclassified)
+    report.mixed = dict(graph.mixed)
+    report.planned, report.schedule, report.timeline = plan.schedule, plan.schedule.policy, plan.timeline
+    report.predicted_peak_bytes = plan.trial.peak_bytes
+    report.notes += [note for note in (plan.why, *costs.notes) if note and note not in report.notes]
+    report.layers = layer_rows_of(graph)
+    report.kept_because = "distributed as asked"
+
+
+def fill_step_times(report: Report, step_s: Iterable[float]) -> None:
+    """The measured steps."""
+    times = list(step_s)
+    if not times:
+        return
+    report.measured_step_s = statistics.median(times)
+    report.step_noise_s = statistics.median(abs(t - report.measured_step_s) for t in times)
+    (report.layerpipe or report.pipeline).step_s = times
 
 
 def trace_events(schedule: Schedule | None) -> list[dict[str, Any]]:

@@ -23,8 +23,7 @@ from tf_ooo.modes.pipeline.planning import Wanted, make_plan
 from tf_ooo.modes.pipeline.replicas import Alone, Company
 from tf_ooo.modes.pipeline.reporting import fill_report, note_micro_batches
 from tf_ooo.modes.pipeline.running import PlannedPipeline, RunningPipeline
-from tf_ooo.report.filling import fill_step_times
-from tf_ooo.report.report import Report
+from tf_ooo.report.report import Report, fill_step_times
 from tf_ooo.rewriting.parts import is_part
 from tf_ooo.rewriting.staged import LayerByLayer
 from tf_ooo.rewriting.unrolled_tasks import Step

@@ -14,8 +14,7 @@ from tf_ooo.modes.pipeline.partition import crossing_bytes
 from tf_ooo.modes.pipeline.planning import stage_of_layer
 from tf_ooo.planning.choosing.plan import Candidate, Plan
 from tf_ooo.planning.model.relation import stage_inputs
-from tf_ooo.report.filling import fill_plan
-from tf_ooo.report.report import Report
+from tf_ooo.report.report import Report, fill_plan
 from tf_ooo.report.sections import CandidateRow, LinkRow, PipelineSection, StageRow
 from tf_ooo.report.texts import seconds_text
 from tf_ooo.rewriting.result import RewriteResult

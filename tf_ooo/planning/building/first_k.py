@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tf_ooo.planning.building.step_model import StepModel
 from tf_ooo.planning.model.problem import Problem
 
@@ -34,17 +32,12 @@ def by_period(problem: Problem) -> list[int]:
     samples = sorted({layers * step // 63 for step in range(64)})
     for k in range(layers + 1) if layers <= _TRY_ALL_UP_TO else samples:
         period_s(k)
-    if layers > _TRY_ALL_UP_TO:
-        _descend(layers, periods_s, period_s)
-    return sorted(periods_s, key=lambda k: (periods_s[k] * (1 + 1e-12 * k), k))
-
-
-def _descend(layers: int, periods_s: dict[int, float], period_s: Callable[[int], float]) -> None:
-    """Looks around the best ones, with steps that become smaller."""
-    step = layers // 63
+    # Around the best ones, with steps that become smaller.
+    step = layers // 63 if layers > _TRY_ALL_UP_TO else 0
     while step:
         for best in sorted(periods_s, key=periods_s.__getitem__)[:_NEIGHBOURS]:
             for k in (best - step, best + step):
                 if 0 <= k <= layers:
                     period_s(k)
         step //= 2
+    return sorted(periods_s, key=lambda k: (periods_s[k] * (1 + 1e-12 * k), k))

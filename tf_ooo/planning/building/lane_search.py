@@ -106,7 +106,13 @@ class _LaneSearch:
         for iteration in range(iterations):
             if best.makespan_s <= self.bound_s * (1 + 1e-12):
                 break
-            neighbour = self._best_neighbour(here, tabu, iteration, best.makespan_s)
+            # A forbidden move counts if it is faster than all so far.
+            neighbours = (
+                order
+                for order in self._neighbours(here)
+                if tabu.get(order.moved, -1) <= iteration or order.makespan_s < best.makespan_s
+            )
+            neighbour = min(neighbours, key=lambda order: order.makespan_s, default=None)
             if neighbour is None or since > patience:
                 break
             here = neighbour
@@ -115,17 +121,6 @@ class _LaneSearch:
             if here.makespan_s < best.makespan_s * (1 - 1e-12):
                 best, since = here, 0
         return best
-
-    def _best_neighbour(
-        self, here: _Order, tabu: dict[int, int], iteration: int, best_s: float
-    ) -> _Order | None:
-        """The fastest order one move away; a forbidden move counts if it is faster than all so far."""
-        neighbours = (
-            neighbour
-            for neighbour in self._neighbours(here)
-            if tabu.get(neighbour.moved, -1) <= iteration or neighbour.makespan_s < best_s
-        )
-        return min(neighbours, key=lambda neighbour: neighbour.makespan_s, default=None)
 
     def _neighbours(self, here: _Order) -> Iterator[_Order]:
         """Orders one move away that fit into memory and in which nothing waits for itself."""

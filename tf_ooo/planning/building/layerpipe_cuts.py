@@ -68,8 +68,12 @@ class TaskLine:
         ]
         if inside:
             for layer in range(len(layers)):
-                inner = _inside(layers, layer, starts[layer], _LEAST_SHARE * starts[-1])
-                cuts += _within(inner, *lower_shares.get(layer, (0.0, 1.0)))
+                least, most = lower_shares.get(layer, (0.0, 1.0))
+                cuts += [
+                    replace(cut, least=max(cut.least, least), most=min(cut.most, most))
+                    for cut in _inside(layers, layer, starts[layer], _LEAST_SHARE * starts[-1])
+                    if not cut.share or least <= cut.share <= most
+                ]
         return cls(tuple(layers), starts, tuple(sorted(cuts, key=lambda cut: (cut.at_s, cut.layer))))
 
 
@@ -104,15 +108,6 @@ def _inside(layers: Sequence[LayerCosts], layer: int, start_s: float, least_s: f
                 cuts[order, before, share] = replace(cut, sent_bytes=passing + _sent_bytes(layers, cut))
             done_s += takes[kind]
     return list(cuts.values())
-
-
-def _within(cuts: Sequence[Cut], least: float, most: float) -> list[Cut]:
-    """The cuts that leave the left such a share of a dO, and keep to that where they are shifted."""
-    return [
-        replace(cut, least=max(cut.least, least), most=min(cut.most, most))
-        for cut in cuts
-        if not cut.share or least <= cut.share <= most
-    ]
 
 
 def left_shares(cut: Cut) -> dict[str, float]:

@@ -159,9 +159,8 @@ class _Squeezing:
         if chain and chain[0] in ready and (self.style.yielding or chain[0] is head):
             return chain[0]
         soon_s = min((c.ready_s for c in chain if c.ready_s is not None and c.ready_s > now), default=_NEVER)
-        fitting = [c for c in ready if c is head or self._fits(c.task, now, soon_s)]
+        seconds, patience = self.times.seconds, self.style.patience
+        ends_s = {c.place: now + patience * seconds[c.task.kind][c.task.stage] for c in ready}
+        fitting = [c for c in ready if c is head or ends_s[c.place] <= soon_s * (1 + 1e-12)]
         wanted = [c for c in fitting if (c.task.kind == "dW") == (self.style.fill == "dW")]
         return next(iter(wanted or fitting), None)
-
-    def _fits(self, task: Task, now: float, soon_s: float) -> bool:
-        return now + self.style.patience * self.times.seconds[task.kind][task.stage] <= soon_s * (1 + 1e-12)

@@ -98,16 +98,13 @@ def choose(candidates: Sequence[Candidate], rank: Rank = shortest, why: str = ""
     """The plan of the lowest rank, the first of equals.  MemoryLimitError, OptionsError: there is none."""
     trial = min(candidates, key=rank).trial
     if trial is None:
-        raise _none_left(candidates)
+        errors = [candidate.error for candidate in candidates]
+        over = [error for error in errors if isinstance(error, MemoryLimitError)]
+        if over:
+            raise min(over, key=lambda error: error.smallest_bytes or 0)
+        reasons = "; ".join(f"{candidate.name}: {candidate.reason}" for candidate in candidates)
+        raise OptionsError(f"no schedule is possible: {reasons}")
     return Plan(trial, tuple(candidates), why)
-
-
-def _none_left(candidates: Sequence[Candidate]) -> OOOError:
-    errors = [candidate.error for candidate in candidates]
-    over = [error for error in errors if isinstance(error, MemoryLimitError)]
-    if over:
-        return min(over, key=lambda error: error.smallest_bytes or 0)
-    return OptionsError(f"no schedule is possible: {'; '.join(f'{c.name}: {c.reason}' for c in candidates)}")
 
 
 def _within_limit(policy: Policy, problem: Problem, clock: Clock, as_run: AsRun | None) -> Trial:

@@ -15,6 +15,7 @@ A kind that a schedule leaves out for a stage is looked through: two layers that
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -148,16 +149,12 @@ class Relation:
                     yield Edges(outputs[microbatches], edges.target[away], size, edges.why)
 
     def _update(self, stage: int) -> Iterator[Edges]:
-        last = "comm" if self.has("comm", stage) else "dW"
-        every = "the gradient of every micro-batch"
-        if self.schedule.asynchronous:
-            if last == "comm":
-                yield from self._pairs(("dW", stage), ("comm", stage), None, "the weight gradient")
-            yield from self._pairs((last, stage), ("U", stage), None, "the weight gradient")
-            return
-        if last == "comm":
-            yield from self._all_to_all(("dW", stage), ("comm", stage), every)
-        yield from self._all_to_all((last, stage), ("U", stage), every)
+        kinds = ("dW", "comm", "U") if self.has("comm", stage) else ("dW", "U")
+        for source, target in itertools.pairwise((kind, stage) for kind in kinds):
+            if self.schedule.asynchronous:
+                yield from self._pairs(source, target, None, "the weight gradient")
+            else:
+                yield from self._all_to_all(source, target, "the gradient of every micro-batch")
 
     def _next_step(self, stage: int) -> Iterator[Edges]:
         if self.schedule.asynchronous or self.schedule.barrier or not self.has("F", stage):

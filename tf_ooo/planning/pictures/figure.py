@@ -132,12 +132,12 @@ def _hover_columns(bars: Bars, schedule: Schedule, unit: Unit) -> Floats:
 
 
 def _hover(kind: str, bars: Bars, unit: Unit, run: str) -> str:
-    part = ".%{customdata[4]}" if bars.fields.part.any() else ""
+    part, time = ".%{customdata[4]}" if bars.fields.part.any() else "", unit.name
     lines = [
         f"<b>{kind}:%{{customdata[0]}}{part}@%{{customdata[3]}}</b> {run}".rstrip(),
         "stage %{customdata[0]}, layers %{customdata[1]}–%{customdata[2]}",
         "micro-batch %{customdata[3]}, step %{customdata[5]}",
-        f"%{{customdata[6]:.5~g}} – %{{customdata[7]:.5~g}} {unit.name} (%{{customdata[8]:.4~g}} {unit.name})",
+        f"%{{customdata[6]:.5~g}} – %{{customdata[7]:.5~g}} {time} (%{{customdata[8]:.4~g}} {time})",
     ]
     return "<br>".join(lines) + "<extra></extra>"
 

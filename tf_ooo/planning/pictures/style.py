@@ -36,20 +36,18 @@ class Unit:
     size: float
 
 
+_TIMES = (Unit("s", 1.0), Unit("ms", 1e-3), Unit("µs", 1e-6))
+_SIZES = (*(Unit(f"{letter}iB", 1024.0 ** (4 - i)) for i, letter in enumerate("TGMK")), Unit("bytes", 1.0))
+
+
 def time_unit(seconds: float) -> Unit:
     """The unit in which a time is easy to read."""
-    for name, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return Unit(name, size)
-    return Unit("µs", 1e-6)
+    return next((unit for unit in _TIMES if seconds >= unit.size), _TIMES[-1])
 
 
 def bytes_unit(count: float) -> Unit:
     """The unit in which a number of bytes is easy to read."""
-    for power, name in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if count >= 1024**power:
-            return Unit(name, 1024.0**power)
-    return Unit("bytes", 1.0)
+    return next((unit for unit in _SIZES if count >= unit.size), _SIZES[-1])
 
 
 def time_text(seconds: float | None) -> str:

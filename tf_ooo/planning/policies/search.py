@@ -42,7 +42,10 @@ def make(problem: Problem) -> Schedule:
     best_s)``, a function that is called now and then; ``communication``, ``"priority"`` or
     ``"ordered"`` if the runtime can do only one; ``slice_bytes``, the size of slices (0: never slice).
     """
-    count = problem.option("evaluations", _default_evaluations(problem), 1)
+    # What takes a few seconds: an evaluation takes longer with more layers.
+    several = max(_LEAST_EVALUATIONS, min(_EVALUATIONS, _LAYER_EVALUATIONS // len(problem.layers)))
+    alone = max(20, min(_STREAM_EVALUATIONS, _STREAM_LAYERS // len(problem.layers)))
+    count = problem.option("evaluations", alone if problem.devices == 1 else several, 1)
     effort = Effort(count, _seconds(problem), problem.options.get("progress"))
     seed = problem.option("seed", 0)
     if problem.devices == 1:
@@ -51,13 +54,6 @@ def make(problem: Problem) -> Schedule:
     if way not in (None, "priority", "ordered"):
         raise OptionsError(f"communication must be 'priority' or 'ordered', got {way!r}")
     return _data_parallel(problem, effort, seed, way)
-
-
-def _default_evaluations(problem: Problem) -> int:
-    """What takes a few seconds: an evaluation takes longer with more layers."""
-    if problem.devices == 1:
-        return max(20, min(_STREAM_EVALUATIONS, _STREAM_LAYERS // len(problem.layers)))
-    return max(_LEAST_EVALUATIONS, min(_EVALUATIONS, _LAYER_EVALUATIONS // len(problem.layers)))
 
 
 def _seconds(problem: Problem) -> float | None:

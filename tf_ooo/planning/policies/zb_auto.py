@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
 
 import numpy as np
 
@@ -38,19 +38,14 @@ def make(problem: Problem) -> Schedule:
         return candidates[0 if problem.memory_limit_bytes is None else 1]
     if tasks > _TASKS_TO_SEARCH:
         return fastest(problem, candidates)
-    first = fastest(problem, [*candidates, *_lists(stages)])
+    device = np.arange(problem.devices)
+    most, ahead = 2 * problem.devices - 1, problem.devices - device
+    tastes = itertools.product((ahead, 2 * ahead - 1, np.full(problem.devices, most)), _PATIENCE)
+    lists = (list_lanes(stages, Taste(most, patience=patience, ahead=ahead)) for ahead, patience in tastes)
+    first = fastest(problem, [*candidates, *(stages.schedule(NAME, lanes) for lanes in lists)])
     if tasks > _TASKS_TO_MOVE:
         return first
     return fastest(problem, [first, *(improved(stages, start) for start in (first, *candidates))])
-
-
-def _lists(stages: StagedLayers) -> Iterator[Schedule]:
-    devices = stages.problem.devices
-    device = np.arange(devices)
-    for ahead in (devices - device, 2 * (devices - device) - 1, np.full(devices, 2 * devices - 1)):
-        for patience in _PATIENCE:
-            taste = Taste(2 * devices - 1, patience=patience, ahead=ahead)
-            yield stages.schedule(NAME, list_lanes(stages, taste))
 
 
 POLICY = Policy(NAME, ("pipeline",), make, needs=BY_COSTS, auto_tasks=MANY_TASKS)

@@ -19,8 +19,11 @@ _SHOWN = 12
 def check_complete(relation: Relation, layers: Sequence[LayerCosts] | None) -> None:
     """ScheduleError or CostError unless every task that costs something is there, for all layers."""
     schedule = relation.schedule
-    if layers is not None:
-        _check_layer_count(relation, len(layers))
+    needed = schedule.stages[-1][1] + 1 if schedule.stages else relation.stages
+    if layers is not None and needed > len(layers):
+        raise CostError(f"costs are missing for layer {len(layers)}: the schedule has {needed} layers")
+    if layers is not None and needed < len(layers):
+        raise ScheduleError(f"missing: layer {needed} has costs and is in no stage of the schedule")
     for kind in ("F", "dO", "dW", "U"):
         there = [relation.has(kind, stage) for stage in range(relation.stages)]
         if kind in ("F", "U") and not any(there):
@@ -32,15 +35,6 @@ def check_complete(relation: Relation, layers: Sequence[LayerCosts] | None) -> N
                 getattr(layers[i], SECONDS[kind]) for i in schedule.layers_of(stage)
             ):
                 raise ScheduleError(f"missing: {kind}:{stage} has costs and is not in the schedule")
-
-
-def _check_layer_count(relation: Relation, layers: int) -> None:
-    schedule = relation.schedule
-    needed = schedule.stages[-1][1] + 1 if schedule.stages else relation.stages
-    if needed > layers:
-        raise CostError(f"costs are missing for layer {layers}: the schedule has {needed} layers")
-    if needed < layers:
-        raise ScheduleError(f"missing: layer {needed} has costs and is in no stage of the schedule")
 
 
 def _check_all_there(relation: Relation, kind: str, stage: int) -> None:

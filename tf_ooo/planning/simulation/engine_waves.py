@@ -36,7 +36,10 @@ class _Waves:
         # The lane that each lane waits for, and for each wave the lanes that moved.
         self.waits_for = np.full(len(self.first), len(self.first), np.int64)
         self.moved = np.zeros(len(starts), bool)
-        source, target, lag_s = self._needed(work)
+        # The edges that say more than the order of the lanes does.
+        ahead = (self.lane[work.source] == self.lane[work.target]) & (work.source < work.target)
+        needed = ~(ahead & (work.lag_s <= 0))
+        source, target, lag_s = work.source[needed], work.target[needed], work.lag_s[needed]
         first = np.full(count, -1, np.int64)
         first[target] = np.arange(len(source))
         # Columns: seconds of the node, what it waits for (a whole number).
@@ -45,14 +48,6 @@ class _Waves:
         self.node[:, 1] = np.append(source, count)[first]
         self.lag_s = np.append(lag_s, 0.0)[first] if lag_s.any() else None
         self.more = _More(source, target, lag_s, first)
-
-    def _needed(self, work: LaneWork) -> tuple[Ints, Ints, Floats]:
-        """The edges that say more than the order of the lanes does."""
-        source, target, lag_s = work.source, work.target, work.lag_s
-        implied = (self.lane[source] == self.lane[target]) & (source < target) & (lag_s <= 0)
-        if implied.any():
-            source, target, lag_s = source[~implied], target[~implied], lag_s[~implied]
-        return source, target, lag_s
 
     def step(self, lanes: Ints) -> Ints:
         """Moves those of the given lanes that can; returns those that may move next."""

@@ -123,7 +123,12 @@ class Timeline:
         return [self._busy_s(device) for device in range(self.schedule.devices)]
 
     def _busy_s(self, device: int) -> float:
-        places = [piece for lane, piece in self.lane_slices() if lane[0] == device and self._computes(lane)]
+        lanes = self.schedule.lanes
+        places = [
+            piece
+            for lane, piece in self.lane_slices()
+            if lane[0] == device and not any(task.kind == "comm" for task in lanes[lane][:1])
+        ]
         if len(places) == 1:
             return float((self.end_s[:, places[0]] - self.start_s[:, places[0]]).sum())
         starts = np.concatenate([np.zeros(0), *(self.start_s[:, p].ravel() for p in places)])
@@ -131,10 +136,6 @@ class Timeline:
         order = np.argsort(starts)
         reached = np.maximum.accumulate(np.concatenate([[0.0], ends[order]]))
         return float(np.maximum(0, ends[order] - np.maximum(starts[order], reached[:-1])).sum())
-
-    def _computes(self, lane: Lane) -> bool:
-        tasks = self.schedule.lanes[lane]
-        return not len(tasks) or tasks[0].kind != "comm"
 
     def lane_slices(self) -> Iterator[tuple[Lane, slice]]:
         """The columns of each lane's tasks."""

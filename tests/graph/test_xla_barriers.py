@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from grappler_passes.compat import shape_inference
 from tf_ooo.costs.devices import DeviceModel
-from tf_ooo.modes.compiled.barrier_costs import cost_s, gain_s, is_worth_it
+from tf_ooo.modes.compiled.barriers import cost_s, gain_s, is_worth_it
 from tf_ooo.modes.compiled.outline import Call
 from tf_ooo.modes.compiled.regions import FlatStep, Region
 

@@ -21,7 +21,7 @@ from tf_ooo.bench.single.inputs import batches
 from tf_ooo.bench.single.networks import CLASSES, build
 from tf_ooo.modes.compiled import plans
 from tf_ooo.modes.compiled.captured import CompiledModule, watched
-from tf_ooo.modes.compiled.launches import capture_like
+from tf_ooo.modes.compiled.launches import capture_of
 from tf_ooo.modes.compiled.measuring import MeasuredGains
 from tf_ooo.modes.compiled.priority import high_priority_main_stream
 from tf_ooo.modes.compiled.rewrite import rewrite_step
@@ -138,7 +138,7 @@ class TimedSteps:
         """The plan; what it says of measured gains comes to ``notes``."""
         if way.plan == "every_layer":
             return functools.partial(plans.every_layer, streams=way.streams)
-        given: dict[str, Any] = {"capture": capture_like(lambda: self.modules.get(STOCK))}
+        given: dict[str, Any] = {"capture": lambda what: capture_of(what, self.modules.get(STOCK))}
         if way.measured:
             budget_s = max(1.0, min(MEASURE_S, (self._end_s - time.monotonic()) / 2))
             given["gains"] = MeasuredGains(budget_s, lambda table: notes.extend(table.notes))

@@ -1,44 +1,54 @@
 """Optimization barriers: the only order that XLA's own scheduler has to keep.
 
-A tensor behind a barrier is there only when all that went into the barrier is.
+A tensor behind a barrier is there only when all that went into the barrier is.  It is computed once and kept,
+and who reads it reads memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
+
+import numpy as np
 
 from grappler_passes.graph.training_graph import Op, OpKind, TrainingGraph
 from grappler_passes.passes.base import Pass, PassResult
 from grappler_passes.passes.edit import GraphEditor, tensor
 from grappler_passes.passes.relaxations import Relaxation
 from tf_ooo.compat import xla_nodes
-from tf_ooo.modes.compiled.barrier_costs import is_worth_it
+from tf_ooo.costs.analytic import op_work
+from tf_ooo.costs.devices import DeviceModel, device
+from tf_ooo.errors import CostError
 from tf_ooo.modes.compiled.outline import Call
-from tf_ooo.modes.compiled.regions import FlatStep, GraphDef, Port
+from tf_ooo.modes.compiled.regions import CONTRACTIONS, VIEWS, FlatStep, GraphDef, Port
 
-STORES = ("cost", "all", "backward", "none")
+DEVICE = "h100"  # a published one, for costs
 _STORED = (OpKind.FORWARD, OpKind.OUTPUT_GRAD)
 _BACKWARD = (OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD)
 # Arguments and variables are in memory already.
 _THERE_ANYWAY = frozenset({"_Arg", "Placeholder", "ReadVariableOp", "Const"})
-# Whoever reads a tensor behind a barrier reads another one, updates among them.
-_READS_BEHIND = frozenset({Relaxation.NEW_NODES, Relaxation.REPLACED_NODES, Relaxation.SIDE_EFFECTS})
 
 
 @dataclass(frozen=True)
-class StoredActivation:
-    """A tensor that a call reads behind the barrier ``name``, and the ops that do so beside the call."""
+class Barrier:
+    """One over some tensors of the step; ``readers`` read the first ``held`` of them behind it."""
 
-    port: Port
     name: str
+    ports: tuple[Port, ...]
     readers: tuple[str, ...]
+    held: int = 1
+
+    @property
+    def behind(self) -> dict[Port, Port]:
+        """Where these tensors are."""
+        return {port: (self.name, number) for number, port in enumerate(self.ports[: self.held])}
 
 
 def activations_to_store(
     step: FlatStep, ops: Mapping[str, Op], calls: Sequence[Call], readers: str
-) -> list[StoredActivation]:
+) -> list[Barrier]:
     """Each tensor that a call reads: behind a barrier it is computed once and kept.
 
     XLA would rather compute it again where somebody else reads it, merged into a kernel that
@@ -51,7 +61,8 @@ def activations_to_store(
             it may merge its own copy into what comes next, ``"cost"``: of these two what costs less, for
             each tensor, ``"none"``: nothing is stored.
     """
-    stored: list[StoredActivation] = []
+    stored: list[Barrier] = []
+    in_calls = {name for call in calls for name in call.region.own}
     inputs = dict.fromkeys(port for call in calls for port in call.region.inputs)
     for port in inputs if readers != "none" else ():
         op = ops.get(port[0])
@@ -59,144 +70,126 @@ def activations_to_store(
             continue
         if not step.known(port).dtype.startswith(("float", "bfloat", "complex")):
             continue  # XLA may have to know a count or an index; behind a barrier it would not
-        everyone = _readers(step, ops, port, False)
-        keep = readers == "all" or (
-            readers == "cost" and is_worth_it(step, port, _main(everyone, calls), calls)
-        )
-        behind = everyone if keep else _readers(step, ops, port, True)
-        stored.append(StoredActivation(port, f"ooo_stored_{len(stored)}", tuple(behind)))
+        behind = sorted(set(step.readers_of(port)))
+        on_main = [name for name in behind if name not in in_calls]
+        if readers == "backward" or (readers == "cost" and not is_worth_it(step, port, on_main, calls)):
+            behind = [name for name in behind if name in ops and ops[name].kind in _BACKWARD]
+        stored.append(Barrier(f"ooo_stored_{len(stored)}", (port,), tuple(behind)))
     return stored
 
 
-def _main(readers: Sequence[str], calls: Sequence[Call]) -> list[str]:
-    """The readers on the main stream: those that are in no call."""
-    inside = {name for call in calls for name in call.region.own}
-    return [name for name in readers if name not in inside]
-
-
-def _readers(step: FlatStep, ops: Mapping[str, Op], port: Port, backward_only: bool) -> list[str]:
-    names = {reader for reader, number in step.readers[port[0]] if number == port[1]}
-    if backward_only:
-        names = {name for name in names if name in ops and ops[name].kind in _BACKWARD}
-    return sorted(names)
-
-
-@dataclass(frozen=True)
-class StorePass(Pass):
-    """Adds the barriers of stored activations, behind which their ``readers`` read them."""
-
-    step: FlatStep
-    stored: Sequence[StoredActivation]
-    name: ClassVar[str] = "store"
-    relaxes = _READS_BEHIND
-
-    def run(self, graph_def: GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """Calls come later: they read behind the barriers from the start."""
-        editor = GraphEditor(graph_def)
-        for activation in self.stored:
-            _add_barrier(editor, activation.name, [activation.port], [self.step.known(activation.port).dtype])
-            for reader in activation.readers:
-                _read_behind(editor, reader, {activation.port: (activation.name, 0)})
-        rewired = frozenset(reader for activation in self.stored for reader in activation.readers)
-        return PassResult(editor.graph_def, editor.modified, replaced=rewired)
-
-
-@dataclass(frozen=True)
-class HoldBackPass(Pass):
-    """Each call's first input goes through a barrier with what the call waits for.
-
-    ``moved``: where tensors are that are no longer where the step had them.
-    """
-
-    step: FlatStep
-    calls: Sequence[Call]
-    moved: Mapping[Port, Port]
-    name: ClassVar[str] = "hold_back"
-    relaxes = _READS_BEHIND
-
-    def run(self, graph_def: GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """The other inputs stay."""
-        editor = GraphEditor(graph_def)
-        held = [call for call in self.calls if is_held(call)]
-        for call in held:
-            waited = (call.region.inputs[0], *call.waits_for)
-            name = f"{call.name}_after"
-            types = [self.step.known(port).dtype for port in waited]
-            _add_barrier(editor, name, [self.moved.get(port, port) for port in waited], types)
-            editor.set_inputs(call.name, [name, *list(editor.nodes[call.name].input)[1:]])
-        return PassResult(editor.graph_def, editor.modified, replaced=frozenset(call.name for call in held))
-
-
-def is_held(call: Call) -> bool:
-    """Whether a call has to wait for more than its inputs."""
-    return bool(call.waits_for and call.region.inputs)
-
-
-@dataclass(frozen=True)
-class Join:
-    """One barrier over everything that some calls return and ``last``, tensors of the main stream.
-
-    Whoever reads a gradient reads it behind the barrier, so that no update makes the main stream
-    wait for a call while there is other work.
-    """
-
-    name: str
-    results: tuple[Port, ...]
-    last: tuple[Port, ...]
-
-    @property
-    def behind(self) -> dict[Port, Port]:
-        """Where the calls' results are."""
-        return {port: (self.name, number) for number, port in enumerate(self.results)}
+def holds_of(calls: Sequence[Call]) -> list[Barrier]:
+    """For each call that has to wait for more than its inputs; its other inputs stay."""
+    return [
+        Barrier(f"{call.name}_after", (call.region.inputs[0], *call.waits_for), (call.name,))
+        for call in calls
+        if call.waits_for and call.region.inputs
+    ]
 
 
 def join_of(
-    name: str, calls: Sequence[Call], last: Sequence[Port], moved: Mapping[Port, Port]
-) -> Join | None:
-    """The join of these calls, or None if there is nothing to join.
+    step: FlatStep, name: str, calls: Sequence[Call], last: Sequence[Port], moved: Mapping[Port, Port]
+) -> Barrier | None:
+    """One over all that some calls return and the ``last`` tensors of the main stream that have not moved.
 
-    Results of the main stream that have ``moved`` are not waited for.
+    Whoever reads a gradient reads it behind the barrier, so that no update makes the main stream
+    wait for a call while there is other work.  None if there is nothing to join.
     """
-    results = tuple(port for call in calls for port in call.region.outputs)
-    waited = tuple(port for port in dict.fromkeys(last) if port not in moved)
-    return Join(name, results, waited) if results and waited else None
+    results = [port for call in calls for port in call.region.outputs]
+    waited = [port for port in dict.fromkeys(last) if port not in moved]
+    readers = dict.fromkeys(reader for port in results for reader in step.readers_of(port))
+    return Barrier(name, (*results, *waited), tuple(readers), len(results)) if results and waited else None
 
 
 @dataclass(frozen=True)
-class JoinPass(Pass):
-    """Adds the barriers of joins.
-
-    ``moved`` is ``{tensor of the original step: the tensor that holds it now}``.
-    """
+class _BarriersPass(Pass):
+    """Adds barriers; ``moved``: where tensors are that are no longer where the step had them."""
 
     step: FlatStep
-    joins: Sequence[Join]
+    barriers: Sequence[Barrier]
     moved: Mapping[Port, Port]
-    name: ClassVar[str] = "join"
-    relaxes = _READS_BEHIND
+    # Whoever reads a tensor behind a barrier reads another one, updates among them.
+    relaxes = frozenset({Relaxation.NEW_NODES, Relaxation.REPLACED_NODES, Relaxation.SIDE_EFFECTS})
 
     def run(self, graph_def: GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """Whoever reads a result reads it behind its join."""
         editor = GraphEditor(graph_def)
         rewired: set[str] = set()
-        for join in self.joins:
-            from_calls = [self.moved[port] for port in join.results]
-            types = [self.step.known(port).dtype for port in (*join.results, *join.last)]
-            _add_barrier(editor, join.name, [*from_calls, *join.last], types)
-            behind = {self.moved[port]: where for port, where in join.behind.items()}
-            for port in join.results:
-                for reader, number in self.step.readers[port[0]]:
-                    if number == port[1] and reader in editor.nodes:
-                        _read_behind(editor, reader, behind)
-                        rewired.add(reader)
+        for barrier in self.barriers:
+            types = [self.step.known(port).dtype for port in barrier.ports]
+            inputs = [tensor(*self.moved.get(port, port)) for port in barrier.ports]
+            node = xla_nodes.barrier_node(barrier.name, inputs, types)
+            editor.add(barrier.name, node.op, node.input).CopyFrom(node)
+            behind = {self.moved.get(port, port): place for port, place in barrier.behind.items()}
+
+            def read(name: str, port: int, behind: Mapping[Port, Port] = behind) -> list[str]:
+                return [tensor(*behind.get((name, port), (name, port)))]
+
+            readers = editor.nodes.keys() & barrier.readers  # those in calls are gone
+            for reader in readers:
+                editor.map_inputs(reader, read)
+            rewired |= readers
         return PassResult(editor.graph_def, editor.modified, replaced=frozenset(rewired))
 
 
-def _add_barrier(editor: GraphEditor, name: str, ports: Sequence[Port], types: Sequence[str]) -> None:
-    """Its output i is tensor i."""
-    node = xla_nodes.barrier_node(name, [tensor(*port) for port in ports], types)
-    editor.add(name, node.op, node.input).CopyFrom(node)
+class StorePass(_BarriersPass):
+    """Calls come later: they read stored activations behind the barriers from the start."""
+
+    name: ClassVar[str] = "store"
 
 
-def _read_behind(editor: GraphEditor, reader: str, behind: Mapping[Port, Port]) -> None:
-    editor.map_inputs(reader, lambda name, port: [tensor(*behind.get((name, port), (name, port)))])
+class HoldBackPass(_BarriersPass):
+    """Each call's first input goes through a barrier with what the call waits for."""
+
+    name: ClassVar[str] = "hold_back"
+
+
+class JoinPass(_BarriersPass):
+    """Whoever reads a call's result reads it behind its join."""
+
+    name: ClassVar[str] = "join"
+
+
+def is_worth_it(
+    step: FlatStep, port: Port, readers: Iterable[str], calls: Sequence[Call], on: DeviceModel | None = None
+) -> bool:
+    """Whether these readers on the main stream should read a stored tensor behind the barrier, too.
+
+    That costs nothing where it is in memory anyway: a matrix product or convolution made it or reads it.
+    Else XLA would have merged what makes it into its readers' kernels, and each of them now reads the tensor,
+    made by a kernel more.  What it buys is that the dW that read it can start when their dO is there, not
+    when the last kernel is that XLA computes the tensor in again.
+    """
+    on = on or device(DEVICE)
+    return cost_s(step, port, readers, on) <= gain_s(step, port, calls, on)
+
+
+def cost_s(step: FlatStep, port: Port, readers: Iterable[str], on: DeviceModel) -> float:
+    """Seconds for reading the tensor once more in each reader, and for the kernel that writes it."""
+    maker = port[0]
+    while step.nodes[maker].op in VIEWS and (made_of := step.data_inputs(maker)):
+        maker = made_of[0][0]
+    if step.nodes[maker].op in CONTRACTIONS:
+        return 0.0
+    types = [step.nodes[name].op for name in readers]
+    if not types or any(op in CONTRACTIONS for op in types):
+        return 0.0
+    info = step.info(port)
+    if info is None or info.shape is None:
+        return 0.0
+    element_bytes = 2 if info.dtype == "bfloat16" else np.dtype(info.dtype).itemsize
+    size_bytes = math.prod(dim or 0 for dim in info.shape) * element_bytes
+    return (len(types) + 1) * size_bytes / on.bytes_per_s + on.launch_s
+
+
+def gain_s(step: FlatStep, port: Port, calls: Sequence[Call], on: DeviceModel) -> float:
+    """Seconds of the dW that wait for the tensor: what may run beside the main stream."""
+    names = [name for call in calls if port in call.region.inputs for name in call.region.own]
+    return sum(_seconds(step, name, on) for name in names if step.nodes[name].op in CONTRACTIONS)
+
+
+def _seconds(step: FlatStep, name: str, on: DeviceModel) -> float:
+    inputs = [step.info(port) for port in step.data_inputs(name)]
+    try:
+        return on.seconds(op_work(step.nodes[name], inputs, step.outputs[name]))
+    except CostError:
+        return math.inf  # nothing is known of it: as before there were costs

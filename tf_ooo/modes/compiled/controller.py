@@ -12,12 +12,14 @@ from tf_ooo.errors import GraphError, MemoryLimitError, OptionsError
 from tf_ooo.fit.controller import StepController
 from tf_ooo.fit.step_times import REWRITTEN, STOCK
 from tf_ooo.modes.compiled import plans
-from tf_ooo.modes.compiled.launches import capture_like
+from tf_ooo.modes.compiled.calls import StepToPlan
+from tf_ooo.modes.compiled.launches import capture_of
 from tf_ooo.modes.compiled.measuring import MeasuredGains
 from tf_ooo.modes.compiled.rewrite import Plan, rewrite_step, unchanged
 from tf_ooo.modes.compiled.session import CONCURRENT, CONCURRENT_FLAGS, StreamSession
 from tf_ooo.modes.compiled.step import Rewriter, StreamStep, Way
 from tf_ooo.options import OneDeviceOptions
+from tf_ooo.planning.building.capture import Capture
 from tf_ooo.planning.policies import POLICIES, schedules_of
 from tf_ooo.report.report import Report
 from tf_ooo.tracing.unrolled import numbered_steps, steps_together
@@ -146,13 +148,15 @@ def ways(options: OneDeviceOptions, steps: int = 1, session: StreamSession | Non
     policy = plans.USUAL if options.schedule == "auto" else POLICIES[options.schedule]
     early = functools.partial(plans.every_layer, policy=policy, streams=options.streams)
     table = _gains(options, session, delay=steps > 1)
-    capture = None
-    if xla_nodes.platform() == "CUDA":
-        capture = capture_like(lambda: None if session is None else session.modules.get(STOCK))
+
+    def capture(what: StepToPlan) -> Capture | None:
+        return capture_of(what, None if session is None else session.modules.get(STOCK))
+
+    on_gpu = xla_nodes.platform() == "CUDA"
     limit_bytes = options.memory_limit_bytes
     # With a limit a plan may move nothing for want of memory: XLA is asked what that step needs, too.
     joint = functools.partial(
-        plans.joint, policy=policy, streams=options.streams, gains=table, capture=capture,
+        plans.joint, policy=policy, streams=options.streams, gains=table, capture=capture if on_gpu else None,
         memory_limit_bytes=limit_bytes,
         must_gain=_compares(options) and limit_bytes is None,
     )  # fmt: skip

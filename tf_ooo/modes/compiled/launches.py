@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-
 from tf_ooo.costs.devices import GRAPH_LAUNCH_S, device
 from tf_ooo.costs.from_graph import forward_layers, ops_by_task
-from tf_ooo.modes.compiled.barrier_costs import DEVICE
+from tf_ooo.modes.compiled.barriers import DEVICE
 from tf_ooo.modes.compiled.calls import StepToPlan
 from tf_ooo.modes.compiled.captured import CompiledModule
 from tf_ooo.modes.compiled.regions import CONTRACTIONS, VIEWS
@@ -16,10 +14,8 @@ from tf_ooo.planning.building.capture import Capture
 def capture_of(what: StepToPlan, stock: CompiledModule | None) -> Capture | None:
     """What the schedule's launches cost; None where nothing is captured anyway.
 
-    Args:
-        what: the step.
-        stock: what XLA made of it in stock order: kernels are scaled to its number, and the launch time to
-            its share in CUDA graphs.  None: not known, all of it is taken to be captured.
+    Kernels are scaled to the number in ``stock``, what XLA made of the step in stock order, and the launch
+    time to its share in CUDA graphs.  None: not known, all of it is taken to be captured.
     """
     kernels = kernels_by_task(what)
     share = 1.0
@@ -38,13 +34,6 @@ def capture_of(what: StepToPlan, stock: CompiledModule | None) -> Capture | None
     return Capture(kernels, share * (device(DEVICE).launch_s - GRAPH_LAUNCH_S))
 
 
-def capture_like(
-    stock: Callable[[], CompiledModule | None],
-) -> Callable[[StepToPlan], Capture | None]:
-    """:func:`capture_of` with what is known of the stock step when the plan is made."""
-    return lambda what: capture_of(what, stock())
-
-
 def kernels_by_task(what: StepToPlan) -> dict[str, float]:
     """``{"dO:3": 2.0}``: each matrix product or convolution is one, all else of a task together one more."""
     graph, tasks = what.parts.graph, what.parts.tasks
@@ -52,12 +41,7 @@ def kernels_by_task(what: StepToPlan) -> dict[str, float]:
     kernels = {}
     for (kind, layer), names in by_task.items():
         types = [graph.ops[name].type for name in names if name in graph.ops]
-        kernels[f"{kind}:{layer}"] = _kernels(types)
+        heavy = sum(op in CONTRACTIONS for op in types)
+        light = any(op not in CONTRACTIONS and op not in VIEWS for op in types)
+        kernels[f"{kind}:{layer}"] = float(heavy + light)
     return kernels
-
-
-def _kernels(types: Iterable[str]) -> float:
-    types = list(types)
-    heavy = sum(op in CONTRACTIONS for op in types)
-    light = any(op not in CONTRACTIONS and op not in VIEWS for op in types)
-    return float(heavy + light)

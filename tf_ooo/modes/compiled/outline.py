@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tensorflow.core.framework import function_pb2
+from tensorflow.core.framework import function_pb2, node_def_pb2
 
 from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.node_input import split_input
@@ -63,10 +63,13 @@ class OutlinePass(Pass):
     )
 
     def run(self, graph_def: GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """Moves the regions into their calls; views that other ops read, too, also stay outside."""
+        """Views that other ops read, too, also stay outside."""
         editor = GraphEditor(graph_def)
         for call in self.calls:
-            self._add(editor, call)
+            inputs = [tensor(*self.moved.get(port, port)) for port in call.region.inputs]
+            function, node = call_of(self.step, call.name, call.region, inputs, call.stream)
+            editor.graph_def.library.function.append(function)
+            editor.add(call.name, node.op, inputs).CopyFrom(node)
         gone = {name: call.name for call in self.calls for name in call.region.own}
         editor.removed.update(gone)
 
@@ -80,20 +83,22 @@ class OutlinePass(Pass):
             editor.map_inputs(reader, replace)
         return PassResult(editor.finish(), editor.modified, replaced=frozenset({*gone, *readers}))
 
-    def _add(self, editor: GraphEditor, call: Call) -> None:
-        region, step = call.region, self.step
-        given = [step.known(port) for port in region.inputs]
-        returned = [step.known(port) for port in region.outputs]
-        function = xla_nodes.unique_name(call.name)
-        editor.graph_def.library.function.append(function_of(step, region, function))
-        inputs = [tensor(*self.moved.get(port, port)) for port in region.inputs]
-        node = xla_nodes.call_node(
-            call.name, call.stream, function, module_text(given, returned), inputs, (given, returned)
-        )
-        editor.add(call.name, node.op, inputs).CopyFrom(node)
+
+def call_of(
+    step: FlatStep, name: str, region: Region, inputs: Sequence[str], stream: int | None
+) -> tuple[function_pb2.FunctionDef, node_def_pb2.NodeDef]:
+    """A region's function and the op that calls it; ``stream`` None: where the op stands."""
+    given, returned = ([step.known(port) for port in ports] for ports in (region.inputs, region.outputs))
+    function = xla_nodes.unique_name(name)
+    if stream is None:
+        node = xla_nodes.plain_call_node(name, function, inputs, (given, returned))
+    else:
+        module = _module_text(given, returned)
+        node = xla_nodes.call_node(name, stream, function, module, inputs, (given, returned))
+    return _function_of(step, region, function), node
 
 
-def function_of(step: FlatStep, region: Region, name: str) -> function_pb2.FunctionDef:
+def _function_of(step: FlatStep, region: Region, name: str) -> function_pb2.FunctionDef:
     """The region as a FunctionDef: its inputs in, its outputs out."""
     given = [step.known(port) for port in region.inputs]
     names = {port: f"input_{number}" for number, port in enumerate(region.inputs)}
@@ -117,7 +122,7 @@ def function_of(step: FlatStep, region: Region, name: str) -> function_pb2.Funct
     return function
 
 
-def module_text(given: Sequence[OutputInfo], returned: Sequence[OutputInfo]) -> str:
+def _module_text(given: Sequence[OutputInfo], returned: Sequence[OutputInfo]) -> str:
     """The stablehlo module of an ``XlaCallModule`` that does nothing but call its first function."""
     ins, outs = (", ".join(map(_mlir_type, infos)) for infos in (given, returned))
     arguments = ", ".join(f"%arg{i}" for i in range(len(given)))

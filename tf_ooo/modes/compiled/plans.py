@@ -16,7 +16,7 @@ from tf_ooo.modes.compiled.calls import StepToPlan
 from tf_ooo.modes.compiled.measuring import MeasuredGains
 from tf_ooo.planning.building.capture import Capture
 from tf_ooo.planning.building.joint import best_placement, fill, least_retreat
-from tf_ooo.planning.building.regions import SUB, Regions, write
+from tf_ooo.planning.building.regions import SUB, write
 from tf_ooo.planning.choosing.plan import as_asked
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
@@ -90,21 +90,17 @@ def joint(
         if losses is not None:
             launch_s = losses.launch_s if table.launch_s is None else table.launch_s
             options["capture"] = dataclasses.replace(losses, launch_s=launch_s, own=not table.alone_s)
-    placement = _placement(Problem(layers, memory_limit_bytes=memory_limit_bytes, options=options))
+    problem = Problem(layers, memory_limit_bytes=memory_limit_bytes, options=options)
+    if table is None:
+        placement = best_placement(problem)
+    else:  # it decides alone: the simulator knows none of it
+        placement = fill(problem)
+        placement = placement if memory_limit_bytes is None else least_retreat(problem, placement)
     placement = {layer: region if layer in what.movable else None for layer, region in placement.items()}
     if must_gain and not any(placement.values()):
         raise BackendError("no dW saves time beside the main stream, all would stay on it")
     plan = as_asked(policy, Problem(layers, options={"placement": write(placement)}))
     return dealt_out(only_of(plan.trial.schedule, what.parts.tasks), streams)
-
-
-def _placement(problem: Problem) -> Regions:
-    """Where each dW starts.  A table of gains decides alone: the simulator knows none of it."""
-    if "gains" not in problem.options:
-        return best_placement(problem)
-    placement = fill(problem)
-    limited = problem.memory_limit_bytes is not None
-    return least_retreat(problem, placement) if limited else placement
 
 
 def layer_costs(what: StepToPlan, device_name: str) -> tuple[LayerCosts, ...]:
@@ -122,21 +118,19 @@ def with_measured(layers: Sequence[LayerCosts], table: GainTable) -> tuple[Layer
 
     The others are calculated ones, times what measured tasks took over what was calculated for them.
     """
-    measured = {_place_of(task): seconds for task, seconds in table.alone_s.items()}
-    measured = {key: seconds for key, seconds in measured.items() if key[0] < len(layers)}
+    measured = {}
+    for task, task_s in table.alone_s.items():
+        kind, _, place = task.partition(":")
+        if int(place) < len(layers):
+            measured[int(place), SECONDS[kind]] = task_s
     calculated_s = sum(getattr(layers[layer], name) for layer, name in measured)
     factor = sum(measured.values()) / calculated_s if calculated_s else 1.0
     rows = []
     for number, layer in enumerate(layers):
-        names = SECONDS.values()
-        seconds = {name: measured.get((number, name), getattr(layer, name) * factor) for name in names}
+        known = ((name, measured.get((number, name))) for name in SECONDS.values())
+        seconds = {name: getattr(layer, name) * factor if s is None else s for name, s in known}
         rows.append(dataclasses.replace(layer, **seconds))
     return tuple(rows)
-
-
-def _place_of(task: str) -> tuple[int, str]:
-    kind, _, layer = task.partition(":")
-    return int(layer), SECONDS[kind]
 
 
 def only_of(schedule: Schedule, tasks: TaskOps) -> Schedule:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tensorflow.core.framework import function_pb2, node_def_pb2
+from tensorflow.core.framework import node_def_pb2
 
 from grappler_passes.compat import op_types
 from grappler_passes.errors import VerifyError
@@ -49,7 +49,6 @@ class VerifyStreamsPass(Pass):
     name: ClassVar[str] = "verify"
 
     def run(self, graph_def: GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """Raise VerifyError or hand the graph on."""
         GraphIndex(graph_def)  # raises where a barrier closes a cycle
         step = _PutBack(self.original, graph_def, self.calls)
         verify(self.original, step.graph_def(), relaxes=self.declared - _PUT_BACK)
@@ -88,7 +87,10 @@ class _PutBack:
         given = {arg.name: text for arg, text in zip(function.signature.input_arg, node.input, strict=False)}
         for number, (port, value) in enumerate(call.region.constants.items()):
             given[f"constant_{number}"] = tensor(*port)
-            _check_constant(function, xla_nodes.constant_node(f"constant_{number}", value))
+            expected = xla_nodes.constant_node(f"constant_{number}", value)
+            constants = (inner for inner in function.node_def if inner.name == expected.name)
+            if any(inner.attr["value"] != expected.attr["value"] for inner in constants):
+                raise VerifyError(expected.name, "calls", f"has another value in {function.signature.name!r}")
         body = {inner.name: inner for inner in function.node_def if inner.name not in given}
         for inner in body.values():
             opened = node_def_pb2.NodeDef()
@@ -137,12 +139,6 @@ class _PutBack:
         if port < 0:  # who waits for a call waits for all that is in it
             return [f"^{own}" for own in self._own.get(name, (name,))]
         return [tensor(*self.source((name, port)))]
-
-
-def _check_constant(function: function_pb2.FunctionDef, expected: node_def_pb2.NodeDef) -> None:
-    node = next((node for node in function.node_def if node.name == expected.name), None)
-    if node is not None and node.attr["value"] != expected.attr["value"]:
-        raise VerifyError(expected.name, "calls", f"has another value in {function.signature.name!r}")
 
 
 def _input_of(body: Mapping[str, node_def_pb2.NodeDef], text: str) -> str:

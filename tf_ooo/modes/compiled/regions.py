@@ -94,6 +94,10 @@ class FlatStep:
         """The tensors that a node reads."""
         return [port for port in map(split_input, self.nodes[name].input) if port[1] >= 0]
 
+    def readers_of(self, port: Port) -> list[str]:
+        """The ops that read a tensor, once for each of their inputs that does."""
+        return [reader for reader, number in self.readers[port[0]] if number == port[1]]
+
     def touched(self, name: str) -> list[Port]:
         """The tensors that a node reads and makes."""
         return [*self.data_inputs(name), *((name, port) for port in range(len(self.outputs.get(name, ()))))]

@@ -18,12 +18,12 @@ from grappler_passes.passes.relaxations import Relaxation
 from grappler_passes.passes.verify import VerifyPass
 from tf_ooo.errors import GraphError
 from tf_ooo.modes.compiled.barriers import (
+    Barrier,
     HoldBackPass,
-    Join,
     JoinPass,
     StorePass,
     activations_to_store,
-    is_held,
+    holds_of,
     join_of,
 )
 from tf_ooo.modes.compiled.calls import Parts, StepToPlan, last_of_main, make_calls
@@ -111,9 +111,9 @@ def rewrite_step(
     if any(own != names[0] for own in names):
         raise GraphError("the steps of the unrolled graph do not have the same layers")
     schedule = plan(StepToPlan(step, steps[0], graphs[0]))
-    calls, joins, passes, ports = _passes_for(step, steps, schedule, store)
+    calls, added, passes, ports = _passes_for(step, steps, schedule, store)
     rewritten = PassPipeline(passes, dump_dir)(step.graph_def).graph_def
-    barriers, streams = sum(map(is_held, calls)) + len(joins), len({call.stream for call in calls})
+    barriers, streams = len(added), len({call.stream for call in calls})
     notes = [f"{len(calls)} calls on {streams} side streams, {barriers} barriers"]
     notes += [f"{layer}: dW stays on the main stream: {reason}" for layer, reason in left.items()]
     result = RewriteResult(
@@ -174,38 +174,37 @@ def _regions_by_layer(
 
 def _passes_for(
     step: FlatStep, steps: Sequence[Parts], schedule: Schedule, store: str
-) -> tuple[list[Call], list[Join], list[Pass], dict[Port, Port]]:
+) -> tuple[list[Call], list[Barrier], list[Pass], dict[Port, Port]]:
     """What puts the side lanes' dW into calls, ordered by barriers; and where each result is then."""
     by_step = make_calls(step, steps, schedule)
     calls = [call for own in by_step for call in own]
     kinds = {name: op for parts in steps for name, op in parts.graph.ops.items()}
     stored = activations_to_store(step, kinds, calls, store)
-    moved: dict[Port, Port] = {activation.port: (activation.name, 0) for activation in stored}
-    moved |= results_of(calls)
-    joins = list(_joins(step, steps, by_step, moved))
+    moved = {port: place for barrier in stored for port, place in barrier.behind.items()} | results_of(calls)
+    holds, joins = holds_of(calls), list(_joins(step, steps, by_step, moved))
     passes = [
-        StorePass(step, stored),
+        StorePass(step, stored, {}),
         OutlinePass(step, calls, moved),
-        HoldBackPass(step, calls, moved),
+        HoldBackPass(step, holds, moved),
         JoinPass(step, joins, moved),
         ColocationsPass(),
     ]
-    now = moved | {port: where for join in joins for port, where in join.behind.items()}
+    now = moved | {port: place for join in joins for port, place in join.behind.items()}
     ports = {port: now.get(port, port) for port in step.fetches}
     check = VerifyStreamsPass(step.graph_def, calls, ports, relaxed_by(*passes))
-    return calls, joins, [*passes, check], ports
+    return calls, [*holds, *joins], [*passes, check], ports
 
 
 def _joins(
     step: FlatStep, steps: Sequence[Parts], by_step: Sequence[Sequence[Call]], moved: Mapping[Port, Port]
-) -> Iterator[Join]:
+) -> Iterator[Barrier]:
     """One for each wave of each step's calls: a single one would wait for itself."""
     for parts, calls in zip(steps, by_step, strict=True):
         for wave in sorted({call.wave for call in calls}):
             name = f"ooo_join_{parts.number}" + (f"_{wave}" if wave else "")
             waited = [call for call in calls if call.wave == wave and not call.delayed]
             last = last_of_main(step, parts.graph, [call for call in calls if call.wave >= wave])
-            join = join_of(name, waited, last, moved)
+            join = join_of(step, name, waited, last, moved)
             if join is not None:
                 yield join
 

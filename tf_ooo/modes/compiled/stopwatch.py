@@ -16,7 +16,7 @@ from grappler_passes.compat import runtime
 from grappler_passes.graph.node_input import split_input
 from tf_ooo.compat import nests, tf_functions, xla_flags, xla_functions, xla_nodes
 from tf_ooo.modes.compiled.calls import Parts
-from tf_ooo.modes.compiled.outline import CALL_PREFIX, function_of, module_text
+from tf_ooo.modes.compiled.outline import CALL_PREFIX, call_of
 from tf_ooo.modes.compiled.regions import (
     VIEWS,
     FlatStep,
@@ -155,30 +155,17 @@ def piece_graph(step: FlatStep, main: Piece, aside: Piece | None) -> tuple[Any, 
     for number, (region, streamed) in enumerate([*side, *((region, False) for region in main.regions)]):
         for port in region.inputs:
             names.setdefault(port, f"given_{len(names)}")
-        called = _call(step, region, f"{CALL_PREFIX}_timed_{number}", names, streamed)
-        graph_def.library.function.append(called[0])
-        graph_def.node.append(called[1])
+        name, inputs = f"{CALL_PREFIX}_timed_{number}", [f"{names[port]}:0" for port in region.inputs]
+        function, node = call_of(step, name, region, inputs, _SIDE_STREAM if streamed else None)
+        graph_def.library.function.append(function)
+        graph_def.node.append(node)
         results = enumerate(region.outputs)
-        fetches += [f"{called[1].name}:{number}" for number, port in results if step.is_float(port)]
+        fetches += [f"{name}:{output}" for output, port in results if step.is_float(port)]
     if not fetches:
         raise ValueError(f"{main.task}: no floating-point result to wait for")
     infos = {name: step.known(port) for port, name in names.items()}
     specs = {f"{name}:0": tf.TensorSpec(info.shape, info.dtype) for name, info in infos.items()}
     return graph_def, specs, fetches
-
-
-def _call(step: FlatStep, region: Region, name: str, names: dict[Port, str], streamed: bool) -> Any:
-    """(FunctionDef, NodeDef)."""
-    given = [step.known(port) for port in region.inputs]
-    returned = [step.known(port) for port in region.outputs]
-    function = xla_nodes.unique_name(name)
-    inputs = [f"{names[port]}:0" for port in region.inputs]
-    if streamed:
-        module = module_text(given, returned)
-        node = xla_nodes.call_node(name, _SIDE_STREAM, function, module, inputs, (given, returned))
-    else:
-        node = xla_nodes.plain_call_node(name, function, inputs, (given, returned))
-    return function_of(step, region, function), node
 
 
 def _values(spec: Any) -> Any:

@@ -108,7 +108,7 @@ def with_updates(step: FlatStep, graph: TrainingGraph, region: Region) -> Region
 
 def _only_reader(step: FlatStep, graph: TrainingGraph, port: Port) -> str | None:
     """The one elementwise op of the update that reads a tensor, of the same shape as the tensor."""
-    readers = {name for name, number in step.readers[port[0]] if number == port[1]}
+    readers = set(step.readers_of(port))
     if len(readers) != 1 or port in step.fetches:
         return None
     (name,) = readers

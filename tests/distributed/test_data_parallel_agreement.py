@@ -17,7 +17,7 @@ from tests.distributed import training as t
 from tests.zoo import needs_keras_3
 from tf_ooo.compat import nests
 from tf_ooo.errors import GraphError
-from tf_ooo.fit.step_times import STOCK
+from tf_ooo.fit.comparison import STOCK
 from tf_ooo.modes.data_parallel import ordering, planned, scheduled
 from tf_ooo.planning.building.common import COMPUTE
 

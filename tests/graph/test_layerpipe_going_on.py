@@ -27,7 +27,7 @@ from tests.graph.layerpipe_fit import (
 from tests.graph.layerpipe_spread import fit_spread
 from tests.zoo import keras
 from tf_ooo.costs.table import CostTable
-from tf_ooo.fit import first_steps
+from tf_ooo.fit import distributed
 from tf_ooo.hosts import target
 
 pytestmark = [pytest.mark.devices(4), pytest.mark.takes(50)]
@@ -267,7 +267,7 @@ def test_resumed_where_drain_steps_end(name, tmp_path):
 SECONDS = (1, 1, 1, 1, 1, 1, 2, 3, 1, 1, 1, 1, 1)
 
 
-def measured_as_made_up(step, profile, real=first_steps.measured_costs):
+def measured_as_made_up(step, profile, real=distributed.measured_costs):
     measured = real(step, profile)
     layers = [
         tf_ooo.LayerCosts(s, s, s, inputs=layer.inputs, name=layer.name, output_bytes=layer.output_bytes)
@@ -280,7 +280,7 @@ def test_a_fit_with_the_costs_of_another_is_that_fit_going_on(tmp_path):
     """Also of layers side by side, which are measured in another order, and over the same link."""
     file, whole = tmp_path / "model.keras", shortcuts()
     first = tf_ooo.OOOBackprop(mode="layerpipe", devices=2, schedule="pipedream", profile_steps=0)
-    with mock.patch.object(first_steps, "measured_costs", measured_as_made_up):
+    with mock.patch.object(distributed, "measured_costs", measured_as_made_up):
         fitted_spread(whole, first, 2, more=[SavesEpoch(file)])
     resumed = keras.models.load_model(file)
     costs = CostTable.load(first.report.costs.save(tmp_path / "costs.json"))

@@ -18,8 +18,8 @@ from tf_ooo.errors import BackendError
 from tf_ooo.modes.by_name import Options
 from tf_ooo.modes.compiled import plans, stopwatch
 from tf_ooo.modes.compiled.captured import CompiledModule
-from tf_ooo.modes.compiled.launches import capture_of, kernels_by_task
 from tf_ooo.modes.compiled.measuring import MeasuredGains
+from tf_ooo.modes.compiled.plans import capture_of, kernels_by_task
 from tf_ooo.modes.compiled.rewrite import rewrite_step
 from tf_ooo.modes.compiled.session import StreamSession
 from tf_ooo.modes.compiled.step import CompiledStep, StreamStep, Way

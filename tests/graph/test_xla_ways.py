@@ -12,7 +12,7 @@ from xla_steps import ASKED, assert_near, plain_step, uncompilable
 import tf_ooo
 from tests import zoo
 from tf_ooo.errors import BackendError, GraphError, MemoryLimitError
-from tf_ooo.fit.step_times import REWRITTEN, STOCK
+from tf_ooo.fit.comparison import REWRITTEN, STOCK
 from tf_ooo.modes.by_name import Options
 from tf_ooo.modes.compiled import controller
 from tf_ooo.modes.compiled.controller import DELAYED, JOINT, RECOMPUTED, ways

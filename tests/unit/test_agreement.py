@@ -13,8 +13,7 @@ from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGrap
 from tests import zoo
 from tf_ooo.compat import keras_optimizers
 from tf_ooo.errors import GraphError, OptionsError
-from tf_ooo.fit.comparison import StepComparison, slowest
-from tf_ooo.fit.step_times import REWRITTEN, STOCK
+from tf_ooo.fit.comparison import REWRITTEN, STOCK, StepComparison, slowest
 from tf_ooo.modes.by_name import Options
 from tf_ooo.modes.data_parallel import agreement
 from tf_ooo.modes.data_parallel.ordering import digest

@@ -12,9 +12,9 @@ from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.costs.profile import OpProfile
 from tf_ooo.costs.table import CostTable
 from tf_ooo.fit import controller
+from tf_ooo.fit.comparison import REWRITTEN, STOCK, Comparison, StepTimes
 from tf_ooo.fit.controller import StepController
 from tf_ooo.fit.reporting import fall_back
-from tf_ooo.fit.step_times import REWRITTEN, STOCK, Comparison, StepTimes
 from tf_ooo.modes.by_name import Options
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.failures import Failures

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from tf_ooo.fit.step_times import REWRITTEN, STOCK, Comparison, StepTimes
+from tf_ooo.fit.comparison import REWRITTEN, STOCK, Comparison, StepTimes
 
 PROFILED = 3
 

@@ -2,27 +2,221 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import statistics
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tf_ooo.fit.reporting import fall_back, fill_times
-from tf_ooo.fit.step_times import REWRITTEN, STOCK, Comparison, StepTimes
+from tf_ooo.fit.reporting import fall_back
 from tf_ooo.hosts.ranks.base import Engine, SingleEngine
 from tf_ooo.options import ModeOptions
 from tf_ooo.report.report import Report
 
+STOCK, REWRITTEN = "stock", "rewritten"
+# Steps of more kinds than these are of one kind, or inputs that are never alike would never be compared.
+_MOST_KINDS = 16
+_OTHER_KINDS = "others"
+# Turns are taken on one kind of step, until there are so many times as many of another.
+_OUTNUMBERED = 2
+# A step that took so many times the median was interrupted: that is not how much steps differ.
+_INTERRUPTED = 1.5
+# The share of the steps whose distance from the median is the noise or less.
+_WITHIN_NOISE = 0.75
 AS_ASKED = "applied as asked"
+
+
+class StepTimes:
+    """Takes turns; the first step of each on a kind of input warms up, ``profile_steps`` of each are timed.
+
+    Only steps of one kind are compared.  A step in which TensorFlow traced a function is no sample: it did
+    other work than a step does.  Where several rewritten steps were timed and one of them won, that one and
+    stock are timed once more: the best of several is often only the luckiest.
+
+    All turns follow from the calls of :meth:`add` alone, and with one rewritten step not from the seconds.
+    """
+
+    def __init__(self, profile_steps: int, stock_first: bool, rewrites: Sequence[str] = (REWRITTEN,)) -> None:
+        self.profile_steps = profile_steps
+        self._all = _Turns((STOCK, *rewrites) if stock_first else (*rewrites, STOCK))
+        self._again: _Turns | None = None
+        self._ran = False
+
+    @property
+    def next(self) -> str:
+        """What the next step is to run."""
+        return self._turns.next if self.profile_steps else self.first_rewrite
+
+    @property
+    def first_rewrite(self) -> str:
+        """Of those that are still there."""
+        return next(way for way in self._all.order if way != STOCK)
+
+    @property
+    def seconds(self) -> dict[str, list[float]]:
+        """The samples that are compared, by step."""
+        return self._turns.samples(self.profile_steps)
+
+    @property
+    def _turns(self) -> _Turns:
+        return self._all if self._again is None else self._again
+
+    def add(self, which: str, seconds: float, traced: bool, kind: Hashable = None) -> bool:
+        """Takes note of a step; returns whether it counts.
+
+        Args:
+            which: what ran.
+            seconds: that it took.
+            traced: whether it did more than a step does.
+            kind: equal for steps that do equal work, such as the shapes of the inputs.
+        """
+        self._ran = True
+        counts = self._turns.add(which, seconds, traced, kind)
+        several = self.profile_steps and self.several
+        if several and self._again is None and self._all.done(self.profile_steps):
+            compared = Comparison.of(self.seconds)
+            if not compared.why_not:
+                self._again = _Turns((STOCK, compared.best), self._all)
+        return counts
+
+    def drop(self, which: str) -> None:
+        """Takes a rewrite out that cannot run."""
+        self._all.drop(which)
+        if self._again is not None and which in self._again.order:
+            self._again = None
+
+    @property
+    def done(self) -> bool:
+        """Of a kind of step each as often as asked."""
+        if not self.profile_steps:
+            return self._ran
+        return self._all.done(self.profile_steps) and self._turns.done(self.profile_steps)
+
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one rewritten step left."""
+        return len(self._all.order) > 2
+
+    @property
+    def progress(self) -> str:
+        """``3 of 6 steps timed``."""
+        rounds = [self._all] if self._again is None else [self._all, self._again]
+        timed = sum(
+            min(len(times_s), self.profile_steps)
+            for turns in rounds
+            for times_s in turns.samples(self.profile_steps).values()
+        )
+        return f"{timed} of {sum(len(turns.order) for turns in rounds) * self.profile_steps} steps timed"
+
+    def shown(self) -> str:
+        """``stock 12.00 ms, rewritten 11.00 ms``, the medians; then ``again: ...`` of two that were."""
+        rounds = [self._all] if self._again is None else [self._all, self._again]
+        return "; again: ".join(_medians_text(turns.samples(self.profile_steps)) for turns in rounds)
+
+
+class _Turns:
+    """Whose turn it is among steps that are timed on inputs of several kinds.
+
+    Inputs alternate, as a short batch at the end of each epoch: turns by number alone would give it to the
+    same step each time.  So turns are taken on one kind, and what a step ran on is known when it has run.
+    Steps have warmed up in the turns ``after`` which these come.
+    """
+
+    def __init__(self, order: Sequence[str], after: _Turns | None = None) -> None:
+        self.order = tuple(order)
+        self._samples: dict[Hashable, dict[str, list[float]]] = {}
+        self._runs: dict[Hashable, Counter[str]] = {} if after is None else after._runs
+        self._lead: Hashable = None if after is None else after._lead
+
+    @property
+    def next(self) -> str:
+        """Which has fewest samples, then which ran least, of those the first."""
+        runs, samples = self._runs.get(self._lead, Counter()), self._samples.get(self._lead, {})
+        return min(self.order, key=lambda way: (len(samples.get(way, ())), runs[way]))
+
+    def add(self, which: str, seconds: float, traced: bool, kind: Hashable) -> bool:
+        """Takes note of a step; returns whether it counts."""
+        if kind not in self._runs and len(self._runs) >= _MOST_KINDS:
+            kind = _OTHER_KINDS
+        runs = self._runs.setdefault(kind, Counter())
+        counts = which in self.order and runs[which] > 0 and not traced
+        runs[which] += 1
+        if counts:
+            self._samples.setdefault(kind, {}).setdefault(which, []).append(seconds)
+        lead = self._runs.get(self._lead)
+        if lead is None or runs.total() > _OUTNUMBERED * lead.total():
+            self._lead = kind
+        return counts
+
+    def drop(self, which: str) -> None:
+        """It gets no more turns."""
+        self.order = tuple(way for way in self.order if way != which)
+
+    def done(self, enough: int) -> bool:
+        """Of a kind of step each as often as asked."""
+        return self._complete(enough) is not None
+
+    def samples(self, enough: int) -> dict[str, list[float]]:
+        """Of the first kind of which each has enough; else of the one that turns are taken on."""
+        complete = self._complete(enough)
+        samples = self._samples.get(self._lead, {}) if complete is None else complete
+        return {way: samples.get(way, []) for way in self.order}
+
+    def _complete(self, enough: int) -> dict[str, list[float]] | None:
+        for samples in self._samples.values():
+            if all(len(samples.get(way, ())) >= enough for way in self.order):
+                return samples
+        return None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Stock and rewritten steps side by side.
+
+    Attributes:
+        stock_s, rewritten_s: the medians, of several rewritten steps that of the fastest, ``best``.
+        noise_s: the larger of the two distances from the median that three of four steps keep, interrupted
+            ones left out: of three steps the largest.
+    """
+
+    stock_s: float
+    rewritten_s: float
+    noise_s: float
+    best: str = REWRITTEN
+
+    @classmethod
+    def of(cls, seconds: Mapping[str, Sequence[float]]) -> Comparison:
+        """Compares ``StepTimes.seconds``."""
+        middle_s = {which: statistics.median(times_s) for which, times_s in seconds.items()}
+        best = min((which for which in seconds if which != STOCK), key=middle_s.__getitem__)
+        noise_s = max(_spread_s(seconds[STOCK]), _spread_s(seconds[best]))
+        return cls(middle_s[STOCK], middle_s[best], noise_s, best)
+
+    @property
+    def why_not(self) -> str:
+        """Why the rewritten step is not worth keeping; empty where it is faster by more than the noise."""
+        if self.rewritten_s < self.stock_s - self.noise_s:
+            return ""
+        return (
+            f"measured {self.rewritten_s * 1e3:.2f} ms a step against {self.stock_s * 1e3:.2f} ms in stock "
+            f"order, noise {self.noise_s * 1e3:.2f} ms"
+        )
+
+
+def _spread_s(times_s: Sequence[float]) -> float:
+    middle_s = statistics.median(times_s)
+    distances_s = sorted(abs(time_s - middle_s) for time_s in times_s if time_s <= _INTERRUPTED * middle_s)
+    return distances_s[math.ceil(_WITHIN_NOISE * len(distances_s)) - 1]
+
+
+def _medians_text(seconds: Mapping[str, Sequence[float]]) -> str:
+    middle_s = {which: statistics.median(times_s) for which, times_s in seconds.items() if times_s}
+    return ", ".join(f"{which} {time_s * 1e3:.2f} ms" for which, time_s in middle_s.items())
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is kept.
-
-    Attributes:
-        which: name of the step.
-        why_not: why that is stock; empty where it is not.
-        seconds: of each step's samples the times of the slowest rank.
-    """
+    """Which step is kept; where that is stock, why; of each step's samples the times of the slowest rank."""
 
     which: str
     why_not: str = ""
@@ -30,18 +224,10 @@ class Verdict:
 
 
 class StepComparison:
-    """Fills in the report's times, and what it says of the verdict.
+    """Fills in the report's times, and what it says of the verdict, to which all ``ranks`` come together.
 
-    Args:
-        options: so many steps of each are timed as ``profile_steps``; ``schedule="auto"`` may fall back.
-        report: to fill in.
-        rewrites: names of the rewritten steps.
-        ranks: who decides together; None: this process alone.
-        limited: there is a memory limit, which the stock order may not keep.
-
-    Attributes:
-        times: of the steps so far.
-        stock_may_stay: whether stock steps may be all that ever runs.
+    ``stock_may_stay``: stock steps may be all that ever runs; not where the order is asked for, or
+    ``limited`` by a memory limit, which the stock order may not keep.
     """
 
     def __init__(
@@ -62,8 +248,7 @@ class StepComparison:
     def verdict(self, beside: Mapping[str, Sequence[float]] | None = None) -> Verdict | None:
         """None as long as some are still to be timed; where none are, all ranks call this together.
 
-        Args:
-            beside: seconds of other steps, which come with the verdict and are not compared.
+        ``beside``: seconds of other steps, which come with the verdict and are not compared.
         """
         options, report, times = self.options, self.report, self.times
         if not times.done:
@@ -77,7 +262,8 @@ class StepComparison:
         everyone = self._ranks.gather(times.seconds | dict(beside or {}))
         seconds = {which: slowest(theirs[which] for theirs in everyone) for which in everyone[0]}
         compared = Comparison.of({which: seconds[which] for which in times.seconds})
-        fill_times(report, compared)
+        report.stock_step_s, report.measured_step_s = compared.stock_s, compared.rewritten_s
+        report.step_noise_s = compared.noise_s
         if times.several:
             report.compared = times.shown()
         if options.may_fall_back and compared.why_not:

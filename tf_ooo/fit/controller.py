@@ -19,8 +19,7 @@ from tf_ooo.compat import nests
 from tf_ooo.costs.op_seconds import step_costs
 from tf_ooo.costs.profile import StepProfiler
 from tf_ooo.errors import BackendError, GraphError, MemoryLimitError, OOOError
-from tf_ooo.fit.comparison import StepComparison
-from tf_ooo.fit.step_times import REWRITTEN, STOCK
+from tf_ooo.fit.comparison import REWRITTEN, STOCK, StepComparison
 from tf_ooo.options import OneDeviceOptions
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.reporting import fill_plan
@@ -36,11 +35,8 @@ class StepController:
     """Callable in place of the step, from any thread.
 
     Args:
-        stock: the step as TensorFlow runs it.
-        rewritten: the same step as a function of its own, not traced yet.
+        stock, rewritten: the step as TensorFlow runs it, and as a function of its own, not traced yet.
         session: traced functions are rewritten inside ``session.tracing()``.
-        options: ``profile_steps`` steps of each are timed, alternating, after one of each that is not.
-        report: filled in as things become known.
         inputs: finds the real sizes of batches, for the memory limit.
         on_decided: called once it is known which of the two is kept.
         more_steps: more rewritten ones by name; of all the fastest is kept.

@@ -1,18 +1,34 @@
-"""What fits over several devices have in common: what they refuse, and what they say."""
+"""What fits over several devices share: what they refuse and say, first steps, variables that move."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 
-from tf_ooo.compat import keras_layers, train_function
+from tf_ooo.compat import keras_layers, nests, train_function
+from tf_ooo.costs.profile import MOST_STEPS, StepProfiler
+from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError
+from tf_ooo.fit.measured import measured_costs
 from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.target import Devices, Target, target_of
+from tf_ooo.options import DeviceOptions
 from tf_ooo.report.environment import environment
 from tf_ooo.report.report import Report
+from tf_ooo.rewriting.naming import named
+from tf_ooo.rewriting.request import RewriteRequest
+from tf_ooo.rewriting.result import RewriteResult
+from tf_ooo.rewriting.staged import LayerByLayer, request_to_measure
+from tf_ooo.rewriting.unrolled_tasks import Step
+from tf_ooo.tracing.micro_batches import rows_of, split_rows
 from tf_ooo.tracing.renewal import renew
+from tf_ooo.tracing.step import StepFunctions
+from tf_ooo.tracing.variables import Moved, all_variables
+
+if TYPE_CHECKING:
+    import keras
 
 _LOG = logging.getLogger("tf_ooo")
 _COMPILED = "jit_compile=True: XLA compiles the step for one device; compile the model with jit_compile=False"
@@ -26,10 +42,7 @@ _ENDED = "training ended after "
 class Distributed:
     """What a mode over several devices knows of the model that it trains, from fit to fit.
 
-    Attributes:
-        report: of the model trained last.
-        target: the devices of the fit that was checked last.
-        known: of which train function, on which devices, the report is; None before the first fit.
+    ``known``: of which train function, on which devices, the report is; None before the first fit.
     """
 
     def __init__(self, mode: str) -> None:
@@ -37,13 +50,13 @@ class Distributed:
         self.target: Target = Devices(())
         self.known: tuple[Any, Sequence[str]] | None = None
 
-    def place(self, model: Any, devices: Any, local_rank: int = 0) -> None:
+    def place(self, model: keras.Model, devices: Any, local_rank: int = 0) -> None:
         """Before each fit; see :func:`tf_ooo.hosts.target.target_of`."""
         self.target = target_of(devices, local_rank)
         if isinstance(self.target, Cluster):
             renew(model)
 
-    def begin(self, model: Any) -> bool:
+    def begin(self, model: keras.Model) -> bool:
         """Before each fit; whether it is another model's, or on other devices, than the one before."""
         known = train_function.train_function_of(model), self.target.devices
         other = known != self.known
@@ -72,7 +85,7 @@ class Distributed:
         _LOG.warning("%s", text)
 
 
-def check_model(model: Any, mode: str) -> None:
+def check_model(model: keras.Model, mode: str) -> None:
     """Raises BackendError for a model that cannot be distributed."""
     reason = train_function.why_not_rewritable(model)
     if model.jit_compile is True and not train_function.keras_compiles_by_itself(model):
@@ -90,3 +103,90 @@ def check_model(model: Any, mode: str) -> None:
             f"mode={mode!r}: {stateful[0]} keeps the states of its rows from batch to batch (stateful=True), "
             "and batches are on their way side by side; make it with stateful=False"
         )
+
+
+class FirstSteps:
+    """The first one traces, the next ones are profiled; then it is known what the layers cost.
+
+    With ``options.costs`` one step does.  ``rows`` are those of the largest micro-batch of the step that was
+    taken apart; for ``microbatches`` and ``applying`` see :class:`StepFunctions`.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        layers: LayerByLayer,
+        microbatches: int,
+        options: DeviceOptions,
+        report: Report,
+        applying: Callable[[Any], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        self.seen = self.rows = 0
+        self._layers, self._report, self._given = layers, report, options.costs
+        self._request = request_to_measure(model, layers)
+        self._functions = StepFunctions(model, microbatches, self._request.tracing, applying)
+        self._steps = 0 if options.costs is not None else min(options.profile_steps, MOST_STEPS)
+        self._profiler = StepProfiler(self._steps or 1)
+
+    def run(self, batch: Any) -> Any:
+        """One step; its logs.  Raises why the step could not be taken apart."""
+        functions = self._functions
+        if self._layers.step is None:  # costs are of the first batch's parts
+            self.rows = max(split_rows(rows_of(batch), functions.microbatches))
+        if self.seen and self._steps:
+            said = "costs are calculated from shapes, not measured"
+            outputs = self._profiler.run_anyway(
+                lambda: functions(batch), lambda error: self._report.notes.append(f"{said}: {error}")
+            )
+        else:
+            outputs = functions(batch)
+        self.seen += 1
+        self._request.failures.raise_first()
+        if self.done:
+            nests.synchronize(outputs)
+        return outputs
+
+    @property
+    def done(self) -> bool:
+        return self.seen > self._steps
+
+    def measured(self, target: Target) -> tuple[Step, CostTable]:
+        """The step, taken apart, and what its layers cost there.  BackendError: no step was handed over."""
+        step = self._layers.step
+        if step is None:
+            raise not_cut(self._request)
+        costs = measured_costs(step, self._profiler.profile)
+        return step, self._given or target.costs(costs)
+
+    def close(self) -> None:
+        self._profiler.close()
+        self._request.close()
+
+
+def not_cut(request: RewriteRequest[RewriteResult]) -> BackendError:
+    """The error to raise where TensorFlow has handed over no graph of a training step."""
+    return BackendError(f"the step cannot be cut: {request.skipped}")
+
+
+class Placed:
+    """Moves variables to devices and brings them back.
+
+    :meth:`restore` may be called before :meth:`move`, and after a move that was interrupted.
+    """
+
+    def __init__(self, model: keras.Model, target: Target) -> None:
+        self._model, self._target, self._moved = model, target, Moved(model)
+
+    def move(self, devices: Mapping[str, str]) -> None:
+        """Each to the device that stands by its name in graphs; those that have none stay."""
+        variables = named(all_variables(self._model))
+        by_id = {id(variable): devices[name] for name, variable in variables.items() if name in devices}
+        self._moved.move(by_id, variables.values())
+
+    def check_captures(self, captures: Iterable[Any]) -> None:
+        self._moved.check_captures(captures)
+
+    def restore(self) -> list[str]:
+        """Back with their present values; names those whose device is gone."""
+        self._target.lost()  # a read from a worker that has just died would wait for ever
+        return self._moved.restore(self._target.reachable)

@@ -47,7 +47,6 @@ class Guard:
     """Wraps what ``fit`` calls, from its ``on_train_begin`` on.
 
     Args:
-        model: that is being trained.
         failed: is told an error; returns the one to raise.
         seen: is called before anybody sees the weights between batches: before the first callback at the end
             of an epoch, and before an evaluation, a prediction, saving, loading, ``train_on_batch`` or taking

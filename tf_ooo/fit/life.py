@@ -70,11 +70,7 @@ class Uncompiled:
 
 
 class FitLife:
-    """What the callback does in one or several ``fit`` calls.
-
-    Args:
-        mode: what is particular.
-    """
+    """What the callback does in one or several ``fit`` calls."""
 
     def __init__(self, mode: Mode) -> None:
         self.mode = mode
@@ -90,10 +86,7 @@ class FitLife:
         return self.mode.describe()
 
     def begin(self, model: keras.Model, params: dict[str, Any] | None = None) -> None:
-        """At the start of training.
-
-        Raises whatever the mode refuses, unless its stock step may train then.
-        """
+        """Raises whatever the mode refuses, unless its stock step may train then."""
         self.end()
         self._replaced, self._told = None, False
         try:
@@ -160,10 +153,7 @@ class FitLife:
             self._running.training.epoch_end(epoch, {} if logs is None else logs)
 
     def finish(self) -> None:
-        """At the end of training: restores; rank 0 writes the timeline.
-
-        Raises BackendError where a worker was lost since the last step.
-        """
+        """Rank 0 writes the timeline.  Raises BackendError where a worker was lost since the last step."""
         self._say_if_replaced()
         running = self._running
         if running is not None:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.options import ModeOptions
 from tf_ooo.report.report import Report
 
+if TYPE_CHECKING:
+    import keras
+
 
 def _nothing(*_: object) -> None:
     """For what a mode has nothing to do."""
-
-
-def _itself(error: Exception) -> Exception:
-    return error
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Training:
     run: Callable[[Any], Any]
     restore: Callable[[], Sequence[str]] = tuple
     settle: Callable[[bool], None] = _nothing
-    explain: Callable[[Exception], Exception] = _itself
+    explain: Callable[[Exception], Exception] = lambda error: error
     replaced: Callable[[], None] = _nothing
     epoch_begin: Callable[[int], None] = _nothing
     test_begin: Callable[[], None] = _nothing
@@ -66,7 +65,7 @@ class Mode(Protocol):
     def join(self) -> Engine:
         """The processes that train together; waits for them."""
 
-    def check(self, model: Any, steps: int | None) -> None:
+    def check(self, model: keras.Model, steps: int | None) -> None:
         """Raises an OOOError for a model that cannot be trained so; nothing has been changed.
 
         Args:
@@ -74,7 +73,7 @@ class Mode(Protocol):
             steps: of an epoch, if known.
         """
 
-    def prepare(self, model: Any, steps: int | None) -> Training | None:
+    def prepare(self, model: keras.Model, steps: int | None) -> Training | None:
         """The training of a model; None: its stock step trains, and the report says why."""
 
     def describe(self) -> Report:

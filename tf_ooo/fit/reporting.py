@@ -8,17 +8,10 @@ from typing import Any
 
 from grappler_passes.compat import releases
 from tf_ooo.errors import BackendError
-from tf_ooo.fit.step_times import Comparison
 from tf_ooo.options import OneDeviceOptions
 from tf_ooo.report.report import Report
 
 _LOG = logging.getLogger("tf_ooo")
-
-
-def fill_times(report: Report, compared: Comparison) -> None:
-    """Copies the measured steps into the report."""
-    report.stock_step_s, report.measured_step_s = compared.stock_s, compared.rewritten_s
-    report.step_noise_s = compared.noise_s
 
 
 def fall_back(report: Report, reason: str, logged: bool = False) -> None:

@@ -15,6 +15,8 @@ from tf_ooo.modes.single_device.options import SingleDevice
 from tf_ooo.options import DeviceOptions, ModeOptions
 
 if TYPE_CHECKING:
+    import keras
+
     from tf_ooo.fit.controller import StepController
     from tf_ooo.fit.mode import Mode
     from tf_ooo.report.report import Report
@@ -32,11 +34,7 @@ __all__ = [
 
 
 def mode_for(options: ModeOptions) -> Mode:
-    """The mode that trains a model's ``fit``.
-
-    Raises:
-        BackendError: ``mode="layerpipe"`` in one of several launched processes.
-    """
+    """The mode that trains a model's ``fit``.  BackendError: ``"layerpipe"`` in one of several processes."""
     make = _MAKERS.get(type(options))
     if make is None:
         raise OptionsError(
@@ -52,15 +50,7 @@ def function_controller(
     report: Report,
     on_decided: Callable[[], None],
 ) -> StepController:
-    """The controller of a decorated function.
-
-    Args:
-        stock: as TensorFlow runs it.
-        compiled: XLA compiles it.
-        options, report, on_decided: see :class:`StepController`.
-
-    Raises an OOOError: why it cannot be rewritten.
-    """
+    """The controller of a decorated function, ``compiled`` by XLA.  OOOError: why it cannot be rewritten."""
     if compiled:
         from tf_ooo.compat import tf_functions
         from tf_ooo.modes.compiled.controller import for_function
@@ -73,7 +63,7 @@ def function_controller(
 
 
 def _model_controller(
-    model: Any, stock: Callable[..., Any], options: SingleDevice, report: Report
+    model: keras.Model, stock: Callable[..., Any], options: SingleDevice, report: Report
 ) -> StepController:
     if model.jit_compile is True:
         from tf_ooo.modes.compiled.controller import for_model

@@ -21,8 +21,8 @@ from tf_ooo.bench.single.inputs import batches
 from tf_ooo.bench.single.networks import CLASSES, build
 from tf_ooo.modes.compiled import plans
 from tf_ooo.modes.compiled.captured import CompiledModule, watched
-from tf_ooo.modes.compiled.launches import capture_of
 from tf_ooo.modes.compiled.measuring import MeasuredGains
+from tf_ooo.modes.compiled.plans import capture_of
 from tf_ooo.modes.compiled.priority import high_priority_main_stream
 from tf_ooo.modes.compiled.rewrite import rewrite_step
 from tf_ooo.modes.compiled.session import StreamSession

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from tf_ooo.compat import iterators, keras_fits, train_function, xla_flags, xla_nodes
 from tf_ooo.costs.gains import GainTable
 from tf_ooo.errors import GraphError, MemoryLimitError, OptionsError
+from tf_ooo.fit.comparison import REWRITTEN, STOCK
 from tf_ooo.fit.controller import StepController
-from tf_ooo.fit.step_times import REWRITTEN, STOCK
 from tf_ooo.modes.compiled import plans
 from tf_ooo.modes.compiled.calls import StepToPlan
-from tf_ooo.modes.compiled.launches import capture_of
 from tf_ooo.modes.compiled.measuring import MeasuredGains
+from tf_ooo.modes.compiled.plans import capture_of
 from tf_ooo.modes.compiled.rewrite import Plan, rewrite_step, unchanged
 from tf_ooo.modes.compiled.session import CONCURRENT, CONCURRENT_FLAGS, StreamSession
 from tf_ooo.modes.compiled.step import Rewriter, StreamStep, Way
@@ -40,11 +40,7 @@ RECOMPUTED = "activations recomputed in the forward pass"
 def for_model(
     model: keras.Model, stock: Callable[..., Any], options: OneDeviceOptions, report: Report
 ) -> StepController:
-    """The controller for ``fit`` of a model compiled with ``jit_compile=True``.
-
-    Raises:
-        OOOError: why it cannot be rewritten.
-    """
+    """The controller for ``fit`` of a model that XLA compiles.  OOOError: why it cannot be rewritten."""
     if model.distribute_strategy.num_replicas_in_sync > 1:
         raise GraphError("jit_compile=True: steps of several replicas are not rewritten")
 
@@ -140,10 +136,8 @@ def _gains(
 def ways(options: OneDeviceOptions, steps: int = 1, session: StreamSession | None = None) -> list[Way]:
     """The ways to compile a step that are compared; the first is REWRITTEN.
 
-    Args:
-        options: what the user asked for.
-        steps: so many steps go into one function for the way DELAYED, or for the one that is asked for.
-        session: is told of measured gains, and knows what XLA made of the stock step.
+    ``steps`` of them go into one function for the way DELAYED, or for the one that is asked for.  The session
+    is told of measured gains, and knows what XLA made of the stock step.
     """
     policy = plans.USUAL if options.schedule == "auto" else POLICIES[options.schedule]
     early = functools.partial(plans.every_layer, policy=policy, streams=options.streams)
@@ -180,16 +174,11 @@ def ways(options: OneDeviceOptions, steps: int = 1, session: StreamSession | Non
 
 
 class FitSteps:
-    """In the place of Keras' train function.
+    """In the place of Keras' train function, which runs the batches whose step cannot be rewritten.
 
-    Batches are taken one by one, so that their sizes are known when the step is traced: Keras' own
-    iterators leave the batch size open.
-
-    Args:
-        model: whose ``train_step`` runs.
-        stock: Keras' train function, for batches whose step cannot be rewritten.
-        session, way: see :class:`StreamStep`.
-        together: so many steps go into one compiled function; what is left over runs step by step.
+    Batches are taken one by one, so that their sizes are known when the step is traced: Keras' own iterators
+    leave the batch size open.  ``together`` steps go into one compiled function; what is left over runs step
+    by step.
     """
 
     def __init__(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from tf_ooo.compat import xla_nodes
@@ -28,10 +29,8 @@ Pair = tuple[str, int]
 class MeasuredGains:
     """The table of a step's gains: measured at the first call, known from then on.
 
-    Args:
-        budget_s: no further piece is begun when so many seconds are over.
-        on_measured: is given the table.
-        delay: whether dW may run beside the next step's forward pass: only then that is measured.
+    No further piece is begun when ``budget_s`` are over.  Only with ``delay`` may dW run beside the next
+    step's forward pass, and only then that is measured.
     """
 
     def __init__(
@@ -44,10 +43,7 @@ class MeasuredGains:
         self._known: dict[tuple[str, ...], GainTable] = {}
 
     def __call__(self, what: StepToPlan, layers: Sequence[LayerCosts]) -> GainTable:
-        """The table for a step and its calculated costs.
-
-        Steps of other batch sizes have the same layers, and get the same table.
-        """
+        """Steps of other batch sizes have the same layers, and get the same table."""
         key = tuple(layer.name for layer in what.parts.graph.layers)
         if key not in self._known:
             self._known[key] = _Measuring(what, layers, self.budget_s, self.delay).table()
@@ -168,10 +164,10 @@ class _Measuring:
 
 def in_order(calculated_s: Mapping[Pair, float]) -> list[Pair]:
     """The most promising pair of each dW, then the second of each, and so on; long gains first."""
-    by_layer: dict[int, list[Pair]] = {}
-    for pair in sorted(calculated_s, key=lambda pair: (-calculated_s[pair], pair)):
-        by_layer.setdefault(pair[1], []).append(pair)
-    ranked = [(rank, pair) for pairs in by_layer.values() for rank, pair in enumerate(pairs)]
-    return [
-        pair for _, pair in sorted(ranked, key=lambda entry: (entry[0], -calculated_s[entry[1]], entry[1]))
-    ]
+    long_first = sorted(calculated_s, key=lambda pair: (-calculated_s[pair], pair))
+    seen: Counter[int] = Counter()
+    rank = {}
+    for pair in long_first:
+        rank[pair] = seen[pair[1]]
+        seen[pair[1]] += 1
+    return sorted(long_first, key=rank.__getitem__)

@@ -7,13 +7,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tf_ooo.costs.analytic import analytic_ops
-from tf_ooo.costs.devices import device
-from tf_ooo.costs.from_graph import graph_costs, with_occupancy
+from tf_ooo.costs.devices import GRAPH_LAUNCH_S, device
+from tf_ooo.costs.from_graph import forward_layers, graph_costs, ops_by_task, with_occupancy
 from tf_ooo.costs.gains import GainTable
 from tf_ooo.costs.layer_costs import SECONDS, LayerCosts
 from tf_ooo.errors import BackendError
+from tf_ooo.modes.compiled.barriers import DEVICE
 from tf_ooo.modes.compiled.calls import StepToPlan
+from tf_ooo.modes.compiled.captured import CompiledModule
 from tf_ooo.modes.compiled.measuring import MeasuredGains
+from tf_ooo.modes.compiled.regions import CONTRACTIONS, VIEWS
 from tf_ooo.planning.building.capture import Capture
 from tf_ooo.planning.building.joint import best_placement, fill, least_retreat
 from tf_ooo.planning.building.regions import SUB, write
@@ -65,20 +68,16 @@ def joint(
     """Joint scheduling over regions: each dW into the region beside which it saves most.
 
     Args:
-        what: the step.
-        policy: runs dW on streams.
-        streams: side streams, taken in turn.
         gains: measured seconds, or what measures them; None: calculated from the shapes.
         capture: what the step's kernels would lose outside of CUDA graphs; None: nothing.
-        device_name: a device that ``tf_ooo.costs`` knows, for what is calculated.
+        device_name: for what is calculated.
         delay: dW may wait for the next step's forward pass; the graph has several steps.
         memory_limit_bytes: what weights, activations and gradients may take, by the simulator's count.
-        must_gain: raise where every dW stays on the main stream.
+        must_gain: raise BackendError where every dW stays on the main stream.
 
     Raises:
         MemoryLimitError: even the stock order needs more.
         OptionsError: gains of regions or layers that the step does not have.
-        BackendError: with ``must_gain``.
     """
     layers = layer_costs(what, device_name)
     table = gains(what, layers) if callable(gains) else gains
@@ -128,7 +127,9 @@ def with_measured(layers: Sequence[LayerCosts], table: GainTable) -> tuple[Layer
     rows = []
     for number, layer in enumerate(layers):
         known = ((name, measured.get((number, name))) for name in SECONDS.values())
-        seconds = {name: getattr(layer, name) * factor if s is None else s for name, s in known}
+        seconds: dict[str, Any] = {
+            name: getattr(layer, name) * factor if s is None else s for name, s in known
+        }
         rows.append(dataclasses.replace(layer, **seconds))
     return tuple(rows)
 
@@ -165,3 +166,39 @@ def dealt_out(schedule: Schedule, streams: int) -> Schedule:
     rest = {key: order for key, order in schedule.lanes.items() if key != SUB}
     dealt = {key: TaskList(tasks) for key, tasks in lanes.items()}
     return dataclasses.replace(schedule, lanes=rest | dealt)
+
+
+def capture_of(what: StepToPlan, stock: CompiledModule | None) -> Capture | None:
+    """What the schedule's launches cost; None where nothing is captured anyway.
+
+    Kernels are scaled to the number in ``stock``, what XLA made of the step in stock order, and the launch
+    time to its share in CUDA graphs.  None: not known, all of it is taken to be captured.
+    """
+    kernels = kernels_by_task(what)
+    share = 1.0
+    if stock is not None:
+        if not stock.launches or not stock.in_graphs:
+            return None
+        share = stock.share_in_graphs or 0.0
+        counted = sum(kernels.values())
+        scale = stock.launches / counted if counted else 1.0
+        kernels = {task: count * scale for task, count in kernels.items()}
+    movable = {f"dW:{layer}" for layer in what.movable}
+    for task in [task for task in kernels if task.startswith("dW:") and task not in movable]:
+        of_main = task.replace("dW", "dO")  # it stays there
+        kernels[of_main] = kernels.get(of_main, 0.0) + kernels.pop(task)
+    kernels = {task: count for task, count in kernels.items() if not task.startswith("U:")}
+    return Capture(kernels, share * (device(DEVICE).launch_s - GRAPH_LAUNCH_S))
+
+
+def kernels_by_task(what: StepToPlan) -> dict[str, float]:
+    """``{"dO:3": 2.0}``: each matrix product or convolution is one, all else of a task together one more."""
+    graph, tasks = what.parts.graph, what.parts.tasks
+    by_task = ops_by_task(graph, tasks.by_layer, forward_layers(graph))
+    kernels = {}
+    for (kind, layer), names in by_task.items():
+        types = [graph.ops[name].type for name in names if name in graph.ops]
+        heavy = sum(op in CONTRACTIONS for op in types)
+        light = any(op not in CONTRACTIONS and op not in VIEWS for op in types)
+        kernels[f"{kind}:{layer}"] = float(heavy + light)
+    return kernels

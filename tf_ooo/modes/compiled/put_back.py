@@ -33,13 +33,9 @@ _PUT_BACK = frozenset(
 
 @dataclass(frozen=True)
 class VerifyStreamsPass(Pass):
-    """Changes nothing; refuses a graph that, put back, differs in more than the passes declare.
+    """Changes nothing; refuses a graph that, put back, differs in more than the passes ``declared``.
 
-    Attributes:
-        original: the step as it came.
-        calls: that are to be in the graph.
-        fetches: for each result of the original where it is now.
-        declared: what the passes relax; nothing may be new or replaced once all is put back.
+    ``fetches``: for each result of the original where it is now.
     """
 
     original: GraphDef

@@ -40,14 +40,10 @@ Plan = Callable[[StepToPlan], Schedule]
 
 @dataclass(frozen=True, kw_only=True)
 class StepGraph:
-    """One step for XLA to compile.
+    """One step for XLA to compile, flat but for loops, and what was ``result`` of rewriting it, if it was.
 
-    Attributes:
-        graph_def: flat but for loops.
-        fetches: the tensors of the results in it, ``node:port``.
-        calls: the side streams' calls, in the schedule's order.
-        variant: what else tells graphs of the same step apart.
-        result: what was done to the graph; None: nothing.
+    ``fetches`` are the tensors of its results, ``node:port``; ``variant`` tells graphs of the same step apart
+    whose calls are the same.
     """
 
     graph_def: GraphDef
@@ -80,10 +76,8 @@ def rewrite_step(
     """Classifies the step, asks ``plan`` which dW go where, and puts those into calls on streams.
 
     Args:
-        graph_def: of the traced step, or of several unrolled in it; not changed.
-        fetches: the tensors of its results, ``node:port``.
+        graph_def: of the traced step, or of several unrolled in it.
         dump_dir: folder for the graph after every pass; those before the plan in ``prepared``.
-        plan: makes the schedule of one step.
         store: who reads stored activations, see ``barriers.activations_to_store``.
         side_updates: what can of the updates is part of the calls.
 

@@ -10,7 +10,7 @@ from typing import Any
 from tf_ooo.compat import xla_nodes
 from tf_ooo.costs.gains import GainTable
 from tf_ooo.errors import BackendError, OOOError
-from tf_ooo.fit.step_times import REWRITTEN, STOCK
+from tf_ooo.fit.comparison import REWRITTEN, STOCK
 from tf_ooo.modes.compiled.captured import CompiledModule, watched
 from tf_ooo.options import OneDeviceOptions
 from tf_ooo.report.report import Report
@@ -35,8 +35,7 @@ CONCURRENT_FLAGS = (
 class StreamSession(StepSession):
     """Of one step, which is rewritten before XLA compiles it: there is no plug-in.
 
-    Raises:
-        BackendError: this TensorFlow or this platform has no streams to call on; says which.
+    Raises BackendError: this TensorFlow or this platform has no streams to call on; says which.
     """
 
     shows_ops = False  # the profiler sees XLA's kernels

@@ -12,7 +12,7 @@ from grappler_passes.compat import runtime
 from tf_ooo.compat import func_graphs, nests, tf_functions, xla_functions
 from tf_ooo.compat.nests import Packed
 from tf_ooo.errors import BackendError, GraphError, MemoryLimitError
-from tf_ooo.fit.step_times import REWRITTEN
+from tf_ooo.fit.comparison import REWRITTEN
 from tf_ooo.modes.compiled.captured import watched
 from tf_ooo.modes.compiled.regions import GraphDef
 from tf_ooo.modes.compiled.rewrite import StepGraph, unchanged
@@ -26,13 +26,7 @@ _NO_LETTERS = re.compile(r"\W+")
 
 @dataclass(frozen=True)
 class Way:
-    """One way to compile a step.
-
-    Attributes:
-        rewrite: GraphDef, results and a folder for graphs (or None) in, what to compile out.
-        name: for the report.
-        flags: of XLA, besides those of the process.
-    """
+    """One way to compile a step; ``flags`` are XLA's, besides those of the process."""
 
     rewrite: Rewriter
     name: str = REWRITTEN
@@ -45,11 +39,7 @@ STOCK_WAY = Way(unchanged, "stock")
 class StreamStep:
     """Callable like ``function``, compiled by XLA; where it cannot be rewritten, ``stock`` runs.
 
-    Args:
-        function: the Python function of the step; reads and writes variables that exist already.
-        stock: what runs for inputs whose step cannot be rewritten.
-        session: is told of each rewrite and failure.
-        way: how it is rewritten and compiled.
+    The function reads and writes variables that exist already.
     """
 
     def __init__(
@@ -83,8 +73,7 @@ class StreamStep:
     def compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledStep | None:
         """The rewritten step for such inputs; None where there is none, and the session knows why.
 
-        Raises:
-            MemoryLimitError: neither this step nor the stock step stays within the limit.
+        Raises MemoryLimitError: neither this step nor the stock step stays within the limit.
         """
         key = nests.signature((args, kwargs))
         if key not in self._made:

@@ -42,12 +42,9 @@ _NO_GRAPHS = "--xla_gpu_enable_command_buffer="
 
 @dataclass(frozen=True)
 class Piece:
-    """What one task of a schedule computes.
+    """What one task of a schedule computes: one region of the main stream, or one for each gradient of a dW.
 
-    Attributes:
-        task: ``dO``, ``F`` or ``dW`` of a layer.
-        regions: one for a part of the main stream, one for each gradient of a dW.
-        kind: equal for pieces that take equally long: the same ops on the same shapes.
+    ``kind`` is equal for pieces that take equally long: the same ops on the same shapes.
     """
 
     task: Task
@@ -208,7 +205,7 @@ def _empty_s(rounds: int) -> float:
 def launch_s() -> float | None:
     """Seconds that a small kernel takes longer outside of CUDA graphs; None where XLA's flags are fixed.
 
-    A chain of kernels is compiled twice, as XLA does it and without graphs.  0 where there are none.
+    A chain of kernels is compiled twice, as XLA does it and without graphs.
     """
     if xla_flags.why_flags_are_fixed() is not None:
         return None

@@ -13,8 +13,7 @@ from grappler_passes.passes.base import PassResult
 from tf_ooo.compat import nests, train_function
 from tf_ooo.costs.profile import MOST_STEPS, StepProfiler
 from tf_ooo.errors import GraphError, OOOError
-from tf_ooo.fit.comparison import StepComparison, slowest
-from tf_ooo.fit.step_times import STOCK
+from tf_ooo.fit.comparison import STOCK, StepComparison, slowest
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.modes.data_parallel import planned
 from tf_ooo.modes.data_parallel.options import DataParallel

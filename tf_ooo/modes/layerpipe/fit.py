@@ -9,11 +9,9 @@ from typing import Any
 
 from tf_ooo.compat import keras_variables, train_function
 from tf_ooo.errors import BackendError, OptionsError
-from tf_ooo.fit.distributed import Distributed, check_model
-from tf_ooo.fit.first_steps import FirstSteps
+from tf_ooo.fit.distributed import Distributed, FirstSteps, Placed, check_model
 from tf_ooo.fit.measured import check_costs, with_link
 from tf_ooo.fit.mode import Training
-from tf_ooo.fit.placed import Placed
 from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.ranks.base import Engine, SingleEngine
 from tf_ooo.modes.layerpipe.numbering import in_order_of

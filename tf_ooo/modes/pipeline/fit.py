@@ -9,8 +9,7 @@ from typing import Any
 from tf_ooo.compat import iterators, train_function
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import MemoryLimitError
-from tf_ooo.fit.distributed import Distributed, check_model
-from tf_ooo.fit.first_steps import FirstSteps
+from tf_ooo.fit.distributed import Distributed, FirstSteps, check_model
 from tf_ooo.fit.measured import check_costs, unknown_sizes, with_link
 from tf_ooo.fit.mode import Training
 from tf_ooo.hosts.devices import home_device

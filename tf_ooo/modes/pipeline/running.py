@@ -9,8 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from tf_ooo.compat import nests
-from tf_ooo.fit.first_steps import not_cut
-from tf_ooo.fit.placed import Placed
+from tf_ooo.fit.distributed import Placed, not_cut
 from tf_ooo.hosts.devices import available_devices
 from tf_ooo.hosts.target import Target
 from tf_ooo.modes.pipeline.options import Pipeline

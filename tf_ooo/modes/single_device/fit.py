@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grappler_passes.plugin import describe_keras
 from tf_ooo.compat import keras_fits, tf_functions, train_function
@@ -21,22 +21,20 @@ from tf_ooo.report.report import Report
 from tf_ooo.rewriting.session import RewriteSession
 from tf_ooo.tracing.inputs import Inputs
 
+if TYPE_CHECKING:
+    import keras
+
 _LOG = logging.getLogger("tf_ooo")
 REPLACED = (
     "something else called model.make_train_function() during fit, as train_on_batch in a callback does: "
     "from there on the stock step trained"
 )
 # Given the model, its train function, the options and a report to fill in.
-MakeController = Callable[[Any, Callable[..., Any], SingleDevice, Report], StepController]
+MakeController = Callable[["keras.Model", Callable[..., Any], SingleDevice, Report], StepController]
 
 
 class SingleDeviceMode:
-    """Trains with a controller in the place of the model's train function.
-
-    Args:
-        options: of the user.
-        make_controller: makes it, or raises an OOOError.
-    """
+    """Trains with a controller in the place of the model's train function."""
 
     keeps_stock = True
     compiles = True
@@ -51,7 +49,7 @@ class SingleDeviceMode:
         """This process trains alone."""
         return SingleEngine()
 
-    def check(self, model: Any, steps: int | None) -> None:
+    def check(self, model: keras.Model, steps: int | None) -> None:
         """GraphError where there is no graph to rewrite; a model that is known has been checked."""
         if self._known(model) is not None:
             return
@@ -63,7 +61,7 @@ class SingleDeviceMode:
         if reason is not None:
             raise GraphError(reason)
 
-    def prepare(self, model: Any, steps: int | None) -> Training:
+    def prepare(self, model: keras.Model, steps: int | None) -> Training:
         """With the controller of the fit before, where it was of this model's step."""
         controller = self._known(model)
         if controller is None:
@@ -77,7 +75,7 @@ class SingleDeviceMode:
         """The controller fills it in."""
         return self._report
 
-    def _known(self, model: Any) -> StepController | None:
+    def _known(self, model: keras.Model) -> StepController | None:
         known, stock = self.controller, train_function.train_function_of(model)
         usable = known is not None and known.stock is stock and not known.session.failures.errors
         return known if usable else None
@@ -96,7 +94,7 @@ def _say_undecided(controller: StepController) -> None:
 
 
 def controller_of_model(
-    model: Any, stock: Callable[..., Any], options: SingleDevice, report: Report
+    model: keras.Model, stock: Callable[..., Any], options: SingleDevice, report: Report
 ) -> StepController:
     """Of a model whose step TensorFlow's executor runs."""
     _check(options, report)

@@ -23,7 +23,7 @@ from tf_ooo.modes.compiled.plans import capture_of, kernels_by_task
 from tf_ooo.modes.compiled.rewrite import rewrite_step
 from tf_ooo.modes.compiled.session import StreamSession
 from tf_ooo.modes.compiled.step import CompiledStep, StreamStep, Way
-from tf_ooo.modes.compiled.stopwatch import Stopwatch, launch_s, piece_graph, piece_of
+from tf_ooo.modes.compiled.stopwatch import launch_s, piece_graph, piece_of, time_piece
 from tf_ooo.planning.model.schedule import Task
 
 pytestmark = zoo.needs_xla_streams
@@ -104,7 +104,7 @@ def _ports(main, aside):
 
 def test_the_stopwatch_runs_a_piece(planned):
     pieces = (piece_of(planned.step, planned.parts, task) for task in (Task("dO", 1), Task("dW", 2)))
-    timing = Stopwatch(planned.step).seconds(*pieces)
+    timing = time_piece(planned.step, *pieces)
     assert timing.seconds >= 0
     assert timing.spread_s >= 0
     assert launch_s() is not None
@@ -116,9 +116,8 @@ def test_the_stopwatch_divides_by_rounds(planned, monkeypatch, about_s, rounds):
     monkeypatch.setattr(stopwatch, "_sampled", lambda run, given: stopwatch.Timing(5.0, 0.3))
     monkeypatch.setattr(stopwatch, "_empty_s", lambda rounds: 1.0)
     count = getattr(stopwatch, rounds)
-    timing = Stopwatch(planned.step).seconds(
-        piece_of(planned.step, planned.parts, Task("dO", 1)), about_s=about_s
-    )
+    main = piece_of(planned.step, planned.parts, Task("dO", 1))
+    timing = time_piece(planned.step, main, about_s=about_s)
     assert (timing.seconds, timing.spread_s) == (4.0 / count, 0.3 / count)
 
 

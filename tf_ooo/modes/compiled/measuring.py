@@ -16,7 +16,7 @@ from tf_ooo.compat import xla_nodes
 from tf_ooo.costs.gains import GainTable
 from tf_ooo.costs.layer_costs import SECONDS, LayerCosts
 from tf_ooo.modes.compiled.calls import StepToPlan
-from tf_ooo.modes.compiled.stopwatch import Piece, Stopwatch, Timing, launch_s, piece_of
+from tf_ooo.modes.compiled.stopwatch import Piece, Timing, launch_s, piece_of, time_piece
 from tf_ooo.planning.building.joint import calculated_gains
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Task
@@ -57,7 +57,7 @@ class _Measuring:
 
     def __init__(self, what: StepToPlan, layers: Sequence[LayerCosts], budget_s: float, delay: bool) -> None:
         self._piece = functools.cache(functools.partial(piece_of, what.step, what.parts))
-        self.watch, self.layers, self.budget_s = Stopwatch(what.step), layers, budget_s
+        self.step, self.layers, self.budget_s = what.step, layers, budget_s
         saved_s = calculated_gains(Problem(tuple(layers), options={"delay": delay}))
         self._pieces: dict[Pair, tuple[Piece, Piece]] = {}  # (region, dW)
         for pair in saved_s:
@@ -122,7 +122,7 @@ class _Measuring:
             tasks = [piece.task for piece in (main, aside) if piece is not None]
             about_s = sum(getattr(self.layers[task.stage], SECONDS[task.kind]) for task in tasks)
             try:
-                self._timings[key] = self.watch.seconds(main, aside, about_s)
+                self._timings[key] = time_piece(self.step, main, aside, about_s)
             except Exception as error:  # one that cannot be timed must not stop the others
                 _LOG.debug("%s beside %s is not timed", main.task, aside and aside.task, exc_info=error)
                 self._timings[key] = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -90,6 +91,10 @@ class FlatStep:
         """Whether an op of the classified graph is here, too: those inside of loops are not."""
         return name in self.nodes and self.nodes[name].op == graph.ops[name].type
 
+    def contractions(self, names: Iterable[str]) -> set[str]:
+        """Those of the ops that are worth a kernel on another stream."""
+        return {name for name in names if self.nodes[name].op in CONTRACTIONS}
+
     def data_inputs(self, name: str) -> list[Port]:
         """The tensors that a node reads."""
         return [port for port in map(split_input, self.nodes[name].input) if port[1] >= 0]
@@ -125,7 +130,7 @@ def find_regions(step: FlatStep, graph: TrainingGraph, names: Iterable[str]) -> 
     names = list(names)
     outside = [n for n in names if not step.has(graph, n)]
     chosen = {n for n in names if n not in outside and is_pure(step, n) and has_static_borders(step, n)}
-    if not any(step.nodes[name].op in CONTRACTIONS for name in chosen):
+    if not step.contractions(chosen):
         return _why_none(step, names, outside)
     ordered = tuple(name for name in graph.ops if name in chosen)
     regions = [region_of(step, ops, own) for ops, own in _parts(step, ordered)]
@@ -141,15 +146,13 @@ def _parts(step: FlatStep, ops: Sequence[str]) -> list[tuple[tuple[str, ...], tu
     (one gradient that is cut into several) are one part.
     """
     needs = _needs(step, ops)
-    wanted: dict[Port, set[str]] = {}
-    for port, of in needs.items():
-        alone = of - set().union(*(other for key, other in needs.items() if key != port))
-        wanted[port] = {name for name in alone if step.nodes[name].op in CONTRACTIONS}
-    groups = [{port} for port, heavy in wanted.items() if heavy]
-    taken = set().union(*(needs[port] for group in groups for port in group)) if groups else set()
-    rest = {port: of for port, of in needs.items() if not wanted[port]}
+    in_use = Counter(name for of in needs.values() for name in of)
+    alone = {port for port, of in needs.items() if step.contractions(n for n in of if in_use[n] == 1)}
+    groups = [{port} for port in needs if port in alone]
+    taken = set().union(*(needs[port] for port in alone))
+    rest = {port: of for port, of in needs.items() if port not in alone}
     for port, of in rest.items():
-        heavy = {name for name in of - taken if step.nodes[name].op in CONTRACTIONS}
+        heavy = step.contractions(of - taken)
         if heavy and not any(port in group for group in groups):
             groups.append({other for other, theirs in rest.items() if heavy & theirs})
     parts = []

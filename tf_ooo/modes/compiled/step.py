@@ -65,7 +65,7 @@ class StreamStep:
         # XLA compiles in the first call, before anything has changed.
         except xla_functions.run_errors() as error:
             self.session.fail(error, self.way.name)
-            self._made[nests.signature((args, kwargs))] = None
+            self._made[compiled.signature] = None
             return self.stock(*args, **kwargs)
         self.session.came_out(self.way.name, compiled.key, watch.module)
         return outputs
@@ -93,7 +93,7 @@ class StreamStep:
         limit_bytes = self.session.options.memory_limit_bytes
         if limit_bytes is None:
             return
-        key, session = nests.signature((args, kwargs)), self.session
+        key, session = compiled.signature, self.session
         needed = compiled.needed_bytes(self.way.flags)
         stock = session.stock_bytes.get(key)
         if stock is None:
@@ -122,36 +122,35 @@ class CompiledStep:
     """
 
     def __init__(self, step: StreamStep, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.inputs = Packed((args, kwargs))
+        self.inputs, self.signature = Packed((args, kwargs)), nests.signature((args, kwargs))
         specs = self.inputs.specs
         open_shapes = [spec for spec in specs if not spec.shape.is_fully_defined()]
         if open_shapes:
             raise GraphError(f"an input of open shape, {open_shapes[0]}: streams need fixed sizes")
-        traced = _traced(step, self.inputs, nests.signature((args, kwargs)))
-        graph_def = traced.graph_def()
+        self._trace = _traced(step, self.inputs, self.signature)
+        graph_def = self._trace.graph_def()
         if step.session.options.may_fall_back and (draws := traces.random_state_in(graph_def)):
             raise GraphError(f"{draws}, {traces.NOT_SHARED}")
         dump_dir = step.session.options.dump_dir  # each way has its own folder
         folder = None if dump_dir is None else Path(dump_dir) / _NO_LETTERS.sub("_", step.way.name)
-        self.step_graph = step.way.rewrite(graph_def, traced.fetches, folder)
-        self.key = (nests.signature((args, kwargs)), self.step_graph.key, step.way.flags)
+        self.step_graph = step.way.rewrite(graph_def, self._trace.fetches, folder)
+        self.key = (self.signature, self.step_graph.key, step.way.flags)
         if self.key not in step.session.compiled:
-            run = tf_functions.plain_function(self._body(traced), specs, compiled=True)
+            run = tf_functions.plain_function(self._body(), specs, compiled=True)
             calls = len(self.step_graph.calls)
             kept = len(xla_functions.stream_calls(xla_functions.hlo_of(run, specs))) if calls else 0
             if kept < calls:  # each has to come through to HLO with its stream
                 raise GraphError(f"XLA kept {kept} of {calls} calls on streams; this version cannot be used")
             step.session.compiled[self.key] = run
         self._run = step.session.compiled[self.key]
-        self._trace = traced
         self.has_run = False
         step.session.has_step = True
         if self.step_graph.result is not None:
             step.session.add(self.step_graph.result, step.way.name)
 
-    def _body(self, traced: FlatTrace) -> Callable[..., list[Any]]:
+    def _body(self) -> Callable[..., list[Any]]:
         graph_def, fetches = self.step_graph.graph_def, self.step_graph.fetches
-        arguments, captured = traced.arguments, traced.captured
+        arguments, captured = self._trace.arguments, self._trace.captured
         runtime.register_functions(graph_def)
         body = func_graphs.without_placeholders(graph_def)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import statistics
 import time
@@ -110,31 +111,21 @@ class Timing:
     spread_s: float = 0.0
 
 
-class Stopwatch:
-    """Times pieces of one step, alone or with others beside them on a side stream.
+def time_piece(step: FlatStep, main: Piece, aside: Piece | None = None, about_s: float = 0.0) -> Timing:
+    """Of one round, which may take about so long; ``aside``: a dW beside it, in calls on a side stream.
 
     Inputs are random numbers of the shapes that the step has.  A round begins when the one before has ended;
     what a round and its launch cost without a piece is measured too and taken off.
+
+    Raises tf.errors.OpError: XLA cannot compile or run it; ValueError: nothing of it is left to time.
     """
-
-    def __init__(self, step: FlatStep) -> None:
-        self.step = step
-        self._empty_s: dict[int, float] = {}
-
-    def seconds(self, main: Piece, aside: Piece | None = None, about_s: float = 0.0) -> Timing:
-        """Of one round, which may take about so long; ``aside``: a dW, in calls on a side stream.
-
-        Raises tf.errors.OpError: XLA cannot compile or run it; ValueError: nothing of it is left to time.
-        """
-        rounds = _FEW_ROUNDS if about_s > _LONG_S else _ROUNDS
-        graph_def, specs, fetches = piece_graph(self.step, main, aside)
-        runtime.register_functions(graph_def)
-        run = xla_functions.repeated_function(graph_def, specs, fetches, rounds)
-        timing = _sampled(run, [_values(spec) for spec in specs.values()])
-        if rounds not in self._empty_s:
-            self._empty_s[rounds] = _empty_s(rounds)
-        rest_s = max(0.0, timing.seconds - self._empty_s[rounds])
-        return Timing(rest_s / rounds, timing.spread_s / rounds)
+    rounds = _FEW_ROUNDS if about_s > _LONG_S else _ROUNDS
+    graph_def, specs, fetches = piece_graph(step, main, aside)
+    runtime.register_functions(graph_def)
+    run = xla_functions.repeated_function(graph_def, specs, fetches, rounds)
+    timing = _sampled(run, [_values(spec) for spec in specs.values()])
+    rest_s = max(0.0, timing.seconds - _empty_s(rounds))
+    return Timing(rest_s / rounds, timing.spread_s / rounds)
 
 
 def piece_graph(step: FlatStep, main: Piece, aside: Piece | None) -> tuple[Any, dict[str, Any], list[str]]:
@@ -191,6 +182,7 @@ def _sampled(run: Callable[..., Any], given: Sequence[Any]) -> Timing:
     return Timing(middle_s, statistics.median(abs(time_s - middle_s) for time_s in taken))
 
 
+@functools.cache
 def _empty_s(rounds: int) -> float:
     """Seconds of a launch whose rounds do nothing."""
     import tensorflow as tf

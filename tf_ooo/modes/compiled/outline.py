@@ -93,7 +93,7 @@ def call_of(
     if stream is None:
         node = xla_nodes.plain_call_node(name, function, inputs, (given, returned))
     else:
-        module = _module_text(given, returned)
+        module = module_text(given, returned)
         node = xla_nodes.call_node(name, stream, function, module, inputs, (given, returned))
     return _function_of(step, region, function), node
 
@@ -122,7 +122,7 @@ def _function_of(step: FlatStep, region: Region, name: str) -> function_pb2.Func
     return function
 
 
-def _module_text(given: Sequence[OutputInfo], returned: Sequence[OutputInfo]) -> str:
+def module_text(given: Sequence[OutputInfo], returned: Sequence[OutputInfo]) -> str:
     """The stablehlo module of an ``XlaCallModule`` that does nothing but call its first function."""
     ins, outs = (", ".join(map(_mlir_type, infos)) for infos in (given, returned))
     arguments = ", ".join(f"%arg{i}" for i in range(len(given)))

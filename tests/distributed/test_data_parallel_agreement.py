@@ -179,15 +179,20 @@ def test_a_pass_that_fails_on_one_rank_keeps_all_in_the_stock_order(engine, monk
     assert "made to fail" in report.fallback_reason
 
 
+def _reverse_first_1(graph: Any) -> Any:
+    return planned.plain_schedule(len(graph.layers), "reverse_first_k", 2, {"k": 1})
+
+
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_rank_with_another_plan_is_noticed(engine, monkeypatch, strict):
     """Ranks that communicate in different orders could wait for one another for ever."""
-    in_order = planned.plain_schedule
+    ordering_request = scheduled.request_to_order
 
-    def other(graph: Any, policy: str, workers: int, k: int | None) -> Any:
-        return in_order(graph, policy, workers, k if engine.rank == 0 else 1)
+    def other(model: Any, schedule_for: Any, *more: Any) -> Any:
+        own = schedule_for if engine.rank == 0 else _reverse_first_1
+        return ordering_request(model, own, *more)
 
-    monkeypatch.setattr(planned, "plain_schedule", other)
+    monkeypatch.setattr(scheduled, "request_to_order", other)
     options = {"schedule": "reverse_first_k", "k": 2, "profile_steps": 0}
     told = r"rank 1 has another graph than rank 0 \(1 of 2 have\)"
     if strict:
@@ -207,12 +212,15 @@ def test_another_plan_of_a_later_trace_is_noticed(engine, monkeypatch, traced_la
 
     Epochs are one execution and one of another length: the first is the one that shows the layers.
     """
-    in_order, later = planned.plain_schedule, []
+    ordering_request, later = scheduled.request_to_order, []
 
-    def other(graph: Any, policy: str, workers: int, k: int | None) -> Any:
-        return in_order(graph, policy, workers, 1 if later and engine.rank == 1 else k)
+    def other(model: Any, schedule_for: Any, *more: Any) -> Any:
+        def own(graph: Any) -> Any:
+            return _reverse_first_1(graph) if later and engine.rank == 1 else schedule_for(graph)
 
-    monkeypatch.setattr(planned, "plain_schedule", other)
+        return ordering_request(model, own, *more)
+
+    monkeypatch.setattr(scheduled, "request_to_order", other)
     together = scheduled.ScheduledSteps.__call__
 
     def calls(self: Any, batches: Any) -> Any:

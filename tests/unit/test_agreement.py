@@ -17,7 +17,7 @@ from tf_ooo.fit.comparison import REWRITTEN, STOCK, StepComparison, slowest
 from tf_ooo.modes.by_name import Options
 from tf_ooo.modes.data_parallel import agreement
 from tf_ooo.modes.data_parallel.ordering import digest
-from tf_ooo.modes.data_parallel.scheduled import ScheduledSteps
+from tf_ooo.modes.data_parallel.scheduled import Ordered, ScheduledSteps
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.result import RewriteResult
@@ -242,7 +242,7 @@ def steps_of(engine, result, strict=False, failed="", **options):
 
 
 def said(result, failed=""):
-    return {"failed": failed, "digest": digest(result)}
+    return Ordered(failed, digest(result)).encoded()
 
 
 def test_ranks_with_the_same_digest_run_the_planned_order():

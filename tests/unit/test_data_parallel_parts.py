@@ -26,7 +26,7 @@ from tf_ooo.hosts.ranks.engine import choose_engine
 from tf_ooo.hosts.ranks.horovod_engine import HorovodEngine
 from tf_ooo.hosts.ranks.launch import mpi_size, resolved_name
 from tf_ooo.modes.data_parallel import agreement, shard
-from tf_ooo.modes.data_parallel.lockstep import Lockstep
+from tf_ooo.modes.data_parallel.lockstep import EpochBegins, EpochEnds, Lockstep
 from tf_ooo.modes.data_parallel.parallel_step import ParallelStep
 from tf_ooo.modes.replicated import ReplicatedPipelineMode
 from tf_ooo.tracing import sync
@@ -70,7 +70,7 @@ def _fit(lockstep: Lockstep, epochs: int, batches: int, known: bool, stop_at: in
                 break
             done, steps = done + 1, steps + 1
             stopping = steps == stop_at
-        lockstep.end_epoch({"logs": {}})
+        lockstep.end_epoch(EpochEnds())
         if stopping:
             break
     lockstep.end()
@@ -327,7 +327,7 @@ def test_steps_that_did_not_run_are_still_agreed_on() -> None:
 
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     model.compile("sgd", "mse")
-    lockstep = Lockstep(Told({"kind": "epoch", "epoch": 0, "steps": 4}), every_execution=False)
+    lockstep = Lockstep(Told(EpochBegins(0, 4).encoded()), every_execution=False)
     lockstep.begin_epoch(0, 4)
     step = ParallelStep(function, lockstep.engine, lockstep, model, lambda *_: None, lambda: None)
     step.prepared = True

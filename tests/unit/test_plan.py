@@ -77,8 +77,7 @@ def test_every_schedule_is_simulated_once(name, simulated):
 
 
 def test_what_is_only_made_is_not_simulated(simulated):
-    graph = type("Graph", (), {"layers": [None] * 4})
-    schedule = data_parallel.plain_schedule(graph, "reverse_first_k", 2, 9)
+    schedule = data_parallel.plain_schedule(4, "reverse_first_k", 2, {"k": 9})
     assert (schedule.policy, schedule.predicted_step_s) == ("reverse_first_k", None)
     assert not simulated
 

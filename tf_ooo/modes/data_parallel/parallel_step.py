@@ -1,14 +1,18 @@
-"""What ``fit`` calls for each batch in data parallel."""
+"""What ``fit`` calls for each batch in data parallel, and how a rank says that it waits in vain."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import iterators, keras_fits, train_function
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.modes.data_parallel.lockstep import Lockstep
+
+if TYPE_CHECKING:
+    import keras
 
 
 class ParallelStep:
@@ -16,8 +20,6 @@ class ParallelStep:
 
     Args:
         function: the train function that averages.
-        engine, lockstep: the ranks, and how many steps they all run.
-        model: the one that is trained.
         on_batches: called with the batches of an execution and their iterator in place of ``function``, if
             given: what runs several steps together must not run out of data in the middle.
         prepare: called once, with the first batch and the iterator, before the first step of a ``fit``.
@@ -34,7 +36,7 @@ class ParallelStep:
         function: Callable[..., Any],
         engine: Engine,
         lockstep: Lockstep,
-        model: Any,
+        model: keras.Model,
         prepare: Callable[[Any, Any], None],
         verify: Callable[[], None],
         on_batches: Callable[[list[Any], Any], Any] | None = None,
@@ -49,12 +51,8 @@ class ParallelStep:
 
     def __call__(self, iterator: Any) -> Any:
         """One execution: ``steps_per_execution`` steps, or as many as all ranks have data for."""
-        try:
+        with naming_the_lost(self.engine, f"in execution {self.executions + 1}"):
             return self._run(iterator)
-        except Exception as error:
-            if not self.engine.is_lost(error):
-                raise
-            raise lost(self.engine, error, f"in execution {self.executions + 1}") from error
 
     def _run(self, iterator: Any) -> Any:
         wanted = train_function.steps_per_execution(self.model)
@@ -63,7 +61,7 @@ class ParallelStep:
             # No more than are trained on: a data set that repeats goes on behind them in the next epoch.
             taken = iterators.take(iterator, min(wanted, self.lockstep.left or wanted))
             self._prepare(taken[0] if taken else None, iterator)
-        if self.lockstep.counts_known:
+        if self.lockstep.left is not None:
             count = self.lockstep.may_run(wanted)
         else:
             taken = iterators.take(iterator, wanted) if taken is None else taken
@@ -84,21 +82,19 @@ class ParallelStep:
         return outputs
 
     def _execute(self, iterator: Any, taken: list[Any] | None, count: int, wanted: int) -> Any:
-        if taken is None and (wanted > 1 or self._on_batches is not None):
-            taken = iterators.take(iterator, count)
-        if taken is None:
+        if taken is None and wanted == 1 and self._on_batches is None:
             return self._execute_one(iterator)
+        taken = iterators.take(iterator, count) if taken is None else taken[:count]
         if self._on_batches is not None:
             if len(taken) < count:
                 raise ended_early(self.engine, count - len(taken))
-            return self._on_batches(taken[:count], iterator)
-        if len(taken) < count:  # of all ranks: the epoch ends, as Keras does; of this one: noticed at its end
-            self.lockstep.did_not_run(count - len(taken))
-            count = len(taken)
-        if not count:
+            return self._on_batches(taken, iterator)
+        # Of all ranks: the epoch ends, as Keras does; of this one: noticed at its end.
+        self.lockstep.did_not_run(count - len(taken))
+        if not taken:
             raise StopIteration
-        with train_function.steps_per_execution_set_to(self.model, count):
-            return self.function(iterators.iterator_over(taken[:count], iterator))
+        with train_function.steps_per_execution_set_to(self.model, len(taken)):
+            return self.function(iterators.iterator_over(taken, iterator))
 
     def _execute_one(self, iterator: Any) -> Any:
         import tensorflow as tf
@@ -126,12 +122,18 @@ def stopped_alone(engine: Engine, left: int) -> BackendError:
     )
 
 
-def lost(engine: Engine, error: BaseException, where: str) -> BackendError:
-    """The error of a rank whose partner is gone."""
-    lines = [line.strip() for line in str(error).splitlines() if engine.is_lost(RuntimeError(line))]
-    said = max(lines, key=len)[:300] if lines else type(error).__name__
-    return BackendError(
-        f"rank {engine.rank} of {engine.size} stopped {where}: another worker ended or cannot be reached. "
-        f"Restart all workers; with BackupAndRestore or ModelCheckpoint training continues from the last "
-        f"file. ({said})"
-    )
+@contextlib.contextmanager
+def naming_the_lost(engine: Engine, where: str) -> Iterator[None]:
+    """Raises a BackendError for an error that says that this rank's partner is gone; others go through."""
+    try:
+        yield
+    except Exception as error:
+        if not engine.is_lost(error):
+            raise
+        lines = [line.strip() for line in str(error).splitlines() if engine.is_lost(RuntimeError(line))]
+        said = max(lines, key=len)[:300] if lines else type(error).__name__
+        raise BackendError(
+            f"rank {engine.rank} of {engine.size} stopped {where}: another worker ended or cannot be reached."
+            " Restart all workers; with BackupAndRestore or ModelCheckpoint training continues from the last "
+            f"file. ({said})"
+        ) from error

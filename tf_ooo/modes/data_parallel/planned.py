@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from grappler_passes.analysis.classify import classify_graph_def
@@ -14,16 +15,14 @@ from grappler_passes.analysis.steps import split_steps
 from grappler_passes.graph.training_graph import TrainingGraph
 from tf_ooo.costs.communication import link_of_ring
 from tf_ooo.costs.layer_costs import SECONDS, LayerCosts, Link
-from tf_ooo.costs.op_seconds import step_costs
-from tf_ooo.costs.profile import OpProfile
 from tf_ooo.hosts.ranks.base import Engine
-from tf_ooo.modes.data_parallel.ordering import layer_keys
-from tf_ooo.planning.choosing.on_paper import policies_of
-from tf_ooo.planning.choosing.plan import Candidate, Plan, as_asked, policy_named
+from tf_ooo.modes.data_parallel.ordering import LayerKey, layer_keys
+from tf_ooo.planning.choosing.on_paper import auto_candidates, policies_of
+from tf_ooo.planning.choosing.plan import Candidate, Plan, as_asked, choose, policy_named, tried
 from tf_ooo.planning.choosing.trial import Clock
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
-from tf_ooo.planning.policies import STOCK_ORDER, Policy
+from tf_ooo.planning.policies import POLICIES, STOCK_ORDER, Policy
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2
@@ -45,11 +44,6 @@ class PlannedGain:
 
     plan: Plan
     stock_s: float
-
-    @property
-    def share(self) -> float:
-        """The predicted gain as a share of the stock step."""
-        return 1 - self.plan.step_s / self.stock_s if self.stock_s else 0.0
 
 
 @dataclass(frozen=True)
@@ -104,22 +98,13 @@ def _seconds_each(engine: Engine, size: int) -> float:
     return max(statistics.median(taken_s), 1e-9) / _MESSAGES
 
 
-def measured_layers(
-    graph_def: graph_pb2.GraphDef, profile: OpProfile
-) -> tuple[tuple[LayerCosts, ...], list[tuple[int, ...]], TrainingGraph]:
-    """Costs of the layers of a graph of one step that was profiled, which layers these are, the step."""
+def one_step(
+    graph_def: graph_pb2.GraphDef,
+) -> tuple[list[LayerKey], graph_pb2.GraphDef, TrainingGraph]:
+    """Which layers a graph of one step has, as plans number them, and the step.  GraphError: it is none."""
     step = split_steps(graph_def)[0]
     graph = classify_graph_def(step)
-    return step_costs(step, graph, profile).layers, layer_keys(step, graph), graph
-
-
-def layers_of(graph_def: graph_pb2.GraphDef) -> list[tuple[int, ...]]:
-    """Which layers a graph of one step has, in the order in which plans number them.
-
-    GraphError if it is no training step.
-    """
-    step = split_steps(graph_def)[0]
-    return layer_keys(step, classify_graph_def(step))
+    return layer_keys(step, graph), step, graph
 
 
 def calibrated(
@@ -130,14 +115,14 @@ def calibrated(
     Ops are slower under the profiler, and computing and communicating slow each other down where they share
     the machine's cores; both are taken to change by the same factor.
     """
-    stock = as_asked(STOCK_ORDER, _problem(layers, link, workers, barrier=True), clock_of(1))
+    problem = _told(STOCK_ORDER, _problem(layers, link, workers), {"barrier": True})
+    stock = as_asked(STOCK_ORDER, problem, clock_of(1))
     factor = step_s / max(stock.step_s, 1e-9)
-    scaled = tuple(_scaled(layer, factor) for layer in layers)
-    return scaled, Link(link.latency_s * factor, link.bytes_per_s / factor)
-
-
-def _scaled(layer: LayerCosts, factor: float) -> LayerCosts:
-    return dataclasses.replace(layer, **{name: getattr(layer, name) * factor for name in SECONDS.values()})
+    scaled = (
+        dataclasses.replace(layer, **{name: getattr(layer, name) * factor for name in SECONDS.values()})
+        for layer in layers
+    )
+    return tuple(scaled), Link(link.latency_s * factor, link.bytes_per_s / factor)
 
 
 def needs_costs(schedule: str, options: Iterable[str]) -> bool:
@@ -145,11 +130,11 @@ def needs_costs(schedule: str, options: Iterable[str]) -> bool:
     return schedule == "auto" or policy_named(schedule, MODE).needs.costs_with(options)
 
 
-def plain_schedule(graph: TrainingGraph, policy: str, workers: int, k: int | None) -> Schedule:
-    """A schedule for which no costs are needed."""
-    layers = [LayerCosts(1.0, 1.0, 1.0, weight_bytes=1)] * len(graph.layers)
-    options = {} if k is None else {"k": min(k, len(layers))}
-    return as_asked(policy_named(policy, MODE), _problem(layers, Link(), workers, **options)).trial.schedule
+def plain_schedule(layers: int, policy: str, workers: int, options: Mapping[str, Any]) -> Schedule:
+    """A schedule of so many layers for which no costs are needed; it is not simulated."""
+    problem = _problem([LayerCosts(1.0, 1.0, 1.0, weight_bytes=1)] * layers, Link(), workers)
+    asked = policy_named(policy, MODE)
+    return as_asked(asked, _told(asked, problem, options)).trial.schedule
 
 
 def make_plan(
@@ -158,7 +143,8 @@ def make_plan(
     workers: int,
     schedule: str,
     steps: int,
-    slice_bytes: float | None = None,
+    slice_bytes: float = 0.0,
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> PlannedGain:
     """The policy's plan, or for ``"auto"`` the one with the shortest predicted step.
 
@@ -168,45 +154,45 @@ def make_plan(
         workers: the ranks.
         schedule: a policy's name, or ``"auto"``: of all that order communication.
         steps: run together; the barrier after the last of them is part of the prediction.
-        slice_bytes: the smallest slices that use the link well, for policies that may cut gradients.
+        slice_bytes: the smallest slices that use the link well, for policies that may cut gradients; 0: none.
+        options: of the policy.
     """
-    problem, clock = _problem(layers, link, workers, barrier=False), clock_of(steps)
-    stock = as_asked(STOCK_ORDER, problem, clock)
-    auto = [policy for policy in policies_of(MODE) if policy.needs.link]
-    policies = auto if schedule == "auto" else [policy_named(schedule, MODE)]
-    whole = [_asked(policy, problem, clock) for policy in policies]
-    best = min(whole, key=lambda plan: plan.step_s)
-    sliced = [] if slice_bytes is None else list(_sliced(policies, problem, clock, slice_bytes))
-    for plan in sliced:
-        # Slices are not free: each is negotiated about and copied.
-        if plan.step_s < best.step_s * (1 - WORTH):
-            best = plan
-    tried = (
-        Candidate(plan.schedule.policy, plan.problem, plan.trial, plan.step_s) for plan in (*whole, *sliced)
-    )
-    return PlannedGain(dataclasses.replace(best, candidates=tuple(tried)), stock.step_s)
+    problem, clock = _problem(layers, link, workers), clock_of(steps)
+    stock = as_asked(STOCK_ORDER, _told(STOCK_ORDER, problem, {"barrier": False}), clock)
+
+    def whole(policy: Policy) -> list[Candidate]:
+        return [tried(policy, _told(policy, problem, options), clock)]
+
+    if schedule == "auto":
+        rows = auto_candidates([x for x in policies_of(MODE) if x.needs.link], problem, whole)
+    else:
+        rows = whole(policy_named(schedule, MODE))
+        if rows[0].error is not None:
+            raise rows[0].error
+    best = min(rows, key=lambda row: row.step_s)
+    largest = max(layer.weight_bytes for layer in layers)
+    sizes = [int(slice_bytes * times) for times in (1, 4) if 0 < slice_bytes * times < largest]
+    for policy in [POLICIES[row.name] for row in rows if row.trial is not None]:
+        for size in sizes if "slice_bytes" in policy.options else ():
+            sliced = {"slice_bytes": size, "budget_s": _SLICED_SEARCH_S, **options}
+            rows.append(tried(policy, _told(policy, problem, sliced), clock))
+            # Slices are not free: each is negotiated about and copied.
+            if rows[-1].step_s < best.step_s * (1 - WORTH):
+                best = rows[-1]
+    return PlannedGain(choose(rows, lambda row: (row is not best,)), stock.step_s)
 
 
-def _problem(layers: Sequence[LayerCosts], link: Link, workers: int, **options: object) -> Problem:
-    return Problem(tuple(layers), workers, link=link, options=options, mode=MODE)
+def _problem(layers: Sequence[LayerCosts], link: Link, workers: int) -> Problem:
+    return Problem(tuple(layers), workers, link=link, mode=MODE)
 
 
-def _asked(
-    policy: Policy, problem: Problem, clock: Clock, slice_bytes: int = 0, budget_s: float | None = _SEARCH_S
-) -> Plan:
-    """The plan of a policy, told what the graph can be made to do: communicate in a given order."""
-    told = {"communication": "ordered", "slice_bytes": slice_bytes, "budget_s": budget_s}
-    options = {name: value for name, value in told.items() if name in policy.options}
-    return as_asked(policy, dataclasses.replace(problem, options=options), clock)
-
-
-def _sliced(policies: Sequence[Policy], problem: Problem, clock: Clock, slice_bytes: float) -> Iterator[Plan]:
-    """Plans with gradients in slices, of the policies that may slice them."""
-    largest = max(layer.weight_bytes for layer in problem.layers)
-    for policy in policies:
-        for size in (slice_bytes, 4 * slice_bytes):
-            if "slice_bytes" in policy.options and largest > size:
-                yield _asked(policy, problem, clock, int(size), _SLICED_SEARCH_S)
+def _told(policy: Policy, problem: Problem, given: Mapping[str, Any]) -> Problem:
+    """A policy is told what the graph can be made to do, communicate in a given order, and what is given."""
+    options = {"communication": "ordered", "slice_bytes": 0, "budget_s": _SEARCH_S, **given}
+    if "k" in options:  # no more than all layers can wait
+        options["k"] = min(options["k"], len(problem.layers))
+    known = {name: value for name, value in options.items() if name in policy.options}
+    return dataclasses.replace(problem, options=known)
 
 
 def clock_of(steps: int) -> Clock:

@@ -5,20 +5,27 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import keras_fits, keras_layers, keras_optimizers, keras_variables, tf_functions
 from tf_ooo.errors import BackendError
 from tf_ooo.fit.mode import Training
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.modes.data_parallel import agreement
-from tf_ooo.modes.data_parallel.lockstep import Lockstep
-from tf_ooo.modes.data_parallel.parallel_step import ParallelStep, ended_early, lost, stopped_alone
+from tf_ooo.modes.data_parallel.lockstep import EpochEnds, Lockstep
+from tf_ooo.modes.data_parallel.parallel_step import (
+    ParallelStep,
+    ended_early,
+    naming_the_lost,
+    stopped_alone,
+)
 from tf_ooo.options import RankOptions
 from tf_ooo.tracing import sync
 from tf_ooo.tracing.averaging import Averaging
 from tf_ooo.tracing.optimizers import optimizers_of
+
+if TYPE_CHECKING:
+    import keras
 
 _LOG = logging.getLogger("tf_ooo")
 # How long a rank whose data have ended waits for the others, which may wait for it; and, when it has said so,
@@ -35,15 +42,11 @@ class RanksInStep:
     """This rank among those that train one model; its methods are called on all ranks.
 
     Args:
-        model: this rank's.
-        engine: the ranks.
-        averaging: of the gradients.
         options: ``lockstep``, ``weighting``.
         agreed: what all ranks' options must have in common.
         steps: of an epoch of this rank, if known.
 
     Attributes:
-        lockstep: how many steps all run.
         step: in the place of the train function, from :meth:`begin` on.
         element_spec: of the batches of all ranks, from the first batch on.
     """
@@ -52,7 +55,7 @@ class RanksInStep:
 
     def __init__(
         self,
-        model: Any,
+        model: keras.Model,
         engine: Engine,
         averaging: Averaging,
         options: RankOptions,
@@ -73,9 +76,8 @@ class RanksInStep:
         self.step = ParallelStep(
             function, self.engine, self.lockstep, self.model, self._share, self._verify, on_batches, known
         )
-        start = self._guarded(
-            lambda engine: engine.gather(keras_fits.start_epoch_of(self.model)), "before training"
-        )
+        with naming_the_lost(self.engine, "before training"):
+            start = self.engine.gather(keras_fits.start_epoch_of(self.model))
         keras_fits.set_start_epoch(self.model, start[0])
 
     def training(self, restore: Callable[[], Sequence[str]]) -> Training:
@@ -121,7 +123,8 @@ class RanksInStep:
         known = self.averaging.averaged
         weights = [w for w in self.model.trainable_weights if keras_variables.path_of(w) not in known]
         mine = [sync.checksum([weight]) for weight in weights]
-        sums = zip(*self._guarded(lambda engine: engine.gather(mine), "after a step"), strict=True)
+        with naming_the_lost(self.engine, "after a step"):
+            sums = zip(*self.engine.gather(mine), strict=True)
         parted = [
             keras_variables.path_of(w) for w, bits in zip(weights, sums, strict=True) if len(set(bits)) > 1
         ]
@@ -134,7 +137,8 @@ class RanksInStep:
 
     def epoch_begin(self, epoch: int) -> None:
         """Agrees on the steps of this epoch."""
-        self._guarded(lambda _: self.lockstep.begin_epoch(epoch, self._steps), "at the start of an epoch")
+        with naming_the_lost(self.engine, "at the start of an epoch"):
+            self.lockstep.begin_epoch(epoch, self._steps)
 
     def test_begin(self) -> None:
         """Before validation, which resets the metrics."""
@@ -144,42 +148,46 @@ class RanksInStep:
         """Averages the logs, in place, weighted by samples; looks whether the ranks have drifted apart."""
         seen = keras_fits.samples_seen(self.model)
         validated = any(key.startswith("val_") for key in logs)
-        mine = {
-            "logs": {key: float(value) for key, value in logs.items() if _is_number(value)},
-            "train": self._train_samples if validated else seen,
-            "test": seen if validated else 0.0,
-            "weights": sync.checksum(self.model.trainable_weights),
-            "stop": bool(self.model.stop_training),
-        }
-        replies = self._in_time(lambda: self.lockstep.end_epoch(mine))
+        mine = EpochEnds(
+            {key: float(value) for key, value in logs.items() if _is_number(value)},
+            train_samples=self._train_samples if validated else seen,
+            test_samples=seen if validated else 0.0,
+            weights=sync.checksum(self.model.trainable_weights),
+            stop=bool(self.model.stop_training),
+        )
+        replies = self._in_time(mine)
         if len(replies) == 1:
             return
         logs.update(_averaged(replies))
         # Another epoch would begin, and end without a step.
-        self.model.stop_training = any(reply["stop"] for reply in replies)
-        if len({reply["weights"] for reply in replies}) > 1:
+        self.model.stop_training = any(reply.stop for reply in replies)
+        if len({reply.weights for reply in replies}) > 1:
             _LOG.warning("after epoch %d the trainable weights are not the same on all ranks", epoch + 1)
 
-    def _in_time(self, exchange: Callable[[], Any]) -> Any:
+    def _in_time(self, mine: EpochEnds) -> list[EpochEnds]:
         """What the ranks say at the end of an epoch.
 
         Where data end, or a callback stops, before the steps that were agreed on, this may be so for this
         rank alone: the others wait for its gradients and do not answer.
         """
         missing = 0 if self.lockstep.others_ended else self.lockstep.left or 0
-        ask_ranks = partial(self._guarded, lambda _: exchange(), "at the end of an epoch")
-        if not missing:
-            return ask_ranks()
-        answers: list[Any] = []
+        answers: list[list[EpochEnds]] = []
         errors: list[Exception] = []
 
         def ask() -> None:
+            with naming_the_lost(self.engine, "at the end of an epoch"):
+                answers.append(self.lockstep.end_epoch(mine))
+
+        def ask_beside() -> None:
             try:
-                answers.append(ask_ranks())
+                ask()
             except Exception as error:  # raised below, by the thread that trains
                 errors.append(error)
 
-        thread = threading.Thread(target=ask, daemon=True)
+        if not missing:
+            ask()
+            return answers[0]
+        thread = threading.Thread(target=ask_beside, daemon=True)
         thread.start()
         thread.join(_PATIENCE_S)
         if thread.is_alive() and self.model.stop_training:
@@ -214,14 +222,6 @@ class RanksInStep:
         if self.step.prepared:
             _forget_traces(self.model)
 
-    def _guarded(self, talk: Callable[[Engine], Any], where: str) -> Any:
-        try:
-            return talk(self.engine)
-        except Exception as error:
-            if not self.engine.is_lost(error):
-                raise
-            raise lost(self.engine, error, where) from error
-
 
 def _forget_traces(model: Any) -> None:
     """A part of the step that is a ``tf.function`` would go on averaging, or not, as it was first traced."""
@@ -229,16 +229,15 @@ def _forget_traces(model: Any) -> None:
         tf_functions.forget_traces(part)
 
 
-def _averaged(replies: list[dict[str, Any]]) -> dict[str, float]:
+def _averaged(replies: Sequence[EpochEnds]) -> dict[str, float]:
     """Logs of training and of validation, each weighted by their own samples."""
-    out: dict[str, float] = {}
-    for test in (False, True):
-        logs = [
-            {key: value for key, value in reply["logs"].items() if key.startswith("val_") == test}
-            for reply in replies
-        ]
-        out |= sync.average_logs(logs, [reply["test" if test else "train"] for reply in replies])
-    return out
+
+    def averaged(of_test: bool, samples: list[float]) -> dict[str, float]:
+        logs = [{k: v for k, v in reply.logs.items() if k.startswith("val_") == of_test} for reply in replies]
+        return sync.average_logs(logs, samples)
+
+    train, test = [reply.train_samples for reply in replies], [reply.test_samples for reply in replies]
+    return averaged(False, train) | averaged(True, test)
 
 
 def _is_number(value: Any) -> bool:

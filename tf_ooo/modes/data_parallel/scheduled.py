@@ -7,14 +7,17 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from grappler_passes.passes.base import PassResult
 from tf_ooo.compat import nests, train_function
+from tf_ooo.costs.op_seconds import step_costs
 from tf_ooo.costs.profile import MOST_STEPS, StepProfiler
 from tf_ooo.errors import GraphError, OOOError
 from tf_ooo.fit.comparison import STOCK, StepComparison, slowest
 from tf_ooo.hosts.ranks.base import Engine
+from tf_ooo.hosts.ranks.messages import Message
 from tf_ooo.modes.data_parallel import planned
 from tf_ooo.modes.data_parallel.options import DataParallel
 from tf_ooo.modes.data_parallel.ordering import FLIGHT_BYTES, LayerKey, digest
@@ -29,12 +32,40 @@ from tf_ooo.tracing.averaging import Averaging
 from tf_ooo.tracing.slices import counts_for
 from tf_ooo.tracing.unrolled import StepSource, Unrolled, steps_together
 
+if TYPE_CHECKING:
+    import keras
+
 _LOG = logging.getLogger("tf_ooo")
 # Steps that are only timed, after those that are profiled.
 _TIMED_STEPS = 2
 _SINGLE = "single"
 # One step at a time is taken if it is faster by more than this: its times are few.
 _CLEARLY = 0.98
+
+
+Request = TypeVar("Request", RewriteRequest[PassResult], RewriteRequest[RewriteResult])
+
+
+@dataclass(frozen=True)
+class Planned(Message):
+    """What rank 0 has planned, or why a rank cannot go on; ``schedule`` as text, for ``layers``."""
+
+    failed: str = ""
+    schedule: str = ""
+    layers: Sequence[LayerKey] = ()
+    step_s: float | None = None
+    stock_s: float | None = None
+    flight_bytes: float = FLIGHT_BYTES
+    slices: Mapping[str, int] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Ordered(Message):
+    """What a rank has traced, or why it cannot go on; see :func:`digest`."""
+
+    failed: str = ""
+    digest: str = ""
 
 
 class ScheduledSteps:
@@ -45,17 +76,13 @@ class ScheduledSteps:
     turns), *decided*.  Whatever goes wrong on one rank keeps all of them in the stock order.
 
     Args:
-        model, element_spec: see :class:`StepSource`.
-        averaging: of its gradients.
-        engine: the ranks.
-        options: ``schedule``, ``k``, ``profile_steps``, ``strict``.
-        report: filled in.
+        options: ``schedule`` and its own, ``unroll``, ``profile_steps``, ``strict``, ``dump_dir``.
         of_epoch: the steps of an epoch, if known: no function is made of more.
     """
 
     def __init__(
         self,
-        model: Any,
+        model: keras.Model,
         averaging: Averaging,
         element_spec: Any,
         engine: Engine,
@@ -79,8 +106,8 @@ class ScheduledSteps:
         self._plan_failed = ""
         self._stock_predicted_s: float | None = None
         self._comparison = StepComparison(options, report, ranks=engine)
-        needs_costs = planned.needs_costs(options.schedule, options.policy_options)
-        self._phase: Callable[[Sequence[Any]], Any] = self._profile if needs_costs else self._begin
+        self._needs_costs = planned.needs_costs(options.schedule, options.policy_options)
+        self._phase: Callable[[Sequence[Any]], Any] = self._profile
 
     def steps_of(self, of_epoch: int | None) -> int:
         """How many steps go into one function where an epoch has so many."""
@@ -101,141 +128,125 @@ class ScheduledSteps:
     # -- profile ---------------------------------------------------------------------------------
 
     def _profile(self, batches: Sequence[Any]) -> Any:
-        """Step by step: one that traces, some with the profiler on rank 0, some that are timed."""
+        """Step by step: one that traces; for costs some with the profiler on rank 0, some that are timed."""
         outputs = None
         for batch in batches:
             outputs = self._profile_one(batch)
-        if self._profiled >= 1 + MOST_STEPS + _TIMED_STEPS:
+        if self._profiled >= (1 + MOST_STEPS + _TIMED_STEPS if self._needs_costs else 1):
             self._make_plan()
         return outputs
 
     def _profile_one(self, batch: Any) -> Any:
         if self._single is None:
-            self._single = self._first_single()
+            self._probe, self._single = self._rewritten(self._source, 1, lambda: request_to_look(self.model))
         self._profiled += 1
-        once = functools.partial(self._single, [batch])
-        if self._profiled > 1 + MOST_STEPS:
-            started = time.perf_counter()
-            outputs = once()
-            nests.synchronize(outputs)
-            self._single_s.append(time.perf_counter() - started)
+        if self._profiled > 1 + MOST_STEPS and self._needs_costs:
+            outputs, each_s, _ = self._timed(self._single, [batch])
+            self._single_s.append(each_s)
             return outputs
-        if self.engine.rank != 0 or not 2 <= self._profiled <= 1 + MOST_STEPS or self._plan_failed:
-            return once()
-        return self._profiler.run_anyway(once, self._cannot_plan)
+        if self.engine.rank != 0 or self._profiled == 1 or not self._needs_costs or self._plan_failed:
+            return self._single([batch])
+        return self._profiler.run_anyway(functools.partial(self._single, [batch]), self._cannot_plan)
 
     def _cannot_plan(self, error: OOOError) -> None:
         self._plan_failed = str(error)
 
-    def _first_single(self) -> Unrolled:
+    def _rewritten(
+        self, source: StepSource, steps: int, make_request: Callable[[], Request]
+    ) -> tuple[Request | None, Unrolled]:
+        """Steps whose graphs come to a request, unless there can be none."""
         try:
-            self._probe = request_to_look(self.model)
-        except OOOError as error:
-            self._plan_failed = str(error)
-            return Unrolled(self._source, 1)
-        return Unrolled(self._source, 1, self._probe.tracing)
-
-    def _make_plan(self) -> None:
-        """Measures the link; rank 0 plans; all ranks take what it says."""
-        started = time.perf_counter()
-        plan: dict[str, Any] = {}
-        try:
-            measured = planned.measure_allreduce(self.engine)
-        except OOOError as error:
-            if self.engine.rank == 0:
-                self._plan_failed = self._plan_failed or str(error)
-        else:
-            plan = self._plan_on_rank_0(measured) if self.engine.rank == 0 and not self._plan_failed else {}
-        if self._probe is not None:
-            self._probe.close()
-        said = self.engine.gather(plan | {"failed": self._plan_failed})
-        failed = _first_failure(said)
-        self.report.plan_seconds = time.perf_counter() - started
-        if failed:
-            self._keep_stock(f"no plan: {failed}")
-            return
-        first = said[0]
-        self.report.predicted_step_s, self._stock_predicted_s = first["step_s"], first["stock_s"]
-        gain = 1 - first["step_s"] / first["stock_s"] if first["stock_s"] else 0.0
-        if self.options.may_fall_back and gain < planned.WORTH:
-            self._keep_stock(f"no gain is predicted ({gain:.1%})", quiet=True)
-            if self.options.profile_steps:
-                self._phase = self._watch
-            return
-        schedule = Schedule.from_text(first["plan"])
-        self._start(lambda graph: schedule, first["flight_bytes"], first["layers"], first["slices"])
-
-    def _plan_on_rank_0(self, measured: planned.MeasuredLink) -> dict[str, Any]:
-        try:
-            if self._probe is None or self._profiler.profile is None or self._probe.result is None:
-                raise GraphError("the step was not profiled")
-            layers, keys, graph = planned.measured_layers(
-                self._probe.result.graph_def, self._profiler.profile
-            )
-            size, policy = self.engine.size, self.options.schedule
-            layers, link = planned.calibrated(layers, measured.link, size, statistics.median(self._single_s))
-            gain = planned.make_plan(layers, link, size, policy, self.steps, measured.flight_bytes)
-        except Exception as error:  # the other ranks wait to be told
-            self._plan_failed = f"{type(error).__name__}: {error}"
-            return {}
-        schedule = gain.plan.schedule
-        _LOG.info("planned %s, predicted gain %.1f%%", schedule.policy, 100 * gain.share)
-        return {
-            "plan": schedule.to_text(),
-            "step_s": gain.plan.step_s,
-            "stock_s": gain.stock_s,
-            "flight_bytes": measured.flight_bytes,
-            "layers": keys,
-            "slices": counts_for(schedule, graph, self._averaging.slices.sizes),
-        }
-
-    # -- compare ---------------------------------------------------------------------------------
-
-    def _begin(self, batches: Sequence[Any]) -> Any:
-        """A schedule that needs no costs: single steps show rank 0's layers, whose numbers all ranks take."""
-        self._single = self._first_single()
-        outputs = None
-        for batch in batches:
-            outputs = self._single([batch])
-        if self._probe is not None:
-            self._probe.close()
-        layers = self._own_layers() if self.engine.rank == 0 else None
-        said = self.engine.gather({"layers": layers, "failed": self._plan_failed})
-        failed = _first_failure(said)
-        if failed:
-            self._cannot_order(failed)
-            return outputs
-        options, workers, layers = self.options, self.engine.size, said[0]["layers"]
-        self._start(
-            lambda graph: planned.plain_schedule(graph, options.schedule, workers, options.k),
-            planned_for=layers,
-        )
-        return outputs
-
-    def _own_layers(self) -> list[LayerKey] | None:
-        result = None if self._probe is None else self._probe.result
-        try:
-            return None if result is None else planned.layers_of(result.graph_def)
+            request = make_request()
         except OOOError as error:
             self._cannot_plan(error)
-            return None
+            return None, Unrolled(source, steps)
+        return request, Unrolled(source, steps, request.tracing)
 
-    def _start(
-        self,
-        schedule_for: Callable[[Any], Schedule],
-        flight_bytes: float = FLIGHT_BYTES,
-        planned_for: Sequence[LayerKey] | None = None,
-        slices: Mapping[str, int] | None = None,
-    ) -> None:
-        source = self._sliced_source(slices) if slices else self._source
-        dump_dir = self.options.dump_dir if self.engine.rank == 0 else None  # ranks may share the folder
+    def _timed(self, steps: Unrolled, batches: Sequence[Any]) -> tuple[Any, float, bool]:
+        """The logs, seconds of each step, and whether something was traced meanwhile."""
+        before, started = steps.traced, time.perf_counter()
+        outputs = steps(batches)
+        nests.synchronize(outputs)
+        return outputs, (time.perf_counter() - started) / len(batches), steps.traced > before
+
+    def _make_plan(self) -> None:
+        """Rank 0 plans; all ranks take what it says."""
+        started = time.perf_counter()
+        plan = Planned()
         try:
-            self.request = request_to_order(self.model, schedule_for, flight_bytes, planned_for, dump_dir)
-        except OOOError as error:
-            self._plan_failed = str(error)
-            ordered = Unrolled(source, self.steps)
-        else:
-            ordered = Unrolled(source, self.steps, self.request.tracing)
+            link = planned.measure_allreduce(self.engine) if self._needs_costs else None  # by all ranks
+            if self.engine.rank == 0 and not self._plan_failed:
+                plan = self._plan_on_rank_0(link)
+        except Exception as error:  # the other ranks wait to be told
+            self._plan_failed = self._plan_failed or f"{type(error).__name__}: {error}"
+        if self._plan_failed:
+            plan = Planned(failed=self._plan_failed)
+        said: list[Planned] = plan.told(self.engine)
+        if self._probe is not None:
+            self._probe.close()
+        self.report.plan_seconds = time.perf_counter() - started
+        failed = _first_failure(said)
+        if failed:
+            self._cannot_order(f"no plan: {failed}")
+            return
+        self._take(said[0])
+
+    def _plan_on_rank_0(self, link: planned.MeasuredLink | None) -> Planned:
+        probe, options, workers = self._probe, self.options, self.engine.size
+        if probe is None or probe.result is None:
+            raise GraphError(
+                f"the step was not profiled: {'no request' if probe is None else probe.failure()}"
+            )
+        keys, step, graph = planned.one_step(probe.result.graph_def)
+        if link is None:
+            schedule = planned.plain_schedule(len(keys), options.schedule, workers, options.policy_options)
+            return Planned(schedule=schedule.to_text(), layers=keys)
+        if self._profiler.profile is None:
+            raise GraphError("the step was not profiled")
+        layers, between = planned.calibrated(
+            step_costs(step, graph, self._profiler.profile).layers,
+            link.link,
+            workers,
+            statistics.median(self._single_s),
+        )
+        gain = planned.make_plan(
+            layers, between, workers, options.schedule, self.steps, link.flight_bytes, options.policy_options
+        )
+        plan = gain.plan
+        return Planned(
+            schedule=plan.schedule.to_text(),
+            layers=keys,
+            step_s=plan.step_s,
+            stock_s=gain.stock_s,
+            flight_bytes=link.flight_bytes,
+            slices=counts_for(plan.schedule, graph, self._averaging.slices.sizes),
+            notes=[
+                f"not planned by {tried.name}: {tried.reason}" for tried in plan.candidates if tried.reason
+            ],
+        )
+
+    def _take(self, plan: Planned) -> None:
+        """From now on in turns with the stock order, unless nothing is to be gained."""
+        self.report.predicted_step_s, self._stock_predicted_s = plan.step_s, plan.stock_s
+        self.report.notes += plan.notes
+        schedule = Schedule.from_text(plan.schedule)
+        if plan.step_s is not None:
+            gain = 1 - plan.step_s / plan.stock_s if plan.stock_s else 0.0
+            _LOG.info("planned %s, predicted gain %.1f%%", schedule.policy, 100 * gain)
+            if self.options.may_fall_back and gain < planned.WORTH:
+                self._keep_stock(f"no gain is predicted ({gain:.1%})", quiet=True)
+                if self.options.profile_steps:
+                    self._phase = self._watch
+                return
+        source = self._sliced_source(plan.slices) if plan.slices else self._source
+        dump_dir = self.options.dump_dir if self.engine.rank == 0 else None  # ranks may share the folder
+        self.request, ordered = self._rewritten(
+            source,
+            self.steps,
+            lambda: request_to_order(
+                self.model, lambda graph: schedule, plan.flight_bytes, plan.layers, dump_dir
+            ),
+        )
         self.ordered, self._phase = ordered, functools.partial(self._compare, ordered)
 
     def _sliced_source(self, slices: Mapping[str, int]) -> StepSource:
@@ -247,19 +258,17 @@ class ScheduledSteps:
 
         return StepSource(self.model, sliced, self.element_spec, self.engine.renumber)
 
+    # -- compare ---------------------------------------------------------------------------------
+
     def _compare(self, ordered: Unrolled, batches: Sequence[Any]) -> Any:
         which = self._comparison.times.next
         steps = self.stock if which == STOCK else ordered
-        before, started = steps.traced, time.perf_counter()
-        outputs = steps(batches)
-        nests.synchronize(outputs)
-        elapsed_s = time.perf_counter() - started
-        if steps is ordered and steps.traced > before and not self._agree():
+        outputs, each_s, traced = self._timed(steps, batches)
+        if traced and steps is ordered and not self._agree():
             return outputs
-        if which == STOCK and steps.traced > before and self._draws_from_own_state(len(batches)):
+        if traced and which == STOCK and self._draws_from_own_state(len(batches)):
             return outputs
-        no_sample = steps.traced > before or len(batches) < self.steps
-        self._comparison.times.add(which, elapsed_s / len(batches), no_sample, len(batches))
+        self._comparison.times.add(which, each_s, traced or len(batches) < self.steps, len(batches))
         self._decide(ordered)
         return outputs
 
@@ -267,18 +276,16 @@ class ScheduledSteps:
         """After a trace: whether all ranks run the same order.  If not, all go back to the stock order."""
         request = self.request
         failed = self._plan_failed or (request.failure() or "" if request is not None else "")
-        result = None if request is None else request.result
         latest = None if request is None else request.latest
-        mine = {"failed": failed, "digest": "" if latest is None else digest(latest)}
-        said = self.engine.gather(mine)
+        said: list[Ordered] = Ordered(failed, "" if latest is None else digest(latest)).told(self.engine)
         failed = _first_failure(said)
-        different = [rank for rank, reply in enumerate(said) if reply["digest"] != said[0]["digest"]]
+        different = [rank for rank, reply in enumerate(said) if reply.digest != said[0].digest]
         if not failed and different:
             failed = (
                 f"rank {different[0]} has another graph than rank 0 ({len(different)} of {len(said)} have)"
             )
         predicted_s, plan_seconds = self.report.predicted_step_s, self.report.plan_seconds
-        fill_plan(self.report, result)
+        fill_plan(self.report, None if request is None else request.result)
         self.report.predicted_step_s = predicted_s
         self.report.plan_seconds = (plan_seconds or 0.0) + (self.report.plan_seconds or 0.0)
         if failed:
@@ -308,17 +315,16 @@ class ScheduledSteps:
         if verdict.why_not:
             self._keep_stock(verdict.why_not)
         else:
-            self._keep_ordered(ordered)
+            self._comparison.keep_rewritten()
+            self._phase = functools.partial(self._run_ordered, ordered)
         if self.options.may_fall_back and verdict.seconds:
             self._compare_with_single(verdict.seconds[verdict.which], verdict.seconds[_SINGLE])
 
     def _watch(self, batches: Sequence[Any]) -> Any:
         """Stock order, several steps together: timed, as one step at a time may be faster."""
-        before, started = self.stock.traced, time.perf_counter()
-        outputs = self.stock(batches)
-        nests.synchronize(outputs)
-        if self.stock.traced == before and len(batches) >= self.steps:
-            self._together_s.append((time.perf_counter() - started) / len(batches))
+        outputs, each_s, traced = self._timed(self.stock, batches)
+        if not traced and len(batches) >= self.steps:
+            self._together_s.append(each_s)
         if len(self._together_s) >= self.options.profile_steps:
             self._phase = self.stock
             everyone = self.engine.gather([self._together_s, self._single_s])
@@ -339,10 +345,6 @@ class ScheduledSteps:
 
     # -- decided ---------------------------------------------------------------------------------
 
-    def _keep_ordered(self, ordered: Unrolled) -> None:
-        self._comparison.keep_rewritten()
-        self._phase = functools.partial(self._run_ordered, ordered)
-
     def _run_ordered(self, ordered: Unrolled, batches: Sequence[Any]) -> Any:
         before = ordered.traced
         outputs = ordered(batches)
@@ -359,6 +361,6 @@ class ScheduledSteps:
         self._phase = self.stock
 
 
-def _first_failure(said: Sequence[Mapping[str, Any]]) -> str:
+def _first_failure(said: Sequence[Planned] | Sequence[Ordered]) -> str:
     """Why some rank cannot go on; empty where all can."""
-    return next((str(reply["failed"]) for reply in said if reply["failed"]), "")
+    return next((reply.failed for reply in said if reply.failed), "")

@@ -38,30 +38,36 @@ def candidates(
 ) -> list[Candidate]:
     """Every schedule of a mode (None: the usual one), simulated, the fastest first, the slow to plan last."""
     wanted = usual_mode(problem, mode)
-    policies = policies_of(wanted)
+
+    def rows_of(policy: Policy) -> list[Candidate]:
+        if on_progress is not None:
+            on_progress(policy.name)
+        options = {name: value for name, value in problem.options.items() if name in policy.options}
+        return [tried(policy, dataclasses.replace(problem, options=options, mode=wanted))]
+
+    return sorted(auto_candidates(policies_of(wanted), problem, rows_of), key=shortest)
+
+
+def auto_candidates(
+    policies: Sequence[Policy], problem: Problem, rows_of: Callable[[Policy], Iterable[Candidate]]
+) -> list[Candidate]:
+    """What ``auto`` compares; of what it does without, the reason.
+
+    That are policies that are asked for by name only, and, where another is possible, those that take long
+    to plan so many tasks.
+    """
     tasks = 3 * problem.devices * problem.microbatches
-    slow = [
-        policy for policy in policies
-        if not policy.by_name and policy.auto_tasks is not None and tasks > policy.auto_tasks
-    ]  # fmt: skip
-
-    def all_tried(of: Iterable[Policy]) -> list[Candidate]:
-        rows = []
-        for policy in of:
-            if on_progress is not None:
-                on_progress(policy.name)
-            options = {name: value for name, value in problem.options.items() if name in policy.options}
-            rows.append(tried(policy, dataclasses.replace(problem, options=options, mode=wanted)))
-        return rows
-
-    rows = all_tried(policy for policy in policies if not policy.by_name and policy not in slow)
-    if any(candidate.trial is not None for candidate in rows):
+    usual = [policy for policy in policies if not policy.by_name]
+    slow = [policy for policy in usual if policy.auto_tasks is not None and tasks > policy.auto_tasks]
+    rows = [row for policy in usual if policy not in slow for row in rows_of(policy)]
+    if any(row.trial is not None for row in rows):
         why = f"not tried: takes long for {tasks:,} tasks; ask for it by name"
         rows += [Candidate(policy.name, problem, reason=why) for policy in slow]
     else:
-        rows += all_tried(slow)
-    rows += [Candidate(policy.name, problem, reason=policy.by_name) for policy in policies if policy.by_name]
-    return sorted(rows, key=shortest)
+        rows += [row for policy in slow for row in rows_of(policy)]
+    return rows + [
+        Candidate(policy.name, problem, reason=policy.by_name) for policy in policies if policy.by_name
+    ]
 
 
 def usual_mode(problem: Problem, mode: str | None) -> str:

@@ -17,7 +17,7 @@ from tf_ooo.fit.comparison import REWRITTEN, STOCK, StepComparison, slowest
 from tf_ooo.modes.by_name import Options
 from tf_ooo.modes.data_parallel import agreement
 from tf_ooo.modes.data_parallel.ordering import digest
-from tf_ooo.modes.data_parallel.scheduled import Ordered, ScheduledSteps
+from tf_ooo.modes.data_parallel.scheduled import Ordered, Planned, ScheduledSteps
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.result import RewriteResult
@@ -272,6 +272,15 @@ def test_a_rank_that_failed_has_all_go_back():
     mine = steps_of(Told(said(result_of())), result_of(), failed="it broke")
     assert not mine._agree()
     assert mine.report.fallback_reason == "it broke"
+
+
+def test_what_auto_did_without_is_noted():
+    """On all ranks, by rank 0's word; nothing is predicted to be gained here."""
+    steps = steps_of(Told(), result_of(), schedule="auto", profile_steps=0)
+    plan = result_of().schedule.to_text()
+    steps._take(Planned(schedule=plan, step_s=2.0, stock_s=2.0, notes=["not planned by x: too odd"]))
+    assert steps.report.notes == ["not planned by x: too odd"]
+    assert steps.report.fallback_reason == "no gain is predicted (0.0%)"
 
 
 def test_the_slowest_rank_counts():

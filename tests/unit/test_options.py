@@ -237,6 +237,22 @@ def test_options_that_a_mode_does_not_look_at(mode, name, value):
         Options(mode=mode, **{name: value})
 
 
+def test_a_pipeline_alone_refuses_what_it_would_not_average(monkeypatch):
+    """Nothing would be averaged, compressed or weighted.  One process of ``horovodrun -np 1`` may."""
+    for name, value in (("op", "Sum"), ("compression", "fp16"), ("weighting", "samples")):
+        for replicas in (None, 1):
+            options = Pipeline(**{name: value}, replicas=replicas)
+            with pytest.raises(
+                OptionsError, match=f"^{name}='{value}' is for several processes.*leave {name} out"
+            ):
+                OOOBackprop(options)
+        assert OOOBackprop(Pipeline(**{name: value}, replicas=2))._life.mode.options.replicas == 2
+    monkeypatch.setenv("HOROVOD_RANK", "0")
+    for size in ("1", "2"):
+        monkeypatch.setenv("HOROVOD_SIZE", size)
+        assert OOOBackprop(Pipeline(compression="fp16"))._life.mode.options.compression == "fp16"
+
+
 def test_options_of_pipelines_alone():
     with pytest.raises(OptionsError, match="unroll=4 is not for mode='pipeline'"):
         Options(mode="pipeline", unroll=4)

@@ -102,6 +102,78 @@ def test_policies_say_what_data_parallel_asks():
     assert {candidate.name for candidate in of_data_parallel().candidates} == {"reverse_first_k", "search"}
 
 
+def _for_data_parallel(monkeypatch, make, **more):
+    """A policy of data parallel that orders communication, with an option of its own."""
+    policy = Policy("own", ("data_parallel",), make, ("depth",), needs=Needs(costs=True, link=True), **more)
+    monkeypatch.setitem(POLICIES, "own", policy)
+
+
+def test_data_parallel_hands_on_all_options_of_a_policy(monkeypatch):
+    asked = []
+
+    def make(problem):
+        asked.append(dict(problem.options))
+        return POLICIES["fast_forward"].make(
+            Problem(problem.layers, 2, link=problem.link, mode="data_parallel")
+        )
+
+    _for_data_parallel(monkeypatch, make)
+    data_parallel.make_plan(LAYERS, LINK, 2, "own", 4, options={"depth": 3, "of another": 1})
+    data_parallel.plain_schedule(6, "own", 2, {"depth": 5})
+    assert asked == [{"depth": 3}, {"depth": 5}]
+    assert {candidate.name for candidate in of_data_parallel().candidates} == {
+        "own",
+        "reverse_first_k",
+        "search",
+    }
+
+
+def raising(problem):
+    raise OptionsError("not for these")
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({}, "not for these"),
+        ({"by_name": "too odd"}, "too odd"),
+        ({"auto_tasks": 5}, "not tried: takes long for 6 tasks"),
+    ],
+)
+def test_auto_of_data_parallel_goes_without_a_policy_and_says_why(monkeypatch, more, why):
+    usual = of_data_parallel()
+    _for_data_parallel(monkeypatch, raising, **more)
+    chosen = of_data_parallel()
+    reasons = {candidate.name: candidate.reason for candidate in chosen.candidates}
+    assert reasons["own"].startswith(why)
+    assert not reasons["search"]
+    assert (chosen.schedule.policy, chosen.step_s) == (
+        usual.schedule.policy,
+        pytest.approx(usual.step_s, rel=0.1),
+    )
+    with pytest.raises(OptionsError, match="not for these"):
+        data_parallel.make_plan(LAYERS, LINK, 2, "own", 4)
+
+
+def test_auto_of_a_pipeline_goes_without_what_takes_long(monkeypatch):
+    """Unless nothing else is possible."""
+    calls = []
+
+    def make(problem):
+        calls.append(problem)
+        return gpipe.make(problem)
+
+    odd = Policy("own", ("pipeline",), make, auto_tasks=23)
+    monkeypatch.setitem(POLICIES, "own", odd)
+    monkeypatch.setattr(pipeline, "SCHEDULES", ("gpipe", "own"))
+    reasons = {candidate.name: candidate.reason for candidate in of_pipeline().candidates}
+    assert reasons == {"gpipe": "", "own": "not tried: takes long for 24 tasks; ask for it by name"}
+    assert not calls
+    monkeypatch.setattr(pipeline, "SCHEDULES", ("own",))
+    assert of_pipeline().candidates[0].name == "own"
+    assert calls
+
+
 def test_a_new_policy_needs_its_row_only(monkeypatch, tmp_path):
     """Three stages on each device: the pipeline cuts for it, plan() and the command line know it."""
     triple = Policy(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.hosts.device_names import over_hosts
-from tf_ooo.hosts.ranks.launch import launched_for_collectives, launched_with_workers
+from tf_ooo.hosts.ranks.launch import launched_by_horovod, launched_for_collectives, launched_with_workers
 from tf_ooo.modes.data_parallel.options import DataParallel
 from tf_ooo.modes.layerpipe.options import LayerPipe
 from tf_ooo.modes.pipeline.options import Pipeline
@@ -91,6 +91,8 @@ def _pipeline(options: Pipeline) -> Mode:
         from tf_ooo.modes.replicated import ReplicatedPipelineMode
 
         return ReplicatedPipelineMode(options)
+    if not launched_by_horovod():  # horovodrun -np 1 runs the script of several replicas
+        options.refuse_averaging()
     from tf_ooo.modes.pipeline.fit import PipelineMode
 
     return PipelineMode(options)

@@ -43,6 +43,16 @@ class RankOptions(ModeOptions):
         if self.weighting == "samples" and self.op != "Average":
             raise OptionsError(f"weighting='samples' goes with op='Average' only, not with op={self.op!r}")
 
+    def refuse_averaging(self) -> None:
+        """OptionsError for an option of averaging, where one process trains and averages nothing."""
+        for name in ("op", "compression", "weighting"):
+            value = getattr(self, name)
+            if value != self.defaults()[name]:
+                raise OptionsError(
+                    f"{name}={value!r} is for several processes, whose gradients are averaged, and mode="
+                    f"{self.mode!r} trains in one here: horovodrun -np 2 python train.py, or leave {name} out"
+                )
+
 
 def _devices(name: str, value: object) -> None:
     check_devices(value)

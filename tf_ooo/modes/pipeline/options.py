@@ -18,7 +18,8 @@ class Pipeline(DeviceOptions, RankOptions):
 
     Schedules: ``"auto"`` takes the one with the shortest predicted step; docs/pipeline.md lists all.
     ``profile_steps`` (3 at most) are profiled on one device before the model is cut.  Devices and costs:
-    :class:`tf_ooo.options.DeviceOptions`; how replicas are averaged: :class:`tf_ooo.options.RankOptions`.
+    :class:`tf_ooo.options.DeviceOptions`; how replicas are averaged:
+    :class:`tf_ooo.options.RankOptions`; one pipeline alone refuses that.
 
     Attributes:
         microbatches: parts of a batch.

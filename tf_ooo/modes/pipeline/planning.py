@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import MemoryLimitError, OOOError, OptionsError
 from tf_ooo.modes.pipeline.partition import Bounds, Cutter, merged
+from tf_ooo.planning.choosing.on_paper import auto_candidates
 from tf_ooo.planning.choosing.plan import Candidate, Plan, choose, policy_named, tried
 from tf_ooo.planning.choosing.trial import Clock
 from tf_ooo.planning.model.problem import Problem
@@ -62,14 +63,20 @@ def make_plan(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted) -> Pl
         MemoryLimitError: none stays within the limit; says the lowest that one can keep.
     """
     cutter = Cutter(tuple(layers), units, wanted.link, wanted.microbatches)
-    candidates: list[Candidate] = []
     errors: list[OOOError] = []
-    for name in SCHEDULES if wanted.schedule == "auto" else (wanted.schedule,):
-        policy = policy_named(name, MODE)
+
+    def rows_of(policy: Policy) -> Iterator[Candidate]:
         for bounds, options in _cuts(policy, cutter, wanted, errors):
             candidate = tried(policy, _problem(cutter, wanted, bounds, options), _CLOCK)
-            candidates.append(candidate)
-            errors += [] if candidate.error is None else [candidate.error]
+            errors.extend([] if candidate.error is None else [candidate.error])
+            yield candidate
+
+    if wanted.schedule == "auto":
+        policies = [policy_named(name, MODE) for name in SCHEDULES]
+        uncut = Problem(cutter.layers, wanted.devices, wanted.microbatches, wanted.link, mode=MODE)
+        candidates = auto_candidates(policies, uncut, rows_of)
+    else:
+        candidates = list(rows_of(policy_named(wanted.schedule, MODE)))
     if all(candidate.trial is None for candidate in candidates):
         raise _none_left(errors, wanted)
     return choose(candidates, _rank)

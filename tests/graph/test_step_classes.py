@@ -13,8 +13,7 @@ from grappler_passes.analysis.classify import classify_graph_def
 from grappler_passes.analysis.steps import split_steps
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import ScheduleError
-from tf_ooo.modes.data_parallel.ordering import layer_keys, numbered_as
-from tf_ooo.modes.data_parallel.rewriting import request_to_look
+from tf_ooo.modes.data_parallel.ordering import layer_keys, numbered_as, request_to_look
 from tf_ooo.rewriting.plan import plan
 from tf_ooo.tracing.unrolled import StepSource, Unrolled
 

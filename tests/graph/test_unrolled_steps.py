@@ -14,7 +14,7 @@ from grappler_passes.analysis.steps import split_steps, steps_of
 from grappler_passes.graph.training_graph import OpKind
 from tests import zoo
 from tf_ooo.costs.layer_costs import LayerCosts
-from tf_ooo.modes.data_parallel.rewriting import request_to_look, request_to_order
+from tf_ooo.modes.data_parallel.ordering import request_to_look, request_to_order
 from tf_ooo.rewriting.lowering import task_ops
 from tf_ooo.rewriting.plan import plan
 from tf_ooo.tracing.unrolled import StepSource, Unrolled

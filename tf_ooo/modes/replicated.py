@@ -14,9 +14,9 @@ from tf_ooo.hosts.ranks.engine import choose_engine
 from tf_ooo.hosts.ranks.launch import resolved_name
 from tf_ooo.modes.data_parallel.fit import averaging_of, check_model
 from tf_ooo.modes.data_parallel.ranks import RanksInStep
+from tf_ooo.modes.pipeline.company import Company
 from tf_ooo.modes.pipeline.fit import PipelineMode
 from tf_ooo.modes.pipeline.options import Pipeline
-from tf_ooo.modes.pipeline.replicas import Replicas
 from tf_ooo.report.report import Report
 
 _BY_HOROVOD = (
@@ -55,13 +55,13 @@ class ReplicatedPipelineMode:
             stock = train_function.train_function_of(model)
             if self._stock is not stock:
                 self._stock = stock
-                self.pipeline.company = Replicas(engine, averaging_of(engine, self.options))
+                self.pipeline.company = Company(engine, averaging_of(engine, self.options))
         self.pipeline.check(model, steps)
 
     def prepare(self, model: Any, steps: int | None) -> Training:
         """The pipeline's steps, as many as all ranks run; one rank alone is a pipeline."""
         pipeline, company = self.pipeline.steps_of(model), self.pipeline.company
-        if not isinstance(company, Replicas):
+        if company.averaging is None:
             return pipeline.training()
         ranks = RanksInStep(model, company.engine, company.averaging, self.options, self._agreed, steps)
 

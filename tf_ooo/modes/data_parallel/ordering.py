@@ -1,8 +1,10 @@
-"""A schedule's order for every step of an unrolled graph: computation and communication."""
+"""A schedule's order for every step of an unrolled graph, computation and communication; and the plug-in
+requests by which TensorFlow hands such graphs over."""
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -10,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from grappler_passes import plugin
 from grappler_passes.analysis.step_classes import classify_steps
 from grappler_passes.analysis.steps import split_steps
 from grappler_passes.graph.training_graph import OpKind, TrainingGraph
+from grappler_passes.passes.base import PassResult
 from grappler_passes.passes.steps import Additions, additions
 from tf_ooo.costs.from_graph import variable_bytes
 from tf_ooo.errors import ScheduleError
@@ -20,12 +24,16 @@ from tf_ooo.planning.building.common import COMMUNICATION, COMPUTE
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.rewriting import passes
 from tf_ooo.rewriting.lowering import TaskOps, first_ops, last_ops, lower, only_tasks, task_ops
+from tf_ooo.rewriting.request import ResultT, RewriteRequest
 from tf_ooo.rewriting.result import RewriteResult
+from tf_ooo.rewriting.unrolled_tasks import is_unrolled
 from tf_ooo.tracing.slices import parts_of
 
 if TYPE_CHECKING:
+    import keras
     from tensorflow.core.framework import graph_pb2
 
+_LOG = logging.getLogger("tf_ooo")
 # How much is handed over and not through where nothing was measured.
 FLIGHT_BYTES = 2 * 2**20
 
@@ -164,14 +172,22 @@ def communication_edges(
     """
     ready = {task.stage: place for place, task in enumerate(schedule.lanes.get(COMPUTE, ()))}
     sent = _sent(graph, parts or {})
-    wanted = list(dict.fromkeys(_unit(task, sent) for task in schedule.lanes.get(COMMUNICATION, ())))
     bytes_of = [weight_bytes for weight_bytes, _ in variable_bytes(graph, [])]
-    sizes = [bytes_of[layer] * _share(schedule, layer, part, sent) for layer, part in wanted]
     edges: list[tuple[str, str]] = []
+
+    def unit_of(task: Task) -> tuple[int, int]:
+        """Slices that the graph does not have are part of the first."""
+        return (task.stage, task.part) if (task.stage, task.part) in sent else (task.stage, 0)
+
+    def size_bytes(layer: int, part: int) -> float:
+        shares = schedule.parts.get(("comm", layer), ())
+        return bytes_of[layer] * (shares[part] if len(shares) > 1 and (layer, 1) in sent else 1.0)
 
     def read_by(name: str) -> list[str]:
         return [producer for producer, _ in graph.ops[name].inputs]
 
+    wanted = list(dict.fromkeys(map(unit_of, schedule.lanes.get(COMMUNICATION, ()))))
+    sizes = [size_bytes(*unit) for unit in wanted]
     for place, unit in enumerate(wanted):
         before: list[str] = []
         through = _through(sizes, place, flight_bytes)
@@ -195,17 +211,6 @@ def _sent(graph: TrainingGraph, parts: Mapping[str, int]) -> _Sent:
     return sent
 
 
-def _unit(task: Task, sent: _Sent) -> tuple[int, int]:
-    """Slices that the graph does not have are part of the first."""
-    unit = task.stage, task.part
-    return unit if unit in sent else (task.stage, 0)
-
-
-def _share(schedule: Schedule, layer: int, part: int, sent: _Sent) -> float:
-    shares = schedule.parts.get(("comm", layer), ())
-    return shares[part] if len(shares) > 1 and (layer, 1) in sent else 1.0
-
-
 def _through(sizes: list[float], place: int, flight_bytes: float) -> int | None:
     """The place of the latest that has to be through before that at ``place`` goes; None: none has."""
     flying_bytes = 0.0
@@ -221,14 +226,59 @@ def digest(result: RewriteResult) -> str:
     graph = result.training_graph
     counts = [len(graph.of_kind(kind)) for kind in OpKind]
     shapes = {variable.name: variable.shape for variable in graph.variables}
-    layers = [
-        (
-            len(x.weight_grad_ops),
-            len(x.update_ops),
-            len(x.communication_ops),
-            [shapes[v] for v in x.variables],
-        )
-        for x in graph.layers
-    ]
+    layers = []
+    for layer in graph.layers:
+        ops = layer.weight_grad_ops, layer.update_ops, layer.communication_ops
+        layers.append((*map(len, ops), [shapes[name] for name in layer.variables]))
     text = f"{result.schedule.to_text()} {counts} {layers} {result.added_edges}"
     return f"{zlib.crc32(text.encode()):08x}"
+
+
+def request_to_look(model: keras.Model) -> RewriteRequest[PassResult]:
+    """Keeps the largest graph of unrolled steps as TensorFlow runs it.
+
+    Its ops are separated as those of ordered steps will be, so that what is measured is what will run.
+    ``model`` names its variables.  Raises BackendError: unsupported TensorFlow, or no plug-in.
+    """
+
+    def look(graph_def: graph_pb2.GraphDef) -> PassResult:
+        return passes.separating_only(graph_def)(graph_def)
+
+    def is_larger(result: PassResult, before: PassResult) -> bool:
+        return len(result.graph_def.node) >= len(before.graph_def.node)
+
+    return _request(model, look, is_larger)
+
+
+def request_to_order(
+    model: keras.Model,
+    schedule_for: ScheduleFor,
+    flight_bytes: float = FLIGHT_BYTES,
+    planned_for: Sequence[LayerKey] | None = None,
+    dump_dir: passes.Folder = None,
+) -> RewriteRequest[RewriteResult]:
+    """As :func:`order_steps` for each graph; keeps what was done to that in which most ops moved.
+
+    ``model`` names its variables.  Raises BackendError: unsupported TensorFlow, or no plug-in.
+    """
+
+    def order(graph_def: graph_pb2.GraphDef) -> RewriteResult:
+        result = order_steps(graph_def, schedule_for, flight_bytes, planned_for, dump_dir)
+        _LOG.info("ordered the steps by %s in %.2f s", result.schedule.policy, result.plan_seconds)
+        return result
+
+    return _request(model, order, lambda result, before: result.moved_ops >= before.moved_ops)
+
+
+def _request(
+    model: keras.Model,
+    rewrite: Callable[[graph_pb2.GraphDef], ResultT],
+    replaces: Callable[[ResultT, ResultT], bool],
+) -> RewriteRequest[ResultT]:
+    return RewriteRequest(
+        "tf_ooo-parallel",
+        lambda graph_def: rewrite(graph_def) if is_unrolled(graph_def) else None,
+        replaces,
+        lambda request: "TensorFlow handed no graph over to be ordered",
+        plugin.describe_keras(model),
+    )

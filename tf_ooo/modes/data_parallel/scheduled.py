@@ -20,8 +20,13 @@ from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.ranks.messages import Message
 from tf_ooo.modes.data_parallel import planned
 from tf_ooo.modes.data_parallel.options import DataParallel
-from tf_ooo.modes.data_parallel.ordering import FLIGHT_BYTES, LayerKey, digest
-from tf_ooo.modes.data_parallel.rewriting import request_to_look, request_to_order
+from tf_ooo.modes.data_parallel.ordering import (
+    FLIGHT_BYTES,
+    LayerKey,
+    digest,
+    request_to_look,
+    request_to_order,
+)
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.reporting import fill_plan

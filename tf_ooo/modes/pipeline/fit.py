@@ -6,20 +6,19 @@ import dataclasses
 import time
 from typing import Any
 
-from tf_ooo.compat import iterators, train_function
+from tf_ooo.compat import iterators, keras_losses, train_function
 from tf_ooo.costs.table import CostTable
-from tf_ooo.errors import MemoryLimitError
+from tf_ooo.errors import BackendError, MemoryLimitError
 from tf_ooo.fit.distributed import Distributed, FirstSteps, check_model
 from tf_ooo.fit.measured import check_costs, unknown_sizes, with_link
 from tf_ooo.fit.mode import Training
 from tf_ooo.hosts.devices import home_device
-from tf_ooo.hosts.ranks.base import Engine, SingleEngine
+from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.target import gone
-from tf_ooo.modes.pipeline.checks import check_losses
+from tf_ooo.modes.pipeline.company import Company
 from tf_ooo.modes.pipeline.options import Pipeline
 from tf_ooo.modes.pipeline.partition import units_of
 from tf_ooo.modes.pipeline.planning import Wanted, make_plan
-from tf_ooo.modes.pipeline.replicas import Alone, Company
 from tf_ooo.modes.pipeline.reporting import fill_report, note_micro_batches
 from tf_ooo.modes.pipeline.running import PlannedPipeline, RunningPipeline
 from tf_ooo.report.report import Report, fill_step_times
@@ -48,7 +47,7 @@ class PipelineMode:
 
     def __init__(self, options: Pipeline) -> None:
         self.options = options
-        self.company: Company = Alone()
+        self.company = Company()
         self.planned_from: tuple[Step, CostTable] | None = None
         self.pipeline: PlannedPipeline | None = None
         self.rows = 0
@@ -56,13 +55,18 @@ class PipelineMode:
 
     def join(self) -> Engine:
         """This process trains alone."""
-        return SingleEngine()
+        return self.company.engine
 
     def check(self, model: Any, steps: int | None) -> None:
         """BackendError: no such devices, or a model that cannot be cut."""
         check_model(model, self.options.mode)
-        check_losses(model)
-        self.distributed.place(model, self.options.devices, self.company.local_rank)
+        summed = keras_losses.summed_losses(model)
+        if summed:
+            raise BackendError(
+                f"loss {summed[0]!r} adds up rows (reduction='sum' or none), and micro-batches are averaged; "
+                "use reduction='sum_over_batch_size' and a learning rate that is larger by the batch size"
+            )
+        self.distributed.place(model, self.options.devices, self.company.engine.local_rank)
 
     def prepare(self, model: Any, steps: int | None) -> Training:
         """The training of the model's :class:`PipelineSteps`."""
@@ -170,7 +174,7 @@ class PipelineSteps:
         given = self._mode.options.costs
         if given is not None:
             return not any(is_part(layer.name) for layer in given.layers)
-        return self._mode.company.several
+        return self._mode.company.engine.size > 1
 
     def _make_plan(self, first: FirstSteps) -> None:
         mode, started = self._mode, time.perf_counter()

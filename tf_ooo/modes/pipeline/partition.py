@@ -115,6 +115,11 @@ class Cutter:
         return 2 * self.link.seconds(crossing_bytes(self.layers, last))
 
 
+def stage_of_layer(bounds: Bounds) -> list[int]:
+    """The stage of each layer, given the first and last layer of each stage."""
+    return [stage for stage, (first, last) in enumerate(bounds) for _ in range(first, last + 1)]
+
+
 def crossing_bytes(layers: tuple[LayerCosts, ...], last: int) -> float:
     """Bytes that layers behind ``last`` read of layers up to it."""
     read = {s for i in range(last + 1, len(layers)) for s in layer_inputs(layers, i) if s <= last}
@@ -161,7 +166,7 @@ def merged(layers: tuple[LayerCosts, ...], bounds: Bounds, microbatches: int = 1
     With several micro-batches the gradients of two layers, the one that is computed and the one that is
     being added up, are there besides the sums.
     """
-    stage_of = [stage for stage, (first, last) in enumerate(bounds) for _ in range(first, last + 1)]
+    stage_of = stage_of_layer(bounds)
     inputs: list[set[int]] = [set() for _ in bounds]
     sent: list[set[int]] = [set() for _ in bounds]
     for layer in range(len(layers)):

@@ -142,8 +142,3 @@ def _none_left(errors: Sequence[OOOError], wanted: Wanted) -> OOOError:
         smallest = -(-math.ceil(min(limits)) * measured // predicted)
         return MemoryLimitError(wanted.memory_limit_bytes, smallest)
     return errors[0] if errors else OptionsError(f"schedule={wanted.schedule!r}: no cut is possible")
-
-
-def stage_of_layer(bounds: Bounds) -> list[int]:
-    """The stage of each layer, given the first and last layer of each stage."""
-    return [stage for stage, (first, last) in enumerate(bounds) for _ in range(first, last + 1)]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
-from tf_ooo.costs.layer_costs import SECONDS, LayerCosts, Link
+from tf_ooo.compat import keras_layers, keras_losses
+from tf_ooo.costs.layer_costs import SECONDS, LayerCosts
 from tf_ooo.costs.table import CostTable
-from tf_ooo.modes.pipeline.checks import notes_of
-from tf_ooo.modes.pipeline.partition import crossing_bytes
-from tf_ooo.modes.pipeline.planning import stage_of_layer
+from tf_ooo.modes.pipeline.partition import crossing_bytes, stage_of_layer
 from tf_ooo.planning.choosing.plan import Candidate, Plan
 from tf_ooo.planning.model.relation import stage_inputs
 from tf_ooo.report.report import Report, fill_plan
@@ -19,6 +18,9 @@ from tf_ooo.report.sections import CandidateRow, LinkRow, PipelineSection, Stage
 from tf_ooo.report.texts import seconds_text
 from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.unrolled_tasks import Step
+
+if TYPE_CHECKING:
+    import keras
 
 _LOG = logging.getLogger("tf_ooo")
 
@@ -41,7 +43,8 @@ def fill_report_of_graph(report: Report, result: RewriteResult) -> None:
 
 def section_of(plan: Plan, costs: CostTable, devices: Sequence[str]) -> PipelineSection:
     """The plan's part of a report."""
-    count, timeline = plan.schedule.microbatches, plan.timeline
+    count, timeline, link = plan.schedule.microbatches, plan.timeline, costs.link
+    bytes_per_s = None if math.isinf(link.bytes_per_s) else link.bytes_per_s
     names = [devices[number] for number in plan.schedule.device_of_stage]
     return PipelineSection(
         devices=list(devices),
@@ -51,14 +54,9 @@ def section_of(plan: Plan, costs: CostTable, devices: Sequence[str]) -> Pipeline
         predicted_bubble_fraction=float(timeline.bubble_fraction),
         predicted_peak_bytes=[int(size) for size in timeline.peak_bytes],
         serial_step_s=sum(count * layer.busy_s + layer.update_s for layer in costs.layers),
-        link=_link_row(costs.link),
+        link=LinkRow(link.latency_s, bytes_per_s, link.overhead_s_per_byte),
         microbatches=count,
     )
-
-
-def _link_row(link: Link) -> LinkRow:
-    bytes_per_s = None if math.isinf(link.bytes_per_s) else link.bytes_per_s
-    return LinkRow(link.latency_s, bytes_per_s, link.overhead_s_per_byte)
 
 
 def _candidate_row(candidate: Candidate) -> CandidateRow:
@@ -105,9 +103,21 @@ def _why(plan: Plan, stage: int, costs: CostTable) -> str:
     return text
 
 
-def note_micro_batches(report: Report, model: Any) -> None:
-    """What micro-batches change, said once."""
-    for text in notes_of(model):
+def note_micro_batches(report: Report, model: keras.Model) -> None:
+    """What several micro-batches change in the result of training, said once."""
+    texts = []
+    names = keras_layers.batch_normalizations(model)
+    if names:
+        texts.append(
+            f"{len(names)} BatchNormalization layers normalize each micro-batch by itself: {names[0]}"
+        )
+    masks = keras_losses.masks(model)
+    if masks:
+        texts.append(
+            f"where the loss divides by what is not masked ({masks[0]}), each micro-batch's does by its own; "
+            "they are averaged by rows, which is the whole batch's loss only where all have as much"
+        )
+    for text in texts:
         if text not in report.notes:
             report.notes.append(text)
             _LOG.info("%s", text)

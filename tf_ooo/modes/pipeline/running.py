@@ -13,7 +13,7 @@ from tf_ooo.fit.distributed import Placed, not_cut
 from tf_ooo.hosts.devices import available_devices
 from tf_ooo.hosts.target import Target
 from tf_ooo.modes.pipeline.options import Pipeline
-from tf_ooo.modes.pipeline.planning import stage_of_layer
+from tf_ooo.modes.pipeline.partition import stage_of_layer
 from tf_ooo.modes.pipeline.reporting import fill_report_of_graph
 from tf_ooo.planning.choosing.plan import Plan
 from tf_ooo.report.report import Report

@@ -21,11 +21,7 @@ def is_cluster(text: object) -> bool:
 
 
 def parse(text: str | Sequence[str]) -> tuple[str, ...]:
-    """The addresses, in the order of the tasks.
-
-    Raises:
-        OptionsError: names the part that is no address, or the address given twice.
-    """
+    """The addresses, in the order of the tasks.  OptionsError: names what is no address, or given twice."""
     parts = text.split(",") if isinstance(text, str) else list(text)
     addresses = tuple(part.strip() for part in parts)
     for address in addresses:

@@ -32,13 +32,10 @@ _clusters: dict[tuple[str, ...], Cluster] = {}
 
 
 class Cluster:
-    """The workers of a cluster and this process, which trains; made by :func:`connect`.
+    """The workers of a cluster, by task, and this process, which trains; made by :func:`connect`.
 
-    Attributes:
-        addresses: of all tasks.
-        devices: full names, in the order of the tasks: GPUs of a task that has some, else its CPUs.
-        workers: what the other processes said of themselves, by task.
-        own_task: the task that is this process, 0 or None (then workers serve all tasks).
+    ``devices`` has full names in the order of the tasks: GPUs of a task that has some, else its CPUs.
+    ``own_task`` is this process, 0 or None (then workers serve all tasks).
     """
 
     def __init__(

@@ -20,13 +20,7 @@ _CONTAINER = "tf_ooo_worker"
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """Of one worker process.
-
-    Attributes:
-        addresses: of the cluster that it was started for.
-        task: its number there.
-        started: tells two processes at the same address apart.
-    """
+    """Of one worker process; ``started`` tells two processes at the same address apart."""
 
     addresses: tuple[str, ...]
     task: int
@@ -66,13 +60,7 @@ def publish(target: str, facts: Facts) -> None:
 
 
 class Line:
-    """A connection to one worker, kept open: what it says of itself, again and again.
-
-    Args:
-        target: ``grpc://host:port``.
-        task: the worker's number in its cluster.
-        write: what it says from now on; None: only asks.
-    """
+    """A connection to one worker, kept open; with ``write`` for what it says from now on, else to ask."""
 
     def __init__(self, target: str, task: int, write: str | None = None) -> None:
         self._target, self._task, self._write = target, task, write
@@ -80,11 +68,7 @@ class Line:
         self._op: Any = None
 
     def ask(self, timeout_s: float) -> Facts:
-        """What the worker says.
-
-        Raises:
-            tf.errors.OpError: it does not answer within ``timeout_s``, or has never said anything.
-        """
+        """What the worker says.  OpError: no answer within ``timeout_s``, or it has never said anything."""
         return Facts.from_text(self.run(timeout_s).decode())
 
     def run(self, timeout_s: float) -> Any:

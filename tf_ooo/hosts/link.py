@@ -25,9 +25,7 @@ _HAND_OVER_S = 30e-6
 
 
 def link_between(names: Sequence[str]) -> Link:
-    """The link between neighbouring devices; the slowest where they differ.
-
-    Within one process, CPUs hand tensors over.  Anything else is measured by sending tensors to and fro.
+    """The link between neighbouring devices, the slowest where they differ; measured, but within one memory.
 
     Raises CostError where a device does not answer.
     """
@@ -51,19 +49,11 @@ def _one_memory(a: str, b: str) -> bool:
 def measure_device_link(
     sender: str, receiver: str, sizes: Sequence[int] = MEASURED_BYTES, repeats: int = 5
 ) -> Link:
-    """Sends tensors to and fro between two devices of this process' eager context, fits a link to the times.
+    """Sends tensors of some bytes to and fro between two devices of this process, fits a link to the times.
 
     A run makes 8 hops, and one that makes none is taken off, so that what starting a run costs does not count
     as latency.  What messages take from a computation on either device is measured, too; the latency is that
-    between devices that compute.
-
-    Args:
-        sender, receiver: full names, as ``tf.config.list_logical_devices`` has them.
-        sizes: of the messages, bytes.
-        repeats: timed runs of each size.
-
-    Raises:
-        CostError: no such device, or it does not answer.
+    between devices that compute.  CostError: no such device, or it does not answer.
     """
     import tensorflow as tf
 

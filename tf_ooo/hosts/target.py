@@ -36,12 +36,7 @@ class Target(Protocol):
 
 
 class Devices:
-    """Devices without workers that could be lost; see :class:`Target`.
-
-    Args:
-        devices: full names.
-        given: what named them; may be an object that has some of a target's methods, or ``link``.
-    """
+    """Devices without workers to be lost; ``given`` may have some of a target's methods, or a ``link``."""
 
     def __init__(self, devices: Sequence[str], given: Any = None) -> None:
         self.devices = tuple(devices)
@@ -58,14 +53,9 @@ class Devices:
 
 
 def target_of(devices: Any, local_rank: int = 0) -> Target:
-    """What ``devices=`` stands for; joins the workers of a cluster.
+    """What ``devices=`` stands for, see :func:`full_names`; joins the workers of a cluster.
 
-    Args:
-        devices: a count, names, the addresses of a cluster, or an object with ``devices``.
-        local_rank: see :func:`tf_ooo.hosts.devices.full_names`.
-
-    Raises:
-        BackendError: a device that does not exist, a worker that cannot be joined.
+    BackendError: a device that does not exist, a worker that cannot be joined.
     """
     given = joined(devices)
     names = full_names(given, local_rank)

@@ -29,14 +29,9 @@ T = TypeVar("T")
 
 
 class Watch:
-    """Asks the workers of a cluster, each from a thread of its own.
+    """Asks each worker of a cluster from a thread of its own, six times in ``silence_s``; then it is lost.
 
-    Args:
-        workers: what each said when the cluster was joined, by task.
-        silence_s: after so long without an answer a worker is lost; it is asked six times meanwhile.
-
-    Attributes:
-        lost: why, by task.
+    ``workers``: what each said when the cluster was joined, ``lost``: why, by task.
     """
 
     def __init__(self, workers: Mapping[int, Facts], silence_s: float = SILENCE_S) -> None:

@@ -37,15 +37,9 @@ class Engine(ABC):
     def allreduce(
         self, gradients: Sequence[tuple[str, Gradient]], op: str, compression: str
     ) -> list[Gradient]:
-        """Gradients combined over all ranks, in the graph that is being traced (or eagerly).
+        """Gradients, by name, combined over all ranks, in the graph that is being traced (or eagerly).
 
-        The rows of IndexedSlices are those of all ranks, as in Horovod's own tape.
-
-        Args:
-            gradients: by name; the same names and shapes on all ranks.
-            op: ``Average``, ``Sum`` or ``Adasum``.
-            compression: what floating-point values travel as: ``none``, ``fp16`` or ``bf16``.
-
+        Names and shapes are the same on all ranks; IndexedSlices get all ranks' rows, as in Horovod's tape.
         Raises BackendError where the engine cannot do it.
         """
         if op == "Adasum":

@@ -20,13 +20,9 @@ _LOST = ("Horovod has been shut down", "HorovodInternalError", "Connection close
 
 
 class HorovodEngine(Engine):
-    """Calls ``hvd.init()`` if nobody has.
+    """Calls ``hvd.init()`` if nobody has; reduces as Horovod's own tape does, to the same bits.
 
-    Dense gradients are one ``hvd.allreduce`` each, IndexedSlices two allgathers, as in Horovod's own
-    tape: the same bits.  The names of these ops are the same on all ranks.
-
-    Raises:
-        BackendError: Horovod is not installed, or it cannot reach the other processes.
+    BackendError: Horovod is not installed, or it cannot reach the other processes.
     """
 
     name = "horovod"

@@ -28,13 +28,7 @@ _ONE_PROCESS = "one process: nothing to average"
 
 @dataclass(frozen=True)
 class Averaged:
-    """What is made once for a model's step.
-
-    Attributes:
-        stock: its train function.
-        averaging: of its gradients.
-        function: a train function that averages.
-    """
+    """What is made once for a model's train function: another one, which averages."""
 
     stock: Callable[..., Any]
     averaging: Averaging
@@ -49,13 +43,7 @@ class Averaged:
 
 
 class DataParallelMode:
-    """Ranks that train together; nothing falls back silently: who cannot be averaged must not train.
-
-    Attributes:
-        averaged: of the model trained last.
-        scheduled: its steps in the stock order and in a planned one.
-        ranks: of the fit begun last.
-    """
+    """Ranks that train together; nothing falls back silently: who cannot be averaged must not train."""
 
     keeps_stock = False
     compiles = False
@@ -77,10 +65,7 @@ class DataParallelMode:
             check_model(model)
 
     def prepare(self, model: Any, steps: int | None) -> Training | None:
-        """All ranks begin; one that is alone trains in stock order.
-
-        Raises OptionsError for a named schedule and a model that runs eagerly.
-        """
+        """All ranks begin; one alone trains in stock order.  OptionsError: a named schedule, run eagerly."""
         engine, averaged = self.join(), self.averaged
         if engine.size == 1:
             self._report = self._new_report(model)

@@ -51,10 +51,8 @@ class TrainingEnds(Message):
 class Lockstep:
     """How many steps this rank may run.
 
-    Args:
-        engine: the ranks.
-        every_execution: agree before each execution, which costs a message but lets one rank alone
-            stop within an epoch.  Done in any case where the number of batches is not known.
+    ``every_execution``: agree before each execution, which costs a message but lets one rank alone stop
+    within an epoch.  Done in any case where the number of batches is not known.
     """
 
     def __init__(self, engine: Gathers, every_execution: bool) -> None:
@@ -65,10 +63,7 @@ class Lockstep:
         self._told = False
 
     def begin_epoch(self, epoch: int, steps: int | None) -> None:
-        """Agrees on the number of steps of an epoch.
-
-        Raises OptionsError if the ranks are at different epochs.
-        """
+        """Agrees on the number of steps of an epoch.  OptionsError: the ranks are at different epochs."""
         replies = self._exchange(EpochBegins(epoch, steps))
         if not replies:
             return

@@ -61,17 +61,10 @@ def order_steps(
     planned_for: Sequence[LayerKey] | None = None,
     dump_dir: passes.Folder = None,
 ) -> RewriteResult:
-    """Orders each step by itself, as ``schedule_for`` says for the first of them.
+    """Orders each step by itself, as ``schedule_for`` says for the first of them, by edges within the step.
 
-    Edges are added within a step only, so that steps stay free to overlap.  The argument is not changed.
-
-    Args:
-        graph_def: of the unrolled steps.
-        schedule_for: given the first step, the schedule.
-        flight_bytes: see :func:`communication_edges`.
-        planned_for: the layers that the schedule counts, see :func:`layer_keys`; None: those of the
-            first step in its order.
-        dump_dir: folder for the graph after every pass, with one of its own for each step; None: none.
+    The argument is not changed.  ``planned_for``: the layers that the schedule counts (:func:`layer_keys`);
+    None: those of the first step in its order.
 
     Raises:
         GraphError: a step is no training step.
@@ -119,10 +112,7 @@ def layer_keys(graph_def: graph_pb2.GraphDef, graph: TrainingGraph) -> list[Laye
 
 
 def numbered_as(schedule: Schedule, numbers: Sequence[int]) -> Schedule:
-    """The schedule with layer ``numbers[i]`` in place of layer ``i``.
-
-    Raises ScheduleError if it has another number of layers.
-    """
+    """With layer ``numbers[i]`` in place of layer ``i``.  ScheduleError: it has another number of them."""
     stages = {task.stage for task in schedule.lanes.get(COMPUTE, ())}
     if stages != set(range(len(numbers))):
         raise ScheduleError(f"the schedule has {len(stages)} layers, the graph {len(numbers)}")

@@ -50,9 +50,8 @@ class PlannedGain:
 class MeasuredLink:
     """What the ranks' allreduces reach when they follow one another as those of a step do.
 
-    Attributes:
-        link: between neighbours of the ring; its bandwidth holds what ranks negotiate meanwhile.
-        flight_bytes: the smallest amount under way that reaches most of the best bandwidth.
+    The bandwidth between neighbours of the ring holds what ranks negotiate meanwhile; ``flight_bytes`` is the
+    smallest amount under way that reaches most of the best bandwidth.
     """
 
     link: Link
@@ -60,10 +59,7 @@ class MeasuredLink:
 
 
 def measure_allreduce(engine: Engine) -> MeasuredLink:
-    """Times streams of messages of several sizes; all ranks call it.
-
-    CostError if nothing can be told.
-    """
+    """Times streams of messages of several sizes; all ranks call it.  CostError: nothing can be told."""
     seconds = {size: _seconds_each(engine, size) for size in _SIZES}
     return link_from(seconds, engine.size)
 
@@ -146,13 +142,13 @@ def make_plan(
     slice_bytes: float = 0.0,
     options: Mapping[str, Any] = MappingProxyType({}),
 ) -> PlannedGain:
-    """The policy's plan, or for ``"auto"`` the one with the shortest predicted step.
+    """The policy's plan, or for ``"auto"`` the fastest of all that order communication.
 
     Args:
         layers: costs of one step.
         link: between neighbours of the ring.
         workers: the ranks.
-        schedule: a policy's name, or ``"auto"``: of all that order communication.
+        schedule: a policy's name, or ``"auto"``.
         steps: run together; the barrier after the last of them is part of the prediction.
         slice_bytes: the smallest slices that use the link well, for policies that may cut gradients; 0: none.
         options: of the policy.

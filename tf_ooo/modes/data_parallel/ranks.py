@@ -206,10 +206,7 @@ class RanksInStep:
         raise BackendError(_REPLACED)
 
     def ended(self) -> None:
-        """Tells the other ranks.
-
-        A worker that is lost from here on takes no update with it: the script goes on, and saves.
-        """
+        """Tells the other ranks."""
         try:
             self.lockstep.end()
         except Exception as error:

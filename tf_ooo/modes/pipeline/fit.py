@@ -34,12 +34,9 @@ class PipelineMode:
     """Nothing falls back here: the model is distributed by request.
 
     Attributes:
-        company: the pipelines that this one is one of.
         planned_from: a step that was taken apart, and its costs.  Set before the first step from another fit
             of a model with the same names, it spares measuring.
         rows: of the largest micro-batch that is planned for; 0: unknown.
-        pipeline: that is planned.
-        distributed: what is known of the model.
     """
 
     keeps_stock = False
@@ -188,10 +185,7 @@ class PipelineSteps:
     # -- with a plan -------------------------------------------------------------------------------
 
     def _large_enough(self, pipeline: PlannedPipeline, batch: Any) -> PlannedPipeline:
-        """Plans anew for a batch of more micro-batches than the last plan is for.
-
-        With a limit of memory also for one of larger micro-batches.
-        """
+        """Plans anew for a batch of more micro-batches, with a limit of memory also for larger ones."""
         mode = self._mode
         rows, known = split_rows(rows_of(batch), mode.options.microbatches), mode.rows
         larger = mode.options.memory_limit_bytes is not None and 0 < known < max(rows)

@@ -35,14 +35,7 @@ def units_of(layers: int, glued: Sequence[tuple[int, int]]) -> Bounds:
 
 @dataclass(frozen=True)
 class Cutter:
-    """Cuts layers into stages.
-
-    Attributes:
-        layers: costs of one micro-batch.
-        units: ranges that stay whole.
-        link: between devices.
-        microbatches: of one step.
-    """
+    """Cuts layers, costs of one micro-batch, into stages; ``units`` are ranges that stay whole."""
 
     layers: tuple[LayerCosts, ...]
     units: Bounds
@@ -53,8 +46,6 @@ class Cutter:
         """(first, last) layer of each stage: the best found of cuts with a short slowest stage.
 
         The step is estimated as all micro-batches through the slowest stage, and the first one's messages.
-
-        Raises OptionsError: more stages than units.
         """
         self._check(stages)
         seconds = np.array([self._seconds(unit) for unit in self.units])
@@ -77,8 +68,6 @@ class Cutter:
 
         The first counts weights, gradients and slots alone, the second and the third also the activations of
         one micro-batch and of all of them.
-
-        Raises OptionsError: more stages than units.
         """
         self._check(stages)
         messages = np.array([self._message_s(unit[1]) for unit in self.units])

@@ -28,14 +28,9 @@ _CLOCK = Clock(lambda timeline: timeline.makespan_s)
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is asked for.
+    """What is asked for; ``options`` are the policy's: left out those for the stages, several are tried.
 
-    Attributes:
-        schedule: a policy's name or auto.
-        devices, microbatches: numbers.
-        link: between devices.
-        memory_limit_bytes: of each device; predicted peaks stay below it by :data:`PEAK_MARGIN`.
-        options: of the policy, which say how many stages there are; left out: several are tried.
+    Predicted peaks of a device stay below its limit by :data:`PEAK_MARGIN`.
     """
 
     schedule: str

@@ -26,13 +26,7 @@ _TIMED = 100
 
 
 class PlannedPipeline:
-    """What was planned, on devices with names; stays for the fits of one model.
-
-    Attributes:
-        plan: with the names.
-        devices: of variables, by their names in graphs.
-        step_s: seconds of the steps that were not traced, the last hundred.
-    """
+    """What was planned, on devices with names; stays for the fits of one model."""
 
     def __init__(self, planned: Plan, step: Step, devices: tuple[str, ...]) -> None:
         self.step_s = deque[float](maxlen=_TIMED)
@@ -43,16 +37,7 @@ class PlannedPipeline:
 
 
 class RunningPipeline:
-    """A model whose variables are on their stages' devices, from :meth:`begin` to :meth:`restore`.
-
-    Args:
-        model: built.
-        target: the devices.
-        pipeline: what was planned.
-        applying: see :class:`StepFunctions`.
-        options: ``microbatches``, ``dump_dir``.
-        report: is told of the graph that runs.
-    """
+    """A model whose variables are on their stages' devices, from :meth:`begin` to :meth:`restore`."""
 
     def __init__(
         self,

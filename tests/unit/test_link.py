@@ -21,8 +21,7 @@ class Devices:
 
     def __init__(self, monkeypatch, link):
         self.now_s, self.link, self.sizes = 0.0, link, []
-        for module in (measuring, busy_latency):
-            monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: self.now_s))
+        monkeypatch.setattr(busy_latency, "time", SimpleNamespace(perf_counter=lambda: self.now_s))
         monkeypatch.setattr(measuring, "_hops", self.hops)
         monkeypatch.setattr(measuring, "_beside_messages", self.beside_messages)
         monkeypatch.setattr(busy_latency, "_in_turns", self.in_turns)

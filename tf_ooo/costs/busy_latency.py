@@ -25,7 +25,7 @@ def busy_latency_s(
     alone, sending = (_in_turns(tf, sender, receiver, products, size) for size in (0, _MESSAGE_BYTES))
     for function in (alone, sending):
         function().numpy()
-    pairs = [(_seconds(alone), _seconds(sending)) for _ in range(repeats)]
+    pairs = [(seconds_of(alone), seconds_of(sending)) for _ in range(repeats)]
     # Without messages both devices compute 2 n segments side by side; with them there are 2 n - 1 hops, and
     # the second device begins a segment later.
     segments = 2 * _ROUNDS
@@ -87,7 +87,8 @@ class _Segments:
             return [message[0] for message in messages]
 
 
-def _seconds(function: Callable[[], Any]) -> float:
+def seconds_of(function: Callable[[], Any]) -> float:
+    """Until what it returns is there."""
     started = time.perf_counter()
     function().numpy()
     return time.perf_counter() - started

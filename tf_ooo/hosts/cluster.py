@@ -128,8 +128,8 @@ def connect(cluster: str | Sequence[str], wait_s: float = 60.0, silence_s: float
     versions.check_versions()
     deadline = time.monotonic() + wait_s
     workers = {task: _greet(addresses, task, deadline) for task in range(1, len(addresses))}
-    # Last: a worker for task 0 may still be starting.
-    own_task = _own_task(addresses)
+    # Last: a worker for task 0 may still be starting.  Where nobody serves its address, this process does.
+    own_task = 0 if answers(addresses[0]) and not can_listen(addresses[0]) else None
     if own_task is None:
         workers = {0: _greet(addresses, 0, deadline), **workers}
     for task, facts in workers.items():
@@ -137,13 +137,6 @@ def connect(cluster: str | Sequence[str], wait_s: float = 60.0, silence_s: float
     _join(addresses, workers, own_task)
     _clusters[addresses] = Cluster(addresses, workers, own_task, silence_s)
     return _clusters[addresses]
-
-
-def _own_task(addresses: Sequence[str]) -> int | None:
-    """0 where nobody serves the first address yet, and this machine can; otherwise None."""
-    if not answers(addresses[0]) or can_listen(addresses[0]):
-        return None
-    return 0
 
 
 def _greet(addresses: Sequence[str], task: int, deadline: float) -> Facts:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
-from tf_ooo.costs.busy_latency import busy_latency_s
+from tf_ooo.costs.busy_latency import busy_latency_s, seconds_of
 from tf_ooo.costs.communication import MEASURED_BYTES, fit_link
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.errors import CostError
@@ -58,23 +58,17 @@ def measure_device_link(
     import tensorflow as tf
 
     try:
-        link = _fitted(sender, receiver, sizes, repeats)
-        overhead = measure_overhead_s_per_byte(sender, receiver, link, repeats)
-        link = replace(link, overhead_s_per_byte=overhead)
-        return replace(link, latency_s=_latency_s(sender, receiver, link, repeats))
+        samples = [(float(x), hop_s) for x in sizes for hop_s in _hop_seconds(sender, receiver, x, repeats)]
+        link = fit_link(samples, flat_ok=True)
+        link = replace(link, overhead_s_per_byte=measure_overhead_s_per_byte(sender, receiver, link, repeats))
+        with _no_optimizers(tf):
+            product_s = max(_product_s(tf, sender, receiver, at) for at in (sender, receiver))
+            busy_s = busy_latency_s(tf, sender, receiver, link, product_s, min(repeats, 3))
     except CostError:
         raise
     except (tf.errors.OpError, ValueError) as error:
         raise CostError(f"link {sender} - {receiver}: cannot be measured: {error}") from error
-
-
-def _latency_s(sender: str, receiver: str, link: Link, repeats: int) -> float:
-    """While both devices compute."""
-    import tensorflow as tf
-
-    with _no_optimizers(tf):
-        product_s = max(_product_s(tf, sender, receiver, at) for at in (sender, receiver))
-        return busy_latency_s(tf, sender, receiver, link, product_s, min(repeats, 3))
+    return replace(link, latency_s=busy_s)
 
 
 def measure_overhead_s_per_byte(sender: str, receiver: str, link: Link, repeats: int = 5) -> float:
@@ -90,7 +84,7 @@ def measure_overhead_s_per_byte(sender: str, receiver: str, link: Link, repeats:
 
 
 def _overhead_s_per_byte(
-    tf: Any, sender: str, receiver: str, computing: str, link: Link, repeats: int
+    tf: ModuleType, sender: str, receiver: str, computing: str, link: Link, repeats: int
 ) -> float:
     product_s = _product_s(tf, sender, receiver, computing)
     count = min(512, max(8, round(_COMPUTING_S / max(product_s, 1e-6))))
@@ -103,20 +97,20 @@ def _overhead_s_per_byte(
     beside = _beside_messages(tf, sender, receiver, computing, count, messages, size)
     for function in (alone, beside):
         function().numpy()
-    longer_s = statistics.median(_seconds(beside) - _seconds(alone) for _ in range(repeats))
+    longer_s = statistics.median(seconds_of(beside) - seconds_of(alone) for _ in range(repeats))
     return max(0.0, longer_s) / (messages * size)
 
 
-def _product_s(tf: Any, sender: str, receiver: str, computing: str) -> float:
+def _product_s(tf: ModuleType, sender: str, receiver: str, computing: str) -> float:
     """Seconds of one product."""
     short, long = (_beside_messages(tf, sender, receiver, computing, count, 0, 0) for count in (4, 12))
     for function in (short, long):
         function().numpy()
-    return (min(_seconds(long) for _ in range(3)) - min(_seconds(short) for _ in range(3))) / 8
+    return (min(seconds_of(long) for _ in range(3)) - min(seconds_of(short) for _ in range(3))) / 8
 
 
 def _beside_messages(
-    tf: Any, sender: str, receiver: str, computing: str, products: int, messages: int, size: int
+    tf: ModuleType, sender: str, receiver: str, computing: str, products: int, messages: int, size: int
 ) -> Any:
     """A function that multiplies matrices on one device while messages go from device to device."""
     with tf.device(sender):
@@ -142,14 +136,6 @@ def _beside_messages(
     return concrete
 
 
-def _fitted(sender: str, receiver: str, sizes: Sequence[int], repeats: int) -> Link:
-    """The link that explains the seconds of hops of several sizes."""
-    samples = []
-    for size in sizes:
-        samples += [(float(size), hop_s) for hop_s in _hop_seconds(sender, receiver, size, repeats)]
-    return fit_link(samples, flat_ok=True)
-
-
 def _hop_seconds(sender: str, receiver: str, size: int, repeats: int) -> list[float]:
     import tensorflow as tf
 
@@ -157,12 +143,12 @@ def _hop_seconds(sender: str, receiver: str, size: int, repeats: int) -> list[fl
         start, end = _hops(tf, sender, receiver, size, 0), _hops(tf, sender, receiver, size, _HOPS)
         for function in (start, end):
             function().numpy()
-        empty_s = min(_seconds(start) for _ in range(repeats))
-        return [max(0.0, _seconds(end) - empty_s) / _HOPS for _ in range(repeats)]
+        empty_s = min(seconds_of(start) for _ in range(repeats))
+        return [max(0.0, seconds_of(end) - empty_s) / _HOPS for _ in range(repeats)]
 
 
 @contextlib.contextmanager
-def _no_optimizers(tf: Any) -> Iterator[None]:
+def _no_optimizers(tf: ModuleType) -> Iterator[None]:
     """Or they would take the copies out."""
     name = "disable_meta_optimizer"
     before = tf.config.optimizer.get_experimental_options().get(name, False)
@@ -173,7 +159,7 @@ def _no_optimizers(tf: Any) -> Iterator[None]:
         tf.config.optimizer.set_experimental_options({name: before})
 
 
-def _hops(tf: Any, sender: str, receiver: str, size: int, hops: int) -> Any:
+def _hops(tf: ModuleType, sender: str, receiver: str, size: int, hops: int) -> Any:
     """A function that sends a tensor to and fro and returns one number of it."""
 
     def function() -> Any:
@@ -186,9 +172,3 @@ def _hops(tf: Any, sender: str, receiver: str, size: int, hops: int) -> Any:
             return tensor[0]
 
     return tf.function(function, autograph=False)
-
-
-def _seconds(function: Any) -> float:
-    started = time.perf_counter()
-    function().numpy()
-    return time.perf_counter() - started

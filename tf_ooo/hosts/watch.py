@@ -15,7 +15,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar
 
 from tf_ooo.hosts.addresses import answers, host_port
 from tf_ooo.hosts.facts import Facts, Line
@@ -25,7 +24,6 @@ SILENCE_S = 30.0
 # A worker is asked so often before it is lost, and the clock is read so often between two questions.
 _QUESTIONS, _LOOKS = 6, 5
 _MOST_ANSWER_S = 10.0
-T = TypeVar("T")
 
 
 class Watch:
@@ -58,10 +56,17 @@ class Watch:
 
     def look(self) -> dict[int, str]:
         """Asks all workers now that are not lost; why each lost one is lost, by task."""
-        asked = {task: _Call(self._why_lost, task) for task in self._workers if task not in self.lost}
+        reasons: dict[int, str] = {}
+
+        def ask(task: int) -> None:
+            reasons[task] = self._why_lost(task)
+
+        # Nobody has to wait for these threads: a call may hang although it was given a deadline.
+        asked = {task: _thread(ask, task) for task in self._workers if task not in self.lost}
         deadline = time.monotonic() + self._answer_s
-        for task, call in asked.items():
-            reason = call.result(deadline - time.monotonic(), f"no answer within {self._answer_s:.0f} s")
+        for task, thread in asked.items():
+            thread.join(max(0.0, deadline - time.monotonic()))
+            reason = reasons.get(task, f"no answer within {self._answer_s:.0f} s")
             if reason:
                 self.lost.setdefault(task, reason)
         return dict(self.lost)
@@ -75,7 +80,8 @@ class Watch:
             with Line(f"grpc://{address}", task) as line:
                 return self._if_restarted(task, line.ask(self._answer_s))
         except Exception as error:
-            return f"it does not answer: {_in_short(error)}"
+            text = getattr(error, "message", None) or str(error) or type(error).__name__
+            return f"it does not answer: {' '.join(text.split())[:200]}"
 
     def _if_restarted(self, task: int, facts: Facts) -> str:
         if facts.started == self._workers[task].started:
@@ -83,7 +89,7 @@ class Watch:
         return "it has been started anew, and what it held is gone"
 
     def _ask(self, task: int) -> None:
-        """Asks one worker for ever; a call may hang although it was given a deadline."""
+        """Asks one worker for ever."""
         address = self._workers[task].addresses[task]
         line = Line(f"grpc://{address}", task)
         while not self._ended.is_set() and task not in self.lost:
@@ -124,28 +130,10 @@ class Watch:
         cut(address)
 
 
-class _Call(Generic[T]):
-    """A call on a thread that nobody has to wait for."""
-
-    def __init__(self, function: Callable[..., T], *args: Any) -> None:
-        self._found: list[T] = []
-        self._thread = _thread(lambda: self._found.append(function(*args)))
-
-    def result(self, timeout_s: float, otherwise: T) -> T:
-        """What the call returned, or ``otherwise`` if it has not returned by then."""
-        self._thread.join(max(0.0, timeout_s))
-        return self._found[0] if self._found else otherwise
-
-
-def _thread(function: Callable[..., object], *args: Any) -> threading.Thread:
+def _thread(function: Callable[..., object], *args: object) -> threading.Thread:
     thread = threading.Thread(target=function, args=args, name=f"tf_ooo {function.__name__}", daemon=True)
     thread.start()
     return thread
-
-
-def _in_short(error: Exception) -> str:
-    text = getattr(error, "message", None) or str(error) or type(error).__name__
-    return " ".join(text.split())[:200]
 
 
 def cut(address: str) -> int:

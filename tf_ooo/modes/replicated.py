@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import train_function
 from tf_ooo.errors import BackendError
@@ -18,6 +18,9 @@ from tf_ooo.modes.pipeline.company import Company
 from tf_ooo.modes.pipeline.fit import PipelineMode
 from tf_ooo.modes.pipeline.options import Pipeline
 from tf_ooo.report.report import Report
+
+if TYPE_CHECKING:
+    import keras
 
 _BY_HOROVOD = (
     "pipelines of several processes are averaged by Horovod, not by TensorFlow's collectives, which need all "
@@ -47,7 +50,7 @@ class ReplicatedPipelineMode:
         _check_replicas(self.options, engine.size)
         return engine
 
-    def check(self, model: Any, steps: int | None) -> None:
+    def check(self, model: keras.Model, steps: int | None) -> None:
         """BackendError for a model that cannot be cut, or whose gradients cannot be averaged."""
         engine = self.join()
         if engine.size > 1:
@@ -58,7 +61,7 @@ class ReplicatedPipelineMode:
                 self.pipeline.company = Company(engine, averaging_of(engine, self.options))
         self.pipeline.check(model, steps)
 
-    def prepare(self, model: Any, steps: int | None) -> Training:
+    def prepare(self, model: keras.Model, steps: int | None) -> Training:
         """The pipeline's steps, as many as all ranks run; one rank alone is a pipeline."""
         pipeline, company = self.pipeline.steps_of(model), self.pipeline.company
         if company.averaging is None:

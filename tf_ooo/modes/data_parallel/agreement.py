@@ -7,12 +7,15 @@ import json
 import math
 import platform
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import keras_layers, keras_optimizers, train_function, versions
 from tf_ooo.errors import OptionsError
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.tracing.rank_names import unnumbered
+
+if TYPE_CHECKING:
+    import keras
 
 _OWN_TO_A_PROCESS = (
     "name", "seed", "function", "registered_name", "build_config", "shared_object_id",
@@ -20,17 +23,23 @@ _OWN_TO_A_PROCESS = (
 )  # fmt: skip
 
 
-def description_of(model: Any, optimizers: Sequence[Any]) -> dict[str, Any]:
+def description_of(model: keras.Model, optimizers: Sequence[keras.optimizers.Optimizer]) -> dict[str, Any]:
     """What must be the same on all ranks: names of parts, each with a JSON value."""
     import tensorflow as tf
 
+    used = versions.keras_of(model)
     return {
         "versions": {
             "python": ".".join(platform.python_version_tuple()[:2]),
             "tensorflow": tf.__version__,
-            "keras": _keras(model),
+            "keras": f"{used.__name__} {used.__version__}",
         },
-        "weights": [_variable(variable) for variable in model.weights],
+        # Keras numbers layers within a process; where they are in the model says which they are.  Keras 2 has
+        # the layer's name before the variable's.
+        "weights": [
+            [list(weight.shape), str(weight.dtype), bool(weight.trainable), unnumbered(weight.name)]
+            for weight in model.weights
+        ],
         "layers": [_layer(part) for part in keras_layers.parts_of(model)],
         "loss": _loss(getattr(model, "loss", None)),
         "optimizers": [_optimizer(optimizer) for optimizer in optimizers],
@@ -39,19 +48,7 @@ def description_of(model: Any, optimizers: Sequence[Any]) -> dict[str, Any]:
     }
 
 
-def _keras(model: Any) -> str:
-    keras = versions.keras_of(model)
-    return f"{keras.__name__} {keras.__version__}"
-
-
-def _variable(variable: Any) -> list[Any]:
-    # Keras numbers layers within a process; where they are in the model says which they are.  Keras 2 has the
-    # layer's name before the variable's.
-    trainable = bool(variable.trainable)
-    return [list(variable.shape), str(variable.dtype), trainable, unnumbered(variable.name)]
-
-
-def _layer(layer: Any) -> dict[str, Any]:
+def _layer(layer: keras.layers.Layer) -> dict[str, Any]:
     """What a layer does; of a user's own class the class only, of which parts have entries of their own."""
     described: dict[str, Any] = {"class": type(layer).__name__}
     if keras_layers.is_kerass_own(layer) and not keras_layers.parts_of(layer)[1:]:
@@ -76,14 +73,12 @@ def _loss(loss: Any) -> Any:
         return {key: _loss(value) for key, value in loss.items()}
     if isinstance(loss, (list, tuple)):
         return [_loss(value) for value in loss]
-    return loss if loss is None or isinstance(loss, str) else _name_of(loss)
-
-
-def _name_of(loss: Any) -> str:
+    if loss is None or isinstance(loss, str):
+        return loss
     return getattr(loss, "__name__", None) or type(loss).__name__
 
 
-def _optimizer(optimizer: Any) -> dict[str, Any]:
+def _optimizer(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     config: dict[str, Any] = {"class": type(optimizer).__name__}
     try:
         config |= json.loads(json.dumps(optimizer.get_config(), default=_plain))

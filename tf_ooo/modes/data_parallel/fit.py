@@ -6,7 +6,7 @@ import functools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import nests, train_function
 from tf_ooo.errors import BackendError, OptionsError
@@ -22,6 +22,9 @@ from tf_ooo.report.report import Report
 from tf_ooo.tracing.averaging import Averaging
 from tf_ooo.tracing.unrolled import LARGEST
 
+if TYPE_CHECKING:
+    import keras
+
 _LOG = logging.getLogger("tf_ooo")
 _ONE_PROCESS = "one process: nothing to average"
 
@@ -35,7 +38,7 @@ class Averaged:
     function: Callable[..., Any]
 
     @classmethod
-    def of(cls, model: Any, engine: Engine, options: RankOptions) -> Averaged:
+    def of(cls, model: keras.Model, engine: Engine, options: RankOptions) -> Averaged:
         """For the model's present step."""
         averaging = averaging_of(engine, options)
         stock = train_function.train_function_of(model)
@@ -59,12 +62,12 @@ class DataParallelMode:
         """The engine that was asked for, or that of the launcher."""
         return choose_engine(self.options.engine)
 
-    def check(self, model: Any, steps: int | None) -> None:
+    def check(self, model: keras.Model, steps: int | None) -> None:
         """BackendError for a step that cannot be averaged; a single rank averages nothing."""
         if self.join().size > 1:
             check_model(model)
 
-    def prepare(self, model: Any, steps: int | None) -> Training | None:
+    def prepare(self, model: keras.Model, steps: int | None) -> Training | None:
         """All ranks begin; one alone trains in stock order.  OptionsError: a named schedule, run eagerly."""
         engine, averaged = self.join(), self.averaged
         if engine.size == 1:
@@ -106,10 +109,10 @@ class DataParallelMode:
         ranks.forget_traces()
         return []
 
-    def _new_report(self, model: Any) -> Report:
+    def _new_report(self, model: keras.Model) -> Report:
         return Report(mode="data_parallel", model=str(model.name), environment=environment(model))
 
-    def _together(self, model: Any) -> bool:
+    def _together(self, model: keras.Model) -> bool:
         """Whether steps go into one function of ours; notes why not."""
         if bool(model.run_eagerly) or train_function.functions_run_eagerly():
             if not self.options.may_fall_back:
@@ -134,7 +137,7 @@ def averaging_of(engine: Engine, options: RankOptions) -> Averaging:
     return Averaging(engine, options.op, options.compression, options.weighting)
 
 
-def check_model(model: Any) -> None:
+def check_model(model: keras.Model) -> None:
     """Raises BackendError for a model whose gradients cannot be averaged."""
     if model.jit_compile is True and not train_function.keras_compiles_by_itself(model):
         raise BackendError(

@@ -220,7 +220,7 @@ class RanksInStep:
             _forget_traces(self.model)
 
 
-def _forget_traces(model: Any) -> None:
+def _forget_traces(model: keras.Model) -> None:
     """A part of the step that is a ``tf.function`` would go on averaging, or not, as it was first traced."""
     for part in keras_layers.parts_of(model):
         tf_functions.forget_traces(part)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import iterators, keras_losses, train_function
 from tf_ooo.costs.table import CostTable
@@ -28,6 +28,9 @@ from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing import sync
 from tf_ooo.tracing.micro_batches import rows_of, split_rows
 from tf_ooo.tracing.optimizers import optimizers_of
+
+if TYPE_CHECKING:
+    import keras
 
 
 class PipelineMode:
@@ -54,7 +57,7 @@ class PipelineMode:
         """This process trains alone."""
         return self.company.engine
 
-    def check(self, model: Any, steps: int | None) -> None:
+    def check(self, model: keras.Model, steps: int | None) -> None:
         """BackendError: no such devices, or a model that cannot be cut."""
         check_model(model, self.options.mode)
         summed = keras_losses.summed_losses(model)
@@ -65,11 +68,11 @@ class PipelineMode:
             )
         self.distributed.place(model, self.options.devices, self.company.engine.local_rank)
 
-    def prepare(self, model: Any, steps: int | None) -> Training:
+    def prepare(self, model: keras.Model, steps: int | None) -> Training:
         """The training of the model's :class:`PipelineSteps`."""
         return self.steps_of(model).training()
 
-    def steps_of(self, model: Any) -> PipelineSteps:
+    def steps_of(self, model: keras.Model) -> PipelineSteps:
         """With the plan of the fit before, where that was of the same step on the same devices."""
         trained_before = self.distributed.known is not None
         if self.distributed.begin(model):
@@ -83,7 +86,7 @@ class PipelineMode:
             fill_step_times(self.distributed.report, self.pipeline.step_s)
         return self.distributed.report
 
-    def plan_from(self, step: Step, costs: CostTable, model: Any) -> PlannedPipeline:
+    def plan_from(self, step: Step, costs: CostTable, model: keras.Model) -> PlannedPipeline:
         """Plans for a step with given costs.  Raises OptionsError where they are another model's."""
         check_costs(costs, [layer.name for layer in step.known.graph.layers])
         costs = with_link(costs, self.distributed.target)
@@ -91,7 +94,7 @@ class PipelineMode:
         self.distributed.report.costs = costs
         return self.plan_with(step, costs, model)
 
-    def plan_with(self, step: Step, costs: CostTable, model: Any) -> PlannedPipeline:
+    def plan_with(self, step: Step, costs: CostTable, model: keras.Model) -> PlannedPipeline:
         """Plans, and says so in the report."""
         report, devices = self.distributed.report, tuple(self.distributed.target.devices)
         limit_bytes = self.options.memory_limit_bytes
@@ -117,7 +120,7 @@ class PipelineMode:
 class PipelineSteps:
     """A fit: steps on one device until there is a plan, then steps of the pipeline."""
 
-    def __init__(self, mode: PipelineMode, model: Any) -> None:
+    def __init__(self, mode: PipelineMode, model: keras.Model) -> None:
         self._mode, self._model, self._target = mode, model, mode.distributed.target
         self._first: FirstSteps | None = None
         self._running: RunningPipeline | None = None

@@ -6,7 +6,8 @@ No TensorFlow here.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,10 +48,7 @@ class Cutter:
 
         The step is estimated as all micro-batches through the slowest stage, and the first one's messages.
         """
-        self._check(stages)
-        seconds = np.array([self._seconds(unit) for unit in self.units])
-        sums = np.concatenate([[0.0], np.cumsum(seconds)])
-        messages = np.array([self._message_s(unit[1]) for unit in self.units])
+        sums, messages = self._sums(stages, lambda layer: layer.busy_s), self._messages_s
         limit = _shortest(sums, stages)
         cuts = [_cheapest(sums, messages, stages, limit * slack) for slack in _SLACK]
 
@@ -69,39 +67,35 @@ class Cutter:
         The first counts weights, gradients and slots alone, the second and the third also the activations of
         one micro-batch and of all of them.
         """
-        self._check(stages)
-        messages = np.array([self._message_s(unit[1]) for unit in self.units])
         cuts = []
         for kept in sorted({0, 1, self.microbatches}):
-            sums = np.concatenate([[0.0], np.cumsum([self._bytes(unit, kept) for unit in self.units])])
-            cuts.append(_cheapest(sums, messages, stages, _shortest(sums, stages)))
+            sums = self._sums(stages, functools.partial(_held_bytes, kept))
+            cuts.append(_cheapest(sums, self._messages_s, stages, _shortest(sums, stages)))
         return tuple(dict.fromkeys(self._stages(ends) for ends in cuts if ends))
 
-    def _check(self, stages: int) -> None:
+    def _sums(self, stages: int, of_layer: Callable[[LayerCosts], float]) -> np.ndarray:
+        """Of the units before each unit, and of all.  OptionsError: more stages than units."""
         if stages > len(self.units):
             whole = "" if len(self.units) == len(self.layers) else " that can be cut (a loop stays whole)"
             raise OptionsError(
                 f"{stages} stages are more than the {len(self.units)} layers{whole}; use fewer devices"
             )
+        return np.cumsum([0.0, *(sum(map(of_layer, self.layers[a : b + 1])) for a, b in self.units)])
+
+    @property
+    def _messages_s(self) -> np.ndarray:
+        """Seconds of what crosses the cut behind each unit, there and back."""
+        return np.array([2 * self.link.seconds(crossing_bytes(self.layers, last)) for _, last in self.units])
 
     def _stages(self, ends: Sequence[int]) -> Bounds:
         """(first, last) layer of each stage, given the ends of its units."""
         starts = [0, *ends[:-1]]
         return tuple((self.units[a][0], self.units[b - 1][1]) for a, b in zip(starts, ends, strict=True))
 
-    def _seconds(self, unit: tuple[int, int]) -> float:
-        return sum(layer.busy_s for layer in self.layers[unit[0] : unit[1] + 1])
 
-    def _bytes(self, unit: tuple[int, int], kept: int) -> float:
-        """Weights, their gradients, slots, and the activations of so many micro-batches."""
-        return sum(
-            2 * x.weight_bytes + x.slot_bytes + kept * x.activation_bytes
-            for x in self.layers[unit[0] : unit[1] + 1]
-        )
-
-    def _message_s(self, last: int) -> float:
-        """Seconds of what crosses the cut behind a layer, there and back."""
-        return 2 * self.link.seconds(crossing_bytes(self.layers, last))
+def _held_bytes(kept: int, layer: LayerCosts) -> float:
+    """Weights, their gradients, slots, and the activations of so many micro-batches."""
+    return 2 * layer.weight_bytes + layer.slot_bytes + kept * layer.activation_bytes
 
 
 def stage_of_layer(bounds: Bounds) -> list[int]:

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import nests
 from tf_ooo.fit.distributed import Placed, not_cut
@@ -21,6 +21,9 @@ from tf_ooo.rewriting.naming import variable_layers
 from tf_ooo.rewriting.staged import StagedPlan, request_to_place
 from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing.step import StepFunctions
+
+if TYPE_CHECKING:
+    import keras
 
 _TIMED = 100
 
@@ -41,7 +44,7 @@ class RunningPipeline:
 
     def __init__(
         self,
-        model: Any,
+        model: keras.Model,
         target: Target,
         pipeline: PlannedPipeline,
         applying: Callable[[Any], AbstractContextManager[Any]],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
 from pathlib import Path
 
@@ -126,6 +127,21 @@ def test_data_parallel_hands_on_all_options_of_a_policy(monkeypatch):
         "reverse_first_k",
         "search",
     }
+
+
+def test_a_pipeline_hands_on_all_options_of_a_policy(monkeypatch):
+    """Besides that for the number of stages, which is that of the cut."""
+    asked = []
+
+    def make(problem):
+        asked.append(dict(problem.options))
+        return gpipe.make(dataclasses.replace(problem, options={}))
+
+    chunks = Needs(chunks=Chunks((1,), group_option="group"))
+    monkeypatch.setitem(POLICIES, "own", Policy("own", ("pipeline",), make, ("depth", "group"), needs=chunks))
+    wanted = pipeline.Wanted("own", 2, 4, LINK, options={"depth": 3, "group": 3})
+    assert pipeline.make_plan(LAYERS, units_of(6, []), wanted).problem.bounds == ((0, 2), (3, 5))
+    assert asked == [{"depth": 3, "group": 1}]
 
 
 def raising(problem):

@@ -80,9 +80,8 @@ class ReplicatedPipelineMode:
             ranks.forget_traces()
             return lost
 
-        ranks.begin(pipeline.run, run_batches)
-        explain = pipeline.training().explain
-        return dataclasses.replace(ranks.training(restore), explain=explain, ended=ended)
+        training = ranks.begin(pipeline.run, run_batches, restore)
+        return dataclasses.replace(training, explain=pipeline.training().explain, ended=ended)
 
     def describe(self) -> Report:
         """This rank's pipeline."""

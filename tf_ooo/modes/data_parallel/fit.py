@@ -79,27 +79,22 @@ class DataParallelMode:
             self.averaged = averaged = Averaged.of(model, engine, self.options)
             self.scheduled, self._report = None, self._new_report(model)
         ranks = RanksInStep(model, engine, averaged.averaging, self.options, self.options.shared(), steps)
-        together = functools.partial(self._run_batches, ranks, averaged.averaging)
-        ranks.begin(averaged.function, together if self._together(model) else None)
+        together = functools.partial(self._run_batches, ranks) if self._together(model) else None
+        training = ranks.begin(averaged.function, together, functools.partial(self._restore, ranks))
         self.ranks = ranks
-        return ranks.training(functools.partial(self._restore, ranks))
+        return training
 
     def describe(self) -> Report:
         """The scheduled steps fill it in."""
         return self._report
 
-    def _run_batches(
-        self, ranks: RanksInStep, averaging: Averaging, batches: list[Any], iterator: Any
-    ) -> Any:
+    def _run_batches(self, ranks: RanksInStep, batches: list[Any], iterator: Any) -> Any:
         """The steps of an execution in one function."""
-        known, of_epoch = self.scheduled, ranks.lockstep.of_epoch
-        if known is not None and known.steps_of(of_epoch) > known.steps:
+        known = self.scheduled
+        if known is not None and known.steps_of(ranks.lockstep.of_epoch) > known.steps:
             known = None  # it was made for shorter epochs
-        spec = ranks.element_spec
-        if known is None or not nests.same_spec(known.element_spec, spec):
-            self.scheduled = known = ScheduledSteps(
-                ranks.model, averaging, spec, ranks.engine, self.options, self._report, of_epoch
-            )
+        if known is None or not nests.same_spec(known.element_spec, ranks.element_spec):
+            self.scheduled = known = ScheduledSteps(ranks, self.options, self._report)
         return known(batches)
 
     def _restore(self, ranks: RanksInStep) -> list[str]:

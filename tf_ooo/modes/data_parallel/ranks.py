@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -69,9 +70,12 @@ class RanksInStep:
         self._train_samples = 0.0
 
     def begin(
-        self, function: Callable[[Any], Any], on_batches: Callable[[list[Any], Any], Any] | None
-    ) -> None:
-        """Agrees on the first epoch.  The arguments are those of :class:`ParallelStep`."""
+        self,
+        function: Callable[[Any], Any],
+        on_batches: Callable[[list[Any], Any], Any] | None,
+        restore: Callable[[], Sequence[str]],
+    ) -> Training:
+        """Agrees on the first epoch; ``function`` and ``on_batches`` are as of :class:`ParallelStep`."""
         known = self._steps is not None
         self.step = ParallelStep(
             function, self.engine, self.lockstep, self.model, self._share, self._verify, on_batches, known
@@ -79,9 +83,6 @@ class RanksInStep:
         with naming_the_lost(self.engine, "before training"):
             start = self.engine.gather(keras_fits.start_epoch_of(self.model))
         keras_fits.set_start_epoch(self.model, start[0])
-
-    def training(self, restore: Callable[[], Sequence[str]]) -> Training:
-        """The training of a fit whose ranks run in step; a rank that is lost has been named already."""
         return Training(
             self.step.__call__,
             restore,
@@ -149,7 +150,7 @@ class RanksInStep:
         seen = keras_fits.samples_seen(self.model)
         validated = any(key.startswith("val_") for key in logs)
         mine = EpochEnds(
-            {key: float(value) for key, value in logs.items() if _is_number(value)},
+            _numbers(logs),
             train_samples=self._train_samples if validated else seen,
             test_samples=seen if validated else 0.0,
             weights=sync.checksum(self.model.trainable_weights),
@@ -237,9 +238,9 @@ def _averaged(replies: Sequence[EpochEnds]) -> dict[str, float]:
     return averaged(False, train) | averaged(True, test)
 
 
-def _is_number(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError):
-        return False
-    return True
+def _numbers(logs: Mapping[str, Any]) -> dict[str, float]:
+    out = {}
+    for key, value in logs.items():
+        with contextlib.suppress(TypeError, ValueError):
+            out[key] = float(value)
+    return out

@@ -16,7 +16,6 @@ from tf_ooo.costs.op_seconds import step_costs
 from tf_ooo.costs.profile import MOST_STEPS, StepProfiler
 from tf_ooo.errors import GraphError, OOOError
 from tf_ooo.fit.comparison import STOCK, StepComparison, slowest
-from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.ranks.messages import Message
 from tf_ooo.modes.data_parallel import planned
 from tf_ooo.modes.data_parallel.options import DataParallel
@@ -33,12 +32,11 @@ from tf_ooo.rewriting.reporting import fill_plan
 from tf_ooo.rewriting.request import RewriteRequest
 from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.tracing import traces
-from tf_ooo.tracing.averaging import Averaging
 from tf_ooo.tracing.slices import counts_for
-from tf_ooo.tracing.unrolled import StepSource, Unrolled, steps_together
+from tf_ooo.tracing.unrolled import StepSource, Unrolled, Wrapper, steps_together
 
 if TYPE_CHECKING:
-    import keras
+    from tf_ooo.modes.data_parallel.ranks import RanksInStep
 
 _LOG = logging.getLogger("tf_ooo")
 # Steps that are only timed, after those that are profiled.
@@ -80,25 +78,14 @@ class ScheduledSteps:
     measured; one execution of it where a schedule needs no costs), *compare* (stock and planned order in
     turns), *decided*.  Whatever goes wrong on one rank keeps all of them in the stock order.
 
-    Args:
-        options: ``schedule`` and its own, ``unroll``, ``profile_steps``, ``strict``, ``dump_dir``.
-        of_epoch: the steps of an epoch, if known: no function is made of more.
+    ``options``: ``schedule`` and its own, ``unroll``, ``profile_steps``, ``strict``, ``dump_dir``.
     """
 
-    def __init__(
-        self,
-        model: keras.Model,
-        averaging: Averaging,
-        element_spec: Any,
-        engine: Engine,
-        options: DataParallel,
-        report: Report,
-        of_epoch: int | None = None,
-    ) -> None:
-        self.model, self.engine, self.options, self.report = model, engine, options, report
-        self.element_spec, self._averaging = element_spec, averaging
-        self._source = StepSource(model, averaging.wrap(model), element_spec, engine.renumber)
-        self.steps = self.steps_of(of_epoch)  # of one function
+    def __init__(self, ranks: RanksInStep, options: DataParallel, report: Report) -> None:
+        self.model, self.engine, self.options, self.report = ranks.model, ranks.engine, options, report
+        self.element_spec, self._averaging = ranks.element_spec, ranks.averaging
+        self._source = self._source_with(self._averaging.wrap(self.model))
+        self.steps = self.steps_of(ranks.lockstep.of_epoch)  # of one function
         self.stock = Unrolled(self._source, self.steps)
         self.ordered: Unrolled | None = None
         self.request: RewriteRequest[RewriteResult] | None = None
@@ -110,7 +97,7 @@ class ScheduledSteps:
         self._together_s: list[float] = []
         self._plan_failed = ""
         self._stock_predicted_s: float | None = None
-        self._comparison = StepComparison(options, report, ranks=engine)
+        self._comparison = StepComparison(options, report, ranks=self.engine)
         self._needs_costs = planned.needs_costs(options.schedule, options.policy_options)
         self._phase: Callable[[Sequence[Any]], Any] = self._profile
 
@@ -261,7 +248,10 @@ class ScheduledSteps:
         def sliced(train_step: Callable[..., Any]) -> Callable[..., Any]:
             return self._averaging.slices.wrap(wrap(train_step), slices)
 
-        return StepSource(self.model, sliced, self.element_spec, self.engine.renumber)
+        return self._source_with(sliced)
+
+    def _source_with(self, wrap: Wrapper) -> StepSource:
+        return StepSource(self.model, wrap, self.element_spec, self.engine.renumber)
 
     # -- compare ---------------------------------------------------------------------------------
 

@@ -61,8 +61,9 @@ def make_plan(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted) -> Pl
     errors: list[OOOError] = []
 
     def rows_of(policy: Policy) -> Iterator[Candidate]:
-        for bounds, options in _cuts(policy, cutter, wanted, errors):
-            candidate = tried(policy, _problem(cutter, wanted, bounds, options), _CLOCK)
+        own = {name: value for name, value in wanted.options.items() if name in policy.options}
+        for bounds, of_cut in _cuts(policy, cutter, wanted, errors):
+            candidate = tried(policy, _problem(cutter, wanted, bounds, own | of_cut), _CLOCK)
             errors.extend([] if candidate.error is None else [candidate.error])
             yield candidate
 

@@ -1,15 +1,18 @@
-"""``host1:port,host2:port``: who takes part in a cluster.  Plain text, no TensorFlow."""
+"""``host1:port,host2:port``: who takes part in a cluster; what else ``devices=`` may be.  No TensorFlow."""
 
 from __future__ import annotations
 
 import re
 import socket
 from collections.abc import Sequence
+from typing import Any
 
 from tf_ooo.errors import OptionsError
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
 _DEVICE = re.compile(r"(CPU|GPU|TPU|XLA_CPU|XLA_GPU):\d+", re.IGNORECASE)
+_PARTS = re.compile(r"(?:/?(?:device:)?)(CPU|GPU|TPU):(\d+)", re.IGNORECASE)
+_FULL = re.compile(r"/job:[^/]+/(?:replica:\d+/)?task:\d+/(?:device:)?(?:CPU|GPU|TPU):\d+", re.IGNORECASE)
 
 
 def is_cluster(text: object) -> bool:
@@ -79,3 +82,37 @@ def free_port() -> int:
         listener.bind(("", 0))
         port: int = listener.getsockname()[1]
     return port
+
+
+def has_devices(value: object) -> bool:
+    """Whether ``devices=`` was given an object that has devices, such as a cluster that was joined."""
+    return hasattr(value, "devices") and not isinstance(value, Sequence)
+
+
+def check_devices(value: Any) -> None:
+    """OptionsError unless ``value`` can be ``devices=``; whether they exist is known once TensorFlow runs."""
+    if isinstance(value, bool) or (isinstance(value, int) and value < 1):
+        raise OptionsError(f"devices={value!r} is not accepted; accepted: an int of at least 1, or names")
+    if isinstance(value, int) or value is None or has_devices(value):
+        return
+    if isinstance(value, str):
+        if any(_PARTS.fullmatch(text.strip()) for text in value.split(",")):
+            raise OptionsError(
+                f"devices={value!r} is not accepted; write a list, {[t.strip() for t in value.split(',')]}"
+            )
+        parse(value)
+        return
+    if isinstance(value, bytes) or not isinstance(value, Sequence) or not value:
+        raise OptionsError(
+            f"devices={value!r:.80} is not accepted; accepted: an int, a list of device names such as "
+            "['CPU:0', 'CPU:1'], or a cluster, 'host1:port,host2:port'"
+        )
+    for name in value:
+        text = str(getattr(name, "name", name))
+        if not (_PARTS.fullmatch(text) or _FULL.fullmatch(text)) and ":physical_device:" not in text:
+            raise OptionsError(f"devices: {text!r} is no device name; write 'CPU:0', 'GPU:1' or a full name")
+
+
+def over_hosts(value: Any) -> bool:
+    """Whether ``devices=`` are those of a cluster: its addresses, or an object that has devices."""
+    return is_cluster(value) or has_devices(value)

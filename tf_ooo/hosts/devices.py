@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tf_ooo.errors import BackendError
-from tf_ooo.hosts.addresses import is_cluster as are_addresses
-from tf_ooo.hosts.device_names import is_cluster
+from tf_ooo.hosts.addresses import has_devices, is_cluster
 
 _TYPES = ("GPU", "CPU")
 
@@ -43,7 +42,7 @@ def full_names(value: Any, local_rank: int = 0) -> tuple[str, ...]:
 
     if value is None or isinstance(value, int):
         return _first(value, local_rank, tf)
-    names = value.devices if is_cluster(value) else value
+    names = value.devices if has_devices(value) else value
     there = available_devices()
     chosen = [_full_name(str(getattr(name, "name", name)), there, tf) for name in names]
     twice = [name for name in chosen if chosen.count(name) > 1]
@@ -102,7 +101,7 @@ def _local_job(tf: Any) -> str:
 
 def joined(devices: Any) -> Any:
     """The cluster, where ``devices`` are addresses; else ``devices``."""
-    if not are_addresses(devices):
+    if not is_cluster(devices):
         return devices
     from tf_ooo.hosts.cluster import connect  # noqa: PLC0415 - with several hosts only
 

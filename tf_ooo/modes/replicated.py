@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tf_ooo.compat import train_function
 from tf_ooo.errors import BackendError
 from tf_ooo.fit.mode import Training
-from tf_ooo.hosts.device_names import over_hosts
+from tf_ooo.hosts.addresses import over_hosts
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.ranks.engine import choose_engine
 from tf_ooo.hosts.ranks.launch import resolved_name

@@ -7,7 +7,7 @@ from typing import Any
 
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OptionsError
-from tf_ooo.hosts.device_names import check_devices
+from tf_ooo.hosts.addresses import check_devices
 from tf_ooo.hosts.ranks.combining import COMPRESSIONS, OPS
 from tf_ooo.hosts.ranks.launch import ENGINES
 from tf_ooo.options.base import ModeOptions

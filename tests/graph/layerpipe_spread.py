@@ -13,8 +13,9 @@ from grappler_passes.graph.dependencies import GraphIndex
 from tests.graph.layerpipe_by_hand import BATCHES, data, perceptron
 from tf_ooo.modes.layerpipe import fit as layerpipe_fit
 from tf_ooo.modes.layerpipe import turns
+from tf_ooo.modes.layerpipe.options import LayerPipe
 from tf_ooo.modes.layerpipe.running import Epoch
-from tf_ooo.modes.layerpipe.spread import spread
+from tf_ooo.modes.layerpipe.spread import SpreadPlan, spread
 from tf_ooo.modes.layerpipe.stages import HIGH, Stages
 from tf_ooo.rewriting.naming import named
 from tf_ooo.tracing.sync import build
@@ -63,7 +64,8 @@ def spread_over(stages, weights, warmup=None, every=None, count=BATCHES, frozen=
     build(model, [model.optimizer], model.train_step, iter(tf.data.Dataset.from_tensors((x[0], y[0]))))
     moved = Moved(model)
     _move(moved, model, stages, frozen)
-    made = spread(model, (x[0], y[0]), stages, DEVICES[: stages.processors], weights, {}, warmup, every)
+    plan = SpreadPlan(stages, DEVICES[: stages.processors], every)
+    made = spread(model, (x[0], y[0]), plan, LayerPipe(weights=weights, rate_warmup_steps=warmup))
     made.ticks.reset()
     feed = iter(zip(x, y, strict=True))
 
@@ -71,7 +73,7 @@ def spread_over(stages, weights, warmup=None, every=None, count=BATCHES, frozen=
         batch = next(feed, None)
         return None if batch is None else [tf.constant(part) for part in batch]
 
-    epoch = Epoch(made.ticks, made.rounds.batch, made.delays.logs_round, batches, TOGETHER)
+    epoch = Epoch(made.ticks, batches, TOGETHER)
     losses = []
     while (logs := epoch.step()) is not None:
         losses.append(float(logs["loss"]))
@@ -137,7 +139,7 @@ def _in_turn(made, key):
 def _index_of(made, key):
     """Of a function; of a single round, whose ops are in no scope, before other ops took their names."""
     if key[2] == 1:
-        return turns.index_with_given(made.ticks._parts[key[:2]].turns.graph_def)
+        return turns.index_with_given(made.ticks._parts[key[0], key[1], key[3]].turns.graph_def)
     return GraphIndex(made.ticks._functions[key].get_concrete_function().graph.as_graph_def())
 
 

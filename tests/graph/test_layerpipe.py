@@ -84,10 +84,10 @@ def test_two_versions_of_weights(name, every, count):
     assert distance(trained, expected) < 1e-6
     assert distance([mean_losses(by_batch)], [losses]) < 1e-6
     assert distance(trained, each_by_itself) > 0.01
-    versions = made.ticks.versions
+    versions = made.ticks.weights
     assert set(versions.delay_updates.values()) == {1}
     assert len(versions.delay_updates) == 8
-    assert versions.version_bytes == versions.sum_bytes == sum(w.nbytes for w in trained)
+    assert versions.bytes == versions.sum_bytes == sum(w.nbytes for w in trained)
 
 
 def test_frozen_weights_are_not_copied_in_every_round():

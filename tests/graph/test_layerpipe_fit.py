@@ -140,6 +140,24 @@ def test_one_device_is_stock():
     assert callback.report.fallback_reason == "there is one device: the stock step runs"
 
 
+def test_dump_dir_holds_the_graph_after_each_pass(tmp_path):
+    given = {"weights": "latest", "schedule": "pipedream", "unroll": 2, "dump_dir": tmp_path}
+    fitted_spread(convnet(), layerpipe(2, **given))
+    assert sorted(path.stem for path in tmp_path.glob("*.pbtxt")) == [
+        "00_input",
+        "01_gates",
+        "02_later_weights",
+        "03_cut",
+    ]
+    ranges = {"rounds_0_to_0", "rounds_0_to_1", "rounds_0_to_2", "rounds_1_to_2", "rounds_2_to_2"}
+    assert {path.name for path in tmp_path.glob("rounds_*")} == ranges
+    assert {path.stem for path in tmp_path.glob("rounds_*/*")} == {"00_input", "01_round", "02_waits"}
+    # Of each range one, and of full rounds two more in one function.
+    assert {path.name for path in tmp_path.glob("copy_*")} == {f"copy_{number}" for number in range(1, 8)}
+    assert {path.stem for path in tmp_path.glob("copy_*/*")} == {"00_input", "01_waits", "02_reseed"}
+    assert "AssignSubVariableOp" in (tmp_path / "03_cut.pbtxt").read_text()
+
+
 @pytest.mark.skipif(KERAS_3, reason="Keras 3 has no legacy optimizers")
 @pytest.mark.parametrize("name", ["adam", "momentum"])
 def test_legacy_optimizers(name):

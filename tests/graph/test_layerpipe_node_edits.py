@@ -14,8 +14,10 @@ from grappler_passes.graph.variables import VARIABLE_ATTR
 from tests.graph.compat_models import run_with
 from tests.zoo import keras
 from tf_ooo.compat import keras_variables, op_marks, tf_functions
-from tf_ooo.modes.layerpipe import node_edits
-from tf_ooo.modes.layerpipe.seeds import ReseedPass
+from tf_ooo.modes.layerpipe.coalesce import add_mean, gather_from_read
+from tf_ooo.modes.layerpipe.divide import _share_of_rows, in_two_parts, lower_shares
+from tf_ooo.modes.layerpipe.traced import name_variables
+from tf_ooo.modes.layerpipe.turns import ReseedPass
 
 
 def test_variables_have_unique_names():
@@ -27,7 +29,7 @@ def test_variables_have_unique_names():
         lambda x: layers[0](x) + layers[1](x), [tf.TensorSpec([None, 2])]
     )
     graph_def, _ = traced_functions.graph_def_of(concrete)
-    node_edits.name_variables(graph_def, list(concrete.graph.captures), variables)
+    name_variables(graph_def, list(concrete.graph.captures), variables)
     named = [node for node in graph_def.node if VARIABLE_ATTR in node.attr]
     names = [json.loads(node.attr[VARIABLE_ATTR].s)["name"] for node in named]
     assert {"kernel#0", "kernel#1"} <= set(names)
@@ -54,7 +56,7 @@ def test_an_op_in_two_parts(share):
             name="dO",
         )
         infos = [shape_inference.info_of(tensor) for tensor in inputs]
-    parts = node_edits.in_two_parts(made.op.node_def, infos, 2, 0, share)
+    parts = in_two_parts(made.op.node_def, infos, 2, 0, share)
     graph_def = graph.as_graph_def()
     kept = [node for node in graph_def.node if node.name != "dO"]
     del graph_def.node[:]
@@ -85,7 +87,7 @@ def test_gradients_are_marked_and_replaced_by_means():
     assert op_marks.marked_gradient(None, tf.zeros(3)) is None
     assert [shape_inference.infer_outputs(graph_def)[node.name][0].shape for node in marked] == [(4, 2)] * 2
     for number, node in enumerate(marked):
-        node_edits.add_mean(graph_def, node, f"sum_{number}", f"before_{number}", f"share_{number}")
+        add_mean(graph_def, node, f"sum_{number}", f"before_{number}", f"share_{number}")
     names = [node.name for node in marked]
     graph = tf.Graph()
     with graph.as_default():
@@ -105,7 +107,7 @@ def test_a_lookup_reads_the_whole_table():
     )
     graph_def, (name,) = traced_functions.graph_def_of(concrete)
     node = next(node for node in graph_def.node if node.op == "ResourceGather")
-    node_edits.gather_from_read(graph_def, node, "whole", "axis")
+    gather_from_read(graph_def, node, "whole", "axis")
     given = run_with(graph_def, {"x:0": [2, 0], "whole:0": np.arange(12.0).reshape(4, 3) * 2}, name)
     np.testing.assert_array_equal(given, [[12, 14, 16], [0, 2, 4]])
 
@@ -125,7 +127,6 @@ def test_copies_of_a_step_draw_other_numbers():
 
 def test_an_output_gradient_is_divided_by_seconds_not_by_the_rows_of_one_op():
     from grappler_passes.graph.dependencies import GraphIndex
-    from tf_ooo.modes.layerpipe.divide import _share_of_rows
 
     graph = tf.Graph()
     with graph.as_default():
@@ -144,7 +145,6 @@ def test_an_output_gradient_is_divided_by_seconds_not_by_the_rows_of_one_op():
 def test_how_far_an_output_gradient_can_be_divided():
     """Of several products one is divided, of a transposed convolution the convolution; of sums nothing."""
     from grappler_passes.graph.dependencies import GraphIndex
-    from tf_ooo.modes.layerpipe.divide import lower_shares
 
     graph = tf.Graph()
     with graph.as_default():

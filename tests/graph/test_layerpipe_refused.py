@@ -7,11 +7,12 @@ import pytest
 
 import tf_ooo
 from grappler_passes.passes.base import PassResult
+from grappler_passes.passes.gates import GatesPass
 from tests.graph import layerpipe_models as models
 from tests.zoo import keras
 from tf_ooo.modes.layerpipe.delays import CutPass, RoundPass
-from tf_ooo.modes.layerpipe.registers import LATE
 from tf_ooo.modes.layerpipe.turns import WaitsPass
+from tf_ooo.modes.layerpipe.verify_rounds import LATE
 from tf_ooo.modes.layerpipe.versions import LaterWeightsPass
 
 pytestmark = [pytest.mark.devices(4)]
@@ -54,6 +55,7 @@ def subtract_in_the_place_of_adding(graph_def):
 
 
 SPOILED = [
+    (GatesPass, transpose),
     (CutPass, drop_an_update),
     (CutPass, train_twice),
     (CutPass, read_past_the_registers),

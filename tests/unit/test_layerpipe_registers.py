@@ -11,8 +11,8 @@ from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.dependencies import GraphIndex
 from tf_ooo.errors import GraphError
 from tf_ooo.modes.layerpipe.delays import CutPass, Reads, RoundPass, delays_of
-from tf_ooo.modes.layerpipe.registers import LATE, LOCAL, Register
 from tf_ooo.modes.layerpipe.rounds import Rounds
+from tf_ooo.modes.layerpipe.verify_rounds import LATE, LOCAL, Register
 
 A, B = "/device:A", "/device:B"
 
@@ -26,15 +26,22 @@ def traced(*rows, fetches=(), outputs=None):
         graph.node.add(name=name, op=op, input=inputs.split(), device="/device:old")
     number = OutputInfo("float32", (), 4)
     infos = {node.name: [number] * 3 for node in graph.node} | (outputs or {})
-    return SimpleNamespace(graph_def=graph, index=GraphIndex(graph), outputs=infos, fetches=tuple(fetches))
+    index = GraphIndex(graph)
+    return SimpleNamespace(
+        graph_def=graph, index=index, outputs=infos, fetches=tuple(fetches), dump_dir=None, ran=0
+    )
 
 
 def rounds(of, device_of=None, batch=0, before=(), frozen=()):
     return Rounds(of, device_of or {}, batch, tuple(before), {}, frozenset(frozen))
 
 
+def nodes(delays):
+    return {node.name: node for node in delays.graph_def.node}
+
+
 def inputs(delays):
-    return {name: list(node.input) for name, node in delays.nodes.items()}
+    return {name: list(node.input) for name, node in nodes(delays).items()}
 
 
 def late(number, delay):
@@ -61,7 +68,7 @@ def test_each_round_between_is_a_register():
     ]
     assert [register.name(2) for register in delays.registers[:2]] == [late(0, 2), late(1, 2)]
     assert (delays.logs, delays.logs_round) == (["k:1", "h"], 4)
-    assert {name: node.device for name, node in delays.nodes.items()} == {
+    assert {name: node.device for name, node in nodes(delays).items()} == {
         "x": "", "one": "", "f": A, "g": B, "h": B, "k": A,
     }  # fmt: skip
     assert delays.copies == {}
@@ -185,8 +192,8 @@ def test_each_device_has_its_own_copy_of_what_no_step_changes():
         "v": [], "two": [], "x": [], on_a: [f"{w_on_a}:1", "two"], "f": ["x", f"{on_a}:2"],
         on_b: [f"{w_on_b}:1", "two"], "g": [late(0, 1), f"{on_b}:2"], "h": ["g", w_on_b],
     }  # fmt: skip
-    assert delays.nodes[on_a].device == A
-    assert (delays.nodes[on_b].device, delays.nodes[on_b].name, delays.nodes[on_b].op) == (B, on_b, "Mul")
+    assert nodes(delays)[on_a].device == A
+    assert (nodes(delays)[on_b].device, nodes(delays)[on_b].name, nodes(delays)[on_b].op) == (B, on_b, "Mul")
     info = step.outputs["w"][0]
     assert delays.copies == {w_on_a: ("v", A, info), w_on_b: ("v", B, info)}
     # A result that is frozen is on no device.
@@ -200,7 +207,7 @@ def test_classes_of_ops_are_forgotten():
     step.graph_def.node[1].attr["_class"].list.s.append(b"loc:@x")
     step.graph_def.node[1].attr["T"].type = 1
     delays = delays_of(step, rounds({"x": 0, "f": 0}))
-    assert list(delays.nodes["f"].attr) == ["T"]
+    assert list(nodes(delays)["f"].attr) == ["T"]
     assert "_class" in step.graph_def.node[1].attr
 
 
@@ -222,4 +229,4 @@ def test_nodes_of_some_rounds():
     assert between(2, 3)["h"] == everything["h"]
     assert set(between(2, 3, "h", "one")) == {"g"}
     assert between(4, 4)["k"] == everything["k"][:2]
-    assert list(delays.nodes["k"].input) == everything["k"]
+    assert list(nodes(delays)["k"].input) == everything["k"]

@@ -16,14 +16,13 @@ class Rounds:
         self.last, self.batch_round, self.results_round = last, batch_round, results_round
         self.calls, self.in_round, self.fed, self.given = [], {}, [], -1
 
-    def run(self, low, high, batch):
-        self.calls.append((low, high, 0 if batch is None else 1))
-        assert (batch is not None) == (low <= self.batch_round <= high)
-        return self._one(low, high, batch)
-
-    def run_full(self, batches):
-        self.calls.append((0, self.last, len(batches)))
-        return [self._one(0, self.last, batch) for batch in batches]
+    def run(self, low, high, batches):
+        fed = [batch for batch in batches if batch is not None]
+        self.calls.append((low, high, len(fed)))
+        assert len(fed) == (len(batches) if low <= self.batch_round <= high else 0)
+        assert len(batches) == 1 or (low, high) == (0, self.last)
+        results = [self._one(low, high, batch) for batch in batches]
+        return [result for result in results if result is not None]
 
     def _one(self, low, high, batch):
         number = sum(len(rounds) for rounds in self.in_round.values())
@@ -41,7 +40,7 @@ class Rounds:
 def epoch(count, last, batch_round, results_round, together):
     rounds = Rounds(last, batch_round, results_round)
     left = iter(range(count))
-    return rounds, Epoch(rounds, batch_round, results_round, lambda: next(left, None), together)
+    return rounds, Epoch(rounds, lambda: next(left, None), together)
 
 
 CASES = st.tuples(st.integers(1, 30), st.integers(0, 7), st.integers(1, 9)).flatmap(

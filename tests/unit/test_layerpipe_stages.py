@@ -25,7 +25,7 @@ def test_by_hand():
     assert stages.of["F", 0] == 0
     assert stages.of["dW", 1] == 1
     assert stages.stages_after(0) == 1
-    assert stages.update_round(0) - stages.read_round(0) == 2
+    assert stages.round_of("U", 0) - stages.read_round(0) == 2
 
 
 def test_layers_without_work():
@@ -42,18 +42,18 @@ def test_every_task_comes_after_what_it_needs(costs, devices, schedule):
     stages = stages_of(made(costs, devices, schedule), len(costs))
     assert stages.processors == devices
     for layer in range(len(costs)):
-        forward = stages.forward_round(layer)
+        forward = stages.round_of("F", layer)
         for kind in ("dO", "dW"):
-            back = stages.backward_round(kind, layer)
+            back = stages.round_of(kind, layer)
             assert back > forward or stages.of[kind, layer] == stages.of["F", layer] == devices - 1
             if layer + 1 < len(costs):
                 above = stages.of["dO", layer + 1]
-                assert stages.backward_round("dO", layer + 1) <= back
-                assert stages.backward_round("dO", layer + 1) < back or above == stages.of[kind, layer]
+                assert stages.round_of("dO", layer + 1) <= back
+                assert stages.round_of("dO", layer + 1) < back or above == stages.of[kind, layer]
         if layer:
-            assert stages.forward_round(layer - 1) <= forward
-        assert stages.update_round(layer) >= stages.backward_round("dW", layer)
-        assert stages.update_round(layer) - stages.read_round(layer) == 2 * stages.stages_after(layer)
+            assert stages.round_of("F", layer - 1) <= forward
+        assert stages.round_of("U", layer) >= stages.round_of("dW", layer)
+        assert stages.round_of("U", layer) - stages.read_round(layer) == 2 * stages.stages_after(layer)
     for layer, (share, high) in stages.shares.items():
         assert 0 < share < 1
         assert high == stages.of[HIGH, layer] > stages.of["dO", layer]

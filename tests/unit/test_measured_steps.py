@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from tf_ooo.compat import nests
-from tf_ooo.modes.layerpipe import steps as layerpipe
+from tf_ooo.modes.layerpipe import running as layerpipe
 from tf_ooo.modes.pipeline import running as pipeline
 
 
@@ -50,7 +50,8 @@ def test_steps_of_a_pipeline(takes_s, monkeypatch):
 
 def test_rounds_of_layerpipe(takes_s):
     """The seconds of a step are those of its rounds; what is under way still has no outputs."""
-    ticks, epoch = SimpleNamespace(traced_functions=0), SimpleNamespace(rounds=0)
+    ticks, step_s = SimpleNamespace(traced_functions=0), []
+    epoch = layerpipe.Epoch(ticks, lambda: None)
 
     def step_of(rounds, seconds, traced=0):
         def step():
@@ -60,8 +61,6 @@ def test_rounds_of_layerpipe(takes_s):
 
         return step
 
-    running = layerpipe.SpreadSteps.__new__(layerpipe.SpreadSteps)
-    running._spread, running._epoch, running._step_s = SimpleNamespace(ticks=ticks), epoch, []
     for epoch.step in (
         step_of(4, 20.0, traced=1),
         step_of(2, 6.0),
@@ -69,5 +68,5 @@ def test_rounds_of_layerpipe(takes_s):
         step_of(1, None),
         step_of(0, 1.0),
     ):
-        running.step()
-    assert running._step_s == [3.0, 3.0, 5.0, 0.0]
+        epoch.timed_step(step_s)
+    assert step_s == [3.0, 3.0, 5.0, 0.0]

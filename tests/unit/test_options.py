@@ -24,7 +24,7 @@ COSTS = CostTable([tf_ooo.LayerCosts(1.0, 2.0, 3.0)])
 # A value that is not the default, and the modes that take it.
 OPTIONS = {
     "memory_limit_bytes": (10**9, {"single_device", "pipeline"}),
-    "dump_dir": ("out", {"single_device", "data_parallel", "pipeline"}),
+    "dump_dir": ("out", {"single_device", "data_parallel", "pipeline", "layerpipe"}),
     "batch_size": (8, {"single_device"}),
     "streams": (2, {"single_device"}),
     "store_activations": ("all", {"single_device"}),
@@ -210,7 +210,6 @@ def test_layerpipe():
         {"mode": "layerpipe", "weights": "stashed"},
         {"mode": "layerpipe", "drain_steps": 0},
         {"mode": "layerpipe", "memory_limit_bytes": 10**9},
-        {"mode": "layerpipe", "dump_dir": "out"},
         {"mode": "pipeline", "drain_steps": 3},
         {"mode": "pipeline", "rate_warmup_steps": 3},
         {"mode": "layerpipe", "rate_warmup_steps": 0},

@@ -16,7 +16,9 @@ import tensorflow as tf
 from tf_ooo.compat import keras_optimizers, op_marks
 from tf_ooo.errors import BackendError
 from tf_ooo.tracing.fixed_rows import fixed_rows
-from tf_ooo.tracing.intercepting import Update, intercepted, ops_so_far
+from tf_ooo.tracing.intercepting import Update, intercepted, ops_so_far, refuse_twice
+
+_APPLY_ONCE = "a pipeline applies them once, after all micro-batches"
 
 
 @dataclass
@@ -56,11 +58,7 @@ class Collecting:
     def _collect(self, update: Update) -> None:
         call, self._calls = self._calls, self._calls + 1
         if self._number == 0:
-            if any(before.optimizer is update.optimizer for before in self.applied):
-                raise BackendError(
-                    "train_step applies gradients twice with one optimizer; a pipeline applies them once, "
-                    "after all micro-batches"
-                )
+            refuse_twice(update.optimizer, (before.optimizer for before in self.applied), _APPLY_ONCE)
             sums = [None] * len(update.grads)
             self.applied.append(_Applied(update.optimizer, update.variables, update.explicit, sums))
             self.collected_after.append(ops_so_far())

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from tf_ooo.compat import keras_optimizers
+from tf_ooo.errors import BackendError
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,12 @@ class _Intercepting:
             return self._on_update(Update(optimizer, list(grads), variables, explicit, proceed))
 
         return intercepted_apply
+
+
+def refuse_twice(optimizer: Any, applied: Iterable[Any], instead: str) -> None:
+    """Raises BackendError where the optimizer is one of those that have applied gradients in this step."""
+    if any(before is optimizer for before in applied):
+        raise BackendError(f"train_step applies gradients twice with one optimizer; {instead}")
 
 
 def ops_so_far() -> int:

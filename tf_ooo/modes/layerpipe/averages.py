@@ -1,78 +1,96 @@
-"""Moving averages of what updates take off the weights, from which earlier weights are rebuilt."""
+"""Weights that backward passes read in a later round than their forward pass did, as they are or rebuilt."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
+from tf_ooo.modes.layerpipe.accesses import accesses, bytes_of, read_where_it_is, zeros_on
+from tf_ooo.modes.layerpipe.coalesce import Sum
 from tf_ooo.modes.layerpipe.rounds import Rounds
-from tf_ooo.modes.layerpipe.traced import Traced, zeros_on
-from tf_ooo.modes.layerpipe.versions import Now, writes
+from tf_ooo.modes.layerpipe.traced import Traced
+from tf_ooo.modes.layerpipe.versions import Now
 
-
-def read_weight(traced: Traced, weight: Now) -> Any:
-    """The present value of a variable, read where it is."""
+if TYPE_CHECKING:
     import tensorflow as tf
 
-    handle = traced.captured[weight.handle]
-    info = traced.outputs[weight.name][0]
-    with tf.device(handle.device):
-        value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.as_dtype(info.dtype))
-    value.set_shape(info.shape)
-    return value
 
+class LaterWeights:
+    """The latest weights; where ``averaged`` earlier ones, rebuilt from moving averages of updates.
 
-class Averages:
-    """One average for each weight that a backward pass reads later than its forward pass did.
-
-    Args:
-        traced, rounds: of the step.
-        now: these weights.
+    A weight has one average of what updates take off it, however many processors read it.  The methods are
+    those of :class:`tf_ooo.modes.layerpipe.two_versions.TwoVersions`.
     """
 
-    def __init__(self, traced: Traced, rounds: Rounds, now: Sequence[Now]) -> None:
-        self._captured = traced.captured
+    every = 1
+
+    def __init__(self, traced: Traced, rounds: Rounds, now: Sequence[Now], averaged: bool) -> None:
+        self.now, self.names = now, {weight.name for weight in now}
+        self._traced = traced
         self._span: dict[str, int] = {}
         for weight in now:
             self._span[weight.handle] = max(self._span.get(weight.handle, 0), weight.behind)
-        updates = writes(traced.index)
+        writes = [access for access in accesses(traced.index) if access.writes]
         self._updated = {
-            handle: {rounds.of[name] for name in updates.get(handle, ())} for handle in self._span
+            handle: {rounds.of[access.name] for access in writes if handle in access.states}
+            for handle in self._span
         }
-        self._values = {
+        self._averages = {
             weight.handle: zeros_on(traced.captured[weight.handle].device, traced.outputs[weight.name][0])
             for weight in now
+            if averaged
         }
 
     @property
     def bytes(self) -> int:
         """Of all averages."""
-        return sum(v.dtype.size * v.shape.num_elements() for v in self._values.values())
+        return bytes_of(self._averages.values())
 
     def reset(self) -> None:
-        """No updates yet."""
+        """Before the first round of an epoch: no updates yet."""
         import tensorflow as tf
 
-        for value in self._values.values():
-            value.assign(tf.zeros_like(value))
+        for average in self._averages.values():
+            average.assign(tf.zeros_like(average))
 
-    def rebuilt(self, weight: Now, newest: Any) -> Any:
-        """About the weights of ``one.behind`` updates ago (LayerPipe2)."""
+    def left_out(self, low: int, phase: int) -> set[str]:
+        """All updates run in their rounds."""
+        return set()
+
+    def added(self, low: int, high: int) -> list[Sum]:
+        """Gradients are not added up."""
+        return []
+
+    def given(
+        self, low: int, high: int, phase: int
+    ) -> tuple[dict[str, tf.Tensor], Callable[[dict[Sum, tf.Tensor]], None]]:
+        """What is read in a round, and what is to be done behind it."""
+        newest: dict[str, tf.Tensor] = {}
+        for weight in self.now:
+            info, handle = self._traced.outputs[weight.name][0], self._traced.captured[weight.handle]
+            newest[weight.handle] = read_where_it_is(handle, info.dtype, info.shape)
+        rebuilt = {weight.name: self._rebuilt(weight, newest[weight.handle]) for weight in self.now}
+        return rebuilt, lambda sums: self._update(newest, low, high)
+
+    def _rebuilt(self, weight: Now, newest: tf.Tensor) -> tf.Tensor:
+        """About the weights of ``weight.behind`` updates ago (LayerPipe2)."""
         import tensorflow as tf
 
-        average = self._values[weight.handle]
+        average = self._averages.get(weight.handle)
+        if average is None:
+            return newest
         with tf.device(average.device):
             return newest + tf.cast(weight.behind, newest.dtype) * average.read_value()
 
-    def update(self, before: Mapping[str, Any], low: int, high: int) -> None:
+    def _update(self, before: dict[str, Any], low: int, high: int) -> None:
         """After the updates of a round; ``before`` are the weights at its start."""
         import tensorflow as tf
 
-        for handle, average in self._values.items():
+        for handle, average in self._averages.items():
             if not any(low <= at <= high for at in self._updated[handle]):
                 continue
             with tf.device(average.device):
-                after = tf.raw_ops.ReadVariableOp(resource=self._captured[handle], dtype=average.dtype)
+                after = read_where_it_is(self._traced.captured[handle], average.dtype, average.shape)
                 # A window of about as many updates as the weights are behind.
                 share = tf.cast(2.0 / (self._span[handle] + 1.0), average.dtype)
                 taken_off = before[handle] - after

@@ -11,16 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tensorflow.core.framework import graph_pb2
+from tensorflow.core.framework import graph_pb2, node_def_pb2, types_pb2
 
+from grappler_passes.compat import graph_protos
 from grappler_passes.compat.shape_inference import OutputInfo
-from grappler_passes.graph.effects import has_side_effects, only_reads, states_of
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import Pass, PassResult, copy_of
 from grappler_passes.passes.relaxations import Relaxation
 from tf_ooo.compat import op_marks
 from tf_ooo.errors import GraphError
-from tf_ooo.modes.layerpipe import node_edits
+from tf_ooo.modes.layerpipe.accesses import accesses
 from tf_ooo.modes.layerpipe.traced import Traced
 
 _READ = "_ooo_read"
@@ -30,12 +30,10 @@ _HARMLESS = ("VariableShape", "VarIsInitializedOp")
 
 @dataclass(frozen=True)
 class Sum:
-    """The sum of one weight's gradients over a group of batches.
+    """The sum of one weight's gradients over a group of batches: the op that adds a batch's gradient.
 
-    Attributes:
-        name: the op that adds a batch's gradient to those before it.
-        before: the placeholder for the sum of those.
-        share: the placeholder for one over the number of batches, which makes the mean of the sum.
+    ``before``, ``share``: the placeholders for the sum so far, and for one over the number of batches, which
+    makes the mean of the sum.
     """
 
     name: str
@@ -44,14 +42,9 @@ class Sum:
 
 
 def with_sums(traced: Traced, weights: Mapping[str, int]) -> tuple[Traced, tuple[Sum, ...]]:
-    """The step whose updates use means of gradients.
+    """The step, its gradients marked, whose updates use means of gradients.
 
-    Args:
-        traced: the step, its gradients marked.
-        weights: ``{handle: layer}`` of trained variables.
-
-    Raises:
-        GraphError: a weight is updated from a gradient that no Keras optimizer was given.
+    Raises GraphError where a weight is updated from a gradient that no Keras optimizer was given.
     """
     _check_all_marked(traced, weights)
     marked = [node.name for node in traced.graph_def.node if op_marks.is_marked_gradient(node)]
@@ -78,20 +71,22 @@ class SumsPass(Pass):
         summed = copy_of(graph_def)
         for node in [node for node in summed.node if node.name in self.sums]:
             total = self.sums[node.name]
-            node_edits.add_mean(summed, node, total.name, total.before, total.share)
+            add_mean(summed, node, total.name, total.before, total.share)
         return PassResult(summed, bool(self.sums), replaced=frozenset(self.sums))
 
 
 def _check_all_marked(traced: Traced, weights: Mapping[str, int]) -> None:
     index = traced.index
+    on_variables = {access.name: access for access in accesses(index)}
     below = [op_marks.is_marked_gradient(node) for node in traced.graph_def.node]
     written: dict[str, bool] = {}
     for i in index.order:
-        states = states_of(index, i) if has_side_effects(index.ops[i]) else set()
+        access = on_variables.get(index.names[i])
+        states = access.states if access is not None else frozenset[str]()
         # What Adam's momentum holds is read again to update the weight.
         below[i] = below[i] or any(below[p] for p, _ in index.data_preds[i])
         below[i] = below[i] or any(written.get(state, False) for state in states)
-        if not only_reads(index.ops[i]):
+        if access is not None and access.writes:
             for state in states:  # weight decay is a write of its own
                 written[state] = written.get(state, False) or below[i]
     for handle in weights:
@@ -108,27 +103,25 @@ def with_whole_reads(traced: Traced, weights: Mapping[str, int]) -> Traced:
     Raises:
         GraphError: a weight is read by an op for which there is no such way.
     """
-    index = traced.index
     shapes = {variable.handle: variable.shape for variable in traced.graph.variables}
     where: dict[str, tuple[str, int]] = {}
     outputs: dict[str, Sequence[OutputInfo]] = {}
     lookups: set[str] = set()
-    for i, op in enumerate(index.ops):
-        name = index.names[i]
-        if not only_reads(op) or op in ("ReadVariableOp", *_HARMLESS):
+    for access in accesses(traced.index):
+        name, handle = access.name, next(iter(access.states & weights.keys()), None)
+        if access.writes or handle is None or access.op in ("ReadVariableOp", *_HARMLESS):
             continue
-        handle = next(iter(states_of(index, i) & weights.keys()), None)
-        if handle is None or traced.where.get(name, ("U",))[0] == "U":
+        if traced.where.get(name, ("U",))[0] == "U":
             continue
-        if op != "ResourceGather":
+        if access.op != "ResourceGather":
             raise GraphError(
-                f"{name!r} ({op}) reads {handle!r}, which schedule='pipedream_2bw' cannot give an earlier "
-                "version of; take another schedule"
+                f"{name!r} ({access.op}) reads {handle!r}, which schedule='pipedream_2bw' cannot give an "
+                "earlier version of; take another schedule"
             )
         lookups.add(name)
-        dtype = traced.outputs[name][0]
+        info = traced.outputs[name][0]
         where[f"{name}/{_READ}"] = traced.where[name]
-        outputs[f"{name}/{_READ}"] = (OutputInfo(dtype.dtype, shapes.get(handle), dtype.element_bytes),)
+        outputs[f"{name}/{_READ}"] = (dataclasses.replace(info, shape=shapes.get(handle)),)
         outputs[f"{name}/{_READ}_axis"] = (OutputInfo("int32", (), 4),)
     return traced.rewritten(WholeReadsPass(frozenset(lookups)), where, outputs)
 
@@ -148,5 +141,38 @@ class WholeReadsPass(Pass):
         whole = copy_of(graph_def)
         for node in [node for node in whole.node if node.name in self.lookups]:
             read = f"{node.name}/{_READ}"
-            node_edits.gather_from_read(whole, node, read, f"{read}_axis")
+            gather_from_read(whole, node, read, f"{read}_axis")
         return PassResult(whole, bool(self.lookups), replaced=self.lookups)
+
+
+def add_mean(
+    graph_def: graph_pb2.GraphDef, node: node_def_pb2.NodeDef, total: str, before: str, share: str
+) -> None:
+    """Makes of an Identity of x the product of ``share`` and ``total``, which is the sum of x and ``before``.
+
+    ``before`` and ``share`` are placeholders.
+    """
+    for name in (before, share):
+        placeholder = graph_def.node.add(name=name, op="Placeholder")
+        placeholder.attr["dtype"].CopyFrom(node.attr["T"])
+    added = graph_def.node.add(name=total, op="AddV2", input=[node.input[0], before])
+    added.attr["T"].CopyFrom(node.attr["T"])
+    node.op, node.input[:] = "Mul", [total, share]
+
+
+def gather_from_read(graph_def: graph_pb2.GraphDef, node: node_def_pb2.NodeDef, read: str, axis: str) -> None:
+    """Makes of a ResourceGather a GatherV2 from the whole variable, which the new node ``read`` reads."""
+    dims = node.attr["batch_dims"].i if "batch_dims" in node.attr else 0
+    reader = graph_def.node.add(name=read, op="ReadVariableOp", input=[node.input[0]])
+    reader.attr["dtype"].CopyFrom(node.attr["dtype"])
+    constant = graph_def.node.add(name=axis, op="Const")
+    constant.attr["dtype"].type = types_pb2.DT_INT32
+    constant.attr["value"].tensor.CopyFrom(graph_protos.tensor_proto(dims))
+    node.op = "GatherV2"
+    node.input[0] = read
+    node.input.insert(2, axis)
+    node.attr["Tparams"].CopyFrom(node.attr["dtype"])
+    node.attr["Taxis"].type = types_pb2.DT_INT32
+    node.attr["batch_dims"].i = dims
+    for name in ("dtype", "validate_indices"):
+        node.attr.pop(name, None)

@@ -8,24 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import Path
 from typing import ClassVar
 
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from grappler_passes.compat.shape_inference import OutputInfo
-from grappler_passes.graph.effects import only_reads, states_of
+from grappler_passes.graph.effects import states_of
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import Pass, PassPipeline, PassResult
 from grappler_passes.passes.edit import tensor
 from grappler_passes.passes.relaxations import Relaxation
 from tf_ooo.errors import GraphError
-from tf_ooo.modes.layerpipe.registers import LATE, LOCAL, Register
+from tf_ooo.modes.layerpipe.accesses import accesses
 from tf_ooo.modes.layerpipe.rounds import Rounds
 from tf_ooo.modes.layerpipe.traced import Traced
-from tf_ooo.modes.layerpipe.verify_rounds import verify_all_in_rounds, verify_cut, verify_part
+from tf_ooo.modes.layerpipe.verify_rounds import (
+    LATE,
+    LOCAL,
+    Register,
+    verify_all_in_rounds,
+    verify_cut,
+    verify_part,
+)
 
 _NOT_STORED = ("resource", "variant")
 
@@ -36,7 +41,6 @@ class Delays:
 
     Attributes:
         graph_def: the step, each op with inputs from registers; what is given is not in it.
-        registers: in order.
         copies: ``{placeholder: (handle, device, OutputInfo)}`` of frozen weights, as a device reads them.
         logs: the tensor of each result of the step, all for one batch in ``logs_round``.
     """
@@ -47,13 +51,8 @@ class Delays:
     logs: list[str] = field(default_factory=list)
     logs_round: int = 0
 
-    @cached_property
-    def nodes(self) -> dict[str, node_def_pb2.NodeDef]:
-        """By name."""
-        return {node.name: node for node in self.graph_def.node}
 
-
-def delays_of(traced: Traced, rounds: Rounds, dump_dir: Path | None = None) -> Delays:
+def delays_of(traced: Traced, rounds: Rounds) -> Delays:
     """Cuts all edges between rounds.
 
     Raises:
@@ -66,12 +65,11 @@ def delays_of(traced: Traced, rounds: Rounds, dump_dir: Path | None = None) -> D
     logs_round = max((rounds.of.get(split_input(t)[0], 0) for t in traced.fetches), default=rounds.batch)
     logs = [cuts.read(*split_input(text), logs_round, None) for text in traced.fetches]
     registers = [
-        Register(number, tensor(*key[0]), key[1], rounds.of[key[0][0]], depth)
-        for number, (key, depth) in enumerate(cuts.depths.items())
+        Register(number, tensor(*source), device, rounds.of[source[0]], depth)
+        for number, ((source, device), depth) in enumerate(cuts.depths.items())
     ]
     change = CutPass(cuts.reads, rounds, tuple(registers), cuts.same)
-    folder = None if dump_dir is None else dump_dir / change.name
-    cut = PassPipeline([change], folder)(traced.graph_def)
+    cut = PassPipeline([change], traced.dump_dir, traced.ran)(traced.graph_def)
     return Delays(cut.graph_def, registers, cuts.copies, logs, logs_round)
 
 
@@ -90,8 +88,6 @@ class CutPass(Pass):
 
     Attributes:
         reads: by the name that the node then has; other nodes go.
-        rounds: of the step.
-        registers: what they hold.
         same: reads of one value, and which of them goes into registers.
     """
 
@@ -122,7 +118,7 @@ class CutPass(Pass):
 
 
 class _Cuts:
-    """What each node reads, and the registers that this takes."""
+    """What each node reads, and the registers that this takes: how many, by tensor and device."""
 
     def __init__(self, traced: Traced, rounds: Rounds) -> None:
         self.traced, self.rounds = traced, rounds
@@ -143,20 +139,21 @@ class _Cuts:
         if name in self.frozen:
             return
         device = self.rounds.device_of.get(name, "")
-        ports = [port for port in map(split_input, node.input) if port[1] >= 0]
-        inputs = [self.read(*port, self.rounds.of.get(name), device) for port in ports]
+        inputs = self._inputs(node, self.rounds.of.get(name), device)
         inputs += [f"^{first}" for first in dict.fromkeys(self.controls.get(name, ()))]
         self.reads[name] = Reads(name, tuple(inputs), device)
+
+    def _inputs(self, node: node_def_pb2.NodeDef, at: int | None, device: str) -> list[str]:
+        ports = map(split_input, node.input)
+        return [self.read(producer, port, at, device) for producer, port in ports if port >= 0]
 
     def read(self, producer: str, port: int, at: int | None, device: str | None) -> str:
         """The input to have for a tensor that is read in round ``at``."""
         if producer in self.frozen:
-            return tensor(self.on(device or "", producer), port)
-        if at is None or producer not in self.rounds.of:
+            return tensor(self._on(device or "", producer), port)
+        if at is None or self.rounds.of.get(producer, at) == at:
             return tensor(producer, port)
         delay = at - self.rounds.of[producer]
-        if delay == 0:
-            return tensor(producer, port)
         producer = self.same.get(producer, producer)
         info = self.traced.outputs[producer][port]
         if info.dtype in _NOT_STORED:
@@ -167,46 +164,39 @@ class _Cuts:
         devices = self.rounds.device_of
         where = device or devices.get(producer) or next(iter(devices.values()))  # an input is on no device
         key = ((producer, port), where)
-        self.numbers.setdefault(key, len(self.numbers))
+        number = self.numbers.setdefault(key, len(self.numbers))
         self.depths[key] = max(self.depths.get(key, 0), delay)
-        return f"{LATE}/{self.numbers[key]}_{delay}"
+        return f"{LATE}/{number}_{delay}"
 
-    def on(self, device: str, name: str) -> str:
+    def _on(self, device: str, name: str) -> str:
         """A device's own copy of an op that depends on frozen weights alone."""
         if (name, device) in self.local:
             return self.local[name, device]
         node, copy = self.frozen[name], f"{name}/{LOCAL}_{len(self.local)}"
         self.local[name, device] = copy
-        index = self.traced.index
         if node.op == "ReadVariableOp":
+            index = self.traced.index
             handle = next(iter(states_of(index, index.index[name])))
             self.copies[copy] = handle, device, self.traced.outputs[name][0]
-            return copy
-        ports = [port for port in map(split_input, node.input) if port[1] >= 0]
-        inputs = tuple(self.read(*port, None, device) for port in ports)
-        self.reads[copy] = Reads(name, inputs, device)
+        else:
+            self.reads[copy] = Reads(name, tuple(self._inputs(node, None, device)), device)
         return copy
 
 
 def _same_reads(traced: Traced, rounds: Rounds) -> dict[str, str]:
     """Reads of one variable in one round with no write between them: all as the first."""
-    index = traced.index
-    first: dict[tuple[str, int, int], str] = {}
+    first: dict[tuple[frozenset[str], int, int], str] = {}
     same: dict[str, str] = {}
     writes: dict[str, int] = {}
-    for i in index.order:
-        name = index.names[i]
-        if name not in rounds.of or index.ops[i] not in ("ReadVariableOp",):
-            if (
-                name in rounds.of
-                and index.ops[i].startswith(("Assign", "Resource"))
-                and not only_reads(index.ops[i])
-            ):
-                for state in states_of(index, i):
-                    writes[state] = writes.get(state, 0) + 1
+    for access in accesses(traced.index):
+        if access.name not in rounds.of:
             continue
-        state = next(iter(states_of(index, i)))
-        same[name] = first.setdefault((state, writes.get(state, 0), rounds.of[name]), name)
+        if access.writes:
+            writes |= {state: writes.get(state, 0) + 1 for state in access.states}
+        elif access.op == "ReadVariableOp":
+            since = sum(writes.get(state, 0) for state in access.states)
+            key = access.states, since, rounds.of[access.name]
+            same[access.name] = first.setdefault(key, access.name)
     return same
 
 

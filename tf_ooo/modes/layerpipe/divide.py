@@ -9,15 +9,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
+from grappler_passes.compat import shape_inference
+from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import Pass, PassResult, copy_of
 from grappler_passes.passes.relaxations import Relaxation
-from tf_ooo.modes.layerpipe import node_edits
 from tf_ooo.modes.layerpipe.stages import HIGH, Stages
 from tf_ooo.modes.layerpipe.traced import Traced
 
@@ -142,7 +143,7 @@ def _divide(traced: Traced, name: str, layer: int, share: float) -> Traced:
     index = traced.index
     node = next(node for node in traced.graph_def.node if node.name == name)
     infos = [traced.outputs[index.names[p]][port] for p, port in index.data_preds[index.index[name]]]
-    parts = node_edits.in_two_parts(node, infos, _GRADIENT[node.op], _SIZES.get(node.op), share)
+    parts = in_two_parts(node, infos, _GRADIENT[node.op], _SIZES.get(node.op), share)
     own = dict.fromkeys((part.name for part in parts.nodes), ("dO", layer))
     in_parts = traced.rewritten(DividePass(name, parts), own, parts.outputs)
     high = _before(in_parts.index, in_parts.where, parts.high, layer)
@@ -150,11 +151,74 @@ def _divide(traced: Traced, name: str, layer: int, share: float) -> Traced:
 
 
 @dataclasses.dataclass(frozen=True)
+class TwoParts:
+    """An op in two parts: its nodes, the first part's name, and outputs by name."""
+
+    nodes: tuple[node_def_pb2.NodeDef, ...]
+    high: str
+    outputs: dict[str, Sequence[OutputInfo]]
+
+
+def in_two_parts(
+    node: node_def_pb2.NodeDef, infos: Sequence[OutputInfo], gradient: int, sizes: int | None, share: float
+) -> TwoParts:
+    """The nodes that compute an op on the first ``share`` of the rows and on the rest, and join them.
+
+    Each part has at least one row, of a single row the rest.
+
+    Args:
+        node: the joined result gets its name.
+        infos: of its inputs.
+        gradient: the input that is divided by rows.
+        sizes: the input that holds the shape of the result, None where there is none.
+    """
+    import tensorflow as tf
+
+    graph = tf.Graph()
+    with graph.as_default():
+        inputs = [
+            tf.compat.v1.placeholder(tf.as_dtype(i.dtype), i.shape, f"input_{n}") for n, i in enumerate(infos)
+        ]
+        with tf.name_scope(f"{node.name}_parts"):
+            rows = tf.shape(inputs[gradient])[0]
+            first = tf.cast(tf.round(tf.cast(rows, tf.float32) * share), tf.int32)
+            first = tf.minimum(tf.maximum(first, 1), rows - 1)
+            counts = [first, rows - first]
+            pieces = tf.split(inputs[gradient], tf.stack(counts), num=2)
+            results = []
+            for number, piece in enumerate(pieces):
+                given = list(inputs)
+                given[gradient] = piece
+                if sizes is not None:
+                    given[sizes] = tf.concat([[counts[number]], inputs[sizes][1:]], 0)
+                results.append(_again(graph, node, given, f"part_{number}"))
+        joined = tf.concat(results, 0, name=node.name)
+    names = {f"input_{n}": text for n, text in enumerate(t for t in node.input if t[0] != "^")}
+    nodes = []
+    for part in graph.as_graph_def().node:
+        if part.name in names:
+            continue
+        part.input[:] = [names.get(text.partition(":")[0], text) for text in part.input]
+        nodes.append(part)
+    outputs = {op.name: [shape_inference.info_of(t) for t in op.outputs] for op in graph.get_operations()}
+    assert joined.op.name == node.name, "the name of the divided op is taken"
+    return TwoParts(tuple(nodes), results[0].op.name, {n.name: outputs[n.name] for n in nodes})
+
+
+def _again(graph: Any, node: node_def_pb2.NodeDef, inputs: Sequence[Any], name: str) -> Any:
+    attributes = {key: value for key, value in node.attr.items() if key not in ("_class", "_output_shapes")}
+    operation = graph.create_op(
+        node.op, list(inputs), attrs=attributes, name=name, dtypes=None, compute_device=False
+    )
+    return operation.outputs[0]
+
+
+@dataclasses.dataclass(frozen=True)
 class DividePass(Pass):
     """Puts ``parts`` in the place of the op ``divided``, whose name their result has."""
 
     divided: str
-    parts: node_edits.TwoParts
+    parts: TwoParts
     name: ClassVar[str] = "divide"
     relaxes = frozenset({Relaxation.NEW_NODES, Relaxation.REPLACED_NODES, Relaxation.OPS})
 

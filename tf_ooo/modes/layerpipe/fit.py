@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from tf_ooo.compat import keras_variables, train_function
+from tf_ooo.compat import keras_variables, nests, train_function
 from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.fit.distributed import Distributed, FirstSteps, Placed, check_model
 from tf_ooo.fit.measured import check_costs, with_link
@@ -16,10 +17,10 @@ from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.ranks.base import Engine, SingleEngine
 from tf_ooo.modes.layerpipe.numbering import in_order_of
 from tf_ooo.modes.layerpipe.options import LayerPipe
-from tf_ooo.modes.layerpipe.planned import SpreadPlan, note_rebuilt_weights, plan_spread
+from tf_ooo.modes.layerpipe.planned import note_rebuilt_weights, plan_spread
 from tf_ooo.modes.layerpipe.reporting import fill_spread
-from tf_ooo.modes.layerpipe.spread import refuse_unspreadable, spread
-from tf_ooo.modes.layerpipe.steps import Batches, SpreadSteps
+from tf_ooo.modes.layerpipe.running import Batches, Epoch, rounds_together, structure_of
+from tf_ooo.modes.layerpipe.spread import SpreadPlan, refuse_unspreadable, spread
 from tf_ooo.modes.layerpipe.traced import Traced, renumbered, trace
 from tf_ooo.modes.layerpipe.two_versions import fewest_batches
 from tf_ooo.planning.policies import offers
@@ -28,6 +29,13 @@ from tf_ooo.rewriting.staged import LayerByLayer
 from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing import sync
 from tf_ooo.tracing.optimizers import optimizers_of
+
+if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
+
+    from tf_ooo.costs.table import CostTable
+    from tf_ooo.modes.layerpipe.ticks import Ticks
 
 _LOG = logging.getLogger("tf_ooo")
 _GLOBAL_CLIPPING = (
@@ -75,7 +83,7 @@ class LayerPipeMode:
             return None
         return self.options.accumulate_steps or fewest_batches(len(self.distributed.target.devices))
 
-    def check(self, model: Any, steps: int | None) -> None:
+    def check(self, model: keras.Model, steps: int | None) -> None:
         """BackendError: no such devices, or a model that cannot be spread.
 
         Raises OptionsError for what does not go with the devices or with ``steps_per_execution``.
@@ -100,7 +108,7 @@ class LayerPipeMode:
                 f"versions of the weights do from {least} on"
             )
 
-    def prepare(self, model: Any, steps: int | None) -> Training | None:
+    def prepare(self, model: keras.Model, steps: int | None) -> Training | None:
         """With the plan of the fit before, where that was of the same step on the same devices.
 
         With one device Keras' own step runs.
@@ -123,17 +131,20 @@ class LayerPipeMode:
 class LayerPipeSteps:
     """A fit: steps on one device until there is a plan, then rounds."""
 
-    def __init__(self, mode: LayerPipeMode, model: Any, steps: int | None) -> None:
+    def __init__(self, mode: LayerPipeMode, model: keras.Model, steps: int | None) -> None:
         self._mode, self._model, self._target = mode, model, mode.distributed.target
         self._batches = Batches(steps)
         self._data_spec: Any = None
         self._traced: Traced | None = None  # the step as it is before the plan
         self._first: FirstSteps | None = None
         self._placed: Placed | None = None
-        self._steps: SpreadSteps | None = None
+        self._ticks: Ticks | None = None
+        self._together = 1  # rounds in one function
+        self._structure: Any = None  # of the first batch: all have its parts
+        self._epoch: Epoch | None = None
         self._unspread = 0  # steps before the plan
 
-    def run(self, iterator: Any) -> Any:
+    def run(self, iterator: Iterator[Any]) -> Any:
         """One execution."""
         self._data_spec = getattr(iterator, "element_spec", None)
         outputs = None
@@ -149,7 +160,7 @@ class LayerPipeSteps:
 
     # -- before the plan ---------------------------------------------------------------------------
 
-    def _synchronous(self, iterator: Any) -> Any:
+    def _synchronous(self, iterator: Iterator[Any]) -> Any:
         """A step on one device, before the plan; with costs there is none.  None at the end of the data."""
         started, costs = time.perf_counter(), self._mode.options.costs
         if self._traced is None:
@@ -164,7 +175,7 @@ class LayerPipeSteps:
             return self._in_rounds(self._planned(traced.as_step(), costs, self._traced, started), iterator)
         return self._first_step(self._traced, iterator)
 
-    def _look(self, iterator: Any) -> Traced | None:
+    def _look(self, iterator: Iterator[Any]) -> Traced | None:
         """Traces the step before the first one runs: what cannot be spread has trained nothing."""
         model, mode = self._model, self._mode
         sync.build(model, optimizers_of(model), model.train_step, iterator)
@@ -175,7 +186,7 @@ class LayerPipeSteps:
         refuse_unspreadable(model, traced, mode.options.rate_warmup_steps, mode.group)
         return traced
 
-    def _first_step(self, traced: Traced, iterator: Any) -> Any:
+    def _first_step(self, traced: Traced, iterator: Iterator[Any]) -> Any:
         """The last of them makes the plan."""
         if self._first is None:
             self._note_going_on()
@@ -203,13 +214,12 @@ class LayerPipeSteps:
         if max(int(count.numpy()) for count in counts) and _GOING_ON not in report.notes:
             report.notes.append(_GOING_ON)
 
-    def _planned(self, step: Step, costs: Any, traced: Traced, started: float) -> SpreadPlan:
+    def _planned(self, step: Step, costs: CostTable, traced: Traced, started: float) -> SpreadPlan:
         mode, report = self._mode, self._mode.describe()
         check_costs(costs, [layer.name for layer in step.known.graph.layers])
         report.costs = costs = with_link(costs, self._target)
-        mode.plan = plan = plan_spread(
-            step, costs, traced, self._target.devices, mode.group, mode.options, report
-        )
+        schedule, devices = mode.options.schedule, self._target.devices
+        mode.plan = plan = plan_spread(step, costs, traced, devices, mode.group, schedule, report)
         if mode.options.weights == "ema":
             note_rebuilt_weights(report, self._model)
         self._traced = None
@@ -218,49 +228,48 @@ class LayerPipeSteps:
 
     # -- with a plan -------------------------------------------------------------------------------
 
-    def _in_rounds(self, plan: SpreadPlan, iterator: Any) -> Any:
+    def _in_rounds(self, plan: SpreadPlan, iterator: Iterator[Any]) -> Any:
         """As many rounds as it takes for the next batch's results; None at the end of the data."""
-        outputs = None if self._steps is None else self._steps.step()
+        outputs = None if self._epoch is None else self._epoch.timed_step(plan.step_s)
         if outputs is not None:
             return outputs
         batch = self._batches.take_of_epoch(iterator)  # the first one, or nothing is on its way
         if batch is None:
             return None
-        steps = self._steps or self._spread(plan, batch)
-        steps.begin(self._following(steps, batch, iterator))
-        return steps.step()
+        if self._ticks is None:
+            self._ticks = self._spread(plan, batch)
+        self._ticks.reset()
+        self._epoch = Epoch(
+            self._ticks, partial(next, self._following(batch, iterator), None), self._together
+        )
+        return self._epoch.timed_step(plan.step_s)
 
-    def _following(self, steps: SpreadSteps, batch: Any, iterator: Any) -> Iterator[list[Any]]:
+    def _following(self, batch: Any, iterator: Iterator[Any]) -> Iterator[Sequence[tf.Tensor]]:
         """To the end of the epoch, or until ``drain_steps`` batches have come in."""
         every = self._mode.options.drain_steps
         while batch is not None:
-            yield steps.tensors(batch)
+            if structure_of(batch) != self._structure:
+                raise BackendError(
+                    "a batch has other parts than the first: this mode needs batches of one kind"
+                )
+            yield nests.Packed(batch).tensors
             if every is not None and self._batches.taken % every == 0:
                 return
             batch = self._batches.take_of_epoch(iterator)
 
-    def _spread(self, plan: SpreadPlan, batch: Any) -> SpreadSteps:
+    def _spread(self, plan: SpreadPlan, batch: Any) -> Ticks:
         """Moves the variables, traces the step where they are, and spreads it."""
-        mode, report, devices = self._mode, self._mode.describe(), self._target.devices
+        mode, report = self._mode, self._mode.describe()
         self._placed, self._unspread = Placed(self._model, self._target), 0
-        self._placed.move({name: devices[processor] for name, processor in plan.home.items()})
-        over_rounds = spread(
-            self._model,
-            batch,
-            plan.stages,
-            devices,
-            mode.options.weights,
-            plan.costs.op_seconds,
-            mode.options.rate_warmup_steps,
-            mode.group,
-            plan.layers,
-            self._data_spec,
-        )
+        self._placed.move({name: plan.devices[processor] for name, processor in plan.home.items()})
+        over_rounds = spread(self._model, batch, plan, mode.options, self._data_spec)
         self._placed.check_captures(over_rounds.traced.captured.values())
         report.notes += [note for note in over_rounds.notes if note not in report.notes]
         fill_spread(report, over_rounds)
-        self._steps = SpreadSteps(over_rounds, batch, mode.group, mode.options.unroll, plan.step_s)
-        return self._steps
+        self._structure = structure_of(batch)
+        ops = len(over_rounds.traced.index)
+        self._together = mode.options.unroll or rounds_together(ops, mode.group)
+        return over_rounds.ticks
 
     # -- between epochs, and at the end --------------------------------------------------------------
 
@@ -279,25 +288,23 @@ class LayerPipeSteps:
 
     def settle(self, saving: bool) -> None:
         """All updates are in the weights; says what a fit that goes on from a saved batch would do."""
-        if self._steps is None:
+        if self._epoch is None:
             return
         report = self._mode.describe()
-        if saving and self._steps.ahead and _AHEAD not in report.notes:
+        if saving and self._epoch.ahead and _AHEAD not in report.notes:
             _LOG.warning("%s", _AHEAD)
             report.notes.append(_AHEAD)
-        self._steps.drain()
+        self._epoch.drain()
 
     def epoch_begin(self, epoch: int) -> None:
         """Nothing is on its way."""
         self._batches.taken = 0
-        if self._steps is not None:
-            self._steps.end()
+        self._epoch = None
 
     def epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         """Finishes what an epoch that was stopped early has left on its way."""
-        if self._steps is not None:
-            self._steps.drain()
-            self._steps.end()
+        self.settle(saving=False)
+        self._epoch = None
 
     def ended(self) -> None:
         """Says so where no step has been spread."""
@@ -307,7 +314,7 @@ class LayerPipeSteps:
         """Variables back to where they were; names those that are lost."""
         # Asked first: what is given up on a worker that has just died might wait for ever.
         self._target.lost()
-        self._steps = None
+        self._ticks = self._epoch = None
         if self._first is not None:
             self._first.close()
             self._first = None

@@ -6,28 +6,25 @@ through registers; a device that needs it computes it from a copy of its own, ma
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from grappler_passes.compat.shape_inference import OutputInfo
-from grappler_passes.graph.effects import has_side_effects, only_reads, states_of
 from tf_ooo.compat import keras_variables
-from tf_ooo.modes.layerpipe.traced import Traced, zeros_on
+from tf_ooo.modes.layerpipe.accesses import accesses, bytes_of, read_where_it_is, zeros_on
+from tf_ooo.modes.layerpipe.traced import Traced
+
+if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
 
 
-def frozen_weights(model: Any, traced: Traced) -> frozenset[str]:
+def frozen_weights(model: keras.Model, traced: Traced) -> frozenset[str]:
     """The placeholders of a model's weights that the step only reads; not of single numbers.
 
     Callbacks set those, such as the share of a loss, between batches: they are read anew in each round.
     """
-    index = traced.index
-    written = {
-        state
-        for i, op in enumerate(index.ops)
-        if has_side_effects(op) and not only_reads(op)
-        for state in states_of(index, i)
-    }
+    written = {state for access in accesses(traced.index) if access.writes for state in access.states}
     values = [keras_variables.value_of(variable) for variable in model.weights if len(variable.shape)]
     weights = {id(value.handle) for value in values if value is not None}
     return frozenset(
@@ -38,14 +35,12 @@ def frozen_weights(model: Any, traced: Traced) -> frozenset[str]:
 class Copies:
     """Frozen weights on the devices that are not their own.
 
-    Args:
-        traced: the step.
-        wanted: ``{placeholder for the value: (handle, device, OutputInfo)}``.
+    ``wanted``: ``{placeholder for the value: (handle, device, OutputInfo)}``.
     """
 
     def __init__(self, traced: Traced, wanted: Mapping[str, tuple[str, str, OutputInfo]]) -> None:
-        self._traced, self._wanted = traced, wanted
-        self._copies: dict[tuple[str, str], Any] = {}
+        self._captured, self._wanted = traced.captured, wanted
+        self._copies: dict[tuple[str, str], tf.Variable] = {}
         for handle, device, info in wanted.values():
             if device != traced.captured[handle].device and (handle, device) not in self._copies:
                 self._copies[handle, device] = zeros_on(device, info)
@@ -53,32 +48,23 @@ class Copies:
     @property
     def bytes(self) -> int:
         """Of all copies."""
-        sizes = (v.dtype.size * math.prod(v.shape.as_list()) for v in self._copies.values())
-        return int(sum(sizes))
+        return bytes_of(self._copies.values())
 
     def refresh(self) -> None:
         """Takes over what the weights are now."""
         for (handle, _), copy in self._copies.items():
-            copy.assign(self._read(handle, copy.dtype))
+            copy.assign(read_where_it_is(self._captured[handle], copy.dtype, copy.shape))
 
-    def given(self) -> dict[str, Any]:
+    def given(self) -> dict[str, tf.Tensor]:
         """The weights, by placeholder."""
         import tensorflow as tf
 
         weights = {}
         for name, (handle, device, info) in self._wanted.items():
             copy = self._copies.get((handle, device))
+            if copy is None:
+                weights[name] = read_where_it_is(self._captured[handle], info.dtype, info.shape)
+                continue
             with tf.device(device):
-                if copy is not None:
-                    weights[name] = copy.read_value()
-                    continue
-                weights[name] = self._read(handle, tf.as_dtype(info.dtype))
-                weights[name].set_shape(info.shape)
+                weights[name] = copy.read_value()
         return weights
-
-    def _read(self, handle: str, dtype: Any) -> Any:
-        import tensorflow as tf
-
-        outside = self._traced.captured[handle]
-        with tf.device(outside.device):
-            return tf.raw_ops.ReadVariableOp(resource=outside, dtype=dtype)

@@ -14,10 +14,6 @@ def in_order_of(costs: Sequence[str], layers: Sequence[str]) -> list[int]:
 
     By names; else by names without the numbers that Keras gives all layers of a kind, which go on where a
     model is made again in one process; where costs have other names, made up by hand, by their places.
-
-    Args:
-        costs: names in them.
-        layers: names of the step's.
     """
     alike: list[Callable[[Sequence[str]], list[str]]] = [_sorted_parts, _ranked]
     for key in alike:

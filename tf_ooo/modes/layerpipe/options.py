@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from tf_ooo.errors import OptionsError
 from tf_ooo.options import DeviceOptions
-from tf_ooo.options.checks import choice, option, whole_number
+from tf_ooo.options.checks import choice, folder, option, whole_number
 from tf_ooo.planning.policies import offers
 
 WEIGHTS = ("stash", "ema", "latest")
-_NO_PROMISE = "is not for mode='layerpipe', which could not keep to it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +35,15 @@ class LayerPipe(DeviceOptions):
             gradients are (docs/layerpipe.md); None: not.
         accumulate_steps: pipedream_2bw: so many batches' gradients are one update; None: the fewest for which
             two versions of the weights do, 2 (P - 1) on P devices, at least P.
+        dump_dir: folder for the graph after every pass, and for each range of rounds one in it; None writes
+            nothing.
     """
 
     mode: ClassVar[str] = "layerpipe"
     why_not: ClassVar[Mapping[str, str]] = {
         "microbatches": "is not for mode='layerpipe': each batch stays whole; accumulate_steps= of "
         "schedule='pipedream_2bw' makes one update of several batches",
-        "memory_limit_bytes": _NO_PROMISE,
-        "dump_dir": _NO_PROMISE,
+        "memory_limit_bytes": "is not for mode='layerpipe', which could not keep to it",
     }
 
     unroll: int | None = option(None, whole_number(1, optional=True))
@@ -50,6 +51,7 @@ class LayerPipe(DeviceOptions):
     drain_steps: int | None = option(None, whole_number(1, optional=True))
     rate_warmup_steps: int | None = option(None, whole_number(1, optional=True))
     accumulate_steps: int | None = option(None, whole_number(1, optional=True), of_policy=True)
+    dump_dir: str | os.PathLike[str] | None = option(None, folder)
 
     def __post_init__(self) -> None:
         super().__post_init__()

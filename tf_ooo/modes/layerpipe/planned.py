@@ -1,63 +1,40 @@
-"""The plan of a model that is spread over devices; stays for the fits of one model."""
+"""The plan of a model that is spread over devices."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections import deque
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import keras_layers, keras_optimizers
+from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
-from tf_ooo.modes.layerpipe.choice import make_plan
 from tf_ooo.modes.layerpipe.divide import lower_shares
-from tf_ooo.modes.layerpipe.options import LayerPipe
 from tf_ooo.modes.layerpipe.reporting import fill_report
+from tf_ooo.modes.layerpipe.spread import SpreadPlan
 from tf_ooo.modes.layerpipe.stages import stages_of
 from tf_ooo.modes.layerpipe.traced import Traced, renumbered
+from tf_ooo.planning.building.asynchronous import in_rounds
+from tf_ooo.planning.choosing.on_paper import policies_of
+from tf_ooo.planning.choosing.plan import Candidate, Plan, as_asked, choose, policy_named, tried
+from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.policies import Policy
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.naming import variable_layers
 from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing.optimizers import optimizers_of
 
+if TYPE_CHECKING:
+    import keras
+
 _LOG = logging.getLogger("tf_ooo")
 # Batches of the plan, for each processor: enough for the rounds at both ends not to matter.
 _BATCHES = 4
-_TIMED = 100
-
-
-class SpreadPlan:
-    """Which task runs where.
-
-    Args:
-        step: whose layers are spread.
-        costs: of the layers, with the link.
-        schedule: one was made for them.
-
-    Attributes:
-        stages: where the tasks of its layers run.
-        layers: the variables of each, as the stages number them.
-        home: the processor of each variable, by its name in graphs: of weights and their slots that of dW, of
-            states that of F.
-        step_s: seconds of the rounds in which nothing was traced, the last hundred.
-    """
-
-    def __init__(self, step: Step, costs: CostTable, schedule: Schedule) -> None:
-        graph = step.known.graph
-        self.costs, self.stages = costs, stages_of(schedule, len(costs.layers))
-        self.layers: list[Collection[str]] = layers_of(step)
-        self.step_s = deque[float](maxlen=_TIMED)
-        trained = {name for variable in graph.variables for name in (variable.name, *variable.slots)}
-        self.home = {
-            name: self.stages.of["dW" if name in trained else "F", layer]
-            for name, layer in variable_layers(step).items()
-        }
-
-
-def layers_of(step: Step) -> list[Collection[str]]:
-    """The variables of each layer."""
-    return [set(layer.variables) for layer in step.known.graph.layers]
+MODE = "layerpipe"
+# As far as predictions are off: a division of layers that saves less may just as well lose.
+LEAST_GAIN = 1.1
 
 
 def plan_spread(
@@ -66,38 +43,95 @@ def plan_spread(
     traced: Traced,
     devices: Sequence[str],
     group: int | None,
-    options: LayerPipe,
+    schedule: str,
     report: Report,
 ) -> SpreadPlan:
     """Plans, and says so in the report.
 
     Args:
-        step: taken apart.
+        step: whose layers are spread, taken apart.
         costs: of its layers, with the link.
         traced: the step as it is before the plan: what can be divided.
         devices: full names.
         group: so many batches are one update; None: one is.
-        options: ``schedule``.
-        report: to fill in.
     """
-    options_of_policies = {
-        "lower_shares": lower_shares(renumbered(traced, layers_of(step)), costs.op_seconds),
-        "accumulate_steps": group,
+    graph = step.known.graph
+    layers = [set(layer.variables) for layer in graph.layers]
+    options: dict[str, Any] = {"lower_shares": lower_shares(renumbered(traced, layers), costs.op_seconds)}
+    if group is not None:
+        options["accumulate_steps"] = group
+    batches = _BATCHES * (group or len(devices))
+    plan = make_plan(schedule, costs.layers, costs.link, len(devices), batches, options)
+    stages = stages_of(plan.schedule, len(costs.layers))
+    trained = {name for variable in graph.variables for name in (variable.name, *variable.slots)}
+    home = {
+        name: stages.of["dW" if name in trained else "F", layer]
+        for name, layer in variable_layers(step).items()
     }
-    plan = make_plan(
-        options.schedule,
-        costs.layers,
-        costs.link,
-        len(devices),
-        _BATCHES * (group or len(devices)),
-        {name: value for name, value in options_of_policies.items() if value is not None},
+    fill_report(report, graph, plan, costs, stages, devices)
+    return SpreadPlan(stages, devices, group, layers, costs.op_seconds, home)
+
+
+def make_plan(
+    schedule: str,
+    layers: Sequence[LayerCosts],
+    link: Link,
+    devices: int,
+    microbatches: int,
+    options: Mapping[str, Any] | None = None,
+) -> Plan:
+    """The plan of a policy, or of ``auto``, as this mode runs it; it says why where layers are left whole.
+
+    Cuts inside of layers send their weights and stored inputs besides.  So ``auto`` takes them only where
+    the predicted step is at least :data:`LEAST_GAIN` times as fast as with whole layers.  Each policy is
+    given those ``options`` that it has.  Raises OptionsError: more devices than tasks.
+    """
+    problem = Problem(tuple(layers), devices, microbatches, link, mode=MODE)
+
+    def asked(policy: Policy) -> Problem:
+        own = {name: value for name, value in (options or {}).items() if name in policy.options}
+        return dataclasses.replace(problem, options=own)
+
+    if schedule != "auto":
+        policy = policy_named(schedule, MODE)
+        return as_asked(policy, asked(policy), as_run=_as_run)
+    policies = [policy for policy in policies_of(MODE) if not policy.by_name]
+    return _whole_or_divided([tried(policy, asked(policy), as_run=_as_run) for policy in policies])
+
+
+def _as_run(schedule: Schedule) -> Schedule:
+    """More batches of whole layers are on their way here than in 1F1B."""
+    return in_rounds(schedule) if _keeps_layers_whole(schedule) else schedule
+
+
+def _keeps_layers_whole(schedule: Schedule) -> bool:
+    return schedule.fused_backward
+
+
+def _whole_or_divided(candidates: Sequence[Candidate]) -> Plan:
+    """The fastest that divides layers, unless the fastest that does not is nearly as fast."""
+    trials = [candidate.trial for candidate in candidates if candidate.trial is not None]
+    whole = [trial for trial in trials if _keeps_layers_whole(trial.schedule)]
+    divided = [trial for trial in trials if not _keeps_layers_whole(trial.schedule)]
+    errors = [candidate.error for candidate in candidates if candidate.error is not None]
+    if not trials:  # the one that divides layers can use the most devices, and says how many
+        raise errors[-1]
+    if not whole or not divided:
+        return choose(candidates)
+    best, best_whole = (min(group, key=lambda trial: trial.step_s) for group in (divided, whole))
+    step_s, whole_s = best.timeline.steady_step_s, best_whole.timeline.steady_step_s
+    gain = whole_s / step_s if step_s else 1.0
+    if gain >= LEAST_GAIN:
+        return choose(candidates, lambda candidate: (candidate.trial is not best,))
+    return choose(
+        candidates,
+        lambda candidate: (candidate.trial is not best_whole,),
+        f"layers are left whole, as in PipeDream: dividing them is predicted to gain {gain:.2f}x, and "
+        f"sends more; from {LEAST_GAIN}x on it is done (schedule={best.schedule.policy!r} does it now)",
     )
-    spread = SpreadPlan(step, costs, plan.schedule)
-    fill_report(report, step.known.graph, plan, costs, spread.stages, devices)
-    return spread
 
 
-def note_rebuilt_weights(report: Report, model: Any) -> None:
+def note_rebuilt_weights(report: Report, model: keras.Model) -> None:
     """What ``weights="ema"`` cannot know."""
     notes = [
         f"weights='ema': earlier weights are rebuilt from the updates that {type(optimizer).__name__} made, "

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from tensorflow.core.framework import graph_pb2
 
-from grappler_passes.graph.effects import states_of
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import Pass, PassResult, copy_of
 from grappler_passes.passes.relaxations import Relaxation
 from tf_ooo.errors import BackendError
+from tf_ooo.modes.layerpipe.accesses import accesses
 from tf_ooo.modes.layerpipe.stages import Stages
 from tf_ooo.modes.layerpipe.traced import Traced
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 RATE = "_ooo_rate"
 
@@ -28,41 +31,48 @@ def factor_name(delay: int) -> str:
     return f"{RATE}/{delay}"
 
 
-def factors(delays: set[int], step: Any, steps: int) -> dict[str, Any]:
-    """The factors in a step, by placeholder; ``step`` is a tensor."""
-    import tensorflow as tf
+@dataclass(frozen=True)
+class Factors:
+    """What learning rates are multiplied with, by delay; ``count``: of the batches that have come in."""
 
-    left = 1.0 - tf.minimum(tf.cast(step, tf.float32) / float(steps), 1.0)
-    return {factor_name(delay): tf.pow(float(delay), -left) for delay in delays}
+    delays: frozenset[int] = frozenset()
+    warmup_steps: int = 1
+    count: tf.Variable | None = None
+
+    def given(self) -> dict[str, tf.Tensor]:
+        """The factors in this round, by placeholder."""
+        import tensorflow as tf
+
+        if self.count is None or not self.delays:
+            return {}
+        step = tf.cast(self.count.read_value(), tf.float32)
+        left = 1.0 - tf.minimum(step / float(self.warmup_steps), 1.0)
+        return {factor_name(delay): tf.pow(float(delay), -left) for delay in self.delays}
 
 
-def with_factors(traced: Traced, stages: Stages, rate_handle: str | None) -> tuple[Traced, set[int]]:
-    """The step with learning rates that are multiplied by :func:`factors`; for which delays.
+def with_factors(traced: Traced, stages: Stages, rate_handle: str | None) -> tuple[Traced, frozenset[int]]:
+    """The step with learning rates that are multiplied by :class:`Factors`; for which delays.
 
-    Args:
-        traced: the step.
-        stages: where tasks run.
-        rate_handle: the placeholder of the learning rate's variable.
-
-    Raises:
-        BackendError: the learning rate is no variable that updates read, but a schedule.
+    ``rate_handle``: the placeholder of the learning rate's variable.  Raises BackendError where that is no
+    variable that updates read, but a schedule.
     """
     layers = rate_reads(traced, rate_handle)
     late = {name: stages.delay_steps(layer) for name, layer in layers.items() if stages.delay_steps(layer)}
     where = {f"{name}/{RATE}": traced.where[name] for name in late}
     outputs = {factor_name(delay): traced.outputs[name] for name, delay in late.items()}
     outputs |= {f"{name}/{RATE}": traced.outputs[name] for name in late}
-    return traced.rewritten(FactorsPass(late), where, outputs), set(late.values())
+    return traced.rewritten(FactorsPass(late), where, outputs), frozenset(late.values())
 
 
 def rate_reads(traced: Traced, rate_handle: str | None) -> dict[str, int]:
     """The reads of the learning rate by updates, and the layers of these; raises as :func:`with_factors`."""
-    index = traced.index
-    readings: dict[str, int] = {}
-    for i, op in enumerate(index.ops):
-        kind, layer = traced.where.get(index.names[i], ("", 0))
-        if op == "ReadVariableOp" and kind == "U" and rate_handle in states_of(index, i):
-            readings[index.names[i]] = layer
+    readings = {
+        access.name: traced.where[access.name][1]
+        for access in accesses(traced.index)
+        if access.op == "ReadVariableOp"
+        and rate_handle in access.states
+        and traced.where.get(access.name, ("",))[0] == "U"
+    }
     if not readings:
         raise BackendError(
             "rate_warmup_steps= needs a learning rate that is a number, and no legacy optimizer; "

@@ -10,6 +10,7 @@ from grappler_passes.graph.training_graph import TrainingGraph
 from tf_ooo.costs.table import CostTable
 from tf_ooo.modes.layerpipe.spread import Spread
 from tf_ooo.modes.layerpipe.stages import HIGH, Stages
+from tf_ooo.modes.layerpipe.two_versions import TwoVersions
 from tf_ooo.modes.layerpipe.versions import from_weights
 from tf_ooo.planning.choosing.plan import Plan
 from tf_ooo.report.report import Report, fill_plan
@@ -108,12 +109,12 @@ def fill_spread(report: Report, spread: Spread) -> None:
     if report.costs is not None:
         section.ways_bytes = _ways_bytes(report.costs, stages, section.update_every)
     names = {variable.handle: variable.name for variable in traced.graph.variables}
-    versions = spread.ticks.versions
-    if versions is None:
-        section.delay_steps = {names[handle]: steps for handle, steps in rounds.delay_steps.items()}
+    weights = spread.ticks.weights
+    if isinstance(weights, TwoVersions):
+        section.delay_updates = {names[handle]: count for handle, count in weights.delay_updates.items()}
+        section.gradient_sum_bytes = weights.sum_bytes
     else:
-        section.delay_updates = {names[handle]: count for handle, count in versions.delay_updates.items()}
-        section.gradient_sum_bytes = versions.sum_bytes
+        section.delay_steps = {names[handle]: steps for handle, steps in rounds.delay_steps.items()}
     section.divided = _divided(stages)
     section.rounds = rounds.last + 1
     section.registers = sum(register.depth for register in spread.delays.registers)
@@ -122,9 +123,10 @@ def fill_spread(report: Report, spread: Spread) -> None:
 
 def version_bytes(spread: Spread) -> dict[str, int]:
     """Bytes of earlier weights in registers, of averages, second versions, frozen copies; of weights sent."""
-    traced = spread.traced
+    traced, weights = spread.traced, spread.ticks.weights
     stash = sent = 0
-    of_weights, later = from_weights(traced, spread.rounds.delay_steps), {op.name for op in spread.ticks.now}
+    of_weights = from_weights(traced, spread.rounds.delay_steps)
+    later = {weight.name for weight in weights.now}
     for register in spread.delays.registers:
         producer, port = split_input(register.source)
         read = producer in of_weights and traced.index.ops[traced.index.index[producer]] in _VERSIONS
@@ -135,11 +137,10 @@ def version_bytes(spread: Spread) -> dict[str, int]:
         away = register.depth if producer in later else elsewhere
         each = info.element_bytes * math.prod(size or 0 for size in info.shape or ())
         stash, sent = stash + (register.depth - away) * each, sent + away * each
-    sizes = {"stash": stash, "ema": spread.ticks.average_bytes}
+    sizes = {"stash": stash, "ema": 0}
     if sent:
         sizes["sent"] = sent
-    if spread.ticks.versions is not None:
-        sizes["second"] = spread.ticks.versions.version_bytes
+    sizes["second" if isinstance(weights, TwoVersions) else "ema"] = weights.bytes
     if spread.ticks.copies.bytes:
         sizes["frozen"] = spread.ticks.copies.bytes
     return sizes

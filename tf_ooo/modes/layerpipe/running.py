@@ -2,33 +2,56 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-Batches = Callable[[], Any]
+from tf_ooo.compat import iterators, nests
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from tf_ooo.modes.layerpipe.ticks import Ticks
+
+# Rounds in one function, and the ops of all of them: a large graph takes TensorFlow long.
+_ROUNDS, _OPS = (8, 4, 2), 20_000
 
 
-class Runs(Protocol):
-    """What an epoch needs of :class:`tf_ooo.modes.layerpipe.ticks.Ticks`."""
+class Batches:
+    """Takes the batches of an epoch out of Keras' iterator.
 
-    @property
-    def last(self) -> int:
-        """The last round of a batch."""
+    ``of_epoch``: how many there are, if known: Keras counts the steps, the data may go on.
+    ``taken``: in this epoch.
+    """
 
-    def run(self, low: int, high: int, batch: Any) -> Any:
-        """One round."""
+    def __init__(self, of_epoch: int | None) -> None:
+        self.taken = 0
+        self._of_epoch = of_epoch
+        self._waiting: list[Any] = []
 
-    def run_full(self, batches: Sequence[Any]) -> list[Any]:
-        """Several rounds, in which batches are in all rounds."""
+    def look(self, iterator: Iterator[Any]) -> Any:
+        """The batch that comes next; None at the end of the data."""
+        self._waiting = self._waiting or iterators.take(iterator, 1)
+        return self._waiting[0] if self._waiting else None
+
+    def take(self, iterator: Iterator[Any]) -> Any:
+        """The next batch; None at the end of the data."""
+        batch = self.look(iterator)
+        self.taken += len(self._waiting)
+        self._waiting = []
+        return batch
+
+    def take_of_epoch(self, iterator: Iterator[Any]) -> Any:
+        """The next batch; None at the end of the epoch."""
+        ended = self._of_epoch is not None and self.taken >= self._of_epoch
+        return None if ended else self.take(iterator)
 
 
 class Epoch:
     """From the first batch of an epoch to the last.
 
     Args:
-        ticks: runs rounds.
-        batch_round, results_round: when a batch comes in, and when its results do.
         batches: the next batch's tensors, or None at the end of the data.
         together: so many rounds are run as one, where batches are in all of them.
 
@@ -37,17 +60,26 @@ class Epoch:
     """
 
     def __init__(
-        self, ticks: Runs, batch_round: int, results_round: int, batches: Batches, together: int = 1
+        self, ticks: Ticks, batches: Callable[[], Sequence[tf.Tensor] | None], together: int = 1
     ) -> None:
         self._ticks, self._batches, self._together = ticks, batches, together
-        self._batch_round, self._results_round = batch_round, results_round
         self.rounds = 0
-        self._taken = 0
-        self._count: int | None = None
-        self._ahead: deque[Any] = deque()
+        self._taken = self._given = 0
+        self._count: int | None = None  # of all batches, once the data have ended
+        self._ahead: deque[Sequence[tf.Tensor]] = deque()
         self._data_ended = False
         self._results: deque[Any] = deque()
-        self._given = 0
+
+    def timed_step(self, step_s: deque[float]) -> Any:
+        """As :meth:`step`; adds each round's seconds until the results are there, if none was traced."""
+        started, rounds, functions = time.perf_counter(), self.rounds, self._ticks.traced_functions
+        outputs = self.step()
+        if outputs is not None:
+            nests.synchronize(outputs)
+        ran = self.rounds - rounds
+        if ran and self._ticks.traced_functions == functions:
+            step_s += [(time.perf_counter() - started) / ran] * ran
+        return outputs
 
     def step(self) -> Any:
         """The results of the next batch; None where the data have ended.
@@ -92,29 +124,38 @@ class Epoch:
     def _next_rounds(self) -> None:
         full = self._count is None and self.rounds >= self._ticks.last
         self._look_ahead(self._together if full else 1)
-        if full and self._together > 1 and len(self._ahead) == self._together:
-            self._results += self._ticks.run_full(list(self._ahead))
-            self._ahead.clear()
-            self._taken += self._together
-            self.rounds += self._together
-        else:
-            self._next_round()
+        if full and len(self._ahead) == self._together:
+            self._run(0, self._ticks.last, self._together)
+            return
+        if self._count is None and self.rounds >= self._ticks.batch_round and not self._ahead:
+            self._count = self._taken
+        low = 0 if self._count is None else max(0, self.rounds - self._count + 1)
+        high = min(self._ticks.last, self.rounds)
+        if low <= high:
+            self._run(low, high, 1)
 
-    def _next_round(self) -> None:
-        batch = None
-        if self._count is None and self.rounds >= self._batch_round:
-            if self._ahead:
-                batch = self._ahead.popleft()
-                self._taken += 1
-            else:
-                self._count = self._taken
-        low, high = 0, min(self._ticks.last, self.rounds)
-        if self._count is not None:
-            low = max(0, self.rounds - self._count + 1)
-            if low > high:
-                return
-        feeds = low <= self._batch_round <= high
-        results = self._ticks.run(low, high, batch if feeds else None)
-        if low <= self._results_round <= high:
-            self._results.append(results)
-        self.rounds += 1
+    def _run(self, low: int, high: int, rounds: int) -> None:
+        feeds = self._count is None and low <= self._ticks.batch_round <= high
+        batches = [self._ahead.popleft() if feeds else None for _ in range(rounds)]
+        self._results += self._ticks.run(low, high, batches)
+        self._taken += rounds if feeds else 0
+        self.rounds += rounds
+
+
+def rounds_together(ops: int, group: int | None) -> int:
+    """How many rounds of so many ops may run as one function.
+
+    With groups of batches a multiple or a part of a group: else each function would begin in another phase
+    of the group, and each phase is a function of its own.
+    """
+    counts: Sequence[int] = _ROUNDS
+    if group is not None:
+        most = max(_ROUNDS[0], group)
+        counts = [count for count in range(most, 1, -1) if count % group == 0 or group % count == 0]
+    return next((count for count in counts if count * ops <= _OPS), 1)
+
+
+def structure_of(batch: Any) -> Any:
+    """What all batches have in common: parts, types, all dimensions but the first."""
+    specs = nests.Packed(batch).specs
+    return nests.signature(batch)[0], [(spec.dtype, tuple(spec.shape[1:])) for spec in specs]

@@ -33,14 +33,6 @@ class Stages:
     of: Mapping[tuple[str, int], int]
     shares: Mapping[int, tuple[float, int]]
 
-    def forward_round(self, layer: int) -> int:
-        """Rounds after a batch has come in."""
-        return self.of["F", layer]
-
-    def backward_round(self, kind: str, layer: int) -> int:
-        """Rounds after a batch has come in; ``kind`` is dO or dW."""
-        return self.backward_round_on(self.of[kind, layer])
-
     def backward_round_on(self, processor: int) -> int:
         """The round of all backward passes on a processor."""
         return 2 * (self.processors - 1) - processor
@@ -57,9 +49,11 @@ class Stages:
         """When the weights are read that the forward pass uses: one round before, if they come from afar."""
         return self.of["F", layer] - (self.of["F", layer] != self.of["dW", layer])
 
-    def update_round(self, layer: int) -> int:
-        """When the layer's gradient is applied."""
-        return self.read_round(layer) + self.delay_steps(layer)
+    def round_of(self, kind: str, layer: int) -> int:
+        """Of a task, counted from the round in which its batch comes in."""
+        if kind == "U":
+            return self.read_round(layer) + self.delay_steps(layer)
+        return self.of["F", layer] if kind == "F" else self.backward_round_on(self.of[kind, layer])
 
 
 def stages_of(schedule: Schedule, layers: int) -> Stages:

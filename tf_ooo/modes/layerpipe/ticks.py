@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from tensorflow.core.framework import graph_pb2
-
+from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.passes.base import PassPipeline
 from tf_ooo.compat import func_graphs, keras_variables, tf_functions
-from tf_ooo.modes.layerpipe.averages import Averages, read_weight
+from tf_ooo.modes.layerpipe.averages import LaterWeights
 from tf_ooo.modes.layerpipe.delays import Delays, RoundPass
 from tf_ooo.modes.layerpipe.frozen import Copies
-from tf_ooo.modes.layerpipe.rates import factor_name, factors
-from tf_ooo.modes.layerpipe.registers import Register
+from tf_ooo.modes.layerpipe.rates import Factors, factor_name
 from tf_ooo.modes.layerpipe.rounds import Rounds
-from tf_ooo.modes.layerpipe.seeds import ReseedPass
 from tf_ooo.modes.layerpipe.traced import Traced
-from tf_ooo.modes.layerpipe.turns import Turns, in_turns, verified
+from tf_ooo.modes.layerpipe.turns import Turns, in_turns
 from tf_ooo.modes.layerpipe.two_versions import TwoVersions
-from tf_ooo.modes.layerpipe.versions import Now
+from tf_ooo.modes.layerpipe.verify_rounds import Register
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+    from tensorflow.core.framework import graph_pb2
+
+Tensors = dict[str, "tf.Tensor"]
 
 
 @dataclass(frozen=True)
@@ -29,32 +34,28 @@ class PartOfRound:
     """The ops of a round in which only batches in their rounds ``low`` to ``high`` exist.
 
     Attributes:
+        phase: the place of the round in a group of batches, see ``two_versions``.
         turns: these ops, in order.
         read: names of what they and the results read.
         logs: the tensors of the results, none if no batch is in its round of results.
         filled: the registers that something is put into.
-        phase: see ``two_versions``.
     """
 
     low: int
     high: int
+    phase: int
     turns: Turns
     read: frozenset[str]
     logs: list[str]
     filled: list[Register]
-    phase: int
 
 
 class Ticks:
     """The functions of a step that is spread over rounds.
 
     Args:
-        traced, rounds, delays: of the step.
-        now: weights that are read instead of those of the forward pass.
-        averages: whether ``now`` are rebuilt from a moving average of the updates.
-        late, warmup_steps: see ``rates.factors``.
-        count: the variable that counts the batches that have come in.
-        versions: where several batches' gradients are one update.
+        weights: what backward passes read apart from their forward pass.
+        factors: of learning rates.
     """
 
     def __init__(
@@ -62,34 +63,21 @@ class Ticks:
         traced: Traced,
         rounds: Rounds,
         delays: Delays,
-        now: Sequence[Now] = (),
-        averages: bool = False,
-        late: Set[int] = frozenset(),
-        warmup_steps: int = 1,
-        count: Any = None,
-        versions: TwoVersions | None = None,
+        weights: LaterWeights | TwoVersions,
+        factors: Factors,
     ) -> None:
-        self.traced, self.rounds, self.delays, self.now = traced, rounds, delays, now
-        self._late, self._warmup_steps = late, warmup_steps
-        self._count = count if late else None
-        self._averages = Averages(traced, rounds, now) if averages else None
-        self.versions, self._tick = versions, 0
-        self.copies = Copies(traced, delays.copies)
-        self._parts: dict[tuple[int, int], PartOfRound] = {}
-        self._copies_made = 0
+        self.traced, self.rounds, self.delays, self.weights = traced, rounds, delays, weights
+        self.copies, self._factors = Copies(traced, delays.copies), factors
+        self._tick = self._copies_made = 0
+        self._parts: dict[tuple[int, int, int], PartOfRound] = {}
         self._functions: dict[tuple[int, int, int, int], Any] = {}
-        dtypes = {
-            r.number: traced.outputs[split_input(r.source)[0]][split_input(r.source)[1]]
-            for r in delays.registers
-        }
-        self._infos = dtypes
-        self._stores = {
-            r.number: [
-                keras_variables.register(dtypes[r.number].dtype, dtypes[r.number].shape, r.device)
-                for _ in range(r.depth)
-            ]
-            for r in delays.registers
-        }
+        self._infos: dict[int, OutputInfo] = {}
+        self._stores: dict[str, tf.Variable] = {}
+        for row in delays.registers:
+            name, port = split_input(row.source)
+            self._infos[row.number] = info = traced.outputs[name][port]
+            for delay in range(1, row.depth + 1):
+                self._stores[row.name(delay)] = keras_variables.register(info.dtype, info.shape, row.device)
 
     @property
     def last(self) -> int:
@@ -97,49 +85,48 @@ class Ticks:
         return self.rounds.last
 
     @property
-    def average_bytes(self) -> int:
-        """Of the moving averages of updates."""
-        return 0 if self._averages is None else self._averages.bytes
+    def batch_round(self) -> int:
+        """The round in which a batch comes in."""
+        return self.rounds.batch
 
-    def run(self, low: int, high: int, batch: Any) -> Any:
-        """One round, in which only batches that are in their rounds ``low`` to ``high`` exist.
-
-        Args:
-            batch: the tensors of the batch that comes in; None where none does.
-
-        Returns:
-            The results of the batch that is in its round of results, or None.
-        """
-        outputs = self._function(low, high, 1)(*(batch or ()))
-        self._tick += 1
-        if not low <= self.delays.logs_round <= high:
-            return None
-        return self.traced.results.unpack(outputs)
-
-    def run_full(self, batches: Sequence[Any]) -> list[Any]:
-        """A round for each of these batches, in which batches are in all rounds, as one function.
-
-        Nothing in it waits for the end of a round: a processor goes on as soon as it has what it reads.
-
-        Returns:
-            The results of as many batches.
-        """
-        function = self._function(0, self.last, len(batches))
-        outputs = function(*(tensor for batch in batches for tensor in batch))
-        self._tick += len(batches)
-        size = len(self.delays.logs)
-        return [
-            self.traced.results.unpack(outputs[number * size : (number + 1) * size])
-            for number in range(len(batches))
-        ]
+    @property
+    def results_round(self) -> int:
+        """The round in which a batch's results come out."""
+        return self.delays.logs_round
 
     @property
     def traced_functions(self) -> int:
         """How many functions there are."""
         return len(self._functions)
 
+    def reset(self) -> None:
+        """Before the first round of an epoch."""
+        self._tick = 0
+        self.copies.refresh()
+        self.weights.reset()
+
+    def run(self, low: int, high: int, batches: Sequence[Sequence[tf.Tensor] | None]) -> list[Any]:
+        """Rounds in which only batches that are in their rounds ``low`` to ``high`` exist, as one function.
+
+        Nothing in it waits for the end of a round: a processor goes on as soon as it has what it reads.
+
+        Args:
+            batches: the tensors of the batch that comes in in each round; None where none does.
+
+        Returns:
+            The results of as many batches; of none where none is in its round of results.
+        """
+        function = self._function(low, high, len(batches))
+        outputs = function(*(tensor for batch in batches for tensor in batch or ()))
+        self._tick += len(batches)
+        if not low <= self.results_round <= high:
+            return []
+        size = len(self.delays.logs)
+        each = (outputs[number * size : (number + 1) * size] for number in range(len(batches)))
+        return [self.traced.results.unpack(results) for results in each]
+
     def _function(self, low: int, high: int, rounds: int) -> Any:
-        key = (low, high, rounds, self.versions.phase(self._tick) if self.versions is not None else 0)
+        key = (low, high, rounds, self._tick % self.weights.every)
         if key not in self._functions:
             self._functions[key] = self._make(*key)
         return self._functions[key]
@@ -147,153 +134,109 @@ class Ticks:
     def _make(self, low: int, high: int, rounds: int, phase: int) -> Any:
         import tensorflow as tf
 
-        traced = self.traced
-        parts = [self._part(low, high, phase + number) for number in range(rounds)]
-        specs = traced.specs if low <= self.rounds.batch <= high else []
+        parts = [self._part(low, high, (phase + number) % self.weights.every) for number in range(rounds)]
+        specs = self.traced.specs if low <= self.batch_round <= high else ()
 
-        def body(*tensors: Any) -> list[Any]:
+        def body(*tensors: tf.Tensor) -> list[tf.Tensor]:
             late, logs = self._stored(low, high), []
-            ends: dict[str, Any] = {}
+            ends: Tensors = {}
             for number, part in enumerate(parts):
                 batch = tensors[number * len(specs) : (number + 1) * len(specs)]
                 name = f"round_{number}" if rounds > 1 else ""
                 entering, results, ends = self._round(part, batch, late, name, ends)
                 late = self._shifted(late, entering)
                 logs += [tf.identity(value) for value in results]
-            self._store(late)
+            for name, store in self._stores.items():
+                if name in late:
+                    store.assign(late[name], read_value=False)
             return logs
 
         return tf_functions.plain_function(body, [spec for _ in range(rounds) for spec in specs])
 
+    def _folder(self, name: str) -> Path | None:
+        """Where the graphs of a round are dumped."""
+        return None if self.traced.dump_dir is None else Path(self.traced.dump_dir) / name
+
     def _part(self, low: int, high: int, phase: int) -> PartOfRound:
-        """The ops of a round in which only these rounds' batches exist."""
-        if self.versions is None and (low, high) in self._parts:
-            return self._parts[low, high]
+        if (low, high, phase) in self._parts:
+            return self._parts[low, high, phase]
         traced, delays = self.traced, self.delays
-        given = {
-            *traced.arguments,
-            *traced.captured,
-            *(weight.name for weight in self.now),
-            *map(factor_name, self._late),
-        }
-        if self.versions is not None:
-            given |= self.versions.names | self.versions.left_out(low, phase)
-        folder = None if traced.dump_dir is None else traced.dump_dir / f"rounds_{low}_to_{high}"
+        given = {*traced.arguments, *traced.captured, *map(factor_name, self._factors.delays)}
+        given |= self.weights.names | self.weights.left_out(low, phase)
+        folder = self._folder(
+            f"rounds_{low}_to_{high}" + (f"_phase_{phase}" if self.weights.every > 1 else "")
+        )
         kept = RoundPass(self.rounds, low, high, frozenset(given))
         graph_def = PassPipeline([kept], folder)(delays.graph_def).graph_def
-        logs = delays.logs if low <= delays.logs_round <= high else []
-        read = {split_input(text)[0] for node in graph_def.node for text in node.input}
-        read |= {split_input(text)[0] for text in logs}
+        logs = delays.logs if low <= self.results_round <= high else []
+        texts = [*logs, *(text for node in graph_def.node for text in node.input)]
+        read = frozenset(split_input(text)[0] for text in texts)
         filled = [row for row in delays.registers if low <= row.made <= high]
-        turns = in_turns(graph_def, traced.where, self.rounds.device_of)
-        self._parts[low, high] = PartOfRound(low, high, turns, frozenset(read), logs, filled, phase)
-        return self._parts[low, high]
+        turns = in_turns(graph_def, traced.where, self.rounds.device_of, folder)
+        self._parts[low, high, phase] = PartOfRound(low, high, phase, turns, read, logs, filled)
+        return self._parts[low, high, phase]
 
     def _round(
-        self, part: PartOfRound, batch: Sequence[Any], late: dict[str, Any], name: str, ends: dict[str, Any]
-    ) -> tuple[dict[int, Any], list[Any], dict[str, Any]]:
+        self, part: PartOfRound, batch: Sequence[tf.Tensor], late: Tensors, name: str, ends: Tensors
+    ) -> tuple[dict[int, tf.Tensor], list[tf.Tensor], Tensors]:
         """Adds a round to the function that is traced, behind the round that has these ``ends``.
 
         Returns what goes into registers, by number; results; its own ends.
         """
-        traced = self.traced
+        traced, turns = self.traced, part.turns
         tensors = dict(zip(traced.arguments, batch, strict=True)) if batch else {}
         tensors |= traced.captured
         tensors |= self.copies.given()
-        later = {} if self.versions else {now.handle: read_weight(traced, now) for now in self.now}
-        tensors |= self._weights_now(later, part)
-        tensors |= self._rates()
+        weights, behind = self.weights.given(part.low, part.high, part.phase)
+        tensors |= weights | self._factors.given()
         tensors |= {key: value for key, value in late.items() if key in part.read}
-        wanted = [r.source for r in part.filled]
-        sums = self.versions.added(part.low, part.high) if self.versions else []
-        kept = self.versions.kept(part.low, part.high, part.phase) if self.versions else {}
         self._copies_made += 1
-        ends = {key: end for key, end in ends.items() if key in part.turns.before.values()}
-        graph_def = verified(ReseedPass(self._copies_made), part.turns.following(ends))
-        last = list(part.turns.ends.values())
-        texts = [*wanted, *part.logs, *(total.name for total in sums), *last]
-        results = _fetch(part, graph_def, tensors, texts, name, ends)
-        results, last = results[: len(results) - len(last)], results[len(results) - len(last) :]
-        if self._averages is not None:
-            self._averages.update(later, part.low, part.high)
-        if self.versions is not None:
-            added = dict(zip(sums, results[len(results) - len(sums) :], strict=True))
-            self.versions.store(part.low, part.phase, added, kept)
-        entering = {r.number: value for r, value in zip(part.filled, results, strict=False)}
-        ends = dict(zip(part.turns.ends, last, strict=True))
-        return entering, results[len(wanted) : len(results) - len(sums)], ends
+        ends = {key: end for key, end in ends.items() if key in turns.before.values()}
+        graph_def = turns.copy(self._copies_made, ends, self._folder(f"copy_{self._copies_made}"))
+        sums = self.weights.added(part.low, part.high)
+        wanted = [[row.source for row in part.filled], part.logs, [total.name for total in sums]]
+        replaced = {f"{key}:0": value for key, value in tensors.items() if key in part.read} | ends
+        texts = [*itertools.chain.from_iterable(wanted), *turns.ends.values()]
+        fetched = iter(_fetch(graph_def, tensors, replaced, texts, name))
+        entering, results, added = (list(itertools.islice(fetched, len(own))) for own in wanted)
+        behind(dict(zip(sums, added, strict=True)))
+        numbers = [row.number for row in part.filled]
+        return dict(zip(numbers, entering, strict=True)), results, dict(zip(turns.ends, fetched, strict=True))
 
-    def _weights_now(self, read: dict[str, Any], part: PartOfRound) -> dict[str, Any]:
-        if self.versions is not None:
-            return self.versions.given(part.low, part.high, part.phase)
-        if self._averages is None:
-            return {weight.name: read[weight.handle] for weight in self.now}
-        return {weight.name: self._averages.rebuilt(weight, read[weight.handle]) for weight in self.now}
-
-    def reset(self) -> None:
-        """Before the first round of an epoch."""
-        self._tick = 0
-        self.copies.refresh()
-        if self.versions is not None:
-            self.versions.reset()
-        if self._averages is not None:
-            self._averages.reset()
-
-    def _rates(self) -> dict[str, Any]:
-        """What late layers' learning rates are multiplied with in this round."""
-        if self._count is None:
-            return {}
-        return factors(set(self._late), self._count.read_value(), self._warmup_steps)
-
-    def _stored(self, low: int, high: int) -> dict[str, Any]:
+    def _stored(self, low: int, high: int) -> Tensors:
         """What the registers hold of batches that are in these rounds; the rest is read by nobody."""
         import tensorflow as tf
 
         held = {}
-        for r in self.delays.registers:
-            shape = self._infos[r.number].shape
-            for delay, store in enumerate(self._stores[r.number], 1):
-                if not low <= r.made + delay <= high:
-                    continue
-                with tf.device(r.device):
+        for row in self.delays.registers:
+            for delay in range(max(1, low - row.made), min(row.depth, high - row.made) + 1):
+                store = self._stores[row.name(delay)]
+                with tf.device(row.device):
                     value = tf.raw_ops.ReadVariableOp(resource=store.handle, dtype=store.dtype)
                     # Graph optimizers must know the rank: oneDNN's ends the process on a filter without.
-                    held[r.name(delay)] = tf.ensure_shape(value, shape)
+                    held[row.name(delay)] = tf.ensure_shape(value, self._infos[row.number].shape)
         return held
 
-    def _shifted(self, late: dict[str, Any], entering: dict[int, Any]) -> dict[str, Any]:
+    def _shifted(self, late: Tensors, entering: Mapping[int, tf.Tensor]) -> Tensors:
         """What the registers hold after a round."""
         import tensorflow as tf
 
-        held: dict[str, Any] = {}
-        for r in self.delays.registers:
-            for delay in range(2, r.depth + 1):
-                if r.name(delay - 1) in late:
-                    held[r.name(delay)] = late[r.name(delay - 1)]
-            if r.number in entering:
-                with tf.device(r.device):
-                    held[r.name(1)] = tf.identity(entering[r.number])
+        held: Tensors = {}
+        for row in self.delays.registers:
+            for delay in range(2, row.depth + 1):
+                if row.name(delay - 1) in late:
+                    held[row.name(delay)] = late[row.name(delay - 1)]
+            if row.number in entering:
+                with tf.device(row.device):
+                    held[row.name(1)] = tf.identity(entering[row.number])
         return held
-
-    def _store(self, late: dict[str, Any]) -> None:
-        for r in self.delays.registers:
-            for delay, store in enumerate(self._stores[r.number], 1):
-                if r.name(delay) in late:
-                    store.assign(late[r.name(delay)], read_value=False)
 
 
 def _fetch(
-    part: PartOfRound,
-    graph_def: graph_pb2.GraphDef,
-    tensors: dict[str, Any],
-    wanted: list[str],
-    name: str,
-    ends: dict[str, Any],
-) -> list[Any]:
+    graph_def: graph_pb2.GraphDef, tensors: Tensors, replaced: Tensors, wanted: Sequence[str], name: str
+) -> list[tf.Tensor]:
     """Imports the ops of a round; what is wanted and given is handed through."""
-    replaced = {f"{key}:0": value for key, value in tensors.items() if key in part.read} | ends
     inside = [text for text in wanted if split_input(text)[0] not in tensors]
     texts = [text if ":" in text else f"{text}:0" for text in inside]
-    fetched = func_graphs.import_here(graph_def, replaced, texts, name)
-    by_text = dict(zip(inside, fetched, strict=True))
+    by_text = dict(zip(inside, func_graphs.import_here(graph_def, replaced, texts, name), strict=True))
     return [by_text[text] if text in by_text else tensors[split_input(text)[0]] for text in wanted]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensorflow.core.framework import graph_pb2
 
@@ -15,33 +15,35 @@ from grappler_passes.analysis.classify import classify_graph_def
 from grappler_passes.compat import flattening, shape_inference
 from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.dependencies import GraphIndex
+from grappler_passes.graph.marks import VARIABLE_ATTR
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import Pass, PassPipeline, relaxed_by
 from grappler_passes.passes.gates import GatesPass
 from grappler_passes.passes.verify import VerifyPass
-from tf_ooo.compat import (
-    keras_layers,
-    keras_variables,
-    nests,
-    op_marks,
-    tf_functions,
-    train_function,
-)
+from tf_ooo.compat import keras_layers, keras_variables, nests, op_marks, tf_functions, train_function
 from tf_ooo.compat.nests import Packed
 from tf_ooo.errors import GraphError, OOOError
-from tf_ooo.modes.layerpipe import node_edits
-from tf_ooo.modes.layerpipe.gradients import updates_seen
 from tf_ooo.rewriting.naming import named
+from tf_ooo.rewriting.passes import Folder
 from tf_ooo.rewriting.tasks import assign
 from tf_ooo.rewriting.unrolled_tasks import Known, Step
 from tf_ooo.tracing.flat import FlatTrace
+from tf_ooo.tracing.intercepting import Update, intercepted, ops_so_far, refuse_twice
 from tf_ooo.tracing.optimizers import optimizers_of
 from tf_ooo.tracing.step import refuse_no_gradient, refuse_reads_after
 from tf_ooo.tracing.variables import all_variables
 
+if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
+
 _NUMBER = re.compile(r"_\d+$")
 _ENTERS = ("Enter", "RefEnter")
 _LOOPS = (*_ENTERS, "Switch", "RefSwitch", "Merge")
+_APPLY_ONCE = (
+    "mode='layerpipe' applies them once a step: give each part of the model its own optimizer, or take "
+    "another mode"
+)
 
 
 @dataclass(frozen=True)
@@ -50,15 +52,12 @@ class Traced:
 
     Attributes:
         graph_def: flat.
-        graph: it, classified.
         where: ``{op: (kind, layer)}``.
         outputs: shapes and types of the ops' outputs.
-        arguments: names of the batch's tensors, in order.
-        specs: their TensorSpecs.
-        captured: ``{name: tensor outside}``.
-        fetches: the tensors of the result, ``node:port``.
-        results: packs them as the step returned them.
-        dump_dir: folder for the graph after every pass, with one of its own for each; None: none.
+        arguments, specs: the batch's tensors, in order: names and TensorSpecs.
+        captured: ``{placeholder: tensor outside}``.
+        fetches: the tensors of the result, ``node:port``, which ``results`` packs as the step returned them.
+        dump_dir: folder for the graph after every pass; ``ran`` passes have written into it.
     """
 
     graph_def: graph_pb2.GraphDef
@@ -67,11 +66,12 @@ class Traced:
     where: Mapping[str, tuple[str, int]]
     outputs: Mapping[str, Sequence[OutputInfo]]
     arguments: tuple[str, ...]
-    specs: tuple[Any, ...]
-    captured: Mapping[str, Any]
+    specs: tuple[tf.TensorSpec, ...]
+    captured: Mapping[str, tf.Tensor]
     fetches: tuple[str, ...]
     results: Packed
-    dump_dir: Path | None = None
+    dump_dir: Folder = None
+    ran: int = 1
 
     def rewritten(
         self,
@@ -79,25 +79,18 @@ class Traced:
         where: Mapping[str, tuple[str, int]] = MappingProxyType({}),
         outputs: Mapping[str, Sequence[OutputInfo]] = MappingProxyType({}),
     ) -> Traced:
-        """The step after a pass that is verified.
+        """The step after a pass that is verified; ``where`` and ``outputs`` are of nodes that it changes.
 
-        Args:
-            change: the pass.
-            where, outputs: of the nodes that it adds or changes.
-
-        Raises:
-            PassError: the pass changes more than it declares.
+        Raises PassError: the pass changes more than it declares.
         """
-        folder = None if self.dump_dir is None else self.dump_dir / change.name
-        result = PassPipeline([change], folder)(self.graph_def)
-        VerifyPass(self.graph_def, result.replaced, relaxed_by(change))(result.graph_def)
-        names = [node.name for node in result.graph_def.node]
+        graph_def = _checked(change, self.graph_def, self.dump_dir, self.ran)
         return replace(
             self,
-            graph_def=result.graph_def,
-            index=GraphIndex(result.graph_def),
+            graph_def=graph_def,
+            index=GraphIndex(graph_def),
             where={**self.where, **where},
-            outputs={name: outputs[name] if name in outputs else self.outputs[name] for name in names},
+            outputs={n.name: outputs.get(n.name) or self.outputs[n.name] for n in graph_def.node},
+            ran=self.ran + 1,
         )
 
     def as_step(self) -> Step:
@@ -108,22 +101,20 @@ class Traced:
 
 
 def trace(
-    model: Any,
+    model: keras.Model,
     batch: Any,
     marked: bool = False,
     layers: Sequence[Collection[str]] | None = None,
     data_spec: Any = None,
-    dump_dir: Path | None = None,
+    dump_dir: Folder = None,
 ) -> Traced:
-    """Traces a model's step.
+    """Traces a model's step; the model and its optimizers are built.
 
     Args:
-        model: built, with built optimizers.
         batch: an example.
         marked: gradients that optimizers are given are dense, and marked: see ``coalesce.py``.
         layers: the variables of each, in the order in which they are to be numbered.
         data_spec: the ``element_spec`` of the data, for a step that needs to know how many rows a batch has.
-        dump_dir: see :class:`Traced`.
 
     Raises:
         GraphError: it is no training step, one with loops or branches, or one with other layers.
@@ -131,22 +122,12 @@ def trace(
             optimizer, or reads weights after their update.
     """
     inputs = Packed(batch)
-    # Not within another function: what is read behind an update is looked for in this one.
-    step = train_function.step_on_data(model, tf_functions.undecorated(model.train_step))
-
-    def flat(*tensors: Any) -> Any:
-        with updates_seen(optimizers_of(model), marked) as updates:
-            results = nests.as_tensors(step(inputs.unpack(tensors)))  # which may read variables
-        refuse_no_gradient(updates)
-        refuse_reads_after(updates)
-        return results
-
-    traced = _open_trace(flat, inputs, data_spec)
+    traced = _open_trace(_flat_step(model, inputs, marked), inputs, data_spec)
     captured, graph_def = traced.captures, traced.graph_def()
-    node_edits.name_variables(graph_def, captured, named(all_variables(model)))
+    name_variables(graph_def, captured, named(all_variables(model)))
     names = [text.partition(":")[0] for text in traced.fetches]
     kept = [*names, *(op.name for op in traced.concrete.graph.control_outputs)]
-    flat_def = _flat(model, graph_def, kept)
+    flat_def = _flat(model, graph_def, kept, dump_dir)
     index = GraphIndex(flat_def)
     branch = _branch_of_weights(index, _weights(model, captured))
     if branch is not None:
@@ -167,6 +148,36 @@ def trace(
     )
 
 
+def _flat_step(model: keras.Model, inputs: Packed, marked: bool) -> Callable[..., Any]:
+    """The step on the tensors of a batch, in which each optimizer may apply gradients once."""
+    # Not within another function: what is read behind an update is looked for in this one.
+    step = train_function.step_on_data(model, tf_functions.undecorated(model.train_step))
+
+    def flat(*tensors: tf.Tensor) -> Any:
+        applied: list[Any] = []
+        updates: list[tuple[list[Any], int]] = []
+
+        def apply_once(update: Update) -> Any:
+            refuse_twice(update.optimizer, applied, _APPLY_ONCE)
+            applied.append(update.optimizer)
+            grads = update.grads
+            if marked:
+                pairs = zip(grads, update.variables, strict=True)
+                grads = [op_marks.marked_gradient(gradient, variable) for gradient, variable in pairs]
+            try:
+                return update.proceed(grads)
+            finally:
+                updates.append((update.variables, ops_so_far()))
+
+        with intercepted(optimizers_of(model), apply_once):
+            results = nests.as_tensors(step(inputs.unpack(tensors)))  # which may read variables
+        refuse_no_gradient(updates)
+        refuse_reads_after(updates)
+        return results
+
+    return flat
+
+
 def _open_trace(flat: Callable[..., Any], inputs: Packed, data_spec: Any) -> FlatTrace:
     """The trace for any number of rows; for that of the data, where the step cannot do without.
 
@@ -184,15 +195,49 @@ def _open_trace(flat: Callable[..., Any], inputs: Packed, data_spec: Any) -> Fla
         return FlatTrace(flat, known)
 
 
-def _flat(model: Any, graph_def: graph_pb2.GraphDef, kept: Sequence[str]) -> graph_pb2.GraphDef:
+def name_variables(
+    graph_def: graph_pb2.GraphDef,
+    captured: Sequence[tuple[tf.Tensor, tf.Tensor]],
+    variables: Mapping[str, keras.Variable],
+) -> None:
+    """Says in a graph, changed in place, which Keras variables its placeholders are, by unique names.
+
+    ``captured``: (tensor outside, placeholder inside).
+    """
+    values = {name: keras_variables.value_of(variable) for name, variable in variables.items()}
+    by_handle = {id(value.handle): name for name, value in values.items() if value is not None}
+    nodes = {node.name: node for node in graph_def.node}
+    for outside, placeholder in captured:
+        node = nodes.get(placeholder.op.name)
+        if node is not None and id(outside) in by_handle:
+            # Legacy optimizers give fused ops the handles of their slots alone: of those nothing is known.
+            known = (
+                json.loads(node.attr[VARIABLE_ATTR].s) if VARIABLE_ATTR in node.attr else {"trainable": False}
+            )
+            node.attr[VARIABLE_ATTR].s = json.dumps({**known, "name": by_handle[id(outside)]}).encode()
+
+
+def _flat(
+    model: keras.Model, graph_def: graph_pb2.GraphDef, kept: Sequence[str], dump_dir: Folder
+) -> graph_pb2.GraphDef:
     """The graph without function calls; these ops stay.  Raises GraphError for loops and branches."""
     whole = flattening.with_whole_branches(graph_def)
-    flat_def = GatesPass()(flattening.inline_graph_def(whole, list(dict.fromkeys(kept)))).graph_def
+    flat_def = flattening.inline_graph_def(whole, list(dict.fromkeys(kept)))
+    flat_def = _checked(GatesPass(), flat_def, dump_dir)
     loop = next((node.name for node in flat_def.node if node.op in _LOOPS), None)
     if loop is not None:
         raise GraphError(_loop_message(model, loop, any(node.op in _ENTERS for node in flat_def.node)))
     op_marks.leave_sums(flat_def)
     return flat_def
+
+
+def _checked(
+    change: Pass, graph_def: graph_pb2.GraphDef, dump_dir: Folder, ran: int = 0
+) -> graph_pb2.GraphDef:
+    """The graph after a pass that is verified; ``ran`` passes have run before."""
+    result = PassPipeline([change], dump_dir, ran)(graph_def)
+    VerifyPass(graph_def, result.replaced, relaxed_by(change))(result.graph_def)
+    return result.graph_def
 
 
 def renumbered(traced: Traced, layers: Sequence[Collection[str]]) -> Traced:
@@ -201,7 +246,7 @@ def renumbered(traced: Traced, layers: Sequence[Collection[str]]) -> Traced:
     return replace(traced, graph=graph, where=assign(graph, traced.index).where)
 
 
-def _weights(model: Any, captured: Sequence[tuple[Any, Any]]) -> set[str]:
+def _weights(model: keras.Model, captured: Sequence[tuple[tf.Tensor, tf.Tensor]]) -> set[str]:
     """The placeholders of the trainable variables."""
     values = (keras_variables.value_of(variable) for variable in model.trainable_variables)
     handles = {id(value.handle) for value in values if value is not None}
@@ -234,7 +279,7 @@ def _numbered(graph: TrainingGraph, layers: Sequence[Collection[str]] | None) ->
     return numbered
 
 
-def _loop_message(model: Any, op: str, loops: bool) -> str:
+def _loop_message(model: keras.Model, op: str, loops: bool) -> str:
     """Names the layer whose loop or branch it is."""
     layers = [part for part in keras_layers.parts_of(model) if part is not model]
     # TensorFlow numbers scopes of one name: lstm_1 is the second one of layer "lstm".
@@ -251,11 +296,3 @@ def _loop_message(model: Any, op: str, loops: bool) -> str:
         f"{where} has a loop or a branch (op {op}), which mode='layerpipe' cannot spread over rounds: "
         f"{instead}, or train with mode='pipeline', which runs it as one task"
     )
-
-
-def zeros_on(device: str, info: OutputInfo) -> Any:
-    """An untrained variable of zeros on a device, of the shape and type of an op's output."""
-    import tensorflow as tf
-
-    with tf.init_scope(), tf.device(device):
-        return tf.Variable(tf.zeros(info.shape, tf.as_dtype(info.dtype)), trainable=False)

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar
 
-from tensorflow.core.framework import graph_pb2, types_pb2
+from tensorflow.core.framework import graph_pb2, node_def_pb2, types_pb2
 
 from grappler_passes.compat import graph_protos
 from grappler_passes.errors import VerifyError
 from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.training_graph import TrainingGraph
-from grappler_passes.passes.base import Pass, PassPipeline, PassResult, copy_of
+from grappler_passes.passes.base import Pass, PassPipeline, PassResult, copy_of, relaxed_by
 from grappler_passes.passes.relaxations import Relaxation
 from grappler_passes.passes.verify import verify
 from tf_ooo.modes.layerpipe.stages import HIGH
@@ -28,6 +29,7 @@ _NAME = "tf_ooo_turn"
 # Of those that are given there is no op to wait for.
 _NO_WORK = ("Const", "NoOp", "Placeholder")
 _LANE = tuple(Task(kind, 0) for kind in ("F", "dO", "dW"))
+_SEED, _SECOND = "seed", "seed2"
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,6 @@ class Turns:
     """A round in order.
 
     Attributes:
-        graph_def: its ops.
         before: ``{op: control input}`` to add to the first ops of a processor's round where another round
             comes before it.
         ends: ``{control input: tensor}``: the tensor of the round before that it stands for.
@@ -45,21 +46,21 @@ class Turns:
     before: Mapping[str, str] = field(default_factory=dict)
     ends: Mapping[str, str] = field(default_factory=dict)
 
-    def following(self, given: Collection[str]) -> graph_pb2.GraphDef:
-        """The graph for a round that has another before it, which gives these control inputs."""
+    def copy(self, number: int, given: Collection[str], folder: Path | None) -> graph_pb2.GraphDef:
+        """The graph for one of several rounds: behind one that gives these control inputs."""
         controls = {name: (control,) for name, control in self.before.items() if control in given}
-        return verified(WaitsPass({}, {}, controls), self.graph_def)
+        return verified(self.graph_def, folder, WaitsPass({}, {}, controls), ReseedPass(number))
 
 
 def in_turns(
-    graph_def: graph_pb2.GraphDef, where: Mapping[str, tuple[str, int]], device_of: Mapping[str, str]
+    graph_def: graph_pb2.GraphDef,
+    where: Mapping[str, tuple[str, int]],
+    device_of: Mapping[str, str],
+    folder: Path | None = None,
 ) -> Turns:
     """Orders a round; no order where a task waits for another processor's of the same round, in a circle.
 
-    Args:
-        graph_def: its ops; inputs that name none of them are given.
-        where: ``{op: (kind, layer)}``.
-        device_of: the ops' devices.
+    Inputs that name none of the ops in the graph are given.
     """
     index = index_with_given(graph_def)
     tasks = _tasks(index, where, device_of)
@@ -82,12 +83,23 @@ def in_turns(
             controls.setdefault(later, []).append(f"^{earlier}")
     waits = WaitsPass(joins, ends, {name: tuple(texts) for name, texts in controls.items()})
     try:
-        ordered = verified(waits, graph_def)
+        ordered = verified(graph_def, folder, waits, ran=1)
     except VerifyError as error:
         if error.rule != "acyclic":
             raise
         return Turns(graph_def)
     return Turns(ordered, before, {f"^{end.removesuffix('end')}before": f"{end}:0" for end in ends})
+
+
+def verified(
+    graph_def: graph_pb2.GraphDef, folder: Path | None, *changes: Pass, ran: int = 0
+) -> graph_pb2.GraphDef:
+    """A round after passes.  Raises VerifyError where these change more than they declare."""
+    result = PassPipeline(changes, folder, ran)(graph_def)
+    if result.modified:
+        allowed = relaxed_by(*changes) | {Relaxation.NEW_NODES}
+        verify(with_given(graph_def), with_given(result.graph_def), replaced=result.replaced, relaxes=allowed)
+    return result.graph_def
 
 
 @dataclass(frozen=True)
@@ -114,19 +126,41 @@ class WaitsPass(Pass):
         for name, device in self.joins.items():
             ordered.node.add(name=name, op="NoOp", device=device)
         for name, device in self.ends.items():
-            _add_end(ordered, name, device)
+            end = ordered.node.add(name=name, op="Const", device=device)
+            end.attr["dtype"].type = types_pb2.DT_INT32
+            end.attr["value"].tensor.CopyFrom(graph_protos.tensor_proto(0))
         for node in ordered.node:
             node.input.extend(self.controls.get(node.name, ()))
         return PassResult(ordered, True)
 
 
-def verified(change: Pass, graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
-    """A round after a pass.  Raises VerifyError where that changes more than it declares."""
-    result = PassPipeline([change])(graph_def)
-    if result.modified:
-        before, after = with_given(graph_def), with_given(result.graph_def)
-        verify(before, after, replaced=result.replaced, relaxes=change.relaxes | {Relaxation.NEW_NODES})
-    return result.graph_def
+@dataclass(frozen=True)
+class ReseedPass(Pass):
+    """Ops that draw from a seed of their own (``tf.random.normal``) get another one in each copy of a step.
+
+    Each copy of such an op begins its stream anew: with one seed, all copies would draw the same numbers.
+    Stateless ops, which Keras 3 uses, read their seeds from variables.  ``number``: of the copy, from 1.
+    """
+
+    number: int
+    name: ClassVar[str] = "reseed"
+    relaxes = frozenset({Relaxation.REPLACED_NODES})
+
+    def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
+        """The graph itself where there is no such op."""
+        seeded = frozenset(node.name for node in graph_def.node if _is_seeded(node))
+        if not seeded:
+            return PassResult(graph_def, False)
+        copy = copy_of(graph_def)
+        for node in copy.node:
+            if node.name in seeded:
+                node.attr[_SECOND].i += self.number
+        return PassResult(copy, True, replaced=seeded)
+
+
+def _is_seeded(node: node_def_pb2.NodeDef) -> bool:
+    """Whether it has seeds, and not both 0, which means any."""
+    return _SEED in node.attr and _SECOND in node.attr and bool(node.attr[_SEED].i or node.attr[_SECOND].i)
 
 
 def _tasks(
@@ -141,12 +175,6 @@ def _tasks(
         if task in _LANE and name in device_of and index.ops[i] not in _NO_WORK:
             tasks.setdefault(device_of[name], {}).setdefault(task, []).append(i)
     return tasks
-
-
-def _add_end(graph_def: graph_pb2.GraphDef, name: str, device: str) -> None:
-    node = graph_def.node.add(name=name, op="Const", device=device)
-    node.attr["dtype"].type = types_pb2.DT_INT32
-    node.attr["value"].tensor.CopyFrom(graph_protos.tensor_proto(0))
 
 
 def with_given(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:

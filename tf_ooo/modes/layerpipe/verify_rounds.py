@@ -6,7 +6,8 @@ it did, and what an earlier round has made from a register; nothing that comes l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
@@ -14,10 +15,27 @@ from grappler_passes.errors import VerifyError
 from grappler_passes.graph.effects import has_side_effects
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.passes.edit import tensor
-from tf_ooo.modes.layerpipe.registers import LOCAL, Register
 from tf_ooo.modes.layerpipe.rounds import Rounds
 
+# The names of what is read from outside of a round.
+LATE = "_ooo_late"
+LOCAL = "_ooo_local"
 _GIVEN = ("Placeholder", "_Arg")
+
+
+@dataclass(frozen=True)
+class Register:
+    """A row of ``depth`` registers, for a tensor, ``node:port``, that is made in round ``made``."""
+
+    number: int
+    source: str
+    device: str
+    made: int
+    depth: int
+
+    def name(self, delay: int) -> str:
+        """The placeholder for what was made so many rounds ago."""
+        return f"{LATE}/{self.number}_{delay}"
 
 
 def verify_cut(
@@ -27,14 +45,9 @@ def verify_cut(
     registers: Sequence[Register],
     same: Mapping[str, str],
 ) -> None:
-    """Raise VerifyError, naming op and rule.
+    """Raise VerifyError, naming op and rule, for a step that is cut; registers are given from outside.
 
-    Args:
-        before: the step.
-        after: the step cut; what it reads of other rounds is given from outside.
-        rounds: of its ops.
-        registers: what they hold.
-        same: the reading that goes into registers in place of another of the same value.
+    ``same``: the reading that goes into registers in place of another of the same value.
     """
     held = {row.name(delay): (row, delay) for row in registers for delay in range(1, row.depth + 1)}
     old = {node.name: node for node in before.node}
@@ -46,7 +59,8 @@ def verify_cut(
         if origin is None:
             raise VerifyError(name, "new nodes", "it is not in the step")
         _same_op(node, origin)
-        for was, now in zip(_data(origin), _data(node), strict=True):
+        data = ([text for text in n.input if text[0] != "^"] for n in (origin, node))
+        for was, now in zip(*data, strict=True):
             own_copy = tensor(_original(split_input(now)[0]), split_input(now)[1])
             if split_input(was)[0] not in rounds.frozen or own_copy != was:
                 _check_input(name, was, now, rounds, held, same)
@@ -122,10 +136,6 @@ def _by_name(graph_def: graph_pb2.GraphDef) -> dict[str, node_def_pb2.NodeDef]:
         twice = next(name for name in names if names.count(name) > 1)
         raise VerifyError(twice, "rounds", "it is there twice")
     return nodes
-
-
-def _data(node: node_def_pb2.NodeDef) -> Iterator[str]:
-    return (text for text in node.input if text[0] != "^")
 
 
 def _original(name: str) -> str:

@@ -16,8 +16,7 @@ from typing import ClassVar
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from grappler_passes.compat.shape_inference import OutputInfo
-from grappler_passes.graph.dependencies import GraphIndex
-from grappler_passes.graph.effects import has_side_effects, only_reads, states_of
+from grappler_passes.graph.effects import has_side_effects, states_of
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import Pass, PassResult, copy_of
@@ -31,13 +30,9 @@ NOW = "_ooo_now"
 
 @dataclass(frozen=True)
 class Now:
-    """The weights that a processor's backward passes use, in place of those of the forward pass.
+    """A placeholder for weights that a processor's backward passes read in place of the forward pass's.
 
-    Attributes:
-        name: the placeholder for them.
-        handle: of the variable.
-        round: in which they are read.
-        behind: how many updates later than the forward pass's reading that is.
+    ``handle``: of the variable.  They read in ``round``, ``behind`` updates later than that.
     """
 
     name: str
@@ -49,13 +44,7 @@ class Now:
 def with_later_weights(
     traced: Traced, weights: Mapping[str, int], stages: Stages
 ) -> tuple[Traced, tuple[Now, ...]]:
-    """The step with other inputs for the weights that dO and dW read.
-
-    Args:
-        traced: the step.
-        weights: ``{handle: layer}``.
-        stages: where tasks run.
-    """
+    """The step with other inputs for the weights, ``{handle: layer}``, that dO and dW read."""
     later = _Later(traced, weights, stages)
     for node in traced.graph_def.node:
         later.take(node)
@@ -181,13 +170,3 @@ class _Later:
             node.attr["dtype"].CopyFrom(self.nodes[name].attr["dtype"])
             self.added.append(node)
         return placeholder
-
-
-def writes(index: GraphIndex) -> dict[str, list[str]]:
-    """The ops that change each variable, by its handle."""
-    written: dict[str, list[str]] = {}
-    for i, op in enumerate(index.ops):
-        if has_side_effects(op) and not only_reads(op):
-            for handle in states_of(index, i):
-                written.setdefault(handle, []).append(index.names[i])
-    return written

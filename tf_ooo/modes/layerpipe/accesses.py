@@ -1,0 +1,58 @@
+"""The ops of a step that read or change variables, and variables that are read within a round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from grappler_passes.compat.shape_inference import OutputInfo
+from grappler_passes.graph.dependencies import GraphIndex
+from grappler_passes.graph.effects import has_side_effects, only_reads, states_of
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+
+@dataclass(frozen=True)
+class Access:
+    """An op with side effects; ``states``: the placeholders of the variables that it reads or changes."""
+
+    name: str
+    op: str
+    states: frozenset[str]
+    writes: bool
+
+
+def accesses(index: GraphIndex) -> list[Access]:
+    """In topological order."""
+    return [
+        Access(index.names[i], op, frozenset(states_of(index, i)), not only_reads(op))
+        for i in index.order
+        if has_side_effects(op := index.ops[i])
+    ]
+
+
+def read_where_it_is(
+    handle: tf.Tensor, dtype: tf.DType | str, shape: Iterable[int | None] | None
+) -> tf.Tensor:
+    """The present value of a variable, read on its device."""
+    import tensorflow as tf
+
+    with tf.device(handle.device):
+        value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.as_dtype(dtype))
+    value.set_shape(shape)
+    return value
+
+
+def zeros_on(device: str, info: OutputInfo) -> tf.Variable:
+    """An untrained variable of zeros, of the shape and type of an op's output."""
+    import tensorflow as tf
+
+    with tf.init_scope(), tf.device(device):
+        return tf.Variable(tf.zeros(info.shape, tf.as_dtype(info.dtype)), trainable=False)
+
+
+def bytes_of(variables: Iterable[tf.Variable]) -> int:
+    """Of all together."""
+    return sum(int(v.dtype.size * v.shape.num_elements()) for v in variables)

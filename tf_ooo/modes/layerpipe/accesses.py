@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import tensorflow as tf
 
 from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.effects import has_side_effects, only_reads, states_of
-
-if TYPE_CHECKING:
-    import tensorflow as tf
 
 
 @dataclass(frozen=True)
@@ -37,8 +35,6 @@ def read_where_it_is(
     handle: tf.Tensor, dtype: tf.DType | str, shape: Iterable[int | None] | None
 ) -> tf.Tensor:
     """The present value of a variable, read on its device."""
-    import tensorflow as tf
-
     with tf.device(handle.device):
         value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.as_dtype(dtype))
     value.set_shape(shape)
@@ -47,8 +43,6 @@ def read_where_it_is(
 
 def zeros_on(device: str, info: OutputInfo) -> tf.Variable:
     """An untrained variable of zeros, of the shape and type of an op's output."""
-    import tensorflow as tf
-
     with tf.init_scope(), tf.device(device):
         return tf.Variable(tf.zeros(info.shape, tf.as_dtype(info.dtype)), trainable=False)
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import tensorflow as tf
 
 from tf_ooo.modes.layerpipe.accesses import accesses, bytes_of, read_where_it_is, zeros_on
 from tf_ooo.modes.layerpipe.coalesce import Sum
 from tf_ooo.modes.layerpipe.rounds import Rounds
 from tf_ooo.modes.layerpipe.traced import Traced
 from tf_ooo.modes.layerpipe.versions import Now
-
-if TYPE_CHECKING:
-    import tensorflow as tf
 
 
 class LaterWeights:
@@ -48,8 +47,6 @@ class LaterWeights:
 
     def reset(self) -> None:
         """Before the first round of an epoch: no updates yet."""
-        import tensorflow as tf
-
         for average in self._averages.values():
             average.assign(tf.zeros_like(average))
 
@@ -74,8 +71,6 @@ class LaterWeights:
 
     def _rebuilt(self, weight: Now, newest: tf.Tensor) -> tf.Tensor:
         """About the weights of ``weight.behind`` updates ago (LayerPipe2)."""
-        import tensorflow as tf
-
         average = self._averages.get(weight.handle)
         if average is None:
             return newest
@@ -84,8 +79,6 @@ class LaterWeights:
 
     def _update(self, before: dict[str, Any], low: int, high: int) -> None:
         """After the updates of a round; ``before`` are the weights at its start."""
-        import tensorflow as tf
-
         for handle, average in self._averages.items():
             if not any(low <= at <= high for at in self._updated[handle]):
                 continue

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import tensorflow as tf
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from grappler_passes.compat import shape_inference
@@ -172,8 +173,6 @@ def in_two_parts(
         gradient: the input that is divided by rows.
         sizes: the input that holds the shape of the result, None where there is none.
     """
-    import tensorflow as tf
-
     graph = tf.Graph()
     with graph.as_default():
         inputs = [

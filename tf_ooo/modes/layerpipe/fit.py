@@ -8,7 +8,10 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
+
 from tf_ooo.compat import keras_variables, nests, train_function
+from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.fit.distributed import Distributed, FirstSteps, Placed, check_model
 from tf_ooo.fit.measured import check_costs, with_link
@@ -21,6 +24,7 @@ from tf_ooo.modes.layerpipe.planned import note_rebuilt_weights, plan_spread
 from tf_ooo.modes.layerpipe.reporting import fill_spread
 from tf_ooo.modes.layerpipe.running import Batches, Epoch, rounds_together, structure_of
 from tf_ooo.modes.layerpipe.spread import SpreadPlan, refuse_unspreadable, spread
+from tf_ooo.modes.layerpipe.ticks import Ticks
 from tf_ooo.modes.layerpipe.traced import Traced, renumbered, trace
 from tf_ooo.modes.layerpipe.two_versions import fewest_batches
 from tf_ooo.planning.policies import offers
@@ -32,10 +36,6 @@ from tf_ooo.tracing.optimizers import optimizers_of
 
 if TYPE_CHECKING:
     import keras
-    import tensorflow as tf
-
-    from tf_ooo.costs.table import CostTable
-    from tf_ooo.modes.layerpipe.ticks import Ticks
 
 _LOG = logging.getLogger("tf_ooo")
 _GLOBAL_CLIPPING = (

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import tensorflow as tf
+
 from grappler_passes.compat.shape_inference import OutputInfo
 from tf_ooo.compat import keras_variables
 from tf_ooo.modes.layerpipe.accesses import accesses, bytes_of, read_where_it_is, zeros_on
@@ -16,7 +18,6 @@ from tf_ooo.modes.layerpipe.traced import Traced
 
 if TYPE_CHECKING:
     import keras
-    import tensorflow as tf
 
 
 def frozen_weights(model: keras.Model, traced: Traced) -> frozenset[str]:
@@ -57,8 +58,6 @@ class Copies:
 
     def given(self) -> dict[str, tf.Tensor]:
         """The weights, by placeholder."""
-        import tensorflow as tf
-
         weights = {}
         for name, (handle, device, info) in self._wanted.items():
             copy = self._copies.get((handle, device))

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.graph.training_graph import TrainingGraph
@@ -19,9 +20,6 @@ from tf_ooo.errors import BackendError
 from tf_ooo.modes.layerpipe.accesses import accesses
 from tf_ooo.modes.layerpipe.stages import Stages
 from tf_ooo.modes.layerpipe.traced import Traced
-
-if TYPE_CHECKING:
-    import tensorflow as tf
 
 RATE = "_ooo_rate"
 
@@ -41,8 +39,6 @@ class Factors:
 
     def given(self) -> dict[str, tf.Tensor]:
         """The factors in this round, by placeholder."""
-        import tensorflow as tf
-
         if self.count is None or not self.delays:
             return {}
         step = tf.cast(self.count.read_value(), tf.float32)

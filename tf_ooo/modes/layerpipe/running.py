@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import tensorflow as tf
 
 from tf_ooo.compat import iterators, nests
-
-if TYPE_CHECKING:
-    import tensorflow as tf
-
-    from tf_ooo.modes.layerpipe.ticks import Ticks
+from tf_ooo.modes.layerpipe.ticks import Ticks
 
 # Rounds in one function, and the ops of all of them: a large graph takes TensorFlow long.
 _ROUNDS, _OPS = (8, 4, 2), 20_000

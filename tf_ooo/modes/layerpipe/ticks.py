@@ -6,7 +6,10 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.node_input import split_input
@@ -22,11 +25,7 @@ from tf_ooo.modes.layerpipe.turns import Turns, in_turns
 from tf_ooo.modes.layerpipe.two_versions import TwoVersions
 from tf_ooo.modes.layerpipe.verify_rounds import Register
 
-if TYPE_CHECKING:
-    import tensorflow as tf
-    from tensorflow.core.framework import graph_pb2
-
-Tensors = dict[str, "tf.Tensor"]
+Tensors = dict[str, tf.Tensor]
 
 
 @dataclass(frozen=True)
@@ -132,8 +131,6 @@ class Ticks:
         return self._functions[key]
 
     def _make(self, low: int, high: int, rounds: int, phase: int) -> Any:
-        import tensorflow as tf
-
         parts = [self._part(low, high, (phase + number) % self.weights.every) for number in range(rounds)]
         specs = self.traced.specs if low <= self.batch_round <= high else ()
 
@@ -205,8 +202,6 @@ class Ticks:
 
     def _stored(self, low: int, high: int) -> Tensors:
         """What the registers hold of batches that are in these rounds; the rest is read by nobody."""
-        import tensorflow as tf
-
         held = {}
         for row in self.delays.registers:
             for delay in range(max(1, low - row.made), min(row.depth, high - row.made) + 1):
@@ -219,8 +214,6 @@ class Ticks:
 
     def _shifted(self, late: Tensors, entering: Mapping[int, tf.Tensor]) -> Tensors:
         """What the registers hold after a round."""
-        import tensorflow as tf
-
         held: Tensors = {}
         for row in self.delays.registers:
             for delay in range(2, row.depth + 1):

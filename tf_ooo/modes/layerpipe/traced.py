@@ -9,14 +9,15 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.analysis.classify import classify_graph_def
 from grappler_passes.compat import flattening, shape_inference
 from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.dependencies import GraphIndex
-from grappler_passes.graph.marks import VARIABLE_ATTR
 from grappler_passes.graph.training_graph import TrainingGraph
+from grappler_passes.graph.variables import VARIABLE_ATTR
 from grappler_passes.passes.base import Pass, PassPipeline, relaxed_by
 from grappler_passes.passes.gates import GatesPass
 from grappler_passes.passes.verify import VerifyPass
@@ -35,7 +36,6 @@ from tf_ooo.tracing.variables import all_variables
 
 if TYPE_CHECKING:
     import keras
-    import tensorflow as tf
 
 _NUMBER = re.compile(r"_\d+$")
 _ENTERS = ("Enter", "RefEnter")

@@ -15,7 +15,8 @@ round of a batch in which a layer is updated; a batch's group must be at most on
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+
+import tensorflow as tf
 
 from tf_ooo.errors import GraphError
 from tf_ooo.modes.layerpipe.accesses import accesses, bytes_of, read_where_it_is, zeros_on
@@ -23,9 +24,6 @@ from tf_ooo.modes.layerpipe.coalesce import Sum
 from tf_ooo.modes.layerpipe.rounds import Rounds
 from tf_ooo.modes.layerpipe.traced import Traced
 from tf_ooo.modes.layerpipe.versions import Now
-
-if TYPE_CHECKING:
-    import tensorflow as tf
 
 
 def fewest_batches(processors: int) -> int:
@@ -121,8 +119,6 @@ class TwoVersions:
         self, low: int, high: int, phase: int
     ) -> tuple[dict[str, tf.Tensor], Callable[[dict[Sum, tf.Tensor]], None]]:
         """What is read in a round, weights and the sums so far, and what is to be done behind it."""
-        import tensorflow as tf
-
         tensors: dict[str, tf.Tensor] = {}
         for name, (handle, at) in self._reads.items():
             if low <= at <= high:
@@ -174,7 +170,5 @@ class TwoVersions:
 
 
 def _value(variable: tf.Variable) -> tf.Tensor:
-    import tensorflow as tf
-
     with tf.device(variable.device):
         return variable.read_value()

@@ -47,6 +47,5 @@ gradient_sum_bytes
 # all that may be wrong with a schedule (the simulator itself asks only for deadlocks and missing tasks).
 python_calls
 measured_share
-coverage
 proved
 validate

@@ -38,7 +38,7 @@ def test_every_matmul_is_measured():
     graph = step.get_concrete_function(x).graph
     products = [op.name for op in graph.get_operations() if op.type == "MatMul"]
     assert len(products) == 8
-    assert profile.coverage(products) == 1
+    assert set(products) <= profile.seconds.keys()
     assert profile.steps == 3
     assert all(seconds >= 0 for seconds in profile.seconds.values())
 
@@ -170,8 +170,6 @@ def test_median_over_steps_of_the_sum_in_a_step():
     ]
     profile = read_profile(events)
     assert profile == OpProfile({"a/b": pytest.approx(2.0)}, {"a/b": "MatMul"}, 3, 9.0, 0.0)
-    assert profile.coverage(["a/b", "c"]) == 0.5
-    assert profile.coverage([]) == 1
 
 
 def test_gpu_kernels_count_instead_of_their_launch():

@@ -156,9 +156,7 @@ def _spec(tensor: keras.KerasTensor, batch: int) -> _Spec:
 
 
 def _loss_of(model: keras.Model, place: int) -> Any:
-    loss = model.loss
-    if isinstance(loss, dict):
-        return list(loss.values())[place] if place < len(loss) else None
+    loss = list(model.loss.values()) if isinstance(model.loss, dict) else model.loss
     if isinstance(loss, (list, tuple)):
         return loss[place] if place < len(loss) else None
     return loss

@@ -44,10 +44,6 @@ class OpProfile:
     step_s: float
     overhead_s: float
 
-    def coverage(self, ops: Iterable[str]) -> float:
-        names = list(ops)
-        return sum(name in self.seconds for name in names) / len(names) if names else 1.0
-
 
 class StepProfiler:
     """Traces the next 1 to 3 steps that are run through it, then has a ``profile``.  OptionsError: steps."""

@@ -15,6 +15,7 @@ import functools
 import heapq
 from collections.abc import Callable, Iterator, Mapping
 
+from tf_ooo.costs.gains import Gains
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.building.capture import Capture, CapturedRuns
 from tf_ooo.planning.building.choice import first_or_leanest, on_paper, within_limit
@@ -28,8 +29,6 @@ _TRIED = "tried"
 # Of two regions that gain nearly the same the earlier one: less memory, and less that may go wrong.
 _PER_REGION_OF_DELAY = 1e-4
 _LEAST_GAIN = 1e-3
-
-Gains = Mapping[tuple[str, int], float]
 
 
 def check(problem: Problem, policy: str) -> None:

@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike
 
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.planning.model.arrays import Floats, Ints
-from tf_ooo.planning.model.relation import Relation
+from tf_ooo.planning.model.relation import Relation, stage_sums
 from tf_ooo.planning.model.task import KIND_NUMBER
 
 
@@ -71,16 +71,13 @@ class MemoryUse:
             row = devices[changed].astype(np.int32), times[changed], changes[changed].astype(float)
             self._changes.append(row)
 
-    def _per_stage(self, attribute: str) -> Floats:
-        stages, schedule = range(self.relation.stages), self.relation.schedule
-        return np.array(
-            [sum(getattr(self.layers[i], attribute) for i in schedule.layers_of(stage)) for stage in stages]
-        )
-
     def _tasks(self) -> None:
         """Activations: by the start of F and the ends of dO and dW."""
         relation, fields = self.relation, self.relation.fields
-        activation, kept = self._per_stage("activation_bytes"), self._per_stage("kept_bytes")
+        activation, kept = (
+            stage_sums(relation.schedule, self.layers, cost, relation.stages)
+            for cost in ("activation_bytes", "kept_bytes")
+        )
         stages = range(relation.stages)
         has = {kind: np.array([relation.has(kind, s) for s in stages]) for kind in ("F", "dO", "dW")}
         kept = np.where(has["dW"], np.where(has["dO"], kept, activation), 0)
@@ -106,8 +103,11 @@ class MemoryUse:
         stage = self.relation.fields.stage[nodes]
         away = self.relation.device[nodes] != home[stage]
         nodes, stage = nodes[away], stage[away]
-        self._add(self.relation.device[nodes], self.start_s[:, nodes], kept[stage])
-        self._add(self.relation.device[nodes], self.end_s[:, nodes], -kept[stage])
+        self._hold_while(nodes, self.relation.device[nodes], kept[stage])
+
+    def _hold_while(self, nodes: Ints, device: ArrayLike, size: ArrayLike) -> None:
+        self._add(device, self.start_s[:, nodes], size)
+        self._add(device, self.end_s[:, nodes], -np.asarray(size))
 
     def _part_shares(self) -> Floats:
         share = np.ones(len(self.relation))
@@ -143,9 +143,7 @@ class MemoryUse:
             return
         done = [n for n in (updates, self.relation.there("comm", stage), weight_grads) if len(n)][0]
         device = self.relation.device[weight_grads[0]]
-        summand = max(layer.summand_bytes for layer in group)
-        self._add(device, self.start_s[:, weight_grads].ravel(), float(summand))
-        self._add(device, self.end_s[:, weight_grads].ravel(), -float(summand))
+        self._hold_while(weight_grads, device, float(max(layer.summand_bytes for layer in group)))
         self._add(device, self.start_s[:, weight_grads].min(axis=1), float(size))
         self._add(device, self.end_s[:, done].max(axis=1), -float(size))
 

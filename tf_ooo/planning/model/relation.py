@@ -24,7 +24,7 @@ import numpy as np
 
 from tf_ooo.costs.layer_costs import LayerCosts, layer_inputs
 from tf_ooo.errors import ScheduleError
-from tf_ooo.planning.model.arrays import Ints
+from tf_ooo.planning.model.arrays import Floats, Ints
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.task import KIND_NUMBER, KINDS, Fields, Task
 
@@ -244,6 +244,13 @@ class Relation:
             else:
                 kept.append(np.array([there.max() if last else there.min()], np.int32))
         return np.concatenate(kept) if kept else nodes
+
+
+def stage_sums(schedule: Schedule, layers: Sequence[LayerCosts], cost: str, stages: int) -> Floats:
+    """A cost of each stage's layers: seconds or bytes, of one micro-batch."""
+    return np.array(
+        [sum(getattr(layers[i], cost) for i in schedule.layers_of(stage)) for stage in range(stages)]
+    )
 
 
 def stage_inputs(

@@ -11,7 +11,7 @@ from tf_ooo.costs.layer_costs import SECONDS, LayerCosts, Link, check_layers
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.model.arrays import Floats, Ints
 from tf_ooo.planning.model.memory import MemoryUse
-from tf_ooo.planning.model.relation import Edges, Relation
+from tf_ooo.planning.model.relation import Edges, Relation, stage_sums
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.task import KIND_NUMBER, KINDS
 from tf_ooo.planning.simulation.completeness import check_complete, deadlock, lane_kinds
@@ -87,11 +87,10 @@ def stage_seconds(
     schedule: Schedule, layers: Sequence[LayerCosts], kind: str, link: Link, stages: int
 ) -> Floats:
     """Seconds of one kind of task for each stage, float64 (stages,)."""
-    groups = [[layers[i] for i in schedule.layers_of(stage)] for stage in range(stages)]
     if kind != "comm":
-        return np.array([sum(getattr(layer, SECONDS[kind]) for layer in group) for group in groups])
-    sizes = [sum(layer.weight_bytes for layer in group) for group in groups]
-    return np.array([link.allreduce_s(size, schedule.workers) for size in sizes])
+        return stage_sums(schedule, layers, SECONDS[kind], stages)
+    sizes = stage_sums(schedule, layers, "weight_bytes", stages)
+    return np.array([link.allreduce_s(size, schedule.workers) for size in sizes.tolist()])
 
 
 class _Repeated:

@@ -12,8 +12,7 @@ import pytest
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import MemoryLimitError
 from tf_ooo.planning.choosing.on_paper import candidates
-from tf_ooo.planning.choosing.plan import choose
-from tf_ooo.planning.choosing.trial import step_s
+from tf_ooo.planning.choosing.plan import choose, step_s
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.policies import POLICIES
 from tf_ooo.planning.simulation.simulator import simulate
@@ -81,7 +80,7 @@ def test_steps_without_a_barrier_count():
 def test_above_the_size_that_is_repeated_it_is_the_longest_span(monkeypatch):
     layers = [LayerCosts(2, 2, 2)] * 4
     timeline = simulate(plan(layers=layers, schedule="zb_h2", devices=4, microbatches=12), layers)
-    monkeypatch.setattr("tf_ooo.planning.choosing.trial._TASKS_TO_REPEAT", 1)
+    monkeypatch.setattr("tf_ooo.planning.choosing.plan._TASKS_TO_REPEAT", 1)
     assert step_s(timeline) == 12 * 6
     two = plan(layers=layers, schedule="multi_stream", mode="single_device")
     assert step_s(simulate(two, layers)) == simulate(two, layers).makespan_s

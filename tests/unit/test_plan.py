@@ -19,7 +19,7 @@ from tf_ooo.modes.layerpipe import planned as layerpipe
 from tf_ooo.modes.pipeline import planning as pipeline
 from tf_ooo.modes.pipeline.partition import units_of
 from tf_ooo.modes.pipeline.reporting import section_of
-from tf_ooo.planning.choosing import trial
+from tf_ooo.planning.choosing import plan as planning
 from tf_ooo.planning.choosing.on_paper import plan_layers
 from tf_ooo.planning.choosing.plan import Candidate, choose
 from tf_ooo.planning.model.problem import Problem
@@ -38,13 +38,13 @@ LINK = Link(0.01, 1e3)
 @pytest.fixture(name="simulated")
 def _simulated(monkeypatch):
     """The schedules that are simulated to compare them, not those that policies simulate to make one."""
-    schedules, simulate = [], trial.simulate
+    schedules, simulate = [], planning.simulate
 
     def counted(schedule, *more):
         schedules.append(schedule)
         return simulate(schedule, *more)
 
-    monkeypatch.setattr(trial, "simulate", counted)
+    monkeypatch.setattr(planning, "simulate", counted)
     return schedules
 
 

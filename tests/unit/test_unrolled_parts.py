@@ -13,7 +13,7 @@ from tf_ooo.cli import main
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.modes.data_parallel.ordering import communication_edges
 from tf_ooo.modes.data_parallel.planned import calibrated, clock_of, link_from, make_plan
-from tf_ooo.planning.choosing.trial import Trial
+from tf_ooo.planning.choosing.plan import Trial
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.rewriting.plan import plan

@@ -14,8 +14,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from tf_ooo.planning.choosing.plan import Candidate
-from tf_ooo.planning.choosing.trial import step_s
+from tf_ooo.planning.choosing.plan import Candidate, step_s
 from tf_ooo.planning.pictures.style import bytes_text, steady_step_s, time_text
 from tf_ooo.planning.simulation.timeline import Timeline
 

@@ -18,8 +18,7 @@ from tf_ooo.costs.layer_costs import SECONDS, LayerCosts, Link
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.modes.data_parallel.ordering import LayerKey, layer_keys
 from tf_ooo.planning.choosing.on_paper import auto_candidates, policies_of
-from tf_ooo.planning.choosing.plan import Candidate, Plan, as_asked, choose, policy_named, tried
-from tf_ooo.planning.choosing.trial import Clock
+from tf_ooo.planning.choosing.plan import Candidate, Clock, Plan, as_asked, choose, policy_named, tried
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies import POLICIES, STOCK_ORDER, Policy

@@ -13,8 +13,7 @@ from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import MemoryLimitError, OOOError, OptionsError
 from tf_ooo.modes.pipeline.partition import Bounds, Cutter, merged
 from tf_ooo.planning.choosing.on_paper import auto_candidates
-from tf_ooo.planning.choosing.plan import Candidate, Plan, choose, policy_named, tried
-from tf_ooo.planning.choosing.trial import Clock
+from tf_ooo.planning.choosing.plan import Candidate, Clock, Plan, choose, policy_named, tried
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.policies import Policy, schedules_of
 

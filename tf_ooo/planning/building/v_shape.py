@@ -5,26 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+from tf_ooo.planning.building import v_block
 from tf_ooo.planning.building.choice import on_paper, rank, within_limit
 from tf_ooo.planning.building.pipeline import StagedLayers
 from tf_ooo.planning.building.squeeze import StageTimes, Style, squeeze
-from tf_ooo.planning.building.v_block import (
-    FULL_PERIOD,
-    HALF,
-    MIN,
-    ZB,
-    Block,
-    Steps,
-    block,
-    device_of,
-    lanes,
-    sequential,
-)
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 
 # From the most memory to the least.
-_FAMILY = (ZB, HALF, MIN)
+_FAMILY = (v_block.ZB, v_block.HALF, v_block.MIN)
 STYLES = (Style(), Style(patience=0.0), Style(fill="F"), Style(yielding=False))
 # Beyond this many tasks styles are compared for fewer micro-batches.
 _TASKS_TO_COMPARE = 4_000
@@ -33,31 +22,31 @@ _PERIODS = 4
 _KINDS = ("F", "dO", "dW")
 
 
-def make(policy: str, steps: Steps, problem: Problem) -> Schedule:
+def make(policy: str, steps: v_block.Steps, problem: Problem) -> Schedule:
     """A block's schedule; over the memory limit leaner blocks, then less often, last one after the other."""
     stages = StagedLayers.of(problem, 2)
     for leaner in _blocks(steps, problem.devices) if problem.memory_limit_bytes != 0 else ():
         # Squeezed orders store as many micro-batches as the block's own.
-        if within_limit(problem, v_schedule(policy, stages, lanes(leaner, problem.microbatches))):
+        if within_limit(problem, v_schedule(policy, stages, v_block.lanes(leaner, problem.microbatches))):
             over, schedule = _fastest(policy, stages, leaner)
             if not over:
                 return schedule
-    return _fastest(policy, stages, sequential(problem.devices))[1]
+    return _fastest(policy, stages, v_block.sequential(problem.devices))[1]
 
 
-def _blocks(steps: Steps, devices: int) -> Iterator[Block]:
+def _blocks(steps: v_block.Steps, devices: int) -> Iterator[v_block.Block]:
     for leaner in _FAMILY[_FAMILY.index(steps) :]:
-        yield block(leaner, devices)
-    last = sequential(devices)
-    period = FULL_PERIOD + 2
+        yield v_block.block(leaner, devices)
+    last = v_block.sequential(devices)
+    period = v_block.FULL_PERIOD + 2
     while period < last.period:
-        yield block(MIN, devices, period)
+        yield v_block.block(v_block.MIN, devices, period)
         period += 2 * (period // 8)  # even: in odd ones, ticks of the way there and back meet
 
 
-def _fastest(policy: str, stages: StagedLayers, of: Block) -> tuple[bool, Schedule]:
+def _fastest(policy: str, stages: StagedLayers, of: v_block.Block) -> tuple[bool, Schedule]:
     """The best of the block's own order and of what each style makes of it; whether it is over the limit."""
-    order, times = lanes(of, stages.problem.microbatches), stage_times(stages)
+    order, times = v_block.lanes(of, stages.problem.microbatches), stage_times(stages)
     squeezed = [squeeze(order, times, of.limit, style) for style in _styles(policy, stages, of)]
     rows = [_ranked(stages, v_schedule(policy, stages, lane)) for lane in (*squeezed, order)]
     (over, _), schedule = min(rows, key=lambda row: row[0])
@@ -68,13 +57,13 @@ def _ranked(stages: StagedLayers, schedule: Schedule) -> tuple[tuple[bool, float
     return rank(stages.problem, on_paper(stages.problem, schedule)), schedule
 
 
-def _styles(policy: str, stages: StagedLayers, of: Block) -> tuple[Style, ...]:
+def _styles(policy: str, stages: StagedLayers, of: v_block.Block) -> tuple[Style, ...]:
     """All; with many tasks the one that is best for so few micro-batches as show the steady state."""
     count, some = stages.problem.microbatches, _PERIODS * stages.problem.devices
     if len(_KINDS) * len(stages.bounds) * count <= _TASKS_TO_COMPARE or count <= some:
         return STYLES
     few = StagedLayers(dataclasses.replace(stages.problem, microbatches=some), stages.bounds)
-    order, times = lanes(of, some), stage_times(few)
+    order, times = v_block.lanes(of, some), stage_times(few)
 
     def seconds(style: Style) -> tuple[bool, float]:
         return _ranked(few, v_schedule(policy, few, squeeze(order, times, of.limit, style)))[0]
@@ -96,7 +85,7 @@ def v_schedule(policy: str, stages: StagedLayers, order: Sequence[Sequence[Task]
 
 def stage_times(stages: StagedLayers) -> StageTimes:
     """Seconds of the stages of a V, and of the messages between them on an idle link."""
-    device = [device_of(stage, stages.problem.devices) for stage in range(len(stages.bounds))]
+    device = [v_block.device_of(stage, stages.problem.devices) for stage in range(len(stages.bounds))]
     seconds = dict(zip(_KINDS, stages.seconds.tolist(), strict=True))
     sizes = (max((size for _, size in read), default=0.0) for read in stages.inputs[1:])
     return StageTimes(device, seconds, [stages.problem.link.seconds(size) for size in sizes])

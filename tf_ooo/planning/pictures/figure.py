@@ -13,19 +13,8 @@ from plotly.colors import sample_colorscale
 from tf_ooo.planning.model.arrays import Floats
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.task import KIND_NUMBER, KINDS
+from tf_ooo.planning.pictures import style
 from tf_ooo.planning.pictures.bars import Bars, View, bars_of, curve_points, links_of
-from tf_ooo.planning.pictures.style import (
-    COLOURS,
-    MESSAGE_COLOUR,
-    NAMES,
-    TEXT_COLOURS,
-    Unit,
-    bytes_unit,
-    lane_label,
-    numbering,
-    task_label,
-    time_unit,
-)
 
 if TYPE_CHECKING:
     from tf_ooo.planning.simulation.timeline import Timeline
@@ -50,7 +39,7 @@ class Run:
 def figure(runs: Sequence[Run]) -> go.Figure:
     """Lanes above, links below them, memory at the bottom; the lanes of two runs are drawn in pairs."""
     end_s = max(min(run.timeline.makespan_s, run.view.until_s) for run in runs)
-    unit = time_unit(end_s)
+    unit = style.time_unit(end_s)
     rows = _Rows(runs)
     chart = go.Figure()
     links = _add_links(chart, runs[0], unit)
@@ -68,7 +57,9 @@ class _Rows:
     def __init__(self, runs: Sequence[Run]) -> None:
         keys = sorted({(lane, place) for place, run in enumerate(runs) for lane in run.view.lanes})
         self.place = {key: number for number, key in enumerate(keys)}
-        labels = ((lane_label(runs[place].timeline.schedule, lane), runs[place].name) for lane, place in keys)
+        labels = (
+            (style.lane_label(runs[place].timeline.schedule, lane), runs[place].name) for lane, place in keys
+        )
         self.labels = [f"{label} {name}".rstrip() for label, name in labels]
 
     @property
@@ -77,7 +68,7 @@ class _Rows:
         return count * max(min(_ROW_PX, _ALL_ROWS_PX // max(count, 1)), _LEAST_ROW_PX)
 
 
-def _add_tasks(chart: go.Figure, run: Run, rows: _Rows, place: int, unit: Unit) -> None:
+def _add_tasks(chart: go.Figure, run: Run, rows: _Rows, place: int, unit: style.Unit) -> None:
     """One trace for each kind, however many tasks: plotly is quick with few traces."""
     bars = bars_of(run.timeline, run.view)
     row_of_lane = np.array([rows.place[lane, place] for lane in run.view.lanes])
@@ -91,11 +82,11 @@ def _add_tasks(chart: go.Figure, run: Run, rows: _Rows, place: int, unit: Unit) 
             y=row_of_lane[some.lane],
             yaxis=_LANES,
             width=_BAR,
-            name=NAMES[kind],
+            name=style.NAMES[kind],
             legendgroup=kind,
             showlegend=place == 0,
             marker={
-                "color": COLOURS[kind],
+                "color": style.COLOURS[kind],
                 "line": {"width": 0.5 if len(bars) < 4 * _MOST_LABELS else 0, "color": "white"},
                 "pattern": {"shape": "/" if place else "", "fgcolor": "white", "size": 5, "solidity": 0.12},
             },
@@ -103,24 +94,27 @@ def _add_tasks(chart: go.Figure, run: Run, rows: _Rows, place: int, unit: Unit) 
             textposition="inside" if texts else "none",
             insidetextanchor="middle",
             textangle=0,
-            insidetextfont={"color": TEXT_COLOURS[kind], "size": 11},
+            insidetextfont={"color": style.TEXT_COLOURS[kind], "size": 11},
             customdata=_hover_columns(some, run.timeline.schedule, unit),
             hovertemplate=_hover(kind, some, unit, run.name),
         )
 
 
-def _bar_columns(start_s: Floats, end_s: Floats, unit: Unit) -> dict[str, Any]:
+def _bar_columns(start_s: Floats, end_s: Floats, unit: style.Unit) -> dict[str, Any]:
     return {"orientation": "h", "base": start_s / unit.size, "x": (end_s - start_s) / unit.size}
 
 
 def _labels(bars: Bars, schedule: Schedule) -> list[str]:
-    which = numbering(schedule)
+    which = style.numbering(schedule)
     f = bars.fields
     columns = (f.kind.tolist(), f.stage.tolist(), f.microbatch.tolist())
-    return [task_label(KINDS[kind], stage, batch, which) for kind, stage, batch in zip(*columns, strict=True)]
+    return [
+        style.task_label(KINDS[kind], stage, batch, which)
+        for kind, stage, batch in zip(*columns, strict=True)
+    ]
 
 
-def _hover_columns(bars: Bars, schedule: Schedule, unit: Unit) -> Floats:
+def _hover_columns(bars: Bars, schedule: Schedule, unit: style.Unit) -> Floats:
     """stage, first and last layer, micro-batch, part, step, start, end, length: numbers take little room."""
     f = bars.fields
     stages = int(f.stage.max()) + 1
@@ -131,7 +125,7 @@ def _hover_columns(bars: Bars, schedule: Schedule, unit: Unit) -> Floats:
     return np.stack([*columns, *times], axis=1).astype(np.float32)
 
 
-def _hover(kind: str, bars: Bars, unit: Unit, run: str) -> str:
+def _hover(kind: str, bars: Bars, unit: style.Unit, run: str) -> str:
     part, time = ".%{customdata[4]}" if bars.fields.part.any() else "", unit.name
     lines = [
         f"<b>{kind}:%{{customdata[0]}}{part}@%{{customdata[3]}}</b> {run}".rstrip(),
@@ -142,12 +136,12 @@ def _hover(kind: str, bars: Bars, unit: Unit, run: str) -> str:
     return "<br>".join(lines) + "<extra></extra>"
 
 
-def _add_links(chart: go.Figure, run: Run, unit: Unit) -> list[str]:
+def _add_links(chart: go.Figure, run: Run, unit: style.Unit) -> list[str]:
     """A thin row for each link; returns their names."""
     messages = links_of(run.timeline, run.view)
     if not messages.links:
         return []
-    size = bytes_unit(float(messages.size_bytes.max()))
+    size = style.bytes_unit(float(messages.size_bytes.max()))
     names = [f"{source} → {target}" for source, target in messages.links]
     ends = np.array(messages.links)[messages.link]
     columns = (ends[:, 0], ends[:, 1], messages.size_bytes / size.size)
@@ -159,7 +153,7 @@ def _add_links(chart: go.Figure, run: Run, unit: Unit) -> list[str]:
         width=_LINK_BAR,
         name="message",
         legendrank=2000,
-        marker={"color": MESSAGE_COLOUR, "line": {"width": 0}},
+        marker={"color": style.MESSAGE_COLOUR, "line": {"width": 0}},
         customdata=np.stack([*columns, *times], axis=1).astype(np.float32),
         hovertemplate="<b>device %{customdata[0]} to %{customdata[1]}</b><br>"
         f"%{{customdata[2]:.4~g}} {size.name}<br>"
@@ -168,10 +162,10 @@ def _add_links(chart: go.Figure, run: Run, unit: Unit) -> list[str]:
     return names
 
 
-def _add_memory(chart: go.Figure, run: Run, place: int, unit: Unit, end_s: float) -> None:
+def _add_memory(chart: go.Figure, run: Run, place: int, unit: style.Unit, end_s: float) -> None:
     """A line for each device: dark to light, or one colour each where they are few."""
     memory = run.timeline.memory
-    size = bytes_unit(max(run.timeline.peak_bytes, default=0))
+    size = style.bytes_unit(max(run.timeline.peak_bytes, default=0))
     devices = [device for device in run.view.devices if device < len(memory)]
     shades = sample_colorscale("viridis", [0.8 * i / max(len(devices) - 1, 1) for i in range(len(devices))])
     for device, colour in zip(devices, shades, strict=True):
@@ -194,7 +188,7 @@ def _add_memory(chart: go.Figure, run: Run, place: int, unit: Unit, end_s: float
         chart.update_layout({"yaxis3": {"title": {"text": f"memory, {size.name}{many}"}}})
 
 
-def _lay_out(chart: go.Figure, rows: _Rows, links: list[str], unit: Unit, end: float) -> None:
+def _lay_out(chart: go.Figure, rows: _Rows, links: list[str], unit: style.Unit, end: float) -> None:
     shown = len(links) <= _MOST_LINKS_OPEN
     has_memory = any(trace.yaxis == _MEMORY for trace in chart.data)
     axis = {"fixedrange": True, "zeroline": False, "showgrid": False}

@@ -10,16 +10,8 @@ from rich.text import Text
 
 from tf_ooo.planning.model.arrays import Floats
 from tf_ooo.planning.model.task import KINDS
+from tf_ooo.planning.pictures import style
 from tf_ooo.planning.pictures.bars import Bars, View, bars_of, view_of
-from tf_ooo.planning.pictures.style import (
-    COLOURS,
-    SHORT,
-    TEXT_COLOURS,
-    lane_label,
-    numbering,
-    task_label,
-    time_text,
-)
 
 if TYPE_CHECKING:
     from tf_ooo.planning.simulation.timeline import Timeline
@@ -64,8 +56,8 @@ def coloured(timeline: Timeline, width: int = 100) -> Text:
     for label, row in zip(cells.labels, cells.rows, strict=True):
         text.append(f"{label:<{indent}} |")
         for cell in row:
-            style = f"{TEXT_COLOURS[cell.kind]} on {COLOURS[cell.kind]}" if cell.kind else "dim"
-            text.append(cell.text.ljust(cells.cell_width), style)
+            colour = f"{style.TEXT_COLOURS[cell.kind]} on {style.COLOURS[cell.kind]}" if cell.kind else "dim"
+            text.append(cell.text.ljust(cells.cell_width), colour)
         text.append("\n")
     text.append("\n".join(cells.legend), "dim")
     return text
@@ -75,16 +67,16 @@ def make_grid(timeline: Timeline, width: int) -> Grid:
     """Cells show the task in the middle of their slice: its kind only, where too many would be hidden."""
     view = view_of(timeline, _MOST_TASKS, _MOST_LANES)
     bars = bars_of(timeline, view)
-    cells = _filled(timeline, view, bars, width, numbering(timeline.schedule))
+    cells = _filled(timeline, view, bars, width, style.numbering(timeline.schedule))
     if cells.hidden > len(bars) * _MOST_HIDDEN:
         cells = _filled(timeline, view, bars, width, "kind")
     return cells
 
 
 def _filled(timeline: Timeline, view: View, bars: Bars, width: int, which: str) -> Grid:
-    labels = [lane_label(timeline.schedule, lane) for lane in view.lanes]
+    labels = [style.lane_label(timeline.schedule, lane) for lane in view.lanes]
     highest = int(bars.fields.stage.max(initial=0)), int(bars.fields.microbatch.max(initial=0))
-    cell_width = 1 if which == "kind" else len(task_label("F", *highest, which)) + 1
+    cell_width = 1 if which == "kind" else len(style.task_label("F", *highest, which)) + 1
     columns = max((width - max(map(len, labels), default=0) - 2) // cell_width, _LEAST_COLUMNS)
     end_s = min(timeline.makespan_s, float(bars.end_s.max(initial=0.0)))
     slice_s = _slice_s(bars, end_s, columns)
@@ -137,18 +129,18 @@ def _cell(bars: Bars, task: int, which: str, goes_on: bool) -> Cell:
     fields = bars.fields
     kind = KINDS[fields.kind[task]]
     if which == "kind":
-        return Cell(SHORT[kind], kind)
-    text = task_label(kind, int(fields.stage[task]), int(fields.microbatch[task]), which)
+        return Cell(style.SHORT[kind], kind)
+    text = style.task_label(kind, int(fields.stage[task]), int(fields.microbatch[task]), which)
     return Cell("-" * len(text) if goes_on else text, kind)
 
 
 def _legend(timeline: Timeline, view: View, bars: Bars, which: str, slice_s: float, hidden: int) -> list[str]:
     number = {"stage": "layer or stage", "microbatch": "micro-batch", "both": "micro-batch, stage in front"}
     there = [KINDS[i] for i in np.unique(bars.fields.kind)]
-    kinds = "  ".join(f"{SHORT[kind]} {_MEANING[kind]}" for kind in there)
+    kinds = "  ".join(f"{style.SHORT[kind]} {_MEANING[kind]}" for kind in there)
     lines = [
         f"{kinds}  {_IDLE} idle" + ("" if which == "kind" else f"  - goes on; numbers: {number[which]}"),
-        f"a column is {time_text(slice_s)}; makespan {time_text(timeline.makespan_s)}, "
+        f"a column is {style.time_text(slice_s)}; makespan {style.time_text(timeline.makespan_s)}, "
         f"bubble {timeline.bubble_fraction:.1%}",
     ]
     if hidden:

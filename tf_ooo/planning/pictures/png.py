@@ -10,20 +10,9 @@ import numpy as np
 
 from tf_ooo.errors import BackendError
 from tf_ooo.planning.model.task import KIND_NUMBER, KINDS
+from tf_ooo.planning.pictures import style
 from tf_ooo.planning.pictures.bars import Bars, View, bars_of, curve_points, view_of
 from tf_ooo.planning.pictures.page import title
-from tf_ooo.planning.pictures.style import (
-    COLOURS,
-    NAMES,
-    TEXT_COLOURS,
-    Unit,
-    bytes_unit,
-    lane_label,
-    numbering,
-    task_label,
-    time_text,
-    time_unit,
-)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,16 +50,16 @@ def draw(timeline: Timeline) -> Figure:
     picture = Figure(figsize=(_WIDTH_IN, rows_in + memory_in + 1.4), layout="constrained")
     above, below = picture.subplots(2, 1, sharex=True, height_ratios=[max(rows_in, 0.4), memory_in])
     end_s = min(timeline.makespan_s, view.until_s)
-    unit = time_unit(end_s)
+    unit = style.time_unit(end_s)
     _draw_tasks(above, timeline, view, unit, end_s)
     _draw_memory(below, timeline, view, unit, end_s)
-    facts = f"makespan {time_text(timeline.makespan_s)}, bubble {timeline.bubble_fraction:.1%}"
+    facts = f"makespan {style.time_text(timeline.makespan_s)}, bubble {timeline.bubble_fraction:.1%}"
     heading = f"{title(timeline)}: {facts}\n{view.note}".rstrip()
     picture.suptitle(heading, fontsize=10, x=0.01, ha="left")
     return picture
 
 
-def _draw_tasks(axes: Axes, timeline: Timeline, view: View, unit: Unit, end_s: float) -> None:
+def _draw_tasks(axes: Axes, timeline: Timeline, view: View, unit: style.Unit, end_s: float) -> None:
     from matplotlib.collections import PolyCollection
 
     bars = bars_of(timeline, view)
@@ -78,11 +67,11 @@ def _draw_tasks(axes: Axes, timeline: Timeline, view: View, unit: Unit, end_s: f
         some = bars.of_kind(KIND_NUMBER[kind])
         if len(some):
             line = 0.4 if len(bars) < 2000 else 0.0
-            boxes = PolyCollection(_boxes(some, unit), facecolors=COLOURS[kind], edgecolors="white",
-                                   linewidths=line, label=NAMES[kind])  # fmt: skip
+            boxes = PolyCollection(_boxes(some, unit), facecolors=style.COLOURS[kind], edgecolors="white",
+                                   linewidths=line, label=style.NAMES[kind])  # fmt: skip
             axes.add_collection(boxes)
     _write_labels(axes, bars, timeline, unit, end_s)
-    labels = [lane_label(timeline.schedule, lane) for lane in view.lanes]
+    labels = [style.lane_label(timeline.schedule, lane) for lane in view.lanes]
     axes.set_yticks(range(len(labels)), labels, fontsize=8 if len(labels) <= 40 else 5)
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.set_xlim(0, end_s / unit.size if end_s else 1)
@@ -92,31 +81,31 @@ def _draw_tasks(axes: Axes, timeline: Timeline, view: View, unit: Unit, end_s: f
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(KINDS), fontsize=8, frameon=False)
 
 
-def _boxes(bars: Bars, unit: Unit) -> Any:
+def _boxes(bars: Bars, unit: style.Unit) -> Any:
     left, right = bars.start_s / unit.size, bars.end_s / unit.size
     top, bottom = bars.lane - _BAR / 2, bars.lane + _BAR / 2
     across = np.stack([left, right, right, left], axis=1)
     return np.stack([across, np.stack([top, top, bottom, bottom], axis=1)], axis=2)
 
 
-def _write_labels(axes: Axes, bars: Bars, timeline: Timeline, unit: Unit, end_s: float) -> None:
+def _write_labels(axes: Axes, bars: Bars, timeline: Timeline, unit: style.Unit, end_s: float) -> None:
     """Names of the tasks whose bars have room for them."""
-    which = numbering(timeline.schedule)
+    which = style.numbering(timeline.schedule)
     f = bars.fields
     room_in = (bars.end_s - bars.start_s) / end_s * (_WIDTH_IN - 1.2) if end_s else bars.start_s
     for i in np.flatnonzero(room_in > 2 * _LETTER_IN).tolist():
         kind = KINDS[f.kind[i]]
-        text = task_label(kind, int(f.stage[i]), int(f.microbatch[i]), which)
+        text = style.task_label(kind, int(f.stage[i]), int(f.microbatch[i]), which)
         if room_in[i] > len(text) * _LETTER_IN + _MARGIN_IN:
             middle = (bars.start_s[i] + bars.end_s[i]) / 2 / unit.size
             axes.text(middle, bars.lane[i], text, ha="center", va="center", fontsize=7,
-                      color=TEXT_COLOURS[kind], clip_on=True)  # fmt: skip
+                      color=style.TEXT_COLOURS[kind], clip_on=True)  # fmt: skip
 
 
-def _draw_memory(axes: Axes, timeline: Timeline, view: View, unit: Unit, end_s: float) -> None:
+def _draw_memory(axes: Axes, timeline: Timeline, view: View, unit: style.Unit, end_s: float) -> None:
     from matplotlib import colormaps
 
-    size = bytes_unit(max(timeline.peak_bytes, default=0))
+    size = style.bytes_unit(max(timeline.peak_bytes, default=0))
     devices = [device for device in view.devices if device < len(timeline.memory)]
     for place, device in enumerate(devices):
         colour = colormaps["viridis"](0.8 * place / max(len(devices) - 1, 1))

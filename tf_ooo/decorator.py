@@ -37,7 +37,6 @@ class OOOFunction:
         functools.update_wrapper(self, self.python_function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """One step."""
         with self._lock:
             if self._step is None:
                 self._step = self._make_step()

@@ -44,7 +44,6 @@ class StepTimes:
 
     @property
     def next(self) -> str:
-        """What the next step is to run."""
         return self._turns.next if self.profile_steps else self.first_rewrite
 
     @property
@@ -80,7 +79,6 @@ class StepTimes:
         return counts
 
     def drop(self, which: str) -> None:
-        """Takes a rewrite out that cannot run."""
         self._all.drop(which)
         if self._again is not None and which in self._again.order:
             self._again = None
@@ -94,7 +92,6 @@ class StepTimes:
 
     @property
     def several(self) -> bool:
-        """Whether there is more than one rewritten step left."""
         return len(self._all.order) > 2
 
     @property
@@ -135,7 +132,6 @@ class _Turns:
         return min(self.order, key=lambda way: (len(samples.get(way, ())), runs[way]))
 
     def add(self, which: str, seconds: float, traced: bool, kind: Hashable) -> bool:
-        """Takes note of a step; returns whether it counts."""
         if kind not in self._runs and len(self._runs) >= _MOST_KINDS:
             kind = _OTHER_KINDS
         runs = self._runs.setdefault(kind, Counter())
@@ -149,7 +145,6 @@ class _Turns:
         return counts
 
     def drop(self, which: str) -> None:
-        """It gets no more turns."""
         self.order = tuple(way for way in self.order if way != which)
 
     def done(self, enough: int) -> bool:
@@ -186,7 +181,6 @@ class Comparison:
 
     @classmethod
     def of(cls, seconds: Mapping[str, Sequence[float]]) -> Comparison:
-        """Compares ``StepTimes.seconds``."""
         middle_s = {which: statistics.median(times_s) for which, times_s in seconds.items()}
         best = min((which for which in seconds if which != STOCK), key=middle_s.__getitem__)
         noise_s = max(_spread_s(seconds[STOCK]), _spread_s(seconds[best]))

@@ -74,11 +74,9 @@ class StepController:
 
     @property
     def profiling(self) -> bool:
-        """Whether it has not been decided yet which of the two to keep."""
         return self.choice is None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """One step."""
         if self.options.memory_limit_bytes is not None:
             with self._lock:  # two steps at once would keep the sum of their peaks alive
                 return self._with_limit(args, kwargs)

@@ -82,7 +82,6 @@ class Guard:
         keras_attributes.set_on(owner, name, method)
 
     def _wrapped(self, model: keras.Model) -> dict[str, Callable[..., Any]]:
-        """The methods of the model that are wrapped, by name."""
         wrapped = {"make_test_function": self._making(model.make_test_function)}
         for name in _TOUCHING:
             wrapped[name] = self._guarded_outside_traces(getattr(model, name))
@@ -166,7 +165,6 @@ class Guard:
         return make_guarded
 
     def close(self) -> None:
-        """Takes the wraps off."""
         while self._kept:
             keras_attributes.set_on(*self._kept.pop())
         function = self._model.test_function
@@ -174,7 +172,6 @@ class Guard:
 
 
 def _after(first: Callable[[], None], function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, with a call before it."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

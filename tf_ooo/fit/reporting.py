@@ -52,7 +52,6 @@ def save_timeline(report: Report, folder: Any, prefix: str = "") -> tuple[Path, 
 
 
 def _save_schedule(report: Report, path: Path) -> None:
-    """The simulated timeline, if there is one."""
     if report.timeline is None:
         return
     try:

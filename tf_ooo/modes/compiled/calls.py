@@ -26,7 +26,6 @@ class Parts:
 
     @cached_property
     def forward(self) -> Mapping[int, Sequence[str]]:
-        """The forward ops of each layer."""
         by_layer: dict[int, list[str]] = {}
         for name, layer in forward_layers(self.graph).items():
             by_layer.setdefault(layer, []).append(name)

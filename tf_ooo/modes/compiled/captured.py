@@ -48,7 +48,6 @@ class CompiledModule:
         return self.in_graphs / self.launches if self.launches else None
 
     def text(self) -> str:
-        """One line."""
         parts = []
         if self.launches is not None:
             graphs = "graph" if self.graphs == 1 else "graphs"
@@ -61,7 +60,6 @@ class CompiledModule:
         return "; ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields and the share, as JSON types."""
         return {**asdict(self), "flags": list(self.flags), "share_in_graphs": self.share_in_graphs}
 
 

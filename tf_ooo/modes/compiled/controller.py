@@ -218,5 +218,4 @@ class FitSteps:
         return logs
 
     def experimental_get_tracing_count(self) -> int:
-        """For how many kinds of batches steps were made."""
         return sum(step.experimental_get_tracing_count() for step in (self.step, self.steps))

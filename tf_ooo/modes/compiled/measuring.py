@@ -71,7 +71,6 @@ class _Measuring:
         self._built = 0
 
     def table(self) -> GainTable:
-        """Measures until all pairs are known or the budget is spent."""
         lost_s = launch_s() if self.budget_s else None
         saved_s: dict[Pair, float] = {}
         failed: set[Pair] = set()

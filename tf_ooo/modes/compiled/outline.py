@@ -99,7 +99,6 @@ def call_of(
 
 
 def _function_of(step: FlatStep, region: Region, name: str) -> function_pb2.FunctionDef:
-    """The region as a FunctionDef: its inputs in, its outputs out."""
     given = [step.known(port) for port in region.inputs]
     names = {port: f"input_{number}" for number, port in enumerate(region.inputs)}
     names |= {port: f"constant_{number}" for number, port in enumerate(region.constants)}

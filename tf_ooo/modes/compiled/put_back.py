@@ -118,7 +118,6 @@ class _PutBack:
         return port
 
     def graph_def(self) -> GraphDef:
-        """The step without calls and barriers."""
         graph_def = GraphDef(versions=self._whole.versions)
         graph_def.library.CopyFrom(self._whole.library)
         kept = [f for f in self._whole.library.function if f.signature.name not in self._called]

@@ -96,7 +96,6 @@ class FlatStep:
         return {name for name in names if self.nodes[name].op in CONTRACTIONS}
 
     def data_inputs(self, name: str) -> list[Port]:
-        """The tensors that a node reads."""
         return [port for port in map(split_input, self.nodes[name].input) if port[1] >= 0]
 
     def readers_of(self, port: Port) -> list[str]:
@@ -104,7 +103,6 @@ class FlatStep:
         return [reader for reader, number in self.readers[port[0]] if number == port[1]]
 
     def touched(self, name: str) -> list[Port]:
-        """The tensors that a node reads and makes."""
         return [*self.data_inputs(name), *((name, port) for port in range(len(self.outputs.get(name, ()))))]
 
     def behind(self, names: Iterable[str]) -> set[str]:

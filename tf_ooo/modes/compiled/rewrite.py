@@ -153,7 +153,6 @@ def _checked(graph_def: GraphDef, passes: Sequence[Pass], dump_dir: Path | None 
 def _regions_by_layer(
     step: FlatStep, graph: TrainingGraph, tasks: TaskOps
 ) -> tuple[dict[int, list[Region]], dict[str, str]]:
-    """The regions of each layer that has any, and for the others the reason."""
     regions: dict[int, list[Region]] = {}
     left: dict[str, str] = {}
     for layer in graph.layers:

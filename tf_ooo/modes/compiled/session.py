@@ -78,7 +78,6 @@ class StreamSession(StepSession):
         return next(iter(self._results.values()), None)
 
     def measured(self, gains: GainTable) -> None:
-        """Takes note of a table of gains that was measured for a plan."""
         self.gains = gains
         self.said += [note for note in gains.notes if note not in self.said]
 
@@ -124,7 +123,6 @@ class StreamSession(StepSession):
         return outputs
 
     def ran(self, choice: str | None) -> None:
-        """What XLA made of the steps, for the report."""
         report, modules = self._report, self.modules
         report.compiled = {
             name: CompiledRow(**module.to_dict(), text=module.text()) for name, module in modules.items()

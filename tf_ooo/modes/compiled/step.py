@@ -53,7 +53,6 @@ class StreamStep:
         self._made: dict[Any, CompiledStep | None] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """One step."""
         compiled = self.compiled(args, kwargs)
         if compiled is None:
             return self.stock(*args, **kwargs)
@@ -162,7 +161,6 @@ class CompiledStep:
         return run
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One step."""
         outputs = self._run(*self.inputs.tensors_of((args, kwargs)))
         self.has_run = True
         return self._trace.unpack(outputs)

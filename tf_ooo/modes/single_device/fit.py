@@ -46,7 +46,6 @@ class SingleDeviceMode:
         self._make_controller = make_controller
 
     def join(self) -> Engine:
-        """This process trains alone."""
         return SingleEngine()
 
     def check(self, model: keras.Model, steps: int | None) -> None:
@@ -62,7 +61,6 @@ class SingleDeviceMode:
             raise GraphError(reason)
 
     def prepare(self, model: keras.Model, steps: int | None) -> Training:
-        """With the controller of the fit before, where it was of this model's step."""
         controller = self._known(model)
         if controller is None:
             stock = train_function.train_function_of(model)
@@ -72,7 +70,6 @@ class SingleDeviceMode:
         return Training(controller.__call__, replaced=replaced, ended=ended)
 
     def describe(self) -> Report:
-        """The controller fills it in."""
         return self._report
 
     def _known(self, model: keras.Model) -> StepController | None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, overload
 
+from grappler_passes.compat import releases
 from tf_ooo.compat import tf_functions, train_function
 from tf_ooo.errors import GraphError, OOOError, OptionsError
 from tf_ooo.fit.reporting import fall_back, save_timeline
@@ -14,6 +15,8 @@ from tf_ooo.modes.by_name import Options, options_for_steps
 from tf_ooo.modes.table import SingleDevice, function_controller
 from tf_ooo.report.environment import environment
 from tf_ooo.report.report import Report
+
+releases.say_at_import()  # modes, which would say it, load on first use
 
 
 class OOOFunction:

@@ -17,12 +17,13 @@ from tf_ooo.rewriting.lowering import TaskOps
 
 @dataclass(frozen=True)
 class Parts:
-    """One step of the graph, classified; ``regions`` are those of each layer that has any."""
+    """One step of the graph, classified; ``stays`` says by layer why its dW has no regions."""
 
     number: int
     graph: TrainingGraph
     tasks: TaskOps
     regions: Mapping[int, list[Region]]
+    stays: Mapping[str, str]
 
     @cached_property
     def forward(self) -> Mapping[int, Sequence[str]]:

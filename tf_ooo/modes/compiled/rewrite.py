@@ -32,7 +32,7 @@ from tf_ooo.modes.compiled.put_back import VerifyStreamsPass
 from tf_ooo.modes.compiled.regions import FlatStep, GraphDef, Port, Region, find_regions
 from tf_ooo.modes.compiled.updates import DeadEndsPass, SingleAssignmentPass, with_updates
 from tf_ooo.planning.model.schedule import Schedule, Task
-from tf_ooo.rewriting.lowering import TaskOps, task_ops
+from tf_ooo.rewriting.lowering import task_ops
 from tf_ooo.rewriting.result import RewriteResult
 
 Plan = Callable[[StepToPlan], Schedule]
@@ -88,45 +88,35 @@ def rewrite_step(
     started = time.perf_counter()
     step, lowered = _prepared(graph_def, fetches, side_updates, dump_dir)
     graphs = split_steps(lowered) or [lowered]
-    steps: list[Parts] = []
-    left: dict[str, str] = {}
-    for number, single_step in enumerate(graphs):
-        graph = classify_graph_def(single_step, _nodes_of(fetches))
-        tasks = task_ops(graph)
-        regions, left = _regions_by_layer(step, graph, tasks)
-        if side_updates:
-            regions = {i: [with_updates(step, graph, r) for r in own] for i, own in regions.items()}
-        if not regions:
-            reasons = "; ".join(list(dict.fromkeys(left.values()))[:3])
-            reasons = reasons or "there is no layer with a weight gradient"
-            raise GraphError(f"no weight gradient can run on a stream of its own: {reasons}")
-        steps.append(Parts(number, graph, tasks, regions))
+    steps = [_parts(step, number, graph, fetches, side_updates) for number, graph in enumerate(graphs)]
     names = [[sorted(layer.variables) for layer in parts.graph.layers] for parts in steps]
     if any(own != names[0] for own in names):
         raise GraphError("the steps of the unrolled graph do not have the same layers")
     schedule = plan(StepToPlan(step, steps[0], graphs[0]))
     calls, added, passes, ports = _passes_for(step, steps, schedule, store)
     rewritten = PassPipeline(passes, dump_dir)(step.graph_def).graph_def
-    barriers, streams = len(added), len({call.stream for call in calls})
-    notes = [f"{len(calls)} calls on {streams} side streams, {barriers} barriers"]
-    notes += [f"{layer}: dW stays on the main stream: {reason}" for layer, reason in left.items()]
-    result = RewriteResult(
-        training_graph=steps[-1].graph,
-        schedule=schedule,
-        graph_def=rewritten,
-        moved_ops=sum(len(call.region.ops) for call in calls),
-        added_edges=barriers,
-        plan_seconds=time.perf_counter() - started,
-        mixed=steps[-1].graph.mixed,
-        notes=tuple(notes),
-    )
     return StepGraph(
         graph_def=rewritten,
         fetches=tuple("{}:{}".format(*ports[port]) for port in step.fetches),
         calls=tuple(calls),
         variant=f"{store}, updates aside" if side_updates else store,
-        result=result,
+        result=RewriteResult(
+            training_graph=steps[-1].graph,
+            schedule=schedule,
+            graph_def=rewritten,
+            moved_ops=sum(len(call.region.ops) for call in calls),
+            added_edges=len(added),
+            plan_seconds=time.perf_counter() - started,
+            mixed=steps[-1].graph.mixed,
+            notes=_notes(steps[-1], calls, len(added)),
+        ),
     )
+
+
+def _notes(parts: Parts, calls: Sequence[Call], barriers: int) -> tuple[str, ...]:
+    streams = len({call.stream for call in calls})
+    stays = (f"{layer}: dW stays on the main stream: {reason}" for layer, reason in parts.stays.items())
+    return f"{len(calls)} calls on {streams} side streams, {barriers} barriers", *stays
 
 
 def _nodes_of(fetches: Sequence[str]) -> list[str]:
@@ -150,19 +140,25 @@ def _checked(graph_def: GraphDef, passes: Sequence[Pass], dump_dir: Path | None 
     return PassPipeline([*passes, check], dump_dir)(graph_def).graph_def
 
 
-def _regions_by_layer(
-    step: FlatStep, graph: TrainingGraph, tasks: TaskOps
-) -> tuple[dict[int, list[Region]], dict[str, str]]:
+def _parts(
+    step: FlatStep, number: int, graph_def: GraphDef, fetches: Sequence[str], side_updates: bool
+) -> Parts:
+    graph = classify_graph_def(graph_def, _nodes_of(fetches))
+    tasks = task_ops(graph)
     regions: dict[int, list[Region]] = {}
-    left: dict[str, str] = {}
+    stays: dict[str, str] = {}
     for layer in graph.layers:
         names = tasks.ops.get(Task("dW", layer.index), ())
         of_layer = find_regions(step, graph, names) if names else "it has no dW of its own"
         if isinstance(of_layer, str):
-            left[layer.name] = of_layer
+            stays[layer.name] = of_layer
         else:
-            regions[layer.index] = of_layer
-    return regions, left
+            regions[layer.index] = [with_updates(step, graph, r) if side_updates else r for r in of_layer]
+    if not regions:
+        reasons = "; ".join(list(dict.fromkeys(stays.values()))[:3])
+        reasons = reasons or "there is no layer with a weight gradient"
+        raise GraphError(f"no weight gradient can run on a stream of its own: {reasons}")
+    return Parts(number, graph, tasks, regions, stays)
 
 
 def _passes_for(

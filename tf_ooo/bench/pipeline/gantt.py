@@ -7,11 +7,12 @@ import itertools
 import re
 import statistics
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from tf_ooo.bench.shared.spans import Span, busy_spans, length_s, span_of
 from tf_ooo.compat.tf_profiler import TracedEvent, trace_workers
 from tf_ooo.costs.layer_costs import SECONDS, LayerCosts
 from tf_ooo.planning.model.schedule import Schedule, TaskList
@@ -50,29 +51,24 @@ def task_times(events: Events, tasks: Mapping[str, Task]) -> dict[Task, Ran]:
 
     Ops at a task's ends that take next to nothing do not count: what waits for no message runs early.
     """
-    spans: dict[Task, list[tuple[float, float]]] = {}
+    spans: dict[Task, list[Span]] = {}
     for event in itertools.chain.from_iterable(events.values()):
         task = _task_of(event, tasks)
         if task is not None:
-            spans.setdefault(task, []).append(_span(event))
+            spans.setdefault(task, []).append(span_of(event))
     return {task: _extent(sorted(ran)) for task, ran in spans.items()}
 
 
-def _extent(spans: Sequence[tuple[float, float]]) -> Ran:
+def _extent(spans: Sequence[Span]) -> Ran:
     """First begin and last end, less what is in front of and behind all but a small share of the time."""
-    ops_s = sum(end_s - begin_s for begin_s, end_s in spans)
-    least_s = _NEGLIGIBLE * ops_s
+    ops_s = length_s(spans)
 
-    def small(ordered: Sequence[tuple[float, float]]) -> int:
+    def small(ordered: Sequence[Span]) -> int:
         before_s = itertools.accumulate(end_s - begin_s for begin_s, end_s in ordered)
-        return sum(seconds < least_s for seconds in before_s)
+        return sum(seconds < _NEGLIGIBLE * ops_s for seconds in before_s)
 
     by_end = sorted(spans, key=lambda span: -span[1])
     return Ran(spans[small(spans)][0], by_end[small(by_end)][1], ops_s)
-
-
-def _span(event: TracedEvent) -> tuple[float, float]:
-    return event.begin_s, event.begin_s + event.duration_s
 
 
 def _task_of(event: TracedEvent, tasks: Mapping[str, Task]) -> Task | None:
@@ -106,10 +102,7 @@ def measured_timeline(
 
     Updates, which run beside other tasks whenever their gradients are there, get a lane of their own.
     Where a schedule computes a dO and the dW that follows together, their ops alternate: one is drawn
-    behind the other, in the time of both.
-
-    Args:
-        busy_s: of each device, from :func:`busy_seconds`; empty: whenever a task ran.
+    behind the other, in the time of both.  ``busy_s``: of each device; empty: whenever a task ran.
     """
     first_s = min((ran.begin_s for ran in times.values()), default=0.0)
     ran = dataclasses.replace(schedule, lanes=_updates_apart(schedule), predicted_step_s=None)
@@ -127,7 +120,7 @@ def measured_timeline(
     return Timeline(ran, np.array([starts]), np.array([ends]), measured_busy_s=tuple(busy_s))
 
 
-def _one_behind_the_other(times: Mapping[Task, Ran], first_s: float) -> dict[Task, tuple[float, float]]:
+def _one_behind_the_other(times: Mapping[Task, Ran], first_s: float) -> dict[Task, Span]:
     """Spans of the dO and dW of each stage: the time of both, divided by what their ops took."""
     spans = {}
     for task, output_grad in times.items():
@@ -158,13 +151,6 @@ def busy_seconds(events: Events, tasks: Mapping[str, Task], addresses: Sequence[
     Between two ops of one task a worker may be idle too, where it waits for a message.
     """
     of_workers = (events.get(address, ()) for address in addresses)
-    return [_busy_s(_span(event) for event in ran if _task_of(event, tasks)) for ran in of_workers]
-
-
-def _busy_s(spans: Iterable[tuple[float, float]]) -> float:
-    """Seconds in which at least one of the spans lies."""
-    busy_s, reached_s = 0.0, 0.0
-    for begin_s, end_s in sorted(spans):
-        busy_s += max(0.0, end_s - max(begin_s, reached_s))
-        reached_s = max(reached_s, end_s)
-    return busy_s
+    return [
+        length_s(busy_spans(span_of(event) for event in ran if _task_of(event, tasks))) for ran in of_workers
+    ]

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean as mean
 
 import click
 
-from tf_ooo.bench.planner.layerpipe_layers import BATCH, WORKLOADS, PaperNetwork
+from tf_ooo.bench.planner.layerpipe_layers import BATCH, WORKLOADS
 from tf_ooo.bench.planner.published import predicted, show
 from tf_ooo.bench.shared.options import FILE, json_option, quick_option
 from tf_ooo.bench.shared.rows import Row, write_rows
@@ -46,15 +47,14 @@ def rows(names: Sequence[str], processors: Sequence[int] = PROCESSORS) -> Iterat
     for name in names:
         workload = WORKLOADS[name]
         layers = workload.layers()
-        runs = {count: _run(layers, count, 0) for count in (1, *processors)}
+        options = {"slack_percent": 0}
+        # LayerPipe's period, and bytes for one micro-batch.
+        runs = {
+            count: measured(layerpipe.make(Problem(layers, count, MICROBATCHES, options=options)), layers)
+            for count in (1, *processors)
+        }
         for count in processors:
-            yield _row(name, workload, layers, count, runs)
-
-
-def _run(layers: tuple[LayerCosts, ...], count: int, slack_percent: int) -> tuple[float, float]:
-    """LayerPipe's period, and bytes for one micro-batch."""
-    problem = Problem(layers, count, MICROBATCHES, options={"slack_percent": slack_percent})
-    return measured(layerpipe.make(problem), layers)
+            yield _row(name, workload.unit, layers, count, runs)
 
 
 def measured(schedule: Schedule, layers: Sequence[LayerCosts]) -> tuple[float, float]:
@@ -65,21 +65,18 @@ def measured(schedule: Schedule, layers: Sequence[LayerCosts]) -> tuple[float, f
 
 
 def _row(
-    name: str,
-    workload: PaperNetwork,
-    layers: tuple[LayerCosts, ...],
-    count: int,
-    runs: Mapping[int, tuple[float, float]],
+    name: str, unit: str, layers: tuple[LayerCosts, ...], count: int, runs: Mapping[int, tuple[float, float]]
 ) -> Row:
     stages = min(count, len(layers))
     whole = Problem(layers, stages, MICROBATCHES)
-    base_s, base_bytes = measured(pipedream.make(whole), layers)
+    pipedreams = pipedream.make(whole)
+    base_s, base_bytes = measured(pipedreams, layers)
     two_versions = simulate(pipedream_2bw.make(whole), layers)
     period_s, sent_bytes = runs[count]
     fewest, fewest_bytes = _same_speed(layers, runs, base_s, (base_bytes, stages))
     return {
         "workload": name,
-        "unit": workload.unit,
+        "unit": unit,
         "mode": "layerpipe",
         "schedule": "layerpipe",
         "baseline": "pipedream",
@@ -88,9 +85,8 @@ def _row(
         **predicted(period_s, base_s),
         "pipedream_2bw_step_s": two_versions.steady_step_s,
         "pipedream_2bw_peak_bytes": max(two_versions.peak_bytes),
-        "baseline_peak_bytes": max(simulate(pipedream.make(whole), layers).peak_bytes),
-        "bound_s": sum(layer.forward_s + layer.output_grad_s + layer.weight_grad_s for layer in layers)
-        / count,
+        "baseline_peak_bytes": max(simulate(pipedreams, layers).peak_bytes),
+        "bound_s": sum(layer.busy_s for layer in layers) / count,
         "sent_bytes": sent_bytes,
         "baseline_sent_bytes": base_bytes,
         "same_speed_devices": fewest,
@@ -128,14 +124,13 @@ def _same_speed(
 
 def replicated_bytes(layers: Sequence[LayerCosts], count: int, period_s: float) -> float:
     """Fewest bytes for a micro-batch with which PipeDream with replicated stages keeps a period."""
-    work = [layer.forward_s + layer.output_grad_s + layer.weight_grad_s for layer in layers]
     none = float("inf")
     # fewest[i][q]: the first i layers on q processors.
     fewest = [[0.0] + [none] * count] + [[none] * (count + 1) for _ in layers]
     for last in range(1, len(layers) + 1):
         total_s = weights = 0.0
         for first in range(last - 1, -1, -1):
-            total_s += work[first]
+            total_s += layers[first].busy_s
             weights += layers[first].weight_bytes
             cut = 2 * layers[first - 1].output_bytes if first else 0.0
             for replicas in range(1, count + 1):
@@ -154,12 +149,13 @@ def summary(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
         mine = [row for row in rows if row["workload"] == name]
         near = [row for row in mine if 7 <= row["devices"] <= 9] or mine
         out[name] = {
-            "average": sum(row["predicted_speedup"] for row in mine) / len(mine),
+            "average": mean(row["predicted_speedup"] for row in mine),
             "best_7_to_9": max(row["predicted_speedup"] for row in near),
             "bound_7_to_9": max(row["predicted_baseline_step_s"] / row["bound_s"] for row in near),
-            "bytes": sum(row["sent_bytes"] / row["baseline_sent_bytes"] for row in mine) / len(mine),
-            "bytes_same_speed": sum(row["same_speed_sent_bytes"] / row["baseline_sent_bytes"] for row in mine)
-            / len(mine),
+            "bytes": mean(row["sent_bytes"] / row["baseline_sent_bytes"] for row in mine),
+            "bytes_same_speed": mean(
+                row["same_speed_sent_bytes"] / row["baseline_sent_bytes"] for row in mine
+            ),
         }
     return out
 

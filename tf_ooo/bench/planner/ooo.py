@@ -8,6 +8,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from tf_ooo.bench.planner import published
 from tf_ooo.bench.planner.published import Inputs, predicted
@@ -52,48 +54,45 @@ def rows(inputs: Inputs, quick: bool = False) -> Iterator[Row]:
             yield {**row, "published_low": low, "published_high": high}
 
 
+def _step_s(layers: Sequence[LayerCosts], schedule: str, **options: Any) -> float:
+    return plan(layers=layers, schedule=schedule, **options).predicted_step_s or 0.0
+
+
 def _data_parallel(inputs: Inputs, quick: bool) -> Iterator[Row]:
     given = inputs["data_parallel"]
     for work in given["workloads"][: 1 if quick else None]:
         layers = model_costs(work["model"], the_device(inputs), batch=work["batch"])
-        for workers, rate in itertools.product(map(int, work["k"]), given["bytes_per_s"]):
+        pairs = itertools.product(map(int, work["k"]), given["bytes_per_s"])
+        for workers, rate in itertools.islice(pairs, 1 if quick else None):
             link = Link(given["hop_latency_s"] / (workers - 1), rate)
-            k = min(work["k"][str(workers)], len(layers))
-            yield from _data_parallel_rows(work, layers, workers, link, k)
-            if quick:
-                return
+            yield from _data_parallel_rows(work, layers, workers, link)
 
 
 def _data_parallel_rows(
-    work: Inputs, layers: Sequence[LayerCosts], workers: int, link: Link, k: int
+    work: Inputs, layers: Sequence[LayerCosts], workers: int, link: Link
 ) -> Iterator[Row]:
-    def step_s(name: str, **options: int) -> float:
-        schedule = plan(
-            None, None, name, layers=layers, devices=workers, link=link, mode="data_parallel", **options
-        )
-        return float(schedule.predicted_step_s or 0)
-
+    k = min(work["k"][str(workers)], len(layers))
+    step_s = partial(_step_s, layers, mode="data_parallel", devices=workers, link=link)
     baselines = {"in_order": step_s("in_order"), "in_order, no barrier": step_s("in_order", barrier=False)}
-    compute_s = sum(c.forward_s + c.output_grad_s + c.weight_grad_s for c in layers)
-    communication_s = sum(link.allreduce_s(c.weight_bytes, workers) for c in layers)
+    compute_s = sum(layer.busy_s for layer in layers)
+    communication_s = sum(link.allreduce_s(layer.weight_bytes, workers) for layer in layers)
     seconds = {
         f"reverse_first_k k={k}": step_s("reverse_first_k", k=k),
         "reverse_first_k": step_s("reverse_first_k"),
         "search": step_s("search"),
     }
-    for schedule, schedule_s in seconds.items():
-        for baseline, baseline_s in baselines.items():
-            head = {
-                "workload": f"{work['model']} b{work['batch']}",
-                "mode": "data_parallel",
-                "schedule": schedule,
-                "baseline": baseline,
-                "devices": workers,
-                "bandwidth_bit_s": link.bytes_per_s * 8,
-                "bound_s": max(compute_s, communication_s),
-                "communication_to_compute": communication_s / compute_s,
-            }
-            yield head | predicted(schedule_s, baseline_s)
+    for schedule, baseline in itertools.product(seconds, baselines):
+        yield {
+            "workload": f"{work['model']} b{work['batch']}",
+            "mode": "data_parallel",
+            "schedule": schedule,
+            "baseline": baseline,
+            "devices": workers,
+            "bandwidth_bit_s": link.bytes_per_s * 8,
+            "bound_s": max(compute_s, communication_s),
+            "communication_to_compute": communication_s / compute_s,
+            **predicted(seconds[schedule], baselines[baseline]),
+        }
 
 
 def _single_device(inputs: Inputs, quick: bool) -> Iterator[Row]:
@@ -102,50 +101,41 @@ def _single_device(inputs: Inputs, quick: bool) -> Iterator[Row]:
     for work in inputs["single_device"][: 1 if quick else None]:
         options = {key: value for key, value in work.items() if key != "model"}
         stock, layers = (model_costs(work["model"], on, **options) for on in (model, hidden))
-        seconds = plan(layers=layers, schedule="multi_stream").predicted_step_s or 0.0
+        seconds = _step_s(layers, "multi_stream")
         for baseline, costs in (("in_order", layers), ("in_order, launches not hidden", stock)):
-            head = {
+            yield {
                 "workload": " ".join([work["model"], *(f"{key}={value}" for key, value in options.items())]),
                 "mode": "single_device",
                 "schedule": "multi_stream",
                 "baseline": baseline,
                 "devices": 1,
                 "bound_s": sum(layer.forward_s + layer.output_grad_s for layer in layers),
+                **predicted(seconds, _step_s(costs, "in_order")),
             }
-            baseline_s = plan(layers=costs, schedule="in_order").predicted_step_s or 0.0
-            yield head | predicted(seconds, baseline_s)
 
 
 def _pipeline(inputs: Inputs, quick: bool) -> Iterator[Row]:
     given = inputs["pipeline"]
-    for work, name, rate in itertools.product(given["workloads"], given["devices"], given["bytes_per_s"]):
+    configurations = itertools.product(given["workloads"], given["devices"], given["bytes_per_s"])
+    for work, name, rate in itertools.islice(configurations, 1 if quick else None):
         sizes = {key: work[key] for key in ("layers", "hidden", "heads")}
-        on = the_device(inputs, name)
+        on, link = the_device(inputs, name), Link(given["latency_s"], rate)
         costs = model_costs("transformer", on, seq=given["seq"], microbatch=given["microbatch"], **sizes)
-        yield from _pipeline_rows(work, costs, Link(given["latency_s"], rate), name)
-        if quick:
-            return
-
-
-def _pipeline_rows(work: Inputs, costs: Sequence[LayerCosts], link: Link, name: str) -> Iterator[Row]:
-    run = {"devices": work["devices"], "microbatches": work["microbatches"]}
-    schedules = {
-        policy: plan(layers=costs, schedule=policy, link=link, mode="pipeline", **run)
-        for policy in ("gpipe", "fast_forward", "modulo")
-    }
-    baseline_s = schedules.pop("gpipe").predicted_step_s or 0.0
-    for policy, schedule in schedules.items():
-        head = {
-            "workload": f"bert-{work['layers']}",
-            "device": name,
-            "mode": "pipeline",
-            "schedule": policy,
-            "baseline": "gpipe",
-            **run,
-            "bandwidth_bit_s": link.bytes_per_s * 8,
-            "peak_bytes": schedule.predicted_peak_bytes,
-        }
-        yield head | predicted(schedule.predicted_step_s or 0.0, baseline_s)
+        run = {"devices": work["devices"], "microbatches": work["microbatches"]}
+        baseline_s = _step_s(costs, "gpipe", link=link, mode="pipeline", **run)
+        for policy in ("fast_forward", "modulo"):
+            schedule = plan(layers=costs, schedule=policy, link=link, mode="pipeline", **run)
+            yield {
+                "workload": f"bert-{work['layers']}",
+                "device": name,
+                "mode": "pipeline",
+                "schedule": policy,
+                "baseline": "gpipe",
+                **run,
+                "bandwidth_bit_s": link.bytes_per_s * 8,
+                "peak_bytes": schedule.predicted_peak_bytes,
+                **predicted(schedule.predicted_step_s or 0.0, baseline_s),
+            }
 
 
 def table(rows: Sequence[Row]) -> str:

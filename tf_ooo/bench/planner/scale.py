@@ -9,6 +9,7 @@ import json
 import math
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import time
@@ -34,11 +35,9 @@ def measure(devices: int, microbatches: int, layers: int) -> Row:
     """Plans and simulates zb_h1 in this process, on one core."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    layer = LayerCosts(
-        FORWARD_S, OUTPUT_GRAD_S, WEIGHT_GRAD_S, activation_bytes=1 << 20, output_bytes=1 << 16
-    )
-    costs = [layer] * layers
-    problem = Problem(tuple(costs), devices, microbatches)
+    took_s = (FORWARD_S, OUTPUT_GRAD_S, WEIGHT_GRAD_S)
+    costs = (LayerCosts(*took_s, activation_bytes=1 << 20, output_bytes=1 << 16),) * layers
+    problem = Problem(costs, devices, microbatches)
     began_s = time.perf_counter()
     # What plan() does above two million tasks; below, it would simulate too, and the curve would bend.
     schedule = POLICIES["zb_h1"].make(problem)
@@ -83,14 +82,9 @@ def measure_apart(size: Sequence[int]) -> Row:
 
 def exponent(rows: Sequence[Row]) -> float:
     """The power of (devices x micro-batches) with which seconds grow, least squares; 1 is linear."""
-    points = [
-        (math.log(row["devices"] * row["microbatches"]), math.log(row["plan_s"] + row["simulate_s"]))
-        for row in rows
-    ]
-    mean_x, mean_y = (sum(values) / len(points) for values in zip(*points, strict=True))
-    above: float = sum((x - mean_x) * (y - mean_y) for x, y in points)
-    below: float = sum((x - mean_x) ** 2 for x, _ in points)
-    return above / below
+    size = [math.log(row["devices"] * row["microbatches"]) for row in rows]
+    seconds = [math.log(row["plan_s"] + row["simulate_s"]) for row in rows]
+    return statistics.linear_regression(size, seconds).slope
 
 
 def save_png(rows: Sequence[Row], path: Path) -> None:

@@ -31,14 +31,10 @@ class Case:
 
 @dataclass(frozen=True)
 class OurWay:
-    """How dW are moved to side streams.
+    """How dW are moved to side streams, by a plan of :mod:`tf_ooo.modes.compiled.plans`.
 
-    Attributes:
-        plan: of :mod:`tf_ooo.modes.compiled.plans`.
-        streams: side streams.
-        store: which activations stay stored, see :func:`tf_ooo.modes.compiled.rewrite.rewrite_step`.
-        updates_aside: updates run on the side streams too.
-        measured: which dW gain is measured, not calculated.
+    ``measured``: which of them gain is measured, not calculated.  ``store``: which activations are, as in
+    :func:`tf_ooo.modes.compiled.rewrite.rewrite_step`.
     """
 
     plan: Literal["every_layer", "joint"]

@@ -1,9 +1,4 @@
-"""Everything to find out on a GPU machine, in three commands of at most ten minutes.
-
-``tf-ooo bench gpu-day --out DIR --command 1`` (then 2, 3).  Each part is a process with a limit of its own;
-one that fails is noted and the next runs.  DIR has few files, written after each part, so a command may be
-stopped at any time: ``rows_N.json``, ``overlap_N.json``, ``parts_N.json``, ``log_N.txt``.
-"""
+"""``tf-ooo bench gpu-day``: everything to find out on a GPU machine, in three commands."""
 
 from __future__ import annotations
 
@@ -43,14 +38,14 @@ class Part:
 
 
 def _bench(network: str, batch: int, limit_s: float, *more: str) -> Part:
-    name = " ".join((network, f"batch {batch}", *(text for text in more if text != "--data"))).strip()
+    name = " ".join((network, f"batch {batch}", *(text for text in more if text != "--data")))
     what = (*_SINGLE, "--networks", network, "--batches", str(batch))
     return Part(name, (*what, "--make-s", f"{limit_s * 0.6:.0f}", *more), limit_s)
 
 
-def _overlap(network: str, batch: int) -> Part:
-    what = (*_OVERLAP, "--network", network, "--batch", str(batch))
-    return Part(f"overlap {network}", what, 85, "overlap")
+def _overlap(network: str, batch: int, limit_s: float, *more: str) -> Part:
+    what = (*_OVERLAP, "--network", network, "--batch", str(batch), *more)
+    return Part(f"overlap {network}", what, limit_s, "overlap")
 
 
 def parts(command: int) -> list[Part]:
@@ -59,7 +54,7 @@ def parts(command: int) -> list[Part]:
     rest = [name for name in NETWORKS if name not in SMALL and name not in first]
     if command == 1:
         targets = [_bench(network, batch, 200, "--all-ways") for network, batch in BEST]
-        return [*targets, *(_overlap(*best) for best in BEST)]
+        return [*targets, *(_overlap(*best, 85) for best in BEST)]
     if command == 2:
         network, batch = BEST[0]
         return [
@@ -80,17 +75,13 @@ def dry(command: int) -> list[Part]:
     """The same kinds of parts, as small as they can be."""
     small = (*_SINGLE, "--batches", "2", "--rounds", "1", "--steps", "1", "--networks")
     if command == 1:
-        overlap = (*_OVERLAP, "--network", "lstm-small", "--batch", "2", "--steps", "1")
-        return [
-            Part("lstm-small", (*small, "lstm-small", "--all-ways"), 600),
-            Part("overlap lstm-small", overlap, 200, "overlap"),
-        ]
+        ways = Part("lstm-small", (*small, "lstm-small", "--all-ways"), 600)
+        return [ways, _overlap("lstm-small", 2, 200, "--steps", "1")]
     if command == 2:
         tests = ("-m", "pytest", "-q", *_FILES, "-k", "(TestMemoryLimit and runs) or TestMeasured")
         real = (*small, "densenet-small", "--quick", "--data", "real", "--size", "9")
-        fits = (*small, "lstm-small", "--ways", "xla", "fit", "auto")
         return [
-            Part("lstm-small fit", fits, 400),
+            Part("lstm-small fit", (*small, "lstm-small", "--ways", "xla", "fit", "auto"), 400),
             Part("tests", tests, 200, ""),
             Part("densenet-small real", real, 400),
         ]
@@ -108,14 +99,13 @@ def run(out: Path, command: int, todo: Sequence[Part], budget_s: float) -> list[
             left_s = end_s - time.monotonic()
             if left_s < 30:
                 done.append({"part": part.name, "result": "not run: the time is spent"})
-                continue
-            print(f"===== {part.name}", file=log, flush=True)
-            done.append(_run(part, min(part.limit_s, left_s), rows, log))
-            click.echo(f"{part.name}: {done[-1]['result']}")
+            else:
+                print(f"===== {part.name}", file=log, flush=True)
+                done.append(_run(part, min(part.limit_s, left_s), rows, log))
+                click.echo(f"{part.name}: {done[-1]['result']}")
             for name, of_parts in rows.items():
                 write_rows(out / f"{name}_{command}.json", of_parts)
             write_rows(out / f"parts_{command}.json", done)
-    write_rows(out / f"parts_{command}.json", done)
     return done
 
 

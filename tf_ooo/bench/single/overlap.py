@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import click
 
 from tf_ooo.bench.shared.options import SeveralValues, json_option, several
 from tf_ooo.bench.shared.rows import Row, write_rows
+from tf_ooo.bench.shared.spans import Span, busy_spans, length_s, span_of
 from tf_ooo.bench.single.cases import OURS, STOCK, Case
 from tf_ooo.bench.single.networks import NETWORKS
 
@@ -19,41 +21,24 @@ if TYPE_CHECKING:
 
 
 def overlap_of(events: Sequence[TracedEvent]) -> Row:
-    """Busy seconds of each GPU stream, and seconds in which two or more are busy at once.
-
-    ``events`` are of GPU planes; a line is a stream.
-    """
-    streams: dict[str, list[tuple[float, float]]] = {}
+    """Busy seconds of each GPU stream, which is a line of a GPU's plane, and those of two or more at once."""
+    streams: dict[str, list[Span]] = {}
     for event in events:
         if event.plane.startswith("/device:GPU") and event.line.startswith("Stream"):
-            streams.setdefault(event.line, []).append((event.begin_s, event.begin_s + event.duration_s))
-    merged = {line: _merged(spans) for line, spans in streams.items()}
-    edges = sorted(
-        [(begin, 1) for spans in merged.values() for begin, _ in spans]
-        + [(end, -1) for spans in merged.values() for _, end in spans]
-    )
-    busy_s = beside_s = 0.0
-    running, since = 0, 0.0
-    for moment, change in edges:
-        busy_s += (moment - since) * (running >= 1)
-        beside_s += (moment - since) * (running >= 2)
-        running, since = running + change, moment
+            streams.setdefault(event.line, []).append(span_of(event))
+    busy = {line: busy_spans(spans) for line, spans in streams.items()}
+    beside_s, running, since_s = 0.0, 0, 0.0
+    for moment_s, change in sorted(
+        edge for spans in busy.values() for begin_s, end_s in spans for edge in ((begin_s, 1), (end_s, -1))
+    ):
+        beside_s += (moment_s - since_s) * (running >= 2)
+        running, since_s = running + change, moment_s
     return {
-        "streams_s": {line: sum(end - begin for begin, end in spans) for line, spans in merged.items()},
+        "streams_s": {line: length_s(spans) for line, spans in busy.items()},
         "kernels": {line: len(spans) for line, spans in streams.items()},
-        "busy_s": busy_s,
+        "busy_s": length_s(busy_spans(itertools.chain.from_iterable(busy.values()))),
         "overlapped_s": beside_s,
     }
-
-
-def _merged(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    merged: list[tuple[float, float]] = []
-    for begin, end in sorted(spans):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((begin, end))
-    return merged
 
 
 def profiled(case: Case, ways: Sequence[str], steps: int) -> list[Row]:

@@ -8,16 +8,16 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+import tf_ooo
 from tf_ooo.bench.shared.processes import answer, requests, serve
 from tf_ooo.bench.single.cases import FITS, OURS, STOCK, WITHOUT_XLA, AskedWays, Case, OurWay
-from tf_ooo.bench.single.fit import TimedFit
-from tf_ooo.bench.single.inputs import batches
+from tf_ooo.bench.single.inputs import batches, dataset
 from tf_ooo.bench.single.networks import CLASSES, build
 from tf_ooo.modes.compiled import plans
 from tf_ooo.modes.compiled.captured import CompiledModule, watched
@@ -31,6 +31,7 @@ from tf_ooo.modes.single_device.options import SingleDevice
 
 Step = Callable[[], Any]
 MEASURE_S = 60.0
+_STEPS_UNTIL_DECIDED, _MOST_FITS = 10, 20
 
 
 def main(case: Case, ways: AskedWays) -> None:
@@ -74,20 +75,20 @@ def versions() -> dict[str, str]:
 
 
 class TimedSteps:
-    """The ways of a case that can be made, each with one step that has run.
-
-    Attributes:
-        steps: by name.
-        said: what there is to say of each, also of those that cannot be made.
-        modules: what XLA made of some.
-    """
+    """The ways of a case that can be made, each with one step that has run."""
 
     def __init__(self, case: Case) -> None:
         self.steps: dict[str, Step | TimedFit] = {}
+        # Also of those that cannot be made.
         self.said: dict[str, str] = {}
+        # What XLA made of some.
         self.modules: dict[str, CompiledModule] = {}
         self._case = case
-        self._model, self._batches = _model(case)
+        self._model = model = _model(case)
+        model.optimizer.build(model.trainable_variables)
+        self._batches = batches(model.input_shape[1:], case.batch, CLASSES, case.data)
+        x, y = next(self._batches)
+        model.compute_loss(y=y, y_pred=model(x))  # makes all its variables
         self._end_s = time.monotonic() + (case.make_s or math.inf)
 
     def make(self, name: str) -> None:
@@ -145,17 +146,55 @@ class TimedSteps:
         return functools.partial(plans.joint, streams=way.streams, **given)
 
 
-def _model(case: Case) -> tuple[keras.Model, Iterator[tuple[Any, Any]]]:
-    """The compiled model of a case, with all its variables, and its batches."""
+class TimedFit:
+    """``model.fit`` as users call it, a few steps at a time; epochs end when all steps have.
+
+    Args:
+        case: the network, its batch and its data.
+        ours: our callback is there.
+        end_s: of ``time.monotonic``; no more steps then, decided or not.
+    """
+
+    def __init__(self, case: Case, ours: bool, end_s: float) -> None:
+        self._model, self._started_s = _model(case, jit_compile=True), 0.0
+        self._data = dataset(self._model.input_shape[1:], case.batch, CLASSES, case.data)
+        self._callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=self._first_step)]
+        self._ours = None
+        if ours:
+            self._ours = tf_ooo.OOOBackprop(any_platform=not tf.config.list_physical_devices("GPU"))
+            self._callbacks.insert(0, self._ours)
+        self.step_s(1)
+        for _ in range(_MOST_FITS):
+            if self._ours is None or not self._ours.report.undecided or time.monotonic() > end_s:
+                break
+            self.step_s(_STEPS_UNTIL_DECIDED)
+
+    def _first_step(self, batch: int, logs: object) -> None:
+        """It is over when its weights are there."""
+        if batch == 0:
+            self._model.optimizer.iterations.numpy()
+            self._started_s = time.perf_counter()
+
+    def step_s(self, count: int) -> float:
+        """Seconds of a step, on average over ``count`` after one that is not timed."""
+        settings = {"shuffle": False, "verbose": 0, "callbacks": self._callbacks}
+        self._model.fit(self._data, steps_per_epoch=count + 1, **settings)
+        return (time.perf_counter() - self._started_s) / count
+
+    @property
+    def note(self) -> str:
+        """What our callback has decided."""
+        report = None if self._ours is None else self._ours.report
+        return "" if report is None else "; ".join(filter(None, (report.state, report.way, report.compared)))
+
+
+def _model(case: Case, **compiling: bool) -> keras.Model:
+    """The compiled model of a case."""
     keras.utils.set_random_seed(0)
     model = build(case.network, case.size)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss)
-    model.optimizer.build(model.trainable_variables)
-    source = batches(model.input_shape[1:], case.batch, CLASSES, case.data)
-    x, y = next(source)
-    model.compute_loss(y=y, y_pred=model(x))
-    return model, source
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss, **compiling)
+    return model
 
 
 def run(step: Step | TimedFit, count: int) -> dict[str, float]:

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tf_ooo.bench.shared.rows import Row
+from tf_ooo.bench.single.inputs import digits
 from tf_ooo.errors import BackendError
 from tf_ooo.modes.layerpipe.options import LayerPipe
 
 if TYPE_CHECKING:
     import keras
-    import numpy as np
 
 BATCH = 32
 # A picture of the 540 is 0.19 points.
@@ -29,64 +29,44 @@ WAYS = {
     "latest": LayerPipe(schedule="layerpipe", weights="latest", profile_steps=0),
     "pipedream_2bw": LayerPipe(schedule="pipedream_2bw", profile_steps=0),
 }
+NETWORKS = ("conv", "mlp")
 # Name: falling (to 0 at the end) or constant.
 RATES = {"cosine": True, "constant": False}
 
 
-def digits() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Pictures and labels to train with, then to test with.
-
-    Raises BackendError where scikit-learn is not installed.
-    """
-    try:
-        from sklearn.datasets import load_digits
-        from sklearn.model_selection import train_test_split
-    except ImportError as error:
-        raise BackendError("the digits are scikit-learn's: pip install scikit-learn") from error
-
-    images, labels = load_digits(return_X_y=True)
-    images = (images / 16.0).astype("float32").reshape(-1, 8, 8, 1)
-    x, x_test, y, y_test = train_test_split(
-        images, labels, test_size=TEST_SHARE, random_state=0, stratify=labels
-    )
-    return x, y, x_test, y_test
-
-
-def conv() -> list[keras.Layer]:
-    """The network of examples/05_layerpipe.py."""
+def _layers(network: str) -> list[keras.Layer]:
+    import keras
     from keras import layers
 
-    return [
-        layers.Conv2D(16, 3, padding="same", activation="relu"),
-        layers.Conv2D(32, 3, padding="same", activation="relu"),
-        layers.MaxPooling2D(),
-        layers.Flatten(),
-        layers.Dense(64, activation="relu"),
-        layers.Dense(10),
-    ]
-
-
-def mlp() -> list[keras.Layer]:
-    """Deeper, so that more stages lie behind the first layer."""
-    from keras import layers
-
-    hidden = [layers.Dense(width, activation="relu") for width in (96, 80, 72, 64, 56)]
-    return [layers.Flatten(), *hidden, layers.Dense(10)]
-
-
-NETWORKS: dict[str, Callable[[], list[keras.Layer]]] = {"conv": conv, "mlp": mlp}
+    if network == "conv":  # of examples/05_layerpipe.py
+        convolutions = [layers.Conv2D(n, 3, padding="same", activation="relu") for n in (16, 32)]
+        hidden = [*convolutions, layers.MaxPooling2D(), layers.Flatten(), layers.Dense(64, activation="relu")]
+    else:  # deeper, so that more stages lie behind the first layer
+        dense = [layers.Dense(width, activation="relu") for width in (96, 80, 72, 64, 56)]
+        hidden = [layers.Flatten(), *dense]
+    return [keras.Input((8, 8, 1)), *hidden, layers.Dense(10)]
 
 
 def percent_by_epoch(network: str, rate: str, seed: int, epochs: int, way: LayerPipe | None) -> list[float]:
-    """Percent of the test pictures that are right after each epoch; without a way: stock Keras."""
+    """Percent of the test pictures that are right after each epoch; without a way: stock Keras.
+
+    Raises BackendError where scikit-learn is not installed.
+    """
     import keras
 
     import tf_ooo
 
-    x, y, x_test, y_test = digits()
+    try:
+        from sklearn.model_selection import train_test_split
+    except ImportError as error:
+        raise BackendError("the digits are scikit-learn's: pip install scikit-learn") from error
+    images, labels = digits()
+    x, x_test, y, y_test = train_test_split(
+        images[..., None], labels, test_size=TEST_SHARE, random_state=0, stratify=labels
+    )
     keras.utils.set_random_seed(seed)
     keras.backend.clear_session()
-    model = keras.Sequential([keras.Input((8, 8, 1)), *NETWORKS[network]()])
+    model = keras.Sequential(_layers(network))
     steps = epochs * -(-len(x) // BATCH)
     rates = keras.optimizers.schedules.CosineDecay(RATE, steps) if RATES[rate] else RATE
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

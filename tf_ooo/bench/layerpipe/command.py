@@ -41,7 +41,7 @@ _EVERYWHERE = {"quick", "json_file", "accuracy", "simulated"}
               help="Instead: all workloads on paper, for 2 to 16 processors.")  # fmt: skip
 @click.option("--accuracy", is_flag=True,
               help="Instead: the test accuracy on digits, beside stock Keras.")  # fmt: skip
-@several("--network", click.Choice(list(late.NETWORKS)), default=["conv"],
+@several("--network", click.Choice(late.NETWORKS), default=["conv"],
          show_default=True, help="With --accuracy.")  # fmt: skip
 @several("--rate", click.Choice(list(late.RATES)), default=["cosine"],
          show_default=True, help="With --accuracy.")  # fmt: skip

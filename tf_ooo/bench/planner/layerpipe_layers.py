@@ -23,12 +23,8 @@ _DENSE = ((1, 25088, 4096), (1, 4096, 4096), (1, 4096, 1000))
 
 
 def flop_costs(works: Sequence[LayerWork]) -> tuple[LayerCosts, ...]:
-    """F, dO and dW of a layer take its forward GFLOP each; the first layer has no dO."""
-    takes = [work.flop()[0] / 1e9 for work in works]
-    return tuple(
-        _costs(work, (gflop, gflop if index else 0.0, gflop))
-        for index, (work, gflop) in enumerate(zip(works, takes, strict=True))
-    )
+    """Forward GFLOP."""
+    return _costs(works, [work.flop()[0] / 1e9 for work in works])
 
 
 def cycle_costs(works: Sequence[LayerWork], shapes: Sequence[Shape], array: int) -> tuple[LayerCosts, ...]:
@@ -37,22 +33,31 @@ def cycle_costs(works: Sequence[LayerWork], shapes: Sequence[Shape], array: int)
     A product of M x K times K x N takes M cycles for each full or partly filled array that its K x N
     weights need; dO is M x N times N x K, dW as long as F.
     """
-    layers = []
-    for index, (work, (rows, sums, outputs)) in enumerate(zip(works, shapes, strict=True)):
-        cycles = BATCH * rows * math.ceil(sums / array) * math.ceil(outputs / array) / 1e6
-        layers.append(_costs(work, (cycles, cycles if index else 0.0, cycles)))
-    return tuple(layers)
+    cycles = [m * math.ceil(k / array) * math.ceil(n / array) for m, k, n in shapes]
+    return _costs(works, [BATCH * count / 1e6 for count in cycles])
+
+
+def _costs(works: Sequence[LayerWork], takes: Sequence[float]) -> tuple[LayerCosts, ...]:
+    """F, dO and dW of a layer take the same; the first layer has no dO."""
+    return tuple(
+        LayerCosts(
+            forward,
+            forward if index else 0.0,
+            forward,
+            activation_bytes=work.activation_bytes,
+            weight_bytes=float(work.parameters * work.element_bytes),
+            output_bytes=work.output_bytes,
+            inputs=work.inputs,
+            name=work.name,
+        )
+        for index, (work, forward) in enumerate(zip(works, takes, strict=True))
+    )
 
 
 def vgg16_shapes() -> list[Shape]:
     """(M, K, N) of VGG-16's layers."""
     convolutions = zip(_SIZES, _CHANNELS, _CHANNELS[1:], strict=False)
     return [*((size**2, 9 * read, written) for size, read, written in convolutions), *_DENSE]
-
-
-def vgg16_cycles(array: int) -> tuple[LayerCosts, ...]:
-    """Cycles of VGG-16."""
-    return cycle_costs(vgg16(BATCH), vgg16_shapes(), array)
 
 
 def resnet50_shapes() -> list[Shape]:
@@ -76,17 +81,6 @@ def mlp(batch: int) -> tuple[LayerWork, ...]:
     )
 
 
-def _costs(work: LayerWork, takes: tuple[float, float, float]) -> LayerCosts:
-    return LayerCosts(
-        *takes,
-        activation_bytes=work.activation_bytes,
-        weight_bytes=float(work.parameters * work.element_bytes),
-        output_bytes=work.output_bytes,
-        inputs=work.inputs,
-        name=work.name,
-    )
-
-
 @dataclass(frozen=True)
 class PaperNetwork:
     """Layers, and in what unit their "seconds" are."""
@@ -95,15 +89,16 @@ class PaperNetwork:
     unit: str
 
 
+_CYCLES = "million cycles"
 WORKLOADS = {
     "vgg16": PaperNetwork(lambda: flop_costs(vgg16(BATCH)), "GFLOP"),
     "resnet18": PaperNetwork(lambda: flop_costs(resnet(18, BATCH)), "GFLOP"),
     "resnet50": PaperNetwork(lambda: flop_costs(resnet(50, BATCH)), "GFLOP"),
     "mlp": PaperNetwork(lambda: flop_costs(mlp(BATCH)), "GFLOP"),
-    "vgg16-array64": PaperNetwork(lambda: vgg16_cycles(64), "million cycles"),
-    "vgg16-array128": PaperNetwork(lambda: vgg16_cycles(128), "million cycles"),
-    "vgg16-array256": PaperNetwork(lambda: vgg16_cycles(256), "million cycles"),
+    "vgg16-array64": PaperNetwork(lambda: cycle_costs(vgg16(BATCH), vgg16_shapes(), 64), _CYCLES),
+    "vgg16-array128": PaperNetwork(lambda: cycle_costs(vgg16(BATCH), vgg16_shapes(), 128), _CYCLES),
+    "vgg16-array256": PaperNetwork(lambda: cycle_costs(vgg16(BATCH), vgg16_shapes(), 256), _CYCLES),
     "resnet50-array128": PaperNetwork(
-        lambda: cycle_costs(resnet(50, BATCH), resnet50_shapes(), 128), "million cycles"
+        lambda: cycle_costs(resnet(50, BATCH), resnet50_shapes(), 128), _CYCLES
     ),
 }

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+
+import tensorflow as tf
+from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from grappler_passes.compat import graph_protos
-
-if TYPE_CHECKING:
-    from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 # A condition none of whose branches reads or changes a state; what it was lowered by.
 WHOLE_BRANCH = "StatelessIf"
@@ -21,7 +20,6 @@ def inline_graph_def(graph_def: graph_pb2.GraphDef, fetches: list[str]) -> graph
 
     Runs Grappler's function optimizer alone, as TensorFlow itself does for TFLite and TensorRT.
     """
-    import tensorflow as tf
     from tensorflow.core.protobuf import config_pb2, meta_graph_pb2
     from tensorflow.python.grappler import tf_optimizer
 

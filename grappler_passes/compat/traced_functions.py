@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from grappler_passes.compat import shape_inference
-
+HANDLE_SHAPES = "_handle_shapes"
+"""Attribute of an ``_Arg``: shapes of what a variable's handle points to."""
 VARIABLE_ATTR = "_ooo_variable"
 """On arguments that are variables: JSON ``{"name": str, "trainable": bool}``."""
 
@@ -34,7 +34,7 @@ def _describe_capture(node, placeholder, variable) -> None:
 
     handle_data = handle_data_util.get_resource_handle_data(placeholder)
     for pointed in handle_data.shape_and_type if handle_data.is_set else ():
-        node.attr[shape_inference.HANDLE_SHAPES].list.shape.add().CopyFrom(pointed.shape)
+        node.attr[HANDLE_SHAPES].list.shape.add().CopyFrom(pointed.shape)
         node.attr["_handle_dtypes"].list.type.append(pointed.dtype)
     if variable is not None:
         described = {"name": variable.name.partition(":")[0], "trainable": bool(variable.trainable)}

@@ -10,15 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import rustworkx as rx
+from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.node_input import split_input
-
-if TYPE_CHECKING:
-    from tensorflow.core.framework import graph_pb2
 
 CALL_OPS = frozenset(
     {"PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile", "If", "StatelessIf",

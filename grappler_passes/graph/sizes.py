@@ -9,16 +9,14 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+
+from tensorflow.core.framework import graph_pb2, node_def_pb2, tensor_shape_pb2
 
 from grappler_passes.compat import graph_protos, shape_inference
 from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.contexts import ENTERS, MERGES, NEXT_ITERATIONS
 from grappler_passes.graph.node_input import make_identity, split_input
 from grappler_passes.graph.training_graph import TrainingGraph
-
-if TYPE_CHECKING:
-    from tensorflow.core.framework import graph_pb2, node_def_pb2, tensor_shape_pb2
 
 _LOG = logging.getLogger("tf_ooo")
 _ITERATORS = frozenset(

@@ -84,3 +84,11 @@ def test_as_tensors():
     assert made["nothing"] is None
     assert [tf.is_tensor(made[name]) for name in ("loss", "variable", "t")] == [True] * 3
     assert made["loss"].dtype == tf.float32
+
+
+def test_each_once():
+    first, second = [1], [1]
+    once = nests.each_once([first, second, first])
+    assert len(once) == 2
+    assert once[0] is first
+    assert once[1] is second

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from tf_ooo.tracing.fixed_rows import fixed_rows
+from tf_ooo.tracing.collecting import fixed_rows
 
 
 def rows_in_a_trace(make, *shape):

@@ -10,8 +10,7 @@ import tensorflow as tf
 from tests import zoo
 from tests.same_bits import same, values_of, variables_of
 from tf_ooo.bench.shared.networks import encoder
-from tf_ooo.tracing.copied_step import CopiedStep
-from tf_ooo.tracing.unrolled import StepSource, Unrolled
+from tf_ooo.tracing.unrolled import CopiedStep, StepSource, Unrolled
 
 ROWS, STEPS = 8, 4
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from grappler_passes.compat import keras_values
-from tf_ooo.compat import keras_attributes, versions
+from tf_ooo.compat import keras_attributes, nests, versions
 
 Apply = Callable[..., Any]
 
@@ -99,7 +99,7 @@ def state_of(optimizer: Any) -> list[Any]:
         rate = _own_rate(optimizer)
         own = [*optimizer.variables, *([rate] if hasattr(rate, "assign") else [])]
     within = [variable for inner in inner_optimizers(optimizer) for variable in state_of(inner)]
-    return list({id(variable): variable for variable in [*own, *within]}.values())
+    return nests.each_once([*own, *within])
 
 
 def horovod_averages(optimizer: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,11 @@ def signature(values: Any) -> Any:
     flat = tf.nest.flatten(values, expand_composites=True)
     parts = [(tuple(v.shape), str(v.dtype)) if _is_tensor(v) else _hashable(v) for v in flat]
     return repr(tf.nest.map_structure(lambda _: None, values, expand_composites=False)), tuple(parts)
+
+
+def each_once(values: Iterable[Any]) -> list[Any]:
+    """The objects in their order, without those that came before."""
+    return list({id(value): value for value in values}.values())
 
 
 def same_spec(a: Any, b: Any) -> bool:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
 
 from grappler_passes.analysis.microbatches import SUM_ATTR
 
@@ -21,8 +22,6 @@ _LEAVE_SUMS = "_grappler_ArithmeticOptimizer_AddOpsRewriteStage"
 
 def _marked(attributes: Mapping[str, int | bool]) -> AbstractContextManager[None]:
     """Ops that are made inside, in the graph that is being traced, get these attributes."""
-    from tensorflow.core.framework import attr_value_pb2
-
     values = {
         name: attr_value_pb2.AttrValue(**{"b" if isinstance(value, bool) else "i": value})
         for name, value in attributes.items()

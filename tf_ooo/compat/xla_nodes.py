@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.framework import node_def_pb2
 
 from grappler_passes.compat import releases
 
@@ -99,8 +100,6 @@ def function_def(
 
 def call_node(name: str, stream: int, function: str, module: str, inputs: Sequence[str], types: Any) -> Any:
     """The NodeDef of an ``XlaCallModule``; ``types`` are (input infos, output infos)."""
-    from tensorflow.core.framework import node_def_pb2
-
     given, results = types
     node = node_def_pb2.NodeDef(name=name, op="XlaCallModule", input=inputs)
     node.attr["version"].i = MODULE_VERSION
@@ -117,8 +116,6 @@ def call_node(name: str, stream: int, function: str, module: str, inputs: Sequen
 
 def plain_call_node(name: str, function: str, inputs: Sequence[str], types: Any) -> Any:
     """The NodeDef of a call that XLA inlines; ``types`` are (input infos, output infos)."""
-    from tensorflow.core.framework import node_def_pb2
-
     node = node_def_pb2.NodeDef(name=name, op="PartitionedCall", input=inputs)
     for attribute, infos in zip(("Tin", "Tout"), types, strict=True):
         node.attr[attribute].list.type.extend(tf.as_dtype(info.dtype).as_datatype_enum for info in infos)
@@ -128,8 +125,6 @@ def plain_call_node(name: str, function: str, inputs: Sequence[str], types: Any)
 
 def barrier_node(name: str, inputs: Sequence[str], dtypes: Sequence[str]) -> Any:
     """The NodeDef of an ``XlaOptimizationBarrier``: its outputs are its inputs, once all are there."""
-    from tensorflow.core.framework import node_def_pb2
-
     node = node_def_pb2.NodeDef(name=name, op="XlaOptimizationBarrier", input=inputs)
     node.attr["T"].list.type.extend(tf.as_dtype(dtype).as_datatype_enum for dtype in dtypes)
     return node
@@ -137,8 +132,6 @@ def barrier_node(name: str, inputs: Sequence[str], dtypes: Sequence[str]) -> Any
 
 def constant_node(name: str, value: np.ndarray[Any, Any]) -> Any:
     """The NodeDef of a constant."""
-    from tensorflow.core.framework import node_def_pb2
-
     node = node_def_pb2.NodeDef(name=name, op="Const")
     node.attr["dtype"].type = tf.as_dtype(value.dtype).as_datatype_enum
     node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value))

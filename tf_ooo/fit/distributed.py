@@ -23,9 +23,8 @@ from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.staged import LayerByLayer, request_to_measure
 from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing.micro_batches import rows_of, split_rows
-from tf_ooo.tracing.renewal import renew
 from tf_ooo.tracing.step import StepFunctions
-from tf_ooo.tracing.variables import Moved, all_variables
+from tf_ooo.tracing.variables import Moved, all_variables, renew
 
 if TYPE_CHECKING:
     import keras

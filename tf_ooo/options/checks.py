@@ -39,39 +39,38 @@ def choice(accepted: Iterable[str]) -> Check:
     return check
 
 
-def whole_number(least: int, *, optional: bool = False) -> Check:
-    """An int of at least ``least``, or None where it is ``optional``."""
+def _check(accepted: str, is_accepted: Callable[[object], bool]) -> Check:
+    """Refuses other values; ``accepted`` says what would do."""
 
     def check(name: str, value: object) -> None:
-        if value is None and optional:
-            return
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            also = "None or " if optional else ""
-            raise OptionsError(
-                f"{name}={value!r} is not accepted; accepted: {also}an int of at least {least}"
-            )
+        if not is_accepted(value):
+            raise OptionsError(f"{name}={value!r} is not accepted; accepted: {accepted}")
 
     return check
 
 
-def seconds(name: str, value: object) -> None:
-    """None or a finite number from 0."""
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-        raise OptionsError(f"{name}={value!r} is not accepted; accepted: None or seconds from 0")
+def whole_number(least: int, *, optional: bool = False) -> Check:
+    """An int of at least ``least``, or None where it is ``optional``."""
+
+    def is_accepted(value: object) -> bool:
+        if value is None:
+            return optional
+        return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+    return _check(f"{'None or ' if optional else ''}an int of at least {least}", is_accepted)
 
 
-def folder(name: str, value: object) -> None:
-    """None or a path that is not empty."""
-    if value is not None and (not isinstance(value, (str, os.PathLike)) or not os.fspath(value)):
-        raise OptionsError(f"{name}={value!r} is not accepted; accepted: None or a folder")
+def _are_seconds(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
 
 
-def flag(name: str, value: object) -> None:
-    """True or False."""
-    if not isinstance(value, bool):
-        raise OptionsError(f"{name}={value!r} is not accepted; accepted: True, False")
+def _is_folder(value: object) -> bool:
+    return isinstance(value, (str, os.PathLike)) and bool(os.fspath(value))
+
+
+seconds = _check("None or seconds from 0", lambda value: value is None or _are_seconds(value))
+folder = _check("None or a folder", lambda value: value is None or _is_folder(value))
+flag = _check("True, False", lambda value: isinstance(value, bool))
 
 
 def did_you_mean(value: str, accepted: Iterable[str]) -> str:

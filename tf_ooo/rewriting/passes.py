@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.passes.annotate import AnnotatePass
 from grappler_passes.passes.base import Pass, PassPipeline, PassResult, relaxed_by
@@ -27,9 +28,6 @@ from grappler_passes.passes.rewrite_plan import RewritePlan
 from grappler_passes.passes.separate import SeparatePass
 from grappler_passes.passes.steps import Additions, StepsPass
 from grappler_passes.passes.verify import VerifyPass
-
-if TYPE_CHECKING:
-    from tensorflow.core.framework import graph_pb2
 
 Folder = str | os.PathLike[str] | None
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+
+from tensorflow.core.framework import node_def_pb2, types_pb2
 
 from tf_ooo.rewriting.unrolled_tasks import Step
 
-if TYPE_CHECKING:
-    from tensorflow.core.framework import node_def_pb2
-
-_Nodes = Mapping[str, "node_def_pb2.NodeDef"]
+_Nodes = Mapping[str, node_def_pb2.NodeDef]
 
 _SLICES = ("Slice", "StridedSlice")
 _HANDS_ON = ("Identity", "Switch", "Merge", "Enter", "Exit", "NextIteration")
@@ -70,8 +68,6 @@ def _is_resource(node: node_def_pb2.NodeDef) -> bool:
 
 def resource_of(node: node_def_pb2.NodeDef) -> bool:
     """Whether an op with one type hands on resources."""
-    from tensorflow.core.framework import types_pb2
-
     return bool(node.attr["T"].type == types_pb2.DT_RESOURCE)
 
 

@@ -7,7 +7,9 @@ import gc
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+
+import tensorflow as tf
+from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.analysis.classify import classify_graph_def
 from grappler_passes.compat import traced_functions
@@ -26,10 +28,6 @@ from tf_ooo.rewriting import passes
 from tf_ooo.rewriting.lowering import TaskOps, execution_order, lower, task_ops
 from tf_ooo.rewriting.peaks import highest_peak, require_sizes, stock_order, stock_peak
 from tf_ooo.rewriting.result import Orders, RewriteResult
-
-if TYPE_CHECKING:
-    import tensorflow as tf
-    from tensorflow.core.framework import graph_pb2
 
 
 def classify(graph: graph_pb2.GraphDef | tf.types.experimental.ConcreteFunction) -> TrainingGraph:

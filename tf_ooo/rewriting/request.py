@@ -8,14 +8,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from tensorflow.core.framework import graph_pb2
+
 from grappler_passes import plugin
 from tf_ooo.compat import versions
 from tf_ooo.errors import BackendError, GraphError
 from tf_ooo.rewriting.failures import Failures
 
 if TYPE_CHECKING:
-    from tensorflow.core.framework import graph_pb2
-
     from grappler_passes.plugin.requests import Describe
 
 _numbers = itertools.count(1)
@@ -34,14 +34,36 @@ class Rewritten(Protocol):
 ResultT = TypeVar("ResultT", bound=Rewritten)
 
 
-class _Outcome(Generic[ResultT]):
-    """What came of the graphs of one request.  They are large: one result is kept, and the last."""
+class _Answer(Generic[ResultT]):
+    """What the plug-in calls with each graph of a request, and what came of them.
 
-    def __init__(self) -> None:
+    Graphs are large: one result is kept, and the last.
+    """
+
+    def __init__(
+        self,
+        rewrite: Callable[[graph_pb2.GraphDef], ResultT | None],
+        replaces: Callable[[ResultT, ResultT], bool],
+    ) -> None:
+        self._rewrite, self._replaces = rewrite, replaces
         self.result: ResultT | None = None
         self.latest: ResultT | None = None
         self.count = 0
         self.skipped = ""
+
+    def __call__(self, graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef | None:
+        try:
+            result = self._rewrite(graph_def)
+        except GraphError as error:
+            self.skipped = self.skipped or str(error)
+            return None
+        if result is None:
+            return None
+        self.count += 1
+        self.latest = result
+        if self.result is None or self._replaces(result, self.result):
+            self.result = result
+        return result.graph_def if result.modified else None
 
 
 class RewriteRequest(Generic[ResultT]):
@@ -73,9 +95,8 @@ class RewriteRequest(Generic[ResultT]):
             plugin.load()
         except plugin.PluginError as error:
             raise BackendError(str(error)) from error
-        self._outcome: _Outcome[ResultT] = _Outcome()
+        self._outcome = answer = _Answer(rewrite, replaces)  # without a reference to self: see below
         self._no_graph = no_graph
-        answer = _answering(rewrite, replaces, self._outcome)  # without a reference to self: see below
         self._request = plugin.Request(f"{name}-{next(_numbers)}", answer, describe, refuse_on)
         self.failures = Failures(self._request.errors, what=failed)
         plugin.register(self._request)
@@ -112,27 +133,3 @@ class RewriteRequest(Generic[ResultT]):
     def close(self) -> None:
         """Stops rewriting; what was compiled stays as it is."""
         self._close()
-
-
-def _answering(
-    rewrite: Callable[[graph_pb2.GraphDef], ResultT | None],
-    replaces: Callable[[ResultT, ResultT], bool],
-    outcome: _Outcome[ResultT],
-) -> Callable[[graph_pb2.GraphDef], graph_pb2.GraphDef | None]:
-    """What the plug-in calls with each graph."""
-
-    def answer(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef | None:
-        try:
-            result = rewrite(graph_def)
-        except GraphError as error:
-            outcome.skipped = outcome.skipped or str(error)
-            return None
-        if result is None:
-            return None
-        outcome.count += 1
-        outcome.latest = result
-        if outcome.result is None or replaces(result, outcome.result):
-            outcome.result = result
-        return result.graph_def if result.modified else None
-
-    return answer

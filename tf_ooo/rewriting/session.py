@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from tensorflow.core.framework import graph_pb2
+
 from grappler_passes.graph.sizes import KnownShapes
 from tf_ooo.errors import MemoryLimitError
 from tf_ooo.options import OneDeviceOptions
@@ -18,8 +20,6 @@ from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.tracing.inputs import Seen
 
 if TYPE_CHECKING:
-    from tensorflow.core.framework import graph_pb2
-
     from grappler_passes import plugin
     from grappler_passes.plugin.requests import Describe
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tensorflow.core.framework import graph_pb2
+
 from grappler_passes.passes.rewrite_plan import RewritePlan
 from tf_ooo.hosts.devices import available_devices
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
@@ -23,7 +25,6 @@ from tf_ooo.tracing.variables import all_variables
 
 if TYPE_CHECKING:
     import keras
-    from tensorflow.core.framework import graph_pb2
 
 _LOG = logging.getLogger("tf_ooo")
 _JOIN = "tf_ooo_join"

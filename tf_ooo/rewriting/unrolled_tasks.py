@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+
+from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.analysis.classify import classify_graph_def
 from grappler_passes.analysis.microbatches import is_sum, microbatch_graph
@@ -19,9 +20,6 @@ from tf_ooo.costs.op_seconds import op_seconds
 from tf_ooo.errors import GraphError
 from tf_ooo.rewriting.parts import divided
 from tf_ooo.rewriting.tasks import assign, forward_and_loops
-
-if TYPE_CHECKING:
-    from tensorflow.core.framework import graph_pb2
 
 Where = tuple[str, int, int]
 _STEP = re.compile(rf"{STEP_SCOPE}(\d+)(?=/|$)")

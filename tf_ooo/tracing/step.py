@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE
-from tf_ooo.compat import keras_losses, keras_variables, op_marks, tf_functions, train_function
+from tf_ooo.compat import keras_losses, keras_variables, nests, op_marks, tf_functions, train_function
 from tf_ooo.errors import BackendError
 from tf_ooo.tracing.collecting import Collecting
 from tf_ooo.tracing.micro_batches import parts_of, relative_weights, rows_of, split_rows
@@ -43,7 +43,7 @@ class StepFunctions:
 
     def __call__(self, batch: Any) -> Any:
         """Trains on a batch; its logs."""
-        key = _shapes(batch)
+        key = nests.signature(batch)
         if key not in self._functions:
             function = self._make(batch)
             with self._tracing():
@@ -86,17 +86,13 @@ class StepFunctions:
                     refuse_reads_after(zip(variables, collecting.collected_after, strict=True))
             refuse_no_gradient(collecting.applied)
             with op_marks.numbered_step(len(rows), STEP_ATTR, scope):
-                out = _whole(logs, rows, _handles(_metric_variables(model)))
+                metrics = [variable for metric in model.metrics for variable in metric.variables]
+                out = _whole(logs, rows, _handles(metrics))
                 with self._applying(batch):
                     collecting.apply()
             return out
 
         return tf_functions.plain_function(step)
-
-
-def _shapes(batch: Any) -> Any:
-    flat = tf.nest.flatten(batch, expand_composites=True)
-    return tuple((str(t.dtype), tuple(t.shape)) if hasattr(t, "shape") else repr(t) for t in flat)
 
 
 def refuse_no_gradient(updates: Sequence[Any]) -> None:
@@ -135,10 +131,6 @@ def _handles(variables: Iterable[Any]) -> dict[int, str]:
         if handle is not None and id(handle) in inside:
             names[id(inside[id(handle)])] = keras_variables.path_of(variable)
     return names
-
-
-def _metric_variables(model: Any) -> list[Any]:
-    return [variable for metric in model.metrics for variable in metric.variables]
 
 
 def _whole(logs: Sequence[Any], rows: Sequence[int], metrics: dict[int, str]) -> Any:

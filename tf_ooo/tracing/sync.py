@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_ooo.compat import keras_optimizers
+from tf_ooo.compat import keras_optimizers, nests
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.ranks.base import Engine
 
@@ -64,13 +64,8 @@ def _common(shapes: Sequence[list[int | None] | None]) -> list[int | None] | Non
 
 def shared_variables(model: Any, optimizers: Sequence[Any]) -> list[Any]:
     """Weights and optimizer state, each once.  Random seeds stay each rank's own."""
-    by_id: dict[int, Any] = {}
-    for variable in [
-        *model.weights,
-        *(v for optimizer in optimizers for v in keras_optimizers.state_of(optimizer)),
-    ]:
-        by_id.setdefault(id(variable), variable)
-    return list(by_id.values())
+    states = [variable for optimizer in optimizers for variable in keras_optimizers.state_of(optimizer)]
+    return nests.each_once([*model.weights, *states])
 
 
 def broadcast_state(engine: Engine, variables: Sequence[Any]) -> None:

@@ -14,10 +14,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import tensorflow as tf
+
 from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE
-from grappler_passes.compat import op_types
-from tf_ooo.compat import nests, op_marks, tf_functions, train_function
-from tf_ooo.tracing.copied_step import CopiedStep
+from grappler_passes.compat import graph_protos, op_types
+from tf_ooo.compat import func_graphs, nests, op_marks, tf_functions, train_function
+from tf_ooo.tracing.flat import FlatTrace
 
 _LOG = logging.getLogger("tf_ooo")
 # Entered around the first run of every function; the benchmark lifts its workers' CPU quotas there.
@@ -30,6 +32,71 @@ _NODES = 40_000
 
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 Renumber = Callable[..., None]
+
+
+class CopiedStep:
+    """A training step that is traced once and copied into other functions as often as wanted.
+
+    All names of a copy stand below one scope, as those of an inlined ``tf.function`` do: graph optimizers
+    sort the summands of a sum by name, so that any other way of naming changes bits.
+    """
+
+    def __init__(self, step: Callable[[Any], Any], element_spec: Any) -> None:
+        self._trace = FlatTrace(step, [element_spec])
+        graph = self._trace.concrete.graph
+        given = {tensor.op.name for tensor in graph.inputs}
+        graph_def = graph.as_graph_def()
+        self._graph_def = graph_protos.with_nodes(
+            graph_def, (node for node in graph_def.node if node.name not in given)
+        )
+        for node in self._graph_def.node:
+            graph_protos.keep_colocations(node, lambda name: name not in given)
+
+    @property
+    def nodes(self) -> int:
+        """How many ops a copy adds."""
+        return len(self._graph_def.node)
+
+    @property
+    def op_types(self) -> set[str]:
+        """Of the step and of all functions that it calls."""
+        return self.called_op_types | {node.op for node in self._graph_def.node}
+
+    @property
+    def called_op_types(self) -> set[str]:
+        """Of the functions that the step calls."""
+        return {node.op for function in self._graph_def.library.function for node in function.node_def}
+
+    def __call__(
+        self, batch: Any, scope: str, attributes: dict[str, int], edit: Callable[[Any], None] | None = None
+    ) -> Any:
+        """A copy of the step in the function that is being traced; what the step returns.
+
+        ``scope`` is new in that function; all nodes get ``attributes``; ``edit`` changes the copy's GraphDef
+        before.
+        """
+        graph_def = graph_protos.copy_of(self._graph_def)
+        for node in graph_def.node:
+            for key, value in attributes.items():
+                node.attr[key].i = value
+        if edit is not None:
+            edit(graph_def)
+        copied = tf.graph_util.import_graph_def(
+            graph_def, self._inputs(batch), list(self._trace.fetches), name=scope
+        )
+        return self._trace.unpack(copied)
+
+    def _inputs(self, batch: Any) -> dict[str, Any]:
+        """What takes the place of the step's inputs: the batch, variables as this function captures them."""
+        inner = self._trace.concrete.graph
+        captured = func_graphs.captured_here(self._trace.concrete)
+        given = map(tf.convert_to_tensor, tf.nest.flatten(batch, expand_composites=True))
+        pairs = zip(inner.inputs, [*given, *captured], strict=True)
+        read = {text for node in self._graph_def.node for text in node.input}
+        read |= {tensor.name.removesuffix(":0") for tensor in inner.outputs}
+        return {
+            tensor.name: value for tensor, value in pairs if tensor.op.name in read or tensor.name in read
+        }
 
 
 class StepSource:
@@ -61,7 +128,8 @@ class StepSource:
     def function(self, count: int) -> Any:
         """A ``tf.function`` of so many steps; not traced yet."""
         copied = self.trace()
-        may_copy = _may_be_copied(copied)
+        collective = any(name.startswith("Collective") for name in copied.called_op_types)
+        may_copy = not collective and not any(map(op_types.keeps_random_state, copied.op_types))
         steps = copied_steps(copied, self._renumber) if may_copy else numbered_steps(self._step())
         return tf_functions.plain_function(steps, [[self.element_spec] * count])
 
@@ -126,11 +194,6 @@ class Unrolled:
         if count not in self._functions:
             self._functions[count] = self.source.function(count)
         return self._functions[count]
-
-
-def _may_be_copied(step: CopiedStep) -> bool:
-    collective = any(name.startswith("Collective") for name in step.called_op_types)
-    return not collective and not any(op_types.keeps_random_state(name) for name in step.op_types)
 
 
 def copied_steps(step: CopiedStep, renumber: Renumber | None = None) -> Callable[[Any], list[Any]]:

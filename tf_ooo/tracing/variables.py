@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tf_ooo.compat import keras_layers, keras_optimizers, keras_variables, tf_functions, train_function
+from tf_ooo.compat import (
+    keras_layers,
+    keras_optimizers,
+    keras_variables,
+    nests,
+    tf_functions,
+    train_function,
+)
 from tf_ooo.errors import BackendError
 from tf_ooo.tracing.optimizers import optimizers_of
 
 _LOG = logging.getLogger("tf_ooo")
+_renewed: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def all_variables(model: Any) -> list[Any]:
     """Weights, states, metrics and optimizers' variables of a model, each once."""
     optimizers = optimizers_of(model)
     metrics = [variable for metric in model.metrics for variable in metric.variables]
-    by_id: dict[int, Any] = {}
-    for variable in [
-        *model.variables,
-        *metrics,
-        *(v for o in optimizers for v in keras_optimizers.state_of(o)),
-    ]:
-        by_id.setdefault(id(variable), variable)
-    return list(by_id.values())
+    states = [variable for optimizer in optimizers for variable in keras_optimizers.state_of(optimizer)]
+    return nests.each_once([*model.variables, *metrics, *states])
 
 
 class Moved:
@@ -123,3 +126,22 @@ def _free(moved: Any) -> bool:
 
 def _host(device: str) -> str:
     return device.partition("/device:")[0]
+
+
+def renew(model: Any) -> None:
+    """Gives a model's variables new ``tf.Variable``s with the same values, once, and forgets its functions.
+
+    After TensorFlow has joined a cluster, functions that are traced lose updates of some older variables
+    (2.21: Keras' count of an optimizer's steps stays 0); those of variables made since are right.
+    """
+    if model in _renewed:
+        return
+    for variable in all_variables(model):
+        old = keras_variables.value_of(variable)
+        if old is not None:
+            keras_variables.set_value_of(variable, keras_variables.copy_on(old.device, old))
+    model.train_function = None
+    for part in keras_layers.parts_of(model):
+        train_function.set_functions_of(part, dict.fromkeys(train_function.functions_of(part)))
+        tf_functions.forget_traces(part)
+    _renewed.add(model)

@@ -48,7 +48,7 @@ def _computing(graph: TrainingGraph, names: Iterable[str]) -> list[str]:
 
 
 def _dO_read(graph: TrainingGraph, names: Iterable[str]) -> list[str]:  # noqa: N802 - dO is the field's word
-    producers = {producer for name in names for producer, _ in graph.ops[name].inputs}
+    producers = {producer for name in names for producer in graph.ops[name].producers}
     return [name for name in producers if _is_output_grad(graph, name)]
 
 
@@ -74,4 +74,4 @@ def _upstream(
 
 def producers_of(op: Op) -> list[str]:
     """The ops that it waits for, by data and by control edges."""
-    return [producer for producer, _ in op.inputs] + list(op.control_inputs)
+    return [*op.producers, *op.control_inputs]

@@ -145,7 +145,7 @@ class GraphIndex:
         return order
 
     @cached_property
-    def _reach(self) -> list[int]:
+    def reach(self) -> list[int]:
         """For each node the bit set of its ancestors; bit p is the node at position p."""
         return self.ancestor_bits(self.order, {})
 
@@ -168,7 +168,7 @@ class GraphIndex:
     def implied(self, before: str | int, after: str | int) -> bool:
         """True if ``after`` already depends on ``before`` (not on itself)."""
         source, target = self._as_index(before), self._as_index(after)
-        return bool((self._reach[target] >> self.position[source]) & 1)
+        return bool((self.reach[target] >> self.position[source]) & 1)
 
     @cached_property
     def contexts(self) -> list[Context]:

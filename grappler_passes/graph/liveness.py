@@ -34,13 +34,13 @@ def last_uses(training_graph: TrainingGraph, order: Sequence[str]) -> dict[str, 
     for name in order:
         op = training_graph.ops[name]
         owners[name] = _owner(op, owners)
-        for producer, _ in op.inputs:
+        for producer in op.producers:
             if producer in place:
                 owner = owners.get(producer, producer)
                 last[owner] = max(last[owner], place[name])
     for name, op in training_graph.ops.items():
         if name not in place:
-            for producer in {producer for producer, _ in op.inputs} & place.keys():
+            for producer in place.keys() & op.producers:
                 last[owners[producer]] = end
     return last
 
@@ -54,33 +54,11 @@ def freed_after(training_graph: TrainingGraph, order: Sequence[str]) -> list[lis
     return freed
 
 
-def memory_curve(training_graph: TrainingGraph, order: Sequence[str], resident_bytes: int = 0) -> list[int]:
-    """Bytes alive while each op of ``order`` runs, ``resident_bytes`` included.
-
-    Tensors made outside ``order`` and sizes that are unknown count as 0.
-    """
-    freed = freed_after(training_graph, order)
-    alive, curve = resident_bytes, []
-    for name, done in zip(order, freed, strict=True):
-        alive += _own_bytes(training_graph.ops[name])
-        curve.append(alive)
-        alive -= sum(_own_bytes(training_graph.ops[op]) for op in done)
-    return curve
-
-
-def peak_bytes(training_graph: TrainingGraph, order: Sequence[str], resident_bytes: int = 0) -> int:
-    """The most bytes alive at once when ops run one at a time in ``order``."""
-    return max(memory_curve(training_graph, order, resident_bytes), default=resident_bytes)
-
-
 def peak_bytes_by_device(training_graph: TrainingGraph, order: Sequence[str]) -> dict[str, int]:
     """The most bytes alive at once on each device when ops run one at a time in ``order``.
 
     A tensor that another device reads counts there too, for as long: it is copied.
     """
-    devices = {training_graph.ops[name].device for name in order}
-    if len(devices) == 1:
-        return {devices.pop(): peak_bytes(training_graph, order)}
     places = _devices_of(training_graph, order)
     alive: dict[str, int] = {}
     peak: dict[str, int] = {}
@@ -102,7 +80,7 @@ def _devices_of(training_graph: TrainingGraph, order: Sequence[str]) -> dict[str
     for name in order:
         op = training_graph.ops[name]
         owners[name] = _owner(op, owners)
-        for producer, _ in op.inputs:
+        for producer in op.producers:
             devices.get(owners.get(producer, producer), set()).add(op.device)
     return devices
 

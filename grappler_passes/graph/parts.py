@@ -7,22 +7,19 @@ from collections.abc import Callable, Collection, Iterable
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.compat import graph_protos
-from grappler_passes.graph.dependencies import GraphIndex
+from grappler_passes.graph.dependencies import GraphIndex, reached
 
 
 def with_inputs(
     index: GraphIndex, nodes: Iterable[int], reads: Callable[[int], Iterable[int]] | None = None
 ) -> set[int]:
     """Nodes with all that they are computed from, loops whole; ``reads``: producers of what a node reads."""
-    members, stack = set(nodes), list(nodes)
-    while stack:
-        i = stack.pop()
-        producers = (p for p, _ in index.data_preds[i]) if reads is None else reads(i)
-        for producer in (*producers, *index.back_preds.get(i, ())):
-            if producer not in members:
-                members.add(producer)
-                stack.append(producer)
-    return members
+
+    def producers(i: int) -> list[int]:
+        read = (p for p, _ in index.data_preds[i]) if reads is None else reads(i)
+        return [*read, *index.back_preds.get(i, ())]
+
+    return reached(nodes, producers)
 
 
 def part_of(graph_def: graph_pb2.GraphDef, index: GraphIndex, members: Collection[int]) -> graph_pb2.GraphDef:

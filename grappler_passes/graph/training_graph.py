@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 
 class OpKind(str, enum.Enum):
@@ -44,6 +45,11 @@ class Op:
     control_inputs: tuple[str, ...] = ()
     device: str = ""
     output_bytes: int | None = None
+
+    @cached_property
+    def producers(self) -> tuple[str, ...]:
+        """Of its data inputs, in their order."""
+        return tuple(producer for producer, _ in self.inputs)
 
 
 @dataclass(frozen=True)

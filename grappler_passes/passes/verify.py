@@ -22,7 +22,7 @@ from grappler_passes.passes.base import Pass, PassResult
 from grappler_passes.passes.relaxations import REORDERING, Relaxation
 
 _COPIES = frozenset({"Identity", "IdentityN"})
-_MAY_GO = frozenset({"Identity", "IdentityN", "NoOp"})
+_MAY_GO = _COPIES | {"NoOp"}
 _ENDS = frozenset({"_Arg", "_Retval", "Placeholder"})
 
 

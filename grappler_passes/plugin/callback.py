@@ -46,9 +46,9 @@ def _request_of(graph_def: graph_pb2.GraphDef) -> Request | None:
 
 
 def _answer(request: Request, graph_def: graph_pb2.GraphDef, device_type: str) -> bytes | None:
-    request.count_call()
+    request.count(calls=1)
     if any(DONE_ATTR in node.attr for node in graph_def.node):
-        request.skip("rewritten already")
+        request.skipped.append("rewritten already")
         return None
     seen = f"{SEEN_ATTR}_{device_type}"
     if not any(seen in node.attr for node in graph_def.node):
@@ -66,13 +66,13 @@ def _rewrite(request: Request, graph_def: graph_pb2.GraphDef) -> bytes | None:
         request.fail(error)
         after = refusing(before, str(error))
     if after is None:
-        request.skip("nothing to rewrite")
+        request.skipped.append("nothing to rewrite")
         return None
     check_answer(before, after)
     out = graph_protos.copy_of(after)
     _set_on_arguments(out, DONE_ATTR)
     data: bytes = out.SerializeToString()
-    request.count_rewrite()
+    request.count(rewrites=1)
     return data
 
 

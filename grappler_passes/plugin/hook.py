@@ -83,7 +83,7 @@ def _mark_captured(func_graph: Any, request: Request) -> None:
         for external, placeholder in func_graph.captures
         if placeholder.dtype.name == "resource"
     ]
-    request.count_trace(marked=bool(captured))
+    request.count(traced=1, marked=bool(captured))
     if not captured:
         return
     infos = _infos([variable for _, variable in captured], request)

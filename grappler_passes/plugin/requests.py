@@ -68,26 +68,13 @@ class Request:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _logged: bool = field(default=False, repr=False)
 
-    def count_trace(self, marked: bool) -> None:
-        """Notes that a function was traced, and whether its graph can be told by a mark."""
+    def count(self, traced: int = 0, marked: int = 0, calls: int = 0, rewrites: int = 0) -> None:
+        """Adds to what has been counted; any thread may."""
         with self._lock:
-            self.traced += 1
+            self.traced += traced
             self.marked += marked
-
-    def count_call(self) -> None:
-        """Notes that TensorFlow asked about a graph of this request."""
-        with self._lock:
-            self.calls += 1
-
-    def count_rewrite(self) -> None:
-        """Notes that TensorFlow was given a new graph."""
-        with self._lock:
-            self.rewrites += 1
-
-    def skip(self, reason: str) -> None:
-        """Notes why a graph was left as it was, though nothing failed."""
-        with self._lock:
-            self.skipped.append(reason)
+            self.calls += calls
+            self.rewrites += rewrites
 
     def fail(self, error: BaseException) -> None:
         """Keeps the error; the first one is logged, TensorFlow runs the unmodified graph.

@@ -24,8 +24,7 @@ def lane(sizes, fused=False):
     index = GraphIndex(graph.as_graph_def())
     ops = {DO: [index.index["o"]], NEXT: [index.index["f"]]}
     ops[DW] = [index.index[f"w{number}"] for number in range(3)]
-    reach = index.ancestor_bits(index.order, {})
-    return order_lane(index, [DO, DW, NEXT], ops, reach, "lane", fused, sizes)
+    return order_lane(index, [DO, DW, NEXT], ops, "lane", fused, sizes)
 
 
 def between_results(order):
@@ -52,9 +51,8 @@ def test_what_a_large_gradient_is_added_up_from_waits_too():
     index = GraphIndex(graph.as_graph_def())
     ops = {DO: [index.index["o"]], NEXT: [index.index["f"]]}
     ops[DW] = [index.index[name] for name in ("whole", "part0", "part1", "added")]
-    reach = index.ancestor_bits(index.order, {})
     sizes = dict.fromkeys(("whole", "added"), 1024**2)
-    order = order_lane(index, [DO, DW, NEXT], ops, reach, "lane", sizes=sizes)
+    order = order_lane(index, [DO, DW, NEXT], ops, "lane", sizes=sizes)
     # All of dW reads what dO makes: no edges between the two.
     if index.position[index.index["whole"]] < index.position[index.index["added"]]:
         assert sorted(order.edges) == [("added", "f"), ("whole", "part0"), ("whole", "part1")]

@@ -26,14 +26,10 @@ def index_of(*rows):
     return GraphIndex(graph)
 
 
-def reach_of(index):
-    return index.ancestor_bits(index.order, {})
-
-
 def ordered(index, lane, fused=False, sizes=None, name="lane"):
     """``lane`` is ``{task: ops}``, texts both."""
     ops = {Task.parse(task): [index.index[one] for one in names.split()] for task, names in lane.items()}
-    return order_lane(index, list(ops), ops, reach_of(index), name, fused, sizes)
+    return order_lane(index, list(ops), ops, name, fused, sizes)
 
 
 def test_the_last_ops_of_a_task_come_before_the_first_of_the_next():
@@ -237,12 +233,12 @@ def named(index, nodes):
 def test_a_loop_begins_with_what_enters_it_and_ends_with_its_exit():
     index = loop()
     inside = [index.index[n] for n in ["enter", "merge", "cond", "switch", "body", "next", "exit"]]
-    assert named(index, firsts_of(index, inside, reach_of(index))) == ["enter"]
+    assert named(index, firsts_of(index, inside)) == ["enter"]
     # Behind its exit: the exit itself is dead in all iterations but the last.
-    assert lasts_of(index, inside, reach_of(index)) == []
-    assert named(index, lasts_of(index, [*inside, index.index["z"]], reach_of(index))) == ["z"]
+    assert lasts_of(index, inside) == []
+    assert named(index, lasts_of(index, [*inside, index.index["z"]])) == ["z"]
     middle = [index.index[n] for n in ["merge", "switch", "body", "next"]]
-    assert firsts_of(index, middle, reach_of(index)) == lasts_of(index, middle, reach_of(index)) == []
+    assert firsts_of(index, middle) == lasts_of(index, middle) == []
     text = "enter merge cond switch body next exit z"
     assert ordered(index, {"F:0": "y", "F:0@1": text}).edges == [("y", "enter")]
     assert ordered(index, {"F:0": text, "F:0@1": "y"}).edges == [("z", "y")]
@@ -254,8 +250,8 @@ def test_a_loop_begins_with_what_enters_it_and_ends_with_its_exit():
 def test_a_branch_is_not_waited_for():
     index = index_of("x", "p: x", "switch Switch: x p", "then: switch:1", "merge Merge: then switch", "y: x")
     text = "p switch then merge"
-    assert named(index, lasts_of(index, [index.index[n] for n in text.split()], reach_of(index))) == ["merge"]
-    assert lasts_of(index, [index.index["then"]], reach_of(index)) == []
+    assert named(index, lasts_of(index, [index.index[n] for n in text.split()])) == ["merge"]
+    assert lasts_of(index, [index.index["then"]]) == []
     assert ordered(index, {"F:0": text, "F:0@1": "y"}).edges == [("merge", "y")]
 
 
@@ -275,7 +271,7 @@ def test_ops_of_each_task():
         "write": ("U", 2, 2), "log": ("F", 2, 1), "early": ("U", 0, 2),
     }  # fmt: skip
     step = step_of(index, where, ["sum"], ["both"])
-    tasks = ops_of_tasks(step, [0, 0, 1], reach_of(index))
+    tasks = ops_of_tasks(step, [0, 0, 1])
     names = {str(task): [index.names[i] for i in nodes] for task, nodes in tasks.items()}
     position = {name: index.position[index.index[name]] for name in index.names}
     assert {task: sorted(nodes) for task, nodes in names.items()} == {
@@ -291,12 +287,12 @@ def test_ops_that_read_after_an_update_only():
         "h VarHandleOp", "read ReadVariableOp: h", "f: read", "write AssignVariableOp: h f", "g: f ^write"
     )
     where = {"read": ("U", 0, 1), "f": ("F", 0, 0), "write": ("U", 0, 1), "g": ("F", 0, 0)}
-    tasks = ops_of_tasks(step_of(index, where), [0], reach_of(index))
+    tasks = ops_of_tasks(step_of(index, where), [0])
     assert [index.names[i] for i in tasks[Task("F", 0)]] == ["f"]
     forward_write = where | {"write": ("F", 0, 0)}
-    tasks = ops_of_tasks(step_of(index, forward_write), [0], reach_of(index))
+    tasks = ops_of_tasks(step_of(index, forward_write), [0])
     assert named(index, tasks[Task("F", 0)]) == ["f", "g", "write"]
-    tasks = ops_of_tasks(step_of(index, where | {"write": ("dW", 0, 0)}), [0], reach_of(index))
+    tasks = ops_of_tasks(step_of(index, where | {"write": ("dW", 0, 0)}), [0])
     assert named(index, tasks[Task("F", 0)]) == ["f", "g"]
 
 
@@ -305,7 +301,7 @@ def test_an_op_that_waits_for_an_update_ends_nothing():
     index = index_of("h VarHandleOp", "write AssignVariableOp: h h", "log: h ^write", "a: h", "b: a", "c: b")
     where = {"write": ("U", 0, 1), "log": ("F", 0, 0), "c": ("F", 0, 0)}
     assert index.position[index.index["log"]] < index.position[index.index["c"]]
-    tasks = ops_of_tasks(step_of(index, where), [0], reach_of(index))
+    tasks = ops_of_tasks(step_of(index, where), [0])
     assert named(index, tasks[Task("F", 0)]) == ["c"]
 
 

@@ -6,12 +6,11 @@ from grappler_passes.errors import PlanError
 from grappler_passes.graph.liveness import (
     freed_after,
     last_uses,
-    memory_curve,
-    peak_bytes,
     peak_bytes_by_device,
     unknown_sizes,
 )
 from grappler_passes.graph.training_graph import Op, OpKind, TrainingGraph
+from tests.memory import memory_curve, peak_bytes
 
 
 def graph(*rows):

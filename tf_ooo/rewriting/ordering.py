@@ -18,7 +18,7 @@ _WITHOUT_JOIN = 2
 _LARGE_BYTES = 1024**2
 
 
-def ops_of_tasks(step: Step, stage_of_layer: Sequence[int], reach: Sequence[int]) -> dict[Task, list[int]]:
+def ops_of_tasks(step: Step, stage_of_layer: Sequence[int]) -> dict[Task, list[int]]:
     """Nodes of each task in topological order, without the sums of gradients of all micro-batches, or layers.
 
     Nor are ops there that wait for updates (copies of the logs): a lane would wait for the end of the step.
@@ -31,7 +31,7 @@ def ops_of_tasks(step: Step, stage_of_layer: Sequence[int], reach: Sequence[int]
         if at is None or names[i] in sums or step.index.ops[i] == "Const":
             continue
         kind, layer, microbatch = at
-        if kind != "U" and reach[i] & updates:
+        if kind != "U" and step.index.reach[i] & updates:
             continue
         ops.setdefault(Task(kind, stage_of_layer[layer], 0 if kind == "U" else microbatch), []).append(i)
     return ops
@@ -57,18 +57,17 @@ def order_lane(
     index: GraphIndex,
     lane: Sequence[Task],
     ops: Mapping[Task, Sequence[int]],
-    reach: Sequence[int],
     name: str,
     fused: bool = False,
     sizes: Mapping[str, int] | None = None,
 ) -> LaneOrder:
     """Edges that make the tasks run one after the other, many of them through joins.
 
-    With ``fused`` a dO and the dW that follows are one task, whose result is sent at its end.  ``ops``,
-    ``reach``: nodes of each task, their ancestors as bits by position.  ``sizes``: bytes of results, where
-    known: large gradients of one task are computed one after the other, each added to its sum meanwhile.
+    With ``fused`` a dO and the dW that follows are one task, whose result is sent at its end.  ``sizes``:
+    bytes of results, where known: large gradients of one task are computed one after the other, each added to
+    its sum meanwhile.
     """
-    joins = _Joins(index, reach, name, fused, sizes or {})
+    joins = _Joins(index, name, fused, sizes or {})
     order = one_after_another(lane, ops, joins)
     # Last: where they would close a cycle they are left out, not those from task to task.
     order.edges.extend((index.names[before], index.names[after]) for before, after in joins.one_by_one)
@@ -81,19 +80,16 @@ class _Joins:
     ``one_by_one``: edges between the large results of each dW task.
     """
 
-    def __init__(
-        self, index: GraphIndex, reach: Sequence[int], name: str, fused: bool, sizes: Mapping[str, int]
-    ) -> None:
+    def __init__(self, index: GraphIndex, name: str, fused: bool, sizes: Mapping[str, int]) -> None:
         self.names = index.names
         self.one_by_one: list[tuple[int, int]] = []
-        self._index, self._reach = index, reach
-        self._name, self._fused, self._sizes = name, fused, sizes
+        self._index, self._name, self._fused, self._sizes = index, name, fused, sizes
 
     def bit(self, op: int) -> int:
         return 1 << self._index.position[op]
 
     def needs(self, op: int) -> int:
-        return self._reach[op] | self.bit(op)
+        return self._index.reach[op] | self.bit(op)
 
     def run_as_one(self, before: Task, after: Task) -> bool:
         """A dO and the dW beside it, where they are fused."""
@@ -101,7 +97,7 @@ class _Joins:
 
     def link(self, order: LaneOrder, rank: int, block: Bundle, following: Bundle, free: list[int]) -> None:
         """All of the first ops after all of the last."""
-        index, reach = self._index, self._reach
+        index = self._index
         if len(block.tasks) > 1:
             self._send_last(order, block, f"{self._name}/{rank}/sent")
         # What has an edge within its task from, or to, another result has none from, or to, another task.
@@ -109,21 +105,21 @@ class _Joins:
         if [task.kind for task in following.tasks] == ["dW"]:  # beside its dO they are one by one anyway
             self.one_by_one += self._large_results(following.ops, free)
         waiting = {after for _, after in self.one_by_one}
-        lasts = [i for i in lasts_of(index, block.ops, reach) if i not in followed]
-        firsts = [i for i in firsts_of(index, free, reach) if i not in waiting]
+        lasts = [i for i in lasts_of(index, block.ops) if i not in followed]
+        firsts = [i for i in firsts_of(index, free) if i not in waiting]
         self._join(order, lasts, firsts, f"{self._name}/{rank}")
 
     def _large_results(self, nodes: Sequence[int], free: Sequence[int]) -> list[tuple[int, int]]:
         """Edges that have each large result of a dW task, and its ``free`` parts, wait for the last."""
-        index, reach = self._index, self._reach
-        inside, lasts = set(nodes), lasts_of(index, nodes, reach)
+        index = self._index
+        inside, lasts = set(nodes), lasts_of(index, nodes)
         large = sorted((i for i in lasts if self._is_large(i, inside)), key=lambda i: index.position[i])
         edges: list[tuple[int, int]] = []
         earlier = 0
         for before, after in itertools.pairwise(large):
             earlier |= self.needs(before)
             own = self.needs(after) & ~earlier
-            firsts = firsts_of(index, [i for i in free if own & self.bit(i)], reach)
+            firsts = firsts_of(index, [i for i in free if own & self.bit(i)])
             edges += [(before, first) for first in firsts]
         return edges
 
@@ -135,19 +131,19 @@ class _Joins:
 
     def _send_last(self, order: LaneOrder, block: Bundle, name: str) -> None:
         """What leaves a dO task waits for the dW of the same stage."""
-        index, reach = self._index, self._reach
+        index = self._index
         output_grads, weight_grads = block.tasks.values()
         inside = set(block.ops)
         able = [i for i in output_grads if index.contexts[i].frame == () and i not in index.back_preds]
         leaving = [i for i in able if any(s not in inside for s in index.succs[i])]
-        free = [i for i in weight_grads if not any(reach[i] & self.bit(j) for j in leaving)]
-        lasts = lasts_of(index, free, reach)
+        free = [i for i in weight_grads if not any(index.reach[i] & self.bit(j) for j in leaving)]
+        lasts = lasts_of(index, free)
         if lasts and leaving:
             self._join(order, lasts, leaving, name)
 
     def _join(self, order: LaneOrder, lasts: list[int], firsts: list[int], name: str) -> None:
         """All of ``firsts`` after all of ``lasts``; where the graph says so already there is no edge."""
-        reach = self._reach
+        reach = self._index.reach
         ends = sum(map(self.bit, lasts))
         free = [i for i in firsts if ends & ~reach[i]]
         waiting = [i for i in lasts if any(not reach[j] & self.bit(i) for j in free)]
@@ -160,7 +156,7 @@ class _Joins:
         order.edges.extend((name, b) for b in after)
 
 
-def lasts_of(index: GraphIndex, nodes: Sequence[int], reach: Sequence[int]) -> list[int]:
+def lasts_of(index: GraphIndex, nodes: Sequence[int]) -> list[int]:
     """The ops that no other op of the task depends on; those in loops and branches end with these."""
     able = [i for i in nodes if index.contexts[i].output_frame == () and not index.contexts[i].branches]
     kept: list[int] = []
@@ -168,14 +164,12 @@ def lasts_of(index: GraphIndex, nodes: Sequence[int], reach: Sequence[int]) -> l
     for i in sorted(able, key=lambda i: -index.position[i]):
         if not covered >> index.position[i] & 1:
             kept.append(i)
-        covered |= reach[i]
+        covered |= index.reach[i]
     return kept
 
 
-def firsts_of(index: GraphIndex, nodes: Sequence[int], reach: Sequence[int]) -> list[int]:
+def firsts_of(index: GraphIndex, nodes: Sequence[int]) -> list[int]:
     """The ops that depend on no other op of the task."""
     able = [i for i in nodes if index.contexts[i].frame == () and i not in index.back_preds]
-    inside = 0
-    for i in able:
-        inside |= 1 << index.position[i]
-    return [i for i in able if not reach[i] & inside]
+    inside = sum(1 << index.position[i] for i in able)
+    return [i for i in able if not index.reach[i] & inside]

@@ -72,7 +72,7 @@ class _Ops:
         if sum(self._seconds.get(name, 0.0) for name in line) < 2 * least_s:
             return None
         weights = from_weights(self._graph, layer, self._of_data)
-        users = [i for i, n in enumerate(line) if any(p in weights for p, _ in self._graph.ops[n].inputs)]
+        users = [i for i, n in enumerate(line) if any(p in weights for p in self._graph.ops[n].producers)]
         if not users:
             return None
         ends = self._ends(line, range(users[0], users[-1]), least_s)
@@ -110,7 +110,7 @@ class _Ops:
         place = {name: i for i, name in enumerate(line)}
         last = list(range(len(line)))
         for i, name in enumerate(line):
-            for producer, _ in self._graph.ops[name].inputs:
+            for producer in self._graph.ops[name].producers:
                 if producer in place:
                     last[place[producer]] = max(last[place[producer]], i)
         changes = [0.0] * (len(line) + 1)
@@ -138,7 +138,7 @@ class _Ops:
             if name not in part_of:
                 parts[name] = weights[name] if name in weights else lowest.get(name, last)
             reader = part_of[name] if name in part_of else parts[name]
-            for producer, _ in self._graph.ops[name].inputs:
+            for producer in self._graph.ops[name].producers:
                 lowest[producer] = min(lowest.get(producer, reader), reader)
         return parts
 

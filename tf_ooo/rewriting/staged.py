@@ -84,15 +84,14 @@ def _rewrite_plan(step: Step, plan: StagedPlan) -> tuple[RewritePlan, int]:
     stages = plan.stage_of_layer
     sizes = step.sizes
     devices = place(step, [plan.device_of_stage[stage] for stage in stages], sizes)
-    reach = step.index.ancestor_bits(step.index.order, {})
-    ops = ops_of_tasks(step, stages, reach)
+    ops = ops_of_tasks(step, stages)
     edges: list[tuple[str, str]] = []
     joins: dict[str, str] = {}
     ranks: dict[str, int] = {}
     device_of_lane = lane_devices(plan.schedule, plan.device_of_stage)
     for device, tasks in lane_tasks(plan.schedule, step.count):
         name, fused = f"{_JOIN}/{device}", plan.schedule.fused_backward
-        lane = order_lane(step.index, tasks, ops, reach, name, fused, sizes)
+        lane = order_lane(step.index, tasks, ops, name, fused, sizes)
         edges += lane.edges
         joins.update(dict.fromkeys(lane.joins, device_of_lane[device]))
         ranks.update(lane.ranks)

@@ -79,9 +79,8 @@ def _joined(graph: TrainingGraph, where: Where) -> frozenset[str]:
         at = where.get(name)
         if at is None or at[0] != "dW":
             continue
-        read = [producer for producer, _ in op.inputs]
-        dw = (where[producer] for producer in read if where.get(producer, ("", 0))[0] == "dW")
-        if any(producer in joined for producer in read) or any(place != at for place in dw):
+        dw = (where[producer] for producer in op.producers if where.get(producer, ("", 0))[0] == "dW")
+        if any(producer in joined for producer in op.producers) or any(place != at for place in dw):
             joined.add(name)
     return frozenset(joined)
 
@@ -93,7 +92,7 @@ def _touching(graph: TrainingGraph, forward: Mapping[str, int]) -> dict[str, set
     """
     touching = {name: {layer} for name, layer in forward.items()}
     for name, layer in forward.items():
-        for producer, _ in graph.ops[name].inputs:
+        for producer in graph.ops[name].producers:
             if producer in touching:
                 touching[producer].add(layer)
     return {
@@ -122,13 +121,12 @@ def _output_grad_layers(
         if name in of_loops:
             layer_of[name] = of_loops[name]
             continue
-        producers = [producer for producer, _ in op.inputs]
-        cap = min((layer_of[p] for p in producers if p in layer_of), default=last)
-        computed = [p for p in producers if p in touching and graph.ops[p].type != "Const"]
-        reads_gradient = any(p in gradients for p in producers)
+        cap = min((layer_of[p] for p in op.producers if p in layer_of), default=last)
+        computed = [p for p in op.producers if p in touching and graph.ops[p].type != "Const"]
+        reads_gradient = any(p in gradients for p in op.producers)
         if reads_gradient or computed:
             gradients.add(name)
-        said = computed if reads_gradient else producers
+        said = computed if reads_gradient else op.producers
         layers = set().union(*(touching.get(p, set()) for p in said))
         layer_of[name] = max((layer for layer in layers if layer <= cap), default=cap)
     return layer_of
@@ -147,16 +145,15 @@ def _weight_grads_away(
     for name, op in graph.ops.items():
         if op.kind is not OpKind.WEIGHT_GRAD or op.layer is None:
             continue
-        producers = [producer for producer, _ in op.inputs]
         # Not by constants: of all that are alike there is one, which counts to any layer.
-        computed = [p for p in producers if p in touching and graph.ops[p].type != "Const"]
+        computed = [p for p in op.producers if p in touching and graph.ops[p].type != "Const"]
         layers = set().union(*(touching[p] for p in computed))
         if layers and op.layer not in layers:
-            above = [output_grads.get(p, away.get(p)) for p in producers]
+            above = [output_grads.get(p, away.get(p)) for p in op.producers]
             cap = min((layer for layer in above if layer is not None), default=max(layers))
             away[name] = max((layer for layer in layers if layer <= cap), default=cap)
             continue
-        read = [p for p in producers if p in graph.ops and graph.ops[p].kind is OpKind.WEIGHT_GRAD]
+        read = [p for p in op.producers if p in graph.ops and graph.ops[p].kind is OpKind.WEIGHT_GRAD]
         if not layers and read and len({away.get(p) for p in read}) == 1 and read[0] in away:
             away[name] = away[read[0]]
     _keep_going_down(graph, away)
@@ -185,7 +182,7 @@ def _handed_on(
         if home < at and (at not in using[home] or name in leading):
             handed_on.add(name)
         if name in handed_on:
-            handed_on.update(producer for producer, _ in graph.ops[name].inputs if producer in away)
+            handed_on.update(producer for producer in graph.ops[name].producers if producer in away)
     return handed_on
 
 
@@ -198,10 +195,9 @@ def _leading_home(
         op = graph.ops[name]
         if op.kind is not OpKind.WEIGHT_GRAD or op.layer is None:
             continue
-        producers = [producer for producer, _ in op.inputs]
-        reads_home = name not in away and any(op.layer in activations.get(p, ()) for p in producers)
+        reads_home = name not in away and any(op.layer in activations.get(p, ()) for p in op.producers)
         if reads_home or name in leading:
-            leading.update(p for p in producers if p in graph.ops and graph.ops[p].layer == op.layer)
+            leading.update(p for p in op.producers if p in graph.ops and graph.ops[p].layer == op.layer)
     return leading
 
 
@@ -210,7 +206,7 @@ def _keep_going_down(graph: TrainingGraph, away: dict[str, int]) -> None:
     for name in reversed(list(graph.ops)):
         if name not in away:
             continue
-        for producer, _ in graph.ops[name].inputs:
+        for producer in graph.ops[name].producers:
             op = graph.ops.get(producer)
             if op is not None and op.kind is OpKind.WEIGHT_GRAD and op.layer is not None:
                 away[producer] = max(away.get(producer, op.layer), away[name])

@@ -17,7 +17,7 @@ def ops_of_data(graph: TrainingGraph) -> set[str]:
     names: set[str] = set()
     for name, op in graph.ops.items():
         starts = op.type in _DATA and name not in handles
-        if starts or any(producer in names for producer, _ in op.inputs):
+        if starts or any(producer in names for producer in op.producers):
             names.add(name)
     return names
 
@@ -26,7 +26,7 @@ def from_weights(graph: TrainingGraph, layer: Layer, of_data: Collection[str]) -
     """What depends on the layer's weights, perhaps on other variables, and on no data; their handles too."""
     names = {v.handle for v in graph.variables if v.name in layer.variables}
     for name, op in graph.ops.items():
-        if name not in of_data and any(producer in names for producer, _ in op.inputs):
+        if name not in of_data and any(producer in names for producer in op.producers):
             names.add(name)
     return names
 
@@ -39,7 +39,7 @@ def layers_using(
     using: list[set[int]] = []
     for layer in graph.layers:
         weights = from_weights(graph, layer, of_data)
-        users = (name for name in applying if any(p in weights for p, _ in graph.ops[name].inputs))
+        users = (name for name in applying if any(p in weights for p in graph.ops[name].producers))
         using.append({forward[name] for name in users})
     return using
 

@@ -64,7 +64,6 @@ def in_turns(
     """
     index = index_with_given(graph_def)
     tasks = _tasks(index, where, device_of)
-    reach = index.ancestor_bits(index.order, {})
     joins: dict[str, str] = {}
     controls: dict[str, list[str]] = {}
     before: dict[str, str] = {}
@@ -74,10 +73,10 @@ def in_turns(
             continue
         ops, name = tasks[device], f"{_NAME}_{number}"
         lane = [task for task in _LANE if task in ops]
-        order = order_lane(index, lane, ops, reach, f"{name}_join")
-        before |= {index.names[i]: f"^{name}_before" for i in firsts_of(index, ops[lane[0]], reach)}
+        order = order_lane(index, lane, ops, f"{name}_join")
+        before |= {index.names[i]: f"^{name}_before" for i in firsts_of(index, ops[lane[0]])}
         ends[f"{name}_end"] = device
-        last = [(index.names[i], f"{name}_end") for i in lasts_of(index, ops[lane[-1]], reach)]
+        last = [(index.names[i], f"{name}_end") for i in lasts_of(index, ops[lane[-1]])]
         joins |= dict.fromkeys(order.joins, device)
         for earlier, later in [*order.edges, *last]:
             controls.setdefault(later, []).append(f"^{earlier}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from grappler_passes.analysis.dominators import dominators
 from grappler_passes.analysis.forward import STASH_OPS
 from grappler_passes.analysis.gradients import GradientFlow, may_equal
 from grappler_passes.graph.bits import bits_of, several, union
@@ -75,7 +74,7 @@ class Backward:
                 own.setdefault(g.reach[node].bit_length() - 1, []).append(node)
         gradients = []
         for weight, nodes in own.items():
-            passed = dominators(nodes, g.cut, self._entries(nodes))
+            passed = g.cut.dominators(nodes, self._entries(nodes))
             shape = g.weights[weight].shape
             exact = (n for n in passed if any(o.shape == shape for o in self.flow.outputs[n]))
             near = (n for n in passed if any(may_equal(o.shape, shape) for o in self.flow.outputs[n]))

@@ -20,10 +20,9 @@ class BackwardTasks:
 
 
 def backward_tasks(graph: TrainingGraph) -> BackwardTasks:
-    """Cuts the backward pass into tasks.
+    """Cuts the backward pass into tasks; constants, which can be made at any time, belong to none.
 
-    A layer's dO are the dO ops that its dW ops read, and those upstream that no layer nearer to the
-    loss has claimed.  Constants belong to no task: they can be made at any time.
+    A layer's dO are the dO ops that its dW ops read, and those upstream that no layer nearer to the loss has.
     """
     place = {name: i for i, name in enumerate(graph.ops)}
     reads: dict[int, list[str]] = {}

@@ -35,12 +35,11 @@ def forward_ops(g: GradientFlow) -> list[int]:
 
 
 def _hidden(g: GradientFlow, known: list[int]) -> dict[int, int]:
-    """Forward ops that lead to no visible result, such as a loss that is not returned: they
-    change gradients of weights on which they do not depend yet.
+    """Forward ops that lead to no visible result, such as a loss that is not returned: they change gradients
+    of weights on which they do not depend yet.
 
-    Example, weights v and w: in ``h = x @ v; loss = sum((h @ w)**2)`` the op ``h`` depends on v alone
-    and changes the gradients of both.  Only looked for where a weight is read outside the known
-    forward pass and not by updates.
+    In ``h = x @ v; loss = sum((h @ w)**2)`` the op ``h`` depends on v alone and changes the gradients of
+    both.
     """
     reads = (read for weight in g.weights for read in weight.reads)
     if not any(several(g.reach[read]) and not known[read] for read in reads):
@@ -57,10 +56,10 @@ def _hidden(g: GradientFlow, known: list[int]) -> dict[int, int]:
 
 
 def _past_forward(g: GradientFlow) -> list[int]:
-    """Where nothing says which ops are results, ops that nothing consumes are taken for them.
+    """Where nothing says which ops are results, gradients that nobody asked for are among those taken for
+    them.
 
-    Among those are gradients that nobody asked for, such as the one of the input: they come
-    after ops that change fewer weights than they depend on (``d loss / d x`` changes none).
+    They come after ops that change fewer weights than they depend on (``d loss / d x`` changes none).
     """
     if g.results_are_certain:
         return [0] * len(g.flow)

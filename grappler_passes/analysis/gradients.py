@@ -1,15 +1,12 @@
 """How far a gradient reaches: which weights' updates each op of a training step changes.
 
-Everything here follows values through the graph; no layer name, no op name, no name scope.  The
-ideas, in order:
+Everything here follows values through the graph; no layer name, no op name, no name scope:
 
 1. ``weights.py`` tells which variables are weights.
-2. Cut the edges that carry one number (rank 0).  Clipping by global norm, loss scaling, learning
-   rates and step counters tie all weights together through one number; gradients flow through
-   tensors.  On the cut graph, *reach* of an op = the weights whose update it changes.
-3. An op that has a weight's shape and reaches that weight alone is its gradient, or comes after
-   it.  Results of the step that do not depend on any such op are results of the forward pass, and
-   the forward pass (``forward.py``) is what they are computed from.
+2. Clipping by global norm, loss scaling, learning rates tie all weights together through one number (rank 0);
+   gradients flow through tensors.  With these edges cut, *reach* of an op = weights whose update it changes.
+3. An op that has a weight's shape and reaches that weight alone is its gradient, or comes after it.  Results
+   that depend on no such op are results of the forward pass (``forward.py``).
 """
 
 from __future__ import annotations
@@ -17,7 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from grappler_passes.analysis.dominators import dominators
 from grappler_passes.analysis.forward import forward_ops
 from grappler_passes.analysis.weights import Slots, find_weights
 from grappler_passes.graph.bits import memberships
@@ -44,7 +40,6 @@ class GradientFlow(ValueFlow):
 
     @cached_property
     def weight_handles(self) -> frozenset[int]:
-        """The handles of all weights."""
         return frozenset(w.handle for w in self.weights)
 
     @cached_property
@@ -70,7 +65,6 @@ class GradientFlow(ValueFlow):
     # -- reach ------------------------------------------------------------------------------
 
     def sinks(self, weight: int) -> list[int]:
-        """The writes of a weight and of its slots."""
         return [
             *self.weights[weight].writes,
             *(n for slot in self.slots.get(weight, []) for n in slot.writes),
@@ -150,8 +144,8 @@ class GradientFlow(ValueFlow):
     def _from_gradient_on(self, weight: int, reads: set[int], reach: list[int]) -> set[int]:
         """The ops of a lone weight from its finished gradient on.
 
-        In ``y = x @ w; dw = transpose(x) @ (y - t)`` ``y`` may have the shape of w by chance.  But x
-        passes ``y`` by, and nothing passes ``dw`` by.
+        In ``y = x @ w; dw = transpose(x) @ (y - t)`` ``y`` may have the shape of w by chance, but x passes it
+        by.
         """
         fed = self.cut.downstream(dict.fromkeys([*self.data_sources, *reads], 1))
         own = [n for group in self.cut.groups for n in group if fed[n] and reach[n] == 1 << weight]
@@ -159,7 +153,7 @@ class GradientFlow(ValueFlow):
         entries = {n for n in own if n in reads or n in self.data_sources}
         entries |= {n for n in own if any(fed[p] and p not in members for p in self.cut.preds[n])}
         shape = self.weights[weight].shape
-        for node in dominators(own, self.cut, entries):
+        for node in self.cut.dominators(own, entries):
             if any(may_equal(o.shape, shape) for o in self.flow.outputs[node]):
                 return set(own[own.index(node) :])
         return set()
@@ -186,7 +180,6 @@ class GradientFlow(ValueFlow):
 
     @cached_property
     def forward(self) -> list[int]:
-        """1 for each op of the forward pass."""
         return forward_ops(self)
 
 

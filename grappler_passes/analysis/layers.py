@@ -51,7 +51,6 @@ class _Units:
         self._shapes = [w.shape for w in backward.gradients.weights]
 
     def of(self, weights: int) -> int:
-        """The units of weights, both as bits."""
         return union(1 << self.of_weight[weight] for weight in bits_of(weights))
 
     def shape(self, unit: int) -> WeightShape | None:
@@ -63,9 +62,8 @@ class _Units:
 def _note(backward: Backward, units: _Units, node: int) -> None:
     """Notes what one backward op says of the weights that it hands a gradient to.
 
-    A weight's own gradient starts at the shared ops that its own ops read.  If its own ops also
-    read another weight's value, its chain goes back *through* that other layer first: it lies
-    further down, although both start from the same shared op.
+    A weight's gradient starts at the shared ops that its own ops read.  If these also read another weight's
+    value, its chain goes back *through* that layer first: it lies further down.
     """
     g, bits = backward.gradients, units.needed[node]
     if several(bits):

@@ -33,7 +33,6 @@ class Loop:
     condition: int
 
     def exits(self, index: GraphIndex) -> list[int]:
-        """Exits that somebody reads."""
         return [i for i in sorted(self.members) if index.ops[i] in EXITS and self.consumers[i]]
 
 

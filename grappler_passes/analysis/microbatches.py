@@ -1,7 +1,7 @@
 """One micro-batch of a step whose micro-batches are unrolled, with the updates behind it.
 
-Whoever unrolls them marks micro-batch m as step m (see ``steps.py``), what comes once, after all of
-them, as the step behind the last, and the sums of gradients with :data:`SUM_ATTR`.
+Micro-batch m is marked as step m (``steps.py``), what comes once as the step behind the last, sums with
+SUM_ATTR.
 """
 
 from __future__ import annotations

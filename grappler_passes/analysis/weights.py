@@ -1,8 +1,7 @@
 """Which variables a step trains, and which are the optimizer's slots of one of them.
 
-A *weight* is written with a value that depends on data, and is itself read on the way to a result of
-the step (a fetched tensor, a metric, a moving average).  A *slot* (momentum, ...) is written too, but
-all it ever changes is one weight.
+A *weight* is written with a value that depends on data, and read on the way to a result of the step.  A
+*slot* is written too, but all it ever changes is one weight.
 """
 
 from __future__ import annotations

@@ -62,7 +62,6 @@ class _Contexts:
         self.result: list[Context] = [_ROOT] * len(index)
 
     def compute(self) -> list[Context]:
-        """Visit all nodes."""
         for i in self.index.order:
             if self.index.preds(i):
                 self._visit(i)

@@ -172,7 +172,6 @@ class GraphIndex:
 
     @cached_property
     def contexts(self) -> list[Context]:
-        """Where each node runs: its while frame and the branches it is in."""
         return execution_contexts(self, self.frame_names, self.constant_enters)
 
     def arrival_frame(self, node: str | int) -> tuple[str, ...]:

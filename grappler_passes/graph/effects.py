@@ -27,8 +27,7 @@ WORLD = ""
 def has_side_effects(op_type: str) -> bool:
     """True for an op that reads or changes state, waits for another process, or is seen outside.
 
-    Also for an op that TensorFlow does not know.  Assignments to reference variables (TensorFlow 1)
-    are not registered as stateful, but the type of their input shows what they do.
+    Also for an op that is unknown, and for assignments to reference variables (TensorFlow 1).
     """
     if op_type in _HARMLESS:
         return False

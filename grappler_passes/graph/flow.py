@@ -1,13 +1,12 @@
 """Value flow: which op's output can change which op's result, loops and variables included.
 
-This is not the order of execution (``dependencies.py`` has that): control edges carry no value.
-A variable does: a write flows into every later read of the same variable (a RAW hazard, read off
-the control edges that TensorFlow's automatic control dependencies added).
+Not the order of execution (``dependencies.py``): control edges carry no value.  A variable does: a write
+flows into every later read of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -219,3 +218,22 @@ class Propagation:
                     for pred in self.preds[node]:
                         bits[pred] |= total
         return bits
+
+    def dominators(self, nodes: Sequence[int], entries: Collection[int]) -> list[int]:
+        """The nodes that no edge passes by: of ``x -> h -> y, x -> y`` with the entry x these are x and y.
+
+        ``nodes`` are in a topological order; none before the last of ``entries`` counts.
+        """
+        position = {node: i for i, node in enumerate(nodes)}
+        last_reader = list(range(len(nodes)))
+        for i, node in enumerate(nodes):
+            for pred in self.preds[node]:
+                if pred in position:
+                    last_reader[position[pred]] = max(i, last_reader[position[pred]])
+        furthest = max((position[node] for node in entries), default=0)
+        passed_by_all = []
+        for i, node in enumerate(nodes):
+            if furthest <= i:
+                passed_by_all.append(node)
+            furthest = max(furthest, last_reader[i])
+        return passed_by_all

@@ -1,8 +1,7 @@
 """Peak memory of an execution order, from the lifetimes of tensors.
 
-An op's outputs live from the op's execution until that of the last op that reads them, or of the
-op itself where nobody does.  While an op runs, its inputs and its outputs are alive together.  All
-outputs of one op count as one tensor, since sizes are known per op.
+An op's outputs, which count as one tensor, live from its execution until that of the last op that reads them;
+while an op runs, its inputs and its outputs are alive together.
 """
 
 from __future__ import annotations

@@ -35,9 +35,8 @@ Shape = tuple[int | None, ...]
 class KnownShapes:
     """What the caller knows of a step's inputs.
 
-    Attributes:
-        batch_size: rows of an input whose leading dimension is open; goes before ``seen``.
-        seen: (TensorFlow's number of the dtype, shape) of tensors that the step was given.
+    ``batch_size``: rows where the leading dimension is open; goes before ``seen``, (TensorFlow's number of
+    the dtype, shape) of tensors that the step was given.
     """
 
     batch_size: int | None = None

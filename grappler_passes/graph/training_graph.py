@@ -111,7 +111,6 @@ class TrainingGraph:
     mixed: Mapping[str, str] = field(default_factory=dict)
 
     def of_kind(self, kind: OpKind) -> list[str]:
-        """Names of the ops of one kind, in topological order."""
         return [name for name, op in self.ops.items() if op.kind is kind]
 
     def counts(self) -> dict[str, int]:

@@ -56,7 +56,6 @@ class ValueFlow:
 
     @cached_property
     def cyclic(self) -> bool:
-        """The graph has while loops."""
         return BACK_EDGE_OP in set(self.flow.types)
 
     @cached_property

@@ -125,7 +125,6 @@ class PassPipeline(Pass):
         object.__setattr__(self, "passes", tuple(self.passes))
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """Run each pass on the result of the one before."""
         if not self.ran:
             self._dump(0, "input", graph_def)
         current, modified = graph_def, False

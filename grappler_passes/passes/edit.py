@@ -26,7 +26,6 @@ class GraphEditor:
 
     @property
     def modified(self) -> bool:
-        """True once anything was asked for."""
         return bool(self.removed or self.added or self.opened)
 
     def add(self, name: str, op: str, inputs: Iterable[str], device: str = "") -> node_def_pb2.NodeDef:

@@ -19,10 +19,9 @@ _FULL_NAME = re.compile(r"/job:[A-Za-z][\w.-]*/replica:\d+/task:\d+/device:[A-Z]
 
 @dataclass(frozen=True)
 class PlacementPass(Pass):
-    """Sets the device of each node of ``plan.devices``.
+    """Sets the device of each node of ``plan.devices``, full names, all of them ``available``.
 
-    TensorFlow ends the process when a graph names a device that does not exist, so every device
-    must be one of ``available`` (full names, as in ``/job:localhost/replica:0/task:0/device:CPU:0``).
+    TensorFlow ends the process when a graph names a device that does not exist.
     """
 
     plan: RewritePlan

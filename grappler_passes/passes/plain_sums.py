@@ -1,8 +1,7 @@
 """Sums that TensorFlow's memory optimizer has taken apart, as one op again.
 
-Where a graph may need most of a device's memory, that optimizer makes of an ``AddN`` of three and more a
-variable, to which each input is added when it comes (``TemporaryVariable``, ``AssignAdd``): the bits of the
-sum then depend on what happens to come first.
+Where memory may be short it makes of an ``AddN`` a variable, to which each input is added when it comes: the
+bits of the sum then depend on what happens to come first.
 """
 
 from __future__ import annotations

@@ -33,5 +33,4 @@ class RewritePlan:
 
     @property
     def annotated_nodes(self) -> set[str]:
-        """Names of all nodes that get at least one attribute."""
         return {*self.kinds, *self.layers, *self.streams, *self.priorities, *self.stages}

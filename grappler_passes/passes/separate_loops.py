@@ -1,9 +1,8 @@
 """Moves the sum of an RNN's weight gradients out of the loop that computes dO.
 
-The gradient loop of an RNN computes, step by step, dO and ``total = total + dW(step)``; the layers
-below wait for dW of all steps.  Here the nodes that serve only such sums move to a second loop.  The
-first loop stores what they read of each step in a list; the second reads the lists and makes the same
-additions in the same order, so no bit changes.  The price is memory: a dO of each step stays alive.
+That loop computes, step by step, dO and ``total = total + dW(step)``, so that the layers below wait for dW of
+all steps.  What serves only such sums moves to a second loop; the first stores what they read of each step in
+a list. The same additions in the same order: no bit changes.  The price: a dO of each step stays alive.
 """
 
 from __future__ import annotations
@@ -160,7 +159,6 @@ class _LoopSplit:
         return tensor(index.names[index.data_preds[source][0][0]], index.data_preds[source][0][1])
 
     def apply(self) -> None:
-        """Store in the first loop, build the second around the moved nodes, rewire these."""
         self._scalar("minus_one", -1)
         lists = {key: self._store(k, key, dtype) for k, (key, dtype) in enumerate(self.stored.items())}
         self._counter(next(iter(lists.values())))

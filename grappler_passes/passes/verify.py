@@ -36,14 +36,9 @@ def verify(
 ) -> None:
     """Raise VerifyError, naming node and rule, where the graphs differ in more than ``relaxes`` allows.
 
-    Args:
-        before: the graph as it came.
-        after: the graph as it is now.
-        training_graph: its update and communication ops must be kept.
-        replaced: the nodes that passes say they took apart (they may go, or read other tensors); nodes with
-            side effects may be among them with ``Relaxation.SIDE_EFFECTS`` only, the graph's ends never.
-        fetches: names of nodes that must be kept.
-        relaxes: what may differ; by default everything that leaves the numbers as they were.
+    ``training_graph``: its update and communication ops must be kept, as ``fetches`` (names).  ``replaced``
+    nodes may go, or read other tensors; with side effects only if ``Relaxation.SIDE_EFFECTS``, the graph's
+    ends never.
     """
     _control_inputs_last(after)
     old = GraphIndex(before)
@@ -74,7 +69,6 @@ class VerifyPass(Pass):
     name: ClassVar[str] = "verify"
 
     def knowing(self, replaced: frozenset[str]) -> VerifyPass:
-        """The check that lets these nodes differ, too."""
         return replace(self, replaced=self.replaced | replaced)
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:

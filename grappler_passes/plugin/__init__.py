@@ -9,7 +9,7 @@
 """
 
 from grappler_passes.plugin.answer import AnswerError, check_answer
-from grappler_passes.plugin.hook import describe_keras
+from grappler_passes.plugin.hook import describe_keras, described_by_handle
 from grappler_passes.plugin.loader import PluginError, load, loaded
 from grappler_passes.plugin.requests import Request, VariableInfo, register, tracing, unregister
 
@@ -20,6 +20,7 @@ __all__ = [
     "VariableInfo",
     "check_answer",
     "describe_keras",
+    "described_by_handle",
     "load",
     "loaded",
     "register",

@@ -21,9 +21,8 @@ _REFUSED = "ooo_refused"
 def answer(data: bytes, device_type: str = "CPU") -> bytes | None:
     """The serialized new graph for a serialized graph; None to leave it as it is.  Never raises.
 
-    TensorFlow runs its optimizers twice, plug-ins last in each round, one per device type.  The
-    graph is rewritten in the second round, after everything else: control edges and attributes
-    added earlier would keep TensorFlow from fusing some ops, and a fused op may round differently.
+    TensorFlow runs its optimizers twice, plug-ins last.  The graph is rewritten in the second round: what was
+    added earlier would keep some ops from being fused, and a fused op may round differently.
     """
     request: Request | None = None
     try:

@@ -1,15 +1,14 @@
 """Marks the arguments of traced functions, so that their graphs can be told apart later.
 
-A graph that reaches the plug-in carries no function name, and inlining and constant folding drop
-most attributes.  Attributes of an argument's placeholder that start with ``_`` become argument
-attributes of the function and are still on the ``_Arg`` nodes of the final graph.
+A graph that reaches the plug-in carries no function name.  Attributes of an argument's placeholder that start
+with ``_`` are still on the ``_Arg`` nodes of the final graph.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,15 +51,22 @@ def describe_keras(model: Any) -> Describe:
     may be built, frozen and thawed in between.
     """
 
-    def describe(variables: Sequence[Any]) -> list[VariableInfo | None]:
+    def infos() -> Iterator[tuple[Any, VariableInfo]]:
         trainable = {id(variable) for variable in model.trainable_variables}
-        by_handle: dict[int, VariableInfo] = {}
         for keras_variable in model.variables:
             copies = _copies(keras_values.variable_of_keras(keras_variable))
             for number, copy in enumerate(copies):
                 name = _name(copy) if number else keras_values.path_of_keras(keras_variable) or _name(copy)
-                info = VariableInfo(name=name, trainable=id(keras_variable) in trainable)
-                by_handle[id(copy.handle)] = info
+                yield copy.handle, VariableInfo(name=name, trainable=id(keras_variable) in trainable)
+
+    return described_by_handle(infos)
+
+
+def described_by_handle(infos: Callable[[], Iterable[tuple[Any, VariableInfo]]]) -> Describe:
+    """A ``Request.describe`` from (handle, what is said of its variable), asked for at each trace."""
+
+    def describe(variables: Sequence[Any]) -> list[VariableInfo | None]:
+        by_handle = {id(handle): info for handle, info in infos()}
         return [by_handle.get(id(variable.handle)) for variable in variables]
 
     return describe

@@ -23,7 +23,6 @@ class Packed:
 
     @property
     def specs(self) -> list[Any]:
-        """TensorSpecs of the tensors."""
         return [tf.TensorSpec(tensor.shape, tf.as_dtype(tensor.dtype)) for tensor in self.tensors]
 
     def tensors_of(self, values: Any) -> list[Any]:
@@ -39,7 +38,6 @@ class Packed:
         return [flat[place] for place in self._places]
 
     def unpack(self, tensors: Sequence[Any]) -> Any:
-        """The nest with other tensors in it."""
         flat = list(self._flat)
         for place, tensor in zip(self._places, tensors, strict=True):
             flat[place] = tensor

@@ -1,7 +1,6 @@
 """XLA's flags for one compilation, in a process that has compiled before.
 
-XLA reads ``XLA_FLAGS`` once, at its first use.  TensorFlow offers nothing to set a flag for one function,
-but its library exports XLA's two functions that set all flags back and read the variable again.
+XLA reads ``XLA_FLAGS`` at its first use, but TensorFlow exports XLA's functions that read it again.
 """
 
 from __future__ import annotations

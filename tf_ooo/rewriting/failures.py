@@ -31,7 +31,6 @@ class Failures:
 
     @property
     def reason(self) -> str | None:
-        """The first error in one line."""
         return self.reason_of(self.errors[0]) if self.errors else None
 
     def raise_refused(self) -> None:

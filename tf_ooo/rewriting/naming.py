@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from grappler_passes import plugin
 from grappler_passes.graph.variables import VARIABLE_ATTR
 from tf_ooo.compat import keras_variables
 from tf_ooo.rewriting.unrolled_tasks import Step
@@ -34,16 +35,14 @@ def named(variables: Sequence[VariableT]) -> dict[str, VariableT]:
 def describe(model: keras.Model, variables: Callable[[], Sequence[keras.Variable]]) -> Describe:
     """What graphs say about variables: these names, and what Keras thinks is trainable."""
 
-    def describe_captured(captured: Sequence[Any]) -> list[VariableInfo | None]:
+    def infos() -> Iterator[tuple[Any, VariableInfo]]:
         trainable = {id(variable) for variable in model.trainable_variables}
-        by_handle: dict[int, VariableInfo] = {}
         for name, variable in named(variables()).items():
             value = keras_variables.value_of(variable)
             if value is not None:
-                by_handle[id(value.handle)] = {"name": name, "trainable": id(variable) in trainable}
-        return [by_handle.get(id(variable.handle)) for variable in captured]
+                yield value.handle, {"name": name, "trainable": id(variable) in trainable}
 
-    return describe_captured
+    return plugin.described_by_handle(infos)
 
 
 def variable_layers(step: Step) -> dict[str, int]:

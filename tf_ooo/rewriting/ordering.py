@@ -96,7 +96,6 @@ class _Joins:
         return self._fused and after.kind == "dW" and before == Task("dO", after.stage, after.microbatch)
 
     def link(self, order: LaneOrder, rank: int, block: Bundle, following: Bundle, free: list[int]) -> None:
-        """All of the first ops after all of the last."""
         index = self._index
         if len(block.tasks) > 1:
             self._send_last(order, block, f"{self._name}/{rank}/sent")

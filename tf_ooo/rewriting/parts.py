@@ -1,7 +1,7 @@
 """Layers that are too long for a stage, cut between their ops.
 
-What stands before a layer's weights (a frozen backbone, preprocessing) and behind them (attention, a loss)
-becomes layers without weights.  The ops that use the layer's weights stay together, with what stands between.
+What stands before a layer's weights (preprocessing) and behind them (attention, a loss) becomes layers
+without weights.  The ops that use its weights stay together, with what stands between.
 """
 
 from __future__ import annotations

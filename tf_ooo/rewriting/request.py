@@ -127,9 +127,7 @@ class RewriteRequest(Generic[ResultT]):
         return None if self.result is not None else self.skipped
 
     def tracing(self) -> AbstractContextManager[object]:
-        """Functions traced on this thread inside the block are rewritten."""
         return plugin.tracing(self._request)
 
     def close(self) -> None:
-        """Stops rewriting; what was compiled stays as it is."""
         self._close()

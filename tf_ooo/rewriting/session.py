@@ -138,7 +138,6 @@ class RewriteSession(RewriteRequest[RewriteResult], StepSession):
         return self._peaks.stock_bytes
 
     def prepare(self, seen: Seen) -> None:
-        """As in ``KnownShapes.seen``."""
         peaks, limit_bytes = self._peaks, self._options.memory_limit_bytes
         peaks.known = KnownShapes(self._options.batch_size, seen)
         if limit_bytes is not None:

@@ -71,12 +71,10 @@ class Step:
 
     @cached_property
     def joined(self) -> frozenset[str]:
-        """Ops that add up a micro-batch's gradients from several layers."""
         return frozenset(name for name, key in self.general.items() if key in self.known.joined)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Bytes of ops' outputs, where known."""
         sizes = self.known.sizes
         return {name: sizes[key] for name, key in self.general.items() if key in sizes}
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tf_ooo.compat import func_graphs, keras_optimizers, keras_variables, tf_functions
 from tf_ooo.hosts.ranks.base import Engine
-from tf_ooo.tracing.intercepting import Update, intercepted
+from tf_ooo.tracing.intercepting import Update, intercepted, times
 from tf_ooo.tracing.optimizers import optimizers_of
 from tf_ooo.tracing.rank_names import unnumbered
 from tf_ooo.tracing.slices import GradientSlices
@@ -45,7 +45,7 @@ class Averaging:
         self.averaged: set[str] = set()
         self.left_alone: set[str] = set()
         self.slices = GradientSlices()
-        self._factor: Any = None
+        self._factor: Any = 1.0
 
     def wrap(self, model: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """What makes of the model's ``train_step`` one that averages."""
@@ -64,13 +64,12 @@ class Averaging:
 
     @contextlib.contextmanager
     def active(self, optimizers: Sequence[Any], data: Any = None) -> Iterator[None]:
-        """Inside the block the optimizers average first."""
-        self._factor = self._weight_of(data) if self.weighting == "samples" else None
+        self._factor = self._weight_of(data) if self.weighting == "samples" else 1.0
         try:
             with intercepted(optimizers, self._average_first):
                 yield
         finally:
-            self._factor = None
+            self._factor = 1.0
 
     def _average_first(self, update: Update) -> Any:
         if keras_optimizers.horovod_averages(update.optimizer):
@@ -95,7 +94,7 @@ class Averaging:
         for place in mine:
             by_op.setdefault(self._op_for(variables[place]), []).append(place)
         for op, places in by_op.items():
-            named = [(_name(variables[i], i), self._weighted(grads[i])) for i in places]
+            named = [(_name(variables[i], i), times(grads[i], self._factor)) for i in places]
             for i, averaged in zip(places, self._allreduce(named, op), strict=True):
                 out[i] = averaged
         return out
@@ -109,14 +108,6 @@ class Averaging:
     def _op_for(self, variable: Any) -> str:
         # The "gradient" of such a variable (a scale of float8 training) is its next value.
         return "Average" if keras_variables.is_overwritten_with_gradient(variable) else self.op
-
-    def _weighted(self, grad: Any) -> Any:
-        if self._factor is None:
-            return grad
-        if isinstance(grad, tf.IndexedSlices):
-            values = grad.values * tf.cast(self._factor, grad.values.dtype)
-            return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
-        return grad * tf.cast(self._factor, grad.dtype)
 
     def _weight_of(self, data: Any) -> Any:
         """This rank's samples over the mean of all ranks'; exactly 1 where all have as many."""

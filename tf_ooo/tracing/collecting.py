@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tf_ooo.compat import keras_optimizers, op_marks
 from tf_ooo.errors import BackendError
-from tf_ooo.tracing.intercepting import Update, intercepted, ops_so_far, refuse_twice
+from tf_ooo.tracing.intercepting import Update, intercepted, ops_so_far, refuse_twice, times
 
 _APPLY_ONCE = "a pipeline applies them once, after all micro-batches"
 
@@ -48,7 +48,6 @@ class Collecting:
 
     @contextlib.contextmanager
     def micro_batch(self, number: int) -> Iterator[None]:
-        """Inside the block, gradients are those of a micro-batch."""
         self._number, self._calls = number, 0
         with intercepted(self.optimizers, self._collect):
             yield
@@ -75,7 +74,7 @@ class Collecting:
     def _add(self, into: _Applied, place: int, grad: Any) -> None:
         if grad is None:
             return
-        weighted = _times(grad, self.weights[self._number])
+        weighted = times(grad, self.weights[self._number])
         if isinstance(grad, tf.IndexedSlices):
             self._add_slices(into, place, weighted)
             return
@@ -111,7 +110,7 @@ class Collecting:
             total = _joined(applied.slices[place])
             if applied.sums[place] is not None:  # dense for some micro-batches, slices for others
                 total = tf.convert_to_tensor(total) + applied.sums[place]
-        return None if total is None else _times(total, self.scale)
+        return None if total is None else times(total, self.scale)
 
 
 def _joined(slices: Sequence[Any]) -> Any:
@@ -128,15 +127,6 @@ def _with_own_rows(slices: Any) -> Any:
     """Slices whose rows stay this micro-batch's: graph optimizers join constant ones with others'."""
     rows = tf.raw_ops.PlaceholderWithDefault(input=slices.indices, shape=slices.indices.shape)
     return tf.IndexedSlices(slices.values, rows, slices.dense_shape)
-
-
-def _times(grad: Any, factor: float) -> Any:
-    """``grad * factor``; the gradient itself where the factor is 1."""
-    if factor == 1.0:
-        return grad
-    if isinstance(grad, tf.IndexedSlices):
-        return tf.IndexedSlices(_times(grad.values, factor), grad.indices, grad.dense_shape)
-    return grad * tf.cast(factor, grad.dtype)
 
 
 def fixed_rows(indices: Any) -> np.ndarray | None:

@@ -54,5 +54,4 @@ class FlatTrace:
         return tuple(tensor.op.name for tensor in self.concrete.inputs if id(tensor) not in inside)
 
     def unpack(self, fetched: Sequence[Any]) -> Any:
-        """The results, given what ``fetches`` have come to."""
         return self.results.unpack(fetched[: len(self.results.tensors)])

@@ -76,3 +76,12 @@ def refuse_twice(optimizer: Any, applied: Iterable[Any], instead: str) -> None:
 def ops_so_far() -> int:
     """How many ops the graph has that is being traced."""
     return len(tf.compat.v1.get_default_graph().get_operations())
+
+
+def times(grad: Any, factor: Any) -> Any:
+    """``grad * factor``, of slices their values; the gradient itself where the factor is the number 1."""
+    if isinstance(factor, float) and factor == 1.0:
+        return grad
+    if isinstance(grad, tf.IndexedSlices):
+        return tf.IndexedSlices(times(grad.values, factor), grad.indices, grad.dense_shape)
+    return grad * tf.cast(factor, grad.dtype)

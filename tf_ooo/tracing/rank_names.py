@@ -6,9 +6,5 @@ import re
 
 
 def unnumbered(path: str) -> str:
-    """The last part of a variable's name, without a number.
-
-    Keras numbers layers, and variables without a name, within a process: one rank's ``variable_7`` is the
-    ``variable_5`` of another that has made fewer before.
-    """
+    """The last part of a variable's name, without the number that Keras counts within a process."""
     return re.sub(r"_\d+$", "", path.rsplit("/", 1)[-1])

@@ -28,7 +28,6 @@ class GradientSlices:
 
     @contextlib.contextmanager
     def used(self, counts: Mapping[str, int]) -> Iterator[None]:
-        """What is traced inside the block is cut so."""
         kept, self.counts = self.counts, counts
         try:
             yield
@@ -36,7 +35,6 @@ class GradientSlices:
             self.counts = kept
 
     def wrap(self, step: Callable[[Any], Any], counts: Mapping[str, int]) -> Callable[[Any], Any]:
-        """A step whose gradients are cut so."""
 
         def sliced(data: Any) -> Any:
             with self.used(counts):

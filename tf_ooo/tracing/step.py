@@ -42,7 +42,6 @@ class StepFunctions:
         self._functions: dict[Any, Any] = {}
 
     def __call__(self, batch: Any) -> Any:
-        """Trains on a batch; its logs."""
         key = nests.signature(batch)
         if key not in self._functions:
             function = self._make(batch)
@@ -54,7 +53,6 @@ class StepFunctions:
 
     @property
     def traced(self) -> int:
-        """How many functions have been made."""
         return len(self._functions)
 
     def concrete(self, batch: Any) -> Any:

@@ -1,7 +1,6 @@
 """Several steps in one flat function, so that no step waits for all of the step before.
 
-The forward pass of a layer waits for what its own variables wait for: their update.  Between two
-calls of a function everything is done, so that a checkpoint taken there holds every update.
+Between two calls everything is done, so that a checkpoint taken there holds every update.
 """
 
 from __future__ import annotations
@@ -54,17 +53,14 @@ class CopiedStep:
 
     @property
     def nodes(self) -> int:
-        """How many ops a copy adds."""
         return len(self._graph_def.node)
 
     @property
     def op_types(self) -> set[str]:
-        """Of the step and of all functions that it calls."""
         return self.called_op_types | {node.op for node in self._graph_def.node}
 
     @property
     def called_op_types(self) -> set[str]:
-        """Of the functions that the step calls."""
         return {node.op for function in self._graph_def.library.function for node in function.node_def}
 
     def __call__(
@@ -165,7 +161,6 @@ class Unrolled:
         return outputs
 
     def run(self, batches: list[Any]) -> Any:
-        """Trains on as many batches in one function; the logs of the last step."""
         if len(batches) not in self._functions:
             return self._first_run(batches)
         with self._tracing():
@@ -190,7 +185,6 @@ class Unrolled:
         return len(self._functions)
 
     def function(self, count: int) -> Any:
-        """The ``tf.function`` of so many steps."""
         if count not in self._functions:
             self._functions[count] = self.source.function(count)
         return self._functions[count]

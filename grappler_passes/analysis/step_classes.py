@@ -9,6 +9,7 @@ from tensorflow.core.framework import graph_pb2, node_def_pb2, types_pb2
 
 from grappler_passes.analysis.classify import classify_graph_def
 from grappler_passes.analysis.steps import STEP_SCOPE
+from grappler_passes.graph.node_input import split_input, tensor
 from grappler_passes.graph.training_graph import Op, TrainingGraph
 
 
@@ -52,15 +53,10 @@ def _batch(graph_def: graph_pb2.GraphDef) -> list[str]:
 def _alike(node: node_def_pb2.NodeDef, other: node_def_pb2.NodeDef, names: Mapping[str, str]) -> bool:
     if node.op != other.op or node.device != other.device or len(node.input) != len(other.input):
         return False
-    if [_input(text, names) for text in node.input] != list(other.input):
+    renamed = (tensor(names.get(name, name), port) for name, port in map(split_input, node.input))
+    if list(renamed) != list(other.input):
         return False
     return node.op == "_Arg" or _attributes(node) == _attributes(other)
-
-
-def _input(text: str, names: Mapping[str, str]) -> str:
-    mark, name = ("^", text[1:]) if text[0] == "^" else ("", text)
-    name, colon, port = name.partition(":")
-    return f"{mark}{names.get(name, name)}{colon}{port}"
 
 
 def _attributes(node: node_def_pb2.NodeDef) -> dict[str, bytes]:

@@ -29,6 +29,13 @@ def split_input(text: str) -> tuple[str, int]:
     return text, 0
 
 
+def tensor(name: str, port: int) -> str:
+    """The text of an input; port -1 is a control input."""
+    if port < 0:
+        return f"^{name}"
+    return name if port == 0 else f"{name}:{port}"
+
+
 def make_identity(node: node_def_pb2.NodeDef, inputs: Iterable[str]) -> None:
     """Changes an op with one type ``T`` to an Identity of other inputs; notes (``_...``) stay."""
     node.op = "Identity"

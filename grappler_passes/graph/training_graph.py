@@ -7,7 +7,7 @@ Nothing here imports TensorFlow.  A :class:`TrainingGraph` is made by
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -135,6 +135,12 @@ class TrainingGraph:
             return None
         new = [place[variables] for variables in own]
         numbered = [replace(layer, index=number) for layer, number in zip(self.layers, new, strict=True)]
-        by_place = sorted(numbered, key=lambda layer: layer.index)
-        ops = {n: op if op.layer is None else replace(op, layer=new[op.layer]) for n, op in self.ops.items()}
-        return replace(self, ops=ops, layers=tuple(by_place))
+        return self.with_layers(sorted(numbered, key=lambda layer: layer.index), new)
+
+    def with_layers(self, layers: Iterable[Layer], numbers: Sequence[int]) -> TrainingGraph:
+        """The same graph with other layers; ``numbers`` are the new ones of the old layers."""
+        ops = {
+            name: op if op.layer is None else replace(op, layer=numbers[op.layer])
+            for name, op in self.ops.items()
+        }
+        return replace(self, ops=ops, layers=tuple(layers))

@@ -9,6 +9,7 @@ from tensorflow.core.framework import graph_pb2, node_def_pb2
 from grappler_passes.compat import graph_protos
 from grappler_passes.errors import GraphError
 from grappler_passes.graph.node_input import split_input
+from grappler_passes.graph.node_input import tensor as tensor
 
 
 class GraphEditor:
@@ -58,10 +59,3 @@ class GraphEditor:
         for node in result.node:
             graph_protos.keep_colocations(node, lambda name: name not in self.removed)
         return result
-
-
-def tensor(name: str, port: int) -> str:
-    """The text of an input; port -1 is a control input."""
-    if port < 0:
-        return f"^{name}"
-    return name if port == 0 else f"{name}:{port}"

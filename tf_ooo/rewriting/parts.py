@@ -164,12 +164,8 @@ def _renumbered(
                 place = part - division.home if behind else part + 1
                 layers.append(Layer(len(layers), (), label=f"{_PLACES[behind]}{layer.name} ({place})"))
     home = [start + divisions[i].home if i in divisions else start for i, start in enumerate(first)]
-    ops = {
-        name: op if op.layer is None else dataclasses.replace(op, layer=home[op.layer])
-        for name, op in graph.ops.items()
-    }
     numbered = {
         name: first[layer] + divisions[layer].part_of[name] if layer in divisions else home[layer]
         for name, layer in forward.items()
     }
-    return dataclasses.replace(graph, ops=ops, layers=tuple(layers)), numbered
+    return graph.with_layers(layers, home), numbered

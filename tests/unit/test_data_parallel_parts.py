@@ -299,7 +299,7 @@ def test_learning_rates_may_differ_also_within_a_loss_scaling_optimizer() -> Non
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
         inner = keras.optimizers.SGD(rate, clipnorm=clip)
         model.compile(keras.optimizers.LossScaleOptimizer(inner), "mse")
-        return agreement.description_of(model, optimizers_of(model))
+        return agreement.description_of(model, optimizers_of(model), {})
 
     assert described(0.1, 1.0) == described(0.2, 1.0)
     assert described(0.1, 1.0) != described(0.1, 2.0)

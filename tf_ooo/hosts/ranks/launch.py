@@ -34,12 +34,15 @@ def mpi_size() -> int:
     return max((int(size) for size in told if size.isdecimal()), default=1)
 
 
+def _size_of_horovod() -> int | None:
+    """How many processes ``hvd.init()`` found; None where nobody has called it."""
+    basics = sys.modules.get("horovod.tensorflow")
+    return int(basics.size()) if basics is not None and basics.is_initialized() else None
+
+
 def launched_by_horovod() -> bool:
     """Whether horovodrun (or the environment it sets) started this process, or ``hvd.init()`` was called."""
-    if launched():
-        return True
-    basics = sys.modules.get("horovod.tensorflow")
-    return basics is not None and bool(basics.is_initialized())
+    return launched() or _size_of_horovod() is not None
 
 
 def launched_for_collectives() -> bool:
@@ -61,9 +64,7 @@ def launched_with_workers() -> bool:
     """Whether ``mode="auto"`` means data parallel here: a launcher started more than one process."""
     if launched():
         return os.environ["HOROVOD_SIZE"] != "1"
-    if launched_by_horovod():
-        return bool(sys.modules["horovod.tensorflow"].size() > 1)
-    return False
+    return (_size_of_horovod() or 1) > 1
 
 
 def resolved_name(name: str) -> str:
@@ -72,7 +73,7 @@ def resolved_name(name: str) -> str:
         return name
     if launched_by_horovod():
         # ``hvd.init()`` may have been called in a process that no launcher of Horovod's started.
-        alone = "HOROVOD_SIZE" not in os.environ and sys.modules["horovod.tensorflow"].size() == 1
+        alone = "HOROVOD_SIZE" not in os.environ and _size_of_horovod() == 1
         if not (alone and launched_for_collectives()):
             return "horovod"
     if launched_for_collectives():

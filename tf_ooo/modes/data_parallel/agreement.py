@@ -7,11 +7,12 @@ import json
 import math
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import keras_layers, keras_optimizers, train_function, versions
 from tf_ooo.errors import OptionsError
-from tf_ooo.hosts.ranks.base import Engine
+from tf_ooo.hosts.ranks.messages import Message
 from tf_ooo.tracing.rank_names import unnumbered
 
 if TYPE_CHECKING:
@@ -23,29 +24,51 @@ _OWN_TO_A_PROCESS = (
 )  # fmt: skip
 
 
-def description_of(model: keras.Model, optimizers: Sequence[keras.optimizers.Optimizer]) -> dict[str, Any]:
-    """What must be the same on all ranks: names of parts, each with a JSON value."""
+@dataclass(frozen=True)
+class Description(Message):
+    """What must be the same on all ranks; values are of JSON types, and named by where they are."""
+
+    versions: Mapping[str, str]
+    weights: Sequence[Any]
+    layers: Sequence[Mapping[str, Any]]
+    loss: Any
+    optimizers: Sequence[Mapping[str, Any]]
+    steps_per_execution: int
+    run_eagerly: bool
+    options: Mapping[str, Any]
+    batch: Sequence[Any] | None = None
+
+
+def description_of(
+    model: keras.Model,
+    optimizers: Sequence[keras.optimizers.Optimizer],
+    options: Mapping[str, Any],
+    batch: Sequence[Any] | None = None,
+) -> Description:
+    """Of a built model, and of what else its ranks have to agree on."""
     import tensorflow as tf
 
     used = versions.keras_of(model)
-    return {
-        "versions": {
+    return Description(
+        versions={
             "python": ".".join(platform.python_version_tuple()[:2]),
             "tensorflow": tf.__version__,
             "keras": f"{used.__name__} {used.__version__}",
         },
         # Keras numbers layers within a process; where they are in the model says which they are.  Keras 2 has
         # the layer's name before the variable's.
-        "weights": [
+        weights=[
             [list(weight.shape), str(weight.dtype), bool(weight.trainable), unnumbered(weight.name)]
             for weight in model.weights
         ],
-        "layers": [_layer(part) for part in keras_layers.parts_of(model)],
-        "loss": _loss(getattr(model, "loss", None)),
-        "optimizers": [_optimizer(optimizer) for optimizer in optimizers],
-        "steps_per_execution": train_function.steps_per_execution(model),
-        "run_eagerly": bool(model.run_eagerly),
-    }
+        layers=[_layer(part) for part in keras_layers.parts_of(model)],
+        loss=_loss(getattr(model, "loss", None)),
+        optimizers=[_optimizer(optimizer) for optimizer in optimizers],
+        steps_per_execution=train_function.steps_per_execution(model),
+        run_eagerly=bool(model.run_eagerly),
+        options=options,
+        batch=batch,
+    )
 
 
 def _layer(layer: keras.layers.Layer) -> dict[str, Any]:
@@ -117,9 +140,8 @@ def batch_of(element: Any) -> list[Any]:
     ]
 
 
-def refuse_different(engine: Engine, mine: Mapping[str, Any]) -> None:
-    """Raises the same OptionsError on every rank where any rank's description is not rank 0's."""
-    everyone = engine.gather(dict(mine))
+def refuse_different(everyone: Sequence[Mapping[str, Any]]) -> None:
+    """Raises OptionsError, the same on every rank, where any rank's fields are not rank 0's."""
     lines = [
         line
         for rank, theirs in enumerate(everyone)

@@ -99,10 +99,9 @@ class RanksInStep:
         sync.build(model, optimizers_of(model), model.train_step, iterator)
         _forget_traces(model)
         optimizers = optimizers_of(model)
-        mine = agreement.description_of(model, optimizers) | {"options": self._agreed}
-        if self.options.weighting == "ranks":
-            mine["batch"] = agreement.batch_of(batch)
-        agreement.refuse_different(engine, mine)
+        alike = agreement.batch_of(batch) if self.options.weighting == "ranks" else None
+        mine = agreement.description_of(model, optimizers, self._agreed, alike)
+        agreement.refuse_different([vars(theirs) for theirs in mine.told(engine)])
         self.element_spec = sync.common_spec(engine, iterator.element_spec)
         for optimizer in optimizers:
             if keras_optimizers.is_horovod_optimizer(optimizer) and not keras_optimizers.horovod_averages(

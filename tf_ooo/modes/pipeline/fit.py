@@ -153,21 +153,18 @@ class PipelineSteps:
 
     def _first_step(self, batch: Any, iterator: Any) -> Any:
         """On one device; the last of them makes the plan."""
-        if self._first is None:
-            self._build(iterator)
-            self._first = self._first_steps()
         first = self._first
+        if first is None:
+            self._build(iterator)
+            mode, model = self._mode, self._model
+            layers = LayerByLayer(home_device(), self._keep_layers_whole())
+            applying, parts = mode.company.applying(model), mode.options.microbatches
+            self._first = first = FirstSteps(model, layers, parts, mode.options, mode.describe(), applying)
         outputs = first.run(batch)
         self._uncut = first.seen
         if first.done:
             self._make_plan(first)
         return outputs
-
-    def _first_steps(self) -> FirstSteps:
-        mode, model = self._mode, self._model
-        layers = LayerByLayer(home_device(), self._keep_layers_whole())
-        applying, parts = mode.company.applying(model), mode.options.microbatches
-        return FirstSteps(model, layers, parts, mode.options, mode.describe(), applying)
 
     def _keep_layers_whole(self) -> bool:
         """Other replicas, or those who measured ``costs``, may have batches that are divided otherwise."""

@@ -163,14 +163,16 @@ class ScheduledSteps:
 
     def _make_plan(self) -> None:
         """Rank 0 plans; all ranks take what it says."""
-        started = time.perf_counter()
-        plan = Planned()
+        started, link, plan = time.perf_counter(), None, Planned()
         try:
             link = planned.measure_allreduce(self.engine) if self._needs_costs else None  # by all ranks
+        except OOOError as error:
+            self._cannot_plan(error)
+        try:
             if self.engine.rank == 0 and not self._plan_failed:
                 plan = self._plan_on_rank_0(link)
         except Exception as error:  # the other ranks wait to be told
-            self._plan_failed = self._plan_failed or f"{type(error).__name__}: {error}"
+            self._plan_failed = f"{type(error).__name__}: {error}"
         if self._plan_failed:
             plan = Planned(failed=self._plan_failed)
         said: list[Planned] = plan.told(self.engine)
@@ -186,9 +188,8 @@ class ScheduledSteps:
     def _plan_on_rank_0(self, link: planned.MeasuredLink | None) -> Planned:
         probe, options, workers = self._probe, self.options, self.engine.size
         if probe is None or probe.result is None:
-            raise GraphError(
-                f"the step was not profiled: {'no request' if probe is None else probe.failure()}"
-            )
+            why = "" if probe is None else f": {probe.failure()}"
+            raise GraphError(f"the step was not profiled{why}")
         keys, step, graph = planned.one_step(probe.result.graph_def)
         if link is None:
             schedule = planned.plain_schedule(len(keys), options.schedule, workers, options.policy_options)
@@ -212,15 +213,13 @@ class ScheduledSteps:
             stock_s=gain.stock_s,
             flight_bytes=link.flight_bytes,
             slices=counts_for(plan.schedule, graph, self._averaging.slices.sizes),
-            notes=[
-                f"not planned by {tried.name}: {tried.reason}" for tried in plan.candidates if tried.reason
-            ],
+            notes=[f"not planned by {row.name}: {row.reason}" for row in plan.candidates if row.reason],
         )
 
     def _take(self, plan: Planned) -> None:
         """From now on in turns with the stock order, unless nothing is to be gained."""
         self.report.predicted_step_s, self._stock_predicted_s = plan.step_s, plan.stock_s
-        self.report.notes += plan.notes
+        self.report.notes += [note for note in plan.notes if note not in self.report.notes]
         schedule = Schedule.from_text(plan.schedule)
         if plan.step_s is not None:
             gain = 1 - plan.step_s / plan.stock_s if plan.stock_s else 0.0

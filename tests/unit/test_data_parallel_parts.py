@@ -122,11 +122,11 @@ def test_different_epochs_are_refused():
 def test_differences_name_rank_place_and_both_values():
     ours = {"weights": [[[3, 4], "float32"], [[4], "float32"]], "options": {"op": "Sum"}}
     theirs = {"weights": [[[3, 5], "float32"], [[4], "float32"]], "options": {"op": "Average"}}
-    assert agreement.differences("rank 2", theirs, "rank 0", ours) == [
+    assert agreement.differences("rank 2", theirs, ours) == [
         'rank 2 has options.op "Average", rank 0 has "Sum"',
         "rank 2 has weights[0][0] [3, 5], rank 0 has [3, 4]",
     ]
-    assert agreement.differences("rank 2", ours, "rank 0", ours) == []
+    assert agreement.differences("rank 2", ours, ours) == []
 
 
 def test_logs_are_weighted_by_samples():

@@ -145,33 +145,26 @@ def refuse_different(everyone: Sequence[Mapping[str, Any]]) -> None:
     lines = [
         line
         for rank, theirs in enumerate(everyone)
-        for line in differences(f"rank {rank}", theirs, "rank 0", everyone[0])
+        for line in differences(f"rank {rank}", theirs, everyone[0])
     ]
     if lines:
         more = f" (and {len(lines) - 3} more differences)" if len(lines) > 3 else ""
         raise OptionsError(f"the ranks do not train the same thing: {'; '.join(lines[:3])}{more}")
 
 
-def differences(who: str, theirs: Any, whose: str, ours: Any, where: str = "") -> list[str]:
-    """Each place where two JSON values differ, in words."""
+def differences(who: str, theirs: Any, ours: Any, where: str = "") -> list[str]:
+    """Each place where two JSON values, the second rank 0's, differ, in words."""
+    parts: list[tuple[Any, Any, str]] = []
     if isinstance(theirs, dict) and isinstance(ours, dict):
         keys = sorted(set(theirs) | set(ours))
-        return [
-            line
-            for key in keys
-            for line in differences(who, theirs.get(key), whose, ours.get(key), f"{where}.{key}".lstrip("."))
-        ]
-    if isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours) and _nested(ours):
-        return [
-            line
-            for place, (a, b) in enumerate(zip(theirs, ours, strict=True))
-            for line in differences(who, a, whose, b, f"{where}[{place}]")
-        ]
-    if theirs == ours:
-        return []
-    if isinstance(theirs, list) and isinstance(ours, list) and len(theirs) != len(ours) and _nested(ours):
-        return [f"{who} has {len(theirs)} {where}, {whose} has {len(ours)}"]
-    return [f"{who} has {where} {_text(theirs)}, {whose} has {_text(ours)}"]
+        parts = [(theirs.get(key), ours.get(key), f"{where}.{key}".lstrip(".")) for key in keys]
+    elif isinstance(theirs, list) and isinstance(ours, list) and _nested(ours):
+        if len(theirs) != len(ours):
+            return [f"{who} has {len(theirs)} {where}, rank 0 has {len(ours)}"]
+        parts = [(*pair, f"{where}[{place}]") for place, pair in enumerate(zip(theirs, ours, strict=True))]
+    elif theirs != ours:
+        return [f"{who} has {where} {_text(theirs)}, rank 0 has {_text(ours)}"]
+    return [line for part in parts for line in differences(who, *part)]
 
 
 def _nested(value: list[Any]) -> bool:

@@ -69,15 +69,8 @@ def costs_of_model(model: keras.Model, batch: int, device: str, measure: bool = 
     if profile is not None:
         times = f"step {profile.step_s * 1e3:.3g} ms, profiling {profile.overhead_s:.2g} s"
         where = f"this machine ({times})"
-    return CostTable(
-        layers,
-        Link(),
-        seconds.source,
-        where,
-        (f"micro-batches of {batch} rows", "the link takes no time unless one is given"),
-        tuple(notes),
-        dict(seconds.seconds),
-    )
+    assumed = (f"micro-batches of {batch} rows", "the link takes no time unless one is given")
+    return CostTable(layers, Link(), seconds.source, where, assumed, tuple(notes), dict(seconds.seconds))
 
 
 class _Step:

@@ -65,23 +65,17 @@ def lane_pictures(schedule: Schedule | None) -> list[dict[str, Any]]:
     for (device, stream), tasks in (schedule.lanes if schedule else {}).items():
         labels = [str(task) for task in tasks]
         width = int(max(map(len, labels), default=0) * _CHARACTER_WIDTH + _PADDING + _GAP)
-        per_row = max(1, _ROW_WIDTH // width)
-        boxes = [
-            {
-                "x": (place % per_row) * width,
-                "y": (place // per_row) * (_BAR_HEIGHT + 6),
-                "kind": task.kind,
-                "layer": task.stage,
-                "text": label,
-            }
-            for place, (task, label) in enumerate(zip(tasks, labels, strict=True))
-        ]
+        per_row, row_height = max(1, _ROW_WIDTH // width), _BAR_HEIGHT + 6
+        boxes = []
+        for place, (task, label) in enumerate(zip(tasks, labels, strict=True)):
+            corner = {"x": (place % per_row) * width, "y": (place // per_row) * row_height}
+            boxes.append({**corner, "kind": task.kind, "layer": task.stage, "text": label})
         pictures.append(
             {
                 "title": f"device {device}, stream {stream}",
                 "boxes": boxes,
                 "width": min(len(tasks), per_row) * width,
-                "height": -(-len(tasks) // per_row) * (_BAR_HEIGHT + 6),
+                "height": -(-len(tasks) // per_row) * row_height,
                 "box_width": width - _GAP,
                 "box_height": _BAR_HEIGHT,
             }

@@ -203,16 +203,11 @@ class Report:
 
 def layer_rows_of(graph: TrainingGraph) -> list[LayerRow]:
     """One row per layer: index, name, ops of dW, U and communication."""
-    return [
-        LayerRow(
-            layer.index,
-            layer.name,
-            len(layer.weight_grad_ops),
-            len(layer.update_ops),
-            len(layer.communication_ops),
-        )
-        for layer in graph.layers
-    ]
+    rows = []
+    for layer in graph.layers:
+        counts = len(layer.weight_grad_ops), len(layer.update_ops), len(layer.communication_ops)
+        rows.append(LayerRow(layer.index, layer.name, *counts))
+    return rows
 
 
 def fill_plan(report: Report, graph: TrainingGraph, plan: Plan, costs: CostTable) -> None:

@@ -57,22 +57,14 @@ def step_s(problem: Problem, placement: Regions) -> float:
     """Simulated seconds of one step, and what its launches cost besides."""
     tried, capture = schedule(_TRIED, problem, placement), _capture_of(problem)
     lost_s = 0.0 if capture is None else capture.lost_s(len(problem.layers), placement)
-    if not may_delay(problem):
+    if not problem.flag("delay", True):
         return lost_s + simulate(tried, problem.layers, problem.link, steps=1).makespan_s
     return lost_s + on_paper(problem, tried).steady_step_s
 
 
-def may_delay(problem: Problem) -> bool:
-    """The option ``delay``."""
-    delay = problem.options.get("delay", True)
-    if not isinstance(delay, bool):
-        raise OptionsError(f"delay must be True or False, got {delay!r:.60}")
-    return delay
-
-
 def calculated_gains(problem: Problem) -> dict[tuple[str, int], float]:
     """``{(region, layer): seconds}`` of all pairs that gain by their layers' occupancy, each on its own."""
-    gains = _Gains(dataclasses.replace(problem, options={"delay": may_delay(problem)}))
+    gains = _Gains(dataclasses.replace(problem, options={"delay": problem.flag("delay", True)}))
     return {(str(gains.stream.regions[place]), layer): gain for gain, place, layer in gains.all_pairs()}
 
 
@@ -102,7 +94,7 @@ class _Gains:
 
     def __init__(self, problem: Problem) -> None:
         self.layers = problem.layers
-        self.stream = MainStream(len(problem.layers), may_delay(problem))
+        self.stream = MainStream(len(problem.layers), problem.flag("delay", True))
         costs = [problem.layers[region.stage] for region in self.stream.regions]
         backward = [region.kind == "dO" for region in self.stream.regions]
         pairs = list(zip(costs, backward, strict=True))

@@ -71,14 +71,8 @@ class StagedLayers:
         return self.problem.memory_limit_bytes - used
 
     def schedule(self, policy: str, lanes: dict[Lane, TaskList], fused: bool = False) -> Schedule:
-        return Schedule(
-            MODE,
-            policy,
-            lanes,
-            microbatches=self.problem.microbatches,
-            stages=self.bounds,
-            fused_backward=fused,
-        )
+        count = self.problem.microbatches
+        return Schedule(MODE, policy, lanes, microbatches=count, stages=self.bounds, fused_backward=fused)
 
 
 def balanced(layers: Sequence[LayerCosts], stages: int) -> tuple[tuple[int, int], ...]:

@@ -74,13 +74,8 @@ def _styles(policy: str, stages: StagedLayers, of: v_block.Block) -> tuple[Style
 def v_schedule(policy: str, stages: StagedLayers, order: Sequence[Sequence[Task]]) -> Schedule:
     """The schedule of each device's order; both of its stages, of a V, are updated at the end."""
     last = len(stages.bounds) - 1
-    return stages.schedule(
-        policy,
-        {
-            (device, 0): TaskList([*tasks, Task("U", last - device), Task("U", device)])
-            for device, tasks in enumerate(order)
-        },
-    )
+    updated = ([*tasks, Task("U", last - device), Task("U", device)] for device, tasks in enumerate(order))
+    return stages.schedule(policy, {(device, 0): TaskList(tasks) for device, tasks in enumerate(updated)})
 
 
 def stage_times(stages: StagedLayers) -> StageTimes:

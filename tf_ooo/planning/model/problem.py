@@ -34,6 +34,13 @@ class Problem:
     mode: str | None = None
     bounds: tuple[tuple[int, int], ...] = ()
 
+    def flag(self, name: str, default: bool) -> bool:
+        """A yes-or-no option of the policy; OptionsError if it is none."""
+        value = self.options.get(name, default)
+        if not isinstance(value, bool):
+            raise OptionsError(f"{name} must be True or False, got {value!r:.60}")
+        return value
+
     def option(self, name: str, default: int, least: int = 0) -> int:
         """A whole-number option of the policy; OptionsError if it is none or below ``least``."""
         value = self.options.get(name, default)

@@ -250,24 +250,8 @@ def _add_fold_button(chart: go.Figure, rows: _Rows, links: list[str], shown: boo
     to_open, to_close = (
         [{"visible": state}, _heights(rows, links, state, has_memory), which] for state in (True, False)
     )
-    chart.update_layout(
-        updatemenus=[
-            {
-                "type": "buttons",
-                "x": 1,
-                "xanchor": "right",
-                "y": 1,
-                "yanchor": "bottom",
-                "pad": {"b": 4},
-                "showactive": False,
-                "buttons": [
-                    {
-                        "label": f"links ({len(links)})",
-                        "method": "update",
-                        "args": to_close if shown else to_open,
-                        "args2": to_open if shown else to_close,
-                    }
-                ],
-            }
-        ]
-    )
+    now, then = (to_close, to_open) if shown else (to_open, to_close)
+    button = {"label": f"links ({len(links)})", "method": "update", "args": now, "args2": then}
+    place = {"x": 1, "xanchor": "right", "y": 1, "yanchor": "bottom", "pad": {"b": 4}}
+    menu = {"type": "buttons", "showactive": False, "buttons": [button], **place}
+    chart.update_layout(updatemenus=[menu])

@@ -44,15 +44,9 @@ def trace_events(timeline: Timeline, view: View) -> Iterator[dict[str, Any]]:
 
 
 def _summary(timeline: Timeline, view: View) -> dict[str, Any]:
-    schedule = timeline.schedule
-    return {
-        "mode": schedule.mode,
-        "policy": schedule.policy,
-        "makespan_s": timeline.makespan_s,
-        "bubble_fraction": timeline.bubble_fraction,
-        "peak_bytes": timeline.peak_bytes,
-        "note": view.note,
-    }
+    whose = {"mode": timeline.schedule.mode, "policy": timeline.schedule.policy}
+    facts = {name: getattr(timeline, name) for name in ("makespan_s", "bubble_fraction", "peak_bytes")}
+    return {**whose, **facts, "note": view.note}
 
 
 def _process(pid: int, name: str) -> Iterator[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tf_ooo.errors import OptionsError
 from tf_ooo.planning.building.common import one_worker
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task
@@ -18,9 +17,7 @@ def make(problem: Problem) -> Schedule:
     updates are done: stock Horovod, without its fusion, cycle time and negotiation.  Option
     ``barrier=False``: a layer's next forward waits for its own update only (reverse first-k with k=0).
     """
-    barrier = problem.options.get("barrier", True)
-    if not isinstance(barrier, bool):
-        raise OptionsError(f"barrier must be True or False, got {barrier!r}")
+    barrier = problem.flag("barrier", True)
     down = range(len(problem.layers) - 1, -1, -1)
     backward = [Task(kind, layer) for layer in down for kind in ("dO", "dW")]
     return one_worker("in_order", problem, backward, [Task("comm", layer) for layer in down], barrier=barrier)

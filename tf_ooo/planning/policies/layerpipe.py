@@ -176,16 +176,9 @@ def _schedule(
         lane = rounds.setdefault(placement.processor[task], [])
         for m in range(count):
             lane.append((m * pause + depths[task], turn, Task(task.kind, task.stage, m, task.part)))
-    return Schedule(
-        "layerpipe",
-        "layerpipe",
-        lanes={
-            (processor, 0): TaskList([row[-1] for row in sorted(lane)]) for processor, lane in rounds.items()
-        },
-        microbatches=count,
-        asynchronous=True,
-        parts=placement.shares,
-    )
+    lanes = {(number, 0): TaskList([row[-1] for row in sorted(lane)]) for number, lane in rounds.items()}
+    shares = placement.shares
+    return Schedule("layerpipe", "layerpipe", lanes, microbatches=count, asynchronous=True, parts=shares)
 
 
 def weights_sent_bytes(schedule: Schedule, layers: Sequence[LayerCosts]) -> float:

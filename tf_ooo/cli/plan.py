@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tf_ooo.cli.inputs import BYTES, LINK, is_model, load_table, policy_options
 from tf_ooo.cli.outputs import EXISTING, FILE, Outputs, candidate_facts, candidates_table, picture_options
-from tf_ooo.cli.progress import Bar
 from tf_ooo.costs.gains import GainTable
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.choosing.on_paper import candidates, check_problem, policies_of, usual_mode
 from tf_ooo.planning.choosing.plan import Candidate, Plan, as_asked, choose, policy_named
+from tf_ooo.planning.pictures.style import time_text
 from tf_ooo.planning.policies import POLICIES, Problem
 from tf_ooo.planning.simulation.timeline import Timeline
 
@@ -110,3 +112,32 @@ def _timeline(plan: Plan) -> Timeline:
     # An asynchronous schedule's micro-batches are steps, and a pipeline's bubble is that of one step.
     steps = 1 if schedule.asynchronous or schedule.mode == "pipeline" else _SEVERAL_STEPS
     return plan.trial.of(steps).timeline
+
+
+class Bar:
+    """Shows, inside ``progress``, which of ``total`` schedules is made, and how far its own search is.
+
+    On the standard error, where that is a terminal.
+    """
+
+    def __init__(self, total: int) -> None:
+        console = Console(file=sys.stderr)
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TimeElapsedColumn(),
+        )
+        self.progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._policies = self.progress.add_task("schedules", total=total, completed=-1)
+        self._search = self.progress.add_task("search", total=1, visible=False)
+
+    def policy(self, name: str) -> None:
+        """The next schedule is begun."""
+        self.progress.update(self._policies, advance=1, description=f"{name:<20}")
+        self.progress.update(self._search, visible=False)
+
+    def search(self, done: int, of: int, best_s: float) -> None:
+        """A search has tried ``done`` of ``of`` schedules."""
+        text = f"  best {time_text(best_s):<13}"
+        self.progress.update(self._search, completed=done, total=of, visible=True, description=text)

@@ -17,6 +17,6 @@ def worker(cluster: str, task: int, inter_op_threads: int | None, intra_op_threa
 
     Whoever can reach the port can run anything that TensorFlow can: use it in a private network only.
     """
-    from tf_ooo.hosts.worker import serve  # noqa: PLC0415 - imports TensorFlow
+    from tf_ooo.hosts.worker import serve  # imports TensorFlow
 
     serve(cluster, task, inter_op_threads, intra_op_threads, say=lambda text: click.echo(text))

@@ -70,9 +70,7 @@ def data_parallel(
     Each worker has its share of this machine's CPU, all of them one link of chosen bandwidth.  In every
     run all configurations take turns, so that a disturbance hits all of them.
     """
-    reason = confine.why_not()
-    if reason:
-        click.echo(f"skipped: {reason}")
+    if confine.skipped():
         return
     if workers < 2 or workers * cores > (os.cpu_count() or 1):
         raise click.ClickException(

@@ -71,9 +71,7 @@ def layerpipe(
         ctx.invoke(on_paper.main, quick=quick, json_file=json_file, png=png)
         return
     _refuse_given(ctx, "is for --accuracy", set(ctx.params) - _WITH_ACCURACY | {"devices"})
-    reason = confine.why_not(with_link=False)
-    if reason:
-        click.echo(f"skipped: {reason}")
+    if confine.skipped(with_link=False):
         return
     if quick:
         workload, devices, repetitions = ("mlp",), (2,), 2

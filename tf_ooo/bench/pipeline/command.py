@@ -53,9 +53,7 @@ def pipeline(
         module = "tf_ooo.bench.pipeline.overhead"
         reported(([result_of(command(module, run), quiet())] for run in asked), text_of, json_file)
         return
-    reason = confine.why_not(with_link=False)
-    if reason:
-        click.echo(f"skipped: {reason}")
+    if confine.skipped(with_link=False):
         return
     if quick:
         devices, microbatches, repetitions, schedules = (2,), (4,), 4, QUICK_SCHEDULES

@@ -182,7 +182,7 @@ def table(rows: Sequence[Row]) -> str:
 
 def save_png(rows: Sequence[Row], path: Path) -> None:
     """Gain and bytes over the number of processors."""
-    from matplotlib.figure import Figure  # noqa: PLC0415 - slow to import
+    from matplotlib.figure import Figure  # slow to import
 
     figure = Figure(figsize=(12, 4.8), layout="constrained")
     left, right = figure.subplots(1, 2)

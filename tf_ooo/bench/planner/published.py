@@ -23,14 +23,9 @@ FOLDER = Path(__file__).parents[3] / "docs" / "benchmarks" / "planner"
 def command(
     name: str, doc: str | None, quick: str, inputs: Path, rows: Rows, table: Table, assumptions: Sequence[str]
 ) -> click.Command:
-    """A command that prints predictions beside published figures, and what was assumed.
+    """A command that prints predictions beside published figures, the ``inputs``, and what was assumed.
 
-    Args:
-        name, doc: of the command, its help.
-        quick: what ``--quick`` leaves.
-        inputs: configurations and published figures, unless other ones are given.
-        rows, table: makes the rows of the inputs, and their text.
-        assumptions: printed below.
+    ``quick``: what ``--quick`` leaves.
     """
 
     def run(json_file: Path | None, quick: bool, inputs: Path) -> None:
@@ -69,13 +64,7 @@ def beside_published(row: Row, ratio: float) -> Row:
 
 
 def transformer_layer(inputs: Inputs, model: Inputs, weight_grad_bytes: float | None = None) -> LayerCosts:
-    """Costs of one micro-batch of one layer, in proportion to its published FLOP.
-
-    Args:
-        inputs: the file of configurations.
-        model: one of its models.
-        weight_grad_bytes: that a dW alone still needs; None: all activations.
-    """
+    """Costs of one micro-batch of one layer of one of the inputs' models, by its published FLOP."""
     hidden, sequence, batch = model["hidden"], inputs["sequence"], model["microbatch"]
     forward, output_grad, weight_grad = transformer_flop(hidden, sequence, batch)
     return LayerCosts(

@@ -65,7 +65,7 @@ def optimum(layers: Sequence[ExactLayer], limit_s: float = 10.0) -> Optimum:
     each has waited for its update, so nothing crosses it.  A test compares with a formulation that does
     not assume that.
     """
-    from ortools.sat.python import cp_model  # noqa: PLC0415 - for tests and benchmarks only
+    from ortools.sat.python import cp_model  # for tests and benchmarks only
 
     model, took = cp_model.CpModel(), durations(layers)
     horizon = sum(took.values()) + 1
@@ -112,7 +112,7 @@ def waits(layers: Sequence[ExactLayer]) -> list[tuple[Task, Task]]:
 
 def solved(model: CpModel, limit_s: float) -> Optimum:
     """The least that the model allows.  RuntimeError where nothing is found within ``limit_s`` seconds."""
-    from ortools.sat.python import cp_model  # noqa: PLC0415
+    from ortools.sat.python import cp_model
 
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = limit_s

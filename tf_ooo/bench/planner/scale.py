@@ -89,7 +89,7 @@ def exponent(rows: Sequence[Row]) -> float:
 
 def save_png(rows: Sequence[Row], path: Path) -> None:
     """The curve: seconds and memory over devices x micro-batches, with a line for linear growth."""
-    from matplotlib.figure import Figure  # noqa: PLC0415 - slow to import
+    from matplotlib.figure import Figure  # slow to import
 
     size = [row["devices"] * row["microbatches"] for row in rows]
     seconds = [row["plan_s"] + row["simulate_s"] for row in rows]

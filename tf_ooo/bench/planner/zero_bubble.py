@@ -47,13 +47,8 @@ V_ASSUMPTIONS = (
 
 
 def stage_costs(inputs: Inputs, model: Inputs, equal: bool) -> list[LayerCosts]:
-    """Costs of one micro-batch for each stage, as one layer each.
-
-    Args:
-        inputs: the file of configurations.
-        model: one of its models.
-        equal: the first and the last stage take as long as the others.
-    """
+    """Costs of one micro-batch for each stage, as one layer each; ``equal``: the first and the last stage
+    take as long as the others."""
     size = inputs["sequence"] * model["microbatch"] * model["hidden"]
     layer = published.transformer_layer(inputs, model, weight_grad_bytes=32.0 * size)
     count, last = model["devices"], model["devices"] - 1

@@ -15,14 +15,8 @@ _COLOURS = ("#4c78a8", "#9ecae9", "#bab0ac", "#e45756", "#f58518", "#72b7b2", "#
 
 
 def save_bars(rows: Sequence[Row], path: Path) -> None:
-    """Writes a PNG: a group of bars for each workload and bandwidth, steps relative to the baseline's.
-
-    Args:
-        rows: as the benchmarks write them (``step_s``, ``step_s_min``, ``step_s_max``,
-            ``baseline_step_s``, and ``predicted_step_s`` and ``bound_s`` where there are any).
-        path: the file.
-    """
-    from matplotlib.figure import Figure  # noqa: PLC0415 - slow to import
+    """Writes a picture: a group of bars for each workload and bandwidth, steps relative to the baseline's."""
+    from matplotlib.figure import Figure  # slow to import
 
     groups: dict[str, list[Row]] = {}
     for row in rows:
@@ -35,9 +29,9 @@ def save_bars(rows: Sequence[Row], path: Path) -> None:
     for members in groups.values():
         ticks.append(place + (len(members) - 1) / 2)
         for row in members:
-            label = None if row["schedule"] in drawn else row["schedule"]
-            drawn.add(row["schedule"])
-            _bar(axes, place, row, colours[row["schedule"]], label)
+            name = row["schedule"]
+            _bar(axes, place, row, colours[name], None if name in drawn else name)
+            drawn.add(name)
             place += 1
         _bound(axes, place - len(members), place - 1, members)
         place += 1

@@ -16,24 +16,19 @@ from tf_ooo.costs.table import CostTable
 
 
 class ConfinedCluster:
-    """Workers whose computing threads have their share of the CPU; this process only waits.
-
-    Attributes:
-        devices: full names, by task.
-        link: between them, measured.
-    """
+    """Workers whose computing threads have their share of the CPU; this process only waits."""
 
     def __init__(self, workers: Workers) -> None:
         tf.config.threading.set_intra_op_parallelism_threads(1)
         # The workers' executors take this number from here.
         tf.config.threading.set_inter_op_parallelism_threads(4)
         confine.leave_free(workers.group, os.getpid())
-        from tf_ooo.hosts.cluster import connect  # noqa: PLC0415 - threads first
+        from tf_ooo.hosts.cluster import connect  # threads first
 
         self._workers, self._cluster = workers, connect(workers.cluster)
         self._confine()
-        self.devices: Sequence[str] = self._cluster.devices
-        self.link = self._cluster.link or Link()
+        self.devices: Sequence[str] = self._cluster.devices  # full names, by task
+        self.link = self._cluster.link or Link()  # measured
 
     def _confine(self) -> None:
         for rank, process in enumerate(self._workers.processes):

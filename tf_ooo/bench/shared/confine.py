@@ -13,6 +13,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
+
 CPU_GROUPS = Path("/sys/fs/cgroup/cpu")
 # Shorter ones are not kept to exactly: the clock that ends a share ticks every 4 ms.
 PERIOD_US = 5_000
@@ -32,6 +34,14 @@ def why_not(with_link: bool = True) -> str:
     if not (CPU_GROUPS / "cpu.cfs_quota_us").exists() and not (CPU_GROUPS / "cgroup.procs").exists():
         return f"needs CPU groups of version 1 at {CPU_GROUPS}"
     return ""
+
+
+def skipped(with_link: bool = True) -> bool:
+    """Whether a benchmark cannot run here; says why."""
+    reason = why_not(with_link)
+    if reason:
+        click.echo(f"skipped: {reason}")
+    return bool(reason)
 
 
 @contextlib.contextmanager

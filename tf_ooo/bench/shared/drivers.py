@@ -76,11 +76,8 @@ def run_driver(
 ) -> Any:
     """What a driver has measured: a :class:`Measured`, or more.
 
-    Args:
-        module: of the driver; it is told its :class:`Workers` and what is ``asked`` for.
-        devices: worker processes.
-        cores: of each; None: an equal part of :data:`SHARE` of this machine.
-        repetitions: turns.
+    Its module is told its :class:`Workers`, one for each of the ``devices``, and what is ``asked`` for.
+    ``cores`` of each worker: None is an equal part of :data:`SHARE` of this machine.
     """
     group = f"tf_ooo_bench_{os.getpid()}_"
     cores = cores or round(SHARE * (os.cpu_count() or 1) / devices, 2)

@@ -17,18 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Network:
-    """A model and the random data it trains on.
+    """A model, whose outputs are logits, and the random data it trains on.
 
-    Attributes:
-        build: makes the model, with ``rows=`` for a batch of one size; logits come out.
-        batch: rows.
-        shape: of one row.
-        tokens: rows hold whole numbers below this; None: normal floats.
-        classes: of the labels.
-        labels: shape of a row's.
+    Of one row ``shape`` and ``labels`` are the shapes of input and labels; inputs are whole numbers below
+    ``tokens``, None: normal floats.
     """
 
-    build: Callable[..., keras.Model]
+    build: Callable[..., keras.Model]  # with rows= for a batch of one size
     batch: int
     shape: tuple[int, ...]
     tokens: int | None = None
@@ -130,11 +125,8 @@ def encoder(
 ) -> keras.Model:  # fmt: skip
     """BERT's encoder (Devlin et al. 2019): post-norm blocks, logits of the first token.
 
-    Args:
-        layers, width, heads, length: of the blocks, and tokens of a row.
-        vocabulary: of the tokens, which are embedded with learned positions; None: inputs are vectors.
-        classes: of the labels.
-        pooled: a Dense layer of the first token comes before the logits, as in BERT.
+    Tokens of a ``vocabulary`` are embedded with learned positions; None: inputs are vectors.  ``pooled``: a
+    Dense layer of the first token comes before the logits, as in BERT.
     """
     import keras
 

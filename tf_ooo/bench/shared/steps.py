@@ -24,11 +24,8 @@ from tf_ooo.rewriting.unrolled_tasks import Step
 class InTurn:
     """The steps of a fit, run without ``model.fit``.
 
-    Args:
-        workload: what it trains.
-        options: the mode, and its schedule.
-        measured: the step of another pipeline of the same workload, taken apart, and its costs: then this
-            one is traced once only.
+    ``measured``: the step of another pipeline of the same workload, taken apart, and its costs: then this one
+    is traced once only.
     """
 
     # Run until now.
@@ -88,10 +85,6 @@ class Stock:
 
     Models that train on equal parts of a batch do the work of a pipeline, equally divided, without
     dependencies and messages: no schedule can be faster here.
-
-    Args:
-        make: makes one of the models and its batch.
-        devices: of the models.
     """
 
     def __init__(self, make: Callable[[], Workload], devices: Sequence[str]) -> None:

@@ -28,7 +28,7 @@ _ANSWER_S = 20.0
 @click.option("--memory", type=FILE, required=True, help="What SIGUSR1 makes it write.")
 def main(cluster: str, task: int, memory: Path) -> None:
     """Serves a task until it is ended."""
-    from tf_ooo.hosts.worker import LEAST_THREADS, serve  # noqa: PLC0415 - imports TensorFlow
+    from tf_ooo.hosts.worker import LEAST_THREADS, serve  # imports TensorFlow
 
     signal.signal(signal.SIGUSR1, lambda number, frame: _tell(memory))
     serve(cluster, task, LEAST_THREADS, 1, say=click.echo)
@@ -53,11 +53,7 @@ def file_of(folder: str, task: int) -> Path:
 def step_bytes(processes: Sequence[int], folder: str, step: Callable[[], object]) -> list[int]:
     """The most that each worker had allocated while ``step`` ran, above what it had before.
 
-    Args:
-        processes: ids of the workers, by task.
-        folder: that of their files.
-
-    Raises BackendError where one does not answer.
+    BackendError where one of the processes, by task, does not answer in the folder of their files.
     """
     before = now_bytes(processes, folder)
     step()

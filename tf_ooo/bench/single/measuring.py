@@ -28,11 +28,7 @@ FLAGGED: tuple[tuple[str, str, list[str], int | None], ...] = (
 class Worker:
     """A process that has made its steps; where it ended instead, it has none, and ``said`` has the reason.
 
-    Attributes:
-        names: of the ways in rows, and in the process.
-        said: what there is to say of each.
-        modules: what XLA made of some.
-        device, versions: as in :class:`tf_ooo.bench.single.cases.Ready`.
+    ``names``: of the ways in rows, and in the process.  Else as in :class:`tf_ooo.bench.single.cases.Ready`.
     """
 
     def __init__(self, process: LineProcess, prefix: str = "") -> None:

@@ -43,8 +43,8 @@ def overlap_of(events: Sequence[TracedEvent]) -> Row:
 
 def profiled(case: Case, ways: Sequence[str], steps: int) -> list[Row]:
     """One row for each way that can be made, printed too; the others are printed with their reasons."""
-    from tf_ooo.bench.single import worker  # noqa: PLC0415 - imports TensorFlow
-    from tf_ooo.compat.tf_profiler import traced_events  # noqa: PLC0415
+    from tf_ooo.bench.single import worker  # imports TensorFlow
+    from tf_ooo.compat.tf_profiler import traced_events
 
     timed = worker.TimedSteps(case)
     rows: list[Row] = []

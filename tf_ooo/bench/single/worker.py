@@ -149,10 +149,7 @@ class TimedSteps:
 class TimedFit:
     """``model.fit`` as users call it, a few steps at a time; epochs end when all steps have.
 
-    Args:
-        case: the network, its batch and its data.
-        ours: our callback is there.
-        end_s: of ``time.monotonic``; no more steps then, decided or not.
+    With ``ours``, our callback, until it has decided, but not after ``end_s`` of ``time.monotonic``.
     """
 
     def __init__(self, case: Case, ours: bool, end_s: float) -> None:

@@ -14,7 +14,7 @@ from grappler_passes.graph.variables import VARIABLE_ATTR
 from tests.graph.compat_models import run_with
 from tests.zoo import keras
 from tf_ooo.compat import keras_variables, op_marks, tf_functions
-from tf_ooo.modes.layerpipe.coalesce import add_mean, gather_from_read
+from tf_ooo.modes.layerpipe.coalesce import Sum, SumsPass, WholeReadsPass
 from tf_ooo.modes.layerpipe.divide import _share_of_rows, in_two_parts, lower_shares
 from tf_ooo.modes.layerpipe.traced import name_variables
 from tf_ooo.modes.layerpipe.turns import ReseedPass
@@ -29,7 +29,8 @@ def test_variables_have_unique_names():
         lambda x: layers[0](x) + layers[1](x), [tf.TensorSpec([None, 2])]
     )
     graph_def, _ = traced_functions.graph_def_of(concrete)
-    name_variables(graph_def, list(concrete.graph.captures), variables)
+    captured = {inside.op.name: outside for outside, inside in concrete.graph.captures}
+    name_variables(graph_def, captured, variables)
     named = [node for node in graph_def.node if VARIABLE_ATTR in node.attr]
     names = [json.loads(node.attr[VARIABLE_ATTR].s)["name"] for node in named]
     assert {"kernel#0", "kernel#1"} <= set(names)
@@ -56,21 +57,21 @@ def test_an_op_in_two_parts(share):
             name="dO",
         )
         infos = [shape_inference.info_of(tensor) for tensor in inputs]
-    parts = in_two_parts(made.op.node_def, infos, 2, 0, share)
+    nodes, high, outputs = in_two_parts(made.op.node_def, infos, 2, 0, share)
     graph_def = graph.as_graph_def()
     kept = [node for node in graph_def.node if node.name != "dO"]
     del graph_def.node[:]
-    graph_def.node.extend([*kept, *parts.nodes])
+    graph_def.node.extend([*kept, *nodes])
     with tf.compat.v1.Session(graph=graph) as session:
         expected = session.run("dO:0")
     divided = tf.Graph()
     with divided.as_default():
         tf.import_graph_def(graph_def, name="")
     with tf.compat.v1.Session(graph=divided) as session:
-        got, first = session.run(["dO:0", f"{parts.high}:0"])
+        got, first = session.run(["dO:0", f"{high}:0"])
     assert len(first) == min(round(11 * share), 10)
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
-    assert {node.name for node in parts.nodes} == set(parts.outputs)
+    assert {node.name for node in nodes} == set(outputs)
 
 
 def test_gradients_are_marked_and_replaced_by_means():
@@ -86,9 +87,10 @@ def test_gradients_are_marked_and_replaced_by_means():
     assert len(marked) == 2
     assert op_marks.marked_gradient(None, tf.zeros(3)) is None
     assert [shape_inference.infer_outputs(graph_def)[node.name][0].shape for node in marked] == [(4, 2)] * 2
-    for number, node in enumerate(marked):
-        add_mean(graph_def, node, f"sum_{number}", f"before_{number}", f"share_{number}")
     names = [node.name for node in marked]
+    parts = ("sum", "before", "share")
+    sums = {name: Sum(*(f"{part}_{number}" for part in parts)) for number, name in enumerate(names)}
+    graph_def = SumsPass(sums)(graph_def).graph_def
     graph = tf.Graph()
     with graph.as_default():
         tf.import_graph_def(graph_def, name="")
@@ -107,8 +109,9 @@ def test_a_lookup_reads_the_whole_table():
     )
     graph_def, (name,) = traced_functions.graph_def_of(concrete)
     node = next(node for node in graph_def.node if node.op == "ResourceGather")
-    gather_from_read(graph_def, node, "whole", "axis")
-    given = run_with(graph_def, {"x:0": [2, 0], "whole:0": np.arange(12.0).reshape(4, 3) * 2}, name)
+    graph_def = WholeReadsPass(frozenset({node.name}))(graph_def).graph_def
+    whole = np.arange(12.0).reshape(4, 3) * 2
+    given = run_with(graph_def, {"x:0": [2, 0], f"{node.name}/_ooo_read:0": whole}, name)
     np.testing.assert_array_equal(given, [[12, 14, 16], [0, 2, 4]])
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tensorflow.core.framework import graph_pb2, node_def_pb2, types_pb2
+from tensorflow.core.framework import graph_pb2, types_pb2
 
 from grappler_passes.compat import graph_protos
 from grappler_passes.compat.shape_inference import OutputInfo
@@ -71,7 +71,12 @@ class SumsPass(Pass):
         summed = copy_of(graph_def)
         for node in [node for node in summed.node if node.name in self.sums]:
             total = self.sums[node.name]
-            add_mean(summed, node, total.name, total.before, total.share)
+            for name in (total.before, total.share):
+                placeholder = summed.node.add(name=name, op="Placeholder")
+                placeholder.attr["dtype"].CopyFrom(node.attr["T"])
+            added = summed.node.add(name=total.name, op="AddV2", input=[node.input[0], total.before])
+            added.attr["T"].CopyFrom(node.attr["T"])
+            node.op, node.input[:] = "Mul", [total.name, total.share]
         return PassResult(summed, bool(self.sums), replaced=frozenset(self.sums))
 
 
@@ -140,39 +145,17 @@ class WholeReadsPass(Pass):
         """The lookups keep their names."""
         whole = copy_of(graph_def)
         for node in [node for node in whole.node if node.name in self.lookups]:
-            read = f"{node.name}/{_READ}"
-            gather_from_read(whole, node, read, f"{read}_axis")
+            read, dims = f"{node.name}/{_READ}", node.attr["batch_dims"].i if "batch_dims" in node.attr else 0
+            reader = whole.node.add(name=read, op="ReadVariableOp", input=[node.input[0]])
+            reader.attr["dtype"].CopyFrom(node.attr["dtype"])
+            axis = whole.node.add(name=f"{read}_axis", op="Const")
+            axis.attr["dtype"].type = types_pb2.DT_INT32
+            axis.attr["value"].tensor.CopyFrom(graph_protos.tensor_proto(dims))
+            node.op, node.input[0] = "GatherV2", read
+            node.input.insert(2, axis.name)
+            node.attr["Tparams"].CopyFrom(node.attr["dtype"])
+            node.attr["Taxis"].type = types_pb2.DT_INT32
+            node.attr["batch_dims"].i = dims
+            for name in ("dtype", "validate_indices"):
+                node.attr.pop(name, None)
         return PassResult(whole, bool(self.lookups), replaced=self.lookups)
-
-
-def add_mean(
-    graph_def: graph_pb2.GraphDef, node: node_def_pb2.NodeDef, total: str, before: str, share: str
-) -> None:
-    """Makes of an Identity of x the product of ``share`` and ``total``, which is the sum of x and ``before``.
-
-    ``before`` and ``share`` are placeholders.
-    """
-    for name in (before, share):
-        placeholder = graph_def.node.add(name=name, op="Placeholder")
-        placeholder.attr["dtype"].CopyFrom(node.attr["T"])
-    added = graph_def.node.add(name=total, op="AddV2", input=[node.input[0], before])
-    added.attr["T"].CopyFrom(node.attr["T"])
-    node.op, node.input[:] = "Mul", [total, share]
-
-
-def gather_from_read(graph_def: graph_pb2.GraphDef, node: node_def_pb2.NodeDef, read: str, axis: str) -> None:
-    """Makes of a ResourceGather a GatherV2 from the whole variable, which the new node ``read`` reads."""
-    dims = node.attr["batch_dims"].i if "batch_dims" in node.attr else 0
-    reader = graph_def.node.add(name=read, op="ReadVariableOp", input=[node.input[0]])
-    reader.attr["dtype"].CopyFrom(node.attr["dtype"])
-    constant = graph_def.node.add(name=axis, op="Const")
-    constant.attr["dtype"].type = types_pb2.DT_INT32
-    constant.attr["value"].tensor.CopyFrom(graph_protos.tensor_proto(dims))
-    node.op = "GatherV2"
-    node.input[0] = read
-    node.input.insert(2, axis)
-    node.attr["Tparams"].CopyFrom(node.attr["dtype"])
-    node.attr["Taxis"].type = types_pb2.DT_INT32
-    node.attr["batch_dims"].i = dims
-    for name in ("dtype", "validate_indices"):
-        node.attr.pop(name, None)

@@ -13,7 +13,8 @@ from typing import ClassVar
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from grappler_passes.compat.shape_inference import OutputInfo
-from grappler_passes.graph.effects import states_of
+from grappler_passes.errors import VerifyError
+from grappler_passes.graph.effects import has_side_effects, states_of
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import Pass, PassPipeline, PassResult
@@ -21,28 +22,19 @@ from grappler_passes.passes.edit import tensor
 from grappler_passes.passes.relaxations import Relaxation
 from tf_ooo.errors import GraphError
 from tf_ooo.modes.layerpipe.accesses import accesses
-from tf_ooo.modes.layerpipe.rounds import Rounds
+from tf_ooo.modes.layerpipe.rounds import GIVEN, Rounds
 from tf_ooo.modes.layerpipe.traced import Traced
-from tf_ooo.modes.layerpipe.verify_rounds import (
-    LATE,
-    LOCAL,
-    Register,
-    verify_all_in_rounds,
-    verify_cut,
-    verify_part,
-)
+from tf_ooo.modes.layerpipe.verify_rounds import LOCAL, Register, late_name, verify_cut, verify_part
 
 _NOT_STORED = ("resource", "variant")
 
 
 @dataclass(frozen=True)
 class Delays:
-    """All registers of a step.
+    """A step, each op with inputs from registers, which are given.
 
-    Attributes:
-        graph_def: the step, each op with inputs from registers; what is given is not in it.
-        copies: ``{placeholder: (handle, device, OutputInfo)}`` of frozen weights, as a device reads them.
-        logs: the tensor of each result of the step, all for one batch in ``logs_round``.
+    ``copies``: ``{placeholder: (handle, device, OutputInfo)}`` of frozen weights, as a device reads them.
+    ``logs``: the tensor of each result of the step, all for one batch in ``logs_round``.
     """
 
     graph_def: graph_pb2.GraphDef
@@ -55,9 +47,7 @@ class Delays:
 def delays_of(traced: Traced, rounds: Rounds) -> Delays:
     """Cuts all edges between rounds.
 
-    Raises:
-        GraphError: a tensor that cannot be stored, such as a list, is read in a later round.
-        PassError: what came out is not the step.
+    Raises GraphError for a tensor that cannot be stored, such as a list, and is read in a later round.
     """
     cuts = _Cuts(traced, rounds)
     for node in traced.graph_def.node:
@@ -66,7 +56,7 @@ def delays_of(traced: Traced, rounds: Rounds) -> Delays:
     logs = [cuts.read(*split_input(text), logs_round, None) for text in traced.fetches]
     registers = [
         Register(number, tensor(*source), device, rounds.of[source[0]], depth)
-        for number, ((source, device), depth) in enumerate(cuts.depths.items())
+        for (source, device), (number, depth) in cuts.rows.items()
     ]
     change = CutPass(cuts.reads, rounds, tuple(registers), cuts.same)
     cut = PassPipeline([change], traced.dump_dir, traced.ran)(traced.graph_def)
@@ -86,9 +76,8 @@ class Reads:
 class CutPass(Pass):
     """Has each op read what earlier rounds made from registers; what must hold is in ``verify_rounds``.
 
-    Attributes:
-        reads: by the name that the node then has; other nodes go.
-        same: reads of one value, and which of them goes into registers.
+    ``reads``: by the name that the node then has; other nodes go.  ``same``: reads of one value, and which of
+    them goes into registers.
     """
 
     reads: Mapping[str, Reads]
@@ -118,13 +107,12 @@ class CutPass(Pass):
 
 
 class _Cuts:
-    """What each node reads, and the registers that this takes: how many, by tensor and device."""
+    """What each node reads, and the ``rows`` of registers for it: (number, depth) by tensor and device."""
 
     def __init__(self, traced: Traced, rounds: Rounds) -> None:
         self.traced, self.rounds = traced, rounds
         self.reads: dict[str, Reads] = {}
-        self.depths: dict[tuple[tuple[str, int], str], int] = {}
-        self.numbers: dict[tuple[tuple[str, int], str], int] = {}
+        self.rows: dict[tuple[tuple[str, int], str], tuple[int, int]] = {}
         self.controls: dict[str, list[str]] = {}
         self.same = _same_reads(traced, rounds)
         self.frozen = {node.name: node for node in traced.graph_def.node if node.name in rounds.frozen}
@@ -164,9 +152,9 @@ class _Cuts:
         devices = self.rounds.device_of
         where = device or devices.get(producer) or next(iter(devices.values()))  # an input is on no device
         key = ((producer, port), where)
-        number = self.numbers.setdefault(key, len(self.numbers))
-        self.depths[key] = max(self.depths.get(key, 0), delay)
-        return f"{LATE}/{number}_{delay}"
+        register, depth = self.rows.setdefault(key, (len(self.rows), 0))
+        self.rows[key] = register, max(depth, delay)
+        return late_name(register, delay)
 
     def _on(self, device: str, name: str) -> str:
         """A device's own copy of an op that depends on frozen weights alone."""
@@ -225,7 +213,9 @@ class RoundPass(Pass):
 
     def preconditions(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> None:
         """Raise VerifyError for an op with side effects that is in no round."""
-        verify_all_in_rounds(graph_def, self.rounds)
+        for node in graph_def.node:  # it would run in all
+            if node.name not in self.rounds.of and has_side_effects(node.op) and node.op not in GIVEN:
+                raise VerifyError(node.name, "rounds", f"a {node.op} is in no round")
 
     def _is_in(self, name: str) -> bool:
         return self.low <= self.rounds.of.get(name, self.low) <= self.high and name not in self.given

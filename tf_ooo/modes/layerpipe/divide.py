@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2, node_def_pb2
@@ -40,12 +40,11 @@ _SIZES = {"Conv2DBackpropInput": 0, "DepthwiseConv2dNativeBackpropInput": 0, "Co
 def lower_shares(traced: Traced, op_seconds: Mapping[str, float]) -> dict[int, tuple[float, float]]:
     """The least and the most of each layer's dO that the processor nearer to the input can have.
 
-    Only the heaviest op is divided; what comes before it is the other processor's, the rest this one's.
+    It has all behind the heaviest op, and of this its part.
     """
     bounds: dict[int, tuple[float, float]] = {}
-    able = _able(traced)
     for layer in range(len(traced.graph.layers)):
-        name = _heaviest(traced, able.get(layer, ()), op_seconds)
+        name = _heaviest(traced, layer, op_seconds)
         if name is None:
             bounds[layer] = (1.0, 1.0)
         elif op_seconds.get(name, 0.0) > 0:
@@ -57,16 +56,11 @@ def lower_shares(traced: Traced, op_seconds: Mapping[str, float]) -> dict[int, t
 def divided(
     traced: Traced, stages: Stages, op_seconds: Mapping[str, float]
 ) -> tuple[Traced, Stages, tuple[str, ...]]:
-    """The step with each dO that the stages divide in two parts.
-
-    Returns:
-        The step; the stages, with the dO that are divided; what could not be, and runs on the processor
-        nearer to the input.
-    """
+    """The step and its stages with dO in two parts, and which cannot be: these run nearer to the input."""
     notes: list[str] = []
     shares, of = dict(stages.shares), dict(stages.of)
     for layer, (share, _) in stages.shares.items():
-        name = _heaviest(traced, _able(traced).get(layer, ()), op_seconds)
+        name = _heaviest(traced, layer, op_seconds)
         if name is None:
             notes.append(
                 f"dO of layer {traced.graph.layers[layer].name} has no op that can be divided by rows"
@@ -97,22 +91,11 @@ def _seconds(
     return before_s, op_seconds[name], all_s
 
 
-def _able(traced: Traced) -> dict[int, list[node_def_pb2.NodeDef]]:
-    """The ops of each layer's dO that can be divided."""
-    able: dict[int, list[node_def_pb2.NodeDef]] = {}
-    for node in traced.graph_def.node:
-        kind, layer = traced.where.get(node.name, ("", 0))
-        if kind == "dO" and _by_rows(traced, node):
-            able.setdefault(layer, []).append(node)
-    return able
-
-
-def _heaviest(
-    traced: Traced, able: Sequence[node_def_pb2.NodeDef], op_seconds: Mapping[str, float]
-) -> str | None:
-    if not able:
-        return None
-    return str(max(able, key=lambda node: (op_seconds.get(node.name, 0.0), _size(traced, node.name))).name)
+def _heaviest(traced: Traced, layer: int, op_seconds: Mapping[str, float]) -> str | None:
+    """The op of a layer's dO that is worth dividing, if any can be divided."""
+    own = (node for node in traced.graph_def.node if traced.where.get(node.name) == ("dO", layer))
+    able = [node.name for node in own if _by_rows(traced, node)]
+    return max(able, key=lambda name: (op_seconds.get(name, 0.0), _size(traced, name)), default=None)
 
 
 def _by_rows(traced: Traced, node: node_def_pb2.NodeDef) -> bool:
@@ -144,35 +127,24 @@ def _divide(traced: Traced, name: str, layer: int, share: float) -> Traced:
     index = traced.index
     node = next(node for node in traced.graph_def.node if node.name == name)
     infos = [traced.outputs[index.names[p]][port] for p, port in index.data_preds[index.index[name]]]
-    parts = in_two_parts(node, infos, _GRADIENT[node.op], _SIZES.get(node.op), share)
-    own = dict.fromkeys((part.name for part in parts.nodes), ("dO", layer))
-    in_parts = traced.rewritten(DividePass(name, parts), own, parts.outputs)
-    high = _before(in_parts.index, in_parts.where, parts.high, layer)
+    parts, first, outputs = in_two_parts(node, infos, _GRADIENT[node.op], _SIZES.get(node.op), share)
+    own = dict.fromkeys(outputs, ("dO", layer))
+    in_parts = traced.rewritten(DividePass(name, parts), own, outputs)
+    high = _before(in_parts.index, in_parts.where, first, layer)
     return dataclasses.replace(in_parts, where={**in_parts.where, **dict.fromkeys(high, (HIGH, layer))})
-
-
-@dataclasses.dataclass(frozen=True)
-class TwoParts:
-    """An op in two parts: its nodes, the first part's name, and outputs by name."""
-
-    nodes: tuple[node_def_pb2.NodeDef, ...]
-    high: str
-    outputs: dict[str, Sequence[OutputInfo]]
 
 
 def in_two_parts(
     node: node_def_pb2.NodeDef, infos: Sequence[OutputInfo], gradient: int, sizes: int | None, share: float
-) -> TwoParts:
+) -> tuple[tuple[node_def_pb2.NodeDef, ...], str, dict[str, list[OutputInfo]]]:
     """The nodes that compute an op on the first ``share`` of the rows and on the rest, and join them.
 
-    Each part has at least one row, of a single row the rest.
+    Each part has at least one row, of a single row the rest.  Gives the first part's name and the outputs of
+    all nodes, too; the last one has the op's name.
 
-    Args:
-        node: the joined result gets its name.
-        infos: of its inputs.
-        gradient: the input that is divided by rows.
-        sizes: the input that holds the shape of the result, None where there is none.
+    ``gradient``, ``sizes``: which input is divided by rows, and which, if any, holds the shape of the result.
     """
+    attributes = {key: value for key, value in node.attr.items() if key not in ("_class", "_output_shapes")}
     graph = tf.Graph()
     with graph.as_default():
         inputs = [
@@ -190,26 +162,18 @@ def in_two_parts(
                 given[gradient] = piece
                 if sizes is not None:
                     given[sizes] = tf.concat([[counts[number]], inputs[sizes][1:]], 0)
-                results.append(_again(graph, node, given, f"part_{number}"))
+                name = f"part_{number}"
+                part = graph.create_op(node.op, given, attrs=attributes, name=name, compute_device=False)
+                results.append(part.outputs[0])
         joined = tf.concat(results, 0, name=node.name)
     names = {f"input_{n}": text for n, text in enumerate(t for t in node.input if t[0] != "^")}
-    nodes = []
-    for part in graph.as_graph_def().node:
-        if part.name in names:
-            continue
+    nodes = [part for part in graph.as_graph_def().node if part.name not in names]
+    for part in nodes:
         part.input[:] = [names.get(text.partition(":")[0], text) for text in part.input]
-        nodes.append(part)
-    outputs = {op.name: [shape_inference.info_of(t) for t in op.outputs] for op in graph.get_operations()}
+    operations = {op.name: op for op in graph.get_operations() if op.name not in names}
+    outputs = {name: list(map(shape_inference.info_of, op.outputs)) for name, op in operations.items()}
     assert joined.op.name == node.name, "the name of the divided op is taken"
-    return TwoParts(tuple(nodes), results[0].op.name, {n.name: outputs[n.name] for n in nodes})
-
-
-def _again(graph: Any, node: node_def_pb2.NodeDef, inputs: Sequence[Any], name: str) -> Any:
-    attributes = {key: value for key, value in node.attr.items() if key not in ("_class", "_output_shapes")}
-    operation = graph.create_op(
-        node.op, list(inputs), attrs=attributes, name=name, dtypes=None, compute_device=False
-    )
-    return operation.outputs[0]
+    return tuple(nodes), str(results[0].op.name), outputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,7 +181,7 @@ class DividePass(Pass):
     """Puts ``parts`` in the place of the op ``divided``, whose name their result has."""
 
     divided: str
-    parts: TwoParts
+    parts: tuple[node_def_pb2.NodeDef, ...]
     name: ClassVar[str] = "divide"
     relaxes = frozenset({Relaxation.NEW_NODES, Relaxation.REPLACED_NODES, Relaxation.OPS})
 
@@ -226,7 +190,7 @@ class DividePass(Pass):
         in_parts = copy_of(graph_def)
         kept = [node for node in in_parts.node if node.name != self.divided]
         del in_parts.node[:]
-        in_parts.node.extend([*kept, *self.parts.nodes])
+        in_parts.node.extend([*kept, *self.parts])
         return PassResult(in_parts, True, replaced=frozenset({self.divided}))
 
 

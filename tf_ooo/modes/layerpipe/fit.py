@@ -18,9 +18,8 @@ from tf_ooo.fit.measured import check_costs, with_link
 from tf_ooo.fit.mode import Training
 from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.ranks.base import Engine, SingleEngine
-from tf_ooo.modes.layerpipe.numbering import in_order_of
 from tf_ooo.modes.layerpipe.options import LayerPipe
-from tf_ooo.modes.layerpipe.planned import note_rebuilt_weights, plan_spread
+from tf_ooo.modes.layerpipe.planned import in_order_of, note_rebuilt_weights, plan_spread
 from tf_ooo.modes.layerpipe.reporting import fill_spread
 from tf_ooo.modes.layerpipe.running import Batches, Epoch, rounds_together, structure_of
 from tf_ooo.modes.layerpipe.spread import SpreadPlan, refuse_unspreadable, spread
@@ -59,9 +58,7 @@ _AHEAD = (
 class LayerPipeMode:
     """Profile, plan, spread, run in rounds, drain at the ends of epochs.
 
-    Attributes:
-        plan: of the model trained last.
-        distributed: what is known of that.
+    ``plan``: of the model trained last, and ``distributed``: what is known of it.
     """
 
     keeps_stock = False
@@ -84,10 +81,7 @@ class LayerPipeMode:
         return self.options.accumulate_steps or fewest_batches(len(self.distributed.target.devices))
 
     def check(self, model: keras.Model, steps: int | None) -> None:
-        """BackendError: no such devices, or a model that cannot be spread.
-
-        Raises OptionsError for what does not go with the devices or with ``steps_per_execution``.
-        """
+        """BackendError: no such devices, or cannot be spread; OptionsError: does not go with these."""
         check_model(model, self.options.mode)
         self.distributed.place(model, self.options.devices)
         devices = len(self.distributed.target.devices)
@@ -109,10 +103,7 @@ class LayerPipeMode:
             )
 
     def prepare(self, model: keras.Model, steps: int | None) -> Training | None:
-        """With the plan of the fit before, where that was of the same step on the same devices.
-
-        With one device Keras' own step runs.
-        """
+        """With the plan of the fit before, if that was of this step on these devices; None on one device."""
         if self.distributed.begin(model):
             self.plan = None
         report = self.distributed.report
@@ -190,7 +181,8 @@ class LayerPipeSteps:
         """The last of them makes the plan."""
         if self._first is None:
             self._note_going_on()
-            self._first = self._first_steps()
+            layers, mode = LayerByLayer(home_device(), whole_layers=True), self._mode
+            self._first = FirstSteps(self._model, layers, 1, mode.options, mode.describe())
         first, batch = self._first, self._batches.take(iterator)
         if batch is None:
             return None
@@ -202,10 +194,6 @@ class LayerPipeSteps:
             first.close()
             self._first = None
         return outputs
-
-    def _first_steps(self) -> FirstSteps:
-        mode, model = self._mode, self._model
-        return FirstSteps(model, LayerByLayer(home_device(), True), 1, mode.options, mode.describe())
 
     def _note_going_on(self) -> None:
         """Training that goes on, without the costs of the fit before."""

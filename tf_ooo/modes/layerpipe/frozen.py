@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from grappler_passes.compat.shape_inference import OutputInfo
-from tf_ooo.compat import keras_variables
 from tf_ooo.modes.layerpipe.accesses import accesses, bytes_of, read_where_it_is, zeros_on
-from tf_ooo.modes.layerpipe.traced import Traced
+from tf_ooo.modes.layerpipe.traced import Traced, placeholders_of
 
 if TYPE_CHECKING:
     import keras
@@ -26,11 +25,8 @@ def frozen_weights(model: keras.Model, traced: Traced) -> frozenset[str]:
     Callbacks set those, such as the share of a loss, between batches: they are read anew in each round.
     """
     written = {state for access in accesses(traced.index) if access.writes for state in access.states}
-    values = [keras_variables.value_of(variable) for variable in model.weights if len(variable.shape)]
-    weights = {id(value.handle) for value in values if value is not None}
-    return frozenset(
-        name for name, outside in traced.captured.items() if id(outside) in weights and name not in written
-    )
+    weights = (variable for variable in model.weights if len(variable.shape))
+    return frozenset(placeholders_of(traced.captured, weights) - written)
 
 
 class Copies:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import keras_layers, keras_optimizers
@@ -48,12 +48,8 @@ def plan_spread(
 ) -> SpreadPlan:
     """Plans, and says so in the report.
 
-    Args:
-        step: whose layers are spread, taken apart.
-        costs: of its layers, with the link.
-        traced: the step as it is before the plan: what can be divided.
-        devices: full names.
-        group: so many batches are one update; None: one is.
+    ``traced``: the ``step`` as it is before the plan, of which is known what can be divided.  ``group``: so
+    many batches are one update; None: one is.
     """
     graph = step.known.graph
     layers = [set(layer.variables) for layer in graph.layers]
@@ -101,34 +97,27 @@ def make_plan(
 
 def _as_run(schedule: Schedule) -> Schedule:
     """More batches of whole layers are on their way here than in 1F1B."""
-    return in_rounds(schedule) if _keeps_layers_whole(schedule) else schedule
-
-
-def _keeps_layers_whole(schedule: Schedule) -> bool:
-    return schedule.fused_backward
+    return in_rounds(schedule) if schedule.fused_backward else schedule
 
 
 def _whole_or_divided(candidates: Sequence[Candidate]) -> Plan:
     """The fastest that divides layers, unless the fastest that does not is nearly as fast."""
     trials = [candidate.trial for candidate in candidates if candidate.trial is not None]
-    whole = [trial for trial in trials if _keeps_layers_whole(trial.schedule)]
-    divided = [trial for trial in trials if not _keeps_layers_whole(trial.schedule)]
-    errors = [candidate.error for candidate in candidates if candidate.error is not None]
+    whole, divided = ([t for t in trials if t.schedule.fused_backward is fused] for fused in (True, False))
     if not trials:  # the one that divides layers can use the most devices, and says how many
-        raise errors[-1]
+        raise [candidate.error for candidate in candidates if candidate.error is not None][-1]
     if not whole or not divided:
         return choose(candidates)
-    best, best_whole = (min(group, key=lambda trial: trial.step_s) for group in (divided, whole))
-    step_s, whole_s = best.timeline.steady_step_s, best_whole.timeline.steady_step_s
-    gain = whole_s / step_s if step_s else 1.0
-    if gain >= LEAST_GAIN:
-        return choose(candidates, lambda candidate: (candidate.trial is not best,))
-    return choose(
-        candidates,
-        lambda candidate: (candidate.trial is not best_whole,),
-        f"layers are left whole, as in PipeDream: dividing them is predicted to gain {gain:.2f}x, and "
-        f"sends more; from {LEAST_GAIN}x on it is done (schedule={best.schedule.policy!r} does it now)",
-    )
+    taken, best_whole = (min(group, key=lambda trial: trial.step_s) for group in (divided, whole))
+    step_s, whole_s = taken.timeline.steady_step_s, best_whole.timeline.steady_step_s
+    gain, why = whole_s / step_s if step_s else 1.0, ""
+    if gain < LEAST_GAIN:
+        why = (
+            f"layers are left whole, as in PipeDream: dividing them is predicted to gain {gain:.2f}x, and "
+            f"sends more; from {LEAST_GAIN}x on it is done (schedule={taken.schedule.policy!r} does it now)"
+        )
+        taken = best_whole
+    return choose(candidates, lambda candidate: (candidate.trial is not taken,), why)
 
 
 def note_rebuilt_weights(report: Report, model: keras.Model) -> None:
@@ -148,3 +137,40 @@ def note_rebuilt_weights(report: Report, model: keras.Model) -> None:
     for note in notes:
         _LOG.warning("%s", note)
     report.notes += [note for note in notes if note not in report.notes]
+
+
+def in_order_of(costs: Sequence[str], layers: Sequence[str]) -> list[int]:
+    """For each of the costs, given by name, the number of its layer.
+
+    Costs are measured in the order in which graph optimizers leave the layers of a step, which is not that
+    of its trace where branches are side by side (a block and its shortcut).  Told by names; else by names
+    without the numbers that Keras gives all layers of a kind, which go on where a model is made again in one
+    process; where costs have other names, made up by hand, by their places.
+    """
+    alike: list[Callable[[Sequence[str]], list[str]]] = [_sorted_parts, _ranked]
+    for key in alike:
+        wanted, own = key(costs), key(layers)
+        place = {name: number for number, name in enumerate(own)}
+        if len(place) == len(own) and sorted(wanted) == sorted(own):
+            return [place[name] for name in wanted]
+    return list(range(len(layers)))
+
+
+def _sorted_parts(names: Sequence[str]) -> list[str]:
+    """The names, each with the variables that it lists in sorted order."""
+    return [", ".join(sorted(name.split(", "))) for name in names]
+
+
+def _ranked(names: Sequence[str]) -> list[str]:
+    """The ranks of numbers in place of these: dense_7 and dense_9 are dense_0 and dense_1."""
+    parts = [[_split(part) for part in name.split("/")] for name in _sorted_parts(names)]
+    numbers: dict[str, set[int]] = {}
+    for kind, number in (pair for of_name in parts for pair in of_name):
+        numbers.setdefault(kind, set()).add(number)
+    ranks = {kind: sorted(known) for kind, known in numbers.items()}
+    return ["/".join(f"{kind}_{ranks[kind].index(number)}" for kind, number in pairs) for pairs in parts]
+
+
+def _split(part: str) -> tuple[str, int]:
+    kind, _, number = part.rpartition("_")
+    return (kind, int(number)) if number != part and number.isdecimal() else (part, 0)

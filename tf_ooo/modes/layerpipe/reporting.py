@@ -35,12 +35,7 @@ _CHANGES = (
 
 
 def fill_report(
-    report: Report,
-    graph: TrainingGraph,
-    plan: Plan,
-    costs: CostTable,
-    stages: Stages,
-    devices: Sequence[str],
+    report: Report, graph: TrainingGraph, plan: Plan, costs: CostTable, stages: Stages, devices: Sequence[str]
 ) -> None:
     """Copies the plan into the report."""
     fill_plan(report, graph, plan, costs)
@@ -63,14 +58,9 @@ def fill_report(
         predicted_step_s=report.predicted_step_s,
         serial_step_s=sum(layer.busy_s + layer.update_s for layer in costs.layers),
         update_every=every,
-        divided=_divided(stages),
+        divided={layer: share for layer, (share, _) in stages.shares.items()},
         ways_bytes=_ways_bytes(costs, stages, every),
     )
-
-
-def _divided(stages: Stages) -> dict[int, float]:
-    """The lower processor's share of each dO that is on two."""
-    return {layer: share for layer, (share, _) in stages.shares.items()}
 
 
 def _fill_rows(report: Report, stages: Stages) -> None:
@@ -115,7 +105,7 @@ def fill_spread(report: Report, spread: Spread) -> None:
         section.gradient_sum_bytes = weights.sum_bytes
     else:
         section.delay_steps = {names[handle]: steps for handle, steps in rounds.delay_steps.items()}
-    section.divided = _divided(stages)
+    section.divided = {layer: share for layer, (share, _) in stages.shares.items()}
     section.rounds = rounds.last + 1
     section.registers = sum(register.depth for register in spread.delays.registers)
     section.weight_version_bytes = version_bytes(spread)

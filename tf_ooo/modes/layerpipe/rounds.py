@@ -14,7 +14,7 @@ from tf_ooo.modes.layerpipe.traced import Traced
 
 # Moving one state's accesses may move another's.
 _TRIES = 4
-_GIVEN = ("Placeholder", "_Arg")
+GIVEN = ("Placeholder", "_Arg")
 _WHOLE = ("int32", "int64")
 
 
@@ -24,7 +24,6 @@ class Rounds:
 
     Attributes:
         of: ``{op: round}``, 0 or more, without constants.
-        device_of: full names.
         batch: the round in which a batch comes in.
         before: ``(first, then)`` ops on one variable, in the order that they have within a round.
         delay_steps: ``{handle: rounds}`` from the first forward reading of a weight to its update.
@@ -118,7 +117,7 @@ class Retiming:
         constant: set[str] = set()
         for i in index.order:
             name, op = index.names[i], index.ops[i]
-            if op in _GIVEN:
+            if op in GIVEN:
                 fixed = name not in self.given and name not in self._home
             elif op == "ReadVariableOp":
                 fixed = states[name] <= unchanged

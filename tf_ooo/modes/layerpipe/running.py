@@ -47,14 +47,10 @@ class Batches:
 
 
 class Epoch:
-    """From the first batch of an epoch to the last.
+    """From the first batch of an epoch to the last; ``rounds``: how many have run.
 
-    Args:
-        batches: the next batch's tensors, or None at the end of the data.
-        together: so many rounds are run as one, where batches are in all of them.
-
-    Attributes:
-        rounds: how many have run.
+    ``batches`` gives the next batch's tensors, or None at the end of the data.  ``together``: so many rounds
+    are run as one, where batches are in all of them.
     """
 
     def __init__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from tf_ooo.modes.layerpipe.rates import Factors, rate_reads, with_factors
 from tf_ooo.modes.layerpipe.rounds import Retiming, Rounds
 from tf_ooo.modes.layerpipe.stages import Stages
 from tf_ooo.modes.layerpipe.ticks import Ticks
-from tf_ooo.modes.layerpipe.traced import Traced, trace
+from tf_ooo.modes.layerpipe.traced import Traced, placeholders_of, trace
 from tf_ooo.modes.layerpipe.two_versions import TwoVersions
 from tf_ooo.modes.layerpipe.versions import Now, with_later_weights
 from tf_ooo.tracing.optimizers import optimizers_of
@@ -104,7 +105,8 @@ def spread(
         traced, sums = with_sums(with_whole_reads(traced, trained), trained)
     if options.weights != "stash" or group is not None:
         traced, now = with_later_weights(traced, trained, stages)
-    optimizer = _of_optimizers(model, traced) if group is not None else set()
+    states = itertools.chain.from_iterable(map(keras_optimizers.state_of, optimizers_of(model)))
+    optimizer = placeholders_of(traced.captured, states) if group is not None else set()
     # With one update for several batches: where it is known whether a batch is the last of all.
     count_round = stages.processors - 1 if group is not None else 0
     retiming = Retiming(
@@ -148,17 +150,6 @@ def _read_again(traced: Traced, trained: Collection[str]) -> list[str]:
         "sees later ones than its forward pass, also with weights='stash'"
         for layer in sorted({layer for kind, layer in places if kind in ("dO", "dW")})
     ]
-
-
-def _of_optimizers(model: keras.Model, traced: Traced) -> set[str]:
-    """The placeholders of their variables."""
-    values = (
-        keras_variables.value_of(variable)
-        for optimizer in optimizers_of(model)
-        for variable in keras_optimizers.state_of(optimizer)
-    )
-    handles = {id(value.handle) for value in values if value is not None}
-    return {name for name, outside in traced.captured.items() if id(outside) in handles}
 
 
 def _counts(traced: Traced, optimizer: set[str]) -> Iterable[str]:

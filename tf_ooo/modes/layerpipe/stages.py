@@ -23,7 +23,6 @@ class Stages:
     """Where the tasks of layers run.
 
     Attributes:
-        processors: how many there are.
         of: ``{(kind, layer): processor}`` for F, dO and dW, and HIGH; of a dO in two parts that of the part
             nearer to the input.  An update runs with its dW.
         shares: ``{layer: (share, processor)}`` of dO in two parts: the part nearer to the loss.

@@ -30,14 +30,10 @@ Tensors = dict[str, tf.Tensor]
 
 @dataclass(frozen=True)
 class PartOfRound:
-    """The ops of a round in which only batches in their rounds ``low`` to ``high`` exist.
+    """The ops of a round in which only batches in their rounds ``low`` to ``high`` exist, in order.
 
-    Attributes:
-        phase: the place of the round in a group of batches, see ``two_versions``.
-        turns: these ops, in order.
-        read: names of what they and the results read.
-        logs: the tensors of the results, none if no batch is in its round of results.
-        filled: the registers that something is put into.
+    ``phase``: the place of the round in a group of batches.  ``read``: names of what these ops and results
+    read.  ``logs``: the results, if a batch is in that round.  ``filled``: registers that take something.
     """
 
     low: int
@@ -52,9 +48,10 @@ class PartOfRound:
 class Ticks:
     """The functions of a step that is spread over rounds.
 
-    Args:
+    Attributes:
         weights: what backward passes read apart from their forward pass.
-        factors: of learning rates.
+        last: the last round of a batch, counted from the round in which its first op may run.
+        batch_round, results_round: in which a batch comes in, and in which its results come out.
     """
 
     def __init__(
@@ -67,6 +64,7 @@ class Ticks:
     ) -> None:
         self.traced, self.rounds, self.delays, self.weights = traced, rounds, delays, weights
         self.copies, self._factors = Copies(traced, delays.copies), factors
+        self.last, self.batch_round, self.results_round = rounds.last, rounds.batch, delays.logs_round
         self._tick = self._copies_made = 0
         self._parts: dict[tuple[int, int, int], PartOfRound] = {}
         self._functions: dict[tuple[int, int, int, int], Any] = {}
@@ -77,21 +75,6 @@ class Ticks:
             self._infos[row.number] = info = traced.outputs[name][port]
             for delay in range(1, row.depth + 1):
                 self._stores[row.name(delay)] = keras_variables.register(info.dtype, info.shape, row.device)
-
-    @property
-    def last(self) -> int:
-        """The last round of a batch, counted from the round in which its first op may run."""
-        return self.rounds.last
-
-    @property
-    def batch_round(self) -> int:
-        """The round in which a batch comes in."""
-        return self.rounds.batch
-
-    @property
-    def results_round(self) -> int:
-        """The round in which a batch's results come out."""
-        return self.delays.logs_round
 
     @property
     def traced_functions(self) -> int:
@@ -108,12 +91,7 @@ class Ticks:
         """Rounds in which only batches that are in their rounds ``low`` to ``high`` exist, as one function.
 
         Nothing in it waits for the end of a round: a processor goes on as soon as it has what it reads.
-
-        Args:
-            batches: the tensors of the batch that comes in in each round; None where none does.
-
-        Returns:
-            The results of as many batches; of none where none is in its round of results.
+        A batch, or None, comes in in each round.  Gives the results of as many, or none.
         """
         function = self._function(low, high, len(batches))
         outputs = function(*(tensor for batch in batches for tensor in batch or ()))

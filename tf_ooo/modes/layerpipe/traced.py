@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -111,25 +111,23 @@ def trace(
     """Traces a model's step; the model and its optimizers are built.
 
     Args:
-        batch: an example.
         marked: gradients that optimizers are given are dense, and marked: see ``coalesce.py``.
         layers: the variables of each, in the order in which they are to be numbered.
         data_spec: the ``element_spec`` of the data, for a step that needs to know how many rows a batch has.
 
     Raises:
         GraphError: it is no training step, one with loops or branches, or one with other layers.
-        BackendError: it reads what is only known when it is called, applies no gradients or twice with one
-            optimizer, or reads weights after their update.
+        BackendError: it cannot be known before the call, or updates are none, twice, or followed by reads.
     """
     inputs = Packed(batch)
     traced = _open_trace(_flat_step(model, inputs, marked), inputs, data_spec)
-    captured, graph_def = traced.captures, traced.graph_def()
-    name_variables(graph_def, captured, named(all_variables(model)))
+    graph_def = traced.graph_def()
+    name_variables(graph_def, traced.captured, named(all_variables(model)))
     names = [text.partition(":")[0] for text in traced.fetches]
     kept = [*names, *(op.name for op in traced.concrete.graph.control_outputs)]
     flat_def = _flat(model, graph_def, kept, dump_dir)
     index = GraphIndex(flat_def)
-    branch = _branch_of_weights(index, _weights(model, captured))
+    branch = _branch_of_weights(index, placeholders_of(traced.captured, model.trainable_variables))
     if branch is not None:
         raise GraphError(_loop_message(model, branch, False))
     graph = _numbered(classify_graph_def(flat_def, names), layers)
@@ -196,20 +194,14 @@ def _open_trace(flat: Callable[..., Any], inputs: Packed, data_spec: Any) -> Fla
 
 
 def name_variables(
-    graph_def: graph_pb2.GraphDef,
-    captured: Sequence[tuple[tf.Tensor, tf.Tensor]],
-    variables: Mapping[str, keras.Variable],
+    graph_def: graph_pb2.GraphDef, captured: Mapping[str, tf.Tensor], variables: Mapping[str, keras.Variable]
 ) -> None:
-    """Says in a graph, changed in place, which Keras variables its placeholders are, by unique names.
-
-    ``captured``: (tensor outside, placeholder inside).
-    """
+    """Says in a graph, changed in place, which Keras variables its placeholders are, by unique names."""
     values = {name: keras_variables.value_of(variable) for name, variable in variables.items()}
     by_handle = {id(value.handle): name for name, value in values.items() if value is not None}
-    nodes = {node.name: node for node in graph_def.node}
-    for outside, placeholder in captured:
-        node = nodes.get(placeholder.op.name)
-        if node is not None and id(outside) in by_handle:
+    for node in graph_def.node:
+        outside = captured.get(node.name)
+        if id(outside) in by_handle:
             # Legacy optimizers give fused ops the handles of their slots alone: of those nothing is known.
             known = (
                 json.loads(node.attr[VARIABLE_ATTR].s) if VARIABLE_ATTR in node.attr else {"trainable": False}
@@ -246,11 +238,13 @@ def renumbered(traced: Traced, layers: Sequence[Collection[str]]) -> Traced:
     return replace(traced, graph=graph, where=assign(graph, traced.index).where)
 
 
-def _weights(model: keras.Model, captured: Sequence[tuple[tf.Tensor, tf.Tensor]]) -> set[str]:
-    """The placeholders of the trainable variables."""
-    values = (keras_variables.value_of(variable) for variable in model.trainable_variables)
+def placeholders_of(
+    captured: Mapping[str, tf.Tensor], variables: Iterable[keras.Variable | tf.Variable]
+) -> set[str]:
+    """The placeholders of those variables that a step uses."""
+    values = map(keras_variables.value_of, variables)
     handles = {id(value.handle) for value in values if value is not None}
-    return {placeholder.op.name for outside, placeholder in captured if id(outside) in handles}
+    return {name for name, outside in captured.items() if id(outside) in handles}
 
 
 def _branch_of_weights(index: GraphIndex, weights: Collection[str]) -> str | None:

@@ -36,10 +36,8 @@ _SEED, _SECOND = "seed", "seed2"
 class Turns:
     """A round in order.
 
-    Attributes:
-        before: ``{op: control input}`` to add to the first ops of a processor's round where another round
-            comes before it.
-        ends: ``{control input: tensor}``: the tensor of the round before that it stands for.
+    ``before``: ``{op: control input}`` for the first ops of each processor where another round comes before.
+    ``ends``: ``{control input: tensor}``: the tensor of the round before that it stands for.
     """
 
     graph_def: graph_pb2.GraphDef
@@ -103,12 +101,9 @@ def verified(
 
 @dataclass(frozen=True)
 class WaitsPass(Pass):
-    """Has ops wait for others.
+    """Has ops wait for others: control inputs, also of ops that are added, on these devices.
 
-    Attributes:
-        joins: ops to add that do nothing, and their devices.
-        ends: tensors to add that are there when a processor's last task is done, and their devices.
-        controls: control inputs to add, of ops and of those that are added.
+    ``joins`` do nothing; ``ends`` are tensors that are there when a processor's last task is done.
     """
 
     joins: Mapping[str, str]

@@ -34,12 +34,8 @@ def fewest_batches(processors: int) -> int:
 class TwoVersions:
     """Sums of gradients and the weights before the newest, of groups of ``every`` batches.
 
-    Args:
-        now: the weights that backward passes read apart from their forward pass.
-        weights, optimizer: handles of the trained variables, and of the optimizers' variables.
-
-    Raises:
-        GraphError: a group is too small for two versions.
+    ``weights``, ``optimizer``: handles of the trained variables, and of the optimizers' variables.  Raises
+    GraphError where a group is too small for two versions.
     """
 
     def __init__(

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from grappler_passes.errors import VerifyError
-from grappler_passes.graph.effects import has_side_effects
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.passes.edit import tensor
 from tf_ooo.modes.layerpipe.rounds import Rounds
@@ -20,7 +19,6 @@ from tf_ooo.modes.layerpipe.rounds import Rounds
 # The names of what is read from outside of a round.
 LATE = "_ooo_late"
 LOCAL = "_ooo_local"
-_GIVEN = ("Placeholder", "_Arg")
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,12 @@ class Register:
 
     def name(self, delay: int) -> str:
         """The placeholder for what was made so many rounds ago."""
-        return f"{LATE}/{self.number}_{delay}"
+        return late_name(self.number, delay)
+
+
+def late_name(register: int, delay: int) -> str:
+    """The placeholder for what a row of registers holds of so many rounds ago."""
+    return f"{LATE}/{register}_{delay}"
 
 
 def verify_cut(
@@ -67,13 +70,6 @@ def verify_cut(
     for first, then in rounds.before:
         if f"^{first}" not in new[then].input:
             raise VerifyError(then, "side effects", f"no longer runs after {first!r}")
-
-
-def verify_all_in_rounds(graph_def: graph_pb2.GraphDef, rounds: Rounds) -> None:
-    """Raise VerifyError for an op with side effects that is in no round: it would run in all."""
-    for node in graph_def.node:
-        if node.name not in rounds.of and has_side_effects(node.op) and node.op not in _GIVEN:
-            raise VerifyError(node.name, "rounds", f"a {node.op} is in no round")
 
 
 def _check_input(

@@ -22,6 +22,7 @@ from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import Pass, PassResult, copy_of
 from grappler_passes.passes.edit import tensor
 from grappler_passes.passes.relaxations import Relaxation
+from tf_ooo.modes.layerpipe.rounds import GIVEN
 from tf_ooo.modes.layerpipe.stages import HIGH, Stages
 from tf_ooo.modes.layerpipe.traced import Traced
 
@@ -56,11 +57,9 @@ def with_later_weights(
 
 @dataclass(frozen=True)
 class LaterWeightsPass(Pass):
-    """Backward passes read other weights than forward passes.
+    """Backward passes, whose ``inputs`` these then are, read other weights than forward passes.
 
-    Attributes:
-        added: placeholders for these weights, and copies of what is computed from them alone.
-        inputs: all inputs of the ops that read others than before.
+    ``added``: placeholders for these weights, and copies of what is computed from them alone.
     """
 
     added: tuple[node_def_pb2.NodeDef, ...]
@@ -91,7 +90,7 @@ def from_weights(traced: Traced, weights: Collection[str]) -> dict[str, str]:
                 sources[name] = handle
             continue
         above = [index.names[p] for p, _ in index.data_preds[i]]
-        if op in ("Placeholder", "_Arg") or has_side_effects(op):
+        if op in GIVEN or has_side_effects(op):
             continue
         if all(p in constant for p in above):
             constant.add(name)

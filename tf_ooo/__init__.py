@@ -12,33 +12,26 @@ from typing import Any
 from tf_ooo.hosts.ranks.launch import launched, remember_names
 from tf_ooo.version import __version__
 
-_HOME = {
-    "OOOBackprop": "keras_callbacks.ooo_backprop",
-    "function": "tf_ooo.decorator",
-    "enabled": "tf_ooo.scope",
-    "high_priority_main_stream": "tf_ooo.modes.compiled.priority",
-    "Options": "tf_ooo.modes.by_name",
-    "SingleDevice": "tf_ooo.modes.table",
-    "DataParallel": "tf_ooo.modes.table",
-    "Pipeline": "tf_ooo.modes.table",
-    "LayerPipe": "tf_ooo.modes.table",
-    "classify": "tf_ooo.rewriting.planner",
-    "plan": "tf_ooo.rewriting.plan",
-    "Schedule": "tf_ooo.planning.model.schedule",
-    "Report": "tf_ooo.report.report",
-    "simulate": "tf_ooo.planning.simulation.simulator",
-    "Timeline": "tf_ooo.planning.simulation.timeline",
-    "LayerCosts": "tf_ooo.costs.layer_costs",
-    "Link": "tf_ooo.costs.layer_costs",
-    "OOOError": "tf_ooo.errors",
-    "OptionsError": "tf_ooo.errors",
-    "GraphError": "tf_ooo.errors",
-    "CostError": "tf_ooo.errors",
-    "ScheduleError": "tf_ooo.errors",
-    "MemoryLimitError": "tf_ooo.errors",
-    "BackendError": "tf_ooo.errors",
-    "PassError": "tf_ooo.errors",
+_NAMES = {
+    "keras_callbacks.ooo_backprop": ["OOOBackprop"],
+    "tf_ooo.decorator": ["function"],
+    "tf_ooo.scope": ["enabled"],
+    "tf_ooo.modes.compiled.priority": ["high_priority_main_stream"],
+    "tf_ooo.modes.by_name": ["Options"],
+    "tf_ooo.modes.table": ["SingleDevice", "DataParallel", "Pipeline", "LayerPipe"],
+    "tf_ooo.rewriting.planner": ["classify"],
+    "tf_ooo.rewriting.plan": ["plan"],
+    "tf_ooo.planning.model.schedule": ["Schedule"],
+    "tf_ooo.report.report": ["Report"],
+    "tf_ooo.planning.simulation.simulator": ["simulate"],
+    "tf_ooo.planning.simulation.timeline": ["Timeline"],
+    "tf_ooo.costs.layer_costs": ["LayerCosts", "Link"],
+    "tf_ooo.errors": [
+        *("OOOError", "OptionsError", "GraphError", "CostError", "ScheduleError"),
+        *("MemoryLimitError", "BackendError", "PassError"),
+    ],
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 # Rooms that a script may name: ``from tf_ooo import data_parallel``.
 _ROOMS = {"data_parallel": "tf_ooo.modes.data_parallel", "pipeline": "tf_ooo.modes.pipeline"}

@@ -38,19 +38,15 @@ def every_layer(what: StepToPlan, *, policy: Policy = USUAL, streams: int = 1) -
     Needs no costs.
     """
     tasks = what.parts.tasks
-    moved = {layer for layer in tasks.backward_layers if layer in what.movable}
-    moved -= set(tasks.backward_layers[-1:])
+    moved = what.movable.intersection(tasks.backward_layers) - set(tasks.backward_layers[-1:])
     lanes: dict[tuple[int, int], list[Task]] = {MAIN: []}
-    turn = 0
     for layer in tasks.backward_layers:
         for task in (Task("dO", layer), Task("dW", layer)):
-            if task not in tasks.ops:
-                continue
-            lane = MAIN
-            if task.kind == "dW" and layer in moved:
-                lane, turn = (0, 1 + turn % streams), turn + 1
-            lanes.setdefault(lane, []).append(task)
-    return Schedule("single_device", policy.name, {lane: TaskList(order) for lane, order in lanes.items()})
+            if task in tasks.ops:
+                lane = SUB if task.kind == "dW" and layer in moved else MAIN
+                lanes.setdefault(lane, []).append(task)
+    lists = {lane: TaskList(order) for lane, order in lanes.items()}
+    return dealt_out(Schedule("single_device", policy.name, lists), streams)
 
 
 def joint(

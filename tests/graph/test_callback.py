@@ -89,7 +89,7 @@ def test_epochs_of_two_executions_are_compared_with_their_like():
     callback = tf_ooo.OOOBackprop(profile_steps=2)
     model = build(steps_per_execution=6)
     model.fit(X, Y, batch_size=16, epochs=8, shuffle=False, verbose=0, callbacks=[callback])
-    runs = callback._life.mode.controller.comparison.times._all._runs
+    runs = callback._life.mode.controller.comparison.times._rounds[0]._runs
     assert [samples for _, samples in runs] == [96.0, 64.0]
     assert [sorted(turns) for turns in runs.values()] == [["rewritten", "stock"]] * 2
 

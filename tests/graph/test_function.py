@@ -64,7 +64,7 @@ def test_batches_of_two_sizes_are_compared_with_their_like():
         step(tf.constant(X[:size]))
     times = step._step.comparison.times
     assert times.done
-    assert [sorted(turns) for turns in times._all._runs.values()] == [["rewritten", "stock"]] * 2
+    assert [sorted(turns) for turns in times._rounds[0]._runs.values()] == [["rewritten", "stock"]] * 2
 
 
 def test_a_tf_function_keeps_its_signature():

@@ -185,7 +185,7 @@ class TestKept:
         step, model = trained(10, sizes=(6, 2))
         times = step._step.comparison.times
         assert times.done
-        for runs in times._all._runs.values():
+        for runs in times._rounds[0]._runs.values():
             assert runs.keys() == {STOCK, REWRITTEN}
         assert step.report.moved_ops > 0
         assert_near(model.get_weights(), stock_weights(10, (6, 2)))
@@ -263,7 +263,7 @@ def test_fit_compares_batches_of_one_size(only):
         weights.append(model.get_weights())
     assert callbacks[0].report.moved_ops > 0
     assert_near(*weights)
-    runs = callbacks[0]._life.mode.controller.comparison.times._all._runs
+    runs = callbacks[0]._life.mode.controller.comparison.times._rounds[0]._runs
     assert sorted(samples for _, samples in runs) == [2.0, 4.0]
     assert all(turns.keys() == {STOCK, REWRITTEN} for turns in runs.values())
 

@@ -38,27 +38,23 @@ class StepTimes:
 
     def __init__(self, profile_steps: int, stock_first: bool, rewrites: Sequence[str] = (REWRITTEN,)) -> None:
         self.profile_steps = profile_steps
-        self._all = _Turns((STOCK, *rewrites) if stock_first else (*rewrites, STOCK))
-        self._again: _Turns | None = None
+        # Of all of them; then, of several, of the best against stock.
+        self._rounds = [_Turns((STOCK, *rewrites) if stock_first else (*rewrites, STOCK))]
         self._ran = False
 
     @property
     def next(self) -> str:
-        return self._turns.next if self.profile_steps else self.first_rewrite
+        return self._rounds[-1].next if self.profile_steps else self.first_rewrite
 
     @property
     def first_rewrite(self) -> str:
         """Of those that are still there."""
-        return next(way for way in self._all.order if way != STOCK)
+        return next(way for way in self._rounds[0].order if way != STOCK)
 
     @property
     def seconds(self) -> dict[str, list[float]]:
         """The samples that are compared, by step."""
-        return self._turns.samples(self.profile_steps)
-
-    @property
-    def _turns(self) -> _Turns:
-        return self._all if self._again is None else self._again
+        return self._rounds[-1].samples(self.profile_steps)
 
     def add(self, which: str, seconds: float, traced: bool, kind: Hashable = None) -> bool:
         """Takes note of a step; returns whether it counts.
@@ -70,45 +66,41 @@ class StepTimes:
             kind: equal for steps that do equal work, such as the shapes of the inputs.
         """
         self._ran = True
-        counts = self._turns.add(which, seconds, traced, kind)
-        several = self.profile_steps and self.several
-        if several and self._again is None and self._all.done(self.profile_steps):
+        counts = self._rounds[-1].add(which, seconds, traced, kind)
+        if self.profile_steps and self.several and len(self._rounds) == 1 and self.done:
             compared = Comparison.of(self.seconds)
             if not compared.why_not:
-                self._again = _Turns((STOCK, compared.best), self._all)
+                self._rounds.append(_Turns((STOCK, compared.best), self._rounds[0]))
         return counts
 
     def drop(self, which: str) -> None:
-        self._all.drop(which)
-        if self._again is not None and which in self._again.order:
-            self._again = None
+        self._rounds[0].drop(which)
+        if which in self._rounds[-1].order:
+            del self._rounds[1:]
 
     @property
     def done(self) -> bool:
         """Of a kind of step each as often as asked."""
         if not self.profile_steps:
             return self._ran
-        return self._all.done(self.profile_steps) and self._turns.done(self.profile_steps)
+        return all(turns.done(self.profile_steps) for turns in self._rounds)
 
     @property
     def several(self) -> bool:
-        return len(self._all.order) > 2
+        return len(self._rounds[0].order) > 2
 
     @property
     def progress(self) -> str:
         """``3 of 6 steps timed``."""
-        rounds = [self._all] if self._again is None else [self._all, self._again]
-        timed = sum(
-            min(len(times_s), self.profile_steps)
-            for turns in rounds
-            for times_s in turns.samples(self.profile_steps).values()
-        )
-        return f"{timed} of {sum(len(turns.order) for turns in rounds) * self.profile_steps} steps timed"
+        samples = [
+            times_s for turns in self._rounds for times_s in turns.samples(self.profile_steps).values()
+        ]
+        timed = sum(min(len(times_s), self.profile_steps) for times_s in samples)
+        return f"{timed} of {len(samples) * self.profile_steps} steps timed"
 
     def shown(self) -> str:
         """``stock 12.00 ms, rewritten 11.00 ms``, the medians; then ``again: ...`` of two that were."""
-        rounds = [self._all] if self._again is None else [self._all, self._again]
-        return "; again: ".join(_medians_text(turns.samples(self.profile_steps)) for turns in rounds)
+        return "; again: ".join(_medians_text(turns.samples(self.profile_steps)) for turns in self._rounds)
 
 
 class _Turns:

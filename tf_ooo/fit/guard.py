@@ -130,14 +130,11 @@ class Guard:
         raise self._raised from error
 
     def _guard_batches(self) -> None:
-        """Those of the innermost fit or evaluation that runs."""
+        """What raises around those of the innermost fit or evaluation that runs is seen."""
         batches = keras_fits.running_batches()
-        if batches is not None and not any(batches is owner for owner, *_ in self._kept):
-            around = keras_fits.AROUND_BATCHES
-            self._put(batches, around, self._around(getattr(batches, around)))
-
-    def _around(self, catching: Callable[[], Any]) -> Callable[[], Any]:
-        """What is around an epoch's batches, with what raises there seen."""
+        if batches is None or any(batches is owner for owner, *_ in self._kept):
+            return
+        catching = getattr(batches, keras_fits.AROUND_BATCHES)
 
         @contextlib.contextmanager
         def around() -> Iterator[None]:
@@ -147,7 +144,7 @@ class Guard:
             except BaseException as error:
                 self.raise_for(error)
 
-        return around
+        self._put(batches, keras_fits.AROUND_BATCHES, around)
 
     def _making(self, make: Callable[..., Any]) -> Callable[..., Any]:
         def make_guarded(*args: Any, **kwargs: Any) -> Any:

@@ -112,15 +112,10 @@ def options_for_steps(where: str, given: str | Options | ModeOptions, **argument
 
 
 def _typed(given: str | Options | ModeOptions, arguments: Mapping[str, Any], workers: bool) -> ModeOptions:
-    if isinstance(given, (Options, ModeOptions)):
-        _check_alone(given, arguments)
-    else:
-        given = Options(given, **arguments)
-    return given.resolved(workers=workers) if isinstance(given, Options) else given
-
-
-def _check_alone(given: Options | ModeOptions, arguments: Mapping[str, Any]) -> None:
+    if not isinstance(given, (Options, ModeOptions)):
+        return Options(given, **arguments).resolved(workers=workers)
     holder = type(given).__name__
     for name, value in arguments.items():
         if not is_default(name, value):
             raise OptionsError(f"{name}={value!r:.80} beside {holder}(...): write {holder}({name}=...)")
+    return given.resolved(workers=workers) if isinstance(given, Options) else given

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -23,22 +24,16 @@ def tf_functions_of(step: Callable[..., Any]) -> list[Any]:
 
     Keras' train function is a Python function around a ``tf.function`` around another.
     """
-    return list(_found(step, _DEPTH))
+    return list(_functions_in(step, _DEPTH))
 
 
-def _found(value: Any, depth: int) -> Iterator[Any]:
+def _functions_in(value: object, depth: int) -> Iterator[Any]:
     if tf_functions.is_tf_function(value):
         yield value
     elif depth:
         for cell in getattr(value, "__closure__", None) or ():
-            yield from _found(_content(cell), depth - 1)
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not filled yet
-        return None
+            with contextlib.suppress(ValueError):  # it is not filled yet
+                yield from _functions_in(cell.cell_contents, depth - 1)
 
 
 def trace_count(step: Callable[..., Any]) -> int:

@@ -1,8 +1,7 @@
 """FLOP and bytes of TensorFlow's ops, from op type and shapes; seconds on a device's roofline.
 
-Matrix products and convolutions, with their gradients and fused forms, have formulas; views cost
-nothing; every other op counts as the bytes that it reads and writes.  What has neither a formula nor
-known shapes gets no number but a reason.
+Matrix products and convolutions have formulas, views cost nothing, every other op counts as the bytes that it
+reads and writes; what has neither formula nor known shapes gets a reason.
 """
 
 from __future__ import annotations

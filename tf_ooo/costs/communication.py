@@ -73,12 +73,9 @@ def link_of_ring(allreduce: Link, workers: int) -> Link:
 
 
 def parse_link(text: str) -> Link:
-    """A link from text: ``25Gbit``, ``1.5 GB/s``, ``10Gbit,20us`` (bandwidth, then latency).
+    """A link from text: ``25Gbit``, ``1.5 GB/s``, ``10Gbit,20us``.  CostError says what was expected.
 
     ``bit`` and ``B`` are decimal (k, M, G, T), ``KiB`` and the like binary; "/s" and "ps" may be left out.
-
-    Raises:
-        CostError: says what was expected.
     """
     bandwidth_text, comma, latency_text = text.partition(",")
     bytes_per_s = _bandwidth(bandwidth_text)

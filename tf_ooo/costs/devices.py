@@ -1,8 +1,7 @@
 """Devices for planning without a run: a roofline with published peaks, plain data.
 
-A kernel takes ``max(flop / flop_per_s, bytes / bytes_per_s) / share + launch_s``, where *share* is the
-part of the device that its independent pieces can fill (1 from ``parallel_width`` pieces on).  Nothing
-reaches its published peak; :meth:`DeviceModel.derated` says so in numbers that the caller chooses.
+A kernel takes ``max(flop / flop_per_s, bytes / bytes_per_s) / share + launch_s``; *share* is the part of the
+device that its pieces fill (1 from ``parallel_width`` on).  Nothing reaches its peak (``derated``).
 """
 
 from __future__ import annotations

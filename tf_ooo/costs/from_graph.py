@@ -23,7 +23,7 @@ Tasks = Mapping[LayerTask, Sequence[str]]
 
 @dataclass(frozen=True)
 class GraphCosts:
-    """Costs of ``TrainingGraph.layers``; seconds, by kind, of ops of no layer; sizes that were assumed."""
+    """Costs of ``TrainingGraph.layers``, seconds of ops that belong to none by kind, and assumed sizes."""
 
     layers: tuple[LayerCosts, ...]
     left_out_s: Mapping[str, float]

@@ -1,7 +1,4 @@
-"""Costs of one layer and of a link: what schedulers and the simulator read.
-
-No TensorFlow here.  Seconds and bytes are for ONE micro-batch.
-"""
+"""Costs of one layer, for ONE micro-batch, and of a link: what schedulers and the simulator read."""
 
 from __future__ import annotations
 

@@ -61,29 +61,21 @@ class LayerWork:
 
 
 def transformer_flop(hidden: int, seq: int, microbatch: int) -> tuple[float, float, float]:
-    """FLOP of F, dO and dW of one transformer layer (Zero Bubble, arXiv 2401.10241, table 1).
+    """FLOP of F, dO and dW of a transformer layer: sbh(24h + 4s), sbh(24h + 8s), sbh(24h).
 
-    F is sbh(24h + 4s), dO is sbh(24h + 8s), dW is sbh(24h); norms and softmax are left out there.
+    Zero Bubble, arXiv 2401.10241, table 1; norms and softmax are left out there.
     """
     sbh = float(seq * microbatch * hidden)
     return sbh * (24 * hidden + 4 * seq), sbh * (24 * hidden + 8 * seq), sbh * 24 * hidden
 
 
 def transformer_activation_bytes(hidden: int, heads: int, seq: int, microbatch: int) -> float:
-    """Activations that one layer keeps, in bytes: sbh(34 + 5as/h).
-
-    Korthikanti et al., arXiv 2205.05198, equation 1: two bytes an element, one for dropout masks,
-    nothing recomputed, no tensor parallelism.
-    """
+    """What a layer keeps: sbh(34 + 5as/h) (Korthikanti et al., arXiv 2205.05198, equation 1)."""
     return float(seq * microbatch * (34 * hidden + 5 * heads * seq))
 
 
 def transformer_layer(hidden: int, heads: int, seq: int, microbatch: int, name: str = "") -> LayerWork:
-    """One GPT/BERT layer in 16-bit numbers, feed-forward width 4h, attention written out.
-
-    Its matrix products add up to :func:`transformer_flop`.  A message between layers is 2sbh bytes.
-    dW alone still needs 32sbh bytes (Zero Bubble, table 1).
-    """
+    """One GPT/BERT layer in 16-bit numbers, of feed-forward width 4h (Zero Bubble, table 1)."""
     rows, size = seq * microbatch, 2
     products = ((3 * hidden, hidden), (hidden, hidden), (4 * hidden, hidden), (hidden, 4 * hidden))
     forward = [gemm(rows, columns, summed, size) for columns, summed in products]

@@ -1,7 +1,6 @@
 """The networks of the published figures as lists of layers, from their papers' tables.
 
-Each builder returns one :class:`LayerWork` for each layer with weights, in forward order, with the
-layers that it reads; :func:`model_costs` turns them into seconds.  Images are 224 x 224 unless said
+One :class:`LayerWork` for each layer with weights, in forward order.  Images are 224 x 224 unless said
 otherwise.  A tensor that is pooled, added or scaled is counted with the layer that does it.
 """
 
@@ -176,8 +175,7 @@ def densenet121(
 ) -> tuple[LayerWork, ...]:
     """DenseNet-121: 120 convolutions and the classifier; growth 32: 8.0 M parameters, 2.87 GMAC an image.
 
-    The first convolution has 2 x growth channels (arXiv 1608.06993, section 4).  Concatenation is a
-    copy, as TensorFlow makes it, counted with the layer that reads it.
+    The first has 2 x growth channels (arXiv 1608.06993, section 4).  To concatenate is to copy.
     """
     net = _Net(batch, element_bytes)
     x = net.conv(_Tensor((), 3, image), 2 * growth, 7, 2, name="conv0")
@@ -248,10 +246,8 @@ def _rounded(channels: float) -> int:
 
 
 def transformer(layers: int, hidden: int, heads: int, seq: int, microbatch: int) -> tuple[LayerWork, ...]:
-    """GPT or BERT: equal layers in 16-bit numbers.  Embedding and head are left out.
-
-    Published pipelines balance those two by giving the first and the last stage one layer less
-    (Zero Bubble, arXiv 2401.10241, section 5.1).
+    """GPT or BERT: equal layers.  Embedding and head, which published pipelines balance by giving the first
+    and last stage one layer less (Zero Bubble, arXiv 2401.10241, section 5.1), are left out.
     """
     return tuple(
         transformer_layer(hidden, heads, seq, microbatch, name=f"layer{index}") for index in range(layers)

@@ -24,7 +24,7 @@ _FILL_IN = "cpu-core"
 
 @dataclass(frozen=True)
 class OpSeconds:
-    """Seconds of ops by node name, whether measured or calculated (see CostTable), and of which share."""
+    """Seconds by node name, their ``source`` as in CostTable, and the share of ops that was measured."""
 
     seconds: Mapping[str, float]
     source: str

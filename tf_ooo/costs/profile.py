@@ -1,9 +1,8 @@
 """Measured seconds of each op, from TensorFlow's own profiler, on steps of the running training.
 
-At most three steps are traced, all within the first fifty or so: later the executor treats ops that
-were cheap so far as not worth an event.  Seconds on a GPU are the sum of the op's kernels.  On the CPU they
-are those of its thread, and while several threads compute each second is divided among them: the ops of
-a step one after the other would take that long, and that is what schedules are made of.
+At most three of the first fifty steps are traced: later the executor makes no events of cheap ops.  An op
+takes its kernels' seconds on a GPU, and else its thread's: each second is divided among the threads that
+compute.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class OpProfile:
 
 
 class StepProfiler:
-    """Traces the next 1 to 3 steps that are run through it, then has a ``profile``.  OptionsError: steps."""
+    """Traces the next 1 to 3 steps that are run through it, and has their ``profile`` then."""
 
     def __init__(self, steps: int = MOST_STEPS) -> None:
         if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MOST_STEPS:
@@ -168,7 +167,7 @@ def _shared_seconds(events: list[TracedEvent]) -> list[float]:
 
 
 def _step_of(event: TracedEvent, marks: list[tuple[float, float]]) -> int | None:
-    """The step in which an event began; what a GPU begins between two steps is of the first.  None: none."""
+    """The step in which an event began, if any; what a GPU begins between two steps is of the first."""
     number = bisect.bisect_right(marks, (event.begin_s, math.inf)) - 1
     if number < 0:
         return None

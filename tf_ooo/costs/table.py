@@ -1,7 +1,4 @@
-"""Costs in a file: JSON that a person can edit, and that is refused with the reason if edited wrongly.
-
-Every key says its unit.  Loading fills nothing in: a seconds or bytes field that is missing is an error.
-"""
+"""Costs in a file: JSON that a person can edit, and that is refused with the reason if edited wrongly."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The parts of a report: one for each mode, and one row for each layer.
-
-They have fields and can also be read as the dictionaries that :meth:`tf_ooo.Report.to_dict` makes of them.
-"""
+"""The parts of a report; they read also as the dictionaries of :meth:`tf_ooo.Report.to_dict`."""
 
 from __future__ import annotations
 
@@ -15,10 +12,7 @@ Rows = list[tuple[str, str]]
 
 
 class Section(Mapping[str, Any]):
-    """A dataclass that reads as a mapping, too: ``section["stages"]`` is ``section.stages`` in JSON types.
-
-    A field that may be left out, and is None, is no key.
-    """
+    """A dataclass that reads as a mapping of JSON types, too; an optional field that is None is no key."""
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON types."""

@@ -1,8 +1,7 @@
 """What launching costs where a schedule keeps kernels out of CUDA graphs: a term of joint scheduling.
 
-XLA:GPU puts what the main stream runs without interruption into CUDA graphs.  A call on a side stream is not
-captured and interrupts the run it starts in, and a run of fewer than ``least_run`` kernels is not captured
-either.  Both were seen in modules compiled for an H100 (docs/design/xla.md has the sources).
+XLA:GPU captures what the main stream runs without interruption, ``least_run`` kernels or more; a call on a
+side stream interrupts.  Seen in modules compiled for an H100 (docs/design/xla.md).
 """
 
 from __future__ import annotations

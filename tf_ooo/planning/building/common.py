@@ -24,9 +24,9 @@ def one_worker(
 ) -> Schedule:
     """F, the given backward tasks, updates, of one device or of each data parallel worker.
 
-    ``communication`` is for several; ``by_priority``: whatever gradient is ready, the first listed first;
-    ``barrier``: the next step waits for all updates; ``shares``: of the slices of a layer's gradient.
-    OptionsError: micro-batches.
+    Several workers send ``communication`` in its order or, ``by_priority``, what is ready, the first listed
+    first.  With a ``barrier`` the next step waits for all updates.  ``shares`` are those of a layer's sliced
+    gradient.
     """
     if problem.microbatches != 1:
         raise OptionsError(

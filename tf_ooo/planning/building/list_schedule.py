@@ -1,8 +1,5 @@
-"""List scheduling of a pipeline: each device takes the most urgent task that is ready.
-
-The heuristic of Zero Bubble's automatic schedule (arXiv 2401.10241, section 3.1) in a form that also
-serves several stages on one device: dO before F before dW, F only where memory allows, and a dW rather
-than a wait.
+"""List scheduling of a pipeline, the heuristic of Zero Bubble (arXiv 2401.10241, section 3.1), also for
+several stages on a device: dO before F before dW, F only where memory allows, and a dW rather than a wait.
 """
 
 from __future__ import annotations
@@ -28,9 +25,9 @@ class Taste:
 
     ``in_flight``: most micro-batches between their first F and last dW.  ``stage_first``: of ready F the
     lowest stage, else the oldest micro-batch.  ``patience``: wait for a dO or F that comes within this share
-    of dW's time.  ``ahead``: by device, most with F and no dO done.  ``by_room``: no F without room in
-    memory, but for the first; several stages on a device could block each other: there ``in_flight`` bounds
-    it.
+    of dW's time.  ``ahead``: by device, most F without their dO.  ``by_room``: no F without room in memory,
+    but for the first; several stages on a device could block each other so: there ``in_flight`` bounds the
+    memory.
     """
 
     in_flight: int

@@ -116,12 +116,9 @@ def _cut(seconds: Sequence[float], limit_s: float, stages: int) -> tuple[tuple[i
 
 @dataclass(frozen=True)
 class Pace:
-    """How far each device, with one stage, runs ahead: int64 (devices,).
+    """How many forwards each device runs ahead of its first dO, and dW stay behind: int64 (devices,).
 
-    Attributes:
-        ahead: forwards before the first dO; then dO and F take turns.  It never grows from one device
-            to the next: a device that runs further ahead than the one before would wait for itself.
-        delay: by how many dO the dW stay behind.
+    A device that runs further ahead than the one before it would wait for itself.
     """
 
     ahead: Ints

@@ -21,7 +21,7 @@ _CLASSES = 5
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Where stages run, seconds of their tasks, and of a message from stage i to i + 1 on another device."""
+    """Each stage's device, seconds of its tasks, and of a message to the next stage on another device."""
 
     device: Sequence[int]
     seconds: dict[str, Sequence[float]]

@@ -1,5 +1,4 @@
-"""Building blocks of V-shaped pipelines (arXiv 2405.15362, section 3): stage s of 2p is on device s, or
-2p-1-s.
+"""Building blocks of V-shaped pipelines (arXiv 2405.15362, section 3): stages s and 2p-1-s are on device s.
 
 A block says at which tick one micro-batch's F, F, dO and dO run on each device; it is repeated some ticks
 later, and dW go where a device is free.  Longer blocks store more activations and leave fewer bubbles.

@@ -96,7 +96,7 @@ AsRun = Callable[[Schedule], Schedule]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A policy that was tried; ``trial`` None, and a ``reason``, where it cannot be taken."""
+    """A policy that was tried; where it cannot be taken, ``trial`` is None and ``reason`` says why."""
 
     name: str
     problem: Problem

@@ -1,9 +1,7 @@
 """``search``: the order of computation and of communication optimised together, by simulation.
 
-Data parallel: :mod:`tf_ooo.planning.building.search_order`.  Large gradients are sliced where that is
-predicted to help, so that an urgent small one never waits behind a whole large one (ByteScheduler, P3);
-every slice pays the link's latency again, which is why not everything is sliced.  One device: the regions of
-all dW together, improved from where joint scheduling ends.
+Large gradients are sliced where that is predicted to help: an urgent small one never waits behind a whole
+large one (ByteScheduler, P3), but every slice pays the link's latency.
 """
 
 from __future__ import annotations

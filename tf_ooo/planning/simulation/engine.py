@@ -1,8 +1,7 @@
 """Runs work on lanes: when does each node start?  Plain arrays in, start times out.
 
-Three ways to the same times.  :func:`run_events` is a discrete-event simulation and can do everything.
-The other two need lanes whose order is fixed: :func:`run_paths` follows one lane after the other, and
-:func:`run_waves` moves all lanes on at once, with numpy, which is 20 times faster where hundreds of lanes
+Three ways to the same times: :func:`run_events` can do everything; with fixed orders :func:`run_paths`
+follows one lane after the other, and :func:`run_waves` moves all on at once, 20 times faster where hundreds
 run side by side.
 """
 

@@ -176,7 +176,7 @@ def _overheads_s(links: _Links, link: Link, nodes: int) -> Floats:
 
 
 def _new_weights_s(relation: Relation, layers: Sequence[LayerCosts], link: Link) -> Floats:
-    """What new weights take of an asynchronous U, F and dO elsewhere; no task waits for these messages."""
+    """What an asynchronous U takes to send new weights, and F and dO elsewhere to receive them."""
     taken_s = np.zeros(len(relation))
     if not (relation.schedule.asynchronous and link.overhead_s_per_byte):
         return taken_s

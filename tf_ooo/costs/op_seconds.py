@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.training_graph import TrainingGraph
 from tf_ooo.costs.analytic import FREE_OPS, analytic_ops
 from tf_ooo.costs.devices import DeviceModel, device
@@ -36,10 +35,9 @@ def op_seconds(
     graph_def: graph_pb2.GraphDef,
     on: DeviceModel,
     profile: OpProfile | None = None,
-    outputs: Mapping[str, Sequence[OutputInfo]] | None = None,
 ) -> OpSeconds:
     """Measured seconds, else calculated ones.  What oneDNN merged after planning counts as not measured."""
-    analytic = analytic_ops(graph_def, on, outputs)
+    analytic = analytic_ops(graph_def, on)
     measured = profile.seconds if profile else {}
     names = [node.name for node in graph_def.node]
     computing = [node.name for node in graph_def.node if node.op not in FREE_OPS]

@@ -18,7 +18,7 @@ from tf_ooo.planning.model.schedule import Schedule, TaskList
 from tf_ooo.planning.model.task import KIND_NUMBER
 from tf_ooo.planning.simulation.simulator import task_seconds
 
-_TABU = 6
+_TABU, _MOVES, _MOVES_WITHOUT_GAIN = 6, 200, 60
 Lanes = list[list[int]]
 # Start and end of each node, seconds.
 Times = tuple[list[float], list[float]]
@@ -37,17 +37,13 @@ class _Order:
         return max(self.times[1])
 
 
-def improved(
-    stages: StagedLayers, schedule: Schedule, iterations: int = 200, patience: int = 60, rounds: int = 1
-) -> Schedule:
+def improved(stages: StagedLayers, schedule: Schedule) -> Schedule:
     """As fast or faster, within the memory limit if ``schedule`` is.  Messages do not queue here."""
     search = _LaneSearch(stages, schedule)
     times = search.times(search.first)
     if times is None:  # it waits for itself
         return schedule
-    best = _Order(search.first, times)
-    for _ in range(rounds):
-        best = search.run(best, iterations, patience)
+    best = search.run(_Order(search.first, times))
     orders = zip(schedule.lanes, best.lanes, strict=True)
     lanes = {key: TaskList(search.relation.codes[np.array(lane, np.int64)]) for key, lane in orders}
     return stages.schedule(schedule.policy, lanes, schedule.fused_backward)
@@ -68,7 +64,7 @@ class _LaneSearch:
         for edges in relation.edges:
             if edges.steps:
                 continue
-            for a, b in zip(edges.source.tolist(), edges.target.tolist(), strict=True):
+            for a, b in edges.pairs():
                 away = edges.message_bytes is not None and relation.device[a] != relation.device[b]
                 lag = problem.link.seconds(edges.message_bytes or 0.0) if away else 0.0
                 self.before[b].append((a, lag))
@@ -99,11 +95,11 @@ class _LaneSearch:
         )
         return max(bounds, default=0.0)
 
-    def run(self, start: _Order, iterations: int, patience: int) -> _Order:
+    def run(self, start: _Order) -> _Order:
         best = here = start
         tabu: dict[int, int] = {}
         since = 0
-        for iteration in range(iterations):
+        for iteration in range(_MOVES):
             if best.makespan_s <= self.bound_s * (1 + 1e-12):
                 break
             # A forbidden move counts if it is faster than all so far.
@@ -113,7 +109,7 @@ class _LaneSearch:
                 if tabu.get(order.moved, -1) <= iteration or order.makespan_s < best.makespan_s
             )
             neighbour = min(neighbours, key=lambda order: order.makespan_s, default=None)
-            if neighbour is None or since > patience:
+            if neighbour is None or since > _MOVES_WITHOUT_GAIN:
                 break
             here = neighbour
             tabu[here.moved] = iteration + _TABU + self.random.randrange(_TABU)

@@ -22,7 +22,7 @@ from tf_ooo.planning.model.schedule import Schedule
 
 Progress = Callable[[int, int, float], None]
 
-_STARTS = 6
+_STARTS, _FIRST_K_STARTS = 6, 12
 _SMALL = 14
 _CLOSE, _CLOSE_OF_MANY = 1.1, 1.01
 _LINK_WORK = 600
@@ -207,8 +207,8 @@ def _moved(backward: list[int], layer: int, place: int) -> list[int]:
     return [*rest[:place], layer, *rest[place:]]
 
 
-def starts(problem: Problem, fastest: int = 12) -> list[list[int]]:
+def starts(problem: Problem) -> list[list[int]]:
     """Orders to begin with: the stock one, all dO first, reverse first-k of several k."""
     layers = len(problem.layers)
-    chosen = [0, layers, *by_period(problem)[:fastest], layers // 4, layers // 2]
+    chosen = [0, layers, *by_period(problem)[:_FIRST_K_STARTS], layers // 4, layers // 2]
     return [order(layers, k) for k in dict.fromkeys(chosen)]

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from tf_ooo.planning.building.common import one_worker
 from tf_ooo.planning.building.link_order import serve
 from tf_ooo.planning.model.problem import Problem
@@ -129,8 +127,7 @@ def _sources(relation: Relation) -> tuple[dict[int, list[int]], dict[int, list[i
     before: dict[int, list[int]] = {}
     for edges in relation.edges:
         needs = before if edges.steps else same
-        pairs = zip(np.asarray(edges.source).tolist(), np.asarray(edges.target).tolist(), strict=True)
-        for source, target in pairs:
+        for source, target in edges.pairs():
             needs.setdefault(target, []).append(source)
     return same, before
 

@@ -45,6 +45,10 @@ class Edges:
     why: str
     steps: int = 0
 
+    def pairs(self) -> Iterator[tuple[int, int]]:
+        """(source, target) of each edge."""
+        return zip(self.source.tolist(), self.target.tolist(), strict=True)
+
 
 class Relation:
     """The tasks of one step as numbered nodes, and the edges between them; without layers: of a chain."""

@@ -72,10 +72,10 @@ class Task:
         return cls(kind, code >> _STAGE_AT & MAX_STAGE, code & MAX_MICROBATCH, part)
 
 
-def encode(kind: str, stage: ArrayLike, microbatch: ArrayLike = 0, part: ArrayLike = 0) -> Ints:
+def encode(kind: str, stage: ArrayLike, microbatch: ArrayLike = 0) -> Ints:
     """Codes of many tasks at once: ints or arrays that broadcast."""
-    stages, batches, parts = (np.asarray(a, np.int64) for a in (stage, microbatch, part))
-    return (KIND_NUMBER[kind] << _KIND_AT) | parts << _PART_AT | stages << _STAGE_AT | batches
+    stages, batches = np.asarray(stage, np.int64), np.asarray(microbatch, np.int64)
+    return (KIND_NUMBER[kind] << _KIND_AT) | stages << _STAGE_AT | batches
 
 
 @dataclass(frozen=True)

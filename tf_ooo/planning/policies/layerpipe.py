@@ -139,7 +139,7 @@ def _depths(problem: Problem, placement: Placement) -> dict[Task, int]:
     for edges in relation.edges:
         travel_s = problem.link.seconds(edges.message_bytes or 0.0)
         away = 1 + (-int(-travel_s // period_s) if period_s else 0)
-        for source, target in zip(edges.source.tolist(), edges.target.tolist(), strict=True):
+        for source, target in edges.pairs():
             same = relation.device[source] == relation.device[target]
             needs.setdefault(target, []).append((source, 0 if same else away))
     depths: dict[Task, int] = {}

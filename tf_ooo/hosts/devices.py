@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tf_ooo.errors import BackendError
-from tf_ooo.hosts.addresses import has_devices, is_cluster
+from tf_ooo.hosts.addresses import has_devices
 
 _TYPES = ("GPU", "CPU")
 
@@ -97,12 +97,3 @@ def _local_job(tf: Any) -> str:
     """Where the CPU of this process is."""
     name = tf.config.list_logical_devices("CPU")[0].name
     return str(name).rsplit("/device:", 1)[0]
-
-
-def joined(devices: Any) -> Any:
-    """The cluster, where ``devices`` are addresses; else ``devices``."""
-    if not is_cluster(devices):
-        return devices
-    from tf_ooo.hosts.cluster import connect  # noqa: PLC0415 - with several hosts only
-
-    return connect(devices)

@@ -8,7 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError
-from tf_ooo.hosts.devices import full_names, joined
+from tf_ooo.hosts.addresses import is_cluster
+from tf_ooo.hosts.devices import full_names
 from tf_ooo.hosts.link import link_between
 
 
@@ -57,7 +58,11 @@ def target_of(devices: Any, local_rank: int = 0) -> Target:
 
     BackendError: a device that does not exist, a worker that cannot be joined.
     """
-    given = joined(devices)
+    given = devices
+    if is_cluster(devices):
+        from tf_ooo.hosts.cluster import connect  # noqa: PLC0415 - with several hosts only
+
+        given = connect(devices)
     names = full_names(given, local_rank)
     return given if isinstance(given, Target) else Devices(names, given)
 

@@ -231,13 +231,11 @@ def request_to_look(model: keras.Model) -> RewriteRequest[PassResult]:
     ``model`` names its variables.  Raises BackendError: unsupported TensorFlow, or no plug-in.
     """
 
-    def look(graph_def: graph_pb2.GraphDef) -> PassResult:
-        return passes.separating_only(graph_def)(graph_def)
-
-    def is_larger(result: PassResult, before: PassResult) -> bool:
-        return len(result.graph_def.node) >= len(before.graph_def.node)
-
-    return _request(model, look, is_larger)
+    return _request(
+        model,
+        lambda graph_def: passes.separating_only(graph_def)(graph_def),
+        lambda result, before: len(result.graph_def.node) >= len(before.graph_def.node),
+    )
 
 
 def request_to_order(

@@ -242,12 +242,8 @@ class ScheduledSteps:
 
     def _sliced_source(self, slices: Mapping[str, int]) -> StepSource:
         """The step traced anew, with gradients that travel in slices."""
-        wrap = self._averaging.wrap(self.model)
-
-        def sliced(train_step: Callable[..., Any]) -> Callable[..., Any]:
-            return self._averaging.slices.wrap(wrap(train_step), slices)
-
-        return self._source_with(sliced)
+        wrap, cut = self._averaging.wrap(self.model), self._averaging.slices.wrap
+        return self._source_with(lambda train_step: cut(wrap(train_step), slices))
 
     def _source_with(self, wrap: Wrapper) -> StepSource:
         return StepSource(self.model, wrap, self.element_spec, self.engine.renumber)

@@ -5,6 +5,7 @@ No TensorFlow here.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -57,37 +58,29 @@ def make_plan(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted) -> Pl
         MemoryLimitError: none stays within the limit; says the lowest that one can keep.
     """
     cutter = Cutter(tuple(layers), units, wanted.link, wanted.microbatches)
+    uncut = Problem(cutter.layers, wanted.devices, wanted.microbatches, wanted.link, mode=MODE)
     errors: list[OOOError] = []
 
     def rows_of(policy: Policy) -> Iterator[Candidate]:
         own = {name: value for name, value in wanted.options.items() if name in policy.options}
         for bounds, of_cut in _cuts(policy, cutter, wanted, errors):
-            candidate = tried(policy, _problem(cutter, wanted, bounds, own | of_cut), _CLOCK)
+            stages = merged(cutter.layers, bounds, wanted.microbatches)
+            limit, options = wanted.planned_limit_bytes, own | of_cut
+            problem = dataclasses.replace(
+                uncut, layers=stages, memory_limit_bytes=limit, options=options, bounds=bounds
+            )
+            candidate = tried(policy, problem, _CLOCK)
             errors.extend([] if candidate.error is None else [candidate.error])
             yield candidate
 
     if wanted.schedule == "auto":
         policies = [policy_named(name, MODE) for name in SCHEDULES]
-        uncut = Problem(cutter.layers, wanted.devices, wanted.microbatches, wanted.link, mode=MODE)
         candidates = auto_candidates(policies, uncut, rows_of)
     else:
         candidates = list(rows_of(policy_named(wanted.schedule, MODE)))
     if all(candidate.trial is None for candidate in candidates):
         raise _none_left(errors, wanted)
     return choose(candidates, _rank)
-
-
-def _problem(cutter: Cutter, wanted: Wanted, bounds: Bounds, options: Mapping[str, int]) -> Problem:
-    return Problem(
-        merged(cutter.layers, bounds, wanted.microbatches),
-        wanted.devices,
-        wanted.microbatches,
-        wanted.link,
-        wanted.planned_limit_bytes,
-        options,
-        MODE,
-        bounds,
-    )
 
 
 def _rank(candidate: Candidate) -> tuple[float, ...]:

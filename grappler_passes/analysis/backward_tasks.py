@@ -28,8 +28,9 @@ def backward_tasks(graph: TrainingGraph) -> BackwardTasks:
     reads: dict[int, list[str]] = {}
     ops: dict[LayerTask, tuple[str, ...]] = {}
     for layer in graph.layers:
-        weight_grads = _computing(graph, layer.weight_grad_ops)
-        reads[layer.index] = _dO_read(graph, weight_grads)
+        weight_grads = [n for n in layer.weight_grad_ops if n in graph.ops and graph.ops[n].type != "Const"]
+        producers = {producer for name in weight_grads for producer in graph.ops[name].producers}
+        reads[layer.index] = [name for name in producers if _is_output_grad(graph, name)]
         if weight_grads:
             ops["dW", layer.index] = tuple(weight_grads)
     # Equal places (two layers that read one dO): the higher layer is the one nearer to the loss.
@@ -40,15 +41,6 @@ def backward_tasks(graph: TrainingGraph) -> BackwardTasks:
         if own:
             ops["dO", index] = tuple(own)
     return BackwardTasks(ops, tuple(reached))
-
-
-def _computing(graph: TrainingGraph, names: Iterable[str]) -> list[str]:
-    return [name for name in names if name in graph.ops and graph.ops[name].type != "Const"]
-
-
-def _dO_read(graph: TrainingGraph, names: Iterable[str]) -> list[str]:  # noqa: N802 - dO is the field's word
-    producers = {producer for name in names for producer in graph.ops[name].producers}
-    return [name for name in producers if _is_output_grad(graph, name)]
 
 
 def _is_output_grad(graph: TrainingGraph, name: str) -> bool:

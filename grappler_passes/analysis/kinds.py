@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from grappler_passes.analysis.backward import Backward
-from grappler_passes.analysis.fused import FUSED_REASONS
 from grappler_passes.analysis.gradients import GradientFlow
 from grappler_passes.analysis.layers import group_weights
 from grappler_passes.graph.bits import bits_of, memberships, several, union
@@ -16,6 +15,20 @@ from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGrap
 HANDED_OVER_REASON = (
     "its result is the dO that goes on and a weight's gradient at once: there is nothing to delay"
 )
+
+# Kernels that compute dO and dW together and cannot be taken apart, each with the reason.
+_NORM = "one kernel computes both: dO needs the reductions that are the scale and offset gradients"
+_RNN = "one kernel runs all time steps backward and sums the weight gradient inside"
+_NORM_OPS = (
+    "FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3", "_FusedBatchNormGradEx",
+    "BatchNormWithGlobalNormalizationGrad", "LayerNormGrad", "_MklFusedBatchNormGrad",
+    "_MklFusedBatchNormGradV2", "_MklFusedBatchNormGradV3",
+)  # fmt: skip
+_RNN_OPS = (
+    "CudnnRNNBackprop", "CudnnRNNBackpropV2", "CudnnRNNBackpropV3", "BlockLSTMGrad", "BlockLSTMGradV2",
+    "LSTMBlockCellGrad", "GRUBlockCellGrad",
+)  # fmt: skip
+FUSED_REASONS = {**dict.fromkeys(_NORM_OPS, _NORM), **dict.fromkeys(_RNN_OPS, _RNN)}
 
 
 def assemble(backward: Backward) -> TrainingGraph:

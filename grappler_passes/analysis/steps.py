@@ -1,20 +1,26 @@
-"""The steps of a graph in which several training steps are unrolled, each as a graph of its own.
+"""Graphs in which steps are unrolled, or the micro-batches of a step: each as a graph of its own.
 
-Whoever unrolls them marks the nodes of step t with :data:`STEP_ATTR` and puts their names into a
-scope ``tf_ooo_step_t``.
+Whoever unrolls steps marks the nodes of step t with :data:`STEP_ATTR` and puts their names into a scope
+``tf_ooo_step_t``.  Micro-batch m is marked as step m, what comes once, after all of them, as the step behind
+the last, and the sums of gradients with :data:`SUM_ATTR`.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Sequence
 
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from grappler_passes.graph.dependencies import GraphIndex
+from grappler_passes.graph.node_input import control_inputs, data_inputs, make_identity, split_input
 from grappler_passes.graph.parts import part_of, with_inputs
 
 STEP_ATTR = "_ooo_step"
 STEP_SCOPE = "tf_ooo_step_"
+SUM_ATTR = "_ooo_sum"
+_CONCAT = ("ConcatV2", "Concat")
+_SUMS = ("AddV2", "Add", "AddN", *_CONCAT)
 _IN_SCOPE = re.compile(rf"(?:^|/){STEP_SCOPE}(\d+)(?:/|$)")
 
 
@@ -51,3 +57,59 @@ def split_steps(graph_def: graph_pb2.GraphDef) -> list[graph_pb2.GraphDef]:
         if step is not None:
             by_step.setdefault(step, []).append(i)
     return [part_of(graph_def, index, with_inputs(index, by_step[step])) for step in sorted(by_step)]
+
+
+def is_sum(node: node_def_pb2.NodeDef) -> bool:
+    """Whether a node adds the gradients of micro-batches."""
+    return SUM_ATTR in node.attr and node.op in _SUMS
+
+
+def microbatch_graph(
+    graph_def: graph_pb2.GraphDef, index: GraphIndex, steps: Sequence[int | None], number: int, count: int
+) -> graph_pb2.GraphDef:
+    """The graph of a step that has micro-batch ``number`` only: its nodes keep their names.
+
+    Each sum becomes an Identity of this micro-batch's gradient; control edges from what is left out go.
+    ``count`` is the number, in ``steps``, of what comes once.
+    """
+    # A constant that a sum of slices needs carries the mark too, and hands on nothing.
+    sums = {i for i, node in enumerate(graph_def.node) if is_sum(node) and data_inputs(node)}
+    handed_on = {
+        i: source
+        for i in sums
+        if (source := _handed_on(graph_def.node[i], index, sums, steps, number)) is not None
+    }
+
+    def reads(i: int) -> list[int]:
+        if i in handed_on:
+            return [index.index[split_input(handed_on[i])[0]]]
+        return [producer for producer, _ in index.data_preds[i]]
+
+    chosen = [i for i, step in enumerate(steps) if step in (number, count)]
+    graph = part_of(graph_def, index, with_inputs(index, chosen, reads))
+    for node in graph.node:
+        source = handed_on.get(index.index[node.name])
+        if source is not None:
+            make_identity(node, [source, *control_inputs(node)])
+    return graph
+
+
+def _handed_on(
+    node: node_def_pb2.NodeDef,
+    index: GraphIndex,
+    sums: Collection[int],
+    steps: Sequence[int | None],
+    number: int,
+) -> str | None:
+    """The input of a sum that leads to this micro-batch's gradient; None: the sum stands before it."""
+    inputs = data_inputs(node)
+    if node.op in _CONCAT:
+        inputs = inputs[:-1] if node.op == "ConcatV2" else inputs[1:]
+    producers = [index.index[split_input(text)[0]] for text in inputs]
+    for text, producer in zip(inputs, producers, strict=True):
+        if producer not in sums and steps[producer] == number:
+            return text
+    step = steps[index.index[node.name]]
+    if step is None or step <= number:
+        return None
+    return next((text for text, p in zip(inputs, producers, strict=True) if p in sums), inputs[0])

@@ -17,16 +17,13 @@ def graph_def_of(concrete_function):
     graph = concrete_function.graph
     graph_def = graph.as_graph_def()
     nodes = {node.name: node for node in graph_def.node}
-    by_handle = {id(variable.handle): variable for variable in _living_variables(graph)}
+    # graph.variables raises when one of them has been deleted since the trace.
+    living = [variable for ref in graph._weak_variables if (variable := ref()) is not None]
+    by_handle = {id(variable.handle): variable for variable in living}
     for external, internal in graph.captures:
         if internal.dtype.name == "resource" and internal.op.name in nodes:
             _describe_capture(nodes[internal.op.name], internal, by_handle.get(id(external)))
     return graph_def, [tensor.op.name for tensor in concrete_function.outputs]
-
-
-def _living_variables(graph) -> list[Any]:
-    """``graph.variables`` raises when one of them has been deleted since the trace."""
-    return [variable for ref in graph._weak_variables if (variable := ref()) is not None]
 
 
 def _describe_capture(node, placeholder, variable) -> None:

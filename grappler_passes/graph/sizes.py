@@ -52,10 +52,10 @@ class KnownShapes:
         fitting = [seen for number, seen in self.seen if number == dtype and _fits(shape, seen)]
         if shape is None:
             return max(fitting, key=lambda s: math.prod(d or 0 for d in s), default=None)
-        sizes = zip(*fitting, strict=True) if fitting else ((None,) * len(shape),)
-        largest = [max((d for d in column if d is not None), default=None) for column in sizes]
         if not fitting:
             return shape
+        columns = zip(*fitting, strict=True)
+        largest = [max((d for d in column if d is not None), default=None) for column in columns]
         return tuple(d if d is not None else big for d, big in zip(shape, largest, strict=True))
 
 

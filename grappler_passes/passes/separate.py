@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from tensorflow.core.framework import graph_pb2
 
-from grappler_passes.analysis.fused import FUSED_REASONS
+from grappler_passes.analysis.kinds import FUSED_REASONS
 from grappler_passes.errors import GrapplerPassError
 from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.effects import conflicts, has_side_effects

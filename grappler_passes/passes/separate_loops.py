@@ -15,6 +15,7 @@ from tensorflow.core.framework import graph_pb2, node_def_pb2, types_pb2
 
 from grappler_passes.analysis.loops import Accumulator, Loop, accumulator_of, find_loops, obstacle, only_for
 from grappler_passes.compat import shape_inference
+from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.contexts import ENTERS, SWITCHES
 from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.training_graph import OpKind, TrainingGraph
@@ -47,7 +48,7 @@ class SeparateLoopsPass(Pass):
         editor = GraphEditor(graph_def)
         notes: list[Note] = []
         replaced: set[str] = set()
-        dtypes: dict[str, tuple[str, ...]] = {}
+        outputs: dict[str, tuple[OutputInfo, ...]] = {}
         for loop in find_loops(index):
             sums = _weight_sums(index, editor, loop, training_graph)
             if not sums:
@@ -55,8 +56,8 @@ class SeparateLoopsPass(Pass):
             moved = only_for(index, loop, {s.exit for s in sums})
             reason = obstacle(index, loop, sums, moved)
             if not reason:
-                dtypes = dtypes or _dtypes(graph_def)
-                split = _LoopSplit(index, editor, loop, moved, dtypes)
+                outputs = outputs or shape_inference.infer_outputs(graph_def)
+                split = _LoopSplit(index, editor, loop, moved, outputs)
                 reason = split.plan()
             ends = tuple(index.names[s.exit] for s in sums)
             if reason:
@@ -86,11 +87,6 @@ def _weight_sums(
     return sums if len(sums) < len(exits) else []
 
 
-def _dtypes(graph_def: graph_pb2.GraphDef) -> dict[str, tuple[str, ...]]:
-    outputs_of = shape_inference.infer_outputs(graph_def)
-    return {name: tuple(info.dtype for info in outputs) for name, outputs in outputs_of.items()}
-
-
 class _LoopSplit:
     """One loop in two, the second of which reads lists that the first stores.
 
@@ -103,9 +99,9 @@ class _LoopSplit:
         editor: GraphEditor,
         loop: Loop,
         moved: set[int],
-        dtypes: dict[str, tuple[str, ...]],
+        outputs: dict[str, tuple[OutputInfo, ...]],
     ) -> None:
-        self.index, self.editor, self.loop, self.moved, self.dtypes = index, editor, loop, moved, dtypes
+        self.index, self.editor, self.loop, self.moved, self.outputs = index, editor, loop, moved, outputs
         condition = editor.nodes[index.names[loop.condition]]
         self.device = condition.device
         self.prefix = f"{condition.name}/ooo_dW"
@@ -134,7 +130,7 @@ class _LoopSplit:
         elif index.ops[source] == "Const":
             self.constants.add(source)
         else:
-            dtype = self.dtypes[name][port]
+            dtype = self.outputs[name][port].dtype
             if dtype not in _STORED:
                 return f"the weight gradient reads a {dtype} of each step: {name}"
             if (
@@ -164,7 +160,7 @@ class _LoopSplit:
         self._counter(next(iter(lists.values())))
         now: dict[Tensor, str] = {(self.loop.condition, 0): f"{self.prefix}/condition"}
         for k, (key, outside) in enumerate(self.invariant.items()):
-            type_name = self.dtypes[self.index.names[key[0]]][key[1]]
+            type_name = self.outputs[self.index.names[key[0]]][key[1]].dtype
             now[key] = self._enter(f"invariant_{k}", outside, tf.as_dtype(type_name).as_datatype_enum)
         for source in sorted(self.constants):
             now[source, 0] = self._clone(source)

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from functools import cached_property
 
-from grappler_passes.analysis.microbatches import is_sum
+from grappler_passes.analysis.steps import is_sum
 from grappler_passes.graph.dependencies import GraphIndex
 from tf_ooo.modes.pipeline import tasks_of
 

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from grappler_passes import plugin
-from grappler_passes.analysis.microbatches import SUM_ATTR
+from grappler_passes.analysis.steps import SUM_ATTR
 from tf_ooo.compat import op_marks, tf_functions
 
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from grappler_passes.analysis.microbatches import is_sum
+from grappler_passes.analysis.steps import is_sum
 from grappler_passes.passes.annotate import AnnotatePass
 from tests.graph.pipeline_fits import Training, assert_equal_bits, pipelined, places
 from tests.graph.pipeline_models import EVEN, mlp, momentum

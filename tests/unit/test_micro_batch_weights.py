@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from grappler_passes.analysis.microbatches import SUM_ATTR
+from grappler_passes.analysis.steps import SUM_ATTR
 from tf_ooo.compat import keras_optimizers, versions
 from tf_ooo.errors import BackendError
 from tf_ooo.tracing.collecting import Collecting

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 
-from grappler_passes.analysis.microbatches import SUM_ATTR
+from grappler_passes.analysis.steps import SUM_ATTR
 
 # On the communications of a gradient that travels in slices: which of them.
 PART_ATTR = "_ooo_part"

@@ -47,7 +47,7 @@ def _on_variables(step: Step, nodes: _Nodes) -> dict[str, str]:
     handles = {
         i: nodes[name].device
         for i, name in enumerate(index.names)
-        if index.ops[i] in ("_Arg", "VarHandleOp") and _is_resource(nodes[name])
+        if index.ops[i] == "VarHandleOp" or index.ops[i] == "_Arg" and resource_of(nodes[name])
     }
     for i in index.order:
         name = index.names[i]
@@ -60,10 +60,6 @@ def _on_variables(step: Step, nodes: _Nodes) -> dict[str, str]:
         if index.ops[i] in _HANDS_ON and resource_of(nodes[name]):
             handles[i] = handles[takes[0]]
     return placed
-
-
-def _is_resource(node: node_def_pb2.NodeDef) -> bool:
-    return node.op == "VarHandleOp" or resource_of(node)
 
 
 def resource_of(node: node_def_pb2.NodeDef) -> bool:

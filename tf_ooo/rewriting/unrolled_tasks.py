@@ -11,8 +11,7 @@ from functools import cached_property
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.analysis.classify import classify_graph_def
-from grappler_passes.analysis.microbatches import is_sum, microbatch_graph
-from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE, steps_of
+from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE, is_sum, microbatch_graph, steps_of
 from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.training_graph import TrainingGraph
 from tf_ooo.costs.devices import device

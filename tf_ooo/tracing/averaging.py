@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,7 +18,6 @@ from tf_ooo.compat import func_graphs, keras_optimizers, keras_variables, tf_fun
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.tracing.intercepting import Update, intercepted, times
 from tf_ooo.tracing.optimizers import optimizers_of
-from tf_ooo.tracing.rank_names import unnumbered
 from tf_ooo.tracing.slices import GradientSlices
 
 _LOG = logging.getLogger("tf_ooo")
@@ -146,12 +146,12 @@ def already_averaged(gradient: Any) -> bool:
             continue
         seen.add(op.name)
         inputs = [op.inputs[here.value_index]] if op.type == "IdentityN" else op.inputs
-        todo += [(before, depth + 1) for before in inputs if _same_shape(before, here)]
+        todo += [
+            (before, depth + 1)
+            for before in inputs
+            if before.dtype.is_floating and before.shape.is_compatible_with(here.shape)
+        ]
     return False
-
-
-def _same_shape(before: Any, after: Any) -> bool:
-    return before.dtype.is_floating and bool(before.shape.is_compatible_with(after.shape))
 
 
 def _calls_allreduce(op: Any) -> bool:
@@ -159,3 +159,8 @@ def _calls_allreduce(op: Any) -> bool:
     if op.type not in ("If", "StatelessIf", "PartitionedCall", "StatefulPartitionedCall"):
         return False
     return any(kind.startswith(_ALLREDUCE) for kind in func_graphs.ops_called_by(op))
+
+
+def unnumbered(path: str) -> str:
+    """The last part of a variable's name, without the number that Keras counts within a process."""
+    return re.sub(r"_\d+$", "", path.rsplit("/", 1)[-1])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tf_ooo.compat import keras_layers, keras_optimizers, train_function, versions
 from tf_ooo.errors import OptionsError
 from tf_ooo.hosts.ranks.messages import Message
-from tf_ooo.tracing.rank_names import unnumbered
+from tf_ooo.tracing.averaging import unnumbered
 
 if TYPE_CHECKING:
     import keras

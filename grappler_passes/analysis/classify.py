@@ -30,18 +30,16 @@ from grappler_passes.graph.variables import find_variables
 
 
 def classify_graph_def(graph_def: graph_pb2.GraphDef, fetches: Sequence[str] | None = None) -> TrainingGraph:
-    """Classifies every op of a training step.
+    """Classifies every op of a training step; calls, While and If are inlined first.
 
     Args:
-        graph_def: a ``GraphDef``.  Function calls, While and If are inlined first (a graph that
-            Grappler hands to a pass is flat already).
+        graph_def: a ``GraphDef``.
         fetches: names of the ops that produce the step's results; by default the ``_Retval``
             ops, and where there are none the ops that nothing consumes.
 
     Raises:
-        GraphError: the graph has a dangling input, an unknown op or a cycle (the node is named); no
-            variable is updated from a gradient; all of the step is hidden inside
-            an op that cannot be looked into (``jit_compile=True``).
+        GraphError: a dangling input, an unknown op or a cycle (the node is named); no variable is updated
+            from a gradient; all of the step is hidden inside an op (``jit_compile=True``).
     """
     _check(graph_def)
     with shape_inference.graph_errors():

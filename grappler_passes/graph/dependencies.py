@@ -1,8 +1,7 @@
 """The one dependency relation on a GraphDef: what must, and what may, run before what.
 
-Scheduler, simulator, passes and verifier all ask here.  Nodes are ints, their index in
-``graph_def.node``.  The edges NextIteration -> Merge that close a while loop are left out, so the
-relation is acyclic and speaks of one iteration; a loop's Exits come after all its iterations.
+Nodes are ints, their index in ``graph_def.node``.  The edges NextIteration -> Merge that close a while loop
+are left out: the relation speaks of one iteration; a loop's Exits come after all its iterations.
 """
 
 from __future__ import annotations

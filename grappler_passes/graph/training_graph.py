@@ -66,8 +66,7 @@ class Variable:
 class Layer:
     """Variables whose gradients share one dO, with the ops that belong to them alone.
 
-    Layers are numbered in the order in which the forward pass first reads them: layer 0's
-    weights are the ones that the next step needs first.  A part of a layer that was divided has no
+    Layer 0's weights are the ones that the next step needs first.  A part of a layer that was divided has no
     variables and a ``label`` instead.
     """
 
@@ -96,12 +95,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class TrainingGraph:
-    """A classified training step.
+    """A classified training step; ``ops`` are in a topological order of data edges (loops broken).
 
-    ``ops`` is in a topological order of data edges (loops broken at their back edge).
-    ``unclassified`` maps an op of the backward pass that got no kind, and a trainable variable for
-    which no gradient was found, to the reason.
-    ``mixed`` maps an op that computes dO and dW together to the reason it was not separated.
+    ``unclassified`` maps an op of the backward pass that got no kind, and a trainable variable without a
+    gradient, to the reason; ``mixed`` an op that computes dO and dW together.
     """
 
     ops: Mapping[str, Op]
@@ -121,13 +118,9 @@ class TrainingGraph:
         return out
 
     def numbered_as(self, layers: Sequence[Collection[str]]) -> TrainingGraph | None:
-        """The same graph with its layers in a given order; None where it has others.
+        """The same graph with its layers, given by their variables, in this order; None where it has others.
 
-        Two graphs of one step may number the layers of parallel branches, a block's and its shortcut's,
-        in either order.
-
-        Args:
-            layers: the variables of each.
+        Two graphs of one step may number the layers of parallel branches in either order.
         """
         place = {frozenset(variables): number for number, variables in enumerate(layers)}
         own = [frozenset(layer.variables) for layer in self.layers]

@@ -21,12 +21,8 @@ def repeated_function(
 
     The number is a constant: XLA:GPU then asks nobody whether to go on.  A round's inputs come out of a
     barrier with the results of the one before, so that none can be left out or taken out of the loop.
-
-    Args:
-        graph_def: flat; placeholders stand for the inputs.
-        inputs: TensorSpecs by tensor name, ``node:port``.
-        fetches: floating-point tensors of static shape.
-        times: at least 1.
+    ``graph_def`` is flat, its placeholders stand for the ``inputs``, TensorSpecs by ``node:port``;
+    ``fetches`` are floats of static shape.
     """
     body = func_graphs.without_placeholders(graph_def)
 

@@ -15,13 +15,10 @@ Value = TypeVar("Value")
 
 
 def option(default: Value, check: Check, *, of_policy: bool = False) -> Value:
-    """A field of a dataclass of options.
+    """A field of a dataclass of options; ``check`` is called with its name and value.
 
-    Args:
-        default: its value where the user gives none.
-        check: called with the field's name and value.
-        of_policy: only the policies that list it among their options read it; with any other schedule a value
-            other than None is refused.
+    ``of_policy``: only the policies that list it read it; with another schedule values other than None are
+    refused.
     """
     return field(default=default, metadata={"check": check, "of_policy": of_policy})
 

@@ -49,13 +49,9 @@ def classify(graph: graph_pb2.GraphDef | tf.types.experimental.ConcreteFunction)
 def plan_graph(
     training_graph: TrainingGraph, schedule: str = DEFAULT_POLICY, memory_limit_bytes: int | None = None
 ) -> Schedule:
-    """An order for the backward pass on one device.
+    """An order for the backward pass on one device; ``"auto"`` is fast_forward, with a limit the lowest peak.
 
-    Args:
-        training_graph: from :func:`classify`.
-        schedule: a policy's name; ``"auto"`` is fast_forward.
-        memory_limit_bytes: if the named policy's predicted peak is above it, the order with the
-            lowest peak is taken.  With ``"auto"`` that one is taken at once.
+    If a named policy's predicted peak is above the limit, the order with the lowest peak is taken.
 
     Raises:
         GraphError: not a training graph.

@@ -76,8 +76,7 @@ class RewriteRequest(Generic[ResultT]):
         no_graph: says why there was none to rewrite.
         failed: begins the message of errors that are not our own.
 
-    Raises:
-        BackendError: unsupported TensorFlow, or the plug-in cannot be loaded.
+    Raises BackendError: unsupported TensorFlow, or the plug-in cannot be loaded.
     """
 
     def __init__(

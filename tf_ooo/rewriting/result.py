@@ -33,8 +33,6 @@ class RewriteResult:
 
     Attributes:
         training_graph: the step as it was classified; of several in one graph the last.
-        schedule: the order that was planned for it.
-        graph_def: the rewritten graph.
         moved_ops: ops of the tasks that wait for a control edge that was added, or run on another stream.
         added_edges: control edges, or barriers, that were added.
         plan_seconds: from the graph's arrival to the rewritten one.

@@ -21,12 +21,9 @@ _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 class StepFunctions:
     """Callable with a batch: trains on its micro-batches in one function, one for each shape of a batch.
 
-    Args:
-        microbatches: how many, where a batch has as many rows.
-        tracing: entered around calls; functions are traced there.
-        applying: given the batch, entered where the updates are traced: what averages over replicas.
-
-    ``check_captures`` is given what a function captures, before it runs for the first time.
+    ``tracing`` is entered around calls, ``applying``, given the batch, where the updates are traced: what
+    averages over replicas.  ``check_captures`` is given what a function captures, before it runs for the
+    first time.
     """
 
     def __init__(

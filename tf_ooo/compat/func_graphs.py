@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.compat import graph_protos
 from tf_ooo.errors import BackendError
@@ -19,7 +20,9 @@ def captures_of(concrete: Any) -> list[tuple[Any, Any]]:
     return list(graph.captures)
 
 
-def import_here(graph_def: Any, replaced: dict[str, Any], wanted: Sequence[str], name: str = "") -> list[Any]:
+def import_here(
+    graph_def: graph_pb2.GraphDef, replaced: dict[str, Any], wanted: Sequence[str], name: str = ""
+) -> list[Any]:
     """Imports the graph into the function that is being traced, below ``name``.
 
     ``replaced`` maps tensor names to tensors.
@@ -37,7 +40,7 @@ def captured_here(concrete: Any) -> list[Any]:
     return [graph.capture(tensor) for tensor in concrete.captured_inputs]
 
 
-def without_placeholders(graph_def: Any) -> Any:
+def without_placeholders(graph_def: graph_pb2.GraphDef) -> Any:
     """The graph without its inputs, which whoever imports it provides."""
     return graph_protos.with_nodes(graph_def, (n for n in graph_def.node if n.op != "Placeholder"))
 

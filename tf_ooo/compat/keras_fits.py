@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from tf_ooo.compat import keras_attributes, versions
+
+if TYPE_CHECKING:
+    import keras
 
 # Of what gives a ``fit`` its batches: around all of an epoch, and what waits for the last of them.
 AROUND_BATCHES = "catch_stop_iteration"
@@ -46,19 +49,19 @@ def _frames_above() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def ends_training_without_data(model: Any) -> bool:
+def ends_training_without_data(model: keras.Model) -> bool:
     """Whether ``fit`` takes a StopIteration before the last step it expects for the end of all training."""
     return versions.is_of_keras_2(model)
 
 
-def start_epoch_of(model: Any) -> int:
+def start_epoch_of(model: keras.Model) -> int:
     """The epoch that ``BackupAndRestore`` wants ``fit`` to begin with; 0 if none."""
     if versions.is_of_keras_2(model):
         return int(getattr(model, _KERAS_2_START)(None, 0)[0])
     return int(model._initial_epoch or 0)
 
 
-def set_start_epoch(model: Any, epoch: int) -> None:
+def set_start_epoch(model: keras.Model, epoch: int) -> None:
     """See :func:`start_epoch_of`."""
     if not versions.is_of_keras_2(model):
         model._initial_epoch = epoch or None
@@ -74,7 +77,7 @@ def set_start_epoch(model: Any, epoch: int) -> None:
     keras_attributes.shadow(model, _KERAS_2_START, once)
 
 
-def samples_seen(model: Any) -> float:
+def samples_seen(model: keras.Model) -> float:
     """How many samples the model's loss has been averaged over since its metrics were reset; 0 unknown."""
     tracker = getattr(model, "_loss_tracker", None)
     if versions.is_of_keras_2(model):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import versions
+
+if TYPE_CHECKING:
+    import keras
 
 
 def is_layer(value: Any) -> bool:
@@ -12,33 +15,33 @@ def is_layer(value: Any) -> bool:
     return any(isinstance(value, keras.layers.Layer) for keras in versions.loaded_keras())
 
 
-def is_kerass_own(layer: Any) -> bool:
+def is_kerass_own(layer: keras.layers.Layer) -> bool:
     """Whether the class of a layer is one of Keras, whose settings ``get_config`` tells."""
     return type(layer).__module__.split(".")[0] in ("keras", "tf_keras")
 
 
-def parts_of(model: Any, itself: bool = True) -> list[Any]:
+def parts_of(model: keras.Model, itself: bool = True) -> list[Any]:
     """The model (unless ``itself`` is False) and all layers and models in it."""
     return list(model._flatten_layers(include_self=itself, recursive=True))
 
 
-def title_of(layer: Any) -> str:
+def title_of(layer: keras.layers.Layer) -> str:
     """The path of a layer; its name with Keras 2, and where it has not been built."""
     return str(getattr(layer, "path", None) or layer.name)
 
 
-def made_in_strategy(model: Any) -> bool:
+def made_in_strategy(model: keras.Model) -> bool:
     """Whether a model was made in the scope of a ``tf.distribute`` strategy, of one replica too."""
     return not type(model.distribute_strategy).__name__.startswith("_DefaultDistributionStrategy")
 
 
-def batch_normalizations(model: Any) -> list[str]:
+def batch_normalizations(model: keras.Model) -> list[str]:
     """Titles of the layers that normalize over the rows of a batch."""
     kind = versions.keras_of(model).layers.BatchNormalization
     return [title_of(layer) for layer in parts_of(model, itself=False) if isinstance(layer, kind)]
 
 
-def stateful_layers(model: Any) -> list[str]:
+def stateful_layers(model: keras.Model) -> list[str]:
     """Titles of the recurrent layers that keep their rows' states from batch to batch."""
     kind = versions.keras_of(model).layers.RNN
     recurrent = [layer for layer in parts_of(model, itself=False) if isinstance(layer, kind)]

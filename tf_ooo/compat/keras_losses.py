@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from tf_ooo.compat import keras_attributes, keras_layers, versions
 
+if TYPE_CHECKING:
+    import keras
 
-def summed_losses(model: Any) -> list[str]:
+
+def summed_losses(model: keras.Model) -> list[str]:
     """Names of the losses given to ``compile`` that add up a batch instead of averaging it.
 
     Where a loss has no reduction, the gradient is that of the sum, unless the model's own code averages it.
@@ -21,7 +24,7 @@ def summed_losses(model: Any) -> list[str]:
     return [loss.name for loss in _losses(model) if loss.reduction in summed]
 
 
-def masks(model: Any) -> list[str]:
+def masks(model: keras.Model) -> list[str]:
     """Titles of the layers that make masks, and names of losses that divide by something else than rows."""
     masking = versions.keras_of(model).layers.Masking
     return [
@@ -35,7 +38,7 @@ def masks(model: Any) -> list[str]:
     ]
 
 
-def _losses(model: Any) -> list[Any]:
+def _losses(model: keras.Model) -> list[Any]:
     """The loss objects given to ``compile``."""
     losses = tf.nest.flatten(getattr(model, "loss", None))
     return [loss for loss in losses if isinstance(loss, versions.keras_of(model).losses.Loss)]
@@ -46,7 +49,7 @@ def _ignored_class(loss: Any) -> Any:
     return getattr(loss, "ignore_class", getattr(loss, "_fn_kwargs", {}).get("ignore_class"))
 
 
-def _has_own_loss_code(model: Any, keras: Any) -> bool:
+def _has_own_loss_code(model: keras.Model, keras: Any) -> bool:
     kind = type(model)
     return any(
         getattr(kind, name, None) is not getattr(keras.Model, name, None)
@@ -55,7 +58,7 @@ def _has_own_loss_code(model: Any, keras: Any) -> bool:
 
 
 @contextlib.contextmanager
-def weighted_means(model: Any, weight: float) -> Iterator[None]:
+def weighted_means(model: keras.Model, weight: float) -> Iterator[None]:
     """Inside the block a number that a ``Mean`` of the model is given counts ``weight`` by default."""
     kind = versions.keras_of(model).metrics.Mean
     means = [] if weight == 1.0 else [metric for metric in model.metrics if type(metric) is kind]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grappler_passes.compat import keras_values
 from tf_ooo.compat import keras_attributes, nests, versions
+
+if TYPE_CHECKING:
+    import keras
 
 Apply = Callable[..., Any]
 
@@ -22,14 +25,14 @@ def _kinds(keras: Any) -> tuple[type, ...]:
     return (keras.optimizers.Optimizer,)
 
 
-def inner_optimizers(optimizer: Any) -> list[Any]:
+def inner_optimizers(optimizer: keras.optimizers.Optimizer) -> list[Any]:
     """What a loss-scaling or a MultiOptimizer, Horovod's or tensorflow-addons' wrappers hold, if anything."""
     own = vars(optimizer)
     candidates = [own.get("inner_optimizer"), own.get("_optimizer"), *(own.get("_inner_optimizers") or ())]
     return [inner for inner in candidates if is_optimizer(inner)]
 
 
-def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
+def build_optimizer(optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) -> None:
     """Creates the optimizer's variables; those that are there stay as they are."""
     if _is_legacy(optimizer):
         optimizer.iterations  # noqa: B018 - a property that creates it
@@ -38,17 +41,17 @@ def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
         optimizer.build(list(variables))
 
 
-def is_built(optimizer: Any) -> bool:
+def is_built(optimizer: keras.optimizers.Optimizer) -> bool:
     """Whether the optimizer's variables exist; the older ones cannot tell, so False."""
     built = getattr(optimizer, "built", None) if not versions.is_of_keras_2(optimizer) else None
     return bool(getattr(optimizer, "_built", False) if built is None else built)
 
 
-def _is_legacy(optimizer: Any) -> bool:
+def _is_legacy(optimizer: keras.optimizers.Optimizer) -> bool:
     return hasattr(optimizer, "_create_all_weights")
 
 
-def shadow_update(optimizer: Any, make: Callable[[Apply], Apply]) -> None:
+def shadow_update(optimizer: keras.optimizers.Optimizer, make: Callable[[Apply], Apply]) -> None:
     """Has updates go through ``make(apply)`` until :func:`unshadow_update`.
 
     ``apply(grads, trainable_variables=None)`` is the method of Keras 3, or what does the same in Keras 2.
@@ -70,12 +73,14 @@ def shadow_update(optimizer: Any, make: Callable[[Apply], Apply]) -> None:
     keras_attributes.shadow(optimizer, "apply_gradients", apply_gradients)
 
 
-def unshadow_update(optimizer: Any) -> None:
+def unshadow_update(optimizer: keras.optimizers.Optimizer) -> None:
     """Undoes :func:`shadow_update`."""
     keras_attributes.unshadow(optimizer, "apply_gradients" if versions.is_of_keras_2(optimizer) else "apply")
 
 
-def update(optimizer: Any, grads: Sequence[Any], variables: Sequence[Any] | None) -> None:
+def update(
+    optimizer: keras.optimizers.Optimizer, grads: Sequence[Any], variables: Sequence[Any] | None
+) -> None:
     """Updates variables, None: those that the optimizer was built with, from gradients in their order."""
     if versions.is_of_keras_2(optimizer):
         optimizer.apply_gradients(list(zip(grads, variables_to_apply(optimizer, variables), strict=True)))
@@ -83,12 +88,12 @@ def update(optimizer: Any, grads: Sequence[Any], variables: Sequence[Any] | None
         optimizer.apply(grads, variables)
 
 
-def variables_to_apply(optimizer: Any, given: Any) -> list[Any]:
+def variables_to_apply(optimizer: keras.optimizers.Optimizer, given: Any) -> list[Any]:
     """The variables that ``optimizer.apply(grads, given)`` updates."""
     return list(optimizer._trainable_variables if given is None else given)
 
 
-def state_of(optimizer: Any) -> list[Any]:
+def state_of(optimizer: keras.optimizers.Optimizer) -> list[Any]:
     """The variables of an optimizer; also of Horovod's wrapper, whose own property fails with Keras 3."""
     keras = versions.keras_of(optimizer)
     if not versions.is_keras_2(keras):
@@ -102,26 +107,26 @@ def state_of(optimizer: Any) -> list[Any]:
     return nests.each_once([*own, *within])
 
 
-def horovod_averages(optimizer: Any) -> bool:
+def horovod_averages(optimizer: keras.optimizers.Optimizer) -> bool:
     """Whether ``hvd.DistributedOptimizer`` made it and it does average: Keras 3 calls none of its hooks."""
     return is_horovod_optimizer(optimizer) and versions.is_of_keras_2(optimizer)
 
 
-def is_horovod_optimizer(optimizer: Any) -> bool:
+def is_horovod_optimizer(optimizer: keras.optimizers.Optimizer) -> bool:
     """Whether ``hvd.DistributedOptimizer`` made it."""
     return hasattr(optimizer, "_allreduce_grads") and hasattr(optimizer, "_agg_helper")
 
 
-def learning_rate_handle(optimizer: Any) -> Any:
+def learning_rate_handle(optimizer: keras.optimizers.Optimizer) -> Any:
     """The resource of the learning rate's variable; None where it is a schedule."""
     return getattr(keras_values.variable_of_keras(_own_rate(optimizer)), "handle", None)
 
 
-def _own_rate(optimizer: Any) -> Any:
+def _own_rate(optimizer: keras.optimizers.Optimizer) -> Any:
     return getattr(optimizer, "_learning_rate", None)
 
 
-def is_plain_sgd(optimizer: Any) -> bool:
+def is_plain_sgd(optimizer: keras.optimizers.Optimizer) -> bool:
     """Whether an update takes off the gradient times a number, the same one each time, and nothing else."""
     keras = versions.keras_of(optimizer)
     if versions.is_keras_2(keras) and isinstance(optimizer, keras.optimizers.legacy.SGD):

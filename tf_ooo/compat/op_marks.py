@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.framework import attr_value_pb2
+from tensorflow.core.framework import attr_value_pb2, graph_pb2, node_def_pb2
 
 from grappler_passes.analysis.steps import SUM_ATTR
 
@@ -51,7 +51,7 @@ def marked_sums() -> AbstractContextManager[None]:
     return _marked({SUM_ATTR: True, _LEAVE_SUMS: True})
 
 
-def leave_sums(graph_def: Any) -> None:
+def leave_sums(graph_def: graph_pb2.GraphDef) -> None:
     """Marks all sums of a graph: Grappler sorts what it joins by names, which gives each copy other bits."""
     for node in graph_def.node:
         if node.op in ("Add", "AddV2", "AddN"):
@@ -68,6 +68,6 @@ def marked_gradient(gradient: Any, variable: Any) -> Any:
         return tf.identity(dense)
 
 
-def is_marked_gradient(node: Any) -> bool:
+def is_marked_gradient(node: node_def_pb2.NodeDef) -> bool:
     """Whether :func:`marked_gradient` made a node."""
     return node.op == "Identity" and _GRADIENT in node.attr

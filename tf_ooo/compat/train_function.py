@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from tf_ooo.compat import keras_attributes, versions
 
+if TYPE_CHECKING:
+    import keras
+
 _FUNCTIONS = ("train_function", "train_tf_function")
 
 
-def train_function_of(model: Any) -> Callable[..., Any]:
+def train_function_of(model: keras.Model) -> Callable[..., Any]:
     """The function that ``fit`` calls for each batch; makes it if there is none."""
     if model.train_function is None:
         model.make_train_function()
@@ -22,7 +25,7 @@ def train_function_of(model: Any) -> Callable[..., Any]:
 
 
 def new_train_function(
-    model: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+    model: keras.Model, wrap: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
 ) -> Callable[..., Any]:
     """A second, untraced train function, of ``wrap(train_step)``; the model keeps its first one."""
     # Keras 2 keeps the tf.function a second time.
@@ -48,7 +51,7 @@ def new_train_function(
 
 
 @contextlib.contextmanager
-def _train_step_set_to(model: Any, train_step: Callable[..., Any]) -> Iterator[None]:
+def _train_step_set_to(model: keras.Model, train_step: Callable[..., Any]) -> Iterator[None]:
     keras_attributes.shadow(model, "train_step", train_step)
     try:
         yield
@@ -57,7 +60,7 @@ def _train_step_set_to(model: Any, train_step: Callable[..., Any]) -> Iterator[N
 
 
 def install_train_function(
-    model: Any,
+    model: keras.Model,
     ours: Callable[..., Any],
     stock: Callable[..., Any],
     before_next: Callable[[], None] | None = None,
@@ -80,7 +83,7 @@ def install_train_function(
     model.train_function = ours
 
 
-def remove_train_function(model: Any) -> None:
+def remove_train_function(model: keras.Model) -> None:
     """Undoes :func:`install_train_function`; keeps a train function that was set in between."""
     installed = vars(model).get("make_train_function")
     if installed is None or not hasattr(installed, "ooo"):
@@ -91,7 +94,9 @@ def remove_train_function(model: Any) -> None:
         model.train_function = stock
 
 
-def step_on_data(model: Any, train_step: Callable[..., Any], counts: bool = True) -> Callable[..., Any]:
+def step_on_data(
+    model: keras.Model, train_step: Callable[..., Any], counts: bool = True
+) -> Callable[..., Any]:
     """What Keras' train function does with one batch, not made into a ``tf.function``.
 
     ``counts``: Keras 2 counts the step; False where another part of the same step does.
@@ -106,7 +111,7 @@ def step_on_data(model: Any, train_step: Callable[..., Any], counts: bool = True
     return step
 
 
-def _step_on_data_of_keras_2(model: Any, train_step: Callable[..., Any]) -> Callable[..., Any]:
+def _step_on_data_of_keras_2(model: keras.Model, train_step: Callable[..., Any]) -> Callable[..., Any]:
     """As Keras 2's ``make_train_function``: the batch is counted once its step has succeeded."""
 
     def counted(data: Any) -> Any:
@@ -119,7 +124,7 @@ def _step_on_data_of_keras_2(model: Any, train_step: Callable[..., Any]) -> Call
     return lambda data: model.distribute_strategy.run(counted, args=(data,))
 
 
-def steps_per_execution(model: Any) -> int:
+def steps_per_execution(model: keras.Model) -> int:
     """How many batches one call of the train function takes; Keras 2 lowers it for the end of an epoch."""
     if not versions.is_of_keras_2(model):
         return int(model.steps_per_execution)
@@ -128,7 +133,7 @@ def steps_per_execution(model: Any) -> int:
 
 
 @contextlib.contextmanager
-def steps_per_execution_set_to(model: Any, count: int) -> Iterator[None]:
+def steps_per_execution_set_to(model: keras.Model, count: int) -> Iterator[None]:
     """Inside the block the train function takes ``count`` batches; Keras 3 takes what the iterator has."""
     usual = steps_per_execution(model)
     if not versions.is_of_keras_2(model) or usual == count:
@@ -141,14 +146,14 @@ def steps_per_execution_set_to(model: Any, count: int) -> Iterator[None]:
         model._steps_per_execution.assign(usual)
 
 
-def functions_of(model: Any) -> dict[str, Any]:
+def functions_of(model: keras.Model) -> dict[str, Any]:
     """The functions that a model keeps for evaluate and predict; {} for a layer."""
     return {
         name: getattr(model, name) for name in ("test_function", "predict_function") if hasattr(model, name)
     }
 
 
-def set_functions_of(model: Any, functions: dict[str, Any]) -> None:
+def set_functions_of(model: keras.Model, functions: dict[str, Any]) -> None:
     """Sets what :func:`functions_of` gave; None: to be made anew."""
     for name, function in functions.items():
         setattr(model, name, function)
@@ -162,7 +167,7 @@ def functions_run_eagerly() -> bool:
     return bool(tf.config.functions_run_eagerly())
 
 
-def why_not_rewritable(model: Any) -> str | None:
+def why_not_rewritable(model: keras.Model) -> str | None:
     """Why no graph of this model's step can be rewritten; None where one can."""
     if model.run_eagerly:
         return "run_eagerly=True: every op runs at once, there is no graph to rewrite"
@@ -176,13 +181,13 @@ def why_not_rewritable(model: Any) -> str | None:
     return None
 
 
-def keras_compiles_by_itself(model: Any) -> bool:
+def keras_compiles_by_itself(model: keras.Model) -> bool:
     """Whether ``jit_compile=True`` may be Keras 3's choice, not the user's: as on GPUs."""
     return not versions.is_of_keras_2(model) and any(
         device.device_type != "CPU" for device in tf.config.list_physical_devices()
     )
 
 
-def set_jit_compile(model: Any, value: bool) -> None:
+def set_jit_compile(model: keras.Model, value: bool) -> None:
     """For functions that are made from now on."""
     model.jit_compile = value

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.framework import graph_pb2
 
 from tf_ooo.compat import func_graphs, tf_functions, xla_nodes
 
@@ -15,7 +16,7 @@ _CALL = re.compile(r"= .* call\(.*" + xla_nodes.STREAM_ATTRIBUTE + r'="(\d+)"')
 
 
 def repeated_function(
-    graph_def: Any, inputs: Mapping[str, Any], fetches: Sequence[str], times: int
+    graph_def: graph_pb2.GraphDef, inputs: Mapping[str, Any], fetches: Sequence[str], times: int
 ) -> Callable[..., Any]:
     """A compiled function of the inputs that computes the fetches ``times`` times, one after the other.
 

@@ -6,12 +6,15 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from tf_ooo.compat import keras_optimizers
 from tf_ooo.errors import BackendError
+
+if TYPE_CHECKING:
+    import keras
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class Update:
     ``grads``: one for each variable, or None.  ``proceed`` applies others as the caller wanted.
     """
 
-    optimizer: Any
+    optimizer: keras.optimizers.Optimizer
     grads: list[Any]
     variables: list[Any]
     explicit: bool
@@ -48,7 +51,9 @@ class _Intercepting:
     def __init__(self, on_update: Callable[[Update], Any]) -> None:
         self._on_update, self._proceeding = on_update, False
 
-    def instead_of(self, optimizer: Any, apply: Callable[..., Any]) -> Callable[..., Any]:
+    def instead_of(
+        self, optimizer: keras.optimizers.Optimizer, apply: Callable[..., Any]
+    ) -> Callable[..., Any]:
         def intercepted_apply(grads: Any, trainable_variables: Any = None) -> Any:
             if self._proceeding:
                 return apply(grads, trainable_variables)
@@ -67,7 +72,7 @@ class _Intercepting:
         return intercepted_apply
 
 
-def refuse_twice(optimizer: Any, applied: Iterable[Any], instead: str) -> None:
+def refuse_twice(optimizer: keras.optimizers.Optimizer, applied: Iterable[Any], instead: str) -> None:
     """Raises BackendError where the optimizer is one of those that have applied gradients in this step."""
     if any(before is optimizer for before in applied):
         raise BackendError(f"train_step applies gradients twice with one optimizer; {instead}")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.graph.training_graph import TrainingGraph
 from tf_ooo.compat import op_marks
@@ -88,7 +89,7 @@ def counts_for(schedule: Schedule, graph: TrainingGraph, sizes: Mapping[str, int
     return counts
 
 
-def parts_of(graph_def: Any) -> dict[str, int]:
+def parts_of(graph_def: graph_pb2.GraphDef) -> dict[str, int]:
     """Which slice a communication belongs to, by the name of its op."""
     return {
         node.name: int(node.attr[op_marks.PART_ATTR].i)

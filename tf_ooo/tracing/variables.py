@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import (
     keras_layers,
@@ -18,11 +18,14 @@ from tf_ooo.compat import (
 from tf_ooo.errors import BackendError
 from tf_ooo.tracing.optimizers import optimizers_of
 
+if TYPE_CHECKING:
+    import keras
+
 _LOG = logging.getLogger("tf_ooo")
 _renewed: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def all_variables(model: Any) -> list[Any]:
+def all_variables(model: keras.Model) -> list[Any]:
     """Weights, states, metrics and optimizers' variables of a model, each once."""
     optimizers = optimizers_of(model)
     metrics = [variable for metric in model.metrics for variable in metric.variables]
@@ -37,7 +40,7 @@ class Moved:
     predict) are put away, of the models within the model too.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: keras.Model) -> None:
         self.model = model
         self._before: list[tuple[Any, Any]] = []
         self._functions: list[tuple[Any, dict[str, Any]]] | None = None
@@ -128,7 +131,7 @@ def _host(device: str) -> str:
     return device.partition("/device:")[0]
 
 
-def renew(model: Any) -> None:
+def renew(model: keras.Model) -> None:
     """Gives a model's variables new ``tf.Variable``s with the same values, once, and forgets its functions.
 
     After TensorFlow has joined a cluster, functions that are traced lose updates of some older variables

@@ -283,6 +283,30 @@ def test_what_auto_did_without_is_noted():
     assert steps.report.fallback_reason == "no gain is predicted (0.0%)"
 
 
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    ("mine", "theirs", "said"),
+    [
+        ("", "no graph there", "no graph there"),
+        ("", "", "GraphError: the step was not profiled"),
+        ("here", "", "here"),
+    ],
+)
+def test_where_a_rank_has_no_plan_all_keep_the_stock_order(strict, mine, theirs, said):
+    """Rank 0 has no profile, unless it has failed before; strict: all raise."""
+    steps = steps_of(Told(Planned(failed=theirs).encoded()), result_of(), strict=strict)
+    steps._needs_costs, steps._probe, steps._plan_failed = False, None, mine
+    steps._plan_on_rank_0 = (lambda link: Planned()) if theirs else steps._plan_on_rank_0
+    if strict:
+        with pytest.raises(GraphError, match=f"^no plan: {said}$"):
+            steps._make_plan()
+    else:
+        steps._make_plan()
+    assert steps.report.fell_back
+    assert steps.report.fallback_reason == f"no plan: {said}"
+    assert steps._phase is steps.stock
+
+
 def test_the_slowest_rank_counts():
     assert slowest([[1.0, 5.0, 2.0], [3.0, 4.0, 2.5]]) == [3.0, 5.0, 2.5]
     assert slowest(iter([[1.0], [0.5], [0.75]])) == [1.0]

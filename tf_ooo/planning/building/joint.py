@@ -10,6 +10,7 @@ CUDA graphs (option ``capture``) is taken off its gain and added to the step.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import heapq
@@ -95,9 +96,7 @@ class _Gains:
     def __init__(self, problem: Problem) -> None:
         self.layers = problem.layers
         self.stream = MainStream(len(problem.layers), problem.flag("delay", True))
-        costs = [problem.layers[region.stage] for region in self.stream.regions]
-        backward = [region.kind == "dO" for region in self.stream.regions]
-        pairs = list(zip(costs, backward, strict=True))
+        pairs = [(problem.layers[region.stage], region.kind == "dO") for region in self.stream.regions]
         self.length_s = [cost.output_grad_s if back else cost.forward_s for cost, back in pairs]
         self.share = [(c.occupancy or (0, 0, 0))[1 if back else 0] for c, back in pairs]
         self.free_s = list(self.length_s)
@@ -133,15 +132,15 @@ class _Gains:
 
     def _measured_s(self, table: Gains, place: int, layer: int) -> float:
         """What was measured side by side, for as much of it as there is room for."""
+
+        def gain(at: int) -> float:
+            return table.get((str(self.stream.regions[at]), layer), 0.0)
+
         whole_s = self.layers[layer].weight_grad_s
         if not whole_s:  # nothing is known of it but the table
-            return table.get((str(self.stream.regions[place]), layer), 0.0) * (
-                self.free_s[place] / self.length_s[place]
-            )
-        return sum(
-            table.get((str(self.stream.regions[at]), layer), 0.0) * (used_s / min(whole_s, self.length_s[at]))
-            for at, used_s in self._used(place, layer)
-        )
+            return gain(place) * (self.free_s[place] / self.length_s[place])
+        used = self._used(place, layer)
+        return sum(gain(at) * (used_s / min(whole_s, self.length_s[at])) for at, used_s in used)
 
     def take(self, place: int, layer: int) -> None:
         for at, used_s in self._used(place, layer):
@@ -193,21 +192,19 @@ def least_retreat(problem: Problem, placement: Regions) -> Regions:
 
     moved = sorted((layer for layer, region in placement.items() if region is not None), key=held)
     for back in (own, lambda _: None):
-        count = _fewest(problem, placement, moved, back)
-        placement = {**placement, **{layer: back(layer) for layer in moved[:count]}}
+        placement = _retreat(problem, placement, moved, back)
     return placement
 
 
-def _fewest(
+def _retreat(
     problem: Problem, placement: Regions, moved: list[int], back: Callable[[int], Task | None]
-) -> int:
-    """How many have to go back, by bisection; all where even that is not enough."""
-    low, high = 0, len(moved)
-    while low < high:
-        middle = (low + high) // 2
-        trial = {**placement, **{layer: back(layer) for layer in moved[:middle]}}
-        if within_limit(problem, schedule(_TRIED, problem, trial)):
-            high = middle
-        else:
-            low = middle + 1
-    return high
+) -> Regions:
+    """As few of ``moved`` back, the first ones, as memory needs; all where even that is not enough."""
+
+    def trial(count: int) -> Regions:
+        return {**placement, **{layer: back(layer) for layer in moved[:count]}}
+
+    def fits(count: int) -> bool:
+        return within_limit(problem, schedule(_TRIED, problem, trial(count)))
+
+    return trial(bisect.bisect_left(range(len(moved)), True, key=fits))

@@ -74,7 +74,6 @@ def _update_layers(backward: Backward, groups: Sequence[Sequence[int]]) -> list[
 
 
 def _kind(backward: Backward, node: int, needed: int, update_layer: int | None):
-    """(kind, layer, reason) of one op."""
     g = backward.gradients
     own = needed.bit_length() - 1 if needed and not several(needed) else None
     if node in g.handle_nodes:

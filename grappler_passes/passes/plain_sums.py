@@ -87,7 +87,6 @@ def _make_sum(node: node_def_pb2.NodeDef, parts: list[node_def_pb2.NodeDef]) -> 
 
 
 def _outside(nodes: Iterable[node_def_pb2.NodeDef], inside: set[str]) -> Iterable[str]:
-    """Control inputs from elsewhere."""
     for node in nodes:
         for text in node.input:
             if text[0] == "^" and text[1:] not in inside:

@@ -8,7 +8,7 @@ that hold unless a pass declares the relaxation of that name: ``new nodes``, ``m
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -150,10 +150,7 @@ def _same_attributes(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef, allo
 
 
 def _same_inputs(old: GraphIndex, new: GraphIndex, allowed: _Allowed) -> None:
-    for i, name in enumerate(old.names):
-        j = new.index.get(name)
-        if j is None:
-            continue
+    for name, i, j in _in_both(old, new):
         was = [(old.names[p], port) for p, port in old.data_preds[i]]
         now = [(new.names[p], port) for p, port in new.data_preds[j]]
         if was == now or allowed.takes_apart(name, old.ops[i]):
@@ -203,13 +200,17 @@ def _side_effects(old: GraphIndex, new: GraphIndex) -> None:
 
 
 def _only_grew(old: GraphIndex, new: GraphIndex) -> bool:
+    kept = ((old.preds(i), new.preds(j)) for _, i, j in _in_both(old, new))
+    return old.index.keys() <= new.index.keys() and all(
+        {old.names[p] for p in was} <= {new.names[p] for p in now} for was, now in kept
+    )
+
+
+def _in_both(old: GraphIndex, new: GraphIndex) -> Iterator[tuple[str, int, int]]:
+    """The name of each node that stayed, and its number in both graphs."""
     for i, name in enumerate(old.names):
-        j = new.index.get(name)
-        if j is None:
-            return False
-        if not {old.names[p] for p in old.preds(i)} <= {new.names[p] for p in new.preds(j)}:
-            return False
-    return True
+        if name in new.index:
+            yield name, i, new.index[name]
 
 
 def _nothing_new(old: GraphIndex, new: GraphIndex, allowed: _Allowed) -> None:
@@ -236,9 +237,8 @@ def _same_waits(old: GraphIndex, new: GraphIndex, allowed: _Allowed) -> None:
     more, fewer = Relaxation.MORE_WAITS in allowed.kinds, Relaxation.FEWER_WAITS in allowed.kinds
     if more and fewer:
         return
-    for i, name in enumerate(old.names):
-        j = new.index.get(name)
-        if j is None or allowed.replaces(name):
+    for name, i, j in _in_both(old, new):
+        if allowed.replaces(name):
             continue
         was, now = ({x.names[p] for p in x.control_preds[n]} for x, n in ((old, i), (new, j)))
         if not more and now - was:

@@ -39,7 +39,6 @@ def masks(model: keras.Model) -> list[str]:
 
 
 def _losses(model: keras.Model) -> list[Any]:
-    """The loss objects given to ``compile``."""
     losses = tf.nest.flatten(getattr(model, "loss", None))
     return [loss for loss in losses if isinstance(loss, versions.keras_of(model).losses.Loss)]
 

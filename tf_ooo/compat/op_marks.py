@@ -21,7 +21,6 @@ _LEAVE_SUMS = "_grappler_ArithmeticOptimizer_AddOpsRewriteStage"
 
 
 def _marked(attributes: Mapping[str, int | bool]) -> AbstractContextManager[None]:
-    """Ops that are made inside, in the graph that is being traced, get these attributes."""
     values = {
         name: attr_value_pb2.AttrValue(**{"b" if isinstance(value, bool) else "i": value})
         for name, value in attributes.items()

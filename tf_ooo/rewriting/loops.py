@@ -61,7 +61,6 @@ def loop_tasks(graph: TrainingGraph, index: GraphIndex, layers: Mapping[str, int
 
 
 def _members(graph: TrainingGraph, index: GraphIndex) -> dict[str, list[int]]:
-    """The ops of each outermost loop, by its frame."""
     members: dict[str, list[int]] = {}
     for i, name in enumerate(index.names):
         frame = index.contexts[i].frame or index.arrival_frame(i)

@@ -42,7 +42,6 @@ def _able(now: str, device: str) -> str:
 
 
 def _on_variables(step: Step, nodes: _Nodes) -> dict[str, str]:
-    """Ops that take a variable's handle, or hand it on."""
     index, placed = step.index, {}
     handles = {
         i: nodes[name].device

@@ -151,7 +151,6 @@ def is_larger(result: RewriteResult, before: RewriteResult) -> bool:
 
 
 def _why_not_called(request: plugin.Request) -> str:
-    """Why no rewrite was tried for a step that has run."""
     if request.calls:
         return (
             "TensorFlow ran its graph optimizers once only (meta_optimizer_iterations=ONE), steps are "

@@ -156,7 +156,6 @@ def request_to_place(
 def _request(
     model: keras.Model, rewrite: Callable[[graph_pb2.GraphDef], RewriteResult], dump_dir: passes.Folder = None
 ) -> RewriteRequest[RewriteResult]:
-    """Of some traces of a step the first result is kept."""
 
     def of_steps(graph_def: graph_pb2.GraphDef) -> RewriteResult | None:
         if not is_unrolled(graph_def):

@@ -45,7 +45,6 @@ def layers_using(
 
 
 def _handles(graph: TrainingGraph) -> set[str]:
-    """Arguments that are variables."""
     using = (op for op in graph.ops.values() if op.type.startswith(_USING))
     return {_source(graph, op.inputs[0][0]) for op in using if op.inputs}
 

@@ -114,7 +114,6 @@ class Collecting:
 
 
 def _joined(slices: Sequence[Any]) -> Any:
-    """Slices of all micro-batches, one after the other."""
     if len(slices) == 1:
         return slices[0]
     with tf.name_scope("sum"), op_marks.marked_sums():

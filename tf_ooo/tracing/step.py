@@ -145,7 +145,6 @@ def _whole(logs: Sequence[Any], rows: Sequence[int], metrics: dict[int, str]) ->
 
 
 def _depends_on(tensor: Any, handles: dict[int, str]) -> bool:
-    """Whether a tensor is computed from a variable of these."""
     seen, stack = set(), [tensor]
     while stack:
         current = stack.pop()

@@ -118,7 +118,6 @@ def _taken(variable: Any, old: Any, reachable: Callable[[str], bool], gone: set[
 
 
 def _free(moved: Any) -> bool:
-    """Whether it was freed."""
     try:
         keras_variables.empty(moved)
         return True

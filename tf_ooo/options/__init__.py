@@ -1,8 +1,7 @@
 """What a user can set, as far as several modes have it; what one mode has stands beside the mode."""
 
 from tf_ooo.options.base import ModeOptions
-from tf_ooo.options.one_device import OneDeviceOptions
-from tf_ooo.options.several import DeviceOptions, RankOptions
+from tf_ooo.options.groups import DeviceOptions, OneDeviceOptions, RankOptions
 
 __all__ = [
     "DeviceOptions",

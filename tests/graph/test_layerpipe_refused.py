@@ -10,9 +10,8 @@ from grappler_passes.passes.base import PassResult
 from grappler_passes.passes.gates import GatesPass
 from tests.graph import layerpipe_models as models
 from tests.zoo import keras
-from tf_ooo.modes.layerpipe.delays import CutPass, RoundPass
+from tf_ooo.modes.layerpipe.cutting import LATE, CutPass, RoundPass
 from tf_ooo.modes.layerpipe.turns import WaitsPass
-from tf_ooo.modes.layerpipe.verify_rounds import LATE
 from tf_ooo.modes.layerpipe.versions import LaterWeightsPass
 
 pytestmark = [pytest.mark.devices(4)]

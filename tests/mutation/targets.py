@@ -36,6 +36,7 @@ TESTS: dict[str, list[str]] = {
     "tf_ooo/tracing/micro_batches.py": _tests(UNIT, "micro_batch_weights pipeline_parts"),
     "tf_ooo/tracing/collecting.py": _tests(UNIT, "micro_batch_weights"),
     "tf_ooo/modes/layerpipe/delays.py": _tests(UNIT, "layerpipe_registers frozen_values"),
+    "tf_ooo/modes/layerpipe/cutting.py": _tests(UNIT, "layerpipe_registers frozen_values"),
     "grappler_passes/passes/order.py": [*_tests(GRAPH, "order_edges"), *_tests(UNIT, "frozen_values")],
     "grappler_passes/passes/verify.py": [
         *_tests(GRAPH, "verify_rules verify"),

@@ -16,7 +16,7 @@ from grappler_passes.passes.steps import Additions
 from grappler_passes.passes.verify import VerifyPass
 from tf_ooo.modes import compiled, layerpipe
 from tf_ooo.modes.data_parallel.ordering import _Ordered
-from tf_ooo.modes.layerpipe.verify_rounds import Register
+from tf_ooo.modes.layerpipe.cutting import Register
 from tf_ooo.planning.model.memory import MemoryCurve
 from tf_ooo.planning.model.relation import Edges
 from tf_ooo.rewriting.lanes import LaneOrder

@@ -10,9 +10,9 @@ from tensorflow.core.framework import graph_pb2
 from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.dependencies import GraphIndex
 from tf_ooo.errors import GraphError
-from tf_ooo.modes.layerpipe.delays import CutPass, Reads, RoundPass, delays_of
+from tf_ooo.modes.layerpipe.cutting import LATE, LOCAL, CutPass, Reads, Register, RoundPass
+from tf_ooo.modes.layerpipe.delays import delays_of
 from tf_ooo.modes.layerpipe.rounds import Rounds
-from tf_ooo.modes.layerpipe.verify_rounds import LATE, LOCAL, Register
 
 A, B = "/device:A", "/device:B"
 

@@ -6,25 +6,20 @@ reader's device; at the end of each round every register takes what the one befo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from grappler_passes.compat.shape_inference import OutputInfo
-from grappler_passes.errors import VerifyError
-from grappler_passes.graph.effects import has_side_effects, states_of
+from grappler_passes.graph.effects import states_of
 from grappler_passes.graph.node_input import split_input
-from grappler_passes.graph.training_graph import TrainingGraph
-from grappler_passes.passes.base import Pass, PassPipeline, PassResult
+from grappler_passes.passes.base import PassPipeline
 from grappler_passes.passes.edit import tensor
-from grappler_passes.passes.relaxations import Relaxation
 from tf_ooo.errors import GraphError
 from tf_ooo.modes.layerpipe.accesses import accesses
-from tf_ooo.modes.layerpipe.rounds import GIVEN, Rounds
+from tf_ooo.modes.layerpipe.cutting import LOCAL, CutPass, Reads, Register, late_name
+from tf_ooo.modes.layerpipe.rounds import Rounds
 from tf_ooo.modes.layerpipe.traced import Traced
-from tf_ooo.modes.layerpipe.verify_rounds import LOCAL, Register, late_name, verify_cut, verify_part
 
 _NOT_STORED = ("resource", "variant")
 
@@ -61,49 +56,6 @@ def delays_of(traced: Traced, rounds: Rounds) -> Delays:
     change = CutPass(cuts.reads, rounds, tuple(registers), cuts.same)
     cut = PassPipeline([change], traced.dump_dir, traced.ran)(traced.graph_def)
     return Delays(cut.graph_def, registers, cuts.copies, logs, logs_round)
-
-
-@dataclass(frozen=True)
-class Reads:
-    """How a node is to read: a copy of the step's ``node``, with these inputs, on this device."""
-
-    node: str
-    inputs: tuple[str, ...]
-    device: str
-
-
-@dataclass(frozen=True)
-class CutPass(Pass):
-    """Has each op read what earlier rounds made from registers; what must hold is in ``verify_rounds``.
-
-    ``reads``: by the name that the node then has; other nodes go.  ``same``: reads of one value, and which of
-    them goes into registers.
-    """
-
-    reads: Mapping[str, Reads]
-    rounds: Rounds
-    registers: tuple[Register, ...]
-    same: Mapping[str, str]
-    name: ClassVar[str] = "cut"
-    relaxes = frozenset(Relaxation)
-
-    def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """Registers and copies of frozen weights are no nodes: they are given."""
-        nodes = {node.name: node for node in graph_def.node}
-        cut = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library)
-        for name, reads in self.reads.items():
-            node = cut.node.add()
-            node.CopyFrom(nodes[reads.node])
-            node.name, node.device = name, reads.device
-            node.input[:] = reads.inputs
-            node.attr.pop("_class", None)
-        return PassResult(cut, True)
-
-    def postconditions(
-        self, before: graph_pb2.GraphDef, result: PassResult, training_graph: TrainingGraph | None
-    ) -> None:
-        """Raise VerifyError unless each op is in one round, as it was, and reads no other round but so."""
-        verify_cut(before, result.graph_def, self.rounds, self.registers, self.same)
 
 
 class _Cuts:
@@ -186,42 +138,3 @@ def _same_reads(traced: Traced, rounds: Rounds) -> dict[str, str]:
             key = access.states, since, rounds.of[access.name]
             same[access.name] = first.setdefault(key, access.name)
     return same
-
-
-@dataclass(frozen=True)
-class RoundPass(Pass):
-    """Keeps the ops of rounds ``low`` to ``high``, and constants, but for those that are given."""
-
-    rounds: Rounds
-    low: int
-    high: int
-    given: frozenset[str]
-    name: ClassVar[str] = "round"
-    relaxes = frozenset({Relaxation.REPLACED_NODES, Relaxation.SIDE_EFFECTS, Relaxation.FEWER_WAITS})
-
-    def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        """Control inputs from others are dropped."""
-        part = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library)
-        kept = {node.name for node in graph_def.node if self._is_in(node.name)}
-        for node in graph_def.node:
-            if node.name in kept:
-                copy = part.node.add()
-                copy.CopyFrom(node)
-                copy.input[:] = [text for text in node.input if text[0] != "^" or text[1:] in kept]
-        dropped = frozenset(node.name for node in graph_def.node if node.name not in kept)
-        return PassResult(part, bool(dropped), replaced=dropped)
-
-    def preconditions(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> None:
-        """Raise VerifyError for an op with side effects that is in no round."""
-        for node in graph_def.node:  # it would run in all
-            if node.name not in self.rounds.of and has_side_effects(node.op) and node.op not in GIVEN:
-                raise VerifyError(node.name, "rounds", f"a {node.op} is in no round")
-
-    def _is_in(self, name: str) -> bool:
-        return self.low <= self.rounds.of.get(name, self.low) <= self.high and name not in self.given
-
-    def postconditions(
-        self, before: graph_pb2.GraphDef, result: PassResult, training_graph: TrainingGraph | None
-    ) -> None:
-        """Raise VerifyError unless just these ops are there, as they were."""
-        verify_part(before, result.graph_def, self._is_in)

@@ -16,14 +16,14 @@ from grappler_passes.graph.node_input import split_input
 from grappler_passes.passes.base import PassPipeline
 from tf_ooo.compat import func_graphs, keras_variables, tf_functions
 from tf_ooo.modes.layerpipe.averages import LaterWeights
-from tf_ooo.modes.layerpipe.delays import Delays, RoundPass
+from tf_ooo.modes.layerpipe.cutting import Register, RoundPass
+from tf_ooo.modes.layerpipe.delays import Delays
 from tf_ooo.modes.layerpipe.frozen import Copies
 from tf_ooo.modes.layerpipe.rates import Factors, factor_name
 from tf_ooo.modes.layerpipe.rounds import Rounds
 from tf_ooo.modes.layerpipe.traced import Traced
 from tf_ooo.modes.layerpipe.turns import Turns, in_turns
 from tf_ooo.modes.layerpipe.two_versions import TwoVersions
-from tf_ooo.modes.layerpipe.verify_rounds import Register
 
 Tensors = dict[str, tf.Tensor]
 

@@ -12,11 +12,11 @@ import tensorflow as tf
 from grappler_passes.graph.dependencies import GraphIndex
 from tests.graph.layerpipe_by_hand import BATCHES, data, perceptron
 from tf_ooo.modes.layerpipe import fit as layerpipe_fit
-from tf_ooo.modes.layerpipe import turns
 from tf_ooo.modes.layerpipe.options import LayerPipe
 from tf_ooo.modes.layerpipe.running import Epoch
 from tf_ooo.modes.layerpipe.spread import SpreadPlan, spread
 from tf_ooo.modes.layerpipe.stages import HIGH, Stages
+from tf_ooo.modes.layerpipe.turns import with_given
 from tf_ooo.rewriting.naming import named
 from tf_ooo.tracing.sync import build
 from tf_ooo.tracing.variables import Moved, all_variables
@@ -139,7 +139,7 @@ def _in_turn(made, key):
 def _index_of(made, key):
     """Of a function; of a single round, whose ops are in no scope, before other ops took their names."""
     if key[2] == 1:
-        return turns.index_with_given(made.ticks._parts[key[0], key[1], key[3]].turns.graph_def)
+        return GraphIndex(with_given(made.ticks._parts[key[0], key[1], key[3]].turns.graph_def))
     return GraphIndex(made.ticks._functions[key].get_concrete_function().graph.as_graph_def())
 
 

@@ -13,6 +13,9 @@ from tf_ooo.modes.layerpipe.rounds import Rounds
 from tf_ooo.modes.layerpipe.traced import Traced
 from tf_ooo.modes.layerpipe.versions import Now
 
+# What a round reads, and what is to be done behind it, when the sums of its gradients are known.
+Given = tuple[dict[str, tf.Tensor], Callable[[dict[Sum, tf.Tensor]], None]]
+
 
 class LaterWeights:
     """The latest weights; where ``averaged`` earlier ones, rebuilt from moving averages of updates.
@@ -58,9 +61,7 @@ class LaterWeights:
         """Gradients are not added up."""
         return []
 
-    def given(
-        self, low: int, high: int, phase: int
-    ) -> tuple[dict[str, tf.Tensor], Callable[[dict[Sum, tf.Tensor]], None]]:
+    def given(self, low: int, high: int, phase: int) -> Given:
         """What is read in a round, and what is to be done behind it."""
         newest: dict[str, tf.Tensor] = {}
         for weight in self.now:

@@ -21,7 +21,7 @@ from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.base import Pass, PassResult, copy_of
 from grappler_passes.passes.relaxations import Relaxation
 from tf_ooo.modes.layerpipe.stages import HIGH, Stages
-from tf_ooo.modes.layerpipe.traced import Traced
+from tf_ooo.modes.layerpipe.traced import Traced, Where
 
 # Which input is the gradient, by op; its rows and those of the result are the batch's.
 _GRADIENT = {
@@ -219,7 +219,7 @@ def with_shared_grads(traced: Traced, stages: Stages) -> tuple[Traced, Stages]:
     return dataclasses.replace(traced, where=where), dataclasses.replace(stages, of=of)
 
 
-def _before(index: GraphIndex, where: Mapping[str, tuple[str, int]], name: str, layer: int) -> set[str]:
+def _before(index: GraphIndex, where: Where, name: str, layer: int) -> set[str]:
     """The layer's backward ops that an op needs, and itself."""
     own = {(kind, layer) for kind in ("dO", HIGH, "dW", "U")}
     needed, stack = {name}, [index.index[name]]

@@ -55,10 +55,8 @@ class LayerPipe(DeviceOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if offers(self.schedule, "accumulate_steps"):
-            self._check_two_versions()
-
-    def _check_two_versions(self) -> None:
+        if not offers(self.schedule, "accumulate_steps"):
+            return
         if self.weights != "stash":
             raise OptionsError(
                 f"weights={self.weights!r} is not for schedule={self.schedule!r}, which keeps two versions"

@@ -91,8 +91,7 @@ class FactorsPass(Pass):
         readers = [node for node in multiplied.node if any(text in self.late for text in node.input)]
         for node in readers:
             node.input[:] = [f"{text}/{RATE}" if text in self.late else text for text in node.input]
-        dtypes = {node.name: node.attr["dtype"] for node in graph_def.node if node.name in self.late}
-        dtype = next(iter(dtypes.values()), None)
+        dtype = next((node.attr["dtype"] for node in graph_def.node if node.name in self.late), None)
         for delay in set(self.late.values()):
             placeholder = multiplied.node.add(name=factor_name(delay), op="Placeholder")
             placeholder.attr["dtype"].CopyFrom(dtype)

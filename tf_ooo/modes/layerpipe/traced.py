@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -37,6 +36,10 @@ from tf_ooo.tracing.variables import all_variables
 if TYPE_CHECKING:
     import keras
 
+# (kind, layer) by op, and what ops give.
+Where = Mapping[str, tuple[str, int]]
+Outputs = Mapping[str, Sequence[OutputInfo]]
+
 _NUMBER = re.compile(r"_\d+$")
 _ENTERS = ("Enter", "RefEnter")
 _LOOPS = (*_ENTERS, "Switch", "RefSwitch", "Merge")
@@ -52,8 +55,6 @@ class Traced:
 
     Attributes:
         graph_def: flat.
-        where: ``{op: (kind, layer)}``.
-        outputs: shapes and types of the ops' outputs.
         arguments, specs: the batch's tensors, in order: names and TensorSpecs.
         captured: ``{placeholder: tensor outside}``.
         fetches: the tensors of the result, ``node:port``, which ``results`` packs as the step returned them.
@@ -63,8 +64,8 @@ class Traced:
     graph_def: graph_pb2.GraphDef
     index: GraphIndex
     graph: TrainingGraph
-    where: Mapping[str, tuple[str, int]]
-    outputs: Mapping[str, Sequence[OutputInfo]]
+    where: Where
+    outputs: Outputs
     arguments: tuple[str, ...]
     specs: tuple[tf.TensorSpec, ...]
     captured: Mapping[str, tf.Tensor]
@@ -73,12 +74,7 @@ class Traced:
     dump_dir: Folder = None
     ran: int = 1
 
-    def rewritten(
-        self,
-        change: Pass,
-        where: Mapping[str, tuple[str, int]] = MappingProxyType({}),
-        outputs: Mapping[str, Sequence[OutputInfo]] = MappingProxyType({}),
-    ) -> Traced:
+    def rewritten(self, change: Pass, where: Where, outputs: Outputs) -> Traced:
         """The step after a pass that is verified; ``where`` and ``outputs`` are of nodes that it changes.
 
         Raises PassError: the pass changes more than it declares.

@@ -22,6 +22,7 @@ from grappler_passes.passes.base import Pass, PassPipeline, PassResult, copy_of,
 from grappler_passes.passes.relaxations import Relaxation
 from grappler_passes.passes.verify import verify
 from tf_ooo.modes.layerpipe.stages import HIGH
+from tf_ooo.modes.layerpipe.traced import Where
 from tf_ooo.planning.model.schedule import Task
 from tf_ooo.rewriting.ordering import firsts_of, lasts_of, order_lane
 
@@ -52,7 +53,7 @@ class Turns:
 
 def in_turns(
     graph_def: graph_pb2.GraphDef,
-    where: Mapping[str, tuple[str, int]],
+    where: Where,
     device_of: Mapping[str, str],
     folder: Path | None = None,
 ) -> Turns:
@@ -60,7 +61,7 @@ def in_turns(
 
     Inputs that name none of the ops in the graph are given.
     """
-    index = index_with_given(graph_def)
+    index = GraphIndex(with_given(graph_def))
     tasks = _tasks(index, where, device_of)
     joins: dict[str, str] = {}
     controls: dict[str, list[str]] = {}
@@ -157,9 +158,7 @@ def _is_seeded(node: node_def_pb2.NodeDef) -> bool:
     return _SEED in node.attr and _SECOND in node.attr and bool(node.attr[_SEED].i or node.attr[_SECOND].i)
 
 
-def _tasks(
-    index: GraphIndex, where: Mapping[str, tuple[str, int]], device_of: Mapping[str, str]
-) -> dict[str, dict[Task, list[int]]]:
+def _tasks(index: GraphIndex, where: Where, device_of: Mapping[str, str]) -> dict[str, dict[Task, list[int]]]:
     """The ops of each device's tasks, of all layers together, in topological order."""
     tasks: dict[str, dict[Task, list[int]]] = {}
     for i in index.order:
@@ -179,8 +178,3 @@ def with_given(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
     for name in sorted(read - names):
         whole.node.add(name=name, op="Placeholder")
     return whole
-
-
-def index_with_given(graph_def: graph_pb2.GraphDef) -> GraphIndex:
-    """Of a round."""
-    return GraphIndex(with_given(graph_def))

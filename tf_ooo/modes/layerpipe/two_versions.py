@@ -14,12 +14,13 @@ round of a batch in which a layer is updated; a batch's group must be at most on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import tensorflow as tf
 
 from tf_ooo.errors import GraphError
 from tf_ooo.modes.layerpipe.accesses import accesses, bytes_of, read_where_it_is, zeros_on
+from tf_ooo.modes.layerpipe.averages import Given
 from tf_ooo.modes.layerpipe.coalesce import Sum
 from tf_ooo.modes.layerpipe.rounds import Rounds
 from tf_ooo.modes.layerpipe.traced import Traced
@@ -111,9 +112,7 @@ class TwoVersions:
         """Ops that do not run: those of updates, but for the last batch of a group or of all."""
         return {name for name, at in self._once.items() if not self._ends(at, low, phase)}
 
-    def given(
-        self, low: int, high: int, phase: int
-    ) -> tuple[dict[str, tf.Tensor], Callable[[dict[Sum, tf.Tensor]], None]]:
+    def given(self, low: int, high: int, phase: int) -> Given:
         """What is read in a round, weights and the sums so far, and what is to be done behind it."""
         tensors: dict[str, tf.Tensor] = {}
         for name, (handle, at) in self._reads.items():

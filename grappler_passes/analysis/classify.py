@@ -70,15 +70,17 @@ def flatten(graph_def: graph_pb2.GraphDef, fetches: Sequence[str] | None = None)
     calls = [n for n in graph_def.node if n.op in functions or n.op in CALL_OPS]
     if not any(_can_inline(n) for n in calls):
         return graph_def
-    if any(_is_stub(functions.get(n.attr["f"].func.name)) for n in calls if "f" in n.attr):
+    if any(_is_stub(functions[name]) for name in flattening.called_by(calls) if name in functions):
         return graph_def
     keep = [*(fetches or ()), *_unconsumed(graph_def)]
     return flattening.inline_graph_def(graph_def, keep)
 
 
-def _is_stub(function: function_pb2.FunctionDef | None) -> bool:
-    """Grappler hands over functions without bodies; what it has not inlined (a cuDNN LSTM) stays one op."""
-    return function is not None and bool(function.signature.output_arg) and not function.ret
+def _is_stub(function: function_pb2.FunctionDef) -> bool:
+    """Grappler hands over functions without their bodies.  What it has not inlined by then, such as the LSTM
+    of Keras 2 that a GPU would replace by cuDNN's, or the loops of a CTC loss, stays one op.  So a graph in
+    Grappler's hands is never flattened, which would wait for Grappler."""
+    return not function.node_def and not function.ret
 
 
 def _can_inline(node: node_def_pb2.NodeDef) -> bool:

@@ -35,6 +35,8 @@ def inline_graph_def(graph_def: graph_pb2.GraphDef, fetches: list[str]) -> graph
     options.min_graph_nodes = -1
     options.optimizers.append("function")
     options.function_optimization = options.AGGRESSIVE
+    # The graph may carry our marks: a rewrite would wait for OptimizeGraph, which holds a lock here.
+    options.use_plugin_optimizers = options.OFF
     return tf_optimizer.OptimizeGraph(config, meta_graph)
 
 
@@ -87,12 +89,12 @@ def _drop_unused_functions(graph_def: graph_pb2.GraphDef) -> None:
     """Those that Grappler leaves behind may be inconsistent, and then nothing can be imported."""
     functions = {function.signature.name: function for function in graph_def.library.function}
     used: set[str] = set()
-    todo = _called_by(graph_def.node)
+    todo = called_by(graph_def.node)
     while todo:
         name = todo.pop()
         if name in functions and name not in used:
             used.add(name)
-            todo |= _called_by(functions[name].node_def)
+            todo |= called_by(functions[name].node_def)
     kept = [function for name, function in functions.items() if name in used]
     del graph_def.library.function[:]
     graph_def.library.function.extend(kept)
@@ -101,8 +103,8 @@ def _drop_unused_functions(graph_def: graph_pb2.GraphDef) -> None:
     graph_def.library.gradient.extend(gradients)
 
 
-def _called_by(nodes: Iterable[node_def_pb2.NodeDef]) -> set[str]:
-    """Names of functions that nodes call: by their type, or in an attribute."""
+def called_by(nodes: Iterable[node_def_pb2.NodeDef]) -> set[str]:
+    """Names of functions that nodes call: by their op, or in an attribute (a loop's body, a branch)."""
     values = [value for node in nodes for value in node.attr.values()]
     named = {value.func.name for value in values if value.HasField("func")}
     listed = {function.name for value in values for function in value.list.func}

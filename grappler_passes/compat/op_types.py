@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework import node_def_pb2
 
 
 def op_def(op_type: str) -> Any:
@@ -47,6 +50,27 @@ def resource_inputs(op_type: str) -> tuple[int, ...]:
         if argument.type == types_pb2.DT_RESOURCE:
             handles.append(place)
     return tuple(handles)
+
+
+@lru_cache(maxsize=4096)
+def attribute_names(op_type: str) -> frozenset[str]:
+    """The attributes that an op's definition has; none for an unknown op."""
+    definition = op_def(op_type)
+    return frozenset(() if definition is None else (attribute.name for attribute in definition.attr))
+
+
+def allows_types(node: node_def_pb2.NodeDef) -> bool:
+    """Whether the types in a node's attributes are among those that its op's definition allows.
+
+    Kernels may know more: oneDNN's convolutions on a CPU take bfloat16.  TensorFlow checks it when it
+    imports a graph, not when it runs one.
+    """
+    definition = op_def(node.op)
+    return all(
+        node.attr[attribute.name].type in attribute.allowed_values.list.type
+        for attribute in (() if definition is None else definition.attr)
+        if attribute.type == "type" and attribute.allowed_values.list.type and attribute.name in node.attr
+    )
 
 
 def keeps_random_state(op_type: str) -> bool:

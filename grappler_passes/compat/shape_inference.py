@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
-from grappler_passes.compat import graph_protos
+from grappler_passes.compat import graph_protos, op_types
 from grappler_passes.compat.traced_functions import HANDLE_SHAPES
 from grappler_passes.errors import GraphError
 
@@ -102,21 +102,28 @@ def _without_library(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
 
 
 # What is fused, the op alone, and how many of the inputs are its own.
-_FUSED_NORMS = {
+_FUSED = {
     "_FusedBatchNormEx": ("FusedBatchNormV3", 5),
     "_FusedBatchNormGradEx": ("FusedBatchNormGradV3", 6),
+    "_FusedConv2D": ("Conv2D", 2),
 }
 
 
 def _readable(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
-    """Graphs of TensorFlow 2.15 and 2.18 that it runs itself, but does not import as they are.
+    """Graphs that TensorFlow runs itself, but does not import as they are.
 
-    It fuses a batch normalization for any number of channels, the shape function asks for a multiple of 4;
-    its ``_Arg`` has a ``shape`` that the op's definition lacks.
+    2.15 and 2.18 fuse a batch normalization with its Relu on CPUs for any number of channels, while the
+    shape function asks for a multiple of 4, and give ``_Arg`` a ``shape`` that the op's definition lacks.
+    All fuse bfloat16 convolutions on CPUs, which the fused op's definition does not know.
+    The outputs are those of the op alone.
     """
 
     def is_odd(node: node_def_pb2.NodeDef) -> bool:
-        return node.op in _FUSED_NORMS or (node.op == "_Arg" and "shape" in node.attr)
+        if node.op == "_Arg":
+            return "shape" in node.attr
+        return node.op in _FUSED and (
+            node.op.startswith("_FusedBatchNorm") or not op_types.allows_types(node)
+        )
 
     if not any(map(is_odd, graph_def.node)):
         return graph_def
@@ -130,10 +137,12 @@ def _readable(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
 
 
 def _unfuse(node: node_def_pb2.NodeDef) -> None:
-    node.op, count = _FUSED_NORMS[node.op]
+    node.op, count = _FUSED[node.op]
     node.input[:] = [name for name in node.input if not name.startswith("^")][:count]
-    for name in ("num_side_inputs", "activation_mode"):
-        node.attr.pop(name, None)
+    known = op_types.attribute_names(node.op)
+    for name in list(node.attr):
+        if not name.startswith("_") and name not in known:
+            del node.attr[name]
 
 
 def _with_handle_shapes(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:

@@ -5,12 +5,14 @@ Nothing may be raised here: ctypes would print it and TensorFlow would never kno
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 from grappler_passes.compat import graph_protos, runtime
 from grappler_passes.graph.node_input import split_input
 from grappler_passes.plugin.answer import check_answer
 from grappler_passes.plugin.requests import DONE_ATTR, REQUEST_ATTR, SEEN_ATTR, Request, find, logger
+from grappler_passes.plugin.watching import watched
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2, tensor_pb2
@@ -23,7 +25,26 @@ def answer(data: bytes, device_type: str = "CPU") -> bytes | None:
 
     TensorFlow runs its optimizers twice, plug-ins last.  The graph is rewritten in the second round: what was
     added earlier would keep some ops from being fused, and a fused op may round differently.
+
+    What a rewrite itself has TensorFlow compile, on its own thread, is left as it is.
     """
+    if _under_way.nested:
+        return None
+    _under_way.nested = True
+    try:
+        return _answer_once(data, device_type)
+    finally:
+        _under_way.nested = False
+
+
+class _UnderWay(threading.local):
+    nested = False
+
+
+_under_way = _UnderWay()
+
+
+def _answer_once(data: bytes, device_type: str) -> bytes | None:
     request: Request | None = None
     try:
         graph_def = graph_protos.parse_graph_def(data)
@@ -60,7 +81,8 @@ def _answer(request: Request, graph_def: graph_pb2.GraphDef, device_type: str) -
 def _rewrite(request: Request, graph_def: graph_pb2.GraphDef) -> bytes | None:
     before = graph_protos.copy_of(graph_def)  # to compare with, whatever the rewrite does to its argument
     try:
-        after = request.rewrite(graph_def)
+        with watched(request.id, len(graph_def.node)):
+            after = request.rewrite(graph_def)
     except request.refuse_on as error:
         request.fail(error)
         after = refusing(before, str(error))

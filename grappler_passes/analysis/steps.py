@@ -69,28 +69,34 @@ def microbatch_graph(
 ) -> graph_pb2.GraphDef:
     """The graph of a step that has micro-batch ``number`` only: its nodes keep their names.
 
-    Each sum becomes an Identity of this micro-batch's gradient; control edges from what is left out go.
-    ``count`` is the number, in ``steps``, of what comes once.
+    Each sum becomes an Identity of this micro-batch's gradient, or a concat of its parts; control edges from
+    what is left out go.  ``count`` is the number, in ``steps``, of what comes once.
     """
     # A constant that a sum of slices needs carries the mark too, and hands on nothing.
     sums = {i for i, node in enumerate(graph_def.node) if is_sum(node) and data_inputs(node)}
     handed_on = {
-        i: source
+        i: sources
         for i in sums
-        if (source := _handed_on(graph_def.node[i], index, sums, steps, number)) is not None
+        if (sources := _handed_on(graph_def.node[i], index, sums, steps, number)) is not None
     }
 
     def reads(i: int) -> list[int]:
         if i in handed_on:
-            return [index.index[split_input(handed_on[i])[0]]]
+            return [index.index[split_input(source)[0]] for source in handed_on[i]]
         return [producer for producer, _ in index.data_preds[i]]
 
     chosen = [i for i, step in enumerate(steps) if step in (number, count)]
     graph = part_of(graph_def, index, with_inputs(index, chosen, reads))
     for node in graph.node:
-        source = handed_on.get(index.index[node.name])
-        if source is not None:
-            make_identity(node, [source, *control_inputs(node)])
+        sources = handed_on.get(index.index[node.name])
+        if sources is None:
+            continue
+        controls = control_inputs(node)
+        if len(sources) == 1:
+            make_identity(node, [*sources, *controls])
+        else:
+            node.input[:] = [*sources, *controls]
+            node.attr["N"].i = len(sources) - 1
     return graph
 
 
@@ -100,16 +106,23 @@ def _handed_on(
     sums: Collection[int],
     steps: Sequence[int | None],
     number: int,
-) -> str | None:
-    """The input of a sum that leads to this micro-batch's gradient; None: the sum stands before it."""
-    inputs = data_inputs(node)
+) -> list[str] | None:
+    """The inputs that a sum keeps: what leads to this micro-batch's gradient; None: the sum stands before it.
+
+    TensorFlow merges a concat of concats into one: a table that is looked up twice gives a micro-batch's rows
+    in two parts, and the sum keeps both, with its axis.
+    """
+    inputs, axis = list(data_inputs(node)), []
     if node.op in _CONCAT:
-        inputs = inputs[:-1] if node.op == "ConcatV2" else inputs[1:]
+        axis = [inputs.pop(-1 if node.op == "ConcatV2" else 0)]
     producers = [index.index[split_input(text)[0]] for text in inputs]
-    for text, producer in zip(inputs, producers, strict=True):
-        if producer not in sums and steps[producer] == number:
-            return text
+    pairs = list(zip(inputs, producers, strict=True))
+    own = [text for text, producer in pairs if producer not in sums and steps[producer] == number]
+    if len(own) > 1 and axis:
+        return [*own, *axis] if node.op == "ConcatV2" else [*axis, *own]
+    if own:
+        return own[:1]
     step = steps[index.index[node.name]]
     if step is None or step <= number:
         return None
-    return next((text for text, p in zip(inputs, producers, strict=True) if p in sums), inputs[0])
+    return [next((text for text, producer in pairs if producer in sums), inputs[0])]

@@ -24,6 +24,7 @@ EVEN, UNEVEN = (X, Y), (X_UNEVEN, Y_UNEVEN)
 IMAGES = normal(48, 9, 9, 2)
 WORDS = whole(29, 48, 6)
 NEXT_WORDS = np.roll(WORDS, 1, 1)
+TWO_TEXTS = ([WORDS.astype("int32"), WORDS[:, ::-1][:, :4].astype("int32")], Y)
 
 
 def adam():
@@ -160,6 +161,26 @@ def untied_embedding():
     """Its gradient is IndexedSlices."""
     parts = [layers.Embedding(29, 8), layers.Flatten(), layers.Dense(9), layers.Dense(3)]
     return keras.Sequential([keras.Input((6,)), *parts])
+
+
+def siamese():
+    """One table for two texts: TensorFlow joins the rows of both lookups with those of the micro-batches."""
+    texts = [keras.Input((6,), dtype="int32"), keras.Input((4,), dtype="int32")]
+    table, hidden = layers.Embedding(29, 10), layers.Dense(13, activation="relu")
+    halves = [layers.GlobalAveragePooling1D()(hidden(table(text))) for text in texts]
+    both = layers.Dense(17, activation="relu")(layers.Concatenate()(halves))
+    return keras.Model(texts, layers.Dense(3)(both))
+
+
+def encoder_decoder():
+    """Both with one table of words, looked up three times, and one of positions."""
+    source, target = keras.Input((6,), dtype="int32"), keras.Input((4,), dtype="int32")
+    words, places = layers.Embedding(29, 12), layers.Embedding(6, 12)
+    encoded = words(source) + places(keras.ops.arange(6))
+    encoded = layers.Dense(12, activation="relu")(encoded)
+    decoded = words(target) + places(keras.ops.arange(4)) + words(source)[:, :4]
+    attended = layers.MultiHeadAttention(2, 6)(decoded, encoded)
+    return keras.Model([source, target], layers.Dense(3)(layers.Flatten()(attended)))
 
 
 def constant_rows():

@@ -9,6 +9,7 @@ from tests.graph.pipeline_fits import Training, assert_same_bits, fits_of
 from tests.graph.pipeline_models import (
     EVEN,
     NEXT_WORDS,
+    TWO_TEXTS,
     WORDS,
     Custom,
     Tied,
@@ -16,10 +17,12 @@ from tests.graph.pipeline_models import (
     Y,
     adam,
     constant_rows,
+    encoder_decoder,
     frozen_backbone,
     long_tail,
     many_outputs,
     momentum,
+    siamese,
     two_inputs,
     untied_embedding,
     used_twice,
@@ -42,6 +45,9 @@ def adamw():
         pytest.param(used_twice, momentum, TWO_INPUTS, "modulo", id="used_twice"),
         pytest.param(untied_embedding, momentum, (WORDS, Y), "zb_h2", id="untied_embedding"),
         pytest.param(constant_rows, adam, (WORDS.astype("int32"), Y), "zb_h1", id="constant_rows"),
+        pytest.param(siamese, adam, TWO_TEXTS, "1f1b", id="siamese"),
+        pytest.param(siamese, adamw, TWO_TEXTS, "zb_h2", id="siamese_adamw"),
+        pytest.param(encoder_decoder, momentum, TWO_TEXTS, "zb_h1", id="encoder_decoder"),
     ],
 )
 def test_models(make, optimizer, data, schedule):

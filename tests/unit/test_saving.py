@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
+from pathlib import Path
 
 import pytest
 
-from tf_ooo.fit.guard import replacing
+from tf_ooo.fit import saving
+from tf_ooo.fit.saving import replacing
 
 
 def writing(text, error=None):
@@ -46,13 +50,92 @@ def test_links_lead_to_the_file_that_is_replaced(tmp_path):
 
 
 def test_what_is_no_file_of_keras_is_left_to_keras(tmp_path):
-    """A new file, another format, and a file that is not to be overwritten, which Keras asks about."""
+    """Another format, what is not on a disk, and a file about which Keras asks whether to overwrite it."""
     seen = []
     save = replacing(lambda path, overwrite=True: seen.append(path))
     kept, other = tmp_path / "kept.keras", tmp_path / "other.txt"
     kept.touch(), other.touch()
-    for path in (tmp_path / "new.keras", other, tmp_path):
+    lost = tmp_path / "no folder" / "new.keras"
+    for path in (lost, "gs://bucket/new.keras", other, tmp_path):
         save(path)
     save(kept, overwrite=False)
     save(kept, False)
-    assert seen == [tmp_path / "new.keras", other, tmp_path, kept, kept]
+    assert seen == [lost, "gs://bucket/new.keras", other, tmp_path, kept, kept]
+
+
+def test_a_new_file_has_its_name_when_it_is_whole(tmp_path):
+    path = tmp_path / "1.keras"
+    seen = []
+
+    def save(filepath, overwrite=True):
+        with open(filepath, "w") as file:
+            file.write("half")
+            seen.append(path.exists())
+            raise RuntimeError("lost")
+
+    with pytest.raises(RuntimeError, match="lost"):
+        replacing(save)(path)
+    assert seen == [False]
+    assert os.listdir(tmp_path) == []
+    writing("whole")(path, False)  # nothing to ask about
+    assert path.read_text() == "whole"
+
+
+def test_what_a_killed_process_left_goes_with_the_next_saving(tmp_path):
+    """Of another host, or of a process that runs, it stays."""
+    host, path = socket.gethostname(), tmp_path / "{epoch}[1].keras"
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    left = tmp_path / f".{host}.{dead.pid}.{path.name}"
+    kept = [tmp_path / f".{host}.1.{path.name}", tmp_path / f".elsewhere.{dead.pid}.{path.name}"]
+    for file in (left, *kept):
+        file.touch()
+    writing("whole")(path)
+    assert {file.name for file in tmp_path.iterdir()} == {path.name, *(file.name for file in kept)}
+
+
+def exporting(files):
+    def export(filepath, error=None):
+        for name, text in files.items():
+            file = Path(filepath) / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        if error is not None:
+            raise error
+
+    return replacing(export)
+
+
+def files_of(folder):
+    return {str(f.relative_to(folder)): f.read_text() for f in folder.rglob("*") if f.is_file()}
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_folder_gives_way_when_the_new_one_is_whole(tmp_path, monkeypatch, exchanges):
+    if not exchanges:  # as on a system that cannot do both at once
+        monkeypatch.setattr(saving.ctypes, "CDLL", lambda name: None)
+    path = tmp_path / "exported"
+    exporting({"saved_model.pb": "first", "variables/data": "first"})(path)
+    (path / "more").mkdir()
+    (path / "more" / "notes").write_text("mine")
+    (path / "labels.txt").write_text("mine")
+    with pytest.raises(RuntimeError, match="full"):
+        exporting({"saved_model.pb": "secon"})(path, error=RuntimeError("full"))
+    assert files_of(path)["saved_model.pb"] == "first"
+    exporting({"saved_model.pb": "second", "variables/data": "second"})(str(path))
+    others = {"more/notes": "mine", "labels.txt": "mine"}
+    assert files_of(path) == {"saved_model.pb": "second", "variables/data": "second", **others}
+    assert os.listdir(tmp_path) == ["exported"]
+
+
+def test_a_folder_is_not_taken_for_a_file(tmp_path):
+    path = tmp_path / "exported"
+    (path / "inside").mkdir(parents=True)
+
+    def export(filepath):
+        Path(filepath).write_text("onnx")
+
+    with pytest.raises(IsADirectoryError):
+        replacing(export)(path)
+    assert (path / "inside").is_dir()
+    assert os.listdir(tmp_path) == ["exported"]

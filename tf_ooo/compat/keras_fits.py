@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,34 @@ def set_start_epoch(model: keras.Model, epoch: int) -> None:
         return epoch, 0
 
     keras_attributes.shadow(model, _KERAS_2_START, once)
+
+
+# Of Keras 3's BackupAndRestore: what saves, and the paths that it saves to, all below the first.
+BACKUP_SAVE = "_save_model"
+_BACKUP_PATHS = (
+    *("backup_dir", "_weights_path", "_training_metadata_path"),
+    *("_prev_weights_path", "_prev_training_metadata_path"),
+)
+
+
+def backup_save(callback: Any) -> Callable[[], None] | None:
+    """How a ``BackupAndRestore`` saves; None for another callback, and for Keras 2's, which saves whole."""
+    is_backup = all(hasattr(callback, name) for name in (BACKUP_SAVE, *_BACKUP_PATHS[:3]))
+    return getattr(callback, BACKUP_SAVE) if is_backup else None
+
+
+@contextlib.contextmanager
+def backing_up_into(callback: Any, folder: str) -> Iterator[None]:
+    """Inside the block a ``BackupAndRestore`` saves to that folder."""
+    paths = {name: getattr(callback, name) for name in _BACKUP_PATHS if hasattr(callback, name)}
+    own = str(callback.backup_dir)
+    try:
+        for name, path in paths.items():
+            setattr(callback, name, folder + str(path)[len(own) :])
+        yield
+    finally:
+        for name, path in paths.items():
+            setattr(callback, name, path)
 
 
 def samples_seen(model: keras.Model) -> float:

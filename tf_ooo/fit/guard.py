@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
-import shutil
-import socket
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import keras_attributes, keras_fits
+from tf_ooo.fit.saving import replacing, saving_backups_whole
 
 if TYPE_CHECKING:
     import keras
@@ -34,9 +32,7 @@ _SEEING = (
     *("make_predict_function", "save", "save_weights", "export", "train_on_batch"),
     *("get_weights", "set_weights", "load_weights"),
 )
-_SAVING = ("save", "save_weights")
-# Keras' formats of one file.
-_FILES = (".keras", ".h5")
+_SAVING = ("save", "save_weights", "export")
 # What ``fit`` itself calls that touches metrics, which may be on a worker that has just been lost.
 _TOUCHING = ("reset_metrics", "get_metrics_result")
 # What ``fit`` calls of the optimizer at its end: with ``use_ema`` it reads and writes all weights.
@@ -71,6 +67,10 @@ class Guard:
             if name == "on_epoch_end":
                 function = _after(seen, function)
             self._put(callbacks, name, self.guarded(function))
+        for callback in getattr(callbacks, "callbacks", ()):
+            backup = saving_backups_whole(callback)
+            if backup is not None:
+                self._put(callback, keras_fits.BACKUP_SAVE, backup)
         self._guard_batches()
         if hasattr(model.optimizer, _FINAL):
             self._put(model.optimizer, _FINAL, self.guarded(getattr(model.optimizer, _FINAL)))
@@ -176,41 +176,3 @@ def _after(first: Callable[[], None], function: Callable[..., Any]) -> Callable[
         return function(*args, **kwargs)
 
     return call
-
-
-def replacing(save: Callable[..., Any]) -> Callable[..., Any]:
-    """``Model.save`` or ``save_weights``, that writes beside a file which is there, then replaces it.
-
-    Keras empties the file before it reads the weights.  Where this process is killed meanwhile, or weights
-    are on a worker that is, the checkpoint that is left would be gone with them.
-    """
-
-    @functools.wraps(save)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        path = _present_file(args[0] if args else kwargs.get("filepath"))
-        overwrites = kwargs.get("overwrite", args[1] if len(args) > 1 else True)
-        if path is None or not overwrites or "save_format" in kwargs:
-            return save(*args, **kwargs)
-        folder, name = os.path.split(path)
-        # Processes of several machines may save to one folder.
-        beside = os.path.join(folder, f".{socket.gethostname()}.{os.getpid()}.{name}")
-        try:
-            returned = save(beside, *args[1:], **{k: v for k, v in kwargs.items() if k != "filepath"})
-            shutil.copymode(path, beside)
-            os.replace(beside, path)
-        finally:
-            with contextlib.suppress(OSError):
-                os.remove(beside)
-        return returned
-
-    return call
-
-
-def _present_file(filepath: Any) -> str | None:
-    """The file behind a path, or a link; None where there is none, or it is no whole file of Keras'."""
-    if not isinstance(filepath, (str, os.PathLike)):
-        return None
-    path = os.fspath(filepath)
-    if not isinstance(path, str) or not path.endswith(_FILES) or not os.path.isfile(path):
-        return None
-    return os.path.realpath(path)

@@ -25,6 +25,8 @@ _ITERATORS = frozenset(
 )  # fmt: skip
 # What they hold depends on how often a loop runs; the graph says that of none of them.
 _LISTS = frozenset({"TensorListReserve", "EmptyTensorList"})
+# They give axes of their inputs, which are shapes; how many follows from the values.
+_AXES = frozenset({"BroadcastGradientArgs"})
 
 _NESTED_CONDITIONALS = 8
 
@@ -82,7 +84,16 @@ def with_sizes(
     for name, op in ops.items():
         if op.output_bytes is None or not only_open:
             ops[name] = replace(op, output_bytes=output_bytes(op.type, outputs.get(name, ())))
+    for node in graph_def.node:
+        if node.op in _AXES and node.name in ops and ops[node.name].output_bytes is None:
+            ops[node.name] = replace(ops[node.name], output_bytes=_bytes_of_axes(node, outputs))
     return replace(training_graph, ops=ops)
+
+
+def _bytes_of_axes(node: node_def_pb2.NodeDef, outputs: Mapping[str, tuple[OutputInfo, ...]]) -> int | None:
+    """At most: each output names some axes of the larger shape that it is given."""
+    ends = [split_input(text) for text in node.input if not text.startswith("^")]
+    return output_bytes("", [outputs[name][port] for name, port in ends])
 
 
 def output_bytes(op_type: str, outputs: Iterable[OutputInfo]) -> int | None:

@@ -116,6 +116,17 @@ def test_a_limit_that_fits_is_kept():
     assert callback.report.predicted_peak_bytes <= limit
 
 
+@pytest.mark.parametrize("loss", ["mse", "huber", "log_cosh", "kl_divergence", "binary_crossentropy"])
+def test_losses_that_broadcast_are_counted(loss):
+    """Along which axes they do is found out by ops whose outputs the graph gives no size."""
+    model = build()
+    model.compile("adam", loss, jit_compile=False)
+    targets, callback = RNG.uniform(size=(64, 3)), tf_ooo.OOOBackprop(memory_limit_bytes=HUGE, strict=True)
+    model.fit(X, targets, batch_size=BATCH, verbose=0, callbacks=[callback])
+    assert callback.report.unknown_size_ops == 0
+    assert 0 <= callback.report.predicted_peak_bytes - peak_of(BATCH) < 2 * BATCH * WIDTH * 4
+
+
 def test_batch_size_goes_before_what_is_seen():
     callback = tf_ooo.OOOBackprop(memory_limit_bytes=HUGE, batch_size=30, strict=True)
     fit(build(), callback)

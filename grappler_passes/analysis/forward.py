@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from grappler_passes.graph.bits import several
+from grappler_passes.graph.contexts import SWITCHES
 
 if TYPE_CHECKING:
     from grappler_passes.analysis.gradients import GradientFlow
 
 PUSH_OPS = frozenset({"TensorListPushBack", "TensorListSetItem"})
-STASH_OPS = PUSH_OPS | {"Merge", "Switch", "Identity", "NextIteration"}
+STASH_OPS = PUSH_OPS | {"Merge", *SWITCHES, "Identity", "NextIteration"}
 
 
 def forward_ops(g: GradientFlow) -> list[int]:

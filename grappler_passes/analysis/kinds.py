@@ -8,6 +8,7 @@ from grappler_passes.analysis.backward import Backward
 from grappler_passes.analysis.gradients import GradientFlow
 from grappler_passes.analysis.layers import group_weights
 from grappler_passes.graph.bits import bits_of, memberships, several, union
+from grappler_passes.graph.contexts import SWITCHES
 from grappler_passes.graph.flow import CALL_OPS, FlowGraph
 from grappler_passes.graph.sizes import output_bytes
 from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph, Variable
@@ -135,7 +136,7 @@ def _mixed(backward: Backward, needed: list[int], update_layer: list[int | None]
         if len(of_port) > 1 and len({b for b in of_port.values() if b}) > 1
         and union(b for b in of_port.values() if not several(b))
         # Switch and friends: several outputs, but no work that dO and dW would share.
-        and backward.flow.types[node] not in ("Switch", "Merge")
+        and backward.flow.types[node] not in (*SWITCHES, "Merge")
     }  # fmt: skip
 
 

@@ -12,13 +12,14 @@ from grappler_passes.analysis.backward import REARRANGING_OPS, Backward
 from grappler_passes.analysis.gradients import GradientFlow, may_equal
 from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.bits import bits_of, several, union
+from grappler_passes.graph.contexts import SWITCHES
 from grappler_passes.graph.flow import SPLIT_OPS
 
 WeightShape = tuple[int, ...]
 
 # Ops that pass a tensor on unchanged or re-arranged: looking through them, the dO that a kernel's
 # and a bias's gradient start from is the same one.
-VIEW_OPS = REARRANGING_OPS | {"StopGradient", "Enter", "Switch", "Merge", "Exit"}
+VIEW_OPS = REARRANGING_OPS | {"StopGradient", "Enter", *SWITCHES, "Merge", "Exit"}
 
 
 def group_weights(backward: Backward) -> list[list[int]]:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from itertools import combinations
 
 from grappler_passes.compat import op_types
+from grappler_passes.graph.contexts import SWITCHES
 from grappler_passes.graph.dependencies import GraphIndex
 
 # Registered as stateful so that they are not folded or shared, but they only name or hand on a value.
@@ -19,7 +20,7 @@ _HARMLESS = frozenset({"_Arg", "_Retval", "_DeviceArg", "_DeviceRetval", "VarHan
 _HARMFUL = frozenset({"Abort"})
 # They read a variable (or its shape) and change nothing.
 _READS = re.compile(r"ReadVariableOp|_ReadVariablesOp|ResourceGather(Nd)?|VarIsInitializedOp|VariableShape")
-_HANDLE_COPIES = frozenset({"Identity", "Enter", "RefEnter", "Switch", "RefSwitch", "NextIteration", "Merge"})
+_HANDLE_COPIES = frozenset({"Identity", "Enter", "RefEnter", *SWITCHES, "NextIteration", "Merge"})
 WORLD = ""
 
 

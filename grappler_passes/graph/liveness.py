@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from grappler_passes.errors import PlanError
+from grappler_passes.graph.contexts import SWITCHES
 from grappler_passes.graph.training_graph import Op, TrainingGraph
 
 # Outputs that are a view of the first input: no memory of their own, but they keep that input alive.
 _VIEWS = frozenset(
     {"Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient", "Enter", "Exit",
-     "NextIteration", "Switch", "LoopCond"}
+     "NextIteration", *SWITCHES, "LoopCond"}
 )  # fmt: skip
 # Memory that is there before the step starts and stays: counted in resident_bytes.
 _RESIDENT = frozenset({"_Arg", "Const", "Placeholder", "VarHandleOp", "ReadVariableOp"})

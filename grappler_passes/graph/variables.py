@@ -9,12 +9,13 @@ from typing import Any
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from grappler_passes.compat import op_types, traced_functions
+from grappler_passes.graph.contexts import SWITCHES
 from grappler_passes.graph.effects import only_reads
 from grappler_passes.graph.flow import FlowGraph, Propagation
 
 VARIABLE_ATTR = traced_functions.VARIABLE_ATTR
 HANDLE_SOURCES = ("_Arg", "Placeholder", "VarHandleOp")
-HANDLE_FORWARDERS = ("Identity", "Enter", "RefEnter", "Switch", "Merge", "Exit", "NextIteration")
+HANDLE_FORWARDERS = ("Identity", "Enter", "RefEnter", *SWITCHES, "Merge", "Exit", "NextIteration")
 
 
 @dataclass

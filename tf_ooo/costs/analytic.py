@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from grappler_passes.compat import shape_inference
 from grappler_passes.compat.shape_inference import OutputInfo
+from grappler_passes.graph.contexts import SWITCHES
 from grappler_passes.graph.dependencies import split_input
 from tf_ooo.costs.devices import ELEMENTS_A_PIECE, SPLIT_SUM, TILE, DeviceModel, Work, gemm_pieces
 from tf_ooo.costs.open_sizes import is_closed, with_largest_sizes
@@ -27,7 +28,7 @@ FREE_OPS = frozenset(
     {"Assert", "BroadcastArgs", "BroadcastGradientArgs", "Const", "ControlTrigger", "Enter", "Exit",
      "ExpandDims", "HostConst", "Identity", "IdentityN", "LoopCond", "Merge", "NextIteration", "NoOp",
      "Placeholder", "PlaceholderWithDefault", "PreventGradient", "Rank", "ReadVariableOp", "Reshape",
-     "Shape", "ShapeN", "Size", "Squeeze", "StopGradient", "Switch", "VarHandleOp", "VarIsInitializedOp",
+     "Shape", "ShapeN", "Size", "Squeeze", "StopGradient", *SWITCHES, "VarHandleOp", "VarIsInitializedOp",
      "_Arg", "_DeviceArg", "_DeviceRetval", "_Retval", "_VarHandlesOp"}
 )  # fmt: skip
 # What they take is not to be told from the shapes of inputs and outputs.

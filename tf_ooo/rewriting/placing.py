@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from tensorflow.core.framework import node_def_pb2, types_pb2
 
+from grappler_passes.graph.contexts import SWITCHES
 from tf_ooo.rewriting.unrolled_tasks import Step
 
 _Nodes = Mapping[str, node_def_pb2.NodeDef]
 
 _SLICES = ("Slice", "StridedSlice")
-_HANDS_ON = ("Identity", "Switch", "Merge", "Enter", "Exit", "NextIteration")
+_HANDS_ON = ("Identity", *SWITCHES, "Merge", "Enter", "Exit", "NextIteration")
 _FREE = ("Const", "_Arg", "_Retval")
 # tf.py_function and tf.numpy_function: what they call is in the process that traced them.
 _IN_PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless")

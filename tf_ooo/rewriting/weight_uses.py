@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from grappler_passes.graph.contexts import SWITCHES
 from grappler_passes.graph.training_graph import Layer, TrainingGraph
 
 _USING = ("ReadVariable", "ResourceGather", "Assign", "ResourceApply", "ResourceSparse", "ResourceScatter")
-_PASSING_ON = ("Enter", "Switch", "Identity")
+_PASSING_ON = ("Enter", *SWITCHES, "Identity")
 _DATA = ("_Arg", "Placeholder", "PlaceholderWithDefault")
 
 

@@ -30,3 +30,14 @@ def has_gradient(dtype: Any) -> bool:
 
     real = tf.as_dtype(dtype).base_dtype
     return bool(real.is_floating or real.is_complex)
+
+
+def optimizer_variables(model: Any) -> list[Any]:
+    """The variables of the optimizers that are attributes of a model: none is a weight, whatever it says."""
+    attributes = [getattr(model, "optimizer", None), *vars(model).values()]
+    optimizers = {id(owner): owner for owner in attributes if hasattr(owner, "apply_gradients")}
+    variables: list[Any] = []
+    for optimizer in optimizers.values():
+        own = getattr(optimizer, "variables", ())
+        variables.extend(own() if callable(own) else own)  # a method in Keras 2
+    return variables

@@ -53,7 +53,8 @@ def describe_keras(model: Any) -> Describe:
 
     def infos() -> Iterator[tuple[Any, VariableInfo]]:
         trainable = {id(variable) for variable in model.trainable_variables}
-        for keras_variable in model.variables:
+        # Keras' Nadam has a product of numbers that calls itself trainable.
+        for keras_variable in (*keras_values.optimizer_variables(model), *model.variables):
             copies = _copies(keras_values.variable_of_keras(keras_variable))
             for number, copy in enumerate(copies):
                 name = _name(copy) if number else keras_values.path_of_keras(keras_variable) or _name(copy)

@@ -41,6 +41,17 @@ def test_optimizers(build, optimizer):
     fit(*zoo.compiled(build, optimizer))
 
 
+def test_state_of_an_optimizer_is_no_weight():
+    """Nadam's product of decays is trainable by name."""
+    keras.utils.set_random_seed(7)
+    model, x, y = zoo.mlp()
+    model.compile("nadam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+    callback = tf_ooo.OOOBackprop(**PLAIN)
+    model.fit(x, y, batch_size=BATCH_SIZE, verbose=0, callbacks=[callback])
+    assert callback.report.unclassified == {}
+    assert callback.report.moved_ops > 0
+
+
 @needs_keras_3
 def test_kernel_and_bias_of_a_convolution_that_xla_compiles():
     """Keras has XLA compile convolutions in groups: one call computes dO and the kernel's gradient."""

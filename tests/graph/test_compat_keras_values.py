@@ -38,3 +38,15 @@ def test_set_variable_of_keras():
     variable, value = keras.Variable([1.0], name="v"), tf.Variable([2.0])
     keras_values.set_variable_of_keras(variable, value)
     assert variable.numpy() == [2.0], "keras.Variable._value is no longer what is read: nothing can be moved"
+
+
+def test_optimizer_variables():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile("nadam", "mse")
+    model.second = keras.optimizers.SGD(momentum=0.9)
+    for optimizer in (model.optimizer, model.second):
+        optimizer.build(model.trainable_variables)
+    names = [variable.name for variable in keras_values.optimizer_variables(model)]
+    count = 2 + len(model.trainable_variables) * 3  # rates or counters aside, two moments and a momentum
+    assert len(names) >= count, "optimizers of a model are no longer found: their state counts as weights"
+    assert not {id(v) for v in model.variables} & {id(v) for v in keras_values.optimizer_variables(model)}

@@ -113,6 +113,39 @@ def test_a_step_with_ctc_loss():
     check_step(ctc_of)
 
 
+def with_cases(decorate, steps=8):
+    """A layer is one of three, two of which have weights."""
+    rng = np.random.default_rng(2)
+    weights = [tf.Variable(rng.normal(size=(5, 5)).astype("float32")) for _ in range(5)]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            below = tf.tanh(x @ weights[0])
+            layers_ = [
+                lambda: tf.tanh(below @ weights[1]),
+                lambda: tf.nn.relu(below @ weights[2]),
+                lambda: below * 2.0,
+            ]
+            which = tf.cast(tf.reduce_sum(x) > 0.0, tf.int32) + tf.cast(tf.reduce_sum(x) > 1.0, tf.int32)
+            above = tf.tanh(tf.switch_case(which, layers_) @ weights[3])
+            loss = tf.reduce_mean((above @ weights[4] - 1.0) ** 2)
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(0.1 * gradient)
+        return loss
+
+    step = decorate(step)
+    batches = rng.normal(size=(steps, 8, 5)).astype("float32")
+    losses = [float(step(tf.constant(batch))) for batch in batches]
+    return losses, [weight.numpy().tobytes() for weight in weights], step
+
+
+def test_three_branches_that_tensorflow_lowers():
+    stock, ours = with_cases(tf.function), with_cases(tf_ooo.function(schedule="fast_forward", strict=True))
+    assert ours[:2] == stock[:2]
+    assert ours[2].report.unclassified == {}
+    assert_ordered(ours[2].report)
+
+
 def bfloat16_convolutions():
     """oneDNN fuses them with their biases; the fused op's definition does not name bfloat16."""
     keras.utils.set_random_seed(7)

@@ -1,4 +1,4 @@
-"""Builds the packages and the two small C libraries that TensorFlow loads as graph optimizers."""
+"""Builds the packages and the small C libraries: graph optimizers, and what keeps servers to one address."""
 
 from __future__ import annotations
 
@@ -21,6 +21,16 @@ def shim(device_type: str) -> Extension:
         define_macros=[("OOO_DEVICE_TYPE", f'"{device_type}"')],
         extra_compile_args=["-std=c11", "-O2", "-Wall", "-Wextra"],
         libraries=["dl"] if sys.platform == "linux" else [],
+    )
+
+
+def listening() -> Extension:
+    """What keeps TensorFlow's servers to one address; for Linux, loaded by path as well."""
+    return Extension(
+        "tf_ooo.hosts._listening",
+        ["tf_ooo/hosts/listening.c"],
+        extra_compile_args=["-std=c11", "-O2", "-Wall", "-Wextra"],
+        libraries=["dl", "pthread"],
     )
 
 
@@ -55,6 +65,7 @@ setup(
     packages=find_packages(include=["tf_ooo*", "grappler_passes*", "keras_callbacks*"]),
     package_data={
         "tf_ooo": ["py.typed", "__init__.pyi"],
+        "tf_ooo.hosts": ["listening.c"],
         "tf_ooo.bench.single": ["data/*"],
         "tf_ooo.report": ["templates/*"],
         "tf_ooo.planning.pictures": ["templates/*"],
@@ -81,6 +92,6 @@ setup(
         ],
     },
     entry_points={"console_scripts": ["tf-ooo = tf_ooo.cli:main"]},
-    ext_modules=[shim("CPU"), shim("GPU")],
+    ext_modules=[shim("CPU"), shim("GPU"), *([listening()] if sys.platform == "linux" else [])],
     cmdclass={"build_ext": BuildShims},
 )

@@ -5,7 +5,7 @@ answer names somebody, a place or a time.  Two of three are of the kind that was
 The encoder has learned before to fill in hidden words of questions and their answers, on one device.
 
 Both workers run on this machine.  On two machines start on each, with the same list,
-    tf-ooo worker --cluster host1:2222,host2:2222 --task 0        (--task 1 on the other)
+    tf-ooo worker --cluster host1:2222,host2:2222 --task 0 --insecure-network   (--task 1 on the other)
 """
 
 import os

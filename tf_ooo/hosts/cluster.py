@@ -1,6 +1,6 @@
 """Several hosts: this process joins workers over TensorFlow's runtime.
 
->>> # on host2: tf-ooo worker --cluster host1:2222,host2:2222 --task 1
+>>> # on host2: tf-ooo worker --cluster host1:2222,host2:2222 --task 1 --insecure-network
 >>> # on host1:
 >>> callback = tf_ooo.OOOBackprop(mode="pipeline", devices="host1:2222,host2:2222")
 """
@@ -21,6 +21,7 @@ from tf_ooo.errors import BackendError, CostError, OOOError
 from tf_ooo.hosts.addresses import answers, can_listen, free_port, outward_host, parse
 from tf_ooo.hosts.facts import Facts, Line, own_facts
 from tf_ooo.hosts.link import link_between, measure_device_link
+from tf_ooo.hosts.listening import is_loopback, only_at
 from tf_ooo.hosts.watch import SILENCE_S, Watch
 from tf_ooo.hosts.worker import LEAST_THREADS
 
@@ -192,11 +193,18 @@ def _join(addresses: Sequence[str], workers: Mapping[int, Facts], own_task: int 
     if tasks:
         jobs["worker"] = tasks
     try:
-        tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec(jobs), job_name=_OWN_JOB)
-        tf.config.list_logical_devices()  # connects now, if TensorFlow had not started yet
+        with only_at(own):
+            tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec(jobs), job_name=_OWN_JOB)
+            tf.config.list_logical_devices()  # connects now, if TensorFlow had not started yet
     except tf.errors.OpError as error:
         raise BackendError(f"cannot join the cluster {','.join(addresses)}: {error.message}") from error
     logger.info("joined the cluster %s as %s", ",".join(addresses), own)
+    if not is_loopback(own):
+        logger.warning(
+            "this process listens at %s for its workers, and whoever reaches that can run anything as this "
+            "user: keep it in a network of its own (docs/security.md)",
+            own,
+        )
 
 
 def _devices(tasks: int, own_task: int | None) -> tuple[str, ...]:
@@ -220,4 +228,5 @@ def full_name(device: str) -> str:
 
 
 def _command(addresses: Sequence[str], task: int) -> str:
-    return f"tf-ooo worker --cluster {','.join(addresses)} --task {task}"
+    said = "" if is_loopback(addresses[task]) else " --insecure-network"
+    return f"tf-ooo worker --cluster {','.join(addresses)} --task {task}{said}"

@@ -12,6 +12,7 @@ from tf_ooo.compat import versions
 from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.hosts.addresses import can_listen, parse
 from tf_ooo.hosts.facts import own_facts, publish
+from tf_ooo.hosts.listening import is_loopback, only_at
 
 # Fewer, and a worker that computes cannot serve the tensors that others wait for.
 LEAST_THREADS = 4
@@ -22,6 +23,7 @@ def serve(
     task: int,
     inter_op_threads: int | None = None,
     intra_op_threads: int = 0,
+    insecure_network: bool = False,
     say: Callable[[str], None] = print,
 ) -> None:
     """Serves task ``task`` of the cluster and does not return: SIGTERM or Ctrl-C ends the process.
@@ -31,6 +33,8 @@ def serve(
         task: this process' place in it.
         inter_op_threads: that run ops side by side, at least 4; None: one per core, or 4.
         intra_op_threads: within one op; 0: one per core.
+        insecure_network: whoever reaches the address can run anything as this process' user, and that is
+            accepted: it is in a network of its own.  Not needed for addresses of this machine alone.
         say: is told where the worker listens, once it does.
 
     Raises:
@@ -38,7 +42,7 @@ def serve(
         BackendError: this machine cannot listen at the task's address, or TensorFlow is too old or too new.
     """
     addresses = parse(cluster)
-    _check(addresses, task, inter_op_threads)
+    _check(addresses, task, inter_op_threads, insecure_network)
     versions.check_versions()
     import tensorflow as tf
 
@@ -47,12 +51,13 @@ def serve(
         intra_op_parallelism_threads=intra_op_threads,
     )
     try:
-        server = tf.distribute.Server(
-            tf.train.ClusterSpec({"worker": list(addresses)}),
-            job_name="worker",
-            task_index=task,
-            config=config,
-        )
+        with only_at(addresses[task]):
+            server = tf.distribute.Server(
+                tf.train.ClusterSpec({"worker": list(addresses)}),
+                job_name="worker",
+                task_index=task,
+                config=config,
+            )
     except tf.errors.OpError as error:
         raise BackendError(f"cannot serve {addresses[task]} (task {task}): {error.message}") from error
     facts = own_facts(addresses, task)
@@ -64,13 +69,19 @@ def serve(
     _wait_for_the_end(say)
 
 
-def _check(addresses: Sequence[str], task: int, inter_op_threads: int | None) -> None:
+def _check(addresses: Sequence[str], task: int, inter_op_threads: int | None, insecure_network: bool) -> None:
     if not 0 <= task < len(addresses):
         raise OptionsError(f"task={task} is not accepted; the cluster has tasks 0 to {len(addresses) - 1}")
     if inter_op_threads is not None and inter_op_threads < LEAST_THREADS:
         raise OptionsError(
             f"inter_op_threads={inter_op_threads} is not accepted; accepted: at least {LEAST_THREADS}, or "
             "the worker cannot send while it computes"
+        )
+    if not insecure_network and not is_loopback(addresses[task]):
+        raise OptionsError(
+            f"{addresses[task]} can be reached by other machines, and whoever does can run anything as this "
+            "user: TensorFlow's workers know no password. In a network of its own say --insecure-network; "
+            "else keep to 127.0.0.1 and use a tunnel (docs/security.md)"
         )
     reason = can_listen(addresses[task])
     if reason:

@@ -1,0 +1,102 @@
+"""At which addresses a worker, and a training that uses workers, can be reached."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+import tf_ooo
+from tests import forked, launches
+from tests.distributed.clusters import addresses, workers
+from tf_ooo.hosts import listening, worker
+from tf_ooo.hosts.addresses import answers
+from tf_ooo.hosts.cluster import connect
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.takes(20)]
+
+
+def elsewhere(address):
+    """The same port at another address of this machine."""
+    return address.replace("127.0.0.1", "127.0.0.2")
+
+
+def reached(cluster):
+    """At its own address and at another, each task: 0 is this process."""
+    connect(cluster)
+    return [(answers(address), answers(elsewhere(address))) for address in cluster.split(",")]
+
+
+def test_servers_listen_at_their_own_address_alone():
+    cluster = addresses(2)
+    with workers(cluster, [1]):
+        for own, other in forked.result_of(reached, cluster):
+            assert own == ""
+            assert "refused" in other
+
+
+def test_a_port_of_the_process_own_choice():
+    """Where a worker serves task 0, the training process has a port of its own."""
+    cluster = addresses(2)
+
+    def ports():
+        before = listening_ports()
+        connect(cluster)
+        return listening_ports() - before
+
+    with workers(cluster, [0, 1]):
+        ours = forked.result_of(ports)
+    assert ours
+    assert all(address.endswith("0100007F") for address, _ in ours), ours
+
+
+def listening_ports():
+    """Addresses and ports of this network's listening sockets, as the kernel writes them."""
+    tables = [Path(f"/proc/net/{name}").read_text().splitlines() for name in ("tcp", "tcp6")]
+    lines = [line.split() for table in tables for line in table]
+    return {tuple(fields[1].split(":")) for fields in lines if fields[3] == "0A"}
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1", "[2001:db8::1]"])
+def test_other_machines_need_a_word(address):
+    with pytest.raises(
+        tf_ooo.errors.OptionsError, match=r"can be reached by other machines.*--insecure-network"
+    ):
+        worker.serve(f"127.0.0.1:2222,{address}:2222", 1)
+    with pytest.raises(tf_ooo.errors.BackendError, match="cannot listen"):  # it is nobody's address
+        worker.serve(f"127.0.0.1:2222,{address}:2222", 1, insecure_network=True)
+
+
+@pytest.mark.parametrize(
+    ("address", "loopback"),
+    [
+        ("127.0.0.1:1", True),
+        ("127.3.2.1:1", True),
+        ("localhost:1", True),
+        ("[::1]:1", True),
+        ("10.0.0.1:1", False),
+    ],
+)
+def test_loopback(address, loopback):
+    assert listening.is_loopback(address) == loopback
+
+
+def open_port(address):
+    """What a server does whose port was opened past our library."""
+    with listening.only_at(address), socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+
+
+def test_a_port_that_was_not_narrowed_is_refused():
+    (port,) = launches.free_ports(1)
+    with pytest.raises(tf_ooo.errors.BackendError, match="was opened at all addresses"):
+        open_port(f"127.0.0.1:{port}")
+
+
+def test_a_library_that_is_not_compiled_is_named(monkeypatch):
+    listening._library.cache_clear()
+    monkeypatch.setattr(listening.importlib.machinery, "EXTENSION_SUFFIXES", [])
+    with pytest.raises(tf_ooo.errors.BackendError, match="is not compiled; install a C compiler"):
+        open_port("127.0.0.1:2222")
+    listening._library.cache_clear()

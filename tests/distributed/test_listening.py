@@ -75,6 +75,7 @@ def test_other_machines_need_a_word(address):
         ("127.3.2.1:1", True),
         ("localhost:1", True),
         ("[::1]:1", True),
+        ("no.such.name.invalid:1", True),
         ("10.0.0.1:1", False),
     ],
 )

@@ -19,8 +19,11 @@ from tf_ooo.hosts.addresses import host_port
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine reaches ``host:port``."""
-    return ipaddress.ip_address(_ip(address)).is_loopback
+    """Whether only this machine reaches ``host:port``; nobody does where the name is not known."""
+    try:
+        return ipaddress.ip_address(_ip(address)).is_loopback
+    except OSError:
+        return True
 
 
 def _ip(address: str) -> str:

@@ -1,6 +1,17 @@
 """Keras callbacks: thin, the logic is in ``tf_ooo``."""
 
+from keras_callbacks.horovod import (
+    BroadcastGlobalVariablesCallback,
+    LearningRateWarmupCallback,
+    MetricAverageCallback,
+)
 from keras_callbacks.ooo_backprop import OOOBackprop
 from keras_callbacks.timeline_logger import TimelineLogger
 
-__all__ = ["OOOBackprop", "TimelineLogger"]
+__all__ = [
+    "BroadcastGlobalVariablesCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+    "OOOBackprop",
+    "TimelineLogger",
+]

@@ -294,7 +294,7 @@ def test_unknown_number_of_batches(engine):
 def test_one_rank_stops_within_an_epoch(engine):
     model = t.compiled(t.mlp(), keras.optimizers.SGD(0.05))
     counter = t.CountSteps(stop_at=5 if engine.rank == 1 else None)
-    t.ours(model, t.data(engine.rank, 80), [counter], epochs=3, options={"lockstep": "execution"})
+    t.ours(model, t.data(engine.rank, 80), [counter], epochs=3)
     assert int(model.optimizer.iterations.numpy()) == 5
     assert t.equal_on_all_ranks(engine, model)
 

@@ -65,10 +65,13 @@ def _train_with_half_of_the_data_on_rank_1() -> None:
 
 
 def _train_with_a_stop_on_rank_1() -> None:
-    ranks._PATIENCE_S, ranks._STOPPED_S = 3.0, 2.0
+    ranks._PATIENCE_S = 3.0
+    options = {"lockstep": "epoch", "stop_timeout_s": 2.0}
     engine = data_parallel.connect()
     model = t.compiled(t.with_batch_norm(), keras.optimizers.Adam(0.01))
-    t.ours(model, t.data(engine.rank, 80), [t.CountSteps(stop_at=4)] if engine.rank else [], epochs=2)
+    t.ours(
+        model, t.data(engine.rank, 80), [t.CountSteps(stop_at=4)] if engine.rank else [], options, epochs=2
+    )
 
 
 @contextlib.contextmanager

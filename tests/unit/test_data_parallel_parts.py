@@ -70,10 +70,12 @@ def _fit(lockstep: Lockstep, epochs: int, batches: int, known: bool, stop_at: in
                 break
             done, steps = done + 1, steps + 1
             stopping = steps == stop_at
-        lockstep.end_epoch(EpochEnds())
-        if stopping:
+        if lockstep.others_ended and not done:
             break
-    lockstep.end()
+        lockstep.end_epoch(EpochEnds())
+        if lockstep.stops(stopping):
+            break
+    assert lockstep.end(7)
     out.append(steps)
 
 
@@ -82,15 +84,16 @@ def test_ranks_run_as_many_steps_whoever_is_late(seed):
     """8 random cases each: uneven data, sizes not known, one rank that stops; 2-4 ranks."""
     chance = random.Random(seed)
     for _ in range(8):
-        ranks, known, per_execution = chance.randint(2, 4), chance.random() < 0.5, chance.random() < 0.5
+        ranks, known = chance.randint(2, 4), chance.random() < 0.5
+        asks, counts = chance.choice([(False, False), (True, False), (True, True)])
         threads = Threads(ranks, random.Random(chance.random()))
-        may_stop_alone = per_execution or not known
+        may_stop_alone = asks or not known
         everyone_stops = chance.choice([0, chance.randint(1, 9)])
         outs: list[list[int]] = [[] for _ in range(ranks)]
         workers = []
         for rank in range(ranks):
             stop_at = chance.choice([0, chance.randint(1, 9)]) if may_stop_alone else everyone_stops
-            lockstep = Lockstep(threads.engine(rank), per_execution)
+            lockstep = Lockstep(threads.engine(rank), asks, counts)
             arguments = (lockstep, 3, chance.randint(1, 6), known, stop_at, outs[rank])
             workers.append(threading.Thread(target=_fit, args=arguments, daemon=True))
         for worker in workers:
@@ -106,7 +109,7 @@ def test_different_epochs_are_refused():
 
     def begin(rank: int) -> None:
         try:
-            Lockstep(threads.engine(rank), False).begin_epoch(3 * rank, 5)
+            Lockstep(threads.engine(rank)).begin_epoch(3 * rank, 5)
         except OptionsError as error:
             errors.append(str(error))
 
@@ -327,7 +330,7 @@ def test_steps_that_did_not_run_are_still_agreed_on() -> None:
 
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     model.compile("sgd", "mse")
-    lockstep = Lockstep(Told(EpochBegins(0, 4).encoded()), every_execution=False)
+    lockstep = Lockstep(Told(EpochBegins(0, 4).encoded()))
     lockstep.begin_epoch(0, 4)
     step = ParallelStep(function, lockstep.engine, lockstep, model, lambda *_: None, lambda: None)
     step.prepared = True

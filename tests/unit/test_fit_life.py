@@ -19,6 +19,7 @@ class Mode:
     """Trains in stock order."""
 
     compiles = False
+    without_steps = None  # an epoch
 
     def __init__(self, said=None, keeps_stock=False, refuses=None, lost=(), **options):
         self.said = [] if said is None else said
@@ -51,6 +52,11 @@ class Training:
 
     def explain(self, error):
         return BackendError(f"explained: {error}")
+
+    def epoch_logs(self, epoch, logs):
+        self.mode.said.append("epoch_logs")
+        logs["seen first"] = epoch
+        return epoch != self.mode.without_steps
 
     def settle(self, saving):
         self.mode.said.append("settle to save" if saving else "settle")
@@ -105,10 +111,21 @@ def raising(hook, error):
     return doing(hook, do)
 
 
+def test_logs_are_the_modes_before_any_callback_sees_them():
+    """Also one that stands before ours; and of an epoch in which no step ran no callback hears."""
+    seen = []
+    note = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(logs["seen first"]))
+    mode = Mode()
+    mode.without_steps = 1
+    model_of().fit(X, Y, batch_size=4, epochs=3, verbose=0, callbacks=[note, OOO(FitLife(mode))])
+    assert seen == [0, 2]
+    assert mode.said.count("epoch_end") == 2
+
+
 def test_what_a_mode_is_asked_from_begin_to_end():
     mode, model = Mode(), model_of()
     fit(model, mode, epochs=2)
-    epoch = ["epoch_begin", "run", "run", "settle", "epoch_end"]
+    epoch = ["epoch_begin", "run", "run", "settle", "epoch_logs", "epoch_end"]
     assert mode.said == ["check", "prepare", *epoch, *epoch, "ended", "restore"]
     assert not vars(model).keys() & {"make_train_function", "make_test_function", "save", "train_on_batch"}
 

@@ -29,6 +29,13 @@ def running_callback_list() -> Any:
     return None
 
 
+def epochs_of_fit() -> int | None:
+    """The ``epochs`` of the ``fit`` that is calling a callback; None: nobody knows."""
+    params = getattr(running_callback_list(), "params", None) or {}
+    epochs = params.get("epochs")
+    return None if epochs is None else int(epochs)
+
+
 def running_batches() -> Any:
     """What gives the innermost ``fit`` that runs its batches; None: no ``fit`` runs, or it is another Keras.
 

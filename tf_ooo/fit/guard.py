@@ -48,6 +48,11 @@ class Guard:
             of an epoch, and before an evaluation, a prediction, saving, loading, ``train_on_batch`` or taking
             the weights from the model, also where a callback asks for it.
         saving: is called before saving instead; None: ``seen``.
+        epoch_logs: is given an epoch and its logs before the first callback; False: none is to hear of it.
+        epoch_end: is given an epoch after the last callback.
+
+    Attributes:
+        sees_epochs: ``epoch_logs`` and ``epoch_end`` are called; the callbacks are not called by hand.
     """
 
     def __init__(
@@ -56,16 +61,19 @@ class Guard:
         failed: Callable[[BaseException], BaseException],
         seen: Callable[[], None] = lambda: None,
         saving: Callable[[], None] | None = None,
+        epoch_logs: Callable[[int, dict[str, Any]], bool] = lambda epoch, logs: True,
+        epoch_end: Callable[[int], None] = lambda epoch: None,
     ) -> None:
         self._model, self._failed, self._seen = model, failed, seen
         self._saving = saving or seen
         self._raised: BaseException | None = None
         self._kept: list[tuple[Any, str, Any]] = []
         callbacks = keras_fits.running_callback_list()
+        self.sees_epochs = callbacks is not None
         for name in _CALLS if callbacks is not None else ():
             function = getattr(callbacks, name)
             if name == "on_epoch_end":
-                function = _after(seen, function)
+                function = _around_epoch_end(seen, epoch_logs, function, epoch_end)
             self._put(callbacks, name, self.guarded(function))
         for callback in getattr(callbacks, "callbacks", ()):
             backup = saving_backups_whole(callback)
@@ -166,6 +174,25 @@ class Guard:
             keras_attributes.set_on(*self._kept.pop())
         function = self._model.test_function
         self._model.test_function = getattr(function, "guarded", function)
+
+
+def _around_epoch_end(
+    seen: Callable[[], None],
+    epoch_logs: Callable[[int, dict[str, Any]], bool],
+    function: Callable[..., Any],
+    epoch_end: Callable[[int], None],
+) -> Callable[..., Any]:
+    """All callbacks' ``on_epoch_end``, with what is before the first and after the last of them."""
+
+    @functools.wraps(function)
+    def call(epoch: int, logs: dict[str, Any] | None = None) -> None:
+        seen()
+        logs = {} if logs is None else logs
+        if epoch_logs(epoch, logs):
+            function(epoch, logs)
+            epoch_end(epoch)
+
+    return call
 
 
 def _after(first: Callable[[], None], function: Callable[..., Any]) -> Callable[..., Any]:

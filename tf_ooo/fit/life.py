@@ -134,6 +134,8 @@ class FitLife:
             functools.partial(self._failed, training),
             functools.partial(training.settle, False),
             functools.partial(training.settle, True),
+            self._epoch_logs,
+            self._epoch_end,
         )
         run = guard.guarded(training.run, StopIteration, tf.errors.OutOfRangeError)
         self._running = _Running(model, training, guard, run)
@@ -148,9 +150,22 @@ class FitLife:
             self._running.training.test_begin()
 
     def epoch_end(self, epoch: int, logs: dict[str, Any] | None) -> None:
+        """Of this callback's; those of all are looked after by the guard, where Keras calls them."""
         self._say_if_replaced()
+        running = self._running
+        if (
+            running is not None
+            and not running.guard.sees_epochs
+            and self._epoch_logs(epoch, {} if logs is None else logs)
+        ):
+            self._epoch_end(epoch)
+
+    def _epoch_logs(self, epoch: int, logs: dict[str, Any]) -> bool:
+        return self._running is None or self._running.training.epoch_logs(epoch, logs)
+
+    def _epoch_end(self, epoch: int) -> None:
         if self._running is not None:
-            self._running.training.epoch_end(epoch, {} if logs is None else logs)
+            self._running.training.epoch_end(epoch)
 
     def finish(self) -> None:
         """Rank 0 writes the timeline.  Raises BackendError where a worker was lost since the last step."""

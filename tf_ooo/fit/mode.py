@@ -32,7 +32,9 @@ class Training:
         replaced: somebody else has put another train function in: says what that means, or raises.
         epoch_begin: given its number.
         test_begin: before validation, which resets the metrics.
-        epoch_end: given its number and the logs, which may be changed; after its validation.
+        epoch_logs: given an epoch's number and its logs, which may be changed, before any callback sees them;
+            False: no step ran in it, and nobody is to hear of it.
+        epoch_end: given its number, when all callbacks have heard of it.
         ended: all epochs are through.
     """
 
@@ -43,7 +45,8 @@ class Training:
     replaced: Callable[[], None] = _nothing
     epoch_begin: Callable[[int], None] = _nothing
     test_begin: Callable[[], None] = _nothing
-    epoch_end: Callable[[int, dict[str, Any]], None] = _nothing
+    epoch_logs: Callable[[int, dict[str, Any]], bool] = lambda epoch, logs: True
+    epoch_end: Callable[[int], None] = _nothing
     ended: Callable[[], None] = _nothing
 
 

@@ -66,6 +66,7 @@ def _is_folder(value: object) -> bool:
 
 
 seconds = _check("None or seconds from 0", lambda value: value is None or _are_seconds(value))
+seconds_from_0 = _check("seconds from 0", _are_seconds)
 folder = _check("None or a folder", lambda value: value is None or _is_folder(value))
 flag = _check("True, False", lambda value: isinstance(value, bool))
 

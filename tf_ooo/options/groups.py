@@ -12,10 +12,10 @@ from tf_ooo.hosts.addresses import check_devices
 from tf_ooo.hosts.ranks.combining import COMPRESSIONS, OPS
 from tf_ooo.hosts.ranks.launch import ENGINES
 from tf_ooo.options.base import ModeOptions
-from tf_ooo.options.checks import choice, flag, folder, option, seconds, whole_number
+from tf_ooo.options.checks import choice, flag, folder, option, seconds, seconds_from_0, whole_number
 
 WEIGHTINGS = ("ranks", "samples")
-LOCKSTEPS = ("epoch", "execution")
+LOCKSTEPS = ("auto", "epoch", "execution")
 # What only steps that XLA compiles read.
 _OF_XLA = (
     *("unroll", "streams", "store_activations", "side_updates", "any_platform"),
@@ -35,15 +35,18 @@ class RankOptions(ModeOptions):
         compression: what gradients travel as, ``"none"``, ``"fp16"`` or ``"bf16"``.
         weighting: in an average every rank counts the same (``"ranks"``), or every sample does
             (``"samples"``), for batches of unequal size.
-        lockstep: ranks agree on the number of steps once an ``"epoch"``, or before each ``"execution"``, so
-            that one rank alone may stop within an epoch.
+        lockstep: ``"auto"``: ranks agree on the number of steps once an epoch, and before each execution on
+            whether all go on, so that one rank alone may stop; ``"epoch"``: on the number only, which saves a
+            message for each execution; ``"execution"``: before each, with its batches in hand.
+        stop_timeout_s: with ``"epoch"``, how long a rank that a callback has stopped waits for the others.
     """
 
     engine: str = option("auto", choice(ENGINES))
     op: str = option("Average", choice(OPS))
     compression: str = option("none", choice(COMPRESSIONS))
     weighting: str = option("ranks", choice(WEIGHTINGS))
-    lockstep: str = option("epoch", choice(LOCKSTEPS))
+    lockstep: str = option("auto", choice(LOCKSTEPS))
+    stop_timeout_s: float = option(600.0, seconds_from_0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -40,23 +40,33 @@ class EpochEnds(Message):
     train_samples: float = 0.0
     test_samples: float = 0.0
     weights: int = 0
-    stop: bool = False
+
+
+@dataclass(frozen=True)
+class CallbacksRan(Message):
+    """Told when all have heard of an epoch: whether one of them has stopped the training."""
+
+    stop: bool
 
 
 @dataclass(frozen=True)
 class TrainingEnds(Message):
-    """Told after the last epoch."""
+    """Told after the last epoch; the weights' bits, which callbacks may have put back."""
+
+    weights: int = 0
 
 
 class Lockstep:
     """How many steps this rank may run.
 
-    ``every_execution``: agree before each execution, which costs a message but lets one rank alone stop
-    within an epoch.  Done in any case where the number of batches is not known.
+    Args:
+        asks: before each execution whether all go on, which costs a message but lets one rank alone stop
+            within an epoch.  Done in any case where the number of batches is not known.
+        counts: asks with the batches in hand, whatever numbers are known: the data of one may end earlier.
     """
 
-    def __init__(self, engine: Gathers, every_execution: bool) -> None:
-        self.engine, self.every_execution = engine, every_execution
+    def __init__(self, engine: Gathers, asks: bool = False, counts: bool = False) -> None:
+        self.engine, self.asks, self.counts = engine, asks, counts
         self.left: int | None = None  # steps left in this epoch; None: agree before each execution
         self.of_epoch: int | None = None  # steps of this epoch, where all ranks know them
         self.others_ended = False
@@ -75,7 +85,7 @@ class Lockstep:
             )
         counts = [reply.steps for reply in replies]
         known = [count for count in counts if count is not None]
-        if self.every_execution or len(known) < len(counts):
+        if self.counts or len(known) < len(counts):
             self.left = self.of_epoch = None
             return
         self.left = self.of_epoch = least = min(known)
@@ -91,9 +101,14 @@ class Lockstep:
             return 0
         if self.left is not None:
             count = min(available, self.left)
+            if self.asks:
+                count = self._agreed(count)
             self.left -= count
             return count
-        return min((reply.steps for reply in self._exchange(MayRun(available))), default=0)
+        return self._agreed(available)
+
+    def _agreed(self, steps: int) -> int:
+        return min((reply.steps for reply in self._exchange(MayRun(steps))), default=0)
 
     def did_not_run(self, count: int) -> None:
         """Takes back what :meth:`may_run` allowed: the data had ended."""
@@ -104,9 +119,13 @@ class Lockstep:
         """What every rank has to say about the epoch; only ``mine`` if the others have ended."""
         return self._exchange(mine) or [mine]
 
-    def end(self) -> None:
-        """Says that this rank trains no more."""
-        self._exchange(TrainingEnds())
+    def stops(self, mine: bool) -> bool:
+        """Whether a callback of any rank has stopped the training."""
+        return any(reply.stop for reply in self._exchange(CallbacksRan(mine))) or mine or self.others_ended
+
+    def end(self, weights: int = 0) -> bool:
+        """Says that this rank trains no more; whether all that end now have the same weights."""
+        return len({reply.weights for reply in self._exchange(TrainingEnds(weights))}) <= 1
 
     def _exchange(self, mine: Kind) -> list[Kind]:
         """The ranks' messages of this kind; none if some do something else, so that this is over."""

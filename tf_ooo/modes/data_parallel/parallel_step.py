@@ -118,7 +118,7 @@ def stopped_alone(engine: Engine, left: int) -> BackendError:
     """What a rank says that stopped within an epoch, where the others may go on and wait for it."""
     return BackendError(
         f"rank {engine.rank} stopped training {left} steps before the end of the epoch, and the others do "
-        "not answer; a callback that may stop some ranks only needs OOOBackprop(lockstep='execution')"
+        "not answer; a callback that may stop some ranks only needs OOOBackprop(lockstep='auto')"
     )
 
 

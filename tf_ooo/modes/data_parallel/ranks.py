@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     import keras
 
 _LOG = logging.getLogger("tf_ooo")
-# How long a rank whose data have ended waits for the others, which may wait for it; and, when it has said so,
-# one that a callback has stopped.
-_PATIENCE_S, _STOPPED_S = 30.0, 600.0
+# How long a rank whose data have ended waits for the others, which may wait for it, before it says so.
+_PATIENCE_S = 30.0
 _REPLACED = (
     "train_on_batch, or make_train_function, was called in this fit: from then on gradients were not "
     "averaged, and the ranks' weights are no longer the same; go on from a checkpoint, and call it after "
@@ -43,7 +42,7 @@ class RanksInStep:
     """This rank among those that train one model; its methods are called on all ranks.
 
     Args:
-        options: ``lockstep``, ``weighting``.
+        options: ``lockstep``, ``stop_timeout_s``, ``weighting``.
         agreed: what all ranks' options must have in common.
         steps: of an epoch of this rank, if known.
 
@@ -64,10 +63,13 @@ class RanksInStep:
         steps: int | None,
     ) -> None:
         self.model, self.engine, self.averaging, self.options = model, engine, averaging, options
-        self.lockstep = Lockstep(engine, options.lockstep == "execution")
+        asks, counts = options.lockstep != "epoch", options.lockstep == "execution"
+        self.lockstep = Lockstep(engine, asks, counts)
         self.element_spec: Any = None
-        self._agreed, self._steps = dict(agreed), steps
+        self._agreed = {**agreed, "epochs": keras_fits.epochs_of_fit()}
+        self._steps = steps
         self._train_samples = 0.0
+        self._executions_before = 0
 
     def begin(
         self,
@@ -89,6 +91,7 @@ class RanksInStep:
             replaced=self.replaced,
             epoch_begin=self.epoch_begin,
             test_begin=self.test_begin,
+            epoch_logs=self.epoch_logs,
             epoch_end=self.epoch_end,
             ended=self.ended,
         )
@@ -139,13 +142,23 @@ class RanksInStep:
         """Agrees on the steps of this epoch."""
         with naming_the_lost(self.engine, "at the start of an epoch"):
             self.lockstep.begin_epoch(epoch, self._steps)
+        self._executions_before = self.step.executions
 
     def test_begin(self) -> None:
         """Before validation, which resets the metrics."""
         self._train_samples = keras_fits.samples_seen(self.model)
 
-    def epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Averages the logs, in place, weighted by samples; looks whether the ranks have drifted apart."""
+    def epoch_logs(self, epoch: int, logs: dict[str, Any]) -> bool:
+        """Averages the logs, in place, weighted by samples; looks whether the ranks have drifted apart.
+
+        False: no step ran, as some rank has no data left or has ended its training.
+        """
+        if self.step.executions == self._executions_before:
+            self.model.stop_training = True
+            _LOG.warning(
+                "epoch %d does not take place: no step ran, and callbacks do not hear of it", epoch + 1
+            )
+            return False
         seen = keras_fits.samples_seen(self.model)
         validated = any(key.startswith("val_") for key in logs)
         mine = EpochEnds(
@@ -153,16 +166,19 @@ class RanksInStep:
             train_samples=self._train_samples if validated else seen,
             test_samples=seen if validated else 0.0,
             weights=sync.checksum(self.model.trainable_weights),
-            stop=bool(self.model.stop_training),
         )
         replies = self._in_time(mine)
         if len(replies) == 1:
-            return
+            return True
         logs.update(_averaged(replies))
-        # Another epoch would begin, and end without a step.
-        self.model.stop_training = any(reply.stop for reply in replies)
         if len({reply.weights for reply in replies}) > 1:
             _LOG.warning("after epoch %d the trainable weights are not the same on all ranks", epoch + 1)
+        return True
+
+    def epoch_end(self, epoch: int) -> None:
+        """All stop where a callback has stopped one."""
+        with naming_the_lost(self.engine, "at the end of an epoch"):
+            self.model.stop_training = self.lockstep.stops(bool(self.model.stop_training))
 
     def _in_time(self, mine: EpochEnds) -> list[EpochEnds]:
         """What the ranks say at the end of an epoch.
@@ -193,7 +209,7 @@ class RanksInStep:
         if thread.is_alive() and self.model.stop_training:
             # The others may have stopped as well, and be saving or validating before they say so.
             _LOG.warning("%s", stopped_alone(self.engine, missing))
-            thread.join(_STOPPED_S)
+            thread.join(self.options.stop_timeout_s)
         if errors:
             raise errors[0]
         if not answers:
@@ -206,9 +222,11 @@ class RanksInStep:
         raise BackendError(_REPLACED)
 
     def ended(self) -> None:
-        """Tells the other ranks."""
+        """Tells the other ranks; callbacks may have put weights back, each rank's its own."""
         try:
-            self.lockstep.end()
+            alike = self.lockstep.end(sync.checksum(self.model.trainable_weights))
+            if not alike:
+                _LOG.warning("at the end of training the trainable weights are not the same on all ranks")
         except Exception as error:
             if not self.engine.is_lost(error):
                 raise

@@ -289,7 +289,7 @@ class LayerPipeSteps:
         self._batches.taken = 0
         self._epoch = None
 
-    def epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+    def epoch_end(self, epoch: int) -> None:
         """Finishes what an epoch that was stopped early has left on its way."""
         self.settle(saving=False)
         self._epoch = None

@@ -80,8 +80,9 @@ class OOOBackprop(Callback):
         self._life.epoch_begin(epoch)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Ranks take note of the samples trained on, before validation resets the count."""
-        self._life.test_begin()
+        """Ranks take note of the samples trained on, before validation resets the count; those of an
+        evaluation of its own are averaged."""
+        self._life.test_begin(self.model)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Ranks average ``logs`` over all of them, for the callbacks listed after this one."""

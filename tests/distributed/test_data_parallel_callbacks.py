@@ -84,6 +84,27 @@ def test_an_epoch_without_a_step_does_not_take_place(engine, caplog):
     assert t.equal_on_all_ranks(engine, model)
 
 
+def test_an_evaluation_with_the_callback_is_that_of_all_ranks(engine):
+    """80 rows and 40, each row counting the same; without the callback each rank has its own."""
+    model = model_of(metrics=["accuracy"])
+    parts = [t.data(0, 80), t.data(1, 40)]
+    expected = model.evaluate(*map(np.concatenate, zip(*parts, strict=True)), verbose=0)
+    ours = tf_ooo.OOOBackprop(mode="data_parallel")
+    got = model.evaluate(*parts[engine.rank], verbose=0, callbacks=[ours])
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+    own = model.evaluate(*parts[engine.rank], verbose=0)
+    assert not same_on_all_ranks(engine, own)
+    named = model.evaluate(*parts[engine.rank], verbose=0, callbacks=[ours], return_dict=True)
+    np.testing.assert_allclose([named["loss"], named["accuracy"]], got)
+
+
+def test_synchronized_normalization_is_refused(engine):
+    layers = [keras.layers.Dense(4), keras.layers.BatchNormalization(synchronized=True)]
+    model = t.compiled(keras.Sequential([keras.Input((12,)), *layers]), keras.optimizers.SGD(0.05))
+    with pytest.raises(tf_ooo.errors.BackendError, match="batch_normalization.*synchronized=True is over"):
+        t.ours(model, t.data(engine.rank, 80))
+
+
 def test_different_numbers_of_epochs_are_refused(engine):
     with pytest.raises(tf_ooo.errors.OptionsError, match=r"rank 1 has options.epochs 3, rank 0 has 2"):
         t.ours(model_of(), t.data(engine.rank, 80), epochs=2 + engine.rank)

@@ -173,6 +173,35 @@ def test_what_is_said_of_a_model():
         (described(trainable=False), "weights"),
         (described(steps_per_execution=2), "steps_per_execution"),
         (described(run_eagerly=True), "run_eagerly"),
+        (described(loss_weights=[2.0]), "loss_weights"),
+    ):
+        assert said in refused(mine, other)
+
+
+@pytest.mark.skipif(not zoo.KERAS_3, reason="config of Keras 3")
+def test_settings_of_losses_and_what_layers_have_learned():
+    def described(from_logits=True, words=("a", "b"), scale=1.0, class_weight=None):
+        inputs = keras.Input((1,), dtype="string"), keras.Input((3,))
+        normalization = keras.layers.Normalization()
+        normalization.adapt(np.arange(12.0).reshape(4, 3) * scale)
+        looked_up = keras.layers.StringLookup(vocabulary=list(words))(inputs[0])
+        both = [keras.layers.Embedding(9, 3)(looked_up), normalization(inputs[1])]
+        model = keras.Model(inputs, keras.layers.Dense(2)(both[0][:, 0] + both[1]))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=from_logits)
+        model.compile("sgd", loss, jit_compile=False)
+
+        def fit(class_weight):
+            return vars(agreement.description_of(model, [model.optimizer], {}))
+
+        return fit(class_weight)
+
+    mine = described()
+    agreement.refuse_different([mine, described()])
+    for other, said in (
+        (described(from_logits=False), "rank 1 has loss.from_logits false, rank 0 has true"),
+        (described(words=("b", "a")), "vocabulary"),
+        (described(scale=2.0), "learned statistics"),
+        (described(class_weight={0: 1.0, 1: 3.0}), "class_weight"),
     ):
         assert said in refused(mine, other)
 

@@ -36,6 +36,14 @@ def epochs_of_fit() -> int | None:
     return None if epochs is None else int(epochs)
 
 
+def argument_of_fit(name: str) -> Any:
+    """What the innermost ``fit`` that runs was given by that name; None: nothing."""
+    for frame in _frames_above():
+        if frame.f_code.co_name == "fit" and name in frame.f_locals:
+            return frame.f_locals[name]
+    return None
+
+
 def running_batches() -> Any:
     """What gives the innermost ``fit`` that runs its batches; None: no ``fit`` runs, or it is another Keras.
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tf_ooo.compat import versions
 
@@ -23,6 +26,26 @@ def is_kerass_own(layer: keras.layers.Layer) -> bool:
 def parts_of(model: keras.Model, itself: bool = True) -> list[Any]:
     """The model (unless ``itself`` is False) and all layers and models in it."""
     return list(model._flatten_layers(include_self=itself, recursive=True))
+
+
+def learned_from_data(layer: keras.layers.Layer) -> dict[str, int]:
+    """Check sums of what ``adapt`` has learned, or was given in its place: statistics, a vocabulary.
+
+    Not all of it is in variables: a ``Normalization`` that has been built computes with constants.
+    """
+    sums = {}
+    if hasattr(layer, "adapt_mean"):
+        values = [np.asarray(getattr(layer, name)).tobytes() for name in ("mean", "variance")]
+        sums["learned statistics"] = zlib.crc32(b"".join(values))
+    if hasattr(layer, "get_vocabulary"):
+        sums["vocabulary"] = zlib.crc32("\0".join(map(str, layer.get_vocabulary())).encode())
+    return sums
+
+
+def unsynchronized(model: keras.Model) -> list[str]:
+    """Titles of the layers that ask for statistics over all replicas, which are those of a strategy only."""
+    layers = parts_of(model, itself=False)
+    return [title_of(layer) for layer in layers if getattr(layer, "synchronized", False)]
 
 
 def title_of(layer: keras.layers.Layer) -> str:

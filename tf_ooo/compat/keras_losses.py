@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,19 @@ def masks(model: keras.Model) -> list[str]:
         for loss in _losses(model)
         if _ignored_class(loss) is not None or loss.reduction == "mean_with_sample_weight"
     ]
+
+
+def is_kerass_own(loss: Any) -> bool:
+    """Whether a loss is an object of one of Keras' own classes, whose settings ``get_config`` tells."""
+    return hasattr(loss, "get_config") and type(loss).__module__.split(".")[0] in ("keras", "tf_keras")
+
+
+def loss_weights(model: keras.Model) -> Any:
+    """Those given to ``compile``, as JSON types; None: none, or nobody knows."""
+    with contextlib.suppress(Exception):  # a loss that cannot be serialized
+        given = model.get_compile_config()["loss_weights"]
+        return json.loads(json.dumps(given, default=float))
+    return None
 
 
 def _losses(model: keras.Model) -> list[Any]:

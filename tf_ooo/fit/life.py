@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from grappler_passes.compat import releases
 from tf_ooo.compat import train_function, versions
 from tf_ooo.errors import BackendError, OOOError
+from tf_ooo.fit.evaluation import average_evaluation
 from tf_ooo.fit.guard import Guard
 from tf_ooo.fit.mode import Mode, Training
 from tf_ooo.fit.reporting import fall_back, save_timeline
@@ -145,9 +146,12 @@ class FitLife:
         if self._running is not None:
             self._running.training.epoch_begin(epoch)
 
-    def test_begin(self) -> None:
+    def test_begin(self, model: keras.Model) -> None:
+        """Of a validation, or of an evaluation of its own."""
         if self._running is not None:
             self._running.training.test_begin()
+        else:
+            average_evaluation(self.mode.join(), model)
 
     def epoch_end(self, epoch: int, logs: dict[str, Any] | None) -> None:
         """Of this callback's; those of all are looked after by the guard, where Keras calls them."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tf_ooo.compat import keras_layers, keras_optimizers, train_function, versions
+from tf_ooo.compat import keras_fits, keras_layers, keras_losses, keras_optimizers, train_function, versions
 from tf_ooo.errors import OptionsError
 from tf_ooo.hosts.ranks.messages import Message
 from tf_ooo.tracing.averaging import unnumbered
@@ -32,6 +32,8 @@ class Description(Message):
     weights: Sequence[Any]
     layers: Sequence[Mapping[str, Any]]
     loss: Any
+    loss_weights: Any
+    class_weight: Any
     optimizers: Sequence[Mapping[str, Any]]
     steps_per_execution: int
     run_eagerly: bool
@@ -63,6 +65,8 @@ def description_of(
         ],
         layers=[_layer(part) for part in keras_layers.parts_of(model)],
         loss=_loss(getattr(model, "loss", None)),
+        loss_weights=keras_losses.loss_weights(model),
+        class_weight=_by_text(keras_fits.argument_of_fit("class_weight")),
         optimizers=[_optimizer(optimizer) for optimizer in optimizers],
         steps_per_execution=train_function.steps_per_execution(model),
         run_eagerly=bool(model.run_eagerly),
@@ -75,9 +79,16 @@ def _layer(layer: keras.layers.Layer) -> dict[str, Any]:
     """What a layer does; of a user's own class the class only, of which parts have entries of their own."""
     described: dict[str, Any] = {"class": type(layer).__name__}
     if keras_layers.is_kerass_own(layer) and not keras_layers.parts_of(layer)[1:]:
-        with contextlib.suppress(NotImplementedError, TypeError, ValueError):
-            described |= json.loads(json.dumps(_nameless(layer.get_config()), default=_plain))
+        described |= _settings(layer)
+        described |= keras_layers.learned_from_data(layer)
     return described
+
+
+def _settings(part: Any) -> dict[str, Any]:
+    """The config of a layer or loss; nothing where it tells none."""
+    with contextlib.suppress(NotImplementedError, TypeError, ValueError):
+        return dict(json.loads(json.dumps(_nameless(part.get_config()), default=_plain)))
+    return {}
 
 
 def _nameless(config: Any) -> Any:
@@ -91,6 +102,11 @@ def _nameless(config: Any) -> Any:
     return "nan" if isinstance(config, float) and math.isnan(config) else config
 
 
+def _by_text(weights: Any) -> Any:
+    """Keys of JSON are texts."""
+    return {str(key): float(value) for key, value in weights.items()} if isinstance(weights, dict) else None
+
+
 def _loss(loss: Any) -> Any:
     if isinstance(loss, dict):
         return {key: _loss(value) for key, value in loss.items()}
@@ -98,7 +114,9 @@ def _loss(loss: Any) -> Any:
         return [_loss(value) for value in loss]
     if loss is None or isinstance(loss, str):
         return loss
-    return getattr(loss, "__name__", None) or type(loss).__name__
+    name = getattr(loss, "__name__", None) or type(loss).__name__
+    settings = _settings(loss) if keras_losses.is_kerass_own(loss) else {}
+    return {"class": name, **settings} if settings else name
 
 
 def _optimizer(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tf_ooo.compat import nests, train_function
+from tf_ooo.compat import keras_layers, nests, train_function
 from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.fit.mode import Training
 from tf_ooo.hosts.ranks.base import Engine
@@ -137,6 +137,12 @@ def check_model(model: keras.Model) -> None:
     if model.jit_compile is True and not train_function.keras_compiles_by_itself(model):
         raise BackendError(
             "jit_compile=True: XLA cannot communicate; compile the model with jit_compile=False"
+        )
+    unsynchronized = keras_layers.unsynchronized(model)
+    if unsynchronized:
+        raise BackendError(
+            f"{unsynchronized[0]}: synchronized=True is over the replicas of a tf.distribute strategy; here "
+            "each process would normalize its own rows, without a word: leave it out"
         )
     if model.distribute_strategy.num_replicas_in_sync > 1:
         raise BackendError(

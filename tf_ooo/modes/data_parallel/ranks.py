@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import keras_fits, keras_layers, keras_optimizers, keras_variables, tf_functions
 from tf_ooo.errors import BackendError
+from tf_ooo.fit.evaluation import numbers_of
 from tf_ooo.fit.mode import Training
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.modes.data_parallel import agreement
@@ -162,7 +162,7 @@ class RanksInStep:
         seen = keras_fits.samples_seen(self.model)
         validated = any(key.startswith("val_") for key in logs)
         mine = EpochEnds(
-            _numbers(logs),
+            numbers_of(logs),
             train_samples=self._train_samples if validated else seen,
             test_samples=seen if validated else 0.0,
             weights=sync.checksum(self.model.trainable_weights),
@@ -253,11 +253,3 @@ def _averaged(replies: Sequence[EpochEnds]) -> dict[str, float]:
 
     train, test = [reply.train_samples for reply in replies], [reply.test_samples for reply in replies]
     return averaged(False, train) | averaged(True, test)
-
-
-def _numbers(logs: Mapping[str, Any]) -> dict[str, float]:
-    out = {}
-    for key, value in logs.items():
-        with contextlib.suppress(TypeError, ValueError):
-            out[key] = float(value)
-    return out

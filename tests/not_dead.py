@@ -6,6 +6,7 @@ on_train_end
 on_epoch_begin
 on_epoch_end
 on_test_begin
+on_train_batch_begin
 on_train_batch_end
 _implements_train_batch_hooks
 _implements_test_batch_hooks
@@ -19,6 +20,8 @@ __cause__
 # Settings of other libraries: TensorFlow's protobufs and functions, OR-Tools, PyTorch, click.
 min_graph_nodes
 function_optimization
+use_plugin_optimizers
+learning_rate
 disable_meta_optimizer
 _omit_frequent_tracing_warning
 max_time_in_seconds
@@ -49,3 +52,6 @@ python_calls
 measured_share
 proved
 validate
+
+# Told to the other ranks by name, with all fields of a message.
+class_weight

@@ -69,3 +69,12 @@ def test_a_conditional_is_lowered_where_it_is_classified():
     assert [node.op for node in functional.node if node.op.endswith("If")]
     assert not [node.op for node in lowered.node if node.op.endswith("If")]
     assert "Merge" in {node.op for node in lowered.node}
+
+
+def test_called_by():
+    """By the op's name, in an attribute, in a list of branches."""
+    graph_def = tf.compat.v1.GraphDef()
+    graph_def.node.add(name="a", op="by_name")
+    graph_def.node.add(name="b", op="While").attr["body"].func.name = "body"
+    graph_def.node.add(name="c", op="Case").attr["branches"].list.func.add(name="branch")
+    assert {"by_name", "body", "branch"} <= flattening.called_by(graph_def.node)

@@ -71,3 +71,38 @@ def test_samples_seen():
 
 def test_which_keras_ends_all_training_where_data_end():
     assert keras_fits.ends_training_without_data(dense_model()) is not KERAS_3
+
+
+def test_epochs_of_fit_and_what_it_was_given():
+    told = []
+
+    def ask(*_):
+        told.append((keras_fits.epochs_of_fit(), keras_fits.argument_of_fit("class_weight")))
+
+    model, weights = dense_model(), {0: 1.0, 1: 2.0}
+    asking = keras.callbacks.LambdaCallback(on_train_begin=ask)
+    model.fit(X, Y, epochs=3, verbose=0, class_weight=None, callbacks=[asking])
+    assert told == [(3, None)], "fit no longer has its arguments by these names: ranks could differ in them"
+    assert keras_fits.epochs_of_fit() is None
+    assert keras_fits.argument_of_fit("class_weight") is None
+
+    def fit(class_weight):
+        return keras_fits.argument_of_fit("class_weight")
+
+    assert fit(weights) == weights
+
+
+@pytest.mark.skipif(not KERAS_3, reason="Keras 2 backs up by TensorFlow's checkpoints")
+def test_backups_are_sent_elsewhere(tmp_path):
+    own, other = tmp_path / "own", tmp_path / "other"
+    callback = keras.callbacks.BackupAndRestore(str(own))
+    callback.set_model(dense_model())
+    save = keras_fits.backup_save(callback)
+    assert save is not None, "BackupAndRestore saves in another way: a kill may leave half of it"
+    with keras_fits.backing_up_into(callback, str(other)):
+        save()
+    assert sorted(path.name for path in other.iterdir()) == ["latest.weights.h5", "training_metadata.json"]
+    assert not own.exists()
+    save()
+    assert own.exists()
+    assert keras_fits.backup_save(keras.callbacks.Callback()) is None

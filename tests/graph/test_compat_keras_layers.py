@@ -46,3 +46,26 @@ def test_models_of_a_strategy():
     with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
         inside = normalized_model()
     assert keras_layers.made_in_strategy(inside)
+
+
+def test_what_layers_have_learned_from_data():
+    def sums(values, words):
+        normalization, looked_up = keras.layers.Normalization(), keras.layers.StringLookup(vocabulary=words)
+        normalization.adapt(tf.constant(values))
+        return keras_layers.learned_from_data(normalization), keras_layers.learned_from_data(looked_up)
+
+    first = sums([[1.0], [3.0]], ["a", "b"])
+    assert first == sums([[1.0], [3.0]], ["a", "b"])
+    other = sums([[1.0], [4.0]], ["b", "a"])
+    assert first[0] != other[0], "a Normalization no longer tells its statistics"
+    assert first[1] != other[1], "a lookup no longer tells its vocabulary"
+    assert keras_layers.learned_from_data(keras.layers.Dense(3)) == {}
+
+
+def test_unsynchronized():
+    layers = [
+        keras.layers.BatchNormalization(),
+        keras.layers.BatchNormalization(synchronized=True, name="sync"),
+    ]
+    model = keras.Sequential([keras.Input((3,)), *layers])
+    assert [title.split("/")[-1] for title in keras_layers.unsynchronized(model)] == ["sync"]

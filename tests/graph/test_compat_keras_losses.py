@@ -43,3 +43,20 @@ def test_weighted_means():
         mean.update_state([6.0, 6.0])
     assert float(mean.result()) == pytest.approx((0.75 + 1.25 + 12.0) / 3)
     assert vars(mean).get("update_state") is own
+
+
+def test_is_kerass_own():
+    class Own(keras.losses.MeanSquaredError):
+        pass
+
+    assert keras_losses.is_kerass_own(keras.losses.MeanSquaredError())
+    assert not keras_losses.is_kerass_own(Own())
+    assert not keras_losses.is_kerass_own("mse")
+
+
+def test_loss_weights():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse", loss_weights=[2.0])
+    assert keras_losses.loss_weights(model) == [2.0], "compile no longer tells its loss_weights"
+    model.compile("sgd", lambda y, p: p)
+    assert keras_losses.loss_weights(model) is None

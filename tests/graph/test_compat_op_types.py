@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tensorflow as tf
+
 from grappler_passes.compat import op_types
 
 
@@ -39,3 +41,21 @@ def test_keeps_random_state():
     assert op_types.keeps_random_state("RandomUniform"), "a copy of such a step would draw the same numbers"
     assert not op_types.keeps_random_state("StatelessRandomUniformV2")
     assert not op_types.keeps_random_state("NoSuchOpAnywhere")
+
+
+def test_attribute_names():
+    assert {"T", "strides", "padding"} <= op_types.attribute_names("Conv2D")
+    assert op_types.attribute_names("NoSuchOp") == frozenset()
+
+
+def test_allows_types():
+    """If the fused op learns bfloat16, it need not be taken apart any more."""
+    for op, dtype, allowed in (
+        ("Conv2D", tf.bfloat16, True),
+        ("_FusedConv2D", tf.float32, True),
+        ("_FusedConv2D", tf.bfloat16, False),
+        ("NoSuchOp", tf.bfloat16, True),
+    ):
+        node = tf.compat.v1.NodeDef(name="n", op=op)
+        node.attr["T"].type = dtype.as_datatype_enum
+        assert op_types.allows_types(node) == allowed, (op, dtype)

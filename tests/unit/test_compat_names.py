@@ -15,7 +15,7 @@ FILES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob(
 TOPICS = [path for path in FILES if path.parent.name == "compat" and path.stem != "__init__"]
 PRIVATE = ("tensorflow.python", "tensorflow.compiler", "tensorflow.tsl")
 # Attributes of this package that others of its files read, and Python's own.
-OURS = {"os._exit", "sys._getframe"}
+OURS = {"os._exit", "sys._getframe", "sys._current_frames"}
 
 
 def id_of(path):

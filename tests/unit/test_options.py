@@ -38,6 +38,7 @@ OPTIONS = {
     "compression": ("fp16", {"data_parallel", "pipeline"}),
     "weighting": ("samples", {"data_parallel", "pipeline"}),
     "lockstep": ("execution", {"data_parallel", "pipeline"}),
+    "stop_timeout_s": (30.0, {"data_parallel", "pipeline"}),
     "k": (3, {"data_parallel"}),
     "devices": (2, {"pipeline", "layerpipe"}),
     "costs": (COSTS, {"pipeline", "layerpipe"}),
@@ -268,7 +269,8 @@ def test_options_of_pipelines_alone():
     ("name", "value"),
     [("mode", "fast"), ("schedule", 3), ("memory_limit_bytes", 0), ("memory_limit_bytes", True),
      ("profile_steps", -1), ("profile_steps", 1.5), ("strict", "yes"), ("timeline", 3), ("dump_dir", ""),
-     ("engine", "mpi"), ("op", "average"), ("compression", "int8"), ("weighting", 1), ("lockstep", "batch")],
+     ("engine", "mpi"), ("op", "average"), ("compression", "int8"), ("weighting", 1),
+      ("lockstep", "batch"), ("stop_timeout_s", -1)],
 )  # fmt: skip
 def test_bad_value_names_option_and_value(name, value):
     mode = "data_parallel" if "data_parallel" in OPTIONS.get(name, ((), ()))[1] else "auto"

@@ -221,6 +221,27 @@ def test_several_losses_and_optimizers(make, name, options):
     assert auto.report.ops["dW"] > 0
 
 
+@pytest.mark.parametrize("schedule", ["fast_forward", "auto"])
+def test_what_a_callback_changes_between_steps_changes_no_trace(schedule):
+    """A stock step is traced once, in the first step; so are both of ours."""
+
+    def freeze_after_the_first_step():
+        def freeze(batch, logs):
+            model.layers[-1].trainable = False
+            model.layers[0].activation = keras.activations.linear
+
+        return keras.callbacks.LambdaCallback(on_train_batch_end=freeze)
+
+    results = []
+    for options in (None, {"schedule": schedule, "profile_steps": 2}):
+        model, x, y = zoo.compiled(zoo.mlp)
+        ours = [] if options is None else [tf_ooo.OOOBackprop(**options)]
+        model.fit(x, y, batch_size=1, epochs=2, verbose=0, callbacks=[*ours, freeze_after_the_first_step()])
+        results.append([weight.tobytes() for weight in model.get_weights()])
+    assert results[0] == results[1]
+    assert ours[0].report.moved_ops > 0
+
+
 @needs_keras_3  # Keras 2's Dropout draws from a state that each function has of its own
 def test_a_pass_that_fails_on_a_retrace_of_fit(monkeypatch, caplog):
     """The same callback, batches of another fixed size: planned again, which fails from then on."""

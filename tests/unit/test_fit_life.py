@@ -111,6 +111,15 @@ def raising(hook, error):
     return doing(hook, do)
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_the_report_of_a_fit_that_is_cut_off_is_written(tmp_path, error):
+    mode, model = Mode(timeline=tmp_path), model_of()
+    with pytest.raises((KeyboardInterrupt, BackendError)):
+        fit(model, mode, raising("on_train_batch_end", error("in a callback")))
+    assert (tmp_path / "report.html").exists()
+    assert "this fit ended early" in (tmp_path / "report.html").read_text()
+
+
 def test_logs_are_the_modes_before_any_callback_sees_them():
     """Also one that stands before ours; and of an epoch in which no step ran no callback hears."""
     seen = []

@@ -155,7 +155,7 @@ class StepController:
     def _profile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self._started:
             self._started = True
-            self._look_for_random_state(args, kwargs)
+            self._trace(args, kwargs)
         if self.choice is not None:
             return self._run(self.choice, args, kwargs)
         which = self.comparison.times.next
@@ -173,8 +173,11 @@ class StepController:
             self._decide_if_ready()
         return outputs
 
-    def _look_for_random_state(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keeps to one of the two if the step draws from op-held random state."""
+    def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Both now: what a callback changes in Python after the first step is in neither, as in stock order.
+
+        Keeps to one of the two if the step draws from op-held random state.
+        """
         if not self.options.profile_steps and not self.comparison.stock_may_stay:
             return  # the rewritten step runs in any case
         with self.session.tracing():
@@ -184,6 +187,8 @@ class StepController:
             self._keep_stock(f"{draws}, {traces.NOT_SHARED}")
         elif draws:
             self._keep_rewritten(f"{draws}, which this step begins anew; no turns with the stock step")
+        elif self.options.profile_steps:
+            traces.trace(self.stock, args, kwargs)
 
     def _check(self, which: str) -> None:
         """Takes note of new plans and failures of a rewritten step, which has just run."""

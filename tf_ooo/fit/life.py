@@ -177,12 +177,14 @@ class FitLife:
         running = self._running
         if running is not None:
             running.training.ended()
-        report = self.mode.describe()
         lost = self._restore()
-        if self.mode.options.timeline is not None and self._rank == 0:
-            save_timeline(report, self.mode.options.timeline)
+        self._save_timeline()
         if running is not None and lost:
             raise gone(lost, running.training.explain)
+
+    def _save_timeline(self) -> None:
+        if self.mode.options.timeline is not None and self._rank == 0:
+            save_timeline(self.mode.describe(), self.mode.options.timeline)
 
     def end(self) -> None:
         """Puts all back, whatever has happened; does nothing the second time."""
@@ -206,9 +208,11 @@ class FitLife:
         return lost
 
     def _failed(self, training: Training, error: BaseException) -> BaseException:
-        """Ends the fit; what the error is to be raised as."""
+        """Ends the fit; what the error is to be raised as.  What was found so far is written, too."""
         explained = training.explain(error) if isinstance(error, Exception) else error
         self.end()
+        self.mode.describe().notes.append(f"this fit ended early: {in_one_line(explained)}")
+        self._save_timeline()
         return explained
 
     def _end_replaced(self) -> None:

@@ -66,6 +66,10 @@ class OOOBackprop(Callback):
         )
         self._life = FitLife(mode_for(options))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, or one that was pickled, has the options and has trained nothing: tuners copy callbacks."""
+        return type(self), (self._life.mode.options,)
+
     @property
     def report(self) -> Report:
         """What was found, planned and measured, for the model trained last."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any, overload
@@ -15,7 +16,9 @@ from tf_ooo.modes.by_name import Options, options_for_steps
 from tf_ooo.modes.table import SingleDevice, function_controller
 from tf_ooo.report.environment import environment
 from tf_ooo.report.report import Report
+from tf_ooo.tracing import traces
 
+_LOG = logging.getLogger("tf_ooo")
 releases.say_at_import()  # modes, which would say it, load on first use
 
 
@@ -35,8 +38,9 @@ class OOOFunction:
         self.options, self.jit_compile = options, jit_compile
         self.report = Report(mode=options.mode)
         self._given = function if function is not self.python_function else None
+        self._stock: Any = None
         self._step: Callable[..., Any] | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         functools.update_wrapper(self, self.python_function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -45,10 +49,34 @@ class OOOFunction:
                 self._step = self._make_step()
         return self._step(*args, **kwargs)
 
+    @property
+    def stock(self) -> Any:
+        """The ``tf.function`` in TensorFlow's own order: what a ``tf.Module`` saves, under a name of its own.
+
+        >>> module.saved_step = module.step.stock
+        >>> tf.saved_model.save(module, "folder")
+        """
+        import tensorflow as tf
+
+        with self._lock:
+            if self._stock is None:
+                self._stock = self._given or tf.function(self.python_function, jit_compile=self.jit_compile)
+        return self._stock
+
+    def get_concrete_function(self, *args: Any, **kwargs: Any) -> Any:
+        """As of a ``tf.function``: of the stock step, which computes the same."""
+        return self.stock.get_concrete_function(*args, **kwargs)
+
+    def experimental_get_tracing_count(self) -> int:
+        """How often TensorFlow has traced the stock step, or the rewritten one if that is more often."""
+        ours = getattr(self._step, "rewritten", self.stock)
+        return max(traces.trace_count(self.stock), traces.trace_count(ours))
+
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """As a method, each object gets a step, and a report, of its own."""
         if instance is None:
             return self
+        _say_if_not_saved(instance, self.python_function.__name__)
         name = f"_ooo_{self.python_function.__name__}"
         bound = instance.__dict__.get(name)
         if bound is None:
@@ -57,9 +85,7 @@ class OOOFunction:
         return bound
 
     def _make_step(self) -> Callable[..., Any]:
-        import tensorflow as tf
-
-        stock = self._given or tf.function(self.python_function, jit_compile=self.jit_compile)
+        stock: Callable[..., Any] = self.stock
         self.report.model, self.report.environment = self.python_function.__qualname__, environment()
         compiled = bool(self.jit_compile) or tf_functions.compiles_with_xla(self._given)
         try:
@@ -127,6 +153,18 @@ def function(
     if fn is None:
         return lambda later: OOOFunction(_callable(later), checked, jit_compile)
     return OOOFunction(_callable(fn), checked, jit_compile)
+
+
+def _say_if_not_saved(instance: Any, name: str) -> None:
+    """Once for each module: ``tf.saved_model.save`` looks for functions of TensorFlow's own class."""
+    import tensorflow as tf
+
+    if isinstance(instance, tf.Module) and f"_ooo_{name}" not in instance.__dict__:
+        _LOG.warning(
+            "%s.%s is not saved with its module: tf.saved_model.save keeps tf.functions only; keep one for "
+            "it, module.saved_%s = module.%s.stock",
+            type(instance).__name__, name, name, name,
+        )  # fmt: skip
 
 
 def _callable(fn: Any) -> Callable[..., Any]:

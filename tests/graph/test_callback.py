@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import pickle
 
 import keras
 import numpy as np
@@ -162,3 +164,18 @@ def test_backup_and_checkpoint(tmp_path):
     loaded = keras.models.load_model(tmp_path / "model.keras")
     for a, b in zip(model.get_weights(), loaded.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "again", [copy.deepcopy, copy.copy, lambda callback: pickle.loads(pickle.dumps(callback))]
+)
+def test_a_copy_of_a_used_callback_has_its_options_and_trains(again):
+    """As KerasTuner copies callbacks for each trial."""
+    model, x, y = zoo.compiled(zoo.mlp)
+    used = tf_ooo.OOOBackprop(schedule="fast_forward", profile_steps=0, strict=True)
+    model.fit(x, y, verbose=0, callbacks=[used])
+    fresh = again(used)
+    assert fresh._life.mode.options == used._life.mode.options
+    assert fresh.report.moved_ops == 0
+    model.fit(x, y, verbose=0, callbacks=[fresh])
+    assert fresh.report.moved_ops == used.report.moved_ops > 0

@@ -117,6 +117,55 @@ def test_classify_and_plan_of_a_concrete_function():
         tf_ooo.plan(graph, memory_limit_bytes=1)
 
 
+def test_what_a_tf_function_has_it_has():
+    step, _ = make(tf_ooo.function(schedule="fast_forward"))
+    concrete = step.get_concrete_function(tf.constant(X))
+    assert tf_ooo.classify(concrete).layers
+    assert step.experimental_get_tracing_count() == 1
+    for size in (8, 8, 3):
+        step(tf.constant(X[:size]))
+    assert step.experimental_get_tracing_count() == 2
+
+
+class Module(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = tf.Variable(np.full((6, 1), 0.1, "float32"))
+
+    @tf_ooo.function(schedule="fast_forward")
+    def step(self, x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x @ self.weight - 1.0) ** 2)
+        self.weight.assign_sub(0.1 * tape.gradient(loss, self.weight))
+        return loss
+
+
+def test_a_module_says_what_it_does_not_save(tmp_path, caplog):
+    module, x = Module(), tf.constant(X)
+    for _ in range(3):
+        module.step(x)
+    assert caplog.text.count("Module.step is not saved with its module") == 1
+    module.saved_step = module.step.stock
+    tf.saved_model.save(module, str(tmp_path))
+    loaded = tf.saved_model.load(str(tmp_path))
+    assert float(loaded.saved_step(x)) == float(module.step(x))
+
+
+def test_a_step_in_which_nothing_can_be_moved_says_so():
+    weight = tf.Variable(np.full((6, 6), 0.1, "float32"))
+
+    @tf_ooo.function(schedule="fast_forward")
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x @ weight - 1.0) ** 2)
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        return loss
+
+    step(tf.constant(X))
+    assert step.report.moved_ops == 0
+    assert "no op could be moved" in step.report.summary()
+
+
 def test_not_a_training_graph():
     square = tf.function(lambda x: x * x).get_concrete_function(tf.constant(1.0))
     with pytest.raises(tf_ooo.GraphError):

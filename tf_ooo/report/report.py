@@ -119,7 +119,9 @@ class Report:
             return f"not decided, {self.undecided}"
         if self.planned is None and not self.way:
             return "nothing has been rewritten yet"
-        reasons = [self.kept_because, "measured slower than the stock step" if self.slower else ""]
+        unmoved = self.mode == "single_device" and not (self.way or self.moved_ops)
+        nothing = "no op could be moved, its order is that of stock" if unmoved else ""
+        reasons = [nothing, self.kept_because, "measured slower than the stock step" if self.slower else ""]
         because = "; ".join(filter(None, reasons))
         return f"the rewritten step runs ({self.schedule})" + (f": {because}" if because else "")
 

@@ -48,6 +48,7 @@ def test_units():
 def test_a_named_schedule_that_is_slower_is_not_praised(tmp_path):
     report = make()
     report.kept_because, report.stock_step_s, report.measured_step_s = "applied as asked", 1.0, 2.0
+    report.moved_ops = 3
     assert report.state.endswith("applied as asked; measured slower than the stock step")
     assert 'class="state back"' in report.save_html(tmp_path / "report.html").read_text()
     report.measured_step_s = 0.5

@@ -164,3 +164,24 @@ def test_tensorflow_is_not_imported(costs, tmp_path):
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     assert out.exists()
+
+
+def test_a_schedule_of_an_unknown_mode_is_named(costs, tmp_path):
+    out = tmp_path / "s.txt"
+    _run("plan", costs, "--devices", 2, "--microbatches", 4, "--out", out)
+    out.write_text(out.read_text().replace("mode pipeline", "mode pipelnie"))
+    result = _run("simulate", out, costs)
+    assert result.exit_code == 2
+    assert "mode='pipelnie' is not accepted (did you mean 'pipeline'?)" in result.output
+    assert "Traceback" not in result.output
+    assert result.output.count("\n") <= 2
+
+
+@pytest.mark.parametrize("missing", ["tensorflow", "keras"])
+def test_a_demo_without_tensorflow_says_what_to_install(missing, monkeypatch):
+    monkeypatch.setitem(sys.modules, missing, None)
+    for name in [name for name in sys.modules if name.startswith("tf_ooo.cli.demo")]:
+        monkeypatch.delitem(sys.modules, name)
+    result = _run("demo")
+    assert (result.exit_code, result.output.count("\n")) == (2, 1), result.output
+    assert f"{missing} is not installed here: pip install '.[cpu]'" in result.output

@@ -12,6 +12,8 @@ import click
 from tf_ooo.errors import OOOError
 from tf_ooo.version import __version__
 
+_TENSORFLOW = ("tensorflow", "keras", "tf_keras")
+
 
 class Refused(click.ClickException):
     """What the library raises: one line, exit code 2, as for a wrong option."""
@@ -25,6 +27,14 @@ class _OneLineErrors(click.Group):
             return super().invoke(ctx)
         except OOOError as error:
             raise Refused(str(error)) from error
+        except ModuleNotFoundError as error:
+            name = (error.name or "").partition(".")[0]
+            if name not in _TENSORFLOW:
+                raise
+            raise Refused(
+                f"this needs TensorFlow with Keras, and {name} is not installed here: pip install '.[cpu]' or "
+                "'.[gpu]' (plan and simulate of files with costs need neither)"
+            ) from error
 
 
 @click.group(cls=_OneLineErrors)

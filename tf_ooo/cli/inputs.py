@@ -13,6 +13,7 @@ from tf_ooo.costs.communication import parse_bytes, parse_link
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OOOError, OptionsError, ScheduleError
+from tf_ooo.options.checks import choice
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies import POLICIES
 
@@ -52,10 +53,13 @@ def load_table(path: Path, link: Link | None) -> CostTable:
 def load_schedule(path: Path) -> Schedule:
     """The schedule of a text file; ScheduleError names the file and the line."""
     try:
-        return Schedule.from_text(path.read_text(encoding="utf-8"))
+        schedule = Schedule.from_text(path.read_text(encoding="utf-8"))
+        known = dict.fromkeys(mode for policy in POLICIES.values() for mode in policy.modes)
+        choice(known)("mode", schedule.mode)
+        return schedule
     except (OSError, UnicodeDecodeError) as error:
         raise ScheduleError(f"{path}: cannot be read: {error}") from error
-    except ScheduleError as error:
+    except (ScheduleError, OptionsError) as error:
         raise ScheduleError(f"{path}: {error}") from error
 
 

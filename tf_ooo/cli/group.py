@@ -32,8 +32,8 @@ class _OneLineErrors(click.Group):
             if name not in _TENSORFLOW:
                 raise
             raise Refused(
-                f"this needs TensorFlow with Keras, and {name} is not installed here: pip install '.[cpu]' or "
-                "'.[gpu]' (plan and simulate of files with costs need neither)"
+                f"this needs TensorFlow with Keras, and {name} is not installed here: pip install '.[cpu]' "
+                "or '.[gpu]' (plan and simulate of files with costs need neither)"
             ) from error
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import tf_ooo
 from tests import forked, launches
-from tests.distributed.clusters import addresses, workers
+from tests.distributed.clusters import addresses, start_worker, workers
 from tf_ooo.hosts import listening, worker
 from tf_ooo.hosts.addresses import answers
 from tf_ooo.hosts.cluster import connect
@@ -101,3 +101,43 @@ def test_a_library_that_is_not_compiled_is_named(monkeypatch):
     with pytest.raises(tf_ooo.errors.BackendError, match="is not compiled; install a C compiler"):
         open_port("127.0.0.1:2222")
     listening._library.cache_clear()
+
+
+def hold(cluster):
+    """Another training: joins, says so, and stays until it is told to end."""
+    connect(cluster)
+    print("joined", flush=True)
+    input()
+
+
+def test_workers_in_use_are_named_and_free_afterwards():
+    cluster = addresses(2)
+    with workers(cluster, [0, 1]):
+        first = forked.start(hold, cluster)
+        while "joined" not in (line := first.stdout.readline()):
+            assert line, "it has ended"
+        with pytest.raises(
+            tf_ooo.errors.BackendError, match=rf"\(task [01]\) is in use by another.*process {first.pid} at"
+        ):
+            forked.result_of(connect, cluster)
+        first.stdin.write("\n")
+        first.stdin.flush()
+        first.wait(30)
+        assert forked.result_of(devices_of, cluster) == 2
+
+
+def devices_of(cluster):
+    return len(connect(cluster).devices)
+
+
+def test_a_worker_that_is_ended_as_soon_as_it_is_ready_says_so():
+    cluster = addresses(2)
+    started = [start_worker(cluster, task) for task in (0, 1)]
+    for process in started:
+        while "is ready" not in (line := process.stdout.readline()):
+            assert line, "it has ended"
+        process.terminate()
+    for process in started:
+        said = process.communicate(30)[0]
+        assert process.returncode == 0, said
+        assert "ended by SIGTERM" in said

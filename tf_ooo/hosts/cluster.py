@@ -19,7 +19,7 @@ from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, CostError, OOOError
 from tf_ooo.hosts.addresses import answers, can_listen, free_port, outward_host, parse
-from tf_ooo.hosts.facts import Facts, Line, own_facts
+from tf_ooo.hosts.facts import Client, Facts, Line, own_facts, say_used, user_of
 from tf_ooo.hosts.link import link_between, measure_device_link
 from tf_ooo.hosts.listening import is_loopback, only_at
 from tf_ooo.hosts.watch import SILENCE_S, Watch
@@ -129,10 +129,13 @@ def connect(cluster: str | Sequence[str], wait_s: float = 60.0, silence_s: float
     versions.check_versions()
     deadline = time.monotonic() + wait_s
     workers = {task: _greet(addresses, task, deadline) for task in range(1, len(addresses))}
+    for task in workers:
+        _refuse_if_used(addresses[task], task)
     # Last: a worker for task 0 may still be starting.  Where nobody serves its address, this process does.
     own_task = 0 if answers(addresses[0]) and not can_listen(addresses[0]) else None
     if own_task is None:
         workers = {0: _greet(addresses, 0, deadline), **workers}
+        _refuse_if_used(addresses[0], 0)
     for task, facts in workers.items():
         _check(addresses, task, facts)
     _join(addresses, workers, own_task)
@@ -177,6 +180,16 @@ def _check(addresses: Sequence[str], task: int, facts: Facts) -> None:
         )
 
 
+def _refuse_if_used(address: str, task: int) -> None:
+    """BackendError: another training computes there; both would wait for each other's memory and cores."""
+    client = user_of(address, task, 10.0)
+    if client is not None:
+        raise BackendError(
+            f"worker {address} (task {task}) is in use by another training, process {client.process} at "
+            f"{client.address}: wait for its end, or start workers of your own at other addresses"
+        )
+
+
 def _join(addresses: Sequence[str], workers: Mapping[int, Facts], own_task: int | None) -> None:
     """Connects this process' eager context to the workers."""
     import tensorflow as tf
@@ -198,6 +211,8 @@ def _join(addresses: Sequence[str], workers: Mapping[int, Facts], own_task: int 
             tf.config.list_logical_devices()  # connects now, if TensorFlow had not started yet
     except tf.errors.OpError as error:
         raise BackendError(f"cannot join the cluster {','.join(addresses)}: {error.message}") from error
+    for task, address in tasks.items():
+        say_used(address, task, Client(own, os.getpid()))
     logger.info("joined the cluster %s as %s", ",".join(addresses), own)
     if not is_loopback(own):
         logger.warning(

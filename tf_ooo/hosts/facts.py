@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 from tf_ooo.errors import BackendError
+from tf_ooo.hosts.addresses import answers
 from tf_ooo.version import __version__
 
 _CONTAINER = "tf_ooo_worker"
@@ -59,11 +60,40 @@ def publish(target: str, facts: Facts) -> None:
             raise BackendError(f"the worker's own server does not answer: {error.message}") from error
 
 
-class Line:
-    """A connection to one worker, kept open; with ``write`` for what it says from now on, else to ask."""
+@dataclasses.dataclass(frozen=True)
+class Client:
+    """The training that uses a worker: the address at which its process listens."""
 
-    def __init__(self, target: str, task: int, write: str | None = None) -> None:
-        self._target, self._task, self._write = target, task, write
+    address: str
+    process: int
+
+
+def user_of(address: str, task: int, timeout_s: float) -> Client | None:
+    """Who has said last that it uses the worker, if its process still listens there."""
+    import tensorflow as tf
+
+    try:
+        with Line(f"grpc://{address}", task, name="client") as line:
+            client = Client(**json.loads(line.run(timeout_s).decode()))
+    except (tf.errors.OpError, ValueError, TypeError):
+        return None  # nobody ever has
+    return None if answers(client.address) else client
+
+
+def say_used(address: str, task: int, client: Client) -> None:
+    """Tells the worker who uses it from now on."""
+    with Line(f"grpc://{address}", task, json.dumps(dataclasses.asdict(client)), "client") as line:
+        line.run(30.0)
+
+
+class Line:
+    """A connection to one worker, kept open; with ``write`` for what it says from now on, else to ask.
+
+    ``name``: of the string that is read or written.
+    """
+
+    def __init__(self, target: str, task: int, write: str | None = None, name: str = "facts") -> None:
+        self._target, self._task, self._write, self._name = target, task, write, name
         self._session: Any = None
         self._op: Any = None
 
@@ -92,7 +122,7 @@ class Line:
         )
         with tf.Graph().as_default() as graph, tf.device(f"{where}/device:CPU:0"):
             handle = tf.raw_ops.VarHandleOp(
-                dtype=tf.string, shape=[], shared_name="facts", container=_CONTAINER
+                dtype=tf.string, shape=[], shared_name=self._name, container=_CONTAINER
             )
             if self._write is None:
                 self._op = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.string)

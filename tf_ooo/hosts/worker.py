@@ -62,11 +62,14 @@ def serve(
         raise BackendError(f"cannot serve {addresses[task]} (task {task}): {error.message}") from error
     facts = own_facts(addresses, task)
     publish(server.target, facts)
+    ended: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):  # before anybody is told that this is ready
+        signal.signal(number, lambda received, frame: ended.append(received))
     say(
         f"worker {addresses[task]} (task {task} of {len(addresses)}) is ready: "
         f"TensorFlow {facts.tensorflow}, tf_ooo {facts.tf_ooo}, process {os.getpid()}"
     )
-    _wait_for_the_end(say)
+    _wait_for_the_end(ended, say)
 
 
 def _check(addresses: Sequence[str], task: int, inter_op_threads: int | None, insecure_network: bool) -> None:
@@ -91,10 +94,7 @@ def _check(addresses: Sequence[str], task: int, inter_op_threads: int | None, in
         )
 
 
-def _wait_for_the_end(say: Callable[[str], None]) -> None:
-    ended: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, frame: ended.append(received))
+def _wait_for_the_end(ended: Sequence[int], say: Callable[[str], None]) -> None:
     while not ended:
         # Not for longer: the signal may have woken another thread.
         time.sleep(0.2)

@@ -61,7 +61,10 @@ def _train_with_half_of_the_data_on_rank_1() -> None:
     ranks._PATIENCE_S = 3.0
     engine = data_parallel.connect()
     model = t.compiled(t.with_batch_norm(), keras.optimizers.Adam(0.01))
-    t.ours(model, t.data(engine.rank, 40 if engine.rank else 80), epochs=2, steps_per_epoch=10)
+    options = {"lockstep": "epoch"}
+    t.ours(
+        model, t.data(engine.rank, 40 if engine.rank else 80), options=options, epochs=2, steps_per_epoch=10
+    )
 
 
 def _train_with_a_stop_on_rank_1() -> None:

@@ -215,6 +215,8 @@ class RanksInStep:
         if not answers:
             why = stopped_alone if self.model.stop_training else ended_early
             raise why(self.engine, missing)
+        if not self.model.stop_training:
+            _LOG.warning("%s; this epoch has ended for all", ended_early(self.engine, missing))
         return answers[0]
 
     def replaced(self) -> None:

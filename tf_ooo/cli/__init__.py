@@ -1,4 +1,4 @@
-"""The command line: ``tf-ooo info``, ``demo``, ``plan``, ``simulate``, ``bench`` and ``worker``.
+"""The command line: ``tf-ooo info``, ``demo``, ``plan``, ``simulate``, ``bench``, ``run`` and ``worker``.
 
 Modules here import neither TensorFlow nor Keras before a command needs them.
 """
@@ -7,10 +7,11 @@ from tf_ooo.cli.about import demo, info
 from tf_ooo.cli.bench import bench
 from tf_ooo.cli.group import main
 from tf_ooo.cli.plan import plan
+from tf_ooo.cli.run import run
 from tf_ooo.cli.simulate import simulate
 from tf_ooo.cli.worker import worker
 
 __all__ = ["main"]
 
-for _command in (info, demo, plan, simulate, bench, worker):
+for _command in (info, demo, plan, simulate, bench, run, worker):
     main.add_command(_command)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 from collections.abc import Sequence
 from typing import Any
 
 from tf_ooo.errors import OptionsError
+
+CLUSTER_VARIABLE = "TF_OOO_CLUSTER"
+"""What ``devices=`` is where it is left out, as text; set by ``tf-ooo run``."""
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
 _DEVICE = re.compile(r"(CPU|GPU|TPU|XLA_CPU|XLA_GPU):\d+", re.IGNORECASE)
@@ -78,10 +82,16 @@ def outward_host(addresses: Sequence[str]) -> str:
 
 def free_port() -> int:
     """A TCP port that nobody listens at now."""
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        port: int = listener.getsockname()[1]
-    return port
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """Different TCP ports that nobody listens at now."""
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for listener in listeners:
+            listener.bind(("", 0))
+        return [listener.getsockname()[1] for listener in listeners]
 
 
 def has_devices(value: object) -> bool:

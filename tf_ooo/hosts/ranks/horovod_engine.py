@@ -32,6 +32,11 @@ class HorovodEngine(Engine):
             import horovod.tensorflow as hvd
         except ImportError as error:
             raise BackendError(f"Horovod cannot be imported ({error}); see docs/data_parallel.md") from error
+        if os.environ.get("HOROVOD_ELASTIC") == "1":
+            raise BackendError(
+                "Horovod elastic changes the ranks of a training under way, which this cannot follow: start "
+                "it with tf-ooo run --ranks N --max-restarts 3, which goes on from the last checkpoint"
+            )
         _fill_in_environment()
         if not hvd.is_initialized():
             remember_names()

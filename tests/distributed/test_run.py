@@ -1,0 +1,162 @@
+"""``tf-ooo run``: workers, ranks and scripts that are lost are started again, and go on to the same bits."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+pytestmark = [pytest.mark.timeout(280), pytest.mark.takes(60)]
+
+TRAIN = """
+import os, sys
+import keras
+import numpy as np
+import tf_ooo
+
+mode, folder = sys.argv[1:3]
+keras.utils.set_random_seed(7)
+hidden = [keras.layers.Dense(width, activation="tanh") for width in (33, 21, 17)]
+model = keras.Sequential([keras.Input((7,)), *hidden, keras.layers.Dense(3)])
+model.compile(keras.optimizers.Adam(0.01), "mse", jit_compile=False)
+rank = int(os.environ.get("HOROVOD_RANK", 0))
+rng = np.random.default_rng(rank)
+x, y = rng.normal(size=(64, 7)).astype("float32"), rng.normal(size=(64, 3)).astype("float32")
+
+def tell(epoch, logs):
+    print(f"rank {rank} process {os.getpid()} ended epoch {epoch}", flush=True)
+    if epoch == 1 and not os.path.exists(os.path.join(folder, "told")):
+        sys.stdin.read(1)  # the test kills somebody now
+
+backup = [keras.callbacks.BackupAndRestore(os.path.join(folder, "backup"), delete_checkpoint=False)]
+options = {"microbatches": 4, "schedule": "1f1b"} if mode == "pipeline" else {}
+ours = tf_ooo.OOOBackprop(mode=mode, **options)
+telling = keras.callbacks.LambdaCallback(on_epoch_end=tell)
+callbacks = [*(backup if rank == 0 else []), ours, telling]
+model.fit(x, y, batch_size=16, epochs=4, shuffle=False, verbose=0, callbacks=callbacks)
+if rank == 0:
+    with open(os.path.join(folder, "weights"), "wb") as file:
+        file.write(b"".join(weight.tobytes() for weight in model.get_weights()))
+"""
+
+
+def running(tmp_path, *arguments, mode, **options):
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(TRAIN))
+    (tmp_path / "run").mkdir(exist_ok=True)
+    command = [
+        sys.executable,
+        "-m",
+        "tf_ooo",
+        "run",
+        *map(str, arguments),
+        str(script),
+        mode,
+        str(tmp_path / "run"),
+    ]
+    environment = {**os.environ, "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, text=True, env=environment, **pipes, **options)
+
+
+def read_until(process, pattern, said):
+    """The match in the line that has it; all lines come to ``said``."""
+    for line in process.stdout:
+        said.append(line)
+        match = re.search(pattern, line)
+        if match:
+            return match
+    raise AssertionError("".join(said))
+
+
+def weights_of(tmp_path):
+    return (tmp_path / "run" / "weights").read_bytes()
+
+
+def undisturbed(tmp_path, *arguments, mode):
+    tmp_path.mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "told").touch()
+    said = running(tmp_path, *arguments, mode=mode).communicate(timeout=200)[0]
+    assert "starting again" not in said, said
+    return weights_of(tmp_path)
+
+
+def test_a_lost_worker_is_started_again(tmp_path):
+    process, said = running(tmp_path, "--workers", 2, mode="pipeline"), []
+    worker = int(read_until(process, r"is ready.*process (\d+)", said)[1])
+    read_until(process, "ended epoch 1", said)
+    (tmp_path / "run" / "told").touch()
+    os.kill(worker, signal.SIGKILL)
+    process.stdin.write("\n" * 9)
+    process.stdin.flush()
+    rest = process.communicate(timeout=200)[0]
+    assert process.returncode == 0, rest
+    assert re.search(
+        r"tf-ooo run: the script ended with 1; worker .* ended with -9: starting again \(3 restarts left\)",
+        rest,
+    )
+    assert "ended epoch 3" in rest
+    assert weights_of(tmp_path) == undisturbed(tmp_path / "never", "--workers", 2, mode="pipeline")
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("horovod") is None, reason="Horovod is not installed; run: make horovod"
+)
+def test_a_lost_rank_is_started_again(tmp_path):
+    (tmp_path / "run").mkdir()
+    process, said = running(tmp_path, "--ranks", 2, mode="data_parallel"), []
+    rank_1 = int(read_until(process, r"rank 1 process (\d+) ended epoch 0", said)[1])
+    os.kill(rank_1, signal.SIGKILL)
+    (tmp_path / "run" / "told").touch()
+    rest = process.communicate(timeout=200)[0]
+    assert process.returncode == 0, rest
+    assert "starting again" in rest
+    assert weights_of(tmp_path) == undisturbed(tmp_path / "never", "--ranks", 2, mode="data_parallel")
+
+
+def test_a_script_that_always_fails_is_given_up(tmp_path):
+    script = tmp_path / "fails.py"
+    script.write_text("import sys; print('begun'); sys.exit(3)")
+    command = [
+        sys.executable,
+        "-m",
+        "tf_ooo",
+        "run",
+        "--max-restarts",
+        "2",
+        str(script),
+        "--its-own",
+        "option",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 3
+    assert done.stdout.count("begun") == 3
+    assert done.stdout.count("starting again") == 2
+
+
+def test_what_is_told_to_end_is_not_started_again(tmp_path):
+    script = tmp_path / "waits.py"
+    script.write_text("import os, time; print('process', os.getpid(), flush=True); time.sleep(600)")
+    command = [sys.executable, "-m", "tf_ooo", "run", str(script)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    inner = int(read_until(process, r"process (\d+)", [])[1])
+    process.terminate()
+    rest = process.communicate(timeout=60)[0]
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "ended by SIGTERM" in rest
+    with pytest.raises(ProcessLookupError):
+        os.kill(inner, 0)
+
+
+def test_options_that_do_not_go_together():
+    command = [sys.executable, "-m", "tf_ooo", "run", "--ranks", "2", "--workers", "2", "train.py"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "--ranks and --workers do not go together" in done.stderr

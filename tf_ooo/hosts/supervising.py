@@ -1,0 +1,163 @@
+"""``tf-ooo run``: a training script with its workers or ranks, started again where a process is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tf_ooo.errors import OptionsError
+from tf_ooo.hosts.addresses import CLUSTER_VARIABLE, free_ports, parse
+
+# How long a script has to end by itself when a worker of it has ended, or it was told to; then it is killed.
+_PATIENCE_S = 60.0
+_GRACE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is run.
+
+    Attributes:
+        script: its path and arguments.
+        ranks: so many processes by ``horovodrun``; 0: one.
+        workers: so many tasks of a cluster on this machine, the script's own among them; 0: none.
+        cluster: addresses of workers that somebody else starts; empty: none.
+    """
+
+    script: Sequence[str]
+    ranks: int = 0
+    workers: int = 0
+    cluster: str = ""
+
+    def __post_init__(self) -> None:
+        chosen = [name for name in ("ranks", "workers", "cluster") if getattr(self, name)]
+        if len(chosen) > 1:
+            raise OptionsError(f"{' and '.join(f'--{name}' for name in chosen)} do not go together; give one")
+        if self.cluster:
+            parse(self.cluster)
+
+    def command(self) -> list[str]:
+        """Of the script."""
+        python = [sys.executable, *self.script]
+        return ["horovodrun", "-np", str(self.ranks), *python] if self.ranks else python
+
+    def addresses(self) -> str:
+        """Of all tasks, with ports that are free now; empty without workers."""
+        if not self.workers:
+            return self.cluster
+        return ",".join(f"127.0.0.1:{port}" for port in free_ports(self.workers))
+
+
+class _Stopped(Exception):
+    """This process was told to end."""
+
+
+@dataclass
+class _Attempt:
+    """One start of all processes, each the first of a group of its own."""
+
+    script: subprocess.Popen[bytes]
+    workers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def lost(self) -> list[str]:
+        """Workers that have ended, in words."""
+        return [
+            f"{name} ended with {p.returncode}" for name, p in self.workers.items() if p.poll() is not None
+        ]
+
+    def wait(self) -> int:
+        """The script's exit status; once a worker is lost, the script has a minute to end by itself."""
+        deadline_s = float("inf")
+        while self.script.poll() is None:
+            if self.lost():
+                deadline_s = min(deadline_s, time.monotonic() + _PATIENCE_S)
+            if time.monotonic() > deadline_s:
+                _end(self.script)
+            time.sleep(0.1)
+        return self.script.returncode
+
+    def end(self) -> None:
+        """Nobody is left."""
+        for process in (self.script, *self.workers.values()):
+            _end(process)
+
+
+def supervise(job: Job, max_restarts: int, say: Callable[[str], None]) -> int:
+    """Runs the job until its script succeeds; returns its last exit status.
+
+    A script that fails is started again, with new workers, up to ``max_restarts`` times: it has to go on from
+    its last checkpoint by itself (``keras.callbacks.BackupAndRestore``).  Not after Ctrl-C or SIGTERM.
+    """
+    for left in range(max_restarts, -1, -1):
+        try:
+            with _stopping(), _started(job) as attempt:
+                status = attempt.wait()
+                lost = attempt.lost()
+        except _Stopped as stopped:
+            say(f"ended by {stopped}")
+            return 128 + signal.Signals[str(stopped)].value
+        if status == 0 or left == 0:
+            break
+        why = "; ".join([f"the script ended with {status}", *lost])
+        say(f"{why}: starting again ({left} restart{'s' if left > 1 else ''} left)")
+    return status if status >= 0 else 128 - status
+
+
+@contextlib.contextmanager
+def _started(job: Job) -> Iterator[_Attempt]:
+    """All processes of the job; none is left at the end."""
+    addresses = job.addresses()
+    environment = {**os.environ, **({CLUSTER_VARIABLE: addresses} if addresses else {})}
+    workers: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        for task in range(1, job.workers):
+            command = [sys.executable, "-m", "tf_ooo", "worker", "--cluster", addresses, "--task", str(task)]
+            workers[f"worker {addresses.split(',')[task]}"] = _start(command, os.environ)
+        attempt = _Attempt(_start(job.command(), environment), workers)
+    except BaseException:
+        for process in workers.values():
+            _end(process)
+        raise
+    try:
+        yield attempt
+    finally:
+        attempt.end()
+
+
+def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(command, env=dict(environment), start_new_session=True)
+    except FileNotFoundError as error:
+        raise OptionsError(f"{command[0]} is not installed: {error}") from error
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Asks the process, then kills all of its group."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_S)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@contextlib.contextmanager
+def _stopping() -> Iterator[None]:
+    """Ctrl-C and SIGTERM end all processes of the attempt, and are no reason to start again."""
+
+    def stop(number: int, frame: object) -> None:
+        raise _Stopped(signal.Signals(number).name)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
 pytestmark = [pytest.mark.timeout(280), pytest.mark.takes(60)]
 
+ROOT = Path(__file__).parents[2]
 TRAIN = """
 import os, sys
 import keras
@@ -30,8 +32,9 @@ rng = np.random.default_rng(rank)
 x, y = rng.normal(size=(64, 7)).astype("float32"), rng.normal(size=(64, 3)).astype("float32")
 
 def tell(epoch, logs):
+    waits = epoch == 1 and not os.path.exists(os.path.join(folder, "told"))
     print(f"rank {rank} process {os.getpid()} ended epoch {epoch}", flush=True)
-    if epoch == 1 and not os.path.exists(os.path.join(folder, "told")):
+    if waits:
         sys.stdin.read(1)  # the test kills somebody now
 
 backup = [keras.callbacks.BackupAndRestore(os.path.join(folder, "backup"), delete_checkpoint=False)]
@@ -60,7 +63,8 @@ def running(tmp_path, *arguments, mode, **options):
         mode,
         str(tmp_path / "run"),
     ]
-    environment = {**os.environ, "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
+    paths = {"PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, **paths}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.Popen(command, text=True, env=environment, **pipes, **options)
 

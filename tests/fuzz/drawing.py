@@ -53,7 +53,7 @@ def drawn(number: int, pipeline: bool = False) -> Setup:
         sample_weights=draw.chance(0.2),
         pipeline=pipeline,
     )
-    return without_unsupported(without_unreadable(setup))
+    return without_unsupported(setup)
 
 
 class Drawing:
@@ -168,22 +168,16 @@ class Drawing:
         return Part(f"keras.optimizers.{name}", (("learning_rate", rate), *arguments.items()))
 
 
-def without_unreadable(setup: Setup) -> Setup:
-    """Without graphs that TensorFlow optimizes to what it cannot read again, so that the stock step is kept.
-
-    On processors with bfloat16 it fuses a convolution with its bias to a ``_FusedConv2D`` of that type, which
-    the op's registration does not have.
-    """
-    convolutions = {"layers.Conv2D", "layers.SeparableConv2D"}
-    if setup.policy != "mixed_bfloat16" or not any(part.kind in convolutions for part in setup.parts()):
-        return setup
-    return replace(setup, policy="float32")
-
-
 def without_unsupported(setup: Setup) -> Setup:
-    """Without what stock Keras 3.15 fails at."""
-    setup = without_muon_in_float64(setup)
+    """Without what stock TensorFlow 2.21 or Keras 3.15 fails at."""
+    setup = without_muon_in_float64(without_volumes_in_float16(setup))
     return without_penalties_of_another_type(without_scaled_sparse_gradients(setup))
+
+
+def without_volumes_in_float16(setup: Setup) -> Setup:
+    """There is no kernel for the largest of a volume on a CPU."""
+    volumes = any(part.kind == "layers.MaxPooling3D" for part in setup.parts())
+    return replace(setup, policy="float32") if volumes and setup.policy == "mixed_float16" else setup
 
 
 def without_muon_in_float64(setup: Setup) -> Setup:

@@ -170,14 +170,15 @@ class Drawing:
 
 def without_unsupported(setup: Setup) -> Setup:
     """Without what stock TensorFlow 2.21 or Keras 3.15 fails at."""
-    setup = without_muon_in_float64(without_volumes_in_float16(setup))
+    setup = without_muon_in_float64(without_pooled_volumes_of_other_types(setup))
     return without_penalties_of_another_type(without_scaled_sparse_gradients(setup))
 
 
-def without_volumes_in_float16(setup: Setup) -> Setup:
-    """There is no kernel for the largest of a volume on a CPU."""
+def without_pooled_volumes_of_other_types(setup: Setup) -> Setup:
+    """On a CPU the largest of a volume has kernels for float32 and bfloat16."""
     volumes = any(part.kind == "layers.MaxPooling3D" for part in setup.parts())
-    return replace(setup, policy="float32") if volumes and setup.policy == "mixed_float16" else setup
+    others = setup.policy in ("mixed_float16", "float64")
+    return replace(setup, policy="float32") if volumes and others else setup
 
 
 def without_muon_in_float64(setup: Setup) -> Setup:

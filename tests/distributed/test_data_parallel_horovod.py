@@ -13,7 +13,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tests import launches
+from tests import forked, launches
 from tests.distributed import training as t
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
@@ -119,3 +119,24 @@ def test_horovod_is_not_needed_to_import():
     )
     assert done.stdout.strip() == "1", done.stderr
     assert importlib.util.find_spec("horovod") is not None
+
+
+def _refused() -> str:
+    from tf_ooo.errors import BackendError
+    from tf_ooo.hosts.ranks.horovod_engine import HorovodEngine
+
+    with pytest.raises(BackendError) as caught:
+        HorovodEngine()
+    return str(caught.value)
+
+
+def test_a_rank_that_never_comes_is_named():
+    """Horovod itself aborts, after more than a minute."""
+    with launches.rendezvous(2) as port:
+        variables = {**launches.horovod_variables(0, 2, port), "HOROVOD_GLOO_TIMEOUT_SECONDS": "2"}
+        said = forked.result_of(_refused, environment=variables)
+    assert said.startswith("rank 0 of 2: rank 1 did not come within 2 s")
+
+
+def test_horovod_elastic_is_refused():
+    assert "tf-ooo run --ranks N" in forked.result_of(_refused, environment={"HOROVOD_ELASTIC": "1"})

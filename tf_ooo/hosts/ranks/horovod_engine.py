@@ -11,6 +11,7 @@ from tf_ooo.errors import BackendError
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.ranks.combining import adasum, restored
 from tf_ooo.hosts.ranks.launch import mpi_size, remember_names
+from tf_ooo.hosts.ranks.rendezvous import meet
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -40,6 +41,7 @@ class HorovodEngine(Engine):
         _fill_in_environment()
         if not hvd.is_initialized():
             remember_names()
+            meet()
             try:
                 hvd.init()
             except Exception as error:

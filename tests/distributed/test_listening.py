@@ -141,3 +141,17 @@ def test_a_worker_that_is_ended_as_soon_as_it_is_ready_says_so():
         said = process.communicate(30)[0]
         assert process.returncode == 0, said
         assert "ended by SIGTERM" in said
+
+
+def test_addresses_in_another_order_are_named():
+    cluster = addresses(2)
+    swapped = ",".join(reversed(cluster.split(",")))
+    with workers(swapped, [0, 1]), pytest.raises(tf_ooo.errors.BackendError) as caught:
+        forked.result_of(connect, cluster)
+    first, last = cluster.split(",")
+    first_told, last_told = (
+        f"worker {first} (task 0) was started as task 1",
+        f"worker {last} (task 1) was started as task 0",
+    )
+    assert str(caught.value).partition(" of ")[0] in (first_told, last_told)
+    assert f" of {swapped}; start it with tf-ooo worker --cluster {cluster}" in str(caught.value)

@@ -174,8 +174,11 @@ def _check(addresses: Sequence[str], task: int, facts: Facts) -> None:
                 f"{who} runs {what} {theirs}, this process {ours}; install the same version on both"
             )
     if (facts.addresses, facts.task) != (own.addresses, own.task):
+        # A worker with another list has asked whom that list calls by the number, which may be somebody else.
+        its = facts.addresses
+        started = its.index(addresses[task]) if addresses[task] in its else facts.task
         raise BackendError(
-            f"{who} was started as task {facts.task} of {','.join(facts.addresses)}; "
+            f"{who} was started as task {started} of {','.join(its)}; "
             f"start it with {_command(addresses, task)}"
         )
 

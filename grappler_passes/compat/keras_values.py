@@ -35,9 +35,12 @@ def has_gradient(dtype: Any) -> bool:
 def optimizer_variables(model: Any) -> list[Any]:
     """The variables of the optimizers that are attributes of a model: none is a weight, whatever it says."""
     attributes = [getattr(model, "optimizer", None), *vars(model).values()]
+    attributes += [getattr(owner, "inner_optimizer", None) for owner in attributes]  # behind a scaled loss
     optimizers = {id(owner): owner for owner in attributes if hasattr(owner, "apply_gradients")}
     variables: list[Any] = []
     for optimizer in optimizers.values():
         own = getattr(optimizer, "variables", ())
         variables.extend(own() if callable(own) else own)  # a method in Keras 2
+        # Nadam's product of decays is not always among them.
+        variables.extend(value for value in vars(optimizer).values() if hasattr(value, "_value"))
     return variables

@@ -170,8 +170,15 @@ class Drawing:
 
 def without_unsupported(setup: Setup) -> Setup:
     """Without what stock TensorFlow 2.21 or Keras 3.15 fails at."""
+    setup = without_unlisted_state(setup)
     setup = without_muon_in_float64(without_pooled_volumes_of_other_types(setup))
     return without_penalties_of_another_type(without_scaled_sparse_gradients(setup))
+
+
+def without_unlisted_state(setup: Setup) -> Setup:
+    """Behind a scaled loss Nadam's product of decays is no variable of the optimizer: nobody can set it back."""
+    nadam = setup.optimizer.kind == "keras.optimizers.Nadam"
+    return replace(setup, policy="float32") if nadam and setup.policy == "mixed_float16" else setup
 
 
 def without_pooled_volumes_of_other_types(setup: Setup) -> Setup:

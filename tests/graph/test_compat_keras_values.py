@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from grappler_passes.compat import keras_values
 from tests.graph.compat_models import dense_model
-from tests.zoo import keras, needs_keras_3
+from tests.zoo import KERAS_3, keras, needs_keras_3
 from tf_ooo.compat import versions
 
 
@@ -46,6 +46,12 @@ def test_optimizer_variables():
     model.second = keras.optimizers.SGD(momentum=0.9)
     for optimizer in (model.optimizer, model.second):
         optimizer.build(model.trainable_variables)
+    if KERAS_3:
+        scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.Nadam())
+        scaled.build(model.trainable_variables)
+        model.third = scaled
+        product = scaled.inner_optimizer._u_product
+        assert any(product is variable for variable in keras_values.optimizer_variables(model))
     names = [variable.name for variable in keras_values.optimizer_variables(model)]
     count = 2 + len(model.trainable_variables) * 3  # rates or counters aside, two moments and a momentum
     assert len(names) >= count, "optimizers of a model are no longer found: their state counts as weights"

@@ -176,7 +176,7 @@ def without_unsupported(setup: Setup) -> Setup:
 
 
 def without_unlisted_state(setup: Setup) -> Setup:
-    """Behind a scaled loss Nadam's product of decays is no variable of the optimizer: none can set it back."""
+    """Behind a scaled loss Nadam's product of decays is no variable of the optimizer: it is not set back."""
     nadam = setup.optimizer.kind == "keras.optimizers.Nadam"
     return replace(setup, policy="float32") if nadam and setup.policy == "mixed_float16" else setup
 

@@ -12,7 +12,7 @@ import click
 from tf_ooo.errors import OOOError
 from tf_ooo.version import __version__
 
-_TENSORFLOW = ("tensorflow", "keras", "tf_keras")
+_TENSORFLOW = ("tensorflow", "keras")
 
 
 class Refused(click.ClickException):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.graph.compat_models import X, Y, dense_model, normalized_model
-from tests.zoo import KERAS_3, keras
+from tests.zoo import KERAS_3, keras, needs_keras_3
 from tf_ooo.compat import keras_fits
 
 
@@ -92,7 +92,7 @@ def test_epochs_of_fit_and_what_it_was_given():
     assert fit(weights) == weights
 
 
-@pytest.mark.skipif(not KERAS_3, reason="Keras 2 backs up by TensorFlow's checkpoints")
+@needs_keras_3  # Keras 2 backs up by TensorFlow's checkpoints
 def test_backups_are_sent_elsewhere(tmp_path):
     own, other = tmp_path / "own", tmp_path / "other"
     callback = keras.callbacks.BackupAndRestore(str(own))

@@ -106,3 +106,25 @@ def test_backups_are_sent_elsewhere(tmp_path):
     save()
     assert own.exists()
     assert keras_fits.backup_save(keras.callbacks.Callback()) is None
+
+
+def test_callbacks_that_may_stop_within_epochs():
+    class Own(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            pass
+
+    def told(*callbacks):
+        answers = []
+        asking = keras.callbacks.LambdaCallback(
+            on_train_begin=lambda logs: answers.append(keras_fits.may_stop_within_epochs())
+        )
+        dense_model().fit(X, Y, epochs=1, verbose=1, callbacks=[*callbacks, asking])
+        return answers[0]
+
+    early = keras.callbacks.EarlyStopping("loss")
+    assert not told(early, keras.callbacks.ReduceLROnPlateau("loss")), (
+        "a message for each step that nobody needs"
+    )
+    assert told(keras.callbacks.TerminateOnNaN())
+    assert told(early, Own())
+    assert told(keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None))

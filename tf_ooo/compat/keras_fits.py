@@ -36,6 +36,27 @@ def epochs_of_fit() -> int | None:
     return None if epochs is None else int(epochs)
 
 
+def may_stop_within_epochs() -> bool:
+    """Whether a callback of the ``fit`` that is calling one acts on single batches and might end it there.
+
+    Of Keras' own only ``TerminateOnNaN`` does, and ``LambdaCallback`` whatever it was given.
+    """
+    callbacks = getattr(running_callback_list(), "callbacks", ())
+    return any(_acts_on_batches(callback) for callback in callbacks)
+
+
+def _acts_on_batches(callback: Any) -> bool:
+    kind = type(callback)
+    package, stops = kind.__module__.partition(".")[0], kind.__name__ in ("TerminateOnNaN", "LambdaCallback")
+    if package == "keras_callbacks" or (package in ("keras", "tf_keras") and not stops):
+        return False
+    base = versions.keras_of(callback).callbacks.Callback
+    hooks = [f"on_{what}_{when}" for what in ("batch", "train_batch") for when in ("begin", "end")]
+    return any(
+        name in vars(callback) or getattr(kind, name, None) is not getattr(base, name, None) for name in hooks
+    )
+
+
 def argument_of_fit(name: str) -> Any:
     """What the innermost ``fit`` that runs was given by that name; None: nothing."""
     for frame in _frames_above():

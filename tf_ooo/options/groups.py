@@ -35,9 +35,9 @@ class RankOptions(ModeOptions):
         compression: what gradients travel as, ``"none"``, ``"fp16"`` or ``"bf16"``.
         weighting: in an average every rank counts the same (``"ranks"``), or every sample does
             (``"samples"``), for batches of unequal size.
-        lockstep: ``"auto"``: ranks agree on the number of steps once an epoch, and before each execution on
-            whether all go on, so that one rank alone may stop; ``"epoch"``: on the number only, which saves a
-            message for each execution; ``"execution"``: before each, with its batches in hand.
+        lockstep: ``"auto"``: ranks agree on the number of steps once an epoch, and, where a callback acts on
+            batches and may stop a rank alone, before each execution on whether all go on; ``"epoch"``: on
+            the number only; ``"execution"``: before each, with its batches in hand.
         stop_timeout_s: with ``"epoch"``, how long a rank that a callback has stopped waits for the others.
     """
 

@@ -63,8 +63,9 @@ class RanksInStep:
         steps: int | None,
     ) -> None:
         self.model, self.engine, self.averaging, self.options = model, engine, averaging, options
-        asks, counts = options.lockstep != "epoch", options.lockstep == "execution"
-        self.lockstep = Lockstep(engine, asks, counts)
+        counts = options.lockstep == "execution"
+        may_stop = options.lockstep == "auto" and keras_fits.may_stop_within_epochs()
+        self.lockstep = Lockstep(engine, counts or may_stop, counts)
         self.element_spec: Any = None
         self._agreed = {**agreed, "epochs": keras_fits.epochs_of_fit()}
         self._steps = steps
@@ -83,8 +84,10 @@ class RanksInStep:
             function, self.engine, self.lockstep, self.model, self._share, self._verify, on_batches, known
         )
         with naming_the_lost(self.engine, "before training"):
-            start = self.engine.gather(keras_fits.start_epoch_of(self.model))
-        keras_fits.set_start_epoch(self.model, start[0])
+            mine = [keras_fits.start_epoch_of(self.model), self.lockstep.asks]
+            starts, asks = zip(*self.engine.gather(mine), strict=True)
+        keras_fits.set_start_epoch(self.model, starts[0])
+        self.lockstep.asks = any(asks)
         return Training(
             self.step.__call__,
             restore,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests import forked
+from tf_ooo.hosts.addresses import free_ports
 
 BIN = Path(sys.executable).parent
 
@@ -68,14 +68,6 @@ def horovod_variables(rank: int, workers: int, port: int) -> dict[str, str | Non
         "HOSTNAME": "localhost",
     }
     return without_launcher() | {f"HOROVOD_{name}": str(value) for name, value in values.items()}
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one_socket in sockets:
-            one_socket.bind(("127.0.0.1", 0))
-        return [one_socket.getsockname()[1] for one_socket in sockets]
 
 
 def collective_variables(workers: int) -> list[dict[str, str | None]]:

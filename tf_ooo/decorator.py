@@ -76,10 +76,10 @@ class OOOFunction:
         """As a method, each object gets a step, and a report, of its own."""
         if instance is None:
             return self
-        _say_if_not_saved(instance, self.python_function.__name__)
         name = f"_ooo_{self.python_function.__name__}"
         bound = instance.__dict__.get(name)
         if bound is None:
+            _say_if_not_saved(instance, self.python_function.__name__)
             function = self.python_function.__get__(instance, owner)
             bound = instance.__dict__.setdefault(name, OOOFunction(function, self.options, self.jit_compile))
         return bound
@@ -159,7 +159,7 @@ def _say_if_not_saved(instance: Any, name: str) -> None:
     """Once for each module: ``tf.saved_model.save`` looks for functions of TensorFlow's own class."""
     import tensorflow as tf
 
-    if isinstance(instance, tf.Module) and f"_ooo_{name}" not in instance.__dict__:
+    if isinstance(instance, tf.Module):
         _LOG.warning(
             "%s.%s is not saved with its module: tf.saved_model.save keeps tf.functions only; keep one for "
             "it, module.saved_%s = module.%s.stock",

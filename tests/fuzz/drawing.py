@@ -184,8 +184,8 @@ def without_unlisted_state(setup: Setup) -> Setup:
 def without_pooled_volumes_of_other_types(setup: Setup) -> Setup:
     """On a CPU the largest of a volume has kernels for float32 and bfloat16."""
     volumes = any(part.kind == "layers.MaxPooling3D" for part in setup.parts())
-    others = setup.policy in ("mixed_float16", "float64")
-    return replace(setup, policy="float32") if volumes and others else setup
+    lacks_kernels = setup.policy in ("mixed_float16", "float64")
+    return replace(setup, policy="float32") if volumes and lacks_kernels else setup
 
 
 def without_muon_in_float64(setup: Setup) -> Setup:

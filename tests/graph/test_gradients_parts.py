@@ -227,9 +227,9 @@ LONE = flow_of(
 
 def lone_from(shape=(3, 4), sources=("x",), **reach):
     weight = access(LONE, "w", writes="ww", reads="w", shape=shape)
-    others = [access(LONE, "none"), access(LONE, "neither")]
+    without_ops = [access(LONE, "none"), access(LONE, "neither")]
     gradients = gradients_of(
-        LONE, [*others, weight], data_sources=dict.fromkeys(nodes(LONE, " ".join(sources)), 1)
+        LONE, [*without_ops, weight], data_sources=dict.fromkeys(nodes(LONE, " ".join(sources)), 1)
     )
     reaches = dict.fromkeys(LONE.names, C) | reach
     return names_of(LONE, gradients._from_gradient_on(2, set(nodes(LONE, "w")), bits(LONE, **reaches)))

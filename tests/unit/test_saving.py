@@ -123,8 +123,8 @@ def test_a_folder_gives_way_when_the_new_one_is_whole(tmp_path, monkeypatch, exc
         exporting({"saved_model.pb": "secon"})(path, error=RuntimeError("full"))
     assert files_of(path)["saved_model.pb"] == "first"
     exporting({"saved_model.pb": "second", "variables/data": "second"})(str(path))
-    others = {"more/notes": "mine", "labels.txt": "mine"}
-    assert files_of(path) == {"saved_model.pb": "second", "variables/data": "second", **others}
+    of_somebody_else = {"more/notes": "mine", "labels.txt": "mine"}
+    assert files_of(path) == {"saved_model.pb": "second", "variables/data": "second", **of_somebody_else}
     assert os.listdir(tmp_path) == ["exported"]
 
 

@@ -140,8 +140,8 @@ def saving_backups_whole(callback: Any) -> Callable[[], None] | None:
         return None
 
     def call() -> None:
-        folder = Path(os.path.realpath(callback.backup_dir))
-        if not folder.parent.is_dir() or "://" in str(callback.backup_dir):
+        folder = _own_path(callback.backup_dir, folder=True)
+        if folder is None:
             save()
             return
         with written_beside(folder) as beside:

@@ -65,21 +65,21 @@ def spread_over(stages, weights, warmup=None, every=None, count=BATCHES, frozen=
     moved = Moved(model)
     _move(moved, model, stages, frozen)
     plan = SpreadPlan(stages, DEVICES[: stages.processors], every)
-    made = spread(model, (x[0], y[0]), plan, LayerPipe(weights=weights, rate_warmup_steps=warmup))
-    made.ticks.reset()
+    retimed = spread(model, (x[0], y[0]), plan, LayerPipe(weights=weights, rate_warmup_steps=warmup))
+    retimed.ticks.reset()
     feed = iter(zip(x, y, strict=True))
 
     def batches():
         batch = next(feed, None)
         return None if batch is None else [tf.constant(part) for part in batch]
 
-    epoch = Epoch(made.ticks, batches, TOGETHER)
+    epoch = Epoch(retimed.ticks, batches, TOGETHER)
     losses = []
     while (logs := epoch.step()) is not None:
         losses.append(float(logs["loss"]))
     moved.restore()
-    assert_spread(made, stages.processors)
-    return model.get_weights(), losses, made
+    assert_spread(retimed, stages.processors)
+    return model.get_weights(), losses, retimed
 
 
 def _move(moved, model, stages, frozen):

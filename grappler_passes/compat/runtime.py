@@ -47,6 +47,19 @@ def register_functions(graph_def: graph_pb2.GraphDef) -> None:
             context.add_function_def(function)
 
 
+def keep_functions() -> None:
+    """What the runtime holds now it holds to the end of the process.
+
+    A runtime that has joined workers asks them to forget each function that goes, and prints two lines of
+    error for each that was there before they joined, or where they are gone.
+    """
+    from tensorflow.python.eager.polymorphic_function import atomic_function
+
+    uses = getattr(atomic_function, "RUNTIME_FUNCTION_REFS", {})
+    for name in list(uses):
+        uses[name] += 1
+
+
 def _context() -> Any:
     from tensorflow.python.eager import context
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import signal
 import subprocess
@@ -206,3 +207,30 @@ def test_a_script_ends_with_the_error_of_a_silent_worker():
     end = script.stderr.splitlines()[-1]
     assert f"BackendError: lost worker {address_of(cluster, 1)} (task 1): " in end
     assert "it has not answered for 30 s" in end
+
+
+def train_and_forget(cluster, worker):
+    """Functions go that were there before the cluster was joined, and others when its worker has ended."""
+    train(earlier := perceptron(), [])
+    del earlier
+    model = perceptron()
+    train(model, [pipeline(cluster)])
+    gc.collect()
+    tf.ones(()).numpy()
+    os.kill(worker, signal.SIGTERM)
+    print("trained", end="")
+
+
+def test_a_script_that_succeeds_prints_no_errors():
+    """TensorFlow's own program, as users start it: its messages are printed only there."""
+    cluster = addresses(2)
+    with workers(cluster, [1]) as started:
+        code = "import sys; from tests.distributed.test_cluster import train_and_forget; "
+        code += "train_and_forget(sys.argv[1], int(sys.argv[2]))"
+        command = [sys.executable, "-c", code, cluster, str(started[1].pid)]
+        environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"}
+        script = subprocess.run(
+            command, capture_output=True, text=True, timeout=150, check=False, env=environment
+        )
+    assert (script.returncode, script.stdout) == (0, "trained"), script.stderr
+    assert not [line for line in script.stderr.splitlines() if line.startswith("E0000")], script.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from pathlib import Path
 
@@ -110,20 +111,45 @@ def hold(cluster):
     input()
 
 
+@contextlib.contextmanager
+def held(cluster):
+    """The workers are in use in the block, by the process of this number."""
+    process = forked.start(hold, cluster)
+    try:
+        while "joined" not in (line := process.stdout.readline()):
+            assert line, "it has ended"
+        yield process.pid
+        process.stdin.write("\n")
+        process.stdin.flush()
+        process.wait(30)
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_workers_in_use_are_named_and_free_afterwards():
     cluster = addresses(2)
     with workers(cluster, [0, 1]):
-        first = forked.start(hold, cluster)
-        while "joined" not in (line := first.stdout.readline()):
-            assert line, "it has ended"
-        with pytest.raises(
-            tf_ooo.errors.BackendError, match=rf"\(task [01]\) is in use by another.*process {first.pid} at"
+        with (
+            held(cluster) as pid,
+            pytest.raises(
+                tf_ooo.errors.BackendError, match=rf"\(task [01]\) is in use by another.*process {pid} at"
+            ),
         ):
             forked.result_of(connect, cluster)
-        first.stdin.write("\n")
-        first.stdin.flush()
-        first.wait(30)
         assert forked.result_of(devices_of, cluster) == 2
+
+
+def test_workers_in_use_whose_list_is_in_another_order_are_told_that_first():
+    """Who is asked by number in another list is somebody else: nobody can be named as in use."""
+    cluster = addresses(3)
+    first, second, third = cluster.split(",")
+    with (
+        workers(cluster, [0, 1, 2]),
+        held(cluster),
+        pytest.raises(tf_ooo.errors.BackendError, match=rf"{third} \(task 1\) was started as task 2 of"),
+    ):
+        forked.result_of(connect, f"{first},{third},{second}")
 
 
 def devices_of(cluster):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import tensorflow as tf
 
@@ -41,3 +43,14 @@ def test_register_functions():
     runtime.register_functions(graph_def)
     context = runtime._context()
     assert context.has_function("ooo_test_registered"), "XLA would not find what a function_list names"
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_keep_functions(kept):
+    _, concrete = square_step()
+    name, context = concrete.name, runtime._context()
+    if kept:
+        runtime.keep_functions()
+    del concrete
+    gc.collect()
+    assert context.has_function(name) is kept, "AtomicFunction counts its uses in another way"

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -14,6 +15,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from grappler_passes.compat import runtime
 from tf_ooo.compat import versions
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
@@ -128,19 +130,24 @@ def connect(cluster: str | Sequence[str], wait_s: float = 60.0, silence_s: float
         return known
     versions.check_versions()
     deadline = time.monotonic() + wait_s
-    workers = {task: _greet(addresses, task, deadline) for task in range(1, len(addresses))}
-    for task in workers:
-        _refuse_if_used(addresses[task], task)
+    workers = _meet(addresses, range(1, len(addresses)), deadline)
     # Last: a worker for task 0 may still be starting.  Where nobody serves its address, this process does.
     own_task = 0 if answers(addresses[0]) and not can_listen(addresses[0]) else None
     if own_task is None:
-        workers = {0: _greet(addresses, 0, deadline), **workers}
-        _refuse_if_used(addresses[0], 0)
-    for task, facts in workers.items():
-        _check(addresses, task, facts)
+        workers = _meet(addresses, [0], deadline) | workers
     _join(addresses, workers, own_task)
     _clusters[addresses] = Cluster(addresses, workers, own_task, silence_s)
     return _clusters[addresses]
+
+
+def _meet(addresses: Sequence[str], tasks: Iterable[int], deadline: float) -> dict[int, Facts]:
+    """What the workers of these tasks say of themselves.  BackendError: one is none for this process."""
+    workers = {task: _greet(addresses, task, deadline) for task in tasks}
+    for task, facts in workers.items():
+        _check(addresses, task, facts)
+    for task in workers:  # last: a worker with another list would answer for somebody else
+        _refuse_if_used(addresses[task], task)
+    return workers
 
 
 def _greet(addresses: Sequence[str], task: int, deadline: float) -> Facts:
@@ -214,6 +221,8 @@ def _join(addresses: Sequence[str], workers: Mapping[int, Facts], own_task: int 
             tf.config.list_logical_devices()  # connects now, if TensorFlow had not started yet
     except tf.errors.OpError as error:
         raise BackendError(f"cannot join the cluster {','.join(addresses)}: {error.message}") from error
+    runtime.keep_functions()  # the workers do not know them
+    atexit.register(runtime.keep_functions)  # workers may end before this process has
     for task, address in tasks.items():
         say_used(address, task, Client(own, os.getpid()))
     logger.info("joined the cluster %s as %s", ",".join(addresses), own)

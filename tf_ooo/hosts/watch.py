@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+from grappler_passes.compat import runtime
 from tf_ooo.hosts.addresses import answers, host_port
 from tf_ooo.hosts.facts import Facts, Line
 
@@ -68,7 +69,7 @@ class Watch:
             thread.join(max(0.0, deadline - time.monotonic()))
             reason = reasons.get(task, f"no answer within {self._answer_s:.0f} s")
             if reason:
-                self.lost.setdefault(task, reason)
+                self._note(task, reason)
         return dict(self.lost)
 
     def _why_lost(self, task: int) -> str:
@@ -126,8 +127,13 @@ class Watch:
         address = self._workers[task].addresses[task]
         if task not in self.lost and not self._ended.is_set():
             logger.error("lost worker %s (task %d): %s", address, task, reason)
-        self.lost.setdefault(task, reason)
+        self._note(task, reason)
         cut(address)
+
+    def _note(self, task: int, reason: str) -> None:
+        if task not in self.lost:
+            runtime.keep_functions()  # nobody is there to forget them
+        self.lost.setdefault(task, reason)
 
 
 def _thread(function: Callable[..., object], *args: object) -> threading.Thread:

@@ -69,3 +69,32 @@ def test_unsynchronized():
     ]
     model = keras.Sequential([keras.Input((3,)), *layers])
     assert [title.split("/")[-1] for title in keras_layers.unsynchronized(model)] == ["sync"]
+
+
+def test_inference_only():
+    """Layers follow it also where they are told to train."""
+    model = keras.Sequential(
+        [keras.Input((3,)), keras.layers.Dropout(0.5), keras.layers.BatchNormalization()]
+    )
+    x = tf.constant([[1.0, 2.0, 3.0], [3.0, 5.0, 9.0]])
+    calls = [vars(layer).get("call") for layer in model.layers]
+    with keras_layers.inference_only(model):
+        inside = model(x, training=True)
+    tf.debugging.assert_equal(inside, model(x, training=False), message="Layer.call is no longer looked up")
+    assert [vars(layer).get("call") for layer in model.layers] == calls
+    assert not bool(tf.reduce_all(model(x, training=True) == inside))
+
+
+def test_random_layers():
+    layers = [keras.layers.Dropout(0.5), keras.layers.GaussianNoise(0.1), keras.layers.Dropout(0.0)]
+    titles = keras_layers.random_layers(keras.Sequential([keras.Input((3,)), *layers]))
+    assert len(titles) == 2
+    assert "dropout" in titles[0]
+
+
+def test_is_of_kerass_family():
+    class Own(keras.layers.Dense):
+        pass
+
+    assert keras_layers.is_of_kerass_family(keras.layers.Dense(2))
+    assert not keras_layers.is_of_kerass_family(Own(2))

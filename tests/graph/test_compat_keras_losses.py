@@ -60,3 +60,34 @@ def test_loss_weights():
     assert keras_losses.loss_weights(model) == [2.0], "compile no longer tells its loss_weights"
     model.compile("sgd", lambda y, p: p)
     assert keras_losses.loss_weights(model) is None
+
+
+def test_own_loss_code():
+    """Only what is not Keras' own may depend on rows in a way that nobody knows."""
+
+    def own(y, p):
+        return tf.reduce_mean(y - p)
+
+    class Layer(keras.layers.Layer):
+        def call(self, x):
+            return x
+
+    def said(loss, *layers):
+        model = keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(2)])
+        model.compile("sgd", loss)
+        return keras_losses.own_loss_code(model)
+
+    for loss in ("mse", keras.losses.MeanSquaredError(), keras.losses.mean_squared_error):
+        assert said(loss) == []
+    assert said(own) == ["loss own"]
+    regularized = keras.layers.Dense(2, activity_regularizer="l2", name="regularized")
+    texts = said("mse", Layer(name="mine"), regularized)
+    assert [text.split("/")[-1].split()[-1] for text in texts] == ["mine", "regularized"]
+
+    class Model(keras.Sequential):
+        def train_step(self, data):
+            return super().train_step(data)
+
+    model = Model([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+    assert keras_losses.own_loss_code(model) == ["Model"]

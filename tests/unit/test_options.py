@@ -46,6 +46,7 @@ OPTIONS = {
     "chunks": (2, {"pipeline"}),
     "group": (2, {"pipeline"}),
     "replicas": (2, {"pipeline"}),
+    "check_loss": (False, {"pipeline"}),
     "weights": ("ema", {"layerpipe"}),
     "drain_steps": (5, {"layerpipe"}),
     "rate_warmup_steps": (5, {"layerpipe"}),

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
 import zlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tf_ooo.compat import versions
+from tf_ooo.compat import keras_attributes, versions
 
 if TYPE_CHECKING:
     import keras
+
+OWN_MODULES = ("keras", "tf_keras")
+# Whose layers add no losses of their own.
+_FAMILY = (*OWN_MODULES, "keras_hub", "keras_nlp", "keras_cv")
 
 
 def is_layer(value: Any) -> bool:
@@ -20,7 +28,12 @@ def is_layer(value: Any) -> bool:
 
 def is_kerass_own(layer: keras.layers.Layer) -> bool:
     """Whether the class of a layer is one of Keras, whose settings ``get_config`` tells."""
-    return type(layer).__module__.split(".")[0] in ("keras", "tf_keras")
+    return type(layer).__module__.split(".")[0] in OWN_MODULES
+
+
+def is_of_kerass_family(layer: keras.layers.Layer) -> bool:
+    """Whether the class of a layer is one of Keras or its model libraries."""
+    return type(layer).__module__.split(".")[0] in _FAMILY
 
 
 def parts_of(model: keras.Model, itself: bool = True) -> list[Any]:
@@ -69,3 +82,43 @@ def stateful_layers(model: keras.Model) -> list[str]:
     kind = versions.keras_of(model).layers.RNN
     recurrent = [layer for layer in parts_of(model, itself=False) if isinstance(layer, kind)]
     return [title_of(layer) for layer in recurrent if layer.stateful]
+
+
+@contextlib.contextmanager
+def inference_only(model: keras.Model) -> Iterator[None]:
+    """Inside the block layers compute as in inference, whatever they are told: no masks, no statistics."""
+    layers = [
+        layer
+        for layer in parts_of(model, itself=False)
+        if is_of_kerass_family(layer) and "training" in inspect.signature(layer.call).parameters
+    ]
+    for layer in layers:
+        keras_attributes.shadow(layer, "call", _in_inference(layer.call))
+    try:
+        yield
+    finally:
+        for layer in layers:
+            keras_attributes.unshadow(layer, "call")
+
+
+def _in_inference(call: Any) -> Any:
+    signature = inspect.signature(call)
+
+    @functools.wraps(call)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.arguments["training"] = False
+        return call(*bound.args, **bound.kwargs)
+
+    return called
+
+
+def random_layers(model: keras.Model) -> list[str]:
+    """Titles of the layers that drop or disturb something at random while they train."""
+    layers = versions.keras_of(model).layers
+    kinds = (layers.Dropout, layers.GaussianDropout, layers.GaussianNoise, layers.AlphaDropout)
+    return [
+        title_of(layer)
+        for layer in parts_of(model, itself=False)
+        if isinstance(layer, kinds) and (getattr(layer, "rate", None) or getattr(layer, "stddev", None))
+    ]

@@ -41,7 +41,37 @@ def masks(model: keras.Model) -> list[str]:
 
 def is_kerass_own(loss: Any) -> bool:
     """Whether a loss is an object of one of Keras' own classes, whose settings ``get_config`` tells."""
-    return hasattr(loss, "get_config") and type(loss).__module__.split(".")[0] in ("keras", "tf_keras")
+    return hasattr(loss, "get_config") and type(loss).__module__.split(".")[0] in keras_layers.OWN_MODULES
+
+
+def own_loss_code(model: keras.Model) -> list[str]:
+    """What is not of Keras and may decide how a loss depends on the rows of a batch, each in words."""
+    said = [] if not _has_own_loss_code(model, versions.keras_of(model)) else [type(model).__name__]
+    losses = [loss for loss in tf.nest.flatten(getattr(model, "loss", None)) if callable(loss)]
+    said += [_name_of(loss) for loss in losses if not _is_known(loss)]
+    for layer in keras_layers.parts_of(model, itself=False):
+        if getattr(layer, "activity_regularizer", None) is not None:
+            said.append(f"activity_regularizer of {keras_layers.title_of(layer)}")
+        elif not keras_layers.is_of_kerass_family(layer):
+            said.append(f"layer {keras_layers.title_of(layer)}")
+    return said
+
+
+def _is_known(loss: Any) -> bool:
+    """Of Keras' own functions, wrapped or not."""
+    function = getattr(loss, "fn", loss)
+    return all(
+        str(getattr(part, "__module__", "")).split(".")[0] in keras_layers.OWN_MODULES
+        for part in (type(loss) if isinstance(loss, _loss_kinds()) else loss, function)
+    )
+
+
+def _loss_kinds() -> tuple[type, ...]:
+    return tuple(keras.losses.Loss for keras in versions.loaded_keras())
+
+
+def _name_of(loss: Any) -> str:
+    return f"loss {getattr(loss, 'name', None) or getattr(loss, '__name__', None) or type(loss).__name__}"
 
 
 def loss_weights(model: keras.Model) -> Any:

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tf_ooo.compat import keras_optimizers, op_marks
 from tf_ooo.errors import BackendError
+from tf_ooo.tracing.changed import Taped, refuse_changed
 from tf_ooo.tracing.intercepting import Update, intercepted, ops_so_far, refuse_twice, times
 
 _APPLY_ONCE = "a pipeline applies them once, after all micro-batches"
@@ -45,11 +46,12 @@ class Collecting:
         self.collected_after: list[int] = []
         self._number = 0
         self._calls = 0
+        self._taped = Taped()
 
     @contextlib.contextmanager
     def micro_batch(self, number: int) -> Iterator[None]:
-        self._number, self._calls = number, 0
-        with intercepted(self.optimizers, self._collect):
+        self._number, self._calls, self._taped = number, 0, Taped()
+        with intercepted(self.optimizers, self._collect), self._taped.noted():
             yield
         if self._calls != len(self.applied):
             raise BackendError(
@@ -64,6 +66,8 @@ class Collecting:
             sums = [None] * len(update.grads)
             self.applied.append(_Applied(update.optimizer, update.variables, update.explicit, sums))
             self.collected_after.append(ops_so_far())
+            if len(self.weights) > 1:
+                refuse_changed(self._taped, update.grads, len(self.weights))
         if call >= len(self.applied) or len(self.applied[call].sums) != len(update.grads):
             raise BackendError(
                 "train_step applies other gradients for a later micro-batch than for the first"

@@ -15,7 +15,8 @@ from tf_ooo.tracing.collecting import Collecting
 from tf_ooo.tracing.micro_batches import parts_of, relative_weights, rows_of, split_rows
 from tf_ooo.tracing.optimizers import optimizers_of
 
-_READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
+# What leaves a variable as it is.
+READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 
 
 class StepFunctions:
@@ -108,7 +109,7 @@ def refuse_reads_after(updates: Iterable[tuple[Sequence[Any], int]]) -> None:
     for variables, begin in updates:
         handles = _handles(variables)
         for op in operations[begin:]:
-            if op.type in _READS and id(op.inputs[0]) in handles:
+            if op.type in READS and id(op.inputs[0]) in handles:
                 raise BackendError(
                     f"train_step reads {handles[id(op.inputs[0])]} again after it has applied its gradient "
                     f"(op {op.name}); over several devices updates come later than in one step, so it would "

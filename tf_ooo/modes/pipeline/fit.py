@@ -16,6 +16,7 @@ from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.target import gone
 from tf_ooo.modes.pipeline.company import Company
+from tf_ooo.modes.pipeline.losses import check_loss
 from tf_ooo.modes.pipeline.options import Pipeline
 from tf_ooo.modes.pipeline.partition import units_of
 from tf_ooo.modes.pipeline.planning import Wanted, make_plan
@@ -140,6 +141,7 @@ class PipelineSteps:
         mode, pipeline = self._mode, self._mode.pipeline
         if pipeline is None and mode.planned_from is not None:
             self._build(iterator)
+            self._check_loss(batch)
             pipeline = mode.plan_from(*mode.planned_from, self._model)
         if pipeline is None:
             return self._first_step(batch, iterator)
@@ -149,6 +151,11 @@ class PipelineSteps:
     def _build(self, iterator: Any) -> None:
         sync.build(self._model, optimizers_of(self._model), self._model.train_step, iterator)
 
+    def _check_loss(self, batch: Any) -> None:
+        options = self._mode.options
+        if options.check_loss:
+            check_loss(self._model, batch, options.microbatches)
+
     # -- before the plan ---------------------------------------------------------------------------
 
     def _first_step(self, batch: Any, iterator: Any) -> Any:
@@ -157,6 +164,7 @@ class PipelineSteps:
         if first is None:
             self._build(iterator)
             mode, model = self._mode, self._model
+            self._check_loss(batch)
             layers = LayerByLayer(home_device(), self._keep_layers_whole())
             applying, parts = mode.company.applying(model), mode.options.microbatches
             self._first = first = FirstSteps(model, layers, parts, mode.options, mode.describe(), applying)

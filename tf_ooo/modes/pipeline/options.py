@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tf_ooo.options import DeviceOptions, RankOptions
-from tf_ooo.options.checks import folder, option, whole_number
+from tf_ooo.options.checks import flag, folder, option, whole_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,8 @@ class Pipeline(DeviceOptions, RankOptions):
         group: modulo: layers of a group; None: tried.
         replicas: the number of processes, each with a pipeline of its own, whose gradients are averaged;
             None: as many as horovodrun started.
+        check_loss: refuse a loss of one's own that adds up the rows of a batch or compares them with one
+            another, and so is not the mean of its micro-batches' losses; False trains with that mean.
         dump_dir: folder for the graph after every pass; None writes nothing.
     """
 
@@ -38,4 +40,5 @@ class Pipeline(DeviceOptions, RankOptions):
     chunks: int | None = option(None, whole_number(1, optional=True), of_policy=True)
     group: int | None = option(None, whole_number(1, optional=True), of_policy=True)
     replicas: int | None = option(None, whole_number(1, optional=True))
+    check_loss: bool = option(True, flag)
     dump_dir: str | os.PathLike[str] | None = option(None, folder)

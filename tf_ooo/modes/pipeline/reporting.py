@@ -111,6 +111,12 @@ def note_micro_batches(report: Report, model: keras.Model) -> None:
         texts.append(
             f"{len(names)} BatchNormalization layers normalize each micro-batch by itself: {names[0]}"
         )
+    random = keras_layers.random_layers(model)
+    if random:
+        texts.append(
+            f"{len(random)} layers draw random numbers for each micro-batch, others than for the whole batch "
+            f"and the same for all schedules: {random[0]}"
+        )
     masks = keras_losses.masks(model)
     if masks:
         texts.append(

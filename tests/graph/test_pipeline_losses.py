@@ -1,0 +1,242 @@
+"""Losses and gradients that are not the mean of their micro-batches': refused, and what is let through."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.graph.pipeline_fits import assert_equal_bits, compiled_model, pipelined
+from tests.graph.pipeline_models import X, Y, adam
+from tests.zoo import keras, needs_keras_3
+from tf_ooo.errors import BackendError
+
+pytestmark = pytest.mark.devices(2)
+
+
+def disturbed():
+    """With what makes other numbers of a micro-batch than of the batch, without any fault of the loss."""
+    layers = keras.layers
+    parts = [layers.Dense(9, "relu"), layers.Dropout(0.5), layers.BatchNormalization(), layers.Dense(3)]
+    return keras.Sequential([keras.Input((7,)), *parts])
+
+
+def one_hot(y):
+    return tf.one_hot(tf.cast(tf.reshape(y, [-1]), tf.int32), 3)
+
+
+def mean(y, p):
+    return tf.reduce_mean((one_hot(y) - p) ** 2)
+
+
+def of_each_row(y, p):
+    return tf.reduce_mean((one_hot(y) - p) ** 2, -1)
+
+
+def added_up(y, p):
+    return tf.reduce_sum((one_hot(y) - p) ** 2)
+
+
+def contrasted(y, p):
+    similar = tf.matmul(p, p, transpose_b=True)
+    rows = tf.range(tf.shape(p)[0])
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(rows, similar))
+
+
+def of_classes(y, p):
+    weights = tf.cast(tf.reshape(y, [-1]) > 0, tf.float32)
+    return tf.reduce_sum(of_each_row(y, p) * weights) / tf.reduce_sum(weights)
+
+
+class Trained(keras.Model):
+    """Its own train_step: a loss, and what happens to gradients before they are applied."""
+
+    def __init__(self, loss, change=lambda gradients, weights: gradients, make=disturbed):
+        super().__init__()
+        self.inner, self.of, self.change = make(), loss, change
+
+    def call(self, x, training=False):
+        return self.inner(x, training=training)
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = self.of(data[1], self(data[0], training=True))
+        weights = self.trainable_variables
+        gradients = self.change(tape.gradient(loss, weights), weights)
+        self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        return {"loss": loss}
+
+
+class AddsLoss(keras.layers.Layer):
+    """Adds a loss of its own, and noise that is there in inference, too."""
+
+    def __init__(self, reduce):
+        super().__init__()
+        self.reduce = reduce
+
+    def call(self, x):
+        self.add_loss(self.reduce(x**2))
+        return x + 0.01 * tf.random.stateless_normal(tf.shape(x), (1, 2))
+
+
+def adding(reduce):
+    parts = [keras.layers.Dense(9), AddsLoss(reduce), keras.layers.Dense(3)]
+    return lambda: keras.Sequential([keras.Input((7,)), *parts])
+
+
+def fit(make, loss, **options):
+    model = compiled_model(make, adam, loss=loss, metrics=None)
+    model(X[:16])
+    before = model.get_weights()
+    callback = pipelined("gpipe", **{"devices": 2, "microbatches": 4} | options)
+    try:
+        model.fit(X, Y, batch_size=16, verbose=0, callbacks=[callback])
+    except BackendError:
+        assert_equal_bits(before, model.get_weights())
+        raise
+    return callback.report
+
+
+REFUSED = "adds up rows"
+OTHER = "compares rows with one another, or divides by something else"
+
+
+@pytest.mark.parametrize(
+    ("make", "loss", "text"),
+    [
+        pytest.param(disturbed, added_up, f"{REFUSED} (looked at: loss added_up)", id="sum"),
+        pytest.param(disturbed, contrasted, OTHER, id="rows"),
+        pytest.param(disturbed, of_classes, OTHER, id="masked"),
+        pytest.param(lambda: Trained(added_up), None, f"{REFUSED} (looked at: Trained)", id="own-sum"),
+        pytest.param(lambda: Trained(of_each_row), None, REFUSED, id="vector"),
+        pytest.param(lambda: Trained(contrasted), None, OTHER, id="own-rows"),
+        pytest.param(adding(tf.reduce_sum), of_each_row, REFUSED, id="add_loss"),
+    ],
+)
+def test_a_loss_that_is_no_mean_of_rows(make, loss, text):
+    with pytest.raises(BackendError, match=re.escape(text)) as raised:
+        fit(make, loss)
+    assert "check_loss=False" in str(raised.value)
+    assert "microbatches=1" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "loss"),
+    [
+        pytest.param(disturbed, mean, id="mean"),
+        pytest.param(disturbed, of_each_row, id="rows"),
+        pytest.param(lambda: Trained(mean), None, id="own"),
+        pytest.param(adding(tf.reduce_mean), of_each_row, id="add_loss"),
+    ],
+)
+def test_a_mean_of_rows_is_trained(make, loss):
+    assert fit(make, loss).added_edges
+
+
+@pytest.mark.parametrize("options", [{"check_loss": False}, {"microbatches": 1}], ids=str)
+def test_the_way_out(options):
+    assert fit(disturbed, contrasted, **options).pipeline is not None
+
+
+def test_the_check_changes_no_state():
+    """Counts, moving averages and seeds go on as if nothing had been looked at."""
+    with_check, without = Once(), Once()
+    for model, check_loss in ((with_check, True), (without, False)):
+        keras.utils.set_random_seed(3)
+        model.compile("sgd")
+        callback = pipelined("gpipe", devices=2, check_loss=check_loss)
+        model.fit(X[:32], Y[:32], batch_size=16, verbose=0, callbacks=[callback])
+    assert int(with_check.calls.numpy()) == int(without.calls.numpy()) > 0
+    assert_equal_bits(with_check.get_weights(), without.get_weights())
+
+
+class Once(Trained):
+    """Counts its forward passes."""
+
+    def __init__(self):
+        keras.utils.set_random_seed(2)
+        super().__init__(mean)
+        self.calls = tf.Variable(0, trainable=False)
+
+    def train_step(self, data):
+        self.calls.assign_add(1)
+        return super().train_step(data)
+
+
+def clipped_by_norm(gradients, weights):
+    return [tf.clip_by_norm(gradient, 0.1) for gradient in gradients]
+
+
+def clipped_together(gradients, weights):
+    return tf.clip_by_global_norm(gradients, 0.1)[0]
+
+
+def clipped(gradients, weights):
+    return [tf.clip_by_value(gradient, -0.1, 0.1) for gradient in gradients]
+
+
+def signs(gradients, weights):
+    return [tf.sign(gradient) for gradient in gradients]
+
+
+def noisy(gradients, weights):
+    return [gradient + tf.random.normal(tf.shape(gradient)) for gradient in gradients]
+
+
+def one_of_them(gradients, weights):
+    return [*gradients[:-1], gradients[-1] / tf.norm(gradients[-1])]
+
+
+@pytest.mark.parametrize("change", [clipped_by_norm, clipped_together, clipped, signs, noisy, one_of_them])
+def test_gradients_changed_before_the_optimizer(change):
+    with pytest.raises(BackendError, match="changes gradients between its tape and the optimizer") as raised:
+        fit(lambda: Trained(mean, change), None)
+    assert "global_clipnorm=" in str(raised.value)
+    assert fit(lambda: Trained(mean, change), None, microbatches=1).pipeline is not None
+
+
+def decayed(gradients, weights):
+    return [gradient + 0.1 * weight for gradient, weight in zip(gradients, weights, strict=True)]
+
+
+def scaled(gradients, weights):
+    return [gradient / tf.sqrt(tf.cast(tf.size(gradient), tf.float32)) for gradient in gradients]
+
+
+def centred(gradients, weights):
+    return [gradient - tf.reduce_mean(gradient, 0, keepdims=True) for gradient in gradients]
+
+
+@pytest.mark.parametrize("change", [decayed, scaled, centred])
+def test_what_is_the_same_for_parts_is_trained(change):
+    """The weights are those of the stock step on whole batches, up to rounding."""
+
+    def trained(**options):
+        keras.utils.set_random_seed(1)
+        model = compiled_model(
+            lambda: Trained(mean, change, undisturbed),
+            lambda: keras.optimizers.SGD(0.1),
+            loss=None,
+            metrics=None,
+        )
+        model(X[:16])
+        callbacks = [pipelined("gpipe", devices=2)] if options.get("pipeline") else []
+        model.fit(X, Y, batch_size=16, verbose=0, shuffle=False, callbacks=callbacks)
+        return model.get_weights()
+
+    for stock, parts in zip(trained(), trained(pipeline=True), strict=True):
+        np.testing.assert_allclose(parts, stock, rtol=1e-4, atol=1e-6)
+
+
+def undisturbed():
+    parts = [keras.layers.Dense(9, "relu"), keras.layers.Dense(3)]
+    return keras.Sequential([keras.Input((7,)), *parts])
+
+
+@needs_keras_3
+def test_other_masks_are_a_note():
+    (note,) = [note for note in fit(disturbed, of_each_row).notes if "random numbers" in note]
+    assert "for each micro-batch" in note
+    assert "dropout" in note

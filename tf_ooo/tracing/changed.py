@@ -1,0 +1,150 @@
+"""What a ``train_step`` does with gradients between its tape and the optimizer, and whose they are."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_ooo.errors import BackendError
+
+# Of micro-batches' gradients these make the mean of what they make of each.
+_LINEAR = {
+    "AddN", "AddV2", "BroadcastTo", "Cast", "ConcatV2", "ExpandDims", "GatherV2", "Identity", "IdentityN",
+    "Mean", "Neg", "Pack", "Pad", "Reshape", "Slice", "Split", "SplitV", "Squeeze", "StridedSlice", "Sub",
+    "Sum", "Tile", "Transpose", "UnsortedSegmentSum", "Unpack", "ZerosLike",
+}  # fmt: skip
+# Linear in one input, where the others are no gradients; the second of these divides.
+_LINEAR_IN_ONE = {"BatchMatMulV2", "Einsum", "MatMul", "Mul", "MulNoNan", "SelectV2"}
+_DIVISIONS = {"DivNoNan", "RealDiv"}
+_RANDOM = ("Random", "StatelessRandom", "Multinomial", "StatelessTruncated", "TruncatedNormal")
+
+
+class Taped:
+    """What ``tf.GradientTape.gradient`` was asked for, and has given, inside of :meth:`noted`."""
+
+    def __init__(self) -> None:
+        self._targets: list[Any] = []  # of each call
+        self._given: dict[
+            int, tuple[Any, int]
+        ] = {}  # by id: the tensor, held so that no other gets it; its call
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        gradient = tf.GradientTape.gradient
+
+        @functools.wraps(gradient)
+        def noting(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+            grads = gradient(tape, target, *args, **kwargs)
+            for tensor in map(_values, tf.nest.flatten(grads, expand_composites=False)):
+                if tensor is not None:
+                    self._given[id(tensor)] = tensor, len(self._targets)
+            self._targets.append(target)
+            return grads
+
+        tf.GradientTape.gradient = noting
+        try:
+            yield
+        finally:
+            tf.GradientTape.gradient = gradient
+
+    def losses_of(self, grads: Sequence[Any]) -> list[Any]:
+        """The targets of the calls that these gradients come from, none twice."""
+        calls, seen = set(), set()
+        waiting = [tensor for tensor in map(_values, grads) if tensor is not None]
+        while waiting:
+            tensor = waiting.pop()
+            if id(tensor) in self._given:
+                calls.add(self._given[id(tensor)][1])
+            elif id(tensor) not in seen:
+                seen.add(id(tensor))
+                waiting.extend(tensor.op.inputs)
+        targets = tf.nest.flatten([self._targets[call] for call in sorted(calls)])
+        return [target for target in targets if tf.is_tensor(target)]
+
+    def changed_by(self, grads: Sequence[Any]) -> Any:
+        """The op between a tape and these gradients that is not the same for parts of a batch; or None.
+
+        Gradients that no tape seems to have given tell nothing.
+        """
+        reached: dict[int, bool] = {}
+        for grad in map(_values, grads):
+            if grad is not None and hasattr(grad, "op"):
+                op = self._first_of(grad, reached)
+                if op is not None:
+                    return op
+        return None
+
+    def _first_of(self, grad: Any, reached: dict[int, bool]) -> Any:
+        seen, waiting = set(), [grad]
+        while waiting:
+            tensor = waiting.pop()
+            if id(tensor) in seen or not self._reaches(tensor, reached) or id(tensor) in self._given:
+                continue
+            seen.add(id(tensor))
+            if not self._passes(tensor.op, reached):
+                return tensor.op
+            waiting.extend(tensor.op.inputs)
+        return None
+
+    def _passes(self, op: Any, reached: dict[int, bool]) -> bool:
+        """Whether the op makes of gradients' mean the mean of what it makes of each."""
+        of_tape = [self._reaches(tensor, reached) for tensor in op.inputs]
+        if op.type in _DIVISIONS:
+            linear = not of_tape[1]
+        elif op.type in _LINEAR_IN_ONE:
+            linear = sum(of_tape) == 1
+        else:
+            linear = op.type in _LINEAR
+        others = [tensor for tensor, is_of_tape in zip(op.inputs, of_tape, strict=True) if not is_of_tape]
+        return linear and not any(map(_is_random, others))
+
+    def _reaches(self, tensor: Any, reached: dict[int, bool]) -> bool:
+        """Whether it is computed from a gradient of the tapes; ``reached`` keeps what was asked before."""
+        waiting = [tensor]
+        while waiting:
+            here = waiting[-1]
+            if id(here) in reached:
+                waiting.pop()
+                continue
+            if id(here) in self._given:
+                reached[id(here)] = True
+                continue
+            unknown = [before for before in here.op.inputs if id(before) not in reached]
+            if unknown:
+                waiting.extend(unknown)
+            else:
+                reached[id(here)] = any(reached[id(before)] for before in here.op.inputs)
+        return reached[id(tensor)]
+
+
+def refuse_changed(taped: Taped, grads: Sequence[Any], microbatches: int) -> None:
+    """BackendError: ``train_step`` clips, or does something else once that micro-batches do many times."""
+    op = taped.changed_by(grads)
+    if op is None:
+        return
+    raise BackendError(
+        f"train_step changes gradients between its tape and the optimizer ({op.type}, op {op.name}); a "
+        f"pipeline would do that to the gradients of each of {microbatches} micro-batches, not to the "
+        "batch's: give the optimizer clipnorm=, global_clipnorm= or clipvalue=, which act once, or use "
+        "microbatches=1"
+    )
+
+
+def _values(grad: Any) -> Any:
+    return grad.values if isinstance(grad, tf.IndexedSlices) else grad
+
+
+def _is_random(tensor: Any) -> bool:
+    seen, waiting = set(), [tensor.op]
+    while waiting:
+        op = waiting.pop()
+        if op.type.startswith(_RANDOM):
+            return True
+        if id(op) not in seen:
+            seen.add(id(op))
+            waiting.extend(before.op for before in op.inputs)
+    return False

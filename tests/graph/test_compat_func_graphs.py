@@ -60,10 +60,31 @@ def test_captured_here_and_imported():
     assert any(name.startswith("copy/") for name in names)
 
 
-def test_ops_called_by():
+def test_bodies_of():
     """Of a function and of the branches of a condition: collectives in them are found."""
     graph = square_step()[1].graph
-    called = [func_graphs.ops_called_by(op) for op in graph.get_operations() if op.type.endswith("Call")]
-    assert called, "a tf.function in another one is no longer an op"
-    assert any(kind.endswith("If") for kind in called[0]), "Graph._get_function or its definition changed"
-    assert func_graphs.ops_called_by(graph.get_operations()[0]) == []
+    (call,) = [op for op in graph.get_operations() if op.type.endswith("Call")]
+    (body,) = func_graphs.bodies_of(call)
+    assert len(body.inputs) == len(call.inputs), "Graph._get_function: what a function is given is not known"
+    assert len(body.outputs) == len(call.outputs)
+    (condition,) = [op for op in body.get_operations() if op.type.endswith("If")]
+    branches = func_graphs.bodies_of(condition)
+    assert [len(branch.inputs) for branch in branches] == [len(condition.inputs) - 1] * 2
+    assert func_graphs.bodies_of(graph.get_operations()[0]) == []
+
+
+def test_outside():
+    seen = []
+    given = tf.constant(2.0)
+
+    @tf.function
+    def step(x):
+        seen.append(func_graphs.outside(x))
+        seen.append(tf.cond(x > 0, lambda: [func_graphs.outside(x * given), x][1], lambda: x))
+        graph = tf.compat.v1.get_default_graph()
+        seen.extend(func_graphs.outside(op.outputs[0]) for op in graph.get_operations() if op.outputs)
+        return x * given
+
+    step(tf.ones(()))
+    assert seen[0] is None
+    assert any(value is given for value in seen), "FuncGraph.captures: what a step reads is not known"

@@ -34,6 +34,9 @@ def workers(monkeypatch):
         def ask(self, timeout_s):
             return says[self.task]
 
+        def abandon(self):
+            pass
+
     monkeypatch.setattr(watch, "Line", Line)
     monkeypatch.setattr(watch, "answers", lambda address, wait_s: "")
     monkeypatch.setattr(watch, "cut", closed.append)

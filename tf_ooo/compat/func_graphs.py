@@ -45,11 +45,22 @@ def without_placeholders(graph_def: graph_pb2.GraphDef) -> Any:
     return graph_protos.with_nodes(graph_def, (n for n in graph_def.node if n.op != "Placeholder"))
 
 
-def ops_called_by(op: Any) -> list[str]:
-    """The types of the ops in the functions that a graph op calls directly."""
-    keys = {attr.name for attr in op.op_def.attr} & {"f", "then_branch", "else_branch"}
-    functions = [op.graph._get_function(op.get_attr(key).name) for key in sorted(keys)]
-    return [node.op for f in functions if f is not None for node in f.cached_definition.node_def]
+def bodies_of(op: Any) -> list[Any]:
+    """The FuncGraphs that a graph op calls: a function's, or a condition's branches; [] for another op.
+
+    Their ``inputs`` are the op's: the last of them, where a condition has others before.
+    """
+    keys = {attr.name for attr in op.op_def.attr} & {"f", "then_branch", "else_branch", "branches"}
+    called = [op.get_attr(key) for key in sorted(keys)]
+    names = [function.name for value in called for function in (value if isinstance(value, list) else [value])]
+    functions = [op.graph._get_function(name) for name in names]
+    return [function.graph for function in functions if function is not None]
+
+
+def outside(tensor: Any) -> Any:
+    """What a placeholder of a FuncGraph stands for that captures it; None: it is no capture."""
+    captures = getattr(tensor.graph, "captures", ())
+    return next((external for external, internal in captures if internal is tensor), None)
 
 
 def ops_reached_from(graph: Any) -> Iterator[tuple[str, str]]:

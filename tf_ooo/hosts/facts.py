@@ -12,6 +12,7 @@ import os
 import time
 from typing import Any
 
+from tf_ooo.compat import tf_sessions
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.addresses import answers
 from tf_ooo.version import __version__
@@ -111,7 +112,7 @@ class Line:
         try:
             return self._session.run(self._op, options=options)
         except tf.errors.OpError:
-            self._session = None  # not closed: that would wait for the worker, too
+            self.abandon()
             raise
 
     def _open(self, tf: Any, timeout_s: float) -> None:
@@ -129,6 +130,12 @@ class Line:
             else:
                 self._op = tf.raw_ops.AssignVariableOp(resource=handle, value=self._write)
         self._session = tf.compat.v1.Session(self._target, graph=graph, config=config)
+
+    def abandon(self) -> None:
+        """Leaves the connection as it is: closing it would wait for the worker, too."""
+        if self._session is not None:
+            tf_sessions.abandon(self._session)
+            self._session = None
 
     def __enter__(self) -> Line:
         return self

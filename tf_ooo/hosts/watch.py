@@ -40,20 +40,28 @@ class Watch:
         self._answer_s = min(silence_s, _MOST_ANSWER_S)
         self._answered: dict[int, float] = {}
         self._ended = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._asking: dict[int, threading.Thread] = {}
+        self._connecting: set[int] = set()
 
     def start(self) -> None:
         """Watches until :meth:`stop`, or the end of the process."""
         self._answered = dict.fromkeys(self._workers, time.monotonic())
-        self._threads = [_thread(self._ask, task) for task in self._workers]
-        self._threads.append(_thread(self._watch))
+        self._asking = {task: _thread(self._ask, task) for task in self._workers}
+        _thread(self._watch)
         atexit.register(self.stop)
 
     def stop(self) -> None:
         """Ends the threads: one inside TensorFlow would crash the process at its end."""
         self._ended.set()
-        for thread in self._threads:
-            thread.join(self._answer_s + 2.0)
+        deadline_s = time.monotonic() + self._answer_s + 2.0
+        while self._in_tensorflow() and time.monotonic() < deadline_s:
+            for task in list(self.lost):  # nobody waits for its answer
+                cut(self._workers[task].addresses[task])
+            time.sleep(0.01)
+
+    def _in_tensorflow(self) -> bool:
+        threads = self._asking.items()
+        return any(thread.is_alive() and task not in self._connecting for task, thread in threads)
 
     def look(self) -> dict[int, str]:
         """Asks all workers now that are not lost; why each lost one is lost, by task."""
@@ -94,12 +102,15 @@ class Watch:
         address = self._workers[task].addresses[task]
         line = Line(f"grpc://{address}", task)
         while not self._ended.is_set() and task not in self.lost:
+            self._connecting.add(task)
             refused = answers(address, self._answer_s)
+            self._connecting.discard(task)
             if "refused" in refused:  # the machine lives, the process does not
                 self._lose(task, f"it does not answer: {refused}")
-            elif not refused:
+            elif not refused and not self._ended.is_set():
                 self._ask_once(task, line)
             self._ended.wait(self._interval_s)
+        line.abandon()
 
     def _ask_once(self, task: int, line: Line) -> None:
         with contextlib.suppress(Exception):

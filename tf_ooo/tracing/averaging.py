@@ -14,22 +14,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_ooo.compat import func_graphs, keras_optimizers, keras_variables, tf_functions
+from tf_ooo.compat import keras_optimizers, keras_variables, tf_functions
+from tf_ooo.errors import BackendError
 from tf_ooo.hosts.ranks.base import Engine
+from tf_ooo.tracing.already import OWN, REDUCED, Origins
 from tf_ooo.tracing.intercepting import Update, intercepted, times
 from tf_ooo.tracing.optimizers import optimizers_of
 from tf_ooo.tracing.slices import GradientSlices
 
 _LOG = logging.getLogger("tf_ooo")
-_ALLREDUCE = (
-    "HorovodAllreduce", "HorovodGroupedAllreduce", "HorovodAllgather", "CollectiveReduce", "CollectiveGather",
-)  # fmt: skip
-# What may stand between an allreduce and apply without changing the shape: casts, scales, clips.
-_PASS_ON = {
-    "AddN", "Cast", "ClipByValue", "Identity", "IdentityN", "If", "Maximum", "Minimum", "Mul",
-    "PartitionedCall", "RealDiv", "Select", "SelectV2", "StatefulPartitionedCall", "StatelessIf",
-}  # fmt: skip
-_DEEPEST = 12
 
 
 class Averaging:
@@ -78,12 +71,15 @@ class Averaging:
         return update.proceed(self.average(update.grads, update.variables))
 
     def average(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """The gradients to apply; None stays None, what the user has averaged stays as it is."""
-        out, mine = list(grads), []
+        """The gradients to apply; None stays None, what the user has averaged stays as it is.
+
+        Raises BackendError where he has averaged a part of one.
+        """
+        out, mine, origins = list(grads), [], Origins()
         for place, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
             if grad is None:
                 continue
-            if already_averaged(grad):
+            if self._is_reduced(origins, grad, variable):
                 self.left_alone.add(keras_variables.path_of(variable))
             else:
                 mine.append(place)
@@ -98,6 +94,18 @@ class Averaging:
             for i, averaged in zip(places, self._allreduce(named, op), strict=True):
                 out[i] = averaged
         return out
+
+    def _is_reduced(self, origins: Origins, grad: Any, variable: Any) -> bool:
+        """Whether the train step has reduced it; False if it runs eagerly.  BackendError: a part of it."""
+        origin = origins.gradient(grad)
+        part = origins.reduced_part(grad) if origin == OWN | REDUCED else ""
+        if part:
+            raise BackendError(
+                f"train_step reduces the gradient of {keras_variables.path_of(variable)} over the ranks by itself "
+                f"({part}) and then adds something to it that this rank has computed of its own data: add that "
+                f"before the gradient is reduced, or reduce nothing in train_step: OOOBackprop(op={self.op!r}) does"
+            )
+        return origin == REDUCED
 
     def _allreduce(self, named: Sequence[tuple[str, Any]], op: str) -> list[Any]:
         def reduce(slices: Sequence[tuple[str, Any]]) -> list[Any]:
@@ -125,40 +133,6 @@ def _name(variable: Any, place: int) -> str:
     """
     short = unnumbered(keras_variables.path_of(variable))
     return f"tf_ooo_{place}_" + "".join(c if c.isalnum() else "_" for c in short)
-
-
-def already_averaged(gradient: Any) -> bool:
-    """Follows the gradient back through ops of its own shape to a communication; False if run eagerly.
-
-    The communication of a synchronized BatchNorm lies behind ops that are not passed here.
-    """
-    tensor = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-    if not hasattr(tensor, "graph") or not hasattr(tensor, "op"):
-        return False
-    seen: set[str] = set()
-    todo = [(tensor, 0)]
-    while todo:
-        here, depth = todo.pop()
-        op = here.op
-        if op.type.startswith(_ALLREDUCE) or _calls_allreduce(op):
-            return True
-        if op.type not in _PASS_ON or op.name in seen or depth >= _DEEPEST:
-            continue
-        seen.add(op.name)
-        inputs = [op.inputs[here.value_index]] if op.type == "IdentityN" else op.inputs
-        todo += [
-            (before, depth + 1)
-            for before in inputs
-            if before.dtype.is_floating and before.shape.is_compatible_with(here.shape)
-        ]
-    return False
-
-
-def _calls_allreduce(op: Any) -> bool:
-    """A branch or a called function that communicates: Horovod's tape has a ``tf.cond`` for each."""
-    if op.type not in ("If", "StatelessIf", "PartitionedCall", "StatefulPartitionedCall"):
-        return False
-    return any(kind.startswith(_ALLREDUCE) for kind in func_graphs.ops_called_by(op))
 
 
 def unnumbered(path: str) -> str:

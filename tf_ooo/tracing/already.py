@@ -1,0 +1,162 @@
+"""Which gradients a train step has reduced over the ranks by itself: by where their numbers come from.
+
+A value is *own* where this rank's data go into it other than through a collective, and *reduced* where the
+result of a collective does.  Weights, constants and random numbers are neither.  A gradient that is reduced and
+not own is the same on all ranks, whatever stands between: reshaped, cast, clipped, cut out of a buffer, with a
+term for weight decay.  One that is both may come from a model that communicates, such as synchronized
+normalization, and is to be reduced; or its parts were: then something own was added to what is reduced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_ooo.compat import func_graphs
+
+OWN, REDUCED = 1, 2
+
+# Each rank gets the same of these.
+_COLLECTIVES = (
+    *("HorovodAllreduce", "HorovodGroupedAllreduce", "HorovodAllgather", "HorovodGroupedAllgather"),
+    *("HorovodBroadcast", "CollectiveReduce", "CollectiveGather", "CollectiveBcast"),
+)
+# Of which it gets a part, or each another result.
+_PARTS = ("CollectiveReduceScatter",)
+# Data, and what only Python knows.
+_OF_RANK = ("IteratorGetNext", "HorovodRank", "HorovodLocalRank", "PyFunc", "EagerPyFunc")
+_CALLS = {
+    "Case", "If", "PartitionedCall", "StatefulPartitionedCall", "StatelessCase", "StatelessIf",
+}  # fmt: skip
+_SIZES = {"Shape", "ShapeN", "Size", "Rank"}
+# Through these a gradient stays one: other shapes and types of the same numbers,
+_RESHAPED = {
+    "Cast", "Concat", "ConcatV2", "ExpandDims", "Identity", "IdentityN", "Pack", "Reshape", "Slice", "Split",
+    "SplitV", "Squeeze", "StridedSlice", "Transpose", "Unpack",
+}  # fmt: skip
+_ADDED = {"Add", "AddN", "AddV2", "Select", "SelectV2", "Sub"}  # sums with others of its shape,
+_SCALED = {"ClipByValue", "DivNoNan", "Maximum", "Minimum", "Mul", "MulNoNan", "RealDiv"}  # and scalars.
+
+
+class Origins:
+    """Where the tensors of a graph under way come from.
+
+    ``inputs``: origins of a called function's placeholders, by ``id``; others are given from outside, as own.
+    """
+
+    def __init__(self, inputs: dict[int, int] | None = None) -> None:
+        self._inputs = inputs or {}
+        self._known: dict[int, int] = {}
+        self._kept: list[Any] = []  # an id is only as good as its tensor lives
+        self._called: dict[int, list[tuple[Any, Origins]]] = {}
+
+    def of(self, tensor: Any) -> int:
+        """``OWN``, ``REDUCED``, both or 0."""
+        waiting = [tensor]
+        while waiting:
+            here = waiting[-1]
+            before = [] if id(here) in self._known else list(self._sources(here))
+            unknown = [source for source in before if id(source) not in self._known]
+            if unknown:
+                waiting += unknown
+                continue
+            waiting.pop()
+            if id(here) not in self._known:
+                self._kept.append(here)
+                self._known[id(here)] = self._combined(here, before)
+        return self._known[id(tensor)]
+
+    def _sources(self, tensor: Any) -> Sequence[Any]:
+        """The tensors whose origins decide on this one's."""
+        op = tensor.op
+        if id(tensor) in self._inputs or op.type in _SIZES or _is_collective(op):
+            return ()
+        if op.type == "IdentityN":
+            return [op.inputs[tensor.value_index]]
+        if op.type.startswith("Placeholder") and not op.inputs:
+            captured = func_graphs.outside(tensor)
+            return () if captured is None or not _is_symbolic(captured) else (captured,)
+        return op.inputs  # type: ignore[no-any-return]
+
+    def _combined(self, tensor: Any, sources: Sequence[Any]) -> int:
+        op = tensor.op
+        if id(tensor) in self._inputs:
+            return self._inputs[id(tensor)]
+        if _is_collective(op):
+            return REDUCED
+        if op.type.startswith("Placeholder") and not op.inputs and not sources:
+            # Variables are read through their resources.
+            neutral = tensor.dtype == tf.resource or func_graphs.outside(tensor) is not None
+            return 0 if neutral else OWN
+        if op.type.startswith(_OF_RANK):
+            return OWN
+        return self._of_call(tensor) if op.type in _CALLS else _all_of(self._known[id(source)] for source in sources)
+
+    def _of_call(self, tensor: Any) -> int:
+        """Of a function's result; of branches one that reduces is taken: Horovod's tape has such a condition."""
+        op = tensor.op
+        if id(op) not in self._called:
+            self._kept.append(op)
+            self._called[id(op)] = [(body, self._inside(op, body)) for body in func_graphs.bodies_of(op)]
+        results = [origins.of(body.outputs[tensor.value_index]) for body, origins in self._called[id(op)]]
+        return REDUCED if REDUCED in results else _all_of(results)
+
+    def _inside(self, op: Any, body: Any) -> Origins:
+        given = op.inputs[len(op.inputs) - len(body.inputs) :]
+        pairs = zip(body.inputs, given, strict=True)
+        return Origins({id(inner): self._known[id(outer)] for inner, outer in pairs})
+
+    def gradient(self, gradient: Any) -> int:
+        """Of a gradient; IndexedSlices have values and rows.  0 where the step runs eagerly."""
+        parts = [gradient.values, gradient.indices] if isinstance(gradient, tf.IndexedSlices) else [gradient]
+        return _all_of(self.of(part) for part in parts if _is_symbolic(part))
+
+    def reduced_part(self, gradient: Any) -> str:
+        """Of a gradient that is own: the op whose result, reduced already, is part of it; else empty."""
+        tensor = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+        return _first(tensor, lambda part: self.of(part) == REDUCED) if _is_symbolic(tensor) else ""
+
+
+def _first(tensor: Any, wanted: Callable[[Any], bool]) -> str:
+    """The nearest op that the tensor is a sum, a scaled or reshaped form of, and that is wanted."""
+    waiting, seen = [tensor], {id(tensor)}
+    while waiting:
+        here = waiting.pop()
+        if wanted(here):
+            return str(here.op.name)
+        parts = [part for part in _parts(here) if id(part) not in seen]
+        seen.update(map(id, parts))
+        waiting += parts
+    return ""
+
+
+def _parts(tensor: Any) -> Iterator[Any]:
+    """Of which a gradient's value is a sum, or the one that is reshaped or scaled."""
+    op = tensor.op
+    floats = [source for source in op.inputs if source.dtype.is_floating]
+    if op.type == "IdentityN":
+        yield op.inputs[tensor.value_index]
+    elif op.type in _RESHAPED:
+        yield from floats
+    elif op.type in _ADDED or op.type in _SCALED:
+        alike = [part for part in floats if part.shape.is_compatible_with(tensor.shape)]
+        scalars = [part for part in floats if part.shape.rank == 0]
+        if op.type in _ADDED or (len(alike) == 1 and len(scalars) == len(floats) - 1):
+            yield from alike
+
+
+def _is_collective(op: Any) -> bool:
+    return op.type.startswith(_COLLECTIVES) and not op.type.startswith(_PARTS)
+
+
+def _is_symbolic(tensor: Any) -> bool:
+    return tf.is_symbolic_tensor(tensor)  # type: ignore[no-any-return]
+
+
+def _all_of(origins: Iterator[int] | Sequence[int]) -> int:
+    together = 0
+    for origin in origins:
+        together |= origin
+    return together

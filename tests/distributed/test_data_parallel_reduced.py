@@ -76,7 +76,9 @@ def in_a_function(gradients: Gradients, weights: Sequence[Any]) -> Gradients:
 def if_finite(gradients: Gradients, weights: Sequence[Any]) -> Gradients:
     parts = all_summed(gradients)
     finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(part)) for part in parts])
-    return list(tf.cond(finite, lambda: [0.5 * part for part in parts], lambda: list(map(tf.zeros_like, parts))))
+    return list(
+        tf.cond(finite, lambda: [0.5 * part for part in parts], lambda: list(map(tf.zeros_like, parts)))
+    )
 
 
 def centred(gradients: Gradients, weights: Sequence[Any]) -> Gradients:
@@ -169,14 +171,18 @@ def test_what_a_step_does_not_reduce_is_reduced(engine):
 
 
 def with_something_own(gradients: Gradients, weights: Sequence[Any]) -> Gradients:
-    return [tf.reshape(2.0 * (summed(part, place) + part), part.shape) for place, part in enumerate(gradients)]
+    return [
+        tf.reshape(2.0 * (summed(part, place) + part), part.shape) for place, part in enumerate(gradients)
+    ]
 
 
 @on_each_engine
 @pytest.mark.parametrize("op", ["Sum", "Average"])
 def test_a_gradient_that_is_partly_reduced_is_refused(engine, op):
     model = stepping_by(t.mlp, with_something_own)
-    with pytest.raises(tf_ooo.BackendError, match=r"reduces the gradient of \S+kernel over the ranks by itself"):
+    with pytest.raises(
+        tf_ooo.BackendError, match=r"reduces the gradient of \S+kernel over the ranks by itself"
+    ):
         t.ours(model, t.data(engine.rank, 80), options={"op": op})
 
 

@@ -12,7 +12,7 @@ import tf_ooo
 from tests import forked, launches
 from tests.distributed.clusters import addresses, start_worker, workers
 from tf_ooo.hosts import listening, worker
-from tf_ooo.hosts.addresses import answers
+from tf_ooo.hosts.addresses import answers, held_ports, host_port
 from tf_ooo.hosts.cluster import connect
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.takes(20)]
@@ -57,6 +57,23 @@ def listening_ports():
     tables = [Path(f"/proc/net/{name}").read_text().splitlines() for name in ("tcp", "tcp6")]
     lines = [line.split() for table in tables for line in table]
     return {tuple(fields[1].split(":")) for fields in lines if fields[3] == "0A"}
+
+
+def test_ports_that_are_held_are_for_the_workers():
+    with held_ports(2) as ports:
+        cluster = ",".join(f"127.0.0.1:{port}" for port in ports)
+        with workers(cluster, [1]):
+            assert forked.result_of(devices_of, cluster) == 2
+
+
+def test_a_port_that_another_process_has_is_named():
+    cluster = addresses(2)
+    with socket.create_server(host_port(cluster.split(",")[1])):
+        said = start_worker(cluster, 1).communicate(60)[0]
+    (line,) = [line for line in said.splitlines() if "cannot listen" in line]
+    assert f"cannot listen at {cluster.split(',')[1]} (task 1): Address already in use" in line
+    assert "another process has that port (ss -ltnp names it): end it, or take another port" in line
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize("address", ["192.0.2.1", "[2001:db8::1]"])

@@ -5,7 +5,17 @@ import socket
 import pytest
 
 from tf_ooo.errors import OptionsError
-from tf_ooo.hosts.addresses import answers, can_listen, free_port, host_port, is_cluster, outward_host, parse
+from tf_ooo.hosts.addresses import (
+    answers,
+    can_listen,
+    free_port,
+    held_ports,
+    host_port,
+    is_cluster,
+    outward_host,
+    parse,
+)
+from tf_ooo.hosts.supervising import Job
 
 
 @pytest.mark.parametrize(
@@ -44,8 +54,31 @@ def test_who_listens():
         one.listen()
         address = f"127.0.0.1:{one.getsockname()[1]}"
         assert answers(address) == ""
-        assert can_listen(address)
+        assert "another process has that port" in can_listen(address)
         assert outward_host([address]) == "127.0.0.1"
     assert answers(address)
     assert can_listen(f"127.0.0.1:{free_port()}") == ""
-    assert can_listen("192.0.2.1:80")  # an address reserved for documentation: no machine's own
+    # An address reserved for documentation: no machine's own.
+    assert "is it another machine's address?" in can_listen("192.0.2.1:80")
+
+
+def test_a_port_that_is_held_is_given_to_nobody_else():
+    with held_ports(2) as ports, socket.socket() as other, socket.socket() as server:
+        assert len(set(ports)) == 2
+        with pytest.raises(OSError, match="already in use"):
+            other.bind(("127.0.0.1", ports[0]))
+        # For whom it is held: a server that asks as TensorFlow's do.
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", ports[0]))
+        server.listen()
+        assert answers(f"127.0.0.1:{ports[0]}") == ""
+        assert "refused" in answers(f"127.0.0.1:{ports[1]}")
+
+
+def test_the_ports_of_a_job_are_held():
+    with Job(["train.py"], workers=2).addresses() as addresses, socket.socket() as other:
+        assert len(parse(addresses)) == 2
+        with pytest.raises(OSError, match="already in use"):
+            other.bind(host_port(parse(addresses)[1]))
+    with Job(["train.py"], cluster="a:1,b:2").addresses() as addresses:
+        assert addresses == "a:1,b:2"

@@ -52,7 +52,9 @@ def bodies_of(op: Any) -> list[Any]:
     """
     keys = {attr.name for attr in op.op_def.attr} & {"f", "then_branch", "else_branch", "branches"}
     called = [op.get_attr(key) for key in sorted(keys)]
-    names = [function.name for value in called for function in (value if isinstance(value, list) else [value])]
+    names = [
+        function.name for value in called for function in (value if isinstance(value, list) else [value])
+    ]
     functions = [op.graph._get_function(name) for name in names]
     return [function.graph for function in functions if function is not None]
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tf_ooo.errors import OptionsError
@@ -13,6 +14,12 @@ from tf_ooo.errors import OptionsError
 CLUSTER_VARIABLE = "TF_OOO_CLUSTER"
 """What ``devices=`` is where it is left out, as text; set by ``tf-ooo run``."""
 
+_IS_IT_HERE = "is it another machine's address?"
+_WAYS_OUT = {
+    errno.EADDRINUSE: "another process has that port (ss -ltnp names it): end it, or take another port, in "
+    "the lists of all tasks",
+    errno.EACCES: "ports below 1024 need root: take another port, in the lists of all tasks",
+}
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
 _DEVICE = re.compile(r"(CPU|GPU|TPU|XLA_CPU|XLA_GPU):\d+", re.IGNORECASE)
 _PARTS = re.compile(r"(?:/?(?:device:)?)(CPU|GPU|TPU):(\d+)", re.IGNORECASE)
@@ -47,16 +54,23 @@ def host_port(address: str) -> tuple[str, int]:
 
 
 def can_listen(address: str) -> str:
-    """Why this machine cannot listen at that address; empty where it can."""
-    host, port = host_port(address)
+    """Why this machine cannot listen at that address, and what can be done; empty where it can."""
     try:
-        family, kind, proto, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, proto) as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            trial.bind(where)
+        _bound(*host_port(address)).close()
     except OSError as error:
-        return error.strerror or str(error)
+        return f"{error.strerror or error}; {_WAYS_OUT.get(error.errno or 0, _IS_IT_HERE)}"
     return ""
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket that does not listen: another one that asks for the same port may."""
+    family, kind, proto, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with contextlib.ExitStack() as stack:
+        holder = stack.enter_context(socket.socket(family, kind, proto))
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(where)
+        stack.pop_all()
+        return holder
 
 
 def answers(address: str, timeout_s: float = 5.0) -> str:
@@ -78,6 +92,17 @@ def outward_host(addresses: Sequence[str]) -> str:
             continue
         return f"[{host}]" if ":" in host else host
     return "localhost"
+
+
+@contextlib.contextmanager
+def held_ports(count: int, host: str = "127.0.0.1") -> Iterator[list[int]]:
+    """Different TCP ports of an address of this machine that nobody else is given within the block.
+
+    A server that is told the number can listen there, as TensorFlow's do (with ``SO_REUSEADDR``).
+    """
+    with contextlib.ExitStack() as stack:
+        holders = [stack.enter_context(_bound(host, 0)) for _ in range(count)]
+        yield [holder.getsockname()[1] for holder in holders]
 
 
 def free_port() -> int:

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from grappler_passes.compat import runtime
@@ -20,7 +20,7 @@ from tf_ooo.compat import versions
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, CostError, OOOError
-from tf_ooo.hosts.addresses import answers, can_listen, free_port, outward_host, parse
+from tf_ooo.hosts.addresses import answers, can_listen, held_ports, outward_host, parse
 from tf_ooo.hosts.facts import Client, Facts, Line, own_facts, say_used, user_of
 from tf_ooo.hosts.link import link_between, measure_device_link
 from tf_ooo.hosts.listening import is_loopback, only_at
@@ -165,7 +165,8 @@ def _greet(addresses: Sequence[str], task: int, deadline: float) -> Facts:
         if time.monotonic() > deadline:
             raise BackendError(
                 f"worker {addresses[task]} (task {task}) is not there: {reason}; start it there with "
-                f"{_command(addresses, task)}"
+                f"{_command(addresses, task)}; if another program has the port, take another one, in the "
+                "lists of all tasks"
             )
         time.sleep(0.3)
 
@@ -209,18 +210,16 @@ def _join(addresses: Sequence[str], workers: Mapping[int, Facts], own_task: int 
         asked = tf.config.threading.get_inter_op_parallelism_threads() or os.cpu_count() or 1
         tf.config.threading.set_inter_op_parallelism_threads(max(LEAST_THREADS, asked))
     tasks = {task: addresses[task] for task in workers}
-    own = (
-        addresses[own_task] if own_task is not None else f"{outward_host(list(tasks.values()))}:{free_port()}"
-    )
-    jobs: dict[str, Any] = {_OWN_JOB: {0: own}}
-    if tasks:
-        jobs["worker"] = tasks
-    try:
-        with only_at(own):
-            tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec(jobs), job_name=_OWN_JOB)
-            tf.config.list_logical_devices()  # connects now, if TensorFlow had not started yet
-    except tf.errors.OpError as error:
-        raise BackendError(f"cannot join the cluster {','.join(addresses)}: {error.message}") from error
+    with _own_address(addresses, list(tasks.values()), own_task) as own:
+        jobs: dict[str, Any] = {_OWN_JOB: {0: own}}
+        if tasks:
+            jobs["worker"] = tasks
+        try:
+            with only_at(own):
+                tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec(jobs), job_name=_OWN_JOB)
+                tf.config.list_logical_devices()  # connects now, if TensorFlow had not started yet
+        except tf.errors.OpError as error:
+            raise BackendError(f"cannot join the cluster {','.join(addresses)}: {error.message}") from error
     runtime.keep_functions()  # the workers do not know them
     atexit.register(runtime.keep_functions)  # workers may end before this process has
     for task, address in tasks.items():
@@ -232,6 +231,17 @@ def _join(addresses: Sequence[str], workers: Mapping[int, Facts], own_task: int 
             "user: keep it in a network of its own (docs/security.md)",
             own,
         )
+
+
+@contextlib.contextmanager
+def _own_address(addresses: Sequence[str], others: Sequence[str], own_task: int | None) -> Iterator[str]:
+    """Where this process is to listen; a port that it chooses itself is kept for it within the block."""
+    if own_task is not None:
+        yield addresses[own_task]
+        return
+    host = outward_host(others)
+    with held_ports(1, host.strip("[]")) as (port,):
+        yield f"{host}:{port}"
 
 
 def _devices(tasks: int, own_task: int | None) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tf_ooo.errors import OptionsError
-from tf_ooo.hosts.addresses import CLUSTER_VARIABLE, free_ports, parse
+from tf_ooo.hosts.addresses import CLUSTER_VARIABLE, held_ports, parse
 
 # How long a script has to end by itself when a worker of it has ended, or it was told to; then it is killed.
 _PATIENCE_S = 60.0
@@ -47,11 +47,14 @@ class Job:
         python = [sys.executable, *self.script]
         return ["horovodrun", "-np", str(self.ranks), *python] if self.ranks else python
 
-    def addresses(self) -> str:
-        """Of all tasks, with ports that are free now; empty without workers."""
+    @contextlib.contextmanager
+    def addresses(self) -> Iterator[str]:
+        """Of all tasks, with ports that nobody else is given within the block; empty without workers."""
         if not self.workers:
-            return self.cluster
-        return ",".join(f"127.0.0.1:{port}" for port in free_ports(self.workers))
+            yield self.cluster
+            return
+        with held_ports(self.workers) as ports:
+            yield ",".join(f"127.0.0.1:{port}" for port in ports)
 
 
 class _Stopped(Exception):
@@ -112,7 +115,12 @@ def supervise(job: Job, max_restarts: int, say: Callable[[str], None]) -> int:
 @contextlib.contextmanager
 def _started(job: Job) -> Iterator[_Attempt]:
     """All processes of the job; none is left at the end."""
-    addresses = job.addresses()
+    with job.addresses() as addresses, _started_at(job, addresses) as attempt:
+        yield attempt
+
+
+@contextlib.contextmanager
+def _started_at(job: Job, addresses: str) -> Iterator[_Attempt]:
     environment = {**os.environ, **({CLUSTER_VARIABLE: addresses} if addresses else {})}
     workers: dict[str, subprocess.Popen[bytes]] = {}
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import logging
 import os
 import socket
@@ -58,6 +59,8 @@ class Watch:
             for task in list(self.lost):  # nobody waits for its answer
                 cut(self._workers[task].addresses[task])
             time.sleep(0.01)
+        if self.lost:
+            gc.freeze()  # Python frees graphs and what holds tensors of the worker for seconds at its end
 
     def _in_tensorflow(self) -> bool:
         threads = self._asking.items()

@@ -59,7 +59,8 @@ def serve(
                 config=config,
             )
     except tf.errors.OpError as error:
-        raise BackendError(f"cannot serve {addresses[task]} (task {task}): {error.message}") from error
+        reason = can_listen(addresses[task]) or error.message
+        raise BackendError(f"cannot listen at {addresses[task]} (task {task}): {reason}") from error
     facts = own_facts(addresses, task)
     publish(server.target, facts)
     ended: list[int] = []
@@ -88,10 +89,7 @@ def _check(addresses: Sequence[str], task: int, inter_op_threads: int | None, in
         )
     reason = can_listen(addresses[task])
     if reason:
-        raise BackendError(
-            f"cannot listen at {addresses[task]} (task {task}): {reason}; is a worker running there already, "
-            "or is it another machine's address?"
-        )
+        raise BackendError(f"cannot listen at {addresses[task]} (task {task}): {reason}")
 
 
 def _wait_for_the_end(ended: Sequence[int], say: Callable[[str], None]) -> None:

@@ -1,10 +1,10 @@
 """Which gradients a train step has reduced over the ranks by itself: by where their numbers come from.
 
-A value is *own* where this rank's data go into it other than through a collective, and *reduced* where the
-result of a collective does.  Weights, constants and random numbers are neither.  A gradient that is reduced and
-not own is the same on all ranks, whatever stands between: reshaped, cast, clipped, cut out of a buffer, with a
-term for weight decay.  One that is both may come from a model that communicates, such as synchronized
-normalization, and is to be reduced; or its parts were: then something own was added to what is reduced.
+A value is *own* where this rank's data go into it other than through a collective, and *reduced* where a
+collective's result does.  Weights, constants and random numbers are neither.  A gradient that is reduced and
+not own is the same on all ranks, whatever stands between: reshaped, cast, clipped, cut out of a buffer, with
+a term for weight decay.  One that is both may come from a model that communicates, such as synchronized
+normalization, and is to be reduced; or something own was added to what is reduced, and nothing is right.
 """
 
 from __future__ import annotations
@@ -92,10 +92,14 @@ class Origins:
             return 0 if neutral else OWN
         if op.type.startswith(_OF_RANK):
             return OWN
-        return self._of_call(tensor) if op.type in _CALLS else _all_of(self._known[id(source)] for source in sources)
+        return (
+            self._of_call(tensor)
+            if op.type in _CALLS
+            else _all_of(self._known[id(source)] for source in sources)
+        )
 
     def _of_call(self, tensor: Any) -> int:
-        """Of a function's result; of branches one that reduces is taken: Horovod's tape has such a condition."""
+        """Of a function's result; of branches one that reduces, as in Horovod's tape, counts for all."""
         op = tensor.op
         if id(op) not in self._called:
             self._kept.append(op)

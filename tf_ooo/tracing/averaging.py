@@ -101,9 +101,9 @@ class Averaging:
         part = origins.reduced_part(grad) if origin == OWN | REDUCED else ""
         if part:
             raise BackendError(
-                f"train_step reduces the gradient of {keras_variables.path_of(variable)} over the ranks by itself "
-                f"({part}) and then adds something to it that this rank has computed of its own data: add that "
-                f"before the gradient is reduced, or reduce nothing in train_step: OOOBackprop(op={self.op!r}) does"
+                f"train_step reduces the gradient of {keras_variables.path_of(variable)} over the ranks by "
+                f"itself ({part}) and then adds what this rank has computed of its own data: add that before "
+                f"the gradient is reduced, or leave it to OOOBackprop(op={self.op!r}) to reduce the sum"
             )
         return origin == REDUCED
 

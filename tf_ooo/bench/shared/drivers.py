@@ -19,7 +19,7 @@ from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.processes import command, quiet, result_of
 from tf_ooo.bench.shared.rows import Row, known, seconds_of
 from tf_ooo.bench.shared.worker import file_of
-from tf_ooo.hosts.addresses import free_ports
+from tf_ooo.hosts.addresses import held_ports
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -81,11 +81,11 @@ def run_driver(
     """
     group = f"tf_ooo_bench_{os.getpid()}_"
     cores = cores or round(SHARE * (os.cpu_count() or 1) / devices, 2)
-    cluster = ",".join(f"127.0.0.1:{port}" for port in free_ports(devices))
     with (
+        held_ports(devices) as ports,
         tempfile.TemporaryDirectory() as folder,
         confine.shares(group, devices, cores),
-        _started(cluster, devices, folder) as processes,
+        _started(cluster := ",".join(f"127.0.0.1:{port}" for port in ports), devices, folder) as processes,
     ):
         workers = Workers(cluster, processes, group, cores, repetitions, folder)
         return result_of(command(module, workers, asked), quiet())

@@ -113,7 +113,8 @@ class Watch:
             elif not refused and not self._ended.is_set():
                 self._ask_once(task, line)
             self._ended.wait(self._interval_s)
-        line.abandon()
+        if task in self.lost:
+            line.abandon()
 
     def _ask_once(self, task: int, line: Line) -> None:
         with contextlib.suppress(Exception):

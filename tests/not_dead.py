@@ -24,6 +24,7 @@ use_plugin_optimizers
 learning_rate
 disable_meta_optimizer
 _omit_frequent_tracing_warning
+_closed
 max_time_in_seconds
 num_workers
 allow_tf32

@@ -19,7 +19,8 @@ from grappler_passes.graph.node_input import make_identity, split_input
 from grappler_passes.graph.training_graph import TrainingGraph
 
 _LOG = logging.getLogger("tf_ooo")
-_ITERATORS = frozenset(
+# What waits for the next batch.
+ITERATORS = frozenset(
     {"IteratorGetNext", "IteratorGetNextSync", "IteratorGetNextAsOptional", "OptionalGetValue",
      "MultiDeviceIteratorGetNextFromShard"}
 )  # fmt: skip
@@ -153,7 +154,7 @@ def _filled(graph_def: graph_pb2.GraphDef, known: KnownShapes) -> graph_pb2.Grap
     iterations = {node.name for node in out.node if node.op in NEXT_ITERATIONS}
     second_outputs = {text[:-2] for node in out.node for text in node.input if text.endswith(":1")}
     for node in out.node:
-        if node.op in _ITERATORS:
+        if node.op in ITERATORS:
             _fill_list(node.attr["output_types"].list.type, node.attr["output_shapes"].list.shape, known)
         elif node.op == "_Arg" and "_output_shapes" in node.attr:
             _fill_list([node.attr["T"].type], node.attr["_output_shapes"].list.shape, known)

@@ -47,6 +47,7 @@ OPTIONS = {
     "group": (2, {"pipeline"}),
     "replicas": (2, {"pipeline"}),
     "check_loss": (False, {"pipeline"}),
+    "compare": (True, {"pipeline", "layerpipe"}),
     "weights": ("ema", {"layerpipe"}),
     "drain_steps": (5, {"layerpipe"}),
     "rate_warmup_steps": (5, {"layerpipe"}),

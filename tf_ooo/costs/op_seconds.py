@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from grappler_passes.graph.sizes import ITERATORS
 from grappler_passes.graph.training_graph import TrainingGraph
 from tf_ooo.costs.analytic import FREE_OPS, analytic_ops
 from tf_ooo.costs.devices import DeviceModel, device
@@ -43,7 +44,10 @@ def op_seconds(
     computing = [node.name for node in graph_def.node if node.op not in FREE_OPS]
     seconds = {n: measured[n] if n in measured else analytic.seconds.get(n) for n in names}
     filled = [n for n in computing if n not in measured and n in analytic.seconds]
-    missing = [n for n in computing if n not in measured and n not in analytic.seconds]
+    # What waits for data takes time of the data pipeline, not of the step.
+    waiting = {node.name for node in graph_def.node if node.op in ITERATORS}
+    unknown = [n for n in computing if n not in measured and n not in analytic.seconds]
+    missing = [n for n in unknown if n not in waiting]
     share = sum(n in measured for n in computing) / len(computing) if computing else 1.0
     notes = []
     if profile and filled:

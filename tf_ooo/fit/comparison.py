@@ -229,6 +229,9 @@ class StepComparison:
         # one: if it has to be refused, nothing has changed yet.  Strict: a failure shows at the first call.
         self.stock_may_stay = options.may_fall_back and not limited
         stock_first = self.stock_may_stay and not options.strict
+        # To whoever reads the report; a report of a function knows no model.
+        several = "the stock order" if self._ranks.size > 1 else "stock Keras"
+        self._stock_name = several if report.model else "the stock step"
         self.times = StepTimes(options.profile_steps, stock_first, rewrites)
 
     def verdict(self, beside: Mapping[str, Sequence[float]] | None = None) -> Verdict | None:
@@ -250,6 +253,8 @@ class StepComparison:
         compared = Comparison.of({which: seconds[which] for which in times.seconds})
         report.stock_step_s, report.measured_step_s = compared.stock_s, compared.rewritten_s
         report.step_noise_s = compared.noise_s
+        report.baselines_s = {self._stock_name: list(seconds[STOCK])}
+        report.steps_s = list(seconds[compared.best])
         if times.several:
             report.compared = times.shown()
         if options.may_fall_back and compared.why_not:

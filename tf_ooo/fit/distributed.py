@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from tf_ooo.compat import keras_layers, nests, train_function
+from tf_ooo.compat import keras_fits, keras_layers, nests, train_function
 from tf_ooo.costs.profile import MOST_STEPS, StepProfiler
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError
+from tf_ooo.fit.baseline import ONE_DEVICE, Baseline
 from tf_ooo.fit.measured import measured_costs
 from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.target import Devices, Target, target_of
@@ -42,12 +44,14 @@ class Distributed:
     """What a mode over several devices knows of the model that it trains, from fit to fit.
 
     ``known``: of which train function, on which devices, the report is; None before the first fit.
+    ``steps``: of the present fit, None: nobody knows.
     """
 
     def __init__(self, mode: str) -> None:
         self.report = Report(mode=mode)
         self.target: Target = Devices(())
         self.known: tuple[Any, Sequence[str]] | None = None
+        self.steps: int | None = None
 
     def place(self, model: keras.Model, devices: Any, local_rank: int = 0) -> None:
         """Before each fit; see :func:`tf_ooo.hosts.target.target_of`."""
@@ -55,8 +59,13 @@ class Distributed:
         if isinstance(self.target, Cluster):
             renew(model)
 
-    def begin(self, model: keras.Model) -> bool:
-        """Before each fit; whether it is another model's, or on other devices, than the one before."""
+    def begin(self, model: keras.Model, steps: int | None) -> bool:
+        """Before each fit; whether it is another model's, or on other devices, than the one before.
+
+        ``steps``: of an epoch.
+        """
+        epochs = keras_fits.epochs_of_fit()
+        self.steps = None if steps is None or epochs is None else steps * epochs
         known = train_function.train_function_of(model), self.target.devices
         other = known != self.known
         if other:
@@ -66,6 +75,14 @@ class Distributed:
         notes = self.report.notes
         self.report.notes = [note for note in notes if note != _REPLACED and not note.startswith(_ENDED)]
         return other
+
+    def compare(
+        self, model: keras.Model, batch: Any, first: FirstSteps, asked: bool | None, step_s: float
+    ) -> None:
+        """Measures what the step takes on one device, unless the fit is too short; see ``compare=``."""
+        steps = None if self.steps is None else self.steps - first.seen
+        trace_s = first.first_s / first.microbatches
+        Baseline(ONE_DEVICE, self.report, asked, steps).measure(model, batch, trace_s, step_s)
 
     def note_too_short(self, steps: int) -> None:
         """Says why a fit of so few steps has not been distributed; of none there is nothing to say."""
@@ -121,17 +138,20 @@ class FirstSteps:
         applying: Callable[[Any], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         self.seen = self.rows = 0
+        self.first_s = 0.0  # the first step, which traces
         self._layers, self._report, self._given = layers, report, options.costs
         self._request = request_to_measure(model, layers)
         self._functions = StepFunctions(model, microbatches, self._request.tracing, applying)
         self._steps = 0 if options.costs is not None else min(options.profile_steps, MOST_STEPS)
         self._profiler = StepProfiler(self._steps or 1)
+        self.microbatches = microbatches
 
     def run(self, batch: Any) -> Any:
         """One step; its logs.  Raises why the step could not be taken apart."""
         functions = self._functions
         if self._layers.step is None:  # costs are of the first batch's parts
             self.rows = max(split_rows(rows_of(batch), functions.microbatches))
+        started = time.perf_counter()
         if self.seen and self._steps:
             said = "costs are calculated from shapes, not measured"
             outputs = self._profiler.run_anyway(
@@ -141,8 +161,9 @@ class FirstSteps:
             outputs = functions(batch)
         self.seen += 1
         self._request.failures.raise_first()
-        if self.done:
+        if self.done or not self.first_s:
             nests.synchronize(outputs)
+            self.first_s = self.first_s or time.perf_counter() - started
         return outputs
 
     @property

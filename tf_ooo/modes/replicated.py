@@ -63,7 +63,7 @@ class ReplicatedPipelineMode:
 
     def prepare(self, model: keras.Model, steps: int | None) -> Training:
         """The pipeline's steps, as many as all ranks run; one rank alone is a pipeline."""
-        pipeline, company = self.pipeline.steps_of(model), self.pipeline.company
+        pipeline, company = self.pipeline.steps_of(model, steps), self.pipeline.company
         if company.averaging is None:
             return pipeline.training()
         ranks = RanksInStep(model, company.engine, company.averaging, self.options, self._agreed, steps)

@@ -69,6 +69,7 @@ seconds = _check("None or seconds from 0", lambda value: value is None or _are_s
 seconds_from_0 = _check("seconds from 0", _are_seconds)
 folder = _check("None or a folder", lambda value: value is None or _is_folder(value))
 flag = _check("True, False", lambda value: isinstance(value, bool))
+yes_no_or_none = _check("True, False, None", lambda value: value is None or isinstance(value, bool))
 
 
 def did_you_mean(value: str, accepted: Iterable[str]) -> str:

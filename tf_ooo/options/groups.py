@@ -12,7 +12,16 @@ from tf_ooo.hosts.addresses import check_devices
 from tf_ooo.hosts.ranks.combining import COMPRESSIONS, OPS
 from tf_ooo.hosts.ranks.launch import ENGINES
 from tf_ooo.options.base import ModeOptions
-from tf_ooo.options.checks import choice, flag, folder, option, seconds, seconds_from_0, whole_number
+from tf_ooo.options.checks import (
+    choice,
+    flag,
+    folder,
+    option,
+    seconds,
+    seconds_from_0,
+    whole_number,
+    yes_no_or_none,
+)
 
 WEIGHTINGS = ("ranks", "samples")
 LOCKSTEPS = ("auto", "epoch", "execution")
@@ -80,9 +89,12 @@ class DeviceOptions(ModeOptions):
     Attributes:
         devices: a number, device names, or a cluster (docs/pipeline.md); None: all GPUs, or all CPU devices.
         costs: a CostTable of the model's layers, such as ``report.costs`` of an earlier run; None: measured.
+        compare: measure some steps on one device, too, which are undone, so that the report says what was
+            gained; None: where that takes less than 5% of the fit.
     """
 
     devices: Any = option(None, _devices)
+    compare: bool | None = option(None, yes_no_or_none)
     costs: CostTable | None = option(None, _cost_table)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ _BAR_HEIGHT, _ROW_WIDTH = 24, 900
 # Of a box: pixels per character of its label at 11 px, and beside the label.
 _CHARACTER_WIDTH, _PADDING, _GAP = 6.6, 8, 3
 _MOST_NOTES = 20
+OURS = "reordered"
 _KIND_NAMES = {
     "F": "forward",
     "dO": "output gradient (critical chain)",
@@ -42,20 +44,34 @@ def render(report: Report) -> str:
         rows=report.rows(),
         kinds=[(kind, _KIND_NAMES.get(kind, kind), count) for kind, count in report.ops.items()],
         steps=step_bars(report),
+        ours=OURS,
         most_notes=_MOST_NOTES,
         lanes=lane_pictures(report.planned),
         layer_names={row.index: row.name for row in report.layers},
     )
 
 
+def table(report: Report) -> str:
+    """What a notebook shows: what was gained, and the rows of the summary."""
+    import html
+
+    (_, headline), *rows = report.rows()
+    cells = "".join(
+        f"<tr><th style='text-align:left'>{html.escape(what)}</th>"
+        f"<td style='text-align:left'>{html.escape(value)}</td></tr>"
+        for what, value in rows
+    )
+    return f"<p><b>{html.escape(headline)}</b></p><table>{cells}</table>"
+
+
 def step_bars(report: Report) -> list[dict[str, Any]]:
-    """One bar for the stock step and one for the rewritten one, as percent of the longer."""
-    times = [("stock", report.stock_step_s), ("rewritten", report.measured_step_s)]
-    longest = max((seconds or 0.0 for _, seconds in times), default=0.0)
+    """One bar for each baseline and one for the steps as they run, as percent of the longest."""
+    samples = {**report.baselines_s, OURS: report.steps_s}
+    times = {name: statistics.median(times_s) for name, times_s in samples.items() if times_s}
+    longest = max(times.values(), default=0.0)
     return [
         {"name": name, "text": seconds_text(seconds), "percent": 100 * seconds / longest}
-        for name, seconds in times
-        if seconds
+        for name, seconds in times.items()
     ]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.report.gain import Gain
 from tf_ooo.report.sections import CompiledRow, LayerPipeSection, LayerRow, PipelineSection
 from tf_ooo.report.texts import bytes_text, seconds_text
 
@@ -27,9 +28,11 @@ _LEFT_OUT = ("rewritten_graph", "planned", "costs", "gains", "timeline", "plan_n
 _MOST_NOTES = 6
 
 
-@dataclass
+@dataclass(repr=False)
 class Report:
     """Filled in while training runs; plain values, None where something is not known.
+
+    Its repr is the summary; notebooks show a table.
 
     Attributes:
         mode: single_device.
@@ -48,6 +51,11 @@ class Report:
         gains: jit_compile=True: the :class:`tf_ooo.costs.gains.GainTable` that was measured, to save and
             edit.
         stock_step_s, measured_step_s: median seconds of the timed stock and rewritten steps.
+        baselines_s: seconds of single steps of what the steps that run are compared with, by name: ``"stock
+            Keras"``, ``"one device"``; the first is what the headline says.
+        steps_s: seconds of single steps as they run.
+        no_baseline: why there is nothing to compare with.
+        limits: what keeps the step from being shorter, each in words, by the plan.
         step_noise_s: distance of timed steps from their median that three of four keep, the larger of the two
             orders'.
         stock_predicted_peak_bytes: the same for the order that TensorFlow would choose; with a limit only.
@@ -85,6 +93,10 @@ class Report:
     gains: GainTable | None = None
     stock_step_s: float | None = None
     measured_step_s: float | None = None
+    baselines_s: dict[str, list[float]] = field(default_factory=dict)
+    steps_s: list[float] = field(default_factory=list)
+    no_baseline: str = ""
+    limits: list[str] = field(default_factory=list)
     step_noise_s: float | None = None
     predicted_peak_bytes: int | None = None
     stock_predicted_peak_bytes: int | None = None
@@ -111,6 +123,26 @@ class Report:
         return self.measured_step_s > self.stock_step_s + (self.step_noise_s or 0.0)
 
     @property
+    def gain(self) -> Gain | None:
+        """The steps as they run beside those of the first baseline; None where one of them is not known."""
+        baseline, baseline_s = next(iter(self.baselines_s.items()), ("", []))
+        return Gain(baseline, baseline_s, self.steps_s) if baseline_s and self.steps_s else None
+
+    @property
+    def headline(self) -> str:
+        """What was gained, in plain words: the first line of the summary, of the page and of the repr."""
+        gain = self.gain
+        if self.fell_back:
+            measured = "" if gain is None else f" ({gain.ratio_text})"
+            return f"no gain: stock kept{measured}" if measured else f"no gain: {self.state}"
+        if gain is not None:
+            return gain.text
+        if self.no_baseline and self.steps_s:
+            taken = seconds_text(statistics.median(self.steps_s))
+            return f"{taken} a step ({len(self.steps_s)} steps); not compared: {self.no_baseline}"
+        return f"no gain measured: {self.no_baseline or self.state}"
+
+    @property
     def state(self) -> str:
         """What runs now, in a few words."""
         if self.fell_back:
@@ -129,16 +161,21 @@ class Report:
     def good(self) -> bool:
         """Whether the rewritten step runs and is not slower."""
         runs = self.planned is not None or bool(self.way)
-        return runs and not (self.fell_back or self.undecided or self.slower)
+        loses = self.slower or (self.gain is not None and self.gain.slower)
+        return runs and not (self.fell_back or self.undecided or loses)
 
     def one_line(self) -> str:
-        """Step times before and after, for a log line."""
-        before, after = seconds_text(self.stock_step_s), seconds_text(self.measured_step_s)
-        return f"schedule {self.schedule}, step {before} stock, {after} rewritten, {self.moved_ops} ops moved"
+        """What was gained, for a log line."""
+        return f"{self.headline}; schedule {self.schedule}, {self.moved_ops} ops moved"
 
     def rows(self) -> list[tuple[str, str]]:
         """The summary as (what, value); what is not known is left out."""
+        gains = [Gain(name, times_s, self.steps_s) for name, times_s in self.baselines_s.items() if times_s]
         rows = [
+            ("gain", self.headline),
+            *(("", gain.text) for gain in gains[1:] if self.steps_s),
+            ("predicted", self._predicted_text()),
+            ("limited by", ", ".join(self.limits)),
             ("state", self.state),
             ("mode, schedule", f"{self.mode}, {self.schedule}"),
             ("kept of several ways", self.way),
@@ -162,6 +199,16 @@ class Report:
         ]
         return [(what, value) for what, value in rows if value not in ("", "-")]
 
+    def _predicted_text(self) -> str:
+        """Of a plan for several devices, before a step of it has run, and how far off it was."""
+        if not (self.pipeline or self.layerpipe) or self.predicted_step_s is None:
+            return ""
+        predicted = f"{seconds_text(self.predicted_step_s)} a step"
+        if not self.steps_s or not self.predicted_step_s:
+            return predicted
+        off = statistics.median(self.steps_s) / self.predicted_step_s - 1
+        return f"{predicted}; measured is {abs(off):.0%} {'more' if off > 0 else 'less'}"
+
     def _plan_rows(self) -> list[tuple[str, str]]:
         return [
             ("ops per kind", ", ".join(f"{kind} {count}" for kind, count in self.ops.items())),
@@ -171,13 +218,22 @@ class Report:
             ("unclassified", str(len(self.unclassified))),
         ]
 
+    def __repr__(self) -> str:
+        return self.summary()
+
+    def _repr_html_(self) -> str:
+        from tf_ooo.report.page import table
+
+        return table(self)
+
     def summary(self) -> str:
-        """A short table, and the first notes."""
+        """What was gained, a short table, and the first notes."""
         rows = [*self.rows(), *(("note", note) for note in self.notes[:_MOST_NOTES])]
         if len(self.notes) > _MOST_NOTES:
             rows.append(("", f"and {len(self.notes) - _MOST_NOTES} more in report.notes"))
+        (_, headline), *rows = rows
         width = max(len(what) for what, _ in rows)
-        return "\n".join(f"{what:<{width}}  {value}" for what, value in rows)
+        return "\n".join([headline, *(f"{what:<{width}}  {value}" for what, value in rows)])
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON types; the schedule as text; graph, costs and gains are left out."""
@@ -228,7 +284,7 @@ def fill_step_times(report: Report, step_s: Iterable[float]) -> None:
     times = list(step_s)
     if not times:
         return
-    report.measured_step_s = statistics.median(times)
+    report.measured_step_s, report.steps_s = statistics.median(times), times
     report.step_noise_s = statistics.median(abs(t - report.measured_step_s) for t in times)
     (report.layerpipe or report.pipeline).step_s = times
 

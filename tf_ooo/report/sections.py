@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tf_ooo.report.texts import seconds_text, sizes_text
+from tf_ooo.report.texts import device_text, sizes_text
 
 Rows = list[tuple[str, str]]
 
@@ -97,7 +97,8 @@ class StageRow(Section):
 
     def text(self) -> str:
         first, last, count = self.layers[0], self.layers[-1], len(self.layers)
-        return f"{self.device}: {first if count == 1 else f'{first} .. {last} ({count} layers)'}; {self.why}"
+        layers = first if count == 1 else f"{first} .. {last} ({count} layers)"
+        return f"{device_text(self.device)}: {layers}; {self.why}"
 
 
 @dataclass(eq=False)
@@ -163,8 +164,6 @@ class PipelineSection(ModeSection):
         return [
             *((f"stage {row.stage}", row.text()) for row in self.stages),
             ("micro-batches", str(self.microbatches)),
-            ("step, predicted", seconds_text(self.predicted_step_s)),
-            ("bubbles, predicted", f"{self.predicted_bubble_fraction:.0%}"),
         ]
 
 
@@ -212,13 +211,12 @@ class LayerPipeSection(ModeSection):
         )
         return [
             *(
-                (f"processor {number}", f"{device}: {_tasks_on(number, layers)}")
+                (f"processor {number}", f"{device_text(device)}: {_tasks_on(number, layers)}")
                 for number, device in enumerate(self.devices)
             ),
             ("gradients", f"{how}: this changes the result of training"),
             ("earlier weights", sizes_text(self.weight_version_bytes or {})),
             ("with weights=, about", sizes_text(self.ways_bytes)),
-            ("step, predicted", seconds_text(self.predicted_step_s)),
         ]
 
 

@@ -12,6 +12,15 @@ def seconds_text(seconds: float | None) -> str:
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.2f} ms"
 
 
+def device_text(name: str) -> str:
+    """``CPU:0`` of a device of this process; of others ``worker 1, GPU:0``; other names stay."""
+    parts = dict(part.partition(":")[::2] for part in name.strip("/").split("/"))
+    if "device" not in parts:
+        return name
+    there = "" if parts.get("job", "localhost") == "localhost" else f"{parts['job']} {parts.get('task', 0)}, "
+    return there + parts["device"]
+
+
 def bytes_text(count: float | None, unknown: int = 0) -> str:
     """``12.3 MB``, or ``-`` for None; no number where sizes are not known."""
     if unknown:

@@ -104,7 +104,7 @@ class LayerPipeMode:
 
     def prepare(self, model: keras.Model, steps: int | None) -> Training | None:
         """With the plan of the fit before, if that was of this step on these devices; None on one device."""
-        if self.distributed.begin(model):
+        if self.distributed.begin(model, steps):
             self.plan = None
         report = self.distributed.report
         if len(self.distributed.target.devices) == 1:
@@ -192,7 +192,9 @@ class LayerPipeSteps:
             started = time.perf_counter()
             self._planned(*first.measured(self._target), traced, started)
             first.close()
-            self._first = None
+            self._first, options = None, self._mode.options
+            serial_s = self._mode.describe().layerpipe.serial_step_s
+            self._mode.distributed.compare(self._model, batch, first, options.compare, serial_s)
         return outputs
 
     def _note_going_on(self) -> None:

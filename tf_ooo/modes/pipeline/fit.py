@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import logging
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import iterators, keras_losses, train_function
@@ -15,6 +18,7 @@ from tf_ooo.fit.mode import Training
 from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.target import gone
+from tf_ooo.modes.pipeline.advice import ENOUGH, advice
 from tf_ooo.modes.pipeline.company import Company
 from tf_ooo.modes.pipeline.losses import check_loss
 from tf_ooo.modes.pipeline.options import Pipeline
@@ -22,6 +26,7 @@ from tf_ooo.modes.pipeline.partition import units_of
 from tf_ooo.modes.pipeline.planning import Wanted, make_plan
 from tf_ooo.modes.pipeline.reporting import fill_report, note_micro_batches
 from tf_ooo.modes.pipeline.running import PlannedPipeline, RunningPipeline
+from tf_ooo.report.gain import Gain
 from tf_ooo.report.report import Report, fill_step_times
 from tf_ooo.rewriting.parts import is_part
 from tf_ooo.rewriting.staged import LayerByLayer
@@ -32,6 +37,8 @@ from tf_ooo.tracing.optimizers import optimizers_of
 
 if TYPE_CHECKING:
     import keras
+
+_LOG = logging.getLogger("tf_ooo")
 
 
 class PipelineMode:
@@ -52,6 +59,7 @@ class PipelineMode:
         self.planned_from: tuple[Step, CostTable] | None = None
         self.pipeline: PlannedPipeline | None = None
         self.rows = 0
+        self.advise: Callable[[Gain], str] | None = None
         self.distributed = Distributed(options.mode)
 
     def join(self) -> Engine:
@@ -71,12 +79,12 @@ class PipelineMode:
 
     def prepare(self, model: keras.Model, steps: int | None) -> Training:
         """The training of the model's :class:`PipelineSteps`."""
-        return self.steps_of(model).training()
+        return self.steps_of(model, steps).training()
 
-    def steps_of(self, model: keras.Model) -> PipelineSteps:
+    def steps_of(self, model: keras.Model, steps: int | None) -> PipelineSteps:
         """With the plan of the fit before, where that was of the same step on the same devices."""
         trained_before = self.distributed.known is not None
-        if self.distributed.begin(model):
+        if self.distributed.begin(model, steps):
             self.pipeline = None
             self.planned_from = None if trained_before else self.planned_from
         return PipelineSteps(self, model)
@@ -86,6 +94,17 @@ class PipelineMode:
         if self.pipeline is not None:
             fill_step_times(self.distributed.report, self.pipeline.step_s)
         return self.distributed.report
+
+    def say_if_slower(self) -> None:
+        """Once: that one device is faster, and what would be better."""
+        report, advise = self.describe(), self.advise
+        gain = report.gain
+        if gain is None or not gain.slower or advise is None:
+            return
+        self.advise = None
+        text = advise(gain)
+        report.notes.append(text)
+        _LOG.warning("%s", text)
 
     def plan_from(self, step: Step, costs: CostTable, model: keras.Model) -> PlannedPipeline:
         """Plans for a step with given costs.  Raises OptionsError where they are another model's."""
@@ -110,7 +129,9 @@ class PipelineMode:
             memory_limit_bytes=limit_bytes,
             options=self.options.policy_options,
         )
-        planned = make_plan(costs.layers, units_of(len(costs.layers), step.known.glued), wanted)
+        units = units_of(len(costs.layers), step.known.glued)
+        planned = make_plan(costs.layers, units, wanted)
+        self.advise = functools.partial(advice, planned, costs.layers, units, wanted)
         self.pipeline = PlannedPipeline(planned, step, devices)
         if step.count > 1:
             note_micro_batches(report, model)
@@ -146,7 +167,10 @@ class PipelineSteps:
         if pipeline is None:
             return self._first_step(batch, iterator)
         running = self._running_with(self._large_enough(pipeline, batch))
-        return running.step(batch)
+        outputs = running.step(batch)
+        if len(pipeline.step_s) == ENOUGH:
+            mode.say_if_slower()
+        return outputs
 
     def _build(self, iterator: Any) -> None:
         sync.build(self._model, optimizers_of(self._model), self._model.train_step, iterator)
@@ -171,7 +195,7 @@ class PipelineSteps:
         outputs = first.run(batch)
         self._uncut = first.seen
         if first.done:
-            self._make_plan(first)
+            self._make_plan(first, batch)
         return outputs
 
     def _keep_layers_whole(self) -> bool:
@@ -181,7 +205,7 @@ class PipelineSteps:
             return not any(is_part(layer.name) for layer in given.layers)
         return self._mode.company.engine.size > 1
 
-    def _make_plan(self, first: FirstSteps) -> None:
+    def _make_plan(self, first: FirstSteps, batch: Any) -> None:
         mode, started = self._mode, time.perf_counter()
         step, costs = first.measured(self._target)
         mode.rows = first.rows
@@ -189,6 +213,8 @@ class PipelineSteps:
         mode.describe().plan_seconds = time.perf_counter() - started
         first.close()
         self._first = None
+        serial_s = mode.describe().pipeline.serial_step_s
+        mode.distributed.compare(self._model, batch, first, mode.options.compare, serial_s)
 
     # -- with a plan -------------------------------------------------------------------------------
 
@@ -235,8 +261,9 @@ class PipelineSteps:
         )
 
     def ended(self) -> None:
-        """Says so where no step has been cut."""
+        """Says so where no step has been cut, and where one device is faster."""
         self._mode.distributed.note_too_short(self._uncut)
+        self._mode.say_if_slower()
 
     def restore(self) -> list[str]:
         """Variables back to where they were; names those that are lost."""

@@ -15,7 +15,7 @@ from tf_ooo.tracing.changed import Taped
 from tf_ooo.tracing.intercepting import Update, intercepted
 from tf_ooo.tracing.micro_batches import parts_of, rows_of, split_rows
 from tf_ooo.tracing.optimizers import optimizers_of
-from tf_ooo.tracing.step import READS
+from tf_ooo.tracing.undone import Undone
 
 if TYPE_CHECKING:
     import keras
@@ -94,7 +94,7 @@ def _compare(model: keras.Model, batch: Any, rows: int) -> tuple[list[_Compared]
 
 
 class _Loss:
-    """The loss whose gradients ``train_step`` applies; a call leaves all variables as they are."""
+    """The loss whose gradients ``train_step`` applies."""
 
     def __init__(self, model: keras.Model, batch: Any) -> None:
         train_step = tf_functions.undecorated(model.train_step)
@@ -109,20 +109,11 @@ class _Loss:
                 train_function.step_on_data(model, train_step, counts=False)(batch)
             return tf.add_n([tf.cast(tf.reduce_sum(loss), tf.float32) for loss in losses])
 
-        self._function = tf_functions.concrete_function(loss, [batch])
-        graph = self._function.graph
-        self.random = any("Random" in kind for _, kind in func_graphs.ops_reached_from(graph))
-        inside = {id(outer): inner for outer, inner in graph.captures}
-        self._changed = [
-            variable
-            for variable in graph.variables
-            if any(op.type not in READS for op in inside[id(variable.handle)].consumers())
-        ]
+        self._undone = Undone(loss, batch)
+        self.random = any(
+            "Random" in kind for _, kind in func_graphs.ops_reached_from(self._undone.concrete.graph)
+        )
 
     def __call__(self, batch: Any) -> float:
-        before = [variable.numpy() for variable in self._changed]
-        try:
-            return float(self._function(*tf.nest.flatten(batch, expand_composites=True)))
-        finally:
-            for variable, value in zip(self._changed, before, strict=True):
-                variable.assign(value)
+        with self._undone:
+            return float(self._undone(batch))

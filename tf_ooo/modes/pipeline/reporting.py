@@ -8,11 +8,12 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from tf_ooo.compat import keras_layers, keras_losses
-from tf_ooo.costs.layer_costs import SECONDS, LayerCosts
+from tf_ooo.costs.layer_costs import SECONDS, LayerCosts, Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.modes.pipeline.partition import crossing_bytes, stage_of_layer
 from tf_ooo.planning.choosing.plan import Candidate, Plan
 from tf_ooo.planning.model.relation import stage_inputs
+from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.report.report import Report, fill_plan
 from tf_ooo.report.sections import CandidateRow, LinkRow, PipelineSection, StageRow
 from tf_ooo.report.texts import seconds_text
@@ -30,6 +31,7 @@ def fill_report(report: Report, plan: Plan, step: Step, costs: CostTable, device
     fill_plan(report, step.known.graph, plan, costs)
     report.predicted_step_s = plan.step_s
     report.pipeline = section_of(plan, costs, devices)
+    report.limits = limits_of(plan, costs)
     for row, stage in zip(report.layers, stage_of_layer(plan.problem.bounds), strict=True):
         row.stage, row.device = stage, report.pipeline.stages[stage].device
 
@@ -57,6 +59,18 @@ def section_of(plan: Plan, costs: CostTable, devices: Sequence[str]) -> Pipeline
         link=LinkRow(link.latency_s, bytes_per_s, link.overhead_s_per_byte),
         microbatches=count,
     )
+
+
+def limits_of(plan: Plan, costs: CostTable) -> list[str]:
+    """What the predicted step is spent on, other than all devices at work; each in words."""
+    stages, step_s, count = plan.problem.layers, plan.step_s, plan.schedule.microbatches
+    unlinked_s = simulate(plan.schedule, stages, Link()).makespan_s
+    largest = max(costs.layers, key=lambda layer: layer.busy_s)
+    return [
+        f"bubbles {float(plan.timeline.bubble_fraction):.0%}",
+        f"link {1 - unlinked_s / step_s:.0%}",
+        f"the largest layer, {largest.name}, {count * largest.busy_s / step_s:.0%} of the step",
+    ]
 
 
 def _candidate_row(candidate: Candidate) -> CandidateRow:

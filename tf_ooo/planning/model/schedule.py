@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -75,6 +76,10 @@ class Schedule:
         check_lanes(lanes, self.priority_lanes, self.asynchronous)
         self._check_numbers()
         self._check_stages()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled, and copied, as its text: its maps cannot be changed, nor pickled."""
+        return type(self).from_text, (self.to_text(),)
 
     def _check_numbers(self) -> None:
         for what in ("microbatches", "workers", "update_every"):

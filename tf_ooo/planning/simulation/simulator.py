@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -57,10 +58,8 @@ def simulate(
         raise deadlock(relation)
     start_s, end_s = plan.order(start), plan.order(end)
     memory = MemoryUse(relation, layers, start_s, end_s).curves()
-
-    def repeat(more: int) -> Timeline:
-        return simulate(schedule, layers, between, more)
-
+    # Of a function of this module a timeline can be pickled.
+    repeat = functools.partial(simulate, schedule, layers, between)
     return Timeline(schedule, start_s, end_s, memory, links.messages(start, end), repeat)
 
 

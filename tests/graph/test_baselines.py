@@ -1,0 +1,108 @@
+"""One device beside a fit over two: measured, undone, and said where it is faster."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_ooo
+from tests.graph.pipeline_fits import assert_equal_bits
+from tests.zoo import keras
+from tf_ooo.fit.baseline import ONE_DEVICE, STEPS
+
+pytestmark = pytest.mark.devices(2)
+
+X = np.random.default_rng(1).normal(size=(64, 7)).astype("float32")
+Y = np.random.default_rng(2).integers(0, 3, 64)
+MODES = {
+    "pipeline": lambda **options: tf_ooo.Pipeline(devices=2, microbatches=2, schedule="gpipe", **options),
+    "layerpipe": lambda **options: tf_ooo.LayerPipe(devices=2, **options),
+}
+
+
+class Noise(keras.layers.Layer):
+    """Draws from a state that the op keeps."""
+
+    def call(self, x):
+        return x + tf.random.normal(tf.shape(x))
+
+
+def network(*more):
+    """With all that a step changes: seeds, moving statistics, momenta, metrics."""
+    keras.utils.set_random_seed(4)
+    layers = keras.layers
+    parts = [layers.Dense(9, "relu"), layers.BatchNormalization(), layers.Dropout(0.3), *more]
+    model = keras.Sequential([keras.Input((7,)), *parts, layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
+    return model
+
+
+def fit(model, mode, epochs=2, **options):
+    callback = tf_ooo.OOOBackprop(MODES[mode](profile_steps=1, **options))
+    history = model.fit(X, Y, batch_size=16, epochs=epochs, verbose=0, callbacks=[callback])
+    return callback, history.history
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_fit_that_is_compared_trains_to_the_same_bits(mode):
+    model, without = network(), network()
+    # Measured once, or two plans could differ.
+    costs = fit(network(), mode, compare=False)[0].report.costs
+    compared, history = fit(model, mode, compare=True, costs=costs)
+    _, history_without = fit(without, mode, compare=False, costs=costs)
+    assert_equal_bits(model.get_weights(), without.get_weights())
+    assert history == history_without
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_report_says_what_was_gained(mode):
+    report = fit(network(), mode, compare=True)[0].report
+    assert [len(report.baselines_s[ONE_DEVICE]), report.no_baseline] == [STEPS, ""]
+    assert report.gain.ours_s == report.steps_s
+    assert f"{STEPS} + {len(report.steps_s)} steps" in report.headline
+    rows = dict(report.rows())
+    assert rows["gain"] == report.headline
+    assert "measured is" in rows["predicted"]
+    assert report.profiling_overhead_s > 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_why_there_is_nothing_to_compare_with(mode):
+    short = fit(network(), mode)[0].report
+    assert "the fit is too short to measure one device" in short.headline
+    assert "compare=True" in short.headline
+    never = fit(network(), mode, compare=False)[0].report
+    assert never.no_baseline == "compare=False"
+    if mode == "pipeline":  # the other refuses such a layer
+        random = fit(network(Noise()), mode, compare=True)[0].report
+        assert "draws random numbers from a state of its own" in random.no_baseline
+
+
+def test_a_long_fit_is_compared_by_itself():
+    """5% of what is left pay for it; the length is said, not trained."""
+
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = epoch == 1
+
+    callback = tf_ooo.OOOBackprop(MODES["pipeline"](profile_steps=1))
+    network().fit(X, Y, batch_size=16, epochs=10**6, verbose=0, callbacks=[callback, Stop()])
+    assert callback.report.gain is not None
+
+
+def test_one_warning_where_one_device_is_faster(caplog):
+    callback, _ = fit(network(), "pipeline", compare=True)
+    mode, report = callback._life.mode, callback.report
+    report.notes.clear()
+    mode.advise = mode.advise or (lambda gain: f"{gain.text}; there is something better")
+    report.baselines_s[ONE_DEVICE] = [1e-9] * STEPS
+    caplog.set_level(logging.WARNING, "tf_ooo")
+    mode.say_if_slower()
+    mode.say_if_slower()
+    (note,) = report.notes
+    assert note.startswith("slower than one device: ")
+    assert [record.message for record in caplog.records] == [note]

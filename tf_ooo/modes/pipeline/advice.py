@@ -1,0 +1,47 @@
+"""What would be better, where a pipeline is slower than one device: by simulation of the measured costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+
+from tf_ooo.costs.layer_costs import LayerCosts
+from tf_ooo.errors import OOOError
+from tf_ooo.modes.pipeline.partition import Bounds
+from tf_ooo.modes.pipeline.planning import Wanted, make_plan
+from tf_ooo.planning.choosing.plan import Plan
+from tf_ooo.report.gain import Gain
+from tf_ooo.report.texts import seconds_text
+
+# So many steps are measured before anything is said.
+ENOUGH = 10
+
+
+def advice(plan: Plan, layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted, gain: Gain) -> str:
+    """One line: how much slower, and which devices and micro-batches to take.
+
+    Predictions are corrected by what the present plan's was wrong by.
+    """
+    corrected = gain.ours_median_s / plan.step_s
+    predicted: list[tuple[float, Wanted]] = []
+    for other in _others(wanted):
+        of_part = [layer.scaled(wanted.microbatches / other.microbatches) for layer in layers]
+        try:
+            predicted.append((make_plan(of_part, units, other).step_s * corrected, other))
+        except OOOError:  # too few layers, or too much memory
+            continue
+    best_s, best = min(predicted, key=lambda row: row[0], default=(math.inf, wanted))
+    if best_s > min(gain.ours_median_s, gain.baseline_median_s):
+        better = "one device (mode='single_device') is faster than any other split that was simulated"
+    else:
+        options = f"devices={best.devices}, microbatches={best.microbatches}"
+        better = f"by simulation {options} takes {seconds_text(best_s)}"
+    return f"{gain.text}; {better}"
+
+
+def _others(wanted: Wanted) -> Iterator[Wanted]:
+    for devices in range(2, wanted.devices + 1):
+        for microbatches in {max(1, wanted.microbatches // 2), wanted.microbatches, 2 * wanted.microbatches}:
+            if (devices, microbatches) != (wanted.devices, wanted.microbatches):
+                yield dataclasses.replace(wanted, devices=devices, microbatches=microbatches)

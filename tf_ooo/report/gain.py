@@ -1,0 +1,96 @@
+"""How much faster a step is than another: the first thing that a report says."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tf_ooo.report.texts import seconds_text
+
+# Of the standard normal distribution, for an interval that holds the ratio in 95 of 100 cases.
+_TWO_SIDED_95 = 1.96
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Measured steps beside those of a baseline.
+
+    Attributes:
+        baseline: what it is compared with, ``"stock Keras"`` or ``"one device"``.
+        baseline_s, ours_s: seconds of single steps, at least one of each.
+    """
+
+    baseline: str
+    baseline_s: Sequence[float]
+    ours_s: Sequence[float]
+
+    @property
+    def baseline_median_s(self) -> float:
+        return statistics.median(self.baseline_s)
+
+    @property
+    def ours_median_s(self) -> float:
+        return statistics.median(self.ours_s)
+
+    @property
+    def ratio(self) -> float:
+        """The baseline's median over ours: above 1 is faster."""
+        return self.baseline_median_s / self.ours_median_s
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Where the ratio is with 95% confidence; None: too few steps to say.
+
+        The Hodges-Lehmann interval: the ratios of all pairs of steps, without as many of the lowest and the
+        highest as the Mann-Whitney test allows.  An interrupted step moves it little.
+        """
+        ours, theirs = len(self.ours_s), len(self.baseline_s)
+        pairs = ours * theirs
+        deviation = math.sqrt(pairs * (ours + theirs + 1) / 12)
+        left_out = math.floor(pairs / 2 - _TWO_SIDED_95 * deviation)
+        if left_out < 1:
+            return None
+        ratios = sorted(baseline_s / our_s for baseline_s in self.baseline_s for our_s in self.ours_s)
+        return ratios[left_out - 1], ratios[pairs - left_out]
+
+    @property
+    def faster(self) -> bool:
+        """Whether it is sure that ours is faster."""
+        return self.interval is not None and self.interval[0] > 1
+
+    @property
+    def slower(self) -> bool:
+        """Whether it is sure that ours is slower."""
+        return self.interval is not None and self.interval[1] < 1
+
+    @property
+    def text(self) -> str:
+        """In plain words, with both times, the number of steps and the interval."""
+        ours, baseline = seconds_text(self.ours_median_s), seconds_text(self.baseline_median_s)
+        times = f"{ours} a step instead of {baseline} ({self.basis})"
+        if self.slower:
+            return f"slower than {self.baseline}: {times}"
+        if self.faster:
+            return f"{self.ratio:.2f}x faster than {self.baseline}: {times}"
+        return f"no sure gain over {self.baseline}: {times}"
+
+    @property
+    def basis(self) -> str:
+        """``12 + 12 steps, 95% interval 1.19-1.29``."""
+        steps = f"{len(self.baseline_s)} + {len(self.ours_s)} steps"
+        return f"{steps}, {self.interval_text}"
+
+    @property
+    def ratio_text(self) -> str:
+        """``0.98-1.03x``, without an interval ``1.01x``."""
+        return f"{self.ratio:.2f}x" if self.interval is None else "{:.2f}-{:.2f}x".format(*self.interval)
+
+    @property
+    def interval_text(self) -> str:
+        """``95% interval 1.19-1.29``."""
+        if self.interval is None:
+            return f"{self.ratio:.2f}x, too few for an interval"
+        low, high = self.interval
+        return f"95% interval {low:.2f}-{high:.2f}"

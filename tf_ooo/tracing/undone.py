@@ -1,0 +1,43 @@
+"""A step that is looked at and leaves no trace in the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_ooo.compat import tf_functions
+from tf_ooo.tracing.step import READS
+
+
+class Undone:
+    """``body(batch)`` as a function of its own; after a call all variables are as they were.
+
+    Values of those that it changes wait in the memory of this process' host meanwhile.
+    """
+
+    def __init__(self, body: Callable[[Any], Any], batch: Any) -> None:
+        self.concrete = tf_functions.concrete_function(body, [batch])
+        graph = self.concrete.graph
+        inside = {id(outer): inner for outer, inner in graph.captures}
+        self._changed = [
+            variable
+            for variable in graph.variables
+            if any(op.type not in READS for op in inside[id(variable.handle)].consumers())
+        ]
+        self._before: list[Any] = []
+
+    def __enter__(self) -> Undone:
+        """For several calls, after which all is put back once."""
+        self._before = [variable.numpy() for variable in self._changed]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for variable, value in zip(self._changed, self._before, strict=True):
+            variable.assign(value)
+        self._before = []
+
+    def __call__(self, batch: Any) -> Any:
+        tensors = tf.nest.flatten(batch, expand_composites=True)
+        return self.concrete(*(tensor for tensor in tensors if tensor is not None))

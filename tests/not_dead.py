@@ -17,6 +17,9 @@ __getattr__
 __dir__
 __cause__
 
+# Notebooks call it.
+_repr_html_
+
 # Settings of other libraries: TensorFlow's protobufs and functions, OR-Tools, PyTorch, click.
 min_graph_nodes
 function_optimization
@@ -44,6 +47,7 @@ U
 comm
 own_dO
 sends
+predicted_bubble_fraction
 serial_step_s
 gradient_sum_bytes
 

@@ -112,7 +112,8 @@ def test_killed_worker_ends_the_others_and_training_continues_from_the_backup(en
     with _two(engine, _train_with_backups, tmp_path, True) as processes:
         said = _kill_rank_1_of(processes)
         assert processes[0].returncode == 1
-    assert "BackendError: rank 0 of 2 stopped in execution 24: another worker ended" in said, said
+    told = "BackendError: rank 0 of 2 stopped in execution 24: another worker ended: rank 1 (process"
+    assert f"{told} {processes[1].pid} on " in said, said
     assert not (tmp_path / "weights").exists()
     again = _ended(engine, _train_with_backups, tmp_path, False)
     assert all("trained epochs [2, 3, 4]" in output for output in again), again
@@ -125,12 +126,12 @@ def test_killed_worker_ends_the_others_and_training_continues_from_the_backup(en
 def test_a_rank_whose_data_end_early_says_so_and_ends_the_others():
     """The others wait for its gradients."""
     said = _ended("horovod", _train_with_half_of_the_data_on_rank_1)
-    assert "BackendError: rank 0 of 2 stopped in execution 6: another worker ended" in said[0], said[0]
+    assert "BackendError: rank 0 of 2 stopped in execution 6: another worker ended: rank 1 (" in said[0]
     assert "rank 1's data ended 5 batches before the end of the epoch" in said[1], said[1]
 
 
 def test_a_rank_that_stops_alone_says_so_and_ends_the_others():
     said = _ended("horovod", _train_with_a_stop_on_rank_1)
-    assert "BackendError: rank 0 of 2 stopped in execution 5: another worker ended" in said[0], said[0]
+    assert "BackendError: rank 0 of 2 stopped in execution 5: another worker ended: rank 1 (" in said[0]
     told = "rank 1 stopped training 6 steps before the end of the epoch, and the others do not answer"
     assert f"BackendError: {told}" in said[1], said[1]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import threading
+
 import numpy as np
 import pytest
 
@@ -19,6 +22,25 @@ def test_the_callback_list_that_calls_is_found():
     mine.on_train_begin()
     assert found == [mine]
     assert keras_fits.running_callback_list() is None
+
+
+def test_main_thread_trains():
+    """Asked from another thread, as by ranks that wait."""
+    told = []
+
+    def ask(when, *_):
+        thread = threading.Thread(target=lambda: told.append((when, keras_fits.main_thread_trains())))
+        thread.start()
+        thread.join()
+
+    model = normalized_model()
+    model.compile("sgd", "mse")
+    hooks = ("on_train_begin", "on_epoch_begin", "on_train_batch_end")
+    asking = keras.callbacks.LambdaCallback(**{name: functools.partial(ask, name) for name in hooks})
+    model.fit(np.ones((4, 3)), np.ones((4, 4)), verbose=0, callbacks=[asking])
+    ask("after")
+    wanted = {"on_train_begin": False, "on_epoch_begin": True, "on_train_batch_end": True, "after": False}
+    assert dict(told) == wanted, "fit has no local variable epoch: ranks without the callback are not noticed"
 
 
 def test_what_gives_a_fit_its_batches_is_found():

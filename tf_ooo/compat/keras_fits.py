@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -76,6 +77,16 @@ def running_batches() -> Any:
             if hasattr(batches, AROUND_BATCHES):
                 return batches
     return None
+
+
+def main_thread_trains() -> bool:
+    """Whether this process' main thread is in an epoch of a ``fit``; for another thread to ask."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        if frame.f_code.co_name == "fit" and "epoch" in frame.f_locals:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _frames_above() -> Iterator[FrameType]:

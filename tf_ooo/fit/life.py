@@ -210,6 +210,7 @@ class FitLife:
     def _failed(self, training: Training, error: BaseException) -> BaseException:
         """Ends the fit; what the error is to be raised as.  What was found so far is written, too."""
         explained = training.explain(error) if isinstance(error, Exception) else error
+        self.mode.join().say_ended(explained)
         self.end()
         self.mode.describe().notes.append(f"this fit ended early: {in_one_line(explained)}")
         self._save_timeline()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from tf_ooo.hosts.ranks.combining import check_ranks, compressed
+from tf_ooo.hosts.ranks.roll import Roll
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -27,12 +28,14 @@ class Engine(ABC):
         name: horovod, collectives or single.
         rank, size: this process among all of them.
         local_rank: this process among those of its machine; the GPU to use.
+        roll: who else is there; None: one process, or a launcher that gives ranks no place to meet (MPI).
     """
 
     name: str
     rank: int
     size: int
     local_rank: int
+    roll: Roll | None = None
 
     def allreduce(
         self, gradients: Sequence[tuple[str, Gradient]], op: str, compression: str
@@ -104,6 +107,20 @@ class Engine(ABC):
 
     def renumber(self, graph_def: graph_pb2.GraphDef, number: int) -> None:  # noqa: B027 - by name
         """Gives communications of the ``number``-th copy of a traced step names of their own, in place."""
+
+    def wait_for_all(self) -> None:
+        """Returns when all ranks have called it; see :meth:`Roll.wait_for_all`."""
+        if self.roll is not None:
+            self.roll.wait_for_all()
+
+    def say_ended(self, error: BaseException) -> None:
+        """Tells the others why this rank trains no more."""
+        if self.roll is not None:
+            self.roll.say_ended(error)
+
+    def who_ended(self) -> str:
+        """Which rank ended first, and why, in words; empty where nobody knows."""
+        return "" if self.roll is None else self.roll.who_ended()
 
     def is_lost(self, error: BaseException) -> bool:
         """Whether ``error`` says that another process or the connection to it is gone."""

@@ -11,6 +11,8 @@ import numpy as np
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.ranks.combining import adasum, restored
+from tf_ooo.hosts.ranks.launch import place_in_tf_config
+from tf_ooo.hosts.ranks.rendezvous import meet_at
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -35,6 +37,13 @@ class CollectiveEngine(Engine):
     def __init__(self) -> None:
         import tensorflow as tf
 
+        self.rank, addresses = place_in_tf_config()
+        self.size = len(addresses)
+        hosts = [address.rsplit(":", 1)[0] for address in addresses]
+        self.local_rank = hosts[: self.rank].count(hosts[self.rank])
+        self._keys: dict[int, str] = {}
+        self.roll = meet_at(addresses[0], self.rank, self.size)
+        self.roll.start()
         try:
             # Never entered: it sets the cluster up, starts this worker's server and watches the others.
             self._strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -43,14 +52,6 @@ class CollectiveEngine(Engine):
                 f"TensorFlow's collectives did not start ({error}); call tf_ooo.data_parallel.connect() "
                 "before the first tensor or model is made"
             ) from error
-        resolver = self._strategy.cluster_resolver
-        spec = resolver.cluster_spec().as_dict()
-        order = [("chief", i) for i in range(len(spec.get("chief", [])))]
-        order += [("worker", i) for i in range(len(spec.get("worker", [])))]
-        self.rank, self.size = order.index((resolver.task_type, int(resolver.task_id))), len(order)
-        hosts = [spec[kind][index].rsplit(":", 1)[0] for kind, index in order]
-        self.local_rank = hosts[: self.rank].count(hosts[self.rank])
-        self._keys: dict[int, str] = {}
 
     def combine(self, packed: tf.Tensor, name: str, op: str, like: tf.Tensor) -> tf.Tensor:
         if op != "Adasum":

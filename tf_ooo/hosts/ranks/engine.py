@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tf_ooo.errors import OptionsError
 from tf_ooo.hosts.ranks.base import Engine, SingleEngine
-from tf_ooo.hosts.ranks.launch import ENGINES, resolved_name, tf_config
+from tf_ooo.hosts.ranks.launch import ENGINES, resolved_name
 
 _engines: dict[str, Engine] = {}
 
@@ -34,7 +34,6 @@ def _make(name: str) -> Engine:
     if name == "collectives":
         from tf_ooo.hosts.ranks.collective_engine import CollectiveEngine
 
-        tf_config()  # says what is wrong with it
         return CollectiveEngine()
     if name == "single":
         return SingleEngine()

@@ -11,7 +11,7 @@ from tf_ooo.errors import BackendError
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.ranks.combining import adasum, restored
 from tf_ooo.hosts.ranks.launch import mpi_size, remember_names
-from tf_ooo.hosts.ranks.rendezvous import meet
+from tf_ooo.hosts.ranks.rendezvous import meet_by_horovods_server
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -39,9 +39,11 @@ class HorovodEngine(Engine):
                 "it with tf-ooo run --ranks N --max-restarts 3, which goes on from the last checkpoint"
             )
         _fill_in_environment()
+        self.roll = meet_by_horovods_server()
+        if self.roll is not None:
+            self.roll.start()
         if not hvd.is_initialized():
             remember_names()
-            meet()
             try:
                 hvd.init()
             except Exception as error:

@@ -60,6 +60,17 @@ def tf_config() -> dict[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
+def place_in_tf_config() -> tuple[int, list[str]]:
+    """This process' rank, and all ranks' addresses: chiefs before workers.  BackendError: it has none."""
+    config = tf_config()
+    cluster, task = config.get("cluster") or {}, config.get("task") or {}
+    places = [(kind, index) for kind in ("chief", "worker") for index in range(len(cluster.get(kind, [])))]
+    mine = (task.get("type"), int(task.get("index", -1)))
+    if mine not in places:
+        raise BackendError(f"TF_CONFIG: task {task} is no chief or worker of its cluster {cluster}")
+    return places.index(mine), [cluster[kind][index] for kind, index in places]
+
+
 def launched_with_workers() -> bool:
     """Whether ``mode="auto"`` means data parallel here: a launcher started more than one process."""
     if launched():

@@ -1,43 +1,139 @@
-"""All ranks meet before Horovod begins, which ends a rank that waits for a lost one by an abort, in C++."""
+"""All ranks meet at rank 0 before a library begins that would wait for a lost one long, or abort in C++."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from tf_ooo.errors import BackendError
+from tf_ooo.hosts.addresses import can_listen, host_port, outward_host
+from tf_ooo.hosts.ranks.roll import Line, Member, Roll, introduced, received_member, refusal
 
-_SCOPE = "tf_ooo"
 # Horovod's own variable for how long ranks wait for each other; it takes 30 s, several times over.
-_LIMIT, _DEFAULT_S = "HOROVOD_GLOO_TIMEOUT_SECONDS", 45.0
+HOROVODS_LIMIT, LIMIT = "HOROVOD_GLOO_TIMEOUT_SECONDS", "TF_OOO_START_TIMEOUT_S"
+_DEFAULT_S = 45.0
 _VARIABLES = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT", "HOROVOD_RANK", "HOROVOD_SIZE")
+_REPLY_S = 5.0  # of who has connected
 
 
-def meet() -> None:
-    """Returns when all ranks that Horovod's launcher has started are here; at once where it started none.
+@dataclass(frozen=True)
+class Meeting:
+    """Rank ``rank`` of ``size`` meets the others; ``variable`` says for how many seconds it waits."""
 
-    They leave a word at the launcher's rendezvous server.  BackendError names the ranks that do not come.
+    rank: int
+    size: int
+    variable: str
+
+    @property
+    def limit_s(self) -> float:
+        return float(os.environ.get(self.variable) or _DEFAULT_S)
+
+    def host(self, listener: socket.socket) -> Roll:
+        """Rank 0, when all others have come.  BackendError: one has not, or runs another tf_ooo."""
+        deadline_s = time.monotonic() + self.limit_s
+        members, lines = {0: Member(0)}, dict[int, Line]()
+        while len(members) < self.size and time.monotonic() < deadline_s:
+            listener.settimeout(max(0.01, deadline_s - time.monotonic()))
+            with contextlib.suppress(TimeoutError):
+                line = Line(listener.accept()[0])
+                member = received_member(line, _REPLY_S)
+                if member is None or member.rank not in range(1, self.size) or member.rank in members:
+                    line.close()
+                    continue
+                members[member.rank], lines[member.rank] = member, line
+        missing = sorted(set(range(self.size)) - members.keys())
+        why = self._missing(missing) if missing else refusal(members)
+        everyone = [introduced(member) for _, member in sorted(members.items())]
+        for line in lines.values():
+            line.send({"refused": why} if why else {"members": everyone})
+        if why:
+            raise self._error(why)
+        return Roll(0, [members[rank] for rank in range(self.size)], lines, self.limit_s)
+
+    def join(self, where: Callable[[], str]) -> Roll:
+        """Another rank, when all have come; ``where``: rank 0's address, empty while it is not known."""
+        deadline_s = time.monotonic() + self.limit_s
+        while True:
+            line, reply = self._asked(where())
+            if line is not None and reply is not None:
+                break
+            if time.monotonic() > deadline_s:
+                raise self._error(self._missing([0]))
+            time.sleep(0.05)
+        if "members" not in reply:
+            raise self._error(reply.get("refused") or "rank 0 does not say who is there")
+        members = [Member(**member) for member in reply["members"]]
+        return Roll(self.rank, members, {0: line}, self.limit_s)
+
+    def _asked(self, address: str) -> tuple[Line | None, dict[str, Any] | None]:
+        """A line to rank 0, and what it says when it has heard of all."""
+        if not address:
+            return None, None
+        try:
+            line = Line(socket.create_connection(host_port(address), timeout=_REPLY_S))
+        except OSError:
+            return None, None
+        line.send(introduced(Member(self.rank)))
+        return line, line.receive(self.limit_s + 2 * _REPLY_S)
+
+    def _missing(self, ranks: list[int]) -> str:
+        who = ", ".join(map(str, ranks))
+        return (
+            f"rank {who} did not come within {self.limit_s:.0f} s ({self.variable}); it ended before "
+            "training began, trains without OOOBackprop, or is still reading data: see what it has printed, "
+            "then start all again"
+        )
+
+    def _error(self, why: str) -> BackendError:
+        return BackendError(f"rank {self.rank} of {self.size}: {why}")
+
+
+def meet_by_horovods_server() -> Roll | None:
+    """All ranks that Horovod's launcher has started, in touch; None where it started none.
+
+    Rank 0 leaves its address at the launcher's rendezvous server.  BackendError: as of :class:`Meeting`.
     """
     address, port, rank, size = (os.environ.get(name, "") for name in _VARIABLES)
     if not (address and port and rank.isdecimal() and size.isdecimal()):
-        return
-    place = f"http://{address}:{port}/{_SCOPE}"
-    limit_s = float(os.environ.get(_LIMIT) or _DEFAULT_S)
-    if _ask(f"{place}/{rank}", b"here") is None:
-        return  # Horovod says in its own words that the server is not there
-    missing = {number for number in range(int(size)) if number != int(rank)}
-    deadline_s = time.monotonic() + limit_s
-    while missing and time.monotonic() < deadline_s:
-        missing = {number for number in missing if _ask(f"{place}/{number}") is None}
-        time.sleep(0.05 if missing else 0.0)
-    if missing:
-        who = ", ".join(map(str, sorted(missing)))
-        raise BackendError(
-            f"rank {rank} of {size}: rank {who} did not come within {limit_s:.0f} s ({_LIMIT}); it ended "
-            "before training began, or is still reading data: see what it has printed, then start all again"
-        )
+        return None
+    place, meeting = f"http://{address}:{port}/tf_ooo/roll", Meeting(int(rank), int(size), HOROVODS_LIMIT)
+    if meeting.rank:
+        return meeting.join(lambda: (_ask(place) or b"").decode())
+    host = outward_host([f"{address}:{port}"])
+    with listening(host, 0) as listener:
+        if _ask(place, f"{host}:{listener.getsockname()[1]}".encode()) is None:
+            return None  # Horovod says in its own words that the server is not there
+        return meeting.host(listener)
+
+
+def meet_at(address: str, rank: int, size: int) -> Roll:
+    """All ranks, in touch: rank 0 listens at the address until they are.
+
+    BackendError: it cannot listen there, or as of :class:`Meeting`.
+    """
+    meeting = Meeting(rank, size, LIMIT)
+    if rank:
+        return meeting.join(lambda: address)
+    try:
+        with listening(*host_port(address)) as listener:
+            return meeting.host(listener)
+    except OSError as error:
+        raise BackendError(f"rank 0 cannot listen at {address}: {can_listen(address) or error}") from error
+
+
+@contextlib.contextmanager
+def listening(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket that takes connections at that address of this machine, in the block."""
+    family, _, _, _, where = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+    with socket.create_server(where[:2], family=family) as listener:
+        yield listener
 
 
 def _ask(url: str, put: bytes | None = None) -> bytes | None:

@@ -132,8 +132,10 @@ def naming_the_lost(engine: Engine, where: str) -> Iterator[None]:
             raise
         lines = [line.strip() for line in str(error).splitlines() if engine.is_lost(RuntimeError(line))]
         said = max(lines, key=len)[:300] if lines else type(error).__name__
+        who = engine.who_ended()
+        ended = f"ended: {who}" if who else "ended or cannot be reached"
         raise BackendError(
-            f"rank {engine.rank} of {engine.size} stopped {where}: another worker ended or cannot be reached."
+            f"rank {engine.rank} of {engine.size} stopped {where}: another worker {ended}."
             " Restart all workers; with BackupAndRestore or ModelCheckpoint training continues from the last "
             f"file. ({said})"
         ) from error

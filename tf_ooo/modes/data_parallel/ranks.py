@@ -83,6 +83,7 @@ class RanksInStep:
         self.step = ParallelStep(
             function, self.engine, self.lockstep, self.model, self._share, self._verify, on_batches, known
         )
+        self.engine.wait_for_all()
         with naming_the_lost(self.engine, "before training"):
             mine = [keras_fits.start_epoch_of(self.model), self.lockstep.asks]
             starts, asks = zip(*self.engine.gather(mine), strict=True)

@@ -1,0 +1,200 @@
+"""Of three ranks one is lost, or does something else: the two others name it, before training and in it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import keras
+import pytest
+
+import tf_ooo
+from tests import forked, launches
+from tests.distributed import training as t
+from tf_ooo.hosts.ranks import roll
+from tf_ooo.modes import data_parallel
+
+pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
+pytestmark = [pytest.mark.timeout(280), pytest.mark.takes(90)]
+on_each_engine = pytest.mark.parametrize("engine", ["horovod", "collectives"])
+
+# Waiting for the end of a rank fails after so many seconds, which it would without the others' notice.
+END_S = 90.0
+# How long ranks wait for the others to begin, instead of 45 s.
+PATIENCE_S = 12
+PATIENCE = {name: str(PATIENCE_S) for name in ("HOROVOD_GLOO_TIMEOUT_SECONDS", "TF_OOO_START_TIMEOUT_S")}
+
+
+def lose(how: str) -> None:
+    """This process ends so."""
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise ValueError("there is no such file")
+
+
+def fit(callbacks: list[Any], rank: int = 0, epochs: int = 2) -> None:
+    t.fit(t.compiled(t.mlp(), "sgd"), t.data(rank, 80), callbacks, epochs=epochs)
+
+
+def train_and_lose(how: str, when: str) -> None:
+    engine = data_parallel.connect()
+    if engine.rank == 1 and when == "before":
+        lose(how)
+
+    def on_train_batch_begin(batch: int, logs: Any) -> None:
+        if (engine.rank, batch) == (1, 5):
+            lose(how)
+
+    fit([tf_ooo.OOOBackprop(mode="data_parallel"),
+         keras.callbacks.LambdaCallback(on_train_batch_begin=on_train_batch_begin)], engine.rank)  # fmt: skip
+
+
+@contextlib.contextmanager
+def three(engine: str, function: Callable[..., None], *arguments: Any,
+          more: Mapping[str, str | None] | None = None) -> Iterator[list[forked.Forked]]:  # fmt: skip
+    """Processes that train together; none is left."""
+    with launches.environments(engine, 3) as environments:
+        processes = [forked.start(function, *arguments, environment={**own, **(more or {})})
+                     for own in environments]  # fmt: skip
+        try:
+            yield processes
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+
+
+def errors(processes: list[forked.Forked], lost: int = 1) -> list[str]:
+    """The one line that each of the others ends with."""
+    said = [process.communicate(timeout=END_S)[0] for place, process in enumerate(processes) if place != lost]
+    lines = [re.findall(r"^(?:\S*\.)?BackendError: (.*)$", text, re.MULTILINE)[-1:] for text in said]
+    assert all(lines), "\n".join(said)
+    return [line for (line,) in lines]
+
+
+@on_each_engine
+@pytest.mark.parametrize("when", ["before", "in"])
+@pytest.mark.parametrize("how", ["killed", "raises"])
+def test_the_rank_that_ended_is_named_by_the_others(engine, how, when):
+    with three(engine, train_and_lose, how, when) as processes:
+        lines = errors(processes)
+        pid = processes[1].pid
+    why = "ended without a word, as where it is killed"
+    if how == "raises" and when == "in":
+        why = "ended: ValueError: there is no such file"
+    for rank, line in zip((0, 2), lines, strict=True):
+        where = "before training" if when == "before" else "in execution 6"
+        assert line.startswith(
+            f"rank {rank} of 3 stopped {where}: another worker ended: rank 1 (process {pid} on "
+        )
+        assert why in line
+
+
+@on_each_engine
+def test_rank_0_is_named_too(engine):
+    """All others hear of each other through it."""
+    with three(engine, train_and_lose_rank_0) as processes:
+        lines = errors(processes, lost=0)
+    assert all("another worker ended: rank 0 (process" in line for line in lines), lines
+
+
+def train_and_lose_rank_0() -> None:
+    engine = data_parallel.connect()
+    if engine.rank == 0:
+        fit([keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: lose("killed"))])
+    fit([tf_ooo.OOOBackprop(mode="data_parallel")], engine.rank)
+
+
+# -- a rank without the callback ------------------------------------------------------------------------
+
+
+def rank_1_without_callback(how: str) -> None:
+    """``how`` it trains alone: it has joined, has begun Horovod, or has done nothing."""
+    rank = int(os.environ.get("HOROVOD_RANK") or data_parallel.connect().rank)
+    if how == "joined":
+        data_parallel.connect()
+    if how == "horovod":
+        import horovod.tensorflow as hvd
+
+        hvd.init()
+    alone = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: time.sleep(0.2))
+    if rank == 1:
+        fit([alone], epochs=1000)
+    fit([tf_ooo.OOOBackprop(mode="data_parallel")], rank)
+
+
+@pytest.mark.parametrize(
+    ("engine", "how"),
+    [("horovod", "joined"), ("collectives", "joined"), ("horovod", "horovod"), ("horovod", "nothing")],
+)
+def test_a_rank_without_the_callback_is_named(engine, how):
+    with three(engine, rank_1_without_callback, how, more=PATIENCE) as processes:
+        lines = errors(processes)
+    if how == "joined":
+        told = "stopped before training: rank 1 (process"
+        assert all("trains in a fit without OOOBackprop: give all ranks the same" in line for line in lines)
+    else:
+        told = f"rank 1 did not come within {PATIENCE_S} s (HOROVOD_GLOO_TIMEOUT_SECONDS)"
+        assert all("trains without OOOBackprop" in line for line in lines)
+    assert all(told in line for line in lines), lines
+
+
+def join_after(seconds_s: float) -> None:
+    """Rank 1 reads data for so long."""
+    engine = data_parallel.connect()
+    if engine.rank == 1:
+        time.sleep(seconds_s)
+    with t.warnings_of_tf_ooo() as lines:
+        fit([tf_ooo.OOOBackprop(mode="data_parallel")], engine.rank)
+    print(f"rank {engine.rank} trained; told {lines}", flush=True)
+
+
+def test_a_rank_that_is_late_is_waited_for():
+    with three("collectives", join_after, 4.0, more={"TF_OOO_START_TIMEOUT_S": "1"}) as processes:
+        said = [process.communicate(timeout=END_S)[0] for process in processes]
+    assert all("trained; told" in text for text in said), said
+    assert all("rank 1 (process" in said[rank] for rank in (0, 2)), said
+    assert all(
+        text.count("has not come to this fit for 1 s") == (rank != 1) for rank, text in enumerate(said)
+    )
+
+
+# -- ranks that do not go together ------------------------------------------------------------------------
+
+
+def join_with_another_version() -> None:
+    if os.environ["HOROVOD_RANK"] == "2":
+        roll.Member.__init__.__defaults__ = (*roll.Member.__init__.__defaults__[:-1], "0.0.7")
+    data_parallel.connect()
+
+
+def test_another_version_of_tf_ooo_is_refused_by_name():
+    with three("horovod", join_with_another_version) as processes:
+        lines = errors(processes, lost=2)
+        pid = processes[2].pid
+    assert all(f"rank 2 (process {pid} on " in line for line in lines)
+    assert all(
+        f"runs tf_ooo 0.0.7, rank 0 runs {tf_ooo.__version__}: install the same" in line for line in lines
+    )
+
+
+def join_alone() -> None:
+    data_parallel.connect()
+
+
+def test_a_port_of_rank_0_that_is_taken_is_named():
+    import json
+    import socket
+
+    (first, *rest) = launches.collective_variables(2)
+    address = json.loads(first["TF_CONFIG"])["cluster"]["worker"][0]
+    host, port = address.split(":")
+    with socket.create_server((host, int(port))):
+        said = forked.start(join_alone, environment=first).communicate(timeout=END_S)[0]
+    assert f"BackendError: rank 0 cannot listen at {address}: Address already in use" in said
+    assert rest

@@ -28,6 +28,7 @@ learning_rate
 disable_meta_optimizer
 _omit_frequent_tracing_warning
 _closed
+_strategy
 max_time_in_seconds
 num_workers
 allow_tf32

@@ -28,7 +28,7 @@ def test_main_thread_trains():
     """Asked from another thread, as by ranks that wait."""
     told = []
 
-    def ask(when, *_):
+    def ask(when, *_, **__):
         thread = threading.Thread(target=lambda: told.append((when, keras_fits.main_thread_trains())))
         thread.start()
         thread.join()

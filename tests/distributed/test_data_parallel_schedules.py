@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import random
 import time
+from statistics import median as _median
 from typing import Any
 
 import keras
@@ -19,6 +20,7 @@ from tests.distributed import training as t
 from tests.zoo import needs_keras_3
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.errors import OptionsError
+from tf_ooo.fit.baseline import STEPS
 from tf_ooo.modes.data_parallel import planned, scheduled
 from tf_ooo.planning.building.common import COMMUNICATION
 
@@ -261,3 +263,22 @@ def test_random_delays(engine, quick_plans):
     _ordered(t.ours(ordered, xy, options={"schedule": "search"}))
     assert t.equal_on_all_ranks(engine, ordered)
     assert t.bits(one) == t.bits(ordered)
+
+
+def test_ranks_are_compared_with_one_alone(engine):
+    """Steps that are undone: the same bits, and the report says how much faster all are than one."""
+    report = _against_stock(engine, schedule="fast_forward", profile_steps=1, compare=True).report
+    assert len(report.alone_s) == STEPS, report.no_baseline
+    assert dict(report.rows())["2 ranks"].startswith(
+        f"{2 * _median(report.alone_s) / report.steps_s[0]:.2f}x"
+    )
+    short = _against_stock(engine, schedule="fast_forward", profile_steps=1).report
+    assert "the fit is too short to measure a rank alone" in short.no_baseline
+
+
+def test_a_step_that_communicates_by_itself_is_not_run_alone(engine):
+    model = t.compiled(t.tape_model(t.deep()), "adam", steps_per_execution=TOGETHER)
+    options = {"schedule": "fast_forward", "profile_steps": 1, "compare": True}
+    report = t.ours(model, t.data(engine.rank), options=options).report
+    assert "communicates, and others may not answer" in report.no_baseline
+    assert t.equal_on_all_ranks(engine, model)

@@ -116,6 +116,14 @@ def test_the_prediction_shows_its_error():
     assert dict(report.rows())["predicted"] == "10.00 ms a step; measured is 15% more"
 
 
+def test_ranks_beside_one_alone():
+    report = Report(mode="data_parallel", steps_s=[0.014] * 3, alone_s=[0.012] * 5, ranks=2)
+    text = "1.71x the throughput of one: 14.00 ms for 2 batches instead of 12.00 ms for one; "
+    assert dict(report.rows())["2 ranks"] == text + "communication and waiting 14%"
+    report.fell_back, report.baselines_s = True, {"the stock order": [0.013] * 3}
+    assert dict(report.rows())["2 ranks"].startswith("1.85x the throughput of one: 13.00 ms")
+
+
 def test_a_report_of_a_large_graph_is_short_in_a_notebook_and_in_a_terminal():
     report = Report(rewritten_graph="x" * 10**6, notes=["<script>"] * 30)
     assert len(repr(report)) < 2000

@@ -47,7 +47,7 @@ OPTIONS = {
     "group": (2, {"pipeline"}),
     "replicas": (2, {"pipeline"}),
     "check_loss": (False, {"pipeline"}),
-    "compare": (True, {"pipeline", "layerpipe"}),
+    "compare": (True, {"pipeline", "layerpipe", "data_parallel"}),
     "weights": ("ema", {"layerpipe"}),
     "drain_steps": (5, {"layerpipe"}),
     "rate_warmup_steps": (5, {"layerpipe"}),

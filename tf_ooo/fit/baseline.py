@@ -1,14 +1,16 @@
-"""What the step takes on one device, as Keras trains it: measured beside a fit over several, and undone."""
+"""Steps that a fit over several devices or ranks is compared with: measured beside it, and undone."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_ooo.compat import nests, tf_functions, train_function
+from tf_ooo.compat import func_graphs, nests, tf_functions, train_function
+from tf_ooo.errors import BackendError
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.failures import in_one_line
 from tf_ooo.tracing.traces import random_state_in
@@ -21,14 +23,17 @@ _LOG = logging.getLogger("tf_ooo")
 # The least for an interval that says something.
 STEPS = 5
 ONE_DEVICE = "one device"
+_SENDS = ("Horovod", "Collective")
 # Of what is left of the fit.
 MOST = 0.05
 
 
 class Baseline:
-    """Whether, and what, one device's steps are measured.
+    """Whether steps that are undone are measured beside a fit, and what came of it.
 
     Args:
+        name: of what they are.
+        report: says why there is none.
         asked: ``compare=`` of the user: always, never, or (None) where the fit is long enough to pay for it.
         steps: of the fit, that are left; None: nobody knows.
     """
@@ -36,54 +41,62 @@ class Baseline:
     def __init__(self, name: str, report: Report, asked: bool | None, steps: int | None) -> None:
         self.name, self._report, self._asked, self._steps = name, report, asked, steps
 
-    def measure(self, model: keras.Model, batch: Any, trace_s: float, step_s: float) -> None:
-        """Fills in the report's baseline, or why there is none.
+    def measured(
+        self, run: Callable[[], list[float]], step_s: float, trace_s: float, together: int = 1
+    ) -> list[float]:
+        """Seconds of single steps, as ``run`` measures them; none where the report says why.
 
-        ``trace_s``, ``step_s``: about what it takes to trace a step, and what a step of the fit takes.
+        Args:
+            run: measures.
+            step_s, trace_s: about what a step of the fit takes, and what tracing does.
+            together: steps in one call.
         """
-        if self.name in self._report.baselines_s:
-            return
-        reason = self._why_not(trace_s, step_s)
-        if not reason:
-            started = time.perf_counter()
-            reason = self._measured(model, batch)
-            self._report.profiling_overhead_s += time.perf_counter() - started
-        self._report.no_baseline = reason
+        self._report.no_baseline = self._why_not(step_s, trace_s + (1 + STEPS) * together * step_s)
+        if self._report.no_baseline:
+            return []
+        started, seconds = time.perf_counter(), []
+        try:
+            seconds = run()
+        except tf.errors.ResourceExhaustedError:
+            self._report.no_baseline = f"the model does not fit on {self.name}"
+        except Exception as error:  # of steps that train nothing
+            _LOG.debug("no baseline", exc_info=True)
+            self._report.no_baseline = in_one_line(error)
+        self._report.profiling_overhead_s += time.perf_counter() - started
+        return seconds
 
-    def _why_not(self, trace_s: float, step_s: float) -> str:
-        if self._asked is None and self._steps is None:
-            return f"nobody knows how long the fit is; compare=True measures {self.name} beside it"
-        cost_s = trace_s + (1 + STEPS) * step_s
+    def _why_not(self, step_s: float, cost_s: float) -> str:
         if self._asked is False:
             return "compare=False"
+        if self._asked is None and self._steps is None:
+            return f"nobody knows how long the fit is; compare=True measures {self.name} beside it"
         if self._asked is None and cost_s > MOST * (self._steps or 0) * step_s:
             measuring = f"to measure {self.name} beside it, about {cost_s:.1f} s"
             return f"the fit is too short {measuring}; compare=True does"
-        return ""
-
-    def _measured(self, model: keras.Model, batch: Any) -> str:
-        """Why it could not be; empty where it was."""
-        try:
-            self._report.baselines_s[self.name] = stock_steps_s(model, batch)
-        except tf.errors.ResourceExhaustedError:
-            return f"the model does not fit on {self.name}"
-        except Exception as error:  # of a step that trains nothing
-            _LOG.debug("no baseline", exc_info=True)
-            return in_one_line(error)
         return ""
 
 
 def stock_steps_s(model: keras.Model, batch: Any) -> list[float]:
     """Seconds of single stock steps on this batch; all variables are put back.
 
-    Raises whatever the step raises; ValueError for one that keeps random numbers to itself.
+    Raises whatever the step raises; BackendError for one that keeps random numbers to itself.
     """
-    train_step = tf_functions.undecorated(model.train_step)
-    undone = Undone(train_function.step_on_data(model, train_step), batch)
-    draws = random_state_in(undone.concrete.graph.as_graph_def())
+    step = train_function.step_on_data(model, tf_functions.undecorated(model.train_step))
+    return undone_steps_s(tf_functions.concrete_function(step, [batch]), batch)
+
+
+def undone_steps_s(concrete: Any, batch: Any) -> list[float]:
+    """Seconds of single calls of a traced function; all variables are put back.
+
+    Raises whatever a call raises; BackendError for one that keeps random numbers to itself, or communicates.
+    """
+    draws = random_state_in(concrete.graph.as_graph_def())
     if draws:
-        raise ValueError(f"{draws}, which steps beside the fit would move on")
-    seconds = []
+        raise BackendError(f"{draws}, which steps beside the fit would move on")
+    sends = [name for name, kind in func_graphs.ops_reached_from(concrete.graph) if kind.startswith(_SENDS)]
+    if sends:
+        raise BackendError(f"{sends[0]} communicates, and others may not answer")
+    undone, seconds = Undone(concrete), []
     with undone:
         nests.synchronize(undone(batch))  # TensorFlow optimizes the graph
         for _ in range(STEPS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +13,7 @@ from tf_ooo.compat import keras_fits, keras_layers, nests, train_function
 from tf_ooo.costs.profile import MOST_STEPS, StepProfiler
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError
-from tf_ooo.fit.baseline import ONE_DEVICE, Baseline
+from tf_ooo.fit.baseline import ONE_DEVICE, Baseline, stock_steps_s
 from tf_ooo.fit.measured import measured_costs
 from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.target import Devices, Target, target_of
@@ -80,9 +81,14 @@ class Distributed:
         self, model: keras.Model, batch: Any, first: FirstSteps, asked: bool | None, step_s: float
     ) -> None:
         """Measures what the step takes on one device, unless the fit is too short; see ``compare=``."""
+        if ONE_DEVICE in self.report.baselines_s:  # of the fit before
+            return
         steps = None if self.steps is None else self.steps - first.seen
-        trace_s = first.first_s / first.microbatches
-        Baseline(ONE_DEVICE, self.report, asked, steps).measure(model, batch, trace_s, step_s)
+        baseline = Baseline(ONE_DEVICE, self.report, asked, steps)
+        run = functools.partial(stock_steps_s, model, batch)
+        seconds = baseline.measured(run, step_s, first.first_s / first.microbatches)
+        if seconds:
+            self.report.baselines_s[ONE_DEVICE] = seconds
 
     def note_too_short(self, steps: int) -> None:
         """Says why a fit of so few steps has not been distributed; of none there is nothing to say."""

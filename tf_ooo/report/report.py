@@ -6,7 +6,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,6 +54,7 @@ class Report:
         baselines_s: seconds of single steps of what the steps that run are compared with, by name: ``"stock
             Keras"``, ``"one device"``; the first is what the headline says.
         steps_s: seconds of single steps as they run.
+        alone_s: data_parallel: seconds of single steps of this rank without the others, ``ranks`` in all.
         no_baseline: why there is nothing to compare with.
         limits: what keeps the step from being shorter, each in words, by the plan.
         step_noise_s: distance of timed steps from their median that three of four keep, the larger of the two
@@ -95,6 +96,8 @@ class Report:
     measured_step_s: float | None = None
     baselines_s: dict[str, list[float]] = field(default_factory=dict)
     steps_s: list[float] = field(default_factory=list)
+    alone_s: list[float] = field(default_factory=list)
+    ranks: int = 1
     no_baseline: str = ""
     limits: list[str] = field(default_factory=list)
     step_noise_s: float | None = None
@@ -121,6 +124,11 @@ class Report:
         if self.measured_step_s is None or self.stock_step_s is None:
             return False
         return self.measured_step_s > self.stock_step_s + (self.step_noise_s or 0.0)
+
+    @property
+    def running_s(self) -> Sequence[float]:
+        """Seconds of single steps of what runs now: those of stock, where it was kept."""
+        return next(iter(self.baselines_s.values()), self.steps_s) if self.fell_back else self.steps_s
 
     @property
     def gain(self) -> Gain | None:
@@ -174,6 +182,7 @@ class Report:
         rows = [
             ("gain", self.headline),
             *(("", gain.text) for gain in gains[1:] if self.steps_s),
+            (f"{self.ranks} ranks", self._ranks_text()),
             ("predicted", self._predicted_text()),
             ("limited by", ", ".join(self.limits)),
             ("state", self.state),
@@ -208,6 +217,17 @@ class Report:
             return predicted
         off = statistics.median(self.steps_s) / self.predicted_step_s - 1
         return f"{predicted}; measured is {abs(off):.0%} {'more' if off > 0 else 'less'}"
+
+    def _ranks_text(self) -> str:
+        """How much faster all ranks train than one, and the share of the step that is not its own."""
+        if not self.alone_s or not self.running_s:
+            return ""
+        alone_s, together_s = statistics.median(self.alone_s), statistics.median(self.running_s)
+        return (
+            f"{self.ranks * alone_s / together_s:.2f}x the throughput of one: {seconds_text(together_s)} for "
+            f"{self.ranks} batches instead of {seconds_text(alone_s)} for one; communication and waiting "
+            f"{max(0.0, 1 - alone_s / together_s):.0%}"
+        )
 
     def _plan_rows(self) -> list[tuple[str, str]]:
         return [

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from tf_ooo.compat import tf_functions
 from tf_ooo.tracing.step import READS
 
 
 class Undone:
-    """``body(batch)`` as a function of its own; after a call all variables are as they were.
+    """A traced function; after its calls all variables are as they were.
 
     Values of those that it changes wait in the memory of this process' host meanwhile.
     """
 
-    def __init__(self, body: Callable[[Any], Any], batch: Any) -> None:
-        self.concrete = tf_functions.concrete_function(body, [batch])
-        graph = self.concrete.graph
+    def __init__(self, concrete: Any) -> None:
+        self.concrete, graph = concrete, concrete.graph
         inside = {id(outer): inner for outer, inner in graph.captures}
         self._changed = [
             variable

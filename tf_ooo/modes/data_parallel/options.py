@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tf_ooo.options import RankOptions
-from tf_ooo.options.checks import folder, option, whole_number
+from tf_ooo.options.checks import folder, option, whole_number, yes_no_or_none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +24,8 @@ class DataParallel(RankOptions):
         unroll: at most so many of the model's ``steps_per_execution`` go into one graph, in which no step
             waits for all of the step before; 1: Keras' own loop; None: 2 to 16, fewer of a large step.
         k: reverse_first_k: how many layers' dW wait; None: chosen by simulation from measured costs.
+        compare: measure some steps without the other ranks, too, which are undone, so that the report says
+            how much faster all train than one; None: where that takes less than 5% of the fit.
         dump_dir: folder for the graph after every pass, written by rank 0; None writes nothing.
     """
 
@@ -34,4 +36,5 @@ class DataParallel(RankOptions):
 
     unroll: int | None = option(None, whole_number(1, optional=True))
     k: int | None = option(None, whole_number(0, optional=True), of_policy=True)
+    compare: bool | None = option(None, yes_no_or_none)
     dump_dir: str | os.PathLike[str] | None = option(None, folder)

@@ -72,6 +72,11 @@ class RanksInStep:
         self._train_samples = 0.0
         self._executions_before = 0
 
+    def steps_of_fit(self) -> int | None:
+        """Of all epochs together; None: nobody knows."""
+        of_epoch, epochs = self.lockstep.of_epoch, self._agreed["epochs"]
+        return None if of_epoch is None or epochs is None else of_epoch * epochs
+
     def begin(
         self,
         function: Callable[[Any], Any],

@@ -15,6 +15,7 @@ from tf_ooo.compat import nests, train_function
 from tf_ooo.costs.op_seconds import step_costs
 from tf_ooo.costs.profile import MOST_STEPS, StepProfiler
 from tf_ooo.errors import GraphError, OOOError
+from tf_ooo.fit.baseline import Baseline, undone_steps_s
 from tf_ooo.fit.comparison import STOCK, StepComparison, slowest
 from tf_ooo.hosts.ranks.messages import Message
 from tf_ooo.modes.data_parallel import planned
@@ -98,6 +99,8 @@ class ScheduledSteps:
         self._plan_failed = ""
         self._stock_predicted_s: float | None = None
         self._comparison = StepComparison(options, report, ranks=self.engine)
+        self._of_fit = ranks.steps_of_fit
+        self._settled = False  # what runs from now on is known
         self._needs_costs = planned.needs_costs(options.schedule, options.policy_options)
         self._phase: Callable[[Sequence[Any]], Any] = self._profile
 
@@ -109,6 +112,9 @@ class ScheduledSteps:
 
     def __call__(self, batches: Sequence[Any]) -> Any:
         """Trains on the batches of one execution; the logs of the last step."""
+        if self._settled and len(batches) >= self.steps:
+            self._settled = False
+            self._compare_with_alone(list(batches[: self.steps]))
         return self._phase(batches)
 
     def close(self) -> None:
@@ -302,6 +308,7 @@ class ScheduledSteps:
         verdict = self._comparison.verdict({_SINGLE: self._single_s})
         if verdict is None:
             return
+        self._settled = True
         if verdict.why_not:
             self._keep_stock(verdict.why_not)
         else:
@@ -318,6 +325,7 @@ class ScheduledSteps:
         if len(self._together_s) >= self.options.profile_steps:
             self._phase = self.stock
             everyone = self.engine.gather([self._together_s, self._single_s])
+            self.report.steps_s, self._settled = list(self._together_s), True
             self._compare_with_single(*(slowest(times) for times in zip(*everyone, strict=True)))
         return outputs
 
@@ -332,6 +340,22 @@ class ScheduledSteps:
                 f"one step at a time took {single_ms:.2f} ms, several together {together_ms:.2f} ms"
             )
             self._phase = single
+
+    def _compare_with_alone(self, batches: list[Any]) -> None:
+        """What this rank's steps take without the others, whom it tells nothing; they are undone."""
+        report, count = self.report, len(batches)
+        if report.alone_s or not report.running_s:
+            return
+        source = self._source_with(lambda train_step: train_step)
+
+        def run() -> list[float]:
+            concrete = source.function(count).get_concrete_function(batches)
+            return [seconds / count for seconds in undone_steps_s(concrete, batches)]
+
+        baseline = Baseline("a rank alone", report, self.options.compare, self._of_fit())
+        step_s = statistics.median(report.running_s)
+        report.alone_s = baseline.measured(run, step_s, self.stock.first_s, count)
+        report.ranks = self.engine.size
 
     # -- decided ---------------------------------------------------------------------------------
 

@@ -109,7 +109,7 @@ class _Loss:
                 train_function.step_on_data(model, train_step, counts=False)(batch)
             return tf.add_n([tf.cast(tf.reduce_sum(loss), tf.float32) for loss in losses])
 
-        self._undone = Undone(loss, batch)
+        self._undone = Undone(tf_functions.concrete_function(loss, [batch]))
         self.random = any(
             "Random" in kind for _, kind in func_graphs.ops_reached_from(self._undone.concrete.graph)
         )

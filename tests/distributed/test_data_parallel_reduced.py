@@ -15,7 +15,7 @@ from tests.zoo import needs_keras_3
 from tf_ooo.modes import data_parallel
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
-pytestmark = [pytest.mark.takes(60), needs_keras_3]
+pytestmark = [pytest.mark.takes(110), needs_keras_3]
 Gradients = list[Any]
 on_each_engine = pytest.mark.parametrize("engine", [t.BY_HAND, t.COLLECTIVES], indirect=True)
 
@@ -197,3 +197,105 @@ def test_noise_of_each_rank_is_noticed(engine):
     model = stepping_by(t.mlp, with_noise_of_each_rank)
     with pytest.raises(tf_ooo.BackendError, match="4 weights, first .*, are not the same on all ranks"):
         t.ours(model, t.data(engine.rank, 80), options={"op": "Sum"})
+
+
+# -- gradients that are added up in variables -----------------------------------------------------------
+
+
+def accumulating(reduce_each: bool) -> keras.Model:
+    """Applies the sum of two steps' gradients at the second, reduced by itself in each step or not at all."""
+
+    class Accumulating(keras.Model):
+        def build_sums(self) -> keras.Model:
+            self.sums = [tf.Variable(tf.zeros(w.shape), trainable=False) for w in self.trainable_variables]
+            self.steps = tf.Variable(0, trainable=False)
+            return self
+
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x, training=True))
+            gradients = tape.gradient(loss, [variable.value for variable in self.trainable_variables])
+            gradients = all_summed(gradients) if reduce_each else gradients
+            for total, part in zip(self.sums, gradients, strict=True):
+                total.assign_add(part)
+            self.steps.assign_add(1)
+            tf.cond(self.steps % 2 == 0, self.apply_sums, lambda: None)
+            return {"loss": loss}
+
+        def apply_sums(self) -> None:
+            halves = [0.5 * total.read_value() for total in self.sums]
+            self.optimizer.apply_gradients(zip(halves, self.trainable_variables, strict=True))
+            for total in self.sums:
+                total.assign(tf.zeros_like(total))
+
+    of = t.mlp()
+    return t.compiled(Accumulating(of.inputs, of.outputs).build_sums(), keras.optimizers.SGD(0.05))
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("op", ["Sum", "Average"])
+def test_sums_in_variables_are_reduced_once(engine, op):
+    alone, watched, left = accumulating(True), accumulating(True), accumulating(False)
+    t.fit(alone, t.data(engine.rank, 80))
+    averaging = t.ours(watched, t.data(engine.rank, 80), options={"op": op})._life.mode.averaged.averaging
+    assert (len(averaging.averaged), len(averaging.left_alone)) == (0, 4)
+    assert t.bits(alone) == t.bits(watched)
+    averaging = t.ours(left, t.data(engine.rank, 80), options={"op": op})._life.mode.averaged.averaging
+    assert (len(averaging.averaged), len(averaging.left_alone)) == (4, 0)
+    assert t.equal_on_all_ranks(engine, left)
+
+
+# -- run eagerly ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.ranks(2)
+def test_a_step_that_runs_eagerly_is_not_summed_twice(engine):
+    """There is no graph to look at: the gradients of its first step tell."""
+    model = stepping_by(t.mlp, reshaped)
+    model.run_eagerly = True
+    with pytest.raises(tf_ooo.BackendError, match=r"same on all ranks before OOOBackprop\(op='Sum'\)"):
+        t.ours(model, t.data(engine.rank, 80), options={"op": "Sum"})
+    left = stepping_by(t.mlp, lambda gradients, weights: gradients)
+    left.run_eagerly = True
+    t.ours(left, t.data(engine.rank, 80), options={"op": "Sum"})
+    assert t.equal_on_all_ranks(engine, left)
+
+
+# -- models that communicate ------------------------------------------------------------------------------
+
+
+class Centred(keras.layers.Layer):
+    """Less the mean over all ranks' rows, as in synchronized normalization; so are its gradients."""
+
+    def call(self, x: Any) -> Any:
+        @tf.custom_gradient
+        def centre(rows: Any) -> tuple[Any, Callable[[Any], Any]]:
+            def gradient(of: Any) -> Any:
+                return of - summed(tf.reduce_mean(of, 0), 91) / 2.0
+
+            return rows - summed(tf.reduce_mean(rows, 0), 90) / 2.0, gradient
+
+        return centre(x)
+
+
+def centred_embedding() -> keras.Model:
+    layers = keras.layers
+    inputs = keras.Input((6,), dtype="int32")
+    rows = Centred()(layers.Embedding(20, 8)(inputs))
+    return keras.Model(inputs, layers.Dense(4)(layers.Flatten()(rows)))
+
+
+def centred_bias() -> keras.Model:
+    inputs = keras.Input((12,))
+    return keras.Model(inputs, keras.layers.Dense(4)(Centred()(keras.layers.Dense(8)(inputs))))
+
+
+@on_each_engine
+@pytest.mark.parametrize("make", [centred_embedding, centred_bias])
+def test_gradients_of_a_model_that_communicates_are_reduced(engine, make):
+    model = t.compiled(make(), keras.optimizers.SGD(0.05))
+    data = t.words if make is centred_embedding else t.data
+    averaging = t.ours(model, data(engine.rank, 80), options={"op": "Sum"})._life.mode.averaged.averaging
+    assert (len(averaging.averaged), averaging.left_alone) == (len(model.trainable_weights), set())
+    assert t.equal_on_all_ranks(engine, model)

@@ -9,7 +9,7 @@ normalization, and is to be reduced; or something own was added to what is reduc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -30,6 +30,7 @@ _OF_RANK = ("IteratorGetNext", "HorovodRank", "HorovodLocalRank", "PyFunc", "Eag
 _CALLS = {
     "Case", "If", "PartitionedCall", "StatefulPartitionedCall", "StatelessCase", "StatelessIf",
 }  # fmt: skip
+_ASSIGNED = {"AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp"}
 _SIZES = {"Shape", "ShapeN", "Size", "Rank"}
 # Through these a gradient stays one: other shapes and types of the same numbers,
 _RESHAPED = {
@@ -43,11 +44,18 @@ _SCALED = {"ClipByValue", "DivNoNan", "Maximum", "Minimum", "Mul", "MulNoNan", "
 class Origins:
     """Where the tensors of a graph under way come from.
 
-    ``inputs``: origins of a called function's placeholders, by ``id``; others are given from outside, as own.
+    A variable in which gradients are added up has what was assigned to it before, in this graph or around it.
+
+    Args:
+        weights: variables of which that is not true: what is trained, and what optimizers keep.
+        inputs: origins of a called function's placeholders, by ``id``; others are given from outside, as own.
     """
 
-    def __init__(self, inputs: dict[int, int] | None = None) -> None:
+    def __init__(self, weights: Iterable[Any] = (), inputs: dict[int, int] | None = None) -> None:
+        self._weights = list(weights)
+        self._handles = {id(variable.handle) for variable in self._weights}
         self._inputs = inputs or {}
+        self._assigned: dict[int, dict[int, list[Any]]] = {}
         self._known: dict[int, int] = {}
         self._kept: list[Any] = []  # an id is only as good as its tensor lives
         self._called: dict[int, list[tuple[Any, Origins]]] = {}
@@ -78,7 +86,21 @@ class Origins:
         if op.type.startswith("Placeholder") and not op.inputs:
             captured = func_graphs.outside(tensor)
             return () if captured is None or not _is_symbolic(captured) else (captured,)
+        if op.type == "ReadVariableOp":
+            return self._assigned_to(op.inputs[0])
         return op.inputs  # type: ignore[no-any-return]
+
+    def _assigned_to(self, handle: Any) -> list[Any]:
+        """The values that a variable was given so far, none of a weight."""
+        graph, variable = handle.graph, _outermost(handle)
+        values: list[Any] = []
+        while graph is not None and id(variable) not in self._handles:
+            if id(graph) not in self._assigned:
+                self._kept.append(graph)
+                self._assigned[id(graph)] = _assignments(graph)
+            values += self._assigned[id(graph)].get(id(variable), [])
+            graph = getattr(graph, "outer_graph", None)
+        return values
 
     def _combined(self, tensor: Any, sources: Sequence[Any]) -> int:
         op = tensor.op
@@ -110,7 +132,7 @@ class Origins:
     def _inside(self, op: Any, body: Any) -> Origins:
         given = op.inputs[len(op.inputs) - len(body.inputs) :]
         pairs = zip(body.inputs, given, strict=True)
-        return Origins({id(inner): self._known[id(outer)] for inner, outer in pairs})
+        return Origins(self._weights, {id(inner): self._known[id(outer)] for inner, outer in pairs})
 
     def gradient(self, gradient: Any) -> int:
         """Of a gradient; IndexedSlices have values and rows.  0 where the step runs eagerly."""
@@ -121,6 +143,21 @@ class Origins:
         """Of a gradient that is own: the op whose result, reduced already, is part of it; else empty."""
         tensor = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
         return _first(tensor, lambda part: self.of(part) == REDUCED) if _is_symbolic(tensor) else ""
+
+
+def _assignments(graph: Any) -> dict[int, list[Any]]:
+    """The values that ops of a graph assign, by the ``id`` of the variable's handle outside of all graphs."""
+    values: dict[int, list[Any]] = {}
+    for op in graph.get_operations():
+        if op.type in _ASSIGNED:
+            values.setdefault(id(_outermost(op.inputs[0])), []).append(op.inputs[1])
+    return values
+
+
+def _outermost(handle: Any) -> Any:
+    while _is_symbolic(handle) and (captured := func_graphs.outside(handle)) is not None:
+        handle = captured
+    return handle
 
 
 def _first(tensor: Any, wanted: Callable[[Any], bool]) -> str:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_ooo.compat import keras_optimizers, keras_variables, tf_functions
@@ -39,6 +41,8 @@ class Averaging:
         self.left_alone: set[str] = set()
         self.slices = GradientSlices()
         self._factor: Any = 1.0
+        self._weights: list[Any] = []
+        self._seen_eagerly = False
 
     def wrap(self, model: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """What makes of the model's ``train_step`` one that averages."""
@@ -48,7 +52,7 @@ class Averaging:
             train_step = tf_functions.undecorated(train_step)
 
             def averaging_train_step(data: Any) -> Any:
-                with self.active(optimizers_of(model), data):
+                with self.active(optimizers_of(model), data, model.trainable_weights):
                     return train_step(data)
 
             return averaging_train_step
@@ -56,8 +60,19 @@ class Averaging:
         return wrapper
 
     @contextlib.contextmanager
-    def active(self, optimizers: Sequence[Any], data: Any = None) -> Iterator[None]:
+    def active(
+        self, optimizers: Sequence[Any], data: Any = None, weights: Sequence[Any] = ()
+    ) -> Iterator[None]:
+        """Inside the block what these optimizers are given is averaged.
+
+        Args:
+            optimizers: of Keras.
+            data: the batch; its rows count with ``weighting="samples"``.
+            weights: all that is trained.
+        """
         self._factor = self._weight_of(data) if self.weighting == "samples" else 1.0
+        states = [state for optimizer in optimizers for state in keras_optimizers.state_of(optimizer)]
+        self._weights = [keras_variables.value_of(variable) for variable in (*weights, *states)]
         try:
             with intercepted(optimizers, self._average_first):
                 yield
@@ -68,14 +83,29 @@ class Averaging:
         if keras_optimizers.horovod_averages(update.optimizer):
             self.left_alone.update(map(keras_variables.path_of, update.variables))
             return update.proceed(update.grads)
+        if tf.executing_eagerly() and self.op != "Average" and not self._seen_eagerly:
+            self._seen_eagerly = True
+            self._refuse_equal(update.grads)
         return update.proceed(self.average(update.grads, update.variables))
+
+    def _refuse_equal(self, grads: Sequence[Any]) -> None:
+        """BackendError for gradients that a step has reduced which runs eagerly: no graph shows it."""
+        arrays = [np.asarray(part) for grad in grads for part in _parts(grad)]
+        mine = zlib.crc32(b"".join(array.tobytes() for array in arrays))
+        everyone = self.engine.gather(mine)
+        if len(everyone) > 1 and len(set(everyone)) == 1 and any(array.any() for array in arrays):
+            raise BackendError(
+                f"gradients are the same on all ranks before OOOBackprop(op={self.op!r}) reduces them: "
+                "train_step does so by itself, which run_eagerly=True does not show, or all ranks have the "
+                "same data: compile with run_eagerly=False, or reduce nothing in train_step"
+            )
 
     def average(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """The gradients to apply; None stays None, what the user has averaged stays as it is.
 
         Raises BackendError where he has averaged a part of one.
         """
-        out, mine, origins = list(grads), [], Origins()
+        out, mine, origins = list(grads), [], Origins(self._weights)
         for place, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
             if grad is None:
                 continue
@@ -123,6 +153,13 @@ class Averaging:
         count = tf.cast(tf.shape(first)[0], tf.float32)
         total = self.engine.sum(count, "tf_ooo_samples")
         return count * (float(self.engine.size) / total)
+
+
+def _parts(grad: Any) -> list[Any]:
+    """The tensors of a gradient."""
+    if grad is None:
+        return []
+    return [grad.values, grad.indices] if isinstance(grad, tf.IndexedSlices) else [grad]
 
 
 def _name(variable: Any, place: int) -> str:

@@ -38,7 +38,10 @@ class Company:
         def averaged(batch: Any) -> Iterator[None]:
             import tensorflow as tf
 
-            with tf.name_scope(_SCOPE), averaging.active(optimizers_of(model), batch):
+            with (
+                tf.name_scope(_SCOPE),
+                averaging.active(optimizers_of(model), batch, model.trainable_weights),
+            ):
                 yield
 
         return averaged

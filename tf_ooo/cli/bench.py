@@ -10,6 +10,7 @@ from tf_ooo.bench.pipeline.command import pipeline
 from tf_ooo.bench.planner.command import planner
 from tf_ooo.bench.single.command import single
 from tf_ooo.bench.single.gpu_day import gpu_day
+from tf_ooo.bench.single.one_cpu import single_cpu
 from tf_ooo.bench.single.overlap import single_overlap
 
 
@@ -18,5 +19,5 @@ def bench() -> None:
     """Benchmarks to run on your own machine."""
 
 
-for _command in (single, single_overlap, gpu_day, data_parallel, pipeline, layerpipe, planner):
+for _command in (single, single_cpu, single_overlap, gpu_day, data_parallel, pipeline, layerpipe, planner):
     bench.add_command(_command)

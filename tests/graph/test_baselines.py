@@ -11,6 +11,7 @@ import tensorflow as tf
 import tf_ooo
 from tests.graph.pipeline_fits import assert_equal_bits
 from tests.zoo import keras
+from tf_ooo.fit import progress
 from tf_ooo.fit.baseline import ONE_DEVICE, STEPS
 
 pytestmark = pytest.mark.devices(2)
@@ -106,3 +107,20 @@ def test_one_warning_where_one_device_is_faster(caplog):
     (note,) = report.notes
     assert note.startswith("slower than one device: ")
     assert [record.message for record in caplog.records] == [note]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_takes_long_at_the_start_is_said(mode, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "AFTER_S", 0.0)
+    callback = tf_ooo.OOOBackprop(MODES[mode](profile_steps=1, compare=True))
+    network().fit(X, Y, batch_size=16, verbose=2, callbacks=[callback])
+    begun = [line for line in capsys.readouterr().err.splitlines() if line.endswith(" ...")]
+    parts, last = {
+        "pipeline": (" in 2 micro-batches", "tf_ooo: tracing the step on 2 devices ..."),
+        "layerpipe": ("", "tf_ooo: spreading the step over 2 devices ..."),
+    }[mode]
+    assert f"tf_ooo: tracing the step{parts}, to cut it ..." in begun
+    assert "tf_ooo: measuring step 1 of 1 on one device ..." in begun
+    assert any(line.startswith("tf_ooo: planning, ") for line in begun)
+    assert "tf_ooo: measuring one device, to compare with ..." in begun
+    assert begun[-1] == last

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from tf_ooo.compat import keras_fits, keras_layers, nests, train_function
 from tf_ooo.costs.profile import MOST_STEPS, StepProfiler
 from tf_ooo.costs.table import CostTable
-from tf_ooo.errors import BackendError
+from tf_ooo.errors import BackendError, OOOError
+from tf_ooo.fit import progress
 from tf_ooo.fit.baseline import ONE_DEVICE, Baseline, stock_steps_s
 from tf_ooo.fit.measured import measured_costs
 from tf_ooo.hosts.cluster import Cluster
@@ -85,7 +86,11 @@ class Distributed:
             return
         steps = None if self.steps is None else self.steps - first.seen
         baseline = Baseline(ONE_DEVICE, self.report, asked, steps)
-        run = functools.partial(stock_steps_s, model, batch)
+
+        def run() -> list[float]:
+            with progress.said(f"measuring {ONE_DEVICE}, to compare with"):
+                return stock_steps_s(model, batch)
+
         seconds = baseline.measured(run, step_s, first.first_s / first.microbatches)
         if seconds:
             self.report.baselines_s[ONE_DEVICE] = seconds
@@ -149,6 +154,10 @@ class FirstSteps:
         self._request = request_to_measure(model, layers)
         self._functions = StepFunctions(model, microbatches, self._request.tracing, applying)
         self._steps = 0 if options.costs is not None else min(options.profile_steps, MOST_STEPS)
+        parts = f" in {microbatches} micro-batches" if microbatches > 1 else ""
+        self._functions.around_traces = functools.partial(
+            progress.said, f"tracing the step{parts}, to cut it"
+        )
         self._profiler = StepProfiler(self._steps or 1)
         self.microbatches = microbatches
 
@@ -159,10 +168,8 @@ class FirstSteps:
             self.rows = max(split_rows(rows_of(batch), functions.microbatches))
         started = time.perf_counter()
         if self.seen and self._steps:
-            said = "costs are calculated from shapes, not measured"
-            outputs = self._profiler.run_anyway(
-                lambda: functions(batch), lambda error: self._report.notes.append(f"{said}: {error}")
-            )
+            with progress.said(f"measuring step {self.seen} of {self._steps} on one device"):
+                outputs = self._profiler.run_anyway(lambda: functions(batch), self._not_measured)
         else:
             outputs = functions(batch)
         self.seen += 1
@@ -171,6 +178,9 @@ class FirstSteps:
             nests.synchronize(outputs)
             self.first_s = self.first_s or time.perf_counter() - started
         return outputs
+
+    def _not_measured(self, error: OOOError) -> None:
+        self._report.notes.append(f"costs are calculated from shapes, not measured: {error}")
 
     @property
     def done(self) -> bool:

@@ -24,7 +24,7 @@ class StepFunctions:
 
     ``tracing`` is entered around calls, ``applying``, given the batch, where the updates are traced: what
     averages over replicas.  ``check_captures`` is given what a function captures, before it runs for the
-    first time.
+    first time; ``around_traces`` is entered around that, and tracing it.
     """
 
     def __init__(
@@ -37,17 +37,19 @@ class StepFunctions:
         self.model, self.microbatches, self._tracing = model, microbatches, tracing
         self._applying = applying
         self.check_captures: Callable[[Iterable[Any]], None] = lambda captures: None
+        self.around_traces: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._functions: dict[Any, Any] = {}
 
     def __call__(self, batch: Any) -> Any:
         key = nests.signature(batch)
-        if key not in self._functions:
-            function = self._make(batch)
+        if key in self._functions:
             with self._tracing():
-                self.check_captures(function.get_concrete_function(batch).captured_inputs)
+                return self._functions[key](batch)
+        with self.around_traces(), self._tracing():
+            function = self._make(batch)
+            self.check_captures(function.get_concrete_function(batch).captured_inputs)
             self._functions[key] = function
-        with self._tracing():
-            return self._functions[key](batch)
+            return function(batch)
 
     @property
     def traced(self) -> int:

@@ -150,6 +150,8 @@ class Unrolled:
         self._tracing = tracing
         self._functions: dict[int, Any] = {}
         self.first_s = 0.0  # the longest first run of a function
+        # Given the number of steps, entered around each first run.
+        self.around_traces: Callable[[int], AbstractContextManager[Any]] = lambda count: nullcontext()
 
     def __call__(self, batches: Sequence[Any]) -> Any:
         """Trains on all batches; the logs of the last step."""
@@ -172,6 +174,7 @@ class Unrolled:
         started = time.perf_counter()
         _LOG.info("compiling a function of %d steps", len(batches))
         with contextlib.ExitStack() as stack:
+            stack.enter_context(self.around_traces(len(batches)))
             for enter in around_first_runs:
                 stack.enter_context(enter())
             self.source.trace()  # outside: what is made of it belongs to a request, the step itself does not

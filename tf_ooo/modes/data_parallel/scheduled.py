@@ -7,6 +7,7 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,6 +16,7 @@ from tf_ooo.compat import nests, train_function
 from tf_ooo.costs.op_seconds import step_costs
 from tf_ooo.costs.profile import MOST_STEPS, StepProfiler
 from tf_ooo.errors import GraphError, OOOError
+from tf_ooo.fit import progress
 from tf_ooo.fit.baseline import Baseline, undone_steps_s
 from tf_ooo.fit.comparison import STOCK, StepComparison, slowest
 from tf_ooo.hosts.ranks.messages import Message
@@ -87,7 +89,7 @@ class ScheduledSteps:
         self.element_spec, self._averaging = ranks.element_spec, ranks.averaging
         self._source = self._source_with(self._averaging.wrap(self.model))
         self.steps = self.steps_of(ranks.lockstep.of_epoch)  # of one function
-        self.stock = Unrolled(self._source, self.steps)
+        self.stock = self._unrolled(self._source, self.steps)
         self.ordered: Unrolled | None = None
         self.request: RewriteRequest[RewriteResult] | None = None
         self._probe: RewriteRequest[PassResult] | None = None
@@ -157,8 +159,17 @@ class ScheduledSteps:
             request = make_request()
         except OOOError as error:
             self._cannot_plan(error)
-            return None, Unrolled(source, steps)
-        return request, Unrolled(source, steps, request.tracing)
+            return None, self._unrolled(source, steps)
+        return request, self._unrolled(source, steps, request.tracing)
+
+    def _unrolled(
+        self, source: StepSource, steps: int, tracing: Callable[[], AbstractContextManager[Any]] = nullcontext
+    ) -> Unrolled:
+        """Says on rank 0 that steps are traced."""
+        unrolled = Unrolled(source, steps, tracing)
+        if self.engine.rank == 0:
+            unrolled.around_traces = lambda count: progress.said(f"tracing {count} steps in one function")
+        return unrolled
 
     def _timed(self, steps: Unrolled, batches: Sequence[Any]) -> tuple[Any, float, bool]:
         """The logs, seconds of each step, and whether something was traced meanwhile."""

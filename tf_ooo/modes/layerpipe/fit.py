@@ -13,6 +13,7 @@ import tensorflow as tf
 from tf_ooo.compat import keras_variables, nests, train_function
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, OptionsError
+from tf_ooo.fit import progress
 from tf_ooo.fit.distributed import Distributed, FirstSteps, Placed, check_model
 from tf_ooo.fit.measured import check_costs, with_link
 from tf_ooo.fit.mode import Training
@@ -155,7 +156,8 @@ class LayerPipeSteps:
         """A step on one device, before the plan; with costs there is none.  None at the end of the data."""
         started, costs = time.perf_counter(), self._mode.options.costs
         if self._traced is None:
-            self._traced = self._look(iterator)
+            with progress.said("tracing the step, to take it apart"):
+                self._traced = self._look(iterator)
         if self._traced is None:
             return None
         if costs is not None:
@@ -190,7 +192,8 @@ class LayerPipeSteps:
         self._unspread = first.seen
         if first.done:
             started = time.perf_counter()
-            self._planned(*first.measured(self._target), traced, started)
+            with progress.said("planning, on which devices F, dO and dW run"):
+                self._planned(*first.measured(self._target), traced, started)
             first.close()
             self._first, options = None, self._mode.options
             serial_s = self._mode.describe().layerpipe.serial_step_s
@@ -227,7 +230,8 @@ class LayerPipeSteps:
         if batch is None:
             return None
         if self._ticks is None:
-            self._ticks = self._spread(plan, batch)
+            with progress.said(f"spreading the step over {len(plan.devices)} devices"):
+                self._ticks = self._spread(plan, batch)
         self._ticks.reset()
         self._epoch = Epoch(
             self._ticks, partial(next, self._following(batch, iterator), None), self._together

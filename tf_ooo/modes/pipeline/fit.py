@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tf_ooo.compat import iterators, keras_losses, train_function
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, MemoryLimitError
+from tf_ooo.fit import progress
 from tf_ooo.fit.distributed import Distributed, FirstSteps, check_model
 from tf_ooo.fit.measured import check_costs, unknown_sizes, with_link
 from tf_ooo.fit.mode import Training
@@ -209,7 +210,8 @@ class PipelineSteps:
         mode, started = self._mode, time.perf_counter()
         step, costs = first.measured(self._target)
         mode.rows = first.rows
-        mode.plan_from(step, mode.company.shared(with_link(costs, self._target)), self._model)
+        with progress.said("planning, where to cut the model and in which order its tasks run"):
+            mode.plan_from(step, mode.company.shared(with_link(costs, self._target)), self._model)
         mode.describe().plan_seconds = time.perf_counter() - started
         first.close()
         self._first = None

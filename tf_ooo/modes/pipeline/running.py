@@ -6,9 +6,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import nests
+from tf_ooo.fit import progress
 from tf_ooo.fit.distributed import Placed, not_cut
 from tf_ooo.hosts.devices import available_devices
 from tf_ooo.hosts.target import Target
@@ -56,6 +58,8 @@ class RunningPipeline:
         self._request = request_to_place(model, pipeline.plan, options.dump_dir)
         self._functions = StepFunctions(model, options.microbatches, self._request.tracing, applying)
         self._functions.check_captures = self._placed.check_captures
+        devices = len(set(pipeline.devices.values()))
+        self._functions.around_traces = partial(progress.said, f"tracing the step on {devices} devices")
 
     def begin(self) -> None:
         """Moves the variables."""

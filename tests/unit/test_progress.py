@@ -1,0 +1,51 @@
+"""What is said while long work goes on before the first step."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tf_ooo.fit import progress
+
+
+def fit(verbose):
+    """As Keras' own does, it has an argument of that name, and runs what it is given below it."""
+    with progress.said("planning"):
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    monkeypatch.setattr(progress, "AFTER_S", 0.0)
+
+
+def test_long_work_is_said_when_it_begins_and_when_it_ends(at_once, capsys):
+    fit(verbose=1)
+    printed = capsys.readouterr()
+    begun, ended = printed.err.splitlines()
+    assert begun == "tf_ooo: planning ..."
+    assert ended.startswith("tf_ooo: planning: 0.")
+    assert ended.endswith(" s")
+    assert not printed.out
+
+
+def test_short_work_and_a_silent_fit_say_nothing(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "AFTER_S", 60.0)
+    fit(verbose=1)
+    monkeypatch.setattr(progress, "AFTER_S", 0.0)
+    fit(verbose=0)
+    with progress.said("no fit at all"):
+        pass
+    assert not capsys.readouterr().err
+
+
+def test_an_error_ends_it(at_once, capsys):
+    def fit(verbose):
+        with progress.said("planning"):
+            time.sleep(0.01)
+            raise ValueError("no plan")
+
+    with pytest.raises(ValueError, match="no plan"):
+        fit(verbose=2)
+    assert len(capsys.readouterr().err.splitlines()) == 2

@@ -1,0 +1,39 @@
+"""Lines on long work before the first step that a progress bar shows: what is done, and how long it took."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+
+import click
+
+from tf_ooo.compat import keras_fits
+
+# Shorter work is not talked of.
+AFTER_S = 2.0
+
+
+@contextlib.contextmanager
+def said(what: str) -> Iterator[None]:
+    """Says on stderr what is going on inside of the block, if that takes long; not in ``fit(verbose=0)``."""
+    if keras_fits.argument_of_fit("verbose") in (0, None):
+        yield
+        return
+    started, shown = time.perf_counter(), threading.Event()
+
+    def begin() -> None:
+        shown.set()
+        click.echo(f"tf_ooo: {what} ...", err=True)
+
+    timer = threading.Timer(AFTER_S, begin)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        if shown.is_set():
+            click.echo(f"tf_ooo: {what}: {time.perf_counter() - started:.1f} s", err=True)

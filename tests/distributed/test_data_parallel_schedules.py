@@ -100,6 +100,7 @@ def test_a_named_schedule_of_an_eager_model_is_refused(engine):
 def test_k_is_chosen(engine):
     report = _ordered(_against_stock(engine, schedule="reverse_first_k"))
     assert report.predicted_step_s is not None
+    assert (report.costs is not None) == (engine.rank == 0), "rank 0 plans, with the costs that it measured"
     assert len(set(engine.gather(report.planned.to_text()))) == 1
 
 

@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tf_ooo.costs.layer_costs import LayerCosts, Link
+from tf_ooo.costs.table import CostTable
 from tf_ooo.modes.pipeline.advice import advice
 from tf_ooo.modes.pipeline.partition import units_of
 from tf_ooo.modes.pipeline.planning import Wanted, make_plan
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.report.gain import Gain
-from tf_ooo.report.report import Report
+from tf_ooo.report.report import Report, not_predicted
 from tf_ooo.report.sections import PipelineSection
 from tf_ooo.report.texts import device_text
 
@@ -122,6 +123,15 @@ def test_ranks_beside_one_alone():
     assert dict(report.rows())["2 ranks"] == text + "communication and waiting 14%"
     report.fell_back, report.baselines_s = True, {"the stock order": [0.013] * 3}
     assert dict(report.rows())["2 ranks"].startswith("1.85x the throughput of one: 13.00 ms")
+
+
+def test_why_there_are_no_costs():
+    assert "first step after some of both orders were timed" in Report().summary()
+    assert "XLA compiles shows kernels" in Report(way="early").why_no_costs
+    assert "rank 0 measures them" in Report(mode="data_parallel").why_no_costs
+    failed = Report(notes=[not_predicted("another profiler runs")])
+    assert failed.why_no_costs == "the step's time is not predicted: another profiler runs"
+    assert not Report(costs=CostTable(tuple(uneven()))).why_no_costs
 
 
 def test_a_report_of_a_large_graph_is_short_in_a_notebook_and_in_a_terminal():

@@ -21,7 +21,7 @@ from tf_ooo.costs.profile import StepProfiler
 from tf_ooo.errors import BackendError, GraphError, MemoryLimitError, OOOError
 from tf_ooo.fit.comparison import REWRITTEN, STOCK, StepComparison
 from tf_ooo.options import OneDeviceOptions
-from tf_ooo.report.report import Report
+from tf_ooo.report.report import Report, not_predicted
 from tf_ooo.rewriting.reporting import fill_plan
 from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.session import StepSession
@@ -258,7 +258,7 @@ def run_predicting(step: Callable[[], Any], report: Report, result: RewriteResul
     def not_known(error: OOOError) -> None:
         _LOG.debug("no prediction: %s", error)
         kind = "" if isinstance(error, BackendError) else "costs are not known: "
-        report.notes.append(f"the step's time is not predicted: {kind}{error}")
+        report.notes.append(not_predicted(f"{kind}{error}"))
 
     profiler = StepProfiler(1)
     outputs = profiler.run_anyway(step, not_known)

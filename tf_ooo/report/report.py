@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 _LEFT_OUT = ("rewritten_graph", "planned", "costs", "gains", "timeline", "plan_notes")
 # In the summary.
 _MOST_NOTES = 6
+_NOT_PREDICTED = "the step's time is not predicted: "
+
+
+def not_predicted(reason: str) -> str:
+    """A note that says why there are no costs of a step's ops."""
+    return _NOT_PREDICTED + reason
 
 
 @dataclass(repr=False)
@@ -172,6 +178,23 @@ class Report:
         loses = self.slower or (self.gain is not None and self.gain.slower)
         return runs and not (self.fell_back or self.undecided or loses)
 
+    @property
+    def why_no_costs(self) -> str:
+        """Why ``costs`` are None; empty where they are not."""
+        if self.costs is not None:
+            return ""
+        failed = [note for note in self.notes if note.startswith(_NOT_PREDICTED)]
+        if failed:
+            return failed[0]
+        if self.way:
+            return "a step that XLA compiles shows kernels, not ops: see gains"
+        if self.mode == "data_parallel":
+            return "rank 0 measures them, for schedules that are planned"
+        return (
+            "they are measured in the first step after some of both orders were timed (profile_steps), "
+            "and there was none"
+        )
+
     def one_line(self) -> str:
         """What was gained, for a log line."""
         return f"{self.headline}; schedule {self.schedule}, {self.moved_ops} ops moved"
@@ -203,6 +226,7 @@ class Report:
             ("predicted peak", bytes_text(self.predicted_peak_bytes, self.unknown_size_ops)),
             ("predicted peak, stock", bytes_text(self.stock_predicted_peak_bytes)),
             *((f"XLA, {step}", compiled.text) for step, compiled in self.compiled.items()),
+            ("costs", self.why_no_costs and f"not known: {self.why_no_costs}"),
             ("planning", seconds_text(self.plan_seconds)),
             ("run", f"{self.date}  {self.environment}".strip()),
         ]

@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from grappler_passes.passes.base import PassResult
@@ -213,12 +213,11 @@ class ScheduledSteps:
             return Planned(schedule=schedule.to_text(), layers=keys)
         if self._profiler.profile is None:
             raise GraphError("the step was not profiled")
+        costs = step_costs(step, graph, self._profiler.profile)
         layers, between = planned.calibrated(
-            step_costs(step, graph, self._profiler.profile).layers,
-            link.link,
-            workers,
-            statistics.median(self._single_s),
+            costs.layers, link.link, workers, statistics.median(self._single_s)
         )
+        self.report.costs = replace(costs, layers=layers, link=between)
         gain = planned.make_plan(
             layers, between, workers, options.schedule, self.steps, link.flight_bytes, options.policy_options
         )

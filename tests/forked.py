@@ -200,7 +200,7 @@ def as_script(function: Callable[..., Any], *arguments: Any) -> None:
     status = 0
     try:
         function(*arguments)
-    except Exception:
+    except (Exception, KeyboardInterrupt):
         traceback.print_exc()
         status = 1
     sys.stdout.flush(), sys.stderr.flush()

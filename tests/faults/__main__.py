@@ -46,7 +46,13 @@ FAILURES = {
 @click.option("--keep-going", is_flag=True, help="Do not stop at the first that fails.")
 @click.option("--table", type=click.Path(), help="The table is written there, too.")
 def main(
-    count: int, seed: int, number: int | None, mode: str | None, jobs: int, keep_going: bool, table: str | None
+    count: int,
+    seed: int,
+    number: int | None,
+    mode: str | None,
+    jobs: int,
+    keep_going: bool,
+    table: str | None,
 ) -> None:
     """Strikes trainings: each ends in time, leaves whole checkpoints, and goes on to the same bits."""
     import keras  # once, before any fork

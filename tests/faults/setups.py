@@ -82,8 +82,8 @@ class Fault:
     """One fault.
 
     Attributes:
-        kind: ``"kill"`` (SIGKILL), ``"terminate"`` (SIGTERM), ``"interrupt"`` (Ctrl-C), ``"stop"`` (SIGSTOP, for
-            ever), ``"pause"`` (SIGSTOP, then SIGCONT), ``"exception"``, ``"slow"`` (a call that sleeps),
+        kind: ``"kill"`` (SIGKILL), ``"terminate"`` (SIGTERM), ``"interrupt"`` (Ctrl-C), ``"stop"`` (SIGSTOP,
+            for ever), ``"pause"`` (SIGSTOP, then SIGCONT), ``"exception"``, ``"slow"`` (a call that sleeps),
             ``"full_disk"``, ``"file_limit"`` (files may not grow beyond it).
         target: the process that is struck.
         when: a point of the target (of rank 0 for a worker), or a part of the time that the training takes.
@@ -100,7 +100,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Setup:
-    """``number`` is what it was drawn from; ``same_workers``: those that live serve the resumed training, too."""
+    """``number``: what it was drawn from; ``same_workers``: those that live serve the resumed training, too."""
 
     number: int
     training: Training

@@ -1,7 +1,8 @@
-"""What a process that trains does: goes on from the newest checkpoint, is struck, writes down how it ended."""
+"""What a process that trains does: goes on from the newest checkpoint, is struck, writes down its end."""
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import pickle
 import resource
@@ -160,7 +161,7 @@ def _with_weights(training: Training, path: Path) -> keras.Model:
 
 
 def newest(training: Training, disk: Path) -> tuple[keras.Model | None, list[str]]:
-    """The model of the newest checkpoint, None without one; and what cannot be read, though it has its name."""
+    """The model of the newest checkpoint, None without one; and what has its name but cannot be read."""
     models: list[keras.Model] = []
     unreadable: list[str] = []
     for path in sorted(disk.rglob("*")):
@@ -228,6 +229,7 @@ def train(order: Order) -> None:
     """Trains to the end, and writes down how that was."""
     said = os.open(order.folder / f"said{order.rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(said, 1), os.dup2(said, 2)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     training, mode = order.training, MODES[order.training.mode]
     make_devices(mode.devices)
     if mode.ranks > 1:

@@ -1,1 +1,1 @@
-"""Random faults in small trainings, which end in time, leave whole checkpoints, and go on to the same bits."""
+"""Random faults in small trainings, which end in time, keep whole checkpoints, and go on to the same bits."""

@@ -100,7 +100,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Setup:
-    """``number``: what it was drawn from; ``same_workers``: those that live serve the resumed training, too."""
+    """``number``: what it was drawn from; ``same_workers``: those that live serve the resumed training."""
 
     number: int
     training: Training

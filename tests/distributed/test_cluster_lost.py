@@ -222,6 +222,21 @@ def test_worker_killed_at_any_time_is_named(event):
         assert hosts_of(model) == ["localhost"]
 
 
+@pytest.mark.parametrize("weights", ["stash", "ema"])
+def test_worker_killed_before_late_gradients_begin_is_named(weights):
+    """Before the registers on it are made: the shape of what is on a lost worker is never known."""
+    cluster = addresses(2)
+    with workers(cluster, [1]) as started:
+        model = perceptron()
+        late = tf_ooo.OOOBackprop(
+            mode="layerpipe", devices=cluster, schedule="pipedream", costs=COSTS, weights=weights
+        )
+        lost = NthCall("on_epoch_begin", 1, lambda: lose(started[1], signal.SIGKILL))
+        with raises_lost(cluster):
+            train(model, [lost, late])
+        assert hosts_of(model) == ["localhost"]
+
+
 def test_worker_killed_while_weights_are_written_is_named(tmp_path):
     cluster, file = addresses(2), tmp_path / "model.keras"
     with workers(cluster, [1]) as started:

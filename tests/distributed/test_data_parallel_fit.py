@@ -55,6 +55,17 @@ def test_eager_and_unbuilt(engine):
     assert int(model.optimizer.iterations.numpy()) == 3
 
 
+def test_without_a_step_all_have_what_rank_0_has(engine):
+    """A training that had ended and is started again: rank 0 alone restores its backup."""
+    model = t.compiled(t.mlp(), keras.optimizers.Adam(0.01), rank=engine.rank)
+    before = t.bits(model)
+    with t.warnings_of_tf_ooo() as warnings:
+        t.ours(model, t.data(engine.rank), epochs=2, initial_epoch=2)
+    assert t.equal_on_all_ranks(engine, model)
+    assert (t.bits(model) == before) == (engine.rank == 0)
+    assert warnings == []
+
+
 def test_all_ranks_stop_within_an_epoch(engine):
     model = t.compiled(t.mlp(), keras.optimizers.SGD(0.05))
     t.ours(model, t.data(engine.rank, 80), [t.CountSteps(stop_at=5)], epochs=3)

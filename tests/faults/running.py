@@ -134,7 +134,7 @@ class Processes:
 
     def said(self) -> str:
         texts = [(path.name, path.read_text(errors="replace")) for path in sorted(self.folder.glob("said*"))]
-        return "\n".join(f"--- {name}:\n{text[-2500:]}" for name, text in texts if text)
+        return "\n".join(f"--- {name}:\n{text[-9000:]}" for name, text in texts if text)
 
 
 def _train_as_script(order: Order) -> None:

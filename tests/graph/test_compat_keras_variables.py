@@ -49,6 +49,13 @@ def test_a_register_takes_batches_of_any_size():
     assert keras_variables.register("int64", (), CPU).numpy().shape == ()
 
 
+def test_zeros_on_a_device():
+    zeros = keras_variables.zeros_on(CPU, tf.float32, (2, 3))
+    assert not zeros.trainable
+    assert zeros.device.endswith(CPU)
+    np.testing.assert_array_equal(zeros.numpy(), np.zeros((2, 3), "float32"))
+
+
 def test_path_of():
     kernel = dense_model().trainable_variables[0]
     assert keras_variables.path_of(kernel).removesuffix(":0").endswith("/kernel")

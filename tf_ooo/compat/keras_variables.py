@@ -96,10 +96,18 @@ def register(dtype: Any, shape: Sequence[int | None] | None, device: str) -> Any
     Functions that use it are to be traced for any number of rows: graph optimizers give a variable of any
     shape the shape of what is assigned to it, also for the batch that was before.
     """
-    with tf.init_scope(), tf.device(device):
-        return tf.Variable(
-            tf.zeros([size or 0 for size in shape or (0,)] if shape != () else (), dtype),
-            shape=tf.TensorShape(None),
-            trainable=False,
-            validate_shape=False,
-        )
+    sizes = [size or 0 for size in shape or (0,)] if shape != () else []
+    return zeros_on(device, dtype, sizes, shape=tf.TensorShape(None), validate_shape=False)
+
+
+def zeros_on(device: str, dtype: Any, sizes: Sequence[int], **options: Any) -> Any:
+    """An untrained variable of zeros, which are made in this process.
+
+    What an op on a worker makes has no shape until it answers, and a new variable asks for the shape: once
+    the worker is lost, for ever (2.21).
+    """
+    with tf.init_scope():
+        with tf.device(None):
+            zeros = tf.zeros(sizes, dtype)
+        with tf.device(device):
+            return tf.Variable(zeros, trainable=False, **options)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from tf_ooo.compat import keras_variables
 from tf_ooo.costs.layer_costs import Link
 
 # Products of so large matrices, so many to a segment that it takes about so long.
@@ -35,10 +36,7 @@ def busy_latency_s(
 
 
 def _in_turns(tf: ModuleType, sender: str, receiver: str, products: int, size: int) -> Callable[[], Any]:
-    with tf.device(sender):
-        there = _Segments(tf, sender, products, size)
-    with tf.device(receiver):
-        back = _Segments(tf, receiver, products, size)
+    there, back = (_Segments(tf, name, products, size) for name in (sender, receiver))
 
     def function() -> Any:
         messages: list[Any] = []
@@ -62,8 +60,8 @@ class _Segments:
 
     def __init__(self, tf: ModuleType, name: str, products: int, size: int) -> None:
         self._tf, self._name, self._products = tf, name, products
-        self._matrix = tf.Variable(tf.zeros((_WIDTH, _WIDTH)), trainable=False)
-        self._sent = tf.Variable(tf.zeros((max(1, size // 4),)), trainable=False)
+        self._matrix = keras_variables.zeros_on(name, tf.float32, (_WIDTH, _WIDTH))
+        self._sent = keras_variables.zeros_on(name, tf.float32, (max(1, size // 4),))
         self.last: Any = None
 
     def segment(self, after: Sequence[Any]) -> Any:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
+from tf_ooo.compat import keras_variables
 from tf_ooo.costs.busy_latency import busy_latency_s, seconds_of
 from tf_ooo.costs.communication import MEASURED_BYTES, fit_link
 from tf_ooo.costs.layer_costs import Link
@@ -113,10 +114,8 @@ def _beside_messages(
     tf: ModuleType, sender: str, receiver: str, computing: str, products: int, messages: int, size: int
 ) -> Any:
     """A function that multiplies matrices on one device while messages go from device to device."""
-    with tf.device(sender):
-        sent = tf.Variable(tf.zeros((max(1, size // 4),)), trainable=False)
-    with tf.device(computing):
-        matrix = tf.Variable(tf.zeros((_WIDTH, _WIDTH)), trainable=False)
+    sent = keras_variables.zeros_on(sender, tf.float32, (max(1, size // 4),))
+    matrix = keras_variables.zeros_on(computing, tf.float32, (_WIDTH, _WIDTH))
 
     def function() -> Any:
         with tf.device(sender):

@@ -19,14 +19,7 @@ def build(model: Any, optimizers: Sequence[Any], train_step: Any, iterator: Any)
 
     What cannot be built directly is built by tracing a step that is thrown away.
     """
-    main: Any = getattr(model, "optimizer", None)
-    if (
-        model.built
-        and keras_optimizers.is_optimizer(main)
-        and not keras_optimizers.is_built(main)
-        and model.trainable_weights
-    ):
-        keras_optimizers.build_optimizer(main, model.trainable_weights)
+    build_optimizer(model)
     if model.built and all(map(keras_optimizers.is_built, optimizers)):
         return
     if model.run_eagerly and model.weights:
@@ -40,6 +33,18 @@ def build(model: Any, optimizers: Sequence[Any], train_step: Any, iterator: Any)
             "the model has no weights before its first step, its train_step cannot be traced to make them "
             f"({type(error).__name__}); build the model before fit, or compile it with run_eagerly=False"
         ) from error
+
+
+def build_optimizer(model: Any) -> None:
+    """Creates the variables of the model's optimizer, if the model has its own."""
+    main: Any = getattr(model, "optimizer", None)
+    if (
+        model.built
+        and keras_optimizers.is_optimizer(main)
+        and not keras_optimizers.is_built(main)
+        and model.trainable_weights
+    ):
+        keras_optimizers.build_optimizer(main, model.trainable_weights)
 
 
 def common_spec(engine: Engine, spec: Any) -> Any:

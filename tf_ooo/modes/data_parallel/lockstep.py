@@ -51,9 +51,10 @@ class CallbacksRan(Message):
 
 @dataclass(frozen=True)
 class TrainingEnds(Message):
-    """Told after the last epoch; the weights' bits, which callbacks may have put back."""
+    """Told after the last epoch: the weights' bits, which callbacks may have put back; did a step run?"""
 
     weights: int = 0
+    trained: bool = True
 
 
 class Lockstep:
@@ -70,6 +71,7 @@ class Lockstep:
         self.left: int | None = None  # steps left in this epoch; None: agree before each execution
         self.of_epoch: int | None = None  # steps of this epoch, where all ranks know them
         self.others_ended = False
+        self.trained = True  # whether a rank has run a step, as far as they have told
         self._told = False
 
     def begin_epoch(self, epoch: int, steps: int | None) -> None:
@@ -123,9 +125,11 @@ class Lockstep:
         """Whether a callback of any rank has stopped the training."""
         return any(reply.stop for reply in self._exchange(CallbacksRan(mine))) or mine or self.others_ended
 
-    def end(self, weights: int = 0) -> bool:
+    def end(self, weights: int = 0, trained: bool = True) -> bool:
         """Says that this rank trains no more; whether all that end now have the same weights."""
-        return len({reply.weights for reply in self._exchange(TrainingEnds(weights))}) <= 1
+        replies = self._exchange(TrainingEnds(weights, trained))
+        self.trained = not replies or any(reply.trained for reply in replies)
+        return len({reply.weights for reply in replies}) <= 1
 
     def _exchange(self, mine: Kind) -> list[Kind]:
         """The ranks' messages of this kind; none if some do something else, so that this is over."""

@@ -235,13 +235,27 @@ class RanksInStep:
     def ended(self) -> None:
         """Tells the other ranks; callbacks may have put weights back, each rank's its own."""
         try:
-            alike = self.lockstep.end(sync.checksum(self.model.trainable_weights))
+            weights = sync.checksum(self.model.trainable_weights)
+            alike = self.lockstep.end(weights, trained=self.step.prepared)
+            if not self.lockstep.trained:
+                alike = self._share_without_a_step() or alike
             if not alike:
                 _LOG.warning("at the end of training the trainable weights are not the same on all ranks")
         except Exception as error:
             if not self.engine.is_lost(error):
                 raise
             _LOG.warning("another worker ended after the last epoch; the weights hold all of its updates")
+
+    def _share_without_a_step(self) -> bool:
+        """All epochs were trained before: the others take over what rank 0 has restored, if they can."""
+        optimizers = optimizers_of(self.model)
+        sync.build_optimizer(self.model)
+        variables = sync.shared_variables(self.model, optimizers)
+        shapes = self.engine.gather([list(variable.shape) for variable in variables])
+        if any(theirs != shapes[0] for theirs in shapes):
+            return False
+        sync.broadcast_state(self.engine, variables)
+        return True
 
     def forget_traces(self) -> None:
         """Once a step has run: its parts would go on averaging."""

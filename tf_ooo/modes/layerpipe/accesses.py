@@ -10,6 +10,7 @@ import tensorflow as tf
 from grappler_passes.compat.shape_inference import OutputInfo
 from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.effects import has_side_effects, only_reads, states_of
+from tf_ooo.compat import keras_variables
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,7 @@ def read_where_it_is(
 
 def zeros_on(device: str, info: OutputInfo) -> tf.Variable:
     """An untrained variable of zeros, of the shape and type of an op's output."""
-    with tf.init_scope(), tf.device(device):
-        return tf.Variable(tf.zeros(info.shape, tf.as_dtype(info.dtype)), trainable=False)
+    return keras_variables.zeros_on(device, tf.as_dtype(info.dtype), info.shape)
 
 
 def bytes_of(variables: Iterable[tf.Variable]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_ooo.modes.layerpipe.accesses import accesses, bytes_of, read_where_it_is, zeros_on
@@ -51,7 +52,7 @@ class LaterWeights:
     def reset(self) -> None:
         """Before the first round of an epoch: no updates yet."""
         for average in self._averages.values():
-            average.assign(tf.zeros_like(average))
+            average.assign(np.zeros(average.shape, average.dtype.as_numpy_dtype))
 
     def left_out(self, low: int, phase: int) -> set[str]:
         """All updates run in their rounds."""

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+_PR_SET_PDEATHSIG = 1
 ROOT = Path(__file__).parents[1]
 
 
@@ -187,6 +188,13 @@ def _run_and_exit(function: Callable[..., Any], arguments: tuple[Any, ...]) -> N
         status = 1
     sys.stdout.flush(), sys.stderr.flush()
     os._exit(status)
+
+
+def end_with_parent() -> None:
+    """This process is killed when the thread that forked it ends."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def as_script(function: Callable[..., Any], *arguments: Any) -> None:

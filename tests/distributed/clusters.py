@@ -7,7 +7,6 @@ marked ``alone``, as a process that has lost a worker can join no more.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import signal
@@ -24,7 +23,6 @@ from tf_ooo.hosts.cluster import connect
 
 # Of tests that stop a worker: a worker that is only slow answers within it.
 SHORT_SILENCE_S = 3.0
-_PR_SET_PDEATHSIG = 1
 
 
 def addresses(count):
@@ -41,7 +39,7 @@ def device_of(task):
 
 def run_command(main: Callable[[], object], *arguments: object) -> None:
     """A command's ``main`` in a process of its own, which ends when the one that started it does."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    forked.end_with_parent()
     sys.argv = ["command", *map(str, arguments)]
     main()
 

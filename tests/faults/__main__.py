@@ -7,6 +7,7 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import multiprocessing
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
@@ -16,6 +17,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from tests import forked
 from tests.faults.drawing import drawn
 from tests.faults.running import Outcome, own_folder, run
 from tests.faults.setups import MODES, Setup
@@ -43,6 +45,7 @@ FAILURES = {
 @click.option("--number", type=int, help="One set-up only, as named by what failed.")
 @click.option("--mode", type=click.Choice([*MODES]), help="Of this mode only.")
 @click.option("--jobs", default=2, show_default=True, help="How many run side by side.")
+@click.option("--minutes", type=float, help="No other is started after so long.")
 @click.option("--keep-going", is_flag=True, help="Do not stop at the first that fails.")
 @click.option("--table", type=click.Path(), help="The table is written there, too.")
 def main(
@@ -51,6 +54,7 @@ def main(
     number: int | None,
     mode: str | None,
     jobs: int,
+    minutes: float | None,
     keep_going: bool,
     table: str | None,
 ) -> None:
@@ -63,32 +67,39 @@ def main(
     console = Console(width=None if os.isatty(1) else 200, soft_wrap=True)
     setups = [drawn(each, mode) for each in numbers_of(count, seed, number)]
     outcomes: list[tuple[Setup, Outcome]] = []
+    until = time.monotonic() + (minutes or 1e6) * 60
     with Progress(*COLUMNS, console=console) as progress, own_folder() as references:
         task = progress.add_task("faults", total=len(setups), counts="")
-        for setup, outcome in _outcomes(setups, references, jobs):
+        for setup, outcome in _outcomes(setups, references, jobs, until):
             outcomes.append((setup, outcome))
             failed = sum(each.failed for _, each in outcomes)
             progress.update(task, advance=1, counts=f"{failed} failed")
             if outcome.failed or number is not None:
                 _explain(console, setup, outcome)
+            if table is not None:
+                Path(table).write_text("\n".join(table_of(outcomes)) + "\n")
             if outcome.failed and not keep_going:
                 break
-    lines = table_of(outcomes)
-    console.print("\n".join(lines), markup=False, highlight=False)
-    if table is not None:
-        Path(table).write_text("\n".join(lines) + "\n")
+    console.print("\n".join(table_of(outcomes)), markup=False, highlight=False)
     raise SystemExit(1 if any(outcome.failed for _, outcome in outcomes) else 0)
 
 
-def _outcomes(setups: list[Setup], references: Path, jobs: int) -> Iterator[tuple[Setup, Outcome]]:
-    """In the order in which they end."""
+def _outcomes(
+    setups: list[Setup], references: Path, jobs: int, until: float
+) -> Iterator[tuple[Setup, Outcome]]:
+    """In the order in which they end; those that have not begun by then are left out."""
     context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(min(jobs, len(setups)), context) as pool:
+    with ProcessPoolExecutor(min(jobs, len(setups)), context, forked.end_with_parent) as pool:
         running = {pool.submit(run, setup, references): setup for setup in setups}
         try:
             while running:
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    yield running.pop(future), future.result()
+                for future in wait(running, timeout=1.0, return_when=FIRST_COMPLETED).done:
+                    setup = running.pop(future)
+                    if not future.cancelled():
+                        yield setup, future.result()
+                if time.monotonic() > until:
+                    for future in running:
+                        future.cancel()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 

@@ -138,7 +138,7 @@ class Processes:
 
 
 def _train_as_script(order: Order) -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: with who started it
+    forked.end_with_parent()
     forked.as_script(process.train, order)
 
 

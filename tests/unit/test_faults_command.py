@@ -56,7 +56,7 @@ def test_a_number_and_a_mode_say_which_set_up_it_is():
 def no_processes(monkeypatch):
     """One after the other, in this process."""
 
-    def outcomes(setups, references, jobs):
+    def outcomes(setups, references, jobs, until):
         for setup in setups:
             yield setup, other_bits_with_backups(setup, references)
 

@@ -1,0 +1,32 @@
+"""A few random faults: killed while saving, no space, a lost worker or client, an exception.
+
+``make faults`` runs others.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.drawing import drawn
+from tests.faults.running import own_folder, run
+from tests.zoo import needs_keras_3
+
+# Backups are Keras 3's.
+pytestmark = [needs_keras_3, pytest.mark.takes(45)]
+# Of one variant: the trainings without a fault are three.
+NUMBERS = {57: "single", 488: "single", 494: "pipeline_workers", 540: "pipeline_workers", 74: "layerpipe"}
+
+
+@pytest.fixture(scope="module")
+def references():
+    with own_folder() as folder:
+        yield folder
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_ends_in_time_and_goes_on_to_the_same_bits(number, references):
+    setup = drawn(number)
+    assert setup.training.mode == NUMBERS[number]
+    outcome = run(setup, references)
+    assert not outcome.failed, f"{outcome.kind}: {setup}\n{outcome.text}"
+    assert outcome.struck

@@ -99,6 +99,12 @@ fuzz: N ?= 100
 fuzz: venv
 	$(BIN)/python -m tests.fuzz -n $(N) --seed $(SEED)
 
+# Random faults in small trainings; docs/testing.md.
+.PHONY: faults
+faults: N ?= 100
+faults: venv horovod
+	$(BIN)/python -m tests.faults -n $(N) --seed $(SEED) --keep-going
+
 .PRECIOUS: .venv-%/.installed .venv-%/.horovod
 
 # Not part of `make test`: changes one place of a module at a time, see docs/testing.md.

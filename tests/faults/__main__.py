@@ -6,6 +6,9 @@ import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import contextlib
+import gc
+import importlib
 import multiprocessing
 import time
 from collections import defaultdict
@@ -60,12 +63,12 @@ def main(
 ) -> None:
     """Strikes trainings: each ends in time, leaves whole checkpoints, and goes on to the same bits."""
     import keras  # once, before any fork
-    import tensorflow  # noqa: F401
 
     if not hasattr(keras, "ops"):
         raise click.UsageError(f"backups are those of Keras 3, this is Keras {keras.__version__}")
     console = Console(width=None if os.isatty(1) else 200, soft_wrap=True)
     setups = [drawn(each, mode) for each in numbers_of(count, seed, number)]
+    _import_everything()
     outcomes: list[tuple[Setup, Outcome]] = []
     until = time.monotonic() + (minutes or 1e6) * 60
     with Progress(*COLUMNS, console=console) as progress, own_folder() as references:
@@ -82,6 +85,18 @@ def main(
                 break
     console.print("\n".join(table_of(outcomes)), markup=False, highlight=False)
     raise SystemExit(1 if any(outcome.failed for _, outcome in outcomes) else 0)
+
+
+def _import_everything() -> None:
+    """What a training needs, without running an op; what is there now is not looked through in the forks."""
+    for name in ("single_device", "data_parallel", "pipeline", "layerpipe"):
+        importlib.import_module(f"tf_ooo.modes.{name}.fit")
+    for name in ("tf_ooo.cli.worker", "tf_ooo.modes.replicated", "tf_ooo.modes.compiled.session"):
+        importlib.import_module(name)
+    with contextlib.suppress(ImportError):
+        importlib.import_module("horovod.tensorflow")
+    gc.collect()
+    gc.freeze()
 
 
 def _outcomes(

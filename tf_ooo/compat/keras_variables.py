@@ -100,8 +100,8 @@ def register(dtype: Any, shape: Sequence[int | None] | None, device: str) -> Any
     return zeros_on(device, dtype, sizes, shape=tf.TensorShape(None), validate_shape=False)
 
 
-def zeros_on(device: str, dtype: Any, sizes: Sequence[int], **options: Any) -> Any:
-    """An untrained variable of zeros, which are made in this process.
+def zeros_on(device: str, dtype: Any, sizes: Sequence[int | None] | None, **options: Any) -> Any:
+    """An untrained variable of zeros, which are made in this process; all sizes are known.
 
     What an op on a worker makes has no shape until it answers, and a new variable asks for the shape: once
     the worker is lost, for ever (2.21).

@@ -38,7 +38,7 @@ FAILURES = {
     "hangs": ("hangs", "left behind"),
     "unreadable": ("unreadable",),
     "other bits": ("other bits",),
-    "other failures": ("crashes", "does not go on", "no reference"),
+    "other failures": ("crashes", "does not go on", "no reference", "no small disk", "broken"),
 }
 
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,7 +44,7 @@ class Outcome:
 
     Attributes:
         kind: ``"good"``, or what failed: ``"hangs"``, ``"crashes"``, ``"left behind"``, ``"unreadable"``,
-            ``"does not go on"``, ``"other bits"``, ``"no reference"``.
+            ``"does not go on"``, ``"other bits"``, ``"no reference"``, ``"broken"`` (the run itself).
         struck: whether the training was still there to be struck.
         went_on: it trained to its end in spite of the fault; else ``ended_s`` after the fault it had ended.
     """
@@ -201,6 +202,8 @@ def run(setup: Setup, references: Path) -> Outcome:
             return _Run(setup, folder, reference).outcome()
         except Failed as failed:
             return Outcome(*failed.args)
+        except Exception:  # such as of a worker that does not start
+            return Outcome("broken", traceback.format_exc())
 
 
 @contextlib.contextmanager

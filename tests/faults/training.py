@@ -229,6 +229,7 @@ def train(order: Order) -> None:
     """Trains to the end, and writes down how that was."""
     said = os.open(order.folder / f"said{order.rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(said, 1), os.dup2(said, 2)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     training, mode = order.training, MODES[order.training.mode]
     make_devices(mode.devices)

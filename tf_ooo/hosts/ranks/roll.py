@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -97,8 +98,13 @@ class Roll:
         """Listens until the end of the process, and says how that comes."""
         for rank, line in self._lines.items():
             threading.Thread(target=self._listen, args=(rank, line), name="tf_ooo roll", daemon=True).start()
-        atexit.register(self.say_ended, "its script is through")
+        atexit.register(self._at_exit)
         self._show_error, sys.excepthook = sys.excepthook, self._ended_by
+
+    def _at_exit(self) -> None:
+        self.say_ended("its script is through")
+        if self._follows:
+            gc.freeze()  # Python frees graphs for seconds at its end
 
     def _ended_by(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         self.say_ended(error)

@@ -244,7 +244,8 @@ class RanksInStep:
         except Exception as error:
             if not self.engine.is_lost(error):
                 raise
-            _LOG.warning("another worker ended after the last epoch; the weights hold all of its updates")
+            who = self.engine.who_ended() or "another worker ended"
+            _LOG.warning("%s; that was after the last epoch: the weights hold all of its updates", who)
 
     def _share_without_a_step(self) -> bool:
         """All epochs were trained before: the others take over what rank 0 has restored, if they can."""

@@ -60,3 +60,10 @@ def _why_not(smallest_bytes: int | None, unknown: Sequence[str]) -> str:
 
 class BackendError(OOOError):
     """TensorFlow, Keras or the plug-in cannot do what is asked on this machine."""
+
+
+def unreadable(error: OSError | UnicodeDecodeError) -> str:
+    """Why a file cannot be read, without what the caller says anyway."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is no text in UTF-8 (byte {error.start})"
+    return error.strerror or str(error)

@@ -129,6 +129,8 @@ def test_errors_name_file_line_and_op(costs, tmp_path):
     assert result.stderr.count("\n") == 1
     path.write_bytes(b"\xff\xfe\x00")
     assert "cannot be read" in _run("simulate", path, costs).stderr
+    path.write_text("tf_ooo schedule v1\nmode pipeline\npolicy gpipe\nlane 0 0: F:0\n")
+    assert f"{path}: missing: " in _run("simulate", path, costs).stderr
 
 
 def test_costs_that_are_wrong_are_named(costs, tmp_path):

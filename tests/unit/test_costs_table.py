@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tf_ooo.costs.gains import GainTable
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import CostError
@@ -155,12 +156,71 @@ def test_any_text_gives_a_table_or_a_cost_error(text):
         CostTable.from_json(text)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("link", 1e9), ("device", float("inf")), ("assumptions", "one"), ("assumptions", 3.0), ("notes", [1]),
+     ("op_seconds", "conv"), ("op_seconds", [1.0])],
+)  # fmt: skip
+def test_fields_in_python_are_checked_as_those_of_a_file(field, value):
+    with pytest.raises(CostError, match=f"^{field}: expected .*, got "):
+        CostTable(**{"layers": [LayerCosts(1.0, 1.0, 1.0)], field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("occupancy", "3"), ("occupancy", ("1", 1, 1)), ("occupancy", 0.5), ("inputs", "1"), ("inputs", 0),
+     ("name", 1)],
+)  # fmt: skip
+def test_fields_of_a_layer_in_python(field, value):
+    with pytest.raises(CostError, match=f"{field} must be "):
+        LayerCosts(1.0, 1.0, 1.0, **{field: value})
+
+
+def test_inputs_that_are_no_numbers():
+    with pytest.raises(CostError, match="layer 1: reads layer 'a'"):
+        CostTable([LayerCosts(1.0, 1.0, 1.0), LayerCosts(1.0, 1.0, 1.0, inputs=("a",))])
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"saved_s": 1.0}, "saved_s: expected a map, got 1.0"),
+        ({"saved_s": {"dO:1": 1.0}}, r"keys are pairs such as \('dO:5', 6\), got 'dO:1'"),
+        ({"saved_s": {("dO:1", 1): 10**400}}, "dO:1 beside dW:1: saved_s must be finite"),
+        ({"saved_s": {("dO:1", 1): True}}, "dO:1 beside dW:1: saved_s must be finite, got True"),
+        ({"saved_s": {}, "alone_s": []}, "alone_s: expected a map"),
+        ({"saved_s": {}, "notes": "text"}, "notes: expected a list of texts"),
+    ],
+)
+def test_gains_in_python(fields, said):
+    with pytest.raises(CostError, match=said):
+        GainTable(**fields)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"gains": [{"region": [], "layer": 1, "saved_s": 1.0}]}, "entry 0: expected a text and"),
+        (
+            {"gains": [{"region": "dO:1", "layer": {}, "saved_s": 1.0}]},
+            "entry 0: expected a text and",
+        ),
+        ({"gains": [], "notes": 3}, "notes: expected a list of texts, got 3"),
+    ],
+)
+def test_gains_of_a_file(tmp_path, content, said):
+    path = tmp_path / "gains.json"
+    path.write_text(json.dumps({"version": 1, **content}))
+    with pytest.raises(CostError, match=rf"gains\.json: .*{said}"):
+        GainTable.load(path)
+
+
 def test_error_names_the_file(tmp_path):
     path = tmp_path / "mine.json"
-    with pytest.raises(CostError, match=r"mine\.json: cannot be read"):
+    with pytest.raises(CostError, match=r"mine\.json: cannot be read: No such file or directory$"):
         CostTable.load(path)
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(CostError, match=r"mine\.json: cannot be read"):
+    with pytest.raises(CostError, match=r"mine\.json: cannot be read: it is no text in UTF-8 \(byte 0\)$"):
         CostTable.load(path)
     path.write_text("{")
     with pytest.raises(CostError, match=r"mine\.json: line 1"):

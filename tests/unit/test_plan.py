@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import tf_ooo
 from tf_ooo.cli import main
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
@@ -92,6 +93,33 @@ def test_candidates_say_why_not():
     problem = Problem(LAYERS)
     with pytest.raises(OptionsError, match="no schedule is possible: a: too long; b: too short"):
         choose([Candidate("a", problem, reason="too long"), Candidate("b", problem, reason="too short")])
+
+
+def test_a_reason_that_many_have_is_said_once():
+    """A line for 12 schedules, and not one each."""
+    with pytest.raises(OptionsError) as caught:
+        plan_layers(LAYERS, "auto", devices=len(LAYERS) + 1, microbatches=4)
+    said = str(caught.value)
+    assert said.count("7 stages are more than the 6 layers") == 1
+    assert len(said) < 400
+    rows = [
+        Candidate(name, Problem(LAYERS), reason=reason) for name, reason in zip("abcde", "vvwxy", strict=True)
+    ]
+    with pytest.raises(
+        OptionsError, match="possible: a, b: v; ask for one of the 3 others by name to see why"
+    ):
+        choose(rows)
+
+
+@pytest.mark.parametrize("schedule", [["1f1b"], {"1f1b"}, {}, None, 3])
+def test_a_schedule_that_is_no_name(schedule):
+    with pytest.raises(OptionsError, match="^schedule=.* is not accepted; accepted: auto, "):
+        plan_layers(LAYERS, schedule)
+
+
+def test_a_misspelt_argument_of_plan():
+    with pytest.raises(OptionsError, match=r"unknown option micrbatches=2 \(did you mean 'microbatches'\?\)"):
+        tf_ooo.plan(layers=LAYERS, micrbatches=2)
 
 
 def test_policies_say_what_data_parallel_asks():

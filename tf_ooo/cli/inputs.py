@@ -12,7 +12,7 @@ import click
 from tf_ooo.costs.communication import parse_bytes, parse_link
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
-from tf_ooo.errors import OOOError, OptionsError, ScheduleError
+from tf_ooo.errors import OOOError, OptionsError, ScheduleError, unreadable
 from tf_ooo.options.checks import choice
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies import POLICIES
@@ -58,7 +58,7 @@ def load_schedule(path: Path) -> Schedule:
         choice(known)("mode", schedule.mode)
         return schedule
     except (OSError, UnicodeDecodeError) as error:
-        raise ScheduleError(f"{path}: cannot be read: {error}") from error
+        raise ScheduleError(f"{path}: cannot be read: {unreadable(error)}") from error
     except (ScheduleError, OptionsError) as error:
         raise ScheduleError(f"{path}: {error}") from error
 

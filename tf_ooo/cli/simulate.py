@@ -10,6 +10,7 @@ import click
 from tf_ooo.cli.inputs import LINK, load_schedule, load_table
 from tf_ooo.cli.outputs import EXISTING, Outputs, picture_options, timeline_table
 from tf_ooo.costs.layer_costs import Link
+from tf_ooo.errors import ScheduleError
 
 
 @click.command()
@@ -24,5 +25,9 @@ def simulate(schedule: Path, costs: Path, steps: int, link: Link | None, **outpu
     """Run the SCHEDULE (text) on paper, with the COSTS (JSON) of its layers."""
     from tf_ooo.planning.simulation.simulator import simulate as run
 
-    timeline = run(load_schedule(schedule), load_table(costs, link), steps=steps)
+    table, loaded = load_table(costs, link), load_schedule(schedule)
+    try:
+        timeline = run(loaded, table, steps=steps)
+    except ScheduleError as error:
+        raise ScheduleError(f"{schedule}: {error}") from error
     Outputs(**outputs).show(timeline, table=timeline_table(timeline))

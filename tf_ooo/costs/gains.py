@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -11,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tf_ooo.costs.layer_costs import is_amount
-from tf_ooo.costs.table import errors_of
+from tf_ooo.costs.layer_costs import is_amount, is_number
+from tf_ooo.costs.table import check_texts, errors_of
 from tf_ooo.errors import CostError
 
 VERSION = 1
@@ -48,19 +47,28 @@ class GainTable:
     launch_s: float | None = None
 
     def __post_init__(self) -> None:
+        for name in ("saved_s", "alone_s"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise CostError(f"gains: {name}: expected a map, got {getattr(self, name)!r:.80}")
+        check_texts("gains: notes", self.notes)
         for task, seconds in self.alone_s.items():
             if not isinstance(task, str) or not _TASK.fullmatch(task):
                 raise CostError(f"gains: alone_s must name 'dO:5', 'dW:5' or 'F:5', got {task!r}")
             _check_s(f"alone_s of {task}", seconds)
         if self.launch_s is not None:
             _check_s("launch_s", self.launch_s)
-        for (region, layer), saved_s in self.saved_s.items():
+        for key, saved_s in self.saved_s.items():
+            if not isinstance(key, tuple) or len(key) != 2:
+                raise CostError(f"gains: keys are pairs such as ('dO:5', 6), got {key!r:.80}")
+            region, layer = key
             if not isinstance(region, str) or not _REGION.fullmatch(region):
                 raise CostError(f"gains: region must be 'dO:5' or 'F:3', got {region!r}")
             if not isinstance(layer, int) or isinstance(layer, bool) or layer < 0:
                 raise CostError(f"gains: {region}: layer must be a number from 0, got {layer!r}")
-            if not isinstance(saved_s, (int, float)) or not math.isfinite(saved_s):
-                raise CostError(f"gains: {region} beside dW:{layer}: saved_s must be finite, got {saved_s!r}")
+            if not is_number(saved_s) or not is_amount(abs(saved_s)):
+                raise CostError(
+                    f"gains: {region} beside dW:{layer}: saved_s must be finite, got {saved_s!r:.80}"
+                )
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the file, one pair a line; returns its path."""
@@ -89,14 +97,14 @@ class GainTable:
             if not isinstance(alone_s, dict):
                 raise CostError("gains: alone_s: expected a map from tasks to seconds")
             return cls(
-                saved_s, str(content.get("device", "")), tuple(content.get("notes", ())), alone_s, calculated,
-                content.get("launch_s"),
+                saved_s, str(content.get("device", "")), check_texts("notes", content.get("notes", ())),
+                alone_s, calculated, content.get("launch_s"),
             )  # fmt: skip
 
 
 def _check_s(what: str, seconds: object) -> None:
     if not is_amount(seconds):
-        raise CostError(f"gains: {what} must be finite seconds from 0, got {seconds!r}")
+        raise CostError(f"gains: {what} must be finite seconds from 0, got {seconds!r:.80}")
 
 
 def _rows(content: object) -> tuple[dict[tuple[str, int], float], frozenset[tuple[str, int]]]:
@@ -112,6 +120,10 @@ def _rows(content: object) -> tuple[dict[tuple[str, int], float], frozenset[tupl
         if not isinstance(row, dict) or row.keys() - {"measured"} != _ROW:
             raise CostError(f"gains: entry {number} must have region, layer and saved_s, got {row!r:.80}")
         key = (row["region"], row["layer"])
+        if not isinstance(key[0], str) or not isinstance(key[1], int):
+            raise CostError(
+                f"gains: entry {number}: expected a text and a number for region and layer, got {key}"
+            )
         if key in saved_s:
             raise CostError(f"gains: {key[0]} beside dW:{key[1]} is there twice")
         saved_s[key] = row["saved_s"]

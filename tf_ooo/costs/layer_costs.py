@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
+from types import MappingProxyType, NoneType
 from typing import TypeGuard
 
 from tf_ooo.errors import CostError
@@ -67,9 +67,16 @@ class LayerCosts:
                 f"{_where(self.name)}weight_grad_bytes={self.weight_grad_bytes} is above "
                 f"activation_bytes={self.activation_bytes}: dO frees memory, it does not add any"
             )
+        if not isinstance(self.name, str):
+            raise CostError(f"name must be text, got {self.name!r:.80}")
+        for field in ("inputs", "occupancy"):
+            if not isinstance(getattr(self, field), (tuple, list, NoneType)):
+                raise CostError(
+                    f"{_where(self.name)}{field} must be a tuple, got {getattr(self, field)!r:.80}"
+                )
         for share in self.occupancy or ():
-            if not 0 < share <= 1:
-                raise CostError(f"{_where(self.name)}occupancy must be in (0, 1], got {share!r}")
+            if not is_number(share) or not 0 < share <= 1:
+                raise CostError(f"{_where(self.name)}occupancy must be in (0, 1], got {share!r:.80}")
 
     @property
     def busy_s(self) -> float:
@@ -110,8 +117,8 @@ class Link:
     def __post_init__(self) -> None:
         _check_amount("", "latency_s", self.latency_s)
         _check_amount("", "overhead_s_per_byte", self.overhead_s_per_byte)
-        if not isinstance(self.bytes_per_s, (int, float)) or not self.bytes_per_s > 0:
-            raise CostError(f"bytes_per_s must be above 0, got {self.bytes_per_s!r}")
+        if not is_number(self.bytes_per_s) or not self.bytes_per_s > 0:
+            raise CostError(f"bytes_per_s must be above 0, got {self.bytes_per_s!r:.80}")
 
     def occupied_s(self, size_bytes: float) -> float:
         """Seconds for which a message keeps the link busy."""
@@ -135,8 +142,8 @@ def check_layers(layers: object) -> tuple[LayerCosts, ...]:
         if not isinstance(layer, LayerCosts):
             raise CostError(f"layer {index}: costs are missing; expected a LayerCosts, got {layer!r:.80}")
         for source in layer.inputs or ():
-            if not 0 <= source < index:
-                raise CostError(f"layer {index}: reads layer {source}, which is not before it")
+            if not isinstance(source, int) or not 0 <= source < index:
+                raise CostError(f"layer {index}: reads layer {source!r}, which is not before it")
     return tuple(layers)
 
 
@@ -159,9 +166,11 @@ def is_amount(value: object) -> bool:
 
 
 def _where(name: str) -> str:
-    return f"layer {name!r}: " if name else ""
+    return f"layer {name!r:.80}: " if name else ""
 
 
 def _check_amount(name: str, field: str, value: object) -> None:
     if not is_amount(value):
-        raise CostError(f"{_where(name)}{field} must be a finite number that is not negative, got {value!r}")
+        raise CostError(
+            f"{_where(name)}{field} must be a finite number that is not negative, got {value!r:.80}"
+        )

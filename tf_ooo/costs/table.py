@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tf_ooo.costs.layer_costs import LayerCosts, Link, check_layers, is_amount, is_number
-from tf_ooo.errors import CostError
+from tf_ooo.errors import CostError, unreadable
 
 VERSION = 1
 SOURCES = ("measured", "analytic", "mixed", "edited")
@@ -51,6 +51,11 @@ class CostTable:
         object.__setattr__(self, "layers", check_layers(self.layers))
         if self.source not in SOURCES:
             raise CostError(f"source must be one of {', '.join(SOURCES)}, got {self.source!r}")
+        _expect(isinstance(self.link, Link), "link: expected a tf_ooo.Link", self.link)
+        _expect(isinstance(self.device, str), "device: expected text", self.device)
+        for field_name in ("assumptions", "notes"):
+            check_texts(field_name, getattr(self, field_name))
+        _expect(isinstance(self.op_seconds, Mapping), "op_seconds: expected a map", self.op_seconds)
         for name, seconds in self.op_seconds.items():
             if not is_amount(seconds):
                 raise CostError(f"op_seconds: op {name!r}: must be a finite number >= 0, got {seconds!r}")
@@ -101,7 +106,7 @@ def errors_of(where: str) -> Iterator[None]:
     try:
         yield
     except (OSError, UnicodeDecodeError) as error:
-        raise CostError(f"{where}: cannot be read: {error}") from error
+        raise CostError(f"{where}: cannot be read: {unreadable(error)}") from error
     except json.JSONDecodeError as error:
         raise CostError(f"{where}: line {error.lineno}: no JSON: {error.msg}") from error
     except RecursionError as error:
@@ -125,8 +130,8 @@ def _table(content: object) -> CostTable:
         link=_link(content["link"]),
         source=_text(content, "source"),
         device=_text(content, "device"),
-        assumptions=_texts(content, "assumptions"),
-        notes=_texts(content, "notes"),
+        assumptions=check_texts("assumptions", content.get("assumptions", ())),
+        notes=check_texts("notes", content.get("notes", ())),
         op_seconds=op_seconds,
     )
 
@@ -189,9 +194,9 @@ def _text(content: dict[str, Any], key: str) -> str:
     return value
 
 
-def _texts(content: dict[str, Any], key: str) -> tuple[str, ...]:
-    value = content.get(key, [])
-    texts = isinstance(value, list) and all(isinstance(item, str) for item in value)
+def check_texts(key: str, value: Any) -> tuple[str, ...]:
+    """The texts of a list.  CostError names the key where it is none."""
+    texts = isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
     _expect(texts, f"{key}: expected a list of texts", value)
     return tuple(value)
 

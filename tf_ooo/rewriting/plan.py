@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from typing import Any
 
 from grappler_passes.analysis.backward_tasks import backward_tasks
@@ -11,9 +12,10 @@ from tf_ooo.costs.from_graph import GraphCosts, graph_costs
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import CostError, OptionsError
+from tf_ooo.options.checks import did_you_mean
 from tf_ooo.planning.choosing.on_paper import plan_layers
 from tf_ooo.planning.model.schedule import Schedule, Task
-from tf_ooo.planning.policies import DEFAULT_POLICY
+from tf_ooo.planning.policies import DEFAULT_POLICY, POLICIES
 from tf_ooo.rewriting.lowering import only_tasks
 
 
@@ -52,6 +54,7 @@ def plan(
         MemoryLimitError: no schedule of that name stays within the limit; says the smallest limit
             that one can keep.
     """
+    _refuse_unknown(options)
     if training_graph is not None and costs is None:
         from tf_ooo.rewriting.planner import plan_graph  # noqa: PLC0415 - imports TensorFlow
 
@@ -78,6 +81,15 @@ def plan(
     if training_graph is None or planned.stages:  # a pipeline's stages are made of whole layers
         return planned
     return only_tasks(planned, {Task(*task) for task in backward_tasks(training_graph).ops})
+
+
+def _refuse_unknown(options: Mapping[str, Any]) -> None:
+    """OptionsError for what neither this function has nor any policy."""
+    offered = {name for policy in POLICIES.values() for name in policy.options}
+    for name, value in options.items():
+        if name not in offered:
+            hint = did_you_mean(name, [*signature(plan).parameters, *offered])
+            raise OptionsError(f"plan(): unknown option {name}={value!r:.80}{hint}")
 
 
 def layers_of_graph(

@@ -93,6 +93,9 @@ class Trial:
 
 AsRun = Callable[[Schedule], Schedule]
 
+# So many reasons fit into a line.
+_MOST_REASONS = 3
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -137,8 +140,8 @@ class Plan:
 
 def policy_named(name: str, mode: str | None = None) -> Policy:
     """A row of the table.  OptionsError names the ones there are."""
-    if name not in POLICIES:
-        raise OptionsError(f"schedule={name!r} is not accepted; accepted: auto, {', '.join(POLICIES)}")
+    if not isinstance(name, str) or name not in POLICIES:
+        raise OptionsError(f"schedule={name!r:.80} is not accepted; accepted: auto, {', '.join(POLICIES)}")
     policy = POLICIES[name]
     if mode is not None and mode not in policy.modes:
         raise OptionsError(f"schedule={name!r} is one of mode {' or '.join(policy.modes)}, not {mode!r}")
@@ -179,9 +182,21 @@ def choose(candidates: Sequence[Candidate], rank: Rank = shortest, why: str = ""
         over = [error for error in errors if isinstance(error, MemoryLimitError)]
         if over:
             raise min(over, key=lambda error: error.smallest_bytes or 0)
-        reasons = "; ".join(f"{candidate.name}: {candidate.reason}" for candidate in candidates)
-        raise OptionsError(f"no schedule is possible: {reasons}")
+        raise OptionsError(f"no schedule is possible: {_reasons(candidates)}")
     return Plan(trial, tuple(candidates), why)
+
+
+def _reasons(candidates: Sequence[Candidate]) -> str:
+    """Why none can be taken, each reason once; of many that which most have, and how to see the others."""
+    names: dict[str, list[str]] = {}
+    for candidate in candidates:
+        names.setdefault(candidate.reason, []).append(candidate.name)
+    texts = [f"{', '.join(having)}: {reason}" for reason, having in names.items()]
+    if len(texts) <= _MOST_REASONS:
+        return "; ".join(texts)
+    reason, most = max(names.items(), key=lambda item: len(item[1]))
+    left = len(candidates) - len(most)
+    return f"{', '.join(most)}: {reason}; ask for one of the {left} others by name to see why not"
 
 
 def _within_limit(policy: Policy, problem: Problem, clock: Clock, as_run: AsRun | None) -> Trial:

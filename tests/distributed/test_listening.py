@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 import tf_ooo
 from tests import forked, launches
 from tests.distributed.clusters import addresses, start_worker, workers
+from tf_ooo.hosts import cluster as cluster_module
 from tf_ooo.hosts import listening, worker
 from tf_ooo.hosts.addresses import answers, held_ports, host_port
 from tf_ooo.hosts.cluster import connect
@@ -167,6 +169,43 @@ def test_workers_in_use_whose_list_is_in_another_order_are_told_that_first():
         pytest.raises(tf_ooo.errors.BackendError, match=rf"{third} \(task 1\) was started as task 2 of"),
     ):
         forked.result_of(connect, f"{first},{third},{second}")
+
+
+@contextlib.contextmanager
+def greeting(said):
+    """The port of a server that says this to whoever connects."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            with contextlib.suppress(OSError):
+                while True:
+                    with server.accept()[0] as peer:
+                        peer.sendall(said)
+                        peer.recv(1)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.alone  # the others start processes
+def test_who_waits_is_told_for_whom_before_the_time_is_up(monkeypatch, caplog):
+    monkeypatch.setattr(cluster_module, "_PATIENCE_S", 0.0)
+    with pytest.raises(tf_ooo.errors.BackendError, match=r"\(task 1\) is not there"):
+        connect(cluster := addresses(2), wait_s=1.0)
+    last = cluster.split(",")[1]
+    waiting = f"waiting for worker {last} (task 1), which is not there yet: Connection refused"
+    assert caplog.messages == [waiting]
+
+
+@pytest.mark.alone  # the others start processes
+def test_who_is_no_worker_is_told_in_one_line():
+    with greeting(b"SSH-2.0-OpenSSH_9.6\r\n") as port, pytest.raises(tf_ooo.errors.BackendError) as caught:
+        connect(f"127.0.0.1:{launches.free_ports(1)[0]},127.0.0.1:{port}", wait_s=1.0)
+    said = str(caught.value)
+    assert f"127.0.0.1:{port} (task 1) is not there: something listens there, but no tf-ooo worker: " in said
+    assert len(said.splitlines()) == 1
+    assert "Graph execution" not in said
 
 
 def devices_of(cluster):

@@ -8,6 +8,8 @@ from tf_ooo.errors import OptionsError
 from tf_ooo.hosts.addresses import (
     answers,
     can_listen,
+    check_devices,
+    cluster_of_environment,
     free_port,
     held_ports,
     host_port,
@@ -16,6 +18,7 @@ from tf_ooo.hosts.addresses import (
     parse,
 )
 from tf_ooo.hosts.supervising import Job
+from tf_ooo.hosts.target import target_of
 
 
 @pytest.mark.parametrize(
@@ -46,6 +49,28 @@ def test_parse():
 def test_no_cluster(text):
     with pytest.raises(OptionsError, match="cluster"):
         parse(text)
+
+
+@pytest.mark.parametrize("text", ["yes", "a:1;b:2", "cpu", "a:0,b:1"])
+def test_devices_that_are_none(text):
+    with pytest.raises(OptionsError, match=f"^devices='{text}' is not accepted; accepted: .* is no address"):
+        check_devices(text)
+
+
+@pytest.mark.parametrize(("text", "expected"), [("", None), (None, None), (" a:1, b:2", "a:1,b:2")])
+def test_the_variable(monkeypatch, text, expected):
+    monkeypatch.delenv("TF_OOO_CLUSTER", raising=False)
+    if text is not None:
+        monkeypatch.setenv("TF_OOO_CLUSTER", text)
+    assert cluster_of_environment() == expected
+
+
+@pytest.mark.parametrize("text", ["auto", "CPU:0,CPU:1", "a:1,a:1", "2"])
+def test_a_variable_that_is_no_cluster(monkeypatch, text):
+    """Its letters were looked for as devices."""
+    monkeypatch.setenv("TF_OOO_CLUSTER", text)
+    with pytest.raises(OptionsError, match=f"^TF_OOO_CLUSTER='{text}': cluster: "):
+        target_of(None)
 
 
 def test_who_listens():

@@ -24,7 +24,7 @@ from tf_ooo.hosts.ranks.collective_engine import CollectiveEngine
 from tf_ooo.hosts.ranks.combining import check_ranks
 from tf_ooo.hosts.ranks.engine import choose_engine
 from tf_ooo.hosts.ranks.horovod_engine import HorovodEngine
-from tf_ooo.hosts.ranks.launch import mpi_size, resolved_name
+from tf_ooo.hosts.ranks.launch import mpi_size, resolved_name, tf_config
 from tf_ooo.modes.data_parallel import agreement, shard
 from tf_ooo.modes.data_parallel.lockstep import EpochBegins, EpochEnds, Lockstep
 from tf_ooo.modes.data_parallel.parallel_step import ParallelStep
@@ -248,6 +248,44 @@ def test_one_process_without_a_launcher(monkeypatch):
         choose_engine()
     with pytest.raises(OptionsError, match="engine='mpi'"):
         choose_engine("mpi")
+
+
+TWO = {"worker": ["a:1", "b:2"]}
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ([], "expected an object with cluster and task, got \\[\\]"),
+        ({"cluster": 3}, "cluster: expected an object of lists of addresses, got 3"),
+        ({"cluster": {"worker": "a:1,b:2"}}, "cluster: worker: expected a list of addresses"),
+        ({"cluster": {"worker": [1, 2]}}, "cluster: worker: expected a list of addresses"),
+        ({"cluster": {"worker": ["a", "b:2"]}}, "worker of the cluster: 'a' is no address"),
+        ({"cluster": {"worker": ["a:1", "a:1"]}}, "worker of the cluster: a:1 is given twice"),
+        ({"cluster": TWO}, "task: expected one of the cluster's, such as .*'worker', 'index': 0.*, got None"),
+        ({"cluster": TWO, "task": 3}, "task: expected one of the cluster's"),
+        ({"cluster": TWO, "task": {"type": "worker", "index": 2}}, "task: expected .*'index': 2"),
+        ({"cluster": TWO, "task": {"type": "worker", "index": True}}, "task: expected .*'index': True"),
+        ({"cluster": TWO, "task": {"type": "boss", "index": 0}}, "task: expected .*'boss'"),
+        ({"cluster": TWO, "task": {"type": ["worker"], "index": 0}}, "task: expected "),
+    ],
+)
+def test_a_tf_config_that_names_no_task_of_a_cluster(monkeypatch, config, said):
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    with pytest.raises(BackendError, match=f"^TF_CONFIG: {said}"):
+        tf_config()
+
+
+@pytest.mark.parametrize("task", [{"type": "worker", "index": "1"}, {"type": "evaluator", "index": 0}])
+def test_tasks_that_tensorflow_takes(monkeypatch, task):
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": TWO, "task": task}))
+    assert tf_config()["task"] == task
+
+
+def test_collectives_without_a_cluster(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    with pytest.raises(BackendError, match="engine='collectives' needs TF_CONFIG"):
+        choose_engine("collectives")
 
 
 def test_launched_processes_are_not_left_apart(monkeypatch):

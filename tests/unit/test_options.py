@@ -283,6 +283,19 @@ def test_bad_value_names_option_and_value(name, value):
     assert isinstance(caught.value, OOOError)
 
 
+@pytest.mark.parametrize("kind", MODES.values())
+def test_options_without_their_names(kind):
+    name = kind.__name__
+    with pytest.raises(OptionsError, match=rf"{name}\(4\): options are given by name, {name}\("):
+        kind(4)
+
+
+def test_a_long_value_is_shortened():
+    with pytest.raises(OptionsError) as caught:
+        Options(mode="pipeline", schedule="x" * 10_000)
+    assert len(str(caught.value)) < 400
+
+
 def test_did_you_mean():
     with pytest.raises(OptionsError, match="did you mean 'fast_forward'"):
         Options(schedule="fast_foward")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import re
 import socket
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,8 @@ _DEVICE = re.compile(r"(CPU|GPU|TPU|XLA_CPU|XLA_GPU):\d+", re.IGNORECASE)
 _PARTS = re.compile(r"(?:/?(?:device:)?)(CPU|GPU|TPU):(\d+)", re.IGNORECASE)
 _FULL = re.compile(r"/job:[^/]+/(?:replica:\d+/)?task:\d+/(?:device:)?(?:CPU|GPU|TPU):\d+", re.IGNORECASE)
 
+_ACCEPTED = "an int, a list of device names such as ['CPU:0', 'CPU:1'], or a cluster, 'host1:port,host2:port'"
+
 
 def is_cluster(text: object) -> bool:
     """Whether ``devices=`` was given addresses: ``"host1:2222,host2:2222"``, and not ``"CPU:0,CPU:1"``."""
@@ -45,6 +48,17 @@ def parse(text: str | Sequence[str]) -> tuple[str, ...]:
         if addresses.count(address) > 1:
             raise OptionsError(f"cluster: {address} is given twice; each task needs an address of its own")
     return addresses
+
+
+def cluster_of_environment() -> str | None:
+    """What TF_OOO_CLUSTER says; None: nothing.  OptionsError: it says something else."""
+    text = os.environ.get(CLUSTER_VARIABLE)
+    if not text:
+        return None
+    try:
+        return ",".join(parse(text))
+    except OptionsError as error:
+        raise OptionsError(f"{CLUSTER_VARIABLE}={text!r:.80}: {error}") from error
 
 
 def host_port(address: str) -> tuple[str, int]:
@@ -135,13 +149,15 @@ def check_devices(value: Any) -> None:
             raise OptionsError(
                 f"devices={value!r} is not accepted; write a list, {[t.strip() for t in value.split(',')]}"
             )
-        parse(value)
+        try:
+            parse(value)
+        except OptionsError as error:
+            raise OptionsError(
+                f"devices={value!r:.80} is not accepted; accepted: {_ACCEPTED} ({error})"
+            ) from error
         return
     if isinstance(value, bytes) or not isinstance(value, Sequence) or not value:
-        raise OptionsError(
-            f"devices={value!r:.80} is not accepted; accepted: an int, a list of device names such as "
-            "['CPU:0', 'CPU:1'], or a cluster, 'host1:port,host2:port'"
-        )
+        raise OptionsError(f"devices={value!r:.80} is not accepted; accepted: {_ACCEPTED}")
     for name in value:
         text = str(getattr(name, "name", name))
         if not (_PARTS.fullmatch(text) or _FULL.fullmatch(text)) and ":physical_device:" not in text:

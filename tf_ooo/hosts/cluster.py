@@ -21,7 +21,7 @@ from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, CostError, OOOError
 from tf_ooo.hosts.addresses import answers, can_listen, held_ports, outward_host, parse
-from tf_ooo.hosts.facts import Client, Facts, Line, own_facts, say_used, user_of
+from tf_ooo.hosts.facts import Client, Facts, Line, in_a_line, own_facts, say_used, user_of
 from tf_ooo.hosts.link import link_between, measure_device_link
 from tf_ooo.hosts.listening import is_loopback, only_at
 from tf_ooo.hosts.watch import SILENCE_S, Watch
@@ -31,6 +31,8 @@ logger = logging.getLogger("tf_ooo")
 
 # The job of this process: TensorFlow's own name for it, so that tensors made before stay valid.
 _OWN_JOB = "localhost"
+# Without a worker for so long, it is said who is waited for.
+_PATIENCE_S = 3.0
 _clusters: dict[tuple[str, ...], Cluster] = {}
 
 
@@ -154,6 +156,7 @@ def _greet(addresses: Sequence[str], task: int, deadline: float) -> Facts:
     """What the worker says of itself, once it is there."""
     import tensorflow as tf
 
+    told = time.monotonic() + _PATIENCE_S
     while True:
         reason = answers(addresses[task])
         if not reason:
@@ -161,12 +164,17 @@ def _greet(addresses: Sequence[str], task: int, deadline: float) -> Facts:
                 with Line(f"grpc://{addresses[task]}", task) as line:
                     return line.ask(min(10.0, max(1.0, deadline - time.monotonic())))
             except (tf.errors.OpError, ValueError, KeyError) as error:
-                reason = f"something listens there, but no tf-ooo worker: {str(error)[:200]}"
+                reason = f"something listens there, but no tf-ooo worker: {in_a_line(error)}"
         if time.monotonic() > deadline:
             raise BackendError(
                 f"worker {addresses[task]} (task {task}) is not there: {reason}; start it there with "
                 f"{_command(addresses, task)}; if another program has the port, take another one, in the "
                 "lists of all tasks"
+            )
+        if time.monotonic() > told:
+            told = deadline
+            logger.warning(
+                "waiting for worker %s (task %d), which is not there yet: %s", addresses[task], task, reason
             )
         time.sleep(0.3)
 

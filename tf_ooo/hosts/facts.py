@@ -87,6 +87,12 @@ def say_used(address: str, task: int, client: Client) -> None:
         line.run(30.0)
 
 
+def in_a_line(error: Exception) -> str:
+    """What TensorFlow says of a call that failed, shortened."""
+    text = getattr(error, "message", None) or str(error)
+    return " ".join(text.replace("Graph execution error:", "").split())[:200] or type(error).__name__
+
+
 class Line:
     """A connection to one worker, kept open; with ``write`` for what it says from now on, else to ask.
 

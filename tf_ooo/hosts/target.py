@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError
-from tf_ooo.hosts.addresses import CLUSTER_VARIABLE, is_cluster
+from tf_ooo.hosts.addresses import cluster_of_environment, is_cluster
 from tf_ooo.hosts.devices import full_names
 from tf_ooo.hosts.link import link_between
 
@@ -60,7 +59,7 @@ def target_of(devices: Any, local_rank: int = 0) -> Target:
     BackendError: a device that does not exist, a worker that cannot be joined.
     """
     if devices is None:
-        devices = os.environ.get(CLUSTER_VARIABLE)
+        devices = cluster_of_environment()
     given = devices
     if is_cluster(devices):
         from tf_ooo.hosts.cluster import connect  # noqa: PLC0415 - with several hosts only

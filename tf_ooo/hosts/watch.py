@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 
 from grappler_passes.compat import runtime
 from tf_ooo.hosts.addresses import answers, host_port
-from tf_ooo.hosts.facts import Facts, Line
+from tf_ooo.hosts.facts import Facts, Line, in_a_line
 
 logger = logging.getLogger("tf_ooo")
 SILENCE_S = 30.0
@@ -92,8 +92,7 @@ class Watch:
             with Line(f"grpc://{address}", task) as line:
                 return self._if_restarted(task, line.ask(self._answer_s))
         except Exception as error:
-            text = getattr(error, "message", None) or str(error) or type(error).__name__
-            return f"it does not answer: {' '.join(text.split())[:200]}"
+            return f"it does not answer: {in_a_line(error)}"
 
     def _if_restarted(self, task: int, facts: Facts) -> str:
         if facts.started == self._workers[task].started:

@@ -48,7 +48,10 @@ class ModeOptions:
             _OF_MODES.append(cls)
 
     def __new__(cls: type[Own], *args: object, **given: object) -> Own:
-        """Refuses names of other modes' options, which would be a TypeError in ``__init__``."""
+        """Refuses names of other modes' options, and values without one: TypeErrors in ``__init__``."""
+        if args:
+            name = cls.__name__
+            raise OptionsError(f"{name}({args[0]!r:.40}): options are given by name, {name}(schedule='auto')")
         for name, value in given.items():
             if name not in cls.defaults():
                 raise cls.refusal(name, value)

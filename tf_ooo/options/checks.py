@@ -31,7 +31,7 @@ def choice(accepted: Iterable[str]) -> Check:
         if isinstance(value, str) and value in accepted:
             return
         hint = did_you_mean(value, accepted) if isinstance(value, str) else ""
-        raise OptionsError(f"{name}={value!r} is not accepted{hint}; accepted: {listed(accepted)}")
+        raise OptionsError(f"{name}={value!r:.80} is not accepted{hint}; accepted: {listed(accepted)}")
 
     return check
 
@@ -41,7 +41,7 @@ def _check(accepted: str, is_accepted: Callable[[object], bool]) -> Check:
 
     def check(name: str, value: object) -> None:
         if not is_accepted(value):
-            raise OptionsError(f"{name}={value!r} is not accepted; accepted: {accepted}")
+            raise OptionsError(f"{name}={value!r:.80} is not accepted; accepted: {accepted}")
 
     return check
 

@@ -7,7 +7,8 @@ import os
 import sys
 from typing import Any
 
-from tf_ooo.errors import BackendError
+from tf_ooo.errors import BackendError, OptionsError
+from tf_ooo.hosts.addresses import parse
 
 ENGINES = ("auto", "horovod", "collectives", "single")
 # Where launchers say how many processes they have started; srun with PMIx has Slurm's variable only.
@@ -52,18 +53,60 @@ def launched_for_collectives() -> bool:
 
 
 def tf_config() -> dict[str, Any]:
-    """The content of TF_CONFIG.  BackendError: it is no JSON."""
+    """The content of TF_CONFIG.  BackendError: it is no JSON, or names no cluster, or no task of it."""
     try:
         config = json.loads(os.environ.get("TF_CONFIG") or "{}")
     except ValueError as error:
         raise BackendError(f"TF_CONFIG is not JSON: {error}") from error
-    return config if isinstance(config, dict) else {}
+    if not isinstance(config, dict):
+        raise BackendError(f"TF_CONFIG: expected an object with cluster and task, got {config!r:.80}")
+    cluster = config.get("cluster") or {}
+    if not isinstance(cluster, dict):
+        raise BackendError(
+            f"TF_CONFIG: cluster: expected an object of lists of addresses, got {cluster!r:.80}"
+        )
+    for job, addresses in cluster.items():
+        _check_addresses(job, addresses)
+    if cluster:
+        _check_task(cluster, config.get("task"))
+    return config
+
+
+def _check_addresses(job: str, addresses: object) -> None:
+    if not isinstance(addresses, list) or not all(isinstance(address, str) for address in addresses):
+        raise BackendError(
+            f'TF_CONFIG: cluster: {job}: expected a list of addresses, ["host1:2222", "host2:2222"], got '
+            f"{addresses!r:.80}"
+        )
+    try:
+        parse(addresses)
+    except OptionsError as error:
+        raise BackendError(f"TF_CONFIG: {job} of the {error}") from error
+
+
+def _check_task(cluster: dict[str, list[str]], task: object) -> None:
+    """Of this process; an evaluator is in no cluster."""
+    job, index = (task.get("type"), task.get("index")) if isinstance(task, dict) else (None, None)
+    if job == "evaluator":
+        return
+    numbers = range(len(cluster.get(job, ()) if isinstance(job, str) else ()))
+    if isinstance(index, bool) or str(index) not in map(str, numbers):
+        first = next(iter(cluster))
+        raise BackendError(
+            f"TF_CONFIG: task: expected one of the cluster's, such as {{'type': {first!r}, 'index': 0}}, got "
+            f"{task!r:.80}"
+        )
 
 
 def place_in_tf_config() -> tuple[int, list[str]]:
     """This process' rank, and all ranks' addresses: chiefs before workers.  BackendError: it has none."""
     config = tf_config()
     cluster, task = config.get("cluster") or {}, config.get("task") or {}
+    if not cluster:
+        raise BackendError(
+            "engine='collectives' needs TF_CONFIG, which names the workers and which of them this is "
+            "(docs/data_parallel.md), and here it names none: set it, or leave engine out"
+        )
     places = [(kind, index) for kind in ("chief", "worker") for index in range(len(cluster.get(kind, [])))]
     mine = (task.get("type"), int(task.get("index", -1)))
     if mine not in places:

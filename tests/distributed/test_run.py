@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tf_ooo.errors import OptionsError
+from tf_ooo.hosts.supervising import Job, supervise
+
 pytestmark = [pytest.mark.timeout(280), pytest.mark.takes(60)]
 
 ROOT = Path(__file__).parents[2]
@@ -157,6 +160,20 @@ def test_what_is_told_to_end_is_not_started_again(tmp_path):
     assert "ended by SIGTERM" in rest
     with pytest.raises(ProcessLookupError):
         os.kill(inner, 0)
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (["no_such_script.py"], "SCRIPT 'no_such_script.py' is not there"),
+        (["--rank", "2", "train.py"], "--rank is no option of tf-ooo run"),
+        (["tests"], "SCRIPT 'tests' is not there"),
+    ],
+)
+def test_a_script_that_is_not_there_is_not_started_again_and_again(script, said):
+    with pytest.raises(OptionsError, match=said):
+        supervise(Job(script), 2, print)
+    assert supervise(Job(["-m", "this"]), 2, print) == 0
 
 
 def test_options_that_do_not_go_together():

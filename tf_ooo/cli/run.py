@@ -9,7 +9,7 @@ import click
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--ranks", type=click.IntRange(1), help="So many processes, by horovodrun.")
-@click.option("--workers", type=click.IntRange(2),
+@click.option("--workers", type=click.IntRange(2, 256),
               help="So many tasks on this machine: the script's and workers for a pipeline.")  # fmt: skip
 @click.option("--cluster", default="", metavar="HOST:PORT,...",
               help="Workers that are started elsewhere, for a pipeline.")  # fmt: skip

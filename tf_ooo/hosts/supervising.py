@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tf_ooo.errors import OptionsError
 from tf_ooo.hosts.addresses import CLUSTER_VARIABLE, held_ports, parse
@@ -57,6 +58,15 @@ class Job:
             yield ",".join(f"127.0.0.1:{port}" for port in ports)
 
 
+def _check_script(script: Sequence[str]) -> None:
+    """OptionsError: Python would fail in the same way after each restart."""
+    name = script[0]
+    if name.startswith("--"):
+        raise OptionsError(f"{name} is no option of tf-ooo run, and no script; see tf-ooo run --help")
+    if not name.startswith("-") and not (Path(name).is_file() or Path(name, "__main__.py").is_file()):
+        raise OptionsError(f"SCRIPT {name!r} is not there; expected a Python file, or -m and a module")
+
+
 class _Stopped(Exception):
     """This process was told to end."""
 
@@ -97,6 +107,7 @@ def supervise(job: Job, max_restarts: int, say: Callable[[str], None]) -> int:
     A script that fails is started again, with new workers, up to ``max_restarts`` times: it has to go on from
     its last checkpoint by itself (``keras.callbacks.BackupAndRestore``).  Not after Ctrl-C or SIGTERM.
     """
+    _check_script(job.script)
     for left in range(max_restarts, -1, -1):
         try:
             with _stopping(), _started(job) as attempt:

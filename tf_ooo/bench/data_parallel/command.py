@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ from tf_ooo.bench.data_parallel.rows import (
 )  # fmt: skip
 from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.bars import save_bars
-from tf_ooo.bench.shared.options import FILE, json_option, quick_option
+from tf_ooo.bench.shared.options import COUNT, FILE, POSITIVE, json_option, quick_option
 from tf_ooo.bench.shared.processes import command, result_of
 from tf_ooo.bench.shared.rows import Row, reported
 from tf_ooo.bench.shared.workloads import DATA_PARALLEL
@@ -42,9 +43,12 @@ class _Bandwidths(click.ParamType):  # type: ignore[type-arg]
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> list[float]:
         """Numbers with commas; ``none`` is 0: no limit."""
         try:
-            return [0.0 if text == "none" else float(text) for text in value.split(",")]
-        except ValueError as error:
-            self.fail(f"{error}; expected numbers with commas, or none", param, ctx)
+            numbers = [0.0 if text == "none" else float(text) for text in value.split(",")]
+        except ValueError:
+            numbers = [-1.0]
+        if not all(0 <= number < math.inf for number in numbers):
+            self.fail(f"{value!r}: expected numbers with commas, or none, none of them below 0", param, ctx)
+        return numbers
 
 
 @click.command("data-parallel")
@@ -54,12 +58,14 @@ class _Bandwidths(click.ParamType):  # type: ignore[type-arg]
 @click.option("--workload", type=click.Choice(list(DATA_PARALLEL)), default="mlp", show_default=True)
 @click.option("--mbit", type=_Bandwidths(), default="1000", show_default=True,
               help="Of the link, several with commas; none: no limit.")  # fmt: skip
-@click.option("--workers", default=2, show_default=True, help="Processes.")
-@click.option("--cores", default=0.5, show_default=True,
+@click.option("--workers", type=COUNT, default=2, show_default=True, help="Processes.")
+@click.option("--cores", type=POSITIVE, default=0.5, show_default=True,
               help="Of each worker, for computing; 1: one of its own, without a quota.")  # fmt: skip
-@click.option("--rows", default=0, help="Of each worker's batch.  [default: the workload's]")
-@click.option("--steps", default=4, show_default=True, help="Of one execution.")
-@click.option("--repetitions", default=5, show_default=True, help="Turns of each configuration.")
+@click.option(
+    "--rows", type=click.IntRange(0), default=0, help="Of each worker's batch.  [default: the workload's]"
+)
+@click.option("--steps", type=COUNT, default=4, show_default=True, help="Of one execution.")
+@click.option("--repetitions", type=COUNT, default=5, show_default=True, help="Turns of each configuration.")
 @click.option("--configurations", help=f"Of {ALL}.  [default: all; with --quick {QUICK}]")
 def data_parallel(
     quick: bool, json_file: Path | None, png: Path | None, workload: str, mbit: list[float], workers: int,

@@ -15,7 +15,15 @@ from tf_ooo.bench.planner import layerpipe as on_paper
 from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.bars import save_bars
 from tf_ooo.bench.shared.drivers import SHARE, end_with_sigterm, run_driver
-from tf_ooo.bench.shared.options import FILE, SeveralValues, json_option, quick_option, several
+from tf_ooo.bench.shared.options import (
+    COUNT,
+    FILE,
+    POSITIVE,
+    SeveralValues,
+    json_option,
+    quick_option,
+    several,
+)
 from tf_ooo.bench.shared.rows import Row, reported
 from tf_ooo.bench.shared.workloads import LAYERPIPE
 
@@ -34,9 +42,11 @@ _EVERYWHERE = {"quick", "json_file", "accuracy", "simulated"}
 @several(
     "--schedules", click.Choice(SCHEDULES), default=SCHEDULES, help="Beside PipeDream; all of them without."
 )
-@several("--devices", int, help="Worker processes.  [default: 2 3 4; with --accuracy 3 logical CPU devices]")
-@click.option("--cores", type=float, help=f"Of each worker.  [default: {SHARE} of an equal share]")
-@click.option("--repetitions", default=6, show_default=True, help="Turns of each mode.")
+@several(
+    "--devices", COUNT, help="Worker processes.  [default: 2 3 4; with --accuracy 3 logical CPU devices]"
+)
+@click.option("--cores", type=POSITIVE, help=f"Of each worker.  [default: {SHARE} of an equal share]")
+@click.option("--repetitions", type=COUNT, default=6, show_default=True, help="Turns of each mode.")
 @click.option("--simulated", is_flag=True,
               help="Instead: all workloads on paper, for 2 to 16 processors.")  # fmt: skip
 @click.option("--accuracy", is_flag=True,
@@ -45,8 +55,8 @@ _EVERYWHERE = {"quick", "json_file", "accuracy", "simulated"}
          show_default=True, help="With --accuracy.")  # fmt: skip
 @several("--rate", click.Choice(list(late.RATES)), default=["cosine"],
          show_default=True, help="With --accuracy.")  # fmt: skip
-@click.option("--seeds", default=5, show_default=True, help="With --accuracy: how many.")
-@click.option("--epochs", default=30, show_default=True, help="With --accuracy.")
+@click.option("--seeds", type=COUNT, default=5, show_default=True, help="With --accuracy: how many.")
+@click.option("--epochs", type=COUNT, default=30, show_default=True, help="With --accuracy.")
 @click.pass_context
 def layerpipe(
     ctx: click.Context, quick: bool, json_file: Path | None, png: Path | None, workload: tuple[str, ...],

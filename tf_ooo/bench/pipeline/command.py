@@ -11,13 +11,34 @@ from tf_ooo.bench.pipeline import pytorch
 from tf_ooo.bench.pipeline.rows import OverheadRun, PipelineRun, rows_of, text_of, torch_rows_of
 from tf_ooo.bench.shared import confine
 from tf_ooo.bench.shared.drivers import SHARE, end_with_sigterm, run_driver
-from tf_ooo.bench.shared.options import FOLDER, SeveralValues, json_option, quick_option, several
+from tf_ooo.bench.shared.options import (
+    COUNT,
+    FOLDER,
+    POSITIVE,
+    SeveralValues,
+    json_option,
+    quick_option,
+    several,
+)
 from tf_ooo.bench.shared.processes import command, quiet, result_of
 from tf_ooo.bench.shared.rows import Row, reported
 from tf_ooo.bench.shared.workloads import PIPELINE
+from tf_ooo.planning.policies import schedules_of
 
 SCHEDULES = "gpipe,1f1b,fast_forward,modulo,zb_h1,zb_h2,zb_v,dualpipe_v"
 QUICK_SCHEDULES = "gpipe,1f1b,fast_forward,modulo"
+
+
+class _Schedules(click.ParamType):  # type: ignore[type-arg]
+    name = "names"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Names with commas, each of a schedule of pipelines."""
+        known = ("auto", *schedules_of("pipeline"))
+        for name in value.split(","):
+            if name not in known:
+                self.fail(f"{name!r} is no schedule of pipelines; there are {', '.join(known)}", param, ctx)
+        return value
 
 
 @click.command("pipeline", cls=SeveralValues)
@@ -25,11 +46,11 @@ QUICK_SCHEDULES = "gpipe,1f1b,fast_forward,modulo"
 @json_option
 @click.option("--pictures", type=FOLDER, help="Folder for a Gantt chart of a measured step of each schedule.")
 @several("--workload", click.Choice(list(PIPELINE)), default=["feed_forward"], show_default=True)
-@several("--devices", int, default=[4], show_default=True, help="Worker processes.")
-@several("--microbatches", int, default=[8], show_default=True)
-@click.option("--schedules", default=SCHEDULES, show_default=True)
-@click.option("--cores", type=float, help=f"Of each worker.  [default: {SHARE} of an equal share]")
-@click.option("--repetitions", default=8, show_default=True, help="Turns of each schedule.")
+@several("--devices", COUNT, default=[4], show_default=True, help="Worker processes.")
+@several("--microbatches", COUNT, default=[8], show_default=True)
+@click.option("--schedules", type=_Schedules(), default=SCHEDULES, show_default=True)
+@click.option("--cores", type=POSITIVE, help=f"Of each worker.  [default: {SHARE} of an equal share]")
+@click.option("--repetitions", type=COUNT, default=8, show_default=True, help="Turns of each schedule.")
 @click.option("--torch", is_flag=True,
               help="torch.distributed.pipelining in turns with ours, where torch is installed "
                    "(feed_forward).")  # fmt: skip

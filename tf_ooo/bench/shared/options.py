@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,26 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
+COUNT = click.IntRange(1)
+
+
+class _Positive(click.ParamType):  # type: ignore[type-arg]
+    """A number above 0; click's ranges let NaN through."""
+
+    name = "number"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """As a float."""
+        try:
+            number = float(str(value))
+        except ValueError:
+            number = math.nan
+        if not 0 < number < math.inf:
+            self.fail(f"{value} is no number above 0", param, ctx)
+        return number
+
+
+POSITIVE = _Positive()
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 json_option: Decorator = click.option("--json", "json_file", type=FILE, help="File for the rows.")
@@ -22,7 +43,7 @@ def quick_option(text: str) -> Decorator:
     return click.option("--quick", is_flag=True, help=text)
 
 
-def several(name: str, kind: type[int] | click.Choice[str], **settings: Any) -> Decorator:
+def several(name: str, kind: click.IntRange | click.Choice[str], **settings: Any) -> Decorator:
     """An option that can be given several values, see :class:`SeveralValues`."""
     value = f"[{'|'.join(kind.choices)}]" if isinstance(kind, click.Choice) else "N"
     return click.option(name, multiple=True, type=kind, metavar=f"{value}...", **settings)

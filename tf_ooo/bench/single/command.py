@@ -8,7 +8,15 @@ from pathlib import Path
 import click
 
 from tf_ooo.bench.shared.bars import save_bars
-from tf_ooo.bench.shared.options import FILE, SeveralValues, json_option, quick_option, several
+from tf_ooo.bench.shared.options import (
+    COUNT,
+    FILE,
+    POSITIVE,
+    SeveralValues,
+    json_option,
+    quick_option,
+    several,
+)
 from tf_ooo.bench.shared.rows import Row, write_rows
 from tf_ooo.bench.single.cases import FITS, QUICK, STEPS, Case
 from tf_ooo.bench.single.inputs import KINDS
@@ -21,15 +29,15 @@ from tf_ooo.bench.single.networks import BATCHES, NETWORKS, SMALL
 @json_option
 @click.option("--picture", type=FILE, help="File for a bar chart (.png or .svg).")
 @several("--networks", click.Choice(NETWORKS), help="Default: all but the small ones; small with --quick.")
-@several("--batches", int, help=f"Images or sequences of a step.  [default: {' '.join(map(str, BATCHES))}]")
+@several("--batches", COUNT, help=f"Images or sequences of a step.  [default: {' '.join(map(str, BATCHES))}]")
 @several("--data", click.Choice(KINDS), default=["random"], show_default=True)
-@click.option("--size", type=int, help="Pixels of an image's side, for networks on images.")
+@click.option("--size", type=COUNT, help="Pixels of an image's side, for networks on images.")
 @click.option("--all-ways", is_flag=True, help="Also those that need a GPU to differ.")
-@click.option("--make-s", type=float, help="Seconds after which no other way is begun to be made.")
+@click.option("--make-s", type=POSITIVE, help="Seconds after which no other way is begun to be made.")
 @several("--ways", click.Choice([*STEPS, *FITS]),
          help=f"Only these; {' and '.join(FITS)}: model.fit without and with OOOBackprop().")  # fmt: skip
-@click.option("--rounds", default=7, show_default=True, help="Turns of each way.")
-@click.option("--steps", default=10, show_default=True, help="Steps of one turn.")
+@click.option("--rounds", type=COUNT, default=7, show_default=True, help="Turns of each way.")
+@click.option("--steps", type=COUNT, default=10, show_default=True, help="Steps of one turn.")
 def single(
     quick: bool, json_file: Path | None, picture: Path | None, networks: tuple[str, ...],
     batches: tuple[int, ...], data: tuple[str, ...], size: int | None, all_ways: bool, make_s: float | None,

@@ -17,7 +17,7 @@ from typing import TextIO
 
 import click
 
-from tf_ooo.bench.shared.options import FOLDER
+from tf_ooo.bench.shared.options import FOLDER, POSITIVE
 from tf_ooo.bench.shared.rows import Row, write_rows
 from tf_ooo.bench.single.networks import NETWORKS, SMALL
 
@@ -139,7 +139,7 @@ def _result(command: list[str], limit_s: float, log: TextIO) -> str:
 @click.option("--out", type=FOLDER, required=True, help="Folder for the results.")
 @click.option("--command", type=click.IntRange(1, 3), default=1, show_default=True,
               help="Which third of the list.")  # fmt: skip
-@click.option("--minutes", default=9.5, show_default=True, help="All parts together.")
+@click.option("--minutes", type=POSITIVE, default=9.5, show_default=True, help="All parts together.")
 @click.option("--dry", "small", is_flag=True, help="Tiny networks, single steps; without a GPU too.")
 def gpu_day(out: Path, command: int, minutes: float, small: bool) -> None:
     """What to find out on a GPU machine, in three commands.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tf_ooo.bench.shared.options import SeveralValues, json_option, several
+from tf_ooo.bench.shared.options import COUNT, SeveralValues, json_option, several
 from tf_ooo.bench.shared.rows import Row, write_rows
 from tf_ooo.bench.shared.spans import Span, busy_spans, length_s, span_of
 from tf_ooo.bench.single.cases import OURS, STOCK, Case
@@ -65,8 +65,8 @@ def profiled(case: Case, ways: Sequence[str], steps: int) -> list[Row]:
 
 @click.command("single-overlap", cls=SeveralValues)
 @click.option("--network", type=click.Choice(NETWORKS), default="densenet121-k12", show_default=True)
-@click.option("--batch", default=32, show_default=True)
-@click.option("--steps", default=5, show_default=True)
+@click.option("--batch", type=COUNT, default=32, show_default=True)
+@click.option("--steps", type=COUNT, default=5, show_default=True)
 @several("--ways", click.Choice([STOCK, *OURS]), default=[STOCK, "early", "joint"], show_default=True)
 @json_option
 def single_overlap(

@@ -108,5 +108,31 @@ def test_options(options, text):
         fit(model, **options)
 
 
+class NotWritten(keras.Model):
+    """Has no weights before its first step, which raises."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = keras.layers.Dense(3)
+
+    def call(self, x):
+        return self.layer(x)
+
+    def train_step(self, data):
+        raise NotImplementedError("this step is not written")
+
+
+def test_what_a_train_step_raises_is_told_as_in_stock_training():
+    """Traced to make the weights, it came with ten lines of whose code it was."""
+    said = []
+    for callbacks in ([], [pipelined("gpipe")]):
+        model = compiled_model(NotWritten, adam)
+        with pytest.raises(NotImplementedError) as raised:
+            model.fit(X, Y, batch_size=16, verbose=0, callbacks=callbacks)
+        said.append(str(raised.value))
+    if KERAS_3:  # Keras 2 converts steps itself
+        assert said == ["this step is not written"] * 2
+
+
 def fit(model, schedule="gpipe", **options):
     model.fit(X, Y, batch_size=16, verbose=0, callbacks=[pipelined(schedule, **options)])

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_ooo.compat import keras_optimizers, nests
+from tf_ooo.compat import keras_optimizers, nests, tf_functions
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.ranks.base import Engine
 
@@ -25,7 +25,7 @@ def build(model: Any, optimizers: Sequence[Any], train_step: Any, iterator: Any)
     if model.run_eagerly and model.weights:
         return
     try:
-        tf.function(lambda data: train_step(data)).get_concrete_function(iterator.element_spec)
+        tf_functions.concrete_function(lambda data: train_step(data), [iterator.element_spec])
     except Exception as error:
         if not model.run_eagerly:
             raise

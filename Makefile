@@ -94,6 +94,12 @@ smoke: .venv-2.15/.installed
 
 # Random set-ups of a training, stock against rewritten; docs/testing.md.
 SEED ?= 1
+# Random malformed inputs (docs/testing.md).
+.PHONY: malformed
+malformed: N ?= 300
+malformed: venv
+	$(BIN)/python -m tests.malformed -n $(N) --seed $(SEED) --keep-going
+
 .PHONY: fuzz
 fuzz: N ?= 100
 fuzz: venv

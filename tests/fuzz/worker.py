@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
 import signal
 import time
 import warnings
+from collections.abc import Callable
 from multiprocessing.connection import Connection
+from typing import Any
 
 from tests import forked
 from tests.fuzz.running import Outcome, run
-from tests.fuzz.setups import Setup
 from tests.processes import make_devices
 
 RENEWED_AFTER = 100
@@ -23,14 +25,15 @@ class Worker:
 
     Args:
         devices: logical CPUs of the process; 0: as TensorFlow has them.
+        function: what is to be run in it, given a set-up; None: a set-up's own program.
     """
 
-    def __init__(self, devices: int = 0) -> None:
-        self.devices = devices
+    def __init__(self, devices: int = 0, function: Callable[[Any], Outcome] | None = None) -> None:
+        self.devices, self.function = devices, function
         self._process: multiprocessing.process.BaseProcess | None = None
         self._runs = 0
 
-    def run(self, setup: Setup) -> Outcome:
+    def run(self, setup: Any) -> Outcome:
         """Runs it; also where the process does not survive that."""
         if self._runs == RENEWED_AFTER:
             self.close()
@@ -52,7 +55,7 @@ class Worker:
         context = multiprocessing.get_context("fork")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
-            target=_serve, args=(theirs, self._connection, self.devices), daemon=True
+            target=_serve, args=(theirs, self._connection, self.devices, self.function), daemon=True
         )
         self._process.start()
         theirs.close()
@@ -74,7 +77,9 @@ class Worker:
         self._process = None
 
 
-def _serve(connection: Connection, theirs: Connection, devices: int) -> None:
+def _serve(
+    connection: Connection, theirs: Connection, devices: int, function: Callable[[Any], Outcome] | None
+) -> None:
     theirs.close()
     warnings.simplefilter("ignore")
     make_devices(devices)
@@ -84,5 +89,5 @@ def _serve(connection: Connection, theirs: Connection, devices: int) -> None:
         except EOFError:
             os._exit(0)
         started = time.process_time()
-        outcome = run(setup)
-        connection.send(Outcome(outcome.kind, outcome.text, time.process_time() - started))
+        outcome = (function or run)(setup)
+        connection.send(dataclasses.replace(outcome, cpu_s=time.process_time() - started))

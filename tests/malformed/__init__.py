@@ -1,0 +1,1 @@
+"""Malformed inputs, drawn from numbers: ``python -m tests.malformed -n 300 --seed 1``."""

@@ -110,6 +110,25 @@ def train_and_lose_rank_0() -> None:
     fit([tf_ooo.OOOBackprop(mode="data_parallel")], engine.rank)
 
 
+def evaluate_and_lose() -> None:
+    engine = data_parallel.connect()
+    model = t.compiled(t.mlp(), "sgd")
+    if engine.rank == 1:
+        lose("killed")
+    model.evaluate(*t.data(engine.rank, 80), verbose=0, callbacks=[tf_ooo.OOOBackprop(mode="data_parallel")])
+
+
+@on_each_engine
+def test_a_rank_lost_in_an_evaluation_is_named(engine):
+    with three(engine, evaluate_and_lose) as processes:
+        lines = errors(processes)
+        pid = processes[1].pid
+    assert all(
+        f"stopped at the end of an evaluation: another worker ended: rank 1 (process {pid} on " in line
+        for line in lines
+    )
+
+
 # -- a rank without the callback ------------------------------------------------------------------------
 
 

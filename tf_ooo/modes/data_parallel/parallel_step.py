@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import iterators, keras_fits, train_function
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.ranks.base import Engine
+from tf_ooo.hosts.ranks.lost import naming_the_lost
 from tf_ooo.modes.data_parallel.lockstep import Lockstep
 
 if TYPE_CHECKING:
@@ -120,22 +120,3 @@ def stopped_alone(engine: Engine, left: int) -> BackendError:
         f"rank {engine.rank} stopped training {left} steps before the end of the epoch, and the others do "
         "not answer; a callback that may stop some ranks only needs OOOBackprop(lockstep='auto')"
     )
-
-
-@contextlib.contextmanager
-def naming_the_lost(engine: Engine, where: str) -> Iterator[None]:
-    """Raises a BackendError for an error that says that this rank's partner is gone; others go through."""
-    try:
-        yield
-    except Exception as error:
-        if not engine.is_lost(error):
-            raise
-        lines = [line.strip() for line in str(error).splitlines() if engine.is_lost(RuntimeError(line))]
-        said = max(lines, key=len)[:300] if lines else type(error).__name__
-        who = engine.who_ended()
-        ended = f"ended: {who}" if who else "ended or cannot be reached"
-        raise BackendError(
-            f"rank {engine.rank} of {engine.size} stopped {where}: another worker {ended}."
-            " Restart all workers; with BackupAndRestore or ModelCheckpoint training continues from the last "
-            f"file. ({said})"
-        ) from error

@@ -12,12 +12,12 @@ from tf_ooo.errors import BackendError
 from tf_ooo.fit.evaluation import numbers_of
 from tf_ooo.fit.mode import Training
 from tf_ooo.hosts.ranks.base import Engine
+from tf_ooo.hosts.ranks.lost import naming_the_lost
 from tf_ooo.modes.data_parallel import agreement
 from tf_ooo.modes.data_parallel.lockstep import EpochEnds, Lockstep
 from tf_ooo.modes.data_parallel.parallel_step import (
     ParallelStep,
     ended_early,
-    naming_the_lost,
     stopped_alone,
 )
 from tf_ooo.options import RankOptions

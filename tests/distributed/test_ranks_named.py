@@ -16,7 +16,7 @@ import pytest
 import tf_ooo
 from tests import forked, launches
 from tests.distributed import training as t
-from tf_ooo.hosts.ranks import roll
+from tf_ooo.hosts.ranks import rendezvous, roll
 from tf_ooo.modes import data_parallel
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
@@ -158,7 +158,8 @@ def test_a_rank_without_the_callback_is_named(engine, how):
         told = "stopped before training: rank 1 (process"
         assert all("trains in a fit without OOOBackprop: give all ranks the same" in line for line in lines)
     else:
-        told = f"rank 1 did not come within {PATIENCE_S} s (HOROVOD_GLOO_TIMEOUT_SECONDS)"
+        variable = "TF_OOO_START_TIMEOUT_S" if how == "horovod" else "HOROVOD_GLOO_TIMEOUT_SECONDS"
+        told = f"rank 1 did not come within {PATIENCE_S} s ({variable})"
         assert all("trains without OOOBackprop" in line for line in lines)
     assert all(told in line for line in lines), lines
 
@@ -181,6 +182,29 @@ def test_a_rank_that_is_late_is_waited_for():
     assert all(
         text.count("has not come to this fit for 1 s") == (rank != 1) for rank, text in enumerate(said)
     )
+
+
+def begin_late(seconds_s: float) -> None:
+    """Horovod has begun on all; rank 1 reads data for so long."""
+    import horovod.tensorflow as hvd
+
+    rendezvous._DEFAULT_S = 1.0
+    hvd.init()
+    if hvd.rank() == 1:
+        time.sleep(seconds_s)
+    with t.warnings_of_tf_ooo() as lines:
+        fit([tf_ooo.OOOBackprop(mode="data_parallel")], hvd.rank())
+    print(f"rank {hvd.rank()} trained; told {lines}", flush=True)
+
+
+def test_a_rank_that_reads_data_after_hvd_init_is_waited_for():
+    """Longer than Horovod's own limit, which holds for its beginning alone."""
+    more = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "5"}
+    with three("horovod", begin_late, 8.0, more=more) as processes:
+        said = [process.communicate(timeout=END_S)[0] for process in processes]
+    assert all("trained; told" in text for text in said), said
+    assert "rank 1 has not come to this fit for 1 s" in said[0]
+    assert "waited for up to 600 s (TF_OOO_START_TIMEOUT_S)" in said[0]
 
 
 # -- ranks that do not go together ------------------------------------------------------------------------

@@ -39,7 +39,7 @@ class HorovodEngine(Engine):
                 "it with tf-ooo run --ranks N --max-restarts 3, which goes on from the last checkpoint"
             )
         _fill_in_environment()
-        self.roll = meet_by_horovods_server()
+        self.roll = meet_by_horovods_server(begun=hvd.is_initialized())
         if self.roll is not None:
             self.roll.start()
         if not hvd.is_initialized():

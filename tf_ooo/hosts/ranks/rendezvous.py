@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import time
@@ -16,31 +17,42 @@ from tf_ooo.errors import BackendError
 from tf_ooo.hosts.addresses import can_listen, host_port, outward_host
 from tf_ooo.hosts.ranks.roll import Line, Member, Roll, introduced, received_member, refusal
 
+_LOG = logging.getLogger("tf_ooo")
 # Horovod's own variable for how long ranks wait for each other; it takes 30 s, several times over.
 HOROVODS_LIMIT, LIMIT = "HOROVOD_GLOO_TIMEOUT_SECONDS", "TF_OOO_START_TIMEOUT_S"
 _DEFAULT_S = 45.0
+# Where a script has called hvd.init() itself, all ranks are there; one may read data for longer.
+_BEGUN_S = 600.0
 _VARIABLES = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT", "HOROVOD_RANK", "HOROVOD_SIZE")
 _REPLY_S = 5.0  # of who has connected
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """Rank ``rank`` of ``size`` meets the others; ``variable`` says for how many seconds it waits."""
+    """Rank ``rank`` of ``size`` meets the others; ``variable`` says for how many seconds it waits.
+
+    Who has not come after 45 s is named in a warning, where it waits for longer.
+    """
 
     rank: int
     size: int
     variable: str
+    default_s: float = _DEFAULT_S
 
     @property
     def limit_s(self) -> float:
-        return float(os.environ.get(self.variable) or _DEFAULT_S)
+        return float(os.environ.get(self.variable) or self.default_s)
 
     def host(self, listener: socket.socket) -> Roll:
         """Rank 0, when all others have come.  BackendError: one has not, or runs another tf_ooo."""
-        deadline_s = time.monotonic() + self.limit_s
+        begun_s, warned = time.monotonic(), self.limit_s <= _DEFAULT_S
         members, lines = {0: Member(0)}, dict[int, Line]()
-        while len(members) < self.size and time.monotonic() < deadline_s:
-            listener.settimeout(max(0.01, deadline_s - time.monotonic()))
+        while len(members) < self.size and time.monotonic() < begun_s + self.limit_s:
+            if not warned and time.monotonic() > begun_s + _DEFAULT_S:
+                warned = True
+                _LOG.warning("%s", self._late(sorted(set(range(self.size)) - members.keys())))
+            until_s = begun_s + (self.limit_s if warned else _DEFAULT_S)
+            listener.settimeout(max(0.01, until_s - time.monotonic()))
             with contextlib.suppress(TimeoutError):
                 line = Line(listener.accept()[0])
                 member = received_member(line, _REPLY_S)
@@ -83,6 +95,13 @@ class Meeting:
         line.send(introduced(Member(self.rank)))
         return line, line.receive(self.limit_s + 2 * _REPLY_S)
 
+    def _late(self, ranks: list[int]) -> str:
+        who = ", ".join(map(str, ranks))
+        return (
+            f"rank {who} has not come to this fit for {_DEFAULT_S:.0f} s: it is still reading data, or "
+            f"trains without OOOBackprop; it is waited for up to {self.limit_s:.0f} s ({self.variable})"
+        )
+
     def _missing(self, ranks: list[int]) -> str:
         who = ", ".join(map(str, ranks))
         return (
@@ -95,15 +114,18 @@ class Meeting:
         return BackendError(f"rank {self.rank} of {self.size}: {why}")
 
 
-def meet_by_horovods_server() -> Roll | None:
+def meet_by_horovods_server(begun: bool = False) -> Roll | None:
     """All ranks that Horovod's launcher has started, in touch; None where it started none.
 
-    Rank 0 leaves its address at the launcher's rendezvous server.  BackendError: as of :class:`Meeting`.
+    Rank 0 leaves its address at the launcher's rendezvous server.  ``begun``: the script has called
+    ``hvd.init()``.  BackendError: as of :class:`Meeting`.
     """
     address, port, rank, size = (os.environ.get(name, "") for name in _VARIABLES)
     if not (address and port and rank.isdecimal() and size.isdecimal()):
         return None
-    place, meeting = f"http://{address}:{port}/tf_ooo/roll", Meeting(int(rank), int(size), HOROVODS_LIMIT)
+    place = f"http://{address}:{port}/tf_ooo/roll"
+    variable, default_s = (LIMIT, _BEGUN_S) if begun else (HOROVODS_LIMIT, _DEFAULT_S)
+    meeting = Meeting(int(rank), int(size), variable, default_s)
     if meeting.rank:
         return meeting.join(lambda: (_ask(place) or b"").decode())
     host = outward_host([f"{address}:{port}"])

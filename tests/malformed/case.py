@@ -65,6 +65,8 @@ class Draw:
 
     def misspelt(self, word: str) -> str:
         """With one letter twice, left out, exchanged, or of another."""
+        if len(word) == 1:
+            return word * 2
         place = self.below(len(word) - 1)
         before, letters, after = word[:place], word[place : place + 2], word[place + 2 :]
         changed = self.choice((letters[0] * 2 + letters[1], letters[1], letters[::-1], letters[0] + "x"))

@@ -15,8 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tests.fuzz.changes import minimal
 from tests.fuzz.drawing import drawn
 from tests.fuzz.program import program
-from tests.fuzz.running import Outcome
+from tests.fuzz.running import REFUSED, Outcome
 from tests.fuzz.setups import Setup
+from tests.fuzz.several import MOST_DEVICES
 from tests.fuzz.worker import Worker
 
 # So many numbers belong to a seed.
@@ -44,36 +45,44 @@ def numbers_of(count: int, seed: int, number: int | None) -> range:
 @click.option("--mode", type=click.Choice(["single", "pipeline"]), default="single", show_default=True)
 @click.option("--keep-going", is_flag=True, help="Do not stop at the first that fails.")
 def main(count: int, seed: int, number: int | None, mode: str, keep_going: bool) -> None:
-    """Trains random set-ups stock and rewritten, and compares the bits (pipeline: gpipe with zb_h1)."""
+    """Trains random set-ups stock and rewritten, and compares the bits (pipeline: by two schedules)."""
     import keras  # once, before any fork
     import tensorflow  # noqa: F401
 
     if not hasattr(keras, "ops"):
         raise click.UsageError(f"set-ups are programs for Keras 3, this is Keras {keras.__version__}")
     console = Console(width=None if os.isatty(1) else 200, soft_wrap=True)
-    worker, counts = Worker(2 if mode == "pipeline" else 0), Counter[str]()
+    worker = Worker(MOST_DEVICES if mode == "pipeline" else 0)
+    counts, refusals = Counter[str](), Counter[str]()
     with Progress(*COLUMNS, console=console) as progress:
         numbers = numbers_of(count, seed, number)
         task = progress.add_task("set-ups", total=len(numbers), counts="")
         for each in numbers:
-            setup = drawn(each, mode == "pipeline")
+            setup = drawn(each, mode)
             outcome = worker.run(setup)
             counts[outcome.kind] += 1
+            if outcome.kind == REFUSED:
+                refusals[outcome.text.partition("\n")[0]] += 1
             if outcome.failed:
                 _explain(console, worker, setup, outcome)
             shown = ", ".join(f"{kind}: {times}" for kind, times in counts.items())
             progress.update(task, advance=1, counts=shown)
+            if not console.is_terminal and counts.total() % 20 == 0:
+                console.print(f"{counts.total()} run: {shown}")
             if outcome.failed and not keep_going:
                 break
     worker.close()
     failed = sum(times for kind, times in counts.items() if Outcome(kind).failed)
+    for text, times in refusals.most_common():
+        console.print(f"refused {times}x: {text}", markup=False, highlight=False)
     console.print(f"{counts.total()} set-ups run, {failed} failed ({dict(counts)})")
     raise SystemExit(1 if failed else 0)
 
 
 def _explain(console: Console, worker: Worker, setup: Setup, outcome: Outcome) -> None:
     """Prints what failed, and the simplest program that fails in the same way."""
-    again = f"python -m tests.fuzz --number {setup.number}" + (" --mode pipeline" if setup.pipeline else "")
+    mode = "" if setup.mode == "single" else f" --mode {setup.mode}"
+    again = f"python -m tests.fuzz --number {setup.number}{mode}"
     console.print(f"\nset-up {setup.number}: {outcome.text}\nagain: {again}", markup=False, highlight=False)
     runs: list[Setup] = []
 

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from tests.fuzz.catalogue import LEFT_OUT
-from tests.fuzz.setups import Branch, Output, Part, Setup, Shared, Skip, Step, is_valid
+from tests.fuzz.setups import Branch, Output, Part, Pipeline, Setup, Shared, Skip, Step, is_valid
 
 PLAIN_OPTIMIZER = Part("keras.optimizers.SGD", (("learning_rate", 0.02),))
 PLAIN_LOSS = Part("keras.losses.MeanSquaredError")
@@ -22,6 +22,7 @@ PLAIN = {
     "sample_weights": False,
     "join": "Concatenate",
     "optimizer": PLAIN_OPTIMIZER,
+    "microbatches": 2,
 }
 
 
@@ -86,6 +87,9 @@ def simpler(setup: Setup) -> Iterator[Setup]:
     for name, value in PLAIN.items():
         if getattr(setup, name) != value:
             yield replace(setup, **{name: value})
+    for place, pipeline in enumerate(setup.pipelines):
+        for plainer in _plainer(pipeline, Pipeline()):
+            yield replace(setup, pipelines=_replaced(setup.pipelines, place, plainer))
     for place, branch in enumerate(setup.branches):
         for simple in _simpler_branches(branch):
             yield replace(setup, branches=_replaced(setup.branches, place, simple))
@@ -96,6 +100,13 @@ def simpler(setup: Setup) -> Iterator[Setup]:
     for place, output in enumerate(setup.outputs):
         for plain in _simpler_outputs(output):
             yield replace(setup, outputs=_replaced(setup.outputs, place, plain))
+
+
+def _plainer(value: Any, plain: Any) -> Iterator[Any]:
+    """With one field as in the plain value of the same class."""
+    for name in (field.name for field in fields(plain)):
+        if getattr(value, name) != getattr(plain, name):
+            yield replace(value, **{name: getattr(plain, name)})
 
 
 def _replaced(values: tuple[Any, ...], place: int, value: Any) -> tuple[Any, ...]:

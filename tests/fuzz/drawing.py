@@ -28,13 +28,14 @@ from tests.fuzz.catalogue import (
 )
 from tests.fuzz.changes import with_arguments, with_parts
 from tests.fuzz.setups import Branch, Output, Part, Setup, Shared, Skip, Step, keeps_shape, rank_after
+from tests.fuzz.several import as_pipelines
 
 INPUT_KINDS = {1: ("features",), 2: ("tokens", "sequence"), 3: ("image",), 4: ("volume",)}
 SHAPES = {"features": (7,), "tokens": (4,), "sequence": (4, 5), "image": (6, 5, 3), "volume": (4, 3, 4, 2)}
 
 
-def drawn(number: int, pipeline: bool = False) -> Setup:
-    """The set-up of that number."""
+def drawn(number: int, mode: str = "single") -> Setup:
+    """The set-up of that number; the model of one is the same in all modes."""
     draw = Drawing(number)
     wanted = draw.in_turn(tuple(LAYERS))
     setup = Setup(
@@ -51,9 +52,9 @@ def drawn(number: int, pipeline: bool = False) -> Setup:
         rows=draw.choice((14, 16)),
         epochs=draw.choice((1, 1, 1, 2)),
         sample_weights=draw.chance(0.2),
-        pipeline=pipeline,
     )
-    return without_unsupported(setup)
+    setup = without_unsupported(setup)
+    return as_pipelines(setup, draw) if mode == "pipeline" else setup
 
 
 class Drawing:

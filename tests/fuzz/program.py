@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.fuzz.catalogue import LAYERS, LOSSES, RANKS, WORDS
+from tests.fuzz.comparisons import comparison
 from tests.fuzz.setups import Branch, Output, Part, Setup, Shared, Skip, Step, rank_after
 
 BATCH_SIZE = 4
@@ -22,7 +23,7 @@ DEVICES = """\
 import tensorflow as tf
 
 cpu = tf.config.list_physical_devices("CPU")[0]
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * {devices})
 """
 
 COMPARE = """\
@@ -48,7 +49,8 @@ def different(a, b):
 
 def program(setup: Setup) -> str:
     """A script that ends with an AssertionError where stock and rewritten steps differ."""
-    devices = f"\n{DEVICES}" if setup.pipeline else ""
+    most = max((pipeline.devices for pipeline in setup.pipelines), default=0)
+    devices = f"\n{DEVICES.format(devices=most)}" if most else ""
     return f'"""Set-up {setup.number} of tests/fuzz."""\n\n{IMPORTS}{devices}\n{body(setup)}'
 
 
@@ -66,7 +68,7 @@ def body(setup: Setup) -> str:
             *_data(setup),
             "",
             COMPARE.format(data=_fit_arguments(setup), build=_build(setup)),
-            *(_pipelines(setup) if setup.pipeline else _single(setup)),
+            *comparison(setup),
             "",
         ]
     )
@@ -198,36 +200,3 @@ def _build(setup: Setup) -> str:
 def _fit_arguments(setup: Setup) -> str:
     weights = ", sample_weight=weights" if setup.sample_weights else ""
     return f"x, y{weights}, batch_size={BATCH_SIZE}, epochs={setup.epochs}, shuffle=False, verbose=0"
-
-
-def _single(setup: Setup) -> Iterator[str]:
-    options = f'schedule="{setup.schedule}", profile_steps={setup.profile_steps}, strict=True'
-    yield "stock = fit()"
-    yield f"callback = tf_ooo.OOOBackprop({options})"
-    yield "rewritten = fit(callback)"
-    yield "report = callback.report"
-    yield "print(report.summary())"
-    yield "bits = different(stock, rewritten)"
-    yield 'assert not bits, f"not the same bits: {bits}"'
-    yield 'assert report.rewritten_graph is not None, f"not rewritten: {report.fallback_reason}"'
-    yield 'assert not report.fell_back, f"fell back: {report.fallback_reason}"'
-    if setup.has_chain():
-        yield 'assert report.moved_ops and report.added_edges, "rewritten, but no op was moved"'
-    else:
-        yield "# Only the outputs are trained: there may be no order to choose."
-        yield "moved = report.moved_ops and report.added_edges"
-        yield 'assert moved or report.ops["dO"] == 0, f"rewritten, but no op was moved: {report.ops}"'
-
-
-def _pipelines(setup: Setup) -> Iterator[str]:
-    options = f"devices=2, microbatches=2, profile_steps={setup.profile_steps}, strict=True"
-    yield f'first = tf_ooo.OOOBackprop(mode="pipeline", schedule="gpipe", {options})'
-    yield "stock = fit(first)"
-    yield f'callback = tf_ooo.OOOBackprop(mode="pipeline", schedule="zb_h1", {options})'
-    yield "rewritten = fit(callback)"
-    yield "report = callback.report"
-    yield "print(report.summary())"
-    yield "bits = different(stock, rewritten)"
-    yield 'assert not bits, f"not the same bits: {bits}"'
-    yield 'assert report.rewritten_graph is not None, f"not rewritten: {report.fallback_reason}"'
-    yield 'assert report.moved_ops and report.added_edges, "rewritten, but no op was moved"'

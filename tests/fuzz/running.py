@@ -55,19 +55,21 @@ def _outcome_of(error: Exception, namespace: dict[str, Any], setup: Setup) -> Ou
     from tf_ooo import OOOError
 
     said = f"{type(error).__name__}: {error}"
-    if setup.pipeline and isinstance(error, OOOError) and "stock" not in namespace:
+    if setup.pipelines and isinstance(error, OOOError) and not error.__cause__:
         return Outcome(REFUSED, said)
-    if "stock" not in namespace:
+    if not setup.pipelines and "stock" not in namespace:
         return Outcome("stock", said)
     if not isinstance(error, AssertionError):
         return Outcome(type(error).__name__, said + "\n" + traceback.format_exc())
     kind = str(error).partition(":")[0]
-    if kind == "not the same bits" and not setup.pipeline:
+    if kind == "not the same bits":
         kind = _unless_stock_differs(kind, namespace)
     return Outcome(kind, said)
 
 
 def _unless_stock_differs(kind: str, namespace: dict[str, Any]) -> str:
     """Some stock training does not repeat itself: no fault of the rewritten one then."""
-    again = [namespace["different"](namespace["stock"], namespace["fit"]()) for _ in range(3)]
+    pipeline = [namespace["first"]] if "first" in namespace else []
+    fits = [namespace["fit"](*pipeline) for _ in range(4)]
+    again = [namespace["different"](fits[0], other) for other in fits[1:]]
     return "stock does not repeat itself" if any(again) else kind

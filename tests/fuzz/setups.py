@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.fuzz.catalogue import LAYERS, RANKS
+from tf_ooo.planning.policies import POLICIES
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,31 @@ class Output:
 
 
 @dataclass(frozen=True)
+class Pipeline:
+    """How a pipeline runs.  ``chunks`` is of interleaved_1f1b, ``group`` of modulo."""
+
+    schedule: str = "gpipe"
+    devices: int = 2
+    profile_steps: int = 0
+    chunks: int | None = None
+    group: int | None = None
+
+    @property
+    def layers(self) -> int:
+        """How many it needs."""
+        if self.group is not None:
+            return (self.devices - 1) * self.group + 1
+        if self.schedule == "auto":
+            return self.devices
+        return self.devices * (self.chunks or POLICIES[self.schedule].needs.chunks.tried[0])
+
+
+@dataclass(frozen=True)
 class Setup:
-    """One training: ``number`` is what it was drawn from, also the seed of all that is random in it."""
+    """One training: ``number`` is what it was drawn from, also the seed of all that is random in it.
+
+    ``pipelines`` are two that are compared, with as many ``microbatches``.
+    """
 
     number: int
     branches: tuple[Branch, ...]
@@ -88,7 +112,19 @@ class Setup:
     rows: int = 16
     epochs: int = 1
     sample_weights: bool = False
-    pipeline: bool = False
+    microbatches: int = 2
+    pipelines: tuple[Pipeline, ...] = ()
+
+    @property
+    def mode(self) -> str:
+        """As of the command."""
+        return "pipeline" if self.pipelines else "single"
+
+    def trained_layers(self) -> int:
+        """How many at least."""
+        joins = len(self.branches) if len(self.branches) > 1 and self.join != "Concatenate" else 0
+        steps = [step for branch in self.branches for step in (branch.embedding, *branch.steps) if step]
+        return joins + sum(map(trained_layers_of, (*steps, *self.trunk))) + len(self.outputs)
 
     def has_chain(self) -> bool:
         """Whether anything is trained below the outputs: there is nothing to move otherwise."""
@@ -122,6 +158,12 @@ def trains(step: Step) -> bool:
         if outer and not bare and not no_scale and (kind is None or kind.trains):
             return True
     return False
+
+
+def trained_layers_of(step: Step) -> int:
+    """How many, at least; see :func:`trains`."""
+    join = isinstance(step, Skip) and step.join != "Concatenate"
+    return join + sum(map(trains, parts_of(step)))
 
 
 def parts_of(step: Step) -> tuple[Part, ...]:

@@ -9,11 +9,11 @@ from tests.fuzz.program import program
 from tests.fuzz.running import GOOD, run
 from tests.zoo import needs_keras_3
 
-pytestmark = [needs_keras_3, pytest.mark.devices(2), pytest.mark.takes(40)]
+pytestmark = [needs_keras_3, pytest.mark.devices(4), pytest.mark.takes(40)]
 
 
 @pytest.mark.parametrize("number", range(10))
 def test_the_same_bits_from_two_schedules(number):
-    setup = drawn(number, pipeline=True)
+    setup = drawn(number, "pipeline")
     outcome = run(setup)
     assert outcome.kind == GOOD, f"{outcome.text}\n{program(setup)}"

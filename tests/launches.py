@@ -127,7 +127,7 @@ def _launchers_variables(lines: str) -> dict[str, str | None]:
 
 @contextlib.contextmanager
 def environments(engine: str, workers: int) -> Iterator[list[dict[str, str | None]]]:
-    """Each rank's variables, for ``"horovod"``, ``"horovodrun"`` or ``"collectives"``."""
+    """Each rank's variables, for ``"horovod"``, ``"horovodrun"``, ``"collectives"``, or ``"both"``."""
     if engine == "horovodrun":
         with by_horovodrun(workers) as variables:
             yield variables
@@ -137,5 +137,9 @@ def environments(engine: str, workers: int) -> Iterator[list[dict[str, str | Non
         return
     # Milliseconds between two looks for work, which take a tenth of a core where they are 1, as usual.
     slower = {"HOROVOD_CYCLE_TIME": "5"}
+    clusters = collective_variables(workers) if engine == "both" else [without_launcher()] * workers
     with rendezvous(workers) as port:
-        yield [horovod_variables(rank, workers, port) | slower for rank in range(workers)]
+        yield [
+            horovod_variables(rank, workers, port) | slower | {"TF_CONFIG": clusters[rank].get("TF_CONFIG")}
+            for rank in range(workers)
+        ]

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tests.fuzz.changes import minimal
-from tests.fuzz.drawing import drawn
+from tests.fuzz.drawing import MODES, drawn
 from tests.fuzz.program import program
 from tests.fuzz.running import REFUSED, Outcome
 from tests.fuzz.setups import Setup
@@ -42,10 +42,13 @@ def numbers_of(count: int, seed: int, number: int | None) -> range:
 @click.option("-n", "--count", default=100, show_default=True, help="How many set-ups.")
 @click.option("--seed", default=1, show_default=True, help="Which; the suite's are the first 60 of seed 0.")
 @click.option("--number", type=int, help="One set-up only, as named by what failed.")
-@click.option("--mode", type=click.Choice(["single", "pipeline"]), default="single", show_default=True)
+@click.option("--mode", type=click.Choice(list(MODES)), default="single", show_default=True)
 @click.option("--keep-going", is_flag=True, help="Do not stop at the first that fails.")
 def main(count: int, seed: int, number: int | None, mode: str, keep_going: bool) -> None:
-    """Trains random set-ups stock and rewritten, and compares the bits (pipeline: by two schedules)."""
+    """Trains random set-ups stock and rewritten, and compares the bits.
+
+    Pipelines are compared by two schedules; in data parallel two ranks with stock Horovod.
+    """
     import keras  # once, before any fork
     import tensorflow  # noqa: F401
 

@@ -12,6 +12,7 @@ LEFT_OUT = ...
 # What an input is: the dimensions beside that of the rows, of the tensor that the first layer takes.
 RANKS = {"features": 1, "tokens": 2, "sequence": 2, "image": 3, "volume": 4}
 WORDS = 11
+BATCH_SIZE = 4
 
 ACTIVATIONS = (LEFT_OUT, LEFT_OUT, "relu", "tanh", "sigmoid", "gelu", "elu", "swish", "softplus", "softmax")
 REGULARIZERS = (LEFT_OUT, LEFT_OUT, LEFT_OUT, LEFT_OUT, "l2", "l1")

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from tests.fuzz.catalogue import LEFT_OUT
-from tests.fuzz.setups import Branch, Output, Part, Pipeline, Setup, Shared, Skip, Step, is_valid
+from tests.fuzz.setups import Branch, Output, Part, Pipeline, Ranks, Setup, Shared, Skip, Step, is_valid
 
 PLAIN_OPTIMIZER = Part("keras.optimizers.SGD", (("learning_rate", 0.02),))
 PLAIN_LOSS = Part("keras.losses.MeanSquaredError")
@@ -90,6 +90,8 @@ def simpler(setup: Setup) -> Iterator[Setup]:
     for place, pipeline in enumerate(setup.pipelines):
         for plainer in _plainer(pipeline, Pipeline()):
             yield replace(setup, pipelines=_replaced(setup.pipelines, place, plainer))
+    for ranks in _plainer(setup.ranks, Ranks()) if setup.ranks else ():
+        yield replace(setup, ranks=ranks)
     for place, branch in enumerate(setup.branches):
         for simple in _simpler_branches(branch):
             yield replace(setup, branches=_replaced(setup.branches, place, simple))

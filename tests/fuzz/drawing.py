@@ -28,10 +28,13 @@ from tests.fuzz.catalogue import (
 )
 from tests.fuzz.changes import with_arguments, with_parts
 from tests.fuzz.setups import Branch, Output, Part, Setup, Shared, Skip, Step, keeps_shape, rank_after
-from tests.fuzz.several import as_pipelines
+from tests.fuzz.several import as_pipelines, as_ranks
 
 INPUT_KINDS = {1: ("features",), 2: ("tokens", "sequence"), 3: ("image",), 4: ("volume",)}
 SHAPES = {"features": (7,), "tokens": (4,), "sequence": (4, 5), "image": (6, 5, 3), "volume": (4, 3, 4, 2)}
+
+# What a mode draws beside the model.
+MODES = {"single": lambda setup, _: setup, "pipeline": as_pipelines, "data_parallel": as_ranks}
 
 
 def drawn(number: int, mode: str = "single") -> Setup:
@@ -54,7 +57,7 @@ def drawn(number: int, mode: str = "single") -> Setup:
         sample_weights=draw.chance(0.2),
     )
     setup = without_unsupported(setup)
-    return as_pipelines(setup, draw) if mode == "pipeline" else setup
+    return MODES[mode](setup, draw)
 
 
 class Drawing:

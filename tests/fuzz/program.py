@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tests.fuzz.catalogue import LAYERS, LOSSES, RANKS, WORDS
-from tests.fuzz.comparisons import comparison
+from tests.fuzz.catalogue import BATCH_SIZE, LAYERS, LOSSES, RANKS, WORDS
+from tests.fuzz.comparisons import LOGS, comparison, launching, ranks_of
 from tests.fuzz.setups import Branch, Output, Part, Setup, Shared, Skip, Step, rank_after
-
-BATCH_SIZE = 4
 
 IMPORTS = """\
 import keras
@@ -35,7 +33,7 @@ def fit(*callbacks):
     for variable, value in beginning:
         variable.assign(value)
     history = model.fit({data}, callbacks=list(callbacks)).history
-    variables = (*model.variables, *model.optimizer.variables, *model.metrics_variables)
+{logs}    variables = (*model.variables, *model.optimizer.variables, *model.metrics_variables)
     return [*history.items(), *((v.path, np.array(v)) for v in variables)]
 
 
@@ -50,14 +48,16 @@ def different(a, b):
 def program(setup: Setup) -> str:
     """A script that ends with an AssertionError where stock and rewritten steps differ."""
     most = max((pipeline.devices for pipeline in setup.pipelines), default=0)
-    devices = f"\n{DEVICES.format(devices=most)}" if most else ""
-    return f'"""Set-up {setup.number} of tests/fuzz."""\n\n{IMPORTS}{devices}\n{body(setup)}'
+    before = f"\n{DEVICES.format(devices=most)}" if most else ""
+    start, command = launching(setup)
+    return f'"""Set-up {setup.number} of tests/fuzz{command}."""\n\n{start}{IMPORTS}{before}\n{body(setup)}'
 
 
 def body(setup: Setup) -> str:
     """The script without its imports: those of TensorFlow's devices would come too late in a process."""
     return "\n".join(
         [
+            *ranks_of(setup),
             f"keras.utils.set_random_seed({setup.number % 2**31})",
             *([f'keras.config.set_dtype_policy("{setup.policy}")'] if setup.policy != "float32" else []),
             "",
@@ -67,7 +67,7 @@ def body(setup: Setup) -> str:
             "",
             *_data(setup),
             "",
-            COMPARE.format(data=_fit_arguments(setup), build=_build(setup)),
+            COMPARE.format(data=_fit_arguments(setup), build=_build(setup), logs=LOGS if setup.ranks else ""),
             *comparison(setup),
             "",
         ]
@@ -158,7 +158,8 @@ def _compile(setup: Setup) -> Iterator[str]:
 
 
 def _data(setup: Setup) -> Iterator[str]:
-    yield f"random = np.random.default_rng({setup.number})"
+    seed = f"[{setup.number}, ranks.rank]" if setup.ranks else setup.number
+    yield f"random = np.random.default_rng({seed})"
     inputs = [_input(branch, setup.rows) for branch in setup.branches]
     yield f"x = {several(inputs)}"
     yield f"y = {several([_target(output, setup.rows) for output in setup.outputs])}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import traceback
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ GOOD, REFUSED = "good", "refused"
 class Outcome:
     """What came of a set-up.
 
-    ``kind`` is ``"good"``, ``"refused"`` (a pipeline names what it does not take), ``"stock"`` (the stock
+    ``kind`` is ``"good"``, ``"refused"`` (a mode names what it does not take), ``"stock"`` (the stock
     step fails already: no set-up that a user could have), or what failed: two outcomes of one kind are
     taken for one fault.
     """
@@ -52,10 +53,11 @@ def run(setup: Setup) -> Outcome:
 
 
 def _outcome_of(error: Exception, namespace: dict[str, Any], setup: Setup) -> Outcome:
-    from tf_ooo import OOOError
+    from tf_ooo.errors import BackendError, MemoryLimitError, OptionsError
 
     said = f"{type(error).__name__}: {error}"
-    if setup.pipelines and isinstance(error, OOOError) and not error.__cause__:
+    asked = isinstance(error, (OptionsError, MemoryLimitError, BackendError)) and not error.__cause__
+    if asked and setup.mode != "single":
         return Outcome(REFUSED, said)
     if not setup.pipelines and "stock" not in namespace:
         return Outcome("stock", said)
@@ -70,6 +72,7 @@ def _outcome_of(error: Exception, namespace: dict[str, Any], setup: Setup) -> Ou
 def _unless_stock_differs(kind: str, namespace: dict[str, Any]) -> str:
     """Some stock training does not repeat itself: no fault of the rewritten one then."""
     pipeline = [namespace["first"]] if "first" in namespace else []
-    fits = [namespace["fit"](*pipeline) for _ in range(4)]
+    stock = namespace.get("stock_horovod") or functools.partial(namespace["fit"], *pipeline)
+    fits = [stock() for _ in range(4)]
     again = [namespace["different"](fits[0], other) for other in fits[1:]]
     return "stock does not repeat itself" if any(again) else kind

@@ -93,6 +93,24 @@ class Pipeline:
 
 
 @dataclass(frozen=True)
+class Ranks:
+    """How two ranks train: ``launch`` is a key of LAUNCHES, all else are options of the mode."""
+
+    launch: str = "horovod"
+    schedule: str = "fast_forward"
+    k: int | None = None
+    unroll: int | None = None
+    op: str = "Average"
+    compression: str = "none"
+    weighting: str = "ranks"
+    lockstep: str = "auto"
+
+    @property
+    def engine(self) -> str:
+        return "collectives" if self.launch == "collectives" else "horovod"
+
+
+@dataclass(frozen=True)
 class Setup:
     """One training: ``number`` is what it was drawn from, also the seed of all that is random in it.
 
@@ -114,10 +132,13 @@ class Setup:
     sample_weights: bool = False
     microbatches: int = 2
     pipelines: tuple[Pipeline, ...] = ()
+    ranks: Ranks | None = None
 
     @property
     def mode(self) -> str:
         """As of the command."""
+        if self.ranks:
+            return "data_parallel"
         return "pipeline" if self.pipelines else "single"
 
     def trained_layers(self) -> int:

@@ -56,7 +56,7 @@ def main(count: int, seed: int, number: int | None, mode: str, keep_going: bool)
         raise click.UsageError(f"set-ups are programs for Keras 3, this is Keras {keras.__version__}")
     console = Console(width=None if os.isatty(1) else 200, soft_wrap=True)
     worker = Worker(MOST_DEVICES if mode == "pipeline" else 0)
-    counts, refusals = Counter[str](), Counter[str]()
+    counts = Counter[str]()
     with Progress(*COLUMNS, console=console) as progress:
         numbers = numbers_of(count, seed, number)
         task = progress.add_task("set-ups", total=len(numbers), counts="")
@@ -65,7 +65,8 @@ def main(count: int, seed: int, number: int | None, mode: str, keep_going: bool)
             outcome = worker.run(setup)
             counts[outcome.kind] += 1
             if outcome.kind == REFUSED:
-                refusals[outcome.text.partition("\n")[0]] += 1
+                said = outcome.text.partition("\n")[0]
+                console.print(f"set-up {each} is refused: {said}", markup=False, highlight=False)
             if outcome.failed:
                 _explain(console, worker, setup, outcome)
             shown = ", ".join(f"{kind}: {times}" for kind, times in counts.items())
@@ -76,8 +77,6 @@ def main(count: int, seed: int, number: int | None, mode: str, keep_going: bool)
                 break
     worker.close()
     failed = sum(times for kind, times in counts.items() if Outcome(kind).failed)
-    for text, times in refusals.most_common():
-        console.print(f"refused {times}x: {text}", markup=False, highlight=False)
     console.print(f"{counts.total()} set-ups run, {failed} failed ({dict(counts)})")
     raise SystemExit(1 if failed else 0)
 

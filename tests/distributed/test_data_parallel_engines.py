@@ -120,6 +120,23 @@ def test_embedding_and_batches_of_other_sizes(engine, quick_plans, per_execution
 
 
 @with_two
+@pytest.mark.parametrize("op", ["Average", "Adasum"])
+def test_no_rank_has_a_constant_of_its_own(engine, op):
+    """TensorFlow would merge it with an equal one on this rank only: another graph than on the others.
+
+    The mean over a row has the numbers of two axes, 0 and 1, in its gradient: what tells rank 1 of two.
+    The last batch is smaller, so that the graph knows no number of rows.
+    """
+    model = t.with_embedding()
+    model.compile("sgd", "mse", steps_per_execution=TOGETHER, jit_compile=False)
+    x, classes = t.words(engine.rank, 77)
+    options = {"schedule": "fast_forward", "profile_steps": 0, "strict": True, "op": op}
+    report = t.ours(model, (x, np.eye(4, dtype="float32")[classes]), options=options).report
+    t.assert_reordered(report, TOGETHER)
+    assert t.equal_on_all_ranks(engine, model)
+
+
+@with_two
 def test_half_precision_embedding(engine):
     """A table of bfloat16, which Horovod does not know."""
     layers = [

@@ -56,8 +56,8 @@ def _outcome_of(error: Exception, namespace: dict[str, Any], setup: Setup) -> Ou
     from tf_ooo.errors import BackendError, MemoryLimitError, OptionsError
 
     said = f"{type(error).__name__}: {error}"
-    asked = isinstance(error, (OptionsError, MemoryLimitError, BackendError)) and not error.__cause__
-    if asked and setup.mode != "single":
+    clear = isinstance(error, (OptionsError, MemoryLimitError, BackendError)) and not error.__cause__
+    if clear and setup.mode != "single" and "TensorFlow cannot" not in said:
         return Outcome(REFUSED, said)
     if not setup.pipelines and "stock" not in namespace:
         return Outcome("stock", said)

@@ -57,14 +57,22 @@ class CollectiveEngine(Engine):
         if op != "Adasum":
             reduced = restored(self.sum(packed, name), like)
             return reduced / self.size if op == "Average" else reduced
+        # Every rank gets all gradients, each in a row of its own, and combines them.
+        rows = self._gather(packed[None], name)
+        return restored(adasum([rows[rank] for rank in range(self.size)]), like)
+
+    def _gather(self, part: tf.Tensor, name: str, number: tf.Tensor | None = None) -> tf.Tensor:
+        """The rows of all ranks, as many of each.
+
+        No constant tells a rank: TensorFlow would merge it with an equal one that is there for another
+        reason, on this rank only, and no other rank would have the same graph.
+        """
         import tensorflow as tf
 
-        # Every rank gets all gradients, each in a row of its own, and combines them.
-        mine = tf.reshape(
-            tf.one_hot(self.rank, self.size, dtype=packed.dtype), [-1] + [1] * packed.shape.rank
-        )
-        rows = self.sum(mine * packed[None], name)
-        return restored(adasum([rows[rank] for rank in range(self.size)]), like)
+        # Collectives do not gather bfloat16; float32 holds its values.
+        wide = tf.float32 if part.dtype == tf.bfloat16 else part.dtype
+        rows = self._collective(tf.raw_ops.CollectiveGatherV2, tf.cast(part, wide), name, number)
+        return tf.cast(tf.ensure_shape(rows, [None, *part.shape[1:]]), part.dtype)
 
     def gather_rows(self, slices: tf.IndexedSlices, name: str) -> tuple[tf.Tensor, tf.Tensor]:
         # A collective gathers as many rows of each rank, and takes no other number of them in another step:
@@ -72,7 +80,7 @@ class CollectiveEngine(Engine):
         import tensorflow as tf
 
         count = tf.shape(slices.indices)[0]
-        counts = self.sum(tf.one_hot(self.rank, self.size, dtype=tf.int32) * count, f"{name}_counts")
+        counts = tf.ensure_shape(self._gather(count[None], f"{name}_counts"), [self.size])
         powers = tf.constant([2**exponent for exponent in range(_POWERS)])
         exponent = tf.reduce_sum(tf.cast(powers < tf.reduce_max(counts), tf.int32))
         most = powers[exponent]
@@ -81,13 +89,9 @@ class CollectiveEngine(Engine):
         def gathered(part: tf.Tensor, what: str) -> tf.Tensor:
             padding = tf.concat([[[0, most - count]], tf.zeros([tf.rank(part) - 1, 2], tf.int32)], 0)
             padded = tf.ensure_shape(tf.pad(part, padding), [None, *part.shape[1:]])
-            rows = self._collective(tf.raw_ops.CollectiveGatherV2, padded, f"{name}_{what}", exponent)
-            return tf.boolean_mask(tf.ensure_shape(rows, [None, *part.shape[1:]]), there)
+            return tf.boolean_mask(self._gather(padded, f"{name}_{what}", exponent), there)
 
-        # Collectives do not gather bfloat16; float32 holds its values.
-        wide = tf.float32 if slices.values.dtype == tf.bfloat16 else slices.values.dtype
-        values = tf.cast(gathered(tf.cast(slices.values, wide), "values"), slices.values.dtype)
-        return values, gathered(slices.indices, "indices")
+        return gathered(slices.values, "values"), gathered(slices.indices, "indices")
 
     def sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         import tensorflow as tf

@@ -34,6 +34,15 @@ pytestmark = [pytest.mark.devices(3), pytest.mark.takes(60)]
 TWO_INPUTS = ([X, WORDS.astype("float32")], Y)
 
 
+def rmsprop():
+    """Keras divides sparse gradients in a way that needs a tensor as long as a batch has rows."""
+    return keras.optimizers.RMSprop(0.001, epsilon=1e-3)
+
+
+def adadelta():
+    return keras.optimizers.Adadelta(0.5)
+
+
 def adamw():
     return keras.optimizers.AdamW(0.01, weight_decay=0.02)
 
@@ -48,6 +57,8 @@ def adamw():
         pytest.param(siamese, adam, TWO_TEXTS, "1f1b", id="siamese"),
         pytest.param(siamese, adamw, TWO_TEXTS, "zb_h2", id="siamese_adamw"),
         pytest.param(encoder_decoder, momentum, TWO_TEXTS, "zb_h1", id="encoder_decoder"),
+        pytest.param(untied_embedding, rmsprop, (WORDS, Y), "zb_h2", id="divided_rows", marks=needs_keras_3),
+        pytest.param(siamese, adadelta, TWO_TEXTS, "1f1b", id="divided_rows_of_two", marks=needs_keras_3),
     ],
 )
 def test_models(make, optimizer, data, schedule):

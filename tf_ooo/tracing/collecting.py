@@ -127,8 +127,12 @@ def _joined(slices: Sequence[Any]) -> Any:
 
 
 def _with_own_rows(slices: Any) -> Any:
-    """Slices whose rows stay this micro-batch's: graph optimizers join constant ones with others'."""
-    rows = tf.raw_ops.PlaceholderWithDefault(input=slices.indices, shape=slices.indices.shape)
+    """Slices whose rows stay this micro-batch's: graph optimizers join constant ones with others'.
+
+    Nor do they know how many there are: of a fixed batch they would make constants as long as all
+    micro-batches together, which do not fit one of them that is looked at alone.
+    """
+    rows = tf.raw_ops.PlaceholderWithDefault(input=slices.indices, shape=[None])
     return tf.IndexedSlices(slices.values, rows, slices.dense_shape)
 
 

@@ -1,0 +1,95 @@
+"""Random set-ups on two ranks, in an order of ours beside stock Horovod.  `make fuzz` runs others."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.fuzz import worker
+from tests.fuzz.changes import minimal
+from tests.fuzz.drawing import drawn
+from tests.fuzz.program import program
+from tests.fuzz.running import GOOD, Outcome, run
+from tests.fuzz.setups import Branch, Output, Part, Ranks, Setup
+from tests.fuzz.worker import Worker
+from tests.zoo import needs_keras_3
+
+pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
+pytestmark = [needs_keras_3, pytest.mark.takes(40)]
+
+
+def with_horovod(number):
+    return pytest.param(number, marks=pytest.mark.ranks(2), id=f"{number}")
+
+
+def with_both(number):
+    return pytest.param(number, marks=pytest.mark.ranks(2, "both"), id=f"{number}")
+
+
+@pytest.mark.parametrize("number", [with_horovod(1), with_horovod(3), with_both(21), with_both(22)])
+def test_the_bits_of_stock_horovod(number):
+    setup = drawn(number, "data_parallel")
+    outcome = run(setup)
+    assert outcome.kind == GOOD, f"{outcome.text}\n{program(setup)}"
+
+
+def small(ranks):
+    steps = (Part("layers.Dense", (("units", 5), ("activation", "tanh"))),)
+    output = Output(3, Part("keras.losses.MeanSquaredError"))
+    sgd = Part("keras.optimizers.SGD", (("learning_rate", 0.02),))
+    return Setup(5, (Branch("features", (7,), steps),), "Concatenate", (), (output,), sgd, ranks=ranks)
+
+
+@pytest.fixture
+def averages_are_wrong_on_rank_1(monkeypatch):
+    from tf_ooo.hosts.ranks.horovod_engine import HorovodEngine
+
+    combine = HorovodEngine.combine
+
+    def wrong(self, *arguments):
+        combined = combine(self, *arguments)
+        return combined * 1.0001 if self.rank == 1 else combined
+
+    monkeypatch.setattr(HorovodEngine, "combine", wrong)
+
+
+@pytest.mark.ranks(2)
+def test_a_fault_of_one_rank_is_found_on_both(averages_are_wrong_on_rank_1):
+    outcome = run(small(Ranks(schedule="reverse_first_k", k=1)))
+    assert outcome.kind == "not the same bits"
+    assert "kernel" in outcome.text
+
+
+def test_minimal_keeps_the_option_that_matters():
+    def has_fault(setup):
+        return 'compression="fp16"' in program(setup) and "clipnorm" in program(setup)
+
+    numbers = range(10**6)
+    smallest = minimal(
+        next(s for s in (drawn(n, "data_parallel") for n in numbers) if has_fault(s)), has_fault
+    )
+    assert smallest.ranks == Ranks(compression="fp16")
+    assert smallest.steps_per_execution == 1
+    assert program(smallest).startswith(f'"""Set-up {smallest.number} of tests/fuzz: horovodrun -np 2 ')
+
+
+def dies_or_hangs(setup):
+    if os.environ["HOROVOD_RANK"] == "1":
+        if setup.number == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if setup.number == 2:
+            signal.pause()
+    return Outcome(GOOD)
+
+
+def test_a_rank_that_dies_or_hangs_is_a_failure_and_the_next_set_up_runs(monkeypatch):
+    monkeypatch.setattr(worker, "run", dies_or_hangs)
+    runner, outcomes = Worker(), []
+    for number in range(4):
+        monkeypatch.setattr(worker, "TIMEOUT_S", 1.0 if number == 2 else 200.0)
+        outcomes.append(runner.run(drawn(number, "data_parallel")))
+    runner.close()
+    assert [outcome.kind for outcome in outcomes] == [GOOD, "dies", "hangs", GOOD]
+    assert "SIGKILL" in outcomes[1].text

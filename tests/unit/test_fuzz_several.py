@@ -1,0 +1,95 @@
+"""What random set-ups draw for several devices and several ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fuzz.changes import simpler
+from tests.fuzz.drawing import drawn
+from tests.fuzz.program import program
+from tests.fuzz.setups import Part, Pipeline, Ranks, is_valid
+from tests.fuzz.several import LAUNCHES, ORDERS, SCHEDULES
+
+NUMBERS = range(400)
+
+
+def test_two_schedules_and_layers_enough_for_both():
+    setups = [drawn(number, "pipeline") for number in NUMBERS]
+    pairs = {tuple(pipeline.schedule for pipeline in setup.pipelines) for setup in setups}
+    assert all(first != second for first, second in pairs)
+    assert {first for first, _ in pairs} == {second for _, second in pairs} == set(SCHEDULES)
+    assert len({frozenset(pair) for pair in pairs}) > 70  # of 78
+    assert all(is_valid(setup) for setup in setups)
+    for setup in setups:
+        assert setup.trained_layers() >= max(pipeline.layers for pipeline in setup.pipelines)
+    pipelines = [pipeline for setup in setups for pipeline in setup.pipelines]
+    assert {pipeline.devices for pipeline in pipelines} == {2, 3, 4}
+    assert {pipeline.profile_steps for pipeline in pipelines} == {0, 1, 2}
+    assert {setup.microbatches for setup in setups} == {1, 2, 3, 4}
+
+
+def test_all_schedules_are_in_the_suite_s_ten():
+    """As in tests/graph/test_random_pipelines.py; fast_forward is in the thirteenth."""
+    schedules = {p.schedule for number in range(10) for p in drawn(number, "pipeline").pipelines}
+    assert set(SCHEDULES) - schedules == {"fast_forward"}
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "layers"),
+    [
+        (Pipeline("zb_h1", 3), 3),
+        (Pipeline("zb_v", 3), 6),
+        (Pipeline("interleaved_1f1b", 2), 4),
+        (Pipeline("interleaved_1f1b", 2, chunks=3), 6),
+        (Pipeline("modulo", 4), 4),
+        (Pipeline("modulo", 4, group=2), 7),
+        (Pipeline("auto", 2), 2),
+    ],
+)
+def test_layers_that_a_schedule_needs(pipeline, layers):
+    assert pipeline.layers == layers
+
+
+def test_a_printed_pipeline_has_devices_enough():
+    setup = drawn(3, "pipeline")
+    most = max(pipeline.devices for pipeline in setup.pipelines)
+    assert f"LogicalDeviceConfiguration()] * {most})" in program(setup)
+
+
+def test_every_launch_order_and_option_of_ranks():
+    setups = [drawn(number, "data_parallel") for number in NUMBERS]
+    ranks = [setup.ranks for setup in setups]
+    assert {each.launch for each in ranks} == set(LAUNCHES)
+    assert {each.schedule for each in ranks} == set(ORDERS)
+    assert {each.k for each in ranks} == {None, 0, 1, 2, 3}
+    assert {each.compression for each in ranks} == {"none", "fp16"}
+    assert {each.op for each in ranks} == {"Average", "Sum"}
+    assert {each.lockstep for each in ranks} == {"auto", "epoch", "execution"}
+    assert {setup.steps_per_execution for setup in setups} == {1, 2, 3, 4}
+    assert not any(each.engine == "collectives" and each.compression != "none" for each in ranks)
+
+
+def test_executions_are_left_after_those_that_are_measured():
+    """A search needs six single steps, an order without costs one; then come four executions at least."""
+    for setup in (drawn(number, "data_parallel") for number in NUMBERS):
+        executions = setup.epochs * -(-4 // setup.steps_per_execution)
+        first = {"search": 6, "fast_forward": 1}.get(setup.ranks.schedule)
+        if first is not None:
+            assert executions >= -(-first // setup.steps_per_execution) + 4
+
+
+def test_modes_have_the_same_models():
+    for number in range(50):
+        single, several, ranks = (drawn(number, mode) for mode in ("single", "pipeline", "data_parallel"))
+        assert single.branches == several.branches == ranks.branches
+        assert single.optimizer == several.optimizer == ranks.optimizer
+        assert several.trunk[: len(single.trunk)] == single.trunk
+        deeper = several.trunk[len(single.trunk) :]
+        assert all(isinstance(step, Part) and step.kind == "layers.Dense" for step in deeper)
+
+
+def test_a_pipeline_and_ranks_are_made_simpler():
+    pipelines = {setup.pipelines for setup in simpler(drawn(0, "pipeline"))}
+    assert any(pipeline == Pipeline() or pipeline.devices == 2 for two in pipelines for pipeline in two)
+    ranks = {setup.ranks for setup in simpler(drawn(0, "data_parallel"))}
+    assert any(each.op == Ranks().op for each in ranks)

@@ -43,20 +43,19 @@ def small(ranks):
 
 
 @pytest.fixture
-def averages_are_wrong_on_rank_1(monkeypatch):
+def averages_are_wrong(monkeypatch):
     from tf_ooo.hosts.ranks.horovod_engine import HorovodEngine
 
     combine = HorovodEngine.combine
 
     def wrong(self, *arguments):
-        combined = combine(self, *arguments)
-        return combined * 1.0001 if self.rank == 1 else combined
+        return combine(self, *arguments) * (1.0001 + 1e-4 * self.rank)
 
     monkeypatch.setattr(HorovodEngine, "combine", wrong)
 
 
 @pytest.mark.ranks(2)
-def test_a_fault_of_one_rank_is_found_on_both(averages_are_wrong_on_rank_1):
+def test_a_planted_fault_is_found_on_both_ranks(averages_are_wrong):
     outcome = run(small(Ranks(schedule="reverse_first_k", k=1)))
     assert outcome.kind == "not the same bits"
     assert "kernel" in outcome.text

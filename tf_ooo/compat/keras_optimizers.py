@@ -99,9 +99,9 @@ def updating_in_place(optimizers: Iterable[keras.optimizers.Optimizer]) -> Itera
 def _in_place(update_step: Callable[..., Any]) -> Callable[..., Any]:
     import tensorflow as tf
 
-    def updated(gradient: Any, variable: Any, learning_rate: Any) -> Any:
+    def updated(gradient: Any, variable: Any, *rate: Any) -> Any:
         with tf.device(keras_values.variable_of_keras(variable).device):
-            return update_step(gradient, variable, learning_rate)
+            return update_step(gradient, variable, *rate)
 
     return updated
 

@@ -132,6 +132,9 @@ class Drawing:
             if not wanted or any(f"layers.{wanted}" in repr(step) for step in steps):
                 break
         embedding = self.embedding() if kind == "tokens" else None
+        if embedding is not None and "layers.Softmax" in repr(steps):  # Keras' does not take such a mask
+            arguments = tuple(pair for pair in embedding.arguments if pair[0] != "mask_zero")
+            embedding = replace(embedding, arguments=arguments)
         return Branch(kind, SHAPES[kind], steps, self.choice(REDUCTIONS), embedding)
 
     def embedding(self) -> Part:

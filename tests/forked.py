@@ -114,10 +114,12 @@ def start(
     if pid:
         os.close(stdin_read), os.close(stdout_write)
         return Forked(pid, os.fdopen(stdin_write, "w"), os.fdopen(stdout_read))
-    os.close(stdin_write), os.close(stdout_read)
-    _become(stdin_read, stdout_write, environment)
-    _run_and_exit(function, arguments)
-    raise AssertionError("not reached")
+    try:
+        os.close(stdin_write), os.close(stdout_read)
+        _become(stdin_read, stdout_write, environment)
+        _run_and_exit(function, arguments)
+    finally:
+        os._exit(1)  # whatever happens, such as output that cannot be written: this is not the caller
 
 
 def result_of(

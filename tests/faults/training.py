@@ -252,7 +252,10 @@ def train(order: Order) -> None:
     settings = {"epochs": EPOCHS, "initial_epoch": first_epoch, "shuffle": False, "verbose": 0}
     data = _given_to_fit(kind, calls, order.rank)
     validation = {"validation_data": _data(9), "validation_batch_size": ROWS} if validates else {}
-    history = model.fit(**data, **validation, **settings, callbacks=callbacks)
+    try:
+        history = model.fit(**data, **validation, **settings, callbacks=callbacks)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     if ours.report.fell_back and mode.ranks == 1:
         print("not rewritten:", ours.report.fallback_reason, file=sys.stderr)
     in_the_end = [] if order.fault is None else newest(training, order.disk)[1]

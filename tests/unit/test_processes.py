@@ -231,6 +231,20 @@ def test_a_fork_is_like_a_script():
 
 
 @pytest.mark.alone
+def _cannot_say_why_it_fails():
+    sys.stderr = None
+    sys.stdout = object()  # whose flush fails, after all else
+    raise ValueError("nobody hears of it")
+
+
+def test_a_forked_process_never_returns_to_who_forked_it():
+    mine = os.getpid()
+    process = forked.start(_cannot_say_why_it_fails)
+    assert os.getpid() == mine
+    process.communicate(20)
+    assert process.returncode == 1
+
+
 def test_a_process_that_has_run_ops_is_not_forked():
     import tensorflow as tf
 

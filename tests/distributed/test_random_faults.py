@@ -12,7 +12,7 @@ from tests.faults.running import own_folder, run
 from tests.zoo import needs_keras_3
 
 # Backups are Keras 3's.
-pytestmark = [needs_keras_3, pytest.mark.takes(45)]
+pytestmark = [needs_keras_3, pytest.mark.takes(35)]
 # Of one variant: the trainings without a fault are three.
 NUMBERS = {57: "single", 488: "single", 494: "pipeline_workers", 540: "pipeline_workers", 74: "layerpipe"}
 

@@ -62,19 +62,31 @@ class Origins:
 
     def of(self, tensor: Any) -> int:
         """``OWN``, ``REDUCED``, both or 0."""
-        waiting = [tensor]
+        waiting, opened, closed, circles = [tensor], set[int](), list[Any](), False
         while waiting:
             here = waiting[-1]
-            before = [] if id(here) in self._known else list(self._sources(here))
-            unknown = [source for source in before if id(source) not in self._known]
-            if unknown:
-                waiting += unknown
-                continue
-            waiting.pop()
-            if id(here) not in self._known:
+            if id(here) in self._known:
+                waiting.pop()
+            elif id(here) in opened:
+                waiting.pop()
+                closed.append(here)
+                self._known[id(here)] = self._combined(here, self._sources(here))
+            else:
                 self._kept.append(here)
-                self._known[id(here)] = self._combined(here, before)
+                opened.add(id(here))
+                unknown = [source for source in self._sources(here) if id(source) not in self._known]
+                circles = circles or any(id(source) in opened for source in unknown)
+                waiting += [source for source in unknown if id(source) not in opened]
+        while circles:
+            circles = sum(map(self._grows, closed)) > 0
         return self._known[id(tensor)]
+
+    def _grows(self, tensor: Any) -> bool:
+        """Combined once more: what a variable was given may come from what was read of it, as a seed does."""
+        self._called.pop(id(tensor.op), None)
+        before = self._known[id(tensor)]
+        self._known[id(tensor)] = before | self._combined(tensor, self._sources(tensor))
+        return self._known[id(tensor)] != before
 
     def _sources(self, tensor: Any) -> Sequence[Any]:
         """The tensors whose origins decide on this one's."""
@@ -117,7 +129,7 @@ class Origins:
         return (
             self._of_call(tensor)
             if op.type in _CALLS
-            else _all_of(self._known[id(source)] for source in sources)
+            else _all_of(self._known.get(id(source), 0) for source in sources)
         )
 
     def _of_call(self, tensor: Any) -> int:
@@ -132,7 +144,7 @@ class Origins:
     def _inside(self, op: Any, body: Any) -> Origins:
         given = op.inputs[len(op.inputs) - len(body.inputs) :]
         pairs = zip(body.inputs, given, strict=True)
-        return Origins(self._weights, {id(inner): self._known[id(outer)] for inner, outer in pairs})
+        return Origins(self._weights, {id(inner): self._known.get(id(outer), 0) for inner, outer in pairs})
 
     def gradient(self, gradient: Any) -> int:
         """Of a gradient; IndexedSlices have values and rows.  0 where the step runs eagerly."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -45,6 +46,15 @@ def register_functions(graph_def: graph_pb2.GraphDef) -> None:
     for function in graph_def.library.function:
         if not context.has_function(function.signature.name):
             context.add_function_def(function)
+
+
+def keep_order_on_workers() -> None:
+    """To be called before workers are joined: ops that write to variables there are waited for.
+
+    By default TensorFlow streams them, and a function that is called next may overtake them: metrics were
+    counted on from before their reset.  Whoever has set the variable keeps what he has set.
+    """
+    os.environ.setdefault("TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE", "false")
 
 
 def keep_functions() -> None:

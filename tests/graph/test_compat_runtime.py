@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 
 import pytest
 import tensorflow as tf
@@ -54,3 +55,14 @@ def test_keep_functions(kept):
     del concrete
     gc.collect()
     assert context.has_function(name) is kept, "AtomicFunction counts its uses in another way"
+
+
+def test_keep_order_on_workers(monkeypatch):
+    """What it does over a worker: tests/distributed/test_cluster_writes.py."""
+    name = "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"
+    monkeypatch.setenv(name, "true")
+    runtime.keep_order_on_workers()
+    assert os.environ[name] == "true"
+    monkeypatch.delenv(name)
+    runtime.keep_order_on_workers()
+    assert os.environ[name] == "false"

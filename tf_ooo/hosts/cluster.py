@@ -218,6 +218,7 @@ def _join(addresses: Sequence[str], workers: Mapping[int, Facts], own_task: int 
         asked = tf.config.threading.get_inter_op_parallelism_threads() or os.cpu_count() or 1
         tf.config.threading.set_inter_op_parallelism_threads(max(LEAST_THREADS, asked))
     tasks = {task: addresses[task] for task in workers}
+    runtime.keep_order_on_workers()
     with _own_address(addresses, list(tasks.values()), own_task) as own:
         jobs: dict[str, Any] = {_OWN_JOB: {0: own}}
         if tasks:

@@ -12,7 +12,7 @@ TURNS, VARIABLES = 200, 8
 
 
 def test_a_function_does_not_overtake_what_was_written():
-    """As TensorFlow streams writes, about half of the turns go wrong: metrics kept what was before their reset."""
+    """As TensorFlow streams writes, half of the turns go wrong: metrics kept what was before their reset."""
     cluster = addresses(2)
     with workers(cluster, [1]):
         joined = join(cluster)

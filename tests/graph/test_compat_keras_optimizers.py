@@ -127,28 +127,3 @@ def test_horovods_optimizer():
     assert keras_optimizers.is_horovod_optimizer(wrapper)
     assert keras_optimizers.horovod_averages(wrapper) is not KERAS_3
     assert not keras_optimizers.is_horovod_optimizer(keras.optimizers.SGD(0.1))
-
-
-@needs_keras_3
-def test_updating_in_place():
-    """Of an optimizer within another, too."""
-    model = dense_model()
-    inner = keras.optimizers.RMSprop(0.1, centered=True)
-    optimizer = keras.optimizers.LossScaleOptimizer(inner)
-    optimizer.build(model.trainable_variables)
-
-    @tf.function
-    def step():
-        optimizer.apply([tf.ones(v.shape) for v in model.trainable_variables])
-
-    def devices():
-        concrete = step.get_concrete_function()
-        nodes = [n for f in concrete.graph.as_graph_def().library.function for n in f.node_def]
-        nodes += concrete.graph.as_graph_def().node
-        return [node.device for node in nodes if node.op == "Square"]
-
-    with keras_optimizers.updating_in_place([optimizer, inner]):
-        assert {name[-5:] for name in devices()} == {"CPU:0"}, (
-            "Optimizer.update_step: variables on other devices are not updated where they are"
-        )
-    assert "update_step" not in vars(inner)

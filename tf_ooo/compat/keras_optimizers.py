@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from grappler_passes.compat import keras_values
@@ -77,33 +76,6 @@ def shadow_update(optimizer: keras.optimizers.Optimizer, make: Callable[[Apply],
 def unshadow_update(optimizer: keras.optimizers.Optimizer) -> None:
     """Undoes :func:`shadow_update`."""
     keras_attributes.unshadow(optimizer, "apply_gradients" if versions.is_of_keras_2(optimizer) else "apply")
-
-
-@contextlib.contextmanager
-def updating_in_place(optimizers: Iterable[keras.optimizers.Optimizer]) -> Iterator[None]:
-    """Inside the block each variable is updated by ops on its own device, as far as they are Keras 3's.
-
-    They would stand on the default device: graph optimizers, which do not mix devices, would then change how
-    sums associate (RMSprop's ``velocity - average**2 + epsilon``) for variables of that device only.
-    """
-    own = [optimizer for optimizer in optimizers if not versions.is_of_keras_2(optimizer)]
-    for optimizer in own:
-        keras_attributes.shadow(optimizer, "update_step", _in_place(optimizer.update_step))
-    try:
-        yield
-    finally:
-        for optimizer in own:
-            keras_attributes.unshadow(optimizer, "update_step")
-
-
-def _in_place(update_step: Callable[..., Any]) -> Callable[..., Any]:
-    import tensorflow as tf
-
-    def updated(gradient: Any, variable: Any, *rate: Any) -> Any:
-        with tf.device(keras_values.variable_of_keras(variable).device):
-            return update_step(gradient, variable, *rate)
-
-    return updated
 
 
 def update(

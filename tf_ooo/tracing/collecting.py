@@ -104,11 +104,9 @@ class Collecting:
 
     def apply(self) -> None:
         """Hands the sums to the optimizers, in the order in which the first micro-batch did."""
-        with keras_optimizers.updating_in_place(self.optimizers):
-            for applied in self.applied:
-                grads = [self._total(applied, place) for place in range(len(applied.sums))]
-                variables = applied.variables if applied.explicit else None
-                keras_optimizers.update(applied.optimizer, grads, variables)
+        for applied in self.applied:
+            grads = [self._total(applied, place) for place in range(len(applied.sums))]
+            keras_optimizers.update(applied.optimizer, grads, applied.variables if applied.explicit else None)
 
     def _total(self, applied: _Applied, place: int) -> Any:
         total = applied.sums[place]

@@ -21,7 +21,6 @@ from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Any
 
-from tf_ooo.compat import keras_fits
 from tf_ooo.errors import BackendError
 from tf_ooo.version import __version__
 
@@ -217,8 +216,14 @@ class Roll:
                 self._elsewhere.add(rank)
             self._changed.notify_all()
             never = not self._arrived[self.rank]
-        if "ask" in message and never and keras_fits.main_thread_trains():
+        if "ask" in message and never and _main_thread_trains():
             self._tell({"elsewhere": True})
+
+
+def _main_thread_trains() -> bool:
+    from tf_ooo.compat import keras_fits  # imports TensorFlow, which options are read without
+
+    return keras_fits.main_thread_trains()
 
 
 def refusal(members: Mapping[int, Member]) -> str:

@@ -9,8 +9,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests import forked
 from tf_ooo.hosts.addresses import free_ports
@@ -143,3 +144,24 @@ def environments(engine: str, workers: int) -> Iterator[list[dict[str, str | Non
             horovod_variables(rank, workers, port) | slower | {"TF_CONFIG": clusters[rank].get("TF_CONFIG")}
             for rank in range(workers)
         ]
+
+
+@contextlib.contextmanager
+def training_together(
+    engine: str,
+    workers: int,
+    function: Callable[..., Any],
+    *arguments: Any,
+    more: Mapping[str, str | None] | None = None,
+) -> Iterator[list[forked.Forked]]:
+    """Processes that train together, each with ``more`` variables; none is left."""
+    with environments(engine, workers) as variables:
+        processes = [
+            forked.start(function, *arguments, environment={**own, **(more or {})}) for own in variables
+        ]
+        try:
+            yield processes
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()

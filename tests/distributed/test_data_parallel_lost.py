@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,22 +75,9 @@ def _train_with_a_stop_on_rank_1() -> None:
     )
 
 
-@contextlib.contextmanager
-def _two(engine: str, function: Any, *arguments: Any) -> Iterator[list[forked.Forked]]:
-    """Two processes that train; none is left."""
-    with launches.environments(engine, 2) as environments:
-        processes = [forked.start(function, *arguments, environment=own) for own in environments]
-        try:
-            yield processes
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-
-
 def _ended(engine: str, function: Any, *arguments: Any) -> list[str]:
     """What each has said when both have ended, which they do in time."""
-    with _two(engine, function, *arguments) as processes:
+    with launches.training_together(engine, 2, function, *arguments) as processes:
         return [process.communicate(timeout=END_S + 60)[0] for process in processes]
 
 
@@ -109,7 +94,7 @@ def _kill_rank_1_of(processes: list[forked.Forked]) -> str:
 
 @pytest.mark.parametrize("engine", ["horovod", "collectives"])
 def test_killed_worker_ends_the_others_and_training_continues_from_the_backup(engine, tmp_path):
-    with _two(engine, _train_with_backups, tmp_path, True) as processes:
+    with launches.training_together(engine, 2, _train_with_backups, tmp_path, True) as processes:
         said = _kill_rank_1_of(processes)
         assert processes[0].returncode == 1
     told = "BackendError: rank 0 of 2 stopped in execution 24: another worker ended: rank 1 (process"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -54,21 +52,6 @@ def train_and_lose(how: str, when: str) -> None:
          keras.callbacks.LambdaCallback(on_train_batch_begin=on_train_batch_begin)], engine.rank)  # fmt: skip
 
 
-@contextlib.contextmanager
-def three(engine: str, function: Callable[..., None], *arguments: Any,
-          more: Mapping[str, str | None] | None = None) -> Iterator[list[forked.Forked]]:  # fmt: skip
-    """Processes that train together; none is left."""
-    with launches.environments(engine, 3) as environments:
-        processes = [forked.start(function, *arguments, environment={**own, **(more or {})})
-                     for own in environments]  # fmt: skip
-        try:
-            yield processes
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-
-
 def errors(processes: list[forked.Forked], lost: int = 1) -> list[str]:
     """The one line that each of the others ends with."""
     said = [process.communicate(timeout=END_S)[0] for place, process in enumerate(processes) if place != lost]
@@ -81,7 +64,7 @@ def errors(processes: list[forked.Forked], lost: int = 1) -> list[str]:
 @pytest.mark.parametrize("when", ["before", "in"])
 @pytest.mark.parametrize("how", ["killed", "raises"])
 def test_the_rank_that_ended_is_named_by_the_others(engine, how, when):
-    with three(engine, train_and_lose, how, when) as processes:
+    with launches.training_together(engine, 3, train_and_lose, how, when) as processes:
         lines = errors(processes)
         pid = processes[1].pid
     why = "ended without a word, as where it is killed"
@@ -98,7 +81,7 @@ def test_the_rank_that_ended_is_named_by_the_others(engine, how, when):
 @on_each_engine
 def test_rank_0_is_named_too(engine):
     """All others hear of each other through it."""
-    with three(engine, train_and_lose_rank_0) as processes:
+    with launches.training_together(engine, 3, train_and_lose_rank_0) as processes:
         lines = errors(processes, lost=0)
     assert all("another worker ended: rank 0 (process" in line for line in lines), lines
 
@@ -120,7 +103,7 @@ def evaluate_and_lose() -> None:
 
 @on_each_engine
 def test_a_rank_lost_in_an_evaluation_is_named(engine):
-    with three(engine, evaluate_and_lose) as processes:
+    with launches.training_together(engine, 3, evaluate_and_lose) as processes:
         lines = errors(processes)
         pid = processes[1].pid
     assert all(
@@ -152,7 +135,7 @@ def rank_1_without_callback(how: str) -> None:
     [("horovod", "joined"), ("collectives", "joined"), ("horovod", "horovod"), ("horovod", "nothing")],
 )
 def test_a_rank_without_the_callback_is_named(engine, how):
-    with three(engine, rank_1_without_callback, how, more=PATIENCE) as processes:
+    with launches.training_together(engine, 3, rank_1_without_callback, how, more=PATIENCE) as processes:
         lines = errors(processes)
     if how == "joined":
         told = "stopped before training: rank 1 (process"
@@ -175,7 +158,9 @@ def join_after(seconds_s: float) -> None:
 
 
 def test_a_rank_that_is_late_is_waited_for():
-    with three("collectives", join_after, 4.0, more={"TF_OOO_START_TIMEOUT_S": "1"}) as processes:
+    with launches.training_together(
+        "collectives", 3, join_after, 4.0, more={"TF_OOO_START_TIMEOUT_S": "1"}
+    ) as processes:
         said = [process.communicate(timeout=END_S)[0] for process in processes]
     assert all("trained; told" in text for text in said), said
     assert all("rank 1 (process" in said[rank] for rank in (0, 2)), said
@@ -200,7 +185,7 @@ def begin_late(seconds_s: float) -> None:
 def test_a_rank_that_reads_data_after_hvd_init_is_waited_for():
     """Longer than Horovod's own limit, which holds for its beginning alone."""
     more = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "5"}
-    with three("horovod", begin_late, 8.0, more=more) as processes:
+    with launches.training_together("horovod", 3, begin_late, 8.0, more=more) as processes:
         said = [process.communicate(timeout=END_S)[0] for process in processes]
     assert all("trained; told" in text for text in said), said
     assert "rank 1 has not come to this fit for 1 s" in said[0]
@@ -217,7 +202,7 @@ def join_with_another_version() -> None:
 
 
 def test_another_version_of_tf_ooo_is_refused_by_name():
-    with three("horovod", join_with_another_version) as processes:
+    with launches.training_together("horovod", 3, join_with_another_version) as processes:
         lines = errors(processes, lost=2)
         pid = processes[2].pid
     assert all(f"rank 2 (process {pid} on " in line for line in lines)

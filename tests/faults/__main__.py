@@ -18,21 +18,14 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from tests import forked
 from tests.faults.drawing import drawn
 from tests.faults.running import Outcome, own_folder, run
 from tests.faults.setups import MODES, Setup
-from tests.fuzz.__main__ import numbers_of
+from tests.fuzz.__main__ import COLUMNS, numbers_of
 
-COLUMNS = (
-    TextColumn("{task.description}"),
-    BarColumn(),
-    MofNCompleteColumn(),
-    TimeRemainingColumn(),
-    TextColumn("{task.fields[counts]}"),
-)
 # Of the table: heading, and which outcomes are counted.
 FAILURES = {
     "hangs": ("hangs", "left behind"),

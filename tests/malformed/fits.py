@@ -130,45 +130,6 @@ def _trained_whole_steps(make_model: Any, model: Any, batch: Any, callback: Any)
 
 
 def _raise_if_stock_does(make_model: Any, batch: Any, error: Exception, settings: Any) -> None:
-    """For an error that is not ours."""
-    from tf_ooo import OOOError
-
-    if isinstance(error, OOOError):
-        return
-    try:
-        train(make_model(), *batch, **settings)
-    except Exception as stock:
-        raise StockRefuses(f"{type(stock).__name__}: {str(stock).strip().splitlines()[-1]}") from error
-
-
-def _seeded(make_model: Callable[[], Any]) -> Callable[[], Any]:
-    """Initializers draw their seeds when they are made."""
-    import keras
-
-    def make() -> Any:
-        keras.utils.set_random_seed(3)
-        return make_model()
-
-    return make
-
-
-def _trained_whole_steps(make_model: Any, model: Any, batch: Any, callback: Any) -> bool:
-    """Whether it is where stock training is after the steps that were profiled, before a plan failed.
-
-    They are of micro-batches, whose sums are rounded in another order.
-    """
-    steps = int(model.optimizer.iterations)
-    if not 0 < steps <= 1 + callback._life.mode.options.profile_steps:
-        return False
-    stock, (x, y) = make_model(), batch
-    for step in range(steps):
-        rows = slice(step * BATCH % len(x), step * BATCH % len(x) + BATCH)
-        train(stock, x[rows], y[rows])
-    pairs = zip(stock.get_weights(), model.get_weights(), strict=True)
-    return all(np.allclose(a, b, rtol=1e-4, atol=1e-6, equal_nan=True) for a, b in pairs)
-
-
-def _raise_if_stock_does(make_model: Any, batch: Any, error: Exception, settings: Any) -> None:
     try:
         train(make_model(), *batch, **settings)
     except Exception as stock:

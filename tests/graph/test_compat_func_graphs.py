@@ -73,16 +73,19 @@ def test_bodies_of():
     assert func_graphs.bodies_of(graph.get_operations()[0]) == []
 
 
-def test_outside():
+def test_captured_by():
     seen = []
     given = tf.constant(2.0)
 
+    def outside(tensor):
+        return func_graphs.captured_by(tensor.graph).get(id(tensor))
+
     @tf.function
     def step(x):
-        seen.append(func_graphs.outside(x))
-        seen.append(tf.cond(x > 0, lambda: [func_graphs.outside(x * given), x][1], lambda: x))
+        seen.append(outside(x))
+        seen.append(tf.cond(x > 0, lambda: [outside(x * given), x][1], lambda: x))
         graph = tf.compat.v1.get_default_graph()
-        seen.extend(func_graphs.outside(op.outputs[0]) for op in graph.get_operations() if op.outputs)
+        seen.extend(outside(op.outputs[0]) for op in graph.get_operations() if op.outputs)
         return x * given
 
     step(tf.ones(()))

@@ -59,10 +59,9 @@ def bodies_of(op: Any) -> list[Any]:
     return [function.graph for function in functions if function is not None]
 
 
-def outside(tensor: Any) -> Any:
-    """What a placeholder of a FuncGraph stands for that captures it; None: it is no capture."""
-    captures = getattr(tensor.graph, "captures", ())
-    return next((external for external, internal in captures if internal is tensor), None)
+def captured_by(graph: Any) -> dict[int, Any]:
+    """What the placeholders of a FuncGraph stand for that are captures so far, by their ``id``."""
+    return {id(internal): external for external, internal in getattr(graph, "captures", ())}
 
 
 def ops_reached_from(graph: Any) -> Iterator[tuple[str, str]]:

@@ -159,7 +159,6 @@ class FirstSteps:
             progress.said, f"tracing the step{parts}, to cut it"
         )
         self._profiler = StepProfiler(self._steps or 1)
-        self.microbatches = microbatches
 
     def run(self, batch: Any) -> Any:
         """One step; its logs.  Raises why the step could not be taken apart."""
@@ -181,6 +180,10 @@ class FirstSteps:
 
     def _not_measured(self, error: OOOError) -> None:
         self._report.notes.append(f"costs are calculated from shapes, not measured: {error}")
+
+    @property
+    def microbatches(self) -> int:
+        return self._functions.microbatches
 
     @property
     def done(self) -> bool:

@@ -147,8 +147,7 @@ class Report:
         """What was gained, in plain words: the first line of the summary, of the page and of the repr."""
         gain = self.gain
         if self.fell_back:
-            measured = "" if gain is None else f" ({gain.ratio_text})"
-            return f"no gain: stock kept{measured}" if measured else f"no gain: {self.state}"
+            return f"no gain: {self.state}" if gain is None else f"no gain: stock kept ({gain.ratio_text})"
         if gain is not None:
             return gain.text
         if self.no_baseline and self.steps_s:

@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_ooo.compat import func_graphs
+from tf_ooo.tracing.intercepting import tensors_of
 
 OWN, REDUCED = 1, 2
 
@@ -55,6 +56,7 @@ class Origins:
         self._weights = list(weights)
         self._handles = {id(variable.handle) for variable in self._weights}
         self._inputs = inputs or {}
+        self._captured: dict[int, dict[int, Any]] = {}  # what placeholders stand for, by graph
         self._assigned: dict[int, dict[int, list[Any]]] = {}
         self._known: dict[int, int] = {}
         self._kept: list[Any] = []  # an id is only as good as its tensor lives
@@ -62,30 +64,32 @@ class Origins:
 
     def of(self, tensor: Any) -> int:
         """``OWN``, ``REDUCED``, both or 0."""
-        waiting, opened, closed, circles = [tensor], set[int](), list[Any](), False
+        waiting, circles = [tensor], False
+        opened: dict[int, Sequence[Any]] = {}  # sources, by id
+        closed: list[tuple[Any, Sequence[Any]]] = []
         while waiting:
             here = waiting[-1]
             if id(here) in self._known:
                 waiting.pop()
             elif id(here) in opened:
                 waiting.pop()
-                closed.append(here)
-                self._known[id(here)] = self._combined(here, self._sources(here))
+                closed.append((here, opened[id(here)]))
+                self._known[id(here)] = self._combined(*closed[-1])
             else:
                 self._kept.append(here)
-                opened.add(id(here))
-                unknown = [source for source in self._sources(here) if id(source) not in self._known]
+                sources = opened[id(here)] = self._sources(here)
+                unknown = [source for source in sources if id(source) not in self._known]
                 circles = circles or any(id(source) in opened for source in unknown)
                 waiting += [source for source in unknown if id(source) not in opened]
         while circles:
-            circles = sum(map(self._grows, closed)) > 0
+            circles = sum(self._grows(here, sources) for here, sources in closed) > 0
         return self._known[id(tensor)]
 
-    def _grows(self, tensor: Any) -> bool:
+    def _grows(self, tensor: Any, sources: Sequence[Any]) -> bool:
         """Combined once more: what a variable was given may come from what was read of it, as a seed does."""
         self._called.pop(id(tensor.op), None)
         before = self._known[id(tensor)]
-        self._known[id(tensor)] = before | self._combined(tensor, self._sources(tensor))
+        self._known[id(tensor)] = before | self._combined(tensor, sources)
         return self._known[id(tensor)] != before
 
     def _sources(self, tensor: Any) -> Sequence[Any]:
@@ -96,7 +100,7 @@ class Origins:
         if op.type == "IdentityN":
             return [op.inputs[tensor.value_index]]
         if op.type.startswith("Placeholder") and not op.inputs:
-            captured = func_graphs.outside(tensor)
+            captured = self._outside(tensor)
             return () if captured is None or not _is_symbolic(captured) else (captured,)
         if op.type == "ReadVariableOp":
             return self._assigned_to(op.inputs[0])
@@ -104,15 +108,36 @@ class Origins:
 
     def _assigned_to(self, handle: Any) -> list[Any]:
         """The values that a variable was given so far, none of a weight."""
-        graph, variable = handle.graph, _outermost(handle)
+        graph, variable = handle.graph, self._outermost(handle)
         values: list[Any] = []
         while graph is not None and id(variable) not in self._handles:
             if id(graph) not in self._assigned:
                 self._kept.append(graph)
-                self._assigned[id(graph)] = _assignments(graph)
+                self._assigned[id(graph)] = self._assignments(graph)
             values += self._assigned[id(graph)].get(id(variable), [])
             graph = getattr(graph, "outer_graph", None)
         return values
+
+    def _assignments(self, graph: Any) -> dict[int, list[Any]]:
+        """The values that ops of a graph assign, by the ``id`` of the variable's handle outside of all."""
+        values: dict[int, list[Any]] = {}
+        for op in graph.get_operations():
+            if op.type in _ASSIGNED:
+                values.setdefault(id(self._outermost(op.inputs[0])), []).append(op.inputs[1])
+        return values
+
+    def _outermost(self, handle: Any) -> Any:
+        while _is_symbolic(handle) and (captured := self._outside(handle)) is not None:
+            handle = captured
+        return handle
+
+    def _outside(self, tensor: Any) -> Any:
+        """What a placeholder stands for that its graph captures; None: it is no capture."""
+        graph = tensor.graph
+        if id(graph) not in self._captured:
+            self._kept.append(graph)
+            self._captured[id(graph)] = func_graphs.captured_by(graph)
+        return self._captured[id(graph)].get(id(tensor))
 
     def _combined(self, tensor: Any, sources: Sequence[Any]) -> int:
         op = tensor.op
@@ -122,7 +147,7 @@ class Origins:
             return REDUCED
         if op.type.startswith("Placeholder") and not op.inputs and not sources:
             # Variables are read through their resources.
-            neutral = tensor.dtype == tf.resource or func_graphs.outside(tensor) is not None
+            neutral = tensor.dtype == tf.resource or self._outside(tensor) is not None
             return 0 if neutral else OWN
         if op.type.startswith(_OF_RANK):
             return OWN
@@ -148,28 +173,12 @@ class Origins:
 
     def gradient(self, gradient: Any) -> int:
         """Of a gradient; IndexedSlices have values and rows.  0 where the step runs eagerly."""
-        parts = [gradient.values, gradient.indices] if isinstance(gradient, tf.IndexedSlices) else [gradient]
-        return _all_of(self.of(part) for part in parts if _is_symbolic(part))
+        return _all_of(self.of(part) for part in tensors_of(gradient) if _is_symbolic(part))
 
     def reduced_part(self, gradient: Any) -> str:
         """Of a gradient that is own: the op whose result, reduced already, is part of it; else empty."""
-        tensor = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-        return _first(tensor, lambda part: self.of(part) == REDUCED) if _is_symbolic(tensor) else ""
-
-
-def _assignments(graph: Any) -> dict[int, list[Any]]:
-    """The values that ops of a graph assign, by the ``id`` of the variable's handle outside of all graphs."""
-    values: dict[int, list[Any]] = {}
-    for op in graph.get_operations():
-        if op.type in _ASSIGNED:
-            values.setdefault(id(_outermost(op.inputs[0])), []).append(op.inputs[1])
-    return values
-
-
-def _outermost(handle: Any) -> Any:
-    while _is_symbolic(handle) and (captured := func_graphs.outside(handle)) is not None:
-        handle = captured
-    return handle
+        values = tensors_of(gradient)[0]
+        return _first(values, lambda part: self.of(part) == REDUCED) if _is_symbolic(values) else ""
 
 
 def _first(tensor: Any, wanted: Callable[[Any], bool]) -> str:

@@ -20,7 +20,7 @@ from tf_ooo.compat import keras_optimizers, keras_variables, tf_functions
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.tracing.already import OWN, REDUCED, Origins
-from tf_ooo.tracing.intercepting import Update, intercepted, times
+from tf_ooo.tracing.intercepting import Update, intercepted, tensors_of, times
 from tf_ooo.tracing.optimizers import optimizers_of
 from tf_ooo.tracing.slices import GradientSlices
 
@@ -90,7 +90,7 @@ class Averaging:
 
     def _refuse_equal(self, grads: Sequence[Any]) -> None:
         """BackendError for gradients that a step has reduced which runs eagerly: no graph shows it."""
-        arrays = [np.asarray(part) for grad in grads for part in _parts(grad)]
+        arrays = [np.asarray(part) for grad in grads for part in tensors_of(grad)]
         mine = zlib.crc32(b"".join(array.tobytes() for array in arrays))
         everyone = self.engine.gather(mine)
         if len(everyone) > 1 and len(set(everyone)) == 1 and any(array.any() for array in arrays):
@@ -153,13 +153,6 @@ class Averaging:
         count = tf.cast(tf.shape(first)[0], tf.float32)
         total = self.engine.sum(count, "tf_ooo_samples")
         return count * (float(self.engine.size) / total)
-
-
-def _parts(grad: Any) -> list[Any]:
-    """The tensors of a gradient."""
-    if grad is None:
-        return []
-    return [grad.values, grad.indices] if isinstance(grad, tf.IndexedSlices) else [grad]
 
 
 def _name(variable: Any, place: int) -> str:

@@ -99,8 +99,8 @@ class Taped:
             linear = sum(of_tape) == 1
         else:
             linear = op.type in _LINEAR
-        others = [tensor for tensor, is_of_tape in zip(op.inputs, of_tape, strict=True) if not is_of_tape]
-        return linear and not any(map(_is_random, others))
+        factors = [tensor for tensor, is_of_tape in zip(op.inputs, of_tape, strict=True) if not is_of_tape]
+        return linear and not any(map(_is_random, factors))
 
     def _reaches(self, tensor: Any, reached: dict[int, bool]) -> bool:
         """Whether it is computed from a gradient of the tapes; ``reached`` keeps what was asked before."""

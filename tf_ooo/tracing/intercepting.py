@@ -83,6 +83,13 @@ def ops_so_far() -> int:
     return len(tf.compat.v1.get_default_graph().get_operations())
 
 
+def tensors_of(grad: Any) -> list[Any]:
+    """The tensors of a gradient: of IndexedSlices values and rows, of None none."""
+    if grad is None:
+        return []
+    return [grad.values, grad.indices] if isinstance(grad, tf.IndexedSlices) else [grad]
+
+
 def times(grad: Any, factor: Any) -> Any:
     """``grad * factor``, of slices their values; the gradient itself where the factor is the number 1."""
     if isinstance(factor, float) and factor == 1.0:

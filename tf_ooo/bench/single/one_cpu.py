@@ -28,8 +28,8 @@ def application(name: str, pixels: int, rows: int | None = None) -> keras.Model:
     import keras
 
     shape = (pixels, pixels, 3)
-    made = getattr(keras.applications, name)
-    model = made(weights=None, input_shape=shape, classes=10, classifier_activation=None)
+    build = getattr(keras.applications, name)
+    model = build(weights=None, input_shape=shape, classes=10, classifier_activation=None)
     assert isinstance(model, keras.Model)
     return model
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.addresses import can_listen, host_port, outward_host
-from tf_ooo.hosts.ranks.roll import Line, Member, Roll, introduced, received_member, refusal
+from tf_ooo.hosts.ranks.roll import Line, Member, Roll, introduced, late, received_member, refusal
 
 _LOG = logging.getLogger("tf_ooo")
 # Horovod's own variable for how long ranks wait for each other; it takes 30 s, several times over.
@@ -96,11 +96,8 @@ class Meeting:
         return line, line.receive(self.limit_s + 2 * _REPLY_S)
 
     def _late(self, ranks: list[int]) -> str:
-        who = ", ".join(map(str, ranks))
-        return (
-            f"rank {who} has not come to this fit for {_DEFAULT_S:.0f} s: it is still reading data, or "
-            f"trains without OOOBackprop; it is waited for up to {self.limit_s:.0f} s ({self.variable})"
-        )
+        said = late(f"rank {', '.join(map(str, ranks))}", _DEFAULT_S)
+        return f"{said}; it is waited for up to {self.limit_s:.0f} s ({self.variable})"
 
     def _missing(self, ranks: list[int]) -> str:
         who = ", ".join(map(str, ranks))

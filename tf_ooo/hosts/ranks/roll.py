@@ -156,12 +156,8 @@ class Roll:
             self._tell({"ask": mine})
             if not told:
                 told = True
-                _LOG.warning(
-                    "%s has not come to this fit for %.0f s: it is still reading data, or trains without "
-                    "OOOBackprop",
-                    ", ".join(str(self.members[rank]) for rank in missing),
-                    self._patience_s,
-                )
+                who = ", ".join(str(self.members[rank]) for rank in missing)
+                _LOG.warning("%s", late(who, self._patience_s))
 
     def _missing(self, count: int) -> list[int]:
         """Who has not called so often; raises BackendError where one never will."""
@@ -229,10 +225,18 @@ def _main_thread_trains() -> bool:
 def refusal(members: Mapping[int, Member]) -> str:
     """Why ranks do not go together; empty where they do."""
     own = members[0].tf_ooo
-    others = [member for member in members.values() if member.tf_ooo != own]
-    if not others:
+    different = next((member for member in members.values() if member.tf_ooo != own), None)
+    if different is None:
         return ""
-    return f"{others[0]} runs tf_ooo {others[0].tf_ooo}, rank 0 runs {own}: install the same version for all"
+    return f"{different} runs tf_ooo {different.tf_ooo}, rank 0 runs {own}: install the same version for all"
+
+
+def late(who: str, waited_s: float) -> str:
+    """What is said of ranks that keep the others waiting."""
+    return (
+        f"{who} has not come to this fit for {waited_s:.0f} s: it is still reading data, or trains without "
+        "OOOBackprop"
+    )
 
 
 def received_member(line: Line, limit_s: float) -> Member | None:

@@ -162,8 +162,7 @@ class PipelineSteps:
         """One step on one batch; its logs."""
         mode, pipeline = self._mode, self._mode.pipeline
         if pipeline is None and mode.planned_from is not None:
-            self._build(iterator)
-            self._check_loss(batch)
+            self._build(batch, iterator)
             pipeline = mode.plan_from(*mode.planned_from, self._model)
         if pipeline is None:
             return self._first_step(batch, iterator)
@@ -173,10 +172,9 @@ class PipelineSteps:
             mode.say_if_slower()
         return outputs
 
-    def _build(self, iterator: Any) -> None:
+    def _build(self, batch: Any, iterator: Any) -> None:
+        """All variables; then, unless that was switched off, the loss of this first batch is looked at."""
         sync.build(self._model, optimizers_of(self._model), self._model.train_step, iterator)
-
-    def _check_loss(self, batch: Any) -> None:
         options = self._mode.options
         if options.check_loss:
             check_loss(self._model, batch, options.microbatches)
@@ -187,9 +185,8 @@ class PipelineSteps:
         """On one device; the last of them makes the plan."""
         first = self._first
         if first is None:
-            self._build(iterator)
+            self._build(batch, iterator)
             mode, model = self._mode, self._model
-            self._check_loss(batch)
             layers = LayerByLayer(home_device(), self._keep_layers_whole())
             applying, parts = mode.company.applying(model), mode.options.microbatches
             self._first = first = FirstSteps(model, layers, parts, mode.options, mode.describe(), applying)

@@ -27,21 +27,9 @@ def as_pipelines(setup: Setup, draw: Drawing) -> Setup:
     first = draw.in_turn(SCHEDULES)
     second = draw.choice([name for name in SCHEDULES if name != first])
     pipelines = (_pipeline(first, draw), _pipeline(second, draw))
-    # Open: its bits depend on where the model is cut (docs/testing.md, 31000080).
-    optimizer = _without("centered", setup.optimizer)
     microbatches = draw.choice((1, 2, 2, 3, 4))
-    setup = replace(setup, optimizer=optimizer, pipelines=pipelines, microbatches=microbatches)
+    setup = replace(setup, pipelines=pipelines, microbatches=microbatches)
     return _deep_enough(setup, max(pipeline.layers for pipeline in pipelines))
-
-
-def _without(name: str, part: Part) -> Part:
-    """The part, and those in its arguments, without an argument of that name."""
-    arguments = (
-        (key, _without(name, value) if isinstance(value, Part) else value)
-        for key, value in part.arguments
-        if key != name
-    )
-    return replace(part, arguments=tuple(arguments))
 
 
 def _pipeline(schedule: str, draw: Drawing) -> Pipeline:

@@ -91,3 +91,23 @@ def test_captured_by():
     step(tf.ones(()))
     assert seen[0] is None
     assert any(value is given for value in seen), "FuncGraph.captures: what a step reads is not known"
+
+
+def test_reads_on_own_device():
+    weight = tf.Variable([1.0, 2.0])
+
+    @tf.function
+    def step():
+        before = weight + 1.0
+        with func_graphs.reads_on_own_device():
+            inside = weight * weight
+        return before, inside
+
+    graph = step.get_concrete_function().graph
+    (product,) = (op for op in graph.get_operations() if op.type == "Mul")
+    assert {tensor.op.type for tensor in product.inputs} == {"PlaceholderWithDefault"}, (
+        "Operation._update_input: an update's bits depend on its variable's device (RMSprop(centered=True))"
+    )
+    (total,) = (op for op in graph.get_operations() if op.type == "AddV2")
+    assert "ReadVariableOp" in {tensor.op.type for tensor in total.inputs}
+    assert [values.numpy().tolist() for values in step()] == [[2.0, 3.0], [1.0, 4.0]]

@@ -39,6 +39,11 @@ def rmsprop():
     return keras.optimizers.RMSprop(0.001, epsilon=1e-3)
 
 
+def centered():
+    """TensorFlow associates ``velocity - average**2 + epsilon`` otherwise where all is on one device."""
+    return keras.optimizers.RMSprop(0.001, centered=True, epsilon=1e-3)
+
+
 def adadelta():
     return keras.optimizers.Adadelta(0.5)
 
@@ -58,6 +63,7 @@ def adamw():
         pytest.param(siamese, adamw, TWO_TEXTS, "zb_h2", id="siamese_adamw"),
         pytest.param(encoder_decoder, momentum, TWO_TEXTS, "zb_h1", id="encoder_decoder"),
         pytest.param(untied_embedding, rmsprop, (WORDS, Y), "zb_h2", id="divided_rows", marks=needs_keras_3),
+        pytest.param(untied_embedding, centered, (WORDS, Y), "zb_h2", id="centered", marks=needs_keras_3),
         pytest.param(siamese, adadelta, TWO_TEXTS, "1f1b", id="divided_rows_of_two", marks=needs_keras_3),
     ],
 )

@@ -14,7 +14,7 @@ from tests.fuzz.drawing import drawn
 from tests.fuzz.program import program
 from tests.fuzz.running import GOOD, run
 from tests.fuzz.setups import Branch, Output, Part, Setup, Shared, Skip, is_valid
-from tests.zoo import needs_keras_3
+from tests.zoo import keras, needs_keras_3
 
 pytestmark = pytest.mark.takes(140)
 NUMBERS = range(60)
@@ -121,6 +121,12 @@ def test_a_planted_fault_is_found_and_made_minimal(tanh_gradients_are_wrong):
     assert 'layers.Dense(units=5, activation="tanh")(h)' in program(smallest)
 
 
+def _run_as_first(script):
+    """Names of layers are numbered as in a process that has built no other model."""
+    keras.backend.clear_session()
+    runpy.run_path(script)
+
+
 @needs_keras_3
 @pytest.mark.alone
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
@@ -130,7 +136,7 @@ def test_the_printed_program_says_the_same(tanh_gradients_are_wrong, tmp_path, a
     setup = two_dense_layers(branches=(Branch("features", (7,), steps),))
     script = tmp_path / "setup.py"
     script.write_text(program(setup))
-    process = forked.start(runpy.run_path, str(script))
+    process = forked.start(_run_as_first, str(script))
     said = process.communicate(timeout=200)[0]
     outcome = forked.result_of(run, setup)
     assert "moved ops" in said

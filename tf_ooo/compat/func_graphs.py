@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -38,6 +39,31 @@ def captured_here(concrete: Any) -> list[Any]:
     for variable in concrete.graph.variables:
         graph.watch_variable(variable)
     return [graph.capture(tensor) for tensor in concrete.captured_inputs]
+
+
+@contextlib.contextmanager
+def reads_on_own_device() -> Iterator[None]:
+    """Ops that are traced inside the block get what they read of variables from ops on their own device.
+
+    A ReadVariableOp is on its variable's device.  TensorFlow's graph optimizers change how sums and products
+    associate, but not around an input that comes from another device: bits would depend on where variables
+    are.  They take away an Identity, a PlaceholderWithDefault they leave.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    begin = len(graph.get_operations())
+    yield
+    for op in graph.get_operations()[begin:]:
+        consumers = op.outputs[0].consumers() if op.type == "ReadVariableOp" else []
+        if consumers:
+            _pass_on(op.outputs[0], consumers)
+
+
+def _pass_on(read: Any, consumers: Sequence[Any]) -> None:
+    value = tf.raw_ops.PlaceholderWithDefault(input=read, shape=read.shape)
+    for consumer in consumers:
+        for index, given in enumerate(consumer.inputs):
+            if given is read:
+                consumer._update_input(index, value)
 
 
 def without_placeholders(graph_def: graph_pb2.GraphDef) -> Any:

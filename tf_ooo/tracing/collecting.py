@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_ooo.compat import keras_optimizers, op_marks
+from tf_ooo.compat import func_graphs, keras_optimizers, op_marks
 from tf_ooo.errors import BackendError
 from tf_ooo.tracing.changed import Taped, refuse_changed
 from tf_ooo.tracing.intercepting import Update, intercepted, ops_so_far, refuse_twice, times
@@ -106,7 +106,10 @@ class Collecting:
         """Hands the sums to the optimizers, in the order in which the first micro-batch did."""
         for applied in self.applied:
             grads = [self._total(applied, place) for place in range(len(applied.sums))]
-            keras_optimizers.update(applied.optimizer, grads, applied.variables if applied.explicit else None)
+            with func_graphs.reads_on_own_device():
+                keras_optimizers.update(
+                    applied.optimizer, grads, applied.variables if applied.explicit else None
+                )
 
     def _total(self, applied: _Applied, place: int) -> Any:
         total = applied.sums[place]

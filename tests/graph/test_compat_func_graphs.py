@@ -94,20 +94,34 @@ def test_captured_by():
 
 
 def test_reads_on_own_device():
+    """Also in a branch, which is a graph of its own."""
     weight = tf.Variable([1.0, 2.0])
+
+    def product():
+        return weight * weight
 
     @tf.function
     def step():
-        before = weight + 1.0
+        total = weight + 1.0
         with func_graphs.reads_on_own_device():
-            inside = weight * weight
-        return before, inside
+            branch = tf.cond(total[0] > 5.0, product, product)
+            difference = weight - product()
+        return total, difference, branch
 
-    graph = step.get_concrete_function().graph
-    (product,) = (op for op in graph.get_operations() if op.type == "Mul")
-    assert {tensor.op.type for tensor in product.inputs} == {"PlaceholderWithDefault"}, (
-        "Operation._update_input: an update's bits depend on its variable's device (RMSprop(centered=True))"
+    graph_def = step.get_concrete_function().graph.as_graph_def()
+    nodes = [*graph_def.node, *(node for each in graph_def.library.function for node in each.node_def)]
+    types = {node.name: node.op for node in nodes}
+    inputs = [
+        (node.op, types[name.split(":")[0]])
+        for node in nodes
+        if node.op in ("Mul", "Sub", "AddV2")
+        for name in node.input
+        if types.get(name.split(":")[0], "Const") != "Const"
+    ]
+    read, passed_on = "ReadVariableOp", "PlaceholderWithDefault"
+    assert ("Sub", passed_on) in inputs and ("AddV2", read) in inputs
+    assert inputs.count(("Mul", passed_on)) == 3 * 2, (
+        "BaseResourceVariable._read_variable_op: bits of an update depend on its variable's device"
     )
-    (total,) = (op for op in graph.get_operations() if op.type == "AddV2")
-    assert "ReadVariableOp" in {tensor.op.type for tensor in total.inputs}
-    assert [values.numpy().tolist() for values in step()] == [[2.0, 3.0], [1.0, 4.0]]
+    assert ("Mul", read) not in inputs and ("Sub", read) not in inputs
+    assert [values.numpy().tolist() for values in step()] == [[2.0, 3.0], [0.0, -2.0], [1.0, 4.0]]

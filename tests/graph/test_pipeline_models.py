@@ -44,6 +44,11 @@ def centered():
     return keras.optimizers.RMSprop(0.001, centered=True, epsilon=1e-3)
 
 
+def accumulating():
+    """Its updates are in the branches of a condition."""
+    return keras.optimizers.RMSprop(0.001, centered=True, epsilon=1e-3, gradient_accumulation_steps=2)
+
+
 def adadelta():
     return keras.optimizers.Adadelta(0.5)
 
@@ -64,6 +69,9 @@ def adamw():
         pytest.param(encoder_decoder, momentum, TWO_TEXTS, "zb_h1", id="encoder_decoder"),
         pytest.param(untied_embedding, rmsprop, (WORDS, Y), "zb_h2", id="divided_rows", marks=needs_keras_3),
         pytest.param(untied_embedding, centered, (WORDS, Y), "zb_h2", id="centered", marks=needs_keras_3),
+        pytest.param(
+            untied_embedding, accumulating, (WORDS, Y), "modulo", id="accumulating", marks=needs_keras_3
+        ),
         pytest.param(siamese, adadelta, TWO_TEXTS, "1f1b", id="divided_rows_of_two", marks=needs_keras_3),
     ],
 )

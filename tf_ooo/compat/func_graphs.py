@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
+from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable as _Resource
 
 from grappler_passes.compat import graph_protos
 from tf_ooo.errors import BackendError
@@ -47,23 +49,23 @@ def reads_on_own_device() -> Iterator[None]:
 
     A ReadVariableOp is on its variable's device.  TensorFlow's graph optimizers change how sums and products
     associate, but not around an input that comes from another device: bits would depend on where variables
-    are.  They take away an Identity, a PlaceholderWithDefault they leave.
+    are.  They take away an Identity, a PlaceholderWithDefault they leave.  In branches of conditions, too
+    (gradients that are accumulated), which are graphs of their own.
     """
-    graph = tf.compat.v1.get_default_graph()
-    begin = len(graph.get_operations())
-    yield
-    for op in graph.get_operations()[begin:]:
-        consumers = op.outputs[0].consumers() if op.type == "ReadVariableOp" else []
-        if consumers:
-            _pass_on(op.outputs[0], consumers)
+    read = _Resource._read_variable_op
+    here = threading.get_ident()
 
+    def read_and_pass_on(variable: Any, *args: Any, **kwargs: Any) -> Any:
+        value = read(variable, *args, **kwargs)
+        if tf.executing_eagerly() or threading.get_ident() != here:
+            return value
+        return tf.raw_ops.PlaceholderWithDefault(input=value, shape=value.shape)
 
-def _pass_on(read: Any, consumers: Sequence[Any]) -> None:
-    value = tf.raw_ops.PlaceholderWithDefault(input=read, shape=read.shape)
-    for consumer in consumers:
-        for index, given in enumerate(consumer.inputs):
-            if given is read:
-                consumer._update_input(index, value)
+    _Resource._read_variable_op = read_and_pass_on
+    try:
+        yield
+    finally:
+        _Resource._read_variable_op = read
 
 
 def without_placeholders(graph_def: graph_pb2.GraphDef) -> Any:

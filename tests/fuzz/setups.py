@@ -148,11 +148,15 @@ class Setup:
         return joins + sum(map(trained_layers_of, (*steps, *self.trunk))) + len(self.outputs)
 
     def has_chain(self) -> bool:
-        """Whether anything is trained below the outputs: there is nothing to move otherwise."""
+        """Whether anything is trained below the outputs: there is nothing to move otherwise.
+
+        Several cells are layers of one loop, past which nothing may be moved.
+        """
         if len(self.branches) > 1 and self.join != "Concatenate":
             return True  # a dense layer before the join
         steps = [step for branch in self.branches for step in (branch.embedding, *branch.steps) if step]
-        return any(trains(step) for step in (*steps, *self.trunk))
+        below = (*steps, *self.trunk)
+        return any(map(trains, below)) and not any(map(_has_cells, below))
 
     def parts(self) -> Iterator[Part]:
         """All calls of classes."""
@@ -179,6 +183,10 @@ def trains(step: Step) -> bool:
         if outer and not bare and not no_scale and (kind is None or kind.trains):
             return True
     return False
+
+
+def _has_cells(step: Step) -> bool:
+    return any(isinstance(part.get("cell"), tuple) for part in parts_of(step))
 
 
 def trained_layers_of(step: Step) -> int:

@@ -6,10 +6,11 @@ import dataclasses
 
 import pytest
 
-from tf_ooo.bench.pipeline.gantt import busy_seconds, measured_timeline, task_seconds, task_times
+from tf_ooo.bench.pipeline.gantt import measured_timeline, task_seconds
 from tf_ooo.bench.pipeline.pytorch import cut
 from tf_ooo.bench.pipeline.rows import PipelineRun, overhead_row_of, text_of, torch_rows_of
 from tf_ooo.costs.layer_costs import LayerCosts
+from tf_ooo.fit.ran import busy_seconds, task_times
 from tf_ooo.modes.pipeline.partition import merged
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.planning.simulation.simulator import simulate

@@ -31,9 +31,10 @@ class TracedEvent:
 
 
 @contextlib.contextmanager
-def traced_events(events: list[TracedEvent]) -> Iterator[None]:
+def traced_events(events: list[TracedEvent], files: dict[str, bytes] | None = None) -> Iterator[None]:
     """Fills ``events`` with what TensorFlow's profiler sees inside the block.
 
+    ``files`` gets what it has written, by the path below a folder of logs at which TensorBoard looks for it.
     Raises BackendError if the profiler is in use (``TensorBoard(profile_batch=...)`` uses it too).
     """
     with tempfile.TemporaryDirectory(prefix="tf_ooo_profile_") as folder:
@@ -52,7 +53,10 @@ def traced_events(events: list[TracedEvent]) -> Iterator[None]:
         except tf.errors.UnavailableError as error:
             raise BackendError("TensorFlow's profiler was stopped while it ran for the costs") from error
         for path in Path(folder).rglob("*.xplane.pb"):
-            events += _read_xplane(path.read_bytes())
+            content = path.read_bytes()
+            events += _read_xplane(content)
+            if files is not None:
+                files[path.relative_to(folder).as_posix()] = content
 
 
 def mark_step(number: int) -> Any:

@@ -21,7 +21,11 @@ from tf_ooo.costs.profile import StepProfiler
 from tf_ooo.errors import BackendError, GraphError, MemoryLimitError, OOOError
 from tf_ooo.fit.comparison import REWRITTEN, STOCK, StepComparison
 from tf_ooo.options import OneDeviceOptions
+from tf_ooo.planning.model.task import Task
+from tf_ooo.planning.simulation.measured import one_after_another
+from tf_ooo.planning.simulation.timeline import Timeline
 from tf_ooo.report.report import Report, not_predicted
+from tf_ooo.rewriting.op_tasks import tasks_of_ops
 from tf_ooo.rewriting.reporting import fill_plan
 from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.session import StepSession
@@ -90,11 +94,16 @@ class StepController:
         finally:
             self._lock.release()
 
+    @property
+    def settled(self) -> bool:
+        """Whether one order is kept, and what its ops take has been measured, if it is going to be."""
+        failed = self.session.failures.first is not None
+        return self.choice is not None and (failed or self._predicted or self.report.measured_step_s is None)
+
     def _predicting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The first step after both were timed shows what each op takes."""
-        failed = self.session.failures.first is not None
         step = functools.partial(self._run, self.choice, args, kwargs)
-        if failed or self._predicted or self.report.measured_step_s is None:
+        if self.settled:
             return step()
         self._predicted = True
         return run_predicting(step, self.report, self.session.result)
@@ -271,5 +280,14 @@ def run_predicting(step: Callable[[], Any], report: Report, result: RewriteResul
         not_known(error)
         return outputs
     report.predicted_step_s = sum(report.costs.op_seconds.values())
+    report.timeline = _in_order(result, report.costs.op_seconds)
     report.notes += report.costs.notes
     return outputs
+
+
+def _in_order(result: RewriteResult, op_seconds: Mapping[str, float]) -> Timeline:
+    """The plan, in measured seconds."""
+    seconds: dict[Task, float] = {}
+    for name, task in tasks_of_ops(result.training_graph).items():
+        seconds[task] = seconds.get(task, 0.0) + op_seconds.get(name, 0.0)
+    return one_after_another(result.schedule, seconds)

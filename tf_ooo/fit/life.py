@@ -17,6 +17,7 @@ from tf_ooo.errors import BackendError, OOOError
 from tf_ooo.fit.evaluation import average_evaluation
 from tf_ooo.fit.guard import Guard
 from tf_ooo.fit.mode import Mode, Training
+from tf_ooo.fit.recorder import Recorder
 from tf_ooo.fit.reporting import fall_back, save_timeline
 from tf_ooo.hosts.target import gone, lost_text
 from tf_ooo.report.environment import environment
@@ -41,6 +42,7 @@ class _Running:
     training: Training
     guard: Guard
     train_function: Callable[..., Any]
+    recorder: Recorder | None
 
 
 class Uncompiled:
@@ -138,8 +140,12 @@ class FitLife:
             self._epoch_logs,
             self._epoch_end,
         )
-        run = guard.guarded(training.run, StopIteration, tf.errors.OutOfRangeError)
-        self._running = _Running(model, training, guard, run)
+        recorder, step = None, training.run
+        if self.mode.options.timeline is not None and self._rank == 0:
+            recorder = Recorder(step, training.watched, self.mode.describe, self.mode.options.timeline)
+            step = recorder.run
+        run = guard.guarded(step, StopIteration, tf.errors.OutOfRangeError)
+        self._running = _Running(model, training, guard, run, recorder)
         train_function.install_train_function(model, run, stock, before_next=self._end_replaced)
 
     def epoch_begin(self, epoch: int) -> None:
@@ -177,6 +183,8 @@ class FitLife:
         running = self._running
         if running is not None:
             running.training.ended()
+            if running.recorder is not None:
+                running.recorder.close()
         lost = self._restore()
         self._save_timeline()
         if running is not None and lost:

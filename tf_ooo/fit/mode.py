@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tf_ooo.fit.recorder import Watched
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.options import ModeOptions
 from tf_ooo.report.report import Report
@@ -36,6 +37,8 @@ class Training:
             False: no step ran in it, and nobody is to hear of it.
         epoch_end: given its number, when all callbacks have heard of it.
         ended: all epochs are through.
+        watched: what a profile of the next execution would show; None as long as the plan does not run, or
+            steps are still compared.
     """
 
     run: Callable[[Any], Any]
@@ -48,6 +51,7 @@ class Training:
     epoch_logs: Callable[[int, dict[str, Any]], bool] = lambda epoch, logs: True
     epoch_end: Callable[[int], None] = _nothing
     ended: Callable[[], None] = _nothing
+    watched: Callable[[], Watched | None] = _nothing
 
 
 class Mode(Protocol):

@@ -34,7 +34,7 @@ def note_unused(report: Report, options: OneDeviceOptions) -> None:
 
 
 def save_timeline(report: Report, folder: Any, prefix: str = "") -> tuple[Path, Path] | None:
-    """Writes ``report.html``, ``trace.json``, a simulated timeline (``schedule.html``) and measured gains.
+    """Writes ``report.html``, ``trace.json``, the timelines (``schedule.html``) and measured gains.
 
     A folder that cannot be written is logged, not raised.
     """
@@ -55,6 +55,6 @@ def _save_schedule(report: Report, path: Path) -> None:
     if report.timeline is None:
         return
     try:
-        report.timeline.save_html(path)
+        report.timeline.save_html(path, report.measured_timeline)
     except BackendError as error:  # plotly is not installed
         _LOG.warning("%s was not written: %s", path.name, error)

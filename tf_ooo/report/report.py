@@ -21,9 +21,18 @@ if TYPE_CHECKING:
     from tf_ooo.costs.gains import GainTable
     from tf_ooo.costs.table import CostTable
     from tf_ooo.planning.choosing.plan import Plan
+    from tf_ooo.planning.model.task import Task
     from tf_ooo.planning.simulation.timeline import Timeline
 
-_LEFT_OUT = ("rewritten_graph", "planned", "costs", "gains", "timeline", "plan_notes")
+_LEFT_OUT = (
+    "rewritten_graph",
+    "planned",
+    "costs",
+    "gains",
+    "timeline",
+    "measured_timeline",
+    "plan_notes",
+)
 # In the summary.
 _MOST_NOTES = 6
 _NOT_PREDICTED = "the step's time is not predicted: "
@@ -77,7 +86,11 @@ class Report:
             all, of the best and stock also when they were timed again.
         compiled: jit_compile=True: what XLA made of each way to compile the step.
         pipeline, layerpipe: what the mode adds; empty in other modes.
-        timeline: pipeline, layerpipe: the planned schedule, simulated with the costs, to draw; else None.
+        timeline: the planned schedule, simulated with the costs, to draw; on one device its tasks one after
+            the other, in seconds that were measured; None where no seconds are known.
+        measured_timeline: with ``timeline=``: when the tasks of one step really ran, by TensorFlow's
+            profiler; else None, and ``not_measured`` says why.
+        measured_against_plan: how that differs from the plan, a few lines.
         planned: the schedule that was planned; ``rewritten_graph``: the GraphDef handed to TensorFlow.
     """
 
@@ -121,6 +134,9 @@ class Report:
     pipeline: PipelineSection = field(default_factory=PipelineSection)
     layerpipe: LayerPipeSection = field(default_factory=LayerPipeSection)
     timeline: Timeline | None = None
+    measured_timeline: Timeline | None = None
+    measured_against_plan: list[str] = field(default_factory=list)
+    not_measured: str = ""
     planned: Schedule | None = None
     rewritten_graph: Any = None
 
@@ -224,6 +240,8 @@ class Report:
             ),
             ("predicted peak", bytes_text(self.predicted_peak_bytes, self.unknown_size_ops)),
             ("predicted peak, stock", bytes_text(self.stock_predicted_peak_bytes)),
+            *(("measured timeline", line) for line in self.measured_against_plan),
+            ("measured timeline", self.not_measured and f"none: {self.not_measured}"),
             *((f"XLA, {step}", compiled.text) for step, compiled in self.compiled.items()),
             ("costs", self.why_no_costs and f"not known: {self.why_no_costs}"),
             ("planning", seconds_text(self.plan_seconds)),
@@ -240,6 +258,15 @@ class Report:
             return predicted
         off = statistics.median(self.steps_s) / self.predicted_step_s - 1
         return f"{predicted}; measured is {abs(off):.0%} {'more' if off > 0 else 'less'}"
+
+    def task_name(self, task: Task) -> str:
+        """A task in words: ``dW of conv2d_4, micro-batch 2``."""
+        layers = [] if self.planned is None else list(self.planned.layers_of(task.stage))
+        names = {row.index: row.name for row in self.layers}
+        ends = list(dict.fromkeys(names.get(layer, f"layer {layer}") for layer in (layers[:1] + layers[-1:])))
+        of = " .. ".join(ends) or f"layer {task.stage}"
+        several = self.planned is not None and self.planned.microbatches > 1 and task.kind != "U"
+        return f"{task.kind} of {of}" + (f", micro-batch {task.microbatch}" if several else "")
 
     def _ranks_text(self) -> str:
         """How much faster all ranks train than one, and the share of the step that is not its own."""
@@ -292,14 +319,19 @@ class Report:
         return _write(path, render(self))
 
     def save_trace(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the planned order as a Chrome trace (chrome://tracing, Perfetto); returns its path.
+        """Writes plan and measurement as a Chrome trace (chrome://tracing, Perfetto); returns its path.
 
-        Without a simulated timeline every task takes one unit: the picture shows order, not time.
+        Without seconds every planned task takes one unit, and the trace says so: it shows order, not time.
         """
-        if self.timeline is not None:
-            self.timeline.save_trace(path)
-            return Path(path)
-        return _write(path, json.dumps({"traceEvents": trace_events(self.planned), "displayTimeUnit": "ms"}))
+        from tf_ooo.planning.pictures.trace import save_trace
+        from tf_ooo.planning.simulation.measured import one_after_another
+
+        planned, order_only = self.timeline, False
+        if planned is None:
+            schedule = self.planned or Schedule(self.mode, "none")
+            planned, order_only = one_after_another(schedule, dict.fromkeys(schedule.tasks, 1e-3)), True
+        save_trace(planned, path, self.measured_timeline, order_only)
+        return Path(path)
 
 
 def layer_rows_of(graph: TrainingGraph) -> list[LayerRow]:
@@ -330,21 +362,6 @@ def fill_step_times(report: Report, step_s: Iterable[float]) -> None:
     report.measured_step_s, report.steps_s = statistics.median(times), times
     report.step_noise_s = statistics.median(abs(t - report.measured_step_s) for t in times)
     (report.layerpipe or report.pipeline).step_s = times
-
-
-def trace_events(schedule: Schedule | None) -> list[dict[str, Any]]:
-    """Chrome trace events: one process per device, one thread per stream, 1 ms per task."""
-    if schedule is None:
-        return []
-    events: list[dict[str, Any]] = []
-    for (device, stream), tasks in schedule.lanes.items():
-        where = {"pid": device, "tid": stream}
-        events.append({"ph": "M", "name": "process_name", **where, "args": {"name": f"device {device}"}})
-        events.append({"ph": "M", "name": "thread_name", **where, "args": {"name": f"stream {stream}"}})
-        for place, task in enumerate(tasks):
-            what = {"name": str(task), "cat": task.kind, "args": {"layer": task.stage}}
-            events.append({"ph": "X", "ts": place * 1000, "dur": 1000, **what, **where})
-    return events
 
 
 def _write(path: str | os.PathLike[str], text: str) -> Path:

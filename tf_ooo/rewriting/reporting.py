@@ -35,7 +35,7 @@ def clear_plan(report: Report) -> None:
     """Nothing is moved any more; what was found in the step stays, and so do the notes of others."""
     report.notes = [note for note in report.notes if note not in report.plan_notes]
     report.plan_notes = []
-    report.planned = report.rewritten_graph = None
+    report.planned = report.rewritten_graph = report.timeline = None
     report.moved_ops = report.added_edges = 0
 
 

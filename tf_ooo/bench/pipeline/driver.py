@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from tf_ooo.bench.pipeline.gantt import busy_seconds, measured_timeline, task_seconds, task_times, traced
+from tf_ooo.bench.pipeline.gantt import measured_timeline, task_seconds, traced
 from tf_ooo.bench.pipeline.pytorch import TorchRanks
 from tf_ooo.bench.pipeline.rows import BASELINE, LOCAL, SERIAL, PipelineMeasured, PipelineRun
 from tf_ooo.bench.shared.cluster import ConfinedCluster, stage_costs
@@ -24,6 +24,7 @@ from tf_ooo.bench.shared.steps import InTurn, Stock
 from tf_ooo.bench.shared.worker import step_bytes
 from tf_ooo.bench.shared.workloads import PIPELINE, make
 from tf_ooo.costs.layer_costs import LayerCosts
+from tf_ooo.fit.ran import busy_seconds, task_times
 from tf_ooo.modes.pipeline import tasks_of
 from tf_ooo.modes.table import Pipeline
 from tf_ooo.planning.simulation.simulator import simulate

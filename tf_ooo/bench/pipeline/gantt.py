@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import re
 import statistics
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from tf_ooo.bench.shared.spans import Span, busy_spans, length_s, span_of
-from tf_ooo.compat.tf_profiler import TracedEvent, trace_workers
+from tf_ooo.compat.tf_profiler import trace_workers
 from tf_ooo.costs.layer_costs import SECONDS, LayerCosts
+from tf_ooo.fit.ran import Events
+from tf_ooo.fit.spans import Span
 from tf_ooo.planning.model.schedule import Schedule, TaskList
 from tf_ooo.planning.model.task import Task
+from tf_ooo.planning.simulation.measured import Ran
 from tf_ooo.planning.simulation.timeline import Timeline
 
 _MARGIN_S = 0.4
 _UPDATE_STREAM = 2
-_NEGLIGIBLE = 0.02
-_UPDATES = re.compile(r":(Assign|Resource(Apply|Scatter))")
-
-# By the worker's address.
-Events = Mapping[str, Sequence[TracedEvent]]
 
 
 def traced(step: Callable[[], float], addresses: Sequence[str], step_s: float) -> Events:
@@ -36,46 +30,6 @@ def traced(step: Callable[[], float], addresses: Sequence[str], step_s: float) -
         return trace_workers(addresses, 2 * step_s + 2 * _MARGIN_S)
     finally:
         ran.join()
-
-
-class Ran(NamedTuple):
-    """When a task ran, seconds since the epoch, and the seconds that its ops took, added up."""
-
-    begin_s: float
-    end_s: float
-    ops_s: float
-
-
-def task_times(events: Events, tasks: Mapping[str, Task]) -> dict[Task, Ran]:
-    """When each task ran.
-
-    Ops at a task's ends that take next to nothing do not count: what waits for no message runs early.
-    """
-    spans: dict[Task, list[Span]] = {}
-    for event in itertools.chain.from_iterable(events.values()):
-        task = _task_of(event, tasks)
-        if task is not None:
-            spans.setdefault(task, []).append(span_of(event))
-    return {task: _extent(sorted(ran)) for task, ran in spans.items()}
-
-
-def _extent(spans: Sequence[Span]) -> Ran:
-    """First begin and last end, less what is in front of and behind all but a small share of the time."""
-    ops_s = length_s(spans)
-
-    def small(ordered: Sequence[Span]) -> int:
-        before_s = itertools.accumulate(end_s - begin_s for begin_s, end_s in ordered)
-        return sum(seconds < _NEGLIGIBLE * ops_s for seconds in before_s)
-
-    by_end = sorted(spans, key=lambda span: -span[1])
-    return Ran(spans[small(spans)][0], by_end[small(by_end)][1], ops_s)
-
-
-def _task_of(event: TracedEvent, tasks: Mapping[str, Task]) -> Task | None:
-    task = tasks.get(event.label.partition(":")[0])
-    if task is not None and task.kind == "U" and not _UPDATES.search(event.label):
-        return None  # constants and the like of an update are made at any time
-    return task
 
 
 def task_seconds(times: Mapping[Task, Ran], stages: Sequence[LayerCosts]) -> list[list[str | int | float]]:
@@ -143,14 +97,3 @@ def _updates_apart(schedule: Schedule) -> dict[tuple[int, int], TaskList]:
         if updates:
             lanes[device, stream + _UPDATE_STREAM] = TaskList(updates)
     return lanes
-
-
-def busy_seconds(events: Events, tasks: Mapping[str, Task], addresses: Sequence[str]) -> list[float]:
-    """For each worker, seconds in which at least one op of a task ran.
-
-    Between two ops of one task a worker may be idle too, where it waits for a message.
-    """
-    of_workers = (events.get(address, ()) for address in addresses)
-    return [
-        length_s(busy_spans(span_of(event) for event in ran if _task_of(event, tasks))) for ran in of_workers
-    ]

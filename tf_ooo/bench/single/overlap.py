@@ -12,9 +12,9 @@ import click
 
 from tf_ooo.bench.shared.options import COUNT, SeveralValues, json_option, several
 from tf_ooo.bench.shared.rows import Row, write_rows
-from tf_ooo.bench.shared.spans import Span, busy_spans, length_s, span_of
 from tf_ooo.bench.single.cases import OURS, STOCK, Case
 from tf_ooo.bench.single.networks import NETWORKS
+from tf_ooo.fit.spans import Span, busy_spans, length_s, span_of
 
 if TYPE_CHECKING:
     from tf_ooo.compat.tf_profiler import TracedEvent

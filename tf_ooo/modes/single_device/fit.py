@@ -12,12 +12,14 @@ from tf_ooo.compat import keras_fits, tf_functions, train_function
 from tf_ooo.errors import GraphError
 from tf_ooo.fit.controller import StepController
 from tf_ooo.fit.mode import Training
+from tf_ooo.fit.recorder import Watched
 from tf_ooo.fit.reporting import note_unused
 from tf_ooo.hosts.ranks.base import Engine, SingleEngine
 from tf_ooo.modes.single_device.options import SingleDevice
 from tf_ooo.planning.policies import schedules_of
 from tf_ooo.report.environment import environment
 from tf_ooo.report.report import Report
+from tf_ooo.rewriting.op_tasks import tasks_of_ops
 from tf_ooo.rewriting.session import RewriteSession
 from tf_ooo.tracing.inputs import Inputs
 
@@ -67,7 +69,8 @@ class SingleDeviceMode:
             controller = self._make_controller(model, stock, self.options, self._report)
         self.controller = controller
         replaced, ended = (functools.partial(say, controller) for say in (_note_replaced, _say_undecided))
-        return Training(controller.__call__, replaced=replaced, ended=ended)
+        watched = functools.partial(_watched, controller)
+        return Training(controller.__call__, replaced=replaced, ended=ended, watched=watched)
 
     def describe(self) -> Report:
         return self._report
@@ -88,6 +91,16 @@ def _say_undecided(controller: StepController) -> None:
     if controller.profiling and not controller.report.fell_back:
         steps = controller.options.profile_steps
         _LOG.info("training ended before %d steps of each order were timed", steps)
+
+
+def _watched(controller: StepController) -> Watched | None:
+    """From the time on at which one order is kept."""
+    result, report = controller.session.result, controller.report
+    if not controller.settled or result is None:
+        return None
+    why = "the stock order was kept" if report.fell_back else ""
+    tasks = functools.partial(tasks_of_ops, result.training_graph)
+    return Watched(result.schedule, tasks, why=why, one_by_one=True)
 
 
 def controller_of_model(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -18,35 +19,73 @@ if TYPE_CHECKING:
 # Half a minute to write, 200 MB; viewers become slow above.
 _MOST_TASKS, _MOST_LANES = 500_000, 4096
 _MICROSECONDS = 1e6
+_NO_TIMES = "not measured: every task is drawn 1 ms long; only the order means something"
 
 
-def save_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
-    """Writes the file; above half a million tasks the first seconds only, with a warning in the log."""
+def save_trace(
+    timeline: Timeline,
+    path: str | os.PathLike[str],
+    measured: Timeline | None = None,
+    order_only: bool = False,
+) -> None:
+    """Writes the file; above half a million tasks the first seconds only, with a warning in the log.
+
+    Args:
+        timeline: as planned.
+        path: of the file.
+        measured: in processes of its own, below the planned ones.
+        order_only: the planned times mean nothing, and the trace says so.
+    """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     view = view_of(timeline, _MOST_TASKS, _MOST_LANES)
+    events = trace_events(timeline, view, _planned_name(measured is not None, order_only))
+    summary = {"times": _NO_TIMES, **_whose(timeline)} if order_only else _summary(timeline, view)
+    if measured is not None:
+        view = view_of(measured, _MOST_TASKS, _MOST_LANES)
+        first = timeline.schedule.devices + 1  # behind the links
+        events = itertools.chain(events, trace_events(measured, view, "measured: ", first))
+        summary["measured"] = _summary(measured, view)
     with target.open("w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit": "ms",\n')
-        file.write(f'"otherData": {json.dumps(_summary(timeline, view))},\n"traceEvents": [\n')
+        file.write(f'"otherData": {json.dumps(summary)},\n"traceEvents": [\n')
         between = ""
-        for event in trace_events(timeline, view):
+        for event in events:
             file.write(between + json.dumps(event, allow_nan=False))
             between = ",\n"
         file.write("\n]}\n")
 
 
-def trace_events(timeline: Timeline, view: View) -> Iterator[dict[str, Any]]:
-    """All events of the trace; times in microseconds."""
-    yield from _names(timeline, view)
-    yield from _tasks(timeline, view)
-    yield from _messages(timeline, view)
-    yield from _memory(timeline, view)
+def _planned_name(beside_measured: bool, order_only: bool) -> str:
+    if order_only:
+        return "planned order, times not measured: "
+    return "planned: " if beside_measured else ""
+
+
+def trace_events(timeline: Timeline, view: View, name: str = "", first: int = 0) -> Iterator[dict[str, Any]]:
+    """All events of the trace; times in microseconds.
+
+    ``name`` stands in front of those of processes, which are numbered from ``first`` on.
+    """
+    events = itertools.chain(
+        _names(timeline, view), _tasks(timeline, view), _messages(timeline, view), _memory(timeline, view)
+    )
+    for event in events:
+        if event["name"] == "process_name":
+            event["args"]["name"] = name + event["args"]["name"]
+        if event["name"] == "process_sort_index":
+            event["args"]["sort_index"] += first
+        event["pid"] += first
+        yield event
+
+
+def _whose(timeline: Timeline) -> dict[str, Any]:
+    return {"mode": timeline.schedule.mode, "policy": timeline.schedule.policy}
 
 
 def _summary(timeline: Timeline, view: View) -> dict[str, Any]:
-    whose = {"mode": timeline.schedule.mode, "policy": timeline.schedule.policy}
     facts = {name: getattr(timeline, name) for name in ("makespan_s", "bubble_fraction", "peak_bytes")}
-    return {**whose, **facts, "note": view.note}
+    return {**_whose(timeline), **facts, "note": view.note}
 
 
 def _process(pid: int, name: str) -> Iterator[dict[str, Any]]:

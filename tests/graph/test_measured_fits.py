@@ -1,0 +1,133 @@
+"""Real fits whose steps are recorded: what ran, beside the plan; the same bits."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_ooo
+from tests.same_bits import same, values_of
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(16 * 40, 12, 12, 3)).astype("float32")
+Y = RNG.integers(0, 3, 16 * 40)
+
+
+def model_of(**options):
+    """Layers of unequal costs."""
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [
+            keras.layers.Input((12, 12, 3)),
+            keras.layers.Conv2D(16, 3, activation="relu"),
+            keras.layers.Conv2D(8, 3, activation="relu"),
+            keras.layers.Flatten(),
+            keras.layers.Dense(32, activation="tanh"),
+            keras.layers.Dense(3),
+        ]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, **{"jit_compile": False, **options})
+    return model
+
+
+def fit(model, *callbacks, batches=40, **options):
+    model.fit(
+        X[: 16 * batches], Y[: 16 * batches], batch_size=16, shuffle=False, verbose=0,
+        callbacks=list(callbacks), **options,
+    )  # fmt: skip
+    return model
+
+
+def assert_same_weights(ours, other):
+    assert same(values_of(ours), values_of(other))
+
+
+def recorded(folder, options, **compiled):
+    """The report of a fit with these options; its bits are those without a timeline."""
+    callback = tf_ooo.OOOBackprop(options(timeline=folder))
+    ours = fit(model_of(**compiled), callback)
+    assert_same_weights(ours, fit(model_of(**compiled), tf_ooo.OOOBackprop(options())))
+    return callback.report
+
+
+def assert_covers(report):
+    """Every planned task was measured, on its device, within the step."""
+    measured, planned = report.measured_timeline, report.planned
+    assert measured is not None, report.not_measured
+    assert set(planned.tasks) <= set(measured.schedule.tasks)
+    device_of = {task: device for (device, _), tasks in planned.lanes.items() for task in tasks}
+    for event in measured.events:
+        assert event.device == device_of.get(event.task, event.device)
+        assert 0 <= event.start_s <= event.end_s <= measured.makespan_s
+    assert all(0 < busy_s <= measured.makespan_s for busy_s in measured.busy_s)
+
+
+@pytest.mark.parametrize("together", [1, 4])
+def test_one_device(tmp_path, together):
+    report = recorded(
+        tmp_path,
+        lambda **more: tf_ooo.SingleDevice(schedule="fast_forward", **more),
+        steps_per_execution=together,
+    )
+    assert_covers(report)
+    kinds = {task.kind for task in report.measured_timeline.schedule.tasks}
+    assert kinds == {"F", "dO", "dW", "U"}
+    begins = {event.task: event.start_s for event in report.measured_timeline.events}
+    first_backward = min(begin_s for task, begin_s in begins.items() if task.kind == "dO")
+    assert all(begin_s <= first_backward for task, begin_s in begins.items() if task.kind == "F")
+    # Of one step, also where several are one execution: each op was counted once.
+    measured_s = sum(report.measured_timeline.busy_s)
+    assert report.predicted_step_s / 10 < measured_s < report.predicted_step_s * 10
+    assert any("measured order" in line for line in report.measured_against_plan)
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert len({event["dur"] for event in spans}) > len(report.planned.tasks) / 2, "invented times"
+    assert list(tmp_path.glob("plugins/profile/*/*.xplane.pb")), "TensorBoard's profile tab has nothing"
+
+
+def test_nothing_is_recorded_without_a_folder():
+    callback = tf_ooo.OOOBackprop(tf_ooo.SingleDevice(schedule="fast_forward"))
+    fit(model_of(), callback)
+    assert callback.report.measured_timeline is None
+
+
+def test_a_fit_that_ends_too_early_says_so(tmp_path):
+    callback = tf_ooo.OOOBackprop(tf_ooo.SingleDevice(timeline=tmp_path))
+    fit(model_of(), callback, batches=3)
+    assert callback.report.not_measured == "training ended before the plan ran"
+    assert "none: training ended" in callback.report.summary()
+
+
+class Profiling(keras.callbacks.Callback):
+    """A user's profile, as TensorBoard's with ``profile_batch``."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = str(folder)
+
+    def on_train_begin(self, logs=None):
+        tf.profiler.experimental.start(self.folder)
+
+    def on_train_end(self, logs=None):
+        tf.profiler.experimental.stop()
+
+
+def test_a_profiler_that_runs_already_is_left_alone(tmp_path, caplog):
+    callback = tf_ooo.OOOBackprop(tf_ooo.SingleDevice(schedule="fast_forward", timeline=tmp_path / "ours"))
+    with caplog.at_level(logging.WARNING, logger="tf_ooo"):
+        trained = fit(model_of(), callback, Profiling(tmp_path / "theirs"))
+    assert "already running" in callback.report.not_measured
+    assert [record.message for record in caplog.records].count(
+        f"no timeline is measured: {callback.report.not_measured}"
+    ) == 1
+    assert callback.report.measured_timeline is None
+    assert list((tmp_path / "theirs").rglob("*.xplane.pb")), "the user's profile was ended"
+    assert_same_weights(
+        trained, fit(model_of(), tf_ooo.OOOBackprop(tf_ooo.SingleDevice(schedule="fast_forward")))
+    )

@@ -1,0 +1,82 @@
+"""When each task of a step really ran, from what TensorFlow's profiler has seen of its ops."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from tf_ooo.compat.tf_profiler import TracedEvent
+from tf_ooo.fit.spans import Span, busy_spans, length_s, span_of
+from tf_ooo.planning.model.task import Task
+from tf_ooo.planning.simulation.measured import Ran
+
+_NEGLIGIBLE = 0.02
+_UPDATES = re.compile(r":(Assign|Resource(Apply|Scatter))")
+
+# By the worker's address.
+Events = Mapping[str, Sequence[TracedEvent]]
+
+
+def task_times(events: Events, tasks: Mapping[str, Task]) -> dict[Task, Ran]:
+    """When each task ran.
+
+    Ops at a task's ends that take next to nothing do not count: what waits for no message runs early.
+    """
+    spans: dict[Task, list[Span]] = {}
+    for event in itertools.chain.from_iterable(events.values()):
+        task = _task_of(event, tasks)
+        if task is not None:
+            spans.setdefault(task, []).append(span_of(event))
+    return {task: _extent(sorted(ran)) for task, ran in spans.items()}
+
+
+def _extent(spans: Sequence[Span]) -> Ran:
+    """First begin and last end, less what is in front of and behind all but a small share of the time."""
+    ops_s = length_s(spans)
+
+    def small(ordered: Sequence[Span]) -> int:
+        before_s = itertools.accumulate(end_s - begin_s for begin_s, end_s in ordered)
+        return sum(seconds < _NEGLIGIBLE * ops_s for seconds in before_s)
+
+    by_end = sorted(spans, key=lambda span: -span[1])
+    return Ran(spans[small(spans)][0], by_end[small(by_end)][1], ops_s)
+
+
+def _task_of(event: TracedEvent, tasks: Mapping[str, Task]) -> Task | None:
+    task = tasks.get(event.label.partition(":")[0])
+    if task is not None and task.kind == "U" and not _UPDATES.search(event.label):
+        return None  # constants and the like of an update are made at any time
+    return task
+
+
+def busy_seconds(events: Events, tasks: Mapping[str, Task], addresses: Sequence[str]) -> list[float]:
+    """For each worker, seconds in which at least one op of a task ran.
+
+    Between two ops of one task a worker may be idle too, where it waits for a message.
+    """
+    of_workers = (events.get(address, ()) for address in addresses)
+    return [
+        length_s(busy_spans(span_of(event) for event in ran if _task_of(event, tasks))) for ran in of_workers
+    ]
+
+
+def last_execution(events: Sequence[TracedEvent], tasks: Mapping[str, Task]) -> list[TracedEvent]:
+    """The events of ops of tasks; of a graph that ran several times (``steps_per_execution``) the last.
+
+    On a GPU an op's kernels stand for it, not their launch.
+    """
+    by_op: defaultdict[tuple[str, str, bool], list[TracedEvent]] = defaultdict(list)
+    for event in events:
+        name = event.label.partition(":")[0]
+        if name in tasks and not event.line.startswith("tf_data"):
+            by_op[name, event.label, event.plane.startswith("/device:GPU")].append(event)
+    on_gpu = {name for name, _, gpu in by_op if gpu}
+    kept = {key: ran for key, ran in by_op.items() if key[2] or key[0] not in on_gpu}
+    runs = min(map(len, kept.values()), default=1)
+    last: list[TracedEvent] = []
+    for ran in kept.values():
+        ran.sort(key=lambda event: event.begin_s)
+        last += ran[-(len(ran) // runs) :]
+    return last

@@ -1,0 +1,169 @@
+"""Records a few steps of a fit with TensorFlow's profiler: what really ran, beside the plan."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tf_ooo.compat import nests, tf_profiler
+from tf_ooo.compat.tf_profiler import TracedEvent
+from tf_ooo.errors import BackendError
+from tf_ooo.fit.ran import busy_seconds, last_execution, task_times
+from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.model.task import Task
+from tf_ooo.planning.simulation.measured import against_plan, measured_timeline, one_after_another
+from tf_ooo.report.report import Report
+
+_LOG = logging.getLogger("tf_ooo")
+# Of the first fifty: later the executor makes no events of cheap ops.
+STEPS = 3
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What runs now, for a profile to be read.
+
+    Attributes:
+        schedule: as planned.
+        tasks: gives the task of each op, by its name.
+        timed: seconds of steps that the mode collects; those of recorded steps are taken out again.
+        why: why the order that runs is not the plan's, where that is known.
+        why_not: why no task can be seen; then only the raw profile is written.
+        one_by_one: the plan is an order, without seconds; its tasks are drawn in those that were measured.
+    """
+
+    schedule: Schedule
+    tasks: Callable[[], Mapping[str, Task]]
+    timed: deque[float] = field(default_factory=deque)
+    why: str = ""
+    why_not: str = ""
+    one_by_one: bool = False
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """One execution: its events, the profiler's files, seconds."""
+
+    events: Sequence[TracedEvent]
+    files: Mapping[str, bytes]
+    seconds: float
+
+
+class Recorder:
+    """Stands in the place of a training's ``run``.
+
+    Args:
+        run: one execution of the training.
+        watched: what runs; None as long as the plan does not run yet.
+        report: gives the report that is filled in.
+        folder: where ``plugins/profile`` goes, for TensorBoard.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Any], Any],
+        watched: Callable[[], Watched | None],
+        report: Callable[[], Report],
+        folder: Any,
+    ) -> None:
+        self._run, self._watched, self._report, self._folder = run, watched, report, folder
+        self._records: list[_Recorded] = []
+        self._last: Watched | None = None
+        self._ended = False
+
+    def run(self, iterator: Any) -> Any:
+        """One execution, recorded if it is one of the first of the plan."""
+        watched = None if self._ended else self._watched()
+        if watched is None:
+            return self._run(iterator)
+        self._last = watched
+        outputs = self._recorded(iterator, watched)
+        if len(self._records) >= STEPS:
+            self.close()
+        return outputs
+
+    def _recorded(self, iterator: Any, watched: Watched) -> Any:
+        """Runs exactly once, whatever the profiler does."""
+        events: list[TracedEvent] = []
+        files: dict[str, bytes] = {}
+        results: list[Any] = []
+        before, seconds = list(watched.timed), 0.0
+        under_way = False
+        try:
+            with tf_profiler.traced_events(events, files):
+                under_way = True
+                started = time.perf_counter()
+                results.append(self._run(iterator))
+                nests.synchronize(results[0])
+                seconds = time.perf_counter() - started
+        except BackendError as error:
+            if under_way and not results:
+                raise
+            self._give_up(str(error))
+        else:
+            self._records.append(_Recorded(events, files, seconds))
+        finally:
+            watched.timed.clear()
+            watched.timed.extend(before)
+        return results[0] if results else self._run(iterator)
+
+    def _give_up(self, reason: str) -> None:
+        self._ended = True
+        self._report().not_measured = reason
+        _LOG.warning("no timeline is measured: %s", reason)
+
+    def close(self) -> None:
+        """Fills in the report with what was recorded; does nothing the second time."""
+        if self._ended:
+            return
+        self._ended = True
+        if self._last is None or not self._records:
+            report = self._report()
+            if report.measured_timeline is None and not report.not_measured:
+                report.not_measured = "training ended before the plan ran"
+            return
+        records = sorted(self._records, key=lambda record: record.seconds)
+        self._records = []
+        try:
+            self._fill(self._last, records[len(records) // 2])
+        except Exception as error:  # a picture must not end a training
+            _LOG.debug("no measured timeline", exc_info=True)
+            self._report().not_measured = f"the profile could not be read: {type(error).__name__}: {error}"
+
+    def _fill(self, watched: Watched, record: _Recorded) -> None:
+        report = self._report()
+        self._write(record.files)
+        report.not_measured = watched.why_not
+        if watched.why_not:
+            return
+        tasks = watched.tasks()
+        events = last_execution(record.events, tasks)
+        ran = task_times({"": events}, tasks)
+        if not ran:
+            report.not_measured = "the profile has no op of the plan in it"
+            return
+        devices = watched.schedule.devices
+        busy_s = busy_seconds({"": events}, tasks, [""]) if devices == 1 else ()
+        report.measured_timeline = measured = measured_timeline(watched.schedule, ran, busy_s)
+        if watched.one_by_one and report.timeline is None:
+            seconds = {task: each.ops_s for task, each in ran.items()}
+            report.timeline = one_after_another(watched.schedule, seconds)
+        planned = None if watched.one_by_one else report.timeline
+        report.measured_against_plan = against_plan(
+            watched.schedule, measured, planned, report.task_name, watched.why
+        )
+
+    def _write(self, files: Mapping[str, bytes]) -> None:
+        """As TensorBoard's profile plug-in looks for it; a folder that cannot be written is logged."""
+        try:
+            for name, content in files.items():
+                path = Path(self._folder) / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+        except OSError as error:
+            _LOG.warning("the profile was not written: %s", error)

@@ -1,0 +1,208 @@
+"""Measured timelines, beside what was planned: built from when tasks ran, and compared in plain words.
+
+No TensorFlow here.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tf_ooo.planning.model.schedule import Lane, Schedule, TaskList
+from tf_ooo.planning.model.task import Task
+from tf_ooo.planning.simulation.timeline import Timeline
+
+# More would be a picture of threads, not of tasks: the rest is drawn behind each other.
+_MOST_STREAMS = 8
+_ON_STREAMS_OF_THEIR_OWN = ("comm", "U")
+
+
+class Ran(NamedTuple):
+    """When a task ran, in seconds since a moment that all tasks share, and the seconds of its ops, added up.
+
+    Where several of its ops ran at once, or it waited between two, these are not the seconds in between.
+    """
+
+    begin_s: float
+    end_s: float
+    ops_s: float
+
+
+def one_after_another(schedule: Schedule, seconds: Mapping[Task, float]) -> Timeline:
+    """A schedule whose tasks follow each other on each lane without waiting; unknown ones take no time."""
+    starts: list[float] = []
+    ends: list[float] = []
+    for tasks in schedule.lanes.values():
+        upto = np.cumsum([0.0, *(seconds.get(task, 0.0) for task in tasks)])
+        starts += upto[:-1].tolist()
+        ends += upto[1:].tolist()
+    return Timeline(schedule, np.array([starts]), np.array([ends]))
+
+
+def measured_timeline(schedule: Schedule, ran: Mapping[Task, Ran], busy_s: Sequence[float] = ()) -> Timeline:
+    """What ran, on the devices of the schedule, from the first task's begin on.
+
+    Tasks that ran side by side on a device have a stream each; communication and updates, which run beside
+    others whenever they can, have streams of their own.  Tasks that the schedule does not name (the forward
+    pass of an order of the backward pass) are on its first device.  What was not seen is left out.
+
+    Args:
+        schedule: as planned.
+        ran: when each task ran.
+        busy_s: of each device, seconds in which an op of a task ran; empty: whenever a task ran.
+    """
+    device_of = {task: device for (device, _), tasks in schedule.lanes.items() for task in tasks}
+    first = min(schedule.lanes, default=(0, 0))[0]
+    first_s = min((each.begin_s for each in ran.values()), default=0.0)
+    by_device: dict[tuple[int, str], list[Task]] = {}
+    for task in sorted(ran, key=lambda task: (ran[task].begin_s, ran[task].end_s)):
+        alone = task.kind if task.kind in _ON_STREAMS_OF_THEIR_OWN else ""
+        by_device.setdefault((device_of.get(task, first), alone), []).append(task)
+    lanes: dict[Lane, TaskList] = {}
+    for (device, _), tasks in sorted(by_device.items()):
+        taken = sum(lane[0] == device for lane in lanes)
+        for number, stream in enumerate(_side_by_side(tasks, ran)):
+            lanes[device, taken + number] = TaskList(stream)
+    times = [ran[task] for tasks in lanes.values() for task in tasks]
+    measured = dataclasses.replace(
+        schedule,
+        lanes=lanes,
+        parts={},
+        after=(),
+        priority_lanes=frozenset(lanes),  # in the order in which they ran, whatever was planned
+        predicted_step_s=None,
+        predicted_peak_bytes=None,
+    )
+    start_s = np.array([[each.begin_s - first_s for each in times]])
+    end_s = np.array([[each.end_s - first_s for each in times]])
+    return Timeline(measured, start_s, end_s, measured_busy_s=tuple(busy_s))
+
+
+def _side_by_side(tasks: Iterable[Task], ran: Mapping[Task, Ran]) -> list[list[Task]]:
+    """Streams in which no task begins before the one in front of it has ended."""
+    streams: list[list[Task]] = []
+    for task in tasks:
+        free = [stream for stream in streams if ran[stream[-1]].end_s <= ran[task].begin_s]
+        if free:
+            free[0].append(task)
+        elif len(streams) < _MOST_STREAMS:
+            streams.append([task])
+        else:
+            min(streams, key=lambda stream: ran[stream[-1]].end_s).append(task)
+    return streams
+
+
+def against_plan(
+    schedule: Schedule,
+    measured: Timeline,
+    planned: Timeline | None,
+    name_of: Callable[[Task], str],
+    why: str = "",
+) -> list[str]:
+    """How what ran differs from the plan, in a few lines.
+
+    Args:
+        schedule: as planned.
+        measured: of one step.
+        planned: simulated; None where no seconds are known.
+        name_of: a task in words.
+        why: a reason that is known, for an order that is another.
+    """
+    begins_s = {event.task: (event.start_s, event.end_s) for event in measured.iter_events()}
+    seen = sum(task in begins_s for task in schedule.tasks)
+    total = len(schedule.tasks)
+    lines = []
+    if seen < total:
+        lines.append(f"{total - seen} of {total} planned tasks were not seen by the profiler")
+    lines.append(_order_text(schedule, begins_s, name_of, why))
+    if planned is not None:
+        lines.append(
+            f"makespan planned {planned.makespan_s / planned.steps * 1e3:.2f} ms, measured "
+            f"{measured.makespan_s * 1e3:.2f} ms (with the profiler)"
+        )
+        lines.append(f"busy, planned {_shares(planned)}; measured {_shares(measured)}")
+    else:
+        lines.append(f"measured {measured.makespan_s * 1e3:.2f} ms (with the profiler)")
+        lines.append(f"busy, measured {_shares(measured)}")
+    return lines
+
+
+def _order_text(
+    schedule: Schedule,
+    times_s: Mapping[Task, tuple[float, float]],
+    name_of: Callable[[Task], str],
+    why: str,
+) -> str:
+    moved, compared, first = 0, 0, ""
+    beside = True
+    for tasks in schedule.lanes.values():
+        present = [task for task in tasks if task in times_s]
+        compared += len(present)
+        early = begun_early(present, times_s)
+        moved += len(early)
+        beside = beside and all(times_s[task][1] > times_s[before][0] for task, before in early)
+        if early and not first:
+            first = f"{name_of(early[0][0])} began before {name_of(early[0][1])}"
+    if not compared:
+        return "no planned task was seen: orders cannot be compared"
+    if not moved:
+        return f"measured order is the plan's ({compared} tasks)"
+    reason = why or (
+        "they ran side by side, as TensorFlow starts what has its inputs"
+        if beside
+        else "no edge orders them, and their inputs were there early"
+    )
+    return f"measured order differs from the plan in {moved} of {compared} tasks: {first}; {reason}"
+
+
+def begun_early(
+    tasks: Sequence[Task], times_s: Mapping[Task, tuple[float, float]]
+) -> list[tuple[Task, Task]]:
+    """The fewest tasks that must be taken out for the rest to have begun in this order.
+
+    Returns:
+        Each with a task that it was planned behind, or in front of, and ran on the other side of: the task
+        that began early first.
+    """
+    kept = _longest_rising([times_s[task][0] for task in tasks])
+    pairs = []
+    for place, task in enumerate(tasks):
+        if place in kept:
+            continue
+        begin_s = times_s[task][0]
+        late = next((t for t in tasks[:place] if times_s[t][0] > begin_s), None)
+        early = next((t for t in tasks[place + 1 :] if times_s[t][0] < begin_s), None)
+        if late is not None:
+            pairs.append((task, late))
+        elif early is not None:
+            pairs.append((early, task))
+    return pairs
+
+
+def _longest_rising(values: Sequence[float]) -> set[int]:
+    """Places of a longest subsequence that never falls."""
+    tails: list[float] = []
+    places: list[int] = []
+    before: list[int | None] = []
+    for place, value in enumerate(values):
+        at = bisect.bisect_right(tails, value)
+        before.append(places[at - 1] if at else None)
+        tails[at:], places[at:] = [value, *tails[at + 1 :]], [place, *places[at + 1 :]]
+    kept: set[int] = set()
+    last = places[-1] if places else None
+    while last is not None:
+        kept.add(last)
+        last = before[last]
+    return kept
+
+
+def _shares(timeline: Timeline) -> str:
+    """Of each device, the share of the time in which it computes."""
+    whole_s = timeline.makespan_s or 1.0
+    return ", ".join(
+        f"device {number} {busy_s / whole_s:.0%}" for number, busy_s in enumerate(timeline.busy_s)
+    )

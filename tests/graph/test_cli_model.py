@@ -9,10 +9,11 @@ import pytest
 from click.testing import CliRunner
 from keras import layers
 
+import tf_ooo
 from tf_ooo.cli import main
 from tf_ooo.costs.keras_model import costs_of_model
 from tf_ooo.costs.table import CostTable
-from tf_ooo.errors import OptionsError
+from tf_ooo.errors import CostError, OptionsError
 
 
 def _run(*arguments):
@@ -54,6 +55,52 @@ def test_measured():
     table = costs_of_model(_classifier(), 8, "cpu-core", measure=True)
     assert table.source in ("measured", "mixed")
     assert "this machine" in table.device
+
+
+def test_precisions():
+    """The peak that counts is the precision's; what nobody gave is said."""
+    wide = [keras.Input((1024,)), layers.Dense(1024), layers.Dense(1024)]
+    model = keras.Sequential(wide)
+    tables = {name: costs_of_model(model, 1024, "a100", precision=name) for name in ("fp32", "tf32", "bf16")}
+    forward_s = {name: table.layers[1].forward_s for name, table in tables.items()}
+    assert forward_s["fp32"] > forward_s["tf32"] > forward_s["bf16"]
+    usual = costs_of_model(model, 1024, "a100")
+    assert usual.device == "a100-tf32"
+    assert usual.layers == tables["tf32"].layers
+    assert usual.assumptions == (
+        "micro-batches of 1024 rows",
+        "device a100 at tf32: 156 TFLOP/s, 2039 GB/s, published peaks, which nothing reaches",
+        "tensors are float32, as in the model",
+        "not given, so assumed: precision",
+    )
+    assert costs_of_model(model).assumptions[-1] == "not given, so assumed: batch, device, precision"
+    with pytest.raises(CostError, match="device 'v100' has no tf32; it has fp32, fp16"):
+        costs_of_model(model, 8, precision="tf32")
+
+
+def test_a_model_of_bfloat16():
+    policy = keras.mixed_precision.DTypePolicy("mixed_bfloat16")
+    model = keras.Sequential([keras.Input((64,)), layers.Dense(64, dtype=policy), layers.Dense(8)])
+    table = costs_of_model(model, 8, "h100")
+    assert table.device == "h100-bf16"
+    assert "tensors are bfloat16, as in the model" in table.assumptions
+    with pytest.raises(CostError, match="device 'v100' has no bf16"):
+        costs_of_model(model, 8)
+
+
+def test_the_function_plans_for_models(tmp_path):
+    """As the command does, for a model or for its file."""
+    path = tmp_path / "m.keras"
+    model = _classifier()
+    model.save(path)
+    ask = {"devices": 2, "microbatches": 4, "batch": 8, "device": "h100", "precision": "bf16"}
+    schedule = tf_ooo.plan(model=model, **ask)
+    assert schedule == tf_ooo.plan(model=path, **ask)
+    given = [part for name, value in ask.items() for part in (f"--{name}", value)]
+    content = json.loads(_run(path, *given, "--json").stdout)
+    assert content["assumptions"] == list(schedule.assumptions)
+    assert content["step_s"] == schedule.predicted_step_s
+    assert any("h100 at bf16: 989.5 TFLOP/s" in line for line in schedule.assumptions)
 
 
 def test_several_inputs_and_no_compile():

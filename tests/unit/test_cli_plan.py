@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
+from inspect import signature
 
+import click
 import pytest
 from click.testing import CliRunner
 
+import tf_ooo
 from tf_ooo.cli import main
+from tf_ooo.cli.plan import plan as command
 from tf_ooo.costs import LayerCosts, Link
 from tf_ooo.costs.gains import GainTable
 from tf_ooo.costs.table import CostTable
+from tf_ooo.errors import OptionsError
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.planning.policies import POLICIES
 
@@ -111,6 +117,8 @@ def test_a_memory_limit_is_kept(costs):
         (("--link", "3 apples"), "expected a bandwidth such as 25Gbit"),
         (("--memory", "3 apples"), "expected bytes such as 16GiB"),
         (("--measure",), "needs a saved Keras model"),
+        (("--device", "h100"), "--device needs a saved Keras model"),
+        (("--precision", "bf16"), "--precision needs a saved Keras model"),
     ],
 )  # fmt: skip
 def test_what_is_refused(costs, arguments, message):
@@ -139,6 +147,117 @@ def test_costs_that_are_wrong_are_named(costs, tmp_path):
     assert result.exit_code == 2
     assert "block 0" in result.stderr
     assert "forward_s" in result.stderr
+
+
+def test_assumptions_are_said(costs, tmp_path):
+    """Before the table, in the JSON, in the schedule's file, and by the function."""
+    out, ask = tmp_path / "s.txt", ("--devices", 2, "--microbatches", 4, "--memory", "200MB")
+    result = _run("plan", costs, *ask, "--out", out)
+    before = result.output[: result.output.index("Predicted")]
+    lines = [line.strip() for line in before.splitlines()[1:]]
+    assert lines == json.loads(_run("plan", costs, *ask, "--json").stdout)["assumptions"]
+    assert lines == [
+        "costs as given; the table says of no device",
+        "2 devices, 4 micro-batches a step, of rows that the costs do not tell",
+        "link 8 Gbit/s, 10 µs latency, each direction of each two devices",
+        "at most 190.7 MiB on each device",
+    ]
+    assert [line for line in out.read_text().splitlines() if line.startswith("#")] == [
+        f"# assumed: {line}" for line in lines
+    ]
+    table = CostTable.load(costs)
+    schedule = tf_ooo.plan(layers=table, devices=2, microbatches=4, memory_limit_bytes=200 * 10**6)
+    assert list(schedule.assumptions) == lines
+    assert pickle.loads(pickle.dumps(schedule)).assumptions == schedule.assumptions
+    assert schedule == Schedule.from_text(out.read_text())
+    assert "no link is given" in " ".join(tf_ooo.plan(layers=LAYERS, devices=2).assumptions)
+
+
+def test_command_and_function_have_the_same_defaults(costs):
+    named = {"memory": "memory_limit_bytes"}
+    of_function = {name: parameter.default for name, parameter in signature(tf_ooo.plan).parameters.items()}
+    context = click.Context(command)
+    of_command = {
+        named.get(option.name, option.name): option.get_default(context) for option in command.params
+    }
+    shared = of_command.keys() & of_function.keys() - {"options"}  # the function's are keywords
+    assert shared >= {
+        "schedule",
+        "devices",
+        "microbatches",
+        "batch",
+        "device",
+        "precision",
+        "measure",
+        "link",
+    }
+    assert {name: of_command[name] for name in shared} == {name: of_function[name] for name in shared}
+    ask = json.loads(_run("plan", costs, "--json").stdout)
+    planned = tf_ooo.plan(layers=CostTable.load(costs))
+    assert (planned.policy, planned.predicted_step_s) == (ask["policy"], ask["step_s"])
+
+
+def test_what_the_limit_costs(costs):
+    """43 MB hold 1F1B, and not what ZB-H2 wants to run ahead."""
+    ask = ("plan", costs, "--devices", 4, "--microbatches", 8, "--schedule", "zb_h2")
+    tight, free = (json.loads(_run(*ask, *limit, "--json").stdout) for limit in (("--memory", "34MB"), ()))
+    slower = tight["step_s"] / free["step_s"] - 1
+    assert slower > 0.05
+    (row,) = tight["candidates"]
+    assert row["slower_by_limit"] == pytest.approx(slower)
+    assert free["candidates"][0]["slower_by_limit"] is None
+    text = f"zb_h2 under 32.42 MiB: {slower:.0%} slower than without the limit (43.87 MiB)"
+    assert f"note: {text}" in _run(*ask, "--memory", "34MB").output
+    limited = tf_ooo.plan(
+        layers=CostTable.load(costs), schedule="zb_h2", devices=4, microbatches=8,
+        memory_limit_bytes=34 * 10**6,
+    )  # fmt: skip
+    assert limited.assumptions[-1] == text
+    assert "limit" not in _run(*ask, "--memory", "60MB").output.split("Predicted")[1]
+
+
+def test_throughput_and_gains_by_hand(costs):
+    """Without a link, equal layers: 1F1B takes (4 + 2 - 1) rounds of 4 layers, one device 4 x 8 of them."""
+    equal = [LayerCosts(1e-3, 1e-3, 1e-3)] * 8
+    CostTable(equal, rows=5).save(costs)
+    ask = ("plan", costs, "--devices", 2, "--microbatches", 4)
+    content = json.loads(_run(*ask, "--json").stdout)
+    rows = {row["schedule"]: row for row in content["candidates"]}
+    one_device_s = 4 * 8 * 3e-3
+    for row in rows.values():
+        assert row["rows_per_s"] == pytest.approx(4 * 5 / row["step_s"])
+        assert row["over_one_device"] == pytest.approx(one_device_s / row["step_s"])
+        assert row["over"] == "1f1b"
+        assert row["over_reference"] == pytest.approx(rows["1f1b"]["step_s"] / row["step_s"])
+    assert max(row["over_one_device"] for row in rows.values()) <= 2 + 1e-9
+    assert "rows/s" in _run(*ask).output
+    named = json.loads(_run(*ask, "--schedule", "zb_h1", "--json").stdout)["candidates"][0]
+    assert (named["over"], named["over_reference"]) == ("1f1b", rows["zb_h1"]["over_reference"])
+
+
+def test_rows_of_costs(costs):
+    CostTable(LAYERS, rows=8).save(costs)
+    assert "costs are for micro-batches of 8 rows" in _run("plan", costs, "--batch", 16).stderr
+    assert _run("plan", costs, "--batch", 8).exit_code == 0
+    costs.write_text(costs.read_text().replace('"rows": 8', '"rows": 0'))
+    assert "rows: expected a whole number of at least 1, got 0" in _run("plan", costs).stderr
+
+
+def test_workers_of_data_parallel(costs):
+    """Twice the rows, and a reduction that one device has not: never twice as fast."""
+    CostTable(LAYERS, Link(1e-5, 1e9), rows=3).save(costs)
+    ask = ("--mode", "data_parallel", "--devices", 2, "--schedule", "in_order", "--json")
+    row = json.loads(_run("plan", costs, *ask).stdout)["candidates"][0]
+    assert row["rows_per_s"] == pytest.approx(2 * 3 / row["step_s"])
+    assert 1 < row["over_one_device"] < 2
+    assert row["over_reference"] == 1
+
+
+def test_settings_of_models_are_refused_without_one():
+    with pytest.raises(OptionsError, match="^precision='bf16' is for a model; what is given has seconds"):
+        tf_ooo.plan(layers=LAYERS, precision="bf16")
+    with pytest.raises(OptionsError, match="not two of them"):
+        tf_ooo.plan(layers=LAYERS, model="model.keras")
 
 
 def test_a_folder_that_cannot_be_made(costs, tmp_path):

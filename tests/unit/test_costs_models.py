@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tf_ooo.costs.devices import DEVICES, DeviceModel, Work, device, elementwise, gemm
+from tf_ooo.costs.devices import DEVICES, DeviceModel, Work, device, elementwise, gemm, usual_precision
 from tf_ooo.costs.layer_costs import check_layers
 from tf_ooo.costs.layer_work import (
     Conv,
@@ -182,3 +182,33 @@ def test_unknown_names_list_the_known_ones():
         model_costs("vgg16", device("v100"), batch=1, growth=3)
     with pytest.raises(CostError, match="depth must be one of"):
         resnet(49, batch=1)
+
+
+def test_published_peaks_of_every_precision():
+    """Dense figures of the makers' data sheets."""
+    assert device("h200", "bf16").flop_per_s == 989.5e12
+    assert device("h100", "fp32") == device("h100")
+    assert device("b200", "tf32").flop_per_s == 1.1e15
+    assert device("a100-fp16") == device("a100", "fp16") == device("a100-fp16", "fp16")
+    for name in ("v100", "t4", "a100", "h100", "h200", "b200", "l40s", "rtx3090", "rtx4090", "rtx5090"):
+        assert device(name, "fp16").flop_per_s > device(name).flop_per_s
+    assert {device(name).bytes_per_s for name in ("xeon-8480", "epyc-9654")} == {307.2e9, 460.8e9}
+
+
+def test_a_precision_that_a_device_lacks_is_refused_with_what_it_has():
+    with pytest.raises(CostError, match=r"^device 'v100' has no bf16; it has fp32, fp16$"):
+        device("v100", "bf16")
+    with pytest.raises(CostError, match="^device 'h100-bf16' is h100 at bf16, not at tf32"):
+        device("h100-bf16", "tf32")
+    with pytest.raises(CostError, match="precision='int8' is not accepted; accepted: fp32, tf32, bf16, fp16"):
+        device("h100", "int8")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "precision"),
+    [("a100", "float32", "tf32"), ("v100", "float32", "fp32"), ("a100-fp16", "float32", "fp16"),
+     ("h100", "bfloat16", "bf16"), ("v100", "float16", "fp16"), ("xeon-8480", "float32", "fp32")],
+)  # fmt: skip
+def test_what_tensorflow_multiplies_in(name, kind, precision):
+    """float32 goes through tensor cores that have TF32: TensorFlow's default."""
+    assert usual_precision(name, kind) == precision

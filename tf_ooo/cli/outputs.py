@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from tf_ooo.planning.choosing.plan import Candidate, step_s
+from tf_ooo.planning.choosing.plan import step_s
 from tf_ooo.planning.pictures.style import bytes_text, steady_step_s, time_text
 from tf_ooo.planning.simulation.timeline import Timeline
 
@@ -101,23 +99,6 @@ def _text_writer(make: Callable[[], str]) -> Callable[[Path], object]:
     return write
 
 
-def candidates_table(compared: Sequence[Candidate], chosen: str) -> Table:
-    """What was compared: the fastest first, with the reason why others cannot be taken."""
-    table = Table("schedule", title="Predicted, the fastest first", title_justify="left")
-    for column in ("step", "makespan", "bubble", "peak memory"):
-        table.add_column(column, justify="right")
-    table.add_column("remark")
-    for candidate in compared:
-        figures, trial, mine = ["-"] * 4, candidate.trial, candidate.name == chosen
-        if trial is not None:
-            figures = [time_text(candidate.step_s), time_text(trial.makespan_s)]
-            figures += [f"{trial.timeline.bubble_fraction:.1%}", bytes_text(trial.peak_bytes)]
-        reason = re.sub(r"\b(\d{4,}) bytes", lambda match: bytes_text(int(match[1])), candidate.reason)
-        remark = "chosen" if mine else reason
-        table.add_row(candidate.name, *figures, remark, style="bold" if mine else "")
-    return table
-
-
 def timeline_table(timeline: Timeline) -> Table:
     """The figures of one simulation."""
     table = Table(show_header=False, box=None)
@@ -153,18 +134,4 @@ def timeline_facts(timeline: Timeline) -> dict[str, Any]:
         "bubble_fraction": timeline.bubble_fraction,
         "peak_bytes": timeline.peak_bytes,
         "message_bytes": timeline.message_bytes,
-    }
-
-
-def candidate_facts(candidate: Candidate) -> dict[str, Any]:
-    """One candidate as JSON types; null where there is no schedule."""
-    trial = candidate.trial
-    known = trial is not None and math.isfinite(candidate.step_s)
-    return {
-        "schedule": candidate.name,
-        "step_s": candidate.step_s if known else None,
-        "makespan_s": trial.makespan_s if trial and known else None,
-        "bubble_fraction": trial.timeline.bubble_fraction if trial else None,
-        "peak_bytes": trial.timeline.peak_bytes if trial else None,
-        "reason": candidate.reason,
     }

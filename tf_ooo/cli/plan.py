@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +13,26 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tf_ooo.cli.inputs import BYTES, LINK, is_model, load_table, policy_options
-from tf_ooo.cli.outputs import EXISTING, FILE, Outputs, candidate_facts, candidates_table, picture_options
+from tf_ooo.cli.inputs import BYTES, LINK, is_model, policy_options
+from tf_ooo.cli.outputs import EXISTING, FILE, Outputs, picture_options
+from tf_ooo.cli.plan_table import CandidateRows, print_table
+from tf_ooo.costs.devices import PRECISIONS
 from tf_ooo.costs.gains import GainTable
 from tf_ooo.costs.layer_costs import Link
+from tf_ooo.costs.sources import costs_for_model, with_rows
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OptionsError
+from tf_ooo.planning.choosing.assumptions import assumptions
+from tf_ooo.planning.choosing.figures import reference
 from tf_ooo.planning.choosing.on_paper import candidates, check_problem, policies_of, usual_mode
 from tf_ooo.planning.choosing.plan import Candidate, Plan, as_asked, choose, policy_named
 from tf_ooo.planning.pictures.style import time_text
 from tf_ooo.planning.policies import POLICIES, Problem
 from tf_ooo.planning.simulation.timeline import Timeline
+from tf_ooo.rewriting.plan import plan as planned
 
+# Of the function, so that both have the same.
+_DEFAULTS = {name: parameter.default for name, parameter in signature(planned).parameters.items()}
 _MODES = tuple(dict.fromkeys(mode for policy in POLICIES.values() for mode in policy.modes))
 _WITH_GAINS = " and ".join(policy.name for policy in POLICIES.values() if "gains" in policy.options)
 _SEVERAL_STEPS = 3
@@ -30,64 +40,84 @@ _SEVERAL_STEPS = 3
 
 @click.command()
 @click.argument("source", metavar="COSTS|MODEL", type=EXISTING)
-@click.option("--devices", type=click.IntRange(1), default=1, show_default=True,
+@click.option("--devices", type=click.IntRange(1), default=_DEFAULTS["devices"], show_default=True,
               help="Of a pipeline, or workers of data parallel training.")  # fmt: skip
-@click.option("--microbatches", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--microbatches", type=click.IntRange(1), default=_DEFAULTS["microbatches"], show_default=True)
 @click.option("--link", type=LINK,
               help="Between devices, such as 25Gbit or 10Gbit,20us; default: the table's.")  # fmt: skip
 @click.option("--memory", type=BYTES, help="Limit of each device, such as 16GiB.")
-@click.option("--schedule", default="auto", show_default=True,
+@click.option("--schedule", default=_DEFAULTS["schedule"], show_default=True,
               help="auto, or one of: " + ", ".join(POLICIES) + ".")  # fmt: skip
 @click.option("--mode", type=click.Choice(_MODES), help="Default: pipeline if there are several devices.")
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE",
               help="Of the schedule, such as group=2; can be repeated.")  # fmt: skip
 @click.option("--gains", type=EXISTING,
               help=f"Measured gains of dW beside the main stream (JSON), for {_WITH_GAINS}.")  # fmt: skip
-@click.option("--batch", type=click.IntRange(1), default=32, show_default=True,
-              help="Rows of one micro-batch, for a model.")  # fmt: skip
-@click.option("--device",
-              help="What a model is to run on, such as v100 or h100-bf16.  "
+@click.option("--batch", type=click.IntRange(1), default=_DEFAULTS["batch"],
+              help="Rows of one micro-batch.  [default: 32 for a model, else the table's]")  # fmt: skip
+@click.option("--device", default=_DEFAULTS["device"],
+              help="What a model is to run on, such as h100 or rtx4090.  "
                    "[default: v100; cpu-core with --measure]")  # fmt: skip
-@click.option("--measure", is_flag=True, help="Measure the model's ops on this machine instead.")
+@click.option("--precision", type=click.Choice(PRECISIONS), default=_DEFAULTS["precision"],
+              help="Whose published peak of the device counts.  "
+                   "[default: what TensorFlow multiplies the model's types in]")  # fmt: skip
+@click.option("--measure", is_flag=True, default=_DEFAULTS["measure"],
+              help="Measure the model's ops on this machine instead.")  # fmt: skip
 @click.option("--out", type=FILE, help="Write the schedule, for tf-ooo simulate.")
 @click.option("--costs-out", type=FILE, help="Write the costs that were used.")
 @picture_options
 def plan(
     source: Path, devices: int, microbatches: int, link: Link | None, memory: int | None, schedule: str,
-    mode: str | None, options: tuple[str, ...], gains: Path | None, batch: int, device: str | None,
-    measure: bool, out: Path | None, costs_out: Path | None, **outputs: Any,
+    mode: str | None, options: tuple[str, ...], gains: Path | None, batch: int | None, device: str | None,
+    precision: str | None, measure: bool, out: Path | None, costs_out: Path | None, **outputs: Any,
 ) -> None:  # fmt: skip
     """Compare schedules for the COSTS of layers (JSON), or for a saved Keras MODEL."""
-    table = _table(source, link, batch, device, measure)
+    table = _table(source, link, batch, device=device, precision=precision, measure=measure)
     given = policy_options(options)
     if gains is not None:
         given["gains"] = dict(GainTable.load(gains).saved_s)
     problem = Problem(table.layers, devices, microbatches, table.link, memory, given)
     check_problem(problem)
     compared = _compare(problem, schedule, mode)
+    planned_mode = _mode_of(problem, schedule, mode)
+    assumed = assumptions(problem, table, planned_mode)
     wanted, chosen = Outputs(**outputs), ""
+    rows = CandidateRows(compared, reference(compared, problem, planned_mode), table.rows)
     try:
         plan = choose(compared)
         chosen = plan.schedule.policy
     finally:
         if not wanted.as_json:
-            Console(soft_wrap=True).print(candidates_table(compared, chosen))
+            print_table(assumed, rows.table(chosen))
     wanted.show(
         _timeline(plan),
-        texts=[(out, plan.schedule.to_text), (costs_out, table.to_json)],
-        notes=table.notes,
-        candidates=[candidate_facts(candidate) for candidate in plan.candidates],
+        texts=[(out, lambda: _with_comments(assumed) + plan.schedule.to_text()), (costs_out, table.to_json)],
+        notes=[*map(str, rows.squeezed.values()), *table.notes],
+        assumptions=list(assumed),
+        candidates=[rows.facts(candidate) for candidate in plan.candidates],
     )
 
 
-def _table(source: Path, link: Link | None, batch: int, device: str | None, measure: bool) -> CostTable:
-    if not is_model(source):
-        if measure:
-            raise OptionsError(f"--measure needs a saved Keras model, {source} is a cost table")
-        return load_table(source, link)
-    from tf_ooo.costs.keras_model import costs_of_file  # imports TensorFlow
+def _with_comments(assumed: Sequence[str]) -> str:
+    return "".join(f"# assumed: {line}\n" for line in assumed)
 
-    table = costs_of_file(source, batch, device or ("cpu-core" if measure else "v100"), measure)
+
+def _mode_of(problem: Problem, schedule: str, mode: str | None) -> str:
+    """The mode that is planned: as asked, a named schedule's, or the usual one."""
+    if mode is not None or schedule == "auto":
+        return usual_mode(problem, mode)
+    modes, usual = policy_named(schedule).modes, usual_mode(problem, None)
+    return usual if usual in modes else modes[0]
+
+
+def _table(source: Path, link: Link | None, batch: int | None, **of_model: Any) -> CostTable:
+    if is_model(source):
+        table = costs_for_model(source, batch=batch, **of_model)
+    else:
+        for name, value in of_model.items():
+            if value:
+                raise OptionsError(f"--{name} needs a saved Keras model, {source} is a cost table")
+        table = with_rows(CostTable.load(source), batch)
     return table if link is None else dataclasses.replace(table, link=link)
 
 

@@ -7,7 +7,7 @@ device that its pieces fill (1 from ``parallel_width`` on).  Nothing reaches its
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from tf_ooo.errors import CostError
@@ -113,38 +113,126 @@ def elementwise(elements: float, passes: float, element_bytes: int) -> Work:
 # dataclasses.replace(device, launch_s=1e-6)).
 _LAUNCH_S = 5e-6
 GRAPH_LAUNCH_S = 1e-6
+# To dispatch a TensorFlow op on a CPU.
+_CPU_LAUNCH_S = 2e-6
 
-DEVICES: dict[str, DeviceModel] = {
-    device.name: device
-    for device in (
+# fp32: without tensor cores; tf32: float32 tensors in tensor cores; bf16, fp16: sums in 32 bits.
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+_OF_TYPES = {"bfloat16": "bf16", "float16": "fp16"}
+
+
+@dataclass(frozen=True)
+class _Published:
+    """A row of a data sheet: bytes/s, processors, and dense FLOP/s of each precision that it has."""
+
+    name: str
+    bytes_per_s: float
+    parallel_width: int
+    flop_per_s: Mapping[str, float]
+    launch_s: float = _LAUNCH_S
+
+    def at(self, precision: str, name: str) -> DeviceModel:
+        peak = self.flop_per_s[precision]
+        return DeviceModel(peak, self.bytes_per_s, self.launch_s, self.parallel_width, name)
+
+
+_PUBLISHED = {
+    row.name: row
+    for row in (
         # NVIDIA V100 data sheet (2020), SXM2: 15.7 TFLOP/s single, 125 tensor; 900 GB/s; 80 SMs.
-        DeviceModel(15.7e12, 900e9, _LAUNCH_S, 80, "v100"),
-        DeviceModel(125e12, 900e9, _LAUNCH_S, 80, "v100-fp16"),
-        # NVIDIA A100 data sheet (2021), 80 GB SXM: 19.5 TFLOP/s single, 156 TF32, 312 FP16, dense;
+        _Published("v100", 900e9, 80, {"fp32": 15.7e12, "fp16": 125e12}),
+        # NVIDIA T4 data sheet (2019): 8.1 TFLOP/s single, 65 mixed FP16; 320 GB/s; 40 SMs.
+        _Published("t4", 320e9, 40, {"fp32": 8.1e12, "fp16": 65e12}),
+        # NVIDIA A100 data sheet (2021), 80 GB SXM: 19.5 TFLOP/s single, 156 TF32, 312 BF16 and FP16, dense;
         # 2,039 GB/s; 108 SMs.
-        DeviceModel(19.5e12, 2039e9, _LAUNCH_S, 108, "a100"),
-        DeviceModel(156e12, 2039e9, _LAUNCH_S, 108, "a100-tf32"),
-        DeviceModel(312e12, 2039e9, _LAUNCH_S, 108, "a100-fp16"),
-        # NVIDIA H100 data sheet (2023), SXM: 67 TFLOP/s single; 989 TF32, 1,979 BF16 with sparsity,
+        _Published("a100", 2039e9, 108, {"fp32": 19.5e12, "tf32": 156e12, "bf16": 312e12, "fp16": 312e12}),
+        # NVIDIA L40S data sheet (2023): 91.6 TFLOP/s single, 183 TF32, 362.05 BF16 and FP16, dense;
+        # 864 GB/s; 142 SMs.
+        _Published(
+            "l40s", 864e9, 142, {"fp32": 91.6e12, "tf32": 183e12, "bf16": 362.05e12, "fp16": 362.05e12}
+        ),
+        # NVIDIA H100 data sheet (2023), SXM: 67 TFLOP/s single; 989 TF32, 1,979 BF16 and FP16 with sparsity,
         # half of it dense; 3.35 TB/s; 132 SMs.
-        DeviceModel(67e12, 3350e9, _LAUNCH_S, 132, "h100"),
-        DeviceModel(494.5e12, 3350e9, _LAUNCH_S, 132, "h100-tf32"),
-        DeviceModel(989.5e12, 3350e9, _LAUNCH_S, 132, "h100-bf16"),
+        _Published(
+            "h100", 3350e9, 132, {"fp32": 67e12, "tf32": 494.5e12, "bf16": 989.5e12, "fp16": 989.5e12}
+        ),
         # NVIDIA H200 data sheet (2024), SXM: the H100's processors, 4.8 TB/s.
-        DeviceModel(67e12, 4800e9, _LAUNCH_S, 132, "h200"),
-        DeviceModel(494.5e12, 4800e9, _LAUNCH_S, 132, "h200-tf32"),
-        DeviceModel(989.5e12, 4800e9, _LAUNCH_S, 132, "h200-bf16"),
+        _Published(
+            "h200", 4800e9, 132, {"fp32": 67e12, "tf32": 494.5e12, "bf16": 989.5e12, "fp16": 989.5e12}
+        ),
+        # NVIDIA Blackwell data sheet (2025), one GPU of HGX B200: 75 TFLOP/s single; 2,200 TF32, 4,500 BF16
+        # and FP16 with sparsity, half of it dense; 7.7 TB/s; 148 SMs.
+        _Published("b200", 7700e9, 148, {"fp32": 75e12, "tf32": 1100e12, "bf16": 2250e12, "fp16": 2250e12}),
+        # NVIDIA GA102 white paper (2021), appendix: 35.6 TFLOP/s single and TF32, 71 BF16 and FP16 with FP32
+        # sums, dense; 936 GB/s; 82 SMs.
+        _Published("rtx3090", 936e9, 82, {"fp32": 35.6e12, "tf32": 35.6e12, "bf16": 71e12, "fp16": 71e12}),
+        # NVIDIA Ada white paper (2022), appendix: 82.6 TFLOP/s single and TF32, 165.2 BF16 and FP16 with FP32
+        # sums, dense; 1,008 GB/s; 128 SMs.
+        _Published(
+            "rtx4090", 1008e9, 128, {"fp32": 82.6e12, "tf32": 82.6e12, "bf16": 165.2e12, "fp16": 165.2e12}
+        ),
+        # NVIDIA RTX Blackwell white paper (2025), appendix: 104.8 TFLOP/s single and TF32, 209.5 BF16 and
+        # FP16 with FP32 sums, dense; 1,792 GB/s; 170 SMs.
+        _Published(
+            "rtx5090", 1792e9, 170, {"fp32": 104.8e12, "tf32": 104.8e12, "bf16": 209.5e12, "fp16": 209.5e12}
+        ),
         # NVIDIA Titan Xp product page (2017): 3,840 cores at 1,582 MHz x 2; 547.7 GB/s; 30 SMs.
-        DeviceModel(12.15e12, 547.7e9, _LAUNCH_S, 30, "titan-xp"),
+        _Published("titan-xp", 547.7e9, 30, {"fp32": 12.15e12}),
+        # Intel Xeon Platinum 8480+ product page (2023): 56 cores at 2.0 GHz (base), 8 channels of DDR5-4800.
+        # Intel's optimization manual: 64 single-precision flop a cycle (two AVX-512 units), 1,024 of BF16
+        # (AMX: 16 x 16 x 32 multiply-adds in 16 cycles).
+        _Published("xeon-8480", 307.2e9, 56, {"fp32": 7.17e12, "bf16": 114.7e12}, _CPU_LAUNCH_S),
+        # AMD EPYC 9654 product page (2022): 96 cores at 2.4 GHz (base), 460.8 GB/s.  AMD's Zen 4 optimization
+        # guide: 32 single-precision flop a cycle, 64 of BF16.
+        _Published("epyc-9654", 460.8e9, 96, {"fp32": 7.37e12, "bf16": 14.7e12}, _CPU_LAUNCH_S),
         # No data sheet: one core at 3 GHz with two 8-wide multiply-add units (AVX2); 10 GB/s is a usual
-        # share of a server's memory; 2 us to dispatch a TensorFlow op.
-        DeviceModel(96e9, 10e9, 2e-6, 1, "cpu-core"),
+        # share of a server's memory.
+        _Published("cpu-core", 10e9, 1, {"fp32": 96e9}, _CPU_LAUNCH_S),
     )
+}
+# Where none is said; plans state it.
+DEFAULT_DEVICE = "v100"
+# A device at its fp32 peak by its name, at the others as NAME-PRECISION.
+DEVICES: dict[str, DeviceModel] = {
+    model.name: model
+    for row in _PUBLISHED.values()
+    for precision in row.flop_per_s
+    for model in [row.at(precision, row.name if precision == "fp32" else f"{row.name}-{precision}")]
 }
 
 
-def device(name: str) -> DeviceModel:
-    """A device of the table.  CostError lists the names."""
-    if name not in DEVICES:
-        raise CostError(f"unknown device {name!r}; known: {', '.join(DEVICES)}")
-    return DEVICES[name]
+def device(name: str, precision: str | None = None) -> DeviceModel:
+    """A device of the table, at a precision of its own; None: the one in the name (``h100-bf16``), else fp32.
+
+    Raises:
+        CostError: no such device, which lists the names; a precision that it lacks, which lists its own; or
+            another one than its name says.
+    """
+    if not isinstance(name, str) or name not in DEVICES:
+        raise CostError(
+            f"unknown device {name!r:.80}; known: {', '.join(_PUBLISHED)}, and with a precision, h100-bf16"
+        )
+    row, own = split_device(name)
+    if precision is None:
+        return DEVICES[name]
+    if precision not in PRECISIONS:
+        raise CostError(f"precision={precision!r:.80} is not accepted; accepted: {', '.join(PRECISIONS)}")
+    if own is not None and own != precision:
+        raise CostError(f"device {name!r} is {row} at {own}, not at {precision}; write one of the two")
+    has = _PUBLISHED[row].flop_per_s
+    if precision not in has:
+        raise CostError(f"device {row!r} has no {precision}; it has {', '.join(has)}")
+    return DEVICES[row if precision == "fp32" else f"{row}-{precision}"]
+
+
+def usual_precision(name: str, computed_in: str) -> str:
+    """What a device's name says, else what TensorFlow multiplies a type in: TF32 for float32, where it is."""
+    row, own = split_device(name)
+    of_float32 = "tf32" if f"{row}-tf32" in DEVICES else "fp32"
+    return own or _OF_TYPES.get(computed_in, of_float32)
+
+
+def split_device(name: str) -> tuple[str, str | None]:
+    """The device's own name, and the precision that is in ``name``, None where it says none."""
+    row, _, precision = name.rpartition("-")
+    return (row, precision) if precision in PRECISIONS else (name, None)

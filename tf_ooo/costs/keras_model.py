@@ -15,6 +15,7 @@ from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.separate import SeparatePass
 from tf_ooo.compat import keras_optimizers, nests, versions
 from tf_ooo.costs.analytic import analytic_ops
+from tf_ooo.costs.devices import DEFAULT_DEVICE, DeviceModel, split_device, usual_precision
 from tf_ooo.costs.devices import device as device_named
 from tf_ooo.costs.from_graph import graph_costs, with_occupancy
 from tf_ooo.costs.layer_costs import Link
@@ -28,13 +29,16 @@ if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2
 
 _OPTIMIZER, _LOSS = "adam", "mse"
+# Rows of a micro-batch where none are said: Keras' batch.
+DEFAULT_ROWS = 32
+_MEASURED_ON = "cpu-core"
 # Shape and dtype.
 _Spec = tuple[tuple[int, ...], str]
 _Specs = _Spec | list[_Spec] | dict[str, _Spec]
 
 
-def costs_of_file(path: str | Path, batch: int, device: str, measure: bool = False) -> CostTable:
-    """Costs of a saved model; see :func:`costs_of_model`.  OptionsError where it cannot be loaded."""
+def costs_of_file(path: str | Path, **settings: Any) -> CostTable:
+    """Costs of a saved model; ``settings`` of :func:`costs_of_model`.  OptionsError: it cannot be loaded."""
     versions.check_versions()
     versions.check_keras_backend()
     keras = versions.user_keras()
@@ -46,16 +50,39 @@ def costs_of_file(path: str | Path, batch: int, device: str, measure: bool = Fal
         reason = str(error).strip().splitlines() or [type(error).__name__]
         hint = "" if versions.is_keras_2(keras) else "; if tf_keras has saved it, set TF_USE_LEGACY_KERAS=1"
         raise OptionsError(f"{path}: Keras cannot load it: {reason[0]}{hint}") from error
-    return costs_of_model(model, batch, device, measure)
+    return costs_of_model(model, **settings)
 
 
-def costs_of_model(model: keras.Model, batch: int, device: str, measure: bool = False) -> CostTable:
+def costs_of_model(
+    model: keras.Model,
+    batch: int | None = None,
+    device: str | None = None,
+    measure: bool = False,
+    *,
+    precision: str | None = None,
+) -> CostTable:
     """Costs of one micro-batch of ``batch`` rows of a built model; Adam and mse if not compiled.
 
-    ``measure``: four steps on zeros, which change its weights.  OptionsError: it is not built or cannot be
-    traced; GraphError: it trains nothing; CostError: unknown device, or an op without known costs.
+    Args:
+        model: changed only if it is not compiled, or measured.
+        batch: None: 32, which the table's assumptions say, as they do of a device that is not given.
+        device: a name of :mod:`tf_ooo.costs.devices`; None: a V100, or with ``measure`` one CPU core.
+        measure: four steps on zeros, which change its weights; the device is for ops that no profile shows.
+        precision: fp32, tf32, bf16 or fp16: whose published peak counts; None: what TensorFlow multiplies the
+            model's types in on that device.
+
+    Raises:
+        OptionsError: it is not built or cannot be traced.
+        GraphError: it trains nothing.
+        CostError: unknown device, a precision that it lacks, or an op without known costs.
     """
-    roofline = device_named(device)
+    named = device or (_MEASURED_ON if measure else DEFAULT_DEVICE)
+    device_named(named)
+    types = _computed_in(model)
+    usual = None if measure else usual_precision(named, types)
+    roofline = device_named(named, precision or usual)
+    assumed = _assumed(roofline, types, measure, (batch, device, precision))
+    batch = batch or DEFAULT_ROWS
     step = _Step(model, batch)
     graph_def, graph = step.classified(batch)
     profile = step.profiled() if measure else None
@@ -65,12 +92,37 @@ def costs_of_model(model: keras.Model, batch: int, device: str, measure: bool = 
     notes = [*step.notes, *costs.notes, *seconds.notes]
     for kind, left_s in costs.left_out_s.items():
         notes.append(f"{left_s * 1e3:.3g} ms of {kind} ops belong to no layer and are left out")
-    where = device
+    where = roofline.name
     if profile is not None:
         times = f"step {profile.step_s * 1e3:.3g} ms, profiling {profile.overhead_s:.2g} s"
         where = f"this machine ({times})"
-    assumed = (f"micro-batches of {batch} rows", "the link takes no time unless one is given")
-    return CostTable(layers, Link(), seconds.source, where, assumed, tuple(notes), dict(seconds.seconds))
+    assumed = (f"micro-batches of {batch} rows", *assumed)
+    return CostTable(
+        layers, Link(), seconds.source, where, assumed, tuple(notes), dict(seconds.seconds), rows=batch
+    )
+
+
+def _assumed(
+    roofline: DeviceModel, types: str, measure: bool, given: tuple[int | None, str | None, str | None]
+) -> tuple[str, ...]:
+    """What the seconds are for, and what of it nobody has asked for."""
+    row, own = split_device(roofline.name)
+    precision = own or "fp32"
+    names = ("batch", "device", "precision")
+    silent = [name for name, value in zip(names, given, strict=True) if value is None]
+    peak = f"{roofline.flop_per_s / 1e12:.4g} TFLOP/s, {roofline.bytes_per_s / 1e9:.4g} GB/s"
+    device = f"device {row} at {precision}: {peak}, published peaks, which nothing reaches"
+    lines = [f"measured here; what no profile shows: {device}" if measure else device]
+    lines.append(f"tensors are {types}, as in the model")
+    if silent:
+        lines.append(f"not given, so assumed: {', '.join(silent)}")
+    return tuple(lines)
+
+
+def _computed_in(model: keras.Model) -> str:
+    """The type that layers with weights compute in: the shortest, if they differ."""
+    kinds = {getattr(layer, "compute_dtype", None) for layer in model.layers if layer.weights}
+    return next((kind for kind in ("bfloat16", "float16") if kind in kinds), "float32")
 
 
 class _Step:

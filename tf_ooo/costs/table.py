@@ -34,6 +34,7 @@ class CostTable:
         assumptions: what was assumed to get them.
         notes: what else a reader should know, such as ops that could not be measured.
         op_seconds: seconds of single ops, by node name; empty where only layers are known.
+        rows: of the micro-batch that the costs are for; None: not known.
 
     Raises:
         CostError: no layer, a layer that reads no earlier one, an op's seconds that are no time.
@@ -46,6 +47,7 @@ class CostTable:
     assumptions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     op_seconds: Mapping[str, float] = field(default_factory=dict)
+    rows: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", check_layers(self.layers))
@@ -56,6 +58,8 @@ class CostTable:
         for field_name in ("assumptions", "notes"):
             check_texts(field_name, getattr(self, field_name))
         _expect(isinstance(self.op_seconds, Mapping), "op_seconds: expected a map", self.op_seconds)
+        whole = isinstance(self.rows, int) and not isinstance(self.rows, bool) and self.rows > 0
+        _expect(self.rows is None or whole, "rows: expected a whole number of at least 1", self.rows)
         for name, seconds in self.op_seconds.items():
             if not is_amount(seconds):
                 raise CostError(f"op_seconds: op {name!r}: must be a finite number >= 0, got {seconds!r}")
@@ -70,6 +74,7 @@ class CostTable:
             "device": self.device,
             "assumptions": list(self.assumptions),
             "notes": list(self.notes),
+            "rows": self.rows,
             "link": {
                 "latency_s": self.link.latency_s,
                 "bytes_per_s": UNLIMITED if math.isinf(bandwidth) else bandwidth,
@@ -133,6 +138,7 @@ def _table(content: object) -> CostTable:
         assumptions=check_texts("assumptions", content.get("assumptions", ())),
         notes=check_texts("notes", content.get("notes", ())),
         op_seconds=op_seconds,
+        rows=content.get("rows"),
     )
 
 

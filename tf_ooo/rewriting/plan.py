@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from inspect import signature
 from typing import Any
@@ -10,29 +11,36 @@ from grappler_passes.analysis.backward_tasks import backward_tasks
 from grappler_passes.graph.training_graph import TrainingGraph
 from tf_ooo.costs.from_graph import GraphCosts, graph_costs
 from tf_ooo.costs.layer_costs import LayerCosts, Link
+from tf_ooo.costs.sources import costs_for_model, refuse_of_models, with_rows
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import CostError, OptionsError
 from tf_ooo.options.checks import did_you_mean
+from tf_ooo.planning.choosing.assumptions import stated
 from tf_ooo.planning.choosing.on_paper import plan_layers
 from tf_ooo.planning.model.schedule import Schedule, Task
-from tf_ooo.planning.policies import DEFAULT_POLICY, POLICIES
+from tf_ooo.planning.policies import POLICIES
 from tf_ooo.rewriting.lowering import only_tasks
 
 
 def plan(
     training_graph: TrainingGraph | None = None,
     costs: CostTable | GraphCosts | Mapping[str, float] | None = None,
-    schedule: str = DEFAULT_POLICY,
+    schedule: str = "auto",
     memory_limit_bytes: int | None = None,
     *,
     layers: Sequence[LayerCosts] | CostTable | None = None,
+    model: Any = None,
+    batch: int | None = None,
+    device: str | None = None,
+    precision: str | None = None,
+    measure: bool = False,
     devices: int = 1,
     microbatches: int = 1,
     link: Link | None = None,
     mode: str | None = None,
     **options: Any,
 ) -> Schedule:
-    """An order of all tasks of a training step.
+    """An order of all tasks of a training step; its ``assumptions`` say what the predictions hold for.
 
     Args:
         training_graph: from :func:`tf_ooo.classify`; or None, and ``layers``.
@@ -41,6 +49,11 @@ def plan(
         schedule: a policy's name, or ``"auto"``: the fastest of the mode, by simulation.
         memory_limit_bytes: of each device.
         layers: planning without a model: a LayerCosts each, for one micro-batch.
+        model: a Keras model, or the path of a saved one, whose step is traced.
+        batch: rows of one micro-batch; None: 32 for a model, else those of the CostTable.
+        device, precision, measure: of a model, as :func:`tf_ooo.costs.keras_model.costs_of_model` has them:
+            the device that it is planned for (None: a V100), ``"fp32"``, ``"tf32"``, ``"bf16"`` or
+            ``"fp16"``; whether its ops are measured on this machine.
         devices: devices of a pipeline, or workers of data parallel training.
         microbatches: micro-batches of one step.
         link: between each two devices.
@@ -49,26 +62,36 @@ def plan(
         options: what a policy offers, for example ``group=2`` of modulo.
 
     Raises:
-        OptionsError: an unknown policy, mode or option, or more stages than layers.
-        CostError: costs are missing or no numbers.
+        OptionsError: an unknown policy, mode or option, or more stages than layers; a model that cannot be
+            loaded or traced.
+        CostError: costs are missing or no numbers; an unknown device, or a precision that it lacks.
         MemoryLimitError: no schedule of that name stays within the limit; says the smallest limit
             that one can keep.
     """
     _refuse_unknown(options)
+    of_model = {"device": device, "precision": precision, "measure": measure}
+    if model is not None:
+        if training_graph is not None or layers is not None:
+            raise OptionsError("plan(): give a model, or a training graph, or layers; not two of them")
+        layers = costs_for_model(model, batch=batch, **of_model)
+    else:
+        refuse_of_models("what is given", **of_model)
     if training_graph is not None and costs is None:
         from tf_ooo.rewriting.planner import plan_graph  # noqa: PLC0415 - imports TensorFlow
 
         return plan_graph(training_graph, schedule, memory_limit_bytes)
     given = layers if training_graph is None else costs
+    if isinstance(given, CostTable):
+        given = with_rows(given, batch)
     if training_graph is not None:
         own_costs: Sequence[LayerCosts] = layers_of_graph(training_graph, costs)
     elif layers is not None:
         own_costs = layers.layers if isinstance(layers, CostTable) else layers
     else:
-        raise OptionsError("plan() needs a training graph, or layers=[LayerCosts, ...]")
+        raise OptionsError("plan() needs a model, a training graph, or layers=[LayerCosts, ...]")
     if link is None and isinstance(given, CostTable):
         link = given.link
-    planned = plan_layers(
+    chosen = plan_layers(
         own_costs,
         schedule,
         memory_limit_bytes,
@@ -77,7 +100,9 @@ def plan(
         link=link,
         mode=mode,
         options=options,
-    ).schedule
+    )
+    table = given if isinstance(given, CostTable) else None
+    planned = dataclasses.replace(chosen.schedule, assumptions=stated(chosen, table))
     if training_graph is None or planned.stages:  # a pipeline's stages are made of whole layers
         return planned
     return only_tasks(planned, {Task(*task) for task in backward_tasks(training_graph).ops})

@@ -10,12 +10,12 @@ from tf_ooo.costs.layer_costs import LayerCosts, Link, check_layers
 from tf_ooo.errors import CostError, OptionsError
 from tf_ooo.planning.choosing.plan import Candidate, Plan, as_asked, choose, policy_named, shortest, tried
 from tf_ooo.planning.model.problem import Problem
-from tf_ooo.planning.policies import DEFAULT_POLICY, POLICIES, Policy
+from tf_ooo.planning.policies import POLICIES, Policy
 
 
 def plan_layers(
     layers: Sequence[LayerCosts],
-    schedule: str = DEFAULT_POLICY,
+    schedule: str = "auto",
     memory_limit_bytes: int | None = None,
     *,
     devices: int = 1,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -43,6 +43,7 @@ class Schedule:
             one is done, that of ``steps`` steps later.
         predicted_step_s: seconds of one step, None where no costs are known.
         predicted_peak_bytes: most bytes alive at once on one device, None if not computed.
+        assumptions: what the predictions hold for, in words; neither compared nor part of the text.
 
     Raises:
         ScheduleError: a task occurs twice, a dO stands after the dW that needs it in one lane (a
@@ -64,6 +65,7 @@ class Schedule:
     priority_lanes: frozenset[Lane] = frozenset()
     parts: Mapping[tuple[str, int], tuple[float, ...]] = field(default_factory=dict)
     after: tuple[After, ...] = ()
+    assumptions: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         for name in (self.mode, self.policy):
@@ -79,7 +81,7 @@ class Schedule:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled, and copied, as its text: its maps cannot be changed, nor pickled."""
-        return type(self).from_text, (self.to_text(),)
+        return _restored, (self.to_text(), self.assumptions)
 
     def _check_numbers(self) -> None:
         for what in ("microbatches", "workers", "update_every"):
@@ -168,6 +170,10 @@ class Schedule:
         Raises ScheduleError with the number of the offending line.
         """
         return cls(**read(text))
+
+
+def _restored(text: str, assumptions: tuple[str, ...]) -> Schedule:
+    return replace(Schedule.from_text(text), assumptions=assumptions)
 
 
 def _names(tasks: list[Task]) -> str:

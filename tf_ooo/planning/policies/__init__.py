@@ -30,6 +30,7 @@ __all__ = [
     "BACKWARD_ORDERS",
     "DEFAULT_POLICY",
     "POLICIES",
+    "REFERENCES",
     "STOCK_ORDER",
     "Policy",
     "Problem",
@@ -73,6 +74,13 @@ def schedules_of(mode: str, streams: bool | None = None) -> tuple[str, ...]:
 
 
 # What runs where nothing is asked for.
+# What the schedules of each mode are compared with: the first of these that is possible.
+REFERENCES = {
+    "single_device": ("in_order",),
+    "data_parallel": ("in_order",),
+    "pipeline": ("1f1b", "gpipe"),
+    "layerpipe": ("pipedream",),
+}
 DEFAULT_POLICY = fast_forward.POLICY.name
 # What TensorFlow and stock Horovod run.
 STOCK_ORDER = in_order.POLICY

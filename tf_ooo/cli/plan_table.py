@@ -1,0 +1,111 @@
+"""The table of ``tf-ooo plan``: what was compared, and what each candidate gives."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from tf_ooo.planning.choosing.figures import Squeezed, microbatches_per_s, over, over_one_device, squeezed
+from tf_ooo.planning.choosing.plan import Candidate
+from tf_ooo.planning.pictures.style import bytes_text, time_text
+
+_LEFT_OUT = "-"
+_FULL_WIDTH = 120
+
+
+@dataclass(frozen=True)
+class CandidateRows:
+    """The fastest first; ``reference`` is what all are compared with, ``rows`` those of a micro-batch."""
+
+    compared: Sequence[Candidate]
+    reference: Candidate | None
+    rows: int | None
+
+    def table(self, chosen: str) -> Table:
+        """With the reason why some cannot be taken, or what a memory limit costs them."""
+        look: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1), "pad_edge": False}
+        table = Table(title="Predicted, the fastest first", title_justify="left", **look)
+        table.add_column("schedule", no_wrap=True)
+        for column in ("step", "makespan", "bubble", "peak\nmemory", *self._columns()):
+            table.add_column(column, justify="right", no_wrap=True)
+        table.add_column("remark")
+        for candidate in self.compared:
+            mine = candidate.name == chosen
+            less = self.squeezed.get(candidate.name)
+            remarks = ("chosen" if mine else "", less.in_short if less else "", _with_units(candidate.reason))
+            remark = "; ".join(filter(None, remarks))
+            table.add_row(candidate.name, *self._figures(candidate), remark, style="bold" if mine else "")
+        return table
+
+    def facts(self, candidate: Candidate) -> dict[str, Any]:
+        """One candidate as JSON types; null where there is no schedule."""
+        trial, less = candidate.trial, self.squeezed.get(candidate.name)
+        known = trial is not None and math.isfinite(candidate.step_s)
+        return {
+            "schedule": candidate.name,
+            "step_s": candidate.step_s if known else None,
+            "makespan_s": trial.makespan_s if trial and known else None,
+            "bubble_fraction": trial.timeline.bubble_fraction if trial else None,
+            "peak_bytes": trial.timeline.peak_bytes if trial else None,
+            "rows_per_s": self._rate(candidate) if self.rows else None,
+            "over_one_device": over_one_device(trial) if trial else None,
+            "over": self.reference.name if self.reference else None,
+            "over_reference": self._over_reference(candidate),
+            "reason": candidate.reason,
+            "slower_by_limit": less.slower if less else None,
+        }
+
+    @cached_property
+    def squeezed(self) -> dict[str, Squeezed]:
+        """What the memory limit costs those that it changed, by name."""
+        costs = {candidate.name: squeezed(candidate) for candidate in self.compared}
+        return {name: cost for name, cost in costs.items() if cost is not None}
+
+    def _columns(self) -> list[str]:
+        rate = "rows/s" if self.rows else "micro-\nbatches/s"
+        return [rate, "over one\ndevice", *([f"over\n{self.reference.name}"] if self.reference else [])]
+
+    def _figures(self, candidate: Candidate) -> list[str]:
+        trial = candidate.trial
+        if trial is None:
+            return [_LEFT_OUT] * (4 + len(self._columns()))
+        figures = [time_text(candidate.step_s), time_text(trial.makespan_s)]
+        figures += [f"{trial.timeline.bubble_fraction:.1%}", bytes_text(trial.peak_bytes)]
+        rate = self._rate(candidate)
+        figures += [_LEFT_OUT if rate is None else f"{rate:,.4g}" if rate < 1000 else f"{rate:,.0f}"]
+        figures += [_times(over_one_device(trial))]
+        return figures + ([_times(self._over_reference(candidate))] if self.reference else [])
+
+    def _rate(self, candidate: Candidate) -> float | None:
+        """Rows a second, or micro-batches where the rows are not known."""
+        rate = microbatches_per_s(candidate.trial) if candidate.trial else math.inf
+        return rate * (self.rows or 1) if math.isfinite(rate) else None
+
+    def _over_reference(self, candidate: Candidate) -> float | None:
+        trial, other = candidate.trial, self.reference.trial if self.reference else None
+        return over(trial, other) if trial and other else None
+
+
+def print_table(assumed: Sequence[str], table: Table) -> None:
+    """What the table holds for, and the table, of which nothing is left out to fit a narrow terminal."""
+    console = Console(soft_wrap=True, width=max(Console().width, _FULL_WIDTH))
+    console.print("Assumed:", highlight=False)
+    for line in assumed:
+        console.print(f"  {line}", highlight=False, markup=False)
+    console.print(table)
+
+
+def _times(factor: float | None) -> str:
+    return _LEFT_OUT if factor is None else f"{factor:.2f}x"
+
+
+def _with_units(reason: str) -> str:
+    return re.sub(r"\b(\d{4,}) bytes", lambda match: bytes_text(int(match[1])), reason)

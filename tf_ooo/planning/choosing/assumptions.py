@@ -1,0 +1,66 @@
+"""What a plan's predictions hold for, in words: nothing is assumed without saying so."""
+
+from __future__ import annotations
+
+import math
+
+from tf_ooo.costs.layer_costs import Link
+from tf_ooo.costs.table import CostTable
+from tf_ooo.planning.choosing.figures import squeezed
+from tf_ooo.planning.choosing.plan import Candidate, Plan
+from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.pictures.style import bytes_text, time_text
+
+
+def stated(plan: Plan, table: CostTable | None = None) -> tuple[str, ...]:
+    """The assumptions of a plan, and what its memory limit costs."""
+    schedule = plan.trial.schedule
+    less = squeezed(Candidate(schedule.policy, plan.problem, plan.trial))
+    return (*assumptions(plan.problem, table, schedule.mode), *([str(less)] if less else []))
+
+
+def assumptions(problem: Problem, table: CostTable | None = None, mode: str | None = None) -> tuple[str, ...]:
+    """Of the costs, the devices, the rows of a step, the link and the limit; ``mode`` as in the schedule."""
+    return (
+        *_of_costs(table),
+        _rows_text(problem, table, mode),
+        *([_link_text(problem.link)] if problem.devices > 1 else []),
+        _limit_text(problem.memory_limit_bytes),
+    )
+
+
+def _of_costs(table: CostTable | None) -> tuple[str, ...]:
+    if table is None:
+        return ("costs as given, for one micro-batch",)
+    if not (table.device or table.assumptions):
+        return ("costs as given; the table says of no device",)
+    return (*([f"costs {table.source}, for {table.device}"] if table.device else []), *table.assumptions)
+
+
+def _rows_text(problem: Problem, table: CostTable | None, mode: str | None) -> str:
+    count, devices = problem.microbatches, problem.devices
+    text = f"{_counted(devices, 'device')}, {_counted(count, 'micro-batch', 'micro-batches')}"
+    text += " on each" if mode == "data_parallel" and devices > 1 else " a step"
+    rows = None if table is None else table.rows
+    if rows is None:
+        return f"{text}, of rows that the costs do not tell"
+    workers = devices if mode == "data_parallel" else 1
+    return f"{text}, of {_counted(rows, 'row')}: {_counted(rows * count * workers, 'row')} a step"
+
+
+def _counted(count: int, singular: str, plural: str = "") -> str:
+    return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
+
+
+def _link_text(link: Link) -> str:
+    if link == Link():
+        return "no link is given: what devices send takes no time (--link 25Gbit,20us; link=tf_ooo.Link(...))"
+    speed = "any size" if math.isinf(link.bytes_per_s) else f"{link.bytes_per_s * 8 / 1e9:.4g} Gbit/s"
+    text = f"link {speed}, {time_text(link.latency_s)} latency, each direction of each two devices"
+    if link.overhead_s_per_byte:
+        text += f", {link.overhead_s_per_byte * 1e9:.3g} s of both processors for each GB"
+    return text
+
+
+def _limit_text(limit_bytes: int | None) -> str:
+    return "no memory limit" if limit_bytes is None else f"at most {bytes_text(limit_bytes)} on each device"

@@ -1,0 +1,102 @@
+"""What a candidate gives: throughput, how many times as fast as others, what the memory limit costs it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tf_ooo.costs.layer_costs import LayerCosts
+from tf_ooo.planning.choosing.plan import Candidate, Trial, policy_named, tried
+from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.pictures.style import bytes_text
+from tf_ooo.planning.policies import REFERENCES
+
+# Above this, the schedule without the limit takes too long only to compare it.
+_TASKS_TO_MAKE_AGAIN = 100_000
+_SAME = 0.005
+
+
+def microbatches_per_s(trial: Trial) -> float:
+    """Of all workers; infinite where nothing takes time."""
+    schedule = trial.schedule
+    count = schedule.microbatches * schedule.workers
+    return count / trial.step_s if trial.step_s else float("inf")
+
+
+def one_device_s(schedule: Schedule, layers: Sequence[LayerCosts]) -> float:
+    """Seconds in which one device does the same work, one task after the other, with as many updates."""
+    updates = -(-schedule.microbatches // schedule.update_every) if schedule.asynchronous else 1
+    batches_s = schedule.microbatches * sum(layer.busy_s for layer in layers)
+    return schedule.workers * (batches_s + updates * sum(layer.update_s for layer in layers))
+
+
+def over_one_device(trial: Trial) -> float | None:
+    """How many times as fast as one device; None where nothing takes time."""
+    return one_device_s(trial.schedule, trial.problem.layers) / trial.step_s if trial.step_s else None
+
+
+def over(trial: Trial, other: Trial) -> float | None:
+    """How many times as many micro-batches a second as another; None where nothing takes time."""
+    rate = microbatches_per_s(other)
+    return microbatches_per_s(trial) / rate if trial.step_s and other.step_s else None
+
+
+def reference(compared: Sequence[Candidate], problem: Problem, mode: str) -> Candidate | None:
+    """What the schedules of a mode are compared with, made where it is not among them; None: impossible."""
+    known = {candidate.name: candidate for candidate in compared}
+    for name in REFERENCES[mode]:
+        own = dataclasses.replace(problem, options={}, mode=mode)
+        candidate = known.get(name) or tried(policy_named(name, mode), own)
+        if candidate.trial is not None:
+            return candidate
+    return None
+
+
+@dataclass(frozen=True)
+class Squeezed:
+    """A schedule that the memory limit has changed.
+
+    Attributes:
+        name: of the policy.
+        limit_bytes: of each device.
+        slower: than without the limit, 0.12 for 12%; below 0 where it happens to be faster.
+        free_bytes: what it would need without the limit.
+    """
+
+    name: str
+    limit_bytes: int
+    slower: float
+    free_bytes: int
+
+    @property
+    def in_short(self) -> str:
+        """For a table."""
+        return f"limit: +{self.slower:.0%}" if self.slower >= _SAME else "limit: +0%"
+
+    def __str__(self) -> str:
+        how = f"{self.slower:.0%} slower than" if self.slower >= _SAME else "as fast as"
+        needs = bytes_text(self.free_bytes)
+        return f"{self.name} under {bytes_text(self.limit_bytes)}: {how} without the limit ({needs})"
+
+
+def squeezed(candidate: Candidate) -> Squeezed | None:
+    """What the memory limit costs a schedule; None where it changed nothing."""
+    trial = candidate.trial
+    if trial is None or len(trial.schedule.tasks) > _TASKS_TO_MAKE_AGAIN:
+        return None
+    limit_bytes = trial.problem.memory_limit_bytes
+    if limit_bytes is None:
+        return None
+    free = dataclasses.replace(trial.problem, memory_limit_bytes=None)
+    without = tried(policy_named(candidate.name), free).trial
+    if without is None or _same(without.schedule, trial.schedule):
+        return None
+    slower = trial.step_s / without.step_s - 1 if without.step_s else 0.0
+    return Squeezed(candidate.name, limit_bytes, slower, without.peak_bytes)
+
+
+def _same(schedule: Schedule, other: Schedule) -> bool:
+    """Whether both run the same tasks in the same order in the same places."""
+    return schedule.lanes == other.lanes and schedule.stages == other.stages and schedule.parts == other.parts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 HANDLE_SHAPES = "_handle_shapes"
@@ -20,13 +20,34 @@ def graph_def_of(concrete_function):
     # graph.variables raises when one of them has been deleted since the trace.
     living = [variable for ref in graph._weak_variables if (variable := ref()) is not None]
     by_handle = {id(variable.handle): variable for variable in living}
-    for external, internal in graph.captures:
-        if internal.dtype.name == "resource" and internal.op.name in nodes:
-            _describe_capture(nodes[internal.op.name], internal, by_handle.get(id(external)))
+    captured = [
+        (internal, by_handle.get(id(external)))
+        for external, internal in graph.captures
+        if internal.dtype.name == "resource" and internal.op.name in nodes
+    ]
+    names = numbered([variable.name.partition(":")[0] for _, variable in captured if variable is not None])
+    for internal, variable in captured:
+        name = "" if variable is None else next(names)
+        _describe_capture(nodes[internal.op.name], internal, variable, name)
     return graph_def, [tensor.op.name for tensor in concrete_function.outputs]
 
 
-def _describe_capture(node, placeholder, variable) -> None:
+def numbered(names: Sequence[str]) -> Iterator[str]:
+    """The names; ``_1``, ``_2``, ... is appended to those that were there before.
+
+    Layers of a subclassed Keras model that are built when it is called have variables of the same names.
+    """
+    taken, seen = set(names), set()
+    for name in names:
+        free, number = name, 0
+        while free in seen or (number and free in taken):
+            number += 1
+            free = f"{name}_{number}"
+        seen.add(free)
+        yield free
+
+
+def _describe_capture(node, placeholder, variable, name) -> None:
     from tensorflow.python.ops import handle_data_util
 
     handle_data = handle_data_util.get_resource_handle_data(placeholder)
@@ -34,7 +55,7 @@ def _describe_capture(node, placeholder, variable) -> None:
         node.attr[HANDLE_SHAPES].list.shape.add().CopyFrom(pointed.shape)
         node.attr["_handle_dtypes"].list.type.append(pointed.dtype)
     if variable is not None:
-        described = {"name": variable.name.partition(":")[0], "trainable": bool(variable.trainable)}
+        described = {"name": name, "trainable": bool(variable.trainable)}
         node.attr[VARIABLE_ATTR].s = json.dumps(described).encode()
 
 

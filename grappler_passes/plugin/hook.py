@@ -124,13 +124,7 @@ def _own(variable: Any) -> VariableInfo:
 
 
 def _unique(infos: Sequence[VariableInfo]) -> Iterator[VariableInfo]:
-    """Appends ``_1``, ``_2``, ... to names that were there before."""
-    taken = {info["name"] for info in infos}
-    seen: set[str] = set()
-    for info in infos:
-        name, number = info["name"], 0
-        while name in seen or (number and name in taken):
-            number += 1
-            name = f"{info['name']}_{number}"
-        seen.add(name)
+    """With names that differ."""
+    names = traced_functions.numbered([info["name"] for info in infos])
+    for info, name in zip(infos, names, strict=True):
         yield VariableInfo(name=name, trainable=info["trainable"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 
 import keras
 import pytest
@@ -146,3 +148,119 @@ def test_open_shapes_are_refused():
     model = keras.Sequential([keras.Input((None, 4)), layers.Dense(3)])
     with pytest.raises(OptionsError, match="only the batch may be open"):
         costs_of_model(model, 4, "v100")
+
+
+MODULE = """
+import keras
+
+@keras.saving.register_keras_serializable()
+class Scaled(keras.layers.Layer):
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
+
+    def call(self, x):
+        return x * self.scale
+
+class Net(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.first, self.scaled = keras.layers.Dense(16, "relu"), Scaled()
+        self.second, self.last = keras.layers.Dense(8), keras.layers.Dense(3)
+
+    def call(self, x):
+        return self.last(keras.ops.mean(self.second(self.scaled(self.first(x))), axis=1))
+
+def needs(size):
+    return keras.Sequential([keras.layers.Dense(size)])
+
+def broken():
+    raise ValueError("no such backbone")
+
+number = 3
+"""
+
+
+@pytest.fixture
+def _module(tmp_path, monkeypatch):
+    (tmp_path / "my_models.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("my_models", None)
+
+
+@pytest.mark.usefixtures("_module")
+def test_a_class_of_the_users_own(tmp_path):
+    """Subclassed, not built: planned from the shape of its input; also by the function."""
+    ask = (
+        "--model",
+        "my_models:Net",
+        "--import",
+        "my_models",
+        "--batch",
+        4,
+        "--costs-out",
+        tmp_path / "c.json",
+    )
+    result = _run(*ask, "--input-shape", "12,64", "--devices", 2, "--json")
+    assert result.exit_code == 0, result.output
+    table = CostTable.load(tmp_path / "c.json")
+    weights = [layer.weight_bytes for layer in table.layers]
+    assert weights == [4 * (64 * 16 + 16), 4 * 16, 4 * (16 * 8 + 8), 4 * (8 * 3 + 3)]
+    assert table.rows == 4
+    for given in ((12, 64), "12,64", "12,64:float32"):
+        schedule = tf_ooo.plan(model="my_models:Net", batch=4, input_shape=given, devices=2)
+        assert schedule.predicted_step_s == json.loads(result.stdout)["step_s"]
+    longer = tf_ooo.plan(model="my_models:Net", batch=4, input_shape=(4800, 64), devices=2)
+    assert longer.predicted_step_s > schedule.predicted_step_s
+
+
+@pytest.mark.usefixtures("_module")
+def test_a_saved_model_with_classes_of_its_own(tmp_path):
+    scaled = importlib.import_module("my_models").Scaled
+    keras.Sequential([keras.Input((5,)), layers.Dense(4), scaled(), layers.Dense(2)]).save("m.keras")
+    keras.saving.get_custom_objects().clear()
+    sys.modules.pop("my_models")
+    assert _run("m.keras", "--devices", 2).exit_code == 2
+    assert _run("m.keras", "--devices", 2, "--import", "my_models").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--model", "my_models:Net"), "is not built, or has no inputs of known shape; say it"),
+        (("--model", "my_models:Net", "--input-shape", "64"), "does not take these inputs: Input 0 "),
+        (("--model", "my_models:Nets"), "module 'my_models' has no 'Nets'"),
+        (("--model", "their_models:Net"), "module 'their_models' cannot be imported: No module named"),
+        (("--model", "my_models:needs"), "my_models:needs cannot be made without arguments: needs() missing"),
+        (("--model", "my_models:broken"), "cannot be made without arguments: no such backbone"),
+        (("--model", "my_models:number"), "my_models:number is no Keras model but a int"),
+        (("--model", "Net"), "--model 'Net': expected MODULE:NAME"),
+        (("--model", "my_models:Net", "--input-shape", "0,3"), "input shape '0,3': expected sizes without"),
+        (("--model", "my_models:Net", "--input-shape", "a=3", "--input-shape", "4"), "name each input once"),
+        ((), "give COSTS or MODEL, a file, or --model MODULE:NAME"),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("_module")
+def test_models_that_cannot_be_planned(arguments, message):
+    result = _run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_open_sizes_are_given():
+    """One shape for all of a map of inputs, their own types; or each by its name."""
+    ids, mask = (
+        keras.Input((None,), dtype="int32", name="ids"),
+        keras.Input((None,), dtype="bool", name="mask"),
+    )
+    embedded = layers.Embedding(50, 8, name="table")(ids)
+    pooled = layers.GlobalAveragePooling1D()(embedded, mask=mask)
+    model = keras.Model({"ids": ids, "mask": mask}, layers.Dense(3)(pooled))
+    with pytest.raises(OptionsError, match="only the batch may be open"):
+        costs_of_model(model, 4)
+    table = costs_of_model(model, 4, input_shape="7")
+    by_name = costs_of_model(model, 4, input_shape={"ids": (7,), "mask": "7:bool"})
+    assert table.layers == by_name.layers
+    assert table.layers[0].weight_bytes == 50 * 8 * 4

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import tensorflow as tf
 
 from grappler_passes.compat import shape_inference, traced_functions
@@ -45,3 +47,12 @@ def test_set_string_attr():
         traced_functions.set_string_attr(op, "_ooo_test", "value")
     node = graph.as_graph_def().node[0]
     assert node.attr["_ooo_test"].s == b"value", "Operation._set_attr no longer writes into the graph"
+
+
+def test_variables_of_one_name_are_told_apart():
+    assert list(traced_functions.numbered(["a", "a_1", "a", "b", "a"])) == ["a", "a_1", "a_2", "b", "a_3"]
+    first, second = tf.Variable([1.0, 2.0], name="kernel"), tf.Variable([3.0], name="kernel")
+    concrete = tf.function(lambda: first[0] + second[0]).get_concrete_function()
+    graph_def, _ = traced_functions.graph_def_of(concrete)
+    described = [node.attr[traced_functions.VARIABLE_ATTR].s for node in graph_def.node]
+    assert [json.loads(text)["name"] for text in described if text] == ["kernel", "kernel_1"]

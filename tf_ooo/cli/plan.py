@@ -19,7 +19,7 @@ from tf_ooo.cli.plan_table import CandidateRows, print_table
 from tf_ooo.costs.devices import PRECISIONS
 from tf_ooo.costs.gains import GainTable
 from tf_ooo.costs.layer_costs import Link
-from tf_ooo.costs.sources import costs_for_model, with_rows
+from tf_ooo.costs.sources import costs_for_model, is_name, with_rows
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.choosing.assumptions import assumptions
@@ -39,7 +39,15 @@ _SEVERAL_STEPS = 3
 
 
 @click.command()
-@click.argument("source", metavar="COSTS|MODEL", type=EXISTING)
+@click.argument("source", metavar="COSTS|MODEL", type=EXISTING, required=False)
+@click.option("--model", metavar="MODULE:NAME", default=_DEFAULTS["model"],
+              help="Instead of a file: a class or function that makes a model.")  # fmt: skip
+@click.option("--import", "modules", multiple=True, metavar="MODULE",
+              help="Import this first: what registers a model's own classes; can be repeated.")  # fmt: skip
+@click.option("--input-shape", multiple=True, metavar="[NAME=]SIZES[:TYPE]",
+              default=_DEFAULTS["input_shape"], callback=lambda _context, _option, given: list(given) or None,
+              help="Of a model that is not built or has open sizes, without the batch: 128,64, or "
+                   "ids=128:int32; repeated for each input.")  # fmt: skip
 @click.option("--devices", type=click.IntRange(1), default=_DEFAULTS["devices"], show_default=True,
               help="Of a pipeline, or workers of data parallel training.")  # fmt: skip
 @click.option("--microbatches", type=click.IntRange(1), default=_DEFAULTS["microbatches"], show_default=True)
@@ -67,12 +75,16 @@ _SEVERAL_STEPS = 3
 @click.option("--costs-out", type=FILE, help="Write the costs that were used.")
 @picture_options
 def plan(
-    source: Path, devices: int, microbatches: int, link: Link | None, memory: int | None, schedule: str,
-    mode: str | None, options: tuple[str, ...], gains: Path | None, batch: int | None, device: str | None,
-    precision: str | None, measure: bool, out: Path | None, costs_out: Path | None, **outputs: Any,
+    source: Path | None, model: str | None, modules: tuple[str, ...],
+    input_shape: list[str] | None, devices: int, microbatches: int, link: Link | None, memory: int | None,
+    schedule: str, mode: str | None, options: tuple[str, ...], gains: Path | None, batch: int | None,
+    device: str | None, precision: str | None, measure: bool, out: Path | None, costs_out: Path | None,
+    **outputs: Any,
 ) -> None:  # fmt: skip
-    """Compare schedules for the COSTS of layers (JSON), or for a saved Keras MODEL."""
-    table = _table(source, link, batch, device=device, precision=precision, measure=measure)
+    """Compare schedules for the COSTS of layers (JSON), for a saved Keras MODEL, or for a --model."""
+    what = _source(source, model)
+    of_model = {"device": device, "precision": precision, "measure": measure}
+    table = _table(what, link, batch, modules, **of_model, input_shape=input_shape)
     given = policy_options(options)
     if gains is not None:
         given["gains"] = dict(GainTable.load(gains).saved_s)
@@ -110,13 +122,27 @@ def _mode_of(problem: Problem, schedule: str, mode: str | None) -> str:
     return usual if usual in modes else modes[0]
 
 
-def _table(source: Path, link: Link | None, batch: int | None, **of_model: Any) -> CostTable:
-    if is_model(source):
-        table = costs_for_model(source, batch=batch, **of_model)
+def _source(source: Path | None, model: str | None) -> Path | str:
+    """The one of both that is given."""
+    if source is not None and model is None:
+        return source
+    if model is None or source is not None:
+        raise OptionsError("give COSTS or MODEL, a file, or --model MODULE:NAME")
+    if not is_name(model):
+        raise OptionsError(f"--model {model!r:.80}: expected MODULE:NAME, such as my_models:Net")
+    return model
+
+
+def _table(
+    source: Path | str, link: Link | None, batch: int | None, modules: Sequence[str], **of_model: Any
+) -> CostTable:
+    if isinstance(source, str) or is_model(source):
+        table = costs_for_model(source, modules, batch=batch, **of_model)
     else:
-        for name, value in of_model.items():
+        for name, value in {**of_model, "import": modules}.items():
             if value:
-                raise OptionsError(f"--{name} needs a saved Keras model, {source} is a cost table")
+                option = name.replace("_", "-")
+                raise OptionsError(f"--{option} needs a saved Keras model, {source} is a cost table")
         table = with_rows(CostTable.load(source), batch)
     return table if link is None else dataclasses.replace(table, link=link)
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+import re
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +22,7 @@ from tf_ooo.costs.analytic import analytic_ops
 from tf_ooo.costs.devices import DEFAULT_DEVICE, DeviceModel, split_device, usual_precision
 from tf_ooo.costs.devices import device as device_named
 from tf_ooo.costs.from_graph import graph_costs, with_occupancy
+from tf_ooo.costs.input_shapes import InputShape, input_shapes
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.op_seconds import op_seconds
 from tf_ooo.costs.profile import OpProfile, profile_ops
@@ -35,10 +40,52 @@ _MEASURED_ON = "cpu-core"
 # Shape and dtype.
 _Spec = tuple[tuple[int, ...], str]
 _Specs = _Spec | list[_Spec] | dict[str, _Spec]
+_Shapes = InputShape | list[InputShape] | dict[str, InputShape]
 
 
-def costs_of_file(path: str | Path, **settings: Any) -> CostTable:
-    """Costs of a saved model; ``settings`` of :func:`costs_of_model`.  OptionsError: it cannot be loaded."""
+def costs_of_name(name: str, modules: Sequence[str] = (), **settings: Any) -> CostTable:
+    """Costs of what ``MODULE:NAME`` makes without arguments, or is: a model's class, a function, a model.
+
+    ``modules`` are imported first; ``settings`` of :func:`costs_of_model`.
+    OptionsError: there is no such module or name, or it makes no model.
+    """
+    versions.check_versions()
+    versions.check_keras_backend()
+    module, colon, attribute = name.partition(":")
+    if not (module and colon and attribute):
+        raise OptionsError(f"model {name!r}: expected MODULE:NAME, such as my_models:Net")
+    for imported in modules:
+        import_module(imported)
+    made = getattr(import_module(module), attribute, None)
+    if made is None:
+        raise OptionsError(f"module {module!r} has no {attribute!r}")
+    if callable(made) and not hasattr(made, "train_on_batch") or isinstance(made, type):
+        try:
+            made = made()
+        except Exception as error:  # whatever it raises
+            raise OptionsError(f"{name} cannot be made without arguments: {_reason(error)}") from error
+    if not hasattr(made, "train_on_batch"):
+        raise OptionsError(f"{name} is no Keras model but a {type(made).__name__}")
+    return costs_of_model(made, **settings)
+
+
+def import_module(name: str) -> Any:
+    """A module, also of the present folder.  OptionsError says why it cannot be imported."""
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # whatever the user's file raises
+        raise OptionsError(f"module {name!r} cannot be imported: {_reason(error)}") from error
+
+
+def costs_of_file(path: str | Path, modules: Sequence[str] = (), **settings: Any) -> CostTable:
+    """Costs of a saved model; ``settings`` of :func:`costs_of_model`.  OptionsError: it cannot be loaded.
+
+    ``modules`` are imported first: they register its own classes with Keras.
+    """
+    for imported in modules:
+        import_module(imported)
     versions.check_versions()
     versions.check_keras_backend()
     keras = versions.user_keras()
@@ -60,6 +107,7 @@ def costs_of_model(
     measure: bool = False,
     *,
     precision: str | None = None,
+    input_shape: Any = None,
 ) -> CostTable:
     """Costs of one micro-batch of ``batch`` rows of a built model; Adam and mse if not compiled.
 
@@ -70,12 +118,16 @@ def costs_of_model(
         measure: four steps on zeros, which change its weights; the device is for ops that no profile shows.
         precision: fp32, tf32, bf16 or fp16: whose published peak counts; None: what TensorFlow multiplies the
             model's types in on that device.
+        input_shape: of a model that is not built, or whose sizes are open: without the batch, ``(128, 64)``,
+            ``"128,64"`` or ``"ids=128:int32"``; of several inputs a list or a map.
 
     Raises:
         OptionsError: it is not built or cannot be traced.
         GraphError: it trains nothing.
         CostError: unknown device, a precision that it lacks, or an op without known costs.
     """
+    shapes = None if input_shape is None else input_shapes(input_shape)
+    data = _given(model, 1 if shapes else batch or DEFAULT_ROWS, shapes)
     named = device or (_MEASURED_ON if measure else DEFAULT_DEVICE)
     device_named(named)
     types = _computed_in(model)
@@ -83,7 +135,7 @@ def costs_of_model(
     roofline = device_named(named, precision or usual)
     assumed = _assumed(roofline, types, measure, (batch, device, precision))
     batch = batch or DEFAULT_ROWS
-    step = _Step(model, batch)
+    step = _Step(model, tuple(_with_rows(part, batch) for part in data))
     graph_def, graph = step.classified(batch)
     profile = step.profiled() if measure else None
     seconds = op_seconds(graph_def, roofline, profile)
@@ -126,9 +178,9 @@ def _computed_in(model: keras.Model) -> str:
 
 
 class _Step:
-    """One training step of a model, traced for a fixed batch size."""
+    """One training step of a model, traced for inputs and targets of fixed sizes."""
 
-    def __init__(self, model: keras.Model, batch: int) -> None:
+    def __init__(self, model: keras.Model, specs: tuple[_Specs, _Specs]) -> None:
         import tensorflow as tf
 
         self.notes: list[str] = []
@@ -136,7 +188,7 @@ class _Step:
             model.compile(_OPTIMIZER, _LOSS, jit_compile=False)
             self.notes.append(f"the model is not compiled: {_OPTIMIZER} and {_LOSS} assumed")
         model.jit_compile = False
-        self._data = tuple(_nested(lambda spec: tf.zeros(*spec), part) for part in _given(model, batch))
+        self._data = tuple(_nested(lambda spec: tf.zeros(*spec), part) for part in specs)
         keras_optimizers.build_optimizer(model.optimizer, model.trainable_variables)
         self._function = tf.function(lambda x, y: model.train_step((x, y)), jit_compile=False)
         try:
@@ -164,18 +216,69 @@ class _Step:
         return profile_ops(lambda: self._concrete(*self._data))
 
 
-def _given(model: keras.Model, batch: int) -> tuple[_Specs, _Specs]:
+def _given(model: keras.Model, batch: int, shapes: _Shapes | None) -> tuple[_Specs, _Specs]:
     """Inputs and targets that a step is called with."""
+    if shapes is not None:
+        return _called(model, batch, shapes)
     inputs, outputs = getattr(model, "inputs", None), getattr(model, "outputs", None)
     if not inputs or not outputs:
         raise OptionsError(
-            f"model {model.name!r} has no inputs of known shape; save a built Functional or Sequential model"
+            f"model {model.name!r} is not built, or has no inputs of known shape; say it, without the batch: "
+            "--input-shape 128,64 (input_shape=(128, 64))"
         )
-    targets = [_target(_loss_of(model, place), tensor, batch) for place, tensor in enumerate(outputs)]
-    shapes = [_spec(tensor, batch) for tensor in inputs]
+    targets = [_target(_loss_of(model, place), _spec(out, batch)) for place, out in enumerate(outputs)]
+    specs = [_spec(tensor, batch) for tensor in inputs]
     # A Sequential model has neither input nor output as attributes; its one of each goes in alone.
     inputs_like, outputs_like = getattr(model, "input", None), getattr(model, "output", None)
-    return _like(inputs_like, shapes), _like(outputs_like, targets)
+    return _like(inputs_like, specs), _like(outputs_like, targets)
+
+
+def _called(model: keras.Model, batch: int, shapes: _Shapes) -> tuple[_Specs, _Specs]:
+    """Of a model that is called, and so built, on zeros of the given shapes."""
+    import tensorflow as tf
+
+    def spec(shape: InputShape, tensor: Any = None) -> _Spec:
+        own = "float32" if tensor is None else nests.dtype_name(tensor)
+        return (batch, *shape.sizes), shape.dtype or own
+
+    specs: _Specs
+    known = getattr(model, "input", None) if getattr(model, "inputs", None) else None
+    if isinstance(shapes, dict):
+        of_name = known if isinstance(known, dict) else {}
+        specs = {name: spec(shape, of_name.get(name)) for name, shape in shapes.items()}
+    elif isinstance(shapes, list):
+        specs = [spec(shape) for shape in shapes]
+    elif isinstance(known, dict):
+        specs = {name: spec(shapes, tensor) for name, tensor in known.items()}
+    else:
+        specs = spec(shapes, known if hasattr(known, "dtype") else None)
+    try:
+        outputs = model(_nested(lambda each: tf.zeros(*each), specs))
+    except Exception as error:  # whatever the user's layers raise
+        raise OptionsError(f"model {model.name!r} does not take these inputs: {_reason(error)}") from error
+    places = iter(range(len(tf.nest.flatten(outputs))))
+
+    def target(tensor: Any) -> _Spec:
+        own = tuple(tensor.shape), nests.dtype_name(tensor)
+        return _target(_loss_of(model, next(places)), own)
+
+    if isinstance(outputs, dict):
+        return specs, {name: target(tensor) for name, tensor in outputs.items()}
+    if isinstance(outputs, (list, tuple)):
+        return specs, [target(tensor) for tensor in outputs]
+    return specs, target(outputs)
+
+
+def _with_rows(specs: _Specs, batch: int) -> _Specs:
+    return _nested(lambda spec: ((batch, *spec[0][1:]), spec[1]), specs)  # type: ignore[no-any-return]
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what was raised, without Keras' own above it and its colours; or the name."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith("Exception encountered when calling")]
+    return (lines or [type(error).__name__])[0]
 
 
 def _like(structure: object, values: Sequence[_Spec]) -> _Specs:
@@ -201,14 +304,15 @@ def _spec(tensor: keras.KerasTensor, batch: int) -> _Spec:
 
 
 def _loss_of(model: keras.Model, place: int) -> Any:
-    loss = list(model.loss.values()) if isinstance(model.loss, dict) else model.loss
+    loss = getattr(model, "loss", None)  # not there before compile
+    loss = list(loss.values()) if isinstance(loss, dict) else loss
     if isinstance(loss, (list, tuple)):
         return loss[place] if place < len(loss) else None
     return loss
 
 
-def _target(loss: object, output: keras.KerasTensor, batch: int) -> _Spec:
+def _target(loss: object, output: _Spec) -> _Spec:
     """Class numbers where the loss is a sparse one, else what the output is."""
-    shape, dtype = _spec(output, batch)
+    shape, dtype = output
     name = loss if isinstance(loss, str) else getattr(loss, "name", None) or getattr(loss, "__name__", "")
     return (shape[:-1], "int32") if str(name).startswith("sparse_") else (shape, dtype)

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OptionsError
 
 
-def costs_for_model(model: Any, **settings: Any) -> CostTable:
-    """Of a Keras model or the path of a saved one; settings as of ``keras_model.costs_of_model``."""
-    import os
+def costs_for_model(model: Any, modules: Sequence[str] = (), **settings: Any) -> CostTable:
+    """Of a Keras model, the path of a saved one, or ``MODULE:NAME`` of what makes it.
 
-    from tf_ooo.costs.keras_model import costs_of_file, costs_of_model  # imports TensorFlow
+    ``modules`` are imported first; settings as of ``keras_model.costs_of_model``.
+    """
+    from tf_ooo.costs.keras_model import costs_of_file, costs_of_model, costs_of_name  # imports TensorFlow
 
-    if isinstance(model, (str, os.PathLike)):
-        return costs_of_file(os.fspath(model), **settings)
-    return costs_of_model(model, **settings)
+    if not isinstance(model, (str, os.PathLike)):
+        return costs_of_model(model, **settings)
+    of_text = costs_of_name if is_name(os.fspath(model)) else costs_of_file
+    return of_text(os.fspath(model), modules, **settings)
+
+
+def is_name(text: str) -> bool:
+    """Whether it is ``MODULE:NAME``, and no file."""
+    module, colon, name = text.partition(":")
+    words = [*module.split("."), name]
+    return bool(colon) and all(word.isidentifier() for word in words) and not Path(text).exists()
 
 
 def refuse_of_models(what: str, **settings: Any) -> None:

@@ -34,6 +34,7 @@ def plan(
     device: str | None = None,
     precision: str | None = None,
     measure: bool = False,
+    input_shape: Any = None,
     devices: int = 1,
     microbatches: int = 1,
     link: Link | None = None,
@@ -49,11 +50,14 @@ def plan(
         schedule: a policy's name, or ``"auto"``: the fastest of the mode, by simulation.
         memory_limit_bytes: of each device.
         layers: planning without a model: a LayerCosts each, for one micro-batch.
-        model: a Keras model, or the path of a saved one, whose step is traced.
+        model: a Keras model, the path of a saved one, or ``"MODULE:NAME"`` of a class, function or model; its
+            training step is traced.
         batch: rows of one micro-batch; None: 32 for a model, else those of the CostTable.
         device, precision, measure: of a model, as :func:`tf_ooo.costs.keras_model.costs_of_model` has them:
             the device that it is planned for (None: a V100), ``"fp32"``, ``"tf32"``, ``"bf16"`` or
             ``"fp16"``; whether its ops are measured on this machine.
+        input_shape: of a model that is not built, or whose sizes are open: ``(128, 64)``, without the batch,
+            or ``"ids=128:int32"``; a list or a map for several inputs.
         devices: devices of a pipeline, or workers of data parallel training.
         microbatches: micro-batches of one step.
         link: between each two devices.
@@ -69,7 +73,7 @@ def plan(
             that one can keep.
     """
     _refuse_unknown(options)
-    of_model = {"device": device, "precision": precision, "measure": measure}
+    of_model = {"device": device, "precision": precision, "measure": measure, "input_shape": input_shape}
     if model is not None:
         if training_graph is not None or layers is not None:
             raise OptionsError("plan(): give a model, or a training graph, or layers; not two of them")

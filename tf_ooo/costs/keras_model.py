@@ -127,7 +127,7 @@ def costs_of_model(
         CostError: unknown device, a precision that it lacks, or an op without known costs.
     """
     shapes = None if input_shape is None else input_shapes(input_shape)
-    data = _given(model, 1 if shapes else batch or DEFAULT_ROWS, shapes)
+    inputs, targets = _given(model, 1 if shapes else batch or DEFAULT_ROWS, shapes)
     named = device or (_MEASURED_ON if measure else DEFAULT_DEVICE)
     device_named(named)
     types = _computed_in(model)
@@ -135,7 +135,7 @@ def costs_of_model(
     roofline = device_named(named, precision or usual)
     assumed = _assumed(roofline, types, measure, (batch, device, precision))
     batch = batch or DEFAULT_ROWS
-    step = _Step(model, tuple(_with_rows(part, batch) for part in data))
+    step = _Step(model, (_with_rows(inputs, batch), _with_rows(targets, batch)))
     graph_def, graph = step.classified(batch)
     profile = step.profiled() if measure else None
     seconds = op_seconds(graph_def, roofline, profile)

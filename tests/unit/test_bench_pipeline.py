@@ -30,23 +30,21 @@ def lane(fused=False):
 
 
 TASKS = {"f": F, "early": DO, "o": DO, "w": DW, "u": U, "constant": U}
-EVENTS = {
-    "here": [
-        Op("f:MatMul", 10.0, 2.0),
-        Op("early:Reshape", 10.5, 0.001),  # waits for nothing
-        Op("o:MatMul", 13.0, 1.0),
-        Op("w:MatMul", 14.0, 3.0),
-        Op("u:AssignSubVariableOp", 16.5, 1.5),  # beside the dW
-        Op("constant:Mul", 1.0, 0.5),  # made at any time: no part of the step
-        Op("elsewhere:MatMul", 2.0, 5.0),
-    ]
-}
+EVENTS = [
+    Op("f:MatMul", 10.0, 2.0),
+    Op("early:Reshape", 10.5, 0.001),  # waits for nothing
+    Op("o:MatMul", 13.0, 1.0),
+    Op("w:MatMul", 14.0, 3.0),
+    Op("u:AssignSubVariableOp", 16.5, 1.5),  # beside the dW
+    Op("constant:Mul", 1.0, 0.5),  # made at any time: no part of the step
+    Op("elsewhere:MatMul", 2.0, 5.0),
+]
 
 
 def test_updates_beside_other_tasks_leave_no_negative_bubble():
     times = task_times(EVENTS, TASKS)
     assert times[DO].begin_s == 13.0
-    timeline = measured_timeline(lane(), times, busy_seconds(EVENTS, TASKS, ["here"]))
+    timeline = measured_timeline(lane(), times, busy_seconds(EVENTS, TASKS, lane()))
     assert timeline.makespan_s == pytest.approx(8.0)
     # Idle from 12 to 13 only; 10.5 to 10.501 ran twice.
     assert timeline.busy_s == pytest.approx([7.0])
@@ -58,7 +56,7 @@ def test_updates_beside_other_tasks_leave_no_negative_bubble():
 
 
 def test_a_dw_that_is_computed_with_its_do_is_drawn_behind_it():
-    times = task_times({"here": [Op("o", 0.0, 1.0), Op("w", 1.0, 3.0), Op("o", 4.0, 2.0)]}, TASKS)
+    times = task_times([Op("o", 0.0, 1.0), Op("w", 1.0, 3.0), Op("o", 4.0, 2.0)], TASKS)
     timeline = measured_timeline(lane(fused=True), times)
     by_task = {event.task: (event.start_s, event.end_s) for event in timeline.events}
     assert by_task[DO] == pytest.approx((0.0, 3.0))

@@ -11,6 +11,7 @@ from tf_ooo.planning.simulation.measured import (
     Ran,
     against_plan,
     begun_early,
+    between_neighbours,
     measured_timeline,
     one_after_another,
 )
@@ -53,6 +54,12 @@ def test_one_after_another():
     assert timeline.makespan_s == 7.0
 
 
+def test_communication_is_between_its_neighbours():
+    ran = {DW1: Ran(1.0, 3.0, 2.0), U1: Ran(7.0, 8.0, 1.0), DW0: Ran(3.0, 4.0, 1.0)}
+    unseen = [Task("comm", 1), Task("comm", 0), DO0]
+    assert between_neighbours(ran, unseen) == {Task("comm", 1): Ran(3.0, 7.0, 4.0)}
+
+
 def test_begun_early_takes_out_as_few_as_possible():
     times = {DO1: (0.0, 1.0), DO0: (5.0, 6.0), DW1: (1.0, 2.0), DW0: (2.0, 3.0)}
     assert begun_early([DO1, DO0, DW1, DW0], times) == [(DW1, DO0)]
@@ -68,7 +75,7 @@ def test_against_plan_names_the_first_and_says_seconds():
         "1 of 4 planned tasks were not seen by the profiler",
         "measured order differs from the plan in 1 of 3 tasks: dW:1 began before dO:0; no edge orders them, "
         "and their inputs were there early",
-        "makespan planned 4000.00 ms, measured 4000.00 ms (with the profiler)",
+        "a step planned 4000.00 ms, measured 4000.00 ms (with the profiler)",
         "busy, planned device 0 100%; measured device 0 75%",
     ]
     assert "; because" in against_plan(PLAN, measured, planned, str, "because")[1]

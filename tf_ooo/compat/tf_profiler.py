@@ -84,10 +84,13 @@ def _planes(content: bytes) -> Any:
     return xplane_pb2.XSpace.FromString(content).planes
 
 
-def trace_workers(addresses: Sequence[str], seconds: float) -> dict[str, list[TracedEvent]]:
+def trace_workers(
+    addresses: Sequence[str], seconds: float, files: dict[str, bytes] | None = None
+) -> dict[str, list[TracedEvent]]:
     """What the profilers of TensorFlow servers see from now on, by address; times since the epoch.
 
-    Returns once they are through; the servers' clocks are taken as they are.  BackendError: a server does not
+    Returns once they are through; the servers' clocks are taken as they are.  ``files`` as of
+    :func:`traced_events`.  BackendError: a server does not
     answer.
     """
     with tempfile.TemporaryDirectory(prefix="tf_ooo_profile_") as folder:
@@ -96,7 +99,10 @@ def trace_workers(addresses: Sequence[str], seconds: float) -> dict[str, list[Tr
             tf.profiler.experimental.client.trace(where, folder, round(seconds * 1e3), num_tracing_attempts=1)
         except (tf.errors.OpError, RuntimeError) as error:
             raise BackendError(f"{where}: cannot be profiled: {getattr(error, 'message', error)}") from error
-        written = {path.name: path.read_bytes() for path in Path(folder).rglob("*.xplane.pb")}
+        paths = {path: path.read_bytes() for path in Path(folder).rglob("*.xplane.pb")}
+        if files is not None:
+            files.update((path.relative_to(folder).as_posix(), content) for path, content in paths.items())
+        written = {path.name: content for path, content in paths.items()}
     names = {f"{address.replace(':', '_')}.xplane.pb": address for address in addresses}
     return {names[name]: list(_since_epoch(content)) for name, content in written.items() if name in names}
 

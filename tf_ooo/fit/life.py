@@ -127,6 +127,8 @@ class FitLife:
     def _keep_stock(self, model: keras.Model, reason: str) -> None:
         report = self.mode.describe()
         report.model, report.environment = str(model.name), environment(model)
+        if self.mode.options.timeline is not None:
+            report.not_measured = "the stock step runs, there is no plan"
         fall_back(report, reason)
 
     def _install(self, model: keras.Model, training: Training, stock: Callable[..., Any]) -> None:

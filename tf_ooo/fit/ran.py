@@ -5,31 +5,36 @@ from __future__ import annotations
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tf_ooo.compat.tf_profiler import TracedEvent
 from tf_ooo.fit.spans import Span, busy_spans, length_s, span_of
+from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.task import Task
 from tf_ooo.planning.simulation.measured import Ran
 
 _NEGLIGIBLE = 0.02
+_HANDING_ON = frozenset(
+    ("Cast", "ExpandDims", "Identity", "IteratorGetNext", "Pack", "ReadVariableOp", "Reshape", "Shape")
+    + ("Squeeze", "StridedSlice")
+)
 _UPDATES = re.compile(r":(Assign|Resource(Apply|Scatter))")
 
-# By the worker's address.
-Events = Mapping[str, Sequence[TracedEvent]]
 
-
-def task_times(events: Events, tasks: Mapping[str, Task]) -> dict[Task, Ran]:
+def task_times(events: Iterable[TracedEvent], tasks: Mapping[str, Task]) -> dict[Task, Ran]:
     """When each task ran.
 
-    Ops at a task's ends that take next to nothing do not count: what waits for no message runs early.
+    Ops at a task's ends that take next to nothing do not count: what waits for no message runs early.  Nor do
+    those that only hand weights and labels on, unless the task has no others.
     """
     spans: dict[Task, list[Span]] = {}
-    for event in itertools.chain.from_iterable(events.values()):
+    handing_on: dict[Task, list[Span]] = {}
+    for event in events:
         task = _task_of(event, tasks)
         if task is not None:
-            spans.setdefault(task, []).append(span_of(event))
-    return {task: _extent(sorted(ran)) for task, ran in spans.items()}
+            early = task.kind == "F" and event.label.rpartition(":")[2] in _HANDING_ON
+            (handing_on if early else spans).setdefault(task, []).append(span_of(event))
+    return {task: _extent(sorted(ran)) for task, ran in {**handing_on, **spans}.items()}
 
 
 def _extent(spans: Sequence[Span]) -> Ran:
@@ -51,15 +56,20 @@ def _task_of(event: TracedEvent, tasks: Mapping[str, Task]) -> Task | None:
     return task
 
 
-def busy_seconds(events: Events, tasks: Mapping[str, Task], addresses: Sequence[str]) -> list[float]:
-    """For each worker, seconds in which at least one op of a task ran.
+def busy_seconds(events: Iterable[TracedEvent], tasks: Mapping[str, Task], schedule: Schedule) -> list[float]:
+    """For each device, seconds in which at least one op of a task ran.
 
-    Between two ops of one task a worker may be idle too, where it waits for a message.
+    Between two ops of one task a device may be idle too, where it waits for a message.  What the schedule
+    does not name is on its first device.
     """
-    of_workers = (events.get(address, ()) for address in addresses)
-    return [
-        length_s(busy_spans(span_of(event) for event in ran if _task_of(event, tasks))) for ran in of_workers
-    ]
+    device_of = {task: device for (device, _), lane in schedule.lanes.items() for task in lane}
+    first = min(schedule.lanes, default=(0, 0))[0]
+    spans: list[list[Span]] = [[] for _ in range(schedule.devices)]
+    for event in events:
+        task = _task_of(event, tasks)
+        if task is not None and task.kind != "comm":
+            spans[device_of.get(task, first)].append(span_of(event))
+    return [length_s(busy_spans(of_device)) for of_device in spans]
 
 
 def last_execution(events: Sequence[TracedEvent], tasks: Mapping[str, Task]) -> list[TracedEvent]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,12 +19,21 @@ from tf_ooo.errors import BackendError
 from tf_ooo.fit.ran import busy_seconds, last_execution, task_times
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.task import Task
-from tf_ooo.planning.simulation.measured import against_plan, measured_timeline, one_after_another
+from tf_ooo.planning.simulation.measured import (
+    against_plan,
+    between_neighbours,
+    measured_timeline,
+    one_after_another,
+)
 from tf_ooo.report.report import Report
 
 _LOG = logging.getLogger("tf_ooo")
 # Of the first fifty: later the executor makes no events of cheap ops.
 STEPS = 3
+_MARGIN_S = 0.4
+_DEDUCED = (
+    "the profiler does not see communication: it is drawn from the end of its dW to the begin of its update"
+)
 
 
 @dataclass(frozen=True)
@@ -34,6 +46,7 @@ class Watched:
         timed: seconds of steps that the mode collects; those of recorded steps are taken out again.
         why: why the order that runs is not the plan's, where that is known.
         why_not: why no task can be seen; then only the raw profile is written.
+        addresses: of workers, which this process' profiler does not see.
         one_by_one: the plan is an order, without seconds; its tasks are drawn in those that were measured.
     """
 
@@ -42,6 +55,7 @@ class Watched:
     timed: deque[float] = field(default_factory=deque)
     why: str = ""
     why_not: str = ""
+    addresses: Sequence[str] = ()
     one_by_one: bool = False
 
 
@@ -83,7 +97,8 @@ class Recorder:
             return self._run(iterator)
         self._last = watched
         outputs = self._recorded(iterator, watched)
-        if len(self._records) >= STEPS:
+        # Workers are asked for a second each time.
+        if len(self._records) >= (1 if watched.addresses else STEPS):
             self.close()
         return outputs
 
@@ -95,7 +110,7 @@ class Recorder:
         before, seconds = list(watched.timed), 0.0
         under_way = False
         try:
-            with tf_profiler.traced_events(events, files):
+            with _tracing(watched, events, files):
                 under_way = True
                 started = time.perf_counter()
                 results.append(self._run(iterator))
@@ -125,38 +140,42 @@ class Recorder:
         if self._last is None or not self._records:
             report = self._report()
             if report.measured_timeline is None and not report.not_measured:
-                report.not_measured = "training ended before the plan ran"
+                report.not_measured = report.fallback_reason or "training ended before the plan ran"
             return
-        records = sorted(self._records, key=lambda record: record.seconds)
-        self._records = []
+        records, self._records = sorted(self._records, key=lambda record: record.seconds), []
         try:
-            self._fill(self._last, records[len(records) // 2])
+            self._fill(self._last, records)
         except Exception as error:  # a picture must not end a training
             _LOG.debug("no measured timeline", exc_info=True)
             self._report().not_measured = f"the profile could not be read: {type(error).__name__}: {error}"
 
-    def _fill(self, watched: Watched, record: _Recorded) -> None:
+    def _fill(self, watched: Watched, records: Sequence[_Recorded]) -> None:
+        """Of the execution of median seconds, among those in which tasks ran."""
         report = self._report()
-        self._write(record.files)
+        self._write(records[len(records) // 2].files)
         report.not_measured = watched.why_not
         if watched.why_not:
             return
         tasks = watched.tasks()
-        events = last_execution(record.events, tasks)
-        ran = task_times({"": events}, tasks)
-        if not ran:
+        with_tasks = [events for events in (last_execution(r.events, tasks) for r in records) if events]
+        if not with_tasks:
             report.not_measured = "the profile has no op of the plan in it"
             return
-        devices = watched.schedule.devices
-        busy_s = busy_seconds({"": events}, tasks, [""]) if devices == 1 else ()
+        events = with_tasks[len(with_tasks) // 2]
+        ran = task_times(events, tasks)
+        deduced = between_neighbours(ran, set(tasks.values()) - ran.keys())
+        ran |= deduced
+        busy_s = busy_seconds(events, tasks, watched.schedule)
         report.measured_timeline = measured = measured_timeline(watched.schedule, ran, busy_s)
         if watched.one_by_one and report.timeline is None:
             seconds = {task: each.ops_s for task, each in ran.items()}
             report.timeline = one_after_another(watched.schedule, seconds)
         planned = None if watched.one_by_one else report.timeline
         report.measured_against_plan = against_plan(
-            watched.schedule, measured, planned, report.task_name, watched.why
+            watched.schedule, measured, planned, report.task_name, watched.why, set(tasks.values())
         )
+        if deduced:
+            report.measured_against_plan.append(_DEDUCED)
 
     def _write(self, files: Mapping[str, bytes]) -> None:
         """As TensorBoard's profile plug-in looks for it; a folder that cannot be written is logged."""
@@ -167,3 +186,23 @@ class Recorder:
                 path.write_bytes(content)
         except OSError as error:
             _LOG.warning("the profile was not written: %s", error)
+
+
+def _tracing(
+    watched: Watched, events: list[TracedEvent], files: dict[str, bytes]
+) -> AbstractContextManager[None]:
+    if not watched.addresses:
+        return tf_profiler.traced_events(events, files)
+    return _traced_workers(watched, events, files)
+
+
+@contextlib.contextmanager
+def _traced_workers(watched: Watched, events: list[TracedEvent], files: dict[str, bytes]) -> Iterator[None]:
+    """As :func:`tf_profiler.traced_events`, of the workers' profilers, which look on for a while."""
+    seconds = 2 * max(watched.timed, default=1.0) + 2 * _MARGIN_S
+    with ThreadPoolExecutor(1) as threads:
+        traced = threads.submit(tf_profiler.trace_workers, watched.addresses, seconds, files)
+        time.sleep(_MARGIN_S)  # until they look on
+        yield
+        for of_worker in traced.result().values():
+            events += of_worker

@@ -81,7 +81,8 @@ class ReplicatedPipelineMode:
             return lost
 
         training = ranks.begin(pipeline.run, run_batches, restore)
-        return dataclasses.replace(training, explain=pipeline.training().explain, ended=ended)
+        own = pipeline.training()
+        return dataclasses.replace(training, explain=own.explain, ended=ended, watched=own.watched)
 
     def describe(self) -> Report:
         """This rank's pipeline."""

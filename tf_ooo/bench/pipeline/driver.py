@@ -138,7 +138,7 @@ class PipelineDriver:
         tasks, addresses = tasks_of(report.rewritten_graph), self._workers.cluster.split(",")
         events = traced(pipeline.step_s, addresses, statistics.median(seconds))
         times = task_times(events, tasks)
-        busy = busy_seconds(events, tasks, addresses)
+        busy = busy_seconds(events, tasks, schedule)
         timeline = measured_timeline(schedule, times, busy)
         if self._asked.pictures:
             self._draw(name, predicted, timeline)

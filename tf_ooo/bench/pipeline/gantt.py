@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from tf_ooo.compat.tf_profiler import trace_workers
+from tf_ooo.compat.tf_profiler import TracedEvent, trace_workers
 from tf_ooo.costs.layer_costs import SECONDS, LayerCosts
-from tf_ooo.fit.ran import Events
 from tf_ooo.fit.spans import Span
 from tf_ooo.planning.model.schedule import Schedule, TaskList
 from tf_ooo.planning.model.task import Task
@@ -22,12 +22,13 @@ _MARGIN_S = 0.4
 _UPDATE_STREAM = 2
 
 
-def traced(step: Callable[[], float], addresses: Sequence[str], step_s: float) -> Events:
-    """Runs one step while the workers' profilers look on; their events by address."""
+def traced(step: Callable[[], float], addresses: Sequence[str], step_s: float) -> list[TracedEvent]:
+    """Runs one step while the workers' profilers look on; their events."""
     ran = threading.Timer(_MARGIN_S, step)
     ran.start()
     try:
-        return trace_workers(addresses, 2 * step_s + 2 * _MARGIN_S)
+        by_worker = trace_workers(addresses, 2 * step_s + 2 * _MARGIN_S)
+        return list(itertools.chain.from_iterable(by_worker.values()))
     finally:
         ran.join()
 

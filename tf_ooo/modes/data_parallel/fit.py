@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import keras_layers, nests, train_function
 from tf_ooo.errors import BackendError, OptionsError
 from tf_ooo.fit.mode import Training
+from tf_ooo.fit.recorder import Watched
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.ranks.engine import choose_engine
 from tf_ooo.modes.data_parallel.options import DataParallel
@@ -82,7 +83,10 @@ class DataParallelMode:
         together = functools.partial(self._run_batches, ranks) if self._together(model) else None
         training = ranks.begin(averaged.function, together, functools.partial(self._restore, ranks))
         self.ranks = ranks
-        return training
+        return replace(training, watched=self._watched)
+
+    def _watched(self) -> Watched | None:
+        return None if self.scheduled is None else self.scheduled.watched()
 
     def describe(self) -> Report:
         """The scheduled steps fill it in."""

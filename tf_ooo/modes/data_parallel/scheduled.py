@@ -19,6 +19,7 @@ from tf_ooo.errors import GraphError, OOOError
 from tf_ooo.fit import progress
 from tf_ooo.fit.baseline import Baseline, undone_steps_s
 from tf_ooo.fit.comparison import STOCK, StepComparison, slowest
+from tf_ooo.fit.recorder import Watched
 from tf_ooo.hosts.ranks.messages import Message
 from tf_ooo.modes.data_parallel import planned
 from tf_ooo.modes.data_parallel.options import DataParallel
@@ -31,6 +32,7 @@ from tf_ooo.modes.data_parallel.ordering import (
 )
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.report.report import Report
+from tf_ooo.rewriting.op_tasks import tasks_of_ops
 from tf_ooo.rewriting.reporting import fill_plan
 from tf_ooo.rewriting.request import RewriteRequest
 from tf_ooo.rewriting.result import RewriteResult
@@ -118,6 +120,17 @@ class ScheduledSteps:
             self._settled = False
             self._compare_with_alone(list(batches[: self.steps]))
         return self._phase(batches)
+
+    def watched(self) -> Watched | None:
+        """Once the comparisons are through; of several steps in one function the last."""
+        request, report = self.request, self.report
+        result = None if request is None else request.result
+        comparing = (self._profile, self._watch, self._compare)
+        phase = getattr(self._phase, "func", self._phase)
+        if result is None or self._settled or phase in comparing:
+            return None
+        why = "the stock order was kept" if report.fell_back else ""
+        return Watched(result.schedule, functools.partial(tasks_of_ops, result.training_graph), why=why)
 
     def close(self) -> None:
         """Ends a profile under way; the next fit profiles anew."""
@@ -222,6 +235,7 @@ class ScheduledSteps:
             layers, between, workers, options.schedule, self.steps, link.flight_bytes, options.policy_options
         )
         plan = gain.plan
+        self.report.timeline = plan.timeline
         return Planned(
             schedule=plan.schedule.to_text(),
             layers=keys,

@@ -17,16 +17,18 @@ from tf_ooo.fit import progress
 from tf_ooo.fit.distributed import Distributed, FirstSteps, Placed, check_model
 from tf_ooo.fit.measured import check_costs, with_link
 from tf_ooo.fit.mode import Training
+from tf_ooo.fit.recorder import Watched
 from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.ranks.base import Engine, SingleEngine
 from tf_ooo.modes.layerpipe.options import LayerPipe
 from tf_ooo.modes.layerpipe.planned import in_order_of, note_rebuilt_weights, plan_spread
 from tf_ooo.modes.layerpipe.reporting import fill_spread
 from tf_ooo.modes.layerpipe.running import Batches, Epoch, rounds_together, structure_of
-from tf_ooo.modes.layerpipe.spread import SpreadPlan, refuse_unspreadable, spread
+from tf_ooo.modes.layerpipe.spread import Spread, SpreadPlan, refuse_unspreadable, spread
 from tf_ooo.modes.layerpipe.ticks import Ticks
 from tf_ooo.modes.layerpipe.traced import Traced, renumbered, trace
 from tf_ooo.modes.layerpipe.two_versions import fewest_batches
+from tf_ooo.modes.layerpipe.watching import watched_round
 from tf_ooo.planning.policies import offers
 from tf_ooo.report.report import Report, fill_step_times
 from tf_ooo.rewriting.staged import LayerByLayer
@@ -131,6 +133,7 @@ class LayerPipeSteps:
         self._first: FirstSteps | None = None
         self._placed: Placed | None = None
         self._ticks: Ticks | None = None
+        self._over_rounds: Spread | None = None
         self._together = 1  # rounds in one function
         self._structure: Any = None  # of the first batch: all have its parts
         self._epoch: Epoch | None = None
@@ -260,6 +263,7 @@ class LayerPipeSteps:
         self._placed.check_captures(over_rounds.traced.captured.values())
         report.notes += [note for note in over_rounds.notes if note not in report.notes]
         fill_spread(report, over_rounds)
+        self._over_rounds = over_rounds
         self._structure = structure_of(batch)
         ops = len(over_rounds.traced.index)
         self._together = mode.options.unroll or rounds_together(ops, mode.group)
@@ -278,7 +282,17 @@ class LayerPipeSteps:
             epoch_begin=self.epoch_begin,
             epoch_end=self.epoch_end,
             ended=self.ended,
+            watched=self.watched,
         )
+
+    def watched(self) -> Watched | None:
+        """Where the next step runs rounds that are full, and traces nothing."""
+        plan, epoch, planned = self._mode.plan, self._epoch, self._mode.describe().planned
+        if plan is None or epoch is None or planned is None or self._over_rounds is None:
+            return None
+        if not (plan.step_s and epoch.is_full):
+            return None
+        return watched_round(plan, self._over_rounds, planned, self._together)
 
     def settle(self, saving: bool) -> None:
         """All updates are in the weights; says what a fit that goes on from a saved batch would do."""
@@ -308,7 +322,7 @@ class LayerPipeSteps:
         """Variables back to where they were; names those that are lost."""
         # Asked first: what is given up on a worker that has just died might wait for ever.
         self._target.lost()
-        self._ticks = self._epoch = None
+        self._ticks = self._epoch = self._over_rounds = None
         if self._first is not None:
             self._first.close()
             self._first = None

@@ -98,6 +98,11 @@ class Epoch:
         """How many batches have been taken from the data whose results nobody has seen."""
         return self._taken + len(self._ahead) - self._given
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the next step runs rounds, and batches are in all of them."""
+        return not self._results and self._count is None and self.rounds >= self._ticks.last
+
     def drain(self) -> None:
         """No more batches are taken; those on their way are finished."""
         self._data_ended = True

@@ -16,9 +16,12 @@ from tf_ooo.fit import progress
 from tf_ooo.fit.distributed import Distributed, FirstSteps, check_model
 from tf_ooo.fit.measured import check_costs, unknown_sizes, with_link
 from tf_ooo.fit.mode import Training
+from tf_ooo.fit.recorder import Watched
+from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.target import gone
+from tf_ooo.modes.pipeline import tasks_of
 from tf_ooo.modes.pipeline.advice import ENOUGH, advice
 from tf_ooo.modes.pipeline.company import Company
 from tf_ooo.modes.pipeline.losses import check_loss
@@ -257,7 +260,17 @@ class PipelineSteps:
             explain=self._target.explain,
             replaced=self._mode.distributed.note_replaced,
             ended=self.ended,
+            watched=self.watched,
         )
+
+    def watched(self) -> Watched | None:
+        """Once a step of the plan has run that traced nothing."""
+        pipeline, graph = self._mode.pipeline, self._mode.describe().rewritten_graph
+        if self._running is None or pipeline is None or not pipeline.step_s:
+            return None
+        addresses = self._target.addresses if isinstance(self._target, Cluster) else ()
+        schedule = pipeline.plan.schedule
+        return Watched(schedule, functools.partial(tasks_of, graph), pipeline.step_s, addresses=addresses)
 
     def ended(self) -> None:
         """Says so where no step has been cut, and where one device is faster."""

@@ -16,6 +16,7 @@ from tf_ooo.fit.recorder import Watched
 from tf_ooo.fit.reporting import note_unused
 from tf_ooo.hosts.ranks.base import Engine, SingleEngine
 from tf_ooo.modes.single_device.options import SingleDevice
+from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies import schedules_of
 from tf_ooo.report.environment import environment
 from tf_ooo.report.report import Report
@@ -30,6 +31,9 @@ _LOG = logging.getLogger("tf_ooo")
 REPLACED = (
     "something else called model.make_train_function() during fit, as train_on_batch in a callback does: "
     "from there on the stock step trained"
+)
+_COMPILED = (
+    "XLA has merged the step's ops into kernels, which belong to no task; plugins/profile has the raw profile"
 )
 # Given the model, its train function, the options and a report to fill in.
 MakeController = Callable[["keras.Model", Callable[..., Any], SingleDevice, Report], StepController]
@@ -95,8 +99,13 @@ def _say_undecided(controller: StepController) -> None:
 
 def _watched(controller: StepController) -> Watched | None:
     """From the time on at which one order is kept."""
-    result, report = controller.session.result, controller.report
-    if not controller.settled or result is None:
+    session, report = controller.session, controller.report
+    result = session.result
+    if not controller.settled:
+        return None
+    if not session.shows_ops:
+        return Watched(Schedule("single_device", "compiled"), dict, why_not=_COMPILED)
+    if result is None:
         return None
     why = "the stock order was kept" if report.fell_back else ""
     tasks = functools.partial(tasks_of_ops, result.training_graph)

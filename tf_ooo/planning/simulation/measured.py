@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -41,6 +41,17 @@ def one_after_another(schedule: Schedule, seconds: Mapping[Task, float]) -> Time
         starts += upto[:-1].tolist()
         ends += upto[1:].tolist()
     return Timeline(schedule, np.array([starts]), np.array([ends]))
+
+
+def between_neighbours(ran: Mapping[Task, Ran], unseen: Iterable[Task]) -> dict[Task, Ran]:
+    """Communication that nobody has seen: from the end of its dW to the begin of its update, with waiting."""
+    spans = {}
+    for task in unseen:
+        before, after = (ran.get(Task(kind, task.stage)) for kind in ("dW", "U"))
+        if task.kind == "comm" and before is not None and after is not None:
+            end_s = max(before.end_s, after.begin_s)
+            spans[task] = Ran(before.end_s, end_s, end_s - before.end_s)
+    return spans
 
 
 def measured_timeline(schedule: Schedule, ran: Mapping[Task, Ran], busy_s: Sequence[float] = ()) -> Timeline:
@@ -102,6 +113,7 @@ def against_plan(
     planned: Timeline | None,
     name_of: Callable[[Task], str],
     why: str = "",
+    there: Collection[Task] | None = None,
 ) -> list[str]:
     """How what ran differs from the plan, in a few lines.
 
@@ -111,23 +123,26 @@ def against_plan(
         planned: simulated; None where no seconds are known.
         name_of: a task in words.
         why: a reason that is known, for an order that is another.
+        there: tasks that have ops; the lowest layer's dO, for one, may have none.  None: all have.
     """
     begins_s = {event.task: (event.start_s, event.end_s) for event in measured.iter_events()}
-    seen = sum(task in begins_s for task in schedule.tasks)
-    total = len(schedule.tasks)
+    expected = [task for task in schedule.tasks if there is None or task in there]
+    seen, total = sum(task in begins_s for task in expected), len(expected)
     lines = []
     if seen < total:
         lines.append(f"{total - seen} of {total} planned tasks were not seen by the profiler")
     lines.append(_order_text(schedule, begins_s, name_of, why))
     if planned is not None:
+        step_s, busy_s = _of_a_step(planned)
         lines.append(
-            f"makespan planned {planned.makespan_s / planned.steps * 1e3:.2f} ms, measured "
-            f"{measured.makespan_s * 1e3:.2f} ms (with the profiler)"
+            f"a step planned {step_s * 1e3:.2f} ms, measured {measured.makespan_s * 1e3:.2f} ms "
+            "(with the profiler)"
         )
-        lines.append(f"busy, planned {_shares(planned)}; measured {_shares(measured)}")
+        busy = f"busy, planned {_shares(busy_s, step_s)}; measured "
+        lines.append(busy + _shares(measured.busy_s, measured.makespan_s))
     else:
         lines.append(f"measured {measured.makespan_s * 1e3:.2f} ms (with the profiler)")
-        lines.append(f"busy, measured {_shares(measured)}")
+        lines.append(f"busy, measured {_shares(measured.busy_s, measured.makespan_s)}")
     return lines
 
 
@@ -140,7 +155,11 @@ def _order_text(
     moved, compared, first = 0, 0, ""
     beside = True
     for tasks in schedule.lanes.values():
-        present = [task for task in tasks if task in times_s]
+        beside_all = {"U"} | (
+            {"dW"} if schedule.fused_backward else set()
+        )  # whenever they can, or with their dO
+        ordered = (task for task in tasks if task.kind not in beside_all)
+        present = [task for task in ordered if task in times_s]
         compared += len(present)
         early = begun_early(present, times_s)
         moved += len(early)
@@ -200,9 +219,15 @@ def _longest_rising(values: Sequence[float]) -> set[int]:
     return kept
 
 
-def _shares(timeline: Timeline) -> str:
+def _of_a_step(planned: Timeline) -> tuple[float, list[float]]:
+    """Seconds of a step, and those in which each device computes; an asynchronous step is one batch."""
+    if planned.schedule.asynchronous:
+        batches = planned.schedule.microbatches
+        return planned.steady_step_s, [busy_s / batches for busy_s in planned.busy_s]
+    return planned.makespan_s / planned.steps, [busy_s / planned.steps for busy_s in planned.busy_s]
+
+
+def _shares(busy_s: Sequence[float], step_s: float) -> str:
     """Of each device, the share of the time in which it computes."""
-    whole_s = timeline.makespan_s or 1.0
-    return ", ".join(
-        f"device {number} {busy_s / whole_s:.0%}" for number, busy_s in enumerate(timeline.busy_s)
-    )
+    shares = (f"device {number} {seconds / (step_s or 1.0):.0%}" for number, seconds in enumerate(busy_s))
+    return ", ".join(shares)

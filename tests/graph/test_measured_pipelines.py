@@ -1,0 +1,48 @@
+"""Pipelines and LayerPipe: recorded steps on two devices of a process."""
+
+from __future__ import annotations
+
+import pytest
+
+import tf_ooo
+from tests.graph.measured_fits import assert_covers, fit, model_of, recorded
+
+pytestmark = pytest.mark.devices(2)
+
+
+def lowest_output_grads(report):
+    """dO of what needs none: it has no ops."""
+    return {task for task in report.planned.tasks if task.kind == "dO" and task.stage == 0}
+
+
+@pytest.mark.parametrize("schedule", ["zb_h1", "1f1b"])
+def test_a_pipeline(tmp_path, schedule):
+    report = recorded(tmp_path, lambda **more: tf_ooo.Pipeline(schedule=schedule, microbatches=4, **more))
+    assert_covers(report, without=lowest_output_grads(report))
+    assert report.measured_timeline.schedule.devices == 2
+    assert report.measured_timeline.schedule.microbatches == 4
+    assert "a step planned" in " ".join(report.measured_against_plan)
+    page = (tmp_path / "schedule.html").read_text()
+    assert "measured" in page
+
+
+def test_layerpipe(tmp_path):
+    """A round: each task once, of another batch each."""
+    report = recorded(tmp_path, lambda **more: tf_ooo.LayerPipe(**more))
+    assert report.measured_timeline is not None, report.not_measured
+    planned = {task for task in report.planned.tasks if not task.microbatch and task.kind != "U"}
+    measured = set(report.measured_timeline.schedule.tasks)
+    assert planned - lowest_output_grads(report) <= measured
+    device_of = {task: device for (device, _), tasks in report.planned.lanes.items() for task in tasks}
+    assert {event.device for event in report.measured_timeline.events} == {0, 1}
+    assert all(event.device == device_of[event.task] for event in report.measured_timeline.events)
+
+
+def test_recorded_steps_are_not_among_those_that_are_compared(tmp_path):
+    """They are slower by the profiler."""
+    counts = []
+    for more in ({}, {"timeline": tmp_path}):
+        callback = tf_ooo.OOOBackprop(tf_ooo.Pipeline(microbatches=2, compare=False, **more))
+        fit(model_of(), callback)
+        counts.append(len(callback.report.steps_s))
+    assert counts[1] == counts[0] - 3

@@ -1,0 +1,55 @@
+"""What a profile of a round shows: the tasks of as many batches as are on their way."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from tf_ooo.fit.recorder import Watched
+from tf_ooo.modes.layerpipe.spread import Spread, SpreadPlan
+from tf_ooo.modes.layerpipe.stages import HIGH
+from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
+
+_KINDS = ("F", "dO", "dW", "U")
+
+
+def watched_round(plan: SpreadPlan, over_rounds: Spread, planned: Schedule, together: int) -> Watched:
+    """The last of the rounds that are run as one; each task is another batch's."""
+    tasks = _tasks(over_rounds, planned)
+    scope = f"round_{together - 1}/" if together > 1 else ""
+    named = {f"{scope}{name}": task for name, task in tasks.items()}
+    return Watched(round_schedule(planned, set(tasks.values())), lambda: named, plan.step_s)
+
+
+def round_schedule(planned: Schedule, tasks: Collection[Task]) -> Schedule:
+    """Each of the tasks once, on its processor: F before dO before dW there, as rounds are ordered."""
+    lanes = {
+        lane: TaskList(sorted((t for t in tasks if t in set(planned_there)), key=_place))
+        for lane, planned_there in planned.lanes.items()
+    }
+    stages, whole = planned.stages, frozenset(planned.lanes)
+    return Schedule(planned.mode, planned.policy, lanes, stages=stages, priority_lanes=whole)
+
+
+def _place(task: Task) -> tuple[int, int]:
+    """Forward goes up, backward down."""
+    return _KINDS.index(task.kind), task.stage if task.kind == "F" else -task.stage
+
+
+def _tasks(over_rounds: Spread, planned: Schedule) -> dict[str, Task]:
+    """Of the forward pass what the backward pass needs: metrics run at any time."""
+    index, where = over_rounds.traced.index, over_rounds.traced.where
+    stages = range(len(planned.stages))
+    stage_of = {layer: stage for stage in stages for layer in planned.layers_of(stage)}
+    needed = 0
+    for name, (kind, _) in where.items():
+        if kind in ("dO", "dW", HIGH):
+            needed |= index.reach[index.index[name]]
+    tasks = {}
+    for name, (kind, layer) in where.items():
+        stage, wanted = (
+            stage_of.get(layer, layer),
+            kind != "F" or needed >> index.position[index.index[name]] & 1,
+        )
+        if wanted and name in over_rounds.rounds.of:
+            tasks[name] = Task("dO", stage, 0, 1) if kind == HIGH else Task(kind, stage)
+    return tasks

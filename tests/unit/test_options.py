@@ -46,6 +46,7 @@ OPTIONS = {
     "chunks": (2, {"pipeline"}),
     "group": (2, {"pipeline"}),
     "replicas": (2, {"pipeline"}),
+    "stages": (("dense", "dense_1"), {"pipeline"}),
     "check_loss": (False, {"pipeline"}),
     "compare": (True, {"pipeline", "layerpipe", "data_parallel"}),
     "weights": ("ema", {"layerpipe"}),

@@ -132,6 +132,7 @@ class PipelineMode:
             link=costs.link,
             memory_limit_bytes=limit_bytes,
             options=self.options.policy_options,
+            stages=self.options.stages,
         )
         units = units_of(len(costs.layers), step.known.glued)
         planned = make_plan(costs.layers, units, wanted)

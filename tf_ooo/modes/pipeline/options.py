@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from tf_ooo.errors import OptionsError
 from tf_ooo.options import DeviceOptions, RankOptions
 from tf_ooo.options.checks import flag, folder, option, whole_number
+
+
+def _stages(name: str, value: object) -> None:
+    if value is None:
+        return
+    texts = (
+        [text for text in value if isinstance(text, str) and text] if isinstance(value, (list, tuple)) else []
+    )
+    if not isinstance(value, (list, tuple)) or not texts or len(set(texts)) < len(value):
+        raise OptionsError(
+            f"{name}={value!r:.80} is not accepted; accepted: None, or different layers' names"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +40,9 @@ class Pipeline(DeviceOptions, RankOptions):
         memory_limit_bytes: of each device; None: no limit.
         chunks: interleaved_1f1b: stages on each device; None: 2 to 4 are tried.
         group: modulo: layers of a group; None: tried.
+        stages: names of the layers (``report.layers``, or what all their variables' names begin with) at
+            which stages begin, the first included; None: cuts are tried.  As many as devices, or a multiple
+            of that for schedules with several stages on each.
         replicas: the number of processes, each with a pipeline of its own, whose gradients are averaged;
             None: as many as horovodrun started.
         check_loss: refuse a loss of one's own that adds up the rows of a batch or compares them with one
@@ -39,6 +56,12 @@ class Pipeline(DeviceOptions, RankOptions):
     memory_limit_bytes: int | None = option(None, whole_number(1, optional=True))
     chunks: int | None = option(None, whole_number(1, optional=True), of_policy=True)
     group: int | None = option(None, whole_number(1, optional=True), of_policy=True)
+    stages: Sequence[str] | None = option(None, _stages)
     replicas: int | None = option(None, whole_number(1, optional=True))
     check_loss: bool = option(True, flag)
     dump_dir: str | os.PathLike[str] | None = option(None, folder)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.stages is not None:
+            object.__setattr__(self, "stages", tuple(self.stages))

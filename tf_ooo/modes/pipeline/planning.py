@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import MemoryLimitError, OOOError, OptionsError
 from tf_ooo.modes.pipeline.partition import Bounds, Cutter, merged
+from tf_ooo.options.checks import did_you_mean
 from tf_ooo.planning.choosing.on_paper import auto_candidates
 from tf_ooo.planning.choosing.plan import Candidate, Clock, Plan, choose, policy_named, tried
 from tf_ooo.planning.model.problem import Problem
@@ -30,6 +31,7 @@ _CLOCK = Clock(lambda timeline: timeline.makespan_s)
 class Wanted:
     """What is asked for; ``options`` are the policy's: left out those for the stages, several are tried.
 
+    ``stages`` are names of layers at which they begin; None: cuts are tried.
     Predicted peaks of a device stay below its limit by :data:`PEAK_MARGIN`.
     """
 
@@ -39,6 +41,7 @@ class Wanted:
     link: Link = Link()
     memory_limit_bytes: int | None = None
     options: Mapping[str, int] = field(default_factory=dict)
+    stages: Sequence[str] | None = None
 
     @property
     def planned_limit_bytes(self) -> int | None:
@@ -96,6 +99,12 @@ def _cuts(
 ) -> Iterator[tuple[Bounds, dict[str, int]]]:
     """Cuts to try for a policy, with the options that make it take one stage for each."""
     chunks = policy.needs.chunks
+    if wanted.stages is not None:
+        try:
+            yield _by_hand(policy, cutter, wanted, wanted.stages)
+        except OOOError as error:
+            errors.append(error)
+        return
     if chunks.group_option in wanted.options:
         yield _groups(cutter.units, chunks.group_option, wanted), chunks.options(1)
         return
@@ -109,6 +118,58 @@ def _cuts(
         except OOOError as error:
             errors.append(error)
             return
+
+
+def _by_hand(
+    policy: Policy, cutter: Cutter, wanted: Wanted, stages: Sequence[str]
+) -> tuple[Bounds, dict[str, int]]:
+    """The cut that is given by names.  OptionsError: a number that the schedule does not take."""
+    bounds, chunks, devices = bounds_of(cutter, stages), policy.needs.chunks, wanted.devices
+    count, left = divmod(len(bounds), devices)
+    asked = wanted.options.get(chunks.option)
+    takes = (asked,) if asked is not None else chunks.tried
+    if chunks.group_option:
+        takes = (*takes, max(count, 1))  # any number of groups
+    if left or count not in takes:
+        numbers = " or ".join(str(each * devices) for each in dict.fromkeys(takes))
+        raise OptionsError(
+            f"schedule {policy.name!r} on {devices} devices takes {numbers} stages, got {len(bounds)}"
+        )
+    return bounds, chunks.options(count)
+
+
+def bounds_of(cutter: Cutter, stages: Sequence[str]) -> Bounds:
+    """(first, last) layer of stages that begin at the layers of these names.
+
+    OptionsError: no such layer, out of order, the first layer is none, or a place that cannot be cut.
+    """
+    names = [layer.name for layer in cutter.layers]
+    starts = [_place(names, stage) for stage in stages]
+    if starts[0] != 0 or starts != sorted(set(starts)):
+        raise OptionsError(
+            f"stages={list(stages)!r:.200}: the first has to be {names[0]!r}, the others in the model's order"
+        )
+    for start, stage in zip(starts, stages, strict=True):
+        if start not in {first for first, _ in cutter.units}:
+            raise OptionsError(
+                f"stages: no cut is possible at {stage!r}: a loop or a split layer stays whole"
+            )
+    return tuple(zip(starts, [*(start - 1 for start in starts[1:]), len(names) - 1], strict=True))
+
+
+def _place(names: Sequence[str], stage: str) -> int:
+    """The layer of this name, or the first of those below it."""
+    for place, name in enumerate(names):
+        if (
+            name == stage
+            or name.startswith(f"{stage}/")
+            or name.endswith(f"/{stage}")
+            or f"/{stage}/" in name
+        ):
+            return place
+    raise OptionsError(
+        f"stages: unknown layer {stage!r}{did_you_mean(stage, names)}; known: {', '.join(names)}"
+    )
 
 
 def _groups(units: Bounds, option: str, wanted: Wanted) -> Bounds:

@@ -15,7 +15,7 @@ optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
 optimizer.build(model.trainable_variables)
 
 
-@tf_ooo.function(schedule="auto", profile_steps=5)
+@tf_ooo.function(schedule="auto", compare=True)  # from the first step on
 def train_step(x, y):
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, model(x, training=True)))

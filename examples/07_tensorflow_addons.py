@@ -28,6 +28,6 @@ model.compile(
 
 x = tf.random.stateless_uniform((256, 20), seed=(1, 2), maxval=100, dtype=tf.int32)
 y = tf.one_hot(tf.random.stateless_uniform((256,), seed=(3, 4), maxval=10, dtype=tf.int32), 10)
-callback = tf_ooo.OOOBackprop()
+callback = tf_ooo.OOOBackprop(compare=True)
 model.fit(x, y, epochs=2, verbose=0, callbacks=[callback, tfa.callbacks.TimeStopping(seconds=600)])
 print(callback.report.summary())

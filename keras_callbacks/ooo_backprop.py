@@ -22,8 +22,9 @@ class OOOBackprop(Callback):
     Weights stay the same bits; with several micro-batches or processes they are those of the joint batch, and
     in mode layerpipe gradients are late by request.
 
-    The first steps alternate between the stock and the rewritten step, each training as usual; then
-    the faster is kept.  ``fit`` may be called again; the model gets its own train function back.
+    On one device some steps alternate between the stock and the rewritten step, where the fit is long
+    enough to pay for it; each trains as usual, and the faster is kept.  ``fit`` may be called again; the
+    model gets its own train function back.
 
     Example:
         >>> callback = tf_ooo.OOOBackprop()
@@ -37,7 +38,7 @@ class OOOBackprop(Callback):
             ``LayerPipe(...)``.
         schedule: ``"auto"`` keeps the faster of stock and rewritten; a policy's name is applied as asked.
         memory_limit_bytes: peak bytes that the planned order may keep alive on each device.
-        profile_steps: steps of each order that are timed.
+        profile_steps: steps of each order that are timed; ``"auto"`` on one device times as many as it needs.
         timeline: folder for ``report.html`` and ``trace.json``, written when training ends.
         **mode_options: other options of the mode, such as ``strict``, ``devices``.
 

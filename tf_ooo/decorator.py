@@ -137,8 +137,9 @@ def function(
     ... def train_step(x, y): ...
     >>> train_step.report.summary()
 
-    The first calls alternate between the stock and the rewritten step (each call runs one of them);
-    then the faster is kept.  ``timeline=`` is written once that is decided.
+    Some calls alternate between the stock and the rewritten step (each call runs one of them), and the
+    faster is kept.  ``"auto"`` begins with that once 5% of the time of the stock steps so far pay for it,
+    with ``compare=True`` at once.  ``timeline=`` is written once that is decided.
 
     Args:
         fn: what is decorated; left out where options are given in brackets.

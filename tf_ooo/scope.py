@@ -30,7 +30,7 @@ def enabled(options: Options | SingleDevice | None = None) -> AbstractContextMan
     written at the end of the block.
 
     Raises:
-        OptionsError: not Options, or ``profile_steps`` among them.
+        OptionsError: not Options, or ``profile_steps`` or ``compare`` among them.
         BackendError: with ``strict``, the plug-in cannot be used.  Without, the block runs as it is.
         OOOError: with ``strict``, at the end of the block, why a rewrite failed.
         MemoryLimitError: from the call of the step, which has not run.
@@ -43,6 +43,10 @@ def enabled(options: Options | SingleDevice | None = None) -> AbstractContextMan
         raise OptionsError(
             f"profile_steps={typed.profile_steps} is not accepted: enabled() measures nothing; "
             "leave it out, or use OOOBackprop or tf_ooo.function"
+        )
+    if typed.compare is not None:
+        raise OptionsError(
+            f"compare={typed.compare} is not accepted: enabled() measures nothing; leave it out"
         )
     return _enabled(typed)
 

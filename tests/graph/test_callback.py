@@ -80,7 +80,7 @@ def test_not_rewritable_trains_on_and_says_why(option, error):
 
 
 def test_steps_per_execution():
-    callback = tf_ooo.OOOBackprop(profile_steps=1)
+    callback = tf_ooo.OOOBackprop(compare=True)
     assert_same(callback, steps_per_execution=2)
     assert callback.report.moved_ops > 0
     assert callback.report.added_edges > 0
@@ -88,7 +88,7 @@ def test_steps_per_execution():
 
 def test_epochs_of_two_executions_are_compared_with_their_like():
     """The second execution of an epoch is shorter: each order runs on both kinds."""
-    callback = tf_ooo.OOOBackprop(profile_steps=2)
+    callback = tf_ooo.OOOBackprop(compare=True)
     model = build(steps_per_execution=6)
     model.fit(X, Y, batch_size=16, epochs=8, shuffle=False, verbose=0, callbacks=[callback])
     runs = callback._life.mode.controller.comparison.times._rounds[0]._runs
@@ -115,7 +115,7 @@ def test_train_function_is_back_when_training_raises():
             raise RuntimeError("stop")
 
     model = build()
-    callback = tf_ooo.OOOBackprop()
+    callback = tf_ooo.OOOBackprop(compare=True)
     with pytest.raises(RuntimeError, match="stop"):
         fit(model, callback, Stop())
     fit(model)
@@ -127,7 +127,7 @@ def test_failing_pass_trains_on_and_is_logged_once(monkeypatch, caplog):
         raise ValueError("broken pass")
 
     monkeypatch.setattr("grappler_passes.passes.order.OrderPass.run", broken)
-    callback = tf_ooo.OOOBackprop()
+    callback = tf_ooo.OOOBackprop(compare=True)
     assert_same(callback)
     assert "broken pass" in callback.report.fallback_reason
     said = [

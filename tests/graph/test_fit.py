@@ -14,6 +14,7 @@ import tf_ooo
 from keras_callbacks import TimelineLogger
 from tests import zoo
 from tests.same_bits import assert_ordered
+from tf_ooo.fit import paying
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(48, 6)).astype("float32")
@@ -217,3 +218,84 @@ def test_backup_and_restore_resumes(where, tmp_path, whole):
     assert_same_weights(whole, resumed)
     for callback in again:
         assert_ordered(callback.report)
+
+
+class Scaled(Net):
+    """Reads a number in Python."""
+
+    factor = 1.0
+
+    def call(self, x):
+        return super().call(x) * self.factor
+
+
+class TestBeginsLate:
+    """A comparison that begins within a fit, as soon as what is left of it pays."""
+
+    @pytest.fixture(autouse=True)
+    def soon(self, monkeypatch):
+        monkeypatch.setattr(paying, "MOST", 1e6)
+
+    def same_training(self, *callbacks, build=functional):
+        stock, model, callback = compiled(build), compiled(build), tf_ooo.OOOBackprop()
+        assert fit(stock, *callbacks, epochs=8) == fit(model, callback, *callbacks, epochs=8)
+        assert_same_weights(stock, model)
+        return callback.report
+
+    def test_the_bits_are_those_of_stock(self):
+        report = self.same_training()
+        assert report.compared_steps > 2 * 6
+        assert report.profiling_overhead_s > 0
+        assert report.added_edges > 0
+        assert f"{report.compared_steps} steps in turns" in report.summary()
+
+    def test_what_python_has_changed_since_the_first_step_is_in_no_step(self):
+        class Change(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                self.model.factor = 3.0
+
+        report = self.same_training(Change(), build=Scaled)
+        assert "something that it reads in Python has changed" in report.fallback_reason
+        assert report.compared_steps == 0
+
+    def test_random_state_of_an_op_is_seen_before_a_second_trace(self, monkeypatch):
+        class Noisy(Net):
+            def call(self, x):
+                return super().call(x + tf.random.normal((6,)))
+
+        traced = []
+        monkeypatch.setattr(
+            "tf_ooo.fit.controller.StepController._trace_ours", lambda *_: traced.append(1) or ""
+        )
+        assert "draws random numbers" in self.same_training(build=Noisy).fallback_reason
+        assert not traced
+
+    def test_on_one_cpu_device_it_can_be_switched_off_in_one_place(self, monkeypatch):
+        monkeypatch.setattr(paying, "ORDERS_MAY_GAIN_ON_CPU", False)
+        report = self.same_training()
+        assert report.fallback_reason == paying.ON_CPU
+        assert report.compared_steps == 0
+        asked = tf_ooo.OOOBackprop(compare=True)
+        fit(compiled(), asked, epochs=8)
+        assert asked.report.compared_steps > 0
+
+
+def test_a_short_fit_is_not_compared_and_says_why():
+    callback = tf_ooo.OOOBackprop()
+    fit(compiled(), callback)
+    report = callback.report
+    assert report.fallback_reason.startswith("12 steps of ")
+    assert "too few to pay for a comparison of about" in report.summary()
+    assert (report.ops, report.profiling_overhead_s) == ({}, 0.0)
+
+
+def test_compare_false_keeps_stock():
+    callback = tf_ooo.OOOBackprop(compare=False)
+    fit(compiled(), callback)
+    assert callback.report.fallback_reason == "compare=False"
+
+
+def test_epochs_that_are_left_out_are_not_counted():
+    callback = tf_ooo.OOOBackprop()
+    fit(compiled(), callback, epochs=5, initial_epoch=3)
+    assert callback.report.fallback_reason.startswith("12 steps of ")

@@ -59,8 +59,8 @@ def test_jit_compile_runs_stock_and_says_so(decorate):
 
 def test_batches_of_two_sizes_are_compared_with_their_like():
     """Every other call gets a short batch: each order runs on both sizes."""
-    step, _ = make(tf_ooo.function(profile_steps=2))
-    for size in (8, 3) * 8:
+    step, _ = make(tf_ooo.function(compare=True))
+    for size in (8, 3) * 20:
         step(tf.constant(X[:size]))
     times = step._step.comparison.times
     assert times.done

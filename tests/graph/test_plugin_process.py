@@ -242,7 +242,7 @@ def test_settings_that_keep_steps_from_being_rewritten_are_named(option, value, 
     context.context()._config = config
     weights = [tf.Variable([[1.0, 2.0], [3.0, 4.0]]) for _ in range(2)]
 
-    @tf_ooo.function(profile_steps=1)
+    @tf_ooo.function(compare=True)
     def step(x):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(tf.tanh(x @ weights[0]) @ weights[1])

@@ -70,7 +70,7 @@ def fitted(warm_up, fits):
 @pytest.mark.parametrize("case", ["traced by predict", "fit before", "new callback", "same callback"])
 def test_random_state_that_others_have_begun_stays_with_the_stock_step(case):
     """No function of the stock step is traced while it is profiled."""
-    ours = [tf_ooo.OOOBackprop(profile_steps=1) for _ in range(2)]
+    ours = [tf_ooo.OOOBackprop(compare=True) for _ in range(2)]
     fits = {
         "traced by predict": [[ours[1]]],
         "fit before": [[], [ours[1]]],
@@ -92,7 +92,7 @@ def test_random_state_counts_without_profiling_too():
 
 
 def test_several_threads():
-    step, errors = make_step(profile_steps=2), []
+    step, errors = make_step(compare=True), []
 
     def work():
         try:
@@ -108,7 +108,7 @@ def test_several_threads():
         thread.join()
     assert not errors
     # A call during which another thread traced is no sample: on a busy machine a few more are needed.
-    for _ in range(20):
+    for _ in range(60):
         if not step.report.undecided and step.report.measured_step_s is not None:
             break
         step(rows(4))
@@ -117,12 +117,12 @@ def test_several_threads():
 
 
 def test_steps_that_trace_are_not_timed():
-    step = make_step(profile_steps=3)
+    step = make_step(compare=True)
     for count in (4, 4, 5, 5, 6, 6, 7, 7):
         step(rows(count))
-    assert step.report.state == "not decided, 0 of 6 steps timed"
+    assert step.report.state == "not decided, 8 of at most 40 steps compared"
     assert step.report.measured_step_s is None
-    for _ in range(6):
+    for _ in range(40 - 8):
         step(rows(4))
     assert step.report.measured_step_s > 0
 
@@ -184,7 +184,7 @@ def test_strict_raises_where_tensorflow_hands_no_graph_over(switch, why, how):
 
 
 def test_a_step_without_variables_is_no_training_step():
-    square = tf_ooo.function(lambda x: x @ x)
+    square = tf_ooo.function(lambda x: x @ x, compare=True)
     for _ in range(3):
         square(tf.eye(3))
     assert "captures no variables" in square.report.fallback_reason
@@ -241,10 +241,10 @@ def test_a_pass_that_fails_on_a_retrace_raises_if_strict(monkeypatch):
 
 
 def test_a_timeline_is_written_once_it_is_decided(tmp_path):
-    step = make_step(profile_steps=1, timeline=tmp_path / "function")
+    step = make_step(compare=True, timeline=tmp_path / "function")
     step(rows(4))
     assert not (tmp_path / "function").exists()
-    for _ in range(4):
+    for _ in range(40):
         step(rows(4))
     assert "Out-of-order" in (tmp_path / "function" / "report.html").read_text()
     with tf_ooo.enabled(tf_ooo.Options(timeline=tmp_path / "enabled")):
@@ -258,6 +258,8 @@ def test_bad_input_is_an_options_error():
             tf_ooo.enabled(bad)
     with pytest.raises(tf_ooo.OptionsError, match="profile_steps=5"):
         tf_ooo.enabled(tf_ooo.Options(profile_steps=5))
+    with pytest.raises(tf_ooo.OptionsError, match="compare=True"):
+        tf_ooo.enabled(tf_ooo.Options(compare=True))
     with pytest.raises(tf_ooo.OptionsError, match="schedule='fast_forward'"):
         tf_ooo.function("fast_forward")
     with pytest.raises(tf_ooo.OptionsError, match="got 3"):

@@ -311,7 +311,10 @@ class TestFallback:
     def test_random_state_of_an_op(self):
         _, plain, x, y = plain_step()
         noisy = tf_ooo.function(
-            lambda x, y: plain(x + tf.random.normal(x.shape), y), jit_compile=True, any_platform=True
+            lambda x, y: plain(x + tf.random.normal(x.shape), y),
+            jit_compile=True,
+            any_platform=True,
+            compare=True,
         )
         for _ in range(5):  # stock, and the four ways that are compared with it
             noisy(x, y)

@@ -20,7 +20,7 @@ from tf_ooo.modes.compiled.session import CONCURRENT, CONCURRENT_FLAGS
 from tf_ooo.modes.compiled.step import StreamStep
 
 pytestmark = [zoo.needs_xla_streams, pytest.mark.takes(45)]
-ANY = {"any_platform": True, "profile_steps": 1}
+ANY = {"any_platform": True, "compare": True}
 
 
 def failing(error):
@@ -71,7 +71,7 @@ def stock_weights():
 
 def test_auto_compares_and_keeps_one():
     """Stock, stock with XLA's own concurrency, and ours; of each the report says what XLA made of it."""
-    report = trained(13)[0].report
+    report = trained(40)[0].report
     assert not report.undecided
     assert report.stock_step_s is not None
     for name in (REWRITTEN, JOINT, RECOMPUTED, CONCURRENT):
@@ -87,20 +87,20 @@ class TestFailures:
     @pytest.mark.parametrize("error", [ValueError("no such plan"), GraphError("no such plan")])
     def test_one_way_that_fails_leaves_the_others(self, only, error, stock_weights):
         only(REWRITTEN, DELAYED, **{DELAYED: failing(error)})
-        step, model = trained(6)
+        step, model = trained(40)
         assert not step.report.undecided
         assert step.report.measured_step_s is not None
         left_out = [note for note in step.report.notes if note.startswith(f"{DELAYED}: left out:")]
         assert left_out
         assert left_out[0].endswith("no such plan")
         assert step.report.moved_ops > 0, "of the way that was compared"
-        assert_near(model.get_weights(), stock_weights(6))
+        assert_near(model.get_weights(), stock_weights(40))
 
     def test_xla_s_own_concurrency_is_compared_where_nothing_can_be_moved(self, only):
         only(
             REWRITTEN, JOINT, CONCURRENT, **dict.fromkeys((REWRITTEN, JOINT), failing(GraphError("nothing")))
         )
-        report = trained(8)[0].report
+        report = trained(40)[0].report
         assert report.measured_step_s is not None
         assert report.compiled[CONCURRENT]["total_bytes"] > 0
         if report.fell_back:
@@ -112,7 +112,7 @@ class TestFailures:
 
     def test_a_step_of_one_op(self):
         square = tf_ooo.function(lambda x: x * x, jit_compile=True, **ANY)
-        for _ in range(8):
+        for _ in range(40):
             assert float(square(tf.constant(3.0))) == 9.0
         assert not square.report.undecided
         assert any("not a training graph" in note for note in square.report.notes)
@@ -182,13 +182,13 @@ class TestKept:
     def test_uneven_batches_are_compared_with_their_like(self, only, stock_weights):
         """Batches of six and of two take turns: each way runs on both."""
         only(REWRITTEN)
-        step, model = trained(10, sizes=(6, 2))
+        step, model = trained(40, sizes=(6, 2))
         times = step._step.comparison.times
         assert times.done
         for runs in times._rounds[0]._runs.values():
             assert runs.keys() == {STOCK, REWRITTEN}
         assert step.report.moved_ops > 0
-        assert_near(model.get_weights(), stock_weights(10, (6, 2)))
+        assert_near(model.get_weights(), stock_weights(40, (6, 2)))
 
 
 class TestMemoryLimit:

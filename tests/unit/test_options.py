@@ -48,7 +48,7 @@ OPTIONS = {
     "replicas": (2, {"pipeline"}),
     "stages": (("dense", "dense_1"), {"pipeline"}),
     "check_loss": (False, {"pipeline"}),
-    "compare": (True, {"pipeline", "layerpipe", "data_parallel"}),
+    "compare": (True, {"single_device", "pipeline", "layerpipe", "data_parallel"}),
     "weights": ("ema", {"layerpipe"}),
     "drain_steps": (5, {"layerpipe"}),
     "rate_warmup_steps": (5, {"layerpipe"}),

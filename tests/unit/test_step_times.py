@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 
 from tf_ooo.fit.comparison import REWRITTEN, STOCK, Comparison, StepTimes
+from tf_ooo.fit.sequential import MOST_STEPS
 
 PROFILED = 3
 
@@ -33,14 +35,15 @@ class TestKinds:
     @pytest.mark.parametrize("pattern", ["WS", "SW", "WWS", "WSS", "W" * 9 + "S", "WSSWSWSW"])
     @pytest.mark.parametrize("stock_first", [True, False])
     def test_a_short_batch_does_not_decide(self, rewrites, pattern, stock_first):
-        times = StepTimes(PROFILED, stock_first, [f"way {n}" for n in range(rewrites)])
+        times = StepTimes(PROFILED, stock_first, [f"way {n}" for n in range(rewrites)], rewrites > 1)
         kinds = itertools.cycle("whole" if letter == "W" else "short" for letter in pattern)
         ran = fit(times, kinds, length_of)
         found = times.seconds
         assert len(set(itertools.chain.from_iterable(found.values()))) == 1, "of one kind"
-        assert min(map(len, found.values())) >= PROFILED
+        assert min(map(len, found.values())) >= PROFILED or times.steps == MOST_STEPS
         assert Comparison.of(found).why_not, "no way is faster"
-        assert len(ran) <= 3 * len(pattern) * (1 + PROFILED) * (1 + rewrites)
+        assert not times.look.faster
+        assert len(ran) <= (MOST_STEPS if rewrites > 1 else 6 * len(pattern) * (1 + PROFILED))
 
     @pytest.mark.parametrize("shape", [lambda number: number, lambda number: number % 30])
     def test_inputs_that_are_never_alike_are_compared_in_the_end(self, shape):
@@ -88,33 +91,42 @@ class TestConfirmed:
             if which != "lucky":
                 return 1.0
             taken.append(which)
-            return first_s if len(taken) <= 1 + PROFILED else later_s
+            return first_s if len(taken) <= 1 + 2 else later_s
 
         return seconds_of
 
     def test_the_best_of_several_may_only_have_been_lucky(self):
-        times = StepTimes(PROFILED, True, ["even", "lucky"])
+        times = StepTimes(PROFILED, True, ["even", "lucky"], until_sure=True)
         ran = fit(times, itertools.repeat("W"), self.lucky(0.9, 1.1))
-        assert [which for which, _ in ran[-2 * PROFILED :]] == [STOCK, "lucky"] * PROFILED
-        assert "1100.00 ms a step against 1000.00 ms" in Comparison.of(times.seconds).why_not
+        assert [which for which, _ in ran[9:]] == [STOCK, "lucky"] * 6
+        why_not = Comparison.of(times.seconds).why_not_after(times.look, times.steps)
+        assert "1100.00 ms a step against 1000.00 ms" in why_not
         assert "; again: stock 1000.00 ms, lucky 1100.00 ms" in times.shown()
 
     def test_one_that_is_faster_stays(self):
-        times = StepTimes(PROFILED, True, ["even", "lucky"])
+        times = StepTimes(PROFILED, True, ["even", "lucky"], until_sure=True)
         fit(times, itertools.repeat("W"), self.lucky(0.9, 0.9))
         assert Comparison.of(times.seconds).best == "lucky"
-        assert not Comparison.of(times.seconds).why_not
-        assert times.progress == "15 of 15 steps timed"
+        assert times.look.faster
+        assert times.progress == "25 of at most 40 steps compared"
 
-    @pytest.mark.parametrize("rewrites", [["lucky"], ["even", "lucky"]])
-    def test_nothing_is_timed_again_without_need(self, rewrites):
-        """One way was not picked out of several; ways that do not win are not kept anyway."""
-        times = StepTimes(PROFILED, True, rewrites)
-        ran = fit(times, itertools.repeat("W"), self.lucky(0.9 if len(rewrites) == 1 else 1.1, 1.0))
-        assert len(ran) == (1 + PROFILED) * (1 + len(rewrites))
+    def test_one_way_was_not_picked_out_of_several(self):
+        times = StepTimes(PROFILED, True, ["lucky"], until_sure=True)
+        ran = fit(times, itertools.repeat("W"), self.lucky(0.9, 0.9))
+        assert len(ran) == 2 * (1 + 8)
+
+    @pytest.mark.parametrize("rewrites", range(1, 6))
+    def test_no_more_than_40_steps(self, rewrites):
+        """Every other pair says the opposite: it is never sure.  Five ways leave eleven pairs."""
+        draw = random.Random(rewrites)
+        times = StepTimes(PROFILED, True, [f"way {n}" for n in range(rewrites)], until_sure=True)
+        ran = fit(times, itertools.repeat("W"), lambda which, kind: draw.uniform(0.5, 1.5))
+        assert len(ran) <= MOST_STEPS
+        assert not times.look.faster
+        assert times.look.pairs == (11 if rewrites == 5 else times.look.pairs)
 
     def test_a_winner_that_fails_gives_way_to_the_next(self):
-        times = StepTimes(1, True, ["a", "b", "c"])
+        times = StepTimes(1, True, ["a", "b", "c"], until_sure=True)
         speeds = {STOCK: 1.0, "a": 0.9, "b": 0.8, "c": 1.0}
         while "again" not in times.shown():
             which = times.next
@@ -122,7 +134,7 @@ class TestConfirmed:
         times.drop("b")
         times.add("b", 0.8, False)  # the step in which it failed
         fit(times, itertools.repeat(None), lambda which, kind: speeds[which])
-        assert times.seconds == {STOCK: [1.0], "a": [0.9]}
+        assert times.seconds == {STOCK: [1.0] * 8, "a": [0.9] * 8}
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def train(
 def run_demo(out: Path, epochs: int, schedule: str) -> Report:
     """Trains twice, prints the table, writes ``report.html`` and ``trace.json`` into ``out``."""
     console = Console(soft_wrap=True)
-    callback = tf_ooo.OOOBackprop(schedule=schedule, profile_steps=10)
+    callback = tf_ooo.OOOBackprop(schedule=schedule, profile_steps=10, compare=True)
     columns = (
         TextColumn("{task.description:<10}"),
         BarColumn(),

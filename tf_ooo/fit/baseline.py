@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tf_ooo.compat import func_graphs, nests, tf_functions, train_function
 from tf_ooo.errors import BackendError
+from tf_ooo.fit.paying import pays
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.failures import in_one_line
 from tf_ooo.tracing.traces import random_state_in
@@ -24,8 +25,6 @@ _LOG = logging.getLogger("tf_ooo")
 STEPS = 5
 ONE_DEVICE = "one device"
 _SENDS = ("Horovod", "Collective")
-# Of what is left of the fit.
-MOST = 0.05
 
 
 class Baseline:
@@ -70,7 +69,7 @@ class Baseline:
             return "compare=False"
         if self._asked is None and self._steps is None:
             return f"nobody knows how long the fit is; compare=True measures {self.name} beside it"
-        if self._asked is None and cost_s > MOST * (self._steps or 0) * step_s:
+        if self._asked is None and not pays(cost_s, step_s, self._steps or 0):
             measuring = f"to measure {self.name} beside it, about {cost_s:.1f} s"
             return f"the fit is too short {measuring}; compare=True does"
         return ""

@@ -9,6 +9,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tf_ooo.fit.reporting import fall_back
+from tf_ooo.fit.sequential import MOST_STEPS, Look, look_at
 from tf_ooo.hosts.ranks.base import Engine, SingleEngine
 from tf_ooo.options import ModeOptions
 from tf_ooo.report.report import Report
@@ -21,26 +22,36 @@ _OTHER_KINDS = "others"
 _OUTNUMBERED = 2
 # A step that took so many times the median was interrupted: that is not how much steps differ.
 _INTERRUPTED = 1.5
+# Of several rewritten steps the best of so many of each is compared with stock.
+_SELECTED = 2
 # The share of the steps whose distance from the median is the noise or less.
 _WITHIN_NOISE = 0.75
 AS_ASKED = "applied as asked"
 
 
 class StepTimes:
-    """Takes turns; the first step of each on a kind of input warms up, ``profile_steps`` of each are timed.
+    """Takes turns; the first step of each on a kind of input warms up, the next ones are timed.
 
     Only steps of one kind are compared.  A step in which TensorFlow traced a function is no sample: it did
-    other work than a step does.  Where several rewritten steps were timed and one of them won, that one and
-    stock are timed once more: the best of several is often only the luckiest.
+    other work than a step does.  Of several rewritten steps the best of a few is taken first; that one and
+    stock are then timed anew: the best of several is often only the luckiest.
 
-    All turns follow from the calls of :meth:`add` alone, and with one rewritten step not from the seconds.
+    ``profile_steps`` of each are timed, 0 of none; ``until_sure`` as many as tell which is faster, at most
+    :data:`MOST_STEPS` steps altogether.  Turns follow from the calls of :meth:`add` alone, and with one
+    rewritten step not from the seconds.
     """
 
-    def __init__(self, profile_steps: int, stock_first: bool, rewrites: Sequence[str] = (REWRITTEN,)) -> None:
-        self.profile_steps = profile_steps
+    def __init__(
+        self,
+        profile_steps: int,
+        stock_first: bool,
+        rewrites: Sequence[str] = (REWRITTEN,),
+        until_sure: bool = False,
+    ) -> None:
+        self.profile_steps, self.until_sure = profile_steps, until_sure
         # Of all of them; then, of several, of the best against stock.
         self._rounds = [_Turns((STOCK, *rewrites) if stock_first else (*rewrites, STOCK))]
-        self._ran = False
+        self.steps = 0
 
     @property
     def next(self) -> str:
@@ -54,7 +65,17 @@ class StepTimes:
     @property
     def seconds(self) -> dict[str, list[float]]:
         """The samples that are compared, by step."""
+        if self.until_sure:
+            return self._rounds[-1].leading()
         return self._rounds[-1].samples(self.profile_steps)
+
+    @property
+    def look(self) -> Look:
+        """What is known of the best rewritten step and stock."""
+        seconds = self.seconds
+        timed = {way: times_s for way, times_s in seconds.items() if way != STOCK}
+        best = next(iter(timed.values())) if len(timed) == 1 else ()
+        return look_at(seconds[STOCK], best)
 
     def add(self, which: str, seconds: float, traced: bool, kind: Hashable = None) -> bool:
         """Takes note of a step; returns whether it counts.
@@ -65,12 +86,11 @@ class StepTimes:
             traced: whether it did more than a step does.
             kind: equal for steps that do equal work, such as the shapes of the inputs.
         """
-        self._ran = True
+        self.steps += 1
         counts = self._rounds[-1].add(which, seconds, traced, kind)
-        if self.profile_steps and self.several and len(self._rounds) == 1 and self.done:
-            compared = Comparison.of(self.seconds)
-            if not compared.why_not:
-                self._rounds.append(_Turns((STOCK, compared.best), self._rounds[0]))
+        if self.several and len(self._rounds) == 1 and self._rounds[0].done(_SELECTED):
+            best = Comparison.of(self._rounds[0].samples(_SELECTED)).best
+            self._rounds.append(_Turns((STOCK, best), self._rounds[0]))
         return counts
 
     def drop(self, which: str) -> None:
@@ -80,9 +100,11 @@ class StepTimes:
 
     @property
     def done(self) -> bool:
-        """Of a kind of step each as often as asked."""
+        """Of a kind of step each as often as asked; or which is faster is known, or never will be."""
         if not self.profile_steps:
-            return self._ran
+            return self.steps > 0
+        if self.until_sure:
+            return self.steps >= MOST_STEPS or self.look.sure
         return all(turns.done(self.profile_steps) for turns in self._rounds)
 
     @property
@@ -92,15 +114,15 @@ class StepTimes:
     @property
     def progress(self) -> str:
         """``3 of 6 steps timed``."""
-        samples = [
-            times_s for turns in self._rounds for times_s in turns.samples(self.profile_steps).values()
-        ]
+        if self.until_sure:
+            return f"{self.steps} of at most {MOST_STEPS} steps compared"
+        samples = list(self.seconds.values())
         timed = sum(min(len(times_s), self.profile_steps) for times_s in samples)
         return f"{timed} of {len(samples) * self.profile_steps} steps timed"
 
     def shown(self) -> str:
         """``stock 12.00 ms, rewritten 11.00 ms``, the medians; then ``again: ...`` of two that were."""
-        return "; again: ".join(_medians_text(turns.samples(self.profile_steps)) for turns in self._rounds)
+        return "; again: ".join(_medians_text(turns.leading()) for turns in self._rounds)
 
 
 class _Turns:
@@ -143,11 +165,15 @@ class _Turns:
         """Of a kind of step each as often as asked."""
         return self._complete(enough) is not None
 
+    def leading(self) -> dict[str, list[float]]:
+        """Of the kind that turns are taken on."""
+        samples = self._samples.get(self._lead, {})
+        return {way: samples.get(way, []) for way in self.order}
+
     def samples(self, enough: int) -> dict[str, list[float]]:
         """Of the first kind of which each has enough; else of the one that turns are taken on."""
         complete = self._complete(enough)
-        samples = self._samples.get(self._lead, {}) if complete is None else complete
-        return {way: samples.get(way, []) for way in self.order}
+        return self.leading() if complete is None else {way: complete[way] for way in self.order}
 
     def _complete(self, enough: int) -> dict[str, list[float]] | None:
         for samples in self._samples.values():
@@ -183,10 +209,20 @@ class Comparison:
         """Why the rewritten step is not worth keeping; empty where it is faster by more than the noise."""
         if self.rewritten_s < self.stock_s - self.noise_s:
             return ""
-        return (
-            f"measured {self.rewritten_s * 1e3:.2f} ms a step against {self.stock_s * 1e3:.2f} ms in stock "
-            f"order, noise {self.noise_s * 1e3:.2f} ms"
-        )
+        return f"{self._text}, noise {self.noise_s * 1e3:.2f} ms"
+
+    def why_not_after(self, look: Look, steps: int) -> str:
+        """The same by a test on pairs, which so many steps were for."""
+        if look.faster:
+            return ""
+        within = "" if look.interval is None else ", {:.2f}x to {:.2f}x as fast".format(*look.interval)
+        unsure = "" if look.sure else f"; it is not sure to be faster after {steps} steps"
+        return f"{self._text}{within}{unsure}"
+
+    @property
+    def _text(self) -> str:
+        ours_ms, stock_ms = self.rewritten_s * 1e3, self.stock_s * 1e3
+        return f"measured {ours_ms:.2f} ms a step against {stock_ms:.2f} ms in stock order"
 
 
 def _spread_s(times_s: Sequence[float]) -> float:
@@ -229,10 +265,12 @@ class StepComparison:
         # one: if it has to be refused, nothing has changed yet.  Strict: a failure shows at the first call.
         self.stock_may_stay = options.may_fall_back and not limited
         stock_first = self.stock_may_stay and not options.strict
+        # Of several ranks each would look at seconds of its own; all decide after as many steps.
+        until_sure = options.may_fall_back and self._ranks.size == 1
         # To whoever reads the report; a report of a function knows no model.
         several = "the stock order" if self._ranks.size > 1 else "stock Keras"
         self._stock_name = several if report.model else "the stock step"
-        self.times = StepTimes(options.profile_steps, stock_first, rewrites)
+        self.times = StepTimes(options.profile_steps, stock_first, rewrites, until_sure)
 
     def verdict(self, beside: Mapping[str, Sequence[float]] | None = None) -> Verdict | None:
         """None as long as some are still to be timed; where none are, all ranks call this together.
@@ -248,6 +286,8 @@ class StepComparison:
             return None
         if not options.profile_steps:
             return Verdict(times.first_rewrite)
+        if not all(times.seconds.values()):
+            return Verdict(STOCK, f"measured no two steps on equal inputs among {times.steps}")
         everyone = self._ranks.gather(times.seconds | dict(beside or {}))
         seconds = {which: slowest(theirs[which] for theirs in everyone) for which in everyone[0]}
         compared = Comparison.of({which: seconds[which] for which in times.seconds})
@@ -257,8 +297,12 @@ class StepComparison:
         report.steps_s = list(seconds[compared.best])
         if times.several:
             report.compared = times.shown()
-        if options.may_fall_back and compared.why_not:
-            return Verdict(STOCK, compared.why_not, seconds)
+        why_not = compared.why_not
+        if times.until_sure:
+            look, report.compared_steps = times.look, times.steps
+            report.decided_interval, why_not = look.interval, compared.why_not_after(look, times.steps)
+        if options.may_fall_back and why_not:
+            return Verdict(STOCK, why_not, seconds)
         return Verdict(compared.best, seconds=seconds)
 
     def keep_rewritten(self, because: str = "") -> None:

@@ -20,6 +20,8 @@ from tf_ooo.costs.op_seconds import step_costs
 from tf_ooo.costs.profile import StepProfiler
 from tf_ooo.errors import BackendError, GraphError, MemoryLimitError, OOOError
 from tf_ooo.fit.comparison import REWRITTEN, STOCK, StepComparison
+from tf_ooo.fit.paying import StockFirst
+from tf_ooo.fit.reporting import fall_back
 from tf_ooo.options import OneDeviceOptions
 from tf_ooo.planning.model.task import Task
 from tf_ooo.planning.simulation.measured import one_after_another
@@ -29,10 +31,11 @@ from tf_ooo.rewriting.op_tasks import tasks_of_ops
 from tf_ooo.rewriting.reporting import fill_plan
 from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.session import StepSession
-from tf_ooo.tracing import traces
+from tf_ooo.tracing import alike, traces
 from tf_ooo.tracing.inputs import Inputs
 
 _LOG = logging.getLogger("tf_ooo")
+_CHANGED = "traced again, the step is another than it was: something that it reads in Python has changed"
 
 
 class StepController:
@@ -44,6 +47,7 @@ class StepController:
         inputs: finds the real sizes of batches, for the memory limit.
         on_decided: called once it is known which of the two is kept.
         more_steps: more rewritten ones by name; of all the fastest is kept.
+        never_pays: why ``"auto"`` compares nothing unless it is asked to.
         samples_seen: tells how many samples the steps so far have seen, where arguments do not show it.
 
     Raises (from a call): whatever the step raises; MemoryLimitError, before the step has changed
@@ -61,6 +65,7 @@ class StepController:
         on_decided: Callable[[], None] | None = None,
         more_steps: Mapping[str, Callable[..., Any]] | None = None,
         samples_seen: Callable[[], float] | None = None,
+        never_pays: str = "",
     ) -> None:
         self.stock, self.rewritten, self.session = stock, rewritten, session
         self.steps = {STOCK: stock, REWRITTEN: rewritten, **(more_steps or {})}
@@ -71,10 +76,28 @@ class StepController:
         limited = options.memory_limit_bytes is not None
         self.comparison = StepComparison(options, report, rewrites, limited=limited)
         self._started = False
+        self._first = StockFirst(len(rewrites), why_not=never_pays) if self._may_wait else None
+        self._never_pays = never_pays
         self._lock = threading.RLock()
         self._on_decided = on_decided
         self._samples_seen = samples_seen or (lambda: 0.0)
         self._predicted = not session.shows_ops
+
+    @property
+    def _may_wait(self) -> bool:
+        """Whether stock steps come first: what is left of the fit is to pay for a comparison."""
+        options = self.options
+        # With a limit stock may need too much; with ``strict`` a failure is to show in the first step.
+        at_once = options.strict or not self.comparison.stock_may_stay
+        return options.compare is None and options.profile_steps > 0 and not at_once
+
+    def begin_fit(self, executions: int | None, together: int) -> None:
+        """Of a ``fit`` is known how many executions, each of so many steps, it has; None: nobody knows."""
+        if self._first is None:
+            return
+        ways, trace_s = self._first.ways, self._first.trace_s
+        self._first = StockFirst(ways, executions, together, trace_s, why_not=self._never_pays)
+        self.report.fell_back, self.report.fallback_reason = False, ""
 
     @property
     def profiling(self) -> bool:
@@ -161,10 +184,32 @@ class StepController:
         self.session.left_out(which, error)
         return left[0]
 
+    def _run_stock_first(self, first: StockFirst, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Until what is left of the fit is known to pay for a comparison, or not to."""
+        if first.why_not:
+            if not self.report.fell_back:
+                fall_back(self.report, first.why_not, expected=True)
+            return self._run(STOCK, args, kwargs)
+        timed, seconds, traced = first.untimed, None, False
+        before, started = traces.trace_count(self.stock) if timed else 0, time.perf_counter()
+        outputs = self._run(STOCK, args, kwargs)
+        if timed:
+            nests.synchronize(outputs)
+            seconds, traced = time.perf_counter() - started, traces.trace_count(self.stock) > before
+        first.add(seconds, traced)
+        self.report.undecided = "" if first.why_not else first.waits
+        if first.why_not:
+            fall_back(self.report, first.why_not, expected=True)
+        elif first.begins:
+            self._first = None
+        return outputs
+
     def _profile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._first is not None:
+            return self._run_stock_first(self._first, args, kwargs)
         if not self._started:
             self._started = True
-            self._trace(args, kwargs)
+            self._begin(args, kwargs)
         if self.choice is not None:
             return self._run(self.choice, args, kwargs)
         which = self.comparison.times.next
@@ -182,6 +227,13 @@ class StepController:
             self._decide_if_ready()
         return outputs
 
+    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        never = self.options.may_fall_back and self.options.compare is False
+        if never and self.comparison.stock_may_stay:
+            self._keep_stock("compare=False")
+        else:
+            self._trace(args, kwargs)
+
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Both now: what a callback changes in Python after the first step is in neither, as in stock order.
 
@@ -189,15 +241,26 @@ class StepController:
         """
         if not self.options.profile_steps and not self.comparison.stock_may_stay:
             return  # the rewritten step runs in any case
-        with self.session.tracing():
-            traces.trace(self.rewritten, args, kwargs)
-        draws = traces.random_state(self.stock, self.rewritten)
+        late = traces.trace_count(self.stock) > 0
+        draws = traces.random_state(self.stock) or self._trace_ours(args, kwargs)
         if draws and self.comparison.stock_may_stay:
             self._keep_stock(f"{draws}, {traces.NOT_SHARED}")
         elif draws:
             self._keep_rewritten(f"{draws}, which this step begins anew; no turns with the stock step")
+        elif (
+            late and self.comparison.stock_may_stay and alike.differ(self.stock, self.rewritten, args, kwargs)
+        ):
+            self._keep_stock(_CHANGED)
         elif self.options.profile_steps:
             traces.trace(self.stock, args, kwargs)
+
+    def _trace_ours(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """That an op of it draws from a state of its own, if so."""
+        started = time.perf_counter()
+        with self.session.tracing():
+            traces.trace(self.rewritten, args, kwargs)
+        self.report.profiling_overhead_s += time.perf_counter() - started
+        return traces.random_state(self.rewritten)
 
     def _check(self, which: str) -> None:
         """Takes note of new plans and failures of a rewritten step, which has just run."""

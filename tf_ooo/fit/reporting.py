@@ -14,13 +14,14 @@ from tf_ooo.report.report import Report
 _LOG = logging.getLogger("tf_ooo")
 
 
-def fall_back(report: Report, reason: str, logged: bool = False) -> None:
+def fall_back(report: Report, reason: str, logged: bool = False, expected: bool = False) -> None:
     """Notes, and logs in one line, that the stock step runs.
 
-    Not logged again where it is ``logged`` already, as an unsupported TensorFlow is once in a process.
+    ``expected``: no reason to warn.  Not logged again where it is ``logged`` already, as an unsupported
+    TensorFlow is once in a process.
     """
     report.fell_back, report.fallback_reason, report.schedule = True, reason, "stock"
-    level = logging.INFO if reason.startswith("measured") else logging.WARNING
+    level = logging.INFO if expected or reason.startswith("measured") else logging.WARNING
     if not logged and releases.is_news(reason):
         _LOG.log(level, "keeping the stock step: %s", reason)
 

@@ -25,7 +25,8 @@ class ModeOptions:
         mode: the mode's name.
         why_not: what is said of some options of other modes, ``"is not for ..."`` where it is not here.
         schedule: ``"auto"``, or a policy's name, which is applied as asked.
-        profile_steps: steps that are measured, after one that is not; 0 measures nothing.
+        profile_steps: steps that are measured, after one that is not; 0 measures nothing.  On one device
+            ``"auto"`` measures as many as it needs to be sure, no more than 40.
         timeline: folder for ``report.html`` and ``trace.json`` at the end; None writes nothing.
         strict: raise what went wrong; otherwise the stock step runs on and the report says why.
 

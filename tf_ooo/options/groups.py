@@ -103,6 +103,9 @@ class OneDeviceOptions(ModeOptions):
     """What :mod:`tf_ooo.rewriting`, the comparison in :mod:`tf_ooo.fit` and compiled steps read.
 
     Attributes:
+        compare: ``"auto"``: True takes turns with stock from the first step on, however short the fit is;
+            False never, and keeps stock; None when what is left of the fit pays for it, which then becomes no
+            more than 5% longer.  With a memory limit or ``strict`` None is True.
         memory_limit_bytes: peak bytes that the planned order may keep alive; None: no limit.  With a limit,
             ``"auto"`` takes the order with the lowest peak.
         dump_dir: folder for the graph after every pass; None writes nothing.
@@ -125,6 +128,7 @@ class OneDeviceOptions(ModeOptions):
             GPU, else 0.
     """
 
+    compare: bool | None = option(None, yes_no_or_none)
     memory_limit_bytes: int | None = option(None, whole_number(1, optional=True))
     dump_dir: str | os.PathLike[str] | None = option(None, folder)
     batch_size: int | None = option(None, whole_number(1, optional=True))

@@ -158,7 +158,9 @@ class TimedFit:
         self._callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=self._first_step)]
         self._ours = None
         if ours:
-            self._ours = tf_ooo.OOOBackprop(any_platform=not tf.config.list_physical_devices("GPU"))
+            self._ours = tf_ooo.OOOBackprop(
+                compare=True, any_platform=not tf.config.list_physical_devices("GPU")
+            )
             self._callbacks.insert(0, self._ours)
         self.step_s(1)
         for _ in range(_MOST_FITS):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from grappler_passes.plugin import describe_keras
 from tf_ooo.compat import keras_fits, tf_functions, train_function
 from tf_ooo.errors import GraphError
+from tf_ooo.fit import paying
 from tf_ooo.fit.controller import StepController
 from tf_ooo.fit.mode import Training
 from tf_ooo.fit.recorder import Watched
@@ -72,6 +73,8 @@ class SingleDeviceMode:
             stock = train_function.train_function_of(model)
             controller = self._make_controller(model, stock, self.options, self._report)
         self.controller = controller
+        together = train_function.steps_per_execution(model)
+        controller.begin_fit(executions_of_fit(steps, together), together)
         replaced, ended = (functools.partial(say, controller) for say in (_note_replaced, _say_undecided))
         watched = functools.partial(_watched, controller)
         return Training(controller.__call__, replaced=replaced, ended=ended, watched=watched)
@@ -93,8 +96,16 @@ def _note_replaced(controller: StepController) -> None:
 
 def _say_undecided(controller: StepController) -> None:
     if controller.profiling and not controller.report.fell_back:
-        steps = controller.options.profile_steps
-        _LOG.info("training ended before %d steps of each order were timed", steps)
+        _LOG.info("training ended before it was decided: %s", controller.report.undecided)
+
+
+def executions_of_fit(steps: int | None, together: int) -> int | None:
+    """Of the fit that begins, with so many steps in an epoch; None: nobody knows."""
+    epochs = keras_fits.epochs_of_fit()
+    if steps is None or epochs is None:
+        return None
+    first = keras_fits.argument_of_fit("initial_epoch") or 0
+    return -(-steps // together) * max(0, epochs - first)
 
 
 def _watched(controller: StepController) -> Watched | None:
@@ -122,7 +133,16 @@ def controller_of_model(
     if options.batch_size is None:
         inputs = Inputs(functools.partial(train_function.steps_per_execution, model))
     samples_seen = functools.partial(keras_fits.samples_seen, model)
-    return StepController(stock, rewritten, session, options, report, inputs, samples_seen=samples_seen)
+    return StepController(
+        stock,
+        rewritten,
+        session,
+        options,
+        report,
+        inputs,
+        samples_seen=samples_seen,
+        never_pays=_never_pays(),
+    )
 
 
 def controller_of_function(
@@ -132,8 +152,17 @@ def controller_of_function(
     _check(options, report)
     session = RewriteSession(options)
     return StepController(
-        stock, tf_functions.untraced_copy(stock), session, options, report, on_decided=on_decided
-    )
+        stock, tf_functions.untraced_copy(stock), session, options, report, on_decided=on_decided,
+        never_pays=_never_pays(),
+    )  # fmt: skip
+
+
+def _never_pays() -> str:
+    """Why comparing orders cannot pay on this process' device; empty where it may."""
+    import tensorflow as tf
+
+    on_cpu = not tf.config.list_physical_devices("GPU")
+    return paying.ON_CPU if on_cpu and not paying.ORDERS_MAY_GAIN_ON_CPU else ""
 
 
 def _check(options: SingleDevice, report: Report) -> None:

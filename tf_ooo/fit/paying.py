@@ -1,0 +1,103 @@
+"""Whether what is left of a fit pays for measuring something beside it."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+
+# Of what is left of the fit.
+MOST = 0.05
+# On one CPU device TensorFlow runs whatever is ready on all cores: an order may gain nothing there.  Two fits
+# showed 11% and 13%, within the noise; `tf-ooo bench single-cpu` (steps in turns, ten models) is to tell.
+# If it shows no gain, this becomes False; then auto measures nothing there unless compare=True.
+ORDERS_MAY_GAIN_ON_CPU = True
+ON_CPU = "on one CPU device the order of steps gains nothing; compare=True compares"
+# Steps that are timed before it is asked, after those in which TensorFlow traces.
+_TIMED = 3
+# All steps of a comparison train.  A rewritten step that takes twice as long as stock shows it in six pairs,
+# after one step that warms up: seven steps are lost.
+_LOST_STEPS = 7
+
+
+def pays(cost_s: float, step_s: float, steps: float) -> bool:
+    """Whether ``cost_s`` make so many steps of so many seconds no more than 5% longer."""
+    return cost_s <= MOST * steps * step_s
+
+
+@dataclass
+class StockFirst:
+    """Stock steps of a fit, up to where a comparison begins or is not worth its cost.
+
+    Attributes:
+        ways: rewritten steps that are compared: each is traced.
+        executions: of the fit; None: nobody knows, and those that have run must pay.
+        together: steps in one execution.
+        trace_s: seconds of the execution that traced; of an earlier fit, if there was one.
+        seen: executions of this fit.
+        why_not: why stock is kept in this fit; empty as long as that is open.
+        begins: whether it is time to compare.
+    """
+
+    ways: int = 1
+    executions: int | None = None
+    together: int = 1
+    trace_s: float = 0.0
+    seen: int = 0
+    why_not: str = ""
+    begins: bool = False
+    _times_s: list[float] = field(default_factory=list)
+
+    @property
+    def untimed(self) -> bool:
+        """Whether the next execution is to be timed."""
+        return len(self._times_s) < _TIMED
+
+    @property
+    def execution_s(self) -> float:
+        """The median; 0 before one was timed."""
+        return statistics.median(self._times_s) if self._times_s else 0.0
+
+    @property
+    def cost_s(self) -> float:
+        """About what a comparison takes; the first trace tells how long another one does."""
+        trace_s = max(0.0, self.trace_s - self.execution_s)
+        return self.ways * trace_s + _LOST_STEPS * self.execution_s
+
+    @property
+    def waits(self) -> str:
+        """What is waited for."""
+        if not self._times_s:
+            return "stock steps run first"
+        needed = round(self.cost_s / (MOST * self.execution_s)) * self.together
+        return (
+            f"nobody knows how many steps come: a comparison of about {_about(self.cost_s)} begins after "
+            f"{needed}; compare=True begins at once"
+        )
+
+    def add(self, seconds: float | None, traced: bool) -> None:
+        """An execution has run; ``seconds`` if it was timed."""
+        self.seen += 1
+        if traced and seconds is not None:
+            self.trace_s = max(self.trace_s, seconds)
+        elif seconds is not None and self.untimed:
+            self._times_s.append(seconds)
+        left = None if self.executions is None else self.executions - self.seen
+        if self.untimed and (left is None or left > 0):
+            return
+        self.begins = pays(self.cost_s, self.execution_s, self.seen if left is None else left)
+        if left is not None and not self.begins:
+            self.why_not = self._too_few()
+
+    def _too_few(self) -> str:
+        steps = f"{(self.executions or 0) * self.together} steps"
+        if not self._times_s:
+            return f"{steps} are too few to pay for a comparison; compare=True compares"
+        each, cost = _about(self.execution_s / self.together), _about(self.cost_s)
+        return f"{steps} of {each} are too few to pay for a comparison of about {cost}; compare=True compares"
+
+
+def _about(seconds: float) -> str:
+    """With two digits or so: ``25 s``, ``0.9 s``, ``1.1 ms``."""
+    if seconds < 0.1:
+        return f"{seconds * 1e3:.2g} ms" if seconds < 0.01 else f"{seconds * 1e3:.0f} ms"
+    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"

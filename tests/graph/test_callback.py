@@ -61,7 +61,9 @@ def test_bit_equal_after_20_steps(schedule, tmp_path):
     model = assert_same(callback)
     assert callback.report.moved_ops > 0
     assert callback.report.added_edges > 0
-    assert callback.report.measured_step_s > 0
+    # Auto may need up to 40 steps to be sure.
+    undecided = schedule == "auto" and callback.report.undecided == "20 of at most 40 steps compared"
+    assert undecided or callback.report.measured_step_s > 0
     assert (tmp_path / "report.html").exists()
     assert "make_train_function" not in vars(model)
 

@@ -239,6 +239,7 @@ def test_the_profiler_is_overhead_too(monkeypatch):
         [LayerCosts(1.0, 0.0, 2.0)], op_seconds={"a": 1.0, "b": 2.0}, notes=("b is calculated",)
     )
     monkeypatch.setattr(controller, "step_costs", lambda *arguments: costs)
+    monkeypatch.setattr(controller, "_in_order", lambda *arguments: None)
     report, result = Report(profiling_overhead_s=7.0), SimpleNamespace(graph_def=None, training_graph=None)
     assert controller.run_predicting(lambda: "outputs", report, result) == "outputs"
     assert (report.profiling_overhead_s, report.predicted_step_s) == (7.25, 3.0)

@@ -43,7 +43,7 @@ def test_nothing_is_recorded_without_a_folder():
 
 
 def test_a_fit_that_ends_too_early_says_so(tmp_path):
-    callback = tf_ooo.OOOBackprop(tf_ooo.SingleDevice(timeline=tmp_path))
+    callback = tf_ooo.OOOBackprop(tf_ooo.SingleDevice(timeline=tmp_path, compare=True))
     fit(model_of(), callback, batches=3)
     assert callback.report.not_measured == "training ended before the plan ran"
     assert "none: training ended" in callback.report.summary()

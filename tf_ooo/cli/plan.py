@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tf_ooo.cli.inputs import BYTES, LINK, is_model, policy_options
 from tf_ooo.cli.outputs import EXISTING, FILE, Outputs, picture_options
-from tf_ooo.cli.plan_table import CandidateRows, print_table
+from tf_ooo.cli.plan_table import CandidateRows, print_table, show_splits
 from tf_ooo.costs.devices import PRECISIONS
 from tf_ooo.costs.gains import GainTable
 from tf_ooo.costs.layer_costs import Link
@@ -26,6 +26,7 @@ from tf_ooo.planning.choosing.assumptions import assumptions
 from tf_ooo.planning.choosing.figures import reference
 from tf_ooo.planning.choosing.on_paper import candidates, check_problem, policies_of, usual_mode
 from tf_ooo.planning.choosing.plan import Candidate, Plan, as_asked, choose, policy_named
+from tf_ooo.planning.choosing.splits import splits as divided
 from tf_ooo.planning.pictures.style import time_text
 from tf_ooo.planning.policies import POLICIES, Problem
 from tf_ooo.planning.simulation.timeline import Timeline
@@ -71,6 +72,8 @@ _SEVERAL_STEPS = 3
                    "[default: what TensorFlow multiplies the model's types in]")  # fmt: skip
 @click.option("--measure", is_flag=True, default=_DEFAULTS["measure"],
               help="Measure the model's ops on this machine instead.")  # fmt: skip
+@click.option("--splits", is_flag=True,
+              help="Compare all divisions of the devices into replicas of a pipeline instead.")  # fmt: skip
 @click.option("--out", type=FILE, help="Write the schedule, for tf-ooo simulate.")
 @click.option("--costs-out", type=FILE, help="Write the costs that were used.")
 @picture_options
@@ -78,7 +81,7 @@ def plan(
     source: Path | None, model: str | None, modules: tuple[str, ...],
     input_shape: list[str] | None, devices: int, microbatches: int, link: Link | None, memory: int | None,
     schedule: str, mode: str | None, options: tuple[str, ...], gains: Path | None, batch: int | None,
-    device: str | None, precision: str | None, measure: bool, out: Path | None, costs_out: Path | None,
+    device: str | None, precision: str | None, measure: bool, splits: bool, out: Path | None, costs_out: Path | None,
     **outputs: Any,
 ) -> None:  # fmt: skip
     """Compare schedules for the COSTS of layers (JSON), for a saved Keras MODEL, or for a --model."""
@@ -90,6 +93,13 @@ def plan(
         given["gains"] = dict(GainTable.load(gains).saved_s)
     problem = Problem(table.layers, devices, microbatches, table.link, memory, given)
     check_problem(problem)
+    if splits:
+        if schedule != "auto" or mode not in (None, "pipeline"):
+            raise OptionsError(
+                "--splits compares pipelines with the best schedule of each; leave out --schedule, --mode"
+            )
+        show_splits(divided(problem), assumptions(problem, table), table.rows, outputs["as_json"])
+        return
     compared = _compare(problem, schedule, mode)
     planned_mode = _mode_of(problem, schedule, mode)
     assumed = assumptions(problem, table, planned_mode)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Sequence
@@ -9,12 +10,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import click
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from tf_ooo.planning.choosing.figures import Squeezed, microbatches_per_s, over, over_one_device, squeezed
 from tf_ooo.planning.choosing.plan import Candidate
+from tf_ooo.planning.choosing.splits import Split
 from tf_ooo.planning.pictures.style import bytes_text, time_text
 
 _LEFT_OUT = "-"
@@ -101,6 +104,53 @@ def print_table(assumed: Sequence[str], table: Table) -> None:
     for line in assumed:
         console.print(f"  {line}", highlight=False, markup=False)
     console.print(table)
+
+
+def show_splits(splits: Sequence[Split], assumed: Sequence[str], rows: int | None, as_json: bool) -> None:
+    """Every division of the devices, the fastest first and marked."""
+    facts = [_split_facts(split, rows) for split in splits]
+    if as_json:
+        click.echo(json.dumps({"assumptions": list(assumed), "splits": facts}, indent=1, allow_nan=False))
+        return
+    table = Table(title="Predicted, the fastest first", title_justify="left", box=box.SIMPLE_HEAD)
+    rate = "rows/s" if rows else "micro-batches/s"
+    for column in (
+        "replicas",
+        "stages' devices",
+        "schedule",
+        "step",
+        rate,
+        "peak memory",
+        "over one device",
+        "",
+    ):
+        table.add_column(column)
+    for place, (split, fact) in enumerate(zip(splits, facts, strict=True)):
+        names = [str(split.replicas), str(split.devices)]
+        if split.plan is None:
+            table.add_row(*names, *["-"] * 5, _with_units(split.reason))
+            continue
+        figures = [split.plan.trial.schedule.policy, time_text(split.step_s), f"{fact['per_s']:,.4g}"]
+        figures += [bytes_text(split.plan.trial.peak_bytes), _times(split.over_one_device)]
+        table.add_row(*names, *figures, "best" if place == 0 else "", style="bold" if place == 0 else "")
+    note = "gradients of replicas are averaged after the step, not beside it"
+    print_table([*assumed, note], table)
+
+
+def _split_facts(split: Split, rows: int | None) -> dict[str, Any]:
+    plan = split.plan
+    count = 0 if plan is None else plan.trial.schedule.microbatches * split.replicas * (rows or 1)
+    return {
+        "replicas": split.replicas,
+        "devices": split.devices,
+        "schedule": plan.trial.schedule.policy if plan else None,
+        "step_s": split.step_s if plan else None,
+        "allreduce_s": split.allreduce_s if plan else None,
+        "per_s": count / split.step_s if plan and split.step_s else None,
+        "peak_bytes": plan.trial.timeline.peak_bytes if plan else None,
+        "over_one_device": split.over_one_device,
+        "reason": split.reason,
+    }
 
 
 def _times(factor: float | None) -> str:

@@ -53,4 +53,5 @@ def test_the_command(tmp_path):
     shown = CliRunner().invoke(main, ask).output
     assert shown.count("best") == 1
     assert "averaged after the step" in shown
-    assert CliRunner().invoke(main, [*ask, "--schedule", "1f1b"]).exit_code == 2
+    for more in (["--schedule", "1f1b"], ["--out", "s.txt"], ["--mode", "layerpipe"]):
+        assert "--splits prints one table" in CliRunner().invoke(main, [*ask, *more]).stderr

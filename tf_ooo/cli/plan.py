@@ -81,8 +81,8 @@ def plan(
     source: Path | None, model: str | None, modules: tuple[str, ...],
     input_shape: list[str] | None, devices: int, microbatches: int, link: Link | None, memory: int | None,
     schedule: str, mode: str | None, options: tuple[str, ...], gains: Path | None, batch: int | None,
-    device: str | None, precision: str | None, measure: bool, splits: bool, out: Path | None, costs_out: Path | None,
-    **outputs: Any,
+    device: str | None, precision: str | None, measure: bool, splits: bool, out: Path | None,
+    costs_out: Path | None, **outputs: Any,
 ) -> None:  # fmt: skip
     """Compare schedules for the COSTS of layers (JSON), for a saved Keras MODEL, or for a --model."""
     what = _source(source, model)
@@ -94,9 +94,10 @@ def plan(
     problem = Problem(table.layers, devices, microbatches, table.link, memory, given)
     check_problem(problem)
     if splits:
-        if schedule != "auto" or mode not in (None, "pipeline"):
+        files = [out, costs_out, *(outputs[name] for name in ("html", "png", "trace", "grid"))]
+        if schedule != "auto" or mode not in (None, "pipeline") or any(files):
             raise OptionsError(
-                "--splits compares pipelines with the best schedule of each; leave out --schedule, --mode"
+                "--splits prints one table, of pipelines with the best schedule of each: no --schedule, --mode, files"
             )
         show_splits(divided(problem), assumptions(problem, table), table.rows, outputs["as_json"])
         return

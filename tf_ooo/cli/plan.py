@@ -97,7 +97,7 @@ def plan(
         files = [out, costs_out, *(outputs[name] for name in ("html", "png", "trace", "grid"))]
         if schedule != "auto" or mode not in (None, "pipeline") or any(files):
             raise OptionsError(
-                "--splits prints one table, of pipelines with the best schedule of each: no --schedule, --mode, files"
+                "--splits prints one table, the best schedule of each: no --schedule, --mode, files"
             )
         show_splits(divided(problem), assumptions(problem, table), table.rows, outputs["as_json"])
         return

@@ -1,16 +1,19 @@
-"""Sums that TensorFlow's memory optimizer has taken apart, as one op again.
+"""Sums whose bits depend on what happens to come first, as sums in one order.
 
-Where memory may be short it makes of an ``AddN`` a variable, to which each input is added when it comes: the
-bits of the sum then depend on what happens to come first.
+Where memory may be short TensorFlow's memory optimizer makes of an ``AddN`` a variable, to which each input
+is added when it comes.  And ``AddN`` itself begins with the first input whose buffer nobody else needs any
+more: where inputs have other readers too, that is another one from run to run (tensorflow/core/kernels,
+``aggregate_ops.cc``).  Its sum of two is the same in any order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tensorflow.core.framework import graph_pb2, node_def_pb2
+from tensorflow.core.framework import graph_pb2, node_def_pb2, types_pb2
 
 from grappler_passes.compat import graph_protos
 from grappler_passes.graph.node_input import split_input
@@ -19,35 +22,90 @@ from grappler_passes.passes.base import Pass, PassResult
 from grappler_passes.passes.relaxations import Relaxation
 from grappler_passes.passes.verify import verify
 
+_ROUNDED = {types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE, types_pb2.DT_HALF, types_pb2.DT_BFLOAT16}
+# AddN adds so many to its sum at once.
+_AT_ONCE = 8
 _PARTS = {"tmp_var": "TemporaryVariable", "tmp_var_initializer": "Assign"}
 
 
 @dataclass(frozen=True)
 class PlainSumsPass(Pass):
-    """Makes an ``AddN`` of each such sum; it has the name of the op that read the variable last."""
+    """Makes an ``AddN`` of each variable, and of each ``AddN`` of shared inputs additions in their order.
+
+    The sum keeps its name; of a variable, that of the op that read it last.
+    """
 
     name: ClassVar[str] = "plain_sums"
-    relaxes = frozenset({Relaxation.REPLACED_NODES, Relaxation.OPS, Relaxation.SIDE_EFFECTS})
+    relaxes = frozenset(
+        {Relaxation.REPLACED_NODES, Relaxation.OPS, Relaxation.SIDE_EFFECTS, Relaxation.NEW_NODES}
+    )
 
     def run(self, graph_def: graph_pb2.GraphDef, training_graph: TrainingGraph | None) -> PassResult:
-        nodes = {node.name: node for node in graph_def.node}
-        sums = [node.name for node in graph_def.node if node.op == "DestroyTemporaryVariable"]
-        if not sums:
-            return PassResult(graph_def, False)
-        readers = _readers(graph_def)
-        parts_of = {name: parts for name in sums if (parts := _parts(nodes, readers, name))}
+        parts_of = _taken_apart(graph_def)
         gone = {part.name for parts in parts_of.values() for part in parts}
         after = graph_protos.with_nodes(graph_def, (n for n in graph_def.node if n.name not in gone))
         for node in after.node:
             if node.name in parts_of:
                 _make_sum(node, parts_of[node.name])
-        return PassResult(after, bool(parts_of), (), frozenset(gone | parts_of.keys()))
+        shared = list(_sums_of_shared(after))
+        after.node.extend([addition for node in shared for addition in _additions(node)])
+        changed = gone | parts_of.keys() | {node.name for node in shared}
+        return PassResult(after, True, (), frozenset(changed)) if changed else PassResult(graph_def, False)
 
     def postconditions(
         self, before: graph_pb2.GraphDef, result: PassResult, training_graph: TrainingGraph | None
     ) -> None:
         if result.modified:
             verify(before, result.graph_def, replaced=result.replaced, relaxes=self.relaxes)
+
+
+def _taken_apart(graph_def: graph_pb2.GraphDef) -> dict[str, list[node_def_pb2.NodeDef]]:
+    nodes = {node.name: node for node in graph_def.node}
+    sums = [node.name for node in graph_def.node if node.op == "DestroyTemporaryVariable"]
+    readers = _readers(graph_def) if sums else {}
+    return {name: parts for name in sums if (parts := _parts(nodes, readers, name))}
+
+
+def _sums_of_shared(graph_def: graph_pb2.GraphDef) -> Iterator[node_def_pb2.NodeDef]:
+    """Sums of three or more, of which one at least is read by others too."""
+    sums = [
+        node
+        for node in graph_def.node
+        if node.op == "AddN" and node.attr["N"].i > 2 and node.attr["T"].type in _ROUNDED
+    ]
+    if sums:
+        reads = Counter(text for node in graph_def.node for text in node.input if text[0] != "^")
+        yield from (node for node in sums if any(reads[text] > 1 for text in _data(node)))
+
+
+def _data(node: node_def_pb2.NodeDef) -> list[str]:
+    return [text for text in node.input if text[0] != "^"]
+
+
+def _additions(node: node_def_pb2.NodeDef) -> list[node_def_pb2.NodeDef]:
+    """Makes the sum the last of its additions; the others."""
+    data, waits = _data(node), [text for text in node.input if text[0] == "^"]
+    first = len(data) % _AT_ONCE
+    first += _AT_ONCE if first < 2 else 0  # AddN begins with two to nine
+    pieces = [data[:first], *(data[at : at + _AT_ONCE] for at in range(first, len(data), _AT_ONCE))]
+    node.op = "AddV2"
+    del node.attr["N"]
+    additions: list[node_def_pb2.NodeDef] = []
+
+    def total_of(terms: Sequence[str]) -> str:
+        total = terms[0]
+        for term in terms[1:]:
+            addition = node_def_pb2.NodeDef()
+            addition.CopyFrom(node)
+            addition.name = f"{node.name}/addition_{len(additions)}"
+            addition.input[:] = [total, term]
+            additions.append(addition)
+            total = addition.name
+        return total
+
+    total_of([total_of(piece) for piece in pieces])
+    node.input[:] = [*additions.pop().input, *waits]
+    return additions
 
 
 def _readers(graph_def: graph_pb2.GraphDef) -> dict[str, set[str]]:

@@ -98,3 +98,44 @@ def test_a_temporary_variable_that_is_lost_is_refused():
         graph.node.add(name="s", op="NoOp")
     with pytest.raises(AnswerError, match="side effects"):
         check_answer(before, after)
+
+
+def shared_sums(count):
+    """A sum of ``count`` tensors that others read too, and one that is of its inputs alone."""
+    tensors = [tf.compat.v1.placeholder(tf.float32, (64,), name=f"x{number}") for number in range(count)]
+    tf.math.add_n(tensors, name="shared")
+    tf.math.add_n([tf.sin(tensor) for tensor in tensors], name="alone")
+
+
+@pytest.mark.parametrize("count", [3, 4, 7, 8, 9, 10, 16, 17, 18, 26])
+def test_sums_of_shared_tensors_have_one_order(count):
+    """That in which AddN adds where it may begin with the first."""
+    graph = tf.Graph()
+    with graph.as_default():
+        shared_sums(count)
+    before = graph.as_graph_def()
+    after = with_plain_sums(before)
+    ops = {node.name: node.op for node in after.node}
+    assert (ops["shared"], ops["alone"]) == ("AddV2", "AddN")
+    assert sum(op == "AddV2" for op in ops.values()) == count - 1
+    check_answer(before, after)
+    values = np.random.default_rng(3).normal(size=(count, 64)).astype("float32")
+    given = {f"x{number}:0": row for number, row in enumerate(values)}
+    results, settings = [], tf.compat.v1.ConfigProto()
+    settings.graph_options.rewrite_options.disable_meta_optimizer = True
+    for graph_def in (before, after):
+        with tf.Graph().as_default(), tf.compat.v1.Session(config=settings) as session:
+            tf.graph_util.import_graph_def(graph_def, name="")
+            # Fed tensors belong to whoever feeds them: AddN cannot take the buffer of any.
+            results.append(session.run("shared:0", given))
+    assert results[0].tobytes() == results[1].tobytes()
+
+
+def test_sums_of_two_and_of_whole_numbers_stay():
+    graph = tf.Graph()
+    with graph.as_default():
+        shared_sums(2)
+        whole = [tf.compat.v1.placeholder(tf.int32, (4,), name=f"whole{number}") for number in range(3)]
+        tf.math.add_n(whole, name="of_whole")
+        tf.math.add_n(whole, name="of_whole_again")
+    assert with_plain_sums(graph.as_graph_def()) == graph.as_graph_def()

@@ -7,7 +7,7 @@ import pkgutil
 
 import pytest
 from graphs import node, recurrent
-from tensorflow.core.framework import graph_pb2
+from tensorflow.core.framework import graph_pb2, types_pb2
 
 from grappler_passes import passes
 from grappler_passes.errors import PassError, VerifyError
@@ -89,6 +89,14 @@ def sums():
     return graph
 
 
+def shared_terms():
+    graph = graph_of("a Placeholder:", "b Placeholder:", "c Placeholder:", "a_again Abs: a")
+    node(graph, "s", "AddN", "a", "b", "c")
+    graph.node[-1].attr["N"].i = 3
+    graph.node[-1].attr["T"].type = types_pb2.DT_FLOAT
+    return graph
+
+
 def shared_constant():
     devices = {name: CPU.format(number) for number, name in enumerate("dabc")} | {"d": ""}
     return graph_of("c Const:", "a Abs: c", "b Abs: c", "d Abs: c", **devices)
@@ -116,6 +124,7 @@ CASES = [
     (OrderPass(PLAN), two_ops),
     (PlacementPass(PLAN, (CPU.format(1),)), two_ops),
     (PlainSumsPass(), sums),
+    (PlainSumsPass(), shared_terms),
     (SeparatePass(), gates),
     (SeparatePass(), lost_order),
     (SeparatePass(), loops),

@@ -19,6 +19,6 @@ model = keras.Sequential(
 )
 model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
 
-callback = tf_ooo.OOOBackprop(timeline="out/keras_fit")
+callback = tf_ooo.OOOBackprop(timeline="out/keras_fit", compare=True)  # however short the fit is
 model.fit(images, labels, batch_size=64, epochs=3, validation_split=0.2, callbacks=[callback])
 print(callback.report.summary())

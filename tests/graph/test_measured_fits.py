@@ -27,8 +27,9 @@ def test_one_device(tmp_path, together):
     first_backward = min(begin_s for task, begin_s in begins.items() if task.kind == "dO")
     assert all(begin_s <= first_backward for task, begin_s in begins.items() if task.kind == "F")
     # Of one step, also where several are one execution: each op was counted once.
-    measured_s = sum(report.measured_timeline.busy_s)
-    assert report.predicted_step_s / 10 < measured_s < report.predicted_step_s * 10
+    measured = report.measured_timeline
+    # No task is counted twice: on one device no more can be busy than there is of the step.
+    assert 0 < sum(measured.busy_s) <= measured.makespan_s
     assert any("measured order" in line for line in report.measured_against_plan)
     trace = json.loads((tmp_path / "trace.json").read_text())
     spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]

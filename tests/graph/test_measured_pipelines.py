@@ -22,8 +22,9 @@ def test_a_pipeline(tmp_path, schedule):
     assert report.measured_timeline.schedule.devices == 2
     assert report.measured_timeline.schedule.microbatches == 4
     assert "a step planned" in " ".join(report.measured_against_plan)
-    page = (tmp_path / "schedule.html").read_text()
-    assert "measured" in page
+    page = (tmp_path / "report.html").read_text()
+    assert "One step, planned and measured" in page
+    assert (tmp_path / "plotly.min.js").exists()
 
 
 def test_layerpipe(tmp_path):

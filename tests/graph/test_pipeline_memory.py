@@ -53,7 +53,7 @@ def test_another_schedule_stays_within_the_limit(limited):
 
 def test_the_files_draw_all_tasks(limited):
     files = sorted(path.name for path in limited.folder.iterdir())
-    assert files == ["plugins", "report.html", "schedule.html", "trace.json"]
+    assert files == ["plotly.min.js", "plugins", "report.html", "trace.json"]
     events = json.loads((limited.folder / "trace.json").read_text())["traceEvents"]
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     tasks = [event for event in events if event.get("cat") in ("F", "dO", "dW", "U")]

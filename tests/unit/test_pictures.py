@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 
 import numpy as np
@@ -119,15 +120,45 @@ def test_page_holds_messages_and_memory(sending):
     assert [max(trace.y) for trace in curves] == sending.peak_bytes
 
 
-def test_page_needs_no_other_file(timeline, tmp_path):
-    path = tmp_path / "new folder" / "page.html"
-    timeline.save_html(path)
-    html = path.read_text()
-    assert "src=" not in html.split("<body>")[0]
-    assert '<script src="' not in html
-    assert "by_hand, pipeline, 2 devices, 2 micro-batches" in html
-    assert "27.27%" in html
-    assert "11 s" in html
+def test_page_is_small_and_needs_no_network(timeline, tmp_path):
+    """What draws it lies beside it, once for all pages of a folder."""
+    folder = tmp_path / "new folder"
+    timeline.save_html(folder / "page.html")
+    script = folder / "plotly.min.js"
+    written = script.stat().st_mtime_ns
+    timeline.save_html(folder / "again.html")
+    assert script.stat().st_mtime_ns == written
+    page_html = (folder / "page.html").read_text()
+    assert re.findall('src="([^"]*)"', page_html) == ["plotly.min.js"]
+    assert "https://" not in page_html.replace("https://plot.ly", "")
+    assert len(page_html) < 100_000
+    assert "by_hand, pipeline, 2 devices, 2 micro-batches" in page_html
+    assert "27.27%" in page_html
+    assert "11 s" in page_html
+
+
+def test_bars_say_the_names_of_layers(timeline):
+    names = {0: "embedding", 1: "<dense>"}
+    run = Run(timeline, view_of(timeline, 1000, 10), "", names)
+    bars = [trace for trace in figure([run]).data if trace.type == "bar" and trace.yaxis == "y2"]
+    texts = {
+        (int(row[0]), text)
+        for trace in bars
+        for row, text in zip(trace.customdata, trace.hovertext, strict=True)
+    }
+    assert texts == {(0, "stage 0: embedding"), (1, "stage 1: &lt;dense&gt;")}
+    assert all("%{hovertext}" in trace.hovertemplate for trace in bars)
+
+
+def test_a_limit_is_a_line_over_the_memory(timeline):
+    drawn = figure([Run(timeline, view_of(timeline, 1000, 10))], limit_bytes=150)
+    (line,) = drawn.layout.shapes
+    assert (line.yref, line.y0) == ("y3", 150)
+
+
+def test_what_numbers_say(timeline):
+    assert style.numbers_text(timeline.schedule) == "F3: micro-batch 3"
+    assert style.numbers_text(_data_parallel().schedule) == "F3: layer 3"
 
 
 def test_measured_beside_predicted(timeline, sending):

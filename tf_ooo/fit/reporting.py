@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from grappler_passes.compat import releases
-from tf_ooo.errors import BackendError
 from tf_ooo.options import OneDeviceOptions
 from tf_ooo.report.report import Report
 
@@ -35,14 +34,13 @@ def note_unused(report: Report, options: OneDeviceOptions) -> None:
 
 
 def save_timeline(report: Report, folder: Any, prefix: str = "") -> tuple[Path, Path] | None:
-    """Writes ``report.html``, ``trace.json``, the timelines (``schedule.html``) and measured gains.
+    """Writes ``report.html``, ``trace.json`` and measured gains.
 
     A folder that cannot be written is logged, not raised.
     """
     try:
         page = report.save_html(Path(folder) / f"{prefix}report.html")
         trace = report.save_trace(Path(folder) / f"{prefix}trace.json")
-        _save_schedule(report, Path(folder) / f"{prefix}schedule.html")
         if report.gains is not None:
             report.gains.save(Path(folder) / f"{prefix}gains.json")
     except OSError as error:
@@ -50,12 +48,3 @@ def save_timeline(report: Report, folder: Any, prefix: str = "") -> tuple[Path, 
         return None
     _LOG.info("report: %s, trace: %s", page, trace)
     return page, trace
-
-
-def _save_schedule(report: Report, path: Path) -> None:
-    if report.timeline is None:
-        return
-    try:
-        report.timeline.save_html(path, report.measured_timeline)
-    except BackendError as error:  # plotly is not installed
-        _LOG.warning("%s was not written: %s", path.name, error)

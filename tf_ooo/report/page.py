@@ -1,22 +1,28 @@
-"""The report as one self-contained HTML page."""
+"""The report as a page, built as that of a timeline by itself."""
 
 from __future__ import annotations
 
+import logging
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tf_ooo.errors import BackendError
 from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.pictures.page import PLOTLY, Chart, chart_of, templates
 from tf_ooo.planning.pictures.style import COLOURS, TEXT_COLOURS
-from tf_ooo.report.texts import seconds_text
+from tf_ooo.report.texts import bytes_text, seconds_text
 
 if TYPE_CHECKING:
     from tf_ooo.report.report import Report
 
+_LOG = logging.getLogger("tf_ooo")
 _BAR_HEIGHT, _ROW_WIDTH = 24, 900
 # Of a box: pixels per character of its label at 11 px, and beside the label.
 _CHARACTER_WIDTH, _PADDING, _GAP = 6.6, 8, 3
 _MOST_NOTES = 20
+_MOST_CANDIDATES = 30
 OURS = "reordered"
 _KIND_NAMES = {
     "F": "forward",
@@ -29,14 +35,8 @@ _KIND_NAMES = {
 
 
 def render(report: Report) -> str:
-    """The page's HTML."""
-    import jinja2
-
-    folder = Path(__file__).parent / "templates"
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder), autoescape=True, trim_blocks=True
-    )
-    template = environment.get_template("report.html")
+    """The page's HTML; without a chart where plotly is not installed."""
+    template = templates(Path(__file__).parent / "templates").get_template("report.html")
     return template.render(
         report=report,
         colours=COLOURS,
@@ -46,9 +46,43 @@ def render(report: Report) -> str:
         steps=step_bars(report),
         ours=OURS,
         most_notes=_MOST_NOTES,
+        chart=_chart(report),
+        plotly=PLOTLY,
         lanes=lane_pictures(report.planned),
-        layer_names={row.index: row.name for row in report.layers},
+        candidates=list(_candidates(report)),
+        layer_names=_layer_names(report),
     )
+
+
+def _chart(report: Report) -> Chart | None:
+    if report.timeline is None:
+        return None
+    try:
+        return chart_of(
+            report.timeline, report.measured_timeline, _layer_names(report), report.memory_limit_bytes
+        )
+    except BackendError as error:  # plotly is not installed
+        _LOG.warning("the report's page has no chart: %s", error)
+        return None
+
+
+def _layer_names(report: Report) -> dict[int, str]:
+    return {row.index: row.name for row in report.layers}
+
+
+def _candidates(report: Report) -> Iterator[dict[str, Any]]:
+    """What a pipeline's plan was chosen from, the best first, refused ones last."""
+    rows = sorted(report.pipeline.candidates, key=lambda row: row.predicted_step_s or float("inf"))
+    stages = len(report.pipeline.stages)
+    for row in rows[:_MOST_CANDIDATES]:
+        yield {
+            "schedule": row.schedule,
+            "stages": row.stages,
+            "taken": (row.schedule, row.stages) == (report.schedule, stages),
+            "step": seconds_text(row.predicted_step_s),
+            "peak": bytes_text(row.peak_bytes),
+            "reason": row.reason or "",
+        }
 
 
 def table(report: Report) -> str:

@@ -77,6 +77,7 @@ class Report:
         limits: what keeps the step from being shorter, each in words, by the plan.
         step_noise_s: distance of timed steps from their median that three of four keep, the larger of the two
             orders'.
+        memory_limit_bytes: pipeline: of each device, as asked; None: no limit.
         stock_predicted_peak_bytes: the same for the order that TensorFlow would choose; with a limit only.
         predicted_peak_bytes: most bytes alive at once if ops run one at a time, on the device where that
             is most; None where ``unknown_size_ops`` tensors have no known size.
@@ -127,6 +128,7 @@ class Report:
     step_noise_s: float | None = None
     predicted_peak_bytes: int | None = None
     stock_predicted_peak_bytes: int | None = None
+    memory_limit_bytes: int | None = None
     unknown_size_ops: int = 0
     plan_seconds: float | None = None
     profiling_overhead_s: float = 0.0
@@ -328,10 +330,11 @@ class Report:
         return copy
 
     def save_html(self, path: str | os.PathLike[str]) -> Path:
-        """Writes a page that needs no other file; returns its path."""
+        """Writes a page, with ``plotly.min.js`` beside it where it has a chart; returns its path."""
+        from tf_ooo.planning.pictures.page import write_page
         from tf_ooo.report.page import render
 
-        return _write(path, render(self))
+        return write_page(path, render(self))
 
     def save_trace(self, path: str | os.PathLike[str]) -> Path:
         """Writes plan and measurement as a Chrome trace (chrome://tracing, Perfetto); returns its path.

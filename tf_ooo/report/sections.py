@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tf_ooo.report.texts import device_text, sizes_text
+from tf_ooo.report.texts import bytes_text, device_text, seconds_text, sizes_text
 
 Rows = list[tuple[str, str]]
 
@@ -120,6 +120,10 @@ class LinkRow(Section):
     bytes_per_s: float | None
     overhead_s_per_byte: float
 
+    def text(self) -> str:
+        speed = "no limit" if self.bytes_per_s is None else f"{bytes_text(round(self.bytes_per_s))}/s"
+        return f"{speed}, {seconds_text(self.latency_s)} each message"
+
 
 @dataclass(eq=False)
 class ModeSection(Section):
@@ -164,6 +168,7 @@ class PipelineSection(ModeSection):
         return [
             *((f"stage {row.stage}", row.text()) for row in self.stages),
             ("micro-batches", str(self.microbatches)),
+            ("link between devices", "" if self.link is None else self.link.text()),
         ]
 
 

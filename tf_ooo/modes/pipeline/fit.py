@@ -121,7 +121,7 @@ class PipelineMode:
     def plan_with(self, step: Step, costs: CostTable, model: keras.Model) -> PlannedPipeline:
         """Plans, and says so in the report."""
         report, devices = self.distributed.report, tuple(self.distributed.target.devices)
-        limit_bytes = self.options.memory_limit_bytes
+        report.memory_limit_bytes = limit_bytes = self.options.memory_limit_bytes
         unknown = unknown_sizes(step) if limit_bytes is not None else ()
         if limit_bytes is not None and unknown:
             raise MemoryLimitError(limit_bytes, None, unknown)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _BAR, _LINK_BAR = 0.84, 0.7
 _ROW_PX, _LEAST_ROW_PX, _ALL_ROWS_PX, _LINK_PX = 34, 13, 580, 11
 _MEMORY_PX, _GAP_PX, _TOP_PX, _BOTTOM_PX = 230, 34, 70, 50
+_MOST_NAMES = 5000  # of layers, in what is shown at a bar: they are most of a page
 _MOST_LABELS, _MOST_LINKS_OPEN, _MOST_LINK_TICKS, _MOST_LEGEND = 800, 8, 24, 12
 # Links come first: plotly (4.1) forgets which labels are too small when another part with bars follows.
 _LINKS, _LANES, _MEMORY = "y", "y2", "y3"
@@ -29,15 +31,24 @@ _LINKS, _LANES, _MEMORY = "y", "y2", "y3"
 
 @dataclass(frozen=True)
 class Run:
-    """A timeline that is drawn; ``name`` is empty where only one is."""
+    """A timeline that is drawn.
+
+    Attributes:
+        name: empty where only one is.
+        layers: names of layers by their number, as far as they are known.
+    """
 
     timeline: Timeline
     view: View
     name: str = ""
+    layers: Mapping[int, str] = field(default_factory=dict)
 
 
-def figure(runs: Sequence[Run]) -> go.Figure:
-    """Lanes above, links below them, memory at the bottom; the lanes of two runs are drawn in pairs."""
+def figure(runs: Sequence[Run], limit_bytes: float | None = None) -> go.Figure:
+    """Lanes above, links below them, memory at the bottom; the lanes of two runs are drawn in pairs.
+
+    ``limit_bytes``: of each device's memory, a line of its own.
+    """
     end_s = max(min(run.timeline.makespan_s, run.view.until_s) for run in runs)
     unit = style.time_unit(end_s)
     rows = _Rows(runs)
@@ -47,6 +58,8 @@ def figure(runs: Sequence[Run]) -> go.Figure:
         _add_tasks(chart, run, rows, place, unit)
     for place, run in enumerate(runs):
         _add_memory(chart, run, place, unit, end_s)
+    if limit_bytes is not None:
+        _add_limit(chart, runs[0], limit_bytes)
     _lay_out(chart, rows, links, unit, end_s / unit.size)
     return chart
 
@@ -96,7 +109,8 @@ def _add_tasks(chart: go.Figure, run: Run, rows: _Rows, place: int, unit: style.
             textangle=0,
             insidetextfont={"color": style.TEXT_COLOURS[kind], "size": 11},
             customdata=_hover_columns(some, run.timeline.schedule, unit),
-            hovertemplate=_hover(kind, some, unit, run.name),
+            hovertext=_layer_texts(some, run) if len(bars) <= _MOST_NAMES else None,
+            hovertemplate=_hover(kind, some, unit, run, len(bars) <= _MOST_NAMES),
         )
 
 
@@ -125,11 +139,29 @@ def _hover_columns(bars: Bars, schedule: Schedule, unit: style.Unit) -> Floats:
     return np.stack([*columns, *times], axis=1).astype(np.float32)
 
 
-def _hover(kind: str, bars: Bars, unit: style.Unit, run: str) -> str:
+def _layer_texts(bars: Bars, run: Run) -> list[str] | None:
+    """For each bar the names of its stage's layers."""
+    if not run.layers:
+        return None
+    schedule = run.timeline.schedule
+    texts = {stage: _names_of(schedule, stage, run.layers) for stage in set(bars.fields.stage.tolist())}
+    return [texts[stage] for stage in bars.fields.stage.tolist()]
+
+
+def _names_of(schedule: Schedule, stage: int, layers: Mapping[int, str]) -> str:
+    places = schedule.layers_of(stage)
+    names = [html.escape(layers.get(place, str(place))) for place in dict.fromkeys((places[0], places[-1]))]
+    more = f" ({len(places)} layers)" if len(places) > 1 else ""
+    return f"{style.what_a_stage_is(schedule)} {stage}: {' .. '.join(names)}{more}"
+
+
+def _hover(kind: str, bars: Bars, unit: style.Unit, run: Run, named: bool) -> str:
     part, time = ".%{customdata[4]}" if bars.fields.part.any() else "", unit.name
     lines = [
-        f"<b>{kind}:%{{customdata[0]}}{part}@%{{customdata[3]}}</b> {run}".rstrip(),
-        "stage %{customdata[0]}, layers %{customdata[1]}–%{customdata[2]}",
+        f"<b>{kind}:%{{customdata[0]}}{part}@%{{customdata[3]}}</b> {run.name}".rstrip(),
+        "%{hovertext}"
+        if named and run.layers
+        else "stage %{customdata[0]}, layers %{customdata[1]}–%{customdata[2]}",
         "micro-batch %{customdata[3]}, step %{customdata[5]}",
         f"%{{customdata[6]:.5~g}} – %{{customdata[7]:.5~g}} {time} (%{{customdata[8]:.4~g}} {time})",
     ]
@@ -186,6 +218,17 @@ def _add_memory(chart: go.Figure, run: Run, place: int, unit: style.Unit, end_s:
     if place == 0:
         many = f"<br>{devices[0]} dark, {devices[-1]} light" if len(devices) > _MOST_LEGEND else ""
         chart.update_layout({"yaxis3": {"title": {"text": f"memory, {size.name}{many}"}}})
+
+
+def _add_limit(chart: go.Figure, run: Run, limit_bytes: float) -> None:
+    size = style.bytes_unit(max(run.timeline.peak_bytes, default=0))
+    if run.timeline.memory:
+        chart.add_hline(
+            y=limit_bytes / size.size,
+            yref=_MEMORY,
+            line={"color": "#B00020", "width": 1.5, "dash": "dash"},
+            annotation={"text": f"limit {style.bytes_text(limit_bytes)}", "font": {"color": "#B00020"}},
+        )
 
 
 def _lay_out(chart: go.Figure, rows: _Rows, links: list[str], unit: style.Unit, end: float) -> None:

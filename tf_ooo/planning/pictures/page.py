@@ -1,14 +1,16 @@
-"""A timeline as one HTML page that needs no other file and no network."""
+"""Pages: a timeline by itself, and what every other page has of it.  No network is needed."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.errors import BackendError
 from tf_ooo.planning.pictures.bars import view_of
-from tf_ooo.planning.pictures.style import bytes_text, steady_step_s, time_text
+from tf_ooo.planning.pictures.style import bytes_text, numbers_text, steady_step_s, time_text
 
 if TYPE_CHECKING:
     from tf_ooo.planning.simulation.timeline import Timeline
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 # A browser draws 12,000 bars in 5 s, 37,000 in 20 s (Chromium without a GPU, two cores);
 # above the limit the page shows a part and says which.
 MOST_TASKS, MOST_LANES = 16_000, 96
+# Beside the pages: it is four times as large as they may be together.
+PLOTLY = "plotly.min.js"
 _SETTINGS = {
     "displaylogo": False,
     "responsive": True,
@@ -23,36 +27,86 @@ _SETTINGS = {
 }
 
 
+@dataclass(frozen=True)
+class Chart:
+    """A part of a page.
+
+    Attributes:
+        html: the drawing.
+        names: of the timelines that are drawn, empty where it is one; ``facts`` their numbers.
+        notes: what is left out.
+        numbers: what the numbers in the boxes say.
+    """
+
+    html: str
+    names: list[str]
+    facts: list[tuple[str, list[str]]]
+    notes: list[str]
+    numbers: str
+
+
 def save_html(timeline: Timeline, path: str | os.PathLike[str], measured: Timeline | None = None) -> None:
     """Writes the page, ``measured`` beside it.  BackendError: plotly or jinja2 is not installed."""
+    write_page(path, render(timeline, measured))
+
+
+def write_page(path: str | os.PathLike[str], html: str) -> Path:
+    """Writes a page, and beside it, once for all pages of a folder, the script that draws charts."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(render(timeline, measured), encoding="utf-8")
+    target.write_text(html, encoding="utf-8")
+    script = target.parent / PLOTLY
+    if f'src="{PLOTLY}"' in html and not script.exists():
+        from plotly.offline import get_plotlyjs
+
+        script.write_text(get_plotlyjs(), encoding="utf-8")
+    return target
 
 
 def render(timeline: Timeline, measured: Timeline | None = None) -> str:
     """The page's HTML."""
+    chart = chart_of(timeline, measured)
+    return templates().get_template("timeline.html").render(title=title(timeline), chart=chart, plotly=PLOTLY)
+
+
+def templates(*more: Path) -> Any:
+    """The jinja2 environment of all pages; ``more`` folders.  BackendError: jinja2 is not installed."""
     try:
         import jinja2
+    except ImportError as error:
+        raise BackendError(f"pages need jinja2: pip install jinja2 ({error})") from error
+    folders = [*more, Path(__file__).parent / "templates"]
+    loader = jinja2.FileSystemLoader(folders)
+    return jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
 
+
+def chart_of(
+    timeline: Timeline,
+    measured: Timeline | None = None,
+    layers: Mapping[int, str] | None = None,
+    limit_bytes: float | None = None,
+) -> Chart:
+    """The chart of a timeline, ``measured`` under it; ``layers``: names by number.
+
+    Raises:
+        BackendError: plotly is not installed.
+    """
+    try:
         from tf_ooo.planning.pictures.figure import Run, figure
     except ImportError as error:
-        raise BackendError(f"pages need plotly and jinja2: pip install plotly jinja2 ({error})") from error
+        raise BackendError(f"pages need plotly: pip install plotly ({error})") from error
     pairs = [(timeline, "predicted"), (measured, "measured")]
     given = [(each, name) for each, name in pairs if each is not None]
     most = MOST_TASKS // len(given), MOST_LANES // len(given)
-    runs = [Run(each, view_of(each, *most), name if len(given) > 1 else "") for each, name in given]
-    chart = figure(runs).to_html(full_html=False, include_plotlyjs=True, config=_SETTINGS)
-    folder = Path(__file__).parent / "templates"
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder), autoescape=True, trim_blocks=True
-    )
-    return environment.get_template("timeline.html").render(
-        title=title(timeline),
-        names=[run.name for run in runs],
-        facts=_facts([run.timeline for run in runs]),
-        notes=[f"{run.name} {run.view.note}".strip() for run in runs if run.view.note],
-        chart=chart,
+    runs = [
+        Run(each, view_of(each, *most), name if len(given) > 1 else "", layers or {}) for each, name in given
+    ]
+    return Chart(
+        figure(runs, limit_bytes).to_html(full_html=False, include_plotlyjs=False, config=_SETTINGS),
+        [run.name for run in runs],
+        _facts([run.timeline for run in runs]),
+        [f"{run.name} {run.view.note}".strip() for run in runs if run.view.note],
+        numbers_text(timeline.schedule),
     )
 
 

@@ -96,3 +96,17 @@ def task_label(kind: str, stage: int, microbatch: int, which: str) -> str:
     if which == "stage":
         return f"{SHORT[kind]}{stage}"
     return f"{stage if which == 'both' else ''}{SHORT[kind]}{microbatch}"
+
+
+def what_a_stage_is(schedule: Schedule) -> str:
+    """What the number of a task counts: stages of several layers, or layers."""
+    return "stage" if schedule.mode == "pipeline" else "layer"
+
+
+def numbers_text(schedule: Schedule) -> str:
+    """What the numbers in the boxes say."""
+    stage = what_a_stage_is(schedule)
+    which = numbering(schedule)
+    if which == "both":
+        return f"2F3: {stage} 2, micro-batch 3"
+    return f"F3: {stage if which == 'stage' else 'micro-batch'} 3"

@@ -221,8 +221,8 @@ def test_several_losses_and_optimizers(make, name, options):
     assert auto.report.ops["dW"] > 0
 
 
-@pytest.mark.parametrize("schedule", ["fast_forward", "auto"])
-def test_what_a_callback_changes_between_steps_changes_no_trace(schedule):
+@pytest.mark.parametrize("options", [{"schedule": "fast_forward"}, {"schedule": "auto", "compare": True}])
+def test_what_a_callback_changes_between_steps_changes_no_trace(options):
     """A stock step is traced once, in the first step; so are both of ours."""
 
     def freeze_after_the_first_step():
@@ -233,9 +233,8 @@ def test_what_a_callback_changes_between_steps_changes_no_trace(schedule):
         return keras.callbacks.LambdaCallback(on_train_batch_end=freeze)
 
     results = []
-    for options in (None, {"schedule": schedule, "profile_steps": 2}):
+    for ours in ([], [tf_ooo.OOOBackprop(profile_steps=2, **options)]):
         model, x, y = zoo.compiled(zoo.mlp)
-        ours = [] if options is None else [tf_ooo.OOOBackprop(**options)]
         model.fit(x, y, batch_size=1, epochs=2, verbose=0, callbacks=[*ours, freeze_after_the_first_step()])
         results.append([weight.tobytes() for weight in model.get_weights()])
     assert results[0] == results[1]

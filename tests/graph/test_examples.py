@@ -61,9 +61,9 @@ def test_readme(capsys):
     for block in blocks:
         exec(compile(block, "README.md", "exec"), given)
     out = capsys.readouterr().out
-    assert out.count("moved ops") == 2
-    assert "nothing has been rewritten" not in out
-    assert given["train_step"].report.rewritten_graph is not None
+    assert out.count("mode, schedule") == 2
+    # Ten steps do not pay for a comparison with stock, and both reports say so.
+    assert out.count("too few to pay") == 2, out
 
 
 @pytest.mark.timeout(600)

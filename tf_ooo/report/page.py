@@ -73,12 +73,13 @@ def _layer_names(report: Report) -> dict[int, str]:
 def _candidates(report: Report) -> Iterator[dict[str, Any]]:
     """What a pipeline's plan was chosen from, the best first, refused ones last."""
     rows = sorted(report.pipeline.candidates, key=lambda row: row.predicted_step_s or float("inf"))
-    stages = len(report.pipeline.stages)
+    kept = (report.schedule, len(report.pipeline.stages))
+    taken = next((row for row in rows if (row.schedule, row.stages) == kept), None)
     for row in rows[:_MOST_CANDIDATES]:
         yield {
             "schedule": row.schedule,
             "stages": row.stages,
-            "taken": (row.schedule, row.stages) == (report.schedule, stages),
+            "taken": row is taken,
             "step": seconds_text(row.predicted_step_s),
             "peak": bytes_text(row.peak_bytes),
             "reason": row.reason or "",

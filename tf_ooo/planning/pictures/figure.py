@@ -97,7 +97,7 @@ def _add_tasks(chart: go.Figure, run: Run, rows: _Rows, place: int, unit: style.
             width=_BAR,
             name=style.NAMES[kind],
             legendgroup=kind,
-            showlegend=place == 0,
+            showlegend=all(trace.legendgroup != kind for trace in chart.data),
             marker={
                 "color": style.COLOURS[kind],
                 "line": {"width": 0.5 if len(bars) < 4 * _MOST_LABELS else 0, "color": "white"},

@@ -1,5 +1,6 @@
 """Keras callbacks: thin, the logic is in ``tf_ooo``."""
 
+from keras_callbacks.gain_logger import GainLogger
 from keras_callbacks.horovod import (
     BroadcastGlobalVariablesCallback,
     LearningRateWarmupCallback,
@@ -10,6 +11,7 @@ from keras_callbacks.timeline_logger import TimelineLogger
 
 __all__ = [
     "BroadcastGlobalVariablesCallback",
+    "GainLogger",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
     "OOOBackprop",

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import tf_ooo
+from keras_callbacks import GainLogger
 from tests import zoo
 from tf_ooo.modes.single_device.fit import REPLACED
 
@@ -181,3 +182,24 @@ def test_a_copy_of_a_used_callback_has_its_options_and_trains(again):
     assert fresh.report.moved_ops == 0
     model.fit(x, y, verbose=0, callbacks=[fresh])
     assert fresh.report.moved_ops == used.report.moved_ops > 0
+
+
+def test_gain_logger(tmp_path):
+    """In the history, and in what a callback that is listed after it writes."""
+    ours = tf_ooo.OOOBackprop(compare=True)
+    written = tmp_path / "log.csv"
+    model = build()
+    history = model.fit(
+        X,
+        Y,
+        batch_size=16,
+        epochs=30,
+        verbose=0,
+        callbacks=[ours, GainLogger(ours), keras.callbacks.CSVLogger(written)],
+    ).history
+    assert history["ooo_step_s"][-1] > 0
+    assert history["ooo_speed_up"][-1] == (1.0 if ours.report.fell_back else ours.report.gain.ratio)
+    assert np.isnan(history["ooo_bubble"]).all()
+    assert {"ooo_step_s", "ooo_speed_up", "ooo_bubble"} < set(written.read_text().splitlines()[0].split(","))
+    with pytest.raises(tf_ooo.OptionsError, match="an OOOBackprop"):
+        GainLogger("report.html")

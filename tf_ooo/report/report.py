@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import time
@@ -218,6 +219,18 @@ class Report:
             "they are measured in the first step after some of both orders were timed (profile_steps), "
             "and there was none"
         )
+
+    def scalars(self) -> dict[str, float]:
+        """``step_s``, ``speed_up`` and ``bubble`` as they are known now, else NaN; see ``GainLogger``."""
+        running_s, gain = self.running_s, self.gain
+        speed_up = gain.ratio if gain is not None and not self.fell_back else math.nan
+        planned_or_measured = self.measured_timeline or self.timeline
+        several = self.pipeline or self.layerpipe
+        return {
+            "step_s": statistics.median(running_s) if running_s else math.nan,
+            "speed_up": 1.0 if self.fell_back else speed_up,
+            "bubble": planned_or_measured.bubble_fraction if several and planned_or_measured else math.nan,
+        }
 
     def one_line(self) -> str:
         """What was gained, for a log line."""

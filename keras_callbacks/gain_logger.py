@@ -1,0 +1,40 @@
+"""What an ``OOOBackprop`` gains, as numbers of each epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keras_callbacks.ooo_backprop import OOOBackprop
+from tf_ooo.compat.callbacks import Callback
+from tf_ooo.errors import OptionsError
+
+
+class GainLogger(Callback):
+    """Adds ``ooo_step_s``, ``ooo_speed_up`` and ``ooo_bubble`` to the logs of each epoch.
+
+    So they are in ``History``, and in what the callbacks listed after this one write: TensorBoard, CSVLogger.
+    The median seconds of a step; how many times faster than its baseline it is; in a pipeline and with
+    LayerPipe the share of all devices' time in which nothing runs, as measured (``timeline=``) or planned.
+    NaN as long as one is not known, so that all epochs have the same names.
+
+    Example:
+        >>> ooo = tf_ooo.OOOBackprop()
+        >>> model.fit(x, y, callbacks=[ooo, GainLogger(ooo), keras.callbacks.TensorBoard("logs")])
+
+    Args:
+        callback: the ``OOOBackprop`` whose gain it is.
+
+    Raises:
+        OptionsError: another object.
+    """
+
+    def __init__(self, callback: OOOBackprop) -> None:
+        super().__init__()
+        if not isinstance(callback, OOOBackprop):
+            raise OptionsError(f"callback={callback!r} is not accepted; accepted: an OOOBackprop")
+        self._callback = callback
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Changes ``logs`` in place."""
+        if logs is not None:
+            logs.update({f"ooo_{name}": value for name, value in self._callback.report.scalars().items()})

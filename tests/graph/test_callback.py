@@ -189,14 +189,8 @@ def test_gain_logger(tmp_path):
     ours = tf_ooo.OOOBackprop(compare=True)
     written = tmp_path / "log.csv"
     model = build()
-    history = model.fit(
-        X,
-        Y,
-        batch_size=16,
-        epochs=30,
-        verbose=0,
-        callbacks=[ours, GainLogger(ours), keras.callbacks.CSVLogger(written)],
-    ).history
+    callbacks = [ours, GainLogger(ours), keras.callbacks.CSVLogger(written)]
+    history = model.fit(X, Y, batch_size=16, epochs=30, verbose=0, callbacks=callbacks).history
     assert history["ooo_step_s"][-1] > 0
     assert history["ooo_speed_up"][-1] == (1.0 if ours.report.fell_back else ours.report.gain.ratio)
     assert np.isnan(history["ooo_bubble"]).all()

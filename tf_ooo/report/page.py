@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tf_ooo.errors import BackendError
 from tf_ooo.planning.model.schedule import Schedule
-from tf_ooo.planning.pictures.page import PLOTLY, Chart, chart_of, templates
+from tf_ooo.planning.pictures.page import Chart, chart_of, filled
 from tf_ooo.planning.pictures.style import COLOURS, TEXT_COLOURS
 from tf_ooo.report.texts import bytes_text, seconds_text
 
@@ -36,8 +36,9 @@ _KIND_NAMES = {
 
 def render(report: Report) -> str:
     """The page's HTML; without a chart where plotly is not installed."""
-    template = templates(Path(__file__).parent / "templates").get_template("report.html")
-    return template.render(
+    return filled(
+        "report.html",
+        Path(__file__).parent / "templates",
         report=report,
         colours=COLOURS,
         text_colours=TEXT_COLOURS,
@@ -47,7 +48,6 @@ def render(report: Report) -> str:
         ours=OURS,
         most_notes=_MOST_NOTES,
         chart=_chart(report),
-        plotly=PLOTLY,
         lanes=lane_pictures(report.planned),
         candidates=list(_candidates(report)),
         layer_names=_layer_names(report),

@@ -65,19 +65,22 @@ def write_page(path: str | os.PathLike[str], html: str) -> Path:
 
 def render(timeline: Timeline, measured: Timeline | None = None) -> str:
     """The page's HTML."""
-    chart = chart_of(timeline, measured)
-    return templates().get_template("timeline.html").render(title=title(timeline), chart=chart, plotly=PLOTLY)
+    return filled("timeline.html", chart=chart_of(timeline, measured), title=title(timeline))
 
 
-def templates(*more: Path) -> Any:
-    """The jinja2 environment of all pages; ``more`` folders.  BackendError: jinja2 is not installed."""
+def filled(template: str, *folders: Path, **values: Any) -> str:
+    """A template of these pages, or of ``folders``, with its values.
+
+    Raises:
+        BackendError: jinja2 is not installed.
+    """
     try:
         import jinja2
     except ImportError as error:
         raise BackendError(f"pages need jinja2: pip install jinja2 ({error})") from error
-    folders = [*more, Path(__file__).parent / "templates"]
-    loader = jinja2.FileSystemLoader(folders)
-    return jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
+    loader = jinja2.FileSystemLoader([*folders, Path(__file__).parent / "templates"])
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
+    return environment.get_template(template).render(plotly=PLOTLY, **values)
 
 
 def chart_of(

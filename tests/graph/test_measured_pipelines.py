@@ -29,8 +29,11 @@ def test_a_pipeline(tmp_path, schedule):
 
 
 def test_layerpipe(tmp_path):
-    """A round: each task once, of another batch each."""
-    report = recorded(tmp_path, lambda **more: tf_ooo.LayerPipe(**more))
+    """A round: each task once, of another batch each.  Where it is cut decides how late gradients are."""
+    measuring = tf_ooo.OOOBackprop(tf_ooo.LayerPipe())
+    fit(model_of(), measuring, batches=10)
+    costs = measuring.report.costs
+    report = recorded(tmp_path, lambda **more: tf_ooo.LayerPipe(costs=costs, **more))
     assert report.measured_timeline is not None, report.not_measured
     planned = {task for task in report.planned.tasks if not task.microbatch and task.kind != "U"}
     measured = set(report.measured_timeline.schedule.tasks)

@@ -48,4 +48,4 @@ def test_example(tmp_path):
     assert re.search(r"zb_h1 +[0-9.]+ s", run.stdout)
     assert "auto took " in run.stdout
     files = sorted(path.name for path in tmp_path.iterdir())
-    assert files == ["plan_only.html", "plan_only.png", "plan_only.txt"]
+    assert files == ["plan_only.html", "plan_only.png", "plan_only.txt", "plotly.min.js"]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_callbacks.ooo_backprop import OOOBackprop
+from keras_callbacks.ooo_backprop import OOOBackprop, checked
 from tf_ooo.compat.callbacks import Callback
-from tf_ooo.errors import OptionsError
 
 
 class GainLogger(Callback):
@@ -30,9 +29,7 @@ class GainLogger(Callback):
 
     def __init__(self, callback: OOOBackprop) -> None:
         super().__init__()
-        if not isinstance(callback, OOOBackprop):
-            raise OptionsError(f"callback={callback!r} is not accepted; accepted: an OOOBackprop")
-        self._callback = callback
+        self._callback = checked(callback)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Changes ``logs`` in place."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from grappler_passes.compat import releases
 from tf_ooo.compat.callbacks import Callback
+from tf_ooo.errors import OptionsError
 from tf_ooo.fit.life import FitLife
 from tf_ooo.modes.by_name import Options, options_for_fit
 from tf_ooo.modes.table import mode_for
@@ -96,3 +97,10 @@ class OOOBackprop(Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Puts the model's own train function back and writes the timeline."""
         self._life.finish()
+
+
+def checked(callback: object) -> OOOBackprop:
+    """What other callbacks report on.  OptionsError: it is another object."""
+    if not isinstance(callback, OOOBackprop):
+        raise OptionsError(f"callback={callback!r} is not accepted; accepted: an OOOBackprop")
+    return callback

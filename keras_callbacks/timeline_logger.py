@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from keras_callbacks.ooo_backprop import OOOBackprop
+from keras_callbacks.ooo_backprop import OOOBackprop, checked
 from tf_ooo.compat.callbacks import Callback
-from tf_ooo.errors import OptionsError
 from tf_ooo.fit.reporting import save_timeline
 
 
@@ -28,9 +27,7 @@ class TimelineLogger(Callback):
         self, callback: OOOBackprop, folder: str | os.PathLike[str], every_epoch: bool = False
     ) -> None:
         super().__init__()
-        if not isinstance(callback, OOOBackprop):
-            raise OptionsError(f"callback={callback!r} is not accepted; accepted: an OOOBackprop")
-        self._callback, self._folder, self._every_epoch = callback, folder, every_epoch
+        self._callback, self._folder, self._every_epoch = checked(callback), folder, every_epoch
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Writes the epoch's files where asked to."""

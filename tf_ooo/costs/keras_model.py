@@ -56,17 +56,17 @@ def costs_of_name(name: str, modules: Sequence[str] = (), **settings: Any) -> Co
         raise OptionsError(f"model {name!r}: expected MODULE:NAME, such as my_models:Net")
     for imported in modules:
         import_module(imported)
-    made = getattr(import_module(module), attribute, None)
-    if made is None:
+    model = getattr(import_module(module), attribute, None)
+    if model is None:
         raise OptionsError(f"module {module!r} has no {attribute!r}")
-    if callable(made) and not hasattr(made, "train_on_batch") or isinstance(made, type):
+    if callable(model) and not hasattr(model, "train_on_batch") or isinstance(model, type):
         try:
-            made = made()
+            model = model()
         except Exception as error:  # whatever it raises
             raise OptionsError(f"{name} cannot be made without arguments: {_reason(error)}") from error
-    if not hasattr(made, "train_on_batch"):
-        raise OptionsError(f"{name} is no Keras model but a {type(made).__name__}")
-    return costs_of_model(made, **settings)
+    if not hasattr(model, "train_on_batch"):
+        raise OptionsError(f"{name} is no Keras model but a {type(model).__name__}")
+    return costs_of_model(model, **settings)
 
 
 def import_module(name: str) -> Any:

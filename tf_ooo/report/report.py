@@ -222,14 +222,12 @@ class Report:
 
     def scalars(self) -> dict[str, float]:
         """``step_s``, ``speed_up`` and ``bubble`` as they are known now, else NaN; see ``GainLogger``."""
-        running_s, gain = self.running_s, self.gain
-        speed_up = gain.ratio if gain is not None and not self.fell_back else math.nan
-        planned_or_measured = self.measured_timeline or self.timeline
-        several = self.pipeline or self.layerpipe
+        speed_up = math.nan if self.gain is None else self.gain.ratio
+        drawn = (self.measured_timeline or self.timeline) if self.pipeline or self.layerpipe else None
         return {
-            "step_s": statistics.median(running_s) if running_s else math.nan,
+            "step_s": statistics.median(self.running_s) if self.running_s else math.nan,
             "speed_up": 1.0 if self.fell_back else speed_up,
-            "bubble": planned_or_measured.bubble_fraction if several and planned_or_measured else math.nan,
+            "bubble": math.nan if drawn is None else drawn.bubble_fraction,
         }
 
     def one_line(self) -> str:
@@ -393,10 +391,3 @@ def fill_step_times(report: Report, step_s: Iterable[float]) -> None:
     report.measured_step_s, report.steps_s = statistics.median(times), times
     report.step_noise_s = statistics.median(abs(t - report.measured_step_s) for t in times)
     (report.layerpipe or report.pipeline).step_s = times
-
-
-def _write(path: str | os.PathLike[str], text: str) -> Path:
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(text, encoding="utf-8")
-    return target

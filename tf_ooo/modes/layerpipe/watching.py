@@ -46,10 +46,8 @@ def _tasks(over_rounds: Spread, planned: Schedule) -> dict[str, Task]:
             needed |= index.reach[index.index[name]]
     tasks = {}
     for name, (kind, layer) in where.items():
-        stage, wanted = (
-            stage_of.get(layer, layer),
-            kind != "F" or needed >> index.position[index.index[name]] & 1,
-        )
+        stage = stage_of.get(layer, layer)
+        wanted = kind != "F" or needed >> index.position[index.index[name]] & 1
         if wanted and name in over_rounds.rounds.of:
             tasks[name] = Task("dO", stage, 0, 1) if kind == HIGH else Task(kind, stage)
     return tasks

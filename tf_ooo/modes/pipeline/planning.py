@@ -160,12 +160,7 @@ def bounds_of(cutter: Cutter, stages: Sequence[str]) -> Bounds:
 def _place(names: Sequence[str], stage: str) -> int:
     """The layer of this name, or the first of those below it."""
     for place, name in enumerate(names):
-        if (
-            name == stage
-            or name.startswith(f"{stage}/")
-            or name.endswith(f"/{stage}")
-            or f"/{stage}/" in name
-        ):
+        if f"/{stage}/" in f"/{name}/":
             return place
     raise OptionsError(
         f"stages: unknown layer {stage!r}{did_you_mean(stage, names)}; known: {', '.join(names)}"

@@ -62,9 +62,9 @@ def _split(problem: Problem, replicas: int) -> Split:
     if left or not own:
         text = f"{problem.microbatches} micro-batches cannot be dealt out evenly to {replicas} replicas"
         return Split(replicas, devices, reason=text)
-    one = dataclasses.replace(problem, devices=devices, microbatches=own)
+    replica = dataclasses.replace(problem, devices=devices, microbatches=own)
     try:
-        plan = choose(candidates(one, _MODE))
+        plan = choose(candidates(replica, _MODE))
     except OOOError as error:
         return Split(replicas, devices, reason=str(error))
     held_bytes = max(weight_bytes(plan.trial.schedule, problem).values(), default=0.0)

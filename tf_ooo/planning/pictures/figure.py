@@ -90,6 +90,7 @@ def _add_tasks(chart: go.Figure, run: Run, rows: _Rows, place: int, unit: style.
         if not len(some):
             continue
         texts = _labels(some, run.timeline.schedule) if len(bars) <= _MOST_LABELS else None
+        layers = _layer_texts(some, run) if len(bars) <= _MOST_NAMES else None
         chart.add_bar(
             **_bar_columns(some.start_s, some.end_s, unit),
             y=row_of_lane[some.lane],
@@ -109,8 +110,8 @@ def _add_tasks(chart: go.Figure, run: Run, rows: _Rows, place: int, unit: style.
             textangle=0,
             insidetextfont={"color": style.TEXT_COLOURS[kind], "size": 11},
             customdata=_hover_columns(some, run.timeline.schedule, unit),
-            hovertext=_layer_texts(some, run) if len(bars) <= _MOST_NAMES else None,
-            hovertemplate=_hover(kind, some, unit, run, len(bars) <= _MOST_NAMES),
+            hovertext=layers,
+            hovertemplate=_hover(kind, some, unit, run.name, named=layers is not None),
         )
 
 
@@ -155,13 +156,11 @@ def _names_of(schedule: Schedule, stage: int, layers: Mapping[int, str]) -> str:
     return f"{style.what_a_stage_is(schedule)} {stage}: {' .. '.join(names)}{more}"
 
 
-def _hover(kind: str, bars: Bars, unit: style.Unit, run: Run, named: bool) -> str:
+def _hover(kind: str, bars: Bars, unit: style.Unit, run: str, named: bool) -> str:
     part, time = ".%{customdata[4]}" if bars.fields.part.any() else "", unit.name
     lines = [
-        f"<b>{kind}:%{{customdata[0]}}{part}@%{{customdata[3]}}</b> {run.name}".rstrip(),
-        "%{hovertext}"
-        if named and run.layers
-        else "stage %{customdata[0]}, layers %{customdata[1]}–%{customdata[2]}",
+        f"<b>{kind}:%{{customdata[0]}}{part}@%{{customdata[3]}}</b> {run}".rstrip(),
+        "%{hovertext}" if named else "stage %{customdata[0]}, layers %{customdata[1]}–%{customdata[2]}",
         "micro-batch %{customdata[3]}, step %{customdata[5]}",
         f"%{{customdata[6]:.5~g}} – %{{customdata[7]:.5~g}} {time} (%{{customdata[8]:.4~g}} {time})",
     ]

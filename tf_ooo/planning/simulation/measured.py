@@ -125,13 +125,13 @@ def against_plan(
         why: a reason that is known, for an order that is another.
         there: tasks that have ops; the lowest layer's dO, for one, may have none.  None: all have.
     """
-    begins_s = {event.task: (event.start_s, event.end_s) for event in measured.iter_events()}
+    times_s = {event.task: (event.start_s, event.end_s) for event in measured.iter_events()}
     expected = [task for task in schedule.tasks if there is None or task in there]
-    seen, total = sum(task in begins_s for task in expected), len(expected)
+    seen, total = sum(task in times_s for task in expected), len(expected)
     lines = []
     if seen < total:
         lines.append(f"{total - seen} of {total} planned tasks were not seen by the profiler")
-    lines.append(_order_text(schedule, begins_s, name_of, why))
+    lines.append(_order_text(schedule, times_s, name_of, why))
     if planned is not None:
         step_s, busy_s = _of_a_step(planned)
         lines.append(
@@ -154,12 +154,10 @@ def _order_text(
 ) -> str:
     moved, compared, first = 0, 0, ""
     beside = True
+    # Updates run whenever they can, a fused dW with its dO.
+    unordered = {"U", "dW"} if schedule.fused_backward else {"U"}
     for tasks in schedule.lanes.values():
-        beside_all = {"U"} | (
-            {"dW"} if schedule.fused_backward else set()
-        )  # whenever they can, or with their dO
-        ordered = (task for task in tasks if task.kind not in beside_all)
-        present = [task for task in ordered if task in times_s]
+        present = [task for task in tasks if task.kind not in unordered and task in times_s]
         compared += len(present)
         early = begun_early(present, times_s)
         moved += len(early)

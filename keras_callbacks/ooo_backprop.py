@@ -37,7 +37,8 @@ class OOOBackprop(Callback):
             data_parallel where horovodrun started several processes.  In the place of a name and all other
             arguments: ``tf_ooo.SingleDevice(...)``, ``DataParallel(...)``, ``Pipeline(...)`` or
             ``LayerPipe(...)``.
-        schedule: ``"auto"`` keeps the faster of stock and rewritten; a policy's name is applied as asked.
+        schedule: ``"auto"`` keeps the faster of stock and rewritten; a policy's name is applied as asked, as
+            is, in a pipeline, the schedule in a file of one's own: ``"my_schedule.txt"`` or a path.
         memory_limit_bytes: peak bytes that the planned order may keep alive on each device.
         profile_steps: steps of each order that are timed; ``"auto"`` on one device times as many as it needs.
         timeline: folder for ``report.html`` and ``trace.json``, written when training ends.
@@ -51,7 +52,7 @@ class OOOBackprop(Callback):
     def __init__(
         self,
         mode: str | ModeOptions | Options = "auto",
-        schedule: str = "auto",
+        schedule: str | os.PathLike[str] = "auto",
         memory_limit_bytes: int | None = None,
         profile_steps: int = 3,
         timeline: str | os.PathLike[str] | None = None,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 
 from grappler_passes.errors import GraphError, PassError
 from grappler_passes.errors import GrapplerPassError as OOOError
@@ -67,3 +68,9 @@ def unreadable(error: OSError | UnicodeDecodeError) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"it is no text in UTF-8 (byte {error.start})"
     return error.strerror or str(error)
+
+
+def did_you_mean(value: str, accepted: Iterable[str]) -> str:
+    """A question, in brackets, if one of the accepted texts is close; else nothing."""
+    close = difflib.get_close_matches(value, list(accepted), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

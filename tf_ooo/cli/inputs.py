@@ -12,9 +12,10 @@ import click
 from tf_ooo.costs.communication import parse_bytes, parse_link
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
-from tf_ooo.errors import OOOError, OptionsError, ScheduleError, unreadable
+from tf_ooo.errors import OOOError, OptionsError
 from tf_ooo.options.checks import choice
 from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.model.schedule_file import read_schedule
 from tf_ooo.planning.policies import POLICIES
 
 MODEL_SUFFIXES = (".keras", ".h5", ".hdf5")
@@ -52,15 +53,13 @@ def load_table(path: Path, link: Link | None) -> CostTable:
 
 def load_schedule(path: Path) -> Schedule:
     """The schedule of a text file; ScheduleError names the file and the line."""
+    file = read_schedule(path)
+    known = dict.fromkeys(mode for policy in POLICIES.values() for mode in policy.modes)
     try:
-        schedule = Schedule.from_text(path.read_text(encoding="utf-8"))
-        known = dict.fromkeys(mode for policy in POLICIES.values() for mode in policy.modes)
-        choice(known)("mode", schedule.mode)
-        return schedule
-    except (OSError, UnicodeDecodeError) as error:
-        raise ScheduleError(f"{path}: cannot be read: {unreadable(error)}") from error
-    except (ScheduleError, OptionsError) as error:
-        raise ScheduleError(f"{path}: {error}") from error
+        choice(known)("mode", file.schedule.mode)
+    except OptionsError as error:
+        raise file.error(str(error), "mode") from error
+    return file.schedule
 
 
 def policy_options(texts: tuple[str, ...]) -> dict[str, Any]:

@@ -161,7 +161,7 @@ class FirstSteps:
         self._profiler = StepProfiler(self._steps or 1)
 
     def run(self, batch: Any) -> Any:
-        """One step; its logs.  Raises why the step could not be taken apart."""
+        """One step; its logs.  Raises why the step could not be taken apart, or was refused before it ran."""
         functions = self._functions
         if self._layers.step is None:  # costs are of the first batch's parts
             self.rows = max(split_rows(rows_of(batch), functions.microbatches))
@@ -170,7 +170,11 @@ class FirstSteps:
             with progress.said(f"measuring step {self.seen} of {self._steps} on one device"):
                 outputs = self._profiler.run_anyway(lambda: functions(batch), self._not_measured)
         else:
-            outputs = functions(batch)
+            try:
+                outputs = functions(batch)
+            except Exception:
+                self._request.failures.raise_refused()
+                raise
         self.seen += 1
         self._request.failures.raise_first()
         if self.done or not self.first_s:

@@ -66,7 +66,9 @@ class ReplicatedPipelineMode:
         pipeline, company = self.pipeline.steps_of(model, steps), self.pipeline.company
         if company.averaging is None:
             return pipeline.training()
-        ranks = RanksInStep(model, company.engine, company.averaging, self.options, self._agreed, steps)
+        file = self.pipeline.own
+        agreed = {**self._agreed, "schedule": file.schedule.to_text()} if file else self._agreed
+        ranks = RanksInStep(model, company.engine, company.averaging, self.options, agreed, steps)
 
         def run_batches(batches: list[Any], iterator: Any) -> Any:
             return [pipeline.step(batch, iterator) for batch in batches][-1]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, fields
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeGuard, TypeVar
 
-from tf_ooo.errors import OptionsError
-from tf_ooo.options.checks import choice, did_you_mean, flag, folder, listed, option, whole_number
+from tf_ooo.errors import OptionsError, did_you_mean
+from tf_ooo.options.checks import choice, flag, folder, listed, option, whole_number
 from tf_ooo.planning.policies import POLICIES, schedules_of
 
 Own = TypeVar("Own", bound="ModeOptions")
@@ -24,6 +24,7 @@ class ModeOptions:
     Attributes:
         mode: the mode's name.
         why_not: what is said of some options of other modes, ``"is not for ..."`` where it is not here.
+        schedule_files: whether ``schedule`` may also be a file.
         schedule: ``"auto"``, or a policy's name, which is applied as asked.
         profile_steps: steps that are measured, after one that is not; 0 measures nothing.  On one device
             ``"auto"`` measures as many as it needs to be sure, no more than 40.
@@ -37,6 +38,7 @@ class ModeOptions:
 
     mode: ClassVar[str]
     why_not: ClassVar[Mapping[str, str]] = {}
+    schedule_files: ClassVar[bool] = False
 
     schedule: str = "auto"
     profile_steps: int = option(3, whole_number(0))
@@ -59,7 +61,8 @@ class ModeOptions:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        check_schedule(self.mode, self.schedule)
+        if not (self.schedule_files and is_file(self.schedule)):
+            check_schedule(self.mode, self.schedule)
         for item in fields(self):
             if "check" in item.metadata:
                 self._check(item, getattr(self, item.name))
@@ -120,11 +123,24 @@ def is_default(name: str, value: object) -> bool:
     return any(value == owner.defaults().get(name, MISSING) for owner in _OF_MODES)
 
 
+def is_file(schedule: object) -> TypeGuard[str | os.PathLike[str]]:
+    """Whether a schedule is a file's name: a path, or a text with a dot or a slash, which no name has."""
+    if isinstance(schedule, os.PathLike):
+        return isinstance(os.fspath(schedule), str)
+    return isinstance(schedule, str) and any(sign in schedule for sign in {".", "/", os.sep})
+
+
 def check_schedule(mode: str, schedule: object) -> None:
     """OptionsError unless ``mode`` trains by the schedule of this name, or it is ``"auto"``."""
     accepted = ("auto", *schedules_of(mode))
     if schedule in accepted:
         return
+    if is_file(schedule):
+        takers = " or ".join(f"mode={owner.mode!r}" for owner in _OF_MODES if owner.schedule_files)
+        raise OptionsError(
+            f"schedule={os.fspath(schedule)!r:.80}: a schedule's file is run by {takers} only, not by "
+            f"mode={mode!r}; accepted: {listed(accepted)}"
+        )
     policy = POLICIES.get(schedule) if isinstance(schedule, str) else None
     if policy is None:
         choice(accepted)("schedule", schedule)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import field
 from typing import TypeVar
 
-from tf_ooo.errors import OptionsError
+from tf_ooo.errors import OptionsError, did_you_mean
 
 Check = Callable[[str, object], None]
 Value = TypeVar("Value")
@@ -70,12 +69,6 @@ seconds_from_0 = _check("seconds from 0", _are_seconds)
 folder = _check("None or a folder", lambda value: value is None or _is_folder(value))
 flag = _check("True, False", lambda value: isinstance(value, bool))
 yes_no_or_none = _check("True, False, None", lambda value: value is None or isinstance(value, bool))
-
-
-def did_you_mean(value: str, accepted: Iterable[str]) -> str:
-    """A question, in brackets, if one of the accepted texts is close; else nothing."""
-    close = difflib.get_close_matches(value, list(accepted), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def listed(accepted: Iterable[str]) -> str:

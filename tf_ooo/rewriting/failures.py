@@ -18,12 +18,13 @@ class Failures:
     """The errors of a step's rewrites, in their order; ``errors`` grows while steps are traced.
 
     ``reason_of`` is an error as the report shows it; ``what`` begins the message of errors that are not our
-    own.
+    own; ``refused``: for which errors the step does not run.
     """
 
     errors: list[BaseException] = field(default_factory=list)
     reason_of: Callable[[BaseException], str] = in_one_line
     what: str = "the rewrite failed"
+    refused: tuple[type[BaseException], ...] = (MemoryLimitError,)
 
     @property
     def first(self) -> BaseException | None:
@@ -34,13 +35,13 @@ class Failures:
         return self.reason_of(self.errors[0]) if self.errors else None
 
     def raise_refused(self) -> None:
-        """Raises the MemoryLimitError for which the step did not run, if that is what happened."""
+        """Raises the error for which the step did not run, such as a MemoryLimitError, if there is one."""
         for error in self.errors:
-            if isinstance(error, MemoryLimitError):
+            if isinstance(error, self.refused):
                 raise error
 
     def raise_first(self, strict: bool = True) -> None:
-        """Raises an interrupt (once) or a MemoryLimitError in any case, the first other error if ``strict``.
+        """Raises an interrupt (once) or why a step was refused; the first other error if ``strict``.
 
         To be called after the step has run: TensorFlow would swallow what is raised while it traces.
         """

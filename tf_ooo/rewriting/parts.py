@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,8 +19,9 @@ from tf_ooo.rewriting.weight_uses import from_weights, ops_of_data
 LEAST_SHARE = 1 / 16
 # A cut may come so much later than where its part is long enough, if less is sent there.
 _LATER = 1.5
-# What the names of parts begin with.
+# What parts are called: ``before dense (1)``.
 _PLACES = ("before ", "behind ")
+_NAME = re.compile(r"(?:before|behind) (.+) \(\d+\)")
 
 
 def divided(
@@ -146,6 +148,12 @@ class _Ops:
 def is_part(name: str) -> bool:
     """Whether a layer of that name is a part without weights."""
     return name.startswith(_PLACES)
+
+
+def layer_of_part(name: str) -> str | None:
+    """The layer that was divided, by the name of a part; None: it is none."""
+    match = _NAME.fullmatch(name)
+    return match[1] if match else None
 
 
 def _renumbered(

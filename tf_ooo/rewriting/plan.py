@@ -13,8 +13,7 @@ from tf_ooo.costs.from_graph import GraphCosts, graph_costs
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.sources import costs_for_model, refuse_of_models, with_rows
 from tf_ooo.costs.table import CostTable
-from tf_ooo.errors import CostError, OptionsError
-from tf_ooo.options.checks import did_you_mean
+from tf_ooo.errors import CostError, OptionsError, did_you_mean
 from tf_ooo.planning.choosing.assumptions import stated
 from tf_ooo.planning.choosing.on_paper import plan_layers
 from tf_ooo.planning.model.schedule import Schedule, Task

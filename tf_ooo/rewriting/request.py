@@ -12,7 +12,7 @@ from tensorflow.core.framework import graph_pb2
 
 from grappler_passes import plugin
 from tf_ooo.compat import versions
-from tf_ooo.errors import BackendError, GraphError
+from tf_ooo.errors import BackendError, GraphError, MemoryLimitError
 from tf_ooo.rewriting.failures import Failures
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ class RewriteRequest(Generic[ResultT]):
             no training step (helper functions are traced, too); other errors are failures.
         replaces: whether the first of two results is kept in place of the second, which came before.
         no_graph: says why there was none to rewrite.
+        refuse_on: errors for which the step does not run; ``failures.raise_refused`` raises them.
         failed: begins the message of errors that are not our own.
 
     Raises BackendError: unsupported TensorFlow, or the plug-in cannot be loaded.
@@ -97,7 +98,8 @@ class RewriteRequest(Generic[ResultT]):
         self._outcome = answer = _Answer(rewrite, replaces)  # without a reference to self: see below
         self._no_graph = no_graph
         self._request = plugin.Request(f"{name}-{next(_numbers)}", answer, describe, refuse_on)
-        self.failures = Failures(self._request.errors, what=failed)
+        refused: tuple[type[BaseException], ...] = (MemoryLimitError, *refuse_on)
+        self.failures = Failures(self._request.errors, what=failed, refused=refused)
         plugin.register(self._request)
         # A function that is dropped without close() must not stay registered for ever.
         self._close = weakref.finalize(self, plugin.unregister, self._request.id)

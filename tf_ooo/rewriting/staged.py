@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.passes.rewrite_plan import RewritePlan
+from tf_ooo.errors import OptionsError, ScheduleError
 from tf_ooo.hosts.devices import available_devices
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.rewriting import passes
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("tf_ooo")
 _JOIN = "tf_ooo_join"
+# What a user asked for, and the step's layers cannot give.
+REFUSING = (OptionsError, ScheduleError)
 
 
 @dataclass(frozen=True)
@@ -126,24 +129,29 @@ class LayerByLayer:
     """Takes steps apart and has their layers run one after the other on one device, so that each can be
     measured.
 
-    ``step`` is the first that was taken apart; ``whole_layers``: those that take long are not divided.
+    ``step`` is the first that was taken apart; ``whole_layers``: those that take long are not divided;
+    ``check`` is given the first step, before it runs: with an error of :data:`REFUSING` it never does.
     """
 
-    def __init__(self, device: str, whole_layers: bool = False) -> None:
+    def __init__(
+        self, device: str, whole_layers: bool = False, check: Callable[[Step], None] = lambda step: None
+    ) -> None:
         self.step: Step | None = None
-        self._device, self._whole_layers = device, whole_layers
+        self._device, self._whole_layers, self._check = device, whole_layers, check
 
     def rewrite(self, graph_def: graph_pb2.GraphDef) -> RewriteResult:
         """The step in its serial order; raises GraphError where the graph is none."""
         known = None if self.step is None else self.step.known
         step = take_apart(graph_def, known, self._whole_layers)
+        if self.step is None:
+            self._check(step)
         self.step = self.step or step
         return rewrite_step(graph_def, serial_plan(step, self._device, available_devices()))
 
 
 def request_to_measure(model: keras.Model, layers: LayerByLayer) -> RewriteRequest[RewriteResult]:
     """Steps run layer by layer; ``model`` names its variables.  Raises BackendError as RewriteRequest."""
-    return _request(model, layers.rewrite)
+    return _request(model, layers.rewrite, refuse_on=REFUSING)
 
 
 def request_to_place(
@@ -154,7 +162,10 @@ def request_to_place(
 
 
 def _request(
-    model: keras.Model, rewrite: Callable[[graph_pb2.GraphDef], RewriteResult], dump_dir: passes.Folder = None
+    model: keras.Model,
+    rewrite: Callable[[graph_pb2.GraphDef], RewriteResult],
+    dump_dir: passes.Folder = None,
+    refuse_on: tuple[type[BaseException], ...] = (),
 ) -> RewriteRequest[RewriteResult]:
 
     def of_steps(graph_def: graph_pb2.GraphDef) -> RewriteResult | None:
@@ -175,5 +186,6 @@ def _request(
         lambda result, before: False,
         lambda request: "TensorFlow handed no graph of it over",
         describe(model, lambda: all_variables(model)),
+        refuse_on,
         failed="the step could not be cut",
     )

@@ -44,4 +44,12 @@ def _others(wanted: Wanted) -> Iterator[Wanted]:
     for devices in range(2, wanted.devices + 1):
         for microbatches in {max(1, wanted.microbatches // 2), wanted.microbatches, 2 * wanted.microbatches}:
             if (devices, microbatches) != (wanted.devices, wanted.microbatches):
-                yield dataclasses.replace(wanted, devices=devices, microbatches=microbatches, stages=None)
+                schedule = "auto" if wanted.own else wanted.schedule
+                yield dataclasses.replace(
+                    wanted,
+                    devices=devices,
+                    microbatches=microbatches,
+                    stages=None,
+                    schedule=schedule,
+                    own=None,
+                )

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import os
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import iterators, keras_losses, train_function
+from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
-from tf_ooo.errors import BackendError, MemoryLimitError
+from tf_ooo.errors import BackendError, MemoryLimitError, ScheduleError
 from tf_ooo.fit import progress
 from tf_ooo.fit.distributed import Distributed, FirstSteps, check_model
 from tf_ooo.fit.measured import check_costs, unknown_sizes, with_link
@@ -26,10 +28,13 @@ from tf_ooo.modes.pipeline.advice import ENOUGH, advice
 from tf_ooo.modes.pipeline.company import Company
 from tf_ooo.modes.pipeline.losses import check_loss
 from tf_ooo.modes.pipeline.options import Pipeline
-from tf_ooo.modes.pipeline.partition import units_of
-from tf_ooo.modes.pipeline.planning import Wanted, make_plan
+from tf_ooo.modes.pipeline.own_schedule import check_own, layers_named
+from tf_ooo.modes.pipeline.partition import Cutter, units_of
+from tf_ooo.modes.pipeline.planning import SCHEDULES, Wanted, make_plan, named_bounds, own_cuts
 from tf_ooo.modes.pipeline.reporting import fill_report, note_micro_batches
 from tf_ooo.modes.pipeline.running import PlannedPipeline, RunningPipeline
+from tf_ooo.options.base import is_file
+from tf_ooo.planning.model.schedule_file import ScheduleFile, read_schedule
 from tf_ooo.report.gain import Gain
 from tf_ooo.report.report import Report, fill_step_times
 from tf_ooo.rewriting.parts import is_part
@@ -52,6 +57,7 @@ class PipelineMode:
         planned_from: a step that was taken apart, and its costs.  Set before the first step from another fit
             of a model with the same names, it spares measuring.
         rows: of the largest micro-batch that is planned for; 0: unknown.
+        own: a schedule of the user's own, read again before each fit.
     """
 
     keeps_stock = False
@@ -63,6 +69,7 @@ class PipelineMode:
         self.planned_from: tuple[Step, CostTable] | None = None
         self.pipeline: PlannedPipeline | None = None
         self.rows = 0
+        self.own: ScheduleFile | None = None
         self.advise: Callable[[Gain], str] | None = None
         self.distributed = Distributed(options.mode)
 
@@ -71,7 +78,7 @@ class PipelineMode:
         return self.company.engine
 
     def check(self, model: keras.Model, steps: int | None) -> None:
-        """BackendError: no such devices, or a model that cannot be cut."""
+        """BackendError: no such devices, or a model that cannot be cut.  ScheduleError: a schedule's file."""
         check_model(model, self.options.mode)
         summed = keras_losses.summed_losses(model)
         if summed:
@@ -80,6 +87,35 @@ class PipelineMode:
                 "use reduction='sum_over_batch_size' and a learning rate that is larger by the batch size"
             )
         self.distributed.place(model, self.options.devices, self.company.engine.local_rank)
+        if is_file(self.options.schedule):
+            self._read_own(self.options.schedule)
+
+    def _read_own(self, path: str | os.PathLike[str]) -> None:
+        """The user's own schedule; where it is another than before, it is planned with anew."""
+        before, options = self.own, self.options
+        if not os.path.exists(path):
+            raise ScheduleError(
+                f"schedule={os.fspath(path)!r}: there is no such file; Schedule.to_text() and tf-ooo plan "
+                f"--out write one; by name: auto, {', '.join(SCHEDULES)}"
+            )
+        own = read_schedule(path)
+        replicas, devices = self.company.engine.size, len(self.distributed.target.devices)
+        check_own(own, devices, options.microbatches, replicas)
+        if options.stages is not None and layers_named(own):
+            raise own.error("the file has 'stage' lines, and stages= is given: leave one out", "stage")
+        if before is not None and before.schedule != own.schedule:
+            self.pipeline = None
+        self.own = own
+
+    def check_step(self, step: Step) -> None:
+        """OptionsError, ScheduleError: before the first step runs, for stages that it does not have."""
+        names = [layer.name for layer in step.known.graph.layers]
+        layers = tuple(LayerCosts(1.0, 1.0, 1.0, name=name) for name in names)
+        cutter = Cutter(layers, units_of(len(names), step.known.glued), Link(), step.count)
+        if self.own is not None:
+            own_cuts(self.own, cutter, self.options.stages, by_bytes=False)
+        elif self.options.stages is not None:
+            named_bounds(cutter, self.options.stages)
 
     def prepare(self, model: keras.Model, steps: int | None) -> Training:
         """The training of the model's :class:`PipelineSteps`."""
@@ -133,6 +169,7 @@ class PipelineMode:
             memory_limit_bytes=limit_bytes,
             options=self.options.policy_options,
             stages=self.options.stages,
+            own=self.own,
         )
         units = units_of(len(costs.layers), step.known.glued)
         planned = make_plan(costs.layers, units, wanted)
@@ -191,7 +228,7 @@ class PipelineSteps:
         if first is None:
             self._build(batch, iterator)
             mode, model = self._mode, self._model
-            layers = LayerByLayer(home_device(), self._keep_layers_whole())
+            layers = LayerByLayer(home_device(), self._keep_layers_whole(), mode.check_step)
             applying, parts = mode.company.applying(model), mode.options.microbatches
             self._first = first = FirstSteps(model, layers, parts, mode.options, mode.describe(), applying)
         outputs = first.run(batch)

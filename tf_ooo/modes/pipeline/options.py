@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tf_ooo.errors import OptionsError
 from tf_ooo.options import DeviceOptions, RankOptions
+from tf_ooo.options.base import is_file
 from tf_ooo.options.checks import flag, folder, option, whole_number
-
-
-def _stages(name: str, value: object) -> None:
-    if value is None:
-        return
-    texts = (
-        [text for text in value if isinstance(text, str) and text] if isinstance(value, (list, tuple)) else []
-    )
-    if not isinstance(value, (list, tuple)) or not texts or len(set(texts)) < len(value):
-        raise OptionsError(
-            f"{name}={value!r:.80} is not accepted; accepted: None, or different layers' names"
-        )
+from tf_ooo.planning.building.by_name import Stages, check_stages, is_nested
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +18,8 @@ class Pipeline(DeviceOptions, RankOptions):
 
     >>> callback = tf_ooo.OOOBackprop(tf_ooo.Pipeline(devices=4, microbatches=8, schedule="zb_v"))
 
-    Schedules: ``"auto"`` takes the one with the shortest predicted step; docs/pipeline.md lists all.
+    Schedules: ``"auto"`` takes the one with the shortest predicted step; docs/pipeline.md lists all.  A text
+    with a dot or a slash, or a path, is a file with a schedule of one's own (docs/planner.md: Text form).
     ``profile_steps`` (3 at most) are profiled on one device before the model is cut.  Devices and costs:
     :class:`tf_ooo.options.DeviceOptions`; how replicas are averaged:
     :class:`tf_ooo.options.RankOptions`; one pipeline alone refuses that.
@@ -41,8 +30,9 @@ class Pipeline(DeviceOptions, RankOptions):
         chunks: interleaved_1f1b: stages on each device; None: 2 to 4 are tried.
         group: modulo: layers of a group; None: tried.
         stages: names of the layers (``report.layers``, or what all their variables' names begin with) at
-            which stages begin, the first included; None: cuts are tried.  As many as devices, or a multiple
-            of that for schedules with several stages on each.
+            which stages begin, the first included, or a list of names for each stage, of all its layers;
+            None: cuts are tried.  As many as devices, or a multiple of that for schedules with several stages
+            on each.
         replicas: the number of processes, each with a pipeline of its own, whose gradients are averaged;
             None: as many as horovodrun started.
         check_loss: refuse a loss of one's own that adds up the rows of a batch or compares them with one
@@ -51,17 +41,22 @@ class Pipeline(DeviceOptions, RankOptions):
     """
 
     mode: ClassVar[str] = "pipeline"
+    schedule_files: ClassVar[bool] = True
 
     microbatches: int = option(8, whole_number(1))
     memory_limit_bytes: int | None = option(None, whole_number(1, optional=True))
     chunks: int | None = option(None, whole_number(1, optional=True), of_policy=True)
     group: int | None = option(None, whole_number(1, optional=True), of_policy=True)
-    stages: Sequence[str] | None = option(None, _stages)
+    stages: Stages | None = option(None, check_stages)
     replicas: int | None = option(None, whole_number(1, optional=True))
     check_loss: bool = option(True, flag)
     dump_dir: str | os.PathLike[str] | None = option(None, folder)
 
     def __post_init__(self) -> None:
+        if isinstance(self.schedule, os.PathLike) and is_file(self.schedule):
+            path = os.fspath(self.schedule)
+            object.__setattr__(self, "schedule", path if is_file(path) else os.path.join(os.curdir, path))
         super().__post_init__()
         if self.stages is not None:
-            object.__setattr__(self, "stages", tuple(self.stages))
+            nested = map(tuple, self.stages) if is_nested(self.stages) else self.stages
+            object.__setattr__(self, "stages", tuple(nested))

@@ -12,12 +12,15 @@ from dataclasses import dataclass, field
 
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import MemoryLimitError, OOOError, OptionsError
+from tf_ooo.modes.pipeline.own_schedule import as_run, check_layers, layers_named, stages_of
 from tf_ooo.modes.pipeline.partition import Bounds, Cutter, merged
-from tf_ooo.options.checks import did_you_mean
+from tf_ooo.planning.building.by_name import Stages, bounds_of
 from tf_ooo.planning.choosing.on_paper import auto_candidates
-from tf_ooo.planning.choosing.plan import Candidate, Clock, Plan, choose, policy_named, tried
+from tf_ooo.planning.choosing.plan import Candidate, Clock, Plan, Trial, choose, policy_named, tried
 from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.schedule_file import ScheduleFile
 from tf_ooo.planning.policies import Policy, schedules_of
+from tf_ooo.rewriting.parts import layer_of_part
 
 MODE = "pipeline"
 # Measured peaks were up to 1.103 of the predicted ones: plans stay as much below a limit.
@@ -31,7 +34,8 @@ _CLOCK = Clock(lambda timeline: timeline.makespan_s)
 class Wanted:
     """What is asked for; ``options`` are the policy's: left out those for the stages, several are tried.
 
-    ``stages`` are names of layers at which they begin; None: cuts are tried.
+    ``stages`` are names of layers at which they begin, or of the layers of each; None: cuts are tried.
+    ``own`` is a schedule of the user's own, that has been checked and takes the place of ``schedule``.
     Predicted peaks of a device stay below its limit by :data:`PEAK_MARGIN`.
     """
 
@@ -41,7 +45,8 @@ class Wanted:
     link: Link = Link()
     memory_limit_bytes: int | None = None
     options: Mapping[str, int] = field(default_factory=dict)
-    stages: Sequence[str] | None = None
+    stages: Stages | None = None
+    own: ScheduleFile | None = None
 
     @property
     def planned_limit_bytes(self) -> int | None:
@@ -54,10 +59,13 @@ class Wanted:
 def make_plan(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted) -> Plan:
     """The schedule asked for with the best cuts, or for auto the one with the shortest step.
 
+    One of the user's own is taken as it is, with the cut that it names, or the best.
+
     The plan's problem has the stages as layers, and the layers of each stage as ``bounds``.
 
     Raises:
         OptionsError: more stages than layers.
+        ScheduleError: the stages of a schedule of the user's own hold other layers.
         MemoryLimitError: none stays within the limit; says the lowest that one can keep.
     """
     cutter = Cutter(tuple(layers), units, wanted.link, wanted.microbatches)
@@ -76,7 +84,9 @@ def make_plan(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted) -> Pl
             errors.extend([] if candidate.error is None else [candidate.error])
             yield candidate
 
-    if wanted.schedule == "auto":
+    if wanted.own is not None:
+        candidates = list(_as_written(wanted.own, cutter, uncut, wanted, errors))
+    elif wanted.schedule == "auto":
         policies = [policy_named(name, MODE) for name in SCHEDULES]
         candidates = auto_candidates(policies, uncut, rows_of)
     else:
@@ -120,11 +130,55 @@ def _cuts(
             return
 
 
-def _by_hand(
-    policy: Policy, cutter: Cutter, wanted: Wanted, stages: Sequence[str]
-) -> tuple[Bounds, dict[str, int]]:
+def _as_written(
+    own: ScheduleFile, cutter: Cutter, uncut: Problem, wanted: Wanted, errors: list[OOOError]
+) -> Iterator[Candidate]:
+    """The user's own schedule with each cut that may be tried; nothing of it is changed to keep a limit."""
+    schedule, limit = as_run(own.schedule, wanted.microbatches), wanted.planned_limit_bytes
+    for bounds in own_cuts(own, cutter, wanted.stages, limit is not None):
+        stages = merged(cutter.layers, bounds, wanted.microbatches)
+        problem = dataclasses.replace(uncut, layers=stages, memory_limit_bytes=limit, bounds=bounds)
+        trial = Trial(schedule, problem, _CLOCK)
+        if limit is None or trial.peak_bytes <= limit:
+            yield Candidate(schedule.policy, problem, trial, trial.step_s)
+            continue
+        error = MemoryLimitError(limit, trial.peak_bytes)
+        errors.append(error)
+        yield Candidate(schedule.policy, problem, reason=f"needs {trial.peak_bytes} bytes", error=error)
+
+
+def own_cuts(own: ScheduleFile, cutter: Cutter, stages: Stages | None, by_bytes: bool) -> list[Bounds]:
+    """Where the model may be cut for the user's own schedule: as the file or ``stages`` say, else tried.
+
+    OptionsError, ScheduleError: too many stages, or other layers.
+    """
+    number = stages_of(own.schedule)
+    if layers_named(own):
+        check_layers(own, len(cutter.layers))
+        bounds = own.schedule.stages
+        for stage, (first, _) in enumerate(bounds):
+            if first not in {start for start, _ in cutter.units}:
+                raise own.error(
+                    f"no cut is possible before layer {first}: a loop or a split layer stays whole",
+                    f"stage {stage}",
+                )
+        return [bounds]
+    if stages is not None:
+        bounds = named_bounds(cutter, stages)
+        if len(bounds) != number:
+            raise own.error(f"the schedule has {number} stages, stages= names {len(bounds)}")
+        return [bounds]
+    return [cutter.cut(number), *(cutter.cut_by_bytes(number) if by_bytes else ())]
+
+
+def named_bounds(cutter: Cutter, stages: Stages) -> Bounds:
+    """The cut that is given by names.  OptionsError as of :func:`bounds_of`."""
+    return bounds_of([layer.name for layer in cutter.layers], stages, cutter.units, layer_of_part)
+
+
+def _by_hand(policy: Policy, cutter: Cutter, wanted: Wanted, stages: Stages) -> tuple[Bounds, dict[str, int]]:
     """The cut that is given by names.  OptionsError: a number that the schedule does not take."""
-    bounds, chunks, devices = bounds_of(cutter, stages), policy.needs.chunks, wanted.devices
+    bounds, chunks, devices = named_bounds(cutter, stages), policy.needs.chunks, wanted.devices
     count, left = divmod(len(bounds), devices)
     asked = wanted.options.get(chunks.option)
     takes = (asked,) if asked is not None else chunks.tried
@@ -136,35 +190,6 @@ def _by_hand(
             f"schedule {policy.name!r} on {devices} devices takes {numbers} stages, got {len(bounds)}"
         )
     return bounds, chunks.options(count)
-
-
-def bounds_of(cutter: Cutter, stages: Sequence[str]) -> Bounds:
-    """(first, last) layer of stages that begin at the layers of these names.
-
-    OptionsError: no such layer, out of order, the first layer is none, or a place that cannot be cut.
-    """
-    names = [layer.name for layer in cutter.layers]
-    starts = [_place(names, stage) for stage in stages]
-    if starts[0] != 0 or starts != sorted(set(starts)):
-        raise OptionsError(
-            f"stages={list(stages)!r:.200}: the first has to be {names[0]!r}, the others in the model's order"
-        )
-    for start, stage in zip(starts, stages, strict=True):
-        if start not in {first for first, _ in cutter.units}:
-            raise OptionsError(
-                f"stages: no cut is possible at {stage!r}: a loop or a split layer stays whole"
-            )
-    return tuple(zip(starts, [*(start - 1 for start in starts[1:]), len(names) - 1], strict=True))
-
-
-def _place(names: Sequence[str], stage: str) -> int:
-    """The layer of this name, or the first of those below it."""
-    for place, name in enumerate(names):
-        if f"/{stage}/" in f"/{name}/":
-            return place
-    raise OptionsError(
-        f"stages: unknown layer {stage!r}{did_you_mean(stage, names)}; known: {', '.join(names)}"
-    )
 
 
 def _groups(units: Bounds, option: str, wanted: Wanted) -> Bounds:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from collections.abc import Iterable, Sequence
@@ -29,6 +30,8 @@ _LOG = logging.getLogger("tf_ooo")
 def fill_report(report: Report, plan: Plan, step: Step, costs: CostTable, devices: Sequence[str]) -> None:
     """Copies the plan into the report."""
     fill_plan(report, step.known.graph, plan, costs)
+    # With the model's layers in its stages it can be simulated with the report's costs, and run again.
+    report.planned = dataclasses.replace(plan.schedule, stages=plan.problem.bounds)
     report.predicted_step_s = plan.step_s
     report.pipeline = section_of(plan, costs, devices)
     report.limits = limits_of(plan, costs)

@@ -1,0 +1,123 @@
+"""Stages that are given by hand: names of the layers at which they begin, or of the layers of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeGuard
+
+from tf_ooo.errors import OptionsError, did_you_mean
+
+Bounds = tuple[tuple[int, int], ...]
+Stages = Sequence[str] | Sequence[Sequence[str]]
+
+
+def no_part(_name: str) -> None:
+    """Where no layer was divided."""
+
+
+def bounds_of(
+    names: Sequence[str],
+    stages: Stages,
+    units: Bounds = (),
+    layer_of_part: Callable[[str], str | None] = no_part,
+) -> Bounds:
+    """(first, last) layer of each stage.
+
+    Args:
+        names: of all layers.
+        stages: names of layers at which stages begin, or a list of names for each stage.  A name also stands
+            for all layers below it: ``"block_1"`` for ``"block_1/dense"``.
+        units: ranges of layers that stay whole; empty: each layer may be cut from the next.
+        layer_of_part: the layer that a part of a divided layer goes with, where it is named in no stage.
+
+    Raises:
+        OptionsError: no such layer; stages that begin out of order, or not with the first layer; a layer that
+            is in two stages, in none or out of order; a place that cannot be cut.
+    """
+    starts = _starts_of_groups(names, stages, layer_of_part) if is_nested(stages) else _starts(names, stages)
+    for start in starts:
+        if units and start not in {first for first, _ in units}:
+            raise OptionsError(
+                f"stages: no cut is possible at {names[start]!r}: a loop or a split layer stays whole"
+            )
+    return tuple(zip(starts, [*(start - 1 for start in starts[1:]), len(names) - 1], strict=True))
+
+
+def is_nested(stages: object) -> TypeGuard[Sequence[Sequence[str]]]:
+    """Whether stages are lists of names."""
+    return isinstance(stages, (list, tuple)) and any(isinstance(each, (list, tuple)) for each in stages)
+
+
+def check_stages(name: str, value: object) -> None:
+    """OptionsError unless it is None, different names, or a list of names for each stage."""
+    if value is None:
+        return
+    groups = value if is_nested(value) else [value]
+    good = isinstance(value, (list, tuple)) and all(_are_names(group) for group in groups)
+    if not good:
+        raise OptionsError(
+            f"{name}={value!r:.80} is not accepted; accepted: None, different layers' names, or a list of "
+            "layers' names for each stage"
+        )
+
+
+def _are_names(value: object) -> bool:
+    if not isinstance(value, (list, tuple)) or not value:
+        return False
+    return all(isinstance(text, str) and text for text in value) and len(set(value)) == len(value)
+
+
+def _starts(names: Sequence[str], stages: Sequence[object]) -> list[int]:
+    """The first layer of each stage, given by its name."""
+    starts = [_places(names, str(stage))[0] for stage in stages]
+    if starts[0] != 0 or starts != sorted(set(starts)):
+        raise OptionsError(
+            f"stages={list(stages)!r:.200}: the first has to be {names[0]!r}, the others in the model's order"
+        )
+    return starts
+
+
+def _starts_of_groups(
+    names: Sequence[str], stages: Sequence[Sequence[str]], layer_of_part: Callable[[str], str | None]
+) -> list[int]:
+    stage_of: dict[int, int] = {}
+    for stage, group in enumerate(stages):
+        for place in [place for name in group for place in _places(names, name)]:
+            if place in stage_of:
+                raise OptionsError(
+                    f"stages: layer {names[place]!r} is there twice, in stage {stage_of[place]} and in stage "
+                    f"{stage}; name it in one of them"
+                )
+            stage_of[place] = stage
+    _add_parts(names, stage_of, layer_of_part)
+    left = [name for place, name in enumerate(names) if place not in stage_of]
+    if left:
+        more = f" nor are {len(left) - 1} more" if len(left) > 1 else ""
+        raise OptionsError(f"stages: layer {left[0]!r} is in no stage{more}: each layer has to be in one")
+    order = [stage_of[place] for place in range(len(names))]
+    for place, (before, after) in enumerate(zip(order, order[1:], strict=False), 1):
+        if after < before:
+            raise OptionsError(
+                f"stages: layer {names[place]!r} of stage {after} stands behind {names[place - 1]!r} of "
+                f"stage {before} in the model; stages hold neighbours, in the model's order"
+            )
+    return [order.index(stage) for stage in range(len(stages))]
+
+
+def _add_parts(
+    names: Sequence[str], stage_of: dict[int, int], layer_of_part: Callable[[str], str | None]
+) -> None:
+    """Parts that nobody named go with their layer."""
+    for place, name in enumerate(names):
+        layer = layer_of_part(name)
+        if place not in stage_of and layer in names and names.index(layer) in stage_of:
+            stage_of[place] = stage_of[names.index(layer)]
+
+
+def _places(names: Sequence[str], stage: str) -> list[int]:
+    """The layer of this name, or those below it."""
+    places = [place for place, name in enumerate(names) if f"/{stage}/" in f"/{name}/"]
+    if not places:
+        hint = did_you_mean(stage, names)
+        raise OptionsError(f"stages: unknown layer {stage!r}{hint}; known: {', '.join(names)}")
+    return places

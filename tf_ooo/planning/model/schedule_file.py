@@ -1,0 +1,75 @@
+"""A schedule in a file: errors name the file and the line."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from tf_ooo.errors import ScheduleError, unreadable
+from tf_ooo.planning.model.schedule import Schedule
+
+_LANE = re.compile(r"\blane (\d+) (\d+)")
+_TASK = re.compile(r"\b(?:F|dO|dW|comm|U):(\d+)")
+_LINE = re.compile(r"line \d+: ")
+
+
+@dataclass(frozen=True)
+class ScheduleFile:
+    """What was read: the file's name, its text, and the schedule in it."""
+
+    path: str
+    text: str
+    schedule: Schedule
+
+    def error(self, message: str, begins: str = "") -> ScheduleError:
+        """A ScheduleError that names the file, and the first line that ``begins`` so, if there is one."""
+        number = _line_that_begins(self.text, begins) if begins else 0
+        return ScheduleError(f"{self.path}: {f'line {number}: ' if number else ''}{message}")
+
+    def located(self, error: ScheduleError) -> ScheduleError:
+        """The same error with the file, and the line of the lane or of the stage that it speaks of."""
+        return ScheduleError(f"{self.path}: {_with_line(self.text, str(error))}")
+
+
+def read_schedule(path: str | os.PathLike[str]) -> ScheduleFile:
+    """Reads :meth:`Schedule.to_text` text.  ScheduleError names the file and the line."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ScheduleError(f"{path}: cannot be read: {unreadable(error)}") from error
+    try:
+        return ScheduleFile(str(path), text, Schedule.from_text(text))
+    except ScheduleError as error:
+        raise ScheduleError(f"{path}: {_with_line(text, str(error))}") from error
+
+
+def _with_line(text: str, message: str) -> str:
+    """The message behind the number of the line that it is about, where it does not begin with one."""
+    number = 0
+    if _LINE.match(message):
+        return message
+    if lane := _LANE.search(message):
+        number = _line_that_begins(text, f"lane {lane[1]} {lane[2]}")
+    elif task := _TASK.search(message):
+        number = _line_with_stage(text, task[1])
+    return f"line {number}: {message}" if number else message
+
+
+def _line_that_begins(text: str, begins: str) -> int:
+    """Number of the first line that begins with these words; 0: none."""
+    words = begins.split()
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.replace(":", " ").split()[: len(words)] == words:
+            return number
+    return 0
+
+
+def _line_with_stage(text: str, stage: str) -> int:
+    """Number of the first lane that has a task of this stage; 0: none."""
+    pattern = re.compile(rf"lane .*\b(?:F|dO|dW|comm|U):{stage}\b")
+    for number, line in enumerate(text.split("\n"), 1):
+        if pattern.match(line.split("#", 1)[0].strip()):
+            return number
+    return 0

@@ -19,7 +19,7 @@ from tf_ooo.modes.pipeline.planning import Wanted, make_plan
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.report.gain import Gain
 from tf_ooo.report.report import Report, not_predicted
-from tf_ooo.report.sections import PipelineSection
+from tf_ooo.report.sections import LayerPipeSection, PipelineSection
 from tf_ooo.report.texts import device_text
 
 SECONDS = st.lists(st.floats(1e-4, 10.0), min_size=1, max_size=9)
@@ -110,11 +110,32 @@ def test_a_report_that_loses_is_not_green(tmp_path):
     assert report.good
 
 
+def predicted(**values):
+    return dict(Report(predicted_step_s=0.0105, **values).rows()).get("predicted")
+
+
 def test_the_prediction_shows_its_error():
-    report = Report(mode="pipeline", predicted_step_s=0.010, steps_s=[0.0115])
-    assert "predicted" not in dict(report.rows())
-    report.pipeline = PipelineSection(devices=["CPU:0"])
-    assert dict(report.rows())["predicted"] == "10.00 ms a step; measured is 15% more"
+    at, section = {"steps_s": [0.014] * 3}, PipelineSection(devices=["CPU:0"])
+    low = "10.50 ms a step; measured 14.00 ms: the prediction is 25% too low"
+    assert predicted(mode="pipeline", pipeline=section, **at) == low
+    assert predicted(mode="layerpipe", layerpipe=LayerPipeSection(devices=["CPU:0"]), **at) == low
+    assert predicted(mode="data_parallel", **at) == low
+    high = predicted(mode="data_parallel", steps_s=[0.010])
+    assert high == "10.50 ms a step; measured 10.00 ms: the prediction is 5% too high"
+    assert predicted(mode="pipeline", pipeline=section) == "10.50 ms a step"
+    assert dict(Report(mode="pipeline", pipeline=section, **at).rows()).get("predicted") is None
+
+
+def test_where_stock_was_kept_the_prediction_is_beside_its_steps():
+    kept = {"fell_back": True, "baselines_s": {"the stock order": [0.0125] * 3}, "steps_s": [0.014] * 3}
+    text = "10.50 ms a step; measured 12.50 ms: the prediction is 16% too low"
+    assert predicted(mode="data_parallel", **kept) == text
+
+
+def test_on_one_device_it_is_said_what_the_prediction_is_of():
+    """TensorFlow runs ops side by side there."""
+    text = "10.50 ms a step, all ops one by one; measured 7.00 ms: the prediction is 50% too high"
+    assert predicted(steps_s=[0.007]) == text
 
 
 def test_ranks_beside_one_alone():

@@ -8,6 +8,7 @@ from tf_ooo.bench.data_parallel.command import data_parallel
 from tf_ooo.bench.layerpipe.command import layerpipe
 from tf_ooo.bench.pipeline.command import pipeline
 from tf_ooo.bench.planner.command import planner
+from tf_ooo.bench.prediction.command import prediction
 from tf_ooo.bench.single.command import single
 from tf_ooo.bench.single.gpu_day import gpu_day
 from tf_ooo.bench.single.one_cpu import single_cpu
@@ -19,5 +20,8 @@ def bench() -> None:
     """Benchmarks to run on your own machine."""
 
 
-for _command in (single, single_cpu, single_overlap, gpu_day, data_parallel, pipeline, layerpipe, planner):
+_COMMANDS = (
+    single, single_cpu, single_overlap, gpu_day, data_parallel, pipeline, layerpipe, planner, prediction,
+)  # fmt: skip
+for _command in _COMMANDS:
     bench.add_command(_command)

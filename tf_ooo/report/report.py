@@ -255,10 +255,6 @@ class Report:
             ("step, stock", seconds_text(self.stock_step_s)),
             ("step, rewritten", seconds_text(self.measured_step_s)),
             ("step, noise", seconds_text(self.step_noise_s)),
-            (
-                "step, all ops one by one",
-                "" if self.pipeline or self.layerpipe else seconds_text(self.predicted_step_s),
-            ),
             ("predicted peak", bytes_text(self.predicted_peak_bytes, self.unknown_size_ops)),
             ("predicted peak, stock", bytes_text(self.stock_predicted_peak_bytes)),
             *(("measured timeline", line) for line in self.measured_against_plan),
@@ -271,14 +267,19 @@ class Report:
         return [(what, value) for what, value in rows if value not in ("", "-")]
 
     def _predicted_text(self) -> str:
-        """Of a plan for several devices, before a step of it has run, and how far off it was."""
-        if not (self.pipeline or self.layerpipe) or self.predicted_step_s is None:
+        """What was predicted before such a step had run, and its own error: by how much it missed."""
+        if self.predicted_step_s is None:
             return ""
-        predicted = f"{seconds_text(self.predicted_step_s)} a step"
-        if not self.steps_s or not self.predicted_step_s:
+        several = self.pipeline or self.layerpipe or self.mode == "data_parallel"
+        predicted = f"{seconds_text(self.predicted_step_s)} a step" + (
+            "" if several else ", all ops one by one"
+        )
+        if not self.running_s:
             return predicted
-        off = statistics.median(self.steps_s) / self.predicted_step_s - 1
-        return f"{predicted}; measured is {abs(off):.0%} {'more' if off > 0 else 'less'}"
+        measured_s = statistics.median(self.running_s)
+        error = self.predicted_step_s / measured_s - 1
+        off = f"{abs(error):.0%} too {'high' if error > 0 else 'low'}"
+        return f"{predicted}; measured {seconds_text(measured_s)}: the prediction is {off}"
 
     def task_name(self, task: Task) -> str:
         """A task in words: ``dW of conv2d_4, micro-batch 2``."""

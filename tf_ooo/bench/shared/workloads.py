@@ -78,8 +78,11 @@ class Workload:
     y: np.ndarray
 
 
-def make(network: Network, microbatches: int = 1) -> Workload:
-    """The same weights and data every time, with a batch of so many times the network's rows."""
+def make(network: Network, microbatches: int = 1, optimizer: str = "") -> Workload:
+    """The same weights and data every time, with a batch of so many times the network's rows.
+
+    ``optimizer``: by name, with its own rate; plain SGD without one.
+    """
     import keras
 
     keras.utils.set_random_seed(SEED)
@@ -88,7 +91,8 @@ def make(network: Network, microbatches: int = 1) -> Workload:
     rows = network.batch * microbatches
     model = network.build(rows=rows)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.01), loss, jit_compile=False)
+    named = keras.optimizers.get(optimizer) if optimizer else keras.optimizers.SGD(0.01)
+    model.compile(named, loss, jit_compile=False)
     return Workload(model, *network.data(rows, SEED))
 
 

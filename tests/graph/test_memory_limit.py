@@ -64,6 +64,19 @@ def test_fit_counts_the_real_batch(steps):
 
 
 @pytest.mark.parametrize("steps", [1, 2])
+def test_the_peak_is_that_of_the_batches_that_trained(steps):
+    """Nothing was said of their size."""
+    callback = tf_ooo.OOOBackprop(schedule="fast_forward", profile_steps=1)
+    limited = tf_ooo.OOOBackprop(schedule="fast_forward", profile_steps=1, memory_limit_bytes=HUGE)
+    for each in (callback, limited):
+        fit(build(steps_per_execution=steps), each)
+    report = callback.report
+    assert report.unknown_size_ops > 0
+    assert report.predicted_peak_bytes == limited.report.predicted_peak_bytes
+    assert f", batches of {BATCH} rows" in report.summary()
+
+
+@pytest.mark.parametrize("steps", [1, 2])
 def test_looking_at_the_first_batch_changes_nothing(steps):
     stock, ours = build(steps_per_execution=steps), build(steps_per_execution=steps)
     callback = tf_ooo.OOOBackprop(memory_limit_bytes=HUGE, profile_steps=1)

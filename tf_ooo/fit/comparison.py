@@ -265,12 +265,17 @@ class StepComparison:
         # one: if it has to be refused, nothing has changed yet.  Strict: a failure shows at the first call.
         self.stock_may_stay = options.may_fall_back and not limited
         stock_first = self.stock_may_stay and not options.strict
-        # Of several ranks each would look at seconds of its own; all decide after as many steps.
-        until_sure = options.may_fall_back and self._ranks.size == 1
         # To whoever reads the report; a report of a function knows no model.
         several = "the stock order" if self._ranks.size > 1 else "stock Keras"
         self._stock_name = several if report.model else "the stock step"
-        self.times = StepTimes(options.profile_steps, stock_first, rewrites, until_sure)
+        self.times = StepTimes(options.profile_steps, stock_first, rewrites, options.may_fall_back)
+
+    def add(self, which: str, seconds: float, traced: bool, kind: Hashable = None) -> bool:
+        """As :meth:`StepTimes.add`; all ranks take note of the seconds of the slowest, and decide alike."""
+        if self._ranks.size > 1:
+            everyone = self._ranks.gather((seconds, traced))
+            seconds, traced = max(each for each, _ in everyone), any(each for _, each in everyone)
+        return self.times.add(which, seconds, traced, kind)
 
     def verdict(self, beside: Mapping[str, Sequence[float]] | None = None) -> Verdict | None:
         """None as long as some are still to be timed; where none are, all ranks call this together.
@@ -288,9 +293,10 @@ class StepComparison:
             return Verdict(times.first_rewrite)
         if not all(times.seconds.values()):
             return Verdict(STOCK, f"measured no two steps on equal inputs among {times.steps}")
-        everyone = self._ranks.gather(times.seconds | dict(beside or {}))
-        seconds = {which: slowest(theirs[which] for theirs in everyone) for which in everyone[0]}
-        compared = Comparison.of({which: seconds[which] for which in times.seconds})
+        everyone = self._ranks.gather(dict(beside or {}))
+        others = {which: slowest(theirs[which] for theirs in everyone) for which in everyone[0]}
+        seconds = times.seconds | others
+        compared = Comparison.of(times.seconds)
         report.stock_step_s, report.measured_step_s = compared.stock_s, compared.rewritten_s
         report.step_noise_s = compared.noise_s
         report.baselines_s = {self._stock_name: list(seconds[STOCK])}

@@ -72,6 +72,8 @@ class StepController:
         self.options, self.report = options, report
         self.inputs = inputs or Inputs()
         self.choice: str | None = None
+        self.rows: int | None = None  # of the largest batch that was seen, if that is known
+        self._together = 1
         rewrites = [name for name in self.steps if name != STOCK]
         limited = options.memory_limit_bytes is not None
         self.comparison = StepComparison(options, report, rewrites, limited=limited)
@@ -93,6 +95,7 @@ class StepController:
 
     def begin_fit(self, executions: int | None, together: int) -> None:
         """Of a ``fit`` is known how many executions, each of so many steps, it has; None: nobody knows."""
+        self._together = together
         if self._first is None:
             return
         ways, trace_s = self._first.ways, self._first.trace_s
@@ -219,8 +222,10 @@ class StepController:
         if self.options.profile_steps:
             nests.synchronize(outputs)
         elapsed_s = time.perf_counter() - started
-        kind = (nests.shapes_of((args, kwargs)), self._samples_seen() - seen)
-        counts = self.comparison.times.add(which, elapsed_s, traces.trace_count(step) > before, kind)
+        samples = self._samples_seen() - seen
+        self.rows = max(self.rows or 0, round(samples / self._together)) or None
+        kind = (nests.shapes_of((args, kwargs)), samples)
+        counts = self.comparison.add(which, elapsed_s, traces.trace_count(step) > before, kind)
         if which != STOCK and not counts:
             self.report.profiling_overhead_s += elapsed_s
         if self.choice is None:

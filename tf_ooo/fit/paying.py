@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 
 # Of what is left of the fit.
 MOST = 0.05
-# On one CPU device TensorFlow runs whatever is ready on all cores: an order may gain nothing there.  Two fits
-# showed 11% and 13%, within the noise; `tf-ooo bench single-cpu` (steps in turns, ten models) is to tell.
-# If it shows no gain, this becomes False; then auto measures nothing there unless compare=True.
-ORDERS_MAY_GAIN_ON_CPU = True
+# On one CPU device TensorFlow runs whatever is ready on all cores.  `tf-ooo bench single-cpu`, ten models in
+# two orders: none was faster, twelve of twenty were surely slower, by up to a fifth (docs/benchmarks.md).
+ORDERS_MAY_GAIN_ON_CPU = False
 ON_CPU = "on one CPU device the order of steps gains nothing; compare=True compares"
 # Steps that are timed before it is asked, after those in which TensorFlow traces.
 _TIMED = 3

@@ -81,7 +81,8 @@ class Report:
         memory_limit_bytes: pipeline: of each device, as asked; None: no limit.
         stock_predicted_peak_bytes: the same for the order that TensorFlow would choose; with a limit only.
         predicted_peak_bytes: most bytes alive at once if ops run one at a time, on the device where that
-            is most; None where ``unknown_size_ops`` tensors have no known size.
+            is most; None where ``unknown_size_ops`` tensors have no known size.  Where a graph leaves open
+            how many rows a batch has, of batches of ``peak_rows``, as they were in training.
         plan_seconds: from the graph's arrival to the rewritten one.
         profiling_overhead_s: seconds of the first rewritten step, which traces and plans, and of starting
             and reading the profiler.
@@ -128,6 +129,7 @@ class Report:
     limits: list[str] = field(default_factory=list)
     step_noise_s: float | None = None
     predicted_peak_bytes: int | None = None
+    peak_rows: int | None = None
     stock_predicted_peak_bytes: int | None = None
     memory_limit_bytes: int | None = None
     unknown_size_ops: int = 0
@@ -255,7 +257,7 @@ class Report:
             ("step, stock", seconds_text(self.stock_step_s)),
             ("step, rewritten", seconds_text(self.measured_step_s)),
             ("step, noise", seconds_text(self.step_noise_s)),
-            ("predicted peak", bytes_text(self.predicted_peak_bytes, self.unknown_size_ops)),
+            ("predicted peak", self._peak_text()),
             ("predicted peak, stock", bytes_text(self.stock_predicted_peak_bytes)),
             *(("measured timeline", line) for line in self.measured_against_plan),
             ("measured timeline", self.not_measured and f"none: {self.not_measured}"),
@@ -265,6 +267,13 @@ class Report:
             ("run", f"{self.date}  {self.environment}".strip()),
         ]
         return [(what, value) for what, value in rows if value not in ("", "-")]
+
+    def _peak_text(self) -> str:
+        unknown, rows = self.unknown_size_ops, self.peak_rows
+        if self.predicted_peak_bytes is None and unknown:
+            known_with = "with batch_size= or memory_limit_bytes= it is"
+            return f"not known: {unknown} tensors have open sizes ({known_with})"
+        return bytes_text(self.predicted_peak_bytes) + (f", batches of {rows} rows" if rows else "")
 
     def _predicted_text(self) -> str:
         """What was predicted before such a step had run, and its own error: by how much it missed."""

@@ -21,10 +21,8 @@ def device_text(name: str) -> str:
     return there + parts["device"]
 
 
-def bytes_text(count: float | None, unknown: int = 0) -> str:
-    """``12.3 MB``, or ``-`` for None; no number where sizes are not known."""
-    if unknown:
-        return f"not known: {unknown} tensors have open sizes (with batch_size= or memory_limit_bytes= it is)"
+def bytes_text(count: float | None) -> str:
+    """``12.3 MB``, or ``-`` for None."""
     if count is None:
         return "-"
     return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"

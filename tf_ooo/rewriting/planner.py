@@ -98,6 +98,14 @@ def _schedule(graph: TrainingGraph, tasks: TaskOps, policy: str) -> Schedule:
     return replace(schedule, predicted_peak_bytes=peak)
 
 
+def peak_with(result: RewriteResult, known: KnownShapes) -> int | None:
+    """The peak of the planned order where the graph left sizes open; None where some are still not known."""
+    graph = with_sizes(result.training_graph, result.graph_def, known, only_open=True)
+    if unknown_sizes(graph):
+        return None
+    return highest_peak(graph, _order_of(result.schedule, graph, task_ops(graph)))
+
+
 def _peak(schedule: Schedule) -> int:
     return schedule.predicted_peak_bytes or 0
 

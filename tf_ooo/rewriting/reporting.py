@@ -25,6 +25,7 @@ def fill_plan(report: Report, result: RewriteResult | None) -> None:
     report.moved_ops, report.added_edges = result.moved_ops, result.added_edges
     report.planned, report.schedule = result.schedule, result.schedule.policy
     report.unknown_size_ops = len(unknown_sizes(graph))
+    report.peak_rows = None
     report.predicted_peak_bytes = None if report.unknown_size_ops else result.schedule.predicted_peak_bytes
     report.plan_seconds, report.rewritten_graph = result.plan_seconds, result.graph_def
     if report.fell_back:

@@ -288,7 +288,7 @@ class ScheduledSteps:
             return outputs
         if traced and which == STOCK and self._draws_from_own_state(len(batches)):
             return outputs
-        self._comparison.times.add(which, each_s, traced or len(batches) < self.steps, len(batches))
+        self._comparison.add(which, each_s, traced or len(batches) < self.steps, len(batches))
         self._decide(ordered)
         return outputs
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from grappler_passes.graph.sizes import KnownShapes
 from grappler_passes.plugin import describe_keras
 from tf_ooo.compat import keras_fits, tf_functions, train_function
 from tf_ooo.errors import GraphError
@@ -22,6 +23,7 @@ from tf_ooo.planning.policies import schedules_of
 from tf_ooo.report.environment import environment
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.op_tasks import tasks_of_ops
+from tf_ooo.rewriting.planner import peak_with
 from tf_ooo.rewriting.session import RewriteSession
 from tf_ooo.tracing.inputs import Inputs
 
@@ -80,12 +82,22 @@ class SingleDeviceMode:
         return Training(controller.__call__, replaced=replaced, ended=ended, watched=watched)
 
     def describe(self) -> Report:
+        if self.controller is not None:
+            _fill_peak(self._report, self.controller)
         return self._report
 
     def _known(self, model: keras.Model) -> StepController | None:
         known, stock = self.controller, train_function.train_function_of(model)
         usable = known is not None and known.stock is stock and not known.session.failures.errors
         return known if usable else None
+
+
+def _fill_peak(report: Report, controller: StepController) -> None:
+    """With batches as large as those that trained: graphs of Keras leave their rows open."""
+    result, rows = controller.session.result, controller.rows
+    if result is None or rows in (None, report.peak_rows) or not report.unknown_size_ops:
+        return
+    report.peak_rows, report.predicted_peak_bytes = rows, peak_with(result, KnownShapes(rows))
 
 
 def _note_replaced(controller: StepController) -> None:

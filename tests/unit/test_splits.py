@@ -53,5 +53,7 @@ def test_the_command(tmp_path):
     shown = CliRunner().invoke(main, ask).output
     assert shown.count("best") == 1
     assert "averaged after the step" in shown
-    for more in (["--schedule", "1f1b"], ["--out", "s.txt"], ["--mode", "layerpipe"]):
-        assert "--splits prints one table" in CliRunner().invoke(main, [*ask, *more]).stderr
+    for more in (["--schedule", "1f1b"], ["--mode", "layerpipe"], ["--stages", "0,1"]):
+        said = CliRunner().invoke(main, [*ask, *more]).stderr
+        assert "no schedule, mode or stages beside it" in " ".join(said.split())
+    assert "--splits prints one table: no files" in CliRunner().invoke(main, [*ask, "--out", "s.txt"]).stderr

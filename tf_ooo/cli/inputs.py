@@ -36,7 +36,14 @@ class _Amount(click.ParamType):  # type: ignore[type-arg]
             self.fail(str(error), param, ctx)
 
 
+def _stages(text: str) -> list[str] | list[list[str]]:
+    """``a,b`` are where stages begin, ``a,b;c,d`` the layers of each."""
+    groups = [[name.strip() for name in group.split(",")] for group in text.split(";")]
+    return groups if len(groups) > 1 else groups[0]
+
+
 LINK = _Amount("link", parse_link)
+STAGES = _Amount("stages", _stages)
 BYTES = _Amount("bytes", parse_bytes)
 
 

@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tf_ooo.cli.inputs import BYTES, LINK, is_model, policy_options
+from tf_ooo.cli.inputs import BYTES, LINK, STAGES, is_model, policy_options
 from tf_ooo.cli.outputs import EXISTING, FILE, Outputs, picture_options
 from tf_ooo.cli.plan_table import CandidateRows, print_table, show_splits
 from tf_ooo.costs.devices import PRECISIONS
@@ -22,10 +22,18 @@ from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.sources import costs_for_model, is_name, with_rows
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OptionsError
+from tf_ooo.planning.building.by_name import Stages
 from tf_ooo.planning.choosing.assumptions import assumptions
 from tf_ooo.planning.choosing.figures import reference
-from tf_ooo.planning.choosing.on_paper import candidates, check_problem, policies_of, usual_mode
+from tf_ooo.planning.choosing.on_paper import (
+    candidates,
+    mode_with_stages,
+    policies_of,
+    problem_of,
+    usual_mode,
+)
 from tf_ooo.planning.choosing.plan import Candidate, Plan, as_asked, choose, policy_named
+from tf_ooo.planning.choosing.splits import refuse_beside_splits
 from tf_ooo.planning.choosing.splits import splits as divided
 from tf_ooo.planning.pictures.style import time_text
 from tf_ooo.planning.policies import POLICIES, Problem
@@ -72,7 +80,10 @@ _SEVERAL_STEPS = 3
                    "[default: what TensorFlow multiplies the model's types in]")  # fmt: skip
 @click.option("--measure", is_flag=True, default=_DEFAULTS["measure"],
               help="Measure the model's ops on this machine instead.")  # fmt: skip
-@click.option("--splits", is_flag=True,
+@click.option("--stages", type=STAGES, default=_DEFAULTS["stages"],
+              help="Of a pipeline: the layers at which stages begin, such as embedding,block_3, or the "
+                   "layers of each: 'embedding,block_1;block_2,head'.")  # fmt: skip
+@click.option("--splits", is_flag=True, default=_DEFAULTS["splits"],
               help="Compare all divisions of the devices into replicas of a pipeline instead.")  # fmt: skip
 @click.option("--out", type=FILE, help="Write the schedule, for tf-ooo simulate.")
 @click.option("--costs-out", type=FILE, help="Write the costs that were used.")
@@ -81,7 +92,8 @@ def plan(
     source: Path | None, model: str | None, modules: tuple[str, ...],
     input_shape: list[str] | None, devices: int, microbatches: int, link: Link | None, memory: int | None,
     schedule: str, mode: str | None, options: tuple[str, ...], gains: Path | None, batch: int | None,
-    device: str | None, precision: str | None, measure: bool, splits: bool, out: Path | None,
+    device: str | None, precision: str | None, measure: bool,
+    stages: Stages | None, splits: bool, out: Path | None,
     costs_out: Path | None, **outputs: Any,
 ) -> None:  # fmt: skip
     """Compare schedules for the COSTS of layers (JSON), for a saved Keras MODEL, or for a --model."""
@@ -91,16 +103,14 @@ def plan(
     given = policy_options(options)
     if gains is not None:
         given["gains"] = dict(GainTable.load(gains).saved_s)
-    problem = Problem(table.layers, devices, microbatches, table.link, memory, given)
-    check_problem(problem)
+    problem = problem_of(table.layers, devices, microbatches, table.link, memory, given, stages)
     if splits:
-        files = [out, costs_out, *(outputs[name] for name in ("html", "png", "trace", "grid"))]
-        if schedule != "auto" or mode not in (None, "pipeline") or any(files):
-            raise OptionsError(
-                "--splits prints one table, the best schedule of each: no --schedule, --mode, files"
-            )
+        refuse_beside_splits(problem, schedule, mode)
+        if any([out, costs_out, *(outputs[name] for name in ("html", "png", "trace", "grid"))]):
+            raise OptionsError("--splits prints one table: no files")
         show_splits(divided(problem), assumptions(problem, table), table.rows, outputs["as_json"])
         return
+    mode = mode_with_stages(problem, schedule, mode)
     compared = _compare(problem, schedule, mode)
     planned_mode = _mode_of(problem, schedule, mode)
     assumed = assumptions(problem, table, planned_mode)

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from tf_ooo.planning.choosing.figures import Squeezed, microbatches_per_s, over, over_one_device, squeezed
 from tf_ooo.planning.choosing.plan import Candidate
-from tf_ooo.planning.choosing.splits import Split
+from tf_ooo.planning.choosing.splits import AVERAGED, Split
 from tf_ooo.planning.pictures.style import bytes_text, time_text
 
 _LEFT_OUT = "-"
@@ -133,8 +133,7 @@ def show_splits(splits: Sequence[Split], assumed: Sequence[str], rows: int | Non
         figures = [split.plan.trial.schedule.policy, time_text(split.step_s), f"{fact['per_s']:,.4g}"]
         figures += [bytes_text(split.plan.trial.peak_bytes), _times(split.over_one_device)]
         table.add_row(*names, *figures, "best" if place == 0 else "", style="bold" if place == 0 else "")
-    note = "gradients of replicas are averaged after the step, not beside it"
-    print_table([*assumed, note], table)
+    print_table([*assumed, AVERAGED], table)
 
 
 def _split_facts(split: Split, rows: int | None) -> dict[str, Any]:

@@ -14,8 +14,10 @@ from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.sources import costs_for_model, refuse_of_models, with_rows
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import CostError, OptionsError, did_you_mean
+from tf_ooo.planning.building.by_name import Stages
 from tf_ooo.planning.choosing.assumptions import stated
-from tf_ooo.planning.choosing.on_paper import plan_layers
+from tf_ooo.planning.choosing.on_paper import plan_problem, problem_of
+from tf_ooo.planning.choosing.splits import best_split, refuse_beside_splits
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.planning.policies import POLICIES
 from tf_ooo.rewriting.lowering import only_tasks
@@ -38,6 +40,8 @@ def plan(
     microbatches: int = 1,
     link: Link | None = None,
     mode: str | None = None,
+    stages: Stages | None = None,
+    splits: bool = False,
     **options: Any,
 ) -> Schedule:
     """An order of all tasks of a training step; its ``assumptions`` say what the predictions hold for.
@@ -62,6 +66,11 @@ def plan(
         link: between each two devices.
         mode: single_device, data_parallel, pipeline or layerpipe; None: the policy's own, for
             ``"auto"`` pipeline if there are several devices.
+        stages: of a pipeline, by hand: the names of the layers (numbers as texts where they have none) at
+            which stages begin, or a list of names for each stage; None: the schedules cut.
+        splits: all divisions of the devices into replicas of a pipeline are compared, each with its share of
+            the micro-batches and the best schedule; the result is that of one replica of the fastest, with
+            the replicas as ``workers`` and the averaging in ``predicted_step_s``.
         options: what a policy offers, for example ``group=2`` of modulo.
 
     Raises:
@@ -79,6 +88,8 @@ def plan(
         layers = costs_for_model(model, batch=batch, **of_model)
     else:
         refuse_of_models("what is given", **of_model)
+    if training_graph is not None and (stages is not None or splits):
+        raise OptionsError("stages= and splits= are for a model or layers; a training graph is of one device")
     if training_graph is not None and costs is None:
         from tf_ooo.rewriting.planner import plan_graph  # noqa: PLC0415 - imports TensorFlow
 
@@ -94,17 +105,12 @@ def plan(
         raise OptionsError("plan() needs a model, a training graph, or layers=[LayerCosts, ...]")
     if link is None and isinstance(given, CostTable):
         link = given.link
-    chosen = plan_layers(
-        own_costs,
-        schedule,
-        memory_limit_bytes,
-        devices=devices,
-        microbatches=microbatches,
-        link=link,
-        mode=mode,
-        options=options,
-    )
+    problem = problem_of(own_costs, devices, microbatches, link, memory_limit_bytes, options, stages)
     table = given if isinstance(given, CostTable) else None
+    if splits:
+        refuse_beside_splits(problem, schedule, mode)
+        return best_split(problem, table)
+    chosen = plan_problem(problem, schedule, mode)
     planned = dataclasses.replace(chosen.schedule, assumptions=stated(chosen, table))
     if training_graph is None or planned.stages:  # a pipeline's stages are made of whole layers
         return planned

@@ -29,8 +29,19 @@ class StagedLayers:
 
     @classmethod
     def of(cls, problem: Problem, chunks: int = 1) -> StagedLayers:
-        """``chunks`` stages for each device.  OptionsError if that is more stages than layers."""
-        return cls(problem, balanced(problem.layers, problem.devices * chunks))
+        """``chunks`` stages for each device, those of the problem's cut if it has one.
+
+        OptionsError if that is more stages than layers, or another number than in the cut.
+        """
+        count = problem.devices * chunks
+        if problem.cut and len(problem.cut) != count:
+            raise OptionsError(
+                f"stages: {len(problem.cut)} are given, and this schedule takes {count} on {problem.devices} "
+                "devices"
+            )
+        if problem.cut:
+            return cls(problem, problem.cut)
+        return cls(problem, balanced(problem.layers, count))
 
     def sums(self, attribute: str) -> Floats:
         """A cost of each stage: seconds or bytes of one micro-batch, float64 (stages,)."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from tf_ooo.costs.layer_costs import LayerCosts, Link, check_layers
 from tf_ooo.errors import CostError, OptionsError
+from tf_ooo.planning.building.by_name import Stages, bounds_of, check_stages
 from tf_ooo.planning.choosing.plan import Candidate, Plan, as_asked, choose, policy_named, shortest, tried
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.policies import POLICIES, Policy
@@ -25,12 +26,46 @@ def plan_layers(
     options: Mapping[str, Any] | None = None,
 ) -> Plan:
     """An order of all tasks of a training step; arguments and errors as of :func:`tf_ooo.plan`."""
-    between = Link() if link is None else link
-    problem = Problem(check_layers(layers), devices, microbatches, between, memory_limit_bytes, options or {})
-    check_problem(problem)
+    problem = problem_of(layers, devices, microbatches, link, memory_limit_bytes, options)
+    return plan_problem(problem, schedule, mode)
+
+
+def plan_problem(problem: Problem, schedule: str = "auto", mode: str | None = None) -> Plan:
+    """The plan of a named policy, or of the fastest of the mode."""
+    mode = mode_with_stages(problem, schedule, mode)
     if schedule == "auto":
         return choose(candidates(problem, mode))
     return as_asked(policy_named(schedule, mode), dataclasses.replace(problem, mode=mode))
+
+
+def problem_of(
+    layers: Sequence[LayerCosts],
+    devices: int,
+    microbatches: int,
+    link: Link | None,
+    memory_limit_bytes: int | None,
+    options: Mapping[str, Any] | None,
+    stages: Stages | None = None,
+) -> Problem:
+    """What is to be planned, checked; ``stages`` as of :func:`tf_ooo.plan`."""
+    checked, between = check_layers(layers), Link() if link is None else link
+    check_stages("stages", stages)
+    names = [layer.name or str(number) for number, layer in enumerate(checked)]
+    cut = () if stages is None else bounds_of(names, stages)
+    problem = Problem(checked, devices, microbatches, between, memory_limit_bytes, options or {}, cut=cut)
+    check_problem(problem)
+    return problem
+
+
+def mode_with_stages(problem: Problem, schedule: str, mode: str | None) -> str | None:
+    """The mode: pipeline where stages are given.  OptionsError: another is asked for, or has no stages."""
+    if not problem.cut:
+        return mode
+    if mode not in (None, "pipeline"):
+        raise OptionsError(f"stages= are a pipeline's, mode={mode!r} has none")
+    if schedule != "auto":
+        policy_named(schedule, "pipeline")
+    return "pipeline"
 
 
 def candidates(

@@ -6,14 +6,19 @@ import dataclasses
 from collections import Counter
 from dataclasses import dataclass
 
-from tf_ooo.errors import OOOError
+from tf_ooo.costs.table import CostTable
+from tf_ooo.errors import OOOError, OptionsError
+from tf_ooo.planning.choosing.assumptions import assumptions
 from tf_ooo.planning.choosing.figures import one_device_s
 from tf_ooo.planning.choosing.on_paper import candidates
 from tf_ooo.planning.choosing.plan import Plan, choose
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
+from tf_ooo.planning.pictures.style import time_text
 
 _MODE = "pipeline"
+# What every split assumes.
+AVERAGED = "gradients of replicas are averaged after the step, not beside it"
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,32 @@ def splits(problem: Problem) -> list[Split]:
     return sorted(
         (_split(problem, count) for count in counts), key=lambda split: (split.step_s, split.replicas)
     )
+
+
+def refuse_beside_splits(problem: Problem, schedule: str, mode: str | None) -> None:
+    """OptionsError for what no comparison of all divisions has: a schedule, a mode, stages."""
+    if schedule != "auto" or mode not in (None, _MODE) or problem.cut:
+        raise OptionsError(
+            "splits: each division has its own best schedule and cut: no schedule, mode or stages beside it"
+        )
+
+
+def best_split(problem: Problem, table: CostTable | None = None) -> Schedule:
+    """The schedule of one replica of the fastest division; its ``workers`` are the replicas.
+
+    Its ``predicted_step_s`` includes the averaging, which no task of it is; its ``assumptions`` tell all
+    divisions.  OptionsError where none is possible.
+    """
+    rows = splits(problem)
+    best = rows[0]
+    if best.plan is None:
+        raise OptionsError(f"no division is possible: {'; '.join(dict.fromkeys(row.reason for row in rows))}")
+    known = [f"{row.replicas} x {row.devices} {time_text(row.step_s)}" for row in rows if row.plan]
+    known += [f"{row.replicas} x {row.devices} impossible" for row in rows if not row.plan]
+    said = f"replicas x devices, the fastest is taken: {', '.join(known)}"
+    assumed = (*assumptions(problem, table), said, AVERAGED)
+    schedule = dataclasses.replace(best.plan.schedule, workers=best.replicas, assumptions=assumed)
+    return dataclasses.replace(schedule, predicted_step_s=best.step_s)
 
 
 def _split(problem: Problem, replicas: int) -> Split:

@@ -23,6 +23,7 @@ class Problem:
         options: what the policy itself offers (``group`` of modulo, ``k`` of reverse_first_k).
         mode: what the devices are for, where a policy serves several modes; None: not said.
         bounds: (first, last) layer of a model that each of ``layers`` stands for; empty: each is one.
+        cut: (first, last) of ``layers`` of each stage of a pipeline; empty: the policy cuts.
     """
 
     layers: tuple[LayerCosts, ...]
@@ -33,6 +34,7 @@ class Problem:
     options: Mapping[str, Any] = field(default_factory=dict)
     mode: str | None = None
     bounds: tuple[tuple[int, int], ...] = ()
+    cut: tuple[tuple[int, int], ...] = ()
 
     def flag(self, name: str, default: bool) -> bool:
         """A yes-or-no option of the policy; OptionsError if it is none."""

@@ -23,9 +23,11 @@ def make(problem: Problem) -> Schedule:
     """Layer group g runs on device g mod p; dO before F before dW; at most p micro-batches in flight.
 
     Option ``group`` is the number of layers of a group (the last may have fewer).  If it is not given,
-    sizes are tried by simulation: small ones have small bubbles and many messages.  A memory limit
-    lowers the number of micro-batches in flight, down to one.
+    sizes are tried by simulation: small ones have small bubbles and many messages.  A cut that is given
+    has the groups instead.  A memory limit lowers the number of micro-batches in flight, down to one.
     """
+    if problem.cut:
+        return fastest(problem, list(_schedules(problem, problem.cut)))
     most = len(problem.layers) // problem.devices
     if not most:
         count = len(problem.layers)
@@ -38,7 +40,8 @@ def make(problem: Problem) -> Schedule:
             f"fewer than the {problem.devices} devices; group can be 1 to {most}"
         )
     sizes = [given] if given else list(_sizes(problem))
-    return fastest(problem, [schedule for size in sizes for schedule in _schedules(problem, size)])
+    cuts = [_groups(len(problem.layers), size) for size in sizes]
+    return fastest(problem, [schedule for cut in cuts for schedule in _schedules(problem, cut)])
 
 
 def _sizes(problem: Problem) -> Iterator[int]:
@@ -56,9 +59,11 @@ def _sizes(problem: Problem) -> Iterator[int]:
     yield most
 
 
-def _schedules(problem: Problem, group: int) -> Iterator[Schedule]:
-    count = len(problem.layers)
-    bounds = tuple((first, min(first + group, count) - 1) for first in range(0, count, group))
+def _groups(count: int, group: int) -> tuple[tuple[int, int], ...]:
+    return tuple((first, min(first + group, count) - 1) for first in range(0, count, group))
+
+
+def _schedules(problem: Problem, bounds: tuple[tuple[int, int], ...]) -> Iterator[Schedule]:
     stages = StagedLayers(problem, bounds)
     activation = stages.sums("activation_bytes")
     each = np.bincount(stages.devices, weights=activation, minlength=problem.devices)

@@ -21,7 +21,7 @@ from tf_ooo.modes.pipeline import planning as pipeline
 from tf_ooo.modes.pipeline.partition import units_of
 from tf_ooo.modes.pipeline.reporting import section_of
 from tf_ooo.planning.choosing import plan as planning
-from tf_ooo.planning.choosing.on_paper import plan_layers
+from tf_ooo.planning.choosing.on_paper import plan_problem, problem_of
 from tf_ooo.planning.choosing.plan import Candidate, choose
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.policies import POLICIES, gpipe
@@ -47,6 +47,10 @@ def _simulated(monkeypatch):
 
     monkeypatch.setattr(planning, "simulate", counted)
     return schedules
+
+
+def plan_layers(layers, schedule, limit=None, *, devices=1, microbatches=1, link=None):
+    return plan_problem(problem_of(layers, devices, microbatches, link, limit, None), schedule)
 
 
 def of_pipeline():

@@ -14,24 +14,8 @@ from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.policies import POLICIES, Policy
 
 
-def plan_layers(
-    layers: Sequence[LayerCosts],
-    schedule: str = "auto",
-    memory_limit_bytes: int | None = None,
-    *,
-    devices: int = 1,
-    microbatches: int = 1,
-    link: Link | None = None,
-    mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> Plan:
-    """An order of all tasks of a training step; arguments and errors as of :func:`tf_ooo.plan`."""
-    problem = problem_of(layers, devices, microbatches, link, memory_limit_bytes, options)
-    return plan_problem(problem, schedule, mode)
-
-
 def plan_problem(problem: Problem, schedule: str = "auto", mode: str | None = None) -> Plan:
-    """The plan of a named policy, or of the fastest of the mode."""
+    """The plan of a named policy, or of the fastest of the mode; errors as of :func:`tf_ooo.plan`."""
     mode = mode_with_stages(problem, schedule, mode)
     if schedule == "auto":
         return choose(candidates(problem, mode))

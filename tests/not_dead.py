@@ -61,3 +61,6 @@ validate
 
 # Told to the other ranks by name, with all fields of a message.
 class_weight
+
+# Summed over a stage's layers by its name.
+stored_bytes

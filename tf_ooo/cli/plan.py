@@ -33,6 +33,7 @@ from tf_ooo.planning.choosing.on_paper import (
     usual_mode,
 )
 from tf_ooo.planning.choosing.plan import Candidate, Plan, as_asked, choose, policy_named
+from tf_ooo.planning.choosing.recompute import CHOICES
 from tf_ooo.planning.choosing.splits import refuse_beside_splits
 from tf_ooo.planning.choosing.splits import splits as divided
 from tf_ooo.planning.pictures.style import time_text
@@ -83,6 +84,9 @@ _SEVERAL_STEPS = 3
 @click.option("--stages", type=STAGES, default=_DEFAULTS["stages"],
               help="Of a pipeline: the layers at which stages begin, such as embedding,block_3, or the "
                    "layers of each: 'embedding,block_1;block_2,head'.")  # fmt: skip
+@click.option("--recompute", type=click.Choice(CHOICES), default=_DEFAULTS["recompute"], show_default=True,
+              help="Layers whose forward runs again before their dO, so that less is kept: where the limit "
+                   "needs it, none, or all.")  # fmt: skip
 @click.option("--splits", is_flag=True, default=_DEFAULTS["splits"],
               help="Compare all divisions of the devices into replicas of a pipeline instead.")  # fmt: skip
 @click.option("--out", type=FILE, help="Write the schedule, for tf-ooo simulate.")
@@ -93,7 +97,7 @@ def plan(
     input_shape: list[str] | None, devices: int, microbatches: int, link: Link | None, memory: int | None,
     schedule: str, mode: str | None, options: tuple[str, ...], gains: Path | None, batch: int | None,
     device: str | None, precision: str | None, measure: bool,
-    stages: Stages | None, splits: bool, out: Path | None,
+    stages: Stages | None, recompute: str, splits: bool, out: Path | None,
     costs_out: Path | None, **outputs: Any,
 ) -> None:  # fmt: skip
     """Compare schedules for the COSTS of layers (JSON), for a saved Keras MODEL, or for a --model."""
@@ -103,7 +107,7 @@ def plan(
     given = policy_options(options)
     if gains is not None:
         given["gains"] = dict(GainTable.load(gains).saved_s)
-    problem = problem_of(table.layers, devices, microbatches, table.link, memory, given, stages)
+    problem = problem_of(table.layers, devices, microbatches, table.link, memory, given, stages, recompute)
     if splits:
         refuse_beside_splits(problem, schedule, mode)
         if any([out, costs_out, *(outputs[name] for name in ("html", "png", "trace", "grid"))]):
@@ -125,7 +129,7 @@ def plan(
     wanted.show(
         _timeline(plan),
         texts=[(out, lambda: _with_comments(assumed) + plan.schedule.to_text()), (costs_out, table.to_json)],
-        notes=[*map(str, rows.squeezed.values()), *table.notes],
+        notes=[*map(str, rows.squeezed.values()), *map(str, rows.recomputed.values()), *table.notes],
         assumptions=list(assumed),
         candidates=[rows.facts(candidate) for candidate in plan.candidates],
     )

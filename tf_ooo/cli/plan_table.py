@@ -15,7 +15,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tf_ooo.planning.choosing.figures import Squeezed, microbatches_per_s, over, over_one_device, squeezed
+from tf_ooo.planning.choosing.figures import (
+    Recomputed,
+    Squeezed,
+    microbatches_per_s,
+    over,
+    over_one_device,
+    recomputation,
+    squeezed,
+)
 from tf_ooo.planning.choosing.plan import Candidate
 from tf_ooo.planning.choosing.splits import AVERAGED, Split
 from tf_ooo.planning.pictures.style import bytes_text, time_text
@@ -43,7 +51,9 @@ class CandidateRows:
         for candidate in self.compared:
             mine = candidate.name == chosen
             less = self.squeezed.get(candidate.name)
-            remarks = ("chosen" if mine else "", less.in_short if less else "", _with_units(candidate.reason))
+            again = self.recomputed.get(candidate.name)
+            costs = (cost.in_short if cost else "" for cost in (less, again))
+            remarks = ("chosen" if mine else "", *costs, _with_units(candidate.reason))
             remark = "; ".join(filter(None, remarks))
             table.add_row(candidate.name, *self._figures(candidate), remark, style="bold" if mine else "")
         return table
@@ -51,6 +61,7 @@ class CandidateRows:
     def facts(self, candidate: Candidate) -> dict[str, Any]:
         """One candidate as JSON types; null where there is no schedule."""
         trial, less = candidate.trial, self.squeezed.get(candidate.name)
+        again = self.recomputed.get(candidate.name)
         known = trial is not None and math.isfinite(candidate.step_s)
         return {
             "schedule": candidate.name,
@@ -64,12 +75,21 @@ class CandidateRows:
             "over_reference": self._over_reference(candidate),
             "reason": candidate.reason,
             "slower_by_limit": less.slower if less else None,
+            "recomputed": list(again.layers) if again else [],
+            "recomputed_s": again.again_s if again else 0.0,
+            "peak_bytes_without": again.kept_bytes if again else None,
         }
 
     @cached_property
     def squeezed(self) -> dict[str, Squeezed]:
         """What the memory limit costs those that it changed, by name."""
         costs = {candidate.name: squeezed(candidate) for candidate in self.compared}
+        return {name: cost for name, cost in costs.items() if cost is not None}
+
+    @cached_property
+    def recomputed(self) -> dict[str, Recomputed]:
+        """What runs again in those in which something does, by name."""
+        costs = {candidate.name: recomputation(candidate) for candidate in self.compared}
         return {name: cost for name, cost in costs.items() if cost is not None}
 
     def _columns(self) -> list[str]:

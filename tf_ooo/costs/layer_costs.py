@@ -15,8 +15,18 @@ from tf_ooo.errors import CostError
 SECONDS: Mapping[str, str] = MappingProxyType(
     {"F": "forward_s", "dO": "output_grad_s", "dW": "weight_grad_s", "U": "update_s"}
 )
-_BYTES = ("activation_bytes", "weight_bytes", "output_bytes", "slot_bytes", "summand_bytes")
-_PER_MICROBATCH = ("forward_s", "output_grad_s", "weight_grad_s", "activation_bytes", "output_bytes")
+_BYTES = (
+    "activation_bytes",
+    "weight_bytes",
+    "output_bytes",
+    "slot_bytes",
+    "summand_bytes",
+    "recomputed_bytes",
+)
+_PER_MICROBATCH = (
+    *("forward_s", "output_grad_s", "weight_grad_s", "recomputed_s"),
+    *("activation_bytes", "output_bytes", "recomputed_bytes"),
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,9 @@ class LayerCosts:
             never communicated.
         summand_bytes: while dW runs, parts of a gradient that wait to be added up: those of one weight, and
             a micro-batch's that waits for the sum of the earlier ones.
+        recomputed_bytes: of ``activation_bytes``, what is freed after F and there again from the start of
+            dO, because F runs again; see :meth:`recomputed`.
+        recomputed_s: the seconds of that, part of ``output_grad_s``.
 
     Raises:
         CostError: a number is negative, NaN or infinite, or an input is no earlier layer.
@@ -57,9 +70,11 @@ class LayerCosts:
     name: str = ""
     slot_bytes: float = 0
     summand_bytes: float = 0
+    recomputed_bytes: float = 0
+    recomputed_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for field in (*SECONDS.values(), *_BYTES):
+        for field in (*SECONDS.values(), *_BYTES, "recomputed_s"):
             _check_amount(self.name, field, getattr(self, field))
         _check_amount(self.name, "weight_grad_bytes", self.kept_bytes)
         if self.weight_grad_bytes is not None and self.weight_grad_bytes > self.activation_bytes:
@@ -67,6 +82,12 @@ class LayerCosts:
                 f"{_where(self.name)}weight_grad_bytes={self.weight_grad_bytes} is above "
                 f"activation_bytes={self.activation_bytes}: dO frees memory, it does not add any"
             )
+        for part, whole in (("recomputed_bytes", "activation_bytes"), ("recomputed_s", "output_grad_s")):
+            if getattr(self, part) > getattr(self, whole):
+                raise CostError(
+                    f"{_where(self.name)}{part}={getattr(self, part)} is above what it is part of, "
+                    f"{whole}={getattr(self, whole)}"
+                )
         if not isinstance(self.name, str):
             raise CostError(f"name must be text, got {self.name!r:.80}")
         for field in ("inputs", "occupancy"):
@@ -87,6 +108,22 @@ class LayerCosts:
     def kept_bytes(self) -> float:
         """Bytes alive between dO and dW."""
         return self.activation_bytes if self.weight_grad_bytes is None else self.weight_grad_bytes
+
+    @property
+    def stored_bytes(self) -> float:
+        """Bytes alive between F and dO."""
+        return self.activation_bytes - self.recomputed_bytes
+
+    def recomputed(self, input_bytes: float) -> LayerCosts:
+        """The costs where F runs again before dO: in between only ``input_bytes``, what F reads, are kept."""
+        if self.recomputed_s or self.recomputed_bytes:
+            return self
+        return replace(
+            self,
+            output_grad_s=self.output_grad_s + self.forward_s,
+            recomputed_s=self.forward_s,
+            recomputed_bytes=max(0.0, self.activation_bytes - input_bytes),
+        )
 
     def scaled(self, factor: float) -> LayerCosts:
         """The costs of ``factor`` times the micro-batch: all but the update and the weights."""

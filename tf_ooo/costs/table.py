@@ -17,8 +17,10 @@ VERSION = 1
 SOURCES = ("measured", "analytic", "mixed", "edited")
 # What a bandwidth without limit is written as: JSON has no infinity.
 UNLIMITED = "unlimited"
+# Written where they are not 0.
+_RECOMPUTED = ("recomputed_bytes", "recomputed_s")
 # May be left out or null, with the meaning that LayerCosts gives to None, or to its absence.
-_OPTIONAL = ("weight_grad_bytes", "inputs", "occupancy", "name", "summand_bytes")
+_OPTIONAL = ("weight_grad_bytes", "inputs", "occupancy", "name", "summand_bytes", *_RECOMPUTED)
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class CostTable:
 
     def to_json(self) -> str:
         """The text of the file; the same table gives the same text."""
-        layers = [{"name": layer.name, **asdict(layer)} for layer in self.layers]
+        layers = [{"name": layer.name, **_written(layer)} for layer in self.layers]
         bandwidth = self.link.bytes_per_s
         content = {
             "version": VERSION,
@@ -142,13 +144,17 @@ def _table(content: object) -> CostTable:
     )
 
 
+def _written(layer: LayerCosts) -> dict[str, Any]:
+    return {name: value for name, value in asdict(layer).items() if value or name not in _RECOMPUTED}
+
+
 def _layer(index: int, content: object) -> LayerCosts:
     named = isinstance(content, dict) and isinstance(content.get("name"), str) and content["name"]
     where = f"layer {index} ({content['name']})" if named else f"layer {index}"  # type: ignore[index]
     names = {f.name for f in fields(LayerCosts)}
     content = _object(content, where, names, required=names - set(_OPTIONAL))
     values = {name: value for name, value in content.items() if value is not None}
-    for name in names - set(_OPTIONAL) | {"weight_grad_bytes", "summand_bytes"} & values.keys():
+    for name in names - set(_OPTIONAL) | {"weight_grad_bytes", "summand_bytes", *_RECOMPUTED} & values.keys():
         _number(f"{where}: {name}", content[name])
     _expect(isinstance(values.get("name", ""), str), f"{where}: name: expected text", values.get("name"))
     for name, kind in (("inputs", int), ("occupancy", float)):

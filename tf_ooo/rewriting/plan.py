@@ -42,6 +42,7 @@ def plan(
     mode: str | None = None,
     stages: Stages | None = None,
     splits: bool = False,
+    recompute: str = "none",
     **options: Any,
 ) -> Schedule:
     """An order of all tasks of a training step; its ``assumptions`` say what the predictions hold for.
@@ -71,6 +72,9 @@ def plan(
         splits: all divisions of the devices into replicas of a pipeline are compared, each with its share of
             the micro-batches and the best schedule; the result is that of one replica of the fastest, with
             the replicas as ``workers`` and the averaging in ``predicted_step_s``.
+        recompute: layers whose forward runs again before their dO, so that less is kept: ``"none"``,
+            ``"all"`` that then keep less, or ``"auto"``: where the memory limit needs it, as few seconds as
+            keep it.  The schedule's ``recompute`` tells which.  For plans; no fit does it.
         options: what a policy offers, for example ``group=2`` of modulo.
 
     Raises:
@@ -88,8 +92,10 @@ def plan(
         layers = costs_for_model(model, batch=batch, **of_model)
     else:
         refuse_of_models("what is given", **of_model)
-    if training_graph is not None and (stages is not None or splits):
-        raise OptionsError("stages= and splits= are for a model or layers; a training graph is of one device")
+    if training_graph is not None and (stages is not None or splits or recompute != "none"):
+        raise OptionsError(
+            "stages=, splits= and recompute= are for a model or layers; a training graph is of one device"
+        )
     if training_graph is not None and costs is None:
         from tf_ooo.rewriting.planner import plan_graph  # noqa: PLC0415 - imports TensorFlow
 
@@ -105,7 +111,9 @@ def plan(
         raise OptionsError("plan() needs a model, a training graph, or layers=[LayerCosts, ...]")
     if link is None and isinstance(given, CostTable):
         link = given.link
-    problem = problem_of(own_costs, devices, microbatches, link, memory_limit_bytes, options, stages)
+    problem = problem_of(
+        own_costs, devices, microbatches, link, memory_limit_bytes, options, stages, recompute
+    )
     table = given if isinstance(given, CostTable) else None
     if splits:
         refuse_beside_splits(problem, schedule, mode)

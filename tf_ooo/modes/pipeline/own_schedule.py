@@ -30,6 +30,11 @@ def check_own(file: ScheduleFile, devices: int, microbatches: int, replicas: int
     for name in _NOT_RUN:
         if getattr(schedule, name) != getattr(_PLAIN, name):
             raise file.error(f"{name}: a fit runs no such schedule; leave the line out", name)
+    if schedule.recompute:
+        raise file.error(
+            "recompute: plans compare it, a fit does not run it (docs/planner.md); leave the line out",
+            "recompute",
+        )
     _check_counts(file, devices, microbatches, replicas)
     _check_lanes(file)
     _check_tasks(file)

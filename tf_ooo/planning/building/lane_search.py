@@ -75,7 +75,7 @@ class _LaneSearch:
         self.graph.add_edges_from_no_data(pairs)
         bounds = relation.bases.tolist()
         self.first: Lanes = [list(range(a, b)) for a, b in zip(bounds, bounds[1:], strict=False)]
-        self.sizes = stages.sums("activation_bytes"), stages.sums("kept_bytes")
+        self.sizes = stages.sums("stored_bytes"), stages.sums("kept_bytes")
         self.bound_s = self._bound_s()
 
     def _bound_s(self) -> float:

@@ -55,7 +55,7 @@ class _ListScheduling:
         self.taste, self.count = taste, problem.microbatches
         self.device: list[int] = stages.devices.tolist()
         self.seconds: list[list[float]] = stages.seconds.tolist()
-        self.full: list[float] = stages.sums("activation_bytes").tolist()
+        self.full: list[float] = stages.sums("stored_bytes").tolist()
         self.kept: list[float] = stages.sums("kept_bytes").tolist()
         self.room: list[float] = [room * (1 + 1e-12) for room in stages.room_bytes.tolist()]
         self.used, self.ahead = [0.0] * problem.devices, [0] * problem.devices

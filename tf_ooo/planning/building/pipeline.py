@@ -73,13 +73,18 @@ class StagedLayers:
 
     @cached_property
     def room_bytes(self) -> Floats:
-        """What the limit leaves each device for activations, beside weights, gradients and slots."""
+        """What the limit leaves each device for activations, beside weights, gradients and slots.
+
+        What one dO computes again has its place there, too.
+        """
         devices = self.problem.devices
         if self.problem.memory_limit_bytes is None:
             return np.full(devices, np.inf)
         fixed = 2 * self.sums("weight_bytes") + self.sums("slot_bytes")
         used = np.bincount(self.devices, weights=fixed, minlength=devices).astype(float)
-        return self.problem.memory_limit_bytes - used
+        again = np.zeros(devices)
+        np.maximum.at(again, self.devices, self.sums("recomputed_bytes"))
+        return self.problem.memory_limit_bytes - used - again
 
     def schedule(self, policy: str, lanes: dict[Lane, TaskList], fused: bool = False) -> Schedule:
         count = self.problem.microbatches
@@ -137,7 +142,7 @@ class Pace:
 
     def capped(self, stages: StagedLayers) -> Pace:
         """The pace within the memory limit, for ``ahead`` activations and ``delay`` dW; at least one."""
-        full, kept = stages.sums("activation_bytes"), stages.sums("kept_bytes")
+        full, kept = stages.sums("stored_bytes"), stages.sums("kept_bytes")
         room = stages.room_bytes
         ahead = np.minimum(self.ahead, np.maximum(_fit(room, full), 1))
         ahead = np.minimum(np.minimum.accumulate(ahead), stages.problem.microbatches)

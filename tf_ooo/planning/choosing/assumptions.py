@@ -6,7 +6,7 @@ import math
 
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
-from tf_ooo.planning.choosing.figures import squeezed
+from tf_ooo.planning.choosing.figures import recomputation, squeezed
 from tf_ooo.planning.choosing.plan import Candidate, Plan
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.pictures.style import bytes_text, time_text
@@ -15,8 +15,9 @@ from tf_ooo.planning.pictures.style import bytes_text, time_text
 def stated(plan: Plan, table: CostTable | None = None) -> tuple[str, ...]:
     """The assumptions of a plan, and what its memory limit costs."""
     schedule = plan.trial.schedule
-    less = squeezed(Candidate(schedule.policy, plan.problem, plan.trial))
-    return (*assumptions(plan.problem, table, schedule.mode), *([str(less)] if less else []))
+    candidate = Candidate(schedule.policy, plan.problem, plan.trial)
+    said = [str(cost) for cost in (squeezed(candidate), recomputation(candidate)) if cost is not None]
+    return (*assumptions(plan.problem, table, schedule.mode), *said)
 
 
 def assumptions(problem: Problem, table: CostTable | None = None, mode: str | None = None) -> tuple[str, ...]:

@@ -10,12 +10,14 @@ from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.planning.choosing.plan import Candidate, Trial, policy_named, tried
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
-from tf_ooo.planning.pictures.style import bytes_text
+from tf_ooo.planning.pictures.style import bytes_text, time_text
 from tf_ooo.planning.policies import REFERENCES
 
 # Above this, the schedule without the limit takes too long only to compare it.
 _TASKS_TO_MAKE_AGAIN = 100_000
 _SAME = 0.005
+# Names of layers that run again in one line.
+_SHOWN = 6
 
 
 def microbatches_per_s(trial: Trial) -> float:
@@ -26,9 +28,12 @@ def microbatches_per_s(trial: Trial) -> float:
 
 
 def one_device_s(schedule: Schedule, layers: Sequence[LayerCosts]) -> float:
-    """Seconds in which one device does the same work, one task after the other, with as many updates."""
+    """Seconds in which one device does the same work, one task after the other, with as many updates.
+
+    What runs again to save memory is not counted.
+    """
     updates = -(-schedule.microbatches // schedule.update_every) if schedule.asynchronous else 1
-    batches_s = schedule.microbatches * sum(layer.busy_s for layer in layers)
+    batches_s = schedule.microbatches * sum(layer.busy_s - layer.recomputed_s for layer in layers)
     return schedule.workers * (batches_s + updates * sum(layer.update_s for layer in layers))
 
 
@@ -56,7 +61,7 @@ def reference(compared: Sequence[Candidate], problem: Problem, mode: str) -> Can
 
 @dataclass(frozen=True)
 class Squeezed:
-    """A schedule that the memory limit has changed.
+    """A schedule that the memory limit has changed, in its order or in what runs again.
 
     Attributes:
         name: of the policy.
@@ -89,12 +94,65 @@ def squeezed(candidate: Candidate) -> Squeezed | None:
     limit_bytes = trial.problem.memory_limit_bytes
     if limit_bytes is None:
         return None
-    free = dataclasses.replace(trial.problem, memory_limit_bytes=None)
-    without = tried(policy_named(candidate.name), free).trial
-    if without is None or _same(without.schedule, trial.schedule):
+    without = tried(policy_named(candidate.name), _plain(trial.problem)).trial
+    if without is None or (_same(without.schedule, trial.schedule) and not trial.problem.recomputed):
         return None
     slower = trial.step_s / without.step_s - 1 if without.step_s else 0.0
     return Squeezed(candidate.name, limit_bytes, slower, without.peak_bytes)
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """What it means for a schedule that some layers run their forward again.
+
+    Attributes:
+        name: of the policy.
+        layers: names of those that do, out of ``count``.
+        again_s: seconds of it in a step, of all devices together.
+        peak_bytes, kept_bytes: most on one device, with it and, of the schedule without limit, without it
+            (None: too many tasks to make again).
+    """
+
+    name: str
+    layers: tuple[str, ...]
+    count: int
+    again_s: float
+    peak_bytes: int
+    kept_bytes: int | None
+
+    @property
+    def in_short(self) -> str:
+        """For a table."""
+        return f"recomputes {len(self.layers)} of {self.count} layers"
+
+    def __str__(self) -> str:
+        shown = ", ".join(self.layers[:_SHOWN])
+        more = f" and {len(self.layers) - _SHOWN} more" if len(self.layers) > _SHOWN else ""
+        instead = "" if self.kept_bytes is None else f" instead of {bytes_text(self.kept_bytes)}"
+        return (
+            f"{self.name} {self.in_short} ({shown}{more}): {time_text(self.again_s)} of work more a step, "
+            f"peak {bytes_text(self.peak_bytes)}{instead}"
+        )
+
+
+def recomputation(candidate: Candidate) -> Recomputed | None:
+    """What runs again in a schedule; None: nothing."""
+    trial = candidate.trial
+    if trial is None or not trial.problem.recomputed:
+        return None
+    problem = trial.problem
+    many = len(trial.schedule.tasks) > _TASKS_TO_MAKE_AGAIN
+    without = None if many else tried(policy_named(candidate.name), _plain(problem)).trial
+    names = tuple(problem.layers[number].name or str(number) for number in problem.recomputed)
+    again_s = trial.schedule.microbatches * sum(layer.recomputed_s for layer in problem.layers)
+    kept_bytes = None if without is None else without.peak_bytes
+    return Recomputed(candidate.name, names, len(problem.layers), again_s, trial.peak_bytes, kept_bytes)
+
+
+def _plain(problem: Problem) -> Problem:
+    """Without a limit, and without anything that runs again."""
+    layers = problem.plain or problem.layers
+    return dataclasses.replace(problem, layers=layers, recomputed=(), plain=(), memory_limit_bytes=None)
 
 
 def _same(schedule: Schedule, other: Schedule) -> bool:

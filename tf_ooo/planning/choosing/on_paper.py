@@ -10,6 +10,7 @@ from tf_ooo.costs.layer_costs import LayerCosts, Link, check_layers
 from tf_ooo.errors import CostError, OptionsError
 from tf_ooo.planning.building.by_name import Stages, bounds_of, check_stages
 from tf_ooo.planning.choosing.plan import Candidate, Plan, as_asked, choose, policy_named, shortest, tried
+from tf_ooo.planning.choosing.recompute import CHOICES, NONE
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.policies import POLICIES, Policy
 
@@ -30,19 +31,35 @@ def problem_of(
     memory_limit_bytes: int | None,
     options: Mapping[str, Any] | None,
     stages: Stages | None = None,
+    recompute: str = NONE,
 ) -> Problem:
-    """What is to be planned, checked; ``stages`` as of :func:`tf_ooo.plan`."""
+    """What is to be planned, checked; ``stages`` and ``recompute`` as of :func:`tf_ooo.plan`."""
     checked, between = check_layers(layers), Link() if link is None else link
     check_stages("stages", stages)
     names = [layer.name or str(number) for number, layer in enumerate(checked)]
     cut = () if stages is None else bounds_of(names, stages)
-    problem = Problem(checked, devices, microbatches, between, memory_limit_bytes, options or {}, cut=cut)
+    problem = Problem(
+        checked,
+        devices,
+        microbatches,
+        between,
+        memory_limit_bytes,
+        options or {},
+        recompute=recompute,
+        cut=cut,
+    )
     check_problem(problem)
     return problem
 
 
 def mode_with_stages(problem: Problem, schedule: str, mode: str | None) -> str | None:
-    """The mode: pipeline where stages are given.  OptionsError: another is asked for, or has no stages."""
+    """The mode: pipeline where stages are given.  OptionsError: another is asked for, or has no stages.
+
+    Nor can the asynchronous mode recompute, in which one dO has two halves on two processors.
+    """
+    named = policy_named(schedule, mode).modes if schedule != "auto" else ()
+    if problem.recompute != NONE and "layerpipe" in (mode, *named):
+        raise OptionsError(f"recompute={problem.recompute!r} is not for mode='layerpipe'")
     if not problem.cut:
         return mode
     if mode not in (None, "pipeline"):
@@ -109,6 +126,10 @@ def check_problem(problem: Problem) -> None:
         value = getattr(problem, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise OptionsError(f"{name} must be a whole number of at least 1, got {value!r}")
+    if problem.recompute not in CHOICES:
+        raise OptionsError(
+            f"recompute={problem.recompute!r:.80} is not accepted; accepted: {', '.join(map(repr, CHOICES))}"
+        )
     limit = problem.memory_limit_bytes
     if limit is not None and (
         isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0

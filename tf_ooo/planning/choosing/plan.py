@@ -9,6 +9,7 @@ from functools import cached_property
 
 from tf_ooo.errors import MemoryLimitError, OOOError, OptionsError
 from tf_ooo.planning.building.choice import span_s, steps_to_show
+from tf_ooo.planning.choosing.recompute import NONE, search
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.policies import POLICIES, Policy
@@ -123,7 +124,7 @@ class Plan:
     @cached_property
     def schedule(self) -> Schedule:
         """The schedule with its predictions, which only plans of millions of tasks lack."""
-        return self.trial.predicted()
+        return dataclasses.replace(self.trial.predicted(), recompute=self.problem.recomputed)
 
     @property
     def timeline(self) -> Timeline:
@@ -206,14 +207,20 @@ def _within_limit(policy: Policy, problem: Problem, clock: Clock, as_run: AsRun 
             known = f"its options are {', '.join(policy.options)}" if policy.options else "it has no options"
             raise OptionsError(f"schedule {policy.name!r}: {name}={value!r} is unknown; {known}")
 
-    def made_for(asked: Problem) -> Trial:
+    def made_for(asked: Problem, of: Problem) -> Trial:
         schedule = policy.make(asked)
-        return Trial(schedule if as_run is None else as_run(schedule), problem, clock)
+        return Trial(schedule if as_run is None else as_run(schedule), of, clock)
 
-    trial, limit = made_for(problem), problem.memory_limit_bytes
-    if limit is None or trial.peak_bytes <= limit:
-        return trial
-    lean = made_for(dataclasses.replace(problem, memory_limit_bytes=0))
-    if lean.peak_bytes > limit:
-        raise MemoryLimitError(limit, lean.peak_bytes)
-    return lean
+    def within(asked: Problem) -> Trial:
+        trial, limit = made_for(asked, asked), asked.memory_limit_bytes
+        if limit is None or trial.peak_bytes <= limit:
+            return trial
+        lean = made_for(dataclasses.replace(asked, memory_limit_bytes=0), asked)
+        if lean.peak_bytes > limit:
+            raise MemoryLimitError(limit, lean.peak_bytes)
+        return lean
+
+    def free(asked: Problem) -> Trial:
+        return made_for(dataclasses.replace(asked, memory_limit_bytes=None), asked)
+
+    return within(problem) if problem.recompute == NONE else search(problem, within, free)

@@ -4,7 +4,8 @@ Per stage and device:
 
 - weights: all the time, on the devices that run its F, dO or update; optimizer state where the update is;
 - activations: from the start of F(m) until dO(m) and dW(m) are done; what dW alone needs
-  (``weight_grad_bytes``) until dW(m) is done;
+  (``weight_grad_bytes``) until dW(m) is done; what is recomputed (``recomputed_bytes``) not between F(m) and
+  the start of dO(m);
 - gradient: as large as the weights, from the start of the step's first dW to the end of its update;
 - parts of it that are not added up yet (``summand_bytes``): while a dW runs;
 - asynchronous: older versions of the weights, from the update that replaced them until the last
@@ -74,9 +75,9 @@ class MemoryUse:
     def _tasks(self) -> None:
         """Activations: by the start of F and the ends of dO and dW."""
         relation, fields = self.relation, self.relation.fields
-        activation, kept = (
+        activation, kept, again = (
             stage_sums(relation.schedule, self.layers, cost, relation.stages)
-            for cost in ("activation_bytes", "kept_bytes")
+            for cost in ("activation_bytes", "kept_bytes", "recomputed_bytes")
         )
         stages = range(relation.stages)
         has = {kind: np.array([relation.has(kind, s) for s in stages]) for kind in ("F", "dO", "dW")}
@@ -87,14 +88,17 @@ class MemoryUse:
             nodes = np.flatnonzero(fields.kind == KIND_NUMBER[kind])
             stage = fields.stage[nodes]
             self._add(home[stage], self.end_s[:, nodes], -freed[stage] * share[nodes])
+            first = again * (has["dO"] if kind == "dO" else ~has["dO"])
+            self._add(home[stage], self.start_s[:, nodes], first[stage] * share[nodes])
         nodes = np.flatnonzero(fields.kind == KIND_NUMBER["F"])
         stage = fields.stage[nodes]
-        self._add(home[stage], self.start_s[:, nodes], activation[stage])
+        stored = activation - again
+        self._add(home[stage], self.start_s[:, nodes], stored[stage])
         lost = ~(has["dO"] | has["dW"])
-        self._add(home[stage], self.end_s[:, nodes], -activation[stage] * lost[stage])
+        self._add(home[stage], self.end_s[:, nodes], -stored[stage] * lost[stage])
         if not has["F"].any():  # a schedule of the backward pass alone: everything is stored when it begins
             count = relation.schedule.microbatches * len(self.start_s)
-            self._add(home, np.zeros(relation.stages), activation * (has["dO"] | has["dW"]) * count)
+            self._add(home, np.zeros(relation.stages), stored * (has["dO"] | has["dW"]) * count)
         self._far_inputs(kept, home)
 
     def _far_inputs(self, kept: Floats, home: Ints) -> None:

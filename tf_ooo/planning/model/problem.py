@@ -23,6 +23,10 @@ class Problem:
         options: what the policy itself offers (``group`` of modulo, ``k`` of reverse_first_k).
         mode: what the devices are for, where a policy serves several modes; None: not said.
         bounds: (first, last) layer of a model that each of ``layers`` stands for; empty: each is one.
+        recompute: which layers run their forward again before their dO: ``"none"``, ``"all"`` that then keep
+            less, or ``"auto"``: as few seconds as keep the memory limit.
+        recomputed: the layers that do; ``layers`` have the costs of that.
+        plain: the layers as they are without; empty: ``layers``.
         cut: (first, last) of ``layers`` of each stage of a pipeline; empty: the policy cuts.
     """
 
@@ -34,6 +38,9 @@ class Problem:
     options: Mapping[str, Any] = field(default_factory=dict)
     mode: str | None = None
     bounds: tuple[tuple[int, int], ...] = ()
+    recompute: str = "none"
+    recomputed: tuple[int, ...] = ()
+    plain: tuple[LayerCosts, ...] = ()
     cut: tuple[tuple[int, int], ...] = ()
 
     def flag(self, name: str, default: bool) -> bool:

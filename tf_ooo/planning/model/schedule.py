@@ -41,6 +41,7 @@ class Schedule:
         parts: ``{(kind, stage): shares}`` of tasks that are divided; shares add up to 1.
         after: ``(task, other, steps)``: besides what it needs anyway, the task waits until the other
             one is done, that of ``steps`` steps later.
+        recompute: layers whose F runs again before their dO, as part of it, so that less is kept in between.
         predicted_step_s: seconds of one step, None where no costs are known.
         predicted_peak_bytes: most bytes alive at once on one device, None if not computed.
         assumptions: what the predictions hold for, in words; neither compared nor part of the text.
@@ -65,6 +66,7 @@ class Schedule:
     priority_lanes: frozenset[Lane] = frozenset()
     parts: Mapping[tuple[str, int], tuple[float, ...]] = field(default_factory=dict)
     after: tuple[After, ...] = ()
+    recompute: tuple[int, ...] = ()
     assumptions: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
@@ -108,6 +110,9 @@ class Schedule:
             expected = last + 1
         if self.stages:
             self._check_below("stage", len(self.stages), "stages")
+        beyond = [layer for layer in self.recompute if self.stages and layer >= expected]
+        if beyond or list(self.recompute) != sorted(set(self.recompute)):
+            raise ScheduleError(f"recompute names layers in their order, each once, got {self.recompute}")
 
     def _check_below(self, field: str, count: int, what: str) -> None:
         for (device, stream), tasks in self.lanes.items():

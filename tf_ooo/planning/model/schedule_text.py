@@ -19,6 +19,7 @@ _INT = "(0|[1-9][0-9]{0,8})"
 _LANE = re.compile(rf"lane {_INT} {_INT}( priority)?:", re.ASCII)
 _STAGE = re.compile(rf"stage {_INT}: {_INT}-{_INT}", re.ASCII)
 _PARTS = re.compile(rf"parts (dO|comm):{_INT}: (.+)", re.ASCII)
+_RECOMPUTE = re.compile(rf"recompute ({_INT}(?: {_INT})*)", re.ASCII)
 _AFTER = re.compile(r"after (\S+): (\S+)(?: steps ([1-9][0-9]{0,2}))?", re.ASCII)
 
 
@@ -35,6 +36,8 @@ def _lines(schedule: Schedule) -> Iterator[str]:
             yield f"{key} {'yes' if default is False else value}"
     for number, (first, last) in enumerate(schedule.stages):
         yield f"stage {number}: {first}-{last}"
+    if schedule.recompute:
+        yield f"recompute {' '.join(map(str, schedule.recompute))}"
     for (kind, stage), shares in schedule.parts.items():
         yield f"parts {kind}:{stage}: {' '.join(map(repr, shares))}"
     for task, other, steps in schedule.after:
@@ -81,9 +84,16 @@ class _Reader:
         self.stages: list[tuple[int, int]] = []
         self.parts: dict[tuple[str, int], tuple[float, ...]] = {}
         self.after: list[After] = []
+        self.recompute: tuple[int, ...] = ()
 
     def line(self, number: int, line: str) -> None:
-        entries = {"lane": self.lane, "stage": self.stage, "parts": self.part, "after": self.wait}
+        entries = {
+            "lane": self.lane,
+            "stage": self.stage,
+            "parts": self.part,
+            "after": self.wait,
+            "recompute": self.again,
+        }
         entries.get(line.split(" ", 1)[0], self.value)(number, line)
 
     def lane(self, number: int, line: str) -> None:
@@ -114,11 +124,18 @@ class _Reader:
         match = _match(_AFTER, line, "after TASK: TASK steps N")
         self.after.append((Task.parse(match[1]), Task.parse(match[2]), int(match[3] or 0)))
 
+    def again(self, _: int, line: str) -> None:
+        if self.recompute:
+            raise ScheduleError("duplicate 'recompute'")
+        match = _match(_RECOMPUTE, line, "recompute LAYER LAYER ...")
+        self.recompute = tuple(map(int, match[1].split()))
+
     def value(self, _: int, line: str) -> None:
         key, _space, value = line.partition(" ")
         if key not in _ENTRIES:
             raise ScheduleError(
-                f"unknown entry {key!r}; expected {', '.join(_ENTRIES)}, stage, parts, after, or 'lane D S:'"
+                f"unknown entry {key!r}; expected {', '.join(_ENTRIES)}, stage, recompute, parts, after, "
+                "or 'lane D S:'"
             )
         if key in self.values:
             raise ScheduleError(f"duplicate {key!r}")
@@ -136,6 +153,7 @@ class _Reader:
             "priority_lanes": frozenset(self.priority_lanes),
             "parts": self.parts,
             "after": tuple(self.after),
+            "recompute": self.recompute,
         }
 
     def _check_duplicates(self) -> None:

@@ -30,7 +30,7 @@ def make(problem: Problem) -> Schedule:
         )
     stages = StagedLayers.of(problem, chunks)
     schedule = _rounds(stages, chunks, problem.microbatches)
-    full, kept = stages.sums("activation_bytes"), stages.sums("kept_bytes")
+    full, kept = stages.sums("stored_bytes"), stages.sums("kept_bytes")
     lanes = schedule.lanes.items()
     if all(lane_peak_bytes(t.codes, full, kept) <= stages.room_bytes[device] for (device, _), t in lanes):
         return schedule

@@ -65,7 +65,7 @@ def _groups(count: int, group: int) -> tuple[tuple[int, int], ...]:
 
 def _schedules(problem: Problem, bounds: tuple[tuple[int, int], ...]) -> Iterator[Schedule]:
     stages = StagedLayers(problem, bounds)
-    activation = stages.sums("activation_bytes")
+    activation = stages.sums("stored_bytes")
     each = np.bincount(stages.devices, weights=activation, minlength=problem.devices)
     room = np.floor(stages.room_bytes[each > 0] / each[each > 0] + 1e-9).min(initial=np.inf)
     in_flight = int(max(1, min(problem.devices, problem.microbatches, room)))

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from tf_ooo.costs.layer_costs import SECONDS, LayerCosts, Link, check_layers
-from tf_ooo.errors import OptionsError
+from tf_ooo.errors import OptionsError, ScheduleError
 from tf_ooo.planning.model.arrays import Floats, Ints
 from tf_ooo.planning.model.memory import MemoryUse
+from tf_ooo.planning.model.recomputation import with_recomputed
 from tf_ooo.planning.model.relation import Edges, Relation, stage_sums
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.task import KIND_NUMBER, KINDS
@@ -46,7 +47,10 @@ def simulate(
     """
     if not isinstance(steps, int) or steps < 1:
         raise OptionsError(f"steps must be a whole number of at least 1, got {steps!r}")
-    layers = check_layers(getattr(costs, "layers", costs))
+    given = check_layers(getattr(costs, "layers", costs))
+    if schedule.recompute and schedule.recompute[-1] >= len(given):
+        raise ScheduleError(f"recompute {schedule.recompute[-1]}: there are {len(given)} layers")
+    layers = with_recomputed(given, schedule.recompute)
     between: Link = link if link is not None else getattr(costs, "link", Link())
     relation = Relation(schedule, layers)
     check_complete(relation, layers)

@@ -35,7 +35,7 @@ $(VENV)/.locked: $(LOCKS)
 	touch $@
 
 # This package, editable; compiles the graph optimizer.
-$(VENV)/.installed: $(VENV)/.locked setup.py grappler_passes/plugin/shim.c tf_ooo/hosts/listening.c $(wildcard */__init__.py)
+$(VENV)/.installed: $(VENV)/.locked setup.py grappler_passes/plugin/shim.c $(wildcard tf_ooo/hosts/*.c) $(wildcard */__init__.py)
 	PYTHONWARNINGS=ignore $(PIP) install -q --no-build-isolation --no-deps -e .
 	touch $@
 
@@ -81,7 +81,7 @@ test-%:
 smoke: .venv-2.15/.installed
 	.venv-2.15/bin/python $(PYTEST) $(SMOKE)
 
-.venv-%/.installed: requirements/tf-%.txt setup.py grappler_passes/plugin/shim.c tf_ooo/hosts/listening.c
+.venv-%/.installed: requirements/tf-%.txt setup.py grappler_passes/plugin/shim.c $(wildcard tf_ooo/hosts/*.c)
 	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
 	@echo "installing TensorFlow $* and the locked packages into .venv-$* (a minute or two)"
 	.venv-$*/bin/python -m pip --disable-pip-version-check install -q --require-hashes -r requirements/tf-$*.txt

@@ -1,4 +1,4 @@
-"""Builds the packages and the small C libraries: graph optimizers, and what keeps servers to one address."""
+"""Builds the packages and the small C libraries: graph optimizers, and what several hosts need."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def shim(device_type: str) -> Extension:
     )
 
 
-def listening() -> Extension:
-    """What keeps TensorFlow's servers to one address; for Linux, loaded by path as well."""
+def of_hosts(name: str) -> Extension:
+    """What keeps servers to one address, or notices silent ones; for Linux, loaded by path as well."""
     return Extension(
-        "tf_ooo.hosts._listening",
-        ["tf_ooo/hosts/listening.c"],
+        f"tf_ooo.hosts._{name}",
+        [f"tf_ooo/hosts/{name}.c"],
         extra_compile_args=["-std=c11", "-O2", "-Wall", "-Wextra"],
         libraries=["dl", "pthread"],
     )
@@ -57,6 +57,8 @@ class BuildShims(build_ext):
             self.build_temp = base
 
 
+OF_HOSTS = (of_hosts("listening"), of_hosts("silence"))
+
 setup(
     name="tf_ooo",
     version="0.1.0",
@@ -65,7 +67,7 @@ setup(
     packages=find_packages(include=["tf_ooo*", "grappler_passes*", "keras_callbacks*"]),
     package_data={
         "tf_ooo": ["py.typed", "__init__.pyi"],
-        "tf_ooo.hosts": ["listening.c"],
+        "tf_ooo.hosts": ["listening.c", "silence.c"],
         "tf_ooo.bench.single": ["data/*"],
         "tf_ooo.report": ["templates/*"],
         "tf_ooo.planning.pictures": ["templates/*"],
@@ -92,6 +94,6 @@ setup(
         ],
     },
     entry_points={"console_scripts": ["tf-ooo = tf_ooo.cli:main"]},
-    ext_modules=[shim("CPU"), shim("GPU"), *([listening()] if sys.platform == "linux" else [])],
+    ext_modules=[shim("CPU"), shim("GPU"), *(OF_HOSTS if sys.platform == "linux" else ())],
     cmdclass={"build_ext": BuildShims},
 )

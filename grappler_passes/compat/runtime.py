@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -55,6 +57,23 @@ def keep_order_on_workers() -> None:
     counted on from before their reset.  Whoever has set the variable keeps what he has set.
     """
     os.environ.setdefault("TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE", "false")
+
+
+@contextlib.contextmanager
+def failing_where_cut_off() -> Iterator[None]:
+    """Calls to workers that begin in the block fail where their connection does.
+
+    TensorFlow has those that join workers connect again, for ever, also to a worker that never answers.
+    """
+    name = "GRPC_FAIL_FAST"
+    before = os.environ.get(name)
+    os.environ[name] = "true"
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
 
 
 def keep_functions() -> None:

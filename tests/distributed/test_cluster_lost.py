@@ -22,7 +22,9 @@ from tests.distributed.cluster_models import (
     train,
 )
 from tests.distributed.clusters import (
+    SHORT_SILENCE_S,
     NthCall,
+    address_of,
     addresses,
     join,
     lose,
@@ -32,6 +34,7 @@ from tests.distributed.clusters import (
 from tests.same_bits import bits_of
 from tf_ooo.compat import keras_variables
 from tf_ooo.costs.profile import StepProfiler
+from tf_ooo.hosts import cluster as cluster_module
 from tf_ooo.hosts import link as runtime_link
 from tf_ooo.hosts.cluster import connect
 from tf_ooo.modes.pipeline import fit as pipeline_fit
@@ -73,6 +76,8 @@ def step_over(devices, function):
         (signal.SIGKILL, "between"),
         (signal.SIGKILL, "tracing"),
         (signal.SIGSTOP, "step"),
+        # TensorFlow registers the function there with Python's lock held.
+        (signal.SIGSTOP, "tracing"),
     ],
 )
 def test_lost_worker_is_named(how, when):
@@ -206,32 +211,37 @@ def calling_before(owner, name, number, function):
     return mock.patch.object(owner, name, call)
 
 
-@pytest.mark.parametrize("event", EVENTS)
-def test_worker_killed_at_any_time_is_named(event):
+@pytest.mark.parametrize(
+    ("event", "how"), [*((event, signal.SIGKILL) for event in EVENTS), ("tracing", signal.SIGSTOP)]
+)
+def test_worker_lost_at_any_time_is_named(event, how):
     """While the model is profiled, planned, moved and traced."""
     cluster = addresses(2)
     with workers(cluster, [1]) as started:
+        join(cluster, how)
         model = perceptron()
         measured = {"costs": None, "profile_steps": 1} if event in MEASURED else {}
         with (
-            calling_before(*EVENTS[event], lambda: lose(started[1], signal.SIGKILL)),
+            calling_before(*EVENTS[event], lambda: lose(started[1], how)),
             raises_lost(cluster),
         ):
             train(model, [pipeline(cluster, **measured)])
-        assert started[1].returncode == -signal.SIGKILL
         assert hosts_of(model) == ["localhost"]
 
 
-@pytest.mark.parametrize("weights", ["stash", "ema"])
-def test_worker_killed_before_late_gradients_begin_is_named(weights):
+@pytest.mark.parametrize(
+    ("how", "weights"), [(signal.SIGKILL, "stash"), (signal.SIGKILL, "ema"), (signal.SIGSTOP, "stash")]
+)
+def test_worker_lost_before_late_gradients_begin_is_named(how, weights):
     """Before the registers on it are made: the shape of what is on a lost worker is never known."""
     cluster = addresses(2)
     with workers(cluster, [1]) as started:
+        join(cluster, how)
         model = perceptron()
         late = tf_ooo.OOOBackprop(
             mode="layerpipe", devices=cluster, schedule="pipedream", costs=COSTS, weights=weights
         )
-        lost = NthCall("on_epoch_begin", 1, lambda: lose(started[1], signal.SIGKILL))
+        lost = NthCall("on_epoch_begin", 1, lambda: lose(started[1], how))
         with raises_lost(cluster):
             train(model, [lost, late])
         assert hosts_of(model) == ["localhost"]
@@ -259,3 +269,25 @@ def test_worker_killed_beside_a_step_is_named():
         with raises_lost(cluster):
             train(model, [pipeline(cluster), NthCall("on_train_batch_begin", BATCHES + 2, thread.start)])
         assert hosts_of(model) == ["localhost"]
+
+
+# -- before it is joined ------------------------------------------------------------------------------
+
+
+def test_a_worker_that_is_silent_is_not_waited_for_as_one_that_starts():
+    cluster = addresses(2)
+    with workers(cluster, [1]) as started:
+        lose(started[1], signal.SIGSTOP)
+        with pytest.raises(tf_ooo.BackendError, match=r"\(task 1\) is not there: something listens there"):
+            connect(cluster, wait_s=1000.0, silence_s=SHORT_SILENCE_S)
+
+
+@pytest.mark.parametrize("event", ["_join", "say_used"])
+def test_worker_stopped_while_it_is_joined_is_named(event):
+    """TensorFlow joins with Python's lock held, and tries again for ever."""
+    cluster = addresses(2)
+    with workers(cluster, [1]) as started:
+        stopped = calling_before(cluster_module, event, 1, lambda: lose(started[1], signal.SIGSTOP))
+        named = rf"lost worker {address_of(cluster, 1)} \(task 1\)"
+        with stopped, pytest.raises(tf_ooo.BackendError, match=named):
+            connect(cluster, silence_s=SHORT_SILENCE_S)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 import tf_ooo
 from tests import forked, launches
-from tests.distributed.clusters import addresses, start_worker, workers
+from tests.distributed.clusters import addresses, lose, start_worker, workers
 from tf_ooo.hosts import cluster as cluster_module
-from tf_ooo.hosts import listening, worker
+from tf_ooo.hosts import listening, native, worker
 from tf_ooo.hosts.addresses import answers, held_ports, host_port
 from tf_ooo.hosts.cluster import connect
 
@@ -116,11 +118,11 @@ def test_a_port_that_was_not_narrowed_is_refused():
 
 
 def test_a_library_that_is_not_compiled_is_named(monkeypatch):
-    listening._library.cache_clear()
-    monkeypatch.setattr(listening.importlib.machinery, "EXTENSION_SUFFIXES", [])
+    native.load.cache_clear()
+    monkeypatch.setattr(native.importlib.machinery, "EXTENSION_SUFFIXES", [])
     with pytest.raises(tf_ooo.errors.BackendError, match="is not compiled; install a C compiler"):
         open_port("127.0.0.1:2222")
-    listening._library.cache_clear()
+    native.load.cache_clear()
 
 
 def hold(cluster):
@@ -223,6 +225,41 @@ def test_a_worker_that_is_ended_as_soon_as_it_is_ready_says_so():
         said = process.communicate(30)[0]
         assert process.returncode == 0, said
         assert "ended by SIGTERM" in said
+
+
+def serve_to_nobody(cluster):
+    """A worker whose last word nobody reads."""
+
+    def say(text):
+        print(text, flush=True)
+        if "ended" in text:
+            time.sleep(600)
+
+    worker.serve(cluster, 1, say=say)
+
+
+@pytest.mark.parametrize("reader", ["is gone", "does not read"])
+def test_a_worker_ends_although_nobody_reads_what_it_says(reader):
+    cluster = addresses(2)
+    process = start_worker(cluster, 1) if reader == "is gone" else forked.start(serve_to_nobody, cluster)
+    try:
+        while "is ready" not in (line := process.stdout.readline()):
+            assert line, "it has ended"
+        if reader == "is gone":
+            process.stdout.close()
+        process.terminate()
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+
+
+def test_a_worker_that_was_stopped_ends_as_soon_as_it_goes_on():
+    cluster = addresses(2)
+    with workers(cluster, [1]) as started:
+        lose(started[1], signal.SIGSTOP)
+        started[1].terminate()
+        started[1].send_signal(signal.SIGCONT)
+        assert started[1].wait(30) == 0
 
 
 def test_addresses_in_another_order_are_named():

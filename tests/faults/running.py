@@ -84,9 +84,10 @@ class Processes:
                 wait_until_ready(self.workers[name])
 
     def end_workers(self) -> None:
-        """As a user does.  Failed: one does not end."""
+        """As a user does; one that is stopped goes on, to its end.  Failed: one does not end."""
         for name, worker in self.workers.items():
             worker.terminate()
+            worker.send_signal(signal.SIGCONT)
             try:
                 worker.wait(WORKER_ENDS_S)
             except subprocess.TimeoutExpired:

@@ -66,3 +66,16 @@ def test_keep_order_on_workers(monkeypatch):
     monkeypatch.delenv(name)
     runtime.keep_order_on_workers()
     assert os.environ[name] == "false"
+
+
+def test_failing_where_cut_off(monkeypatch):
+    """What it does over a worker: tests/distributed/test_cluster_lost.py."""
+    name = "GRPC_FAIL_FAST"
+    monkeypatch.delenv(name, raising=False)
+    with runtime.failing_where_cut_off():
+        assert os.environ[name] == "true"
+    assert name not in os.environ
+    monkeypatch.setenv(name, "use_caller")
+    with runtime.failing_where_cut_off():
+        assert os.environ[name] == "true"
+    assert os.environ[name] == "use_caller"

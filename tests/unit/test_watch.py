@@ -9,6 +9,7 @@ import pytest
 
 from tf_ooo.hosts import watch
 from tf_ooo.hosts.facts import own_facts
+from tf_ooo.hosts.silence import Silence
 
 ADDRESSES = ("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3")
 AT_JOINING = {task: own_facts(ADDRESSES, task) for task in (1, 2)}
@@ -48,12 +49,12 @@ def start_anew(says, task):
 
 
 def test_workers_that_answer_are_not_lost(workers):
-    assert watch.Watch(AT_JOINING).look() == {}
+    assert watch.Watch(AT_JOINING, Silence(30.0)).look() == {}
 
 
 def test_a_worker_that_was_started_anew_is_lost_when_asked(workers):
     start_anew(workers[0], 2)
-    assert watch.Watch(AT_JOINING).look() == {2: ANEW}
+    assert watch.Watch(AT_JOINING, Silence(30.0)).look() == {2: ANEW}
 
 
 def test_a_worker_that_is_started_anew_is_noticed_while_nobody_asks(workers, monkeypatch):
@@ -65,7 +66,7 @@ def test_a_worker_that_is_started_anew_is_noticed_while_nobody_asks(workers, mon
         noticed.set()
 
     monkeypatch.setattr(watch.Watch, "_lose", losing)
-    watching = watch.Watch(AT_JOINING)
+    watching = watch.Watch(AT_JOINING, Silence(30.0))
     start_anew(says, 1)
     watching.start()
     try:

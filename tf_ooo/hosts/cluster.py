@@ -24,6 +24,7 @@ from tf_ooo.hosts.addresses import answers, can_listen, held_ports, outward_host
 from tf_ooo.hosts.facts import Client, Facts, Line, in_a_line, own_facts, say_used, user_of
 from tf_ooo.hosts.link import link_between, measure_device_link
 from tf_ooo.hosts.listening import is_loopback, only_at
+from tf_ooo.hosts.silence import Silence
 from tf_ooo.hosts.watch import SILENCE_S, Watch
 from tf_ooo.hosts.worker import LEAST_THREADS
 
@@ -40,7 +41,7 @@ class Cluster:
     """The workers of a cluster, by task, and this process, which trains; made by :func:`connect`.
 
     ``devices`` has full names in the order of the tasks: GPUs of a task that has some, else its CPUs.
-    ``own_task`` is this process, 0 or None (then workers serve all tasks).
+    ``own_task`` is this process, 0 or None (then workers serve all tasks); ``silence`` watches the workers.
     """
 
     def __init__(
@@ -48,11 +49,11 @@ class Cluster:
         addresses: Sequence[str],
         workers: Mapping[int, Facts],
         own_task: int | None,
-        silence_s: float = SILENCE_S,
+        silence: Silence,
     ) -> None:
         self.addresses, self.workers, self.own_task = tuple(addresses), dict(workers), own_task
         self.devices = _devices(len(addresses), own_task)
-        self._watch = Watch(self.workers, silence_s)
+        self._watch = Watch(self.workers, silence)
         self._watch.start()
         self._link: Link | None = None
 
@@ -131,20 +132,37 @@ def connect(cluster: str | Sequence[str], wait_s: float = 60.0, silence_s: float
         known.refuse_if_lost()
         return known
     versions.check_versions()
-    deadline = time.monotonic() + wait_s
-    workers = _meet(addresses, range(1, len(addresses)), deadline)
-    # Last: a worker for task 0 may still be starting.  Where nobody serves its address, this process does.
-    own_task = 0 if answers(addresses[0]) and not can_listen(addresses[0]) else None
-    if own_task is None:
-        workers = _meet(addresses, [0], deadline) | workers
-    _join(addresses, workers, own_task)
-    _clusters[addresses] = Cluster(addresses, workers, own_task, silence_s)
+    silence = Silence(silence_s)
+    try:
+        workers, own_task = _meet_all(addresses, time.monotonic() + wait_s, silence)
+    except BaseException:
+        silence.stop()
+        raise
+    _join(addresses, workers, own_task, silence)
+    _clusters[addresses] = Cluster(addresses, workers, own_task, silence)
     return _clusters[addresses]
 
 
-def _meet(addresses: Sequence[str], tasks: Iterable[int], deadline: float) -> dict[int, Facts]:
+def _meet_all(
+    addresses: Sequence[str], deadline: float, silence: Silence
+) -> tuple[dict[int, Facts], int | None]:
+    """The workers by task, and this process' own task."""
+    workers = _meet(addresses, range(1, len(addresses)), deadline, silence)
+    # Last: a worker for task 0 may still be starting.  Where nobody serves its address, this process does.
+    own_task = 0 if answers(addresses[0]) and not can_listen(addresses[0]) else None
+    if own_task is None:
+        workers = _meet(addresses, [0], deadline, silence) | workers
+    return workers, own_task
+
+
+def _meet(
+    addresses: Sequence[str], tasks: Iterable[int], deadline: float, silence: Silence
+) -> dict[int, Facts]:
     """What the workers of these tasks say of themselves.  BackendError: one is none for this process."""
-    workers = {task: _greet(addresses, task, deadline) for task in tasks}
+    workers: dict[int, Facts] = {}
+    for task in tasks:
+        workers[task] = _greet(addresses, task, deadline, silence.silence_s)
+        silence.watch(task, addresses[task])
     for task, facts in workers.items():
         _check(addresses, task, facts)
     for task in workers:  # last: a worker with another list would answer for somebody else
@@ -152,20 +170,24 @@ def _meet(addresses: Sequence[str], tasks: Iterable[int], deadline: float) -> di
     return workers
 
 
-def _greet(addresses: Sequence[str], task: int, deadline: float) -> Facts:
-    """What the worker says of itself, once it is there."""
+def _greet(addresses: Sequence[str], task: int, deadline: float, silence_s: float) -> Facts:
+    """What the worker says of itself, once it is there; one that is silent is waited for ``silence_s``."""
     import tensorflow as tf
 
     told = time.monotonic() + _PATIENCE_S
+    heard = time.monotonic()  # if only that nobody is there
     while True:
         reason = answers(addresses[task])
+        silent = False
         if not reason:
             try:
                 with Line(f"grpc://{addresses[task]}", task) as line:
                     return line.ask(min(10.0, max(1.0, deadline - time.monotonic())))
             except (tf.errors.OpError, ValueError, KeyError) as error:
+                silent = isinstance(error, tf.errors.DeadlineExceededError)
                 reason = f"something listens there, but no tf-ooo worker: {in_a_line(error)}"
-        if time.monotonic() > deadline:
+        heard = heard if silent else time.monotonic()
+        if time.monotonic() > min(deadline, heard + silence_s):
             raise BackendError(
                 f"worker {addresses[task]} (task {task}) is not there: {reason}; start it there with "
                 f"{_command(addresses, task)}; if another program has the port, take another one, in the "
@@ -209,8 +231,10 @@ def _refuse_if_used(address: str, task: int) -> None:
         )
 
 
-def _join(addresses: Sequence[str], workers: Mapping[int, Facts], own_task: int | None) -> None:
-    """Connects this process' eager context to the workers."""
+def _join(
+    addresses: Sequence[str], workers: Mapping[int, Facts], own_task: int | None, silence: Silence
+) -> None:
+    """Connects this process' eager context to the workers.  BackendError: names who is lost meanwhile."""
     import tensorflow as tf
 
     with contextlib.suppress(RuntimeError):  # TensorFlow runs already, with the threads that it has
@@ -224,15 +248,25 @@ def _join(addresses: Sequence[str], workers: Mapping[int, Facts], own_task: int 
         if tasks:
             jobs["worker"] = tasks
         try:
-            with only_at(own):
+            with only_at(own), runtime.failing_where_cut_off():
                 tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec(jobs), job_name=_OWN_JOB)
                 tf.config.list_logical_devices()  # connects now, if TensorFlow had not started yet
+            for task, address in tasks.items():
+                say_used(address, task, Client(own, os.getpid()))
         except tf.errors.OpError as error:
-            raise BackendError(f"cannot join the cluster {','.join(addresses)}: {error.message}") from error
+            lost = [
+                f"lost worker {addresses[task]} (task {task}): {silence.text()}" for task in silence.tasks()
+            ]
+            why = "; ".join(lost) or error.message
+            raise BackendError(f"cannot join the cluster {','.join(addresses)}: {why}") from error
     runtime.keep_functions()  # the workers do not know them
     atexit.register(runtime.keep_functions)  # workers may end before this process has
     for task, address in tasks.items():
-        say_used(address, task, Client(own, os.getpid()))
+        try:
+            say_used(address, task, Client(own, os.getpid()))
+        except tf.errors.OpError as error:
+            why = f"it does not answer: {in_a_line(error)}"
+            raise BackendError(f"lost worker {address} (task {task}) while it was joined: {why}") from error
     logger.info("joined the cluster %s as %s", ",".join(addresses), own)
     if not is_loopback(own):
         logger.warning(

@@ -84,7 +84,7 @@ def user_of(address: str, task: int, timeout_s: float) -> Client | None:
 def say_used(address: str, task: int, client: Client) -> None:
     """Tells the worker who uses it from now on."""
     with Line(f"grpc://{address}", task, json.dumps(dataclasses.asdict(client)), "client") as line:
-        line.run(30.0)
+        line.run(10.0)
 
 
 def in_a_line(error: Exception) -> str:

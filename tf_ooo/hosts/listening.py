@@ -6,16 +6,13 @@ They have no password: whoever can open the port can run anything there that Ten
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import importlib.machinery
 import ipaddress
 import socket
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.addresses import host_port
+from tf_ooo.hosts.native import load
 
 
 def is_loopback(address: str) -> bool:
@@ -41,7 +38,7 @@ def only_at(address: str) -> Iterator[None]:
     Raises:
         BackendError: it was opened at all addresses all the same, or this system cannot do it.
     """
-    library, ip = _library(), _ip(address)
+    library, ip = load("_listening"), _ip(address)
     if library.ooo_listen_only(ip.encode(), host_port(address)[1]) <= 0:
         raise BackendError(
             f"cannot listen at {address} alone: TensorFlow opens ports in another way than it did"
@@ -55,15 +52,3 @@ def only_at(address: str) -> Iterator[None]:
             )
     finally:
         library.ooo_listen_only(b"::", 0)
-
-
-@cache
-def _library() -> ctypes.CDLL:
-    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name(f"_listening{suffix}")
-        if path.exists():
-            return ctypes.CDLL(str(path))
-    raise BackendError(
-        "what keeps a worker to one address is not compiled; install a C compiler, then reinstall with: "
-        "pip install ."
-    )

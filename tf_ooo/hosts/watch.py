@@ -2,7 +2,8 @@
 
 TensorFlow itself notices a process that ended: its connections close and the step fails at once.
 A machine that lost its power, or a process that was stopped, just never answers: it is asked every 5 s, and
-after 30 s of silence this process' connections to it are closed, so that whatever waits fails.
+after 30 s of silence this process' connections to it are closed, so that whatever waits fails.  While
+TensorFlow holds Python's lock nobody here can ask: that is what ``silence.py`` is for.
 """
 
 from __future__ import annotations
@@ -11,15 +12,14 @@ import atexit
 import contextlib
 import gc
 import logging
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
 
 from grappler_passes.compat import runtime
-from tf_ooo.hosts.addresses import answers, host_port
+from tf_ooo.hosts.addresses import answers
 from tf_ooo.hosts.facts import Facts, Line, in_a_line
+from tf_ooo.hosts.silence import Silence, cut
 
 logger = logging.getLogger("tf_ooo")
 SILENCE_S = 30.0
@@ -31,14 +31,15 @@ _MOST_ANSWER_S = 10.0
 class Watch:
     """Asks each worker of a cluster from a thread of its own, six times in ``silence_s``; then it is lost.
 
-    ``workers``: what each said when the cluster was joined, ``lost``: why, by task.
+    ``workers``: what each said when the cluster was joined, ``lost``: why, by task; ``silence`` watches the
+    same workers.
     """
 
-    def __init__(self, workers: Mapping[int, Facts], silence_s: float = SILENCE_S) -> None:
+    def __init__(self, workers: Mapping[int, Facts], silence: Silence) -> None:
         self.lost: dict[int, str] = {}
-        self._workers = dict(workers)
-        self._silence_s, self._interval_s = silence_s, silence_s / _QUESTIONS
-        self._answer_s = min(silence_s, _MOST_ANSWER_S)
+        self._workers, self._silence = dict(workers), silence
+        self._silence_s, self._interval_s = silence.silence_s, silence.silence_s / _QUESTIONS
+        self._answer_s = min(silence.silence_s, _MOST_ANSWER_S)
         self._answered: dict[int, float] = {}
         self._ended = threading.Event()
         self._asking: dict[int, threading.Thread] = {}
@@ -68,6 +69,8 @@ class Watch:
 
     def look(self) -> dict[int, str]:
         """Asks all workers now that are not lost; why each lost one is lost, by task."""
+        for task in self._silence.tasks():
+            self._lose(task, self._silence.text())
         reasons: dict[int, str] = {}
 
         def ask(task: int) -> None:
@@ -109,7 +112,7 @@ class Watch:
             self._connecting.discard(task)
             if "refused" in refused:  # the machine lives, the process does not
                 self._lose(task, f"it does not answer: {refused}")
-            elif not refused and not self._ended.is_set():
+            elif not refused and not self._ended.is_set() and task not in self._silence.tasks():
                 self._ask_once(task, line)
             self._ended.wait(self._interval_s)
         if task in self.lost:
@@ -131,9 +134,9 @@ class Watch:
                 # This process itself was stopped (Ctrl-Z): nobody was asked.
                 self._answered = dict.fromkeys(self._workers, time.monotonic())
             late = time.monotonic() - self._silence_s
-            for task, answered in self._answered.items():
-                if answered < late and task not in self.lost:
-                    self._lose(task, f"it has not answered for {self._silence_s:.0f} s")
+            silent = [task for task, answered in self._answered.items() if answered < late]
+            for task in {*silent, *self._silence.tasks()} - self.lost.keys():
+                self._lose(task, self._silence.text())
             for task in list(self.lost):  # TensorFlow 2.15 connects, and waits, again
                 cut(self._workers[task].addresses[task])
 
@@ -154,34 +157,3 @@ def _thread(function: Callable[..., object], *args: object) -> threading.Thread:
     thread = threading.Thread(target=function, args=args, name=f"tf_ooo {function.__name__}", daemon=True)
     thread.start()
     return thread
-
-
-def cut(address: str) -> int:
-    """Closes this process' TCP connections to an address; returns how many.
-
-    What waits for an answer from there fails now.  TensorFlow has no deadline for its remote calls, and
-    asking it whether a worker lives blocks all of Python if that worker is silent.
-    """
-    host, port = host_port(address)
-    with contextlib.suppress(OSError):
-        there = {str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
-        return sum(_cut_one(int(name), there, port) for name in os.listdir("/proc/self/fd"))
-    return 0
-
-
-def _cut_one(descriptor: int, hosts: set[str], port: int) -> bool:
-    try:
-        copy = os.dup(descriptor)
-    except OSError:
-        return False
-    try:
-        connection = socket.socket(fileno=copy)
-    except OSError:
-        os.close(copy)
-        return False
-    with connection, contextlib.suppress(OSError):
-        peer = connection.getpeername()
-        if isinstance(peer, tuple) and peer[1] == port and peer[0].removeprefix("::ffff:") in hosts:
-            connection.shutdown(socket.SHUT_RDWR)
-            return True
-    return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -16,6 +17,8 @@ from tf_ooo.hosts.listening import is_loopback, only_at
 
 # Fewer, and a worker that computes cannot serve the tensors that others wait for.
 LEAST_THREADS = 4
+# Whoever has to read what a worker says at its end may be gone, or not read.
+_LAST_WORD_S = 3.0
 
 
 def serve(
@@ -64,8 +67,13 @@ def serve(
     facts = own_facts(addresses, task)
     publish(server.target, facts)
     ended: list[int] = []
+
+    def end(received: int, frame: object) -> None:
+        ended.append(received)
+        _end_without_a_word_later()
+
     for number in (signal.SIGTERM, signal.SIGINT):  # before anybody is told that this is ready
-        signal.signal(number, lambda received, frame: ended.append(received))
+        signal.signal(number, end)
     say(
         f"worker {addresses[task]} (task {task} of {len(addresses)}) is ready: "
         f"TensorFlow {facts.tensorflow}, tf_ooo {facts.tf_ooo}, process {os.getpid()}"
@@ -92,10 +100,19 @@ def _check(addresses: Sequence[str], task: int, inter_op_threads: int | None, in
         raise BackendError(f"cannot listen at {addresses[task]} (task {task}): {reason}")
 
 
+def _end_without_a_word_later() -> None:
+    """In case that nobody reads what is said."""
+    timer = threading.Timer(_LAST_WORD_S, os._exit, (0,))
+    timer.daemon = True
+    timer.start()
+
+
 def _wait_for_the_end(ended: Sequence[int], say: Callable[[str], None]) -> None:
     while not ended:
         # Not for longer: the signal may have woken another thread.
         time.sleep(0.2)
-    say(f"ended by {signal.Signals(ended[0]).name}")
-    sys.stdout.flush()
-    os._exit(0)  # TensorFlow's server has no way to stop
+    try:
+        say(f"ended by {signal.Signals(ended[0]).name}")
+        sys.stdout.flush()
+    finally:
+        os._exit(0)  # TensorFlow's server has no way to stop

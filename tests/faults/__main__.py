@@ -10,6 +10,7 @@ import contextlib
 import gc
 import importlib
 import multiprocessing
+import signal
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -63,21 +64,25 @@ def main(
     setups = [drawn(each, mode) for each in numbers_of(count, seed, number)]
     _import_everything()
     outcomes: list[tuple[Setup, Outcome]] = []
+    interrupted = False
     until = time.monotonic() + (minutes or 1e6) * 60
     with Progress(*COLUMNS, console=console) as progress, own_folder() as references:
         task = progress.add_task("faults", total=len(setups), counts="")
-        for setup, outcome in _outcomes(setups, references, jobs, until):
-            outcomes.append((setup, outcome))
-            failed = sum(each.failed for _, each in outcomes)
-            progress.update(task, advance=1, counts=f"{failed} failed")
-            if outcome.failed or number is not None:
-                _explain(console, setup, outcome)
-            if table is not None:
-                Path(table).write_text("\n".join(table_of(outcomes)) + "\n")
-            if outcome.failed and not keep_going:
-                break
+        try:
+            for setup, outcome in _outcomes(setups, references, jobs, until):
+                outcomes.append((setup, outcome))
+                failed = sum(each.failed for _, each in outcomes)
+                progress.update(task, advance=1, counts=f"{failed} failed")
+                if outcome.failed or number is not None:
+                    _explain(console, setup, outcome)
+                if table is not None:
+                    Path(table).write_text("\n".join(table_of(outcomes)) + "\n")
+                if outcome.failed and not keep_going:
+                    break
+        except KeyboardInterrupt:
+            interrupted = True
     console.print("\n".join(table_of(outcomes)), markup=False, highlight=False)
-    raise SystemExit(1 if any(outcome.failed for _, outcome in outcomes) else 0)
+    raise SystemExit(130 if interrupted else int(any(outcome.failed for _, outcome in outcomes)))
 
 
 def _import_everything() -> None:
@@ -92,12 +97,18 @@ def _import_everything() -> None:
     gc.freeze()
 
 
+def _begin_apart() -> None:
+    """Of a process that runs set-ups: Ctrl-C does not reach it by itself, and so comes once."""
+    forked.end_with_parent()
+    os.setpgid(0, 0)
+
+
 def _outcomes(
     setups: list[Setup], references: Path, jobs: int, until: float
 ) -> Iterator[tuple[Setup, Outcome]]:
     """In the order in which they end; those that have not begun by then are left out."""
     context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(min(jobs, len(setups)), context, forked.end_with_parent) as pool:
+    with ProcessPoolExecutor(min(jobs, len(setups)), context, _begin_apart) as pool:
         running = {pool.submit(run, setup, references): setup for setup in setups}
         try:
             while running:
@@ -108,6 +119,10 @@ def _outcomes(
                 if time.monotonic() > until:
                     for future in running:
                         future.cancel()
+        except (KeyboardInterrupt, GeneratorExit):
+            for process in multiprocessing.active_children():
+                os.kill(process.pid or 0, signal.SIGINT)  # they remove what they have mounted and started
+            raise
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 

@@ -89,6 +89,13 @@ def keep_functions() -> None:
         uses[name] += 1
 
 
+def abort_collectives(why: str) -> None:
+    """TensorFlow's collectives that this process waits in fail with UnavailableError, and all later ones."""
+    import tensorflow as tf
+
+    _context().abort_collective_ops(tf.errors.UNAVAILABLE, why)
+
+
 def _context() -> Any:
     from tensorflow.python.eager import context
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -75,6 +77,22 @@ def _train_with_a_stop_on_rank_1() -> None:
     )
 
 
+def _train_with_an_error_on_rank_1_whose_process_stays() -> None:
+    """Its heartbeats go on."""
+
+    def fail(epoch: int, logs: Any = None) -> None:
+        raise RuntimeError("no such file")
+
+    engine = data_parallel.connect()
+    model = t.compiled(t.with_batch_norm(), keras.optimizers.Adam(0.01))
+    callbacks = [keras.callbacks.LambdaCallback(on_epoch_end=fail)] if engine.rank else []
+    with contextlib.suppress(RuntimeError) if engine.rank else contextlib.nullcontext():
+        t.fit(
+            model, t.data(engine.rank, 80), [tf_ooo.OOOBackprop(mode="data_parallel"), *callbacks], epochs=3
+        )
+    sys.stdin.read()
+
+
 def _ended(engine: str, function: Any, *arguments: Any) -> list[str]:
     """What each has said when both have ended, which they do in time."""
     with launches.training_together(engine, 2, function, *arguments) as processes:
@@ -120,3 +138,13 @@ def test_a_rank_that_stops_alone_says_so_and_ends_the_others():
     assert "BackendError: rank 0 of 2 stopped in execution 5: another worker ended: rank 1 (" in said[0]
     told = "rank 1 stopped training 6 steps before the end of the epoch, and the others do not answer"
     assert f"BackendError: {told}" in said[1], said[1]
+
+
+def test_a_rank_that_leaves_a_fit_ends_it_for_the_others_while_its_process_lives():
+    function = _train_with_an_error_on_rank_1_whose_process_stays
+    with launches.training_together("collectives", 2, function) as processes:
+        said = processes[0].communicate(timeout=END_S + 60)[0]
+        assert processes[1].poll() is None
+    assert "BackendError: rank 0 of 2 stopped" in said, said
+    assert f"another worker ended: rank 1 (process {processes[1].pid} on" in said, said
+    assert "RuntimeError: no such file" in said, said

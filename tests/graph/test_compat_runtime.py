@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 
 import pytest
 import tensorflow as tf
@@ -79,3 +80,19 @@ def test_failing_where_cut_off(monkeypatch):
     with runtime.failing_where_cut_off():
         assert os.environ[name] == "true"
     assert os.environ[name] == "use_caller"
+
+
+def test_abort_collectives():
+    """A collective that waits for a second worker, and one that begins later."""
+
+    def total():
+        key = tf.constant(1)
+        arguments = {"group_size": tf.constant(2), "group_key": key, "instance_key": key}
+        return tf.raw_ops.CollectiveReduceV2(
+            input=tf.ones(1), **arguments, ordering_token=[], merge_op="Add", final_op="Id"
+        )
+
+    threading.Timer(1.0, runtime.abort_collectives, ("nobody is there",)).start()
+    for _ in range(2):
+        with pytest.raises(tf.errors.UnavailableError, match="nobody is there"):
+            total()

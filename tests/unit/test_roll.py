@@ -37,6 +37,7 @@ def three(monkeypatch):
     """Three ranks in touch."""
     monkeypatch.setattr(roll.atexit, "register", lambda *_: None)
     monkeypatch.setattr(roll.sys, "excepthook", roll.sys.excepthook)
+    monkeypatch.setattr(roll, "end_in_time", lambda: None)  # this process goes on
     rolls = met(3)
     for one_roll in rolls:
         one_roll.start()
@@ -74,6 +75,37 @@ def test_python_does_not_free_graphs_when_it_ends_after_a_loss(three, monkeypatc
     three[0].who_ended()
     three[0]._at_exit()
     assert frozen
+
+
+@pytest.fixture
+def told(three, monkeypatch):
+    """Who has left the fit of rank 0, as it is told."""
+    monkeypatch.setattr(roll, "_WORD_S", 0.1)
+    words, heard = [], threading.Event()
+    three[0].when_lost(lambda who: (words.append(who), heard.set()))
+    threads = [threading.Thread(target=rank.wait_for_all) for rank in three]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return words, heard
+
+
+def test_a_rank_is_told_who_has_left_its_fit(three, told):
+    words, heard = told
+    three[2].say_ended(ValueError("no such file"))
+    assert heard.wait(20)
+    assert words[0].startswith("rank 2 (process")
+    assert words[0].endswith("ended: ValueError: no such file")
+
+
+def test_a_rank_that_has_ended_its_fit_waits_for_nobody(three, told):
+    words, heard = told
+    three[0].say_ended(ValueError("the same on all"))
+    three[2].say_ended(ValueError("the same on all"))
+    three[1].say_ended(roll._THROUGH)
+    assert not heard.wait(0.5)
+    assert not words
 
 
 def test_strangers_at_the_meeting_are_turned_away(monkeypatch):

@@ -41,6 +41,7 @@ def workers(monkeypatch):
     monkeypatch.setattr(watch, "Line", Line)
     monkeypatch.setattr(watch, "answers", lambda address, wait_s: "")
     monkeypatch.setattr(watch, "cut", closed.append)
+    monkeypatch.setattr(watch, "end_in_time", lambda: None)  # this process goes on
     return says, closed
 
 

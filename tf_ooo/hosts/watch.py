@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 
 from grappler_passes.compat import runtime
 from tf_ooo.hosts.addresses import answers
+from tf_ooo.hosts.ending import end_in_time
 from tf_ooo.hosts.facts import Facts, Line, in_a_line
 from tf_ooo.hosts.silence import Silence, cut
 
@@ -61,6 +62,7 @@ class Watch:
                 cut(self._workers[task].addresses[task])
             time.sleep(0.01)
         if self.lost:
+            end_in_time()
             gc.freeze()  # Python frees graphs and what holds tensors of the worker for seconds at its end
 
     def _in_tensorflow(self) -> bool:

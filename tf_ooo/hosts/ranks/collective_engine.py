@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from grappler_passes.compat import runtime
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.ranks.combining import adasum, restored
@@ -43,6 +44,8 @@ class CollectiveEngine(Engine):
         self.local_rank = hosts[: self.rank].count(hosts[self.rank])
         self._keys: dict[int, str] = {}
         self.roll = meet_at(addresses[0], self.rank, self.size)
+        # TensorFlow waits for a rank that lives, as one does whose script goes on or that hangs at its end.
+        self.roll.when_lost(runtime.abort_collectives)
         self.roll.start()
         try:
             # Never entered: it sets the cluster up, starts this worker's server and watches the others.

@@ -16,12 +16,13 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Any
 
 from tf_ooo.errors import BackendError
+from tf_ooo.hosts.ending import end_in_time
 from tf_ooo.version import __version__
 
 _LOG = logging.getLogger("tf_ooo")
@@ -29,6 +30,7 @@ _LONGEST_BYTES = 1 << 20
 # An error of a communication may come before the word of who has ended.
 _WORD_S = 3.0
 _ASK_AGAIN_S = 5.0
+_THROUGH = "its script is through"
 _WITHOUT_A_WORD = "without a word, as where it is killed or has no memory left"
 
 
@@ -92,6 +94,11 @@ class Roll:
         self._elsewhere: set[int] = set()
         self._arrived = dict.fromkeys(range(len(members)), 0)
         self._follows = self._said = False
+        self._when_lost: Callable[[str], None] | None = None
+
+    def when_lost(self, call: Callable[[str], None]) -> None:
+        """Has it called, in a thread, with who has left a fit in which this rank still is and may wait."""
+        self._when_lost = call
 
     def start(self) -> None:
         """Listens until the end of the process, and says how that comes."""
@@ -101,7 +108,9 @@ class Roll:
         self._show_error, sys.excepthook = sys.excepthook, self._ended_by
 
     def _at_exit(self) -> None:
-        self.say_ended("its script is through")
+        if self._said or self._follows:
+            end_in_time()
+        self.say_ended(_THROUGH)
         if self._follows:
             gc.freeze()  # Python frees graphs for seconds at its end
 
@@ -212,8 +221,23 @@ class Roll:
                 self._elsewhere.add(rank)
             self._changed.notify_all()
             never = not self._arrived[self.rank]
+        if self._when_lost is not None and ("ended" in message or "gone" in message):
+            # Not at once: this rank may know by itself, or come to the same error.
+            timer = threading.Timer(_WORD_S, self._leave, (rank, self._when_lost))
+            timer.daemon = True
+            timer.start()
         if "ask" in message and never and _main_thread_trains():
             self._tell({"elsewhere": True})
+
+    def _leave(self, rank: int, call: Callable[[str], None]) -> None:
+        """Says that the rank has left, unless it has come back, or this rank has ended its fit, too."""
+        with self._changed:
+            message = self._ended.get(rank)
+            through = message is not None and message.get("ended") == _THROUGH and rank not in self._gone
+            left = message is not None and not through and not self._said and self._arrived[self.rank] > 0
+            who = self._how(rank) if left else ""
+        if who:
+            call(who)
 
 
 def _main_thread_trains() -> bool:

@@ -28,6 +28,20 @@ def test_events_of_a_step():
     assert any(mark.begin_s <= e.begin_s <= ends for e in ops), "clocks of threads differ"
 
 
+def test_work_within_ops_is_seen():
+    """A large product is divided among the threads of a pool."""
+    step, events = tf.function(tf.linalg.matmul), []
+    matrix = tf.ones((700, 700))
+    step(matrix, matrix)
+    with tf_profiler.traced_events(events), tf_profiler.mark_step(0):
+        step(matrix, matrix).numpy()
+    work = tf_profiler.pool_work(events)
+    assert work, "the pool's regions have other names: devices that share cores are taken to need one each"
+    assert all(part.duration_s >= 0 for part in work)
+    op = next(event for event in events if "MatMul:" in event.label)
+    assert any(op.begin_s <= part.begin_s <= op.begin_s + op.duration_s for part in work)
+
+
 def test_a_second_profiler_is_refused():
     with tf_profiler.traced_events([]):
         refused = pytest.raises(BackendError, match="already running")

@@ -169,7 +169,8 @@ def test_median_over_steps_of_the_sum_in_a_step():
         _event("EagerLocalExecute: __inference_f_45", 1.0, 1.0),
     ]
     profile = read_profile(events)
-    assert profile == OpProfile({"a/b": pytest.approx(2.0)}, {"a/b": "MatMul"}, 3, 9.0, 0.0)
+    assert profile == OpProfile({"a/b": pytest.approx(2.0)}, {"a/b": "MatMul"}, 3, 9.0, 0.0, profile.core_s)
+    assert profile.core_s == pytest.approx({"a/b": 2.0})
 
 
 def test_gpu_kernels_count_instead_of_their_launch():
@@ -195,6 +196,47 @@ def test_threads_that_compute_at_the_same_time_share_the_seconds():
         _event("c:Mul", 3.0, 1.0, line="tf_Compute/2"),  # called by b
     ]
     assert read_profile(events).seconds == pytest.approx({"a": 3.0, "b": 3.0, "c": 0.5})
+
+
+def _part(thread, begin_s, end_s):
+    """What a thread of the pool within ops does, as the profiler tells it."""
+    line = f"tf_numa_-1_Eigen/{thread}"
+    marks = ("ThreadpoolListener::StartRegion", begin_s), ("ThreadpoolListener::StopRegion", end_s)
+    return [_event(label, at_s, 0.0, line=line) for label, at_s in marks]
+
+
+@pytest.mark.parametrize(
+    ("cores", "product", "beside"),
+    [
+        # 1 s alone; 2 s with one part, which count 1.5 times; 1 s with two, 2.5 times.
+        (4, 1 + 2 * 1.5 + 1 * 2.5, 2.0),
+        (2, 1 + 2 * 1.5 + 1 * 2.0, 2.0),  # there are no more
+        (1, 4.0, 1.0),
+    ],
+)
+def test_how_many_cores_an_op_keeps_busy(monkeypatch, cores, product, beside):
+    """One that waits for its parts, or computes one, counts half; two ops have half of the cores each."""
+    monkeypatch.setattr(profile_module, "usable_cores", lambda: cores)
+    events = [
+        _event(tf_profiler.STEP_MARK, 0.0, 20.0, line="python"),
+        _event("a:MatMul", 1.0, 4.0, line="tf_Compute/1"),
+        *_part(1, 2.0, 5.0),
+        *_part(2, 4.0, 5.0),
+        _event("b:Tanh", 10.0, 2.0, line="tf_Compute/1"),
+        _event("c:Tanh", 10.0, 2.0, line="tf_Compute/2"),
+        *_part(1, 15.0, 16.0),  # of no op
+    ]
+    profile = read_profile(events)
+    assert profile.seconds == pytest.approx({"a": 4.0, "b": 1.0, "c": 1.0})
+    assert profile.core_s == pytest.approx({"a": product, "b": beside, "c": beside})
+
+
+def test_kernels_of_a_gpu_keep_no_core_busy():
+    events = [
+        _event(tf_profiler.STEP_MARK, 0.0, 9.0),
+        _event("m:MatMul", 2.0, 3.0, plane="/device:GPU:0", line="Stream #1"),
+    ]
+    assert read_profile(events).core_s == {}
 
 
 def test_trace_without_steps_is_said():

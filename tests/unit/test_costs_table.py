@@ -78,6 +78,16 @@ def test_tables_from_before_links_had_overheads():
     assert CostTable.from_json(json.dumps(content)).link == Link(1e-6, 1e9)
 
 
+def test_which_devices_share_cores_is_kept():
+    layers = (LayerCosts(1, 2, 3, occupancy=(0.5, 1, 0.75)),)
+    table = CostTable(layers, Link(1e-6, 1e9, machines=(0, 0, 2), cores=8))
+    assert json.loads(table.to_json())["link"]["machines"] == [0, 0, 2]
+    assert CostTable.from_json(table.to_json()) == table
+    text = table.to_json().replace('"cores": 8', '"cores": 0')
+    with pytest.raises(CostError, match="machines are whole numbers, of some cores"):
+        CostTable.from_json(text)
+
+
 DELETED = object()
 
 

@@ -99,3 +99,15 @@ def test_cpus_of_one_process_hand_over(links):
     assert measuring.link_between(cpus) == Link(30e-6)
     assert measuring.link_between(cpus[:1]) == Link(0.0)
     assert measuring.link_between([*reversed(cpus), HOSTS[1]]) == Link(3e-3, 2e6, 1e-9)
+
+
+def test_cpus_of_one_host_share_its_cores(monkeypatch):
+    monkeypatch.setattr(measuring, "usable_cores", lambda: 6)
+    link, cpus = Link(1e-3, 1e9, 5e-10), [f"/job:worker/replica:0/task:{n}/device:CPU:0" for n in range(3)]
+    shared = measuring.sharing_cores(link, cpus, ["a", "b", "a"])
+    assert shared == Link(1e-3, 1e9, 5e-10, machines=(0, 1, 0), cores=6)
+    # What messages take from those that compute is counted on the cores where all share them.
+    assert measuring.sharing_cores(link, cpus, ["a"] * 3) == Link(1e-3, 1e9, machines=(0, 0, 0), cores=6)
+    assert measuring.sharing_cores(link, cpus, ["a", "b", "c"]) == link
+    gpus = [name.replace("CPU", "GPU") for name in cpus]
+    assert measuring.sharing_cores(link, gpus, ["a"] * 3) == link

@@ -59,3 +59,30 @@ def costs_s(step_s):
 def test_what_a_step_takes_beside_its_ops_comes_with_each_op(step_s, factor):
     own = [(1.0, 0.0, 6.0), (2.0, 3.0, 4.0)]
     assert costs_s(step_s) == [tuple(factor * seconds for seconds in layer) for layer in own]
+
+
+@pytest.mark.parametrize(
+    ("timed_s", "factor"),
+    [
+        ((20.0, 24.0), 1.25),  # without the profiler a step takes less
+        ((8.0,), 0.5),  # of which more than half was the profiler's
+        ((99.0,), 2.0),  # disturbed
+    ],
+)
+def test_the_shortest_step_counts(timed_s, factor):
+    profile = OpProfile(SECONDS, {}, 2, 32.0, 0.0)
+    layers = measured_costs(step(), profile, timed_s).layers
+    assert [layer.forward_s for layer in layers] == [1.0 * factor, 2.0 * factor]
+
+
+def test_shares_of_the_cores(monkeypatch):
+    """Half of the step is between ops, where one thread is at work."""
+    monkeypatch.setattr("tf_ooo.fit.measured.usable_cores", lambda: 4)
+    core_s = {"a": 4.0, "b": 2.0, "down": 7.5, "of_a": 24.0}
+    profile = OpProfile(SECONDS, {}, 1, 32.0, 0.0, core_s)
+    first, second = measured_costs(step(), profile).layers
+    # F: of 2 s 1 s with 4 cores, 1 s with one; no dO: one core; dW: 6 s with 4 of 4, 6 s with one.
+    assert first.occupancy == pytest.approx(((4 + 1) / 2 / 4, 0.25, (24 + 6) / 12 / 4))
+    # The dW was not seen: one core.
+    assert second.occupancy == pytest.approx(((2 + 2) / 4 / 4, (7.5 + 3) / 6 / 4, 0.25))
+    assert measured_costs(step(), OpProfile(SECONDS, {}, 1, 32.0, 0.0)).layers[0].occupancy is None

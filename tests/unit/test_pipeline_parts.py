@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -13,7 +14,7 @@ from tf_ooo.errors import MemoryLimitError, OptionsError
 from tf_ooo.modes.by_name import Options
 from tf_ooo.modes.pipeline.partition import Cutter, crossing_bytes, merged, units_of
 from tf_ooo.modes.pipeline.planning import SCHEDULES, Wanted, make_plan
-from tf_ooo.modes.pipeline.reporting import _why, section_of
+from tf_ooo.modes.pipeline.reporting import _why, limits_of, section_of
 from tf_ooo.tracing.micro_batches import relative_weights, split_rows
 
 
@@ -222,3 +223,32 @@ def test_pipeline_options_need_the_mode(options):
 )
 def test_devices_that_are_accepted(devices):
     assert Options(mode="pipeline", devices=devices).devices == devices
+
+
+def test_a_stage_keeps_as_many_cores_busy_as_its_layers_on_average():
+    layers = (
+        LayerCosts(1, 4, 0, occupancy=(1.0, 0.5, 0.25)),
+        LayerCosts(3, 1, 0, occupancy=(0.5, 1.0, 0.75)),
+        LayerCosts(2, 2, 2, occupancy=(0.25, 0.5, 0.5)),
+    )
+    first, second = merged(layers, ((0, 1), (2, 2)))
+    assert first.occupancy == pytest.approx(((1 + 1.5) / 4, (2 + 1) / 5, 0.5))
+    assert second.occupancy == pytest.approx((0.25, 0.5, 0.5))
+    unknown = dataclasses.replace(layers[0], occupancy=None)
+    assert merged((unknown, *layers[1:]), ((0, 1), (2, 2)))[0].occupancy is None
+
+
+def test_the_report_says_what_sharing_cores_costs():
+    layers = tuple(LayerCosts(1, 1, 2, name=name, occupancy=(1, 1, 1)) for name in "ab")
+    link = Link(1e-5, machines=(0, 0), cores=2)
+    plan = make_plan(layers, units_of(2, ()), Wanted("gpipe", 2, 4, link))
+    costs = CostTable(layers, link)
+    # 2 devices with all of the machine each: 4 * (1 + 1 + 2) s of both together, and no bubble is left.
+    assert plan.step_s == pytest.approx(2 * 4 * 4, rel=1e-3)
+    assert any(text.startswith("devices that share 2 cores 3") for text in limits_of(plan, costs))
+    row = section_of(plan, costs, ["CPU:0", "CPU:1"]).link
+    assert row.text() == "no limit, 0.01 ms each message; devices share the 2 cores of a machine"
+    apart = dataclasses.replace(link, machines=())
+    plan, costs = make_plan(layers, units_of(2, ()), Wanted("gpipe", 2, 4, apart)), CostTable(layers, apart)
+    assert not any("share" in text for text in limits_of(plan, costs))
+    assert section_of(plan, costs, ["CPU:0", "CPU:1"])["link"].get("cores") is None

@@ -9,7 +9,7 @@ import pytest
 
 from tf_ooo import LayerCosts, Link, Schedule, simulate
 from tf_ooo.costs.table import CostTable
-from tf_ooo.errors import OptionsError
+from tf_ooo.errors import CostError, OptionsError
 from tf_ooo.planning.model.relation import Relation
 from tf_ooo.planning.simulation.simulator import task_seconds
 
@@ -286,3 +286,53 @@ def test_transfers_take_no_share():
 
 def test_an_unlimited_link_is_no_division_by_zero():
     assert Link().bytes_per_s == math.inf
+
+
+MACHINE = Link(machines=(0, 0, 0), cores=2)
+
+
+def test_devices_of_one_machine_share_its_cores():
+    """As streams of one device: together 1.5 machines are needed until F:1 is through."""
+    at = times(run("lane 0 0: F:0\nlane 1 0: F:1\n", only("forward_s"), MACHINE))
+    assert at == {"F:0": (0, pytest.approx(5)), "F:1": (0, pytest.approx(3))}
+
+
+def test_devices_of_other_machines_do_not():
+    """The third device is on another one, the fourth has not been told of."""
+    layers = [LayerCosts(4, 0, 0, inputs=(), occupancy=(1, 1, 1)) for _ in range(4)]
+    text = "".join(f"lane {n} 0: F:{n}\n" for n in range(4))
+    at = times(run(text, layers, Link(machines=(0, 0, 1), cores=8)))
+    assert at == {"F:0": (0, 8), "F:1": (0, 8), "F:2": (0, 4), "F:3": (0, 4)}
+
+
+def test_a_task_of_which_nothing_is_known_takes_a_core():
+    layers = [LayerCosts(4, 0, 0), LayerCosts(2, 0, 0, inputs=()), LayerCosts(3, 0, 0, inputs=())]
+    two, three = "lane 0 0: F:0\nlane 1 0: F:1\n", "lane 0 0: F:0\nlane 1 0: F:1\nlane 2 0: F:2\n"
+    assert times(run(two, layers[:2], MACHINE)) == {"F:0": (0, 4), "F:1": (0, 2)}
+    # Three on two cores: two thirds of the speed until F:1 has done its 2 s.
+    at = times(run(three, layers, MACHINE))
+    assert at == {"F:0": (0, pytest.approx(5)), "F:1": (0, pytest.approx(3)), "F:2": (0, pytest.approx(4))}
+
+
+def test_a_message_within_a_machine_takes_a_core_at_either_end():
+    """2 s on the link, beside a task of one core: of two cores three are needed until that is through."""
+    layers = [LayerCosts(1, 0, 0, output_bytes=4), LayerCosts(3, 0, 0, output_bytes=4)]
+    text = "microbatches 2\nlane 0 0: F:0@0 F:0@1\nlane 1 0: F:1@0 F:1@1\n"
+    link = Link(0.5, 2.0, machines=(0, 0), cores=2)
+    at = times(run(text, layers, link))
+    assert at["F:0"] == (0, 1)
+    assert at["F:0@1"] == (1, pytest.approx(2.5))
+    # The first message has done 1 of its 2 s then; the second one follows, and F:1 waits for its latency.
+    assert at["F:1"][0] == pytest.approx(3.5 + 0.5)
+    apart = times(run(text, layers, Link(0.5, 2.0, machines=(0, 1), cores=2)))
+    assert (apart["F:0@1"], apart["F:1"][0]) == ((1, 2), 1 + 2 + 0.5)
+
+
+def test_a_free_link_still_says_who_shares():
+    assert Link(1.0, 2.0, 3.0, (0, 0), 4).free == Link(machines=(0, 0), cores=4)
+
+
+@pytest.mark.parametrize(("machines", "cores"), [((0, -1), 2), ((0, True), 2), ((0, 0), 0), ((0.5,), 2)])
+def test_machines_that_are_refused(machines, cores):
+    with pytest.raises(CostError, match="machines are whole numbers, of some cores"):
+        Link(machines=machines, cores=cores)

@@ -14,6 +14,9 @@ import tensorflow as tf
 from tf_ooo.errors import BackendError
 
 STEP_MARK = "tf_ooo_step"
+# Of the threads among which a CPU's kernels divide their work.
+_WITHIN_OPS = "_Eigen"
+_BEGINS, _ENDS = "ThreadpoolListener::StartRegion", "ThreadpoolListener::StopRegion"
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,24 @@ def traced_events(events: list[TracedEvent], files: dict[str, bytes] | None = No
             events += _read_xplane(content)
             if files is not None:
                 files[path.relative_to(folder).as_posix()] = content
+
+
+def pool_work(events: Sequence[TracedEvent]) -> list[TracedEvent]:
+    """When threads of TensorFlow's pools within ops were at work on a part of one.
+
+    The profiler has two events without duration for each: where it begins, and where it ends.
+    """
+    begun: dict[str, TracedEvent] = {}
+    work: list[TracedEvent] = []
+    for event in sorted(events, key=lambda event: event.begin_s):
+        if _WITHIN_OPS not in event.line:
+            continue
+        if event.label == _BEGINS:
+            begun[event.line] = event
+        elif event.label == _ENDS and event.line in begun:
+            began = begun.pop(event.line)
+            work.append(replace(began, duration_s=event.begin_s - began.begin_s))
+    return work
 
 
 def mark_step(number: int) -> Any:

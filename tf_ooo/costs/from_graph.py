@@ -18,6 +18,8 @@ _ASSUMED_ELEMENT_BYTES = 4
 _SUMS = ("AddN", "AddV2", "Add")
 _BACKWARD = (OpKind.OUTPUT_GRAD, OpKind.WEIGHT_GRAD)
 _FORWARD = (OpKind.FORWARD, OpKind.OTHER)
+# A task keeps so many cores busy at least: rounding must not make it none.
+_LEAST_CORES = 0.01
 Tasks = Mapping[LayerTask, Sequence[str]]
 
 
@@ -264,6 +266,34 @@ def variable_bytes(graph: TrainingGraph, notes: list[str]) -> list[tuple[float, 
             slot_bytes += size * len(variable.slots)
         out.append((weight_bytes, slot_bytes))
     return out
+
+
+def with_cores(
+    layers: Sequence[LayerCosts],
+    graph: TrainingGraph,
+    seconds: Mapping[str, float],
+    core_s: Mapping[str, float],
+    cores: int,
+    tasks: Tasks,
+    forward: Mapping[str, int],
+) -> tuple[LayerCosts, ...]:
+    """The layers with the shares of a machine's cores that their F, dO and dW keep busy.
+
+    Of an op ``core_s`` are the seconds of all cores at work.  One that is not there takes one core, and so
+    does a task that was not seen.
+    """
+    by_task = ops_by_task(graph, tasks, forward)
+
+    def share(kind: str, index: int) -> float:
+        names = by_task.get((kind, index), ())
+        all_s = sum(seconds.get(name, 0.0) for name in names)
+        busy_s = sum(core_s.get(name, seconds.get(name, 0.0)) for name in names)
+        return min(1.0, max(busy_s / all_s, _LEAST_CORES) / cores) if all_s else 1 / cores
+
+    return tuple(
+        replace(layer, occupancy=(share("F", index), share("dO", index), share("dW", index)))
+        for index, layer in enumerate(layers)
+    )
 
 
 def with_occupancy(

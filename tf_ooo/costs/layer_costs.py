@@ -44,7 +44,8 @@ class LayerCosts:
             arXiv 2401.10241, section 2.3); None: all of ``activation_bytes``.
         inputs: layers whose outputs this one reads; None: the layer before (none for the first).
         occupancy: shares of the device in (0, 1] that F, dO and dW keep busy, for streams that run
-            side by side; None: streams do not slow each other down.
+            side by side; None: streams do not slow each other down.  Of devices that share the cores of
+            a machine (``Link.machines``) the shares of these; None: one core.
         slot_bytes: optimizer state and other variables that have no gradient: there all the time,
             never communicated.
         summand_bytes: while dW runs, parts of a gradient that wait to be added up: those of one weight, and
@@ -142,16 +143,28 @@ class Link:
         latency_s, bytes_per_s: of a message.
         overhead_s_per_byte: seconds that the sender, and the receiver, compute less for each byte: LogP's
             overhead (Culler et al. 1993), by byte.
+        machines: the machine of each device, by number; the devices of one share its ``cores``, as do the
+            messages between them, each of which takes a core at both ends; (): all have their own.
+        cores: of each machine.
 
     Raises:
-        CostError: a negative latency or overhead, or a bandwidth that is not positive.
+        CostError: a negative latency or overhead, a bandwidth that is not positive, machines without cores.
     """
 
     latency_s: float = 0.0
     bytes_per_s: float = math.inf
     overhead_s_per_byte: float = 0.0
+    machines: tuple[int, ...] = ()
+    cores: int = 0
 
     def __post_init__(self) -> None:
+        whole = [
+            isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in (*self.machines, self.cores)
+        ]
+        if not all(whole) or (self.machines and not self.cores):
+            raise CostError(
+                f"machines are whole numbers, of some cores; got {self.machines!r:.80}, {self.cores!r:.20}"
+            )
         _check_amount("", "latency_s", self.latency_s)
         _check_amount("", "overhead_s_per_byte", self.overhead_s_per_byte)
         if not is_number(self.bytes_per_s) or not self.bytes_per_s > 0:
@@ -160,6 +173,11 @@ class Link:
     def occupied_s(self, size_bytes: float) -> float:
         """Seconds for which a message keeps the link busy."""
         return size_bytes / self.bytes_per_s
+
+    @property
+    def free(self) -> Link:
+        """A link of the same devices on which messages take no time."""
+        return Link(machines=self.machines, cores=self.cores)
 
     def seconds(self, size_bytes: float) -> float:
         """Seconds from sending until a message is there, on an idle link."""

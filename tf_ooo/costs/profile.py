@@ -10,12 +10,13 @@ from __future__ import annotations
 import bisect
 import contextlib
 import math
+import os
 import re
 import statistics
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tf_ooo.compat import nests, tf_profiler
@@ -34,7 +35,8 @@ _INPUT_THREADS = "tf_data"
 class OpProfile:
     """Of each op that ran: its median seconds in a step, and its type.
 
-    ``overhead_s``: starting and stopping the profiler and reading the trace.
+    ``overhead_s``: starting and stopping the profiler and reading the trace.  ``core_s``: of ops on a CPU the
+    seconds of all cores together that were at work.
     """
 
     seconds: Mapping[str, float]
@@ -42,6 +44,12 @@ class OpProfile:
     steps: int
     step_s: float
     overhead_s: float
+    core_s: Mapping[str, float] = field(default_factory=dict)
+
+
+def usable_cores() -> int:
+    """On which this process may run, at least 1."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class StepProfiler:
@@ -127,10 +135,12 @@ def read_profile(events: Iterable[TracedEvent]) -> OpProfile:
     labels = [(_EVENT.fullmatch(e.label), e) for e in events if not e.line.startswith(_INPUT_THREADS)]
     ops = [(match[1], match[2], event) for match, event in labels if match]
     on_gpu = {name for name, _, event in ops if event.plane.startswith(_GPU_PLANE)}
-    share_s = _shared_seconds([event for _, _, event in ops])
-    sums = [defaultdict[str, float](float) for _ in marks]
+    op_events = [event for _, _, event in ops]
+    share_s = _shared_seconds(op_events)
+    core_s = _shared_seconds(op_events, tf_profiler.pool_work(events), usable_cores())
+    sums, core_sums = ([defaultdict[str, float](float) for _ in marks] for _ in range(2))
     types: dict[str, str] = {}
-    for (name, op_type, event), seconds in zip(ops, share_s, strict=True):
+    for (name, op_type, event), seconds, of_cores_s in zip(ops, share_s, core_s, strict=True):
         # For an op with kernels on a GPU the CPU's event is only their launch.
         if name in on_gpu and not event.plane.startswith(_GPU_PLANE):
             continue
@@ -138,28 +148,47 @@ def read_profile(events: Iterable[TracedEvent]) -> OpProfile:
         if number is not None:
             sums[number][name] += seconds
             types[name] = op_type
+            if name not in on_gpu:
+                core_sums[number][name] += of_cores_s
     if not types:
         raise CostError(
             "the profile has no op in it: the step runs no TensorFlow graph, or one compiled by XLA, "
             "or it ran too often before"
         )
-    medians = {name: statistics.median(s[name] for s in sums if name in s) for name in types}
     step_s = statistics.median(duration for _, duration in marks)
-    return OpProfile(dict(sorted(medians.items())), types, len(marks), step_s, 0.0)
+    return OpProfile(_medians(sums), types, len(marks), step_s, 0.0, _medians(core_sums))
 
 
-def _shared_seconds(events: list[TracedEvent]) -> list[float]:
-    """Each event's seconds; while several CPU threads compute, each second is divided among them."""
+def _medians(sums: list[defaultdict[str, float]]) -> dict[str, float]:
+    """Of each op over the steps in which it ran."""
+    names = sorted({name for of_step in sums for name in of_step})
+    return {name: statistics.median(s[name] for s in sums if name in s) for name in names}
+
+
+def _shared_seconds(
+    events: list[TracedEvent], within_ops: Sequence[TracedEvent] = (), cores: int = 1
+) -> list[float]:
+    """Each event's seconds; while several CPU threads compute, each second is divided among them.
+
+    With the work of threads ``within_ops`` those of all cores: while several threads are at work, a second
+    counts as many times, at most the number of cores.  A thread whose op is divided among others computes a
+    part itself, or waits for them (Eigen does the one or the other, oneDNN waits): it counts half.
+    """
     on_cpu = [event for event in events if not event.plane.startswith(_GPU_PLANE)]
-    changes = [(e.begin_s, 1, e.line) for e in on_cpu]
-    changes += [(e.begin_s + e.duration_s, -1, e.line) for e in on_cpu]
+    changes = [(e.begin_s, 1, e.line, True) for e in on_cpu]
+    changes += [(e.begin_s + e.duration_s, -1, e.line, True) for e in on_cpu]
+    changes += [(e.begin_s, 1, e.line, False) for e in within_ops]
+    changes += [(e.begin_s + e.duration_s, -1, e.line, False) for e in within_ops]
     under_way: Counter[str] = Counter()  # of each thread: an op may call a function of other ops
+    within: Counter[str] = Counter()
     share_s, before_s, got = 0.0, 0.0, {}
-    for now_s, change, line in sorted(changes):
+    for now_s, change, line, runs_ops in sorted(changes):
         threads = sum(count > 0 for count in under_way.values())
-        share_s += (now_s - before_s) / threads if threads else 0.0
+        parts = sum(count > 0 for count in within.values())
+        at_work = min(max(threads, parts) + min(threads, parts) / 2, cores)
+        share_s += at_work * (now_s - before_s) / threads if threads else 0.0
         got[now_s], before_s = share_s, now_s
-        under_way[line] += change
+        (under_way if runs_ops else within)[line] += change
     return [
         got[e.begin_s + e.duration_s] - got[e.begin_s] if not e.plane.startswith(_GPU_PLANE) else e.duration_s
         for e in events

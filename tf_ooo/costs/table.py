@@ -81,11 +81,17 @@ class CostTable:
                 "latency_s": self.link.latency_s,
                 "bytes_per_s": UNLIMITED if math.isinf(bandwidth) else bandwidth,
                 "overhead_s_per_byte": self.link.overhead_s_per_byte,
+                **self._shared(),
             },
             "layers": layers,
             "op_seconds": dict(sorted(self.op_seconds.items())),
         }
         return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+    def _shared(self) -> dict[str, Any]:
+        """Which devices share the cores of a machine, where some do."""
+        link = self.link
+        return {"machines": list(link.machines), "cores": link.cores} if link.machines else {}
 
     def save(self, path: str | Path) -> Path:
         """Writes the file; returns its path."""
@@ -168,7 +174,8 @@ def _layer(index: int, content: object) -> LayerCosts:
 
 def _link(content: object) -> Link:
     required = {"latency_s", "bytes_per_s"}
-    content = _object(content, "link", {*required, "overhead_s_per_byte"}, required)
+    content = _object(content, "link", {*required, "overhead_s_per_byte", "machines", "cores"}, required)
+    machines = tuple(int(n) for n in _numbers("link: machines", content.get("machines", []), int))
     bandwidth = content["bytes_per_s"]
     if bandwidth == UNLIMITED:
         bandwidth = math.inf
@@ -178,7 +185,7 @@ def _link(content: object) -> Link:
     _number("link: latency_s", content["latency_s"])
     _number("link: overhead_s_per_byte", overhead)
     with errors_of("link"):
-        return Link(content["latency_s"], bandwidth, overhead)
+        return Link(content["latency_s"], bandwidth, overhead, machines, content.get("cores", 0))
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -133,7 +133,10 @@ def check_model(model: keras.Model, mode: str) -> None:
 
 
 class FirstSteps:
-    """The first one traces, the next ones are profiled; then it is known what the layers cost.
+    """The first one traces, the next ones are measured; then it is known what the layers cost.
+
+    Of several that are measured the first is timed only: ops take longer under the profiler, and those that
+    follow say how the step's time is divided among them.
 
     With ``options.costs`` one step does.  ``rows`` are those of the largest micro-batch of the step that was
     taken apart; for ``microbatches`` and ``applying`` see :class:`StepFunctions`.
@@ -158,7 +161,8 @@ class FirstSteps:
         self._functions.around_traces = functools.partial(
             progress.said, f"tracing the step{parts}, to cut it"
         )
-        self._profiler = StepProfiler(self._steps or 1)
+        self._timed_s: list[float] = []
+        self._profiler = StepProfiler(max(1, self._steps - 1))
 
     def run(self, batch: Any) -> Any:
         """One step; its logs.  Raises why the step could not be taken apart, or was refused before it ran."""
@@ -168,7 +172,7 @@ class FirstSteps:
         started = time.perf_counter()
         if self.seen and self._steps:
             with progress.said(f"measuring step {self.seen} of {self._steps} on one device"):
-                outputs = self._profiler.run_anyway(lambda: functions(batch), self._not_measured)
+                outputs = self._measured_step(batch)
         else:
             try:
                 outputs = functions(batch)
@@ -181,6 +185,16 @@ class FirstSteps:
             nests.synchronize(outputs)
             self.first_s = self.first_s or time.perf_counter() - started
         return outputs
+
+    def _measured_step(self, batch: Any) -> Any:
+        functions, traced, started = self._functions, self._functions.traced, time.perf_counter()
+        if self.seen == 1 < self._steps:
+            outputs = functions(batch)
+            nests.synchronize(outputs)
+            if functions.traced == traced:
+                self._timed_s.append(time.perf_counter() - started)
+            return outputs
+        return self._profiler.run_anyway(lambda: functions(batch), self._not_measured)
 
     def _not_measured(self, error: OOOError) -> None:
         self._report.notes.append(f"costs are calculated from shapes, not measured: {error}")
@@ -198,7 +212,7 @@ class FirstSteps:
         step = self._layers.step
         if step is None:
             raise not_cut(self._request)
-        costs = measured_costs(step, self._profiler.profile)
+        costs = measured_costs(step, self._profiler.profile, self._timed_s)
         return step, self._given or target.costs(costs)
 
     def close(self) -> None:

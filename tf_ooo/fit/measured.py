@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from tf_ooo.costs.from_graph import Tasks, unknown_activations
+from tf_ooo.costs.from_graph import Tasks, unknown_activations, with_cores
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.op_seconds import step_costs
-from tf_ooo.costs.profile import OpProfile
+from tf_ooo.costs.profile import OpProfile, usable_cores
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import OptionsError
+from tf_ooo.hosts.link import sharing_cores
 from tf_ooo.hosts.target import Target
 from tf_ooo.rewriting.parts import is_part
 from tf_ooo.rewriting.tasks import tasks_for_costs
@@ -21,19 +22,32 @@ from tf_ooo.rewriting.weight_uses import ops_of_data
 _MOST_BETWEEN = 4.0
 
 
-def measured_costs(step: Step, profile: OpProfile | None) -> CostTable:
+def measured_costs(step: Step, profile: OpProfile | None, timed_s: Sequence[float] = ()) -> CostTable:
     """Costs of the layers for one micro-batch: the mean over all micro-batches of the profiled step.
 
-    Without a profile seconds are calculated from shapes.
+    Without a profile seconds are calculated from shapes.  ``timed_s``: seconds of equal steps without the
+    profiler.
     """
     known = step.known
     mean, factor = profile, 1.0
     if profile is not None:
         mean = dataclasses.replace(profile, seconds=step.averaged(profile.seconds))
-        factor = _between_ops(step, profile)
-    costs = step_costs(known.alone, known.graph, mean, *_tasks(step), factor)
+        factor = _between_ops(step, profile, timed_s)
+    tasks = _tasks(step)
+    costs = step_costs(known.alone, known.graph, mean, *tasks, factor)
     layers = tuple(map(_with_tied, costs.layers, *tied_bytes(step)))
+    if profile is not None and profile.core_s:
+        core_s = _core_seconds(costs.op_seconds, step.averaged(profile.core_s), factor)
+        layers = with_cores(layers, known.graph, costs.op_seconds, core_s, usable_cores(), *tasks)
     return dataclasses.replace(costs, layers=layers)
+
+
+def _core_seconds(
+    seconds: Mapping[str, float], core_s: Mapping[str, float], factor: float
+) -> dict[str, float]:
+    """Of all cores; in what ``factor`` adds to an op's seconds, one thread looks for the next op."""
+    kept, added = min(factor, 1.0), max(0.0, 1 - 1 / factor)
+    return {name: core_s[name] * kept + seconds[name] * added for name in core_s if name in seconds}
 
 
 def tied_bytes(step: Step) -> tuple[list[float], list[float], list[float]]:
@@ -106,16 +120,26 @@ def check_costs(costs: CostTable, names: Sequence[str]) -> None:
             )
 
 
-def _between_ops(step: Step, profile: OpProfile) -> float:
+def _between_ops(step: Step, profile: OpProfile, timed_s: Sequence[float]) -> float:
     """How many times as long a step took as its ops together: the rest is the executor's time between them.
 
     The step ran its layers one after the other.  If some of its ops still ran side by side, the ratio may be
-    below 1; then it counts as 1.
+    below 1; then it counts as 1.  Where steps were timed without the profiler, which delays small ops most,
+    the ratio may be below 1.  The shortest counts: whatever else the machine does makes steps longer only.
     """
     ops_s = sum(value for name, value in profile.seconds.items() if name in step.index.index)
-    return min(max(profile.step_s / ops_s, 1.0), _MOST_BETWEEN) if ops_s else 1.0
+    step_s = min([profile.step_s, *timed_s])
+    return min(max(step_s / ops_s, 0.0 if timed_s else 1.0), _MOST_BETWEEN) if ops_s else 1.0
 
 
 def with_link(costs: CostTable, target: Target) -> CostTable:
     """The costs with the link between the devices, unless they have one: then the plan is the same."""
     return dataclasses.replace(costs, link=target.link_between()) if costs.link == Link() else costs
+
+
+def with_shared_link(costs: CostTable, target: Target) -> CostTable:
+    """As :func:`with_link`; the link also says which devices share cores."""
+    if costs.link != Link():
+        return costs
+    link = sharing_cores(target.link_between(), target.devices, target.hosts())
+    return dataclasses.replace(costs, link=link)

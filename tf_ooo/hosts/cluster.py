@@ -20,7 +20,7 @@ from tf_ooo.compat import versions
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, CostError, OOOError
-from tf_ooo.hosts.addresses import answers, can_listen, held_ports, outward_host, parse
+from tf_ooo.hosts.addresses import answers, can_listen, held_ports, host_port, outward_host, parse
 from tf_ooo.hosts.facts import Client, Facts, Line, in_a_line, own_facts, say_used, user_of
 from tf_ooo.hosts.link import link_between, measure_device_link
 from tf_ooo.hosts.listening import is_loopback, only_at
@@ -67,6 +67,18 @@ class Cluster:
     def link_between(self) -> Link:
         """As :attr:`link`; with one task between its devices."""
         return link_between(self.devices) if self.link is None else self.link
+
+    def hosts(self) -> list[str]:
+        """Of each device, from the address of its task."""
+        import tensorflow as tf
+
+        tasks = [tf.DeviceSpec.from_string(name).task for name in self.devices]
+        of_own = f"/job:{_OWN_JOB}/"
+        addresses = [
+            self.addresses[0 if name.startswith(of_own) else task]
+            for name, task in zip(self.devices, tasks, strict=True)
+        ]
+        return [host_port(address)[0] for address in addresses]
 
     def costs(self, measured: CostTable) -> CostTable:
         """Workers are taken to be as fast as this process."""

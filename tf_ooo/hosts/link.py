@@ -13,6 +13,7 @@ from tf_ooo.compat import keras_variables
 from tf_ooo.costs.busy_latency import busy_latency_s, seconds_of
 from tf_ooo.costs.communication import MEASURED_BYTES, fit_link
 from tf_ooo.costs.layer_costs import Link
+from tf_ooo.costs.profile import usable_cores
 from tf_ooo.errors import CostError
 
 _HOPS = 8
@@ -39,6 +40,19 @@ def link_between(names: Sequence[str]) -> Link:
         min(x.bytes_per_s for x in links),
         max(x.overhead_s_per_byte for x in links),
     )
+
+
+def sharing_cores(link: Link, names: Sequence[str], hosts: Sequence[str]) -> Link:
+    """The link of devices of which the CPUs of one host share its cores; all hosts are taken to be like this.
+
+    There the time that messages take from those that compute is time of these cores, and counts as that.
+    """
+    places = [host if ":CPU:" in name else name for name, host in zip(names, hosts, strict=True)]
+    machines = tuple(places.index(place) for place in places)
+    if len(set(machines)) == len(machines):
+        return link
+    overhead = link.overhead_s_per_byte if len(set(machines)) > 1 else 0.0
+    return replace(link, overhead_s_per_byte=overhead, machines=machines, cores=usable_cores())
 
 
 def _one_memory(a: str, b: str) -> bool:

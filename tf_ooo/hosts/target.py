@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError
-from tf_ooo.hosts.addresses import cluster_of_environment, is_cluster
+from tf_ooo.hosts.addresses import cluster_of_environment, has_devices, is_cluster
 from tf_ooo.hosts.devices import full_names
 from tf_ooo.hosts.link import link_between
 
@@ -35,6 +35,9 @@ class Target(Protocol):
     def link_between(self) -> Link:
         """Between neighbours; measured when asked for."""
 
+    def hosts(self) -> Sequence[str]:
+        """Of each device, where it is: CPUs of one host share its cores."""
+
 
 class Devices:
     """Devices without workers to be lost; ``given`` may have some of a target's methods, or a ``link``."""
@@ -51,6 +54,13 @@ class Devices:
         """The one that was given; else as :func:`tf_ooo.hosts.link.link_between`."""
         link: Link | None = getattr(self._given, "link", None)
         return link_between(self.devices) if link is None else link
+
+    def hosts(self) -> Sequence[str]:
+        """As the object says that was given; those that says nothing of have a host each; else processes."""
+        said: Sequence[str] | None = getattr(self._given, "hosts", None)
+        if said is None and has_devices(self._given):
+            return self.devices
+        return [name.rsplit("/device:", 1)[0] for name in self.devices] if said is None else said
 
 
 def target_of(devices: Any, local_rank: int = 0) -> Target:

@@ -114,15 +114,20 @@ class CandidateRow(Section):
 
 @dataclass(eq=False)
 class LinkRow(Section):
-    """The link between devices; ``bytes_per_s`` is None where it has no limit."""
+    """The link between devices; ``bytes_per_s`` is None where it has no limit.
+
+    ``cores`` of a machine that several devices share; None: all have their own.
+    """
 
     latency_s: float
     bytes_per_s: float | None
     overhead_s_per_byte: float
+    cores: int | None = None
 
     def text(self) -> str:
         speed = "no limit" if self.bytes_per_s is None else f"{bytes_text(round(self.bytes_per_s))}/s"
-        return f"{speed}, {seconds_text(self.latency_s)} each message"
+        shared = "" if self.cores is None else f"; devices share the {self.cores} cores of a machine"
+        return f"{speed}, {seconds_text(self.latency_s)} each message{shared}"
 
 
 @dataclass(eq=False)

@@ -16,7 +16,7 @@ from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, MemoryLimitError, ScheduleError
 from tf_ooo.fit import progress
 from tf_ooo.fit.distributed import Distributed, FirstSteps, check_model
-from tf_ooo.fit.measured import check_costs, unknown_sizes, with_link
+from tf_ooo.fit.measured import check_costs, unknown_sizes, with_shared_link
 from tf_ooo.fit.mode import Training
 from tf_ooo.fit.recorder import Watched
 from tf_ooo.hosts.cluster import Cluster
@@ -149,7 +149,7 @@ class PipelineMode:
     def plan_from(self, step: Step, costs: CostTable, model: keras.Model) -> PlannedPipeline:
         """Plans for a step with given costs.  Raises OptionsError where they are another model's."""
         check_costs(costs, [layer.name for layer in step.known.graph.layers])
-        costs = with_link(costs, self.distributed.target)
+        costs = with_shared_link(costs, self.distributed.target)
         self.planned_from = (step, costs)
         self.distributed.report.costs = costs
         return self.plan_with(step, costs, model)
@@ -249,7 +249,7 @@ class PipelineSteps:
         step, costs = first.measured(self._target)
         mode.rows = first.rows
         with progress.said("planning, where to cut the model and in which order its tasks run"):
-            mode.plan_from(step, mode.company.shared(with_link(costs, self._target)), self._model)
+            mode.plan_from(step, mode.company.shared(with_shared_link(costs, self._target)), self._model)
         mode.describe().plan_seconds = time.perf_counter() - started
         first.close()
         self._first = None

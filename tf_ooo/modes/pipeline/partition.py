@@ -188,4 +188,16 @@ def _sum(group: Sequence[LayerCosts], inputs: tuple[int, ...], sent: Sequence[La
         name=names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}",
         slot_bytes=total("slot_bytes"),
         summand_bytes=max(layer.summand_bytes for layer in group),
+        occupancy=_occupancy(group),
     )
+
+
+def _occupancy(group: Sequence[LayerCosts]) -> tuple[float, float, float] | None:
+    """Mean shares of the device over the seconds of all; None where not all are known."""
+    if any(layer.occupancy is None for layer in group):
+        return None
+    shares = np.array([layer.occupancy for layer in group])
+    seconds = np.array([(layer.forward_s, layer.output_grad_s, layer.weight_grad_s) for layer in group])
+    weights = np.where(seconds.sum(axis=0) > 0, seconds, 1.0)
+    forward, output_grad, weight_grad = np.average(shares, axis=0, weights=weights).tolist()
+    return forward, output_grad, weight_grad

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from tf_ooo.compat import keras_layers, keras_losses
-from tf_ooo.costs.layer_costs import SECONDS, LayerCosts, Link
+from tf_ooo.costs.layer_costs import SECONDS, LayerCosts
 from tf_ooo.costs.table import CostTable
 from tf_ooo.modes.pipeline.partition import crossing_bytes, stage_of_layer
 from tf_ooo.planning.choosing.plan import Candidate, Plan
@@ -59,7 +59,9 @@ def section_of(plan: Plan, costs: CostTable, devices: Sequence[str]) -> Pipeline
         predicted_bubble_fraction=float(timeline.bubble_fraction),
         predicted_peak_bytes=[int(size) for size in timeline.peak_bytes],
         serial_step_s=sum(count * layer.busy_s + layer.update_s for layer in costs.layers),
-        link=LinkRow(link.latency_s, bytes_per_s, link.overhead_s_per_byte),
+        link=LinkRow(
+            link.latency_s, bytes_per_s, link.overhead_s_per_byte, link.cores if link.machines else None
+        ),
         microbatches=count,
     )
 
@@ -67,11 +69,17 @@ def section_of(plan: Plan, costs: CostTable, devices: Sequence[str]) -> Pipeline
 def limits_of(plan: Plan, costs: CostTable) -> list[str]:
     """What the predicted step is spent on, other than all devices at work; each in words."""
     stages, step_s, count = plan.problem.layers, plan.step_s, plan.schedule.microbatches
-    unlinked_s = simulate(plan.schedule, stages, Link()).makespan_s
+    unlinked_s = simulate(plan.schedule, stages, costs.link.free).makespan_s
+    apart_s = simulate(plan.schedule, stages, dataclasses.replace(costs.link, machines=())).makespan_s
     largest = max(costs.layers, key=lambda layer: layer.busy_s)
     return [
         f"bubbles {float(plan.timeline.bubble_fraction):.0%}",
         f"link {1 - unlinked_s / step_s:.0%}",
+        *(
+            [f"devices that share {costs.link.cores} cores {1 - apart_s / step_s:.0%}"]
+            if apart_s < step_s
+            else []
+        ),
         f"the largest layer, {largest.name}, {count * largest.busy_s / step_s:.0%} of the step",
     ]
 

@@ -33,7 +33,8 @@ def simulate(
     """Runs a schedule on paper.
 
     Tasks are not interrupted; a lane runs one at a time; each pair of devices has a link for each
-    direction, which sends one message at a time in the order in which they become ready.
+    direction, which sends one message at a time in the order in which they become ready.  Where devices share
+    the cores of a machine, whatever runs there slows down alike while it needs more cores than there are.
 
     Args:
         schedule: from :func:`tf_ooo.plan` or :meth:`Schedule.from_text`.
@@ -152,7 +153,7 @@ def _work(
         sources.append(links.producer)
         targets.append(links.nodes)
         lags.append(np.zeros(len(links.nodes)))
-    occupancy, lane_device = _occupancy(plan, layers, len(transfer_s), len(link_kinds))
+    occupancy, lane_device = _occupancy(plan, layers, link, links)
     work = LaneWork(
         duration_s=np.concatenate([plan.tile(seconds) + _overheads_s(links, link, len(device)), transfer_s]),
         lane_starts=np.concatenate([plan.starts, lane_starts]),
@@ -259,21 +260,37 @@ class _Links:
 
 
 def _occupancy(
-    plan: _Repeated, layers: Sequence[LayerCosts], messages: int, links: int
+    plan: _Repeated, layers: Sequence[LayerCosts], link: Link, links: _Links
 ) -> tuple[Floats, Ints] | tuple[None, None]:
-    """Shares of the device, where costs tell them and a device runs more than one stream."""
+    """Shares of a device with several streams, where costs tell them; of devices of one machine, of that."""
     relation = plan.relation
     devices = [device for device, _ in relation.lanes]
-    if len(set(devices)) == len(devices) or not any(layer.occupancy for layer in layers):
+    machines = _machines(link, max(devices, default=0) + 1)
+    places = [machines[device] for device in devices]
+    told = bool(link.machines) or any(layer.occupancy for layer in layers)
+    if len(set(places)) == len(places) or not told:
         return None, None
-    share = np.zeros(len(relation))
+    share, unknown = np.zeros(len(relation)), 1 / link.cores if link.machines else 1.0
     for column, kind in enumerate(("F", "dO", "dW")):
         for stage in range(relation.stages):
             group = [layers[i] for i in relation.schedule.layers_of(stage)]
             # Layers of one stage run one after the other: the largest share counts.
             share[relation.there(kind, stage)] = max(
-                (layer.occupancy or (1, 1, 1))[column] for layer in group
+                (layer.occupancy or (unknown,) * 3)[column] for layer in group
             )
     share[relation.fields.kind == KIND_NUMBER["U"]] = 1.0
-    lane_device = np.array([*devices, *[-1] * links], np.int32)
-    return np.concatenate([plan.tile(share), np.zeros(messages)]), lane_device
+    if links.instant:
+        return plan.tile(share), np.array(places, np.int32)
+    first = links.starts[:-1]
+    pairs = zip(links.source_device[first].tolist(), links.target_device[first].tolist(), strict=True)
+    within = [machines[a] if link.machines and machines[a] == machines[b] else -1 for a, b in pairs]
+    # A message between processes of one machine is copied by both of them.
+    sending = min(1.0, 2 / link.cores) if link.machines else 0.0
+    sent = np.full(len(links.nodes), sending)
+    return np.concatenate([plan.tile(share), sent]), np.array([*places, *within], np.int32)
+
+
+def _machines(link: Link, devices: int) -> list[int]:
+    """A number for each device, the same where they share cores."""
+    own = max(link.machines, default=-1) + 1
+    return [link.machines[n] if n < len(link.machines) else own + n for n in range(devices)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import keras
+import numpy as np
 import pytest
 
 import tf_ooo
@@ -26,6 +28,29 @@ def test_a_pipeline(tmp_path, schedule):
     page = (tmp_path / "report.html").read_text()
     assert "One step, planned and measured" in page
     assert (tmp_path / "plotly.min.js").exists()
+
+
+def test_a_gradient_that_is_added_up_once(tmp_path):
+    """The rows of an Embedding, of all micro-batches, are no task of one of them."""
+    rng = np.random.default_rng(0)
+    words, classes = rng.integers(0, 50, (320, 7)), rng.integers(0, 3, 320)
+    layers = [keras.layers.Embedding(50, 16), keras.layers.Flatten(), keras.layers.Dense(8, "relu")]
+    model = keras.Sequential([keras.Input((7,), dtype="int32"), *layers, keras.layers.Dense(3)])
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+    callback = tf_ooo.OOOBackprop(tf_ooo.Pipeline(schedule="1f1b", microbatches=4, timeline=tmp_path))
+    model.fit(words, classes, batch_size=16, verbose=0, callbacks=[callback])
+    report = callback.report
+    added_once = {task for task in report.planned.tasks if task.kind == "dW" and task.stage == 0}
+    assert_covers(report, without=lowest_output_grads(report) | added_once)
+
+
+def test_layerpipe_in_epochs_that_are_short(tmp_path):
+    """Rounds run one by one where fewer batches are left than run together."""
+    callback = tf_ooo.OOOBackprop(tf_ooo.LayerPipe(profile_steps=0, timeline=tmp_path))
+    fit(model_of(), callback, batches=4, epochs=5)
+    report = callback.report
+    assert report.measured_timeline is not None, report.not_measured
+    assert {event.device for event in report.measured_timeline.events} == {0, 1}
 
 
 def test_layerpipe(tmp_path):

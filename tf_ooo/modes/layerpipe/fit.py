@@ -290,7 +290,7 @@ class LayerPipeSteps:
         plan, epoch, planned = self._mode.plan, self._epoch, self._mode.describe().planned
         if plan is None or epoch is None or planned is None or self._over_rounds is None:
             return None
-        if not (plan.step_s and epoch.is_full):
+        if not (plan.step_s and epoch.is_full()):
             return None
         return watched_round(plan, self._over_rounds, planned, self._together)
 

@@ -98,10 +98,12 @@ class Epoch:
         """How many batches have been taken from the data whose results nobody has seen."""
         return self._taken + len(self._ahead) - self._given
 
-    @property
     def is_full(self) -> bool:
-        """Whether the next step runs rounds, and batches are in all of them."""
-        return not self._results and self._count is None and self.rounds >= self._ticks.last
+        """Whether the next step runs rounds, and batches are in all of them; takes the batches it needs."""
+        if self._results or self._count is not None or self.rounds < self._ticks.last:
+            return False
+        self._look_ahead(self._together)
+        return bool(self._ahead)
 
     def drain(self) -> None:
         """No more batches are taken; those on their way are finished."""

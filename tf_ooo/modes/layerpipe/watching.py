@@ -13,10 +13,12 @@ _KINDS = ("F", "dO", "dW", "U")
 
 
 def watched_round(plan: SpreadPlan, over_rounds: Spread, planned: Schedule, together: int) -> Watched:
-    """The last of the rounds that are run as one; each task is another batch's."""
+    """The last of the rounds that are run as one, or one alone, as at the end of an epoch.
+
+    Each task is another batch's.
+    """
     tasks = _tasks(over_rounds, planned)
-    scope = f"round_{together - 1}/" if together > 1 else ""
-    named = {f"{scope}{name}": task for name, task in tasks.items()}
+    named = tasks | {f"round_{together - 1}/{name}": task for name, task in tasks.items()}
     return Watched(round_schedule(planned, set(tasks.values())), lambda: named, plan.step_s)
 
 

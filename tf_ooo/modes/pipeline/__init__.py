@@ -20,9 +20,11 @@ def tasks_of(graph_def: Any) -> dict[str, Task]:
 
     tasks = {}
     # By name where a graph optimizer dropped the mark, as from a product that it merged with an addition.
-    for node, step in zip(graph_def.node, steps_of(graph_def), strict=True):
+    steps = steps_of(graph_def)
+    once = max((step for step in steps if step is not None), default=0)
+    for node, step in zip(graph_def.node, steps, strict=True):
         if "_ooo_stage" in node.attr and step is not None:
-            kind = node.attr["_ooo_kind"].s.decode()
-            microbatch = 0 if kind == "U" else step
-            tasks[node.name] = Task(kind, int(node.attr["_ooo_stage"].i), microbatch)
+            kind, stage = node.attr["_ooo_kind"].s.decode(), int(node.attr["_ooo_stage"].i)
+            # A sum of an Embedding's rows over all micro-batches is a dW that comes once.
+            tasks[node.name] = Task("U", stage) if kind == "U" or step == once else Task(kind, stage, step)
     return tasks

@@ -12,6 +12,7 @@ from grappler_passes.graph.liveness import owns_memory
 from grappler_passes.graph.training_graph import Op, OpKind, TrainingGraph
 from tf_ooo.costs.devices import DeviceModel, Work
 from tf_ooo.costs.layer_costs import SECONDS, LayerCosts
+from tf_ooo.costs.places import Places
 from tf_ooo.errors import CostError
 
 _ASSUMED_ELEMENT_BYTES = 4
@@ -56,7 +57,7 @@ def graph_costs(
     sizes = _sizes(graph, tasks, forward)
     notes: list[str] = []
     if sizes.unknown:
-        shown = ", ".join(sizes.unknown[:5])
+        shown = Places.of_tasks(graph, by_task).listed(sizes.unknown)
         notes.append(f"{len(sizes.unknown)} tensors of unknown size count as 0 bytes: {shown}")
     inputs = _layer_inputs(graph, forward)
     weights = variable_bytes(graph, notes)
@@ -88,6 +89,15 @@ def graph_costs(
         if name not in counted and seconds.get(name, 0.0) > 0:
             left_s[op.kind.value] += seconds[name]
     return GraphCosts(tuple(layers), dict(left_s), tuple(notes))
+
+
+def places(
+    graph: TrainingGraph, tasks: Tasks | None = None, forward: Mapping[str, int] | None = None
+) -> Places:
+    """Whose ops are whose, in words; ``tasks`` and ``forward`` where they are known already."""
+    tasks = backward_tasks(graph).ops if tasks is None else tasks
+    forward = forward_layers(graph) if forward is None else forward
+    return Places.of_tasks(graph, ops_by_task(graph, tasks, forward))
 
 
 def unknown_activations(graph: TrainingGraph, tasks: Tasks, forward: Mapping[str, int]) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from tf_ooo.compat import keras_optimizers, nests, versions
 from tf_ooo.costs.analytic import analytic_ops
 from tf_ooo.costs.devices import DEFAULT_DEVICE, DeviceModel, split_device, usual_precision
 from tf_ooo.costs.devices import device as device_named
-from tf_ooo.costs.from_graph import graph_costs, with_occupancy
+from tf_ooo.costs.from_graph import graph_costs, places, with_occupancy
 from tf_ooo.costs.input_shapes import InputShape, input_shapes
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.op_seconds import op_seconds
@@ -138,7 +138,7 @@ def costs_of_model(
     step = _Step(model, (_with_rows(inputs, batch), _with_rows(targets, batch)))
     graph_def, graph = step.classified(batch)
     profile = step.profiled() if measure else None
-    seconds = op_seconds(graph_def, roofline, profile)
+    seconds = op_seconds(graph_def, roofline, profile, places(graph))
     costs = graph_costs(graph, seconds.seconds)
     layers = with_occupancy(costs.layers, graph, analytic_ops(graph_def, roofline).work, roofline)
     notes = [*step.notes, *costs.notes, *seconds.notes]

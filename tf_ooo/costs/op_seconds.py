@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from grappler_passes.analysis.backward_tasks import backward_tasks
 from grappler_passes.graph.sizes import ITERATORS
 from grappler_passes.graph.training_graph import TrainingGraph
 from tf_ooo.costs.analytic import FREE_OPS, analytic_ops
 from tf_ooo.costs.devices import DeviceModel, device
-from tf_ooo.costs.from_graph import Tasks, graph_costs
+from tf_ooo.costs.from_graph import Tasks, forward_layers, graph_costs, places
+from tf_ooo.costs.places import Places, counted
 from tf_ooo.costs.profile import OpProfile
 from tf_ooo.costs.table import CostTable
 
@@ -36,8 +38,13 @@ def op_seconds(
     graph_def: graph_pb2.GraphDef,
     on: DeviceModel,
     profile: OpProfile | None = None,
+    whose: Places | None = None,
 ) -> OpSeconds:
-    """Measured seconds, else calculated ones.  What oneDNN merged after planning counts as not measured."""
+    """Measured seconds, else calculated ones.  What oneDNN merged after planning counts as not measured.
+
+    ``whose``: what notes call ops; None: by their names.
+    """
+    whose = whose or Places({})
     analytic = analytic_ops(graph_def, on)
     measured = profile.seconds if profile else {}
     names = [node.name for node in graph_def.node]
@@ -54,12 +61,12 @@ def op_seconds(
         total_s = sum(analytic.seconds[n] for n in filled)
         notes.append(
             f"{len(filled)} of {len(computing)} ops were not measured; their {total_s * 1e3:.3g} ms are "
-            f"calculated for {on.name or 'the device given'}: {', '.join(filled[:_NAMED])}"
-            + (f" and {len(filled) - _NAMED} more" if len(filled) > _NAMED else "")
+            f"calculated for {on.name or 'the device given'}: {whose.listed(filled)}"
         )
     if missing:
-        reasons = "; ".join(analytic.unknown[n] for n in missing[:_NAMED])
-        notes.append(f"{len(missing)} ops have no costs: {reasons}{' ...' if len(missing) > _NAMED else ''}")
+        reasons = "; ".join(dict.fromkeys(analytic.unknown[n] for n in missing[:_NAMED]))
+        more = " ..." if len(missing) > _NAMED else ""
+        notes.append(f"{counted(len(missing), 'op')} without costs: {whose.told(reasons)}{more}")
     source = "analytic" if not profile else "mixed" if filled else "measured"
     return OpSeconds({n: s for n, s in seconds.items() if s is not None}, source, share, tuple(notes))
 
@@ -77,7 +84,9 @@ def step_costs(
     Ops that the profile does not show and that no formula knows count as 0, and a note names them:
     waiting for the next batch, ops that oneDNN has merged with another.
     """
-    seconds = op_seconds(graph_def, device(_FILL_IN), profile)
+    tasks = backward_tasks(graph).ops if tasks is None else tasks
+    forward = forward_layers(graph) if forward is None else forward
+    seconds = op_seconds(graph_def, device(_FILL_IN), profile, places(graph, tasks, forward))
     in_graph = {name: seconds.seconds.get(name, 0.0) * factor for name in graph.ops}
     costs = graph_costs(graph, in_graph, tasks, forward)
     notes = (*seconds.notes, *costs.notes)

@@ -18,6 +18,7 @@ from grappler_passes.graph.sizes import KnownShapes, with_sizes
 from grappler_passes.graph.training_graph import TrainingGraph
 from grappler_passes.passes.steps import additions
 from tf_ooo.compat import tf_functions
+from tf_ooo.costs.from_graph import places
 from tf_ooo.errors import GraphError, MemoryLimitError, OptionsError
 from tf_ooo.options import OneDeviceOptions
 from tf_ooo.options.base import check_schedule
@@ -27,6 +28,7 @@ from tf_ooo.planning.policies import BACKWARD_ORDERS, DEFAULT_POLICY
 from tf_ooo.rewriting import passes
 from tf_ooo.rewriting.lowering import TaskOps, execution_order, lower, task_ops
 from tf_ooo.rewriting.peaks import highest_peak, require_sizes, stock_order, stock_peak
+from tf_ooo.rewriting.reporting import told
 from tf_ooo.rewriting.result import Orders, RewriteResult
 
 
@@ -159,7 +161,7 @@ def _rewrite_graph(
         added_edges=sum(map(len, waits.values())),
         plan_seconds=0.0,
         mixed={**training_graph.mixed, **separated.mixed},
-        notes=(*loose, *(str(note) for note in (*separated.notes, *ordered.notes))),
+        notes=told(lambda: places(training_graph), (*separated.notes, *ordered.notes), loose),
     )
     if limit_bytes is not None:
         stock = tuple(stock_order(original))

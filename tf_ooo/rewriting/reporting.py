@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from grappler_passes.graph.liveness import unknown_sizes
 from grappler_passes.graph.training_graph import TrainingGraph
+from grappler_passes.passes.base import Note
+from tf_ooo.costs.places import Places
 from tf_ooo.planning.model.schedule import Task
 from tf_ooo.report.report import Report, layer_rows_of
 from tf_ooo.report.sections import LayerRow
@@ -30,6 +33,15 @@ def fill_plan(report: Report, result: RewriteResult | None) -> None:
     report.plan_seconds, report.rewritten_graph = result.plan_seconds, result.graph_def
     if report.fell_back:
         report.schedule = "stock"
+
+
+def told(whose: Callable[[], Places], notes: Iterable[Note], texts: Iterable[str] = ()) -> tuple[str, ...]:
+    """What passes and plans note, in a user's words: each once, layers in the place of ops."""
+    said = [(text, ()) for text in texts] + [(f"{note.status}: {note.reason}", note.nodes) for note in notes]
+    if not said:
+        return ()
+    places = whose()
+    return tuple(dict.fromkeys(places.told(text, names) for text, names in said))
 
 
 def clear_plan(report: Report) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.passes.rewrite_plan import RewritePlan
+from tf_ooo.costs.places import Places
 from tf_ooo.errors import OptionsError, ScheduleError
 from tf_ooo.hosts.devices import available_devices
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
@@ -19,6 +20,7 @@ from tf_ooo.rewriting import passes
 from tf_ooo.rewriting.naming import describe
 from tf_ooo.rewriting.ordering import lane_tasks, ops_of_tasks, order_lane
 from tf_ooo.rewriting.placing import place
+from tf_ooo.rewriting.reporting import told
 from tf_ooo.rewriting.request import RewriteRequest
 from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.unrolled_tasks import Known, Step, is_unrolled, take_apart
@@ -60,6 +62,11 @@ def serial_plan(step: Step, device: str, available: tuple[str, ...]) -> StagedPl
     return StagedPlan(schedule, step.known, layers, [device] * len(layers), available)
 
 
+def _places(step: Step) -> Places:
+    layers = step.known.graph.layers
+    return Places({name: f"{kind} of {layers[layer].name}" for name, (kind, layer, _) in step.where.items()})
+
+
 def rewrite_step(
     graph_def: graph_pb2.GraphDef, plan: StagedPlan, dump_dir: passes.Folder = None
 ) -> RewriteResult:
@@ -79,7 +86,7 @@ def rewrite_step(
         added_edges=_controls(done.graph_def) - _controls(graph_def),
         plan_seconds=time.perf_counter() - started,
         mixed=dict(plan.known.graph.mixed),
-        notes=tuple(str(note) for note in done.notes),
+        notes=told(lambda: _places(step), done.notes),
     )
 
 

@@ -18,12 +18,13 @@ from grappler_passes.analysis.steps import split_steps
 from grappler_passes.graph.training_graph import OpKind, TrainingGraph
 from grappler_passes.passes.base import PassResult
 from grappler_passes.passes.steps import Additions, additions
-from tf_ooo.costs.from_graph import variable_bytes
+from tf_ooo.costs.from_graph import places, variable_bytes
 from tf_ooo.errors import ScheduleError
 from tf_ooo.planning.building.common import COMMUNICATION, COMPUTE
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.rewriting import passes
 from tf_ooo.rewriting.lowering import TaskOps, first_ops, last_ops, lower, only_tasks, task_ops
+from tf_ooo.rewriting.reporting import told
 from tf_ooo.rewriting.request import ResultT, RewriteRequest
 from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.unrolled_tasks import is_unrolled
@@ -140,8 +141,8 @@ def _order(
     edges = communication_edges(schedule, graph, flight_bytes, parts_of(graph_def))
     plan = dataclasses.replace(plan, edges=(*plan.edges, *edges))
     done = passes.ordering_one_step(plan, dump_dir)(graph_def, graph)
-    notes += map(str, done.notes)
-    return _Ordered(graph, schedule, tasks, additions(graph_def, done.graph_def), tuple(notes))
+    said = told(lambda: places(graph), done.notes, notes)
+    return _Ordered(graph, schedule, tasks, additions(graph_def, done.graph_def), said)
 
 
 def communication_edges(

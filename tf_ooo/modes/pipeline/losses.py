@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_ooo.compat import func_graphs, keras_layers, keras_losses, tf_functions, train_function
+from tf_ooo.costs.places import first_of
 from tf_ooo.errors import BackendError
 from tf_ooo.tracing.changed import Taped
 from tf_ooo.tracing.intercepting import Update, intercepted
@@ -59,7 +60,7 @@ def check_loss(model: keras.Model, batch: Any, microbatches: int) -> None:
     except Exception as error:  # the step that comes next raises it, if it is the user's
         _LOG.debug("the loss of a batch was not compared with its micro-batches': %s", error)
         return
-    said = ", ".join(own[:3]) + (f" and {len(own) - 3} more" if len(own) > 3 else "")
+    said = first_of(own, 3)
     if pairs and all(pair.adds_up(_ROUNDING_OF_HALF if exact else _NEAR) for pair in pairs):
         raise BackendError(
             f"the loss adds up rows (looked at: {said}): of two micro-batches in one it is "

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tf_ooo.compat import keras_layers, keras_losses
 from tf_ooo.costs.layer_costs import SECONDS, LayerCosts
+from tf_ooo.costs.places import first_of
 from tf_ooo.costs.table import CostTable
 from tf_ooo.modes.pipeline.partition import crossing_bytes, stage_of_layer
 from tf_ooo.planning.choosing.plan import Candidate, Plan
@@ -133,14 +134,12 @@ def note_micro_batches(report: Report, model: keras.Model) -> None:
     texts = []
     names = keras_layers.batch_normalizations(model)
     if names:
-        texts.append(
-            f"{len(names)} BatchNormalization layers normalize each micro-batch by itself: {names[0]}"
-        )
+        texts.append(f"BatchNormalization normalizes each micro-batch by itself: {first_of(names)}")
     random = keras_layers.random_layers(model)
     if random:
         texts.append(
-            f"{len(random)} layers draw random numbers for each micro-batch, others than for the whole batch "
-            f"and the same for all schedules: {random[0]}"
+            "random numbers are drawn for each micro-batch, others than for the whole batch and the same for "
+            f"all schedules: {first_of(random)}"
         )
     masks = keras_losses.masks(model)
     if masks:

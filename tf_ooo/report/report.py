@@ -271,8 +271,8 @@ class Report:
     def _peak_text(self) -> str:
         unknown, rows = self.unknown_size_ops, self.peak_rows
         if self.predicted_peak_bytes is None and unknown:
-            known_with = "with batch_size= or memory_limit_bytes= it is"
-            return f"not known: {unknown} tensors have open sizes ({known_with})"
+            why = "sizes that only running tells" if rows else "open sizes (with batch_size= it is known)"
+            return f"not known: {unknown} tensors have {why}"
         return bytes_text(self.predicted_peak_bytes) + (f", batches of {rows} rows" if rows else "")
 
     def _predicted_text(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -231,17 +232,30 @@ class LayerPipeSection(ModeSection):
 
 
 def _tasks_on(processor: int, layers: Sequence[LayerRow]) -> str:
-    places = [
-        (kind, row.name, at)
-        for row in layers
-        for kind, at in (
-            ("F", row.F_processor),
-            ("dO", row.dO_high_processor),
-            ("dO", row.dO_processor),
-            ("dW", row.dW_processor),
-        )
-    ]
-    return ", ".join(f"{kind} {name}" for kind, name, at in places if at == processor)
+    """Layers all of whose tasks are there, neighbours together; of the others each task."""
+    parts: list[str] = []
+    for whole, rows in itertools.groupby(layers, lambda row: set(_places(row).values()) == {processor}):
+        names = [row.name for row in rows] if whole else []
+        if len(names) > 1:
+            parts.append(f"{names[0]} .. {names[-1]} ({len(names)} layers)")
+        parts += names if len(names) == 1 else []
+    for row in layers:
+        here = [task for task, at in _places(row).items() if at == processor]
+        if here and len(set(_places(row).values())) > 1:
+            parts.append(f"{' and '.join(here)} of {row.name}")
+    return ", ".join(parts)
+
+
+def _places(row: LayerRow) -> dict[str, int]:
+    """The processor of each of its tasks."""
+    high = row.dO_high_processor
+    places = {
+        "F": row.F_processor,
+        "dO" if high is None else "a part of dO": row.dO_processor,
+        "the rest of dO": high,
+        "dW": row.dW_processor,
+    }
+    return {task: at for task, at in places.items() if at is not None}
 
 
 @dataclass(eq=False)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import select
+import signal
 import socket
+import sys
 import threading
 import time
 
 import pytest
 
+from tests import forked
 from tf_ooo.hosts.silence import Silence, cut
 
 SILENCE_S = 0.5
@@ -125,3 +128,25 @@ def test_connections_that_were_cut_are_counted():
         assert cut(there) == 1
         assert connection.recv(1) == b""
         assert cut("no.such.name.invalid:1") == 0
+
+
+def watch_and_say(address, silence_s):
+    with watched({1: address}, silence_s) as silence:
+        print("watches", flush=True)
+        sys.stdin.read()
+        print("silent:", silence.tasks(), flush=True)
+
+
+def test_a_process_that_was_stopped_itself_takes_nobody_for_silent():
+    """As with Ctrl-Z."""
+    with server(b"greeting") as there:
+        process = forked.start(watch_and_say, there, 4 * SILENCE_S)
+        try:
+            assert process.stdout.readline() == "watches\n"
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(6 * SILENCE_S)
+            process.send_signal(signal.SIGCONT)
+            time.sleep(2 * SILENCE_S)
+            assert process.communicate(LIMIT_S)[0] == "silent: []\n"
+        finally:
+            process.kill()

@@ -20,6 +20,7 @@ from grappler_passes.passes.order import OrderPass
 from grappler_passes.passes.placement import PlacementPass
 from grappler_passes.passes.plain_sums import PlainSumsPass
 from grappler_passes.passes.relaxations import Relaxation
+from grappler_passes.passes.repeat import RepeatPass
 from grappler_passes.passes.rewrite_plan import RewritePlan
 from grappler_passes.passes.separate import SeparatePass
 from grappler_passes.passes.separate_loops import SeparateLoopsPass
@@ -109,6 +110,10 @@ def unrolled():
     return graph
 
 
+def read_twice():
+    return graph_of("x Const:", "a Abs: x", "b Abs: a", "c Abs: a")
+
+
 PLAN = RewritePlan(edges=(("a", "b"),), kinds={"a": "dO"}, devices={"a": CPU.format(1)}, joins={"join": ""})
 
 
@@ -125,6 +130,7 @@ CASES = [
     (PlacementPass(PLAN, (CPU.format(1),)), two_ops),
     (PlainSumsPass(), sums),
     (PlainSumsPass(), shared_terms),
+    (RepeatPass(frozenset({"a"}), frozenset({"b"})), read_twice),
     (SeparatePass(), gates),
     (SeparatePass(), lost_order),
     (SeparatePass(), loops),

@@ -11,7 +11,7 @@ from tf_ooo.bench.pipeline.pytorch import cut
 from tf_ooo.bench.pipeline.rows import PipelineRun, overhead_row_of, text_of, torch_rows_of
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.fit.ran import busy_seconds, task_times
-from tf_ooo.modes.pipeline.partition import merged
+from tf_ooo.planning.building.merging import merged
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.planning.simulation.simulator import simulate
 

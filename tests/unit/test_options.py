@@ -45,6 +45,7 @@ OPTIONS = {
     "microbatches": (4, {"pipeline"}),
     "chunks": (2, {"pipeline"}),
     "group": (2, {"pipeline"}),
+    "recompute": ("auto", {"pipeline"}),
     "replicas": (2, {"pipeline"}),
     "stages": (("dense", "dense_1"), {"pipeline"}),
     "check_loss": (False, {"pipeline"}),

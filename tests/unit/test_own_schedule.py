@@ -80,7 +80,6 @@ def test_a_cut_that_the_model_does_not_have():
         ({"workers": 3}, "line 5: workers 3: the fit has 1; start it by horovodrun -np 3"),
         ({"after": ((Task("U", 0), Task("U", 1), 0),)}, r"line 8: after: a fit"),
         ({"parts": {("dO", 0): (0.5, 0.5)}}, r"line 8: parts: a fit"),
-        ({"recompute": (1, 3)}, "line 8: recompute: plans compare it, a fit does not run it"),
         ({"priority_lanes": frozenset({(1, 0)})}, "line 9: lane 1 0: a fit runs one lane"),
     ],
 )

@@ -12,9 +12,10 @@ from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import MemoryLimitError, OptionsError
 from tf_ooo.modes.by_name import Options
-from tf_ooo.modes.pipeline.partition import Cutter, crossing_bytes, merged, units_of
+from tf_ooo.modes.pipeline.partition import Cutter, crossing_bytes, units_of
 from tf_ooo.modes.pipeline.planning import SCHEDULES, Wanted, make_plan
 from tf_ooo.modes.pipeline.reporting import _why, limits_of, section_of
+from tf_ooo.planning.building.merging import merged
 from tf_ooo.tracing.micro_batches import relative_weights, split_rows
 
 

@@ -75,6 +75,7 @@ def graph_costs(
                 # dW also needs the gradient that dO made; where that is larger than what dO frees, it counts
                 # from the start: rather too much memory than too little.
                 activation_bytes=max(sizes.kept[index], weight_grad),
+                forward_bytes=sizes.kept[index] if weight_grad > sizes.kept[index] else None,
                 weight_bytes=weights[index][0],
                 output_bytes=sizes.output[index],
                 weight_grad_bytes=weight_grad,

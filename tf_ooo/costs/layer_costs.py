@@ -50,6 +50,8 @@ class LayerCosts:
             never communicated.
         summand_bytes: while dW runs, parts of a gradient that wait to be added up: those of one weight, and
             a micro-batch's that waits for the sum of the earlier ones.
+        forward_bytes: of ``activation_bytes``, what the forward pass makes or reads; the rest are gradients
+            that dW needs, counted from the start; None: all.
         recomputed_bytes: of ``activation_bytes``, what is freed after F and there again from the start of
             dO, because F runs again; see :meth:`recomputed`.
         recomputed_s: the seconds of that, part of ``output_grad_s``.
@@ -71,6 +73,7 @@ class LayerCosts:
     name: str = ""
     slot_bytes: float = 0
     summand_bytes: float = 0
+    forward_bytes: float | None = None
     recomputed_bytes: float = 0
     recomputed_s: float = 0.0
 
@@ -89,6 +92,8 @@ class LayerCosts:
                     f"{_where(self.name)}{part}={getattr(self, part)} is above what it is part of, "
                     f"{whole}={getattr(self, whole)}"
                 )
+        if self.forward_bytes is not None:
+            _check_amount(self.name, "forward_bytes", self.forward_bytes)
         if not isinstance(self.name, str):
             raise CostError(f"name must be text, got {self.name!r:.80}")
         for field in ("inputs", "occupancy"):
@@ -119,18 +124,20 @@ class LayerCosts:
         """The costs where F runs again before dO: in between only ``input_bytes``, what F reads, are kept."""
         if self.recomputed_s or self.recomputed_bytes:
             return self
+        made_bytes = self.activation_bytes if self.forward_bytes is None else self.forward_bytes
         return replace(
             self,
             output_grad_s=self.output_grad_s + self.forward_s,
             recomputed_s=self.forward_s,
-            recomputed_bytes=max(0.0, self.activation_bytes - input_bytes),
+            recomputed_bytes=max(0.0, min(made_bytes, self.activation_bytes) - input_bytes),
         )
 
     def scaled(self, factor: float) -> LayerCosts:
         """The costs of ``factor`` times the micro-batch: all but the update and the weights."""
         changed = {name: getattr(self, name) * factor for name in _PER_MICROBATCH}
         kept = None if self.weight_grad_bytes is None else self.weight_grad_bytes * factor
-        return replace(self, **changed, weight_grad_bytes=kept)
+        made = None if self.forward_bytes is None else self.forward_bytes * factor
+        return replace(self, **changed, weight_grad_bytes=kept, forward_bytes=made)
 
 
 @dataclass(frozen=True)

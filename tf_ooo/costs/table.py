@@ -17,8 +17,8 @@ VERSION = 1
 SOURCES = ("measured", "analytic", "mixed", "edited")
 # What a bandwidth without limit is written as: JSON has no infinity.
 UNLIMITED = "unlimited"
-# Written where they are not 0.
-_RECOMPUTED = ("recomputed_bytes", "recomputed_s")
+# Written unless they are this.
+_RECOMPUTED = {"recomputed_bytes": 0, "recomputed_s": 0, "forward_bytes": None}
 # May be left out or null, with the meaning that LayerCosts gives to None, or to its absence.
 _OPTIONAL = ("weight_grad_bytes", "inputs", "occupancy", "name", "summand_bytes", *_RECOMPUTED)
 
@@ -151,7 +151,8 @@ def _table(content: object) -> CostTable:
 
 
 def _written(layer: LayerCosts) -> dict[str, Any]:
-    return {name: value for name, value in asdict(layer).items() if value or name not in _RECOMPUTED}
+    values = asdict(layer)
+    return {name: value for name, value in values.items() if _RECOMPUTED.get(name, ...) != value}
 
 
 def _layer(index: int, content: object) -> LayerCosts:

@@ -87,6 +87,7 @@ def _with_tied(
     return dataclasses.replace(
         layer,
         activation_bytes=layer.activation_bytes + copies_bytes + gradients_bytes,
+        forward_bytes=layer.activation_bytes if layer.forward_bytes is None else layer.forward_bytes,
         weight_grad_bytes=layer.kept_bytes + gradients_bytes,
         summand_bytes=layer.summand_bytes + made_here_bytes,
     )

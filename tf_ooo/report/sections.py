@@ -155,6 +155,7 @@ class PipelineSection(ModeSection):
         link: between devices.
         step_s: measured seconds of steps.
         microbatches: of one step.
+        recomputed: which layers run their forward again, what it takes and saves; empty: none.
     """
 
     stages: Sequence[StageRow] = ()
@@ -166,6 +167,7 @@ class PipelineSection(ModeSection):
     link: LinkRow | None = None
     step_s: Sequence[float] = ()
     microbatches: int = 1
+    recomputed: str = ""
 
     def rows(self) -> Rows:
         """For the summary: where the stages are."""
@@ -173,6 +175,7 @@ class PipelineSection(ModeSection):
             return []
         return [
             *((f"stage {row.stage}", row.text()) for row in self.stages),
+            ("runs again", self.recomputed),
             ("micro-batches", str(self.microbatches)),
             ("link between devices", "" if self.link is None else self.link.text()),
         ]

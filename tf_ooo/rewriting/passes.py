@@ -4,16 +4,17 @@
 |---|---|---|
 | one device | separate | annotate, order, verify |
 | data parallel | separate | annotate and order each step by itself; steps, verify |
-| pipeline | plain sums | placement, local constants, joins, order, annotate, verify |
+| pipeline | plain sums, repeat | placement, local constants, joins, order, annotate, verify |
 
-What comes out is verified against the graph as it came; plain sums are checked by their own pass.  With a
-``dump_dir`` all passes of a graph write into it, numbered in the order in which they run.
+What comes out is verified against the graph as it came; plain sums and what runs again are checked by
+their own pass.  With a ``dump_dir`` all passes of a graph write into it, numbered in the order in which they
+run.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tensorflow.core.framework import graph_pb2
 
@@ -24,10 +25,13 @@ from grappler_passes.passes.local_constants import LocalConstantsPass
 from grappler_passes.passes.order import OrderPass
 from grappler_passes.passes.placement import PlacementPass
 from grappler_passes.passes.plain_sums import PlainSumsPass
+from grappler_passes.passes.repeat import RepeatPass
 from grappler_passes.passes.rewrite_plan import RewritePlan
 from grappler_passes.passes.separate import SeparatePass
 from grappler_passes.passes.steps import Additions, StepsPass
 from grappler_passes.passes.verify import VerifyPass
+from tf_ooo.rewriting.repeating import to_repeat
+from tf_ooo.rewriting.unrolled_tasks import Step
 
 Folder = str | os.PathLike[str] | None
 
@@ -67,6 +71,11 @@ def ordering_steps(
 def adding_up(dump_dir: Folder = None) -> PassPipeline:
     """Pipeline: sums are one op again that TensorFlow has taken apart."""
     return PassPipeline([PlainSumsPass()], dump_dir)
+
+
+def repeating(step: Step, layers: Collection[int], dump_dir: Folder = None) -> PassPipeline:
+    """Pipeline: these layers run their forward again for their backward pass."""
+    return PassPipeline([RepeatPass(*to_repeat(step, layers))], dump_dir)
 
 
 def placing(

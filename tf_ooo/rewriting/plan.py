@@ -74,7 +74,7 @@ def plan(
             the replicas as ``workers`` and the averaging in ``predicted_step_s``.
         recompute: layers whose forward runs again before their dO, so that less is kept: ``"none"``,
             ``"all"`` that then keep less, or ``"auto"``: where the memory limit needs it, as few seconds as
-            keep it.  The schedule's ``recompute`` tells which.  For plans; no fit does it.
+            keep it.  The schedule's ``recompute`` tells which.
         options: what a policy offers, for example ``group=2`` of modulo.
 
     Raises:

@@ -40,7 +40,8 @@ class StagedPlan:
     """What a step's graph is rewritten to: a schedule whose stages are groups of layers, and full names of
     devices.
 
-    ``known`` are the ops of the step that was planned, ``available`` all devices that exist.
+    ``known`` are the ops of the step that was planned, ``available`` all devices that exist.  Layers of
+    ``recompute`` run their forward again before their dO.
     """
 
     schedule: Schedule
@@ -48,6 +49,7 @@ class StagedPlan:
     stage_of_layer: Sequence[int]
     device_of_stage: Sequence[str]
     available: tuple[str, ...]
+    recompute: tuple[int, ...] = ()
 
 
 def serial_plan(step: Step, device: str, available: tuple[str, ...]) -> StagedPlan:
@@ -76,6 +78,9 @@ def rewrite_step(
     """
     started = time.perf_counter()
     step = take_apart(graph_def, plan.known)
+    if plan.recompute:
+        graph_def = passes.repeating(step, plan.recompute)(graph_def).graph_def
+        step = take_apart(graph_def, plan.known)
     rewrite, moved = _rewrite_plan(step, plan)
     done = passes.placing(rewrite, plan.available, graph_def, dump_dir)(graph_def)
     return RewriteResult(

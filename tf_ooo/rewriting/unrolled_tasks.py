@@ -14,6 +14,7 @@ from grappler_passes.analysis.classify import classify_graph_def
 from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE, is_sum, microbatch_graph, steps_of
 from grappler_passes.graph.dependencies import GraphIndex
 from grappler_passes.graph.training_graph import TrainingGraph
+from grappler_passes.passes.repeat import repeats
 from tf_ooo.costs.devices import device
 from tf_ooo.costs.op_seconds import op_seconds
 from tf_ooo.errors import GraphError
@@ -130,10 +131,13 @@ def take_apart(graph_def: graph_pb2.GraphDef, known: Known | None = None, whole_
         alone = microbatch_graph(graph_def, index, steps, count - 1, count)
         known = _classified(alone, general, whole_layers)
     else:
-        _check_known(index, general, known)
+        _check_known(index, general, known, repeats(graph_def))
     where: dict[str, Where] = {}
+    repeated = repeats(graph_def)
     for name, number in zip(index.names, steps, strict=True):
-        at = known.where.get(general[name])
+        at = known.where.get(general[repeated.get(name, name)])
+        if at is not None and name in repeated:
+            at = ("dO", at[1])
         if at is not None and index.ops[index.index[name]] not in ("Const", "_Arg", "_Retval"):
             where[name] = (*at, 0 if number is None else min(number, count - 1))
     sums = frozenset(node.name for node in graph_def.node if is_sum(node))
@@ -161,10 +165,12 @@ def _classified(alone: graph_pb2.GraphDef, general: Mapping[str, str], whole_lay
     )
 
 
-def _check_known(index: GraphIndex, general: Mapping[str, str], known: Known) -> None:
+def _check_known(
+    index: GraphIndex, general: Mapping[str, str], known: Known, repeated: Mapping[str, str]
+) -> None:
     there = known.names | known.where.keys()
     computing = [name for name, op in zip(index.names, index.ops, strict=True) if op not in _COUNTED]
-    met = sum(general[name] in there for name in computing)
+    met = sum(general[repeated.get(name, name)] in there for name in computing)
     if met < _KNOWN_SHARE * len(computing):
         raise GraphError(
             f"{len(computing) - met} of the step's {len(computing)} ops are not those of the step "

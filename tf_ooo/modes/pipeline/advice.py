@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import OOOError
-from tf_ooo.modes.pipeline.partition import Bounds
 from tf_ooo.modes.pipeline.planning import Wanted, make_plan
+from tf_ooo.planning.building.by_name import Bounds
 from tf_ooo.planning.choosing.plan import Plan
 from tf_ooo.report.gain import Gain
 from tf_ooo.report.texts import seconds_text

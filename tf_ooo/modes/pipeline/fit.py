@@ -28,16 +28,18 @@ from tf_ooo.modes.pipeline.advice import ENOUGH, advice
 from tf_ooo.modes.pipeline.company import Company
 from tf_ooo.modes.pipeline.losses import check_loss
 from tf_ooo.modes.pipeline.options import Pipeline
-from tf_ooo.modes.pipeline.own_schedule import check_own, layers_named
+from tf_ooo.modes.pipeline.own_schedule import check_own, check_recomputed, layers_named
 from tf_ooo.modes.pipeline.partition import Cutter, units_of
 from tf_ooo.modes.pipeline.planning import SCHEDULES, Wanted, make_plan, named_bounds, own_cuts
 from tf_ooo.modes.pipeline.reporting import fill_report, note_micro_batches
 from tf_ooo.modes.pipeline.running import PlannedPipeline, RunningPipeline
 from tf_ooo.options.base import is_file
+from tf_ooo.planning.choosing.recompute import NONE
 from tf_ooo.planning.model.schedule_file import ScheduleFile, read_schedule
 from tf_ooo.report.gain import Gain
 from tf_ooo.report.report import Report, fill_step_times
 from tf_ooo.rewriting.parts import is_part
+from tf_ooo.rewriting.repeating import layers_that_cannot
 from tf_ooo.rewriting.staged import LayerByLayer
 from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing import sync
@@ -101,6 +103,10 @@ class PipelineMode:
         own = read_schedule(path)
         replicas, devices = self.company.engine.size, len(self.distributed.target.devices)
         check_own(own, devices, options.microbatches, replicas)
+        if options.recompute != NONE:
+            raise own.error(
+                f"recompute={options.recompute!r}: the file's 'recompute' line says which layers do"
+            )
         if options.stages is not None and layers_named(own):
             raise own.error("the file has 'stage' lines, and stages= is given: leave one out", "stage")
         if before is not None and before.schedule != own.schedule:
@@ -113,6 +119,9 @@ class PipelineMode:
         layers = tuple(LayerCosts(1.0, 1.0, 1.0, name=name) for name in names)
         cutter = Cutter(layers, units_of(len(names), step.known.glued), Link(), step.count)
         if self.own is not None:
+            check_recomputed(
+                self.own, len(names), layers_that_cannot(step) if self.own.schedule.recompute else ()
+            )
             own_cuts(self.own, cutter, self.options.stages, by_bytes=False)
         elif self.options.stages is not None:
             named_bounds(cutter, self.options.stages)
@@ -170,6 +179,8 @@ class PipelineMode:
             options=self.options.policy_options,
             stages=self.options.stages,
             own=self.own,
+            recompute=self.options.recompute,
+            fixed=layers_that_cannot(step) if self.options.recompute != NONE else frozenset(),
         )
         units = units_of(len(costs.layers), step.known.glued)
         planned = make_plan(costs.layers, units, wanted)

@@ -8,8 +8,9 @@ from typing import ClassVar
 
 from tf_ooo.options import DeviceOptions, RankOptions
 from tf_ooo.options.base import is_file
-from tf_ooo.options.checks import flag, folder, option, whole_number
+from tf_ooo.options.checks import choice, flag, folder, option, whole_number
 from tf_ooo.planning.building.by_name import Stages, check_stages, is_nested
+from tf_ooo.planning.choosing.recompute import CHOICES, NONE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,9 @@ class Pipeline(DeviceOptions, RankOptions):
             which stages begin, the first included, or a list of names for each stage, of all its layers;
             None: cuts are tried.  As many as devices, or a multiple of that for schedules with several stages
             on each.
+        recompute: layers whose forward runs again before their dO, so that less is kept in between:
+            ``"none"``; ``"auto"``: where the memory limit needs it, as few seconds as keep it; ``"all"`` that
+            then keep less.
         replicas: the number of processes, each with a pipeline of its own, whose gradients are averaged;
             None: as many as horovodrun started.
         check_loss: refuse a loss of one's own that adds up the rows of a batch or compares them with one
@@ -48,6 +52,7 @@ class Pipeline(DeviceOptions, RankOptions):
     chunks: int | None = option(None, whole_number(1, optional=True), of_policy=True)
     group: int | None = option(None, whole_number(1, optional=True), of_policy=True)
     stages: Stages | None = option(None, check_stages)
+    recompute: str = option(NONE, choice(CHOICES))
     replicas: int | None = option(None, whole_number(1, optional=True))
     check_loss: bool = option(True, flag)
     dump_dir: str | os.PathLike[str] | None = option(None, folder)

@@ -6,7 +6,7 @@ No TensorFlow here.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import ScheduleError
@@ -30,11 +30,6 @@ def check_own(file: ScheduleFile, devices: int, microbatches: int, replicas: int
     for name in _NOT_RUN:
         if getattr(schedule, name) != getattr(_PLAIN, name):
             raise file.error(f"{name}: a fit runs no such schedule; leave the line out", name)
-    if schedule.recompute:
-        raise file.error(
-            "recompute: plans compare it, a fit does not run it (docs/planner.md); leave the line out",
-            "recompute",
-        )
     _check_counts(file, devices, microbatches, replicas)
     _check_lanes(file)
     _check_tasks(file)
@@ -62,8 +57,23 @@ def check_layers(file: ScheduleFile, layers: int) -> None:
         )
 
 
+def check_recomputed(file: ScheduleFile, layers: int, fixed: Collection[int]) -> None:
+    """ScheduleError for layers that there are not, or that cannot run again."""
+    for layer in file.schedule.recompute:
+        if layer >= layers:
+            raise file.error(f"recompute {layer}: the model has {layers} layers, from 0", "recompute")
+        if layer in fixed:
+            raise file.error(
+                f"recompute {layer}: this layer has a loop or random numbers and cannot run again",
+                "recompute",
+            )
+
+
 def as_run(schedule: Schedule, count: int) -> Schedule:
-    """The schedule of a step with ``count`` micro-batches, which may be fewer; each stage as one layer."""
+    """The schedule of a step with ``count`` micro-batches, which may be fewer; each stage as one layer.
+
+    What runs again is a matter of the stages' costs.
+    """
     number = stages_of(schedule)
     lanes = {
         lane: TaskList([task for task in tasks if task.microbatch < count])
@@ -75,6 +85,7 @@ def as_run(schedule: Schedule, count: int) -> Schedule:
         lanes=lanes,
         microbatches=count,
         stages=stages,
+        recompute=(),
         workers=1,
         predicted_step_s=None,
         predicted_peak_bytes=None,
@@ -138,9 +149,8 @@ def _check_tasks(file: ScheduleFile) -> None:
             raise file.located(
                 ScheduleError(f"missing: {task}; a fit needs F, dO and dW of each micro-batch, and U")
             )
-    each_one_layer = dataclasses.replace(
-        file.schedule, stages=tuple((stage, stage) for stage in range(number))
-    )
+    stages = tuple((stage, stage) for stage in range(number))
+    each_one_layer = dataclasses.replace(file.schedule, stages=stages, recompute=())
     try:
         validate(each_one_layer, [LayerCosts(1.0, 1.0, 1.0, 1.0)] * number)
     except ScheduleError as error:

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import MemoryLimitError, OOOError, OptionsError
 from tf_ooo.modes.pipeline.own_schedule import as_run, check_layers, layers_named, stages_of
-from tf_ooo.modes.pipeline.partition import Bounds, Cutter, merged
-from tf_ooo.planning.building.by_name import Stages, bounds_of
+from tf_ooo.modes.pipeline.partition import Cutter
+from tf_ooo.planning.building.by_name import Bounds, Stages, bounds_of
+from tf_ooo.planning.building.merging import merged
 from tf_ooo.planning.choosing.on_paper import auto_candidates
 from tf_ooo.planning.choosing.plan import Candidate, Clock, Plan, Trial, choose, policy_named, tried
+from tf_ooo.planning.choosing.recompute import NONE, recomputed
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule_file import ScheduleFile
 from tf_ooo.planning.policies import Policy, schedules_of
@@ -36,6 +38,7 @@ class Wanted:
 
     ``stages`` are names of layers at which they begin, or of the layers of each; None: cuts are tried.
     ``own`` is a schedule of the user's own, that has been checked and takes the place of ``schedule``.
+    ``recompute``: which layers run their forward again, ``fixed``: the layers that cannot.
     Predicted peaks of a device stay below its limit by :data:`PEAK_MARGIN`.
     """
 
@@ -47,6 +50,8 @@ class Wanted:
     options: Mapping[str, int] = field(default_factory=dict)
     stages: Stages | None = None
     own: ScheduleFile | None = None
+    recompute: str = NONE
+    fixed: frozenset[int] = frozenset()
 
     @property
     def planned_limit_bytes(self) -> int | None:
@@ -69,7 +74,16 @@ def make_plan(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted) -> Pl
         MemoryLimitError: none stays within the limit; says the lowest that one can keep.
     """
     cutter = Cutter(tuple(layers), units, wanted.link, wanted.microbatches)
-    uncut = Problem(cutter.layers, wanted.devices, wanted.microbatches, wanted.link, mode=MODE)
+    uncut = Problem(
+        cutter.layers,
+        wanted.devices,
+        wanted.microbatches,
+        wanted.link,
+        mode=MODE,
+        recompute=wanted.recompute,
+        model=cutter.layers,
+        fixed=wanted.fixed,
+    )
     errors: list[OOOError] = []
 
     def rows_of(policy: Policy) -> Iterator[Candidate]:
@@ -138,6 +152,9 @@ def _as_written(
     for bounds in own_cuts(own, cutter, wanted.stages, limit is not None):
         stages = merged(cutter.layers, bounds, wanted.microbatches)
         problem = dataclasses.replace(uncut, layers=stages, memory_limit_bytes=limit, bounds=bounds)
+        problem = dataclasses.replace(problem, recompute=NONE)
+        if own.schedule.recompute:
+            problem = recomputed(problem, own.schedule.recompute)
         trial = Trial(schedule, problem, _CLOCK)
         if limit is None or trial.peak_bytes <= limit:
             yield Candidate(schedule.policy, problem, trial, trial.step_s)

@@ -12,7 +12,9 @@ from tf_ooo.compat import keras_layers, keras_losses
 from tf_ooo.costs.layer_costs import SECONDS, LayerCosts
 from tf_ooo.costs.places import first_of
 from tf_ooo.costs.table import CostTable
-from tf_ooo.modes.pipeline.partition import crossing_bytes, stage_of_layer
+from tf_ooo.modes.pipeline.partition import crossing_bytes
+from tf_ooo.planning.building.merging import stage_of_layer
+from tf_ooo.planning.choosing.figures import recomputation
 from tf_ooo.planning.choosing.plan import Candidate, Plan
 from tf_ooo.planning.model.relation import stage_inputs
 from tf_ooo.planning.simulation.simulator import simulate
@@ -32,7 +34,8 @@ def fill_report(report: Report, plan: Plan, step: Step, costs: CostTable, device
     """Copies the plan into the report."""
     fill_plan(report, step.known.graph, plan, costs)
     # With the model's layers in its stages it can be simulated with the report's costs, and run again.
-    report.planned = dataclasses.replace(plan.schedule, stages=plan.problem.bounds)
+    problem = plan.problem
+    report.planned = dataclasses.replace(plan.schedule, stages=problem.bounds, recompute=problem.recomputed)
     report.predicted_step_s = plan.step_s
     report.pipeline = section_of(plan, costs, devices)
     report.limits = limits_of(plan, costs)
@@ -51,6 +54,7 @@ def section_of(plan: Plan, costs: CostTable, devices: Sequence[str]) -> Pipeline
     """The plan's part of a report."""
     count, timeline, link = plan.schedule.microbatches, plan.timeline, costs.link
     bytes_per_s = None if math.isinf(link.bytes_per_s) else link.bytes_per_s
+    again = recomputation(Candidate(plan.schedule.policy, plan.problem, plan.trial))
     names = [devices[number] for number in plan.schedule.device_of_stage]
     return PipelineSection(
         devices=list(devices),
@@ -64,6 +68,7 @@ def section_of(plan: Plan, costs: CostTable, devices: Sequence[str]) -> Pipeline
             link.latency_s, bytes_per_s, link.overhead_s_per_byte, link.cores if link.machines else None
         ),
         microbatches=count,
+        recomputed="" if again is None else str(again),
     )
 
 

@@ -15,8 +15,8 @@ from tf_ooo.fit.distributed import Placed, not_cut
 from tf_ooo.hosts.devices import available_devices
 from tf_ooo.hosts.target import Target
 from tf_ooo.modes.pipeline.options import Pipeline
-from tf_ooo.modes.pipeline.partition import stage_of_layer
 from tf_ooo.modes.pipeline.reporting import fill_report_of_graph
+from tf_ooo.planning.building.merging import stage_of_layer
 from tf_ooo.planning.choosing.plan import Plan
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.naming import variable_layers
@@ -37,7 +37,8 @@ class PlannedPipeline:
         self.step_s = deque[float](maxlen=_TIMED)
         on = [devices[number] for number in planned.schedule.device_of_stage]
         stages = stage_of_layer(planned.problem.bounds)
-        self.plan = StagedPlan(planned.schedule, step.known, stages, on, available_devices())
+        again = planned.problem.recomputed
+        self.plan = StagedPlan(planned.schedule, step.known, stages, on, available_devices(), again)
         self.devices = {name: on[stages[layer]] for name, layer in variable_layers(step).items()}
 
 

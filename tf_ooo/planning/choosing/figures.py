@@ -11,7 +11,7 @@ from tf_ooo.planning.choosing.plan import Candidate, Trial, policy_named, tried
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.pictures.style import bytes_text, time_text
-from tf_ooo.planning.policies import REFERENCES
+from tf_ooo.planning.policies import POLICIES, REFERENCES
 
 # Above this, the schedule without the limit takes too long only to compare it.
 _TASKS_TO_MAKE_AGAIN = 100_000
@@ -110,7 +110,7 @@ class Recomputed:
         layers: names of those that do, out of ``count``.
         again_s: seconds of it in a step, of all devices together.
         peak_bytes, kept_bytes: most on one device, with it and, of the schedule without limit, without it
-            (None: too many tasks to make again).
+            (None: a schedule of one's own, or one of too many tasks to make again).
     """
 
     name: str
@@ -141,12 +141,13 @@ def recomputation(candidate: Candidate) -> Recomputed | None:
     if trial is None or not trial.problem.recomputed:
         return None
     problem = trial.problem
-    many = len(trial.schedule.tasks) > _TASKS_TO_MAKE_AGAIN
-    without = None if many else tried(policy_named(candidate.name), _plain(problem)).trial
-    names = tuple(problem.layers[number].name or str(number) for number in problem.recomputed)
+    makes = candidate.name in POLICIES and len(trial.schedule.tasks) <= _TASKS_TO_MAKE_AGAIN
+    without = tried(policy_named(candidate.name), _plain(problem)).trial if makes else None
+    layers = problem.own_layers
+    names = tuple(layers[number].name or str(number) for number in problem.recomputed)
     again_s = trial.schedule.microbatches * sum(layer.recomputed_s for layer in problem.layers)
     kept_bytes = None if without is None else without.peak_bytes
-    return Recomputed(candidate.name, names, len(problem.layers), again_s, trial.peak_bytes, kept_bytes)
+    return Recomputed(candidate.name, names, len(layers), again_s, trial.peak_bytes, kept_bytes)
 
 
 def _plain(problem: Problem) -> Problem:

@@ -124,7 +124,10 @@ class Plan:
     @cached_property
     def schedule(self) -> Schedule:
         """The schedule with its predictions, which only plans of millions of tasks lack."""
-        return dataclasses.replace(self.trial.predicted(), recompute=self.problem.recomputed)
+        predicted, problem = self.trial.predicted(), self.problem
+        if problem.bounds:  # its stages are numbered, not its layers
+            return predicted
+        return dataclasses.replace(predicted, recompute=problem.recomputed)
 
     @property
     def timeline(self) -> Timeline:

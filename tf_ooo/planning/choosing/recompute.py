@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
 
 from tf_ooo.errors import MemoryLimitError
+from tf_ooo.planning.building.merging import merged
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.recomputation import saved_bytes, with_recomputed
 from tf_ooo.planning.model.schedule import Schedule
@@ -32,7 +33,9 @@ Make = Callable[[Problem], "Trial"]
 def recomputed(problem: Problem, chosen: Collection[int]) -> Problem:
     """The same problem with these layers computed again."""
     numbers = tuple(sorted(chosen))
-    layers = with_recomputed(problem.layers, numbers)
+    layers = with_recomputed(problem.own_layers, numbers)
+    if problem.model:
+        layers = merged(layers, problem.bounds, problem.microbatches)
     return dataclasses.replace(
         problem, layers=layers, recompute=NONE, recomputed=numbers, plain=problem.layers
     )
@@ -40,9 +43,10 @@ def recomputed(problem: Problem, chosen: Collection[int]) -> Problem:
 
 def worth_it(problem: Problem) -> list[int]:
     """The layers that keep less if they are computed again, the fewest seconds for their bytes first."""
-    saved = {number: saved_bytes(problem.layers, number) for number in range(len(problem.layers))}
-    numbers = [number for number, size in saved.items() if size > 0]
-    return sorted(numbers, key=lambda number: (problem.layers[number].forward_s / saved[number], number))
+    layers = problem.own_layers
+    saved = {number: saved_bytes(layers, number) for number in range(len(layers))}
+    numbers = [number for number, size in saved.items() if size > 0 and number not in problem.fixed]
+    return sorted(numbers, key=lambda number: (layers[number].forward_s / saved[number], number))
 
 
 def search(problem: Problem, within: Make, free: Make) -> Trial:
@@ -94,7 +98,8 @@ def _enough(problem: Problem, trial: Trial, left: list[int]) -> set[int]:
     """Of the layers left, in their order, so many on each device that is above the limit as may be enough."""
     schedule, limit = trial.schedule, problem.memory_limit_bytes or 0
     stored, device_of = _stored(schedule)
-    stage_of = {layer: stage for stage in device_of for layer in schedule.layers_of(stage)}
+    layers_of = _bounds(problem) if problem.model else schedule.layers_of
+    stage_of = {layer: stage for stage in device_of for layer in layers_of(stage)}
     excess = {device: float(peak - limit) for device, peak in enumerate(trial.timeline.peak_bytes)}
     added: set[int] = set()
     for number in left:
@@ -102,9 +107,14 @@ def _enough(problem: Problem, trial: Trial, left: list[int]) -> set[int]:
         device = device_of.get(stage, -1)
         if excess.get(device, 0) > 0:
             # The micro-batch whose dO runs has all of it there.
-            excess[device] -= saved_bytes(problem.layers, number) * max(stored[stage] - 1, 1)
+            excess[device] -= saved_bytes(problem.own_layers, number) * max(stored[stage] - 1, 1)
             added.add(number)
     return added
+
+
+def _bounds(problem: Problem) -> Callable[[int], range]:
+    """The layers of each stage that ``layers`` stand for."""
+    return lambda stage: range(problem.bounds[stage][0], problem.bounds[stage][1] + 1)
 
 
 def _stored(schedule: Schedule) -> tuple[dict[int, int], dict[int, int]]:
@@ -124,7 +134,7 @@ def _stored(schedule: Schedule) -> tuple[dict[int, int], dict[int, int]]:
 
 def _fewer(problem: Problem, best: Trial, within: Make) -> Trial:
     """Without layers that the limit does not need, those of most seconds first."""
-    costly = sorted(best.problem.recomputed, key=lambda number: -problem.layers[number].forward_s)
+    costly = sorted(best.problem.recomputed, key=lambda number: -problem.own_layers[number].forward_s)
     for number in costly[:_LEFT_OUT] if len(best.schedule.tasks) <= _TASKS_TO_SEARCH else ():
         chosen = set(best.problem.recomputed) - {number}
         try:

@@ -25,8 +25,10 @@ class Problem:
         bounds: (first, last) layer of a model that each of ``layers`` stands for; empty: each is one.
         recompute: which layers run their forward again before their dO: ``"none"``, ``"all"`` that then keep
             less, or ``"auto"``: as few seconds as keep the memory limit.
-        recomputed: the layers that do; ``layers`` have the costs of that.
+        recomputed: the layers that do, of ``model`` if it is given; ``layers`` have the costs of that.
         plain: the layers as they are without; empty: ``layers``.
+        model: with ``bounds``, the layers themselves, which are chosen from.
+        fixed: layers that cannot run again.
         cut: (first, last) of ``layers`` of each stage of a pipeline; empty: the policy cuts.
     """
 
@@ -41,7 +43,14 @@ class Problem:
     recompute: str = "none"
     recomputed: tuple[int, ...] = ()
     plain: tuple[LayerCosts, ...] = ()
+    model: tuple[LayerCosts, ...] = ()
+    fixed: frozenset[int] = frozenset()
     cut: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def own_layers(self) -> tuple[LayerCosts, ...]:
+        """The layers of the model, where ``layers`` are stages of it."""
+        return self.model or self.layers
 
     def flag(self, name: str, default: bool) -> bool:
         """A yes-or-no option of the policy; OptionsError if it is none."""

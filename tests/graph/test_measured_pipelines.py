@@ -27,6 +27,9 @@ def test_a_pipeline(tmp_path, schedule):
     assert report.scalars()["bubble"] == report.measured_timeline.bubble_fraction
     page = (tmp_path / "report.html").read_text()
     assert "One step, planned and measured" in page
+    # A pipeline's stages say where a dO is, and nothing is communicated for a layer alone.
+    assert "dO of its own" not in page
+    assert "comm ops" not in page
     assert (tmp_path / "plotly.min.js").exists()
 
 
@@ -59,6 +62,7 @@ def test_layerpipe(tmp_path):
     fit(model_of(), measuring, batches=10)
     costs = measuring.report.costs
     report = recorded(tmp_path, lambda **more: tf_ooo.LayerPipe(costs=costs, **more))
+    assert "batches as planned, one round as measured" in (tmp_path / "report.html").read_text()
     assert report.measured_timeline is not None, report.not_measured
     planned = {task for task in report.planned.tasks if not task.microbatch and task.kind != "U"}
     measured = set(report.measured_timeline.schedule.tasks)

@@ -48,6 +48,7 @@ def render(report: Report) -> str:
         ours=OURS,
         most_notes=_MOST_NOTES,
         chart=_chart(report),
+        drawn=_drawn(report),
         lanes=lane_pictures(report.planned),
         candidates=list(_candidates(report)),
         layer_names=_layer_names(report),
@@ -64,6 +65,15 @@ def _chart(report: Report) -> Chart | None:
     except BackendError as error:  # plotly is not installed
         _LOG.warning("the report's page has no chart: %s", error)
         return None
+
+
+def _drawn(report: Report) -> str:
+    """What the chart shows: of late gradients the plan has several batches, what was measured is one round."""
+    schedule, measured = report.planned, report.measured_timeline is not None
+    if schedule is not None and schedule.asynchronous:
+        planned = f"{schedule.microbatches} batches as planned"
+        return f"{planned}, one round as measured" if measured else planned
+    return "One step, planned and measured" if measured else "One step, as planned"
 
 
 def _layer_names(report: Report) -> dict[int, str]:

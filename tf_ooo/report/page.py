@@ -68,7 +68,7 @@ def _chart(report: Report) -> Chart | None:
 
 
 def _drawn(report: Report) -> str:
-    """What the chart shows: of late gradients the plan has several batches, what was measured is one round."""
+    """What the chart shows: late gradients have a plan of several batches, and one round is measured."""
     schedule, measured = report.planned, report.measured_timeline is not None
     if schedule is not None and schedule.asynchronous:
         planned = f"{schedule.microbatches} batches as planned"

@@ -111,3 +111,23 @@ def test_replicas_put_variables_back_when_a_callback_raises():
         train(model, [connect().rank], 4, [stops], microbatches=3, schedule="1f1b", replicas=RANKS)
     assert during == [["CPU:0", "CPU:1"]] * 2
     assert places(model) == ["CPU:0"]
+
+
+def test_a_schedule_of_their_own_and_layers_that_run_again(tmp_path):
+    """The bits of the named schedule; two ranks with different files do not train together."""
+    engine = connect()
+    options = {"microbatches": 3, "replicas": RANKS}
+    named = classifier()
+    _, report = train(named, [engine.rank], 2, [], **options, schedule="zb_h1", recompute="all")
+    path = tmp_path / f"rank_{engine.rank}.txt"
+    path.write_text(report.planned.to_text())
+    ours = classifier()
+    _, again = train(ours, [engine.rank], 2, [], **options, schedule=path)
+    assert again.planned.lanes == report.planned.lanes
+    assert again.planned.recompute == report.planned.recompute
+    said = engine.gather([bits_of(named), bits_of(ours)])
+    assert said == [[said[0][0]] * 2] * RANKS
+    order = report.planned.to_text()
+    path.write_text(order.replace("policy zb_h1", "policy mine") if engine.rank else order)
+    with pytest.raises(tf_ooo.OptionsError, match="do not train the same thing: rank 1 has options.schedule"):
+        train(classifier(), [engine.rank], 2, [], **options, schedule=path)

@@ -66,8 +66,10 @@ class ReplicatedPipelineMode:
         pipeline, company = self.pipeline.steps_of(model, steps), self.pipeline.company
         if company.averaging is None:
             return pipeline.training()
-        file = self.pipeline.own
-        agreed = {**self._agreed, "schedule": file.schedule.to_text()} if file else self._agreed
+        agreed, file = self._agreed, self.pipeline.own
+        if file is not None:  # whatever each rank's is called
+            order = dataclasses.replace(file.schedule, predicted_step_s=None, predicted_peak_bytes=None)
+            agreed = {**agreed, "schedule": order.to_text()}
         ranks = RanksInStep(model, company.engine, company.averaging, self.options, agreed, steps)
 
         def run_batches(batches: list[Any], iterator: Any) -> Any:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import faulthandler
+import ctypes
 import gc
 import sys
+
+from tf_ooo.errors import BackendError
+from tf_ooo.hosts.native import load
 
 # From the time when all that was registered for the end has run: Python frees a large model in less.
 _FREE_S = 20.0
@@ -15,13 +18,11 @@ def end_in_time(free_s: float = _FREE_S) -> None:
     """Bounds the end of a script that has failed; to be called while it ends.
 
     TensorFlow may wait, with Python's lock held while it is freed, for a process that is gone, or that waits
-    for this one.  ``free_s`` seconds after Python has begun to free what is left, the process prints where
-    it stands, and ends with status 1.
+    for this one.  ``free_s`` seconds after Python has begun to free what is left, a thread of C says so and
+    ends the process with status 1.
     """
-
-    def begin(phase: str, info: dict[str, int]) -> None:
-        if sys.is_finalizing() and sys.__stderr__ is not None:
-            with contextlib.suppress(OSError, ValueError):  # it is closed, or no file
-                faulthandler.dump_traceback_later(free_s, exit=True, file=sys.__stderr__)
-
-    gc.callbacks.append(begin)
+    with contextlib.suppress(BackendError):  # not compiled: then there is no bound
+        library = load("_silence")
+        library.ooo_end_in_time(ctypes.c_double(free_s))
+        freeing = library.ooo_freeing
+        gc.callbacks.append(lambda phase, info: freeing() if sys.is_finalizing() else None)

@@ -182,23 +182,26 @@ static struct peer *new_peer(const char *const *addresses, int count, int port) 
   return peer;
 }
 
+/* A thread of no one; 0, or why there is none. */
+static int start(void *(*function)(void *), void *given) {
+  pthread_t thread;
+  sigset_t every, before;
+  sigfillset(&every); /* Python's handlers run in other threads */
+  pthread_sigmask(SIG_BLOCK, &every, &before);
+  int failed = pthread_create(&thread, NULL, function, given);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  if (!failed) pthread_detach(thread);
+  return failed;
+}
+
 /* Watches from now on who listens at these addresses and this port (host order); NULL: no thread. */
 void *ooo_watch(const char *const *addresses, int count, int port, double silence_s) {
   struct peer *peer = new_peer(addresses, count, port);
-  pthread_t thread;
-  sigset_t every, before;
   if (peer == NULL) return NULL;
   peer->silence_s = silence_s;
-  sigfillset(&every); /* Python's handlers run in other threads */
-  pthread_sigmask(SIG_BLOCK, &every, &before);
-  int failed = pthread_create(&thread, NULL, watch, peer);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
-  if (failed) {
-    free(peer);
-    return NULL;
-  }
-  pthread_detach(thread);
-  return peer;
+  if (start(watch, peer) == 0) return peer;
+  free(peer);
+  return NULL;
 }
 
 /* Whether it has been silent for too long: then its connections are closed, again and again. */
@@ -214,3 +217,24 @@ int ooo_cut(const char *const *addresses, int count, int port) {
   free(peer);
   return closed;
 }
+
+static double free_s;
+static atomic_int freeing;
+
+static void *end(void *given) {
+  static const char said[] =
+      "tf_ooo: this process is ended: other processes are lost, and a library still waits for them\n";
+  (void)given;
+  while (!atomic_load(&freeing)) sleep_for(0.05);
+  sleep_for(free_s);
+  if (write(STDERR_FILENO, said, sizeof said - 1) < 0) _exit(1);
+  _exit(1);
+}
+
+/* This process ends so many seconds after ooo_freeing was called, if it is still there. */
+void ooo_end_in_time(double seconds) {
+  free_s = seconds;
+  start(end, NULL);
+}
+
+void ooo_freeing(void) { atomic_store(&freeing, 1); }

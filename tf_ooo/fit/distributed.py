@@ -135,8 +135,8 @@ def check_model(model: keras.Model, mode: str) -> None:
 class FirstSteps:
     """The first one traces, the next ones are measured; then it is known what the layers cost.
 
-    Of several that are measured the first is timed only: ops take longer under the profiler, and those that
-    follow say how the step's time is divided among them.
+    Of several that are measured the last one is profiled, and says how a step's time is divided among its
+    ops; those before it are timed only: ops take longer under the profiler.
 
     With ``options.costs`` one step does.  ``rows`` are those of the largest micro-batch of the step that was
     taken apart; for ``microbatches`` and ``applying`` see :class:`StepFunctions`.
@@ -162,7 +162,7 @@ class FirstSteps:
             progress.said, f"tracing the step{parts}, to cut it"
         )
         self._timed_s: list[float] = []
-        self._profiler = StepProfiler(max(1, self._steps - 1))
+        self._profiler = StepProfiler(1)
 
     def run(self, batch: Any) -> Any:
         """One step; its logs.  Raises why the step could not be taken apart, or was refused before it ran."""
@@ -188,7 +188,7 @@ class FirstSteps:
 
     def _measured_step(self, batch: Any) -> Any:
         functions, traced, started = self._functions, self._functions.traced, time.perf_counter()
-        if self.seen == 1 < self._steps:
+        if self.seen < self._steps:
             outputs = functions(batch)
             nests.synchronize(outputs)
             if functions.traced == traced:

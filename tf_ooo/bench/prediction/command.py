@@ -46,7 +46,8 @@ def row_of(asked: PredictionRun) -> Row:
     try:
         row: Row = result_of(command_of(asked), environment)
     except click.ClickException as error:
-        return {"workload": asked.case, "repetition": asked.repetition, "failed": error.message}
+        *_, last = error.message.strip().splitlines()
+        return {"workload": asked.case, "repetition": asked.repetition, "failed": last}
     return row
 
 

@@ -21,7 +21,7 @@ class Pipeline(DeviceOptions, RankOptions):
 
     Schedules: ``"auto"`` takes the one with the shortest predicted step; docs/pipeline.md lists all.  A text
     with a dot or a slash, or a path, is a file with a schedule of one's own (docs/planner.md: Text form).
-    ``profile_steps`` (3 at most) are profiled on one device before the model is cut.  Devices and costs:
+    ``profile_steps`` (3 at most) are measured on one device before the model is cut.  Devices and costs:
     :class:`tf_ooo.options.DeviceOptions`; how replicas are averaged:
     :class:`tf_ooo.options.RankOptions`; one pipeline alone refuses that.
 

@@ -27,16 +27,16 @@ def measured(monkeypatch):
     return seen
 
 
-def fitted(**options):
+def fitted(rows=96, **options):
     keras.utils.set_random_seed(4)
     hidden = [keras.layers.Dense(width, "relu") for width in (40, 90, 20)]
     model = keras.Sequential([keras.Input((7,)), *hidden, keras.layers.Dense(3)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(0.01), loss)
     random = np.random.default_rng(1)
-    x, y = random.normal(size=(96, 7)).astype("float32"), random.integers(0, 3, 96)
+    x, y = random.normal(size=(rows, 7)).astype("float32"), random.integers(0, 3, rows)
     callback = tf_ooo.OOOBackprop(tf_ooo.Pipeline(devices=2, microbatches=2, schedule="gpipe", **options))
-    model.fit(x, y, batch_size=16, verbose=0, callbacks=[callback])
+    model.fit(x, y, batch_size=16, epochs=2, verbose=0, callbacks=[callback])
     return callback.report
 
 
@@ -47,6 +47,21 @@ def test_the_last_of_the_measured_steps_is_profiled(measured, profile_steps, tim
     assert profiled == 1
     assert len(timed_s) == timed
     assert all(seconds > 0 for seconds in timed_s)
+
+
+@pytest.mark.parametrize(
+    ("profile_steps", "rows", "timed"),
+    [
+        (3, 56, 2),  # the fourth step is smaller: the fifth is profiled
+        (3, 40, 1),  # the third is, which is no measure of the others
+        (1, 24, 0),  # the second is
+    ],
+)
+def test_smaller_batches_do_not_count(measured, profile_steps, rows, timed):
+    report = fitted(rows, profile_steps=profile_steps)
+    ((profiled, timed_s),) = measured
+    assert (profiled, len(timed_s)) == (1, timed)
+    assert report.costs.rows is None or report.costs.rows == 8
 
 
 def test_the_costs_say_who_shares_cores_and_how_many_each_task_needs():

@@ -136,7 +136,8 @@ class FirstSteps:
     """The first one traces, the next ones are measured; then it is known what the layers cost.
 
     Of several that are measured the last one is profiled, and says how a step's time is divided among its
-    ops; those before it are timed only: ops take longer under the profiler.
+    ops; those before it are timed only: ops take longer under the profiler.  Where the last one has other
+    rows than the first, as the end of an epoch may have, the next one is profiled in its place.
 
     With ``options.costs`` one step does.  ``rows`` are those of the largest micro-batch of the step that was
     taken apart; for ``microbatches`` and ``applying`` see :class:`StepFunctions`.
@@ -162,13 +163,15 @@ class FirstSteps:
             progress.said, f"tracing the step{parts}, to cut it"
         )
         self._timed_s: list[float] = []
+        self._whole_rows, self._waited = 0, False
         self._profiler = StepProfiler(1)
 
     def run(self, batch: Any) -> Any:
         """One step; its logs.  Raises why the step could not be taken apart, or was refused before it ran."""
         functions = self._functions
         if self._layers.step is None:  # costs are of the first batch's parts
-            self.rows = max(split_rows(rows_of(batch), functions.microbatches))
+            self._whole_rows = rows_of(batch)
+            self.rows = max(split_rows(self._whole_rows, functions.microbatches))
         started = time.perf_counter()
         if self.seen and self._steps:
             with progress.said(f"measuring step {self.seen} of {self._steps} on one device"):
@@ -187,14 +190,17 @@ class FirstSteps:
         return outputs
 
     def _measured_step(self, batch: Any) -> Any:
-        functions, traced, started = self._functions, self._functions.traced, time.perf_counter()
-        if self.seen < self._steps:
-            outputs = functions(batch)
-            nests.synchronize(outputs)
-            if functions.traced == traced:
-                self._timed_s.append(time.perf_counter() - started)
-            return outputs
-        return self._profiler.run_anyway(lambda: functions(batch), self._not_measured)
+        functions, alike = self._functions, rows_of(batch) == self._whole_rows
+        if self.seen == self._steps and not alike and not self._waited:
+            self._steps, self._waited = self._steps + 1, True
+        if self.seen == self._steps:
+            return self._profiler.run_anyway(lambda: functions(batch), self._not_measured)
+        traced, started = functions.traced, time.perf_counter()
+        outputs = functions(batch)
+        nests.synchronize(outputs)
+        if alike and functions.traced == traced:
+            self._timed_s.append(time.perf_counter() - started)
+        return outputs
 
     def _not_measured(self, error: OOOError) -> None:
         self._report.notes.append(f"costs are calculated from shapes, not measured: {error}")

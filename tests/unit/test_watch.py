@@ -77,3 +77,21 @@ def test_a_worker_that_is_started_anew_is_noticed_while_nobody_asks(workers, mon
     assert watching.lost == {1: ANEW}
     assert ADDRESSES[1] in closed
     assert ADDRESSES[2] not in closed
+
+
+def test_the_end_waits_for_an_answer_that_comes_late(workers, monkeypatch):
+    """A thread inside TensorFlow at the end of Python would crash the process."""
+    late, ended = threading.Event(), []
+
+    def ask(self, timeout_s):
+        late.wait(20)
+        ended.append(self.task)
+        return AT_JOINING[self.task]
+
+    monkeypatch.setattr(watch.Line, "ask", ask)
+    monkeypatch.setattr(watch, "cut", lambda address: late.set())
+    watching = watch.Watch(AT_JOINING, Silence(0.5))
+    assert sorted(watching.look()) == [1, 2]
+    assert not ended
+    watching.stop()
+    assert sorted(ended) == [1, 2]

@@ -44,6 +44,7 @@ class Watch:
         self._answered: dict[int, float] = {}
         self._ended = threading.Event()
         self._asking: dict[int, threading.Thread] = {}
+        self._looking: list[threading.Thread] = []
         self._connecting: set[int] = set()
 
     def start(self) -> None:
@@ -66,8 +67,8 @@ class Watch:
             gc.freeze()  # Python frees graphs and what holds tensors of the worker for seconds at its end
 
     def _in_tensorflow(self) -> bool:
-        threads = self._asking.items()
-        return any(thread.is_alive() and task not in self._connecting for task, thread in threads)
+        threads = [thread for task, thread in self._asking.items() if task not in self._connecting]
+        return any(thread.is_alive() for thread in (*threads, *self._looking))
 
     def look(self) -> dict[int, str]:
         """Asks all workers now that are not lost; why each lost one is lost, by task."""
@@ -80,6 +81,7 @@ class Watch:
 
         # Nobody has to wait for these threads: a call may hang although it was given a deadline.
         asked = {task: _thread(ask, task) for task in self._workers if task not in self.lost}
+        self._looking = [*filter(threading.Thread.is_alive, self._looking), *asked.values()]
         deadline = time.monotonic() + self._answer_s
         for task, thread in asked.items():
             thread.join(max(0.0, deadline - time.monotonic()))

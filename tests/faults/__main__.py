@@ -11,6 +11,7 @@ import gc
 import importlib
 import multiprocessing
 import signal
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -27,6 +28,8 @@ from tests.faults.running import Outcome, own_folder, run
 from tests.faults.setups import MODES, Setup
 from tests.fuzz.__main__ import COLUMNS, numbers_of
 
+# In each process that runs set-ups.
+_INTERRUPTED = threading.Event()
 # Of the table: heading, and which outcomes are counted.
 FAILURES = {
     "hangs": ("hangs", "left behind"),
@@ -103,13 +106,24 @@ def _begin_apart() -> None:
     os.setpgid(0, 0)
 
 
+def _run(setup: Setup, references: Path) -> Outcome:
+    """Nothing any more after a Ctrl-C: a pool cannot take back what it has given to a process to run next."""
+    if _INTERRUPTED.is_set():
+        raise KeyboardInterrupt
+    try:
+        return run(setup, references)
+    except KeyboardInterrupt:
+        _INTERRUPTED.set()
+        raise
+
+
 def _outcomes(
     setups: list[Setup], references: Path, jobs: int, until: float
 ) -> Iterator[tuple[Setup, Outcome]]:
     """In the order in which they end; those that have not begun by then are left out."""
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(min(jobs, len(setups)), context, _begin_apart) as pool:
-        running = {pool.submit(run, setup, references): setup for setup in setups}
+        running = {pool.submit(_run, setup, references): setup for setup in setups}
         try:
             while running:
                 for future in wait(running, timeout=1.0, return_when=FIRST_COMPLETED).done:

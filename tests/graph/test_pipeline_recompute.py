@@ -199,8 +199,8 @@ class TestThePass:
         assert list(nodes["b"].input) == ["a"]
         assert repeats(result.graph_def) == {"a/repeated": "a", "b/repeated": "b"}
         assert result.replaced == {"reader"}
-        one = RepeatPass(frozenset({"b"}), frozenset({"reader"}))(graph).graph_def
-        assert list({node.name: node for node in one.node}["b/repeated"].input) == ["a"]
+        copied = RepeatPass(frozenset({"b"}), frozenset({"reader"}))(graph).graph_def
+        assert list({node.name: node for node in copied.node}["b/repeated"].input) == ["a"]
 
     def test_nothing_to_do(self, graph):
         assert not RepeatPass(frozenset(), frozenset())(graph).modified

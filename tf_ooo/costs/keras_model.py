@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grappler_passes.analysis.backward_tasks import backward_tasks
 from grappler_passes.analysis.classify import classify_graph_def, flatten
 from grappler_passes.compat import traced_functions
 from grappler_passes.graph.liveness import unknown_sizes
@@ -21,7 +22,7 @@ from tf_ooo.compat import keras_optimizers, nests, versions
 from tf_ooo.costs.analytic import analytic_ops
 from tf_ooo.costs.devices import DEFAULT_DEVICE, DeviceModel, split_device, usual_precision
 from tf_ooo.costs.devices import device as device_named
-from tf_ooo.costs.from_graph import graph_costs, places, with_occupancy
+from tf_ooo.costs.from_graph import forward_layers, graph_costs, places, with_occupancy
 from tf_ooo.costs.input_shapes import InputShape, input_shapes
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.op_seconds import op_seconds
@@ -138,8 +139,9 @@ def costs_of_model(
     step = _Step(model, (_with_rows(inputs, batch), _with_rows(targets, batch)))
     graph_def, graph = step.classified(batch)
     profile = step.profiled() if measure else None
-    seconds = op_seconds(graph_def, roofline, profile, places(graph))
-    costs = graph_costs(graph, seconds.seconds)
+    tasks, forward = backward_tasks(graph).ops, forward_layers(graph)
+    seconds = op_seconds(graph_def, roofline, profile, places(graph, tasks, forward))
+    costs = graph_costs(graph, seconds.seconds, tasks, forward)
     layers = with_occupancy(costs.layers, graph, analytic_ops(graph_def, roofline).work, roofline)
     notes = [*step.notes, *costs.notes, *seconds.notes]
     for kind, left_s in costs.left_out_s.items():

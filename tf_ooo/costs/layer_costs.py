@@ -136,8 +136,8 @@ class LayerCosts:
         """The costs of ``factor`` times the micro-batch: all but the update and the weights."""
         changed = {name: getattr(self, name) * factor for name in _PER_MICROBATCH}
         kept = None if self.weight_grad_bytes is None else self.weight_grad_bytes * factor
-        made = None if self.forward_bytes is None else self.forward_bytes * factor
-        return replace(self, **changed, weight_grad_bytes=kept, forward_bytes=made)
+        forward_bytes = None if self.forward_bytes is None else self.forward_bytes * factor
+        return replace(self, **changed, weight_grad_bytes=kept, forward_bytes=forward_bytes)
 
 
 @dataclass(frozen=True)

@@ -294,8 +294,8 @@ class StepComparison:
         if not all(times.seconds.values()):
             return Verdict(STOCK, f"measured no two steps on equal inputs among {times.steps}")
         everyone = self._ranks.gather(dict(beside or {}))
-        others = {which: slowest(theirs[which] for theirs in everyone) for which in everyone[0]}
-        seconds = times.seconds | others
+        slowest_beside = {which: slowest(theirs[which] for theirs in everyone) for which in everyone[0]}
+        seconds = times.seconds | slowest_beside
         compared = Comparison.of(times.seconds)
         report.stock_step_s, report.measured_step_s = compared.stock_s, compared.rewritten_s
         report.step_noise_s = compared.noise_s

@@ -53,11 +53,11 @@ def layers_that_cannot(step: Step) -> frozenset[int]:
         if kind not in ("dO", "dW"):
             continue
         for producer, _ in index.data_preds[index.index[name]]:
-            made = index.names[producer]
-            of = step.where.get(made)
-            large = sizes.get(made, 0) >= _LEAST_BYTES
+            source = index.names[producer]
+            of = step.where.get(source)
+            large = sizes.get(source, 0) >= _LEAST_BYTES
             weight = index.ops[producer] in ("ReadVariableOp", "Const")
-            if of == ("F", layer, number) and large and not weight and not _may_repeat(step, made):
+            if of == ("F", layer, number) and large and not weight and not _may_repeat(step, source):
                 fixed.add(layer)
     return frozenset(fixed)
 

@@ -126,14 +126,13 @@ def take_apart(graph_def: graph_pb2.GraphDef, known: Known | None = None, whole_
     count = max((step for step in steps if step is not None), default=0)
     if not count:
         raise GraphError("the graph holds no micro-batch and updates")
-    general = general_names(index.names, count)
+    general, repeated = general_names(index.names, count), repeats(graph_def)
     if known is None:
         alone = microbatch_graph(graph_def, index, steps, count - 1, count)
         known = _classified(alone, general, whole_layers)
     else:
-        _check_known(index, general, known, repeats(graph_def))
+        _check_known(index, general, known, repeated)
     where: dict[str, Where] = {}
-    repeated = repeats(graph_def)
     for name, number in zip(index.names, steps, strict=True):
         at = known.where.get(general[repeated.get(name, name)])
         if at is not None and name in repeated:

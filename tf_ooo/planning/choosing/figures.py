@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tf_ooo.costs.layer_costs import LayerCosts
+from tf_ooo.costs.places import first_of
 from tf_ooo.planning.choosing.plan import Candidate, Trial, policy_named, tried
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule
@@ -126,12 +127,10 @@ class Recomputed:
         return f"recomputes {len(self.layers)} of {self.count} layers"
 
     def __str__(self) -> str:
-        shown = ", ".join(self.layers[:_SHOWN])
-        more = f" and {len(self.layers) - _SHOWN} more" if len(self.layers) > _SHOWN else ""
         instead = "" if self.kept_bytes is None else f" instead of {bytes_text(self.kept_bytes)}"
         return (
-            f"{self.name} {self.in_short} ({shown}{more}): {time_text(self.again_s)} of work more a step, "
-            f"peak {bytes_text(self.peak_bytes)}{instead}"
+            f"{self.name} {self.in_short} ({first_of(self.layers, _SHOWN)}): {time_text(self.again_s)} of "
+            f"work more a step, peak {bytes_text(self.peak_bytes)}{instead}"
         )
 
 

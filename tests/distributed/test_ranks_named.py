@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import signal
@@ -10,11 +11,13 @@ from typing import Any
 
 import keras
 import pytest
+import tensorflow as tf
 
 import tf_ooo
 from tests import forked, launches
 from tests.distributed import training as t
-from tf_ooo.hosts.ranks import rendezvous, roll
+from tf_ooo.hosts.ranks import launch, rendezvous, roll
+from tf_ooo.hosts.ranks.line import Attention
 from tf_ooo.modes import data_parallel
 
 pytest.importorskip("horovod", reason="Horovod is not installed; run: make horovod")
@@ -190,6 +193,105 @@ def test_a_rank_that_reads_data_after_hvd_init_is_waited_for():
     assert all("trained; told" in text for text in said), said
     assert "rank 1 has not come to this fit for 1 s" in said[0]
     assert "waited for up to 600 s (TF_OOO_START_TIMEOUT_S)" in said[0]
+
+
+# -- ranks that are stopped -------------------------------------------------------------------------------
+
+SHORT_SILENCE_S = 5.0
+
+
+def stop_before_the_first_fit(victim: int) -> None:
+    Attention.SILENCE_S = SHORT_SILENCE_S
+    engine = data_parallel.connect()
+    if engine.rank == victim:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    fit([tf_ooo.OOOBackprop(mode="data_parallel")], engine.rank)
+
+
+@on_each_engine
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_is_stopped_before_training_is_named(engine, victim):
+    with launches.training_together(engine, 3, stop_before_the_first_fit, victim) as processes:
+        lines = errors(processes, lost=victim)
+        pid = processes[victim].pid
+    told = f"stopped before training: another worker is silent: rank {victim} (process {pid} on "
+    assert all(told in line and "has said nothing for 5 s: it is stopped" in line for line in lines), lines
+
+
+def hold_pythons_lock(seconds: int) -> None:
+    """As rank 1 does that reads data in a library which does not let go of it; rank 0 pauses meanwhile."""
+    Attention.SILENCE_S = SHORT_SILENCE_S
+    engine = data_parallel.connect()
+    if engine.rank == 1:
+        ctypes.PyDLL(None).sleep(seconds)
+    fit([tf_ooo.OOOBackprop(mode="data_parallel")], engine.rank)
+    print("trained", flush=True)
+
+
+def test_a_rank_that_holds_pythons_lock_is_waited_for():
+    """And one that itself is stopped for a while takes nobody for silent."""
+    with launches.training_together("horovod", 2, hold_pythons_lock, 12) as processes:
+        time.sleep(5)
+        processes[0].send_signal(signal.SIGSTOP)
+        time.sleep(2 * SHORT_SILENCE_S)
+        processes[0].send_signal(signal.SIGCONT)
+        said = [process.communicate(timeout=END_S)[0] for process in processes]
+    assert all("trained" in text for text in said), said
+
+
+def lose_in_the_beginning(how: int) -> None:
+    """In ``hvd.init()``, or while TensorFlow sets the cluster up."""
+    Attention.SILENCE_S = SHORT_SILENCE_S
+    if os.environ.get("HOROVOD_RANK") == "1":
+        import horovod.tensorflow as hvd
+
+        hvd.init = lambda: os.kill(os.getpid(), how)
+    elif "HOROVOD_RANK" not in os.environ and launch.place_in_tf_config()[0] == 1:
+        tf.distribute.MultiWorkerMirroredStrategy = lambda: os.kill(os.getpid(), how)
+    data_parallel.connect()
+    fit([tf_ooo.OOOBackprop(mode="data_parallel")])
+
+
+@on_each_engine
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_is_lost_while_a_library_begins_is_named(engine, how):
+    with launches.training_together(engine, 3, lose_in_the_beginning, int(how)) as processes:
+        lines = errors(processes)
+        statuses = [processes[rank].returncode for rank in (0, 2)]
+        pid = processes[1].pid
+    does = "is silent" if how == signal.SIGSTOP else "ended"
+    told = f"stopped before training: another worker {does}: rank 1 (process {pid} on "
+    assert told in lines[0], lines
+    # Rank 2 hears of it as TensorFlow lets go of Python's lock, when rank 0 has ended.
+    told = told if engine == "horovod" else f"another worker ended: rank 1 (process {pid} on "
+    assert told in lines[1], lines
+    assert statuses == [1, 1]
+
+
+def leave_a_fit_and_live(seconds_s: float) -> None:
+    """Rank 1 ends its fit by an error, which its script handles."""
+    engine = data_parallel.connect()
+
+    def on_train_batch_begin(batch: int, logs: Any) -> None:
+        if (engine.rank, batch) == (1, 5):
+            lose("raises")
+
+    raising = keras.callbacks.LambdaCallback(on_train_batch_begin=on_train_batch_begin)
+    try:
+        fit([tf_ooo.OOOBackprop(mode="data_parallel"), raising], engine.rank)
+    except ValueError:
+        time.sleep(seconds_s)
+
+
+@on_each_engine
+def test_a_rank_that_has_left_and_lives_keeps_nobody_waiting(engine):
+    with launches.training_together(engine, 3, leave_a_fit_and_live, 2 * END_S) as processes:
+        for rank in (0, 2):
+            said = processes[rank].communicate(timeout=END_S)[0]
+            assert "in execution 6: another worker ended: rank 1 (process" in said, said
+            assert "ValueError: there is no such file" in said
+        assert processes[1].poll() is None
+        processes[1].kill()
 
 
 # -- ranks that do not go together ------------------------------------------------------------------------

@@ -136,10 +136,12 @@ def end_while_a_function_is_compiled():
         return copy_of(graph_def)
 
     request = plugin.register(plugin.Request("slow", slow))
+    w, nothing = tf.Variable(3.0), tf.queue.FIFOQueue(1, [tf.float32], [()])
 
     def work():
+        """For ever: a thread that comes back to a Python that has ended aborts the process (before 3.14)."""
         with plugin.tracing(request):
-            run_one()
+            tf.function(lambda: w * nothing.dequeue())()
 
     threading.Thread(target=work, daemon=True).start()
     assert started.wait(60)

@@ -10,8 +10,9 @@ import pytest
 
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.ranks import roll
+from tf_ooo.hosts.ranks.line import Line
 from tf_ooo.hosts.ranks.rendezvous import LIMIT, Meeting, listening
-from tf_ooo.hosts.ranks.roll import Line, Member, introduced
+from tf_ooo.hosts.ranks.roll import Member, introduced
 
 
 def met(size):

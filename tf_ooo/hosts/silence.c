@@ -1,4 +1,4 @@
-/* Notices a worker that is silent, whatever Python does.
+/* Notices a process that is silent, whatever Python does, and lets others notice that this one is not.
  *
  * TensorFlow joins workers, and registers functions on them, in calls that hold Python's lock until the
  * workers have answered, and have no deadline.  A worker that is stopped meanwhile would keep this process
@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -216,6 +217,108 @@ int ooo_cut(const char *const *addresses, int count, int port) {
   int closed = peer == NULL ? 0 : cut(peer);
   free(peer);
   return closed;
+}
+
+struct pulse {
+  int fd;
+  double interval_s;
+};
+
+static void *beat(void *given) {
+  struct pulse *pulse = given;
+  while (send(pulse->fd, "\n", 1, MSG_NOSIGNAL | MSG_DONTWAIT) == 1 || errno == EAGAIN || errno == EINTR)
+    sleep_for(pulse->interval_s);
+  close(pulse->fd);
+  free(pulse);
+  return NULL;
+}
+
+/* Sends an empty line again and again, as long as somebody is at the other end: this process lives. */
+void ooo_pulse(int fd, double interval_s) {
+  struct pulse *pulse = calloc(1, sizeof *pulse);
+  if (pulse == NULL) return;
+  pulse->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0); /* its owner may close it, and another file be given the number */
+  pulse->interval_s = interval_s;
+  if (pulse->fd >= 0 && start(beat, pulse) == 0) return;
+  close(pulse->fd);
+  free(pulse);
+}
+
+struct other {
+  int fd;
+  char *gone, *silent; /* what is said of it, */
+  char *told;          /* and to the others */
+  double lost_s;       /* for how long it has been lost */
+};
+
+struct needed {
+  int count;
+  double silence_s, wait_s;
+  atomic_int ended;
+  struct other others[];
+};
+
+static const double LOOK_S = 0.1;
+
+/* Which of the two texts holds now; NULL: neither. */
+static const char *why_lost(const struct other *other, double silence_s) {
+  struct pollfd end = {.fd = other->fd, .events = POLLRDHUP};
+  struct tcp_info info;
+  socklen_t size = sizeof info;
+  if (poll(&end, 1, 0) == 1 && end.revents != 0) return other->gone;
+  if (getsockopt(other->fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return NULL;
+  return info.tcpi_last_data_recv * 1e-3 > silence_s ? other->silent : NULL;
+}
+
+static void release(struct needed *needed) {
+  for (int i = 0; i < needed->count; i++) {
+    free(needed->others[i].gone);
+    free(needed->others[i].silent);
+    free(needed->others[i].told);
+  }
+  free(needed);
+}
+
+static void *look_after(void *given) {
+  struct needed *needed = given;
+  while (!atomic_load(&needed->ended)) {
+    for (int i = 0; i < needed->count; i++) {
+      struct other *other = &needed->others[i];
+      const char *why = why_lost(other, needed->silence_s);
+      other->lost_s = why == NULL ? 0 : other->lost_s + LOOK_S;
+      if (other->lost_s < needed->wait_s) continue;
+      for (int j = 0; j < needed->count; j++)
+        if (j != i) send(needed->others[j].fd, other->told, strlen(other->told), MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (write(STDERR_FILENO, why, strlen(why)) < 0) _exit(1);
+      _exit(1);
+    }
+    sleep_for(LOOK_S);
+  }
+  release(needed);
+  return NULL;
+}
+
+/* This process ends where the other end of one of these connections, which pulse, has gone or is silent.
+ *
+ * Of each there are three texts: what is said where it has gone, and where it is silent, so many seconds after
+ * that was noticed; and what the others are told then. */
+void *ooo_need(const int *fds, const char *const *texts, int count, double silence_s, double wait_s) {
+  struct needed *needed = calloc(1, sizeof *needed + (size_t)count * sizeof(struct other));
+  if (needed == NULL) return NULL;
+  needed->silence_s = silence_s, needed->wait_s = wait_s;
+  int complete = 1;
+  for (; needed->count < count; needed->count++, texts += 3) {
+    struct other other = {fds[needed->count], strdup(texts[0]), strdup(texts[1]), strdup(texts[2]), 0};
+    complete = complete && other.gone != NULL && other.silent != NULL && other.told != NULL;
+    needed->others[needed->count] = other;
+  }
+  if (complete && start(look_after, needed) == 0) return needed;
+  release(needed);
+  return NULL;
+}
+
+void ooo_needed_no_more(void *needed) {
+  if (needed != NULL) atomic_store(&((struct needed *)needed)->ended, 1);
 }
 
 static double free_s;

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -112,6 +114,10 @@ class Engine(ABC):
         """Returns when all ranks have called it; see :meth:`Roll.wait_for_all`."""
         if self.roll is not None:
             self.roll.wait_for_all()
+
+    def all_needed(self) -> AbstractContextManager[None]:
+        """For a block in which a library begins; see :meth:`Roll.all_needed`."""
+        return contextlib.nullcontext() if self.roll is None else self.roll.all_needed()
 
     def say_ended(self, error: BaseException) -> None:
         """Tells the others why this rank trains no more."""

@@ -49,7 +49,10 @@ class CollectiveEngine(Engine):
         self.roll.start()
         try:
             # Never entered: it sets the cluster up, starts this worker's server and watches the others.
-            self._strategy = tf.distribute.MultiWorkerMirroredStrategy()
+            with self.all_needed():
+                self._strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        except tf.errors.UnavailableError as error:
+            raise self.roll.lost_before_training() from error
         except (RuntimeError, ValueError) as error:
             raise BackendError(
                 f"TensorFlow's collectives did not start ({error}); call tf_ooo.data_parallel.connect() "

@@ -41,11 +41,15 @@ class HorovodEngine(Engine):
         _fill_in_environment()
         self.roll = meet_by_horovods_server(begun=hvd.is_initialized())
         if self.roll is not None:
+            # Horovod waits for a rank that lives, as one does whose script goes on.
+            self.roll.when_lost(lambda who: hvd.shutdown())
             self.roll.start()
         if not hvd.is_initialized():
             remember_names()
             try:
-                hvd.init()
+                # It waits for a lost rank without a word, and then aborts the process.
+                with self.all_needed():
+                    hvd.init()
             except Exception as error:
                 raise BackendError(f"Horovod did not start: {error}") from error
         if hvd.size() == 1 < mpi_size():

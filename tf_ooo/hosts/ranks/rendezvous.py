@@ -15,7 +15,8 @@ from typing import Any
 
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.addresses import can_listen, host_port, outward_host
-from tf_ooo.hosts.ranks.roll import Line, Member, Roll, introduced, late, received_member, refusal
+from tf_ooo.hosts.ranks.line import Line
+from tf_ooo.hosts.ranks.roll import Member, Roll, introduced, late, received_member, refusal
 
 _LOG = logging.getLogger("tf_ooo")
 # Horovod's own variable for how long ranks wait for each other; it takes 30 s, several times over.

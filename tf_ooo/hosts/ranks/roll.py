@@ -9,27 +9,28 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
-import json
 import logging
 import os
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Any
 
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.ending import end_in_time
+from tf_ooo.hosts.ranks.line import Attention, Line, ending_without
 from tf_ooo.version import __version__
 
 _LOG = logging.getLogger("tf_ooo")
-_LONGEST_BYTES = 1 << 20
 # An error of a communication may come before the word of who has ended.
 _WORD_S = 3.0
 _ASK_AGAIN_S = 5.0
+_MOMENT_S = 0.2
+_LEFT = {"ended", "gone", "silent"}
 _THROUGH = "its script is through"
 _WITHOUT_A_WORD = "without a word, as where it is killed or has no memory left"
 
@@ -45,32 +46,6 @@ class Member:
 
     def __str__(self) -> str:
         return f"rank {self.rank} (process {self.process} on {self.host})"
-
-
-class Line:
-    """A connection to another rank: a message is a JSON object in a line."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection, self._read = connection, connection.makefile("rb")
-        self._sending = threading.Lock()
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Nobody there: nothing happens."""
-        with self._sending, contextlib.suppress(OSError):
-            self._connection.sendall(json.dumps(message).encode() + b"\n")
-
-    def receive(self, limit_s: float | None = None) -> dict[str, Any] | None:
-        """The next message; None: the other end is gone, silent for ``limit_s``, or says something else."""
-        self._connection.settimeout(limit_s)
-        with contextlib.suppress(OSError, ValueError):
-            message = json.loads(self._read.readline(_LONGEST_BYTES))
-            return message if isinstance(message, dict) else None
-        return None
-
-    def close(self) -> None:
-        self._read.close()
-        self._connection.close()
 
 
 class Roll:
@@ -91,6 +66,7 @@ class Roll:
         # What has been heard, the earliest first: whose fits have ended, and whose process, and how.
         self._ended: dict[int, Mapping[str, Any]] = {}
         self._gone: set[int] = set()
+        self._silent: set[int] = set()
         self._elsewhere: set[int] = set()
         self._arrived = dict.fromkeys(range(len(members)), 0)
         self._follows = self._said = False
@@ -103,6 +79,7 @@ class Roll:
     def start(self) -> None:
         """Listens until the end of the process, and says how that comes."""
         for rank, line in self._lines.items():
+            line.keep_alive()
             threading.Thread(target=self._listen, args=(rank, line), name="tf_ooo roll", daemon=True).start()
         atexit.register(self._at_exit)
         self._show_error, sys.excepthook = sys.excepthook, self._ended_by
@@ -142,13 +119,22 @@ class Roll:
 
     def _how(self, rank: int) -> str:
         said = self._ended[rank].get("ended")
+        if rank in self._silent:
+            silent = f"has said nothing for {Attention.SILENCE_S:.0f} s"
+            return (
+                f"{self.members[rank]} {silent}: it is stopped, or its machine or the network to it is gone"
+            )
         return f"{self.members[rank]} ended{f': {said}' if said else f' {_WITHOUT_A_WORD}'}"
+
+    def _silence(self, rank: int) -> str:
+        since = f"for {Attention.SILENCE_S:.0f} s"
+        return f"{self.members[rank]} has said nothing {since}: it is stopped, or cannot be reached"
 
     def wait_for_all(self) -> None:
         """Returns when all ranks have called it as often.
 
-        Who keeps the others waiting is named in a warning.  BackendError: it has ended, or trains in a
-        ``fit`` that has nothing to do with the others'.
+        Who keeps the others waiting is named in a warning.  BackendError: it has ended, does not answer, or
+        trains in a ``fit`` that has nothing to do with the others'.
         """
         with self._changed:
             self._said = self._follows = False
@@ -156,9 +142,9 @@ class Roll:
             mine = self._arrived[self.rank]
         self._tell({"arrived": mine})
         ask_s, told = time.monotonic() + self._patience_s, False
+        attention = Attention(self._lines)
         while missing := self._missing(mine):
-            with self._changed:
-                self._changed.wait(0.2)
+            self._listen_for_a_moment(attention)
             if time.monotonic() < ask_s:
                 continue
             ask_s += _ASK_AGAIN_S
@@ -168,39 +154,109 @@ class Roll:
                 who = ", ".join(str(self.members[rank]) for rank in missing)
                 _LOG.warning("%s", late(who, self._patience_s))
 
+    def _listen_for_a_moment(self, attention: Attention) -> None:
+        with self._changed:
+            self._changed.wait(_MOMENT_S)
+        for rank in attention.silent():
+            message = {"from": rank, "silent": True}
+            self._hear(message)
+            self._hand_on(message, rank)
+
+    @contextlib.contextmanager
+    def all_needed(self) -> Iterator[None]:
+        """In the block a library begins that waits for all ranks without a word, then aborts, or never ends.
+
+        Where one has left or is silent, and the block does not end by itself a little later, this process
+        does, with one line that names it and status 1: no thread can end such a wait.
+        """
+        ended = threading.Event()
+
+        def listen() -> None:
+            attention = Attention(self._lines)
+            while not ended.is_set() and not self._lost():
+                self._listen_for_a_moment(attention)
+            if not ended.wait(_WORD_S):
+                self._end(self._before_training(self._named(self._lost())))
+
+        thread = threading.Thread(target=listen, name="tf_ooo roll", daemon=True)
+        thread.start()
+        try:
+            with ending_without(self._lines, self._lines_of_end(), _WORD_S + _WORD_S):
+                yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def lost_before_training(self) -> BackendError:
+        """The error to raise where a library says that another rank is gone."""
+        return self._before_training(f"another worker ended{f': {who}' if (who := self.who_ended()) else ''}")
+
+    def _lines_of_end(self) -> dict[int, tuple[str, str]]:
+        """What a thread of C says of each rank that has gone, or is silent."""
+        lines = {}
+        for rank in self._lines:
+            member = self.members[rank]
+            texts = (f"ended: {member}", f"is silent: {self._silence(rank)}")
+            gone, silent = (_as_raised(self._before_training(f"another worker {text}")) for text in texts)
+            lines[rank] = gone, silent
+        return lines
+
+    def _end(self, why: BackendError) -> None:
+        self._follows = True
+        self.say_ended(why)
+        sys.stdout.flush()
+        print(_as_raised(why), file=sys.stderr, flush=True)
+        os._exit(1)
+
+    def _lost(self) -> list[int]:
+        """Whose processes have ended or are silent, in the order in which that was heard."""
+        with self._changed:
+            return [rank for rank in self._ended if rank in self._gone | self._silent]
+
+    def _named(self, lost: Sequence[int]) -> str:
+        """The first of them that is a cause."""
+        causes = self._causes()
+        first = next((rank for rank in lost if rank in causes), lost[0])
+        does = "is silent" if first in self._silent else "ended"
+        return f"another worker {does}: {self._how(first)}"
+
+    def _before_training(self, why: str) -> BackendError:
+        who = f"rank {self.rank} of {len(self.members)}"
+        return BackendError(
+            f"{who} stopped before training: {why}. See what it has printed, then start all again"
+        )
+
     def _missing(self, count: int) -> list[int]:
         """Who has not called so often; raises BackendError where one never will."""
         with self._changed:
             missing = [rank for rank, calls in self._arrived.items() if calls < count]
-            gone = [rank for rank in self._ended if rank in self._gone and rank in missing]
+            gone = [rank for rank in self._lost() if rank in self._silent or rank in missing]
             elsewhere = sorted(self._elsewhere & set(missing))
-        why = ""
-        if gone:
-            first = next((rank for rank in gone if rank in self._causes()), gone[0])
-            why = f"another worker ended: {self._how(first)}. See what it has printed, then start all again"
-        elif elsewhere:
-            why = (
-                f"{self.members[elsewhere[0]]} trains in a fit without OOOBackprop: give all ranks the same "
-                "callbacks, then start all again"
-            )
-        if why:
+        if gone or elsewhere:
             self._follows = True
-            raise BackendError(f"rank {self.rank} of {len(self.members)} stopped before training: {why}")
+        if gone:
+            raise self._before_training(self._named(gone))
+        if elsewhere:
+            trains = f"{self.members[elsewhere[0]]} trains in a fit without OOOBackprop"
+            raise self._before_training(f"{trains}: give all ranks the same callbacks")
         return missing
 
     def _tell(self, message: Mapping[str, Any]) -> None:
         for line in self._lines.values():
             line.send({"from": self.rank, **message})
 
+    def _hand_on(self, message: Mapping[str, Any], peer: int) -> None:
+        """Rank 0 does, to all but whom it is from, or about; the others have a line to it alone."""
+        for rank in self._lines.keys() - {peer}:
+            self._lines[rank].send(message)
+
     def _listen(self, peer: int, line: Line) -> None:
-        """Rank 0 hands on what it hears."""
         while True:
             message = line.receive()
             heard: dict[str, Any] = {"gone": True} if message is None else message
             if self.rank == 0 or message is None:
                 heard["from"] = peer
-            for rank in self._lines.keys() - {peer}:
-                self._lines[rank].send(heard)
+            self._hand_on(heard, peer)
             self._hear(heard)
             if message is None:
                 return
@@ -213,10 +269,13 @@ class Roll:
             if "arrived" in message:
                 self._arrived[rank] = int(message["arrived"])
                 self._ended.pop(rank, None)  # that was in another fit
-            if "ended" in message or "gone" in message:
+                self._silent.discard(rank)
+            if _LEFT & message.keys():
                 self._ended.setdefault(rank, message)
             if "gone" in message:
                 self._gone.add(rank)
+            if "silent" in message:
+                self._silent.add(rank)
             if "elsewhere" in message:
                 self._elsewhere.add(rank)
             self._changed.notify_all()
@@ -244,6 +303,11 @@ def _main_thread_trains() -> bool:
     from tf_ooo.compat import keras_fits  # imports TensorFlow, which options are read without
 
     return keras_fits.main_thread_trains()
+
+
+def _as_raised(error: BackendError) -> str:
+    """The last line that Python says of it."""
+    return f"{type(error).__module__}.{type(error).__name__}: {error}"
 
 
 def refusal(members: Mapping[int, Member]) -> str:

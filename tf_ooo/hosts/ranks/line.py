@@ -1,0 +1,123 @@
+"""A connection between two ranks, and whether the other end still says anything."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tf_ooo.errors import BackendError
+from tf_ooo.hosts.native import load
+
+_PULSE_S = 2.0
+_LONGEST_BYTES = 1 << 20
+
+
+class Line:
+    """A message is a JSON object in a line.  An empty line says that the process at the other end lives.
+
+    Attributes:
+        heard: how many lines have come.
+        pulses: whether empty ones do.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.heard, self.pulses = 0, False
+        self._connection, self._read = connection, connection.makefile("rb")
+        self._sending = threading.Lock()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Nobody there: nothing happens."""
+        with self._sending, contextlib.suppress(OSError):
+            self._connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def receive(self, limit_s: float | None = None) -> dict[str, Any] | None:
+        """The next message; None: the other end is gone, silent for ``limit_s``, or says something else."""
+        self._connection.settimeout(limit_s)
+        with contextlib.suppress(OSError, ValueError):
+            while (line := self._read.readline(_LONGEST_BYTES)) == b"\n":
+                self.heard, self.pulses = self.heard + 1, True
+            self.heard += 1
+            message = json.loads(line)
+            return message if isinstance(message, dict) else None
+        return None
+
+    def keep_alive(self) -> None:
+        """Has a thread of C send empty lines until the end of the process.
+
+        Reading data may hold Python's lock for minutes, and no thread of Python could say so.
+        """
+        with contextlib.suppress(BackendError):  # not compiled: then this end's silence says nothing
+            load("_silence").ooo_pulse(self.descriptor, ctypes.c_double(_PULSE_S))
+
+    @property
+    def descriptor(self) -> int:
+        return self._connection.fileno()
+
+    def close(self) -> None:
+        self._read.close()
+        self._connection.close()
+
+
+class Attention:
+    """For how long the other ends have said nothing while this process listened.
+
+    Asked several times a second.  Longer pauses are its own, such as Ctrl-Z, and nobody's silence.
+
+    Attributes:
+        SILENCE_S: one that says nothing for so long is stopped, or cannot be reached.
+    """
+
+    SILENCE_S = 30.0
+    _LONGEST_PAUSE_S = 1.0
+
+    def __init__(self, lines: Mapping[int, Line]) -> None:
+        self._lines = lines
+        self._heard = dict.fromkeys(lines, -1)
+        self._silent_s = dict.fromkeys(lines, 0.0)
+        self._asked_s = time.monotonic()
+
+    def silent(self) -> list[int]:
+        """The ranks that have said nothing for so long."""
+        now_s = time.monotonic()
+        passed_s, self._asked_s = min(now_s - self._asked_s, self._LONGEST_PAUSE_S), now_s
+        for rank, line in self._lines.items():
+            quiet = line.pulses and line.heard == self._heard[rank]
+            self._silent_s[rank] = self._silent_s[rank] + passed_s if quiet else 0.0
+            self._heard[rank] = line.heard
+        return [rank for rank, silent_s in self._silent_s.items() if silent_s >= self.SILENCE_S]
+
+
+@contextlib.contextmanager
+def ending_without(
+    lines: Mapping[int, Line], texts: Mapping[int, tuple[str, str]], wait_s: float
+) -> Iterator[None]:
+    """In the block this process ends where another one is lost, though Python's lock be held.
+
+    Args:
+        lines: to those that are needed, by rank.
+        texts: what is said of each that has gone, and that is silent.
+        wait_s: so much later than that is noticed.
+    """
+    try:
+        library = load("_silence")
+    except BackendError:  # not compiled: then the wait may have no end
+        yield
+        return
+    told = {rank: json.dumps({"from": rank, "gone": True}) for rank in lines}
+    said = [f"{text}\n".encode() for rank in lines for text in (*texts[rank], told[rank])]
+    descriptors = (ctypes.c_int * len(lines))(*(line.descriptor for line in lines.values()))
+    silence_s, seconds = ctypes.c_double(Attention.SILENCE_S), ctypes.c_double(wait_s)
+    library.ooo_need.restype = ctypes.c_void_p
+    all_texts = (ctypes.c_char_p * len(said))(*said)
+    needed = library.ooo_need(descriptors, all_texts, len(lines), silence_s, seconds)
+    try:
+        yield
+    finally:
+        library.ooo_needed_no_more(ctypes.c_void_p(needed))

@@ -268,6 +268,34 @@ def test_a_rank_that_is_lost_while_a_library_begins_is_named(engine, how):
     assert statuses == [1, 1]
 
 
+def abort_in_the_beginning(lost: bool) -> None:
+    """As Gloo does in a thread of its own, at once, where another rank is lost; or for another reason."""
+    import horovod.tensorflow as hvd
+
+    def abort_or_die() -> None:
+        if os.environ["HOROVOD_RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL) if lost else time.sleep(2)
+        time.sleep(0.5)
+        os.abort()
+
+    hvd.init = abort_or_die
+    fit([tf_ooo.OOOBackprop(mode="data_parallel")])
+
+
+def test_a_library_that_aborts_in_the_beginning_is_explained():
+    with launches.training_together("horovod", 2, abort_in_the_beginning, True) as processes:
+        (line,) = errors(processes)
+        assert processes[0].returncode == 1
+        told = f"stopped before training: another worker ended: rank 1 (process {processes[1].pid} on "
+    assert told in line
+
+
+def test_a_library_that_aborts_for_another_reason_does():
+    with launches.training_together("horovod", 2, abort_in_the_beginning, False) as processes:
+        processes[0].communicate(timeout=END_S)
+        assert processes[0].returncode == -signal.SIGABRT
+
+
 def leave_a_fit_and_live(seconds_s: float) -> None:
     """Rank 1 ends its fit by an error, which its script handles."""
     engine = data_parallel.connect()

@@ -259,6 +259,9 @@ struct needed {
 };
 
 static const double LOOK_S = 0.1;
+static const int ABORTED_LOOKS = 10;
+static struct needed *_Atomic in_need;
+static struct sigaction before_need;
 
 /* Which of the two texts holds now; NULL: neither. */
 static const char *why_lost(const struct other *other, double silence_s) {
@@ -279,6 +282,15 @@ static void release(struct needed *needed) {
   free(needed);
 }
 
+/* Nothing here but what a handler of signals may do. */
+static void end_without(const struct needed *needed, int lost, const char *why) {
+  const char *told = needed->others[lost].told;
+  for (int i = 0; i < needed->count; i++)
+    if (i != lost) send(needed->others[i].fd, told, strlen(told), MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (write(STDERR_FILENO, why, strlen(why)) < 0) _exit(1);
+  _exit(1);
+}
+
 static void *look_after(void *given) {
   struct needed *needed = given;
   while (!atomic_load(&needed->ended)) {
@@ -286,16 +298,26 @@ static void *look_after(void *given) {
       struct other *other = &needed->others[i];
       const char *why = why_lost(other, needed->silence_s);
       other->lost_s = why == NULL ? 0 : other->lost_s + LOOK_S;
-      if (other->lost_s < needed->wait_s) continue;
-      for (int j = 0; j < needed->count; j++)
-        if (j != i) send(needed->others[j].fd, other->told, strlen(other->told), MSG_NOSIGNAL | MSG_DONTWAIT);
-      if (write(STDERR_FILENO, why, strlen(why)) < 0) _exit(1);
-      _exit(1);
+      if (other->lost_s >= needed->wait_s) end_without(needed, i, why);
     }
     sleep_for(LOOK_S);
   }
   release(needed);
   return NULL;
+}
+
+/* A library aborts (Gloo's exceptions in a thread of its own): because another process is lost, or not. */
+static void aborted(int number) {
+  struct needed *needed = atomic_load(&in_need);
+  for (int look = 0; needed != NULL && look < ABORTED_LOOKS; look++) {
+    for (int i = 0; i < needed->count; i++) {
+      const char *why = why_lost(&needed->others[i], needed->silence_s);
+      if (why != NULL) end_without(needed, i, why);
+    }
+    sleep_for(LOOK_S);
+  }
+  sigaction(number, &before_need, NULL);
+  raise(number);
 }
 
 /* This process ends where the other end of one of these connections, which pulse, has gone or is silent.
@@ -312,13 +334,21 @@ void *ooo_need(const int *fds, const char *const *texts, int count, double silen
     complete = complete && other.gone != NULL && other.silent != NULL && other.told != NULL;
     needed->others[needed->count] = other;
   }
-  if (complete && start(look_after, needed) == 0) return needed;
+  if (complete && start(look_after, needed) == 0) {
+    struct sigaction ours = {.sa_handler = aborted};
+    atomic_store(&in_need, needed);
+    sigaction(SIGABRT, &ours, &before_need);
+    return needed;
+  }
   release(needed);
   return NULL;
 }
 
 void ooo_needed_no_more(void *needed) {
-  if (needed != NULL) atomic_store(&((struct needed *)needed)->ended, 1);
+  if (needed == NULL) return;
+  sigaction(SIGABRT, &before_need, NULL);
+  atomic_store(&in_need, NULL);
+  atomic_store(&((struct needed *)needed)->ended, 1);
 }
 
 static double free_s;

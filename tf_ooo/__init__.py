@@ -16,6 +16,7 @@ _NAMES = {
     "keras_callbacks.ooo_backprop": ["OOOBackprop"],
     "tf_ooo.decorator": ["function"],
     "tf_ooo.scope": ["enabled"],
+    "tf_ooo.hosts.memory": ["host_memory"],
     "tf_ooo.modes.compiled.priority": ["high_priority_main_stream"],
     "tf_ooo.modes.by_name": ["Options"],
     "tf_ooo.modes.table": ["SingleDevice", "DataParallel", "Pipeline", "LayerPipe"],

@@ -10,6 +10,7 @@ from tf_ooo.errors import OOOError as OOOError
 from tf_ooo.errors import OptionsError as OptionsError
 from tf_ooo.errors import PassError as PassError
 from tf_ooo.errors import ScheduleError as ScheduleError
+from tf_ooo.hosts.memory import host_memory as host_memory
 from tf_ooo.modes import data_parallel as data_parallel
 from tf_ooo.modes import pipeline as pipeline
 from tf_ooo.modes.by_name import Options as Options

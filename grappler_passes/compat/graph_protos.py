@@ -30,6 +30,13 @@ def tensor_proto(value: bool | int | float | str) -> tensor_pb2.TensorProto:
     return tf.make_tensor_proto(value)
 
 
+def zero_of(dtype: int) -> tensor_pb2.TensorProto:
+    """A zero, False or an empty text, as it stands in a constant node; ``dtype`` as in nodes."""
+    import tensorflow as tf
+
+    return tf.make_tensor_proto(tf.zeros([], dtype))
+
+
 def copy_of(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
     """A deep copy, to be changed."""
     copy = type(graph_def)()

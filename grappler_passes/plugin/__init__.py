@@ -9,6 +9,7 @@
 """
 
 from grappler_passes.plugin.answer import AnswerError, check_answer
+from grappler_passes.plugin.callback import resting
 from grappler_passes.plugin.hook import describe_keras, described_by_handle
 from grappler_passes.plugin.loader import PluginError, load, loaded
 from grappler_passes.plugin.requests import Request, VariableInfo, register, tracing, unregister
@@ -24,6 +25,7 @@ __all__ = [
     "load",
     "loaded",
     "register",
+    "resting",
     "tracing",
     "unregister",
 ]

@@ -17,7 +17,7 @@ from grappler_passes.plugin.watching import watched
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2, tensor_pb2
 
-_REFUSED = "ooo_refused"
+_REFUSED, _RESTS = "ooo_refused", "ooo_rests"
 
 
 def answer(data: bytes, device_type: str = "CPU") -> bytes | None:
@@ -115,27 +115,55 @@ def _record(request: Request | None, error: BaseException) -> None:
 
 
 def refusing(graph_def: graph_pb2.GraphDef, message: str) -> graph_pb2.GraphDef:
-    """A copy of the graph in which all work waits for an assertion that fails with ``message``.
-
-    What only reads arguments is where work begins; everything else follows from it.
-    """
-    out = graph_protos.copy_of(graph_def)
-    arguments = {node.name for node in out.node if node.op == "_Arg"}
-    for node in out.node:
-        if node.op not in ("_Arg", "_Retval") and all(
-            split_input(text)[0] in arguments for text in node.input
-        ):
-            node.input.append(f"^{_REFUSED}")
-    device = runtime.host_device(out.node[0].device)
-    _constant(out, f"{_REFUSED}/condition", device, graph_protos.tensor_proto(False))
-    _constant(out, f"{_REFUSED}/message", device, graph_protos.tensor_proto(message))
+    """A copy of the graph in which all work waits for an assertion that fails with ``message``."""
+    out = _waiting_for(graph_def, _REFUSED)
+    device = _constant(out, f"{_REFUSED}/condition", graph_protos.tensor_proto(False))
+    _constant(out, f"{_REFUSED}/message", graph_protos.tensor_proto(message))
     check = out.node.add(name=_REFUSED, op="Assert", device=device)
     check.input.extend([f"{_REFUSED}/condition", f"{_REFUSED}/message"])
     check.attr["T"].list.type.append(graph_protos.tensor_proto("").dtype)
     return out
 
 
-def _constant(graph_def: graph_pb2.GraphDef, name: str, device: str, value: tensor_pb2.TensorProto) -> None:
+def resting(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
+    """A copy of the graph of which nothing runs; it returns zeros.
+
+    All work waits for the branch of a condition that is not taken.
+    """
+    out = _waiting_for(graph_def, _RESTS)
+    condition = graph_protos.tensor_proto(False)
+    device = _constant(out, f"{_RESTS}/condition", condition)
+    switch = out.node.add(name=f"{_RESTS}/switch", op="Switch", device=device)
+    switch.input.extend([f"{_RESTS}/condition"] * 2)
+    never = out.node.add(name=_RESTS, op="Identity", device=device, input=[f"{_RESTS}/switch:1"])
+    for node in (switch, never):
+        node.attr["T"].type = condition.dtype
+    arguments = {node.name for node in out.node if node.op == "_Arg"}
+    for node in [node for node in out.node if node.op == "_Retval"]:
+        if split_input(node.input[0])[0] not in arguments:
+            name = f"{_RESTS}/{node.name}"
+            _constant(out, name, graph_protos.zero_of(node.attr["T"].type))
+            del node.input[:]
+            node.input.append(name)
+    return out
+
+
+def _waiting_for(graph_def: graph_pb2.GraphDef, name: str) -> graph_pb2.GraphDef:
+    """A copy in which what only reads arguments waits for a node: there work begins, all else follows."""
+    out = graph_protos.copy_of(graph_def)
+    arguments = {node.name for node in out.node if node.op == "_Arg"}
+    for node in out.node:
+        if node.op not in ("_Arg", "_Retval") and all(
+            split_input(text)[0] in arguments for text in node.input
+        ):
+            node.input.append(f"^{name}")
+    return out
+
+
+def _constant(graph_def: graph_pb2.GraphDef, name: str, value: tensor_pb2.TensorProto) -> str:
+    """Adds one, on this process' host; the device."""
+    device = runtime.host_device(graph_def.node[0].device)
     node = graph_def.node.add(name=name, op="Const", device=device)
     node.attr["dtype"].type = value.dtype
     node.attr["value"].tensor.CopyFrom(value)
+    return device

@@ -14,6 +14,13 @@ def test_tensor_proto():
     assert not tf.make_ndarray(graph_protos.tensor_proto(False))
 
 
+def test_zero_of():
+    for value in (2.0, 3, True, "text"):
+        wanted = tf.constant(value)
+        zero = graph_protos.zero_of(wanted.dtype.as_datatype_enum)
+        assert tf.make_ndarray(zero) == tf.zeros([], wanted.dtype).numpy()
+
+
 def test_parse_graph_def():
     _, function = square_step()
     graph_def = function.graph.as_graph_def()

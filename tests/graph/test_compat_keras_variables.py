@@ -81,3 +81,10 @@ def test_handle_of():
     concrete = tf_functions.concrete_function(step, [])
     assert id(handles[0]) in {id(outside) for outside, _ in concrete.graph.captures}
     assert keras_variables.handle_of(tf.constant(1.0)) is None
+
+
+def test_a_mark_goes_on_to_copies():
+    plain, marked = tf.Variable(1.0), tf.Variable(2.0)
+    keras_variables.mark_in_host_memory(marked)
+    copies = [keras_variables.copy_on(CPU, variable) for variable in (plain, marked)]
+    assert [keras_variables.is_in_host_memory(variable) for variable in copies] == [False, True]

@@ -258,9 +258,9 @@ def test_loops_and_branches_pass_the_check():
     assert {"NextIteration", "Merge", "Switch", "Enter"} <= ops
 
 
-def test_a_refused_graph_raises_before_anything_has_an_effect():
-    weight = tf.Variable(tf.fill((2, 2), 0.5))
-    count = tf.Variable(0.0)
+def effects():
+    """A step with loops and branches that changes variables, and these."""
+    weight, count = tf.Variable(tf.fill((2, 2), 0.5)), tf.Variable(0.0)
 
     @tf.function
     def step(x, value):
@@ -269,8 +269,25 @@ def test_a_refused_graph_raises_before_anything_has_an_effect():
             x = tf.cond(tf.reduce_sum(x) > 0, lambda: tf.tanh(x @ weight), lambda: x)  # noqa: B023
             count.assign_add(1.0)
         weight.assign_sub(x)
-        return x
+        return x, tf.strings.as_string(x[0, 0]), value
 
+    return step, weight, count
+
+
+def test_a_graph_that_rests_returns_zeros_and_has_no_effect():
+    step, weight, count = effects()
+    with rewriting(plugin.resting) as request:
+        for _ in range(2):
+            x, text, value = step(tf.ones((2, 2)), tf.constant(7.0))
+            assert (float(x), text.numpy(), float(value)) == (0.0, b"", 0.0)
+    assert not request.errors
+    assert request.rewrites == 1
+    assert float(count) == 0.0
+    assert weight.numpy().tolist() == [[0.5, 0.5], [0.5, 0.5]]
+
+
+def test_a_refused_graph_raises_before_anything_has_an_effect():
+    step, weight, count = effects()
     with rewriting(raises(MemoryError), refuse_on=(MemoryError,)) as request:
         for _ in range(2):
             with pytest.raises(tf.errors.InvalidArgumentError, match="on purpose"):

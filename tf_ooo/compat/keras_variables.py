@@ -10,6 +10,7 @@ import tensorflow as tf
 from grappler_passes.compat import keras_values
 
 _TWIN = "_ooo_value"
+_IN_HOST_MEMORY = "_ooo_in_host_memory"
 
 
 def path_of(variable: Any) -> str:
@@ -74,7 +75,19 @@ def copy_on(device: str, variable: Any) -> Any:
             aggregation=variable.aggregation,
         )
     new._unique_id = variable._unique_id
+    if is_in_host_memory(variable):
+        mark_in_host_memory(new)
     return new
+
+
+def mark_in_host_memory(variable: Any) -> None:
+    """For :func:`is_in_host_memory`: a ``tf.Variable`` says where it is, not why."""
+    setattr(variable, _IN_HOST_MEMORY, True)
+
+
+def is_in_host_memory(variable: Any) -> bool:
+    """Whether the variable, or the one that it is a copy of, was marked."""
+    return bool(getattr(variable, _IN_HOST_MEMORY, False))
 
 
 def empty(variable: Any) -> None:

@@ -131,13 +131,29 @@ def read_profile(events: Iterable[TracedEvent]) -> OpProfile:
     )
     if not marks:
         raise CostError("the profile has no step in it")
+    return _summed_up(events, marks, _divided)
+
+
+def read_side_by_side(events: Iterable[TracedEvent]) -> OpProfile:
+    """Of one execution whose ops run on several devices side by side, all events of one host.
+
+    An op counts as long as it would have taken with the cores for itself.  CostError if there is no op.
+    """
+    events = list(events)
+    begin_s = min((event.begin_s for event in events), default=0.0)
+    end_s = max((event.begin_s + event.duration_s for event in events), default=0.0)
+    return _summed_up(events, [(begin_s, end_s - begin_s)], _undisturbed)
+
+
+def _summed_up(events: list[TracedEvent], marks: list[tuple[float, float]], rate: _Rate) -> OpProfile:
     # tf.data's functions have ops that may have the names of ours.
     labels = [(_EVENT.fullmatch(e.label), e) for e in events if not e.line.startswith(_INPUT_THREADS)]
     ops = [(match[1], match[2], event) for match, event in labels if match]
     on_gpu = {name for name, _, event in ops if event.plane.startswith(_GPU_PLANE)}
     op_events = [event for _, _, event in ops]
-    share_s = _shared_seconds(op_events)
-    core_s = _shared_seconds(op_events, tf_profiler.pool_work(events), usable_cores())
+    pool = tf_profiler.pool_work(events)
+    share_s = _seconds_at(rate, op_events, pool)
+    core_s = _seconds_at(_of_cores, op_events, pool)
     sums, core_sums = ([defaultdict[str, float](float) for _ in marks] for _ in range(2))
     types: dict[str, str] = {}
     for (name, op_type, event), seconds, of_cores_s in zip(ops, share_s, core_s, strict=True):
@@ -165,15 +181,35 @@ def _medians(sums: list[defaultdict[str, float]]) -> dict[str, float]:
     return {name: statistics.median(s[name] for s in sums if name in s) for name in names}
 
 
-def _shared_seconds(
-    events: list[TracedEvent], within_ops: Sequence[TracedEvent] = (), cores: int = 1
-) -> list[float]:
-    """Each event's seconds; while several CPU threads compute, each second is divided among them.
+# What each second counts for each op, while so many threads run ops, and so many work on parts of one.
+_Rate = Callable[[int, int], float]
 
-    With the work of threads ``within_ops`` those of all cores: while several threads are at work, a second
-    counts as many times, at most the number of cores.  A thread whose op is divided among others computes a
-    part itself, or waits for them (Eigen does the one or the other, oneDNN waits): it counts half.
-    """
+
+def _divided(threads: int, parts: int) -> float:
+    """Ops that run one after the other, and overlap a little."""
+    return 1.0 / threads
+
+
+def _at_work(threads: int, parts: int) -> float:
+    """A thread whose op is divided among others computes a part itself, or waits for them (Eigen does the one
+    or the other, oneDNN waits): it counts half."""
+    return max(threads, parts) + min(threads, parts) / 2
+
+
+def _of_cores(threads: int, parts: int) -> float:
+    """Those of all cores together."""
+    return min(_at_work(threads, parts), usable_cores()) / threads
+
+
+def _undisturbed(threads: int, parts: int) -> float:
+    """Where more threads are at work than there are cores, each waits for its turn meanwhile."""
+    return min(1.0, usable_cores() / _at_work(threads, parts))
+
+
+def _seconds_at(
+    rate: _Rate, events: list[TracedEvent], within_ops: Sequence[TracedEvent] = ()
+) -> list[float]:
+    """Each event's seconds, at that rate; ``within_ops``: when threads worked on parts of ops."""
     on_cpu = [event for event in events if not event.plane.startswith(_GPU_PLANE)]
     changes = [(e.begin_s, 1, e.line, True) for e in on_cpu]
     changes += [(e.begin_s + e.duration_s, -1, e.line, True) for e in on_cpu]
@@ -185,8 +221,7 @@ def _shared_seconds(
     for now_s, change, line, runs_ops in sorted(changes):
         threads = sum(count > 0 for count in under_way.values())
         parts = sum(count > 0 for count in within.values())
-        at_work = min(max(threads, parts) + min(threads, parts) / 2, cores)
-        share_s += at_work * (now_s - before_s) / threads if threads else 0.0
+        share_s += rate(threads, parts) * (now_s - before_s) if threads else 0.0
         got[now_s], before_s = share_s, now_s
         (under_way if runs_ops else within)[line] += change
     return [

@@ -213,6 +213,11 @@ class FirstSteps:
     def done(self) -> bool:
         return self.seen > self._steps
 
+    @property
+    def rested(self) -> bool:
+        """Whether the first step was taken apart, and nothing of it has run."""
+        return self._layers.rested
+
     def measured(self, target: Target) -> tuple[Step, CostTable]:
         """The step, taken apart, and what its layers cost there.  BackendError: no step was handed over."""
         step = self._layers.step

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import logging
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tf_ooo.compat import nests, tf_profiler
-from tf_ooo.compat.tf_profiler import TracedEvent
-from tf_ooo.errors import BackendError
 from tf_ooo.fit.ran import busy_seconds, last_execution, task_times
+from tf_ooo.fit.traced import Traced, run_traced
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.task import Task
 from tf_ooo.planning.simulation.measured import (
@@ -30,7 +25,6 @@ from tf_ooo.report.report import Report
 _LOG = logging.getLogger("tf_ooo")
 # Of the first fifty: later the executor makes no events of cheap ops.
 STEPS = 3
-_MARGIN_S = 0.4
 _DEDUCED = (
     "the profiler does not see communication: it is drawn from the end of its dW to the begin of its update"
 )
@@ -59,15 +53,6 @@ class Watched:
     one_by_one: bool = False
 
 
-@dataclass(frozen=True)
-class _Recorded:
-    """One execution: its events, the profiler's files, seconds."""
-
-    events: Sequence[TracedEvent]
-    files: Mapping[str, bytes]
-    seconds: float
-
-
 class Recorder:
     """Stands in the place of a training's ``run``.
 
@@ -86,7 +71,7 @@ class Recorder:
         folder: Any,
     ) -> None:
         self._run, self._watched, self._report, self._folder = run, watched, report, folder
-        self._records: list[_Recorded] = []
+        self._records: list[Traced] = []
         self._last: Watched | None = None
         self._ended = False
 
@@ -103,29 +88,18 @@ class Recorder:
         return outputs
 
     def _recorded(self, iterator: Any, watched: Watched) -> Any:
-        """Runs exactly once, whatever the profiler does."""
-        events: list[TracedEvent] = []
-        files: dict[str, bytes] = {}
-        results: list[Any] = []
-        before, seconds = list(watched.timed), 0.0
-        under_way = False
+        before = list(watched.timed)
         try:
-            with _tracing(watched, events, files):
-                under_way = True
-                started = time.perf_counter()
-                results.append(self._run(iterator))
-                nests.synchronize(results[0])
-                seconds = time.perf_counter() - started
-        except BackendError as error:
-            if under_way and not results:
-                raise
-            self._give_up(str(error))
-        else:
-            self._records.append(_Recorded(events, files, seconds))
+            expected_s = max(before, default=1.0)
+            traced = run_traced(lambda: self._run(iterator), watched.addresses, expected_s)
         finally:
             watched.timed.clear()
             watched.timed.extend(before)
-        return results[0] if results else self._run(iterator)
+        if traced.failed:
+            self._give_up(traced.failed)
+        else:
+            self._records.append(traced)
+        return traced.outputs
 
     def _give_up(self, reason: str) -> None:
         self._ended = True
@@ -149,7 +123,7 @@ class Recorder:
             _LOG.debug("no measured timeline", exc_info=True)
             self._report().not_measured = f"the profile could not be read: {type(error).__name__}: {error}"
 
-    def _fill(self, watched: Watched, records: Sequence[_Recorded]) -> None:
+    def _fill(self, watched: Watched, records: Sequence[Traced]) -> None:
         """Of the execution of median seconds, among those in which tasks ran."""
         report = self._report()
         self._write(records[len(records) // 2].files)
@@ -157,7 +131,8 @@ class Recorder:
         if watched.why_not:
             return
         tasks = watched.tasks()
-        with_tasks = [events for events in (last_execution(r.events, tasks) for r in records) if events]
+        seen = [list(itertools.chain.from_iterable(record.events.values())) for record in records]
+        with_tasks = [events for events in (last_execution(each, tasks) for each in seen) if events]
         if not with_tasks:
             report.not_measured = "the profile has no op of the plan in it"
             return
@@ -186,23 +161,3 @@ class Recorder:
                 path.write_bytes(content)
         except OSError as error:
             _LOG.warning("the profile was not written: %s", error)
-
-
-def _tracing(
-    watched: Watched, events: list[TracedEvent], files: dict[str, bytes]
-) -> AbstractContextManager[None]:
-    if not watched.addresses:
-        return tf_profiler.traced_events(events, files)
-    return _traced_workers(watched, events, files)
-
-
-@contextlib.contextmanager
-def _traced_workers(watched: Watched, events: list[TracedEvent], files: dict[str, bytes]) -> Iterator[None]:
-    """As :func:`tf_profiler.traced_events`, of the workers' profilers, which look on for a while."""
-    seconds = 2 * max(watched.timed, default=1.0) + 2 * _MARGIN_S
-    with ThreadPoolExecutor(1) as threads:
-        traced = threads.submit(tf_profiler.trace_workers, watched.addresses, seconds, files)
-        time.sleep(_MARGIN_S)  # until they look on
-        yield
-        for of_worker in traced.result().values():
-            events += of_worker

@@ -26,6 +26,13 @@ def home_device() -> str:
         return str(tf.constant(0.0).device)
 
 
+def host_device() -> str:
+    """The CPU of this process."""
+    import tensorflow as tf
+
+    return str(tf.config.list_logical_devices("CPU")[0].name)
+
+
 def full_names(value: Any, local_rank: int = 0) -> tuple[str, ...]:
     """The devices of a pipeline, in its order.
 
@@ -54,7 +61,7 @@ def full_names(value: Any, local_rank: int = 0) -> tuple[str, ...]:
 def _first(count: int | None, local_rank: int, tf: Any) -> tuple[str, ...]:
     there: list[Any] = []
     for kind in _TYPES:
-        own_job = f"{_local_job(tf)}/"
+        own_job = f"{_local_job()}/"
         there = [device for device in tf.config.list_logical_devices(kind) if device.name.startswith(own_job)]
         if there:
             break
@@ -79,7 +86,7 @@ def _full_name(text: str, there: Sequence[str], tf: Any) -> str:
     except ValueError as error:
         raise BackendError(f"devices: {text!r} is no device name: {error}") from error
     asked = (wanted.job, wanted.replica, wanted.task, (wanted.device_type or "").upper(), wanted.device_index)
-    mine = _local_job(tf)
+    mine = _local_job()
     matches = []
     for name in there:
         has = tf.DeviceSpec.from_string(name)
@@ -93,7 +100,6 @@ def _full_name(text: str, there: Sequence[str], tf: Any) -> str:
     return matches[0]
 
 
-def _local_job(tf: Any) -> str:
+def _local_job() -> str:
     """Where the CPU of this process is."""
-    name = tf.config.list_logical_devices("CPU")[0].name
-    return str(name).rsplit("/device:", 1)[0]
+    return host_device().rsplit("/device:", 1)[0]

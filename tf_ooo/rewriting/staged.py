@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.passes.rewrite_plan import RewritePlan
+from grappler_passes.plugin import resting
 from tf_ooo.costs.places import Places
 from tf_ooo.errors import OptionsError, ScheduleError
 from tf_ooo.hosts.devices import available_devices
@@ -142,23 +143,31 @@ class LayerByLayer:
     measured.
 
     ``step`` is the first that was taken apart; ``whole_layers``: those that take long are not divided;
-    ``check`` is given the first step, before it runs: with an error of :data:`REFUSING` it never does.
+    ``check`` is given the first step, before it runs: with an error of :data:`REFUSING` it never does, and
+    where it is not to run (False) nothing of it does: ``rested``.
     """
 
     def __init__(
-        self, device: str, whole_layers: bool = False, check: Callable[[Step], None] = lambda step: None
+        self,
+        device: str,
+        whole_layers: bool = False,
+        check: Callable[[Step], bool] = lambda step: True,
     ) -> None:
         self.step: Step | None = None
+        self.rested = False
         self._device, self._whole_layers, self._check = device, whole_layers, check
 
     def rewrite(self, graph_def: graph_pb2.GraphDef) -> RewriteResult:
         """The step in its serial order; raises GraphError where the graph is none."""
         known = None if self.step is None else self.step.known
         step = take_apart(graph_def, known, self._whole_layers)
+        plan = serial_plan(step, self._device, available_devices())
         if self.step is None:
-            self._check(step)
-        self.step = self.step or step
-        return rewrite_step(graph_def, serial_plan(step, self._device, available_devices()))
+            self.rested = not self._check(step)
+            self.step = step
+        if self.rested:
+            return RewriteResult(step.known.graph, plan.schedule, resting(graph_def), 0, 0, 0.0)
+        return rewrite_step(graph_def, plan)
 
 
 def request_to_measure(model: keras.Model, layers: LayerByLayer) -> RewriteRequest[RewriteResult]:

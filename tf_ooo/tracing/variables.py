@@ -33,6 +33,13 @@ def all_variables(model: keras.Model) -> list[Any]:
     return nests.each_once([*model.variables, *metrics, *states])
 
 
+def bytes_of(variables: Iterable[Any]) -> int:
+    """All values together; those without a size, such as strings, are left out."""
+    values = [value for value in map(keras_variables.value_of, variables) if value is not None]
+    sizes = [(value.shape.num_elements(), value.dtype.size) for value in values]
+    return sum(count * each for count, each in sizes if count is not None and each is not None)
+
+
 class Moved:
     """Keras variables that stand on other devices until :meth:`restore`.
 

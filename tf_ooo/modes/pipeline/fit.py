@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -16,11 +17,13 @@ from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, MemoryLimitError, ScheduleError
 from tf_ooo.fit import progress
 from tf_ooo.fit.distributed import Distributed, FirstSteps, check_model
-from tf_ooo.fit.measured import check_costs, unknown_sizes, with_shared_link
+from tf_ooo.fit.in_place import InPlace
+from tf_ooo.fit.measured import check_costs, measured_costs, unknown_sizes, with_shared_link
 from tf_ooo.fit.mode import Training
 from tf_ooo.fit.recorder import Watched
 from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.devices import home_device
+from tf_ooo.hosts.memory import host_memory, in_host_memory
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.target import gone
 from tf_ooo.modes.pipeline import tasks_of
@@ -30,14 +33,24 @@ from tf_ooo.modes.pipeline.losses import check_loss
 from tf_ooo.modes.pipeline.options import Pipeline
 from tf_ooo.modes.pipeline.own_schedule import check_own, check_recomputed, layers_named
 from tf_ooo.modes.pipeline.partition import Cutter, units_of
-from tf_ooo.modes.pipeline.planning import SCHEDULES, Wanted, make_plan, named_bounds, own_cuts
+from tf_ooo.modes.pipeline.planning import (
+    SCHEDULES,
+    Wanted,
+    make_plan,
+    named_bounds,
+    own_cuts,
+    whole_peak_bytes,
+    with_costs,
+)
 from tf_ooo.modes.pipeline.reporting import fill_report, note_micro_batches
 from tf_ooo.modes.pipeline.running import PlannedPipeline, RunningPipeline
 from tf_ooo.options.base import is_file
+from tf_ooo.planning.choosing.plan import Plan
 from tf_ooo.planning.choosing.recompute import NONE
 from tf_ooo.planning.model.schedule_file import ScheduleFile, read_schedule
 from tf_ooo.report.gain import Gain
 from tf_ooo.report.report import Report, fill_step_times
+from tf_ooo.report.texts import seconds_text
 from tf_ooo.rewriting.parts import is_part
 from tf_ooo.rewriting.repeating import layers_that_cannot
 from tf_ooo.rewriting.staged import LayerByLayer
@@ -45,11 +58,19 @@ from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing import sync
 from tf_ooo.tracing.micro_batches import rows_of, split_rows
 from tf_ooo.tracing.optimizers import optimizers_of
+from tf_ooo.tracing.variables import all_variables, bytes_of
 
 if TYPE_CHECKING:
     import keras
 
 _LOG = logging.getLogger("tf_ooo")
+# A plan for costs of another measurement has to be better by so much.
+_LEAST_GAIN = 0.05
+_NEVER_WHOLE = "no device is to hold the whole model"
+_LOSS_UNCHECKED = (
+    f"the loss of a batch is not compared with its micro-batches' (check_loss): {_NEVER_WHOLE}; one that "
+    "adds up rows, or compares them with one another, trains with the micro-batches' mean"
+)
 
 
 class PipelineMode:
@@ -165,31 +186,76 @@ class PipelineMode:
 
     def plan_with(self, step: Step, costs: CostTable, model: keras.Model) -> PlannedPipeline:
         """Plans, and says so in the report."""
-        report, devices = self.distributed.report, tuple(self.distributed.target.devices)
-        report.memory_limit_bytes = limit_bytes = self.options.memory_limit_bytes
+        limit_bytes = self.options.memory_limit_bytes
         unknown = unknown_sizes(step) if limit_bytes is not None else ()
         if limit_bytes is not None and unknown:
             raise MemoryLimitError(limit_bytes, None, unknown)
-        wanted = Wanted(
+        if step.count > 1:
+            note_micro_batches(self.distributed.report, model)
+        return self._take(self._planned(step, costs), step, costs)
+
+    def plan_again(self, step: Step, costs: CostTable) -> bool:
+        """Plans for costs that were measured while a plan ran; whether another one is to run from now on.
+
+        It has to be faster by more than costs are wrong by from one measurement to the next.
+        """
+        if self.pipeline is None or self.planned_from is None:
+            return False
+        check_costs(costs, [layer.name for layer in step.known.graph.layers])
+        costs = dataclasses.replace(costs, link=self.planned_from[1].link)
+        running, planned = self.pipeline, self._planned(step, costs)
+        kept = with_costs(running.planned, costs.layers)
+        better = planned.step_s < kept.step_s * (1 - _LEAST_GAIN)
+        self.planned_from = (step, costs)
+        report = self.distributed.report
+        report.costs = costs
+        self._take(planned if better else kept, step, costs)
+        said = f"planned again with costs that were measured while it ran: {seconds_text(planned.step_s)}"
+        compared = f"instead of {seconds_text(kept.step_s)}" if better else "no better, so the plan stays"
+        report.notes.append(f"{said} a step, {compared}")
+        if not better:
+            self.pipeline = running
+        return better
+
+    def _wanted(self, step: Step, costs: CostTable) -> Wanted:
+        return Wanted(
             schedule=self.options.schedule,
-            devices=len(devices),
+            devices=len(self.distributed.target.devices),
             microbatches=step.count,
             link=costs.link,
-            memory_limit_bytes=limit_bytes,
+            memory_limit_bytes=self.options.memory_limit_bytes,
             options=self.options.policy_options,
             stages=self.options.stages,
             own=self.own,
             recompute=self.options.recompute,
             fixed=layers_that_cannot(step) if self.options.recompute != NONE else frozenset(),
         )
-        units = units_of(len(costs.layers), step.known.glued)
+
+    def _planned(self, step: Step, costs: CostTable) -> Plan:
+        wanted, units = self._wanted(step, costs), units_of(len(costs.layers), step.known.glued)
         planned = make_plan(costs.layers, units, wanted)
         self.advise = functools.partial(advice, planned, costs.layers, units, wanted)
+        return planned
+
+    def _take(self, planned: Plan, step: Step, costs: CostTable) -> PlannedPipeline:
+        report, devices = self.distributed.report, tuple(self.distributed.target.devices)
+        report.memory_limit_bytes = self.options.memory_limit_bytes
         self.pipeline = PlannedPipeline(planned, step, devices)
-        if step.count > 1:
-            note_micro_batches(report, model)
         fill_report(report, planned, step, costs, devices)
         return self.pipeline
+
+    def never_whole(self, step: Step, model: keras.Model) -> bool:
+        """Whether no device is to run the step before it is cut; see ``first_steps=``.
+
+        Ranks decide alike: limits may differ among them.
+        """
+        asked, limit_bytes = self.options.first_steps, self.options.memory_limit_bytes
+        if asked != "auto" or in_host_memory(model):
+            return asked != "whole"
+        if limit_bytes is None or unknown_sizes(step) or self.company.engine.size > 1:
+            return False
+        layers = measured_costs(step, None).layers
+        return whole_peak_bytes(layers, step.count) > limit_bytes
 
 
 class PipelineSteps:
@@ -199,6 +265,8 @@ class PipelineSteps:
         self._mode, self._model, self._target = mode, model, mode.distributed.target
         self._first: FirstSteps | None = None
         self._running: RunningPipeline | None = None
+        self._in_place: InPlace | None = None
+        self._rows = 0  # of the batches that are measured
         self._uncut = 0  # steps before the plan
 
     def run(self, iterator: Any) -> Any:
@@ -218,18 +286,24 @@ class PipelineSteps:
             pipeline = mode.plan_from(*mode.planned_from, self._model)
         if pipeline is None:
             return self._first_step(batch, iterator)
-        running = self._running_with(self._large_enough(pipeline, batch))
-        outputs = running.step(batch)
+        pipeline = self._large_enough(pipeline, batch)
+        outputs = self._cut_step(self._running_with(pipeline), pipeline, batch)
         if len(pipeline.step_s) == ENOUGH:
             mode.say_if_slower()
         return outputs
 
     def _build(self, batch: Any, iterator: Any) -> None:
         """All variables; then, unless that was switched off, the loss of this first batch is looked at."""
-        sync.build(self._model, optimizers_of(self._model), self._model.train_step, iterator)
-        options = self._mode.options
-        if options.check_loss:
-            check_loss(self._model, batch, options.microbatches)
+        model, options, report = self._model, self._mode.options, self._mode.describe()
+        by_host = in_host_memory(model)
+        with host_memory() if by_host else contextlib.nullcontext():
+            sync.build(model, optimizers_of(model), model.train_step, iterator)
+        limit_bytes = options.memory_limit_bytes
+        too_large = limit_bytes is not None and bytes_of(all_variables(model)) > limit_bytes
+        if by_host or too_large or options.first_steps == "cut":
+            report.notes += [_LOSS_UNCHECKED] if keras_losses.own_loss_code(model) else []
+        elif options.check_loss:
+            check_loss(model, batch, options.microbatches)
 
     # -- before the plan ---------------------------------------------------------------------------
 
@@ -239,14 +313,34 @@ class PipelineSteps:
         if first is None:
             self._build(batch, iterator)
             mode, model = self._mode, self._model
-            layers = LayerByLayer(home_device(), self._keep_layers_whole(), mode.check_step)
+            layers = LayerByLayer(home_device(), self._keep_layers_whole(), self._check_step)
             applying, parts = mode.company.applying(model), mode.options.microbatches
             self._first = first = FirstSteps(model, layers, parts, mode.options, mode.describe(), applying)
         outputs = first.run(batch)
+        if first.rested:
+            return self._first_cut_step(first, batch, iterator)
         self._uncut = first.seen
         if first.done:
-            self._make_plan(first, batch)
+            self._make_plan(first)
+            serial_s = self._mode.describe().pipeline.serial_step_s
+            compare = self._mode.options.compare
+            self._mode.distributed.compare(self._model, batch, first, compare, serial_s)
         return outputs
+
+    def _check_step(self, step: Step) -> bool:
+        """Whether it is to run on one device."""
+        self._mode.check_step(step)
+        return not self._mode.never_whole(step, self._model)
+
+    def _first_cut_step(self, first: FirstSteps, batch: Any, iterator: Any) -> Any:
+        """The step was taken apart, and has not run."""
+        mode = self._mode
+        step = self._make_plan(first)
+        mode.describe().no_baseline = _NEVER_WHOLE
+        if mode.options.costs is None and mode.options.profile_steps:
+            self._rows = rows_of(batch)
+            self._in_place = InPlace(step, self._target, mode.options.profile_steps)
+        return self.step(batch, iterator)
 
     def _keep_layers_whole(self) -> bool:
         """Other replicas, or those who measured ``costs``, may have batches that are divided otherwise."""
@@ -255,7 +349,7 @@ class PipelineSteps:
             return not any(is_part(layer.name) for layer in given.layers)
         return self._mode.company.engine.size > 1
 
-    def _make_plan(self, first: FirstSteps, batch: Any) -> None:
+    def _make_plan(self, first: FirstSteps) -> Step:
         mode, started = self._mode, time.perf_counter()
         step, costs = first.measured(self._target)
         mode.rows = first.rows
@@ -264,10 +358,41 @@ class PipelineSteps:
         mode.describe().plan_seconds = time.perf_counter() - started
         first.close()
         self._first = None
-        serial_s = mode.describe().pipeline.serial_step_s
-        mode.distributed.compare(self._model, batch, first, mode.options.compare, serial_s)
+        return step
 
     # -- with a plan -------------------------------------------------------------------------------
+
+    def _cut_step(self, running: RunningPipeline, pipeline: PlannedPipeline, batch: Any) -> Any:
+        """One step; where it was planned with calculated costs, one of the first is measured."""
+        in_place, timed = self._in_place, pipeline.step_s
+        if in_place is None or not timed or rows_of(batch) != self._rows:
+            return running.step(batch)
+        before = len(timed)
+        outputs = in_place.run(lambda: running.step(batch), max(timed))
+        if len(timed) > before:
+            timed.pop()  # the profiler's
+        if in_place.done:
+            self._in_place = None
+            self._plan_again(in_place)
+        return outputs
+
+    def _plan_again(self, in_place: InPlace) -> None:
+        mode, costs = self._mode, in_place.costs()
+        if costs is None:
+            mode.describe().notes.append(
+                f"costs are calculated from shapes, not measured: {in_place.why_not}"
+            )
+            return
+        with progress.said("planning again, with measured costs"):
+            other = mode.plan_again(in_place.step, mode.company.shared(costs))
+        if other:
+            self._bring_back()
+
+    def _bring_back(self) -> None:
+        """For another plan.  BackendError: a variable's worker is gone."""
+        lost = self.restore()
+        if lost:
+            raise gone(lost, self._target.explain)
 
     def _large_enough(self, pipeline: PlannedPipeline, batch: Any) -> PlannedPipeline:
         """Plans anew for a batch of more micro-batches, with a limit of memory also for larger ones."""
@@ -283,9 +408,7 @@ class PipelineSteps:
         pipeline = mode.plan_with(dataclasses.replace(step, count=len(rows)), costs, self._model)
         if larger:
             mode.rows, mode.planned_from = max(rows), (step, costs)
-        lost = self.restore()
-        if lost:
-            raise gone(lost, self._target.explain)
+        self._bring_back()
         return pipeline
 
     def _running_with(self, pipeline: PlannedPipeline) -> RunningPipeline:
@@ -315,7 +438,7 @@ class PipelineSteps:
     def watched(self) -> Watched | None:
         """Once a step of the plan has run that traced nothing."""
         pipeline, graph = self._mode.pipeline, self._mode.describe().rewritten_graph
-        if self._running is None or pipeline is None or not pipeline.step_s:
+        if self._running is None or self._in_place or pipeline is None or not pipeline.step_s:
             return None
         addresses = self._target.addresses if isinstance(self._target, Cluster) else ()
         schedule = pipeline.plan.schedule

@@ -12,6 +12,8 @@ from tf_ooo.options.checks import choice, flag, folder, option, whole_number
 from tf_ooo.planning.building.by_name import Stages, check_stages, is_nested
 from tf_ooo.planning.choosing.recompute import CHOICES, NONE
 
+FIRST_STEPS = ("auto", "whole", "cut")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline(DeviceOptions, RankOptions):
@@ -21,7 +23,7 @@ class Pipeline(DeviceOptions, RankOptions):
 
     Schedules: ``"auto"`` takes the one with the shortest predicted step; docs/pipeline.md lists all.  A text
     with a dot or a slash, or a path, is a file with a schedule of one's own (docs/planner.md: Text form).
-    ``profile_steps`` (3 at most) are measured on one device before the model is cut.  Devices and costs:
+    ``profile_steps`` (3 at most) are measured before the model is cut for good.  Devices and costs:
     :class:`tf_ooo.options.DeviceOptions`; how replicas are averaged:
     :class:`tf_ooo.options.RankOptions`; one pipeline alone refuses that.
 
@@ -37,6 +39,9 @@ class Pipeline(DeviceOptions, RankOptions):
         recompute: layers whose forward runs again before their dO, so that less is kept in between:
             ``"none"``; ``"auto"``: where the memory limit needs it, as few seconds as keep it; ``"all"`` that
             then keep less.
+        first_steps: where the steps run that are measured: ``"whole"`` on one device; ``"cut"`` as a
+            pipeline, planned with calculated costs, so that no device ever holds the model; ``"auto"``: whole
+            unless the model was built in :func:`tf_ooo.host_memory` or exceeds ``memory_limit_bytes``.
         replicas: the number of processes, each with a pipeline of its own, whose gradients are averaged;
             None: as many as horovodrun started.
         check_loss: refuse a loss of one's own that adds up the rows of a batch or compares them with one
@@ -53,6 +58,7 @@ class Pipeline(DeviceOptions, RankOptions):
     group: int | None = option(None, whole_number(1, optional=True), of_policy=True)
     stages: Stages | None = option(None, check_stages)
     recompute: str = option(NONE, choice(CHOICES))
+    first_steps: str = option("auto", choice(FIRST_STEPS))
     replicas: int | None = option(None, whole_number(1, optional=True))
     check_loss: bool = option(True, flag)
     dump_dir: str | os.PathLike[str] | None = option(None, folder)

@@ -17,7 +17,16 @@ from tf_ooo.modes.pipeline.partition import Cutter
 from tf_ooo.planning.building.by_name import Bounds, Stages, bounds_of
 from tf_ooo.planning.building.merging import merged
 from tf_ooo.planning.choosing.on_paper import auto_candidates
-from tf_ooo.planning.choosing.plan import Candidate, Clock, Plan, Trial, choose, policy_named, tried
+from tf_ooo.planning.choosing.plan import (
+    Candidate,
+    Clock,
+    Plan,
+    Trial,
+    as_asked,
+    choose,
+    policy_named,
+    tried,
+)
 from tf_ooo.planning.choosing.recompute import NONE, recomputed
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule_file import ScheduleFile
@@ -108,6 +117,23 @@ def make_plan(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted) -> Pl
     if all(candidate.trial is None for candidate in candidates):
         raise _none_left(errors, wanted)
     return choose(candidates, _rank)
+
+
+def with_costs(plan: Plan, layers: Sequence[LayerCosts]) -> Plan:
+    """The same schedule on the same cut, of layers with other costs."""
+    before = plan.problem
+    stages = merged(tuple(layers), before.bounds, before.microbatches)
+    problem = dataclasses.replace(before, layers=stages, model=tuple(layers), recomputed=(), plain=())
+    if before.recomputed:
+        problem = recomputed(problem, before.recomputed)
+    return dataclasses.replace(plan, trial=Trial(plan.trial.schedule, problem, _CLOCK))
+
+
+def whole_peak_bytes(layers: Sequence[LayerCosts], microbatches: int) -> int:
+    """Of one device that runs all of a step, one micro-batch after the other."""
+    stages = merged(tuple(layers), ((0, len(layers) - 1),), microbatches)
+    problem = Problem(stages, 1, microbatches, mode=MODE)
+    return as_asked(policy_named("1f1b", MODE), problem, _CLOCK).trial.peak_bytes
 
 
 def _rank(candidate: Candidate) -> tuple[float, ...]:

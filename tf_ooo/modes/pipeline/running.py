@@ -34,6 +34,7 @@ class PlannedPipeline:
     """What was planned, on devices with names; stays for the fits of one model."""
 
     def __init__(self, planned: Plan, step: Step, devices: tuple[str, ...]) -> None:
+        self.planned = planned
         self.step_s = deque[float](maxlen=_TIMED)
         on = [devices[number] for number in planned.schedule.device_of_stage]
         stages = stage_of_layer(planned.problem.bounds)

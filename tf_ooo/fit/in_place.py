@@ -1,0 +1,92 @@
+"""What layers cost, measured where they run: in steps that are spread over devices already."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tf_ooo.compat.tf_profiler import TracedEvent
+from tf_ooo.costs.profile import MOST_STEPS, OpProfile, read_side_by_side
+from tf_ooo.costs.table import CostTable
+from tf_ooo.errors import CostError
+from tf_ooo.fit.measured import measured_costs
+from tf_ooo.fit.traced import run_traced
+from tf_ooo.hosts.cluster import Cluster
+from tf_ooo.hosts.target import Target
+from tf_ooo.rewriting.unrolled_tasks import Step
+
+
+class InPlace:
+    """Traces the next steps that are run through it, at most three; one where workers have to be asked.
+
+    Attributes:
+        step: as it was taken apart.
+        why_not: why there are no costs.
+    """
+
+    def __init__(self, step: Step, target: Target, steps: int) -> None:
+        self.why_not = ""
+        self.step, self._target = step, target
+        self._left = min(steps, 1 if isinstance(target, Cluster) else MOST_STEPS)
+        self._profiles: list[OpProfile] = []
+
+    @property
+    def done(self) -> bool:
+        return not self._left or bool(self.why_not)
+
+    def run(self, step: Callable[[], Any], expected_s: float) -> Any:
+        """One step, which traces nothing; its outputs.  Raises what it raises."""
+        addresses = self._target.addresses if isinstance(self._target, Cluster) else ()
+        traced = run_traced(step, addresses, expected_s)
+        self._left -= 1
+        self.why_not = traced.failed
+        try:
+            hosts = _by_host(traced.events)
+            self._profiles += [] if traced.failed else [_joined(list(map(read_side_by_side, hosts)))]
+        except CostError as error:
+            self.why_not = str(error)
+        return traced.outputs
+
+    def costs(self) -> CostTable | None:
+        """Of the layers, for one micro-batch; None: nothing was measured."""
+        if not self._profiles:
+            return None
+        # What a step takes besides its ops does not show where devices wait for each other.
+        profile = dataclasses.replace(_median(self._profiles), step_s=0.0)
+        return self._target.costs(measured_costs(self.step, profile))
+
+
+def _by_host(events: Mapping[str, Sequence[TracedEvent]]) -> list[list[TracedEvent]]:
+    """All that shares cores; threads of different processes have the same names."""
+    hosts: defaultdict[str, list[TracedEvent]] = defaultdict(list)
+    for address, seen in events.items():
+        own = (dataclasses.replace(event, line=f"{event.line} of {address}") for event in seen)
+        hosts[address.rpartition(":")[0]] += own
+    return list(hosts.values())
+
+
+def _joined(profiles: Sequence[OpProfile]) -> OpProfile:
+    """Of one execution on several hosts, each of which ran other ops."""
+    first = profiles[0]
+    return dataclasses.replace(
+        first,
+        seconds={name: value for profile in profiles for name, value in profile.seconds.items()},
+        types={name: value for profile in profiles for name, value in profile.types.items()},
+        core_s={name: value for profile in profiles for name, value in profile.core_s.items()},
+    )
+
+
+def _median(profiles: Sequence[OpProfile]) -> OpProfile:
+    """Each op's middle value: other work on the machine makes single ones long."""
+
+    def middle(of: Callable[[OpProfile], Mapping[str, float]]) -> dict[str, float]:
+        seen: defaultdict[str, list[float]] = defaultdict(list)
+        for profile in profiles:
+            for name, value in of(profile).items():
+                seen[name].append(value)
+        return {name: sorted(values)[len(values) // 2] for name, values in seen.items()}
+
+    seconds, core_s = middle(lambda profile: profile.seconds), middle(lambda profile: profile.core_s)
+    return dataclasses.replace(profiles[-1], seconds=seconds, core_s=core_s, steps=len(profiles))

@@ -1,0 +1,44 @@
+"""Models in the memory of this process' host, also where it has GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from tf_ooo.compat import keras_variables
+from tf_ooo.hosts.devices import host_device
+
+if TYPE_CHECKING:
+    import keras
+
+
+@contextmanager
+def host_memory() -> Iterator[None]:
+    """What is built inside has its weights, and later its optimizer's state, in this host's memory.
+
+    >>> with tf_ooo.host_memory():
+    ...     model = build()
+    >>> model.compile("adam", "mse")
+    >>> model.fit(x, y, callbacks=[tf_ooo.OOOBackprop(tf_ooo.Pipeline(devices=4))])
+
+    For models that no device holds: a pipeline never runs a step of such a model on one device, not even to
+    measure it (``first_steps="cut"``).
+    """
+    import tensorflow as tf
+
+    def create(next_creator: Callable[..., Any], **arguments: Any) -> Any:
+        with tf.device(device):
+            variable = next_creator(**arguments)
+        keras_variables.mark_in_host_memory(variable)
+        return variable
+
+    device = host_device()
+    with tf.device(device), tf.variable_creator_scope(create):
+        yield
+
+
+def in_host_memory(model: keras.Model) -> bool:
+    """Whether the model was built in :func:`host_memory`."""
+    values = map(keras_variables.value_of, model.weights)
+    return any(keras_variables.is_in_host_memory(value) for value in values if value is not None)

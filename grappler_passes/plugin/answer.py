@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tensorflow.core.framework import attr_value_pb2, graph_pb2, node_def_pb2, op_def_pb2
 
 ENDS = ("_Arg", "_Retval")
+_SUMS = ("AddN", "AddV2")
 
 
 class AnswerError(Exception):
@@ -90,7 +91,7 @@ def _check_ops(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef) -> None:
     names = {node.name: node.op for node in after.node}
     for node in before.node:
         op_def = op_defs[node.op]
-        if node.op == "TemporaryVariable" and names.get(node.name.removesuffix("/tmp_var")) == "AddN":
+        if node.op == "TemporaryVariable" and names.get(node.name.removesuffix("/tmp_var")) in _SUMS:
             continue  # a sum again: plain_sums.py
         if node.name not in names and op_def is not None and op_def.is_stateful:
             raise AnswerError(f"{node.op} {node.name!r} has side effects and was dropped")

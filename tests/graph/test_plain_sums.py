@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.core.framework import graph_pb2
+from tensorflow.core.framework import graph_pb2, types_pb2
 
 from grappler_passes import plugin
 from grappler_passes.passes.plain_sums import PlainSumsPass
@@ -72,23 +72,41 @@ def test_other_graphs_stay():
     assert ops_of(with_plain_sums(graph)) == ops_of(graph)
 
 
-def test_what_waits_keeps_waiting():
+def taken_apart():
+    """A sum of three as the memory optimizer leaves it."""
     graph = graph_pb2.GraphDef()
     for name in ("a", "b", "c", "early", "late"):
         graph.node.add(name=name, op="Placeholder")
     graph.node.add(name="s/tmp_var", op="TemporaryVariable", input=["^early", "^a"])
     graph.node.add(name="s/tmp_var_zeros", op="ZerosLike", input=["a"])
     graph.node.add(name="s/tmp_var_initializer", op="Assign", input=["s/tmp_var", "s/tmp_var_zeros"])
-    for i, text in enumerate(("a", "b:1", "c")):
+    for i, text in enumerate(("a", "b", "c")):
         graph.node.add(name=f"s/tmp_var_accum_{i}", op="AssignAdd", input=["s/tmp_var_initializer", text])
     waits = [f"^s/tmp_var_accum_{i}" for i in range(3)]
     graph.node.add(name="s", op="DestroyTemporaryVariable", input=["s/tmp_var_initializer", *waits, "^late"])
+    return graph
+
+
+def test_what_waits_keeps_waiting():
+    graph = taken_apart()
     (total,) = (node for node in with_plain_sums(graph).node if node.name == "s")
     assert total.op == "AddN"
-    assert list(total.input) == ["a", "b:1", "c", "^late", "^early"]
+    assert list(total.input) == ["a", "b", "c", "^late", "^early"]
     # Read elsewhere: it stays.
     graph.node.add(name="reader", op="Identity", input=["s/tmp_var_accum_1"])
     assert ops_of(with_plain_sums(graph)) == ops_of(graph)
+
+
+def test_a_sum_of_what_others_read_too_that_was_taken_apart():
+    """Both at once, as in a transformer whose residuals are read twice: it could not be trained."""
+    before = taken_apart()
+    for node in before.node:
+        kind = "T" if node.op in ("ZerosLike", "Assign", "AssignAdd", "DestroyTemporaryVariable") else "dtype"
+        node.attr[kind].type = types_pb2.DT_FLOAT
+    before.node.add(name="other", op="Identity", input=["a"]).attr["T"].type = types_pb2.DT_FLOAT
+    after = with_plain_sums(before)
+    assert {node.name: node.op for node in after.node}["s"] == "AddV2"
+    check_answer(before, after)
 
 
 def test_a_temporary_variable_that_is_lost_is_refused():

@@ -15,6 +15,9 @@ from tf_ooo.errors import OptionsError
 CLUSTER_VARIABLE = "TF_OOO_CLUSTER"
 """What ``devices=`` is where it is left out, as text; set by ``tf-ooo run``."""
 
+START_VARIABLE, START_S = "TF_OOO_START_TIMEOUT_S", 45.0
+"""How many seconds processes wait for those that have not come yet."""
+
 _IS_IT_HERE = "is it another machine's address?"
 _WAYS_OUT = {
     errno.EADDRINUSE: "another process has that port (ss -ltnp names it): end it, or take another port, in "

@@ -20,7 +20,16 @@ from tf_ooo.compat import versions
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, CostError, OOOError
-from tf_ooo.hosts.addresses import answers, can_listen, held_ports, host_port, outward_host, parse
+from tf_ooo.hosts.addresses import (
+    START_S,
+    START_VARIABLE,
+    answers,
+    can_listen,
+    held_ports,
+    host_port,
+    outward_host,
+    parse,
+)
 from tf_ooo.hosts.facts import Client, Facts, Line, in_a_line, own_facts, say_used, user_of
 from tf_ooo.hosts.link import link_between, measure_device_link
 from tf_ooo.hosts.listening import is_loopback, only_at
@@ -124,14 +133,16 @@ class Cluster:
         return explained
 
 
-def connect(cluster: str | Sequence[str], wait_s: float = 60.0, silence_s: float = SILENCE_S) -> Cluster:
+def connect(
+    cluster: str | Sequence[str], wait_s: float | None = None, silence_s: float = SILENCE_S
+) -> Cluster:
     """Joins the cluster; the same :class:`Cluster` again while all of its workers live.
 
     Task 0 is this process, unless a worker serves that task already.
 
     Args:
         cluster: ``"host1:port,host2:port"``, the same text as the workers'.
-        wait_s: how long to wait for workers that are still starting.
+        wait_s: how long to wait for workers that are still starting; None: TF_OOO_START_TIMEOUT_S, or 45 s.
         silence_s: a worker that does not answer for so long is lost.
 
     Raises:
@@ -144,6 +155,7 @@ def connect(cluster: str | Sequence[str], wait_s: float = 60.0, silence_s: float
         known.refuse_if_lost()
         return known
     versions.check_versions()
+    wait_s = float(os.environ.get(START_VARIABLE) or START_S) if wait_s is None else wait_s
     silence = Silence(silence_s)
     try:
         workers, own_task = _meet_all(addresses, time.monotonic() + wait_s, silence)

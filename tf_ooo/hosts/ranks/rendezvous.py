@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from tf_ooo.errors import BackendError
-from tf_ooo.hosts.addresses import can_listen, host_port, outward_host
+from tf_ooo.hosts.addresses import START_S, START_VARIABLE, can_listen, host_port, outward_host
 from tf_ooo.hosts.ranks.line import Line
 from tf_ooo.hosts.ranks.roll import Member, Roll, introduced, late, received_member, refusal
 
 _LOG = logging.getLogger("tf_ooo")
 # Horovod's own variable for how long ranks wait for each other; it takes 30 s, several times over.
-HOROVODS_LIMIT, LIMIT = "HOROVOD_GLOO_TIMEOUT_SECONDS", "TF_OOO_START_TIMEOUT_S"
-_DEFAULT_S = 45.0
+HOROVODS_LIMIT, LIMIT = "HOROVOD_GLOO_TIMEOUT_SECONDS", START_VARIABLE
+_DEFAULT_S = START_S
 # Where a script has called hvd.init() itself, all ranks are there; one may read data for longer.
 _BEGUN_S = 600.0
 _VARIABLES = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT", "HOROVOD_RANK", "HOROVOD_SIZE")

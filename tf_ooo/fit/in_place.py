@@ -21,14 +21,17 @@ from tf_ooo.rewriting.unrolled_tasks import Step
 class InPlace:
     """Traces the next steps that are run through it, at most three; one where workers have to be asked.
 
-    Attributes:
+    Args:
         step: as it was taken apart.
+        count: micro-batches of those that run.
+
+    Attributes:
         why_not: why there are no costs.
     """
 
-    def __init__(self, step: Step, target: Target, steps: int) -> None:
+    def __init__(self, step: Step, count: int, target: Target, steps: int) -> None:
         self.why_not = ""
-        self.step, self._target = step, target
+        self._step, self._count, self._target = step, count, target
         self._left = min(steps, 1 if isinstance(target, Cluster) else MOST_STEPS)
         self._profiles: list[OpProfile] = []
 
@@ -55,7 +58,7 @@ class InPlace:
             return None
         # What a step takes besides its ops does not show where devices wait for each other.
         profile = dataclasses.replace(_median(self._profiles), step_s=0.0)
-        return self._target.costs(measured_costs(self.step, profile))
+        return self._target.costs(measured_costs(self._step, profile, count=self._count))
 
 
 def _by_host(events: Mapping[str, Sequence[TracedEvent]]) -> list[list[TracedEvent]]:

@@ -78,15 +78,16 @@ class Step:
         sizes = self.known.sizes
         return {name: sizes[key] for name, key in self.general.items() if key in sizes}
 
-    def averaged(self, seconds: Mapping[str, float]) -> dict[str, float]:
+    def averaged(self, seconds: Mapping[str, float], count: int | None = None) -> dict[str, float]:
         """Seconds of the classified micro-batch's ops: the mean over all micro-batches that were measured.
 
         The first micro-batch has no sums; the mean of theirs counts it all the same.  Holds for the step in
-        which it was classified.
+        which it was classified, or for another trace of so many micro-batches.
         """
         measured: dict[str, list[float]] = {}
+        general = self.general if count is None else general_names(seconds, count)
         for name, value in seconds.items():
-            measured.setdefault(self.general.get(name, name), []).append(value)
+            measured.setdefault(general.get(name, name), []).append(value)
         names = ((name, measured.get(self.general[name])) for name in self.known.graph.ops)
         without = {name: len(values) + (name in self.sums) for name, values in names if values}
         return {name: sum(measured[self.general[name]]) / count for name, count in without.items()}

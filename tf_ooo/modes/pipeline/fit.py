@@ -56,7 +56,7 @@ from tf_ooo.rewriting.repeating import layers_that_cannot
 from tf_ooo.rewriting.staged import LayerByLayer
 from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing import sync
-from tf_ooo.tracing.micro_batches import rows_of, split_rows
+from tf_ooo.tracing.micro_batches import parts_of, rows_of, split_rows
 from tf_ooo.tracing.optimizers import optimizers_of
 from tf_ooo.tracing.variables import all_variables, bytes_of
 
@@ -66,6 +66,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("tf_ooo")
 # A plan for costs of another measurement has to be better by so much.
 _LEAST_GAIN = 0.05
+# Micro-batches of the step that is taken apart where it does not run: gradients are added up from the second.
+_TAKEN_APART = 2
 _NEVER_WHOLE = "no device is to hold the whole model"
 _LOSS_UNCHECKED = (
     f"the loss of a batch is not compared with its micro-batches' (check_loss): {_NEVER_WHOLE}; one that "
@@ -194,15 +196,15 @@ class PipelineMode:
             note_micro_batches(self.distributed.report, model)
         return self._take(self._planned(step, costs), step, costs)
 
-    def plan_again(self, step: Step, costs: CostTable) -> bool:
+    def plan_again(self, costs: CostTable) -> bool:
         """Plans for costs that were measured while a plan ran; whether another one is to run from now on.
 
         It has to be faster by more than costs are wrong by from one measurement to the next.
         """
         if self.pipeline is None or self.planned_from is None:
             return False
-        check_costs(costs, [layer.name for layer in step.known.graph.layers])
-        costs = dataclasses.replace(costs, link=self.planned_from[1].link)
+        step, before = self.planned_from
+        costs = dataclasses.replace(costs, link=before.link)
         running, planned = self.pipeline, self._planned(step, costs)
         kept = with_costs(running.planned, costs.layers)
         better = planned.step_s < kept.step_s * (1 - _LEAST_GAIN)
@@ -244,18 +246,12 @@ class PipelineMode:
         fill_report(report, planned, step, costs, devices)
         return self.pipeline
 
-    def never_whole(self, step: Step, model: keras.Model) -> bool:
-        """Whether no device is to run the step before it is cut; see ``first_steps=``.
-
-        Ranks decide alike: limits may differ among them.
-        """
+    def exceeds_limit(self, step: Step) -> bool:
+        """Whether one device that ran it would need more than ``memory_limit_bytes``."""
         asked, limit_bytes = self.options.first_steps, self.options.memory_limit_bytes
-        if asked != "auto" or in_host_memory(model):
-            return asked != "whole"
-        if limit_bytes is None or unknown_sizes(step) or self.company.engine.size > 1:
+        if asked != "auto" or limit_bytes is None or self.company.engine.size > 1 or unknown_sizes(step):
             return False
-        layers = measured_costs(step, None).layers
-        return whole_peak_bytes(layers, step.count) > limit_bytes
+        return whole_peak_bytes(measured_costs(step, None).layers, step.count) > limit_bytes
 
 
 class PipelineSteps:
@@ -295,12 +291,9 @@ class PipelineSteps:
     def _build(self, batch: Any, iterator: Any) -> None:
         """All variables; then, unless that was switched off, the loss of this first batch is looked at."""
         model, options, report = self._model, self._mode.options, self._mode.describe()
-        by_host = in_host_memory(model)
-        with host_memory() if by_host else contextlib.nullcontext():
+        with host_memory() if in_host_memory(model) else contextlib.nullcontext():
             sync.build(model, optimizers_of(model), model.train_step, iterator)
-        limit_bytes = options.memory_limit_bytes
-        too_large = limit_bytes is not None and bytes_of(all_variables(model)) > limit_bytes
-        if by_host or too_large or options.first_steps == "cut":
+        if self._never_whole():
             report.notes += [_LOSS_UNCHECKED] if keras_losses.own_loss_code(model) else []
         elif options.check_loss:
             check_loss(model, batch, options.microbatches)
@@ -312,34 +305,54 @@ class PipelineSteps:
         first = self._first
         if first is None:
             self._build(batch, iterator)
-            mode, model = self._mode, self._model
-            layers = LayerByLayer(home_device(), self._keep_layers_whole(), self._check_step)
-            applying, parts = mode.company.applying(model), mode.options.microbatches
-            self._first = first = FirstSteps(model, layers, parts, mode.options, mode.describe(), applying)
+            rows = split_rows(rows_of(batch), self._mode.options.microbatches)
+            if self._never_whole() and len(rows) > _TAKEN_APART:
+                # Enough to know all from; the whole step takes many times as long to trace.
+                first = self._begun(_TAKEN_APART)
+                first.run(parts_of(batch, (sum(rows[:_TAKEN_APART]), sum(rows[_TAKEN_APART:])))[0])
+                return self._first_cut_step(first, batch, iterator)
+            first = self._begun(self._mode.options.microbatches)
         outputs = first.run(batch)
         if first.rested:
             return self._first_cut_step(first, batch, iterator)
         self._uncut = first.seen
         if first.done:
-            self._make_plan(first)
+            self._make_plan(*first.measured(self._target), first)
             serial_s = self._mode.describe().pipeline.serial_step_s
             compare = self._mode.options.compare
             self._mode.distributed.compare(self._model, batch, first, compare, serial_s)
         return outputs
 
+    def _begun(self, microbatches: int) -> FirstSteps:
+        mode, model = self._mode, self._model
+        layers = LayerByLayer(home_device(), self._keep_layers_whole(), self._check_step)
+        applying = mode.company.applying(model)
+        self._first = FirstSteps(model, layers, microbatches, mode.options, mode.describe(), applying)
+        return self._first
+
     def _check_step(self, step: Step) -> bool:
         """Whether it is to run on one device."""
         self._mode.check_step(step)
-        return not self._mode.never_whole(step, self._model)
+        return not (self._never_whole() or self._mode.exceeds_limit(step))
+
+    def _never_whole(self) -> bool:
+        """Whether it is known before the step is traced that no device is to run all of it."""
+        asked, limit_bytes = self._mode.options.first_steps, self._mode.options.memory_limit_bytes
+        if asked != "auto" or in_host_memory(self._model):
+            return asked != "whole"
+        too_large = limit_bytes is not None and bytes_of(all_variables(self._model)) > limit_bytes
+        return too_large and self._mode.company.engine.size == 1  # limits may differ among ranks
 
     def _first_cut_step(self, first: FirstSteps, batch: Any, iterator: Any) -> Any:
         """The step was taken apart, and has not run."""
         mode = self._mode
-        step = self._make_plan(first)
+        step, costs = first.measured(self._target)
+        self._rows = rows_of(batch)
+        count = len(split_rows(self._rows, mode.options.microbatches))
+        self._make_plan(dataclasses.replace(step, count=count), costs, first)
         mode.describe().no_baseline = _NEVER_WHOLE
         if mode.options.costs is None and mode.options.profile_steps:
-            self._rows = rows_of(batch)
-            self._in_place = InPlace(step, self._target, mode.options.profile_steps)
+            self._in_place = InPlace(step, count, self._target, mode.options.profile_steps)
         return self.step(batch, iterator)
 
     def _keep_layers_whole(self) -> bool:
@@ -349,16 +362,14 @@ class PipelineSteps:
             return not any(is_part(layer.name) for layer in given.layers)
         return self._mode.company.engine.size > 1
 
-    def _make_plan(self, first: FirstSteps) -> Step:
+    def _make_plan(self, step: Step, costs: CostTable, first: FirstSteps) -> None:
         mode, started = self._mode, time.perf_counter()
-        step, costs = first.measured(self._target)
         mode.rows = first.rows
         with progress.said("planning, where to cut the model and in which order its tasks run"):
             mode.plan_from(step, mode.company.shared(with_shared_link(costs, self._target)), self._model)
         mode.describe().plan_seconds = time.perf_counter() - started
         first.close()
         self._first = None
-        return step
 
     # -- with a plan -------------------------------------------------------------------------------
 
@@ -384,7 +395,7 @@ class PipelineSteps:
             )
             return
         with progress.said("planning again, with measured costs"):
-            other = mode.plan_again(in_place.step, mode.company.shared(costs))
+            other = mode.plan_again(mode.company.shared(costs))
         if other:
             self._bring_back()
 

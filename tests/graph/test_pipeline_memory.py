@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
+from collections import defaultdict
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import tf_ooo
-from tests.graph.pipeline_fits import Training, assert_equal_bits, pipelined
+from grappler_passes.graph.dependencies import GraphIndex
+from tests.graph.pipeline_fits import Training, assert_equal_bits, assert_same_bits, fits_of, pipelined
 from tests.graph.pipeline_graphs import assert_in_order
-from tests.graph.pipeline_models import EVEN, X, Y, adam, mlp
+from tests.graph.pipeline_models import EVEN, X, Y, adam, mlp, momentum
 from tests.zoo import keras
 
 pytestmark = [pytest.mark.devices(2), pytest.mark.takes(20)]
@@ -104,3 +108,52 @@ def test_a_fit_that_ends_before_the_model_is_cut_says_so():
     assert len(notes) == 1
     assert notes[0].startswith("training ended after 2 steps, before the model was cut")
     assert callback.report.rewritten_graph is None
+
+
+def large():
+    """Kernels of 1.6 MB, and small ones between them."""
+    inputs = keras.Input((7,))
+    x = inputs
+    for number in range(4):
+        name = f"large_{number}" if number else "first"
+        x = keras.layers.LayerNormalization()(x)
+        x = keras.layers.Dense(640, activation="tanh", name=name)(x)
+    return keras.Model(inputs, keras.layers.Dense(3)(x))
+
+
+def clipped():
+    """All updates wait for the norm of all gradients."""
+    return keras.optimizers.Adam(0.01, global_clipnorm=1.0)
+
+
+@pytest.mark.parametrize("optimizer", [adam, momentum, clipped])
+def test_large_weights_are_updated_one_after_the_other(optimizer):
+    """On each device; an optimizer makes several tensors of their size on its way."""
+    training = Training(large, optimizer, EVEN, epochs=2)
+    fits = fits_of(training, "gpipe", "zb_v")
+    assert_same_bits(training, fits, far=None)
+    for fitted in fits.values():
+        index, writes = GraphIndex(fitted.report.rewritten_graph), defaultdict(list)
+        for name, device in kernel_writes(fitted.report.rewritten_graph):
+            writes[device].append(index.of(name))
+        assert sum(map(len, writes.values())) == 3
+        assert any(len(nodes) > 1 for nodes in writes.values())
+        for nodes in writes.values():
+            assert all(index.implied(*sorted(pair, key=index.position.__getitem__)) for pair in pairs(nodes))
+
+
+def pairs(nodes):
+    return itertools.combinations(nodes, 2)
+
+
+def kernel_writes(graph):
+    """The ops that write the large kernels, and their devices."""
+    names = {
+        node.name: json.loads(node.attr["_ooo_variable"].s)["name"]
+        for node in graph.node
+        if "_ooo_variable" in node.attr
+    }
+    for node in graph.node:
+        variable = names.get(node.input[0], "") if node.input else ""
+        if node.op.startswith("Assign") and re.fullmatch(r"large_\d/kernel", variable):
+            yield node.name, node.device

@@ -9,7 +9,14 @@ from tensorflow.core.framework import graph_pb2
 
 from grappler_passes.graph.dependencies import GraphIndex
 from tf_ooo.planning.model.schedule import Schedule, Task
-from tf_ooo.rewriting.ordering import firsts_of, lane_tasks, lasts_of, ops_of_tasks, order_lane
+from tf_ooo.rewriting.ordering import (
+    firsts_of,
+    lane_tasks,
+    lasts_of,
+    ops_of_tasks,
+    order_lane,
+    order_updates,
+)
 
 MEBIBYTE = 1024**2
 
@@ -303,6 +310,36 @@ def test_an_op_that_waits_for_an_update_ends_nothing():
     assert index.position[index.index["log"]] < index.position[index.index["c"]]
     tasks = ops_of_tasks(step_of(index, where), [0])
     assert named(index, tasks[Task("F", 0)]) == ["c"]
+
+
+def updates_of(sizes, devices=("d", "d", "d")):
+    """Three layers; the middle of each one's update is of that many bytes.  All wait for a common norm."""
+    index = index_of(
+        "a VarHandleOp", "b VarHandleOp", "c VarHandleOp", "g", "norm: g",
+        *(f"new_{v}: g norm" for v in "abc"), *(f"scaled_{v}: new_{v}" for v in "abc"),
+        *(f"write_{v} AssignVariableOp: {v} scaled_{v}" for v in "abc"),
+    )  # fmt: skip
+    where = {
+        f"{op}_{v}": ("U", layer, 1) for layer, v in enumerate("abc") for op in ("new", "scaled", "write")
+    }
+    step = step_of(index, where | {"g": ("dW", 0, 0), "norm": ("U", 0, 1)})
+    orders = order_updates(
+        step, devices, "join", {f"new_{v}": size for v, size in zip("abc", sizes, strict=True)}
+    )
+    return {device: (order.edges, order.joins) for device, order in orders.items()}
+
+
+def test_large_updates_of_a_device_run_one_after_the_other():
+    """The highest layer's first; what all need waits for none."""
+    large = [MEBIBYTE] * 3
+    assert updates_of(large) == {"d": ([("write_c", "new_b"), ("write_b", "new_a")], [])}
+    apart = updates_of(large, ("d", "e", "d"))
+    assert apart == {"d": ([("write_c", "new_a")], []), "e": ([], [])}
+
+
+def test_small_updates_wait_for_nobody():
+    assert updates_of([MEBIBYTE, 100, MEBIBYTE]) == {"d": ([("write_c", "new_a")], [])}
+    assert updates_of([0, 0, MEBIBYTE]) == {"d": ([], [])}
 
 
 def test_tasks_of_each_lane():

@@ -64,9 +64,9 @@ def op_seconds(
             f"calculated for {on.name or 'the device given'}: {whose.listed(filled)}"
         )
     if missing:
-        reasons = "; ".join(dict.fromkeys(analytic.unknown[n] for n in missing[:_NAMED]))
+        reasons = "; ".join(dict.fromkeys(whose.told(analytic.unknown[n]) for n in missing[:_NAMED]))
         more = " ..." if len(missing) > _NAMED else ""
-        notes.append(f"{counted(len(missing), 'op')} without costs: {whose.told(reasons)}{more}")
+        notes.append(f"{counted(len(missing), 'op')} without costs: {reasons}{more}")
     source = "analytic" if not profile else "mixed" if filled else "measured"
     return OpSeconds({n: s for n, s in seconds.items() if s is not None}, source, share, tuple(notes))
 

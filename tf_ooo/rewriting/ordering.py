@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from grappler_passes.graph.dependencies import GraphIndex
@@ -53,6 +55,38 @@ def lane_tasks(schedule: Schedule, count: int) -> Iterator[tuple[int, list[Task]
         yield device, [t for t in tasks if t.kind in _ORDERED and t.microbatch < count]
 
 
+def order_updates(
+    step: Step, device_of_layer: Sequence[str], name: str, sizes: Mapping[str, int]
+) -> dict[str, LaneOrder]:
+    """Edges, by device, that have layers with large weights updated one after the other, the last one first.
+
+    All of them are ready at once at the end of a step, and an optimizer makes several tensors as large as the
+    weights on its way.
+    """
+    index, updates = step.index, _updates(step)
+    ops: dict[str, dict[int, list[int]]] = {}
+    for op_name, (kind, layer, _) in step.where.items():
+        if kind == "U":
+            ops.setdefault(device_of_layer[layer], {}).setdefault(layer, []).append(index.index[op_name])
+    orders = {}
+    for number, (device, by_layer) in enumerate(sorted(ops.items())):
+        joins, order = _Joins(index, f"{name}/updates_{number}", False, sizes), LaneOrder()
+        lasts: list[int] = []
+        earlier = 0
+        for layer in sorted(by_layer, reverse=True):
+            writes = [i for i in by_layer[layer] if updates & joins.bit(i)]
+            needed = functools.reduce(operator.or_, map(joins.needs, writes), 0)
+            own = [i for i in by_layer[layer] if needed & ~earlier & joins.bit(i)]
+            earlier |= needed
+            if not any(sizes.get(index.names[i], 0) >= _LARGE_BYTES for i in own):
+                continue
+            if lasts:
+                joins.join(order, lasts, firsts_of(index, own), layer)
+            lasts = lasts_of(index, writes)
+        orders[device] = order
+    return orders
+
+
 def order_lane(
     index: GraphIndex,
     lane: Sequence[Task],
@@ -98,7 +132,7 @@ class _Joins:
     def link(self, order: LaneOrder, rank: int, block: Bundle, following: Bundle, free: list[int]) -> None:
         index = self._index
         if len(block.tasks) > 1:
-            self._send_last(order, block, f"{self._name}/{rank}/sent")
+            self._send_last(order, block, f"{rank}/sent")
         # What has an edge within its task from, or to, another result has none from, or to, another task.
         followed = {before for before, _ in self.one_by_one}
         if [task.kind for task in following.tasks] == ["dW"]:  # beside its dO they are one by one anyway
@@ -106,7 +140,7 @@ class _Joins:
         waiting = {after for _, after in self.one_by_one}
         lasts = [i for i in lasts_of(index, block.ops) if i not in followed]
         firsts = [i for i in firsts_of(index, free) if i not in waiting]
-        self._join(order, lasts, firsts, f"{self._name}/{rank}")
+        self.join(order, lasts, firsts, rank)
 
     def _large_results(self, nodes: Sequence[int], free: Sequence[int]) -> list[tuple[int, int]]:
         """Edges that have each large result of a dW task, and its ``free`` parts, wait for the last."""
@@ -138,9 +172,9 @@ class _Joins:
         free = [i for i in weight_grads if not any(index.reach[i] & self.bit(j) for j in leaving)]
         lasts = lasts_of(index, free)
         if lasts and leaving:
-            self._join(order, lasts, leaving, name)
+            self.join(order, lasts, leaving, name)
 
-    def _join(self, order: LaneOrder, lasts: list[int], firsts: list[int], name: str) -> None:
+    def join(self, order: LaneOrder, lasts: list[int], firsts: list[int], name: object) -> None:
         """All of ``firsts`` after all of ``lasts``; where the graph says so already there is no edge."""
         reach = self._index.reach
         ends = sum(map(self.bit, lasts))
@@ -150,9 +184,10 @@ class _Joins:
         if len(before) * len(after) <= max(_WITHOUT_JOIN, len(before), len(after)):
             order.edges.extend((a, b) for a in before for b in after)
             return
-        order.joins.append(name)
-        order.edges.extend((a, name) for a in before)
-        order.edges.extend((name, b) for b in after)
+        join = f"{self._name}/{name}"
+        order.joins.append(join)
+        order.edges.extend((a, join) for a in before)
+        order.edges.extend((join, b) for b in after)
 
 
 def lasts_of(index: GraphIndex, nodes: Sequence[int]) -> list[int]:

@@ -19,7 +19,7 @@ from tf_ooo.hosts.devices import available_devices
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 from tf_ooo.rewriting import passes
 from tf_ooo.rewriting.naming import describe
-from tf_ooo.rewriting.ordering import lane_tasks, ops_of_tasks, order_lane
+from tf_ooo.rewriting.ordering import lane_tasks, ops_of_tasks, order_lane, order_updates
 from tf_ooo.rewriting.placing import place
 from tf_ooo.rewriting.reporting import told
 from tf_ooo.rewriting.request import RewriteRequest
@@ -99,7 +99,8 @@ def rewrite_step(
 def _rewrite_plan(step: Step, plan: StagedPlan) -> tuple[RewritePlan, int]:
     stages = plan.stage_of_layer
     sizes = step.sizes
-    devices = place(step, [plan.device_of_stage[stage] for stage in stages], sizes)
+    device_of_layer = [plan.device_of_stage[stage] for stage in stages]
+    devices = place(step, device_of_layer, sizes)
     ops = ops_of_tasks(step, stages)
     edges: list[tuple[str, str]] = []
     joins: dict[str, str] = {}
@@ -111,6 +112,9 @@ def _rewrite_plan(step: Step, plan: StagedPlan) -> tuple[RewritePlan, int]:
         edges += lane.edges
         joins.update(dict.fromkeys(lane.joins, device_of_lane[device]))
         ranks.update(lane.ranks)
+    for name, updates in order_updates(step, device_of_layer, _JOIN, sizes).items():
+        edges += updates.edges
+        joins.update(dict.fromkeys(updates.joins, name))
     where = step.where
     rewrite = RewritePlan(
         edges=tuple(edges),

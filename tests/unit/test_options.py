@@ -49,6 +49,7 @@ OPTIONS = {
     "replicas": (2, {"pipeline"}),
     "stages": (("dense", "dense_1"), {"pipeline"}),
     "check_loss": (False, {"pipeline"}),
+    "first_steps": ("cut", {"pipeline"}),
     "compare": (True, {"single_device", "pipeline", "layerpipe", "data_parallel"}),
     "weights": ("ema", {"layerpipe"}),
     "drain_steps": (5, {"layerpipe"}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from tf_ooo.bench.any_size.command import any_size
 from tf_ooo.bench.data_parallel.command import data_parallel
 from tf_ooo.bench.layerpipe.command import layerpipe
 from tf_ooo.bench.pipeline.command import pipeline
@@ -22,6 +23,7 @@ def bench() -> None:
 
 _COMMANDS = (
     single, single_cpu, single_overlap, gpu_day, data_parallel, pipeline, layerpipe, planner, prediction,
+    any_size,
 )  # fmt: skip
 for _command in _COMMANDS:
     bench.add_command(_command)

@@ -10,12 +10,14 @@ import ctypes
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 CPU_GROUPS = Path("/sys/fs/cgroup/cpu")
+MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
 # Shorter ones are not kept to exactly: the clock that ends a share ticks every 4 ms.
 PERIOD_US = 5_000
 # What TensorFlow calls the threads of its executors.
@@ -84,6 +86,44 @@ def shares(prefix: str, workers: int, cores_each: float) -> Iterator[None]:
         for group in groups:
             with contextlib.suppress(OSError):  # a worker that has not ended yet
                 group.rmdir()
+
+
+def why_no_memory_groups() -> str:
+    """Why processes cannot be given a limit of memory here; empty where they can."""
+    if os.geteuid() != 0:
+        return "needs root for memory groups"
+    there = (MEMORY_GROUPS / "memory.limit_in_bytes").exists()
+    return "" if there else f"needs memory groups of version 1 at {MEMORY_GROUPS}"
+
+
+@dataclass(frozen=True)
+class MemoryGroup:
+    """Processes that may use so much memory together; the system kills who passes it."""
+
+    folder: Path
+
+    def command(self, command: Sequence[str]) -> list[str]:
+        """The command, run in the group."""
+        enter = f'echo $$ > {self.folder / "cgroup.procs"} && exec "$@"'
+        return ["/bin/sh", "-c", enter, "sh", *command]
+
+    @property
+    def most_bytes(self) -> int:
+        """That were used at a time, with the pages of files that the processes have read."""
+        return int((self.folder / "memory.max_usage_in_bytes").read_text())
+
+
+@contextlib.contextmanager
+def memory_group(name: str, limit_bytes: int) -> Iterator[MemoryGroup]:
+    """A group without swap; its processes must have ended with the block."""
+    folder = MEMORY_GROUPS / name
+    folder.mkdir()
+    try:
+        (folder / "memory.limit_in_bytes").write_text(str(limit_bytes))
+        (folder / "memory.swappiness").write_text("0")
+        yield MemoryGroup(folder)
+    finally:
+        folder.rmdir()
 
 
 def threads() -> set[int]:

@@ -1,0 +1,55 @@
+"""``tf-ooo bench any-size``: what is said of its rows, and memory groups."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from tf_ooo.bench.any_size import command
+from tf_ooo.bench.any_size.command import any_size, text_of, verdict_of
+from tf_ooo.bench.shared import confine
+
+OVER = {
+    "runs_on": "4 workers", "weights_bytes": 400_000_000, "losses": [2.0, 1.0], "step_s": [3.0, 1.0],
+    "limit_bytes": 600_000_000, "used_bytes": [500_000_000, 550_000_000],
+}  # fmt: skip
+WHOLE = {"runs_on": "one process", "weights_bytes": 400_000_000, "losses": [2.0, 1.001], "step_s": [1.0, 1.0]}
+KILLED = {"runs_on": "one process", "status": -9, "limit_bytes": 600_000_000, "used_bytes": [600_000_000]}
+
+
+def test_a_line_for_each_row():
+    assert text_of(OVER) == (
+        "4 workers, 600 MB each: weights and Adam's slots 1200 MB, used at most 550 MB; "
+        "losses 2.000000 1.000000"
+    )
+    assert text_of(WHOLE).startswith(
+        "one process, no limit: weights and Adam's slots 1200 MB; losses 2.000000"
+    )
+    assert text_of(KILLED) == "one process, 600 MB each: ended with status -9, used at most 600 MB"
+
+
+def test_the_verdict():
+    assert verdict_of([OVER, WHOLE, KILLED]) == (
+        "weights and slots are 2.00 times what a worker may use; losses differ by 1.0e-03 (relative) at "
+        "most; one process under that limit ended with status -9"
+    )
+    assert verdict_of([OVER, WHOLE, {**KILLED, "status": 0}]).endswith("trained, too")
+
+
+def test_without_groups_it_is_skipped(monkeypatch):
+    monkeypatch.setattr(confine.os, "geteuid", lambda: 1000)
+    assert CliRunner().invoke(any_size).output == "skipped: needs root for memory groups\n"
+
+
+@pytest.mark.skipif(bool(confine.why_no_memory_groups()), reason=f"{confine.why_no_memory_groups()}")
+def test_who_passes_a_limit_of_memory_is_ended():
+    fills = "import sys; kept = bytearray(int(sys.argv[1])); kept[::4096] = kept[::4096]"
+    with confine.memory_group(f"{command._PREFIX}test", 60_000_000) as group:
+        small = subprocess.run(group.command([sys.executable, "-c", fills, "10000000"]), check=False)
+        large = subprocess.run(group.command([sys.executable, "-c", fills, "90000000"]), check=False)
+        assert (small.returncode, large.returncode) == (0, -9)
+        assert 10_000_000 < group.most_bytes <= 60_000_000
+    assert not group.folder.exists()

@@ -322,6 +322,23 @@ def test_a_rank_that_has_left_and_lives_keeps_nobody_waiting(engine):
         processes[1].kill()
 
 
+def go_on_after_a_fit(seconds_s: float) -> None:
+    """Rank 1 has ended; the others have something to do, for which they ask Horovod who they are."""
+    engine = data_parallel.connect()
+    fit([tf_ooo.OOOBackprop(mode="data_parallel")], engine.rank)
+    if engine.rank != 1:
+        time.sleep(seconds_s)
+        import horovod.tensorflow as hvd
+
+        print(f"still rank {hvd.rank()}", flush=True)
+
+
+def test_who_has_trained_may_end_before_the_others():
+    with launches.training_together("horovod", 3, go_on_after_a_fit, 8.0) as processes:
+        said = [process.communicate(timeout=END_S)[0] for process in processes]
+    assert [f"still rank {rank}" in text for rank, text in enumerate(said)] == [True, False, True], said
+
+
 # -- ranks that do not go together ------------------------------------------------------------------------
 
 

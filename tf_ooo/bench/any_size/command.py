@@ -32,8 +32,8 @@ _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "1000000", "MALLOC_ARENA_MAX": "4"}
 
 @click.command("any-size")
 @click.option("--layers", type=COUNT, default=16, show_default=True, help="Of the transformer.")
-@click.option("--width", type=COUNT, default=1440, show_default=True, help="Of each; a multiple of 8.")
-@click.option("--limit-mb", type=COUNT, default=2390, show_default=True, help="That one process may use.")
+@click.option("--width", type=COUNT, default=1600, show_default=True, help="Of each; a multiple of 8.")
+@click.option("--limit-mb", type=COUNT, default=2950, show_default=True, help="That one process may use.")
 @click.option("--workers", type=COUNT, default=4, show_default=True, help="That share the model.")
 @click.option("--steps", type=COUNT, default=6, show_default=True, help="To train.")
 @quick_option("8 layers of 256, 600 MB.")

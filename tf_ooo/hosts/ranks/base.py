@@ -115,6 +115,11 @@ class Engine(ABC):
         if self.roll is not None:
             self.roll.wait_for_all()
 
+    def leave(self) -> None:
+        """This rank's fit has ended: it waits for nobody."""
+        if self.roll is not None:
+            self.roll.in_fit = False
+
     def all_needed(self) -> AbstractContextManager[None]:
         """For a block in which a library begins; see :meth:`Roll.all_needed`."""
         return contextlib.nullcontext() if self.roll is None else self.roll.all_needed()

@@ -55,6 +55,9 @@ class Roll:
         members: all ranks, by rank.
         lines: to rank 0, or of rank 0 to all others, by rank.
         patience_s: who keeps others waiting for so long is named.
+
+    Attributes:
+        in_fit: whether this rank has begun one that has not ended.
     """
 
     def __init__(
@@ -69,7 +72,7 @@ class Roll:
         self._silent: set[int] = set()
         self._elsewhere: set[int] = set()
         self._arrived = dict.fromkeys(range(len(members)), 0)
-        self._follows = self._said = False
+        self._follows = self._said = self.in_fit = False
         self._when_lost: Callable[[str], None] | None = None
 
     def when_lost(self, call: Callable[[str], None]) -> None:
@@ -138,6 +141,7 @@ class Roll:
         """
         with self._changed:
             self._said = self._follows = False
+            self.in_fit = True
             self._arrived[self.rank] += 1
             mine = self._arrived[self.rank]
         self._tell({"arrived": mine})

@@ -94,9 +94,14 @@ class RanksInStep:
             starts, asks = zip(*self.engine.gather(mine), strict=True)
         keras_fits.set_start_epoch(self.model, starts[0])
         self.lockstep.asks = any(asks)
+
+        def leave() -> Sequence[str]:
+            self.engine.leave()
+            return restore()
+
         return Training(
             self.step.__call__,
-            restore,
+            leave,
             replaced=self.replaced,
             epoch_begin=self.epoch_begin,
             test_begin=self.test_begin,

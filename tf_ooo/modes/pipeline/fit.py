@@ -351,7 +351,8 @@ class PipelineSteps:
         count = len(split_rows(self._rows, mode.options.microbatches))
         self._make_plan(dataclasses.replace(step, count=count), costs, first)
         mode.describe().no_baseline = _NEVER_WHOLE
-        if mode.options.costs is None and mode.options.profile_steps:
+        alone = mode.company.engine.size == 1  # ranks would have to be asked for the same step
+        if mode.options.costs is None and mode.options.profile_steps and alone:
             self._in_place = InPlace(step, count, self._target, mode.options.profile_steps)
         return self.step(batch, iterator)
 

@@ -1,8 +1,8 @@
-"""A transformer that no worker's memory holds, trained on four workers from its first step on.
+"""A transformer that is too large for one worker, trained on four from its first step on.
 
 It learns the text of Python's own library, letter by letter.  Weights, gradients and Adam's two slots need
-nearly twice what one worker may use.  So the model is built in this host's memory, its step is taken apart
-without running it, and only the stages run.
+nearly twice what the plan may give a worker (``memory_limit_bytes``).  So the model is built in this host's
+memory, its step is taken apart without running it, and only the stages run.
 
 All workers run on this machine.  On four machines start on each, with the same list,
     tf-ooo worker --cluster host1:2222,host2:2222,... --task 0 --insecure-network   (--task 1 on the next)
@@ -23,7 +23,7 @@ import numpy as np
 from keras import layers
 
 import tf_ooo
-from tf_ooo.hosts.addresses import free_port
+from tf_ooo.hosts.addresses import free_ports
 
 WORKERS, LENGTH, LETTERS = 4, 32, 128
 BATCH, MICROBATCHES = 16, 4
@@ -72,7 +72,7 @@ def main():
     if arguments.cluster:
         train(arguments, arguments.cluster)
         return
-    cluster = ",".join(f"127.0.0.1:{free_port()}" for _ in range(WORKERS))
+    cluster = ",".join(f"127.0.0.1:{port}" for port in free_ports(WORKERS))
     command = [sys.executable, "-m", "tf_ooo", "worker", "--cluster", cluster, "--task"]
     workers = [
         subprocess.Popen([*command, str(task)], stdout=subprocess.PIPE, text=True) for task in range(WORKERS)
@@ -105,9 +105,10 @@ def train(arguments, cluster):
     x, y = text_of_the_library(arguments.steps * BATCH)
     model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=2, callbacks=[callback])
     print(callback.report.headline)
-    peaks = callback.report.pipeline.predicted_peak_bytes
-    for stage, peak_bytes in zip(callback.report.pipeline.stages, peaks, strict=False):
-        print(f"{stage.device}: {stage.layers[0]} .. {stage.layers[-1]}, at most {peak_bytes / 1e6:.1f} MB")
+    section = callback.report.pipeline
+    for device, peak_bytes in zip(section.devices, section.predicted_peak_bytes, strict=True):
+        ranges = [f"{s.layers[0]} .. {s.layers[-1]}" for s in section.stages if s.device == device]
+        print(f"{device}: {', '.join(ranges)}; at most {peak_bytes / 1e6:.1f} MB by plan")
     print(f"loss afterwards {model.evaluate(x[:BATCH], y[:BATCH], verbose=0):.3f}")
 
 

@@ -31,10 +31,16 @@ def tensor_proto(value: bool | int | float | str) -> tensor_pb2.TensorProto:
 
 
 def zero_of(dtype: int) -> tensor_pb2.TensorProto:
-    """A zero, False or an empty text, as it stands in a constant node; ``dtype`` as in nodes."""
+    """A zero, False or an empty text, as it stands in a constant node; ``dtype`` as in nodes.
+
+    TypeError: a type without values, such as that of a variable's handle.
+    """
     import tensorflow as tf
 
-    return tf.make_tensor_proto(tf.zeros([], dtype))
+    kind = tf.as_dtype(dtype)
+    if kind in (tf.resource, tf.variant):
+        raise TypeError(f"{kind.name} has no zero")
+    return tf.make_tensor_proto("" if kind == tf.string else kind.as_numpy_dtype(0), kind)
 
 
 def copy_of(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:

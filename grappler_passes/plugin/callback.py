@@ -161,7 +161,7 @@ def _waiting_for(graph_def: graph_pb2.GraphDef, name: str) -> graph_pb2.GraphDef
 
 
 def _constant(graph_def: graph_pb2.GraphDef, name: str, value: tensor_pb2.TensorProto) -> str:
-    """Adds one, on this process' host; the device."""
+    """Adds a constant on this process' host; returns that device."""
     device = runtime.host_device(graph_def.node[0].device)
     node = graph_def.node.add(name=name, op="Const", device=device)
     node.attr["dtype"].type = value.dtype

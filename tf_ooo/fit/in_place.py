@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tf_ooo.compat.tf_profiler import TracedEvent
@@ -15,7 +15,7 @@ from tf_ooo.fit.measured import measured_costs
 from tf_ooo.fit.traced import run_traced
 from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.target import Target
-from tf_ooo.rewriting.unrolled_tasks import Step
+from tf_ooo.rewriting.unrolled_tasks import Step, general_names
 
 
 class InPlace:
@@ -52,13 +52,18 @@ class InPlace:
             self.why_not = str(error)
         return traced.outputs
 
-    def costs(self) -> CostTable | None:
-        """Of the layers, for one micro-batch; None: nothing was measured."""
+    def costs(self, names: Iterable[str]) -> CostTable | None:
+        """Of the layers, for one micro-batch; None: nothing was measured.
+
+        ``names``: of all nodes that ran; a profile may lack some.
+        """
         if not self._profiles:
             return None
         # What a step takes besides its ops does not show where devices wait for each other.
         profile = dataclasses.replace(_median(self._profiles), step_s=0.0)
-        return self._target.costs(measured_costs(self._step, profile, count=self._count))
+        return self._target.costs(
+            measured_costs(self._step, profile, general=general_names(names, self._count))
+        )
 
 
 def _by_host(events: Mapping[str, Sequence[TracedEvent]]) -> list[list[TracedEvent]]:

@@ -23,23 +23,26 @@ _MOST_BETWEEN = 4.0
 
 
 def measured_costs(
-    step: Step, profile: OpProfile | None, timed_s: Sequence[float] = (), count: int | None = None
+    step: Step,
+    profile: OpProfile | None,
+    timed_s: Sequence[float] = (),
+    general: Mapping[str, str] | None = None,
 ) -> CostTable:
     """Costs of the layers for one micro-batch: the mean over all micro-batches of the profiled step.
 
     Without a profile seconds are calculated from shapes.  ``timed_s``: seconds of equal steps without the
-    profiler.  ``count``: micro-batches of the profiled step, where it is another trace.
+    profiler.  ``general``: the general name of each op of the profiled step, where it is another trace.
     """
     known = step.known
     mean, factor = profile, 1.0
     if profile is not None:
-        mean = dataclasses.replace(profile, seconds=step.averaged(profile.seconds, count))
+        mean = dataclasses.replace(profile, seconds=step.averaged(profile.seconds, general))
         factor = _between_ops(step, profile, timed_s)
     tasks = _tasks(step)
     costs = step_costs(known.alone, known.graph, mean, *tasks, factor)
     layers = tuple(map(_with_tied, costs.layers, *tied_bytes(step)))
     if profile is not None and profile.core_s:
-        core_s = _core_seconds(costs.op_seconds, step.averaged(profile.core_s, count), factor)
+        core_s = _core_seconds(costs.op_seconds, step.averaged(profile.core_s, general), factor)
         layers = with_cores(layers, known.graph, costs.op_seconds, core_s, usable_cores(), *tasks)
     return dataclasses.replace(costs, layers=layers)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def host_memory() -> Iterator[None]:
-    """What is built inside has its weights, and later its optimizer's state, in this host's memory.
+    """A model that gets its weights inside has them, and later its optimizer's state, in this host's memory.
 
     >>> with tf_ooo.host_memory():
     ...     model = build()

@@ -224,9 +224,14 @@ struct pulse {
   double interval_s;
 };
 
+/* Other errors pass, such as a buffer that is full. */
+static int has_ended(int error) {
+  return error == EPIPE || error == ECONNRESET || error == ENOTCONN || error == EBADF || error == ETIMEDOUT;
+}
+
 static void *beat(void *given) {
   struct pulse *pulse = given;
-  while (send(pulse->fd, "\n", 1, MSG_NOSIGNAL | MSG_DONTWAIT) == 1 || errno == EAGAIN || errno == EINTR)
+  while (send(pulse->fd, "\n", 1, MSG_NOSIGNAL | MSG_DONTWAIT) == 1 || !has_ended(errno))
     sleep_for(pulse->interval_s);
   close(pulse->fd);
   free(pulse);
@@ -244,10 +249,11 @@ void ooo_pulse(int fd, double interval_s) {
   free(pulse);
 }
 
+enum { GONE, SILENT, TOLD_GONE, TOLD_SILENT, TEXTS };
+
 struct other {
   int fd;
-  char *gone, *silent; /* what is said of it, */
-  char *told;          /* and to the others */
+  char *texts[TEXTS]; /* what is said of it, and to the others; NULL: its silence says nothing */
   double lost_s;       /* for how long it has been lost */
 };
 
@@ -263,46 +269,37 @@ static const int ABORTED_LOOKS = 10;
 static struct needed *_Atomic in_need;
 static struct sigaction before_need;
 
-/* Which of the two texts holds now; NULL: neither. */
-static const char *why_lost(const struct other *other, double silence_s) {
+/* GONE or SILENT, or -1 for one that is neither. */
+static int why_lost(const struct other *other, double silence_s) {
   struct pollfd end = {.fd = other->fd, .events = POLLRDHUP};
   struct tcp_info info;
   socklen_t size = sizeof info;
-  if (poll(&end, 1, 0) == 1 && end.revents != 0) return other->gone;
-  if (getsockopt(other->fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return NULL;
-  return info.tcpi_last_data_recv * 1e-3 > silence_s ? other->silent : NULL;
-}
-
-static void release(struct needed *needed) {
-  for (int i = 0; i < needed->count; i++) {
-    free(needed->others[i].gone);
-    free(needed->others[i].silent);
-    free(needed->others[i].told);
-  }
-  free(needed);
+  if (poll(&end, 1, 0) == 1 && end.revents != 0) return GONE;
+  if (other->texts[SILENT] == NULL || getsockopt(other->fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return -1;
+  return info.tcpi_last_data_recv * 1e-3 > silence_s ? SILENT : -1;
 }
 
 /* Nothing here but what a handler of signals may do. */
-static void end_without(const struct needed *needed, int lost, const char *why) {
-  const char *told = needed->others[lost].told;
+static void end_without(const struct needed *needed, int lost, int why) {
+  const char *said = needed->others[lost].texts[why], *told = needed->others[lost].texts[TOLD_GONE + why];
   for (int i = 0; i < needed->count; i++)
     if (i != lost) send(needed->others[i].fd, told, strlen(told), MSG_NOSIGNAL | MSG_DONTWAIT);
-  if (write(STDERR_FILENO, why, strlen(why)) < 0) _exit(1);
+  if (write(STDERR_FILENO, said, strlen(said)) < 0) _exit(1);
   _exit(1);
 }
 
+/* What it looks at is never freed: a handler may be looking, too. */
 static void *look_after(void *given) {
   struct needed *needed = given;
   while (!atomic_load(&needed->ended)) {
     for (int i = 0; i < needed->count; i++) {
       struct other *other = &needed->others[i];
-      const char *why = why_lost(other, needed->silence_s);
-      other->lost_s = why == NULL ? 0 : other->lost_s + LOOK_S;
+      int why = why_lost(other, needed->silence_s);
+      other->lost_s = why < 0 ? 0 : other->lost_s + LOOK_S;
       if (other->lost_s >= needed->wait_s) end_without(needed, i, why);
     }
     sleep_for(LOOK_S);
   }
-  release(needed);
   return NULL;
 }
 
@@ -311,8 +308,8 @@ static void aborted(int number) {
   struct needed *needed = atomic_load(&in_need);
   for (int look = 0; needed != NULL && look < ABORTED_LOOKS; look++) {
     for (int i = 0; i < needed->count; i++) {
-      const char *why = why_lost(&needed->others[i], needed->silence_s);
-      if (why != NULL) end_without(needed, i, why);
+      int why = why_lost(&needed->others[i], needed->silence_s);
+      if (why >= 0) end_without(needed, i, why);
     }
     sleep_for(LOOK_S);
   }
@@ -320,28 +317,27 @@ static void aborted(int number) {
   raise(number);
 }
 
-/* This process ends where the other end of one of these connections, which pulse, has gone or is silent.
+/* This process ends where the other end of one of these connections has gone or is silent: `wait_s` after that
+ * is noticed, with the text for it.
  *
- * Of each there are three texts: what is said where it has gone, and where it is silent, so many seconds after
- * that was noticed; and what the others are told then. */
+ * Of each there are TEXTS texts in a row: what is said, and what is sent to the others. */
 void *ooo_need(const int *fds, const char *const *texts, int count, double silence_s, double wait_s) {
   struct needed *needed = calloc(1, sizeof *needed + (size_t)count * sizeof(struct other));
   if (needed == NULL) return NULL;
   needed->silence_s = silence_s, needed->wait_s = wait_s;
-  int complete = 1;
-  for (; needed->count < count; needed->count++, texts += 3) {
-    struct other other = {fds[needed->count], strdup(texts[0]), strdup(texts[1]), strdup(texts[2]), 0};
-    complete = complete && other.gone != NULL && other.silent != NULL && other.told != NULL;
-    needed->others[needed->count] = other;
+  for (; needed->count < count; needed->count++) {
+    struct other *other = &needed->others[needed->count];
+    other->fd = fds[needed->count];
+    for (int i = 0; i < TEXTS; i++, texts++) {
+      other->texts[i] = *texts == NULL ? NULL : strdup(*texts);
+      if (*texts != NULL && other->texts[i] == NULL) return NULL;
+    }
   }
-  if (complete && start(look_after, needed) == 0) {
-    struct sigaction ours = {.sa_handler = aborted};
-    atomic_store(&in_need, needed);
-    sigaction(SIGABRT, &ours, &before_need);
-    return needed;
-  }
-  release(needed);
-  return NULL;
+  if (start(look_after, needed) != 0) return NULL;
+  struct sigaction ours = {.sa_handler = aborted};
+  atomic_store(&in_need, needed);
+  sigaction(SIGABRT, &ours, &before_need);
+  return needed;
 }
 
 void ooo_needed_no_more(void *needed) {

@@ -56,34 +56,37 @@ def lane_tasks(schedule: Schedule, count: int) -> Iterator[tuple[int, list[Task]
 
 
 def order_updates(
-    step: Step, device_of_layer: Sequence[str], name: str, sizes: Mapping[str, int]
+    step: Step, device_of_layer: Sequence[str], prefix: str, sizes: Mapping[str, int]
 ) -> dict[str, LaneOrder]:
-    """Edges, by device, that have layers with large weights updated one after the other, the last one first.
+    """Edges, by device, that have layers with large weights updated one after the other, the highest first.
 
     All of them are ready at once at the end of a step, and an optimizer makes several tensors as large as the
-    weights on its way.
+    weights on its way.  What an update of a higher layer needs, also on another device, gets no edge.
     """
     index, updates = step.index, _updates(step)
-    ops: dict[str, dict[int, list[int]]] = {}
-    for op_name, (kind, layer, _) in step.where.items():
+    by_layer: dict[int, list[int]] = {}
+    for name, (kind, layer, _) in step.where.items():
         if kind == "U":
-            ops.setdefault(device_of_layer[layer], {}).setdefault(layer, []).append(index.index[op_name])
-    orders = {}
-    for number, (device, by_layer) in enumerate(sorted(ops.items())):
-        joins, order = _Joins(index, f"{name}/updates_{number}", False, sizes), LaneOrder()
-        lasts: list[int] = []
-        earlier = 0
-        for layer in sorted(by_layer, reverse=True):
-            writes = [i for i in by_layer[layer] if updates & joins.bit(i)]
-            needed = functools.reduce(operator.or_, map(joins.needs, writes), 0)
-            own = [i for i in by_layer[layer] if needed & ~earlier & joins.bit(i)]
-            earlier |= needed
-            if not any(sizes.get(index.names[i], 0) >= _LARGE_BYTES for i in own):
-                continue
-            if lasts:
-                joins.join(order, lasts, firsts_of(index, own), layer)
-            lasts = lasts_of(index, writes)
-        orders[device] = order
+            by_layer.setdefault(layer, []).append(index.index[name])
+    orders = {device: LaneOrder() for device in dict.fromkeys(device_of_layer[layer] for layer in by_layer)}
+    joins = {
+        device: _Joins(index, f"{prefix}/updates_{number}", False, sizes)
+        for number, device in enumerate(sorted(orders))
+    }
+    lasts: dict[str, list[int]] = {}
+    earlier = 0
+    for layer in sorted(by_layer, reverse=True):
+        device, ops = device_of_layer[layer], by_layer[layer]
+        links = joins[device]
+        writes = [i for i in ops if updates & links.bit(i)]
+        needed = functools.reduce(operator.or_, map(links.needs, writes), 0)
+        own = [i for i in ops if needed & ~earlier & links.bit(i)]
+        earlier |= needed
+        if not any(sizes.get(index.names[i], 0) >= _LARGE_BYTES for i in own):
+            continue
+        if device in lasts:
+            links.join(orders[device], lasts[device], firsts_of(index, own), layer)
+        lasts[device] = lasts_of(index, writes)
     return orders
 
 

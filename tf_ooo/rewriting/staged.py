@@ -112,9 +112,9 @@ def _rewrite_plan(step: Step, plan: StagedPlan) -> tuple[RewritePlan, int]:
         edges += lane.edges
         joins.update(dict.fromkeys(lane.joins, device_of_lane[device]))
         ranks.update(lane.ranks)
-    for name, updates in order_updates(step, device_of_layer, _JOIN, sizes).items():
+    for on, updates in order_updates(step, device_of_layer, _JOIN, sizes).items():
         edges += updates.edges
-        joins.update(dict.fromkeys(updates.joins, name))
+        joins.update(dict.fromkeys(updates.joins, on))
     where = step.where
     rewrite = RewritePlan(
         edges=tuple(edges),
@@ -170,8 +170,18 @@ class LayerByLayer:
             self.rested = not self._check(step)
             self.step = step
         if self.rested:
-            return RewriteResult(step.known.graph, plan.schedule, resting(graph_def), 0, 0, 0.0)
+            return RewriteResult(step.known.graph, plan.schedule, _at_rest(graph_def), 0, 0, 0.0)
         return rewrite_step(graph_def, plan)
+
+
+def _at_rest(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
+    """OptionsError, with which it does not run either: it returns what has no zero."""
+    try:
+        return resting(graph_def)
+    except (TypeError, ValueError) as error:
+        raise OptionsError(
+            f"first_steps='cut': train_step returns what is no number or text: {error}"
+        ) from error
 
 
 def request_to_measure(model: keras.Model, layers: LayerByLayer) -> RewriteRequest[RewriteResult]:

@@ -78,14 +78,16 @@ class Step:
         sizes = self.known.sizes
         return {name: sizes[key] for name, key in self.general.items() if key in sizes}
 
-    def averaged(self, seconds: Mapping[str, float], count: int | None = None) -> dict[str, float]:
+    def averaged(
+        self, seconds: Mapping[str, float], general: Mapping[str, str] | None = None
+    ) -> dict[str, float]:
         """Seconds of the classified micro-batch's ops: the mean over all micro-batches that were measured.
 
         The first micro-batch has no sums; the mean of theirs counts it all the same.  Holds for the step in
-        which it was classified, or for another trace of so many micro-batches.
+        which it was classified, or for another trace, whose ops have these ``general`` names.
         """
         measured: dict[str, list[float]] = {}
-        general = self.general if count is None else general_names(seconds, count)
+        general = self.general if general is None else general
         for name, value in seconds.items():
             measured.setdefault(general.get(name, name), []).append(value)
         names = ((name, measured.get(self.general[name])) for name in self.known.graph.ops)

@@ -66,7 +66,8 @@ def _runs(asked: AnySizeRun, limit_bytes: int, workers: int) -> Iterator[list[Ro
     one = command(_DRIVER, asked)
     yield [{"runs_on": "one process", **about, **result_of(one, environment)}]
     with confine.memory_group(f"{_PREFIX}one", limit_bytes) as group:
-        ended = subprocess.run(group.command(one), env=environment, capture_output=True, check=False)
+        limited = environment | _ALLOCATOR
+        ended = subprocess.run(group.command(one), env=limited, capture_output=True, check=False)
         row = {"status": ended.returncode, "limit_bytes": limit_bytes, "used_bytes": [group.most_bytes]}
         yield [{"runs_on": "one process", **about, **row}]
 

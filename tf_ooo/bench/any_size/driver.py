@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -31,8 +32,6 @@ class AnySizeRun:
 
 def main(asked: AnySizeRun) -> None:
     """Trains and tells."""
-    import contextlib
-
     import numpy as np
 
     import tf_ooo

@@ -109,13 +109,13 @@ class MemoryGroup:
 
     @property
     def most_bytes(self) -> int:
-        """That were used at a time, with the pages of files that the processes have read."""
+        """The most that was used at any time; pages of files that the processes have read count."""
         return int((self.folder / "memory.max_usage_in_bytes").read_text())
 
 
 @contextlib.contextmanager
 def memory_group(name: str, limit_bytes: int) -> Iterator[MemoryGroup]:
-    """A group without swap; its processes must have ended with the block."""
+    """A group that is swapped out last; its processes must have ended with the block."""
     folder = MEMORY_GROUPS / name
     folder.mkdir()
     try:

@@ -38,11 +38,11 @@ class HorovodEngine(Engine):
                 "Horovod elastic changes the ranks of a training under way, which this cannot follow: start "
                 "it with tf-ooo run --ranks N --max-restarts 3, which goes on from the last checkpoint"
             )
-        self._hvd = hvd
         _fill_in_environment()
         self.roll = meet_by_horovods_server(begun=hvd.is_initialized())
         if self.roll is not None:
-            self.roll.when_lost(self._give_up)
+            # Horovod waits for a rank that lives, as one does whose script goes on.
+            self.roll.when_lost(lambda who: hvd.shutdown())
             self.roll.start()
         if not hvd.is_initialized():
             remember_names()
@@ -51,6 +51,8 @@ class HorovodEngine(Engine):
                 with self.all_needed():
                     hvd.init()
             except Exception as error:
+                if self.roll is not None and self.is_lost(error) and self.who_ended():
+                    raise self.roll.lost_before_training() from error
                 raise BackendError(f"Horovod did not start: {error}") from error
         if hvd.size() == 1 < mpi_size():
             raise BackendError(
@@ -59,12 +61,8 @@ class HorovodEngine(Engine):
                 "horovodrun --gloo, or build Horovod with the launcher's MPI; engine='single' if each is to "
                 "train alone"
             )
+        self._hvd = hvd
         self.rank, self.size, self.local_rank = hvd.rank(), hvd.size(), hvd.local_rank()
-
-    def _give_up(self, who: str) -> None:
-        """Horovod waits for a rank that lives, as one does whose script goes on; after a fit nobody waits."""
-        if self.roll is not None and self.roll.in_fit:
-            self._hvd.shutdown()
 
     def combine(self, packed: tf.Tensor, name: str, op: str, like: tf.Tensor) -> tf.Tensor:
         import tensorflow as tf

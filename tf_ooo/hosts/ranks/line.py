@@ -65,6 +65,13 @@ class Line:
         self._connection.close()
 
 
+def can_keep_alive() -> bool:
+    """Whether this process' lines have empty lines in between: the library is compiled."""
+    with contextlib.suppress(BackendError):
+        return bool(load("_silence"))
+    return False
+
+
 class Attention:
     """For how long the other ends have said nothing while this process listened.
 
@@ -96,13 +103,13 @@ class Attention:
 
 @contextlib.contextmanager
 def ending_without(
-    lines: Mapping[int, Line], texts: Mapping[int, tuple[str, str]], wait_s: float
+    lines: Mapping[int, Line], texts: Mapping[int, tuple[str, str | None]], wait_s: float
 ) -> Iterator[None]:
     """In the block this process ends where another one is lost, though Python's lock be held.
 
     Args:
         lines: to those that are needed, by rank.
-        texts: what is said of each that has gone, and that is silent.
+        texts: what is said of each that has gone, and that is silent; None: its silence says nothing.
         wait_s: so much later than that is noticed.
     """
     try:
@@ -110,8 +117,10 @@ def ending_without(
     except BackendError:  # not compiled: then the wait may have no end
         yield
         return
-    told = {rank: json.dumps({"from": rank, "gone": True}) for rank in lines}
-    said = [f"{text}\n".encode() for rank in lines for text in (*texts[rank], told[rank])]
+    said: list[bytes | None] = []
+    for rank in lines:
+        told = [json.dumps({"from": rank, what: True}) for what in ("gone", "silent")]
+        said += [None if text is None else f"{text}\n".encode() for text in (*texts[rank], *told)]
     descriptors = (ctypes.c_int * len(lines))(*(line.descriptor for line in lines.values()))
     silence_s, seconds = ctypes.c_double(Attention.SILENCE_S), ctypes.c_double(wait_s)
     library.ooo_need.restype = ctypes.c_void_p

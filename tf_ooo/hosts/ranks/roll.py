@@ -22,7 +22,7 @@ from typing import Any
 
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.ending import end_in_time
-from tf_ooo.hosts.ranks.line import Attention, Line, ending_without
+from tf_ooo.hosts.ranks.line import Attention, Line, can_keep_alive, ending_without
 from tf_ooo.version import __version__
 
 _LOG = logging.getLogger("tf_ooo")
@@ -42,6 +42,7 @@ class Member:
     rank: int
     host: str = field(default_factory=socket.gethostname)
     process: int = field(default_factory=os.getpid)
+    pulses: bool = field(default_factory=can_keep_alive)
     tf_ooo: str = __version__
 
     def __str__(self) -> str:
@@ -141,7 +142,9 @@ class Roll:
         """
         with self._changed:
             self._said = self._follows = False
-            self.in_fit = True
+            for rank in self._silent:  # it may have gone on; if not, that is heard again
+                self._ended.pop(rank, None)
+            self._silent.clear()
             self._arrived[self.rank] += 1
             mine = self._arrived[self.rank]
         self._tell({"arrived": mine})
@@ -157,6 +160,7 @@ class Roll:
                 told = True
                 who = ", ".join(str(self.members[rank]) for rank in missing)
                 _LOG.warning("%s", late(who, self._patience_s))
+        self.in_fit = True
 
     def _listen_for_a_moment(self, attention: Attention) -> None:
         with self._changed:
@@ -177,10 +181,11 @@ class Roll:
 
         def listen() -> None:
             attention = Attention(self._lines)
-            while not ended.is_set() and not self._lost():
-                self._listen_for_a_moment(attention)
-            if not ended.wait(_WORD_S):
-                self._end(self._before_training(self._named(self._lost())))
+            while not ended.is_set():
+                if not self._lost():
+                    self._listen_for_a_moment(attention)
+                elif not ended.wait(_WORD_S) and (lost := self._lost()):
+                    self._end(self._before_training(self._named(lost)))
 
         thread = threading.Thread(target=listen, name="tf_ooo roll", daemon=True)
         thread.start()
@@ -195,14 +200,14 @@ class Roll:
         """The error to raise where a library says that another rank is gone."""
         return self._before_training(f"another worker ended{f': {who}' if (who := self.who_ended()) else ''}")
 
-    def _lines_of_end(self) -> dict[int, tuple[str, str]]:
+    def _lines_of_end(self) -> dict[int, tuple[str, str | None]]:
         """What a thread of C says of each rank that has gone, or is silent."""
-        lines = {}
+        lines: dict[int, tuple[str, str | None]] = {}
         for rank in self._lines:
             member = self.members[rank]
             texts = (f"ended: {member}", f"is silent: {self._silence(rank)}")
             gone, silent = (_as_raised(self._before_training(f"another worker {text}")) for text in texts)
-            lines[rank] = gone, silent
+            lines[rank] = gone, silent if member.pulses else None
         return lines
 
     def _end(self, why: BackendError) -> None:
@@ -219,10 +224,11 @@ class Roll:
 
     def _named(self, lost: Sequence[int]) -> str:
         """The first of them that is a cause."""
-        causes = self._causes()
-        first = next((rank for rank in lost if rank in causes), lost[0])
-        does = "is silent" if first in self._silent else "ended"
-        return f"another worker {does}: {self._how(first)}"
+        with self._changed:
+            causes = self._causes()
+            first = next((rank for rank in lost if rank in causes), lost[0])
+            does = "is silent" if first in self._silent else "ended"
+            return f"another worker {does}: {self._how(first)}"
 
     def _before_training(self, why: str) -> BackendError:
         who = f"rank {self.rank} of {len(self.members)}"
@@ -297,7 +303,7 @@ class Roll:
         with self._changed:
             message = self._ended.get(rank)
             through = message is not None and message.get("ended") == _THROUGH and rank not in self._gone
-            left = message is not None and not through and not self._said and self._arrived[self.rank] > 0
+            left = message is not None and not through and not self._said and self.in_fit
             who = self._how(rank) if left else ""
         if who:
             call(who)

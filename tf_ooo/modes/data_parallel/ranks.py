@@ -89,9 +89,13 @@ class RanksInStep:
             function, self.engine, self.lockstep, self.model, self._share, self._verify, on_batches, known
         )
         self.engine.wait_for_all()
-        with naming_the_lost(self.engine, "before training"):
-            mine = [keras_fits.start_epoch_of(self.model), self.lockstep.asks]
-            starts, asks = zip(*self.engine.gather(mine), strict=True)
+        try:
+            with naming_the_lost(self.engine, "before training"):
+                mine = [keras_fits.start_epoch_of(self.model), self.lockstep.asks]
+                starts, asks = zip(*self.engine.gather(mine), strict=True)
+        except BaseException:
+            self.engine.leave()
+            raise
         keras_fits.set_start_epoch(self.model, starts[0])
         self.lockstep.asks = any(asks)
 

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tf_ooo.compat import iterators, keras_losses, train_function
+from tf_ooo.compat import iterators, keras_losses, nests, train_function
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
-from tf_ooo.errors import BackendError, MemoryLimitError, ScheduleError
+from tf_ooo.errors import BackendError, MemoryLimitError, OOOError, ScheduleError
 from tf_ooo.fit import progress
 from tf_ooo.fit.distributed import Distributed, FirstSteps, check_model
 from tf_ooo.fit.in_place import InPlace
@@ -68,6 +68,7 @@ _LOG = logging.getLogger("tf_ooo")
 _LEAST_GAIN = 0.05
 # Micro-batches of the step that is taken apart where it does not run: gradients are added up from the second.
 _TAKEN_APART = 2
+_CALCULATED = "costs are calculated from shapes, not measured"
 _NEVER_WHOLE = "no device is to hold the whole model"
 _LOSS_UNCHECKED = (
     f"the loss of a batch is not compared with its micro-batches' (check_loss): {_NEVER_WHOLE}; one that "
@@ -199,24 +200,28 @@ class PipelineMode:
     def plan_again(self, costs: CostTable) -> bool:
         """Plans for costs that were measured while a plan ran; whether another one is to run from now on.
 
-        It has to be faster by more than costs are wrong by from one measurement to the next.
+        It has to be faster by more than costs are wrong by from one measurement to the next.  OOOError: no
+        plan can be made; the one that runs stays.
         """
         if self.pipeline is None or self.planned_from is None:
             return False
         step, before = self.planned_from
         costs = dataclasses.replace(costs, link=before.link)
-        running, planned = self.pipeline, self._planned(step, costs)
-        kept = with_costs(running.planned, costs.layers)
+        planned = self._planned(step, costs)
+        kept = with_costs(self.pipeline.planned, costs.layers)
         better = planned.step_s < kept.step_s * (1 - _LEAST_GAIN)
         self.planned_from = (step, costs)
         report = self.distributed.report
         report.costs = costs
-        self._take(planned if better else kept, step, costs)
+        report.notes = [note for note in report.notes if note not in before.notes]
+        if better:
+            self._take(planned, step, costs)
+        else:
+            kept = dataclasses.replace(kept, candidates=planned.candidates)
+            fill_report(report, kept, step, costs, tuple(self.distributed.target.devices))
         said = f"planned again with costs that were measured while it ran: {seconds_text(planned.step_s)}"
         compared = f"instead of {seconds_text(kept.step_s)}" if better else "no better, so the plan stays"
         report.notes.append(f"{said} a step, {compared}")
-        if not better:
-            self.pipeline = running
         return better
 
     def _wanted(self, step: Step, costs: CostTable) -> Wanted:
@@ -251,7 +256,9 @@ class PipelineMode:
         asked, limit_bytes = self.options.first_steps, self.options.memory_limit_bytes
         if asked != "auto" or limit_bytes is None or self.company.engine.size > 1 or unknown_sizes(step):
             return False
-        return whole_peak_bytes(measured_costs(step, None).layers, step.count) > limit_bytes
+        costs = measured_costs(step, None)
+        planned_limit_bytes = self._wanted(step, costs).planned_limit_bytes or limit_bytes
+        return whole_peak_bytes(costs.layers, step.count) > planned_limit_bytes
 
 
 class PipelineSteps:
@@ -262,7 +269,7 @@ class PipelineSteps:
         self._first: FirstSteps | None = None
         self._running: RunningPipeline | None = None
         self._in_place: InPlace | None = None
-        self._rows = 0  # of the batches that are measured
+        self._measured_batches: Any = None  # their signature
         self._uncut = 0  # steps before the plan
 
     def run(self, iterator: Any) -> Any:
@@ -293,9 +300,11 @@ class PipelineSteps:
         model, options, report = self._model, self._mode.options, self._mode.describe()
         with host_memory() if in_host_memory(model) else contextlib.nullcontext():
             sync.build(model, optimizers_of(model), model.train_step, iterator)
-        if self._never_whole():
+        if not options.check_loss:
+            return
+        if self._never_whole:
             report.notes += [_LOSS_UNCHECKED] if keras_losses.own_loss_code(model) else []
-        elif options.check_loss:
+        else:
             check_loss(model, batch, options.microbatches)
 
     # -- before the plan ---------------------------------------------------------------------------
@@ -306,7 +315,7 @@ class PipelineSteps:
         if first is None:
             self._build(batch, iterator)
             rows = split_rows(rows_of(batch), self._mode.options.microbatches)
-            if self._never_whole() and len(rows) > _TAKEN_APART:
+            if self._never_whole and len(rows) > _TAKEN_APART:
                 # Enough to know all from; the whole step takes many times as long to trace.
                 first = self._begun(_TAKEN_APART)
                 first.run(parts_of(batch, (sum(rows[:_TAKEN_APART]), sum(rows[_TAKEN_APART:])))[0])
@@ -333,26 +342,33 @@ class PipelineSteps:
     def _check_step(self, step: Step) -> bool:
         """Whether it is to run on one device."""
         self._mode.check_step(step)
-        return not (self._never_whole() or self._mode.exceeds_limit(step))
+        return not (self._never_whole or self._mode.exceeds_limit(step))
 
+    @functools.cached_property
     def _never_whole(self) -> bool:
-        """Whether it is known before the step is traced that no device is to run all of it."""
+        """Whether it is known before the step is traced that no device is to run all of it.
+
+        Asked for when all variables are there; ranks decide alike.
+        """
         asked, limit_bytes = self._mode.options.first_steps, self._mode.options.memory_limit_bytes
-        if asked != "auto" or in_host_memory(self._model):
-            return asked != "whole"
+        if asked != "auto":
+            return asked == "cut"
+        engine = self._mode.company.engine
+        if engine.size > 1:  # limits may differ among them
+            return any(engine.gather(in_host_memory(self._model)))
         too_large = limit_bytes is not None and bytes_of(all_variables(self._model)) > limit_bytes
-        return too_large and self._mode.company.engine.size == 1  # limits may differ among ranks
+        return too_large or in_host_memory(self._model)
 
     def _first_cut_step(self, first: FirstSteps, batch: Any, iterator: Any) -> Any:
         """The step was taken apart, and has not run."""
         mode = self._mode
         step, costs = first.measured(self._target)
-        self._rows = rows_of(batch)
-        count = len(split_rows(self._rows, mode.options.microbatches))
+        count = len(split_rows(rows_of(batch), mode.options.microbatches))
         self._make_plan(dataclasses.replace(step, count=count), costs, first)
         mode.describe().no_baseline = _NEVER_WHOLE
         alone = mode.company.engine.size == 1  # ranks would have to be asked for the same step
         if mode.options.costs is None and mode.options.profile_steps and alone:
+            self._measured_batches = nests.signature(batch)
             self._in_place = InPlace(step, count, self._target, mode.options.profile_steps)
         return self.step(batch, iterator)
 
@@ -375,9 +391,9 @@ class PipelineSteps:
     # -- with a plan -------------------------------------------------------------------------------
 
     def _cut_step(self, running: RunningPipeline, pipeline: PlannedPipeline, batch: Any) -> Any:
-        """One step; where it was planned with calculated costs, one of the first is measured."""
+        """One step; where it was planned with calculated costs, up to three of the first are measured."""
         in_place, timed = self._in_place, pipeline.step_s
-        if in_place is None or not timed or rows_of(batch) != self._rows:
+        if in_place is None or not timed or nests.signature(batch) != self._measured_batches:
             return running.step(batch)
         before = len(timed)
         outputs = in_place.run(lambda: running.step(batch), max(timed))
@@ -389,14 +405,17 @@ class PipelineSteps:
         return outputs
 
     def _plan_again(self, in_place: InPlace) -> None:
-        mode, costs = self._mode, in_place.costs()
+        mode, graph = self._mode, self._mode.describe().rewritten_graph
+        costs = in_place.costs([node.name for node in graph.node])
         if costs is None:
-            mode.describe().notes.append(
-                f"costs are calculated from shapes, not measured: {in_place.why_not}"
-            )
+            mode.describe().notes.append(f"{_CALCULATED}: {in_place.why_not}")
             return
-        with progress.said("planning again, with measured costs"):
-            other = mode.plan_again(mode.company.shared(costs))
+        try:
+            with progress.said("planning again, with measured costs"):
+                other = mode.plan_again(costs)
+        except OOOError as error:
+            mode.describe().notes.append(f"the plan with calculated costs stays: {error}")
+            return
         if other:
             self._bring_back()
 
@@ -417,6 +436,9 @@ class PipelineSteps:
         if larger:
             layers = tuple(layer.scaled(max(rows) / known) for layer in costs.layers)
             costs = dataclasses.replace(costs, layers=layers)
+        if self._in_place is not None:  # of smaller ones
+            self._in_place = None
+            mode.describe().notes.append(f"{_CALCULATED}: a larger batch came first")
         pipeline = mode.plan_with(dataclasses.replace(step, count=len(rows)), costs, self._model)
         if larger:
             mode.rows, mode.planned_from = max(rows), (step, costs)
@@ -459,6 +481,9 @@ class PipelineSteps:
     def ended(self) -> None:
         """Says so where no step has been cut, and where one device is faster."""
         self._mode.distributed.note_too_short(self._uncut)
+        if self._in_place is not None:
+            self._in_place = None
+            self._mode.describe().notes.append(f"{_CALCULATED}: the fit had too few steps")
         self._mode.say_if_slower()
 
     def restore(self) -> list[str]:

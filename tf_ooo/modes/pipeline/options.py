@@ -40,8 +40,8 @@ class Pipeline(DeviceOptions, RankOptions):
             ``"none"``; ``"auto"``: where the memory limit needs it, as few seconds as keep it; ``"all"`` that
             then keep less.
         first_steps: where the steps run that are measured: ``"whole"`` on one device; ``"cut"`` as a
-            pipeline, planned with calculated costs, so that no device ever holds the model; ``"auto"``: whole
-            unless the model was built in :func:`tf_ooo.host_memory` or exceeds ``memory_limit_bytes``.
+            pipeline, planned with calculated costs; ``"auto"``: whole unless the model was built in
+            :func:`tf_ooo.host_memory` or exceeds ``memory_limit_bytes``.
         replicas: the number of processes, each with a pipeline of its own, whose gradients are averaged;
             None: as many as horovodrun started.
         check_loss: refuse a loss of one's own that adds up the rows of a batch or compares them with one

@@ -22,7 +22,7 @@ NAMES = {
     "__version__", "OOOBackprop", "function", "enabled", "Options", "classify", "plan", "simulate",
     "Timeline", "LayerCosts", "Link", "Schedule", "Report", "OOOError", "OptionsError", "GraphError",
     "ScheduleError", "CostError", "MemoryLimitError", "BackendError", "PassError",
-    "high_priority_main_stream", "SingleDevice", "DataParallel", "Pipeline", "LayerPipe",
+    "high_priority_main_stream", "host_memory", "SingleDevice", "DataParallel", "Pipeline", "LayerPipe",
 }  # fmt: skip
 
 PRIVATE = ("tensorflow.python", "tensorflow.compiler", "tensorflow.tsl", "keras.src", "tf_keras")

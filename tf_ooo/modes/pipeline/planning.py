@@ -22,7 +22,6 @@ from tf_ooo.planning.choosing.plan import (
     Clock,
     Plan,
     Trial,
-    as_asked,
     choose,
     policy_named,
     tried,
@@ -130,10 +129,11 @@ def with_costs(plan: Plan, layers: Sequence[LayerCosts]) -> Plan:
 
 
 def whole_peak_bytes(layers: Sequence[LayerCosts], microbatches: int) -> int:
-    """Of one device that runs all of a step, one micro-batch after the other."""
+    """Of one device that runs all of a step, in the order of the schedule that keeps least."""
     stages = merged(tuple(layers), ((0, len(layers) - 1),), microbatches)
     problem = Problem(stages, 1, microbatches, mode=MODE)
-    return as_asked(policy_named("1f1b", MODE), problem, _CLOCK).trial.peak_bytes
+    trials = [tried(policy_named(name, MODE), problem, _CLOCK).trial for name in SCHEDULES]
+    return min(trial.peak_bytes for trial in trials if trial is not None)
 
 
 def _rank(candidate: Candidate) -> tuple[float, ...]:

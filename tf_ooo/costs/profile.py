@@ -172,10 +172,10 @@ def _summed_up(events: list[TracedEvent], marks: list[tuple[float, float]], rate
             "or it ran too often before"
         )
     step_s = statistics.median(duration for _, duration in marks)
-    return OpProfile(_medians(sums), types, len(marks), step_s, 0.0, _medians(core_sums))
+    return OpProfile(medians(sums), types, len(marks), step_s, 0.0, medians(core_sums))
 
 
-def _medians(sums: list[defaultdict[str, float]]) -> dict[str, float]:
+def medians(sums: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Of each op over the steps in which it ran."""
     names = sorted({name for of_step in sums for name in of_step})
     return {name: statistics.median(s[name] for s in sums if name in s) for name in names}

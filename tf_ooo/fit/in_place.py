@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tf_ooo.compat.tf_profiler import TracedEvent
-from tf_ooo.costs.profile import MOST_STEPS, OpProfile, read_side_by_side
+from tf_ooo.costs.profile import MOST_STEPS, OpProfile, medians, read_side_by_side
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import CostError
 from tf_ooo.fit.measured import measured_costs
@@ -32,7 +32,8 @@ class InPlace:
     def __init__(self, step: Step, count: int, target: Target, steps: int) -> None:
         self.why_not = ""
         self._step, self._count, self._target = step, count, target
-        self._left = min(steps, 1 if isinstance(target, Cluster) else MOST_STEPS)
+        self._addresses = target.addresses if isinstance(target, Cluster) else ()
+        self._left = min(steps, 1 if self._addresses else MOST_STEPS)
         self._profiles: list[OpProfile] = []
 
     @property
@@ -41,8 +42,7 @@ class InPlace:
 
     def run(self, step: Callable[[], Any], expected_s: float) -> Any:
         """One step, which traces nothing; its outputs.  Raises what it raises."""
-        addresses = self._target.addresses if isinstance(self._target, Cluster) else ()
-        traced = run_traced(step, addresses, expected_s)
+        traced = run_traced(step, self._addresses, expected_s)
         self._left -= 1
         self.why_not = traced.failed
         try:
@@ -87,14 +87,7 @@ def _joined(profiles: Sequence[OpProfile]) -> OpProfile:
 
 
 def _median(profiles: Sequence[OpProfile]) -> OpProfile:
-    """Each op's middle value: other work on the machine makes single ones long."""
-
-    def middle(of: Callable[[OpProfile], Mapping[str, float]]) -> dict[str, float]:
-        seen: defaultdict[str, list[float]] = defaultdict(list)
-        for profile in profiles:
-            for name, value in of(profile).items():
-                seen[name].append(value)
-        return {name: sorted(values)[len(values) // 2] for name, values in seen.items()}
-
-    seconds, core_s = middle(lambda profile: profile.seconds), middle(lambda profile: profile.core_s)
+    """Other work on the machine makes single ones long."""
+    seconds = medians([profile.seconds for profile in profiles])
+    core_s = medians([profile.core_s for profile in profiles])
     return dataclasses.replace(profiles[-1], seconds=seconds, core_s=core_s, steps=len(profiles))

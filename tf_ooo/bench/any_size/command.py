@@ -63,11 +63,11 @@ def _runs(asked: AnySizeRun, limit_bytes: int, workers: int) -> Iterator[list[Ro
         row = result_of(command(_DRIVER, replace(asked, cluster=cluster)), environment)
         used = [group.most_bytes for group in groups]
     yield [{"runs_on": f"{workers} workers", **about, **row, "limit_bytes": limit_bytes, "used_bytes": used}]
-    one = command(_DRIVER, asked)
-    yield [{"runs_on": "one process", **about, **result_of(one, environment)}]
+    in_one_process = command(_DRIVER, asked)
+    yield [{"runs_on": "one process", **about, **result_of(in_one_process, environment)}]
     with confine.memory_group(f"{_PREFIX}one", limit_bytes) as group:
         limited = environment | _ALLOCATOR
-        ended = subprocess.run(group.command(one), env=limited, capture_output=True, check=False)
+        ended = subprocess.run(group.command(in_one_process), env=limited, capture_output=True, check=False)
         row = {"status": ended.returncode, "limit_bytes": limit_bytes, "used_bytes": [group.most_bytes]}
         yield [{"runs_on": "one process", **about, **row}]
 

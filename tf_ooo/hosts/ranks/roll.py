@@ -124,10 +124,7 @@ class Roll:
     def _how(self, rank: int) -> str:
         said = self._ended[rank].get("ended")
         if rank in self._silent:
-            silent = f"has said nothing for {Attention.SILENCE_S:.0f} s"
-            return (
-                f"{self.members[rank]} {silent}: it is stopped, or its machine or the network to it is gone"
-            )
+            return self._silence(rank)
         return f"{self.members[rank]} ended{f': {said}' if said else f' {_WITHOUT_A_WORD}'}"
 
     def _silence(self, rank: int) -> str:

@@ -30,22 +30,20 @@ from tf_ooo.modes.pipeline import tasks_of
 from tf_ooo.modes.pipeline.advice import ENOUGH, advice
 from tf_ooo.modes.pipeline.company import Company
 from tf_ooo.modes.pipeline.losses import check_loss
+from tf_ooo.modes.pipeline.mesh import AUTO, Mesh, counts_of, make_mesh
 from tf_ooo.modes.pipeline.options import Pipeline
 from tf_ooo.modes.pipeline.own_schedule import check_own, check_recomputed, layers_named
 from tf_ooo.modes.pipeline.partition import Cutter, units_of
 from tf_ooo.modes.pipeline.planning import (
     SCHEDULES,
     Wanted,
-    make_plan,
     named_bounds,
     own_cuts,
     whole_peak_bytes,
-    with_costs,
 )
 from tf_ooo.modes.pipeline.reporting import fill_report, note_micro_batches
 from tf_ooo.modes.pipeline.running import PlannedPipeline, RunningPipeline
 from tf_ooo.options.base import is_file
-from tf_ooo.planning.choosing.plan import Plan
 from tf_ooo.planning.choosing.recompute import NONE
 from tf_ooo.planning.model.schedule_file import ScheduleFile, read_schedule
 from tf_ooo.report.gain import Gain
@@ -84,6 +82,7 @@ class PipelineMode:
             of a model with the same names, it spares measuring.
         rows: of the largest micro-batch that is planned for; 0: unknown.
         own: a schedule of the user's own, read again before each fit.
+        counts: how many replicas may share the devices.
     """
 
     keeps_stock = False
@@ -96,6 +95,7 @@ class PipelineMode:
         self.pipeline: PlannedPipeline | None = None
         self.rows = 0
         self.own: ScheduleFile | None = None
+        self.counts: tuple[int, ...] = (1,)
         self.advise: Callable[[Gain], str] | None = None
         self.distributed = Distributed(options.mode)
 
@@ -115,6 +115,15 @@ class PipelineMode:
         self.distributed.place(model, self.options.devices, self.company.engine.local_rank)
         if is_file(self.options.schedule):
             self._read_own(self.options.schedule)
+        self.counts = self._counts()
+
+    def _counts(self) -> tuple[int, ...]:
+        """How many replicas may share this process' devices.  OptionsError: they cannot."""
+        options, own = self.options, self.own
+        if self.company.engine.size > 1:  # each process is one
+            return (1,)
+        asked = own.schedule.workers if own is not None and options.replicas == AUTO else options.replicas
+        return counts_of(asked, len(self.distributed.target.devices), options.microbatches)
 
     def _read_own(self, path: str | os.PathLike[str]) -> None:
         """The user's own schedule; where it is another than before, it is planned with anew."""
@@ -125,8 +134,7 @@ class PipelineMode:
                 f"--out write one; by name: auto, {', '.join(SCHEDULES)}"
             )
         own = read_schedule(path)
-        replicas, devices = self.company.engine.size, len(self.distributed.target.devices)
-        check_own(own, devices, options.microbatches, replicas)
+        check_own(own, *self._share_of(own))
         if options.recompute != NONE:
             raise own.error(
                 f"recompute={options.recompute!r}: the file's 'recompute' line says which layers do"
@@ -136,6 +144,16 @@ class PipelineMode:
         if before is not None and before.schedule != own.schedule:
             self.pipeline = None
         self.own = own
+
+    def _share_of(self, own: ScheduleFile) -> tuple[int, int, int]:
+        """Devices and micro-batches of a replica with the user's own schedule, and how many there are."""
+        options, processes = self.options, self.company.engine.size
+        devices, microbatches = len(self.distributed.target.devices), options.microbatches
+        if processes > 1:
+            return devices, microbatches, processes
+        asked = own.schedule.workers if options.replicas == AUTO else options.replicas
+        (count,) = counts_of(asked, devices, microbatches)
+        return devices // count, -(-microbatches // count), count
 
     def check_step(self, step: Step) -> None:
         """OptionsError, ScheduleError: before the first step runs, for stages that it does not have."""
@@ -208,7 +226,7 @@ class PipelineMode:
         step, before = self.planned_from
         costs = dataclasses.replace(costs, link=before.link)
         planned = self._planned(step, costs)
-        kept = with_costs(self.pipeline.planned, costs.layers)
+        kept = self.pipeline.mesh.with_costs(costs.layers)
         better = planned.step_s < kept.step_s * (1 - _LEAST_GAIN)
         self.planned_from = (step, costs)
         report = self.distributed.report
@@ -217,7 +235,7 @@ class PipelineMode:
         if better:
             self._take(planned, step, costs)
         else:
-            kept = dataclasses.replace(kept, candidates=planned.candidates)
+            kept = kept.compared_with(planned)
             fill_report(report, kept, step, costs, tuple(self.distributed.target.devices))
         said = f"planned again with costs that were measured while it ran: {seconds_text(planned.step_s)}"
         compared = f"instead of {seconds_text(kept.step_s)}" if better else "no better, so the plan stays"
@@ -238,13 +256,13 @@ class PipelineMode:
             fixed=layers_that_cannot(step) if self.options.recompute != NONE else frozenset(),
         )
 
-    def _planned(self, step: Step, costs: CostTable) -> Plan:
+    def _planned(self, step: Step, costs: CostTable) -> Mesh:
         wanted, units = self._wanted(step, costs), units_of(len(costs.layers), step.known.glued)
-        planned = make_plan(costs.layers, units, wanted)
+        planned = make_mesh(costs.layers, units, wanted, self.counts)
         self.advise = functools.partial(advice, planned, costs.layers, units, wanted)
         return planned
 
-    def _take(self, planned: Plan, step: Step, costs: CostTable) -> PlannedPipeline:
+    def _take(self, planned: Mesh, step: Step, costs: CostTable) -> PlannedPipeline:
         report, devices = self.distributed.report, tuple(self.distributed.target.devices)
         report.memory_limit_bytes = self.options.memory_limit_bytes
         self.pipeline = PlannedPipeline(planned, step, devices)
@@ -430,7 +448,8 @@ class PipelineSteps:
         mode = self._mode
         rows, known = split_rows(rows_of(batch), mode.options.microbatches), mode.rows
         larger = mode.options.memory_limit_bytes is not None and 0 < known < max(rows)
-        if mode.planned_from is None or (len(rows) <= pipeline.plan.schedule.microbatches and not larger):
+        planned = pipeline.plan.schedule.microbatches * pipeline.mesh.replicas
+        if mode.planned_from is None or (len(rows) <= planned and not larger):
             return pipeline
         step, costs = mode.planned_from
         if larger:
@@ -475,8 +494,8 @@ class PipelineSteps:
         if self._running is None or self._in_place or pipeline is None or not pipeline.step_s:
             return None
         addresses = self._target.addresses if isinstance(self._target, Cluster) else ()
-        schedule = pipeline.plan.schedule
-        return Watched(schedule, functools.partial(tasks_of, graph), pipeline.step_s, addresses=addresses)
+        tasks = functools.partial(tasks_of, graph, pipeline.mesh.replicas)
+        return Watched(pipeline.plan.schedule, tasks, pipeline.step_s, addresses=addresses)
 
     def ended(self) -> None:
         """Says so where no step has been cut, and where one device is faster."""

@@ -55,6 +55,11 @@ class Distributed:
         self.known: tuple[Any, Sequence[str]] | None = None
         self.steps: int | None = None
 
+    @property
+    def stock(self) -> Callable[[Any], Any] | None:
+        """The train function that the report is of: one device runs it."""
+        return None if self.known is None else self.known[0]
+
     def place(self, model: keras.Model, devices: Any, local_rank: int = 0) -> None:
         """Before each fit; see :func:`tf_ooo.hosts.target.target_of`."""
         self.target = target_of(devices, local_rank)

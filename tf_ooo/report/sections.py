@@ -208,11 +208,11 @@ class PipelineSection(ModeSection):
     exchange_s: float = 0.0
     compared_replicas: Sequence[ReplicasRow] = ()
 
-    def rows(self) -> Rows:
-        """For the summary: where the stages are."""
-        if not self:
-            return []
+    def rows(self, runs: bool) -> Rows:
+        """For the summary: where the stages are, if the plan ``runs``, and what was compared."""
         compared = [("compared", row.text()) for row in self.compared_replicas]
+        if not (self and runs):
+            return compared
         several = [
             (f"replica {number}", ", ".join(map(device_text, names)))
             for number, names in enumerate(self.replica_devices)

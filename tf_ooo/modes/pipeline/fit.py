@@ -16,11 +16,13 @@ from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, MemoryLimitError, OOOError, ScheduleError
 from tf_ooo.fit import progress
+from tf_ooo.fit.baseline import ONE_DEVICE
 from tf_ooo.fit.distributed import Distributed, FirstSteps, check_model
 from tf_ooo.fit.in_place import InPlace
 from tf_ooo.fit.measured import check_costs, measured_costs, unknown_sizes, with_shared_link
 from tf_ooo.fit.mode import Training
 from tf_ooo.fit.recorder import Watched
+from tf_ooo.fit.reporting import fall_back
 from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.memory import host_memory, in_host_memory
@@ -31,6 +33,7 @@ from tf_ooo.modes.pipeline.advice import ENOUGH, advice
 from tf_ooo.modes.pipeline.company import Company
 from tf_ooo.modes.pipeline.losses import check_loss
 from tf_ooo.modes.pipeline.mesh import AUTO, Mesh, counts_of, make_mesh
+from tf_ooo.modes.pipeline.one_device import why_back, why_uncut
 from tf_ooo.modes.pipeline.options import Pipeline
 from tf_ooo.modes.pipeline.own_schedule import check_own, check_recomputed, layers_named
 from tf_ooo.modes.pipeline.partition import Cutter, units_of
@@ -83,6 +86,7 @@ class PipelineMode:
         rows: of the largest micro-batch that is planned for; 0: unknown.
         own: a schedule of the user's own, read again before each fit.
         counts: how many replicas may share the devices.
+        one_device: why the stock step trains on one device; empty: it does not.
     """
 
     keeps_stock = False
@@ -96,6 +100,7 @@ class PipelineMode:
         self.rows = 0
         self.own: ScheduleFile | None = None
         self.counts: tuple[int, ...] = (1,)
+        self.one_device = ""
         self.advise: Callable[[Gain], str] | None = None
         self.distributed = Distributed(options.mode)
 
@@ -168,9 +173,10 @@ class PipelineMode:
         elif self.options.stages is not None:
             named_bounds(cutter, self.options.stages)
 
-    def prepare(self, model: keras.Model, steps: int | None) -> Training:
-        """The training of the model's :class:`PipelineSteps`."""
-        return self.steps_of(model, steps).training()
+    def prepare(self, model: keras.Model, steps: int | None) -> Training | None:
+        """The training of the model's :class:`PipelineSteps`; None: one device was faster in a fit before."""
+        own_steps = self.steps_of(model, steps)
+        return None if self.one_device else own_steps.training()
 
     def steps_of(self, model: keras.Model, steps: int | None) -> PipelineSteps:
         """With the plan of the fit before, where that was of the same step on the same devices."""
@@ -178,6 +184,7 @@ class PipelineMode:
         if self.distributed.begin(model, steps):
             self.pipeline = None
             self.planned_from = None if trained_before else self.planned_from
+            self.one_device = ""
         return PipelineSteps(self, model)
 
     def describe(self) -> Report:
@@ -185,6 +192,20 @@ class PipelineMode:
         if self.pipeline is not None:
             fill_step_times(self.distributed.report, self.pipeline.step_s)
         return self.distributed.report
+
+    def may_fall_back(self) -> bool:
+        """Whether one device may train instead; ranks would have to agree on it."""
+        return self.options.fall_back and self.company.engine.size == 1
+
+    def train_on_one_device(self, reason: str) -> None:
+        """From the next execution on; in a later fit too, if one device was measured."""
+        self.one_device, self.advise = reason, None
+        report = self.distributed.report
+        fall_back(report, reason, expected=True)
+        for row in report.pipeline.compared_replicas:
+            row.taken = False
+        if ONE_DEVICE not in report.baselines_s:
+            self.pipeline = self.planned_from = None
 
     def say_if_slower(self) -> None:
         """Once: that one device is faster, and what would be better."""
@@ -289,14 +310,20 @@ class PipelineSteps:
         self._in_place: InPlace | None = None
         self._measured_batches: Any = None  # their signature
         self._uncut = 0  # steps before the plan
+        self._stock: Callable[[Any], Any] | None = None  # trains on one device
 
     def run(self, iterator: Any) -> Any:
         """One execution."""
+        if self._stock is not None:
+            return self._stock(iterator)
         outputs, batches = None, iterators.take(iterator, train_function.steps_per_execution(self._model))
         for batch in batches:
             outputs = self.step(batch, iterator)
         if not batches:
             raise StopIteration
+        if self._mode.one_device:
+            self._bring_back()
+            self._uncut, self._stock = 0, self._mode.distributed.stock
         return outputs
 
     def step(self, batch: Any, iterator: Any) -> Any:
@@ -310,8 +337,17 @@ class PipelineSteps:
         pipeline = self._large_enough(pipeline, batch)
         outputs = self._cut_step(self._running_with(pipeline), pipeline, batch)
         if len(pipeline.step_s) == ENOUGH:
-            mode.say_if_slower()
+            self._look_at_gain()
         return outputs
+
+    def _look_at_gain(self) -> None:
+        """Says that several devices are slower than one, or leaves them."""
+        mode = self._mode
+        why = why_back(mode.describe()) if mode.may_fall_back() else ""
+        if why:
+            mode.train_on_one_device(why)
+        else:
+            mode.say_if_slower()
 
     def _build(self, batch: Any, iterator: Any) -> None:
         """All variables; then, unless that was switched off, the loss of this first batch is looked at."""
@@ -346,9 +382,19 @@ class PipelineSteps:
         if first.done:
             self._make_plan(*first.measured(self._target), first)
             serial_s = self._mode.describe().pipeline.serial_step_s
-            compare = self._mode.options.compare
-            self._mode.distributed.compare(self._model, batch, first, compare, serial_s)
+            self._compare(batch, first, serial_s)
         return outputs
+
+    def _compare(self, batch: Any, first: FirstSteps, serial_s: float) -> None:
+        """With one device; where that may train instead, also in a fit that nobody knows the length of."""
+        mode = self._mode
+        asked, unknown = mode.options.compare, mode.distributed.steps is None
+        compare = True if asked is None and unknown and mode.may_fall_back() else asked
+        mode.distributed.compare(self._model, batch, first, compare, serial_s)
+        if mode.may_fall_back():
+            why = why_uncut(mode.describe(), len(self._target.devices))
+            if why:
+                mode.train_on_one_device(why)
 
     def _begun(self, microbatches: int) -> FirstSteps:
         mode, model = self._mode, self._model
@@ -503,7 +549,8 @@ class PipelineSteps:
         if self._in_place is not None:
             self._in_place = None
             self._mode.describe().notes.append(f"{_CALCULATED}: the fit had too few steps")
-        self._mode.say_if_slower()
+        if not self._mode.one_device:
+            self._mode.say_if_slower()
 
     def restore(self) -> list[str]:
         """Variables back to where they were; names those that are lost."""

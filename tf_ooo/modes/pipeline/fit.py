@@ -400,7 +400,10 @@ class PipelineSteps:
         mode, model = self._mode, self._model
         layers = LayerByLayer(home_device(), self._keep_layers_whole(), self._check_step)
         applying = mode.company.applying(model)
-        self._first = FirstSteps(model, layers, microbatches, mode.options, mode.describe(), applying)
+        replicas = mode.counts[0] if len(mode.counts) == 1 else 1  # whose sums have other bits
+        self._first = FirstSteps(
+            model, layers, microbatches, mode.options, mode.describe(), applying, replicas
+        )
         return self._first
 
     def _check_step(self, step: Step) -> bool:

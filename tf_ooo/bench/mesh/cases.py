@@ -8,7 +8,7 @@ from tf_ooo.bench.shared.networks import Network, encoder, gpt2, mlp, plain_resn
 from tf_ooo.bench.shared.plain_networks import convolutions, text, unet
 
 _IMAGE = (32, 32, 3)
-_EVEN, _ONE_LARGE = (900,) * 9, (600, 2600, 1400, 10)
+_EVEN, _ONE_LARGE = (900,) * 9, (600, 2600, 1400, 700, 400, 10)
 _FALLING = (1600, 1200, 900, 600, 400, 10)
 
 CASES: dict[str, Network] = {

@@ -288,6 +288,8 @@ class PipelineMode:
         report.memory_limit_bytes = self.options.memory_limit_bytes
         self.pipeline = PlannedPipeline(planned, step, devices)
         fill_report(report, planned, step, costs, devices)
+        if self.options.fall_back:
+            report.kept_because = "the fastest that was compared"
         return self.pipeline
 
     def exceeds_limit(self, step: Step) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tf_ooo.compat.evaluation import Kind
 from tf_ooo.fit.recorder import Watched
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.options import ModeOptions
@@ -37,6 +38,8 @@ class Training:
             False: no step ran in it, and nobody is to hear of it.
         epoch_end: given its number, when all callbacks have heard of it.
         ended: all epochs are through.
+        evaluating: given ``"test"`` or ``"predict"``, what runs in the place of Keras' function now, called as that
+            is; None: Keras' own.
         watched: what a profile of the next execution would show; None as long as the plan does not run, or
             steps are still compared.
     """
@@ -51,6 +54,7 @@ class Training:
     epoch_logs: Callable[[int, dict[str, Any]], bool] = lambda epoch, logs: True
     epoch_end: Callable[[int], None] = _nothing
     ended: Callable[[], None] = _nothing
+    evaluating: Callable[[Kind], Callable[[Any], Any] | None] = _nothing
     watched: Callable[[], Watched | None] = _nothing
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from tensorflow.core.framework import node_def_pb2, types_pb2
 
 from grappler_passes.graph.contexts import SWITCHES
+from grappler_passes.graph.dependencies import GraphIndex
 from tf_ooo.rewriting.unrolled_tasks import Step
 
 _Nodes = Mapping[str, node_def_pb2.NodeDef]
@@ -25,14 +26,19 @@ def place(step: Step, device_of_layer: Sequence[str], bytes_of: Mapping[str, int
     (``bytes_of``) that they read, or else whoever reads them.  Those that call Python stay.
     """
     nodes = {node.name: node for node in step.graph_def.node}
-    placed = _on_variables(step, nodes)
+    placed = on_variables(step.index, nodes)
     for name, (_, layer, _) in step.where.items():
         if nodes[name].op not in _FREE:
             placed.setdefault(name, device_of_layer[layer])
-    _slices_at_home(step, nodes, placed)
-    _follow(step, nodes, placed, bytes_of)
-    placed |= {name: node.device for name, node in nodes.items() if node.op in _IN_PYTHON and node.device}
-    return {name: _able(nodes[name].device, device) for name, device in placed.items()}
+    slices_at_home(step.index, nodes, placed)
+    follow(step.index, nodes, placed, bytes_of)
+    return as_they_can(nodes, placed)
+
+
+def as_they_can(nodes: _Nodes, placed: Mapping[str, str]) -> dict[str, str]:
+    """The same devices, but for ops that call Python, and those that only CPUs have."""
+    python = {name: node.device for name, node in nodes.items() if node.op in _IN_PYTHON and node.device}
+    return {name: _able(nodes[name].device, device) for name, device in {**placed, **python}.items()}
 
 
 def _able(now: str, device: str) -> str:
@@ -42,8 +48,9 @@ def _able(now: str, device: str) -> str:
     return f"{host}/device:CPU:0" if on_cpu else device
 
 
-def _on_variables(step: Step, nodes: _Nodes) -> dict[str, str]:
-    index, placed = step.index, {}
+def on_variables(index: GraphIndex, nodes: _Nodes) -> dict[str, str]:
+    """Ops that are given a variable are where it is."""
+    placed = {}
     handles = {
         i: nodes[name].device
         for i, name in enumerate(index.names)
@@ -64,12 +71,11 @@ def _on_variables(step: Step, nodes: _Nodes) -> dict[str, str]:
 
 def resource_of(node: node_def_pb2.NodeDef) -> bool:
     """Whether an op with one type hands on resources."""
-    return bool(node.attr["T"].type == types_pb2.DT_RESOURCE)
+    return "T" in node.attr and bool(node.attr["T"].type == types_pb2.DT_RESOURCE)
 
 
-def _slices_at_home(step: Step, nodes: _Nodes, placed: dict[str, str]) -> None:
+def slices_at_home(index: GraphIndex, nodes: _Nodes, placed: dict[str, str]) -> None:
     """A micro-batch is cut off where the batch is, so that no whole batch is sent."""
-    index = step.index
     for i, name in enumerate(index.names):
         if index.ops[i] in _SLICES and index.data_preds[i]:
             source = index.data_preds[i][0][0]
@@ -77,8 +83,10 @@ def _slices_at_home(step: Step, nodes: _Nodes, placed: dict[str, str]) -> None:
                 placed[name] = nodes[index.names[source]].device
 
 
-def _follow(step: Step, nodes: _Nodes, placed: dict[str, str], bytes_of: Mapping[str, int]) -> None:
-    index = step.index
+def follow(
+    index: GraphIndex, nodes: _Nodes, placed: dict[str, str], bytes_of: Mapping[str, int]
+) -> None:
+    """Others follow the largest tensor that they read, or else whoever reads them."""
 
     def rest(order: Sequence[int]) -> list[int]:
         return [i for i in order if index.names[i] not in placed and index.ops[i] not in _FREE]

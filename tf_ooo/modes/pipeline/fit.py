@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import iterators, keras_losses, nests, train_function
+from tf_ooo.compat.evaluation import Kind
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, MemoryLimitError, OOOError, ScheduleError
@@ -466,8 +467,13 @@ class PipelineSteps:
             explain=self._target.explain,
             replaced=self._mode.distributed.note_replaced,
             ended=self.ended,
+            evaluating=self.evaluating,
             watched=self.watched,
         )
+
+    def evaluating(self, kind: Kind) -> Callable[[Any], Any] | None:
+        """What evaluates or predicts; before the variables are moved Keras' own functions do."""
+        return None if self._running is None else self._running.evaluating(kind)
 
     def watched(self) -> Watched | None:
         """Once a step of the plan has run that traced nothing."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -83,14 +84,13 @@ def place_forward(graph_def: graph_pb2.GraphDef, bytes_of: Sizes) -> dict[str, s
     bytes_of = {**bytes_of, **dict.fromkeys(_staying(index, bytes_of), _STAYS)}
     slices_at_home(index, nodes, placed)
     weights = _with_weights(index, nodes, placed, bytes_of)
-    loops = _loops(index)
-    for members in loops:
-        _together(index, members, [i for i in _entering(index, members) if i in weights], placed, bound, bytes_of)
+    loops = [_Loop(index, members, bound) for members in _members(index)]
+    for loop in loops:
+        loop.place_with(loop.weights(weights), placed, bytes_of)
     follow(index, nodes, placed, bytes_of)
-    for members in loops:
-        entering = _entering(index, members)
-        if not any(i in weights for i in entering):
-            _together(index, members, entering, placed, bound, bytes_of)
+    for loop in loops:
+        if not loop.weights(weights):
+            loop.place_with(loop.entering, placed, bytes_of)
     return as_they_can(nodes, placed)
 
 
@@ -136,7 +136,7 @@ def _is_handle(index: GraphIndex, nodes: _Nodes, i: int) -> bool:
     return index.ops[i] == "VarHandleOp" or resource_of(nodes[index.names[i]])
 
 
-def _loops(index: GraphIndex) -> list[list[int]]:
+def _members(index: GraphIndex) -> list[list[int]]:
     """The ops of each while loop, with those of the loops within."""
     if not index.frame_names:
         return []
@@ -148,27 +148,33 @@ def _loops(index: GraphIndex) -> list[list[int]]:
     return list(members.values())
 
 
-def _entering(index: GraphIndex, members: Sequence[int]) -> list[int]:
-    """What a loop is given from outside."""
-    inside = set(members)
-    sources = [p for i in members if index.ops[i] in ENTERS for p, _ in index.data_preds[i]]
-    return [p for p in sources if p not in inside]
+class _Loop:
+    """A while loop, which stays on one device.
 
+    ``bound``: ops on variables, which are where those are.  ``entering``: what the loop is given.
+    """
 
-def _together(
-    index: GraphIndex,
-    members: Sequence[int],
-    deciding: Sequence[int],
-    placed: dict[str, str],
-    bound: frozenset[str],
-    bytes_of: Sizes,
-) -> None:
-    """A loop is where the largest of the ``deciding`` tensors is, with the lists that it is given."""
-    names = [index.names[p] for p in deciding if index.names[p] in placed]
-    if not names:
-        return
-    device = placed[max(names, key=lambda name: bytes_of.get(name, 0))]
-    lists = [p for p in _entering(index, members) if index.ops[p].startswith(_LISTS)]
-    for i in (*members, *lists):
-        if index.names[i] not in bound and index.ops[i] != "Const":
-            placed[index.names[i]] = device
+    def __init__(self, index: GraphIndex, members: Sequence[int], bound: frozenset[str]) -> None:
+        self._index, self._members, self._bound = index, members, bound
+        inside = set(members)
+        sources = [p for i in members if index.ops[i] in ENTERS for p, _ in index.data_preds[i]]
+        self.entering = [p for p in sources if p not in inside]
+
+    def weights(self, weights: Collection[int]) -> list[int]:
+        """Those that enter it, and the ops within that read a variable."""
+        bound = [i for i in self._members if self._index.names[i] in self._bound]
+        return [*bound, *(i for i in self.entering if i in weights)]
+
+    def place_with(self, tensors: Sequence[int], placed: dict[str, str], bytes_of: Sizes) -> None:
+        """Where most bytes of these are, with the lists that it is given."""
+        index, bytes_on = self._index, Counter[str]()
+        for name in (index.names[i] for i in tensors):
+            if name in placed:
+                bytes_on[placed[name]] += 1 + bytes_of.get(name, 0)
+        if not bytes_on:
+            return
+        device = max(bytes_on, key=lambda device: bytes_on[device])
+        lists = [p for p in self.entering if index.ops[p].startswith(_LISTS)]
+        for i in (*self._members, *lists):
+            if index.names[i] not in self._bound and index.ops[i] != "Const":
+                placed[index.names[i]] = device

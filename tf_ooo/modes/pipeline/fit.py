@@ -24,7 +24,7 @@ from tf_ooo.fit.mode import Training
 from tf_ooo.fit.recorder import Watched
 from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.devices import home_device
-from tf_ooo.hosts.memory import host_memory, in_host_memory
+from tf_ooo.hosts.memory import evaluate_in_host_memory, host_memory, in_host_memory
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.target import gone
 from tf_ooo.modes.pipeline import tasks_of
@@ -157,6 +157,8 @@ class PipelineMode:
 
     def steps_of(self, model: keras.Model, steps: int | None) -> PipelineSteps:
         """With the plan of the fit before, where that was of the same step on the same devices."""
+        if in_host_memory(model):
+            evaluate_in_host_memory(model)
         trained_before = self.distributed.known is not None
         if self.distributed.begin(model, steps):
             self.pipeline = None

@@ -17,11 +17,11 @@ from tests.graph.pipeline_models import (
     TiedTransformer,
     Y,
     adam,
-    encoder_decoder,
     looped,
     many_outputs,
     mlp,
     normal,
+    siamese,
 )
 from tests.zoo import KERAS_3, keras, needs_keras_3
 from tf_ooo.errors import GraphError
@@ -182,7 +182,7 @@ def test_steps_of_one_s_own(graphs):
     ("make", "data"),
     [
         (normalized, UNEVEN),
-        (encoder_decoder, TWO_TEXTS),
+        (siamese, TWO_TEXTS),
         (TiedTransformer, (PLACES, PLACES)),
     ],
 )
@@ -198,9 +198,9 @@ def test_loops_stay_on_one_device(graphs):
         for node in graph.node:
             if node.op == "Enter":
                 loops.setdefault(node.attr["frame_name"].s, set()).add(node.device[-5:])
-        assert len(loops) == 3
+        assert len(loops) == (3 if KERAS_3 else 1)  # Keras 2 calls functions for the others
         assert all(len(devices) == 1 for devices in loops.values())
-        assert len(set.union(*loops.values())) > 1
+        assert len(set.union(*loops.values())) == len(loops)
     assert graphs
 
 

@@ -169,8 +169,9 @@ class Guard:
                 self._guard_batches()
             made_by_keras = make(*args, **kwargs)
             function = train_function.functions_of(self._model)[f"{kind}_function"]
-            train_function.set_functions_of(self._model, {f"{kind}_function": self._chosen(kind, function)})
-            return made_by_keras
+            chosen = self._chosen(kind, function)
+            train_function.set_functions_of(self._model, {f"{kind}_function": chosen})
+            return made_by_keras and chosen  # Keras 2 takes what is returned
 
         return make_guarded
 

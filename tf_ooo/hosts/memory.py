@@ -62,8 +62,9 @@ def _making_there(model: keras.Model, kept_as: str, make: Callable[..., Any]) ->
         made_by_keras = make(*args, **kwargs)
         function = train_function.functions_of(model)[kept_as]
         if not hasattr(function, "on_host"):
-            train_function.set_functions_of(model, {kept_as: _on_host(function)})
-        return made_by_keras
+            function = _on_host(function)
+            train_function.set_functions_of(model, {kept_as: function})
+        return made_by_keras and function  # Keras 2 takes what is returned
 
     make_there.on_host = make  # type: ignore[attr-defined]
     return make_there

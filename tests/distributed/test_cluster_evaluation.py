@@ -72,7 +72,9 @@ def test_batches_pass_through_the_workers(monkeypatch):
         settings = {"batch_size": ROWS, "shuffle": False, "verbose": 0, "epochs": 2}
         model.fit(X, Y, **settings, callbacks=[callback, evaluating], validation_data=(X, Y))
         assert hosts_of(model) == ["localhost"]
-        for weights, ((evaluated, predicted), validated) in zip(evaluating.weights, evaluating.seen, strict=True):
+        for weights, ((evaluated, predicted), validated) in zip(
+            evaluating.weights, evaluating.seen, strict=True
+        ):
             model.set_weights(weights)
             stock_evaluated, stock_predicted = evaluating.evaluated()
             assert evaluated == validated == stock_evaluated

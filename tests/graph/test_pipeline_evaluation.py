@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -240,7 +242,7 @@ def test_rows_that_no_device_would_hold_at_once(graphs):
             self.model.predict_step = kept
 
     training.piped(pipelined("1f1b"), Predicting())
-    (weights, predicted), = seen
+    ((weights, predicted),) = seen
     training.model.set_weights(weights)
     assert_equal_bits([training.model.predict(many, batch_size=32, verbose=0)], [predicted])
     assert set(rows) <= {32, None}
@@ -266,7 +268,7 @@ def test_on_a_batch_and_of_generators(graphs):
             seen.append((self.model.get_weights(), asked()))
 
     training.piped(pipelined("1f1b"), Asking())
-    (weights, before), = seen
+    ((weights, before),) = seen
     training.model.set_weights(weights)
     for stock, ours in zip(asked(), before, strict=True):
         np.testing.assert_array_equal(stock, ours)
@@ -277,6 +279,7 @@ def test_on_a_batch_and_of_generators(graphs):
 
 def test_a_fit_that_stops_early(graphs):
     """By what was validated, in the same epoch as stock does; the best weights come back."""
+
     def stopping():
         return keras.callbacks.EarlyStopping(patience=1, restore_best_weights=True)
 
@@ -314,6 +317,51 @@ def test_what_cannot_be_placed_runs_on_one_device(monkeypatch):
     assert len(notes) == 2
     assert all("an op that nobody knows" in note for note in notes)
     assert {note.split()[0] for note in notes} == {"evaluate", "predict"}
+
+
+class UntraceableAlone(Custom):
+    """Its steps raise unless Keras' own function traces them."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers_ = [layers.Dense(width, activation="relu") for width in (12, 9, 17, 11, 3)]
+
+    def test_step(self, data):
+        self.refuse()
+        return {"mean": tf.reduce_mean(self(data[0]))}
+
+    def predict_step(self, data):
+        self.refuse()
+        return self(data[0] if isinstance(data, tuple) else data)
+
+    def refuse(self):
+        frames = "".join(frame.filename for frame in traceback.extract_stack())
+        if "evaluating.py" in frames:
+            raise ValueError("not here\nnor there")
+
+
+def test_a_step_that_only_keras_can_trace_runs_on_one_device():
+    training = Training(UntraceableAlone, adam, UNEVEN, epochs=2, loss=None, metrics=None)
+    seen, model = [], training.model
+
+    def evaluated():
+        mean = model.evaluate(*UNEVEN, batch_size=16, verbose=0, return_dict=True)["mean"]
+        one = model.test_on_batch(*UNEVEN, return_dict=True)["mean"]
+        return mean, one, model.predict(X_UNEVEN, batch_size=16, verbose=0).tolist()
+
+    class Watch(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            seen.append((model.get_weights(), evaluated()))
+
+    notes = training.piped(pipelined("1f1b"), Watch()).report.notes
+    assert [note for note in notes if "not here" in note] == [
+        f"{what} runs on one device, to which all weights are sent: ValueError: not here"
+        for what in ("evaluate", "predict")
+    ]
+    for weights, before in seen:
+        model.set_weights(weights)
+        assert evaluated() == before
+    assert len(seen) == 2
 
 
 def test_a_function_of_the_models_own_is_left_alone(graphs):

@@ -49,6 +49,13 @@ def batches_of(model: keras.Model, kind: Kind, given: Any) -> tuple[list[Any], A
     return iterators.take(given, train_function.steps_per_execution(model)), spec
 
 
+def given_again(given: Any, batches: list[Any]) -> Any:
+    """What to call Keras' function with once :func:`batches_of` has taken these."""
+    if given is batches:
+        return given
+    return iterators.iterator_over(batches, given) if iterators.is_iterator(given) else iter(batches)
+
+
 def joined(outputs: Sequence[Any]) -> Any:
     """The outputs of ``predict`` for several batches, as one, as Keras joins them."""
     if len(outputs) == 1:
@@ -56,7 +63,7 @@ def joined(outputs: Sequence[Any]) -> Any:
 
     def join(*parts: Any) -> Any:
         if isinstance(parts[0], tf.SparseTensor):
-            return tf.sparse.concat(0, parts)
+            return tf.sparse.concat(0, list(parts))
         return tf.concat(parts, 0) if parts[0].shape.rank else tf.stack(parts)
 
     return tf.nest.map_structure(join, *outputs)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import keras
 
     from tf_ooo.compat.evaluation import Kind
+    from tf_ooo.fit.mode import Function
 
 _CALLS = tuple(
     f"on_{what}_{when}"
@@ -52,7 +53,7 @@ class Guard:
         saving: is called before saving instead; None: ``seen``.
         epoch_logs: is given an epoch and its logs before the first callback; False: none is to hear of it.
         epoch_end: is given an epoch after the last callback.
-        evaluating: what runs in the place of Keras' test or predict function, asked at each call; None: that.
+        evaluating: what runs in the place of Keras' test or predict function, asked at each call.
 
     Attributes:
         sees_epochs: ``epoch_logs`` and ``epoch_end`` are called; the callbacks are not called by hand.
@@ -66,7 +67,7 @@ class Guard:
         saving: Callable[[], None] | None = None,
         epoch_logs: Callable[[int, dict[str, Any]], bool] = lambda epoch, logs: True,
         epoch_end: Callable[[int], None] = lambda epoch: None,
-        evaluating: Callable[[Kind], Callable[[Any], Any] | None] = lambda kind: None,
+        evaluating: Callable[[Kind, Function], Function] = lambda kind, function: function,
     ) -> None:
         self._evaluating = evaluating
         self._model, self._failed, self._seen = model, failed, seen
@@ -175,7 +176,7 @@ class Guard:
 
         return make_guarded
 
-    def _chosen(self, kind: Kind, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _chosen(self, kind: Kind, function: Function) -> Function:
         """Keras' function, or what the mode has for it.
 
         A callback may catch what its own ``predict`` raises; validation is the fit's.
@@ -183,7 +184,7 @@ class Guard:
         import tensorflow as tf
 
         def call(given: Any) -> Any:
-            return (self._evaluating(kind) or function)(given)
+            return self._evaluating(kind, function)(given)
 
         guarded = self.guarded(call, StopIteration, tf.errors.OutOfRangeError) if kind == "test" else call
         guarded.guarded = function  # type: ignore[attr-defined]

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     import keras
 
 
+Function = Callable[[Any], Any]
+
+
 def _nothing(*_: object) -> None:
     """For what a mode has nothing to do."""
 
@@ -38,8 +41,7 @@ class Training:
             False: no step ran in it, and nobody is to hear of it.
         epoch_end: given its number, when all callbacks have heard of it.
         ended: all epochs are through.
-        evaluating: given ``"test"`` or ``"predict"``, what runs in the place of Keras' function now, called as that
-            is; None: Keras' own.
+        evaluating: given ``"test"`` or ``"predict"`` and Keras' function, what runs now in the place of that.
         watched: what a profile of the next execution would show; None as long as the plan does not run, or
             steps are still compared.
     """
@@ -54,7 +56,7 @@ class Training:
     epoch_logs: Callable[[int, dict[str, Any]], bool] = lambda epoch, logs: True
     epoch_end: Callable[[int], None] = _nothing
     ended: Callable[[], None] = _nothing
-    evaluating: Callable[[Kind], Callable[[Any], Any] | None] = _nothing
+    evaluating: Callable[[Kind, Function], Function] = lambda kind, function: function
     watched: Callable[[], Watched | None] = _nothing
 
 

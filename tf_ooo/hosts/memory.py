@@ -52,7 +52,9 @@ def evaluate_in_host_memory(model: keras.Model) -> None:
     for kind in ("test", "predict"):
         name = f"make_{kind}_function"
         if not hasattr(getattr(model, name), "on_host"):
-            keras_attributes.set_on(model, name, _making_there(model, f"{kind}_function", getattr(model, name)))
+            keras_attributes.set_on(
+                model, name, _making_there(model, f"{kind}_function", getattr(model, name))
+            )
 
 
 def _making_there(model: keras.Model, kept_as: str, make: Callable[..., Any]) -> Callable[..., Any]:

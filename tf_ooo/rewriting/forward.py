@@ -126,7 +126,9 @@ def _with_weights(
         read = [p for p in takes if p in weights and bytes_of.get(index.names[p], _STAYS) > _SCALAR_BYTES]
         if read and name not in placed:
             placed[name] = weights[max(read, key=lambda p: bytes_of.get(index.names[p], _STAYS))]
-        of_weights = all(p in weights or index.ops[p] == "Const" or _is_handle(index, nodes, p) for p in takes)
+        of_weights = all(
+            p in weights or index.ops[p] == "Const" or _is_handle(index, nodes, p) for p in takes
+        )
         if name in placed and takes and of_weights and not _is_handle(index, nodes, i):
             weights[i] = placed[name]
     return weights

@@ -83,9 +83,7 @@ def slices_at_home(index: GraphIndex, nodes: _Nodes, placed: dict[str, str]) -> 
                 placed[name] = nodes[index.names[source]].device
 
 
-def follow(
-    index: GraphIndex, nodes: _Nodes, placed: dict[str, str], bytes_of: Mapping[str, int]
-) -> None:
+def follow(index: GraphIndex, nodes: _Nodes, placed: dict[str, str], bytes_of: Mapping[str, int]) -> None:
     """Others follow the largest tensor that they read, or else whoever reads them."""
 
     def rest(order: Sequence[int]) -> list[int]:

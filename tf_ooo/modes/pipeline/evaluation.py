@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import evaluation, nests
 from tf_ooo.errors import OOOError
+from tf_ooo.fit.mode import Function
 from tf_ooo.report.report import Report
 from tf_ooo.rewriting.failures import in_one_line
-from tf_ooo.rewriting.forward import PlacedForward, request_to_place_forward
-from tf_ooo.rewriting.request import RewriteRequest
+from tf_ooo.rewriting.forward import request_to_place_forward
+from tf_ooo.rewriting.passes import Folder
 from tf_ooo.tracing.evaluating import EvaluationFunctions
 
 if TYPE_CHECKING:
     import keras
 
 _LOG = logging.getLogger("tf_ooo")
+_CALLED = {"test": "evaluate", "predict": "predict"}
 
 
 class StagedEvaluation:
@@ -27,46 +30,56 @@ class StagedEvaluation:
     so once.
     """
 
-    def __init__(self, model: keras.Model, kind: evaluation.Kind, report: Report, dump_dir: Any) -> None:
+    def __init__(self, model: keras.Model, kind: evaluation.Kind, report: Report, dump_dir: Folder) -> None:
         self._model, self._kind, self._report = model, kind, report
-        self._request = request_to_place_forward(lambda: self._seen, dump_dir)
+        folder = None if dump_dir is None else Path(dump_dir) / kind
+        self._request = request_to_place_forward(lambda: self._seen, folder)
         self._functions = EvaluationFunctions(model, kind, self._request.tracing)
         self._seen: Sequence[Any] = ()  # shapes of the batch that is traced
-        self._told = False
+        self._looked_at = 0  # traces
+        self._untraceable = self._told = False
 
-    @property
-    def request(self) -> RewriteRequest[PlacedForward]:
-        return self._request
-
-    def __call__(self, given: Any) -> Any:
-        """What Keras' function does with an iterator, or with batches."""
+    def __call__(self, stock: Function, given: Any) -> Any:
+        """What Keras' function ``stock`` does with an iterator, or with batches."""
+        if self._untraceable:
+            return stock(given)
         batches, spec = evaluation.batches_of(self._model, self._kind, given)
         if not batches:
             raise StopIteration
+        try:
+            self._functions.make(batches[0], spec)
+        except Exception as error:  # the user's code, which Keras may trace in another way
+            self._untraceable = True
+            self._say(in_one_line(error).partition("\n")[0])
+            return stock(evaluation.given_again(given, batches))
         outputs = [self._step(batch, spec) for batch in batches]
         return evaluation.joined(outputs) if self._kind == "predict" else outputs[-1]
 
     def _step(self, batch: Any, spec: Any) -> Any:
-        before, self._seen = self._functions.traced, nests.shapes_of(batch)
+        self._seen = nests.shapes_of(batch)
         outputs = self._functions(batch, spec)
-        if self._functions.traced > before:
+        if self._functions.traced > self._looked_at:
+            self._looked_at = self._functions.traced
             self._look_at_traces()
         return outputs
 
     def _look_at_traces(self) -> None:
-        request, reason = self._request, None
+        request = self._request
         try:
             request.failures.raise_first()
         except OOOError as error:
-            reason = in_one_line(error)
-        if reason is None and request.count < self._functions.traced:
-            reason = request.skipped
-        if reason is not None and not self._told:
-            self._told = True
-            what = "evaluate" if self._kind == "test" else "predict"
-            note = f"{what} runs on one device, to which all weights are sent: {reason}"
-            self._report.notes.append(note)
-            _LOG.warning("%s", note)
+            self._say(in_one_line(error))
+            return
+        if request.count < self._functions.traced:
+            self._say(request.skipped)
+
+    def _say(self, reason: str) -> None:
+        if self._told:
+            return
+        self._told = True
+        note = f"{_CALLED[self._kind]} runs on one device, to which all weights are sent: {reason}"
+        self._report.notes.append(note)
+        _LOG.warning("%s", note)
 
     def close(self) -> None:
         self._request.close()

@@ -20,7 +20,7 @@ from tf_ooo.fit import progress
 from tf_ooo.fit.distributed import Distributed, FirstSteps, check_model
 from tf_ooo.fit.in_place import InPlace
 from tf_ooo.fit.measured import check_costs, measured_costs, unknown_sizes, with_shared_link
-from tf_ooo.fit.mode import Training
+from tf_ooo.fit.mode import Function, Training
 from tf_ooo.fit.recorder import Watched
 from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.devices import home_device
@@ -473,9 +473,9 @@ class PipelineSteps:
             watched=self.watched,
         )
 
-    def evaluating(self, kind: Kind) -> Callable[[Any], Any] | None:
+    def evaluating(self, kind: Kind, function: Function) -> Function:
         """What evaluates or predicts; before the variables are moved Keras' own functions do."""
-        return None if self._running is None else self._running.evaluating(kind)
+        return function if self._running is None else self._running.evaluating(kind, function)
 
     def watched(self) -> Watched | None:
         """Once a step of the plan has run that traced nothing."""

@@ -13,6 +13,7 @@ from tf_ooo.compat import nests
 from tf_ooo.compat.evaluation import Kind, makes_its_own
 from tf_ooo.fit import progress
 from tf_ooo.fit.distributed import Placed, not_cut
+from tf_ooo.fit.mode import Function
 from tf_ooo.hosts.devices import available_devices
 from tf_ooo.hosts.target import Target
 from tf_ooo.modes.pipeline.evaluation import StagedEvaluation
@@ -86,11 +87,13 @@ class RunningPipeline:
         fill_report_of_graph(self._report, request.result)
         return outputs
 
-    def evaluating(self, kind: Kind) -> StagedEvaluation | None:
-        """What evaluates or predicts on the stages' devices; None where the model's class does that itself."""
-        if kind not in self._evaluations and not makes_its_own(self._model, kind):
+    def evaluating(self, kind: Kind, function: Function) -> Function:
+        """What evaluates or predicts on the stages' devices; a class that makes its own function keeps it."""
+        if makes_its_own(self._model, kind):
+            return function
+        if kind not in self._evaluations:
             self._evaluations[kind] = StagedEvaluation(self._model, kind, self._report, self._dump_dir)
-        return self._evaluations.get(kind)
+        return partial(self._evaluations[kind], function)
 
     def restore(self) -> list[str]:
         """Puts the variables back; names those that are lost."""

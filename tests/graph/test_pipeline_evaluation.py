@@ -305,9 +305,12 @@ def test_what_is_validated_before_the_plan_and_behind_it(graphs):
         assert not hasattr(function, "guarded")
 
 
-def test_what_cannot_be_placed_runs_on_one_device(monkeypatch):
+@pytest.mark.parametrize(
+    "error", [GraphError("an op that nobody knows"), KeyError("an op that nobody knows")]
+)
+def test_what_cannot_be_placed_runs_on_one_device(error, monkeypatch):
     def fails(*_):
-        raise GraphError("an op that nobody knows")
+        raise error
 
     monkeypatch.setattr(forward, "place_forward", fails)
     training, watching = Training(mlp, adam, UNEVEN, epochs=2), Watching(UNEVEN)

@@ -217,12 +217,12 @@ def as_script(function: Callable[..., Any], *arguments: Any) -> None:
     ctypes.pythonapi.Py_Exit(status)
 
 
-def run_script(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
+def run_script(path: str | os.PathLike[str], folder: str | os.PathLike[str], *arguments: str) -> None:
     """Runs a Python script in a folder, as its own ``__main__``; for :func:`start`."""
     import runpy
 
     os.chdir(folder)
-    sys.argv = [os.fspath(path)]
+    sys.argv = [os.fspath(path), *arguments]
     runpy.run_path(os.fspath(path), run_name="__main__")
 
 

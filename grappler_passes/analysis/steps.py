@@ -85,7 +85,8 @@ def microbatch_graph(
             return [index.index[split_input(source)[0]] for source in handed_on[i]]
         return [producer for producer, _ in index.data_preds[i]]
 
-    chosen = [i for i, step in enumerate(steps) if step in (number, count)]
+    # Sums come with what reads them: those of other replicas lead to no gradient of this micro-batch.
+    chosen = [i for i, step in enumerate(steps) if step in (number, count) and i not in sums]
     graph = part_of(graph_def, index, with_inputs(index, chosen, reads))
     for node in graph.node:
         sources = handed_on.get(index.index[node.name])
@@ -109,8 +110,9 @@ def _handed_on(
 ) -> list[str] | None:
     """The inputs that a sum keeps: what leads to this micro-batch's gradient; None: the sum stands before it.
 
-    TensorFlow merges a concat of concats into one: a table that is looked up twice gives a micro-batch's rows
-    in two parts, and the sum keeps both, with its axis.
+    Where the sums of replicas are added up it is that of the replica which has the micro-batch.  TensorFlow
+    merges a concat of concats into one: a table that is looked up twice gives a micro-batch's rows in two
+    parts, and the sum keeps both, with its axis.
     """
     inputs, axis = list(data_inputs(node)), []
     if node.op in _CONCAT:
@@ -125,4 +127,6 @@ def _handed_on(
     step = steps[index.index[node.name]]
     if step is None or step <= number:
         return None
-    return [next((text for text, producer in pairs if producer in sums), inputs[0])]
+    before = [text for text, producer in pairs if producer in sums]
+    here = [text for text, producer in pairs if producer in sums and steps[producer] == number]
+    return [*here, *before, inputs[0]][:1]

@@ -74,22 +74,25 @@ class Output:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """How a pipeline runs.  ``chunks`` is of interleaved_1f1b, ``group`` of modulo."""
+    """How a pipeline runs.  ``chunks`` is of interleaved_1f1b, ``group`` of modulo, ``devices`` of all."""
 
     schedule: str = "gpipe"
     devices: int = 2
     profile_steps: int = 0
     chunks: int | None = None
     group: int | None = None
+    replicas: int = 1
+    recompute: str = "none"
 
     @property
     def layers(self) -> int:
         """How many it needs."""
+        devices = self.devices // self.replicas
         if self.group is not None:
-            return (self.devices - 1) * self.group + 1
+            return (devices - 1) * self.group + 1
         if self.schedule == "auto":
-            return self.devices
-        return self.devices * (self.chunks or POLICIES[self.schedule].needs.chunks.tried[0])
+            return devices
+        return devices * (self.chunks or POLICIES[self.schedule].needs.chunks.tried[0])
 
 
 @dataclass(frozen=True)
@@ -234,6 +237,8 @@ def is_valid(setup: Setup) -> bool:
     if any((branch.kind == "tokens") != (branch.embedding is not None) for branch in setup.branches):
         return False
     if any(_rank(branch.steps, RANKS[branch.kind]) is None for branch in setup.branches):
+        return False
+    if len({pipeline.replicas for pipeline in setup.pipelines}) > 1:  # which have other bits
         return False
     return _rank(setup.trunk, 1) == 1
 

@@ -28,6 +28,9 @@ def as_pipelines(setup: Setup, draw: Drawing) -> Setup:
     second = draw.choice([name for name in SCHEDULES if name != first])
     pipelines = (_pipeline(first, draw), _pipeline(second, draw))
     microbatches = draw.choice((1, 2, 2, 3, 4))
+    if draw.choice((False, False, True)):  # the same number, or gradients are added up in another order
+        pipelines = tuple(_replicated(pipeline) for pipeline in pipelines)
+        microbatches = max(2, microbatches)
     setup = replace(setup, pipelines=pipelines, microbatches=microbatches)
     return _deep_enough(setup, max(pipeline.layers for pipeline in pipelines))
 
@@ -42,7 +45,13 @@ def _pipeline(schedule: str, draw: Drawing) -> Pipeline:
         profile_steps=draw.choice((0, 0, 0, 0, 0, 1, 2)),
         chunks=chunks if schedule == "interleaved_1f1b" else None,
         group=group if schedule == "modulo" else None,
+        recompute=draw.choice(("none", "none", "all")),
     )
+
+
+def _replicated(pipeline: Pipeline) -> Pipeline:
+    """Two, of one device each or of two."""
+    return replace(pipeline, replicas=2, devices=2 if pipeline.devices == 2 else MOST_DEVICES)
 
 
 def _deep_enough(setup: Setup, layers: int) -> Setup:

@@ -22,9 +22,9 @@ pytestmark = pytest.mark.takes(80)
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def said_by(name, folder, timeout_s=240):
+def said_by(name, folder, timeout_s=240, *arguments):
     """What an example prints, run in that folder."""
-    example = forked.start(forked.run_script, EXAMPLES / name, folder)
+    example = forked.start(forked.run_script, EXAMPLES / name, folder, *arguments)
     said, _ = example.communicate(timeout=timeout_s)
     assert example.returncode == 0, said
     return said
@@ -87,6 +87,14 @@ def test_an_example_that_is_larger_than_a_device(tmp_path):
     assert float(re.search(r"loss afterwards, on the host: ([\d.]+)", said)[1]) < 4
     assert re.search(r"val_loss: [\d.]+", said)
     assert "all weights are sent" not in said
+
+
+@pytest.mark.timeout(600)
+def test_an_example_of_a_mesh(tmp_path):
+    """Of replicas that are asked for; what is compared depends on the machine."""
+    said = said_by("09_mesh.py", tmp_path, 500, "--replicas", "2", "--steps", "12")
+    assert re.findall(r"replica (\d): .*task:(\d).*task:(\d)", said) == [("0", "0", "1"), ("1", "2", "3")]
+    assert "the rewritten step runs" in said
 
 
 @pytest.mark.timeout(600)

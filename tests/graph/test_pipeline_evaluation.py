@@ -103,10 +103,11 @@ class Watching(keras.callbacks.Callback):
                 assert_equal_bits(stock_predicted, predicted)
 
 
-def evaluated_in_fit(make, data, epochs=2, graphs=None, devices=None, **compiled):
+def evaluated_in_fit(make, data, epochs=2, graphs=None, devices=None, replicas=None, **compiled):
     """A fit that validates and predicts; its report."""
     training, watching = Training(make, adam, data, epochs=epochs, **compiled), Watching(data)
-    fitted = training.piped(pipelined("1f1b"), watching, validation_data=data)
+    options = {} if replicas is None else {"replicas": replicas}
+    fitted = training.piped(pipelined("1f1b", **options), watching, validation_data=data)
     watching.assert_as_stock(epochs)
     assert fitted.places == ["CPU:0"]
     assert not [note for note in fitted.report.notes if "on one device" in note]
@@ -215,6 +216,12 @@ def test_several_outputs_weights_of_rows_and_regularizers(graphs):
         many_outputs, ({"left": x}, y), graphs=graphs, metrics=None,
         loss={"class_": keras.losses.SparseCategoricalCrossentropy(from_logits=True), "size": "mse"},
     )  # fmt: skip
+
+
+def test_replicas(graphs):
+    """Each holds a part of the weights, to which batches go."""
+    evaluated_in_fit(mlp, UNEVEN, graphs=graphs, replicas=2)
+    assert graphs
 
 
 def test_several_batches_in_a_call(graphs):

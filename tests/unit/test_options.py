@@ -49,6 +49,7 @@ OPTIONS = {
     "replicas": (2, {"pipeline"}),
     "stages": (("dense", "dense_1"), {"pipeline"}),
     "check_loss": (False, {"pipeline"}),
+    "fall_back": (True, {"pipeline"}),
     "first_steps": ("cut", {"pipeline"}),
     "compare": (True, {"single_device", "pipeline", "layerpipe", "data_parallel"}),
     "weights": ("ema", {"layerpipe"}),
@@ -243,15 +244,14 @@ def test_options_that_a_mode_does_not_look_at(mode, name, value):
 
 
 def test_a_pipeline_alone_refuses_what_it_would_not_average(monkeypatch):
-    """Nothing would be averaged, compressed or weighted.  One process of ``horovodrun -np 1`` may."""
+    """Gradients are added up, not compressed or weighted otherwise.  One of ``horovodrun -np 1`` may."""
     for name, value in (("op", "Sum"), ("compression", "fp16"), ("weighting", "samples")):
-        for replicas in (None, 1):
+        for replicas in (None, 1, 2, "auto"):
             options = Pipeline(**{name: value}, replicas=replicas)
             with pytest.raises(
                 OptionsError, match=f"^{name}='{value}' is for several processes.*leave {name} out"
             ):
                 OOOBackprop(options)
-        assert OOOBackprop(Pipeline(**{name: value}, replicas=2))._life.mode.options.replicas == 2
     monkeypatch.setenv("HOROVOD_RANK", "0")
     for size in ("1", "2"):
         monkeypatch.setenv("HOROVOD_SIZE", size)

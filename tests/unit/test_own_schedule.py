@@ -77,7 +77,7 @@ def test_a_cut_that_the_model_does_not_have():
     [
         ({"mode": "layerpipe"}, "line 2: mode layerpipe: a pipeline runs"),
         ({"asynchronous": True}, "line 6: asynchronous: a fit runs no such"),
-        ({"workers": 3}, "line 5: workers 3: the fit has 1; start it by horovodrun -np 3"),
+        ({"workers": 3}, "line 5: workers 3: the fit has 1; give replicas=3"),
         ({"after": ((Task("U", 0), Task("U", 1), 0),)}, r"line 8: after: a fit"),
         ({"parts": {("dO", 0): (0.5, 0.5)}}, r"line 8: parts: a fit"),
         ({"priority_lanes": frozenset({(1, 0)})}, "line 9: lane 1 0: a fit runs one lane"),

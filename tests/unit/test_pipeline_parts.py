@@ -12,6 +12,7 @@ from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import MemoryLimitError, OptionsError
 from tf_ooo.modes.by_name import Options
+from tf_ooo.modes.pipeline.mesh import make_mesh
 from tf_ooo.modes.pipeline.partition import Cutter, crossing_bytes, units_of
 from tf_ooo.modes.pipeline.planning import SCHEDULES, Wanted, make_plan
 from tf_ooo.modes.pipeline.reporting import _why, limits_of, section_of
@@ -105,7 +106,7 @@ def test_the_report_has_the_plans_seconds():
     """GPipe by hand: stage 1's forwards end at 9, its backward passes, 5 each, at 29; stage 0's at 34."""
     layers = (LayerCosts(1.0, 2.0, 3.0, update_s=0.5), LayerCosts(2.0, 1.0, 4.0, update_s=0.25))
     costs = CostTable(layers, link=Link(0.0, 1e9))
-    planned = make_plan(layers, units_of(2, []), Wanted("gpipe", 2, 4))
+    planned = make_mesh(layers, units_of(2, []), Wanted("gpipe", 2, 4), (1,))
     rows = section_of(planned, costs, ["CPU:0", "CPU:1"])
     assert rows["predicted_step_s"] == 34.5
     assert rows["serial_step_s"] == 4 * (6.0 + 7.0) + 0.75
@@ -213,7 +214,7 @@ def test_options_that_are_refused(options, said):
         Options(mode="pipeline", **options)
 
 
-@pytest.mark.parametrize("options", [{"schedule": "zb_h1"}, {"devices": 2}])
+@pytest.mark.parametrize("options", [{"schedule": "zb_h1"}, {"microbatches": 2}])
 def test_pipeline_options_need_the_mode(options):
     with pytest.raises(OptionsError, match="mode='pipeline'"):
         Options(**options)
@@ -242,7 +243,7 @@ def test_a_stage_keeps_as_many_cores_busy_as_its_layers_on_average():
 def test_the_report_says_what_sharing_cores_costs():
     layers = tuple(LayerCosts(1, 1, 2, name=name, occupancy=(1, 1, 1)) for name in "ab")
     link = Link(1e-5, machines=(0, 0), cores=2)
-    plan = make_plan(layers, units_of(2, ()), Wanted("gpipe", 2, 4, link))
+    plan = make_mesh(layers, units_of(2, ()), Wanted("gpipe", 2, 4, link), (1,))
     costs = CostTable(layers, link)
     # 2 devices with all of the machine each: 4 * (1 + 1 + 2) s of both together, and no bubble is left.
     assert plan.step_s == pytest.approx(2 * 4 * 4, rel=1e-3)
@@ -250,6 +251,7 @@ def test_the_report_says_what_sharing_cores_costs():
     row = section_of(plan, costs, ["CPU:0", "CPU:1"]).link
     assert row.text() == "no limit, 0.01 ms each message; devices share the 2 cores of a machine"
     apart = dataclasses.replace(link, machines=())
-    plan, costs = make_plan(layers, units_of(2, ()), Wanted("gpipe", 2, 4, apart)), CostTable(layers, apart)
+    plan = make_mesh(layers, units_of(2, ()), Wanted("gpipe", 2, 4, apart), (1,))
+    costs = CostTable(layers, apart)
     assert not any("share" in text for text in limits_of(plan, costs))
     assert section_of(plan, costs, ["CPU:0", "CPU:1"])["link"].get("cores") is None

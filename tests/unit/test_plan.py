@@ -18,6 +18,7 @@ from tf_ooo.errors import OptionsError
 from tf_ooo.modes.data_parallel import planned as data_parallel
 from tf_ooo.modes.layerpipe import planned as layerpipe
 from tf_ooo.modes.pipeline import planning as pipeline
+from tf_ooo.modes.pipeline.mesh import make_mesh
 from tf_ooo.modes.pipeline.partition import units_of
 from tf_ooo.modes.pipeline.reporting import section_of
 from tf_ooo.planning.choosing import plan as planning
@@ -257,7 +258,7 @@ def test_nobody_else_knows_a_policy_by_name():
 
 
 def test_sections_read_as_fields_and_as_json():
-    chosen = of_pipeline()
+    chosen = make_mesh(LAYERS, units_of(6, []), pipeline.Wanted("auto", 2, 4, LINK), (1,))
     section = section_of(chosen, CostTable(LAYERS, LINK), ["a", "b"])
     assert section["devices"] == section.devices == ["a", "b"]
     assert section["stages"][0]["layers"] == section.stages[0].layers

@@ -10,6 +10,7 @@ from tensorflow.core.framework import graph_pb2
 from grappler_passes.graph.dependencies import GraphIndex
 from tf_ooo import LayerCosts, Link, simulate
 from tf_ooo.rewriting import staged as rewriting
+from tf_ooo.rewriting.homes import one_pipeline
 from tf_ooo.rewriting.plan import plan
 
 COSTS = [LayerCosts(1, 2, 4, output_bytes=8), LayerCosts(1, 2, 4)]
@@ -24,7 +25,15 @@ def step_of(*rows):
         task, _, layer = kind.partition(":")
         where[name] = task, int(layer), 0
     index = GraphIndex(graph)
-    return SimpleNamespace(index=index, where=where, sizes={}, count=1, sums=frozenset(), joined=frozenset())
+    return SimpleNamespace(
+        index=index,
+        where=where,
+        steps=[0] * len(index),
+        sizes={},
+        count=1,
+        sums=frozenset(),
+        joined=frozenset(),
+    )
 
 
 def backward():
@@ -40,8 +49,8 @@ def scheduled(name):
 
 @pytest.mark.parametrize(("name", "waits"), [("gpipe", True), ("1f1b", True), ("zb_h1", False)])
 def test_in_the_graph(monkeypatch, name, waits):
-    monkeypatch.setattr(rewriting, "place", lambda step, devices, sizes: {})
-    placed = rewriting.StagedPlan(scheduled(name), None, [0, 1], ["/device:A", "/device:B"], ())
+    monkeypatch.setattr(rewriting, "place", lambda step, homes, sizes, replicas: {})
+    placed = rewriting.StagedPlan(scheduled(name), None, one_pipeline([0, 1], ["/device:A", "/device:B"]), ())
     rewrite, ordered = rewriting._rewrite_plan(backward(), placed)
     assert (("w1", "o1") in rewrite.edges) == waits
     assert (("o1", "w1") in rewrite.edges) == (not waits)

@@ -7,6 +7,7 @@ import click
 from tf_ooo.bench.any_size.command import any_size
 from tf_ooo.bench.data_parallel.command import data_parallel
 from tf_ooo.bench.layerpipe.command import layerpipe
+from tf_ooo.bench.mesh.command import mesh
 from tf_ooo.bench.pipeline.command import pipeline
 from tf_ooo.bench.planner.command import planner
 from tf_ooo.bench.prediction.command import prediction
@@ -23,7 +24,7 @@ def bench() -> None:
 
 _COMMANDS = (
     single, single_cpu, single_overlap, gpu_day, data_parallel, pipeline, layerpipe, planner, prediction,
-    any_size,
+    any_size, mesh,
 )  # fmt: skip
 for _command in _COMMANDS:
     bench.add_command(_command)

@@ -55,6 +55,11 @@ class Distributed:
         self.known: tuple[Any, Sequence[str]] | None = None
         self.steps: int | None = None
 
+    @property
+    def stock(self) -> Callable[[Any], Any] | None:
+        """The train function that the report is of: one device runs it."""
+        return None if self.known is None else self.known[0]
+
     def place(self, model: keras.Model, devices: Any, local_rank: int = 0) -> None:
         """Before each fit; see :func:`tf_ooo.hosts.target.target_of`."""
         self.target = target_of(devices, local_rank)
@@ -140,7 +145,7 @@ class FirstSteps:
     rows than the first, as the end of an epoch may have, the next one is profiled in its place.
 
     With ``options.costs`` one step does.  ``rows`` are those of the largest micro-batch of the step that was
-    taken apart; for ``microbatches`` and ``applying`` see :class:`StepFunctions`.
+    taken apart; for ``microbatches``, ``applying`` and ``replicas`` see :class:`StepFunctions`.
     """
 
     def __init__(
@@ -151,12 +156,13 @@ class FirstSteps:
         options: DeviceOptions,
         report: Report,
         applying: Callable[[Any], AbstractContextManager[Any]] = nullcontext,
+        replicas: int = 1,
     ) -> None:
         self.seen = self.rows = 0
         self.first_s = 0.0  # the first step, which traces
         self._layers, self._report, self._given = layers, report, options.costs
         self._request = request_to_measure(model, layers)
-        self._functions = StepFunctions(model, microbatches, self._request.tracing, applying)
+        self._functions = StepFunctions(model, microbatches, self._request.tracing, applying, replicas)
         self._steps = 0 if options.costs is not None else min(options.profile_steps, MOST_STEPS)
         parts = f" in {microbatches} micro-batches" if microbatches > 1 else ""
         self._functions.around_traces = functools.partial(

@@ -7,7 +7,7 @@ from typing import Any
 
 from tf_ooo.errors import OptionsError
 from tf_ooo.hosts.ranks.launch import launched_with_workers
-from tf_ooo.modes.table import MODES, SingleDevice
+from tf_ooo.modes.table import MODES, Pipeline, SingleDevice
 from tf_ooo.options import ModeOptions
 from tf_ooo.options.base import is_default, owners_of
 from tf_ooo.options.checks import choice
@@ -22,7 +22,9 @@ class Options:
 
     Args:
         mode: ``"auto"``, ``"single_device"``, ``"data_parallel"``, ``"pipeline"`` or ``"layerpipe"``; auto
-            means single_device, in ``model.fit`` data_parallel where horovodrun started several processes.
+            means single_device, in ``model.fit`` data_parallel where horovodrun started several processes;
+            with ``devices=`` it chooses, for each model, one device, replicas, a pipeline, or replicas of a
+            pipeline.
         **arguments: fields of :class:`tf_ooo.SingleDevice`, :class:`tf_ooo.DataParallel`,
             :class:`tf_ooo.Pipeline` or :class:`tf_ooo.LayerPipe`.
 
@@ -77,13 +79,21 @@ class Options:
         Args:
             workers: for ``fit`` in one of several processes that were launched, where auto is data_parallel.
         """
-        auto = "data_parallel" if workers else SingleDevice.mode
-        options_type = MODES[auto if self.mode == AUTO else self.mode]
+        options_type = MODES[self._mode_of_auto(workers) if self.mode == AUTO else self.mode]
         own = options_type.defaults()
         for name, value in self.arguments.items():
             if name not in own and not is_default(name, value):
                 raise self._refusal(options_type, name, value)
-        return options_type(**{name: value for name, value in self.arguments.items() if name in own})
+        given = {name: value for name, value in self.arguments.items() if name in own}
+        if self.mode == AUTO and options_type is Pipeline:
+            chosen = {"replicas": AUTO, "fall_back": given.get("schedule", AUTO) == AUTO}
+            given = chosen | {name: value for name, value in given.items() if value != own[name]}
+        return options_type(**given)
+
+    def _mode_of_auto(self, workers: bool) -> str:
+        if workers:
+            return "data_parallel"
+        return SingleDevice.mode if self.arguments.get("devices") is None else Pipeline.mode
 
     def _refusal(self, options_type: type[ModeOptions], name: str, value: object) -> OptionsError:
         if self.mode != AUTO or not owners_of(name):

@@ -94,7 +94,7 @@ class ReplicatedPipelineMode:
 
 
 def _check_replicas(options: Pipeline, size: int) -> None:
-    wanted = size if options.replicas is None else options.replicas
+    wanted = size if options.replicas in (None, "auto") else options.replicas
     if wanted != size:
         raise BackendError(
             f"replicas={wanted}: {size} process{'es were' if size > 1 else ' was'} launched; each replica is "

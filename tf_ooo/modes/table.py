@@ -87,7 +87,7 @@ def _data_parallel(options: DataParallel) -> Mode:
 
 
 def _pipeline(options: Pipeline) -> Mode:
-    if _several_trainings(options) or (options.replicas or 1) > 1:
+    if _several_trainings(options):
         from tf_ooo.modes.replicated import ReplicatedPipelineMode
 
         return ReplicatedPipelineMode(options)

@@ -56,6 +56,13 @@ def whole_number(least: int, *, optional: bool = False) -> Check:
     return _check(f"{'None or ' if optional else ''}an int of at least {least}", is_accepted)
 
 
+def _is_number_or_auto(value: object) -> bool:
+    return value is None or value == "auto" or (isinstance(value, int) and value is not True and value >= 1)
+
+
+number_or_auto = _check("None, 'auto', or an int of at least 1", _is_number_or_auto)
+
+
 def _are_seconds(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
 

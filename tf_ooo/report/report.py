@@ -252,7 +252,7 @@ class Report:
             ("comparison", self._comparison_text()),
             ("model", self.model),
             *(self._plan_rows() if self.ops else ()),
-            *self.pipeline.rows(),
+            *self.pipeline.rows(not self.fell_back),
             *self.layerpipe.rows(self.layers),
             ("step, stock", seconds_text(self.stock_step_s)),
             ("step, rewritten", seconds_text(self.measured_step_s)),

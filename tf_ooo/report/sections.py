@@ -114,6 +114,37 @@ class CandidateRow(Section):
 
 
 @dataclass(eq=False)
+class ReplicasRow(Section):
+    """So many replicas of a pipeline on so many devices each, that were compared; or why they cannot be.
+
+    Attributes:
+        replicas, devices: devices of each replica.
+        schedule: the best one's name.
+        predicted_step_s: seconds of a step with all micro-batches, gradients added up.
+        peak_bytes: of a device.
+        taken: whether it was.
+        reason: why there is no plan.
+    """
+
+    replicas: int
+    devices: int
+    schedule: str | None = None
+    predicted_step_s: float | None = None
+    peak_bytes: int | None = None
+    taken: bool = False
+    reason: str | None = None
+
+    def text(self) -> str:
+        """``2 x 2 devices: 13.1 ms (1f1b), taken``."""
+        size = f"{self.replicas} x {self.devices} devices"
+        if self.predicted_step_s is None:
+            return f"{size}: {self.reason}"
+        return f"{size}: {seconds_text(self.predicted_step_s)} ({self.schedule})" + (
+            ", taken" if self.taken else ""
+        )
+
+
+@dataclass(eq=False)
 class LinkRow(Section):
     """The link between devices; ``bytes_per_s`` is None where it has no limit.
 
@@ -156,6 +187,10 @@ class PipelineSection(ModeSection):
         step_s: measured seconds of steps.
         microbatches: of one step.
         recomputed: which layers run their forward again, what it takes and saves; empty: none.
+        replicas: pipelines that share the micro-batches; rows and peaks of stages are those of the first.
+        replica_devices: of each replica.
+        exchange_s: predicted seconds in which a device sends and receives gradients and weights of others.
+        compared_replicas: a row for each number of replicas that was compared.
     """
 
     stages: Sequence[StageRow] = ()
@@ -168,12 +203,23 @@ class PipelineSection(ModeSection):
     step_s: Sequence[float] = ()
     microbatches: int = 1
     recomputed: str = ""
+    replicas: int = 1
+    replica_devices: Sequence[Sequence[str]] = ()
+    exchange_s: float = 0.0
+    compared_replicas: Sequence[ReplicasRow] = ()
 
-    def rows(self) -> Rows:
-        """For the summary: where the stages are."""
-        if not self:
-            return []
+    def rows(self, runs: bool) -> Rows:
+        """For the summary: where the stages are, if the plan ``runs``, and what was compared."""
+        compared = [("compared", row.text()) for row in self.compared_replicas]
+        if not (self and runs):
+            return compared
+        several = [
+            (f"replica {number}", ", ".join(map(device_text, names)))
+            for number, names in enumerate(self.replica_devices)
+        ]
         return [
+            *compared,
+            *(several if self.replicas > 1 else []),
             *((f"stage {row.stage}", row.text()) for row in self.stages),
             ("runs again", self.recomputed),
             ("micro-batches", str(self.microbatches)),

@@ -17,7 +17,8 @@ from grappler_passes.passes.rewrite_plan import RewritePlan
 from tf_ooo.errors import GraphError
 from tf_ooo.hosts.devices import available_devices
 from tf_ooo.rewriting import passes
-from tf_ooo.rewriting.placing import as_they_can, follow, on_variables, resource_of, slices_at_home
+from tf_ooo.rewriting.homes import is_resource
+from tf_ooo.rewriting.placing import as_they_can, follow, on_variables, slices_at_home
 from tf_ooo.rewriting.request import RewriteRequest
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def _with_weights(
 
 
 def _is_handle(index: GraphIndex, nodes: _Nodes, i: int) -> bool:
-    return index.ops[i] == "VarHandleOp" or resource_of(nodes[index.names[i]])
+    return index.ops[i] == "VarHandleOp" or is_resource(nodes[index.names[i]])
 
 
 def _members(index: GraphIndex) -> list[list[int]]:

@@ -20,17 +20,20 @@ _WITHOUT_JOIN = 2
 _LARGE_BYTES = 1024**2
 
 
-def ops_of_tasks(step: Step, stage_of_layer: Sequence[int]) -> dict[Task, list[int]]:
+def ops_of_tasks(
+    step: Step, stage_of_layer: Sequence[int], left_out: Collection[int] = ()
+) -> dict[Task, list[int]]:
     """Nodes of each task in topological order, without the sums of gradients of all micro-batches, or layers.
 
-    Nor are ops there that wait for updates (copies of the logs): a lane would wait for the end of the step.
+    Nor are ops there that wait for updates (copies of the logs): a lane would wait for the end of the step;
+    nor those ``left_out``.
     """
     names = step.index.names
     updates, sums = _updates(step), step.sums | step.joined
     ops: dict[Task, list[int]] = {}
     for i in step.index.order:
         at = step.where.get(names[i])
-        if at is None or names[i] in sums or step.index.ops[i] == "Const":
+        if at is None or names[i] in sums or i in left_out or step.index.ops[i] == "Const":
             continue
         kind, layer, microbatch = at
         if kind != "U" and step.index.reach[i] & updates:

@@ -4,7 +4,7 @@
 |---|---|---|
 | one device | separate | annotate, order, verify |
 | data parallel | separate | annotate and order each step by itself; steps, verify |
-| pipeline | plain sums, repeat | placement, local constants, joins, order, annotate, verify |
+| pipeline | plain sums, repeat, read once | placement, local constants, joins, order, annotate, verify |
 | its evaluation | | placement, local constants, verify |
 
 What comes out is verified against the graph as it came; plain sums and what runs again are checked by
@@ -15,7 +15,7 @@ run.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from tensorflow.core.framework import graph_pb2
 
@@ -26,6 +26,7 @@ from grappler_passes.passes.local_constants import LocalConstantsPass
 from grappler_passes.passes.order import OrderPass
 from grappler_passes.passes.placement import PlacementPass
 from grappler_passes.passes.plain_sums import PlainSumsPass
+from grappler_passes.passes.read_once import ReadOncePass
 from grappler_passes.passes.repeat import RepeatPass
 from grappler_passes.passes.rewrite_plan import RewritePlan
 from grappler_passes.passes.separate import SeparatePass
@@ -72,6 +73,11 @@ def ordering_steps(
 def adding_up(dump_dir: Folder = None) -> PassPipeline:
     """Pipeline: sums are one op again that TensorFlow has taken apart."""
     return PassPipeline([PlainSumsPass()], dump_dir)
+
+
+def reading_once(stands_for: Mapping[str, str], dump_dir: Folder = None) -> PassPipeline:
+    """Pipelines side by side: each replica reads a weight once, and is sent it once."""
+    return PassPipeline([ReadOncePass(stands_for)], dump_dir)
 
 
 def repeating(step: Step, layers: Collection[int], dump_dir: Folder = None) -> PassPipeline:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tensorflow.core.framework import node_def_pb2, types_pb2
+from tensorflow.core.framework import node_def_pb2
 
 from grappler_passes.graph.contexts import SWITCHES
 from grappler_passes.graph.dependencies import GraphIndex
+from tf_ooo.rewriting.homes import Homes, is_resource
 from tf_ooo.rewriting.unrolled_tasks import Step
 
 _Nodes = Mapping[str, node_def_pb2.NodeDef]
@@ -19,19 +20,30 @@ _FREE = ("Const", "_Arg", "_Retval")
 _IN_PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
 
 
-def place(step: Step, device_of_layer: Sequence[str], bytes_of: Mapping[str, int]) -> dict[str, str]:
+def place(
+    step: Step,
+    homes: Homes,
+    bytes_of: Mapping[str, int],
+    replica_of_node: Sequence[int | None] | None = None,
+) -> dict[str, str]:
     """``{op: device}`` of all ops but constants, arguments and results.
 
     Ops on a variable are where it is, ops of a layer on its device; others follow the largest tensor
-    (``bytes_of``) that they read, or else whoever reads them.  Those that call Python stay.
+    (``bytes_of``) that they read, or else whoever reads them.  Those that call Python stay, and what adds up
+    the gradients of all replicas, which is traced where the variable is.  ``replica_of_node`` None: there is
+    one.
     """
+    index = step.index
+    replica_of = [0] * len(index) if replica_of_node is None else replica_of_node
     nodes = {node.name: node for node in step.graph_def.node}
-    placed = on_variables(step.index, nodes)
+    placed = on_variables(index, nodes)
     for name, (_, layer, _) in step.where.items():
         if nodes[name].op not in _FREE:
-            placed.setdefault(name, device_of_layer[layer])
-    slices_at_home(step.index, nodes, placed)
-    follow(step.index, nodes, placed, bytes_of)
+            placed.setdefault(name, homes.device_of(layer, replica_of[index.index[name]]))
+    for name in step.sums - step.where.keys():
+        placed.setdefault(name, nodes[name].device)
+    slices_at_home(index, nodes, placed)
+    follow(index, nodes, placed, bytes_of)
     return as_they_can(nodes, placed)
 
 
@@ -54,7 +66,7 @@ def on_variables(index: GraphIndex, nodes: _Nodes) -> dict[str, str]:
     handles = {
         i: nodes[name].device
         for i, name in enumerate(index.names)
-        if index.ops[i] == "VarHandleOp" or index.ops[i] == "_Arg" and resource_of(nodes[name])
+        if index.ops[i] == "VarHandleOp" or index.ops[i] == "_Arg" and is_resource(nodes[name])
     }
     for i in index.order:
         name = index.names[i]
@@ -64,14 +76,9 @@ def on_variables(index: GraphIndex, nodes: _Nodes) -> dict[str, str]:
         if not takes:
             continue
         placed[name] = handles[takes[0]]
-        if index.ops[i] in _HANDS_ON and resource_of(nodes[name]):
+        if index.ops[i] in _HANDS_ON and is_resource(nodes[name]):
             handles[i] = handles[takes[0]]
     return placed
-
-
-def resource_of(node: node_def_pb2.NodeDef) -> bool:
-    """Whether an op with one type hands on resources."""
-    return "T" in node.attr and bool(node.attr["T"].type == types_pb2.DT_RESOURCE)
 
 
 def slices_at_home(index: GraphIndex, nodes: _Nodes, placed: dict[str, str]) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,9 @@ from tf_ooo.costs.places import Places
 from tf_ooo.errors import OptionsError, ScheduleError
 from tf_ooo.hosts.devices import available_devices
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
+from tf_ooo.planning.model.task import replica_of_part
 from tf_ooo.rewriting import passes
+from tf_ooo.rewriting.homes import Homes, crossing, one_pipeline, read_once
 from tf_ooo.rewriting.naming import describe
 from tf_ooo.rewriting.ordering import lane_tasks, ops_of_tasks, order_lane, order_updates
 from tf_ooo.rewriting.placing import place
@@ -38,8 +41,8 @@ REFUSING = (OptionsError, ScheduleError)
 
 @dataclass(frozen=True)
 class StagedPlan:
-    """What a step's graph is rewritten to: a schedule whose stages are groups of layers, and full names of
-    devices.
+    """What a step's graph is rewritten to: a schedule whose stages are groups of layers, which every replica
+    of ``homes`` runs with its share of the micro-batches.
 
     ``known`` are the ops of the step that was planned, ``available`` all devices that exist.  Layers of
     ``recompute`` run their forward again before their dO.
@@ -47,8 +50,7 @@ class StagedPlan:
 
     schedule: Schedule
     known: Known
-    stage_of_layer: Sequence[int]
-    device_of_stage: Sequence[str]
+    homes: Homes
     available: tuple[str, ...]
     recompute: tuple[int, ...] = ()
 
@@ -62,7 +64,7 @@ def serial_plan(step: Step, device: str, available: tuple[str, ...]) -> StagedPl
         for layer in reversed(layers):
             tasks += [Task("dO", layer, number), Task("dW", layer, number)]
     schedule = Schedule("pipeline", "serial", {(0, 0): TaskList(tasks)}, microbatches=step.count)
-    return StagedPlan(schedule, step.known, layers, [device] * len(layers), available)
+    return StagedPlan(schedule, step.known, one_pipeline(layers, [device] * len(layers)), available)
 
 
 def _places(step: Step) -> Places:
@@ -82,6 +84,11 @@ def rewrite_step(
     if plan.recompute:
         graph_def = passes.repeating(step, plan.recompute)(graph_def).graph_def
         step = take_apart(graph_def, plan.known)
+    if plan.homes.replicas > 1:
+        graph_def = passes.reading_once(read_once(step, plan.homes.replica_of_node(step)), dump_dir)(
+            graph_def
+        ).graph_def
+        step = take_apart(graph_def, plan.known)
     rewrite, moved = _rewrite_plan(step, plan)
     done = passes.placing(rewrite, plan.available, graph_def, dump_dir)(graph_def)
     return RewriteResult(
@@ -97,22 +104,20 @@ def rewrite_step(
 
 
 def _rewrite_plan(step: Step, plan: StagedPlan) -> tuple[RewritePlan, int]:
-    stages = plan.stage_of_layer
-    sizes = step.sizes
-    device_of_layer = [plan.device_of_stage[stage] for stage in stages]
-    devices = place(step, device_of_layer, sizes)
-    ops = ops_of_tasks(step, stages)
+    homes, sizes = plan.homes, step.sizes
+    stages, replica_of_node = homes.stage_of_layer, homes.replica_of_node(step)
+    devices = place(step, homes, sizes, replica_of_node)
+    left_out = crossing(step, replica_of_node) if homes.replicas > 1 else ()
+    ops = ops_of_tasks(step, stages, left_out)
     edges: list[tuple[str, str]] = []
     joins: dict[str, str] = {}
     ranks: dict[str, int] = {}
-    device_of_lane = lane_devices(plan.schedule, plan.device_of_stage)
-    for device, tasks in lane_tasks(plan.schedule, step.count):
-        name, fused = f"{_JOIN}/{device}", plan.schedule.fused_backward
-        lane = order_lane(step.index, tasks, ops, name, fused, sizes)
+    for device, name, tasks in _lanes(plan, step.count):
+        lane = order_lane(step.index, tasks, ops, f"{_JOIN}/{name}", plan.schedule.fused_backward, sizes)
         edges += lane.edges
-        joins.update(dict.fromkeys(lane.joins, device_of_lane[device]))
+        joins.update(dict.fromkeys(lane.joins, device))
         ranks.update(lane.ranks)
-    for on, updates in order_updates(step, device_of_layer, _JOIN, sizes).items():
+    for on, updates in order_updates(step, homes.by_layer, _JOIN, sizes).items():
         edges += updates.edges
         joins.update(dict.fromkeys(updates.joins, on))
     where = step.where
@@ -127,6 +132,18 @@ def _rewrite_plan(step: Step, plan: StagedPlan) -> tuple[RewritePlan, int]:
         joins=joins,
     )
     return rewrite, len(ranks)
+
+
+def _lanes(plan: StagedPlan, count: int) -> Iterator[tuple[str, str, list[Task]]]:
+    """Of each lane of each replica, with ``count`` micro-batches of all: its device, a name, its tasks."""
+    of_part = replica_of_part(count, plan.homes.replicas)
+    for replica, devices in enumerate(plan.homes.devices):
+        device_of_lane, own = lane_devices(plan.schedule, devices), of_part.count(replica)
+        first = of_part.index(replica) if own else 0
+        for lane, tasks in lane_tasks(plan.schedule, own):
+            name = f"{replica}/{lane}" if replica else str(lane)
+            shifted = [dataclasses.replace(task, microbatch=first + task.microbatch) for task in tasks]
+            yield device_of_lane[lane], name, shifted
 
 
 def lane_devices(schedule: Schedule, device_of_stage: Sequence[str]) -> dict[int, str]:

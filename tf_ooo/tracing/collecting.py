@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_ooo.compat import func_graphs, keras_optimizers, op_marks
+from tf_ooo.compat import func_graphs, keras_optimizers, keras_variables, op_marks
 from tf_ooo.errors import BackendError
 from tf_ooo.tracing.changed import Taped, refuse_changed
 from tf_ooo.tracing.intercepting import Update, intercepted, ops_so_far, refuse_twice, times
@@ -32,16 +32,35 @@ class _Applied:
     optimizer: Any
     variables: list[Any]
     explicit: bool
-    sums: list[Any]
+    grads: int
+    parts: dict[int, _Part] = field(default_factory=dict)
+
+
+@dataclass
+class _Part:
+    """What the micro-batches of one replica have added up, by the variable's place."""
+
+    sums: dict[int, Any] = field(default_factory=dict)
     slices: dict[int, list[Any]] = field(default_factory=dict)
     fixed_rows: dict[int, np.ndarray] = field(default_factory=dict)
 
 
 class Collecting:
-    """Gradients of one step: each micro-batch's are multiplied by its weight, their sum by ``scale``."""
+    """Gradients of one step: each micro-batch's are multiplied by its weight, their sum by ``scale``.
 
-    def __init__(self, optimizers: Sequence[Any], weights: Sequence[float], scale: float) -> None:
+    ``replicas``: that of each micro-batch; each adds up its own, then theirs are added up where the variable
+    is.  None: there is one.
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[Any],
+        weights: Sequence[float],
+        scale: float,
+        replicas: Sequence[int] | None = None,
+    ) -> None:
         self.optimizers, self.weights, self.scale = list(optimizers), weights, scale
+        self._replicas = [0] * len(weights) if replicas is None else replicas
         self.applied: list[_Applied] = []
         self.collected_after: list[int] = []
         self._number = 0
@@ -63,32 +82,34 @@ class Collecting:
         call, self._calls = self._calls, self._calls + 1
         if self._number == 0:
             refuse_twice(update.optimizer, (before.optimizer for before in self.applied), _APPLY_ONCE)
-            sums = [None] * len(update.grads)
-            self.applied.append(_Applied(update.optimizer, update.variables, update.explicit, sums))
+            self.applied.append(
+                _Applied(update.optimizer, update.variables, update.explicit, len(update.grads))
+            )
             self.collected_after.append(ops_so_far())
             if len(self.weights) > 1:
                 refuse_changed(self._taped, update.grads, len(self.weights))
-        if call >= len(self.applied) or len(self.applied[call].sums) != len(update.grads):
+        if call >= len(self.applied) or self.applied[call].grads != len(update.grads):
             raise BackendError(
                 "train_step applies other gradients for a later micro-batch than for the first"
             )
+        part = self.applied[call].parts.setdefault(self._replicas[self._number], _Part())
         for place, grad in enumerate(update.grads):
-            self._add(self.applied[call], place, grad)
+            self._add(part, place, grad)
 
-    def _add(self, into: _Applied, place: int, grad: Any) -> None:
+    def _add(self, into: _Part, place: int, grad: Any) -> None:
         if grad is None:
             return
         weighted = times(grad, self.weights[self._number])
         if isinstance(grad, tf.IndexedSlices):
             self._add_slices(into, place, weighted)
             return
-        if into.sums[place] is None:
+        if place not in into.sums:
             into.sums[place] = weighted
             return
         with tf.name_scope("sum"), op_marks.marked_sums():
             into.sums[place] = into.sums[place] + weighted
 
-    def _add_slices(self, into: _Applied, place: int, slices: Any) -> None:
+    def _add_slices(self, into: _Part, place: int, slices: Any) -> None:
         """Adds up those of rows that are the same as before; others come one after the other."""
         rows = fixed_rows(slices.indices)
         added = into.slices.setdefault(place, [])
@@ -105,19 +126,35 @@ class Collecting:
     def apply(self) -> None:
         """Hands the sums to the optimizers, in the order in which the first micro-batch did."""
         for applied in self.applied:
-            grads = [self._total(applied, place) for place in range(len(applied.sums))]
+            grads = [self._total(applied, place) for place in range(applied.grads)]
             with func_graphs.reads_on_own_device():
                 keras_optimizers.update(
                     applied.optimizer, grads, applied.variables if applied.explicit else None
                 )
 
     def _total(self, applied: _Applied, place: int) -> Any:
-        total = applied.sums[place]
-        if place in applied.slices:
-            total = _joined(applied.slices[place])
-            if applied.sums[place] is not None:  # dense for some micro-batches, slices for others
-                total = tf.convert_to_tensor(total) + applied.sums[place]
+        parts = [part for _, part in sorted(applied.parts.items())]
+        sums = [part.sums[place] for part in parts if place in part.sums]
+        slices = [each for part in parts for each in part.slices.get(place, ())]
+        total = _added_up(sums, applied.variables[place]) if sums else None
+        if slices:
+            rows = _joined(slices)  # dense for some micro-batches, slices for others
+            total = rows if total is None else tf.convert_to_tensor(rows) + total
         return None if total is None else times(total, self.scale)
+
+
+def _added_up(sums: Sequence[Any], variable: Any) -> Any:
+    """The sums of all replicas, one after the other, where the variable is."""
+    total = sums[0]
+    if len(sums) > 1:
+        with (
+            tf.device(keras_variables.value_of(variable).device),
+            tf.name_scope("total"),
+            op_marks.marked_sums(),
+        ):
+            for part in sums[1:]:
+                total = total + part
+    return total
 
 
 def _joined(slices: Sequence[Any]) -> Any:

@@ -11,8 +11,14 @@ import tensorflow as tf
 from grappler_passes.analysis.steps import STEP_ATTR, STEP_SCOPE
 from tf_ooo.compat import keras_losses, keras_variables, nests, op_marks, tf_functions, train_function
 from tf_ooo.errors import BackendError
+from tf_ooo.planning.model.task import replica_of_part
 from tf_ooo.tracing.collecting import Collecting
-from tf_ooo.tracing.micro_batches import parts_of, relative_weights, rows_of, split_rows
+from tf_ooo.tracing.micro_batches import (
+    parts_of,
+    relative_weights,
+    rows_of,
+    split_rows,
+)
 from tf_ooo.tracing.optimizers import optimizers_of
 
 # What leaves a variable as it is.
@@ -24,7 +30,8 @@ class StepFunctions:
 
     ``tracing`` is entered around calls, ``applying``, given the batch, where the updates are traced: what
     averages over replicas.  ``check_captures`` is given what a function captures, before it runs for the
-    first time; ``around_traces`` is entered around that, and tracing it.
+    first time; ``around_traces`` is entered around that, and tracing it.  The gradients of each of so many
+    ``replicas`` are added up by themselves.
     """
 
     def __init__(
@@ -33,8 +40,10 @@ class StepFunctions:
         microbatches: int,
         tracing: Callable[[], AbstractContextManager[Any]] = nullcontext,
         applying: Callable[[Any], AbstractContextManager[Any]] = nullcontext,
+        replicas: int = 1,
     ) -> None:
         self.model, self.microbatches, self._tracing = model, microbatches, tracing
+        self._replicas = replicas
         self._applying = applying
         self.check_captures: Callable[[Iterable[Any]], None] = lambda captures: None
         self.around_traces: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -70,7 +79,8 @@ class StepFunctions:
 
         def step(batch: Any) -> Any:
             weights, scale = relative_weights(rows)
-            collecting = Collecting(optimizers_of(model), weights, scale)
+            replicas = replica_of_part(len(rows), self._replicas)
+            collecting = Collecting(optimizers_of(model), weights, scale, replicas)
             logs = []
             for number in range(len(rows)):
                 with op_marks.numbered_step(number, STEP_ATTR, scope):

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import OOOError
-from tf_ooo.modes.pipeline.planning import Wanted, make_plan
+from tf_ooo.modes.pipeline.mesh import AUTO, Mesh, counts_of, make_mesh
+from tf_ooo.modes.pipeline.planning import Wanted
 from tf_ooo.planning.building.by_name import Bounds
-from tf_ooo.planning.choosing.plan import Plan
 from tf_ooo.report.gain import Gain
 from tf_ooo.report.texts import seconds_text
 
@@ -18,24 +18,26 @@ from tf_ooo.report.texts import seconds_text
 ENOUGH = 10
 
 
-def advice(plan: Plan, layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted, gain: Gain) -> str:
+def advice(plan: Mesh, layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted, gain: Gain) -> str:
     """One line: how much slower, and which devices and micro-batches to take.
 
     Predictions are corrected by what the present plan's was wrong by.
     """
     corrected = gain.ours_median_s / plan.step_s
-    predicted: list[tuple[float, Wanted]] = []
+    predicted: list[tuple[float, Wanted, int]] = []
     for other in _others(wanted):
         of_part = [layer.scaled(wanted.microbatches / other.microbatches) for layer in layers]
         try:
-            predicted.append((make_plan(of_part, units, other).step_s * corrected, other))
+            mesh = make_mesh(of_part, units, other, counts_of(AUTO, other.devices, other.microbatches))
+            predicted.append((mesh.step_s * corrected, other, mesh.replicas))
         except OOOError:  # too few layers, or too much memory
             continue
-    best_s, best = min(predicted, key=lambda row: row[0], default=(math.inf, wanted))
+    best_s, best, count = min(predicted, key=lambda row: row[0], default=(math.inf, wanted, 1))
     if best_s > min(gain.ours_median_s, gain.baseline_median_s):
         better = "one device (mode='single_device') is faster than any other split that was simulated"
     else:
         options = f"devices={best.devices}, microbatches={best.microbatches}"
+        options += f", replicas={count}" if count > 1 else ""
         better = f"by simulation {options} takes {seconds_text(best_s)}"
     return f"{gain.text}; {better}"
 

@@ -17,11 +17,13 @@ from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, MemoryLimitError, OOOError, ScheduleError
 from tf_ooo.fit import progress
+from tf_ooo.fit.baseline import ONE_DEVICE
 from tf_ooo.fit.distributed import Distributed, FirstSteps, check_model
 from tf_ooo.fit.in_place import InPlace
 from tf_ooo.fit.measured import check_costs, measured_costs, unknown_sizes, with_shared_link
 from tf_ooo.fit.mode import Function, Training
 from tf_ooo.fit.recorder import Watched
+from tf_ooo.fit.reporting import fall_back
 from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.memory import evaluate_in_host_memory, host_memory, in_host_memory
@@ -31,22 +33,21 @@ from tf_ooo.modes.pipeline import tasks_of
 from tf_ooo.modes.pipeline.advice import ENOUGH, advice
 from tf_ooo.modes.pipeline.company import Company
 from tf_ooo.modes.pipeline.losses import check_loss
+from tf_ooo.modes.pipeline.mesh import AUTO, Mesh, counts_of, make_mesh
+from tf_ooo.modes.pipeline.one_device import why_back, why_uncut
 from tf_ooo.modes.pipeline.options import Pipeline
 from tf_ooo.modes.pipeline.own_schedule import check_own, check_recomputed, layers_named
 from tf_ooo.modes.pipeline.partition import Cutter, units_of
 from tf_ooo.modes.pipeline.planning import (
     SCHEDULES,
     Wanted,
-    make_plan,
     named_bounds,
     own_cuts,
     whole_peak_bytes,
-    with_costs,
 )
 from tf_ooo.modes.pipeline.reporting import fill_report, note_micro_batches
 from tf_ooo.modes.pipeline.running import PlannedPipeline, RunningPipeline
 from tf_ooo.options.base import is_file
-from tf_ooo.planning.choosing.plan import Plan
 from tf_ooo.planning.choosing.recompute import NONE
 from tf_ooo.planning.model.schedule_file import ScheduleFile, read_schedule
 from tf_ooo.report.gain import Gain
@@ -85,6 +86,8 @@ class PipelineMode:
             of a model with the same names, it spares measuring.
         rows: of the largest micro-batch that is planned for; 0: unknown.
         own: a schedule of the user's own, read again before each fit.
+        counts: how many replicas may share the devices.
+        one_device: why the stock step trains on one device; empty: it does not.
     """
 
     keeps_stock = False
@@ -97,6 +100,8 @@ class PipelineMode:
         self.pipeline: PlannedPipeline | None = None
         self.rows = 0
         self.own: ScheduleFile | None = None
+        self.counts: tuple[int, ...] = (1,)
+        self.one_device = ""
         self.advise: Callable[[Gain], str] | None = None
         self.distributed = Distributed(options.mode)
 
@@ -116,6 +121,15 @@ class PipelineMode:
         self.distributed.place(model, self.options.devices, self.company.engine.local_rank)
         if is_file(self.options.schedule):
             self._read_own(self.options.schedule)
+        self.counts = self._counts()
+
+    def _counts(self) -> tuple[int, ...]:
+        """How many replicas may share this process' devices.  OptionsError: they cannot."""
+        options, own = self.options, self.own
+        if self.company.engine.size > 1:  # each process is one
+            return (1,)
+        asked = own.schedule.workers if own is not None and options.replicas == AUTO else options.replicas
+        return counts_of(asked, len(self.distributed.target.devices), options.microbatches)
 
     def _read_own(self, path: str | os.PathLike[str]) -> None:
         """The user's own schedule; where it is another than before, it is planned with anew."""
@@ -126,8 +140,7 @@ class PipelineMode:
                 f"--out write one; by name: auto, {', '.join(SCHEDULES)}"
             )
         own = read_schedule(path)
-        replicas, devices = self.company.engine.size, len(self.distributed.target.devices)
-        check_own(own, devices, options.microbatches, replicas)
+        check_own(own, *self._share_of(own))
         if options.recompute != NONE:
             raise own.error(
                 f"recompute={options.recompute!r}: the file's 'recompute' line says which layers do"
@@ -137,6 +150,16 @@ class PipelineMode:
         if before is not None and before.schedule != own.schedule:
             self.pipeline = None
         self.own = own
+
+    def _share_of(self, own: ScheduleFile) -> tuple[int, int, int]:
+        """Devices and micro-batches of a replica with the user's own schedule, and how many there are."""
+        options, processes = self.options, self.company.engine.size
+        devices, microbatches = len(self.distributed.target.devices), options.microbatches
+        if processes > 1:
+            return devices, microbatches, processes
+        asked = own.schedule.workers if options.replicas == AUTO else options.replicas
+        (count,) = counts_of(asked, devices, microbatches)
+        return devices // count, -(-microbatches // count), count
 
     def check_step(self, step: Step) -> None:
         """OptionsError, ScheduleError: before the first step runs, for stages that it does not have."""
@@ -151,9 +174,10 @@ class PipelineMode:
         elif self.options.stages is not None:
             named_bounds(cutter, self.options.stages)
 
-    def prepare(self, model: keras.Model, steps: int | None) -> Training:
-        """The training of the model's :class:`PipelineSteps`."""
-        return self.steps_of(model, steps).training()
+    def prepare(self, model: keras.Model, steps: int | None) -> Training | None:
+        """The training of the model's :class:`PipelineSteps`; None: one device was faster in a fit before."""
+        own_steps = self.steps_of(model, steps)
+        return None if self.one_device else own_steps.training()
 
     def steps_of(self, model: keras.Model, steps: int | None) -> PipelineSteps:
         """With the plan of the fit before, where that was of the same step on the same devices."""
@@ -163,6 +187,7 @@ class PipelineMode:
         if self.distributed.begin(model, steps):
             self.pipeline = None
             self.planned_from = None if trained_before else self.planned_from
+            self.one_device = ""
         return PipelineSteps(self, model)
 
     def describe(self) -> Report:
@@ -170,6 +195,20 @@ class PipelineMode:
         if self.pipeline is not None:
             fill_step_times(self.distributed.report, self.pipeline.step_s)
         return self.distributed.report
+
+    def may_fall_back(self) -> bool:
+        """Whether one device may train instead; ranks would have to agree on it."""
+        return self.options.fall_back and self.company.engine.size == 1
+
+    def train_on_one_device(self, reason: str) -> None:
+        """From the next execution on; in a later fit too, if one device was measured."""
+        self.one_device, self.advise = reason, None
+        report = self.distributed.report
+        fall_back(report, reason, expected=True)
+        for row in report.pipeline.compared_replicas:
+            row.taken = False
+        if ONE_DEVICE not in report.baselines_s:
+            self.pipeline = self.planned_from = None
 
     def say_if_slower(self) -> None:
         """Once: that one device is faster, and what would be better."""
@@ -211,7 +250,7 @@ class PipelineMode:
         step, before = self.planned_from
         costs = dataclasses.replace(costs, link=before.link)
         planned = self._planned(step, costs)
-        kept = with_costs(self.pipeline.planned, costs.layers)
+        kept = self.pipeline.mesh.with_costs(costs.layers)
         better = planned.step_s < kept.step_s * (1 - _LEAST_GAIN)
         self.planned_from = (step, costs)
         report = self.distributed.report
@@ -220,7 +259,7 @@ class PipelineMode:
         if better:
             self._take(planned, step, costs)
         else:
-            kept = dataclasses.replace(kept, candidates=planned.candidates)
+            kept = kept.compared_with(planned)
             fill_report(report, kept, step, costs, tuple(self.distributed.target.devices))
         said = f"planned again with costs that were measured while it ran: {seconds_text(planned.step_s)}"
         compared = f"instead of {seconds_text(kept.step_s)}" if better else "no better, so the plan stays"
@@ -241,17 +280,19 @@ class PipelineMode:
             fixed=layers_that_cannot(step) if self.options.recompute != NONE else frozenset(),
         )
 
-    def _planned(self, step: Step, costs: CostTable) -> Plan:
+    def _planned(self, step: Step, costs: CostTable) -> Mesh:
         wanted, units = self._wanted(step, costs), units_of(len(costs.layers), step.known.glued)
-        planned = make_plan(costs.layers, units, wanted)
+        planned = make_mesh(costs.layers, units, wanted, self.counts)
         self.advise = functools.partial(advice, planned, costs.layers, units, wanted)
         return planned
 
-    def _take(self, planned: Plan, step: Step, costs: CostTable) -> PlannedPipeline:
+    def _take(self, planned: Mesh, step: Step, costs: CostTable) -> PlannedPipeline:
         report, devices = self.distributed.report, tuple(self.distributed.target.devices)
         report.memory_limit_bytes = self.options.memory_limit_bytes
         self.pipeline = PlannedPipeline(planned, step, devices)
         fill_report(report, planned, step, costs, devices)
+        if self.options.fall_back:
+            report.kept_because = "the fastest that was compared"
         return self.pipeline
 
     def exceeds_limit(self, step: Step) -> bool:
@@ -274,14 +315,20 @@ class PipelineSteps:
         self._in_place: InPlace | None = None
         self._measured_batches: Any = None  # their signature
         self._uncut = 0  # steps before the plan
+        self._stock: Callable[[Any], Any] | None = None  # trains on one device
 
     def run(self, iterator: Any) -> Any:
         """One execution."""
+        if self._stock is not None:
+            return self._stock(iterator)
         outputs, batches = None, iterators.take(iterator, train_function.steps_per_execution(self._model))
         for batch in batches:
             outputs = self.step(batch, iterator)
         if not batches:
             raise StopIteration
+        if self._mode.one_device:
+            self._bring_back()
+            self._uncut, self._stock = 0, self._mode.distributed.stock
         return outputs
 
     def step(self, batch: Any, iterator: Any) -> Any:
@@ -295,8 +342,17 @@ class PipelineSteps:
         pipeline = self._large_enough(pipeline, batch)
         outputs = self._cut_step(self._running_with(pipeline), pipeline, batch)
         if len(pipeline.step_s) == ENOUGH:
-            mode.say_if_slower()
+            self._look_at_gain()
         return outputs
+
+    def _look_at_gain(self) -> None:
+        """Says that several devices are slower than one, or leaves them."""
+        mode = self._mode
+        why = why_back(mode.describe()) if mode.may_fall_back() else ""
+        if why:
+            mode.train_on_one_device(why)
+        else:
+            mode.say_if_slower()
 
     def _build(self, batch: Any, iterator: Any) -> None:
         """All variables; then, unless that was switched off, the loss of this first batch is looked at."""
@@ -331,15 +387,28 @@ class PipelineSteps:
         if first.done:
             self._make_plan(*first.measured(self._target), first)
             serial_s = self._mode.describe().pipeline.serial_step_s
-            compare = self._mode.options.compare
-            self._mode.distributed.compare(self._model, batch, first, compare, serial_s)
+            self._compare(batch, first, serial_s)
         return outputs
+
+    def _compare(self, batch: Any, first: FirstSteps, serial_s: float) -> None:
+        """With one device; where that may train instead, also in a fit that nobody knows the length of."""
+        mode = self._mode
+        asked, unknown = mode.options.compare, mode.distributed.steps is None
+        compare = True if asked is None and unknown and mode.may_fall_back() else asked
+        mode.distributed.compare(self._model, batch, first, compare, serial_s)
+        if mode.may_fall_back():
+            why = why_uncut(mode.describe(), len(self._target.devices))
+            if why:
+                mode.train_on_one_device(why)
 
     def _begun(self, microbatches: int) -> FirstSteps:
         mode, model = self._mode, self._model
         layers = LayerByLayer(home_device(), self._keep_layers_whole(), self._check_step)
         applying = mode.company.applying(model)
-        self._first = FirstSteps(model, layers, microbatches, mode.options, mode.describe(), applying)
+        replicas = mode.counts[0] if len(mode.counts) == 1 else 1  # whose sums have other bits
+        self._first = FirstSteps(
+            model, layers, microbatches, mode.options, mode.describe(), applying, replicas
+        )
         return self._first
 
     def _check_step(self, step: Step) -> bool:
@@ -433,7 +502,8 @@ class PipelineSteps:
         mode = self._mode
         rows, known = split_rows(rows_of(batch), mode.options.microbatches), mode.rows
         larger = mode.options.memory_limit_bytes is not None and 0 < known < max(rows)
-        if mode.planned_from is None or (len(rows) <= pipeline.plan.schedule.microbatches and not larger):
+        planned = pipeline.plan.schedule.microbatches * pipeline.mesh.replicas
+        if mode.planned_from is None or (len(rows) <= planned and not larger):
             return pipeline
         step, costs = mode.planned_from
         if larger:
@@ -483,8 +553,8 @@ class PipelineSteps:
         if self._running is None or self._in_place or pipeline is None or not pipeline.step_s:
             return None
         addresses = self._target.addresses if isinstance(self._target, Cluster) else ()
-        schedule = pipeline.plan.schedule
-        return Watched(schedule, functools.partial(tasks_of, graph), pipeline.step_s, addresses=addresses)
+        tasks = functools.partial(tasks_of, graph, pipeline.mesh.replicas)
+        return Watched(pipeline.plan.schedule, tasks, pipeline.step_s, addresses=addresses)
 
     def ended(self) -> None:
         """Says so where no step has been cut, and where one device is faster."""
@@ -492,7 +562,8 @@ class PipelineSteps:
         if self._in_place is not None:
             self._in_place = None
             self._mode.describe().notes.append(f"{_CALCULATED}: the fit had too few steps")
-        self._mode.say_if_slower()
+        if not self._mode.one_device:
+            self._mode.say_if_slower()
 
     def restore(self) -> list[str]:
         """Variables back to where they were; names those that are lost."""

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from tf_ooo.options import DeviceOptions, RankOptions
 from tf_ooo.options.base import is_file
-from tf_ooo.options.checks import choice, flag, folder, option, whole_number
+from tf_ooo.options.checks import choice, flag, folder, number_or_auto, option, whole_number
 from tf_ooo.planning.building.by_name import Stages, check_stages, is_nested
 from tf_ooo.planning.choosing.recompute import CHOICES, NONE
 
@@ -42,8 +42,13 @@ class Pipeline(DeviceOptions, RankOptions):
         first_steps: where the steps run that are measured: ``"whole"`` on one device; ``"cut"`` as a
             pipeline, planned with calculated costs; ``"auto"``: whole unless the model was built in
             :func:`tf_ooo.host_memory` or exceeds ``memory_limit_bytes``.
-        replicas: the number of processes, each with a pipeline of its own, whose gradients are averaged;
-            None: as many as horovodrun started.
+        replicas: so many pipelines share the devices and each batch's micro-batches, and their gradients are
+            added up; with one device each they are plain data parallel.  ``"auto"``: the number with the
+            shortest predicted step.  Where horovodrun started several processes, each has a pipeline of its
+            own, and their number has to be this; None: that number, else 1.
+        fall_back: train on one device where that is no slower: where it is predicted, or the fit is too short
+            to measure it, before the model is cut, and again when ten steps of the pipeline were measured.
+            ``mode="auto"`` with ``devices=`` does.
         check_loss: refuse a loss of one's own that adds up the rows of a batch or compares them with one
             another, and so is not the mean of its micro-batches' losses; False trains with that mean.
         dump_dir: folder for the graph after every pass; None writes nothing.
@@ -59,7 +64,8 @@ class Pipeline(DeviceOptions, RankOptions):
     stages: Stages | None = option(None, check_stages)
     recompute: str = option(NONE, choice(CHOICES))
     first_steps: str = option("auto", choice(FIRST_STEPS))
-    replicas: int | None = option(None, whole_number(1, optional=True))
+    replicas: int | str | None = option(None, number_or_auto)
+    fall_back: bool = option(False, flag)
     check_loss: bool = option(True, flag)
     dump_dir: str | os.PathLike[str] | None = option(None, folder)
 

@@ -28,6 +28,7 @@ from tf_ooo.planning.choosing.plan import (
 )
 from tf_ooo.planning.choosing.recompute import NONE, recomputed
 from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.schedule_file import ScheduleFile
 from tf_ooo.planning.policies import Policy, schedules_of
 from tf_ooo.rewriting.parts import layer_of_part
@@ -126,6 +127,12 @@ def with_costs(plan: Plan, layers: Sequence[LayerCosts]) -> Plan:
     if before.recomputed:
         problem = recomputed(problem, before.recomputed)
     return dataclasses.replace(plan, trial=Trial(plan.trial.schedule, problem, _CLOCK))
+
+
+def step_s_of(schedule: Schedule, layers: Sequence[LayerCosts], link: Link) -> float:
+    """Predicted seconds of a step of a schedule."""
+    problem = Problem(tuple(layers), len(schedule.lanes), schedule.microbatches, link, mode=MODE)
+    return Trial(schedule, problem, _CLOCK).step_s
 
 
 def whole_peak_bytes(layers: Sequence[LayerCosts], microbatches: int) -> int:

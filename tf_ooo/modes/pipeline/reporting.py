@@ -12,6 +12,7 @@ from tf_ooo.compat import keras_layers, keras_losses
 from tf_ooo.costs.layer_costs import SECONDS, LayerCosts
 from tf_ooo.costs.places import first_of
 from tf_ooo.costs.table import CostTable
+from tf_ooo.modes.pipeline.mesh import Mesh, Replicas
 from tf_ooo.modes.pipeline.partition import crossing_bytes
 from tf_ooo.planning.building.merging import stage_of_layer
 from tf_ooo.planning.choosing.figures import recomputation
@@ -19,7 +20,7 @@ from tf_ooo.planning.choosing.plan import Candidate, Plan
 from tf_ooo.planning.model.relation import stage_inputs
 from tf_ooo.planning.simulation.simulator import simulate
 from tf_ooo.report.report import Report, fill_plan
-from tf_ooo.report.sections import CandidateRow, LinkRow, PipelineSection, StageRow
+from tf_ooo.report.sections import CandidateRow, LinkRow, PipelineSection, ReplicasRow, StageRow
 from tf_ooo.report.texts import seconds_text
 from tf_ooo.rewriting.result import RewriteResult
 from tf_ooo.rewriting.unrolled_tasks import Step
@@ -30,15 +31,18 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("tf_ooo")
 
 
-def fill_report(report: Report, plan: Plan, step: Step, costs: CostTable, devices: Sequence[str]) -> None:
+def fill_report(report: Report, mesh: Mesh, step: Step, costs: CostTable, devices: Sequence[str]) -> None:
     """Copies the plan into the report."""
+    plan = mesh.plan
     fill_plan(report, step.known.graph, plan, costs)
     # With the model's layers in its stages it can be simulated with the report's costs, and run again.
     problem = plan.problem
-    report.planned = dataclasses.replace(plan.schedule, stages=problem.bounds, recompute=problem.recomputed)
-    report.predicted_step_s = plan.step_s
-    report.pipeline = section_of(plan, costs, devices)
-    report.limits = limits_of(plan, costs)
+    report.planned = dataclasses.replace(
+        plan.schedule, stages=problem.bounds, recompute=problem.recomputed, workers=mesh.replicas
+    )
+    report.predicted_step_s = mesh.step_s
+    report.pipeline = section_of(mesh, costs, devices)
+    report.limits = limits_of(mesh, costs)
     for row, stage in zip(report.layers, stage_of_layer(plan.problem.bounds), strict=True):
         row.stage, row.device = stage, report.pipeline.stages[stage].device
 
@@ -50,9 +54,10 @@ def fill_report_of_graph(report: Report, result: RewriteResult) -> None:
     report.notes += [note for note in result.notes if note not in report.notes]
 
 
-def section_of(plan: Plan, costs: CostTable, devices: Sequence[str]) -> PipelineSection:
+def section_of(mesh: Mesh, costs: CostTable, devices: Sequence[str]) -> PipelineSection:
     """The plan's part of a report."""
-    count, timeline, link = plan.schedule.microbatches, plan.timeline, costs.link
+    plan, chosen = mesh.plan, mesh.chosen
+    count, timeline, link = mesh.microbatches, plan.timeline, costs.link
     bytes_per_s = None if math.isinf(link.bytes_per_s) else link.bytes_per_s
     again = recomputation(Candidate(plan.schedule.policy, plan.problem, plan.trial))
     names = [devices[number] for number in plan.schedule.device_of_stage]
@@ -60,7 +65,7 @@ def section_of(plan: Plan, costs: CostTable, devices: Sequence[str]) -> Pipeline
         devices=list(devices),
         stages=[_stage_row(plan, stage, costs, name) for stage, name in enumerate(names)],
         candidates=[_candidate_row(candidate) for candidate in plan.candidates],
-        predicted_step_s=plan.step_s,
+        predicted_step_s=mesh.step_s,
         predicted_bubble_fraction=float(timeline.bubble_fraction),
         predicted_peak_bytes=[int(size) for size in timeline.peak_bytes],
         serial_step_s=sum(count * layer.busy_s + layer.update_s for layer in costs.layers),
@@ -69,11 +74,26 @@ def section_of(plan: Plan, costs: CostTable, devices: Sequence[str]) -> Pipeline
         ),
         microbatches=count,
         recomputed="" if again is None else str(again),
+        replicas=mesh.replicas,
+        replica_devices=[
+            devices[first : first + chosen.devices] for first in range(0, len(devices), chosen.devices)
+        ],
+        exchange_s=chosen.exchange_s,
+        compared_replicas=[_replicas_row(each, chosen) for each in mesh.tried] if len(mesh.tried) > 1 else [],
     )
 
 
-def limits_of(plan: Plan, costs: CostTable) -> list[str]:
+def _replicas_row(each: Replicas, chosen: Replicas) -> ReplicasRow:
+    if each.plan is None:
+        return ReplicasRow(each.count, each.devices, reason=each.reason)
+    schedule, peak_bytes = each.plan.schedule.policy, each.plan.trial.peak_bytes
+    taken = each.count == chosen.count
+    return ReplicasRow(each.count, each.devices, schedule, each.step_s, peak_bytes, taken)
+
+
+def limits_of(mesh: Mesh, costs: CostTable) -> list[str]:
     """What the predicted step is spent on, other than all devices at work; each in words."""
+    plan, exchange_s = mesh.plan, mesh.chosen.exchange_s
     stages, step_s, count = plan.problem.layers, plan.step_s, plan.schedule.microbatches
     unlinked_s = simulate(plan.schedule, stages, costs.link.free).makespan_s
     apart_s = simulate(plan.schedule, stages, dataclasses.replace(costs.link, machines=())).makespan_s
@@ -81,6 +101,7 @@ def limits_of(plan: Plan, costs: CostTable) -> list[str]:
     return [
         f"bubbles {float(plan.timeline.bubble_fraction):.0%}",
         f"link {1 - unlinked_s / step_s:.0%}",
+        *([f"adding up replicas' gradients {exchange_s / mesh.step_s:.0%}"] if exchange_s else []),
         *(
             [f"devices that share {costs.link.cores} cores {1 - apart_s / step_s:.0%}"]
             if apart_s < step_s

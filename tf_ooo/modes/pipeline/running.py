@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,11 +17,12 @@ from tf_ooo.fit.mode import Function
 from tf_ooo.hosts.devices import available_devices
 from tf_ooo.hosts.target import Target
 from tf_ooo.modes.pipeline.evaluation import StagedEvaluation
+from tf_ooo.modes.pipeline.mesh import Mesh
 from tf_ooo.modes.pipeline.options import Pipeline
 from tf_ooo.modes.pipeline.reporting import fill_report_of_graph
 from tf_ooo.planning.building.merging import stage_of_layer
-from tf_ooo.planning.choosing.plan import Plan
 from tf_ooo.report.report import Report
+from tf_ooo.rewriting.homes import Homes, held_evenly
 from tf_ooo.rewriting.naming import variable_layers
 from tf_ooo.rewriting.staged import StagedPlan, request_to_place
 from tf_ooo.rewriting.unrolled_tasks import Step
@@ -36,14 +37,23 @@ _TIMED = 100
 class PlannedPipeline:
     """What was planned, on devices with names; stays for the fits of one model."""
 
-    def __init__(self, planned: Plan, step: Step, devices: tuple[str, ...]) -> None:
-        self.planned = planned
+    def __init__(self, mesh: Mesh, step: Step, devices: tuple[str, ...]) -> None:
+        self.mesh, planned = mesh, mesh.plan
         self.step_s = deque[float](maxlen=_TIMED)
-        on = [devices[number] for number in planned.schedule.device_of_stage]
-        stages = stage_of_layer(planned.problem.bounds)
+        homes = homes_of(mesh, devices)
         again = planned.problem.recomputed
-        self.plan = StagedPlan(planned.schedule, step.known, stages, on, available_devices(), again)
-        self.devices = {name: on[stages[layer]] for name, layer in variable_layers(step).items()}
+        self.plan = StagedPlan(planned.schedule, step.known, homes, available_devices(), again)
+        self.devices = {name: homes.of_variables(layer) for name, layer in variable_layers(step).items()}
+
+
+def homes_of(mesh: Mesh, devices: Sequence[str]) -> Homes:
+    """Each replica has neighbouring devices, and holds a part of each stage's variables."""
+    planned, each = mesh.plan, mesh.chosen.devices
+    numbers = planned.schedule.device_of_stage
+    on = [[devices[replica * each + number] for number in numbers] for replica in range(mesh.replicas)]
+    stages = stage_of_layer(planned.problem.bounds)
+    sizes = [layer.weight_bytes + layer.slot_bytes for layer in planned.problem.own_layers]
+    return Homes(stages, on, held_evenly(stages, sizes, mesh.replicas))
 
 
 class RunningPipeline:
@@ -61,11 +71,13 @@ class RunningPipeline:
         self._pipeline, self._report = pipeline, report
         self._model, self._placed = model, Placed(model, target)
         self._request = request_to_place(model, pipeline.plan, options.dump_dir)
-        self._functions = StepFunctions(model, options.microbatches, self._request.tracing, applying)
+        self._functions = StepFunctions(
+            model, options.microbatches, self._request.tracing, applying, pipeline.mesh.replicas
+        )
         self._functions.check_captures = self._placed.check_captures
         self._evaluations: dict[Kind, StagedEvaluation] = {}
         self._dump_dir = options.dump_dir
-        devices = len(set(pipeline.devices.values()))
+        devices = len({name for names in pipeline.plan.homes.devices for name in names})
         self._functions.around_traces = partial(progress.said, f"tracing the step on {devices} devices")
 
     def begin(self) -> None:

@@ -22,6 +22,15 @@ _NUMBER = "(0|[1-9][0-9]{0,8})"
 _TASK = re.compile(rf"(F|dO|dW|comm|U):{_NUMBER}(?:\.{_NUMBER})?(?:@{_NUMBER})?", re.ASCII)
 
 
+def replica_of_part(microbatches: int, replicas: int) -> tuple[int, ...]:
+    """Which of a pipeline's replicas each micro-batch of a step passes through: neighbours through one.
+
+    Of fewer micro-batches than replicas the last replicas have none.
+    """
+    shares = [microbatches // replicas + (number < microbatches % replicas) for number in range(replicas)]
+    return tuple(number for number, share in enumerate(shares) for _ in range(share))
+
+
 @dataclass(frozen=True, order=True)
 class Task:
     """All ops of one kind of one stage, for one micro-batch; its text is ``dW:3@5``.

@@ -1,0 +1,235 @@
+"""Replicas of a pipeline on the devices of one process: four logical ones."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import tf_ooo
+from tests.graph import pipeline_models as models
+from tests.graph.pipeline_fits import Training, assert_equal_bits, assert_near, fits_of, pipelined
+from tf_ooo.errors import MemoryLimitError
+from tf_ooo.modes.pipeline import tasks_of
+
+pytestmark = [pytest.mark.devices(4), pytest.mark.takes(60)]
+
+STEP = re.compile(r"tf_ooo_step_(\d)/")
+MODELS = {
+    "deep": (models.deep, models.momentum, models.UNEVEN),
+    "skips": (models.conv_with_skips, models.momentum, (models.IMAGES, models.Y)),
+    "tied": (models.Tied, models.adam_of_larger_gradients, (models.WORDS, models.NEXT_WORDS)),
+    "two_inputs": (
+        models.two_inputs,
+        models.momentum,
+        ([models.X, models.normal(48, 6)], models.Y),
+    ),
+    "batch_normalized": (models.batch_normalized, models.momentum, models.UNEVEN),
+    "positions": (models.positions, models.momentum, (models.whole(50, 48, 7), models.Y)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_replicas_train_as_one_pipeline_does(name):
+    """Up to the order in which gradients are added up; all schedules have the same bits."""
+    make, optimizer, data = MODELS[name]
+    training = Training(make, optimizer, data, epochs=3)
+    one = training.piped(pipelined("gpipe"))
+    two = fits_of(training, "gpipe", "auto", replicas=2)
+    four = training.piped(pipelined("gpipe", replicas=4))
+    assert_equal_bits(two["gpipe"].weights, two["auto"].weights)
+    for fitted in (*two.values(), four):
+        assert_near(one, fitted, 1e-5)
+        assert fitted.places == ["CPU:0"]
+
+
+@pytest.fixture(name="fitted", scope="module")
+def _fitted():
+    training = Training(models.deep, models.momentum, models.EVEN, epochs=2)
+    return training.piped(pipelined("1f1b", replicas=2, microbatches=8), measured_before=False)
+
+
+def computing(report):
+    """(micro-batch, device) of each product of matrices."""
+    for node in report.rewritten_graph.node:
+        step = STEP.match(node.name)
+        if step and node.op in ("MatMul", "_FusedMatMul"):
+            yield int(step[1]), node.device[-5:]
+
+
+def test_each_replica_runs_its_micro_batches_on_its_own_devices(fitted):
+    on = {(number // 4, device) for number, device in computing(fitted.report)}
+    assert on == {(0, "CPU:0"), (0, "CPU:1"), (1, "CPU:2"), (1, "CPU:3")}
+
+
+def test_each_replica_is_sent_a_weight_once_and_none_has_all_of_them(fitted):
+    nodes = {node.name: node for node in fitted.report.rewritten_graph.node}
+    sent = {}
+    for node in nodes.values():
+        for text in node.input if "MatMul" in node.op else ():
+            read = nodes[text.lstrip("^").split(":")[0]]
+            if read.op == "ReadVariableOp" and read.device != node.device:
+                sent.setdefault((read.input[0], node.device), set()).add(read.name)
+    assert len(sent) == 34  # of each kernel and bias, to the replica that does not hold it
+    assert {len(reads) for reads in sent.values()} == {1}
+    updated = {node.device[-5:] for node in nodes.values() if node.op.startswith("ResourceApply")}
+    updated |= {node.device[-5:] for node in nodes.values() if node.op.startswith("AssignSub")}
+    assert updated == {"CPU:0", "CPU:1", "CPU:2", "CPU:3"}
+
+
+def test_each_lane_is_in_its_order(fitted):
+    """Along a device the tasks of 1F1B run one after the other; the second replica's as the first's."""
+    tasks = tasks_of(fitted.report.rewritten_graph)
+    ranks = {}
+    for node in fitted.report.rewritten_graph.node:
+        task = tasks.get(node.name)
+        if task is not None and "_ooo_priority" in node.attr and task.kind in ("F", "dO"):
+            ranks.setdefault((task.stage, task.microbatch // 4), {}).setdefault(
+                node.attr["_ooo_priority"].i, (task.kind, task.microbatch % 4)
+            )
+    orders = {lane: [kind for _, kind in sorted(by_rank.items())] for lane, by_rank in ranks.items()}
+    assert orders[0, 0] == orders[0, 1]
+    assert orders[1, 0] == orders[1, 1]
+    assert orders[1, 0][:4] == [("F", 0), ("dO", 0), ("F", 1), ("dO", 1)]
+
+
+def test_states_that_pass_through_all_replicas_do_not_hold_their_lanes_up():
+    """Moving averages change micro-batch by micro-batch: no lane of the second waits for the first."""
+    training = Training(models.batch_normalized, models.momentum, models.EVEN, epochs=1)
+    report = training.piped(pipelined("gpipe", replicas=2, microbatches=4)).report
+    nodes = {node.name: node for node in report.rewritten_graph.node}
+    by_step = {}
+    for name, node in nodes.items():
+        if "MatMul" in node.op and STEP.match(name):
+            by_step.setdefault(int(STEP.match(name)[1]), []).append(name)
+    needed, waiting, first = set(), list(by_step[2]), by_step[0] + by_step[1]
+    while waiting:
+        name = waiting.pop()
+        if name not in needed:
+            needed.add(name)
+            waiting += [text.lstrip("^").split(":")[0] for text in nodes[name].input]
+    assert not needed & set(first)
+
+
+def test_the_report_has_the_replicas(fitted):
+    section = fitted.report.pipeline
+    assert section.replicas == 2
+    assert [len(names) for names in section.replica_devices] == [2, 2]
+    assert section.exchange_s > 0
+    assert fitted.report.planned.workers == 2
+    assert fitted.report.predicted_step_s > 0
+    text = str(fitted.report)
+    assert "replica 1" in text
+    assert "adding up replicas' gradients" in text
+
+
+def test_a_number_is_chosen_by_simulation():
+    training = Training(models.deep, models.momentum, models.EVEN, epochs=2)
+    fitted = training.piped(pipelined("auto", replicas="auto", microbatches=8), measured_before=False)
+    rows = fitted.report.pipeline.compared_replicas
+    assert [row.replicas for row in rows] == [1, 2, 4]
+    taken = [row for row in rows if row.taken]
+    assert len(taken) == 1
+    assert taken[0].predicted_step_s == min(row.predicted_step_s for row in rows)
+    assert "compared" in str(fitted.report)
+
+
+def test_fewer_rows_than_replicas():
+    """The last batch has one row: one replica trains it."""
+    x, y = models.X[:17], models.Y[:17]
+    training = Training(models.mlp, models.momentum, (x, y), epochs=3)
+    one = training.piped(pipelined("gpipe"))
+    assert_near(one, training.piped(pipelined("gpipe", replicas=4)), 1e-5)
+
+
+def test_data_parallel_without_a_launcher_has_the_steps_of_the_whole_batch():
+    training = Training(models.mlp, models.momentum, models.EVEN, epochs=5)
+    fitted = training.piped(pipelined("auto", replicas=4, microbatches=4))
+    assert_near(training.stock, fitted, 1e-5)
+    assert {device for _, device in computing(fitted.report)} == {"CPU:0", "CPU:1", "CPU:2", "CPU:3"}
+
+
+def test_layers_that_run_again_in_every_replica():
+    training = Training(models.deep, models.momentum, models.EVEN, epochs=2)
+    plain, again = (training.piped(pipelined("1f1b", replicas=2, recompute=how)) for how in ("none", "all"))
+    assert_equal_bits(plain.weights, again.weights)
+    assert again.report.pipeline.recomputed
+
+
+def test_what_is_refused_before_anything_has_changed():
+    training = Training(models.mlp, models.momentum, models.EVEN, epochs=1)
+    with pytest.raises(tf_ooo.OptionsError, match="replicas=3: 4 devices cannot be dealt out evenly"):
+        training.piped(pipelined("auto", replicas=3))
+    with pytest.raises(tf_ooo.OptionsError, match="replicas=4 share microbatches=2"):
+        training.piped(pipelined("auto", replicas=4, microbatches=2))
+    with pytest.raises(MemoryLimitError):
+        training.piped(pipelined("auto", replicas=2, memory_limit_bytes=1000), measured_before=False)
+    assert all(np.isfinite(weights).all() for weights in training.stock.weights)
+
+
+class TestAuto:
+    """``OOOBackprop(devices=...)`` and nothing else."""
+
+    @staticmethod
+    def fit(training, monkeypatch, one_s, several_s, **options):
+        """With made-up seconds of one device and of a plan."""
+        from tf_ooo.fit import distributed
+
+        monkeypatch.setattr(distributed, "stock_steps_s", lambda *_: [one_s] * 5)
+        monkeypatch.setattr(
+            "tf_ooo.modes.pipeline.mesh.Mesh.step_s", property(lambda mesh: several_s), raising=True
+        )
+        callback = tf_ooo.OOOBackprop(devices=4, compare=True, microbatches=4, profile_steps=1, **options)
+        return training.piped(callback, measured_before=False)
+
+    @pytest.fixture(name="training")
+    def _training(self):
+        return Training(models.mlp, models.momentum, models.EVEN, epochs=8)
+
+    def test_one_device_where_several_are_predicted_to_be_slower(self, training, monkeypatch):
+        fitted = self.fit(training, monkeypatch, one_s=1e-3, several_s=2e-3)
+        report = fitted.report
+        assert report.fell_back
+        assert "4 devices are predicted to take 2.00 ms a step, one takes 1.00 ms" in report.fallback_reason
+        assert not any(row.taken for row in report.pipeline.compared_replicas)
+        assert report.headline.startswith("no gain: the stock step runs")
+        assert_near(training.stock, fitted, 1e-5)
+
+    def test_back_to_one_device_where_several_are_measured_to_be_slower(self, training, monkeypatch):
+        fitted = self.fit(training, monkeypatch, one_s=1e-6, several_s=1e-7)
+        assert fitted.report.fell_back
+        assert fitted.report.fallback_reason.startswith("measured: slower than one device")
+        assert fitted.report.headline.startswith("no gain: stock kept")
+        assert fitted.places == ["CPU:0"]
+        assert_near(training.stock, fitted, 1e-5)
+
+    def test_several_devices_stay_where_they_are_faster(self, training, monkeypatch):
+        fitted = self.fit(training, monkeypatch, one_s=10.0, several_s=1.0)
+        assert not fitted.report.fell_back
+        assert fitted.report.gain.faster
+        assert_near(training.stock, fitted, 1e-5)
+
+    def test_a_named_schedule_stays(self, training, monkeypatch):
+        fitted = self.fit(training, monkeypatch, one_s=1e-6, several_s=1e-7, schedule="gpipe")
+        assert not fitted.report.fell_back
+        assert fitted.report.schedule == "gpipe"
+
+    def test_a_fit_that_is_too_short_to_compare_is_left_alone_and_the_next_one_looks_again(self):
+        training = Training(models.mlp, models.momentum, models.EVEN, epochs=3)
+        callback = tf_ooo.OOOBackprop(devices=4)
+        fitted = training.piped(callback, measured_before=False)
+        assert "was not measured" in fitted.report.fallback_reason
+        assert_near(training.stock, fitted, 1e-5)
+        history = training.fit(callback)
+        assert np.abs(np.subtract(history["loss"], training.stock.history["loss"])).max() < 1e-5
+        assert callback._life.mode.one_device
+
+    def test_a_fit_after_one_in_which_one_device_was_faster_is_stock(self, training, monkeypatch):
+        from tf_ooo.fit import distributed
+
+        monkeypatch.setattr(distributed, "stock_steps_s", lambda *_: [1e-6] * 5)
+        callback = tf_ooo.OOOBackprop(devices=4, compare=True, profile_steps=1)
+        training.fit(callback)
+        assert callback.report.fell_back
+        assert training.fit(callback)["loss"] == training.stock.history["loss"]

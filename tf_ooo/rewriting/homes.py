@@ -1,0 +1,146 @@
+"""Where a step's layers are: a device for each stage of each replica, and who holds a layer's variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from tensorflow.core.framework import types_pb2
+
+from grappler_passes.graph.effects import has_side_effects, only_reads, states_of
+from tf_ooo.planning.model.task import replica_of_part
+from tf_ooo.rewriting.unrolled_tasks import Step
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework import node_def_pb2
+
+_READ = "ReadVariableOp"
+
+
+@dataclass(frozen=True)
+class Homes:
+    """``devices`` are full names: of each replica, for each stage.
+
+    ``holder_of_layer``: the replica on whose device a layer's variables are, and are updated; the others are
+    sent the weights and send their gradients.
+    """
+
+    stage_of_layer: Sequence[int]
+    devices: Sequence[Sequence[str]]
+    holder_of_layer: Sequence[int]
+
+    @property
+    def replicas(self) -> int:
+        return len(self.devices)
+
+    def of_variables(self, layer: int) -> str:
+        """The device of a layer's variables."""
+        return self.devices[self.holder_of_layer[layer]][self.stage_of_layer[layer]]
+
+    @cached_property
+    def by_layer(self) -> list[str]:
+        """:meth:`of_variables` of all layers."""
+        return [self.of_variables(layer) for layer in range(len(self.stage_of_layer))]
+
+    def device_of(self, layer: int, replica: int | None) -> str:
+        """Where a layer runs for a replica; None: what comes once a step."""
+        if replica is None:
+            return self.of_variables(layer)
+        return self.devices[replica][self.stage_of_layer[layer]]
+
+    def replica_of_node(self, step: Step) -> list[int | None]:
+        """By node: the replica that its micro-batch passes through; None: it comes once."""
+        of_part = replica_of_part(step.count, self.replicas)
+        return [None if number is None or number >= step.count else of_part[number] for number in step.steps]
+
+
+def one_pipeline(stage_of_layer: Sequence[int], device_of_stage: Sequence[str]) -> Homes:
+    """Without replicas."""
+    return Homes(stage_of_layer, (tuple(device_of_stage),), [0] * len(stage_of_layer))
+
+
+def held_evenly(stage_of_layer: Sequence[int], bytes_of_layer: Sequence[float], replicas: int) -> list[int]:
+    """Which replica holds each layer: of each stage all hold about as many bytes, the largest dealt first."""
+    held = {(stage, replica): 0.0 for stage in set(stage_of_layer) for replica in range(replicas)}
+    holders = [0] * len(stage_of_layer)
+    for layer in sorted(range(len(stage_of_layer)), key=lambda layer: (-bytes_of_layer[layer], layer)):
+        stage = stage_of_layer[layer]
+        holder = min(range(replicas), key=lambda replica: (held[stage, replica], replica))
+        holders[layer] = holder
+        held[stage, holder] += bytes_of_layer[layer]
+    return holders
+
+
+def read_once(step: Step, replica_of_node: Sequence[int | None]) -> dict[str, str]:
+    """Reads of variables that stand for others: ``{read: the first of the same replica}``.
+
+    Of what is written once, at the end of the step, all micro-batches read the same: a replica whose devices
+    do not hold it is sent it once.
+    """
+    index = step.index
+    written: set[str] = set()
+    for i, op in enumerate(index.ops):
+        if replica_of_node[i] is not None and has_side_effects(op) and not only_reads(op):
+            written |= states_of(index, i)
+    firsts: dict[tuple[int, int, int], str] = {}
+    stands_for: dict[str, str] = {}
+    for i in index.order:
+        replica, context = replica_of_node[i], index.contexts[i]
+        if index.ops[i] != _READ or replica is None or context.frame or context.branches:
+            continue
+        if index.control_preds[i]:  # it waits for something of its micro-batch
+            continue
+        handle = index.data_preds[i][0][0]
+        if index.names[handle] in written or index.ops[handle] not in ("_Arg", "VarHandleOp"):
+            continue
+        first = firsts.setdefault((replica, handle, _dtype(step, i)), index.names[i])
+        if first != index.names[i]:
+            stands_for[index.names[i]] = first
+    return stands_for
+
+
+def is_resource(node: node_def_pb2.NodeDef) -> bool:
+    """Whether an op with one type hands on resources."""
+    return "T" in node.attr and bool(node.attr["T"].type == types_pb2.DT_RESOURCE)
+
+
+def _dtype(step: Step, i: int) -> int:
+    return int(step.graph_def.node[i].attr["dtype"].type)
+
+
+def crossing(step: Step, replica_of_node: Sequence[int | None]) -> set[int]:
+    """Ops that no lane orders, as they lead from one replica's micro-batches to another's.
+
+    States that every micro-batch changes (seeds, moving averages, metrics) change in the order of
+    micro-batches through all replicas.  Those that depend on no data (seeds) run ahead of all lanes; what
+    reads data of another replica's micro-batch runs when that is there.
+    """
+    index = step.index
+    bits: dict[int, int] = {}  # of each replica's ops that depend on data
+    needed: dict[int, int] = {}  # by each replica's ops
+    fed = sum(1 << index.position[i] for i in _fed(step))
+    of_data = [bool(index.reach[i] & fed) for i in range(len(index))]
+    for i, replica in enumerate(replica_of_node):
+        if replica is not None:
+            needed[replica] = needed.get(replica, 0) | index.reach[i]
+            if of_data[i]:
+                bits[replica] = bits.get(replica, 0) | 1 << index.position[i]
+    out: set[int] = set()
+    for i, replica in enumerate(replica_of_node):
+        if replica is None:
+            continue
+        foreign: Mapping[int, int] = bits if of_data[i] else needed
+        of_others = 0
+        for each, ops in foreign.items():
+            of_others |= ops if each != replica else 0
+        reads = index.reach[i] & of_others if of_data[i] else of_others >> index.position[i] & 1
+        if reads:
+            out.add(i)
+    return out
+
+
+def _fed(step: Step) -> list[int]:
+    """The arguments that are no variables: the batch."""
+    return [i for i, node in enumerate(step.graph_def.node) if node.op == "_Arg" and not is_resource(node)]

@@ -2,7 +2,7 @@
 
 It learns the text of Python's own library, letter by letter.  Weights, gradients and Adam's two slots need
 nearly twice what the plan may give a worker (``memory_limit_bytes``).  So the model is built in this host's
-memory, its step is taken apart without running it, and only the stages run.
+memory, its step is taken apart without running it, and only the stages run, for validation too.
 
 All workers run on this machine.  On four machines start on each, with the same list,
     tf-ooo worker --cluster host1:2222,host2:2222,... --task 0 --insecure-network   (--task 1 on the next)
@@ -102,14 +102,16 @@ def train(arguments, cluster):
     callback = tf_ooo.OOOBackprop(
         tf_ooo.Pipeline(devices=cluster, microbatches=MICROBATCHES, memory_limit_bytes=limit_bytes)
     )
-    x, y = text_of_the_library(arguments.steps * BATCH)
-    model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=2, callbacks=[callback])
+    x, y = text_of_the_library((arguments.steps + 1) * BATCH)
+    held_out = (x[-BATCH:], y[-BATCH:])
+    fitted = {"batch_size": BATCH, "shuffle": False, "verbose": 2, "validation_data": held_out}
+    model.fit(x[:-BATCH], y[:-BATCH], **fitted, callbacks=[callback])
     print(callback.report.headline)
     section = callback.report.pipeline
     for device, peak_bytes in zip(section.devices, section.predicted_peak_bytes, strict=True):
         ranges = [f"{s.layers[0]} .. {s.layers[-1]}" for s in section.stages if s.device == device]
         print(f"{device}: {', '.join(ranges)}; at most {peak_bytes / 1e6:.1f} MB by plan")
-    print(f"loss afterwards {model.evaluate(x[:BATCH], y[:BATCH], verbose=0):.3f}")
+    print(f"loss afterwards, on the host: {model.evaluate(*held_out, verbose=0):.3f}")
 
 
 if __name__ == "__main__":

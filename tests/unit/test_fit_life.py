@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tf_ooo import SingleDevice
 from tf_ooo.errors import BackendError, GraphError
@@ -20,6 +21,7 @@ class Mode:
 
     compiles = False
     without_steps = None  # an epoch
+    predicts = None  # in the place of Keras' function
 
     def __init__(self, said=None, keeps_stock=False, refuses=None, lost=(), **options):
         self.said = [] if said is None else said
@@ -60,6 +62,9 @@ class Training:
 
     def settle(self, saving):
         self.mode.said.append("settle to save" if saving else "settle")
+
+    def evaluating(self, kind, function):
+        return (kind == "predict" and self.mode.predicts) or function
 
     def watched(self):
         """No plan runs."""
@@ -162,6 +167,21 @@ def test_saving_and_evaluating_settle_first(tmp_path):
     mode = Mode()
     fit(model, mode, doing("on_train_batch_end", lambda: model.evaluate(X, Y, verbose=0)))
     assert mode.said.count("settle") == 3
+
+
+def test_what_predicts_is_the_modes_as_long_as_it_has_something():
+    mode, model, asked = Mode(), model_of(), []
+
+    def ask():
+        asked.append(
+            (model.predict(X, verbose=0).shape, len(model.evaluate(X, Y, verbose=0, return_dict=True)))
+        )
+        mode.predicts = (lambda data: tf.zeros((3, 9))) if len(asked) == 1 else None
+
+    fit(model, mode, doing("on_train_batch_end", ask), epochs=2)
+    assert [shape for shape, _ in asked] == [(8, 1), (3, 9), (8, 1), (8, 1)]
+    assert not vars(model).keys() & {"make_test_function", "make_predict_function"}
+    assert not any(hasattr(function, "guarded") for function in (model.test_function, model.predict_function))
 
 
 def test_another_train_function_ends_ours_and_is_told_once():

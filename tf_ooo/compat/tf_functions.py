@@ -10,17 +10,22 @@ import tensorflow as tf
 
 
 def plain_function(
-    body: Callable[..., Any], specs: Sequence[Any] | None = None, compiled: bool = False
+    body: Callable[..., Any],
+    specs: Sequence[Any] | None = None,
+    compiled: bool = False,
+    any_shape: bool = False,
 ) -> Any:
     """A ``tf.function`` that runs its body as it is; TensorFlow does not warn that there are several such.
 
     ``specs``: of its inputs, for one trace.  ``compiled``: by XLA, for which loops are traced in another way.
+    ``any_shape``: the second shape of an input is traced for all that follow.
     """
     function = tf.function(
         tf.autograph.experimental.do_not_convert(body),
         input_signature=specs if specs is None else list(specs),
         autograph=False,
         jit_compile=True if compiled else None,
+        reduce_retracing=any_shape,
     )
     function._omit_frequent_tracing_warning = True
     return function

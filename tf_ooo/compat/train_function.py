@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import keras
 
 _FUNCTIONS = ("train_function", "train_tf_function")
+_EVALUATING = ("test_function", "predict_function")
 
 
 def train_function_of(model: keras.Model) -> Callable[..., Any]:
@@ -147,10 +148,9 @@ def steps_per_execution_set_to(model: keras.Model, count: int) -> Iterator[None]
 
 
 def functions_of(model: keras.Model) -> dict[str, Any]:
-    """The functions that a model keeps for evaluate and predict; {} for a layer."""
-    return {
-        name: getattr(model, name) for name in ("test_function", "predict_function") if hasattr(model, name)
-    }
+    """The functions that a model keeps for evaluate and predict, as Keras made them; {} for a layer."""
+    kept = {name: getattr(model, name, None) for name in _EVALUATING if hasattr(model, name)}
+    return {name: getattr(function, "guarded", function) for name, function in kept.items()}
 
 
 def set_functions_of(model: keras.Model, functions: dict[str, Any]) -> None:

@@ -15,11 +15,14 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from tf_ooo.compat import keras_attributes, keras_fits
+from tf_ooo.compat import keras_attributes, keras_fits, train_function
 from tf_ooo.fit.saving import replacing, saving_backups_whole
 
 if TYPE_CHECKING:
     import keras
+
+    from tf_ooo.compat.evaluation import Kind
+    from tf_ooo.fit.mode import Function
 
 _CALLS = tuple(
     f"on_{what}_{when}"
@@ -29,7 +32,7 @@ _CALLS = tuple(
 
 # Methods of a model that see its weights.
 _SEEING = (
-    *("make_predict_function", "save", "save_weights", "export", "train_on_batch"),
+    *("save", "save_weights", "export", "train_on_batch"),
     *("get_weights", "set_weights", "load_weights"),
 )
 _SAVING = ("save", "save_weights", "export")
@@ -50,6 +53,7 @@ class Guard:
         saving: is called before saving instead; None: ``seen``.
         epoch_logs: is given an epoch and its logs before the first callback; False: none is to hear of it.
         epoch_end: is given an epoch after the last callback.
+        evaluating: what runs in the place of Keras' test or predict function, asked at each call.
 
     Attributes:
         sees_epochs: ``epoch_logs`` and ``epoch_end`` are called; the callbacks are not called by hand.
@@ -63,7 +67,9 @@ class Guard:
         saving: Callable[[], None] | None = None,
         epoch_logs: Callable[[int, dict[str, Any]], bool] = lambda epoch, logs: True,
         epoch_end: Callable[[int], None] = lambda epoch: None,
+        evaluating: Callable[[Kind, Function], Function] = lambda kind, function: function,
     ) -> None:
+        self._evaluating = evaluating
         self._model, self._failed, self._seen = model, failed, seen
         self._saving = saving or seen
         self._raised: BaseException | None = None
@@ -90,7 +96,10 @@ class Guard:
         keras_attributes.set_on(owner, name, method)
 
     def _wrapped(self, model: keras.Model) -> dict[str, Callable[..., Any]]:
-        wrapped = {"make_test_function": self._making(model.make_test_function)}
+        wrapped = {
+            "make_test_function": self._making("test", model.make_test_function),
+            "make_predict_function": self._making("predict", model.make_predict_function),
+        }
         for name in _TOUCHING:
             wrapped[name] = self._guarded_outside_traces(getattr(model, name))
         for name in _SEEING:
@@ -154,26 +163,37 @@ class Guard:
 
         self._put(batches, keras_fits.AROUND_BATCHES, around)
 
-    def _making(self, make: Callable[..., Any]) -> Callable[..., Any]:
+    def _making(self, kind: Kind, make: Callable[..., Any]) -> Callable[..., Any]:
         def make_guarded(*args: Any, **kwargs: Any) -> Any:
-            import tensorflow as tf
-
             self.guarded(self._seen)()
-            self._guard_batches()
+            if kind == "test":
+                self._guard_batches()
             made_by_keras = make(*args, **kwargs)
-            function = self._model.test_function
-            if not hasattr(function, "guarded"):
-                ends = (StopIteration, tf.errors.OutOfRangeError)
-                self._model.test_function = self.guarded(function, *ends)
-            return made_by_keras
+            function = train_function.functions_of(self._model)[f"{kind}_function"]
+            chosen = self._chosen(kind, function)
+            train_function.set_functions_of(self._model, {f"{kind}_function": chosen})
+            return made_by_keras and chosen  # Keras 2 takes what is returned
 
         return make_guarded
+
+    def _chosen(self, kind: Kind, function: Function) -> Function:
+        """Keras' function, or what the mode has for it.
+
+        A callback may catch what its own ``predict`` raises; validation is the fit's.
+        """
+        import tensorflow as tf
+
+        def call(given: Any) -> Any:
+            return self._evaluating(kind, function)(given)
+
+        guarded = self.guarded(call, StopIteration, tf.errors.OutOfRangeError) if kind == "test" else call
+        guarded.guarded = function  # type: ignore[attr-defined]
+        return guarded
 
     def close(self) -> None:
         while self._kept:
             keras_attributes.set_on(*self._kept.pop())
-        function = self._model.test_function
-        self._model.test_function = getattr(function, "guarded", function)
+        train_function.set_functions_of(self._model, train_function.functions_of(self._model))
 
 
 def _around_epoch_end(

@@ -141,6 +141,7 @@ class FitLife:
             functools.partial(training.settle, True),
             self._epoch_logs,
             self._epoch_end,
+            training.evaluating,
         )
         recorder, step = None, training.run
         if self.mode.options.timeline is not None and self._rank == 0:

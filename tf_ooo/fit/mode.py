@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tf_ooo.compat.evaluation import Kind
 from tf_ooo.fit.recorder import Watched
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.options import ModeOptions
@@ -13,6 +14,9 @@ from tf_ooo.report.report import Report
 
 if TYPE_CHECKING:
     import keras
+
+
+Function = Callable[[Any], Any]
 
 
 def _nothing(*_: object) -> None:
@@ -37,6 +41,7 @@ class Training:
             False: no step ran in it, and nobody is to hear of it.
         epoch_end: given its number, when all callbacks have heard of it.
         ended: all epochs are through.
+        evaluating: given ``"test"`` or ``"predict"`` and Keras' function, what runs now in the place of that.
         watched: what a profile of the next execution would show; None as long as the plan does not run, or
             steps are still compared.
     """
@@ -51,6 +56,7 @@ class Training:
     epoch_logs: Callable[[int, dict[str, Any]], bool] = lambda epoch, logs: True
     epoch_end: Callable[[int], None] = _nothing
     ended: Callable[[], None] = _nothing
+    evaluating: Callable[[Kind, Function], Function] = lambda kind, function: function
     watched: Callable[[], Watched | None] = _nothing
 
 

@@ -103,7 +103,7 @@ def read_once(step: Step, replica_of_node: Sequence[int | None]) -> dict[str, st
 
 def is_resource(node: node_def_pb2.NodeDef) -> bool:
     """Whether an op with one type hands on resources."""
-    return bool(node.attr["T"].type == types_pb2.DT_RESOURCE)
+    return "T" in node.attr and bool(node.attr["T"].type == types_pb2.DT_RESOURCE)
 
 
 def _dtype(step: Step, i: int) -> int:

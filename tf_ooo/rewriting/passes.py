@@ -5,6 +5,7 @@
 | one device | separate | annotate, order, verify |
 | data parallel | separate | annotate and order each step by itself; steps, verify |
 | pipeline | plain sums, repeat, read once | placement, local constants, joins, order, annotate, verify |
+| its evaluation | | placement, local constants, verify |
 
 What comes out is verified against the graph as it came; plain sums and what runs again are checked by
 their own pass.  With a ``dump_dir`` all passes of a graph write into it, numbered in the order in which they
@@ -92,6 +93,14 @@ def placing(
     passes = [placement, LocalConstantsPass(), JoinsPass(plan), OrderPass(plan), AnnotatePass(plan)]
     check = VerifyPass(original, frozenset(), relaxed_by(*passes))
     return PassPipeline([*passes, check], dump_dir, ran=1)
+
+
+def placing_forward(
+    plan: RewritePlan, available: Sequence[str], original: graph_pb2.GraphDef, dump_dir: Folder = None
+) -> PassPipeline:
+    """Pipeline: for a graph that evaluates or predicts."""
+    run = [PlacementPass(plan, tuple(available)), LocalConstantsPass()]
+    return PassPipeline([*run, VerifyPass(original, frozenset(), relaxed_by(*run))], dump_dir)
 
 
 def _verified(

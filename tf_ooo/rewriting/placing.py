@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from tensorflow.core.framework import node_def_pb2
 
 from grappler_passes.graph.contexts import SWITCHES
+from grappler_passes.graph.dependencies import GraphIndex
 from tf_ooo.rewriting.homes import Homes, is_resource
 from tf_ooo.rewriting.unrolled_tasks import Step
 
@@ -35,16 +36,21 @@ def place(
     index = step.index
     replica_of = [0] * len(index) if replica_of_node is None else replica_of_node
     nodes = {node.name: node for node in step.graph_def.node}
-    placed = _on_variables(step, nodes)
+    placed = on_variables(index, nodes)
     for name, (_, layer, _) in step.where.items():
         if nodes[name].op not in _FREE:
             placed.setdefault(name, homes.device_of(layer, replica_of[index.index[name]]))
     for name in step.sums - step.where.keys():
         placed.setdefault(name, nodes[name].device)
-    _slices_at_home(step, nodes, placed)
-    _follow(step, nodes, placed, bytes_of)
-    placed |= {name: node.device for name, node in nodes.items() if node.op in _IN_PYTHON and node.device}
-    return {name: _able(nodes[name].device, device) for name, device in placed.items()}
+    slices_at_home(index, nodes, placed)
+    follow(index, nodes, placed, bytes_of)
+    return as_they_can(nodes, placed)
+
+
+def as_they_can(nodes: _Nodes, placed: Mapping[str, str]) -> dict[str, str]:
+    """The same devices, but for ops that call Python, and those that only CPUs have."""
+    python = {name: node.device for name, node in nodes.items() if node.op in _IN_PYTHON and node.device}
+    return {name: _able(nodes[name].device, device) for name, device in {**placed, **python}.items()}
 
 
 def _able(now: str, device: str) -> str:
@@ -54,8 +60,9 @@ def _able(now: str, device: str) -> str:
     return f"{host}/device:CPU:0" if on_cpu else device
 
 
-def _on_variables(step: Step, nodes: _Nodes) -> dict[str, str]:
-    index, placed = step.index, {}
+def on_variables(index: GraphIndex, nodes: _Nodes) -> dict[str, str]:
+    """Ops that are given a variable are where it is."""
+    placed = {}
     handles = {
         i: nodes[name].device
         for i, name in enumerate(index.names)
@@ -74,9 +81,8 @@ def _on_variables(step: Step, nodes: _Nodes) -> dict[str, str]:
     return placed
 
 
-def _slices_at_home(step: Step, nodes: _Nodes, placed: dict[str, str]) -> None:
+def slices_at_home(index: GraphIndex, nodes: _Nodes, placed: dict[str, str]) -> None:
     """A micro-batch is cut off where the batch is, so that no whole batch is sent."""
-    index = step.index
     for i, name in enumerate(index.names):
         if index.ops[i] in _SLICES and index.data_preds[i]:
             source = index.data_preds[i][0][0]
@@ -84,8 +90,8 @@ def _slices_at_home(step: Step, nodes: _Nodes, placed: dict[str, str]) -> None:
                 placed[name] = nodes[index.names[source]].device
 
 
-def _follow(step: Step, nodes: _Nodes, placed: dict[str, str], bytes_of: Mapping[str, int]) -> None:
-    index = step.index
+def follow(index: GraphIndex, nodes: _Nodes, placed: dict[str, str], bytes_of: Mapping[str, int]) -> None:
+    """Others follow the largest tensor that they read, or else whoever reads them."""
 
     def rest(order: Sequence[int]) -> list[int]:
         return [i for i in order if index.names[i] not in placed and index.ops[i] not in _FREE]

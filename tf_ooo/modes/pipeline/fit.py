@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import iterators, keras_losses, nests, train_function
+from tf_ooo.compat.evaluation import Kind
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError, MemoryLimitError, OOOError, ScheduleError
@@ -20,12 +21,12 @@ from tf_ooo.fit.baseline import ONE_DEVICE
 from tf_ooo.fit.distributed import Distributed, FirstSteps, check_model
 from tf_ooo.fit.in_place import InPlace
 from tf_ooo.fit.measured import check_costs, measured_costs, unknown_sizes, with_shared_link
-from tf_ooo.fit.mode import Training
+from tf_ooo.fit.mode import Function, Training
 from tf_ooo.fit.recorder import Watched
 from tf_ooo.fit.reporting import fall_back
 from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.devices import home_device
-from tf_ooo.hosts.memory import host_memory, in_host_memory
+from tf_ooo.hosts.memory import evaluate_in_host_memory, host_memory, in_host_memory
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.target import gone
 from tf_ooo.modes.pipeline import tasks_of
@@ -180,6 +181,8 @@ class PipelineMode:
 
     def steps_of(self, model: keras.Model, steps: int | None) -> PipelineSteps:
         """With the plan of the fit before, where that was of the same step on the same devices."""
+        if in_host_memory(model):
+            evaluate_in_host_memory(model)
         trained_before = self.distributed.known is not None
         if self.distributed.begin(model, steps):
             self.pipeline = None
@@ -536,8 +539,13 @@ class PipelineSteps:
             explain=self._target.explain,
             replaced=self._mode.distributed.note_replaced,
             ended=self.ended,
+            evaluating=self.evaluating,
             watched=self.watched,
         )
+
+    def evaluating(self, kind: Kind, function: Function) -> Function:
+        """What evaluates or predicts; before the variables are moved Keras' own functions do."""
+        return function if self._running is None else self._running.evaluating(kind, function)
 
     def watched(self) -> Watched | None:
         """Once a step of the plan has run that traced nothing."""

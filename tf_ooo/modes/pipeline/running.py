@@ -10,10 +10,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import nests
+from tf_ooo.compat.evaluation import Kind, makes_its_own
 from tf_ooo.fit import progress
 from tf_ooo.fit.distributed import Placed, not_cut
+from tf_ooo.fit.mode import Function
 from tf_ooo.hosts.devices import available_devices
 from tf_ooo.hosts.target import Target
+from tf_ooo.modes.pipeline.evaluation import StagedEvaluation
 from tf_ooo.modes.pipeline.mesh import Mesh
 from tf_ooo.modes.pipeline.options import Pipeline
 from tf_ooo.modes.pipeline.reporting import fill_report_of_graph
@@ -66,12 +69,14 @@ class RunningPipeline:
         report: Report,
     ) -> None:
         self._pipeline, self._report = pipeline, report
-        self._placed = Placed(model, target)
+        self._model, self._placed = model, Placed(model, target)
         self._request = request_to_place(model, pipeline.plan, options.dump_dir)
         self._functions = StepFunctions(
             model, options.microbatches, self._request.tracing, applying, pipeline.mesh.replicas
         )
         self._functions.check_captures = self._placed.check_captures
+        self._evaluations: dict[Kind, StagedEvaluation] = {}
+        self._dump_dir = options.dump_dir
         devices = len({name for names in pipeline.plan.homes.devices for name in names})
         self._functions.around_traces = partial(progress.said, f"tracing the step on {devices} devices")
 
@@ -94,7 +99,17 @@ class RunningPipeline:
         fill_report_of_graph(self._report, request.result)
         return outputs
 
+    def evaluating(self, kind: Kind, function: Function) -> Function:
+        """What evaluates or predicts on the stages' devices; a class that makes its own function keeps it."""
+        if makes_its_own(self._model, kind):
+            return function
+        if kind not in self._evaluations:
+            self._evaluations[kind] = StagedEvaluation(self._model, kind, self._report, self._dump_dir)
+        return partial(self._evaluations[kind], function)
+
     def restore(self) -> list[str]:
         """Puts the variables back; names those that are lost."""
+        for evaluation in self._evaluations.values():
+            evaluation.close()
         self._request.close()
         return self._placed.restore()

@@ -1,0 +1,69 @@
+"""What ``evaluate`` and ``predict`` call for each batch, one batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import tensorflow as tf
+
+from tf_ooo.compat import iterators, train_function, versions
+
+if TYPE_CHECKING:
+    import keras
+
+Kind = Literal["test", "predict"]
+
+
+def makes_its_own(model: keras.Model, kind: Kind) -> bool:
+    """Whether the model's class has a ``make_test_function`` or ``make_predict_function`` of its own."""
+    made_by = getattr(type(model), f"make_{kind}_function").__module__
+    return made_by.partition(".")[0] not in ("keras", "tf_keras")
+
+
+def step_on_data(model: keras.Model, kind: Kind) -> Callable[[Any], Any]:
+    """What Keras' test or predict function does with one batch, not made into a ``tf.function``."""
+    step = getattr(model, f"{kind}_step")
+    on_data = train_function.step_on_data(model, step, counts=False)
+    if not versions.is_of_keras_2(model):
+        return on_data
+    counter = getattr(model, f"_{kind}_counter")
+
+    def counted(data: Any) -> Any:
+        outputs = on_data(data)
+        with tf.control_dependencies([value for value in tf.nest.flatten(outputs) if tf.is_tensor(value)]):
+            counter.assign_add(1)
+        return outputs
+
+    return counted
+
+
+def batches_of(model: keras.Model, kind: Kind, given: Any) -> tuple[list[Any], Any]:
+    """The batches that one call of a test or predict function takes, and their spec; None: as they are.
+
+    ``given``: what Keras calls it with, an iterator; Keras 3's ``predict`` takes the batches itself.
+    """
+    if kind == "predict" and isinstance(given, list):
+        return given, None
+    spec = given.element_spec if iterators.is_iterator(given) else None
+    return iterators.take(given, train_function.steps_per_execution(model)), spec
+
+
+def given_again(given: Any, batches: list[Any]) -> Any:
+    """What to call Keras' function with once :func:`batches_of` has taken these."""
+    if given is batches:
+        return given
+    return iterators.iterator_over(batches, given) if iterators.is_iterator(given) else iter(batches)
+
+
+def joined(outputs: Sequence[Any]) -> Any:
+    """The outputs of ``predict`` for several batches, as one, as Keras joins them."""
+    if len(outputs) == 1:
+        return outputs[0]
+
+    def join(*parts: Any) -> Any:
+        if isinstance(parts[0], tf.SparseTensor):
+            return tf.sparse.concat(0, list(parts))
+        return tf.concat(parts, 0) if parts[0].shape.rank else tf.stack(parts)
+
+    return tf.nest.map_structure(join, *outputs)

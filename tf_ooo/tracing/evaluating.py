@@ -1,0 +1,52 @@
+"""The flat functions of one test or predict step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from tf_ooo.compat import evaluation, nests, tf_functions
+
+
+class EvaluationFunctions:
+    """Keras' test or predict step on one batch, as functions.
+
+    They are traced as Keras traces its own, for the spec of a dataset or for any shape, and have the bits of
+    those; but each batch is a call of its own, so that no two are under way at once.  ``tracing`` is entered
+    around calls.
+    """
+
+    def __init__(
+        self, model: Any, kind: evaluation.Kind, tracing: Callable[[], AbstractContextManager[Any]]
+    ) -> None:
+        self._model, self._kind, self._tracing = model, kind, tracing
+        self._functions: dict[Any, Any] = {}
+
+    def __call__(self, batch: Any, spec: Any) -> Any:
+        """The step on a batch of data that :meth:`make` was called for."""
+        with self._tracing():
+            return self._functions[_key(spec)](batch)
+
+    def make(self, example: Any, spec: Any) -> None:
+        """Traces, if that has not been done, for data of a spec; None: for the shape of an example.
+
+        Raises whatever tracing raises; nothing runs.
+        """
+        if _key(spec) in self._functions:
+            return
+        step = evaluation.step_on_data(self._model, self._kind)
+        specs = None if spec is None else [spec]
+        function = tf_functions.plain_function(step, specs, any_shape=True)
+        with self._tracing():
+            function.get_concrete_function(*([example] if spec is None else ()))
+        self._functions[_key(spec)] = function
+
+    @property
+    def traced(self) -> int:
+        """How often."""
+        return sum(function.experimental_get_tracing_count() for function in self._functions.values())
+
+
+def _key(spec: Any) -> Any:
+    return None if spec is None else nests.signature(spec)

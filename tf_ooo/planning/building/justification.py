@@ -1,0 +1,176 @@
+"""Double justification of a pipeline's schedule (Valls, Ballestin and Quintanilla 2005).
+
+All tasks are started anew as soon as they can, from the end of the step towards its beginning, those first
+that ended last; then from the beginning again, those first that now begin first.  Each time tasks that hold
+nothing up make way for those that do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+import numpy as np
+
+from tf_ooo.planning.building.pipeline import StagedLayers
+from tf_ooo.planning.model.task import encode
+
+_F, _DO, _DW = 0, 1, 2
+_KINDS = ("F", "dO", "dW")
+
+
+@dataclass(frozen=True)
+class Order:
+    """When tasks end if none waits longer than it has to, and the order in which they begin."""
+
+    makespan_s: float
+    end_s: list[float]
+    begun: list[int]
+
+
+@dataclass(frozen=True)
+class _Side:
+    """What begins after each task, in one direction of time, and seconds of a message from it."""
+
+    after: list[list[int]]
+    hop_s: list[float]
+    waits: list[int]
+
+    @classmethod
+    def of(cls, pairs: Sequence[tuple[int, int, float]], count: int) -> _Side:
+        after: list[list[int]] = [[] for _ in range(count)]
+        hop_s, waits = [0.0] * count, [0] * count
+        for earlier, later, sent_s in pairs:
+            after[earlier].append(later)
+            hop_s[earlier] = max(hop_s[earlier], sent_s)
+            waits[later] += 1
+        return cls(after, hop_s, waits)
+
+
+class StepTasks:
+    """F, dO and dW of all stages and micro-batches; a stage keeps those of at most ``in_flight``.
+
+    ``urgent``: the tasks as list scheduling prefers them: dO, then F, then dW, each of the oldest micro-batch.
+    """
+
+    def __init__(self, stages: StagedLayers, in_flight: int) -> None:
+        problem = stages.problem
+        self.stages, self.count, self.devices = len(stages.bounds), problem.microbatches, problem.devices
+        seconds = np.repeat(stages.seconds.reshape(-1), self.count)
+        self.seconds: list[float] = seconds.tolist()
+        self.stage: list[int] = np.tile(np.repeat(np.arange(self.stages), self.count), 3).tolist()
+        self.codes = np.concatenate(
+            [encode(kind, np.repeat(np.arange(self.stages), self.count), self._batches()) for kind in _KINDS]
+        )
+        pairs = self._pairs(stages, in_flight)
+        self.forward = _Side.of(pairs, len(self.seconds))
+        self.reverse = _Side.of([(later, earlier, sent_s) for earlier, later, sent_s in pairs], len(self.seconds))
+        by_kind = {_DO: 0, _F: 1, _DW: 2}
+        size = self.stages * self.count
+        self.urgent = sorted(range(3 * size), key=lambda task: (by_kind[task // size], task % self.count))
+
+    def _batches(self) -> np.ndarray:
+        return np.tile(np.arange(self.count), self.stages)
+
+    def _pairs(self, stages: StagedLayers, in_flight: int) -> list[tuple[int, int, float]]:
+        """(earlier task, later task, seconds of the message, where they are on two devices)."""
+        link, batches = stages.problem.link, range(self.count)
+        pairs: list[tuple[int, int, float]] = []
+
+        def add(earlier: tuple[int, int], later: tuple[int, int], sent_s: float, behind: int = 0) -> None:
+            first, then = (kind_stage[0] * self.stages + kind_stage[1] for kind_stage in (earlier, later))
+            pairs.extend(
+                (first * self.count + batch - behind, then * self.count + batch, sent_s)
+                for batch in batches[behind:]
+            )
+
+        for stage in range(self.stages):
+            add((_F, stage), (_DO, stage), 0.0)
+            add((_DO, stage), (_DW, stage), 0.0)
+            if in_flight < self.count:
+                add((_DW, stage), (_F, stage), 0.0, in_flight)
+            for source, size in stages.inputs[stage]:
+                add((_F, source), (_F, stage), link.seconds(size))
+                add((_DO, stage), (_DO, source), link.seconds(size))
+        return pairs
+
+    def run(self, place: Sequence[int], urgent: Sequence[int], reverse: bool = False) -> Order:
+        """Whenever a device is free it begins what is ready, of that the first of ``urgent``.
+
+        ``reverse``: what ends the step begins.
+        """
+        side = self.reverse if reverse else self.forward
+        after, hop_s, waits, seconds = side.after, side.hop_s, side.waits.copy(), self.seconds
+        device_of = [place[stage] for stage in self.stage]
+        rank = [0] * len(urgent)
+        for number, task in enumerate(urgent):
+            rank[task] = number
+        ready: list[list[int]] = [[] for _ in range(self.devices)]
+        busy, begun, end_s = [False] * self.devices, list[int](), [0.0] * len(urgent)
+        # Tasks that end, and, numbered behind all tasks, those for which a message arrives.
+        events: list[tuple[float, int]] = []
+        tasks, now = len(urgent), 0.0
+
+        def begin(device: int) -> None:
+            if ready[device] and not busy[device]:
+                task = urgent[heappop(ready[device])]
+                busy[device] = True
+                begun.append(task)
+                end_s[task] = now + seconds[task]
+                heappush(events, (end_s[task], task))
+
+        def arrive(task: int) -> None:
+            waits[task] -= 1
+            if not waits[task]:
+                heappush(ready[device_of[task]], rank[task])
+                begin(device_of[task])
+
+        for task in range(tasks):
+            if not waits[task]:
+                heappush(ready[device_of[task]], rank[task])
+        for device in range(self.devices):
+            begin(device)
+        while events:
+            now, task = heappop(events)
+            if task >= tasks:
+                arrive(task - tasks)
+                continue
+            device = device_of[task]
+            for later in after[task]:
+                if hop_s[task] and device_of[later] != device:
+                    heappush(events, (now + hop_s[task], tasks + later))
+                elif device_of[later] == device:
+                    waits[later] -= 1
+                    if not waits[later]:
+                        heappush(ready[device], rank[later])
+                else:
+                    arrive(later)
+            busy[device] = False
+            begin(device)
+        return Order(now, end_s, begun)
+
+    def lanes(self, place: Sequence[int], order: Order) -> list[list[int]]:
+        """The tasks of each device, as numbers in :attr:`codes`."""
+        lanes: list[list[int]] = [[] for _ in range(self.devices)]
+        for task in order.begun:
+            lanes[place[self.stage[task]]].append(task)
+        return lanes
+
+
+def justified(tasks: StepTasks, place: Sequence[int], order: Order) -> Order:
+    """From the end, then from the beginning again; often shorter, but now and then longer."""
+    return _again(tasks, place, _again(tasks, place, order, reverse=True))
+
+
+def shortest_justified(tasks: StepTasks, place: Sequence[int], rounds: int) -> Order:
+    """The shortest of so many rounds, from list scheduling on."""
+    orders = [tasks.run(place, tasks.urgent)]
+    for _ in range(rounds):
+        orders.append(justified(tasks, place, orders[-1]))
+    return min(orders, key=lambda order: order.makespan_s)
+
+
+def _again(tasks: StepTasks, place: Sequence[int], order: Order, reverse: bool = False) -> Order:
+    urgent = sorted(range(len(order.end_s)), key=order.end_s.__getitem__, reverse=True)
+    return tasks.run(place, urgent, reverse)

@@ -1,0 +1,83 @@
+"""Several stages on each device, wherever they balance, with dW in the bubbles (ours)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from tf_ooo.errors import OptionsError
+from tf_ooo.planning.building.choice import fastest
+from tf_ooo.planning.building.justification import StepTasks
+from tf_ooo.planning.building.list_schedule import Taste, list_lanes
+from tf_ooo.planning.building.pipeline import StagedLayers
+from tf_ooo.planning.building.placed_search import searched
+from tf_ooo.planning.building.placement import placements
+from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.schedule import Schedule, TaskList
+from tf_ooo.planning.model.task import encode
+from tf_ooo.planning.policies.policy import Chunks, Needs, Policy
+
+NAME = "zb_interleaved"
+_CHUNKS = (2, 3, 4)
+# Twice as many as where stages are scheduled task by task without a search that knows its own end.
+_MANY_TASKS = 30_000
+
+
+def make(problem: Problem) -> Schedule:
+    """Option ``chunks``: so many stages for each of p devices on average; left out the most of 2 to 4 there are.
+
+    A device may have more of them or fewer, and any: those with which F, dO and dW of all devices take about
+    as long, so that layers of unequal cost need no equal stages.  Order and placement are searched together.
+    At most 2p micro-batches are in flight on a stage, as with ZB-H2; with a memory limit fewer, where the
+    searched order is above it.
+    """
+    chunks = problem.option("chunks", _most_chunks(problem), least=1)
+    stages = StagedLayers.of(problem, chunks)
+    listed = list(_listed(stages))
+    if problem.memory_limit_bytes == 0:
+        return fastest(problem, listed)
+    tasks = StepTasks(stages, 2 * problem.devices)
+    best = searched(tasks, stages.seconds.sum(axis=0), placements(stages.seconds, problem.devices))
+    lanes = [tasks.codes[np.array(lane, np.int64)] for lane in tasks.lanes(best.place, best.order)]
+    return fastest(problem, [_schedule(stages.placed(best.place), lanes), *listed])
+
+
+def _most_chunks(problem: Problem) -> int:
+    if problem.cut:
+        return max(1, len(problem.cut) // problem.devices)
+    most = len(problem.layers) // problem.devices
+    if most < _CHUNKS[0]:
+        raise OptionsError(
+            f"schedule {NAME!r}: {_CHUNKS[0]} stages on each of {problem.devices} devices are more than the "
+            f"{len(problem.layers)} layers"
+        )
+    return min(most, _CHUNKS[-1])
+
+
+def _listed(stages: StagedLayers) -> Iterator[Schedule]:
+    """List schedules of stages in turn, with as many micro-batches in flight as memory has room for."""
+    problem = stages.problem
+    each = np.bincount(stages.devices, weights=stages.sums("stored_bytes"), minlength=problem.devices)
+    room = np.floor(stages.room_bytes[each > 0] / each[each > 0] + 1e-9).min(initial=np.inf)
+    for most in (2 * problem.devices, problem.devices):
+        in_flight = int(max(1, min(most, problem.microbatches, room)))
+        yield stages.schedule(NAME, list_lanes(stages, Taste(in_flight, by_room=False)))
+
+
+def _schedule(stages: StagedLayers, lanes: Sequence[np.ndarray]) -> Schedule:
+    updates = [encode("U", np.flatnonzero(stages.devices == device)) for device in range(len(lanes))]
+    ordered = enumerate(zip(lanes, updates, strict=True))
+    return stages.schedule(
+        NAME, {(device, 0): TaskList(np.concatenate([codes, last])) for device, (codes, last) in ordered}
+    )
+
+
+POLICY = Policy(
+    NAME,
+    ("pipeline",),
+    make,
+    ("chunks",),
+    needs=Needs(costs=True, link=True, chunks=Chunks(_CHUNKS, option="chunks", largest=True)),
+    auto_tasks=_MANY_TASKS,
+)

@@ -103,9 +103,7 @@ class StepTasks:
         side = self.reverse if reverse else self.forward
         after, hop_s, waits, seconds = side.after, side.hop_s, side.waits.copy(), self.seconds
         device_of = [place[stage] for stage in self.stage]
-        rank = [0] * len(urgent)
-        for number, task in enumerate(urgent):
-            rank[task] = number
+        rank: list[int] = np.argsort(urgent).tolist()
         ready: list[list[int]] = [[] for _ in range(self.devices)]
         busy, begun, end_s = [False] * self.devices, list[int](), [0.0] * len(urgent)
         # Tasks that end, and, numbered behind all tasks, those for which a message arrives.
@@ -172,5 +170,5 @@ def shortest_justified(tasks: StepTasks, place: Sequence[int], rounds: int) -> O
 
 
 def _again(tasks: StepTasks, place: Sequence[int], order: Order, reverse: bool = False) -> Order:
-    urgent = sorted(range(len(order.end_s)), key=order.end_s.__getitem__, reverse=True)
+    urgent: list[int] = np.argsort(-np.array(order.end_s), kind="stable").tolist()
     return tasks.run(place, urgent, reverse)

@@ -16,8 +16,8 @@ from tf_ooo.planning.model.arrays import Floats, Ints
 # How much longer than the order before one may be that is gone on with: so much at first, in the end nothing.
 _TOLERANCE = 0.004
 _ROUNDS = 6
-# Of the changes so many exchange two stages that take about as long, or move one; else only the order changes.
-_EXCHANGES, _MOVES = 0.6, 0.8
+# Of the changes so many exchange two stages of a round that take about as long; else only the order changes.
+_EXCHANGES = 0.8
 _NEAR = 4
 # Tasks that are placed in all: 5 to 10 seconds.
 _MOST_TASKS = 4_000_000
@@ -42,12 +42,12 @@ def searched(tasks: StepTasks, busy_s: Floats, places: Iterable[Ints]) -> Placed
     )
     here = best = min(starts, key=lambda placed: placed.order.makespan_s)
     changes = min(_CHANGES_PER_DEVICE * tasks.devices, _MOST_TASKS // (2 * len(tasks.seconds)))
-    draw, alike = random.Random(0), np.argsort(busy_s, kind="stable").tolist()
+    draw, rounds = random.Random(0), _rounds(busy_s, tasks.devices)
     bound_s = busy_s.sum() * tasks.count / tasks.devices
     for number in range(changes):
         if best.order.makespan_s <= bound_s * (1 + 1e-9):
             break
-        place = _changed(here.place, alike, tasks.devices, draw)
+        place = _changed(here.place, rounds, draw)
         longest_s = np.bincount(place, busy_s, tasks.devices).max() * tasks.count
         if longest_s >= best.order.makespan_s:
             continue
@@ -60,15 +60,22 @@ def searched(tasks: StepTasks, busy_s: Floats, places: Iterable[Ints]) -> Placed
     return best
 
 
-def _changed(place: list[int], alike: Sequence[int], devices: int, draw: random.Random) -> list[int]:
-    """Two stages of about the same seconds exchanged, or one moved, or the same; no device without a stage."""
-    changed, share = list(place), draw.random()
-    if share < _EXCHANGES:
+def _rounds(busy_s: Floats, devices: int) -> list[list[int]]:
+    """The stages of each round, the shortest first."""
+    order = np.argsort(busy_s, kind="stable").tolist()
+    return [
+        [stage for stage in order if first <= stage < first + devices]
+        for first in range(0, len(order), devices)
+    ]
+
+
+def _changed(place: list[int], rounds: Sequence[Sequence[int]], draw: random.Random) -> list[int]:
+    """Two stages of a round that take about as long exchanged, or the same."""
+    changed = list(place)
+    if draw.random() < _EXCHANGES:
+        alike = draw.choice(rounds)
         number = draw.randrange(len(alike))
-        stages = alike[number], alike[min(len(alike) - 1, max(0, number + draw.randint(-_NEAR, _NEAR)))]
-        changed[stages[0]], changed[stages[1]] = place[stages[1]], place[stages[0]]
-    elif share < _MOVES:
-        stage = draw.randrange(len(place))
-        if place.count(place[stage]) > 1:
-            changed[stage] = draw.randrange(devices)
+        other = min(len(alike) - 1, max(0, number + draw.randint(-_NEAR, _NEAR)))
+        first, second = alike[number], alike[other]
+        changed[first], changed[second] = place[second], place[first]
     return changed

@@ -2,6 +2,9 @@
 
 A device whose three sums are equal to the mean can be busy all the time.  F counts by itself because nothing
 else can run until the first micro-batch has been through, F and dO because dW fills what they leave.
+
+Of p devices each has one of the first p stages, one of the next p and so on (a round): a device without an
+early stage would begin late.
 """
 
 from __future__ import annotations
@@ -14,15 +17,12 @@ import numpy as np
 from tf_ooo.planning.model.arrays import Floats, Ints
 
 # (weight of F and of dO beside the sum of all three, the power that makes the largest count most).
-_TASTES = ((0.1, 8), (0.1, 16), (0.3, 8), (0.3, 16))
+_TASTES = ((0.1, 8), (0.1, 16), (0.3, 8), (0.3, 16), (1.0, 8), (1.0, 16))
 _SWEEPS = 20
 
 
 def placements(seconds: Floats, devices: int) -> Iterator[Ints]:
-    """In turn, then balanced ones, int64 (stages,); ``seconds`` of F, dO and dW of each stage, (3, stages).
-
-    Each device has a stage.
-    """
+    """In turn, then balanced ones, int64 (stages,); ``seconds`` of F, dO and dW of each stage, (3, stages)."""
     in_turn = np.arange(seconds.shape[1]) % devices
     yield in_turn
     for weight, power in _TASTES:
@@ -39,7 +39,7 @@ class _Balancing:
     power: int
 
     def balanced(self, start: Ints) -> Ints:
-        """By exchanging two stages, or moving one, as long as that makes loads more alike."""
+        """By exchanging two stages of a round as long as that makes loads more alike."""
         loads = np.stack([self.seconds.sum(axis=0), self.seconds[0], self.seconds[1]])
         means = loads.sum(axis=1, keepdims=True) / self.devices
         self.loads = loads / np.where(means > 0, means, 1.0)
@@ -56,23 +56,16 @@ class _Balancing:
         return cost
 
     def _improve(self, stage: int) -> bool:
-        """Exchanges the stage with another, or moves it, where that is best; whether it did."""
-        here, of_stage, loads = self.place[stage], self.loads[:, stage], self.of_device
-        cost, left = self._cost(loads), loads[:, here] - of_stage
-        there = self.place
-        exchanged = self._cost(left[:, None] + self.loads)
-        exchanged = exchanged + self._cost(loads[:, there] - self.loads + of_stage[:, None])
-        gains = np.where(there != here, cost[here] + cost[there] - exchanged, 0.0)
+        """Exchanges the stage with another of its round, where that is better; whether it did."""
+        here, there, of_stage, loads = self.place[stage], self.place, self.loads[:, [stage]], self.of_device
+        left, rounds = loads[:, [here]] - of_stage, np.arange(len(there)) // self.devices
+        cost = self._cost(loads)
+        exchanged = self._cost(left + self.loads) + self._cost(loads[:, there] - self.loads + of_stage)
+        allowed = (there != here) & (rounds == rounds[stage])
+        gains = np.where(allowed, cost[here] + cost[there] - exchanged, 0.0)
         other = int(gains.argmax())
-        moves = np.zeros(self.devices)
-        if np.count_nonzero(self.place == here) > 1:
-            moved = self._cost(left[:, None])[0] + self._cost(loads + of_stage[:, None])
-            moves = np.where(np.arange(self.devices) != here, cost[here] + cost - moved, 0.0)
-        device = int(moves.argmax())
-        if max(gains[other], moves[device]) <= 1e-9:
+        if gains[other] <= 1e-9:
             return False
-        if gains[other] >= moves[device]:
-            self.place[other], device = here, int(there[other])
-        self.place[stage] = device
+        self.place[stage], self.place[other] = there[other], here
         self.of_device = np.stack([np.bincount(self.place, row, self.devices) for row in self.loads])
         return True

@@ -65,7 +65,9 @@ class StepTasks:
         )
         pairs = self._pairs(stages, in_flight)
         self.forward = _Side.of(pairs, len(self.seconds))
-        self.reverse = _Side.of([(later, earlier, sent_s) for earlier, later, sent_s in pairs], len(self.seconds))
+        self.reverse = _Side.of(
+            [(later, earlier, sent_s) for earlier, later, sent_s in pairs], len(self.seconds)
+        )
         by_kind = {_DO: 0, _F: 1, _DW: 2}
         size = self.stages * self.count
         self.urgent = sorted(range(3 * size), key=lambda task: (by_kind[task // size], task % self.count))

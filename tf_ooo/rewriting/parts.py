@@ -32,7 +32,7 @@ _NAME = re.compile(r"(?:before|behind) (.+) \(\d+\)")
 
 
 def least_share(devices: int) -> float:
-    """The share of the forward pass that each part takes at least where a model is cut for so many devices."""
+    """Of the forward pass, what each part takes at least where a model is cut for so many devices."""
     return min(LEAST_SHARE, 1 / min(_PARTS_PER_DEVICE * devices, _MOST_PARTS))
 
 

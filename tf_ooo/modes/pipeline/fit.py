@@ -379,11 +379,8 @@ class PipelineSteps:
         """
         mode = self._mode
         given, engine = mode.options.costs, mode.company.engine
-        if (
-            mode.own is not None
-            and given is not None
-            and not any(is_part(each.name) for each in given.layers)
-        ):
+        whole = given is not None and not any(is_part(layer.name) for layer in given.layers)
+        if mode.own is not None and whole:
             return WHOLE
         if engine.size > 1 and len(set(engine.gather(repr(nests.signature(batch))))) > 1:
             return WHOLE

@@ -51,7 +51,7 @@ class _Side:
 class StepTasks:
     """F, dO and dW of all stages and micro-batches; a stage keeps those of at most ``in_flight``.
 
-    ``urgent``: the tasks as list scheduling prefers them: dO, then F, then dW, each of the oldest micro-batch.
+    ``urgent``: the tasks as list scheduling prefers them: dO, F, dW, of each kind the oldest micro-batch.
     """
 
     def __init__(self, stages: StagedLayers, in_flight: int) -> None:
@@ -64,10 +64,8 @@ class StepTasks:
             [encode(kind, np.repeat(np.arange(self.stages), self.count), self._batches()) for kind in _KINDS]
         )
         pairs = self._pairs(stages, in_flight)
-        self.forward = _Side.of(pairs, len(self.seconds))
-        self.reverse = _Side.of(
-            [(later, earlier, sent_s) for earlier, later, sent_s in pairs], len(self.seconds)
-        )
+        turned = [(later, earlier, sent_s) for earlier, later, sent_s in pairs]
+        self.forward, self.reverse = (_Side.of(each, len(self.seconds)) for each in (pairs, turned))
         by_kind = {_DO: 0, _F: 1, _DW: 2}
         size = self.stages * self.count
         self.urgent = sorted(range(3 * size), key=lambda task: (by_kind[task // size], task % self.count))

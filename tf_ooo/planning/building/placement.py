@@ -22,7 +22,7 @@ _SWEEPS = 20
 
 
 def placements(seconds: Floats, devices: int) -> Iterator[Ints]:
-    """In turn, then balanced ones, int64 (stages,); ``seconds`` of F, dO and dW of each stage, (3, stages)."""
+    """In turn, then balanced, int64 (stages,); ``seconds`` of F, dO and dW of each stage, (3, stages)."""
     in_turn = np.arange(seconds.shape[1]) % devices
     yield in_turn
     for weight, power in _TASTES:
@@ -42,9 +42,9 @@ class _Balancing:
         """By exchanging two stages of a round as long as that makes loads more alike."""
         loads = np.stack([self.seconds.sum(axis=0), self.seconds[0], self.seconds[1]])
         means = loads.sum(axis=1, keepdims=True) / self.devices
-        self.loads = loads / np.where(means > 0, means, 1.0)
+        self.loads: Floats = loads / np.where(means > 0, means, 1.0)
         self.place = start.copy()
-        self.of_device = np.stack([np.bincount(start, row, self.devices) for row in self.loads])
+        self.of_device = self._of_device()
         for _ in range(_SWEEPS):
             if not sum(self._improve(stage) for stage in range(len(start))):
                 break
@@ -67,5 +67,8 @@ class _Balancing:
         if gains[other] <= 1e-9:
             return False
         self.place[stage], self.place[other] = there[other], here
-        self.of_device = np.stack([np.bincount(self.place, row, self.devices) for row in self.loads])
+        self.of_device = self._of_device()
         return True
+
+    def _of_device(self) -> Floats:
+        return np.stack([np.bincount(self.place, row, self.devices) for row in self.loads]).astype(float)

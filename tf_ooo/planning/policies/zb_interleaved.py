@@ -20,17 +20,17 @@ from tf_ooo.planning.policies.policy import Chunks, Needs, Policy
 
 NAME = "zb_interleaved"
 _CHUNKS = (2, 3, 4)
-# Twice as many as where stages are scheduled task by task without a search that knows its own end.
+# Above this a few changes would be all that is tried in some seconds.
 _MANY_TASKS = 30_000
 
 
 def make(problem: Problem) -> Schedule:
-    """Option ``chunks``: so many stages for each of p devices on average; left out the most of 2 to 4 there are.
+    """So many ``chunks`` on each of p devices: the option, else 2 to 4, the most that there are layers for.
 
-    A device may have more of them or fewer, and any: those with which F, dO and dW of all devices take about
-    as long, so that layers of unequal cost need no equal stages.  Order and placement are searched together.
-    At most 2p micro-batches are in flight on a stage, as with ZB-H2; with a memory limit fewer, where the
-    searched order is above it.
+    A device has any one of the first p stages, of the next p and so on: those with which F, dO and dW of all
+    devices take about as long, so that layers of unequal costs need no equal stages.  Placement and order
+    are searched together.  At most 2p micro-batches are in flight on a stage, as with ZB-H2.  With a memory
+    limit that the searched order is above, a list schedule has as many as there is room for.
     """
     chunks = problem.option("chunks", _most_chunks(problem), least=1)
     stages = StagedLayers.of(problem, chunks)

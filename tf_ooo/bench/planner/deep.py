@@ -26,7 +26,8 @@ from tf_ooo.modes.pipeline.planning import Wanted, make_plan
 from tf_ooo.planning.choosing.plan import Plan
 from tf_ooo.rewriting.parts import divided, least_share
 
-LAYERS, SEEDS = 48, (0, 1, 2)
+# How many layers: 48, or three for each device.
+LAYERS, GROWING, SEEDS = 48, 3, (0, 1, 2)
 DEVICES = (4, 8, 16, 32, 64)
 MICROBATCHES = 32
 # F, dO and dW of a layer are drawn by themselves: 1 to 4 ms, all magnitudes alike.
@@ -36,7 +37,7 @@ ACTIVATION_BYTES, OUTPUT_BYTES, WEIGHT_BYTES = 16 << 20, 2 << 20, 8 << 20
 BEHIND, OPS_BEHIND = 0.6, 12
 LINKS, LINKED_DEVICES = (Link(), Link(10e-6, 25e9)), 16
 ASSUMPTIONS = (
-    "48 layers; F, dO and dW of each drawn between 1 and 4 ms, whatever the others; three seeds",
+    "48 layers, or three for each device; F, dO and dW of each drawn between 1 and 4 ms, whatever the others",
     "whole: no layer can be divided; parts: every other one has 60% of its F and dO in twelve ops behind its "
     "weights, and is divided as in a fit, by the least share for so many devices",
     "efficiency = seconds of one device / (devices x step); a step has ended when all devices have",
@@ -48,7 +49,7 @@ ASSUMPTIONS = (
 )
 
 
-def whole_layers(seed: int) -> tuple[LayerCosts, ...]:
+def whole_layers(count: int, seed: int) -> tuple[LayerCosts, ...]:
     """Costs of one micro-batch."""
     draw = random.Random(seed)
 
@@ -66,7 +67,7 @@ def whole_layers(seed: int) -> tuple[LayerCosts, ...]:
             output_bytes=OUTPUT_BYTES,
             name=f"layer{number}",
         )
-        for number in range(LAYERS)
+        for number in range(count)
     )
 
 
@@ -129,17 +130,19 @@ def rows(seeds: Sequence[int] = SEEDS, devices: Sequence[int] = DEVICES) -> Iter
     for count, kind, seed in itertools.product(devices, ("whole", "parts"), seeds):
         for microbatches in dict.fromkeys((MICROBATCHES, 2 * count)):
             for link in LINKS if count == LINKED_DEVICES else LINKS[:1]:
-                yield measured(kind, seed, count, microbatches, link)
+                yield measured(kind, LAYERS, seed, count, microbatches, link)
+    for count, seed in itertools.product(devices, seeds[:1]):
+        yield measured("whole", GROWING * count, seed, count, 2 * count, LINKS[0])
 
 
-def measured(kind: str, seed: int, devices: int, microbatches: int, link: Link) -> Row:
+def measured(kind: str, count: int, seed: int, devices: int, microbatches: int, link: Link) -> Row:
     """Divides, cuts and plans."""
-    layers = whole_layers(seed)
+    layers = whole_layers(count, seed)
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     if kind == "parts":
         layers = divided_layers(layers, devices)
     row: Row = {
-        "workload": f"48 layers, {kind}",
+        "workload": f"{count} layers, {kind}",
         "seed": seed,
         "mode": "pipeline",
         "devices": devices,

@@ -105,48 +105,40 @@ class StepTasks:
         device_of = [place[stage] for stage in self.stage]
         rank: list[int] = np.argsort(urgent).tolist()
         ready: list[list[int]] = [[] for _ in range(self.devices)]
-        busy, begun, end_s = [False] * self.devices, list[int](), [0.0] * len(urgent)
+        idle, begun, end_s = [True] * self.devices, list[int](), [0.0] * len(urgent)
         # Tasks that end, and, numbered behind all tasks, those for which a message arrives.
         events: list[tuple[float, int]] = []
         tasks, now = len(urgent), 0.0
-
-        def begin(device: int) -> None:
-            if ready[device] and not busy[device]:
-                task = urgent[heappop(ready[device])]
-                busy[device] = True
-                begun.append(task)
-                end_s[task] = now + seconds[task]
-                heappush(events, (end_s[task], task))
-
-        def arrive(task: int) -> None:
-            waits[task] -= 1
-            if not waits[task]:
-                heappush(ready[device_of[task]], rank[task])
-                begin(device_of[task])
-
         for task in range(tasks):
             if not waits[task]:
                 heappush(ready[device_of[task]], rank[task])
-        for device in range(self.devices):
-            begin(device)
-        while events:
+        touched = list(range(self.devices))
+        while True:
+            for device in touched:
+                if idle[device] and ready[device]:
+                    task = urgent[heappop(ready[device])]
+                    idle[device], end_s[task] = False, now + seconds[task]
+                    begun.append(task)
+                    heappush(events, (end_s[task], task))
+            if not events:
+                return Order(now, end_s, begun)
             now, task = heappop(events)
-            if task >= tasks:
-                arrive(task - tasks)
-                continue
-            device = device_of[task]
-            for later in after[task]:
-                if hop_s[task] and device_of[later] != device:
-                    heappush(events, (now + hop_s[task], tasks + later))
-                elif device_of[later] == device:
-                    waits[later] -= 1
-                    if not waits[later]:
-                        heappush(ready[device], rank[later])
-                else:
-                    arrive(later)
-            busy[device] = False
-            begin(device)
-        return Order(now, end_s, begun)
+            if task < tasks:
+                here, sent_s, arriving = device_of[task], hop_s[task], after[task]
+                idle[here] = True
+            else:
+                here, sent_s, arriving = device_of[task - tasks], 0.0, [task - tasks]
+            touched = [here]
+            for later in arriving:
+                there = device_of[later]
+                if sent_s and there != here:
+                    heappush(events, (now + sent_s, tasks + later))
+                    continue
+                waits[later] -= 1
+                if not waits[later]:
+                    heappush(ready[there], rank[later])
+                    if there != here:
+                        touched.append(there)
 
     def lanes(self, place: Sequence[int], order: Order) -> list[list[int]]:
         """The tasks of each device, as numbers in :attr:`codes`."""

@@ -16,6 +16,8 @@ from tf_ooo.planning.model.arrays import Floats, Ints
 # How much longer than the order before one may be that is gone on with: so much at first, in the end nothing.
 _TOLERANCE = 0.004
 _ROUNDS = 6
+# Of what is placed in all so much goes to the placements to begin with.
+_STARTING = 0.25
 # Of the changes so many exchange two stages of a round that take about as long; else only the order changes.
 _EXCHANGES = 0.8
 _NEAR = 2
@@ -37,12 +39,11 @@ def searched(tasks: StepTasks, busy_s: Floats, places: Iterable[Ints]) -> Placed
 
     ``busy_s``: seconds of one micro-batch of each stage.
     """
-    starts = (
-        Placed(place, shortest_justified(tasks, place, _ROUNDS))
-        for place in (each.tolist() for each in places)
-    )
+    lists, most = [place.tolist() for place in places], _MOST_TASKS // (2 * len(tasks.seconds))
+    rounds_each = max(1, min(_ROUNDS, int(_STARTING * most) // len(lists)))
+    starts = (Placed(place, shortest_justified(tasks, place, rounds_each)) for place in lists)
     here = best = min(starts, key=lambda placed: placed.order.makespan_s)
-    changes = min(_CHANGES_PER_DEVICE * tasks.devices, _MOST_TASKS // (2 * len(tasks.seconds)))
+    changes = min(_CHANGES_PER_DEVICE * tasks.devices, most)
     draw, rounds = random.Random(0), _rounds(busy_s, tasks.devices)
     bound_s = busy_s.sum() * tasks.count / tasks.devices
     for number in range(changes):

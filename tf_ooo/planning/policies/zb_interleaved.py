@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.building.choice import fastest
-from tf_ooo.planning.building.justification import StepTasks
+from tf_ooo.planning.building.justification import Order, StepTasks, shortest_justified
 from tf_ooo.planning.building.list_schedule import Taste, list_lanes
 from tf_ooo.planning.building.pipeline import StagedLayers
 from tf_ooo.planning.building.placed_search import searched
@@ -20,6 +21,9 @@ from tf_ooo.planning.policies.policy import Chunks, Needs, Policy
 
 NAME = "zb_interleaved"
 _CHUNKS = (2, 3, 4)
+# Micro-batches for each device that show the steady state.
+_PERIODS = 4
+_ROUNDS = 6
 # Above this a few changes would be all that is tried in some seconds.
 _MANY_TASKS = 30_000
 
@@ -29,18 +33,32 @@ def make(problem: Problem) -> Schedule:
 
     A device has any one of the first p stages, of the next p and so on: those with which F, dO and dW of all
     devices take about as long, so that layers of unequal costs need no equal stages.  Placement and order
-    are searched together.  At most 2p micro-batches are in flight on a stage, as with ZB-H2.  With a memory
-    limit that the searched order is above, a list schedule has as many as there is room for.
+    are searched together, placement for 4p micro-batches at most.  At most 2p micro-batches are in flight on
+    a stage, as with ZB-H2.  With a memory limit that the searched order is above, a list schedule has as many
+    as there is room for.
     """
     chunks = problem.option("chunks", _most_chunks(problem), least=1)
     stages = StagedLayers.of(problem, chunks)
     listed = list(_listed(stages))
     if problem.memory_limit_bytes == 0:
         return fastest(problem, listed)
-    tasks = StepTasks(stages, 2 * problem.devices)
-    best = searched(tasks, stages.seconds.sum(axis=0), placements(stages.seconds, problem.devices))
-    lanes = [tasks.codes[np.array(lane, np.int64)] for lane in tasks.lanes(best.place, best.order)]
-    return fastest(problem, [_schedule(stages.placed(best.place), lanes), *listed])
+    place, tasks, order = _searched(stages)
+    lanes = [tasks.codes[np.array(lane, np.int64)] for lane in tasks.lanes(place, order)]
+    return fastest(problem, [_schedule(stages.placed(place), lanes), *listed])
+
+
+def _searched(stages: StagedLayers) -> tuple[list[int], StepTasks, Order]:
+    """Where each stage runs, and the order of all tasks; placed for as few micro-batches as show it."""
+    problem = stages.problem
+    in_flight, some = 2 * problem.devices, _PERIODS * problem.devices
+    tasks = StepTasks(stages, in_flight)
+    few = tasks
+    if some < problem.microbatches:
+        few = StepTasks(replace(stages, problem=replace(problem, microbatches=some)), in_flight)
+    best = searched(few, stages.seconds.sum(axis=0), placements(stages.seconds, problem.devices))
+    if few is tasks:
+        return best.place, tasks, best.order
+    return best.place, tasks, shortest_justified(tasks, best.place, _ROUNDS)
 
 
 def _most_chunks(problem: Problem) -> int:

@@ -30,12 +30,14 @@ from tf_ooo.rewriting.parts import divided, least_share
 LAYERS, GROWING, SEEDS = 48, 3, (0, 1, 2)
 DEVICES = (4, 8, 16, 32, 64)
 MICROBATCHES = 32
+# For these three seeds and both links.
+ASKED_DEVICES = 16
 # F, dO and dW of a layer are drawn by themselves: 1 to 4 ms, all magnitudes alike.
 SHORTEST_S, RANGE, UPDATE_S = 1e-3, 4.0, 1e-4
 ACTIVATION_BYTES, OUTPUT_BYTES, WEIGHT_BYTES = 16 << 20, 2 << 20, 8 << 20
 # Of every other layer so much is computed without its weights, by so many equal ops behind them.
 BEHIND, OPS_BEHIND = 0.6, 12
-LINKS, LINKED_DEVICES = (Link(), Link(10e-6, 25e9)), 16
+LINKS = (Link(), Link(10e-6, 25e9))
 ASSUMPTIONS = (
     "48 layers, or three for each device; F, dO and dW of each drawn between 1 and 4 ms, whatever the others",
     "whole: no layer can be divided; parts: every other one has 60% of its F and dO in twelve ops behind its "
@@ -127,12 +129,17 @@ def _share(layer: LayerCosts, forward_s: float, with_weights: bool, name: str) -
 
 def rows(seeds: Sequence[int] = SEEDS, devices: Sequence[int] = DEVICES) -> Iterator[Row]:
     """One row for each model, number of devices and of micro-batches, and link."""
-    for count, kind, seed in itertools.product(devices, ("whole", "parts"), seeds):
-        for microbatches in dict.fromkeys((MICROBATCHES, 2 * count)):
-            for link in LINKS if count == LINKED_DEVICES else LINKS[:1]:
+    for count, kind in itertools.product(devices, ("whole", "parts")):
+        asked = count == ASKED_DEVICES
+        for seed, microbatches in itertools.product(seeds[: None if asked else 1], _counts(count)):
+            for link in LINKS if asked else LINKS[:1]:
                 yield measured(kind, LAYERS, seed, count, microbatches, link)
-    for count, seed in itertools.product(devices, seeds[:1]):
-        yield measured("whole", GROWING * count, seed, count, 2 * count, LINKS[0])
+    for count in devices:
+        yield measured("whole", GROWING * count, seeds[0], count, 2 * count, LINKS[0])
+
+
+def _counts(devices: int) -> list[int]:
+    return list(dict.fromkeys((MICROBATCHES, 2 * devices)))
 
 
 def measured(kind: str, count: int, seed: int, devices: int, microbatches: int, link: Link) -> Row:

@@ -20,8 +20,8 @@ from tf_ooo.rewriting.weight_uses import from_weights, ops_of_data
 LEAST_SHARE = 1 / 16
 # Layers that are not divided at all.
 WHOLE = math.inf
-# Schedules have up to four stages on each device.  Eight parts, on 16 devices: plans were 1% slower, since there
-# is more to search.
+# Schedules have up to four stages on each device.  With eight parts for each of 16 devices plans were 1%
+# slower, since there is more to search.
 _PARTS_PER_DEVICE = 4
 # More make planning slow, and tasks so short that starting them takes longer.
 _MOST_PARTS = 256

@@ -34,16 +34,16 @@ class Placed:
     order: Order
 
 
-def searched(tasks: StepTasks, busy_s: Floats, places: Iterable[Ints]) -> Placed:
+def searched(tasks: StepTasks, busy_s: Floats, places: Iterable[Ints], effort: float = 1.0) -> Placed:
     """The best of the given placements, changed as long as that pays; always the same for the same costs.
 
-    ``busy_s``: seconds of one micro-batch of each stage.
+    ``busy_s``: seconds of one micro-batch of each stage; ``effort``: of the changes so many are tried.
     """
     lists, most = [place.tolist() for place in places], _MOST_TASKS // (2 * len(tasks.seconds))
     rounds_each = max(1, min(_ROUNDS, int(_STARTING * most) // len(lists)))
     starts = (Placed(place, shortest_justified(tasks, place, rounds_each)) for place in lists)
     here = best = min(starts, key=lambda placed: placed.order.makespan_s)
-    changes = min(_CHANGES_PER_DEVICE * tasks.devices, most)
+    changes = int(effort * min(_CHANGES_PER_DEVICE * tasks.devices, most))
     draw, rounds = random.Random(0), _rounds(busy_s, tasks.devices)
     bound_s = busy_s.sum() * tasks.count / tasks.devices
     for number in range(changes):

@@ -23,6 +23,7 @@ NAME = "zb_interleaved"
 _CHUNKS = (2, 3, 4)
 # Micro-batches for each device that show the steady state.
 _PERIODS = 4
+_WITH_LIMIT = 0.25
 _ROUNDS = 6
 # Above this a few changes would be all that is tried in some seconds.
 _MANY_TASKS = 30_000
@@ -55,10 +56,18 @@ def _searched(stages: StagedLayers) -> tuple[list[int], StepTasks, Order]:
     few = tasks
     if some < problem.microbatches:
         few = StepTasks(replace(stages, problem=replace(problem, microbatches=some)), in_flight)
-    best = searched(few, stages.seconds.sum(axis=0), placements(stages.seconds, problem.devices))
+    places = placements(stages.seconds, problem.devices)
+    best = searched(few, stages.seconds.sum(axis=0), places, _effort(problem))
     if few is tasks:
         return best.place, tasks, best.order
     return best.place, tasks, shortest_justified(tasks, best.place, _ROUNDS)
+
+
+def _effort(problem: Problem) -> float:
+    """Less with a memory limit, for which several cuts are tried, and nothing where layers run again, too."""
+    if problem.memory_limit_bytes is None:
+        return 1.0
+    return _WITH_LIMIT if problem.recompute == "none" else 0.0
 
 
 def _most_chunks(problem: Problem) -> int:

@@ -55,7 +55,7 @@ def test_skips_under_cuts_of_two_stages_a_device():
 def test_ties_under_cuts_of_two_stages_a_device():
     tokens = whole(50, 48, 7)
     training = Training(TiedTransformer, momentum, (tokens, tokens[:, ::-1]), epochs=3)
-    fits = fits_of(training, "gpipe", "dualpipe_v")
+    fits = fits_of(training, "gpipe", "dualpipe_v", "zb_interleaved")
     assert_same_bits(training, fits, weights_everywhere=False)
 
 

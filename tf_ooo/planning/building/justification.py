@@ -88,6 +88,9 @@ class StepTasks:
         for stage in range(self.stages):
             add((_F, stage), (_DO, stage), 0.0)
             add((_DO, stage), (_DW, stage), 0.0)
+            # A fit adds up gradients and updates its metrics in the order of the micro-batches.
+            for kind in (_F, _DO, _DW):
+                add((kind, stage), (kind, stage), 0.0, 1)
             if in_flight < self.count:
                 add((_DW, stage), (_F, stage), 0.0, in_flight)
             for source, size in stages.inputs[stage]:

@@ -22,7 +22,7 @@ from tests.graph.pipeline_models import (
     normal,
     unrolled,
 )
-from tests.zoo import KERAS_3, keras
+from tests.zoo import KERAS_3, keras, needs_keras_3
 from tf_ooo.costs import CostTable
 
 pytestmark = [pytest.mark.devices(2), pytest.mark.takes(60)]
@@ -50,6 +50,21 @@ def test_convolutions_with_skips():
 def test_unrolled_loops():
     training = Training(unrolled, adam, (normal(48, 4, 2), Y), epochs=3)
     assert_same_bits(training, fits_of(training, "gpipe", "zb_h1", microbatches=2), far=1e-4)
+
+
+def two_lstms():
+    lstms = [keras.layers.LSTM(6, return_sequences=True), keras.layers.LSTM(6)]
+    return keras.Sequential([keras.Input((4, 2)), *lstms, keras.layers.Dense(3)])
+
+
+@needs_keras_3
+def test_two_lstms_on_two_devices():
+    """Each with its loops: forward and backward in two micro-batches."""
+    training = Training(two_lstms, adam, (normal(48, 4, 2), Y), epochs=2)
+    fits = fits_of(training, "gpipe", "zb_h1", "modulo", microbatches=2, costs=costs_of([2, 1.5, 0.5]))
+    assert_same_bits(training, fits, far=1e-4)
+    for fitted in fits.values():
+        assert Rewritten(fitted.report).loops_by_device() == {"CPU:0": 4, "CPU:1": 4}
 
 
 @pytest.fixture(scope="module")

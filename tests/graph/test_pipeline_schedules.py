@@ -35,7 +35,7 @@ def test_gpipe_is_near_the_unsplit_batch(deep_training, deep_gpipe):
 
 
 def test_no_schedule_is_left_out():
-    assert len(SCHEDULES) == 12
+    assert len(SCHEDULES) == 13
     assert "gpipe" in SCHEDULES
 
 
@@ -49,13 +49,13 @@ def test_all_schedules_have_gpipe_s_bits(deep_training, deep_gpipe, schedule):
 def test_skips_under_cuts_of_two_stages_a_device():
     images, pixels = normal(48, 16, 16, 3), whole(4, 48, 16, 16)
     training = Training(deep_unet, momentum, (images, pixels), epochs=3)
-    assert_same_bits(training, fits_of(training, "gpipe", "zb_v"), weights_everywhere=False)
+    assert_same_bits(training, fits_of(training, "gpipe", "zb_v", "zb_interleaved"), weights_everywhere=False)
 
 
 def test_ties_under_cuts_of_two_stages_a_device():
     tokens = whole(50, 48, 7)
     training = Training(TiedTransformer, momentum, (tokens, tokens[:, ::-1]), epochs=3)
-    fits = fits_of(training, "gpipe", "dualpipe_v")
+    fits = fits_of(training, "gpipe", "dualpipe_v", "zb_interleaved")
     assert_same_bits(training, fits, weights_everywhere=False)
 
 

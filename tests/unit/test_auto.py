@@ -36,12 +36,13 @@ def unequal(count):
 def test_eight_devices_take_seconds(microbatches):
     """About a million calls of Python functions a second; 84 s were once needed for a count in between.
 
-    2.6 million calls for 32 micro-batches, and 3.0 million for 512, where what takes long is left out.
+    8.4 million calls for 32 micro-batches, and 13 million for 512, where what takes long is left out; most
+    of them are heaps', which take less.
     """
     problem = Problem(unequal(16), 8, microbatches, Link(0.001, 1e4))
     profile = cProfile.Profile()
     found = profile.runcall(candidates, problem)
-    assert pstats.Stats(profile).total_calls < 6e6
+    assert pstats.Stats(profile).total_calls < 20e6
     assert choose(found).schedule.predicted_step_s == found[0].step_s
     left_out = {c.name for c in found if c.reason}
     assert left_out == (SLOW if microbatches > 32 else set())

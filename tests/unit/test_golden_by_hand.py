@@ -91,6 +91,9 @@ def predicted(text, name):
     return float(value)
 
 
+SEVERAL_STAGES = ("interleaved_1f1b", "modulo", "zb_interleaved")
+
+
 # p = 3 devices, m = 5 micro-batches; F, dO, dW of a stage of two layers: 6, 8, 4 s.
 @pytest.mark.parametrize(
     ("name", "step_s", "stored"),
@@ -107,6 +110,8 @@ def predicted(text, name):
         ("interleaved_1f1b", 2 * 3 + 5 * 18 + 2 * (4 + 2), 2 * 5),
         # Groups of three micro-batches and of two, with two chunks in flight; device 0 waits 20 s, see below.
         ("modulo", 5 * 18 + 20, 2 * 3),
+        # The last device begins at 2 * 3, as no other order lets it begin earlier, and has no gap.
+        ("zb_interleaved", 2 * 3 + 5 * 18, 9),
     ],
 )
 def test_pipelines(name, step_s, stored):
@@ -117,7 +122,7 @@ def test_pipelines(name, step_s, stored):
     assert makespan_s == predicted(text, "predicted_step_s")
     assert peak == predicted(text, "predicted_peak_bytes")
     assert (makespan_s, peak) == (step_s, stored)
-    _all_tasks_once(text, stages=6 if name in ("interleaved_1f1b", "modulo") else 3, microbatches=5)
+    _all_tasks_once(text, stages=6 if name in SEVERAL_STAGES else 3, microbatches=5)
 
 
 def test_the_waits_of_modulo():

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grappler_passes.graph.training_graph import Layer, Op, OpKind, TrainingGraph, Variable
-from tf_ooo.rewriting.parts import LEAST_SHARE, divided
+from tf_ooo.rewriting.parts import LEAST_SHARE, WHOLE, divided, least_share
 
 F = OpKind.FORWARD
 
@@ -92,6 +92,15 @@ def test_a_layer_with_a_loop_stays_whole():
     assert made is graph
 
 
+def test_more_devices_have_smaller_parts():
+    shares = [least_share(devices) for devices in (1, 2, 4, 8, 16, 32, 1000)]
+    assert shares == [1 / 16, 1 / 16, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]
+    graph = chain(frozen=0, tail=63)
+    for devices in (4, 8, 16):
+        made, _ = divided(graph, dict.fromkeys(graph.ops, 0), seconds_of(graph), share=least_share(devices))
+        assert len(made.layers) == 4 * devices
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_parts_follow_the_data(data):
@@ -112,14 +121,17 @@ def test_parts_follow_the_data(data):
         forward[f"n{i}"] = int(i >= split)
     graph = graph_of(ops, ("w", "v"))
     seconds = {f"n{i}": data.draw(st.integers(0, 5)) for i in range(count)}
-    made, numbered = divided(graph, forward, seconds)
+    share = data.draw(st.sampled_from([LEAST_SHARE, least_share(8), least_share(64), 0.3, WHOLE]))
+    made, numbered = divided(graph, forward, seconds, share=share)
     assert numbered.keys() == forward.keys()
     for name, layer in numbered.items():
         for producer, _ in graph.ops[name].inputs:
             assert numbered.get(producer, 0) <= layer or forward[producer] > forward[name]
-    least_s = LEAST_SHARE * sum(seconds.values())
+    least_s = share * sum(seconds.values())
     parts = [layer for layer in made.layers if layer.label]
     for part in parts:
         assert sum(seconds.get(name, 0) for name, layer in numbered.items() if layer == part.index) >= least_s
+    if share == WHOLE:
+        assert not parts
     assert [layer.index for layer in made.layers] == list(range(len(made.layers)))
     assert [layer.variables for layer in made.layers if not layer.label] == [("w/kernel",), ("v/kernel",)]

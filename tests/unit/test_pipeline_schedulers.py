@@ -21,7 +21,7 @@ from tf_ooo.rewriting.plan import plan
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ONE_STAGE = ["gpipe", "1f1b", "fast_forward", "zb_h1", "zb_h2", "zb_auto"]
-POLICIES = [*ONE_STAGE, "interleaved_1f1b", "modulo"]
+POLICIES = [*ONE_STAGE, "interleaved_1f1b", "modulo", "zb_interleaved"]
 FUSED = {"gpipe", "1f1b", "interleaved_1f1b"}
 
 
@@ -79,7 +79,7 @@ def lower_bound_s(problem):
 
 def needs(name):
     """Layers that a policy needs for each device."""
-    return 2 if name == "interleaved_1f1b" else 1
+    return 2 if name in ("interleaved_1f1b", "zb_interleaved") else 1
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -156,6 +156,8 @@ def test_zb_auto_uses_memory_between_h1_and_h2():
         *((name, 7, {}, ("7", "6")) for name in [*ONE_STAGE, "modulo"]),
         ("interleaved_1f1b", 4, {}, ("8", "6")),
         ("interleaved_1f1b", 2, {"chunks": 4}, ("4 chunks", "8", "6")),
+        ("zb_interleaved", 4, {}, ("2 stages", "4 devices", "6")),
+        ("zb_interleaved", 2, {"chunks": 4}, ("8 stages", "6")),
         ("modulo", 3, {"group": 4}, ("group=4", "2 groups", "3 devices")),
     ],
 )
@@ -168,7 +170,9 @@ def test_more_stages_than_layers(name, devices, options, numbers):
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, "two", True])
-@pytest.mark.parametrize(("name", "option"), [("interleaved_1f1b", "chunks"), ("modulo", "group")])
+@pytest.mark.parametrize(
+    ("name", "option"), [("interleaved_1f1b", "chunks"), ("zb_interleaved", "chunks"), ("modulo", "group")]
+)
 def test_options_are_whole_numbers(name, option, value):
     with pytest.raises(OptionsError, match=option):
         plan(layers=[LayerCosts(1, 1, 1)] * 4, schedule=name, devices=2, microbatches=2, **{option: value})

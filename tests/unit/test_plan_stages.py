@@ -24,7 +24,8 @@ LAYERS = [
 LINK = tf_ooo.Link(0.0, 10.0)
 # How many stages each takes on two devices.
 TAKES = {"gpipe": 2, "1f1b": 2, "fast_forward": 2, "zb_h1": 2, "zb_h2": 2, "zb_auto": 2, "modulo": 3,
-         "interleaved_1f1b": 4, "zb_v": 4, "v_half": 4, "v_min": 4, "dualpipe_v": 4}  # fmt: skip
+         "zb_interleaved": 4, "interleaved_1f1b": 4, "zb_v": 4, "v_half": 4,
+         "v_min": 4, "dualpipe_v": 4}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TAKES)

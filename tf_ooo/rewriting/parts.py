@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +16,15 @@ from dataclasses import dataclass
 from grappler_passes.graph.training_graph import Layer, OpKind, TrainingGraph
 from tf_ooo.rewriting.weight_uses import from_weights, ops_of_data
 
-# Each part takes at least so much of the forward pass.
+# Each part takes at least so much of the forward pass, on two devices.
 LEAST_SHARE = 1 / 16
+# Layers that are not divided at all.
+WHOLE = math.inf
+# Schedules have up to four stages on each device.  With eight parts for each of 16 devices plans were 1%
+# slower, since there is more to search.
+_PARTS_PER_DEVICE = 4
+# More make planning slow, and tasks so short that starting them takes longer.
+_MOST_PARTS = 256
 # A cut may come so much later than where its part is long enough, if less is sent there.
 _LATER = 1.5
 # What parts are called: ``before dense (1)``.
@@ -24,17 +32,24 @@ _PLACES = ("before ", "behind ")
 _NAME = re.compile(r"(?:before|behind) (.+) \(\d+\)")
 
 
+def least_share(devices: int) -> float:
+    """Of the forward pass, what each part takes at least where a model is cut for so many devices."""
+    return min(LEAST_SHARE, 1 / min(_PARTS_PER_DEVICE * devices, _MOST_PARTS))
+
+
 def divided(
     graph: TrainingGraph,
     forward: Mapping[str, int],
     seconds: Mapping[str, float],
     whole: Collection[int] = (),
+    share: float = LEAST_SHARE,
 ) -> tuple[TrainingGraph, dict[str, int]]:
     """The graph with a layer for each part, and the layer of each forward op; layers in ``whole`` stay.
 
-    ``graph`` is of one micro-batch, ``forward`` the layer of each of its forward ops.
+    ``graph`` is of one micro-batch, ``forward`` the layer of each of its forward ops.  Each part takes at
+    least ``share`` of the forward pass.
     """
-    least_s = LEAST_SHARE * sum(
+    least_s = share * sum(
         seconds.get(name, 0.0) for name, op in graph.ops.items() if op.kind is OpKind.FORWARD
     )
     own = _Ops(graph, seconds)

@@ -23,6 +23,7 @@ from tf_ooo.rewriting import passes
 from tf_ooo.rewriting.homes import Homes, crossing, one_pipeline, read_once
 from tf_ooo.rewriting.naming import describe
 from tf_ooo.rewriting.ordering import lane_tasks, ops_of_tasks, order_lane, order_updates
+from tf_ooo.rewriting.parts import LEAST_SHARE
 from tf_ooo.rewriting.placing import place
 from tf_ooo.rewriting.reporting import told
 from tf_ooo.rewriting.request import RewriteRequest
@@ -163,7 +164,7 @@ class LayerByLayer:
     """Takes steps apart and has their layers run one after the other on one device, so that each can be
     measured.
 
-    ``step`` is the first that was taken apart; ``whole_layers``: those that take long are not divided;
+    ``step`` is the first that was taken apart; ``share``: as of :func:`take_apart`;
     ``check`` is given the first step, before it runs: with an error of :data:`REFUSING` it never does, and
     where it is not to run (False) nothing of it does: ``rested``.
     """
@@ -171,17 +172,17 @@ class LayerByLayer:
     def __init__(
         self,
         device: str,
-        whole_layers: bool = False,
+        share: float = LEAST_SHARE,
         check: Callable[[Step], bool] = lambda step: True,
     ) -> None:
         self.step: Step | None = None
         self.rested = False
-        self._device, self._whole_layers, self._check = device, whole_layers, check
+        self._device, self._share, self._check = device, share, check
 
     def rewrite(self, graph_def: graph_pb2.GraphDef) -> RewriteResult:
         """The step in its serial order; raises GraphError where the graph is none."""
         known = None if self.step is None else self.step.known
-        step = take_apart(graph_def, known, self._whole_layers)
+        step = take_apart(graph_def, known, self._share)
         plan = serial_plan(step, self._device, available_devices())
         if self.step is None:
             self.rested = not self._check(step)

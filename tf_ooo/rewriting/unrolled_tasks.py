@@ -18,7 +18,7 @@ from grappler_passes.passes.repeat import repeats
 from tf_ooo.costs.devices import device
 from tf_ooo.costs.op_seconds import op_seconds
 from tf_ooo.errors import GraphError
-from tf_ooo.rewriting.parts import divided
+from tf_ooo.rewriting.parts import LEAST_SHARE, WHOLE, divided
 from tf_ooo.rewriting.tasks import assign, forward_and_loops
 
 Where = tuple[str, int, int]
@@ -118,11 +118,11 @@ def general_names(names: Iterable[str], count: int) -> dict[str, str]:
     return general_of
 
 
-def take_apart(graph_def: graph_pb2.GraphDef, known: Known | None = None, whole_layers: bool = False) -> Step:
+def take_apart(graph_def: graph_pb2.GraphDef, known: Known | None = None, share: float = LEAST_SHARE) -> Step:
     """The ops of a step; without ``known``, from another trace of it, the last micro-batch is classified.
 
-    ``whole_layers``: those that take long are not divided.  Raises GraphError: it is no training step, or not
-    the one that is known.
+    ``share``: of the forward pass, what each part of a layer that is divided takes at least.  Raises
+    GraphError: it is no training step, or not the one that is known.
     """
     index = GraphIndex(graph_def)
     steps = steps_of(graph_def, index)
@@ -132,7 +132,7 @@ def take_apart(graph_def: graph_pb2.GraphDef, known: Known | None = None, whole_
     general, repeated = general_names(index.names, count), repeats(graph_def)
     if known is None:
         alone = microbatch_graph(graph_def, index, steps, count - 1, count)
-        known = _classified(alone, general, whole_layers)
+        known = _classified(alone, general, share)
     else:
         _check_known(index, general, known, repeated)
     where: dict[str, Where] = {}
@@ -146,15 +146,15 @@ def take_apart(graph_def: graph_pb2.GraphDef, known: Known | None = None, whole_
     return Step(graph_def, index, steps, count, known, where, sums)
 
 
-def _classified(alone: graph_pb2.GraphDef, general: Mapping[str, str], whole_layers: bool) -> Known:
+def _classified(alone: graph_pb2.GraphDef, general: Mapping[str, str], share: float) -> Known:
     """Ops that graph optimizers have merged for several micro-batches are in ``alone``, the last one."""
     graph, index, parts = classify_graph_def(alone), GraphIndex(alone), None
-    if not whole_layers:
+    if share != WHOLE:
         forward, loops = forward_and_loops(graph, index)
         work = dataclasses.replace(device("cpu-core"), launch_s=0.0)  # of what an op does, not of its call
         seconds = op_seconds(alone, work).seconds
         whole = {layer for loop in loops for layer in (loop.layer, *loop.glued)}
-        graph, parts = divided(graph, forward, seconds, whole)
+        graph, parts = divided(graph, forward, seconds, whole, share)
     assigned = assign(graph, index, parts)
     return Known(
         graph,

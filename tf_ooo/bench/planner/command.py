@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from tf_ooo.bench.planner import layerpipe, ooo, quality, scale, zero_bubble
+from tf_ooo.bench.planner import deep, layerpipe, ooo, quality, scale, zero_bubble
 
 
 @click.group("planner")
@@ -19,5 +19,6 @@ for _command in (
     layerpipe.main,
     quality.main,
     scale.main,
+    deep.main,
 ):
     planner.add_command(_command)

@@ -31,6 +31,7 @@ from tf_ooo.modes.layerpipe.two_versions import fewest_batches
 from tf_ooo.modes.layerpipe.watching import watched_round
 from tf_ooo.planning.policies import offers
 from tf_ooo.report.report import Report, fill_step_times
+from tf_ooo.rewriting.parts import WHOLE
 from tf_ooo.rewriting.staged import LayerByLayer
 from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing import sync
@@ -186,7 +187,7 @@ class LayerPipeSteps:
         """The last of them makes the plan."""
         if self._first is None:
             self._note_going_on()
-            layers, mode = LayerByLayer(home_device(), whole_layers=True), self._mode
+            layers, mode = LayerByLayer(home_device(), WHOLE), self._mode
             self._first = FirstSteps(self._model, layers, 1, mode.options, mode.describe())
         first, batch = self._first, self._batches.take(iterator)
         if batch is None:

@@ -19,8 +19,9 @@ from tf_ooo.errors import BackendError, MemoryLimitError, OOOError, ScheduleErro
 from tf_ooo.fit import progress
 from tf_ooo.fit.baseline import ONE_DEVICE
 from tf_ooo.fit.distributed import Distributed, FirstSteps, check_model
+from tf_ooo.fit.given_costs import costs_of_parts
 from tf_ooo.fit.in_place import InPlace
-from tf_ooo.fit.measured import check_costs, measured_costs, unknown_sizes, with_shared_link
+from tf_ooo.fit.measured import measured_costs, unknown_sizes, with_shared_link
 from tf_ooo.fit.mode import Function, Training
 from tf_ooo.fit.recorder import Watched
 from tf_ooo.fit.reporting import fall_back
@@ -53,7 +54,7 @@ from tf_ooo.planning.model.schedule_file import ScheduleFile, read_schedule
 from tf_ooo.report.gain import Gain
 from tf_ooo.report.report import Report, fill_step_times
 from tf_ooo.report.texts import seconds_text
-from tf_ooo.rewriting.parts import is_part
+from tf_ooo.rewriting.parts import WHOLE, is_part, least_share
 from tf_ooo.rewriting.repeating import layers_that_cannot
 from tf_ooo.rewriting.staged import LayerByLayer
 from tf_ooo.rewriting.unrolled_tasks import Step
@@ -223,8 +224,7 @@ class PipelineMode:
 
     def plan_from(self, step: Step, costs: CostTable, model: keras.Model) -> PlannedPipeline:
         """Plans for a step with given costs.  Raises OptionsError where they are another model's."""
-        check_costs(costs, [layer.name for layer in step.known.graph.layers])
-        costs = with_shared_link(costs, self.distributed.target)
+        costs = with_shared_link(costs_of_parts(costs, step), self.distributed.target)
         self.planned_from = (step, costs)
         self.distributed.report.costs = costs
         return self.plan_with(step, costs, model)
@@ -376,10 +376,10 @@ class PipelineSteps:
             rows = split_rows(rows_of(batch), self._mode.options.microbatches)
             if self._never_whole and len(rows) > _TAKEN_APART:
                 # Enough to know all from; the whole step takes many times as long to trace.
-                first = self._begun(_TAKEN_APART)
+                first = self._begun(batch, _TAKEN_APART)
                 first.run(parts_of(batch, (sum(rows[:_TAKEN_APART]), sum(rows[_TAKEN_APART:])))[0])
                 return self._first_cut_step(first, batch, iterator)
-            first = self._begun(self._mode.options.microbatches)
+            first = self._begun(batch, self._mode.options.microbatches)
         outputs = first.run(batch)
         if first.rested:
             return self._first_cut_step(first, batch, iterator)
@@ -401,9 +401,9 @@ class PipelineSteps:
             if why:
                 mode.train_on_one_device(why)
 
-    def _begun(self, microbatches: int) -> FirstSteps:
+    def _begun(self, batch: Any, microbatches: int) -> FirstSteps:
         mode, model = self._mode, self._model
-        layers = LayerByLayer(home_device(), self._keep_layers_whole(), self._check_step)
+        layers = LayerByLayer(home_device(), self._share(batch), self._check_step)
         applying = mode.company.applying(model)
         replicas = mode.counts[0] if len(mode.counts) == 1 else 1  # whose sums have other bits
         self._first = FirstSteps(
@@ -444,12 +444,19 @@ class PipelineSteps:
             self._in_place = InPlace(step, count, self._target, mode.options.profile_steps)
         return self.step(batch, iterator)
 
-    def _keep_layers_whole(self) -> bool:
-        """Other replicas, or those who measured ``costs``, may have batches that are divided otherwise."""
-        given = self._mode.options.costs
-        if given is not None:
-            return not any(is_part(layer.name) for layer in given.layers)
-        return self._mode.company.engine.size > 1
+    def _share(self, batch: Any) -> float:
+        """Of the forward pass, what a part of a layer takes at least; ranks divide alike, or not at all.
+
+        A schedule of the user's own that was planned with ``costs`` of whole layers counts those.
+        """
+        mode = self._mode
+        given, engine = mode.options.costs, mode.company.engine
+        whole = given is not None and not any(is_part(layer.name) for layer in given.layers)
+        if mode.own is not None and whole:
+            return WHOLE
+        if engine.size > 1 and len(set(engine.gather(repr(nests.signature(batch))))) > 1:
+            return WHOLE
+        return least_share(len(mode.distributed.target.devices))
 
     def _make_plan(self, step: Step, costs: CostTable, first: FirstSteps) -> None:
         mode, started = self._mode, time.perf_counter()

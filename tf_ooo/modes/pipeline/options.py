@@ -30,7 +30,8 @@ class Pipeline(DeviceOptions, RankOptions):
     Attributes:
         microbatches: parts of a batch.
         memory_limit_bytes: of each device; None: no limit.
-        chunks: interleaved_1f1b: stages on each device; None: 2 to 4 are tried.
+        chunks: interleaved_1f1b, zb_interleaved: stages on each device; None: 2 to 4 are tried, or the most
+            of these that there are layers for.
         group: modulo: layers of a group; None: tried.
         stages: names of the layers (``report.layers``, or what all their variables' names begin with) at
             which stages begin, the first included, or a list of names for each stage, of all its layers;

@@ -45,6 +45,16 @@ class Cutter:
 
         The step is estimated as all micro-batches through the slowest stage, and the first one's messages.
         """
+        if stages not in self._cuts:
+            self._cuts[stages] = self._cut(stages)
+        return self._cuts[stages]
+
+    @functools.cached_property
+    def _cuts(self) -> dict[int, Bounds]:
+        """Policies ask for the same numbers of stages."""
+        return {}
+
+    def _cut(self, stages: int) -> Bounds:
         sums, messages = self._sums(stages, lambda layer: layer.busy_s), self._messages_s
         limit = _shortest(sums, stages)
         cuts = [_cheapest(sums, messages, stages, limit * slack) for slack in _SLACK]

@@ -166,7 +166,8 @@ def _cuts(
         yield _groups(cutter.units, chunks.group_option, wanted), chunks.options(1)
         return
     asked = wanted.options.get(chunks.option)
-    for count in chunks.tried if asked is None else (asked,):
+    numbers = chunks.tried_with(len(cutter.units) // wanted.devices) if asked is None else (asked,)
+    for count in numbers:
         options = chunks.options(count)
         try:
             yield cutter.cut(count * wanted.devices), options

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -22,10 +22,11 @@ MODE = "pipeline"
 
 @dataclass(frozen=True)
 class StagedLayers:
-    """Layers cut into stages, of which stage s runs on device ``s % devices``."""
+    """Layers cut into stages, of which stage s runs on device ``s % devices``, or where ``place`` says."""
 
     problem: Problem
     bounds: tuple[tuple[int, int], ...]
+    place: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, problem: Problem, chunks: int = 1) -> StagedLayers:
@@ -61,7 +62,13 @@ class StagedLayers:
 
     @cached_property
     def devices(self) -> Ints:
+        if self.place:
+            return np.array(self.place, np.int64)
         return np.arange(len(self.bounds)) % self.problem.devices
+
+    def placed(self, place: Sequence[int]) -> StagedLayers:
+        """The same stages, each on its device."""
+        return replace(self, place=tuple(place))
 
     @property
     def uniform(self) -> bool:

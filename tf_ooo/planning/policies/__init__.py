@@ -22,6 +22,7 @@ from tf_ooo.planning.policies import (
     zb_auto,
     zb_h1,
     zb_h2,
+    zb_interleaved,
     zb_v,
 )
 from tf_ooo.planning.policies.policy import BackwardOrder, Policy
@@ -48,6 +49,7 @@ _FILES = (
     zb_h1,
     zb_h2,
     zb_auto,
+    zb_interleaved,
     zb_v,
     v_half,
     v_min,

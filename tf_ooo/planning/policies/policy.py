@@ -26,11 +26,18 @@ class Chunks:
         option: the policy's option for that number; empty where it is always the same.
         group_option: the policy's option for the layers of one stage, from which the number follows; empty
             where it has none.
+        largest: of the numbers to compare only the largest for which there are enough layers.
     """
 
     tried: tuple[int, ...] = (1,)
     option: str = ""
     group_option: str = ""
+    largest: bool = False
+
+    def tried_with(self, most: int) -> tuple[int, ...]:
+        """The numbers to compare, where there are layers for ``most`` stages on each device."""
+        possible = [count for count in self.tried if count <= most]
+        return (possible[-1],) if self.largest and possible else self.tried
 
     def options(self, count: int) -> dict[str, int]:
         """Options that make each layer of a problem one stage, ``count`` of them on each device."""

@@ -1,0 +1,83 @@
+"""Search over which device runs which stage, and in which order: threshold accepting, with orders that are
+justified anew for each placement.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tf_ooo.planning.building.justification import Order, StepTasks, justified, shortest_justified
+from tf_ooo.planning.model.arrays import Floats, Ints
+
+# How much longer than the order before one may be that is gone on with: so much at first, in the end nothing.
+_TOLERANCE = 0.004
+_ROUNDS = 6
+# Of what is placed in all so much goes to the placements to begin with.
+_STARTING = 0.25
+# Of the changes so many exchange two stages of a round that take about as long; else only the order changes.
+_EXCHANGES = 0.8
+_NEAR = 2
+# Tasks that are placed in all: about ten seconds.
+_MOST_TASKS = 6_000_000
+_CHANGES_PER_DEVICE = 37
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where each stage runs, and the order."""
+
+    place: list[int]
+    order: Order
+
+
+def searched(tasks: StepTasks, busy_s: Floats, places: Iterable[Ints], effort: float = 1.0) -> Placed:
+    """The best of the given placements, changed as long as that pays; always the same for the same costs.
+
+    ``busy_s``: seconds of one micro-batch of each stage; ``effort``: of the changes so many are tried.
+    """
+    lists, most = [place.tolist() for place in places], _MOST_TASKS // (2 * len(tasks.seconds))
+    rounds_each = max(1, min(_ROUNDS, int(_STARTING * most) // len(lists)))
+    starts = (Placed(place, shortest_justified(tasks, place, rounds_each)) for place in lists)
+    here = best = min(starts, key=lambda placed: placed.order.makespan_s)
+    changes = int(effort * min(_CHANGES_PER_DEVICE * tasks.devices, most))
+    draw, rounds = random.Random(0), _rounds(busy_s, tasks.devices)
+    bound_s = busy_s.sum() * tasks.count / tasks.devices
+    for number in range(changes):
+        if best.order.makespan_s <= bound_s * (1 + 1e-9):
+            break
+        place = _changed(here.place, rounds, draw)
+        longest_s = np.bincount(place, busy_s, tasks.devices).max() * tasks.count
+        if longest_s >= best.order.makespan_s:
+            continue
+        changed = Placed(place, justified(tasks, place, here.order))
+        left = _TOLERANCE * (1 - number / changes)
+        limit_s = min(here.order.makespan_s * (1 + left), best.order.makespan_s * (1 + 2 * _TOLERANCE))
+        if changed.order.makespan_s <= limit_s:
+            here = changed
+        best = min(best, here, key=lambda placed: placed.order.makespan_s)
+    return best
+
+
+def _rounds(busy_s: Floats, devices: int) -> list[list[int]]:
+    """The stages of each round, the shortest first."""
+    order = np.argsort(busy_s, kind="stable").tolist()
+    return [
+        [stage for stage in order if first <= stage < first + devices]
+        for first in range(0, len(order), devices)
+    ]
+
+
+def _changed(place: list[int], rounds: Sequence[Sequence[int]], draw: random.Random) -> list[int]:
+    """Two stages of a round that take about as long exchanged, or the same."""
+    changed = list(place)
+    if draw.random() < _EXCHANGES:
+        alike = draw.choice(rounds)
+        number = draw.randrange(len(alike))
+        other = min(len(alike) - 1, max(0, number + draw.randint(-_NEAR, _NEAR)))
+        first, second = alike[number], alike[other]
+        changed[first], changed[second] = place[second], place[first]
+    return changed

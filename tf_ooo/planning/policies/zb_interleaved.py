@@ -1,0 +1,110 @@
+"""Several stages on each device, wherever they balance, with dW in the bubbles (ours)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from tf_ooo.errors import OptionsError
+from tf_ooo.planning.building.choice import fastest
+from tf_ooo.planning.building.justification import Order, StepTasks, shortest_justified
+from tf_ooo.planning.building.list_schedule import Taste, list_lanes
+from tf_ooo.planning.building.pipeline import StagedLayers
+from tf_ooo.planning.building.placed_search import searched
+from tf_ooo.planning.building.placement import placements
+from tf_ooo.planning.model.problem import Problem
+from tf_ooo.planning.model.schedule import Schedule, TaskList
+from tf_ooo.planning.model.task import encode
+from tf_ooo.planning.policies.policy import Chunks, Needs, Policy
+
+NAME = "zb_interleaved"
+_CHUNKS = (2, 3, 4)
+# Micro-batches for each device that show the steady state.
+_PERIODS = 4
+_WITH_LIMIT = 0.25
+_ROUNDS = 6
+# Above this a few changes would be all that is tried in some seconds.
+_MANY_TASKS = 30_000
+
+
+def make(problem: Problem) -> Schedule:
+    """So many ``chunks`` on each of p devices: the option, else 2 to 4, the most that there are layers for.
+
+    A device has any one of the first p stages, of the next p and so on: those with which F, dO and dW of all
+    devices take about as long, so that layers of unequal costs need no equal stages.  Placement and order
+    are searched together, placement for 4p micro-batches at most.  At most 2p micro-batches are in flight on
+    a stage, as with ZB-H2.  With a memory limit that the searched order is above, a list schedule has as many
+    as there is room for.
+    """
+    chunks = problem.option("chunks", _most_chunks(problem), least=1)
+    stages = StagedLayers.of(problem, chunks)
+    listed = list(_listed(stages))
+    if problem.memory_limit_bytes == 0:
+        return fastest(problem, listed)
+    place, tasks, order = _searched(stages)
+    lanes = [tasks.codes[np.array(lane, np.int64)] for lane in tasks.lanes(place, order)]
+    return fastest(problem, [_schedule(stages.placed(place), lanes), *listed])
+
+
+def _searched(stages: StagedLayers) -> tuple[list[int], StepTasks, Order]:
+    """Where each stage runs, and the order of all tasks; placed for as few micro-batches as show it."""
+    problem = stages.problem
+    in_flight, some = 2 * problem.devices, _PERIODS * problem.devices
+    tasks = StepTasks(stages, in_flight)
+    few = tasks
+    if some < problem.microbatches:
+        few = StepTasks(replace(stages, problem=replace(problem, microbatches=some)), in_flight)
+    places = placements(stages.seconds, problem.devices)
+    best = searched(few, stages.seconds.sum(axis=0), places, _effort(problem))
+    if few is tasks:
+        return best.place, tasks, best.order
+    return best.place, tasks, shortest_justified(tasks, best.place, _ROUNDS)
+
+
+def _effort(problem: Problem) -> float:
+    """Less with a memory limit, for which several cuts are tried, and nothing where layers run again, too."""
+    if problem.memory_limit_bytes is None:
+        return 1.0
+    return _WITH_LIMIT if problem.recompute == "none" else 0.0
+
+
+def _most_chunks(problem: Problem) -> int:
+    if problem.cut:
+        return max(1, len(problem.cut) // problem.devices)
+    most = len(problem.layers) // problem.devices
+    if most < _CHUNKS[0]:
+        raise OptionsError(
+            f"schedule {NAME!r}: {_CHUNKS[0]} stages on each of {problem.devices} devices are more than the "
+            f"{len(problem.layers)} layers"
+        )
+    return min(most, _CHUNKS[-1])
+
+
+def _listed(stages: StagedLayers) -> Iterator[Schedule]:
+    """List schedules of stages in turn, with as many micro-batches in flight as memory has room for."""
+    problem = stages.problem
+    each = np.bincount(stages.devices, weights=stages.sums("stored_bytes"), minlength=problem.devices)
+    room = np.floor(stages.room_bytes[each > 0] / each[each > 0] + 1e-9).min(initial=np.inf)
+    for most in (2 * problem.devices, problem.devices):
+        in_flight = int(max(1, min(most, problem.microbatches, room)))
+        yield stages.schedule(NAME, list_lanes(stages, Taste(in_flight, by_room=False)))
+
+
+def _schedule(stages: StagedLayers, lanes: Sequence[np.ndarray]) -> Schedule:
+    updates = [encode("U", np.flatnonzero(stages.devices == device)) for device in range(len(lanes))]
+    ordered = enumerate(zip(lanes, updates, strict=True))
+    return stages.schedule(
+        NAME, {(device, 0): TaskList(np.concatenate([codes, last])) for device, (codes, last) in ordered}
+    )
+
+
+POLICY = Policy(
+    NAME,
+    ("pipeline",),
+    make,
+    ("chunks",),
+    needs=Needs(costs=True, link=True, chunks=Chunks(_CHUNKS, option="chunks", largest=True)),
+    auto_tasks=_MANY_TASKS,
+)

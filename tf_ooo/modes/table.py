@@ -93,7 +93,7 @@ def _pipeline(options: Pipeline) -> Mode:
         return ReplicatedPipelineMode(options)
     if not launched_by_horovod():  # horovodrun -np 1 runs the script of several replicas
         options.refuse_averaging()
-    from tf_ooo.modes.pipeline.fit import PipelineMode
+    from tf_ooo.modes.pipeline.mode import PipelineMode
 
     return PipelineMode(options)
 

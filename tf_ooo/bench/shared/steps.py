@@ -14,7 +14,7 @@ from tf_ooo.bench.shared.workloads import Workload, check_sum
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError
 from tf_ooo.fit.life import FitLife
-from tf_ooo.modes.pipeline.fit import PipelineMode
+from tf_ooo.modes.pipeline.mode import PipelineMode
 from tf_ooo.modes.table import LayerPipe, Pipeline, mode_for
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.report.report import Report

@@ -1,4 +1,4 @@
-"""``model.fit`` as a pipeline: profile, plan, move the variables, run, move them back."""
+"""The steps of a pipeline's fit: measured on one device, planned, cut, and back."""
 
 from __future__ import annotations
 
@@ -6,56 +6,30 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import os
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tf_ooo.compat import iterators, keras_losses, nests, train_function
 from tf_ooo.compat.evaluation import Kind
-from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.table import CostTable
-from tf_ooo.errors import BackendError, MemoryLimitError, OOOError, ScheduleError
+from tf_ooo.errors import OOOError
 from tf_ooo.fit import progress
-from tf_ooo.fit.baseline import ONE_DEVICE
-from tf_ooo.fit.distributed import Distributed, FirstSteps, check_model
-from tf_ooo.fit.given_costs import costs_of_parts
+from tf_ooo.fit.distributed import FirstSteps
 from tf_ooo.fit.in_place import InPlace
-from tf_ooo.fit.measured import measured_costs, unknown_sizes, with_shared_link
+from tf_ooo.fit.measured import with_shared_link
 from tf_ooo.fit.mode import Function, Training
 from tf_ooo.fit.recorder import Watched
-from tf_ooo.fit.reporting import fall_back
 from tf_ooo.hosts.cluster import Cluster
 from tf_ooo.hosts.devices import home_device
-from tf_ooo.hosts.memory import evaluate_in_host_memory, host_memory, in_host_memory
-from tf_ooo.hosts.ranks.base import Engine
+from tf_ooo.hosts.memory import host_memory, in_host_memory
 from tf_ooo.hosts.target import gone
 from tf_ooo.modes.pipeline import tasks_of
-from tf_ooo.modes.pipeline.advice import ENOUGH, advice
-from tf_ooo.modes.pipeline.company import Company
+from tf_ooo.modes.pipeline.advice import ENOUGH
 from tf_ooo.modes.pipeline.losses import check_loss
-from tf_ooo.modes.pipeline.mesh import AUTO, Mesh, counts_of, make_mesh
 from tf_ooo.modes.pipeline.one_device import why_back, why_uncut
-from tf_ooo.modes.pipeline.options import Pipeline
-from tf_ooo.modes.pipeline.own_schedule import check_own, check_recomputed, layers_named
-from tf_ooo.modes.pipeline.partition import Cutter, units_of
-from tf_ooo.modes.pipeline.planning import (
-    SCHEDULES,
-    Wanted,
-    named_bounds,
-    own_cuts,
-    whole_peak_bytes,
-)
-from tf_ooo.modes.pipeline.reporting import fill_report, note_micro_batches
 from tf_ooo.modes.pipeline.running import PlannedPipeline, RunningPipeline
-from tf_ooo.options.base import is_file
-from tf_ooo.planning.choosing.recompute import NONE
-from tf_ooo.planning.model.schedule_file import ScheduleFile, read_schedule
-from tf_ooo.report.gain import Gain
-from tf_ooo.report.report import Report, fill_step_times
-from tf_ooo.report.texts import seconds_text
 from tf_ooo.rewriting.parts import WHOLE, is_part, least_share
-from tf_ooo.rewriting.repeating import layers_that_cannot
 from tf_ooo.rewriting.staged import LayerByLayer
 from tf_ooo.rewriting.unrolled_tasks import Step
 from tf_ooo.tracing import sync
@@ -66,9 +40,9 @@ from tf_ooo.tracing.variables import all_variables, bytes_of
 if TYPE_CHECKING:
     import keras
 
+    from tf_ooo.modes.pipeline.mode import PipelineMode
+
 _LOG = logging.getLogger("tf_ooo")
-# A plan for costs of another measurement has to be better by so much.
-_LEAST_GAIN = 0.05
 # Micro-batches of the step that is taken apart where it does not run: gradients are added up from the second.
 _TAKEN_APART = 2
 _CALCULATED = "costs are calculated from shapes, not measured"
@@ -77,232 +51,6 @@ _LOSS_UNCHECKED = (
     f"the loss of a batch is not compared with its micro-batches' (check_loss): {_NEVER_WHOLE}; one that "
     "adds up rows, or compares them with one another, trains with the micro-batches' mean"
 )
-
-
-class PipelineMode:
-    """Nothing falls back here: the model is distributed by request.
-
-    Attributes:
-        planned_from: a step that was taken apart, and its costs.  Set before the first step from another fit
-            of a model with the same names, it spares measuring.
-        rows: of the largest micro-batch that is planned for; 0: unknown.
-        own: a schedule of the user's own, read again before each fit.
-        counts: how many replicas may share the devices.
-        one_device: why the stock step trains on one device; empty: it does not.
-    """
-
-    keeps_stock = False
-    compiles = False
-
-    def __init__(self, options: Pipeline) -> None:
-        self.options = options
-        self.company = Company()
-        self.planned_from: tuple[Step, CostTable] | None = None
-        self.pipeline: PlannedPipeline | None = None
-        self.rows = 0
-        self.own: ScheduleFile | None = None
-        self.counts: tuple[int, ...] = (1,)
-        self.one_device = ""
-        self.advise: Callable[[Gain], str] | None = None
-        self.distributed = Distributed(options.mode)
-
-    def join(self) -> Engine:
-        """This process trains alone."""
-        return self.company.engine
-
-    def check(self, model: keras.Model, steps: int | None) -> None:
-        """BackendError: no such devices, or a model that cannot be cut.  ScheduleError: a schedule's file."""
-        check_model(model, self.options.mode)
-        summed = keras_losses.summed_losses(model)
-        if summed:
-            raise BackendError(
-                f"loss {summed[0]!r} adds up rows (reduction='sum' or none), and micro-batches are averaged; "
-                "use reduction='sum_over_batch_size' and a learning rate that is larger by the batch size"
-            )
-        self.distributed.place(model, self.options.devices, self.company.engine.local_rank)
-        if is_file(self.options.schedule):
-            self._read_own(self.options.schedule)
-        self.counts = self._counts()
-
-    def _counts(self) -> tuple[int, ...]:
-        """How many replicas may share this process' devices.  OptionsError: they cannot."""
-        options, own = self.options, self.own
-        if self.company.engine.size > 1:  # each process is one
-            return (1,)
-        asked = own.schedule.workers if own is not None and options.replicas == AUTO else options.replicas
-        return counts_of(asked, len(self.distributed.target.devices), options.microbatches)
-
-    def _read_own(self, path: str | os.PathLike[str]) -> None:
-        """The user's own schedule; where it is another than before, it is planned with anew."""
-        before, options = self.own, self.options
-        if not os.path.exists(path):
-            raise ScheduleError(
-                f"schedule={os.fspath(path)!r}: there is no such file; Schedule.to_text() and tf-ooo plan "
-                f"--out write one; by name: auto, {', '.join(SCHEDULES)}"
-            )
-        own = read_schedule(path)
-        check_own(own, *self._share_of(own))
-        if options.recompute != NONE:
-            raise own.error(
-                f"recompute={options.recompute!r}: the file's 'recompute' line says which layers do"
-            )
-        if options.stages is not None and layers_named(own):
-            raise own.error("the file has 'stage' lines, and stages= is given: leave one out", "stage")
-        if before is not None and before.schedule != own.schedule:
-            self.pipeline = None
-        self.own = own
-
-    def _share_of(self, own: ScheduleFile) -> tuple[int, int, int]:
-        """Devices and micro-batches of a replica with the user's own schedule, and how many there are."""
-        options, processes = self.options, self.company.engine.size
-        devices, microbatches = len(self.distributed.target.devices), options.microbatches
-        if processes > 1:
-            return devices, microbatches, processes
-        asked = own.schedule.workers if options.replicas == AUTO else options.replicas
-        (count,) = counts_of(asked, devices, microbatches)
-        return devices // count, -(-microbatches // count), count
-
-    def check_step(self, step: Step) -> None:
-        """OptionsError, ScheduleError: before the first step runs, for stages that it does not have."""
-        names = [layer.name for layer in step.known.graph.layers]
-        layers = tuple(LayerCosts(1.0, 1.0, 1.0, name=name) for name in names)
-        cutter = Cutter(layers, units_of(len(names), step.known.glued), Link(), step.count)
-        if self.own is not None:
-            check_recomputed(
-                self.own, len(names), layers_that_cannot(step) if self.own.schedule.recompute else ()
-            )
-            own_cuts(self.own, cutter, self.options.stages, by_bytes=False)
-        elif self.options.stages is not None:
-            named_bounds(cutter, self.options.stages)
-
-    def prepare(self, model: keras.Model, steps: int | None) -> Training | None:
-        """The training of the model's :class:`PipelineSteps`; None: one device was faster in a fit before."""
-        own_steps = self.steps_of(model, steps)
-        return None if self.one_device else own_steps.training()
-
-    def steps_of(self, model: keras.Model, steps: int | None) -> PipelineSteps:
-        """With the plan of the fit before, where that was of the same step on the same devices."""
-        if in_host_memory(model):
-            evaluate_in_host_memory(model)
-        trained_before = self.distributed.known is not None
-        if self.distributed.begin(model, steps):
-            self.pipeline = None
-            self.planned_from = None if trained_before else self.planned_from
-            self.one_device = ""
-        return PipelineSteps(self, model)
-
-    def describe(self) -> Report:
-        """With the seconds of the steps so far."""
-        if self.pipeline is not None:
-            fill_step_times(self.distributed.report, self.pipeline.step_s)
-        return self.distributed.report
-
-    def may_fall_back(self) -> bool:
-        """Whether one device may train instead; ranks would have to agree on it."""
-        return self.options.fall_back and self.company.engine.size == 1
-
-    def train_on_one_device(self, reason: str) -> None:
-        """From the next execution on; in a later fit too, if one device was measured."""
-        self.one_device, self.advise = reason, None
-        report = self.distributed.report
-        fall_back(report, reason, expected=True)
-        for row in report.pipeline.compared_replicas:
-            row.taken = False
-        if ONE_DEVICE not in report.baselines_s:
-            self.pipeline = self.planned_from = None
-
-    def say_if_slower(self) -> None:
-        """Once: that one device is faster, and what would be better."""
-        report, advise = self.describe(), self.advise
-        gain = report.gain
-        if gain is None or not gain.slower or advise is None:
-            return
-        self.advise = None
-        text = advise(gain)
-        report.notes.append(text)
-        _LOG.warning("%s", text)
-
-    def plan_from(self, step: Step, costs: CostTable, model: keras.Model) -> PlannedPipeline:
-        """Plans for a step with given costs.  Raises OptionsError where they are another model's."""
-        costs = with_shared_link(costs_of_parts(costs, step), self.distributed.target)
-        self.planned_from = (step, costs)
-        self.distributed.report.costs = costs
-        return self.plan_with(step, costs, model)
-
-    def plan_with(self, step: Step, costs: CostTable, model: keras.Model) -> PlannedPipeline:
-        """Plans, and says so in the report."""
-        limit_bytes = self.options.memory_limit_bytes
-        unknown = unknown_sizes(step) if limit_bytes is not None else ()
-        if limit_bytes is not None and unknown:
-            raise MemoryLimitError(limit_bytes, None, unknown)
-        if step.count > 1:
-            note_micro_batches(self.distributed.report, model)
-        return self._take(self._planned(step, costs), step, costs)
-
-    def plan_again(self, costs: CostTable) -> bool:
-        """Plans for costs that were measured while a plan ran; whether another one is to run from now on.
-
-        It has to be faster by more than costs are wrong by from one measurement to the next.  OOOError: no
-        plan can be made; the one that runs stays.
-        """
-        if self.pipeline is None or self.planned_from is None:
-            return False
-        step, before = self.planned_from
-        costs = dataclasses.replace(costs, link=before.link)
-        planned = self._planned(step, costs)
-        kept = self.pipeline.mesh.with_costs(costs.layers)
-        better = planned.step_s < kept.step_s * (1 - _LEAST_GAIN)
-        self.planned_from = (step, costs)
-        report = self.distributed.report
-        report.costs = costs
-        report.notes = [note for note in report.notes if note not in before.notes]
-        if better:
-            self._take(planned, step, costs)
-        else:
-            kept = kept.compared_with(planned)
-            fill_report(report, kept, step, costs, tuple(self.distributed.target.devices))
-        said = f"planned again with costs that were measured while it ran: {seconds_text(planned.step_s)}"
-        compared = f"instead of {seconds_text(kept.step_s)}" if better else "no better, so the plan stays"
-        report.notes.append(f"{said} a step, {compared}")
-        return better
-
-    def _wanted(self, step: Step, costs: CostTable) -> Wanted:
-        return Wanted(
-            schedule=self.options.schedule,
-            devices=len(self.distributed.target.devices),
-            microbatches=step.count,
-            link=costs.link,
-            memory_limit_bytes=self.options.memory_limit_bytes,
-            options=self.options.policy_options,
-            stages=self.options.stages,
-            own=self.own,
-            recompute=self.options.recompute,
-            fixed=layers_that_cannot(step) if self.options.recompute != NONE else frozenset(),
-        )
-
-    def _planned(self, step: Step, costs: CostTable) -> Mesh:
-        wanted, units = self._wanted(step, costs), units_of(len(costs.layers), step.known.glued)
-        planned = make_mesh(costs.layers, units, wanted, self.counts)
-        self.advise = functools.partial(advice, planned, costs.layers, units, wanted)
-        return planned
-
-    def _take(self, planned: Mesh, step: Step, costs: CostTable) -> PlannedPipeline:
-        report, devices = self.distributed.report, tuple(self.distributed.target.devices)
-        report.memory_limit_bytes = self.options.memory_limit_bytes
-        self.pipeline = PlannedPipeline(planned, step, devices)
-        fill_report(report, planned, step, costs, devices)
-        if self.options.fall_back:
-            report.kept_because = "the fastest that was compared"
-        return self.pipeline
-
-    def exceeds_limit(self, step: Step) -> bool:
-        """Whether one device that ran it would need more than ``memory_limit_bytes``."""
-        asked, limit_bytes = self.options.first_steps, self.options.memory_limit_bytes
-        if asked != "auto" or limit_bytes is None or self.company.engine.size > 1 or unknown_sizes(step):
-            return False
-        costs = measured_costs(step, None)
-        planned_limit_bytes = self._wanted(step, costs).planned_limit_bytes or limit_bytes
-        return whole_peak_bytes(costs.layers, step.count) > planned_limit_bytes
 
 
 class PipelineSteps:

@@ -36,11 +36,18 @@ class MemoryLimitError(OOOError):
     """No order stays within ``memory_limit_bytes``.
 
     ``smallest_bytes`` is the lowest limit that can be kept, None where sizes are not known; the ops
-    of unknown size are in ``unknown``.
+    of unknown size are in ``unknown``.  ``because``: what no division of the work makes smaller.
     """
 
-    def __init__(self, limit_bytes: int, smallest_bytes: int | None, unknown: Sequence[str] = ()) -> None:
-        super().__init__(f"memory_limit_bytes={limit_bytes}: " + _why_not(smallest_bytes, unknown))
+    def __init__(
+        self,
+        limit_bytes: int,
+        smallest_bytes: int | None,
+        unknown: Sequence[str] = (),
+        because: str = "",
+    ) -> None:
+        why = _why_not(smallest_bytes, unknown) + (f"; {because}" if because else "")
+        super().__init__(f"memory_limit_bytes={limit_bytes}: {why}")
         self.unknown = tuple(unknown)
         self.limit_bytes = limit_bytes
         self.smallest_bytes = smallest_bytes

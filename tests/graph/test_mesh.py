@@ -150,6 +150,19 @@ def test_data_parallel_without_a_launcher_has_the_steps_of_the_whole_batch():
     assert {device for _, device in computing(fitted.report)} == {"CPU:0", "CPU:1", "CPU:2", "CPU:3"}
 
 
+def test_replicas_of_a_model_that_no_device_holds():
+    """The step that is taken apart has two micro-batches; gradients are added up where their replica is."""
+    training = Training(models.deep, models.momentum, models.EVEN, epochs=2)
+    usual = training.piped(pipelined("1f1b", replicas=2, microbatches=8), measured_before=False)
+    cut = training.piped(
+        pipelined("1f1b", replicas=2, microbatches=8, first_steps="cut"), measured_before=False
+    )
+    assert_equal_bits(usual.weights, cut.weights)
+    sums = [node for node in cut.report.rewritten_graph.node if "/sum" in node.name and node.op == "AddV2"]
+    on = {(int(STEP.match(node.name)[1]) // 4, node.device[-5:]) for node in sums if STEP.match(node.name)}
+    assert on == {(0, "CPU:0"), (0, "CPU:1"), (1, "CPU:2"), (1, "CPU:3")}
+
+
 def test_layers_that_run_again_in_every_replica():
     training = Training(models.deep, models.momentum, models.EVEN, epochs=2)
     plain, again = (training.piped(pipelined("1f1b", replicas=2, recompute=how)) for how in ("none", "all"))

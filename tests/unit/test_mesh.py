@@ -156,3 +156,12 @@ def test_only_reads_can_stand_for_each_other():
     with pytest.raises(PassError, match="'f' is no op that reads a variable"):
         ReadOncePass({"r1": "f"})(graph_of(*READS))
     assert not ReadOncePass({})(graph_of(*READS)).modified
+
+
+def test_a_layer_that_no_device_can_hold_is_named_with_its_bytes():
+    layers = (*EVEN, LayerCosts(1.0, 1.0, 1.0, weight_bytes=1e6, slot_bytes=2e6, name="table"))
+    with pytest.raises(MemoryLimitError, match="table alone takes 4000000 bytes.*more devices do not help"):
+        mesh_of(layers, 4, 8, 1, memory_limit_bytes=3_000_000)
+    with pytest.raises(MemoryLimitError) as raised:
+        mesh_of(layers, 1, 8, 1, memory_limit_bytes=4_100_000)
+    assert "alone" not in str(raised.value)

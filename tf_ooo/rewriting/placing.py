@@ -41,7 +41,8 @@ def place(
         if nodes[name].op not in _FREE:
             placed.setdefault(name, homes.device_of(layer, replica_of[index.index[name]]))
     for name in step.sums - step.where.keys():
-        placed.setdefault(name, nodes[name].device)
+        if replica_of[index.index[name]] is None:
+            placed.setdefault(name, nodes[name].device)
     slices_at_home(index, nodes, placed)
     follow(index, nodes, placed, bytes_of)
     return as_they_can(nodes, placed)

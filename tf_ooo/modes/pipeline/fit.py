@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import logging
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 
     from tf_ooo.modes.pipeline.mode import PipelineMode
 
-_LOG = logging.getLogger("tf_ooo")
 # Micro-batches of the step that is taken apart where it does not run: gradients are added up from the second.
 _TAKEN_APART = 2
 _CALCULATED = "costs are calculated from shapes, not measured"
@@ -124,10 +122,12 @@ class PipelineSteps:
             rows = split_rows(rows_of(batch), self._mode.options.microbatches)
             if self._never_whole and len(rows) > _TAKEN_APART:
                 # Enough to know all from; the whole step takes many times as long to trace.
-                first = self._begun(batch, _TAKEN_APART)
+                first = self._begun(batch, _TAKEN_APART, 1)  # in one replica, so that there is a sum
                 first.run(parts_of(batch, (sum(rows[:_TAKEN_APART]), sum(rows[_TAKEN_APART:])))[0])
                 return self._first_cut_step(first, batch, iterator)
-            first = self._begun(batch, self._mode.options.microbatches)
+            counts = self._mode.counts  # the sums of several have other bits
+            replicas = counts[0] if len(counts) == 1 else 1
+            first = self._begun(batch, self._mode.options.microbatches, replicas)
         outputs = first.run(batch)
         if first.rested:
             return self._first_cut_step(first, batch, iterator)
@@ -149,11 +149,10 @@ class PipelineSteps:
             if why:
                 mode.train_on_one_device(why)
 
-    def _begun(self, batch: Any, microbatches: int) -> FirstSteps:
+    def _begun(self, batch: Any, microbatches: int, replicas: int) -> FirstSteps:
         mode, model = self._mode, self._model
         layers = LayerByLayer(home_device(), self._share(batch), self._check_step)
         applying = mode.company.applying(model)
-        replicas = mode.counts[0] if len(mode.counts) == 1 else 1  # whose sums have other bits
         self._first = FirstSteps(
             model, layers, microbatches, mode.options, mode.describe(), applying, replicas
         )

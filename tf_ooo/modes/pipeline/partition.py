@@ -76,7 +76,7 @@ class Cutter:
         """
         cuts = []
         for kept in sorted({0, 1, self.microbatches}):
-            sums = self._sums(stages, functools.partial(_held_bytes, kept))
+            sums = self._sums(stages, functools.partial(held_bytes, kept))
             cuts.append(_cheapest(sums, self._messages_s, stages, _shortest(sums, stages)))
         return tuple(dict.fromkeys(self._stages(ends) for ends in cuts if ends))
 
@@ -100,7 +100,7 @@ class Cutter:
         return tuple((self.units[a][0], self.units[b - 1][1]) for a, b in zip(starts, ends, strict=True))
 
 
-def _held_bytes(kept: int, layer: LayerCosts) -> float:
+def held_bytes(kept: int, layer: LayerCosts) -> float:
     """Weights, their gradients, slots, and the activations of so many micro-batches."""
     return 2 * layer.weight_bytes + layer.slot_bytes + kept * layer.activation_bytes
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import MemoryLimitError, OOOError, OptionsError
 from tf_ooo.modes.pipeline.own_schedule import as_run, check_layers, layers_named, stages_of
-from tf_ooo.modes.pipeline.partition import Cutter
+from tf_ooo.modes.pipeline.partition import Cutter, held_bytes
 from tf_ooo.planning.building.by_name import Bounds, Stages, bounds_of
 from tf_ooo.planning.building.merging import merged
 from tf_ooo.planning.choosing.on_paper import auto_candidates
@@ -115,7 +115,7 @@ def make_plan(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted) -> Pl
     else:
         candidates = list(rows_of(policy_named(wanted.schedule, MODE)))
     if all(candidate.trial is None for candidate in candidates):
-        raise _none_left(errors, wanted)
+        raise _none_left(errors, wanted, cutter)
     return choose(candidates, _rank)
 
 
@@ -255,10 +255,24 @@ def _groups(units: Bounds, option: str, wanted: Wanted) -> Bounds:
     return tuple((units[i][0], units[min(i + size, len(units)) - 1][1]) for i in starts)
 
 
-def _none_left(errors: Sequence[OOOError], wanted: Wanted) -> OOOError:
+def _none_left(errors: Sequence[OOOError], wanted: Wanted, cutter: Cutter) -> OOOError:
     limits = [e.smallest_bytes for e in errors if isinstance(e, MemoryLimitError) and e.smallest_bytes]
     if limits and wanted.memory_limit_bytes is not None:
         measured, predicted = PEAK_MARGIN
         smallest = -(-math.ceil(min(limits)) * measured // predicted)
-        return MemoryLimitError(wanted.memory_limit_bytes, smallest)
+        because = _too_large(cutter, wanted.memory_limit_bytes)
+        return MemoryLimitError(wanted.memory_limit_bytes, smallest, because=because)
     return errors[0] if errors else OptionsError(f"schedule={wanted.schedule!r}: no cut is possible")
+
+
+def _too_large(cutter: Cutter, limit_bytes: int) -> str:
+    """The layers that no device could hold, however many there were; empty: more devices may do."""
+    held = [(sum(held_bytes(1, cutter.layers[i]) for i in range(a, b + 1)), a) for a, b in cutter.units]
+    largest_bytes, layer = max(held)
+    if largest_bytes <= limit_bytes:
+        return ""
+    name = cutter.layers[layer].name or f"layer {layer}"
+    return (
+        f"{name} alone takes {math.ceil(largest_bytes)} bytes (weights, gradients, slots, activations of one "
+        "micro-batch), and is not divided: more devices do not help"
+    )

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_ooo
 from tests.graph import pipeline_models as models
@@ -176,9 +177,9 @@ def test_what_is_refused_before_anything_has_changed():
         training.piped(pipelined("auto", replicas=3))
     with pytest.raises(tf_ooo.OptionsError, match="replicas=4 share microbatches=2"):
         training.piped(pipelined("auto", replicas=4, microbatches=2))
+    assert_equal_bits(training.model.get_weights(), training.untrained)
     with pytest.raises(MemoryLimitError):
         training.piped(pipelined("auto", replicas=2, memory_limit_bytes=1000), measured_before=False)
-    assert all(np.isfinite(weights).all() for weights in training.stock.weights)
 
 
 class TestAuto:
@@ -228,15 +229,46 @@ class TestAuto:
         assert not fitted.report.fell_back
         assert fitted.report.schedule == "gpipe"
 
-    def test_a_fit_that_is_too_short_to_compare_is_left_alone_and_the_next_one_looks_again(self):
+    def test_a_fit_that_is_too_short_to_compare_is_left_alone_and_the_next_one_looks_again(self, monkeypatch):
+        from tf_ooo.fit import distributed
+
         training = Training(models.mlp, models.momentum, models.EVEN, epochs=3)
         callback = tf_ooo.OOOBackprop(devices=4)
         fitted = training.piped(callback, measured_before=False)
         assert "was not measured" in fitted.report.fallback_reason
         assert_near(training.stock, fitted, 1e-5)
+        monkeypatch.setattr(distributed, "stock_steps_s", lambda *_: [10.0] * 5)
+        monkeypatch.setattr("tf_ooo.fit.baseline.pays", lambda *_: True)
         history = training.fit(callback)
         assert np.abs(np.subtract(history["loss"], training.stock.history["loss"])).max() < 1e-5
-        assert callback._life.mode.one_device
+        assert not callback.report.fell_back
+        assert callback.report.gain.faster
+
+    def test_a_model_that_one_device_cannot_run_is_not_left_to_it(self, training, monkeypatch):
+        from tf_ooo.fit import distributed
+
+        def exhausted(*_):
+            raise tf.errors.ResourceExhaustedError(None, None, "no memory")
+
+        monkeypatch.setattr(distributed, "stock_steps_s", exhausted)
+        callback = tf_ooo.OOOBackprop(devices=4, compare=True, profile_steps=1)
+        fitted = training.piped(callback, measured_before=False)
+        assert not fitted.report.fell_back
+        assert fitted.report.no_baseline == "the model does not fit on one device"
+
+    def test_what_is_left_of_an_execution_is_trained_on_one_device_too(self, monkeypatch):
+        """Six batches of twelve are in the execution in which it is found out."""
+        from tf_ooo.fit import distributed
+
+        monkeypatch.setattr(distributed, "stock_steps_s", lambda *_: [1e-6] * 5)
+        x, y = np.tile(models.X, (2, 1)), np.tile(models.Y, 2)
+        training = Training(
+            models.mlp, models.momentum, (x, y), epochs=2, batch_size=8, steps_per_execution=6
+        )
+        callback = tf_ooo.OOOBackprop(devices=4, compare=True, profile_steps=1)
+        fitted = training.piped(callback, measured_before=False)
+        assert fitted.report.fell_back
+        assert_near(training.stock, fitted, 1e-5)
 
     def test_a_fit_after_one_in_which_one_device_was_faster_is_stock(self, training, monkeypatch):
         from tf_ooo.fit import distributed

@@ -368,3 +368,19 @@ def test_a_new_policy_without_streams_is_none_for_steps_that_xla_compiles(monkey
     assert plans.USUAL.name == "multi_stream"
     with pytest.raises(OptionsError, match="'new' orders the graph executor; jit_compile=True takes 'auto'"):
         for_function(abs, abs, SingleDevice(schedule="new"), Report())
+
+
+def test_auto_with_devices_is_a_pipeline_that_may_fall_back():
+    chosen = Options(devices=4, microbatches=4).typed
+    assert (chosen.mode, chosen.replicas, chosen.fall_back, chosen.microbatches) == (
+        "pipeline",
+        "auto",
+        True,
+        4,
+    )
+    assert not Options(devices=4, fall_back=False).typed.fall_back
+    assert Options(devices=4, replicas=None).typed.replicas is None
+    assert not Options(devices=4, schedule="gpipe").typed.fall_back
+    assert Options(devices=1).typed == Options().typed
+    with pytest.raises(OptionsError, match="mode='auto' is 'pipeline' here"):
+        Options(devices=4, weights="ema")

@@ -134,5 +134,7 @@ def test_which_modes_take_a_file():
                     Options(mode=mode, schedule=given_as)
     with pytest.raises(OptionsError, match="did you mean 'fast_forward'"):
         Options(mode="pipeline", schedule="fast_foward")
-    with pytest.raises(OptionsError, match="chunks=2 goes with schedule='interleaved_1f1b' only"):
+    with pytest.raises(
+        OptionsError, match="chunks=2 goes with schedule='interleaved_1f1b', 'zb_interleaved' only"
+    ):
         tf_ooo.Pipeline(schedule="mine.txt", chunks=2)

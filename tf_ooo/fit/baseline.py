@@ -35,10 +35,14 @@ class Baseline:
         report: says why there is none.
         asked: ``compare=`` of the user: always, never, or (None) where the fit is long enough to pay for it.
         steps: of the fit, that are left; None: nobody knows.
+
+    Attributes:
+        too_short: nothing was measured, as the fit would not pay for it.
     """
 
     def __init__(self, name: str, report: Report, asked: bool | None, steps: int | None) -> None:
         self.name, self._report, self._asked, self._steps = name, report, asked, steps
+        self.too_short = False  # the fit, to pay for it
 
     def measured(
         self, run: Callable[[], list[float]], step_s: float, trace_s: float, together: int = 1
@@ -70,6 +74,7 @@ class Baseline:
         if self._asked is None and self._steps is None:
             return f"nobody knows how long the fit is; compare=True measures {self.name} beside it"
         if self._asked is None and not pays(cost_s, step_s, self._steps or 0):
+            self.too_short = True
             measuring = f"to measure {self.name} beside it, about {cost_s:.1f} s"
             return f"the fit is too short {measuring}; compare=True does"
         return ""

@@ -85,10 +85,10 @@ class Distributed:
 
     def compare(
         self, model: keras.Model, batch: Any, first: FirstSteps, asked: bool | None, step_s: float
-    ) -> None:
-        """Measures what the step takes on one device, unless the fit is too short; see ``compare=``."""
+    ) -> bool:
+        """Measures steps on one device, unless the fit is too short (True); see ``compare=``."""
         if ONE_DEVICE in self.report.baselines_s:  # of the fit before
-            return
+            return False
         steps = None if self.steps is None else self.steps - first.seen
         baseline = Baseline(ONE_DEVICE, self.report, asked, steps)
 
@@ -99,6 +99,7 @@ class Distributed:
         seconds = baseline.measured(run, step_s, first.first_s / first.microbatches)
         if seconds:
             self.report.baselines_s[ONE_DEVICE] = seconds
+        return baseline.too_short
 
     def note_too_short(self, steps: int) -> None:
         """Says why a fit of so few steps has not been distributed; of none there is nothing to say."""

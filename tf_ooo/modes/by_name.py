@@ -81,19 +81,25 @@ class Options:
         """
         options_type = MODES[self._mode_of_auto(workers) if self.mode == AUTO else self.mode]
         own = options_type.defaults()
-        for name, value in self.arguments.items():
+        arguments = self._arguments_for(options_type)
+        for name, value in arguments.items():
             if name not in own and not is_default(name, value):
                 raise self._refusal(options_type, name, value)
-        given = {name: value for name, value in self.arguments.items() if name in own}
+        given = {name: value for name, value in arguments.items() if name in own}
         if self.mode == AUTO and options_type is Pipeline:
             chosen = {"replicas": AUTO, "fall_back": given.get("schedule", AUTO) == AUTO}
-            given = chosen | {name: value for name, value in given.items() if value != own[name]}
+            given = chosen | given
         return options_type(**given)
 
     def _mode_of_auto(self, workers: bool) -> str:
         if workers:
             return "data_parallel"
-        return SingleDevice.mode if self.arguments.get("devices") is None else Pipeline.mode
+        return SingleDevice.mode if self.arguments.get("devices") in (None, 1) else Pipeline.mode
+
+    def _arguments_for(self, options_type: type[ModeOptions]) -> dict[str, Any]:
+        """Auto on one device needs no ``devices=1``."""
+        single = self.mode == AUTO and options_type is SingleDevice and self.arguments.get("devices") == 1
+        return {name: value for name, value in self.arguments.items() if not (single and name == "devices")}
 
     def _refusal(self, options_type: type[ModeOptions], name: str, value: object) -> OptionsError:
         if self.mode != AUTO or not owners_of(name):

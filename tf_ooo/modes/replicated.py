@@ -48,6 +48,11 @@ class ReplicatedPipelineMode:
             raise BackendError(_BY_HOROVOD)
         engine = choose_engine(self.options.engine)
         _check_replicas(self.options, engine.size)
+        if self.options.fall_back and engine.size > 1:
+            raise BackendError(
+                "fall_back=True is for one process: several would have to leave their pipelines together; "
+                "leave it out"
+            )
         return engine
 
     def check(self, model: keras.Model, steps: int | None) -> None:
@@ -86,7 +91,9 @@ class ReplicatedPipelineMode:
 
         training = ranks.begin(pipeline.run, run_batches, restore)
         own = pipeline.training()
-        return dataclasses.replace(training, explain=own.explain, ended=ended, watched=own.watched)
+        return dataclasses.replace(
+            training, explain=own.explain, ended=ended, watched=own.watched, evaluating=own.evaluating
+        )
 
     def describe(self) -> Report:
         """This rank's pipeline."""

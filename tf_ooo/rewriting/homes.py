@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -61,18 +63,6 @@ def one_pipeline(stage_of_layer: Sequence[int], device_of_stage: Sequence[str]) 
     return Homes(stage_of_layer, (tuple(device_of_stage),), [0] * len(stage_of_layer))
 
 
-def held_evenly(stage_of_layer: Sequence[int], bytes_of_layer: Sequence[float], replicas: int) -> list[int]:
-    """Which replica holds each layer: of each stage all hold about as many bytes, the largest dealt first."""
-    held = {(stage, replica): 0.0 for stage in set(stage_of_layer) for replica in range(replicas)}
-    holders = [0] * len(stage_of_layer)
-    for layer in sorted(range(len(stage_of_layer)), key=lambda layer: (-bytes_of_layer[layer], layer)):
-        stage = stage_of_layer[layer]
-        holder = min(range(replicas), key=lambda replica: (held[stage, replica], replica))
-        holders[layer] = holder
-        held[stage, holder] += bytes_of_layer[layer]
-    return holders
-
-
 def read_once(step: Step, replica_of_node: Sequence[int | None]) -> dict[str, str]:
     """Reads of variables that stand for others: ``{read: the first of the same replica}``.
 
@@ -127,18 +117,19 @@ def crossing(step: Step, replica_of_node: Sequence[int | None]) -> set[int]:
             needed[replica] = needed.get(replica, 0) | index.reach[i]
             if of_data[i]:
                 bits[replica] = bits.get(replica, 0) | 1 << index.position[i]
+    others = {replica: (_of_others(bits, replica), _of_others(needed, replica)) for replica in needed}
     out: set[int] = set()
     for i, replica in enumerate(replica_of_node):
         if replica is None:
             continue
-        foreign: Mapping[int, int] = bits if of_data[i] else needed
-        of_others = 0
-        for each, ops in foreign.items():
-            of_others |= ops if each != replica else 0
-        reads = index.reach[i] & of_others if of_data[i] else of_others >> index.position[i] & 1
-        if reads:
+        data, all_needed = others[replica]
+        if index.reach[i] & data if of_data[i] else all_needed >> index.position[i] & 1:
             out.add(i)
     return out
+
+
+def _of_others(bits: Mapping[int, int], replica: int) -> int:
+    return functools.reduce(operator.or_, (ops for each, ops in bits.items() if each != replica), 0)
 
 
 def _fed(step: Step) -> list[int]:

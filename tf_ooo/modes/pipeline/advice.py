@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Iterator, Sequence
 
 from tf_ooo.costs.layer_costs import LayerCosts
@@ -16,19 +17,28 @@ from tf_ooo.report.texts import seconds_text
 
 # So many steps are measured before anything is said.
 ENOUGH = 10
+# Training waits for what would be better.
+_MOST_S = 5.0
 
 
-def advice(plan: Mesh, layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted, gain: Gain) -> str:
+def advice(
+    plan: Mesh, layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted, alone: bool, gain: Gain
+) -> str:
     """One line: how much slower, and which devices and micro-batches to take.
 
-    Predictions are corrected by what the present plan's was wrong by.
+    Predictions are corrected by what the present plan's was wrong by.  ``alone``: one process trains, whose
+    devices may be those of several replicas.
     """
+    began_s = time.perf_counter()
     corrected = gain.ours_median_s / plan.step_s
     predicted: list[tuple[float, Wanted, int]] = []
     for other in _others(wanted):
+        if predicted and time.perf_counter() - began_s > _MOST_S:
+            break
         of_part = [layer.scaled(wanted.microbatches / other.microbatches) for layer in layers]
         try:
-            mesh = make_mesh(of_part, units, other, counts_of(AUTO, other.devices, other.microbatches))
+            counts = counts_of(AUTO, other.devices, other.microbatches) if alone else (1,)
+            mesh = make_mesh(of_part, units, other, counts)
             predicted.append((mesh.step_s * corrected, other, mesh.replicas))
         except OOOError:  # too few layers, or too much memory
             continue

@@ -78,6 +78,8 @@ class StagedEvaluation:
             return
         self._told = True
         note = f"{_CALLED[self._kind]} runs on one device, to which all weights are sent: {reason}"
+        if note in self._report.notes:  # of a plan before
+            return
         self._report.notes.append(note)
         _LOG.warning("%s", note)
 

@@ -68,14 +68,22 @@ class PipelineSteps:
         if self._stock is not None:
             return self._stock(iterator)
         outputs, batches = None, iterators.take(iterator, train_function.steps_per_execution(self._model))
-        for batch in batches:
+        for number, batch in enumerate(batches, 1):
             outputs = self.step(batch, iterator)
+            if self._mode.one_device:
+                return self._go_on_with_stock(batches[number:], iterator) or outputs
         if not batches:
             raise StopIteration
-        if self._mode.one_device:
-            self._bring_back()
-            self._uncut, self._stock = 0, self._mode.distributed.stock
         return outputs
+
+    def _go_on_with_stock(self, rest: list[Any], iterator: Any) -> Any:
+        """From now on, also with what is left of this execution, whose logs it returns; None: nothing is."""
+        self._bring_back()
+        self._uncut, self._stock = 0, self._mode.distributed.stock
+        if self._stock is None or not rest:
+            return None
+        with train_function.steps_per_execution_set_to(self._model, len(rest)):
+            return self._stock(iterators.iterator_over(rest, iterator))
 
     def step(self, batch: Any, iterator: Any) -> Any:
         """One step on one batch; its logs."""
@@ -143,9 +151,9 @@ class PipelineSteps:
         mode = self._mode
         asked, unknown = mode.options.compare, mode.distributed.steps is None
         compare = True if asked is None and unknown and mode.may_fall_back() else asked
-        mode.distributed.compare(self._model, batch, first, compare, serial_s)
+        too_short = mode.distributed.compare(self._model, batch, first, compare, serial_s)
         if mode.may_fall_back():
-            why = why_uncut(mode.describe(), len(self._target.devices))
+            why = why_uncut(mode.describe(), len(self._target.devices), too_short)
             if why:
                 mode.train_on_one_device(why)
 

@@ -6,17 +6,21 @@ No TensorFlow here.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tf_ooo.costs.layer_costs import LayerCosts, Link
-from tf_ooo.errors import OOOError, OptionsError
-from tf_ooo.modes.pipeline.planning import Wanted, make_plan, step_s_of, with_costs
+from tf_ooo.errors import MemoryLimitError, OOOError, OptionsError
+from tf_ooo.modes.pipeline.planning import PEAK_MARGIN, Wanted, make_plan, step_s_of, with_costs
 from tf_ooo.planning.building.by_name import Bounds
+from tf_ooo.planning.building.merging import stage_of_layer
 from tf_ooo.planning.choosing.plan import Plan
-from tf_ooo.planning.choosing.side_by_side import exchange_s, side_by_side
+from tf_ooo.planning.choosing.side_by_side import held_by, held_evenly, side_by_side
 
 AUTO = "auto"
+# Plans for ever lower limits, where one replica's device holds more than the others'.
+_TRIES = 4
 
 
 @dataclass(frozen=True)
@@ -25,8 +29,10 @@ class Replicas:
 
     Attributes:
         plan: of one replica.
-        step_s: seconds of a step of all of them side by side, with ``exchange_s`` in which the device with
-            most weights sends and receives gradients and weights.
+        step_s: seconds of a step of all of them side by side, with ``exchange_s`` in which the busiest device
+            sends and receives gradients and weights.
+        holders: the replica that holds each layer's variables.
+        peak_bytes: of each device of a replica, the highest among replicas.
     """
 
     count: int
@@ -34,6 +40,8 @@ class Replicas:
     plan: Plan | None = None
     step_s: float = float("inf")
     exchange_s: float = 0.0
+    holders: tuple[int, ...] = ()
+    peak_bytes: tuple[int, ...] = ()
     reason: str = ""
 
 
@@ -62,7 +70,7 @@ class Mesh:
     def with_costs(self, layers: Sequence[LayerCosts]) -> Mesh:
         """The same plan, of layers with other costs."""
         plan = with_costs(self.plan, _shared(layers, self.replicas))
-        chosen = _beside(plan, self.replicas, self.chosen.devices, self.wanted.link)
+        chosen = _beside(plan, layers, self.replicas, self.chosen.devices, self.wanted.link)
         return dataclasses.replace(self, chosen=chosen, plan=plan)
 
     def compared_with(self, other: Mesh) -> Mesh:
@@ -103,8 +111,7 @@ def make_mesh(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted, count
     errors: list[OOOError] = []
     for count in counts:
         try:
-            plan = make_plan(_shared(layers, count), units, _of_one(wanted, count))
-            tried.append(_beside(plan, count, wanted.devices // count, wanted.link))
+            tried.append(_within_limit(layers, units, wanted, count))
         except OOOError as error:
             errors.append(error)
             tried.append(Replicas(count, wanted.devices // count, reason=str(error)))
@@ -112,6 +119,65 @@ def make_mesh(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted, count
     if chosen.plan is None:
         raise errors[0]
     return Mesh(chosen, chosen.plan, tuple(tried), wanted)
+
+
+def _within_limit(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted, count: int) -> Replicas:
+    """The plan of so many replicas, made for less memory where one device holds more than its share."""
+    asked, limit_bytes = _of_one(wanted, count), wanted.planned_limit_bytes
+    measured, predicted = PEAK_MARGIN
+    for _ in range(_TRIES):
+        plan = make_plan(_shared(layers, count), units, asked)
+        replicas = _beside(plan, layers, count, wanted.devices // count, wanted.link)
+        if limit_bytes is None or max(replicas.peak_bytes) <= limit_bytes:
+            return replicas
+        over_bytes = max(replicas.peak_bytes) - limit_bytes
+        lower = (asked.memory_limit_bytes or 0) - math.ceil(over_bytes * measured / predicted)
+        asked = dataclasses.replace(asked, memory_limit_bytes=max(1, lower))
+    smallest_bytes = math.ceil(max(replicas.peak_bytes) * measured / predicted)
+    raise MemoryLimitError(wanted.memory_limit_bytes or 0, smallest_bytes)
+
+
+def _beside(plan: Plan, layers: Sequence[LayerCosts], count: int, devices: int, link: Link) -> Replicas:
+    stage_of, numbers = stage_of_layer(plan.problem.bounds), plan.schedule.device_of_stage
+    peaks = [int(size) for size in plan.timeline.peak_bytes]
+    if count == 1:
+        return Replicas(1, devices, plan, plan.step_s, 0.0, (0,) * len(layers), tuple(peaks))
+    holders = held_evenly(stage_of, [layer.weight_bytes + layer.slot_bytes for layer in layers], count)
+    held = held_by(layers, stage_of, holders, count)
+    stages = [
+        [
+            dataclasses.replace(stage, update_s=own.update_s + own.exchange_s(link))
+            for stage, own in zip(plan.problem.layers, of_replica, strict=True)
+        ]
+        for of_replica in held
+    ]
+    together, costs = side_by_side(plan.schedule, stages)
+    shared = [stage.slot_bytes for stage in plan.problem.layers]
+    exchange_s, most = 0.0, [0.0] * devices
+    for of_replica in held:
+        more, seconds = [0.0] * devices, [0.0] * devices
+        for own, device, counted_bytes in zip(of_replica, numbers, shared, strict=True):
+            more[device] += own.bytes - counted_bytes
+            seconds[device] += own.exchange_s(link)
+        most = [max(pair) for pair in zip(most, more, strict=True)]
+        exchange_s = max(exchange_s, *seconds)
+    peak_bytes = tuple(math.ceil(peak + extra) for peak, extra in zip(peaks, most, strict=True))
+    step_s = step_s_of(together, costs, link)
+    return Replicas(count, devices, plan, step_s, exchange_s, tuple(holders), peak_bytes)
+
+
+def _shared(layers: Sequence[LayerCosts], count: int) -> tuple[LayerCosts, ...]:
+    """As if each replica held the same: a share of the slots and updates, and the others' gradients of it."""
+    if count == 1:
+        return tuple(layers)
+    return tuple(
+        dataclasses.replace(
+            layer,
+            update_s=layer.update_s / count,
+            slot_bytes=(layer.slot_bytes + (count - 1) * layer.weight_bytes) / count,
+        )
+        for layer in layers
+    )
 
 
 def _of_one(wanted: Wanted, count: int) -> Wanted:
@@ -123,23 +189,3 @@ def _of_one(wanted: Wanted, count: int) -> Wanted:
         microbatches=-(-wanted.microbatches // count),
         link=dataclasses.replace(link, machines=link.machines[:devices]),
     )
-
-
-def _beside(plan: Plan, count: int, devices: int, link: Link) -> Replicas:
-    if count == 1:
-        return Replicas(1, devices, plan, plan.step_s)
-    stages = [
-        dataclasses.replace(stage, update_s=stage.update_s + exchange_s(stage.weight_bytes, count, link))
-        for stage in plan.problem.layers
-    ]
-    schedule, layers = side_by_side(plan.schedule, stages, count)
-    held: dict[int, float] = {}
-    for stage, device in enumerate(plan.schedule.device_of_stage):
-        held[device] = held.get(device, 0.0) + stages[stage].weight_bytes
-    most_s = exchange_s(max(held.values()), count, link)
-    return Replicas(count, devices, plan, step_s_of(schedule, layers, link), most_s)
-
-
-def _shared(layers: Sequence[LayerCosts], count: int) -> tuple[LayerCosts, ...]:
-    """Each replica updates its share of the weights; slots count as if one had those of its stage."""
-    return tuple(dataclasses.replace(layer, update_s=layer.update_s / count) for layer in layers)

@@ -55,7 +55,7 @@ _LEAST_GAIN = 0.05
 
 
 class PipelineMode:
-    """Nothing falls back here: the model is distributed by request.
+    """Nothing falls back here unless ``fall_back`` is asked for: the model is distributed by request.
 
     Attributes:
         planned_from: a step that was taken apart, and its costs.  Set before the first step from another fit
@@ -151,7 +151,7 @@ class PipelineMode:
             named_bounds(cutter, self.options.stages)
 
     def prepare(self, model: keras.Model, steps: int | None) -> Training | None:
-        """The training of the model's :class:`PipelineSteps`; None: one device was faster in a fit before."""
+        """The training of the model's :class:`PipelineSteps`; None: one device was shown to be faster."""
         own_steps = self.steps_of(model, steps)
         return None if self.one_device else own_steps.training()
 
@@ -164,7 +164,14 @@ class PipelineMode:
             self.pipeline = None
             self.planned_from = None if trained_before else self.planned_from
             self.one_device = ""
+        if self.one_device and ONE_DEVICE not in self.distributed.report.baselines_s:
+            self._look_again()
         return PipelineSteps(self, model)
+
+    def _look_again(self) -> None:
+        """At several devices: the fit before was too short to."""
+        self.one_device, report = "", self.distributed.report
+        report.fell_back, report.fallback_reason = False, ""
 
     def describe(self) -> Report:
         """With the seconds of the steps so far."""
@@ -177,14 +184,14 @@ class PipelineMode:
         return self.options.fall_back and self.company.engine.size == 1
 
     def train_on_one_device(self, reason: str) -> None:
-        """From the next execution on; in a later fit too, if one device was measured."""
+        """From now on; in a later fit too, if one device was measured."""
         self.one_device, self.advise = reason, None
-        report = self.distributed.report
+        report = self.describe()
         fall_back(report, reason, expected=True)
+        report.kept_because = ""
         for row in report.pipeline.compared_replicas:
             row.taken = False
-        if ONE_DEVICE not in report.baselines_s:
-            self.pipeline = self.planned_from = None
+        self.pipeline = self.planned_from = None
 
     def say_if_slower(self) -> None:
         """Once: that one device is faster, and what would be better."""
@@ -258,7 +265,8 @@ class PipelineMode:
     def _planned(self, step: Step, costs: CostTable) -> Mesh:
         wanted, units = self._wanted(step, costs), units_of(len(costs.layers), step.known.glued)
         planned = make_mesh(costs.layers, units, wanted, self.counts)
-        self.advise = functools.partial(advice, planned, costs.layers, units, wanted)
+        alone = self.company.engine.size == 1
+        self.advise = functools.partial(advice, planned, costs.layers, units, wanted, alone)
         return planned
 
     def _take(self, planned: Mesh, step: Step, costs: CostTable) -> PlannedPipeline:

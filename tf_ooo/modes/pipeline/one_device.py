@@ -9,11 +9,16 @@ from tf_ooo.report.report import Report
 from tf_ooo.report.texts import seconds_text
 
 
-def why_uncut(report: Report, devices: int) -> str:
-    """Why one device goes on, before the model is cut; empty: several are predicted to be faster."""
+def why_uncut(report: Report, devices: int, too_short: bool) -> str:
+    """Why one device goes on, before the model is cut; empty: several are predicted to be faster.
+
+    Also where one device cannot be measured (the model does not fit on it, ``compare=False``), unless that is
+    because the fit is ``too_short``.
+    """
     measured, predicted_s = report.baselines_s.get(ONE_DEVICE), report.predicted_step_s
     if not measured:
-        return f"whether {devices} devices are faster was not measured: {report.no_baseline}"
+        said = f"whether {devices} devices are faster was not measured: {report.no_baseline}"
+        return said if too_short else ""
     one_s = statistics.median(measured)
     if predicted_s is None or predicted_s < one_s:
         return ""

@@ -103,7 +103,7 @@ def _check_counts(file: ScheduleFile, devices: int, microbatches: int, replicas:
     if schedule.workers not in (1, replicas):
         raise file.error(
             f"workers {schedule.workers}: the fit has {replicas}; give replicas={schedule.workers}, with as "
-            "many times the devices, or leave the line out",
+            f"many times the devices (or horovodrun -np {schedule.workers}), or leave the line out",
             "workers",
         )
     used = sorted({device for device, _ in schedule.lanes})

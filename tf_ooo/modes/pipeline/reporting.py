@@ -40,7 +40,7 @@ def fill_report(report: Report, mesh: Mesh, step: Step, costs: CostTable, device
     report.planned = dataclasses.replace(
         plan.schedule, stages=problem.bounds, recompute=problem.recomputed, workers=mesh.replicas
     )
-    report.predicted_step_s = mesh.step_s
+    report.predicted_step_s, report.predicted_peak_bytes = mesh.step_s, max(mesh.chosen.peak_bytes)
     report.pipeline = section_of(mesh, costs, devices)
     report.limits = limits_of(mesh, costs)
     for row, stage in zip(report.layers, stage_of_layer(plan.problem.bounds), strict=True):
@@ -67,7 +67,7 @@ def section_of(mesh: Mesh, costs: CostTable, devices: Sequence[str]) -> Pipeline
         candidates=[_candidate_row(candidate) for candidate in plan.candidates],
         predicted_step_s=mesh.step_s,
         predicted_bubble_fraction=float(timeline.bubble_fraction),
-        predicted_peak_bytes=[int(size) for size in timeline.peak_bytes],
+        predicted_peak_bytes=list(chosen.peak_bytes),
         serial_step_s=sum(count * layer.busy_s + layer.update_s for layer in costs.layers),
         link=LinkRow(
             link.latency_s, bytes_per_s, link.overhead_s_per_byte, link.cores if link.machines else None
@@ -86,9 +86,8 @@ def section_of(mesh: Mesh, costs: CostTable, devices: Sequence[str]) -> Pipeline
 def _replicas_row(each: Replicas, chosen: Replicas) -> ReplicasRow:
     if each.plan is None:
         return ReplicasRow(each.count, each.devices, reason=each.reason)
-    schedule, peak_bytes = each.plan.schedule.policy, each.plan.trial.peak_bytes
-    taken = each.count == chosen.count
-    return ReplicasRow(each.count, each.devices, schedule, each.step_s, peak_bytes, taken)
+    schedule, taken = each.plan.schedule.policy, each.count == chosen.count
+    return ReplicasRow(each.count, each.devices, schedule, each.step_s, max(each.peak_bytes), taken)
 
 
 def limits_of(mesh: Mesh, costs: CostTable) -> list[str]:

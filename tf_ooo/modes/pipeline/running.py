@@ -22,7 +22,7 @@ from tf_ooo.modes.pipeline.options import Pipeline
 from tf_ooo.modes.pipeline.reporting import fill_report_of_graph
 from tf_ooo.planning.building.merging import stage_of_layer
 from tf_ooo.report.report import Report
-from tf_ooo.rewriting.homes import Homes, held_evenly
+from tf_ooo.rewriting.homes import Homes
 from tf_ooo.rewriting.naming import variable_layers
 from tf_ooo.rewriting.staged import StagedPlan, request_to_place
 from tf_ooo.rewriting.unrolled_tasks import Step
@@ -51,9 +51,7 @@ def homes_of(mesh: Mesh, devices: Sequence[str]) -> Homes:
     planned, each = mesh.plan, mesh.chosen.devices
     numbers = planned.schedule.device_of_stage
     on = [[devices[replica * each + number] for number in numbers] for replica in range(mesh.replicas)]
-    stages = stage_of_layer(planned.problem.bounds)
-    sizes = [layer.weight_bytes + layer.slot_bytes for layer in planned.problem.own_layers]
-    return Homes(stages, on, held_evenly(stages, sizes, mesh.replicas))
+    return Homes(stage_of_layer(planned.problem.bounds), on, mesh.chosen.holders)
 
 
 class RunningPipeline:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tf_ooo.costs.layer_costs import LayerCosts, Link, layer_inputs
 from tf_ooo.planning.model.schedule import Schedule, Task, TaskList
 
 
 def side_by_side(
-    schedule: Schedule, layers: Sequence[LayerCosts], replicas: int
+    schedule: Schedule, layers_of: Sequence[Sequence[LayerCosts]]
 ) -> tuple[Schedule, tuple[LayerCosts, ...]]:
     """One schedule that has the tasks of all replicas, and its stages' costs.
 
     Args:
         schedule: of one replica.
-        layers: of its stages, one for each.
-        replicas: so many; those after the first have the devices and the stages behind the first's.
+        layers_of: of each replica its stages, one layer for each; those after the first have the devices and
+            the stages behind the first's.
     """
+    replicas, layers = len(layers_of), layers_of[0]
     count, devices = len(layers), 1 + max((device for device, _ in schedule.lanes), default=0)
 
     def of_replica(number: int, task: Task) -> Task:
@@ -49,15 +51,85 @@ def side_by_side(
     return together, tuple(
         dataclasses.replace(layer, inputs=tuple(source + number * count for source in inputs[stage]))
         for number in numbers
-        for stage, layer in enumerate(layers)
+        for stage, layer in enumerate(layers_of[number])
     )
 
 
-def exchange_s(weight_bytes: float, replicas: int, link: Link) -> float:
-    """Seconds in which a device sends and receives gradients and weights; each replica holds a part.
+def held_evenly(stage_of_layer: Sequence[int], bytes_of_layer: Sequence[float], replicas: int) -> list[int]:
+    """Which replica holds each layer: of each stage all hold about as many bytes, the largest dealt first."""
+    held = {(stage, replica): 0.0 for stage in set(stage_of_layer) for replica in range(replicas)}
+    holders = [0] * len(stage_of_layer)
+    for layer in sorted(range(len(stage_of_layer)), key=lambda layer: (-bytes_of_layer[layer], layer)):
+        stage = stage_of_layer[layer]
+        holder = min(range(replicas), key=lambda replica: (held[stage, replica], replica))
+        holders[layer] = holder
+        held[stage, holder] += bytes_of_layer[layer]
+    return holders
 
-    Gradients go to who holds the weights, which come back: as much as a ring allreduce moves, scattering and
-    gathering (ZeRO, arXiv 1910.02054, section 7.1).
+
+@dataclass(frozen=True)
+class Held:
+    """What one replica's device holds of a stage, and what it does for that once a step.
+
+    Attributes:
+        weight_bytes: of the layers that it holds; ``stage_bytes``: of all of the stage.
+        slot_bytes, update_s: of the layers that it holds.
+        largest_bytes: of the largest weight among them.
+        replicas: that share the stage.
     """
-    moved_bytes = 4 * weight_bytes * (replicas - 1) / replicas  # two ways, gradients and weights
-    return link.allreduce_s(weight_bytes, replicas) + moved_bytes * link.overhead_s_per_byte
+
+    weight_bytes: float
+    stage_bytes: float
+    slot_bytes: float
+    update_s: float
+    largest_bytes: float
+    replicas: int
+
+    def exchange_s(self, link: Link) -> float:
+        """Seconds in which the device sends and receives gradients and weights.
+
+        Gradients go to who holds the weights, which come back (ZeRO, arXiv 1910.02054, section 7.1): where
+        all hold the same, as much as a ring allreduce moves.  It sends as many bytes as it receives.
+        """
+        if self.replicas == 1:
+            return 0.0
+        moved_bytes = self.stage_bytes - self.weight_bytes + (self.replicas - 1) * self.weight_bytes
+        computing_s = 2 * moved_bytes * link.overhead_s_per_byte
+        return 2 * link.latency_s + link.occupied_s(moved_bytes) + computing_s
+
+    @property
+    def bytes(self) -> float:
+        """Slots; and the others' gradients, which come as soon as they are there, with a sum of two."""
+        others_bytes = (self.replicas - 1) * self.weight_bytes + self.largest_bytes
+        return self.slot_bytes + (others_bytes if self.replicas > 1 else 0.0)
+
+
+def held_by(
+    layers: Sequence[LayerCosts], stage_of_layer: Sequence[int], holders: Sequence[int], replicas: int
+) -> list[list[Held]]:
+    """Of each replica what its device holds of each stage."""
+    stages = range(max(stage_of_layer) + 1)
+    return [
+        [_held(layers, stage_of_layer, holders, replicas, replica, stage) for stage in stages]
+        for replica in range(replicas)
+    ]
+
+
+def _held(
+    layers: Sequence[LayerCosts],
+    stage_of_layer: Sequence[int],
+    holders: Sequence[int],
+    replicas: int,
+    replica: int,
+    stage: int,
+) -> Held:
+    of_stage = [number for number, at in enumerate(stage_of_layer) if at == stage]
+    own = [layers[number] for number in of_stage if holders[number] == replica]
+    return Held(
+        sum(layer.weight_bytes for layer in own),
+        sum(layers[number].weight_bytes for number in of_stage),
+        sum(layer.slot_bytes for layer in own),
+        sum(layer.update_s for layer in own),
+        max((layer.weight_bytes for layer in own), default=0.0),
+        replicas,
+    )

@@ -14,6 +14,7 @@ from tests import forked, launches
 from tests.same_bits import bits_of
 from tf_ooo.compat import keras_variables
 from tf_ooo.modes.data_parallel import connect
+from tf_ooo.modes.pipeline.evaluation import StagedEvaluation
 
 pytestmark = [pytest.mark.ranks(2, "horovod"), pytest.mark.devices(2), pytest.mark.takes(20)]
 ROWS, BATCHES, LAST, RANKS = 8, 5, 5, 2
@@ -111,6 +112,22 @@ def test_replicas_put_variables_back_when_a_callback_raises():
         train(model, [connect().rank], 4, [stops], microbatches=3, schedule="1f1b", replicas=RANKS)
     assert during == [["CPU:0", "CPU:1"]] * 2
     assert places(model) == ["CPU:0"]
+
+
+def test_replicas_predict_on_their_stages_devices(monkeypatch):
+    """As one pipeline does; each rank for itself."""
+    calls, staged = [], StagedEvaluation.__call__
+    monkeypatch.setattr(
+        StagedEvaluation, "__call__", lambda self, *given: calls.append(1) or staged(self, *given)
+    )
+    model, predicted = classifier(), []
+    x = next(batches_of(0))[0]
+    predicts = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: predicted.append(model.predict(x, verbose=0))
+    )
+    train(model, [connect().rank], 2, [predicts], microbatches=3, schedule="1f1b", replicas=RANKS)
+    assert len(calls) == 2
+    assert predicted[-1].tobytes() == model.predict(x, verbose=0).tobytes()
 
 
 def test_a_schedule_of_their_own_and_layers_that_run_again(tmp_path):

@@ -113,6 +113,33 @@ def test_states_that_pass_through_all_replicas_do_not_hold_their_lanes_up():
     assert not needed & set(first)
 
 
+class Centred(models.layers.Layer):
+    """Takes away a mean of all batches so far, which every micro-batch moves."""
+
+    def build(self, shape):
+        self.mean = self.add_weight(shape=shape[1:], initializer="zeros", trainable=False)
+
+    def call(self, x):
+        self.mean.assign(0.9 * self.mean + 0.1 * tf.reduce_mean(x, 0))
+        return x - self.mean
+
+
+def test_replicas_that_wait_for_each_other_say_so():
+    """The layers behind a state that is read are in no order; the numbers are those of one pipeline."""
+
+    def centred():
+        hidden = [models.layers.Dense(9, "tanh"), Centred(), models.layers.Dense(8, "tanh")]
+        return models.keras.Sequential(
+            [models.keras.Input((7,)), *hidden, models.layers.Dense(5), models.layers.Dense(3)]
+        )
+
+    training = Training(centred, models.momentum, models.EVEN, epochs=2)
+    one, two = (training.piped(pipelined("gpipe", replicas=replicas)) for replicas in (1, 2))
+    assert_near(one, two, 1e-5)
+    assert any("replicas wait for each other" in note for note in two.report.notes)
+    assert not any("replicas wait" in note for note in one.report.notes)
+
+
 def test_the_report_has_the_replicas(fitted):
     section = fitted.report.pipeline
     assert section.replicas == 2
@@ -120,6 +147,7 @@ def test_the_report_has_the_replicas(fitted):
     assert section.exchange_s > 0
     assert fitted.report.planned.workers == 2
     assert fitted.report.predicted_step_s > 0
+    assert not any("replicas wait" in note for note in fitted.report.notes)
     text = str(fitted.report)
     assert "replica 1" in text
     assert "adding up replicas' gradients" in text

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -90,7 +90,8 @@ def rewrite_step(
             graph_def
         ).graph_def
         step = take_apart(graph_def, plan.known)
-    rewrite, moved = _rewrite_plan(step, plan)
+    left_out = crossing(step, plan.homes.replica_of_node(step)) if plan.homes.replicas > 1 else ()
+    rewrite, moved = _rewrite_plan(step, plan, left_out)
     done = passes.placing(rewrite, plan.available, graph_def, dump_dir)(graph_def)
     return RewriteResult(
         training_graph=plan.known.graph,
@@ -100,15 +101,14 @@ def rewrite_step(
         added_edges=_controls(done.graph_def) - _controls(graph_def),
         plan_seconds=time.perf_counter() - started,
         mixed=dict(plan.known.graph.mixed),
-        notes=told(lambda: _places(step), done.notes),
+        notes=(*told(lambda: _places(step), done.notes), *_unordered_notes(step, left_out)),
     )
 
 
-def _rewrite_plan(step: Step, plan: StagedPlan) -> tuple[RewritePlan, int]:
+def _rewrite_plan(step: Step, plan: StagedPlan, left_out: Collection[int] = ()) -> tuple[RewritePlan, int]:
     homes, sizes = plan.homes, step.sizes
     stages, replica_of_node = homes.stage_of_layer, homes.replica_of_node(step)
     devices = place(step, homes, sizes, replica_of_node)
-    left_out = crossing(step, replica_of_node) if homes.replicas > 1 else ()
     ops = ops_of_tasks(step, stages, left_out)
     edges: list[tuple[str, str]] = []
     joins: dict[str, str] = {}
@@ -133,6 +133,20 @@ def _rewrite_plan(step: Step, plan: StagedPlan) -> tuple[RewritePlan, int]:
         joins=joins,
     )
     return rewrite, len(ranks)
+
+
+def _unordered_notes(step: Step, left_out: Collection[int]) -> list[str]:
+    """Where backward passes read what another replica's micro-batches have computed."""
+    names = [step.index.names[i] for i in left_out]
+    tasks = [step.where[name][:2] for name in names if name in step.where]
+    layers = sorted({layer for kind, layer in tasks if kind in ("dO", "dW")})
+    if not layers:
+        return []
+    first = step.known.graph.layers[layers[0]].name
+    return [
+        f"replicas wait for each other: {len(layers)} layers, first {first}, read a state that every "
+        "micro-batch changes, and their tasks are in no order"
+    ]
 
 
 def _lanes(plan: StagedPlan, count: int) -> Iterator[tuple[str, str, list[Task]]]:

@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 __all__ = ["tasks_of"]
 
 
-def tasks_of(graph_def: Any, first_of: int = 1) -> dict[str, Task]:
+def tasks_of(graph_def: Any, replicas: int = 1) -> dict[str, Task]:
     """The task of each op of a graph that a pipeline runs (``report.rewritten_graph``).
 
     Sums of gradients belong to the dW that they add, what comes once to the U that it serves.  Of several
-    replicas, ``first_of``, those of the first.
+    replicas, ``replicas``, those of the first.
     """
     from grappler_passes.analysis.steps import steps_of  # noqa: PLC0415 - a worker needs no graphs
     from tf_ooo.planning.model.schedule import Task  # noqa: PLC0415
@@ -24,9 +24,9 @@ def tasks_of(graph_def: Any, first_of: int = 1) -> dict[str, Task]:
     # By name where a graph optimizer dropped the mark, as from a product that it merged with an addition.
     steps = steps_of(graph_def)
     once = max((step for step in steps if step is not None), default=0)
-    own = replica_of_part(once, first_of).count(0)
+    first = replica_of_part(once, replicas).count(0)
     for node, step in zip(graph_def.node, steps, strict=True):
-        if "_ooo_stage" in node.attr and step is not None and (step < own or step == once):
+        if "_ooo_stage" in node.attr and step is not None and (step < first or step == once):
             kind, stage = node.attr["_ooo_kind"].s.decode(), int(node.attr["_ooo_stage"].i)
             # A sum of an Embedding's rows over all micro-batches is a dW that comes once.
             tasks[node.name] = Task("U", stage) if kind == "U" or step == once else Task(kind, stage, step)

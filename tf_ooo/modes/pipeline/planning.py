@@ -167,6 +167,8 @@ def _cuts(
         return
     asked = wanted.options.get(chunks.option)
     numbers = chunks.tried_with(len(cutter.units) // wanted.devices) if asked is None else (asked,)
+    if asked is None and wanted.schedule != "auto" and wanted.memory_limit_bytes is not None:
+        numbers = chunks.tried  # fewer stages may need less
     for count in numbers:
         options = chunks.options(count)
         try:

@@ -98,7 +98,7 @@ class Peaks(keras.callbacks.Callback):
         self.bytes = [worker["peak"] for worker in self._ask()]
 
 
-def measured_peaks(cluster, build, schedule, epochs, limit_bytes=None, recompute="none"):
+def measured_peaks(cluster, build, schedule, epochs, limit_bytes=None, recompute="none", replicas=None):
     """Of the last step, bytes on each worker; and the report.  The second step is the first over workers."""
     keras.utils.set_random_seed(3)
     model, x, y = build()
@@ -106,7 +106,7 @@ def measured_peaks(cluster, build, schedule, epochs, limit_bytes=None, recompute
     model.compile(keras.optimizers.Adam(1e-3), loss, jit_compile=False)
     ours = tf_ooo.OOOBackprop(
         mode="pipeline", devices=cluster.addresses, schedule=schedule, profile_steps=0,
-        microbatches=COUNT, memory_limit_bytes=limit_bytes, recompute=recompute,
+        microbatches=COUNT, memory_limit_bytes=limit_bytes, recompute=recompute, replicas=replicas,
     )  # fmt: skip
     peaks = Peaks(cluster.ask)
     model.fit(x, y, batch_size=len(x), epochs=epochs, verbose=0, callbacks=[ours, peaks])
@@ -135,6 +135,19 @@ def test_measured_peaks_stay_within_the_limit(build, cluster):
         assert min(peaks) > limit / 10, "both workers compute"
     if build is deep:
         assert max(free) > smallest
+
+
+@pytest.mark.parametrize("build", [wide, tied])
+def test_replicas_stay_within_the_limit_with_the_gradients_of_the_others(build, cluster):
+    """Each worker runs the whole model, and holds half of it, or what one large layer leaves."""
+    with pytest.raises(MemoryLimitError) as refused:
+        measured_peaks(cluster, build, "auto", 1, 1000, replicas=2)
+    limit = refused.value.smallest_bytes
+    peaks, report = measured_peaks(cluster, build, "auto", 4, limit, replicas=2)
+    assert report.pipeline.replicas == 2
+    assert 0 < max(peaks) <= limit
+    assert min(peaks) > limit / 10
+    assert left_behind(cluster) == [0, 0]
 
 
 def test_layers_that_run_again_need_less_as_the_allocators_count_it(cluster):

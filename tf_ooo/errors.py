@@ -48,7 +48,7 @@ class MemoryLimitError(OOOError):
     ) -> None:
         why = _why_not(smallest_bytes, unknown) + (f"; {because}" if because else "")
         super().__init__(f"memory_limit_bytes={limit_bytes}: {why}")
-        self.unknown = tuple(unknown)
+        self.unknown, self.because = tuple(unknown), because
         self.limit_bytes = limit_bytes
         self.smallest_bytes = smallest_bytes
 

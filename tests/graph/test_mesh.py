@@ -134,7 +134,8 @@ def test_replicas_that_wait_for_each_other_say_so():
         )
 
     training = Training(centred, models.momentum, models.EVEN, epochs=2)
-    one, two = (training.piped(pipelined("gpipe", replicas=replicas)) for replicas in (1, 2))
+    options = {"check_loss": False}  # which sees that rows are compared with others
+    one, two = (training.piped(pipelined("gpipe", replicas=replicas, **options)) for replicas in (1, 2))
     assert_near(one, two, 1e-5)
     assert any("replicas wait for each other" in note for note in two.report.notes)
     assert not any("replicas wait" in note for note in one.report.notes)

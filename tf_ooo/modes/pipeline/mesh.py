@@ -122,19 +122,42 @@ def make_mesh(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted, count
 
 
 def _within_limit(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted, count: int) -> Replicas:
-    """The plan of so many replicas, made for less memory where one device holds more than its share."""
+    """The plan of so many replicas, made for less memory where one device holds more than its share.
+
+    MemoryLimitError: not even the plan that needs least keeps the limit.
+    """
     asked, limit_bytes = _of_one(wanted, count), wanted.planned_limit_bytes
     measured, predicted = PEAK_MARGIN
+
+    def planned(limited: Wanted) -> Replicas:
+        plan = make_plan(_shared(layers, count), units, limited)
+        return _beside(plan, layers, count, wanted.devices // count, wanted.link)
+
+    if limit_bytes is None or count == 1:
+        return planned(asked)
     for _ in range(_TRIES):
-        plan = make_plan(_shared(layers, count), units, asked)
-        replicas = _beside(plan, layers, count, wanted.devices // count, wanted.link)
-        if limit_bytes is None or max(replicas.peak_bytes) <= limit_bytes:
-            return replicas
+        try:
+            replicas = planned(asked)
+        except MemoryLimitError as error:
+            if error.smallest_bytes is None:
+                raise
+            least, because = (
+                dataclasses.replace(asked, memory_limit_bytes=error.smallest_bytes),
+                error.because,
+            )
+            break
         over_bytes = max(replicas.peak_bytes) - limit_bytes
+        if over_bytes <= 0:
+            return replicas
         lower = (asked.memory_limit_bytes or 0) - math.ceil(over_bytes * measured / predicted)
         asked = dataclasses.replace(asked, memory_limit_bytes=max(1, lower))
+    else:
+        least, because = asked, ""
+    replicas = planned(least)
+    if max(replicas.peak_bytes) <= limit_bytes:
+        return replicas
     smallest_bytes = math.ceil(max(replicas.peak_bytes) * measured / predicted)
-    raise MemoryLimitError(wanted.memory_limit_bytes or 0, smallest_bytes)
+    raise MemoryLimitError(wanted.memory_limit_bytes or 0, smallest_bytes, because=because)
 
 
 def _beside(plan: Plan, layers: Sequence[LayerCosts], count: int, devices: int, link: Link) -> Replicas:
@@ -142,7 +165,8 @@ def _beside(plan: Plan, layers: Sequence[LayerCosts], count: int, devices: int, 
     peaks = [int(size) for size in plan.timeline.peak_bytes]
     if count == 1:
         return Replicas(1, devices, plan, plan.step_s, 0.0, (0,) * len(layers), tuple(peaks))
-    holders = held_evenly(stage_of, [layer.weight_bytes + layer.slot_bytes for layer in layers], count)
+    sizes = [layer.weight_bytes + layer.slot_bytes for layer in layers]
+    holders = held_evenly([numbers[stage] for stage in stage_of], sizes, count)
     held = held_by(layers, stage_of, holders, count)
     stages = [
         [
@@ -155,11 +179,12 @@ def _beside(plan: Plan, layers: Sequence[LayerCosts], count: int, devices: int, 
     shared = [stage.slot_bytes for stage in plan.problem.layers]
     exchange_s, most = 0.0, [0.0] * devices
     for of_replica in held:
-        more, seconds = [0.0] * devices, [0.0] * devices
+        more, seconds, sums = [0.0] * devices, [0.0] * devices, [0.0] * devices
         for own, device, counted_bytes in zip(of_replica, numbers, shared, strict=True):
             more[device] += own.bytes - counted_bytes
             seconds[device] += own.exchange_s(link)
-        most = [max(pair) for pair in zip(most, more, strict=True)]
+            sums[device] = max(sums[device], own.largest_bytes)
+        most = [max(before, a + b) for before, a, b in zip(most, more, sums, strict=True)]
         exchange_s = max(exchange_s, *seconds)
     peak_bytes = tuple(math.ceil(peak + extra) for peak, extra in zip(peaks, most, strict=True))
     step_s = step_s_of(together, costs, link)

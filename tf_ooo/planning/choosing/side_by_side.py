@@ -55,15 +55,18 @@ def side_by_side(
     )
 
 
-def held_evenly(stage_of_layer: Sequence[int], bytes_of_layer: Sequence[float], replicas: int) -> list[int]:
-    """Which replica holds each layer: of each stage all hold about as many bytes, the largest dealt first."""
-    held = {(stage, replica): 0.0 for stage in set(stage_of_layer) for replica in range(replicas)}
-    holders = [0] * len(stage_of_layer)
-    for layer in sorted(range(len(stage_of_layer)), key=lambda layer: (-bytes_of_layer[layer], layer)):
-        stage = stage_of_layer[layer]
-        holder = min(range(replicas), key=lambda replica: (held[stage, replica], replica))
+def held_evenly(device_of_layer: Sequence[int], bytes_of_layer: Sequence[float], replicas: int) -> list[int]:
+    """Which replica holds each layer: of each device's all hold about as many bytes, the largest dealt first.
+
+    ``device_of_layer``: by number, of one replica; it may have several stages.
+    """
+    held = {(device, replica): 0.0 for device in set(device_of_layer) for replica in range(replicas)}
+    holders = [0] * len(device_of_layer)
+    for layer in sorted(range(len(device_of_layer)), key=lambda layer: (-bytes_of_layer[layer], layer)):
+        device = device_of_layer[layer]
+        holder = min(range(replicas), key=lambda replica: (held[device, replica], replica))
         holders[layer] = holder
-        held[stage, holder] += bytes_of_layer[layer]
+        held[device, holder] += bytes_of_layer[layer]
     return holders
 
 
@@ -74,7 +77,7 @@ class Held:
     Attributes:
         weight_bytes: of the layers that it holds; ``stage_bytes``: of all of the stage.
         slot_bytes, update_s: of the layers that it holds.
-        largest_bytes: of the largest weight among them.
+        largest_bytes: of the largest of them; as much takes a sum of two gradients.
         replicas: that share the stage.
     """
 
@@ -99,9 +102,8 @@ class Held:
 
     @property
     def bytes(self) -> float:
-        """Slots; and the others' gradients, which come as soon as they are there, with a sum of two."""
-        others_bytes = (self.replicas - 1) * self.weight_bytes + self.largest_bytes
-        return self.slot_bytes + (others_bytes if self.replicas > 1 else 0.0)
+        """Slots, and the others' gradients, which come as soon as they are there."""
+        return self.slot_bytes + (self.replicas - 1) * self.weight_bytes
 
 
 def held_by(

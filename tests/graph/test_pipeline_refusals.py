@@ -72,7 +72,6 @@ def unreduced():
         pytest.param(mlp, {}, {"devices": ["CPU:0", "CPU:7"]}, "there is no 'CPU:7'", id="device"),
         pytest.param(mlp, {}, {"devices": ["CPU:0", "CPU:0"]}, "named twice", id="same"),
         pytest.param(mlp, {}, {"devices": 4}, "devices=4: there are 3", id="many"),
-        pytest.param(mlp, {}, {"replicas": 2}, "1 process was launched", id="replicas"),
     ],
 )
 def test_before_any_weight_has_changed(make, compiled, options, text):
@@ -99,6 +98,7 @@ def test_before_any_weight_has_changed(make, compiled, options, text):
             f"group=9: {PARTS} layers make 1 groups, fewer than the 3 devices",
             id="group",
         ),
+        pytest.param({"replicas": 2}, "replicas=2: 3 devices cannot be dealt out evenly", id="replicas"),
         pytest.param({"devices": "CPU:0,CPU:1"}, "write a list, ['CPU:0', 'CPU:1']", id="text"),
     ],
 )

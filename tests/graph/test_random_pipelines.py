@@ -12,7 +12,7 @@ from tests.zoo import needs_keras_3
 pytestmark = [needs_keras_3, pytest.mark.devices(4), pytest.mark.takes(40)]
 
 
-@pytest.mark.parametrize("number", range(10))
+@pytest.mark.parametrize("number", range(12))
 def test_the_same_bits_from_two_schedules(number):
     setup = drawn(number, "pipeline")
     outcome = run(setup)

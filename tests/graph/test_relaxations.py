@@ -19,6 +19,7 @@ from grappler_passes.passes.local_constants import LocalConstantsPass
 from grappler_passes.passes.order import OrderPass
 from grappler_passes.passes.placement import PlacementPass
 from grappler_passes.passes.plain_sums import PlainSumsPass
+from grappler_passes.passes.read_once import ReadOncePass
 from grappler_passes.passes.relaxations import Relaxation
 from grappler_passes.passes.repeat import RepeatPass
 from grappler_passes.passes.rewrite_plan import RewritePlan
@@ -114,6 +115,10 @@ def read_twice():
     return graph_of("x Const:", "a Abs: x", "b Abs: a", "c Abs: a")
 
 
+def two_reads():
+    return graph_of("h _Arg:", "r1 ReadVariableOp: h", "r2 ReadVariableOp: h", "a Abs: r1", "b Abs: r2")
+
+
 PLAN = RewritePlan(edges=(("a", "b"),), kinds={"a": "dO"}, devices={"a": CPU.format(1)}, joins={"join": ""})
 
 
@@ -130,6 +135,7 @@ CASES = [
     (PlacementPass(PLAN, (CPU.format(1),)), two_ops),
     (PlainSumsPass(), sums),
     (PlainSumsPass(), shared_terms),
+    (ReadOncePass({"r2": "r1"}), two_reads),
     (RepeatPass(frozenset({"a"}), frozenset({"b"})), read_twice),
     (SeparatePass(), gates),
     (SeparatePass(), lost_order),

@@ -22,6 +22,7 @@ from tests.zoo import keras, needs_keras_3
 from tf_ooo.compat import versions
 from tf_ooo.hosts.ranks.base import SingleEngine
 from tf_ooo.modes import replicated as replicated_fit
+from tf_ooo.modes import table
 from tf_ooo.modes.data_parallel import fit
 
 pytestmark = pytest.mark.takes(60)
@@ -90,6 +91,7 @@ def test_unsupported_tensorflow_and_several_ranks_is_an_error(mode, monkeypatch)
     ranks.name, ranks.size = "horovod", 2
     for module in (fit, replicated_fit):
         monkeypatch.setattr(module, "choose_engine", lambda name: ranks)
+    monkeypatch.setattr(table, "launched_with_workers", lambda: True)
     monkeypatch.setattr(tf, "__version__", OUTSIDE[0])
     more = {"replicas": 2} if mode == "pipeline" else {}
     with pytest.raises(tf_ooo.BackendError, match="not supported.*2 processes would train without averaging"):

@@ -28,10 +28,12 @@ def test_two_schedules_and_layers_enough_for_both():
     assert {setup.microbatches for setup in setups} == {1, 2, 3, 4}
 
 
-def test_all_schedules_are_in_the_suite_s_ten():
-    """As in tests/graph/test_random_pipelines.py; fast_forward is in the thirteenth."""
-    schedules = {p.schedule for number in range(10) for p in drawn(number, "pipeline").pipelines}
-    assert set(SCHEDULES) - schedules == {"fast_forward"}
+def test_all_schedules_are_in_the_suite_s_twelve():
+    """As in tests/graph/test_random_pipelines.py; replicas and layers that run again are, too."""
+    drawn_here = [pipeline for number in range(12) for pipeline in drawn(number, "pipeline").pipelines]
+    assert {pipeline.schedule for pipeline in drawn_here} == set(SCHEDULES)
+    assert {pipeline.replicas for pipeline in drawn_here} == {1, 2}
+    assert {pipeline.recompute for pipeline in drawn_here} == {"none", "all"}
 
 
 @pytest.mark.parametrize(

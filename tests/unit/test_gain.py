@@ -191,9 +191,12 @@ def test_advice_names_fewer_devices_or_one():
         plan, layers = plan_of(wanted)
         gain = Gain("one device", [0.11] * 5, [plan.step_s] * 5)
         assert gain.slower
-        said = advice(plan, layers, units_of(len(layers), ()), wanted, gain)
+        units = units_of(len(layers), ())
+        said = advice(plan, layers, units, wanted, False, gain)
         assert said.startswith("slower than one device: ")
         assert text in said
+        if latency_s < 1:  # one process, whose devices may be replicas: they send nothing within a step
+            assert "microbatches=8, replicas=4 takes" in advice(plan, layers, units, wanted, True, gain)
 
 
 def test_device_text():

@@ -25,6 +25,7 @@ _CHUNKS = (2, 3, 4)
 _PERIODS = 4
 _WITH_LIMIT = 0.25
 _ROUNDS = 6
+_FEW_TASKS = 100
 # Above this a few changes would be all that is tried in some seconds.
 _MANY_TASKS = 30_000
 
@@ -41,8 +42,6 @@ def make(problem: Problem) -> Schedule:
     chunks = problem.option("chunks", _most_chunks(problem), least=1)
     stages = StagedLayers.of(problem, chunks)
     listed = list(_listed(stages))
-    if problem.memory_limit_bytes == 0:
-        return fastest(problem, listed)
     place, tasks, order = _searched(stages)
     lanes = [tasks.codes[np.array(lane, np.int64)] for lane in tasks.lanes(place, order)]
     return fastest(problem, [_schedule(stages.placed(place), lanes), *listed])
@@ -64,10 +63,14 @@ def _searched(stages: StagedLayers) -> tuple[list[int], StepTasks, Order]:
 
 
 def _effort(problem: Problem) -> float:
-    """Less with a memory limit, for which several cuts are tried, and nothing where layers run again, too."""
-    if problem.memory_limit_bytes is None:
+    """Less with a memory limit, for which several cuts are tried, and nothing where layers run again, too.
+
+    Small problems are searched alike: what needs least needs no more than what is fastest.
+    """
+    limit = problem.memory_limit_bytes
+    if limit is None or len(problem.layers) * problem.microbatches <= _FEW_TASKS:
         return 1.0
-    return _WITH_LIMIT if problem.recompute == "none" else 0.0
+    return _WITH_LIMIT if limit and problem.recompute == "none" else 0.0
 
 
 def _most_chunks(problem: Problem) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import numpy as np
@@ -251,6 +252,22 @@ class TestAuto:
         fitted = self.fit(training, monkeypatch, one_s=10.0, several_s=1.0)
         assert not fitted.report.fell_back
         assert fitted.report.gain.faster
+        assert_near(training.stock, fitted, 1e-5)
+
+    def test_a_device_that_is_in_the_way_is_left_out(self, training):
+        costs = training.piped(pipelined("auto", microbatches=4), measured_before=False).report.costs
+        link = dataclasses.replace(costs.link, speeds=(1.0, 0.01, 1.0, 1.0))
+        given = dataclasses.replace(costs, link=link)
+        callback = tf_ooo.OOOBackprop(devices=4, compare=False, microbatches=4, costs=given)
+        fitted = training.piped(callback, measured_before=False)
+        report = fitted.report
+        devices = report.pipeline.devices
+        assert 1 < len(devices) < 4
+        assert not any(name.endswith("CPU:1") for name in devices)
+        assert f"on {len(devices)} of 4 devices" in report.summary()
+        counted = {row.replicas * row.devices for row in report.pipeline.compared_replicas}
+        assert {4, 3} <= counted
+        assert [row.taken for row in report.pipeline.compared_replicas].count(True) == 1
         assert_near(training.stock, fitted, 1e-5)
 
     def test_a_named_schedule_stays(self, training, monkeypatch):

@@ -15,6 +15,7 @@ from tf_ooo.bench.single.command import single
 from tf_ooo.bench.single.gpu_day import gpu_day
 from tf_ooo.bench.single.one_cpu import single_cpu
 from tf_ooo.bench.single.overlap import single_overlap
+from tf_ooo.bench.unequal.command import unequal
 
 
 @click.group()
@@ -24,7 +25,7 @@ def bench() -> None:
 
 _COMMANDS = (
     single, single_cpu, single_overlap, gpu_day, data_parallel, pipeline, layerpipe, planner, prediction,
-    any_size, mesh,
+    any_size, mesh, unequal,
 )  # fmt: skip
 for _command in _COMMANDS:
     bench.add_command(_command)

@@ -12,7 +12,7 @@ import click
 from tf_ooo.costs.communication import parse_bytes, parse_link
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
-from tf_ooo.errors import OOOError, OptionsError
+from tf_ooo.errors import CostError, OOOError, OptionsError
 from tf_ooo.options.checks import choice
 from tf_ooo.planning.model.schedule import Schedule
 from tf_ooo.planning.model.schedule_file import read_schedule
@@ -42,7 +42,16 @@ def _stages(text: str) -> list[str] | list[list[str]]:
     return groups if len(groups) > 1 else groups[0]
 
 
+def _speeds(text: str) -> tuple[float, ...]:
+    """``1,1,0.5``: of each device.  CostError as of :class:`Link`."""
+    try:
+        return Link(speeds=tuple(float(part) for part in text.split(","))).speeds
+    except ValueError as error:
+        raise CostError(f"speeds {text!r:.80}: expected numbers such as 1,1,0.5") from error
+
+
 LINK = _Amount("link", parse_link)
+SPEEDS = _Amount("speeds", _speeds)
 STAGES = _Amount("stages", _stages)
 BYTES = _Amount("bytes", parse_bytes)
 
@@ -52,10 +61,17 @@ def is_model(path: Path) -> bool:
     return path.suffix.lower() in MODEL_SUFFIXES
 
 
-def load_table(path: Path, link: Link | None) -> CostTable:
-    """The cost table of a JSON file, with another link if one is given."""
-    table = CostTable.load(path)
-    return table if link is None else dataclasses.replace(table, link=link)
+def load_table(path: Path, link: Link | None, speeds: tuple[float, ...] | None = None) -> CostTable:
+    """The cost table of a JSON file, with another link or other speeds of the devices if these are given."""
+    return with_devices(CostTable.load(path), link, speeds)
+
+
+def with_devices(table: CostTable, link: Link | None, speeds: tuple[float, ...] | None) -> CostTable:
+    """The table with what is given."""
+    between = table.link if link is None else link
+    return dataclasses.replace(
+        table, link=between if speeds is None else dataclasses.replace(between, speeds=speeds)
+    )
 
 
 def load_schedule(path: Path) -> Schedule:

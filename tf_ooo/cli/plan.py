@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tf_ooo.cli.inputs import BYTES, LINK, STAGES, is_model, policy_options
+from tf_ooo.cli.inputs import BYTES, LINK, SPEEDS, STAGES, is_model, policy_options, with_devices
 from tf_ooo.cli.outputs import EXISTING, FILE, Outputs, picture_options
 from tf_ooo.cli.plan_table import CandidateRows, print_table, show_splits
 from tf_ooo.costs.devices import PRECISIONS
@@ -63,6 +63,8 @@ _SEVERAL_STEPS = 3
 @click.option("--microbatches", type=click.IntRange(1), default=_DEFAULTS["microbatches"], show_default=True)
 @click.option("--link", type=LINK,
               help="Between devices, such as 25Gbit or 10Gbit,20us; default: the table's.")  # fmt: skip
+@click.option("--speeds", type=SPEEDS, metavar="NUMBERS",
+              help="How fast each device is, such as 1,1,0.5; 1 is what the costs are for.")  # fmt: skip
 @click.option("--memory", type=BYTES, help="Limit of each device, such as 16GiB.")
 @click.option("--schedule", default=_DEFAULTS["schedule"], show_default=True,
               help="auto, or one of: " + ", ".join(POLICIES) + ".")  # fmt: skip
@@ -94,7 +96,8 @@ _SEVERAL_STEPS = 3
 @picture_options
 def plan(
     source: Path | None, model: str | None, modules: tuple[str, ...],
-    input_shape: list[str] | None, devices: int, microbatches: int, link: Link | None, memory: int | None,
+    input_shape: list[str] | None, devices: int, microbatches: int, link: Link | None,
+    speeds: tuple[float, ...] | None, memory: int | None,
     schedule: str, mode: str | None, options: tuple[str, ...], gains: Path | None, batch: int | None,
     device: str | None, precision: str | None, measure: bool,
     stages: Stages | None, recompute: str, splits: bool, out: Path | None,
@@ -103,8 +106,8 @@ def plan(
     """Compare schedules for the COSTS of layers (JSON), for a saved Keras MODEL, or for a --model."""
     what = _source(source, model)
     of_model = {"device": device, "precision": precision, "measure": measure}
-    table = _table(what, link, batch, modules, **of_model, input_shape=input_shape)
-    given = policy_options(options)
+    table = _table(what, batch, modules, **of_model, input_shape=input_shape)
+    table, given = with_devices(table, link, speeds), policy_options(options)
     if gains is not None:
         given["gains"] = dict(GainTable.load(gains).saved_s)
     problem = problem_of(table.layers, devices, microbatches, table.link, memory, given, stages, recompute)
@@ -158,18 +161,14 @@ def _source(source: Path | None, model: str | None) -> Path | str:
     return model
 
 
-def _table(
-    source: Path | str, link: Link | None, batch: int | None, modules: Sequence[str], **of_model: Any
-) -> CostTable:
+def _table(source: Path | str, batch: int | None, modules: Sequence[str], **of_model: Any) -> CostTable:
     if isinstance(source, str) or is_model(source):
-        table = costs_for_model(source, modules, batch=batch, **of_model)
-    else:
-        for name, value in {**of_model, "import": modules}.items():
-            if value:
-                option = name.replace("_", "-")
-                raise OptionsError(f"--{option} needs a saved Keras model, {source} is a cost table")
-        table = with_rows(CostTable.load(source), batch)
-    return table if link is None else dataclasses.replace(table, link=link)
+        return costs_for_model(source, modules, batch=batch, **of_model)
+    for name, value in {**of_model, "import": modules}.items():
+        if value:
+            option = name.replace("_", "-")
+            raise OptionsError(f"--{option} needs a saved Keras model, {source} is a cost table")
+    return with_rows(CostTable.load(source), batch)
 
 
 def _compare(problem: Problem, schedule: str, mode: str | None) -> list[Candidate]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from tf_ooo.cli.inputs import LINK, load_schedule, load_table
+from tf_ooo.cli.inputs import LINK, SPEEDS, load_schedule, load_table
 from tf_ooo.cli.outputs import EXISTING, Outputs, picture_options, timeline_table
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.errors import ScheduleError
@@ -20,12 +20,17 @@ from tf_ooo.errors import ScheduleError
               help="Training steps, one after the other.")  # fmt: skip
 @click.option("--link", type=LINK,
               help="Between devices, such as 25Gbit or 10Gbit,20us; default: the table's.")  # fmt: skip
+@click.option("--speeds", type=SPEEDS, metavar="NUMBERS",
+              help="How fast each device is, such as 1,1,0.5; default: as the table says.")  # fmt: skip
 @picture_options
-def simulate(schedule: Path, costs: Path, steps: int, link: Link | None, **outputs: Any) -> None:
+def simulate(
+    schedule: Path, costs: Path, steps: int, link: Link | None, speeds: tuple[float, ...] | None,
+    **outputs: Any,
+) -> None:  # fmt: skip
     """Run the SCHEDULE (text) on paper, with the COSTS (JSON) of its layers."""
     from tf_ooo.planning.simulation.simulator import simulate as run
 
-    table, loaded = load_table(costs, link), load_schedule(schedule)
+    table, loaded = load_table(costs, link, speeds), load_schedule(schedule)
     try:
         timeline = run(loaded, table, steps=steps)
     except ScheduleError as error:

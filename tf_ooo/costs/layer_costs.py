@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType, NoneType
 from typing import TypeGuard
@@ -132,6 +132,11 @@ class LayerCosts:
             recomputed_bytes=max(0.0, min(made_bytes, self.activation_bytes) - input_bytes),
         )
 
+    def slowed(self, factor: float) -> LayerCosts:
+        """The costs on a device that takes ``factor`` times as long."""
+        names = (*SECONDS.values(), "recomputed_s")
+        return replace(self, **{name: getattr(self, name) * factor for name in names})
+
     def scaled(self, factor: float) -> LayerCosts:
         """The costs of ``factor`` times the micro-batch: all but the update and the weights."""
         changed = {name: getattr(self, name) * factor for name in _PER_MICROBATCH}
@@ -153,9 +158,11 @@ class Link:
         machines: the machine of each device, by number; the devices of one share its ``cores``, as do the
             messages between them, each of which takes a core at both ends; (): all have their own.
         cores: of each machine.
+        speeds: how fast each device computes, where 1 is the one that the costs are of; (): all alike.
 
     Raises:
-        CostError: a negative latency or overhead, a bandwidth that is not positive, machines without cores.
+        CostError: a negative latency or overhead, a bandwidth or speed that is not positive, machines without
+            cores.
     """
 
     latency_s: float = 0.0
@@ -163,6 +170,7 @@ class Link:
     overhead_s_per_byte: float = 0.0
     machines: tuple[int, ...] = ()
     cores: int = 0
+    speeds: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         whole = [
@@ -176,6 +184,19 @@ class Link:
         _check_amount("", "overhead_s_per_byte", self.overhead_s_per_byte)
         if not is_number(self.bytes_per_s) or not self.bytes_per_s > 0:
             raise CostError(f"bytes_per_s must be above 0, got {self.bytes_per_s!r:.80}")
+        if not all(is_amount(speed) and speed > 0 for speed in self.speeds):
+            raise CostError(f"speeds must be finite numbers above 0, got {self.speeds!r:.80}")
+
+    def speeds_of(self, devices: Sequence[int]) -> tuple[float, ...]:
+        """Of these devices, by number; of those that nothing is said of, 1."""
+        return tuple(self.speeds[n] if n < len(self.speeds) else 1.0 for n in devices)
+
+    def of_replica(self, devices: int, replicas: int) -> Link:
+        """The link of one of several replicas, each on so many devices: of each place the slowest."""
+        numbers = range(devices)
+        places = [self.speeds_of(range(n, replicas * devices, devices)) for n in numbers]
+        speeds = tuple(map(min, places)) if self.speeds else ()
+        return replace(self, machines=self.machines[:devices], speeds=speeds)
 
     def occupied_s(self, size_bytes: float) -> float:
         """Seconds for which a message keeps the link busy."""
@@ -184,7 +205,7 @@ class Link:
     @property
     def free(self) -> Link:
         """A link of the same devices on which messages take no time."""
-        return Link(machines=self.machines, cores=self.cores)
+        return Link(machines=self.machines, cores=self.cores, speeds=self.speeds)
 
     def seconds(self, size_bytes: float) -> float:
         """Seconds from sending until a message is there, on an idle link."""

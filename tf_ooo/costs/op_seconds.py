@@ -78,15 +78,17 @@ def step_costs(
     tasks: Tasks | None = None,
     forward: Mapping[str, int] | None = None,
     factor: float = 1.0,
+    on: DeviceModel | None = None,
 ) -> CostTable:
     """The costs of a step's layers, and the seconds of its ops, times ``factor``.
 
+    What is not measured is calculated for the device ``on``; None: for a core of a usual CPU.
     Ops that the profile does not show and that no formula knows count as 0, and a note names them:
     waiting for the next batch, ops that oneDNN has merged with another.
     """
     tasks = backward_tasks(graph).ops if tasks is None else tasks
     forward = forward_layers(graph) if forward is None else forward
-    seconds = op_seconds(graph_def, device(_FILL_IN), profile, places(graph, tasks, forward))
+    seconds = op_seconds(graph_def, on or device(_FILL_IN), profile, places(graph, tasks, forward))
     in_graph = {name: seconds.seconds.get(name, 0.0) * factor for name in graph.ops}
     costs = graph_costs(graph, in_graph, tasks, forward)
     notes = (*seconds.notes, *costs.notes)

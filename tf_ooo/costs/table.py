@@ -81,17 +81,18 @@ class CostTable:
                 "latency_s": self.link.latency_s,
                 "bytes_per_s": UNLIMITED if math.isinf(bandwidth) else bandwidth,
                 "overhead_s_per_byte": self.link.overhead_s_per_byte,
-                **self._shared(),
+                **self._of_devices(),
             },
             "layers": layers,
             "op_seconds": dict(sorted(self.op_seconds.items())),
         }
         return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
-    def _shared(self) -> dict[str, Any]:
-        """Which devices share the cores of a machine, where some do."""
+    def _of_devices(self) -> dict[str, Any]:
+        """Which devices share the cores of a machine, and how fast they are, where they differ."""
         link = self.link
-        return {"machines": list(link.machines), "cores": link.cores} if link.machines else {}
+        shared = {"machines": list(link.machines), "cores": link.cores} if link.machines else {}
+        return shared | ({"speeds": list(link.speeds)} if link.speeds else {})
 
     def save(self, path: str | Path) -> Path:
         """Writes the file; returns its path."""
@@ -175,8 +176,9 @@ def _layer(index: int, content: object) -> LayerCosts:
 
 def _link(content: object) -> Link:
     required = {"latency_s", "bytes_per_s"}
-    content = _object(content, "link", {*required, "overhead_s_per_byte", "machines", "cores"}, required)
+    content = _object(content, "link", {f.name for f in fields(Link)}, required)
     machines = tuple(int(n) for n in _numbers("link: machines", content.get("machines", []), int))
+    speeds = _numbers("link: speeds", content.get("speeds", []), float)
     bandwidth = content["bytes_per_s"]
     if bandwidth == UNLIMITED:
         bandwidth = math.inf
@@ -186,7 +188,7 @@ def _link(content: object) -> Link:
     _number("link: latency_s", content["latency_s"])
     _number("link: overhead_s_per_byte", overhead)
     with errors_of("link"):
-        return Link(content["latency_s"], bandwidth, overhead, machines, content.get("cores", 0))
+        return Link(content["latency_s"], bandwidth, overhead, machines, content.get("cores", 0), speeds)
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

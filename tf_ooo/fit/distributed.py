@@ -17,6 +17,8 @@ from tf_ooo.fit import progress
 from tf_ooo.fit.baseline import ONE_DEVICE, Baseline, stock_steps_s
 from tf_ooo.fit.measured import measured_costs
 from tf_ooo.hosts.cluster import Cluster
+from tf_ooo.hosts.devices import home_device
+from tf_ooo.hosts.speeds import measured_model
 from tf_ooo.hosts.target import Devices, Target, target_of
 from tf_ooo.options import DeviceOptions
 from tf_ooo.report.environment import environment
@@ -230,8 +232,11 @@ class FirstSteps:
         step = self._layers.step
         if step is None:
             raise not_cut(self._request)
-        costs = measured_costs(step, self._profiler.profile, self._timed_s)
-        return step, self._given or target.costs(costs)
+        if self._given is not None:
+            return step, self._given
+        profile = self._profiler.profile
+        on = measured_model(home_device()) if profile is None else None
+        return step, target.costs(measured_costs(step, profile, self._timed_s, on=on))
 
     def close(self) -> None:
         self._profiler.close()

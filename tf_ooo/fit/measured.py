@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from tf_ooo.costs.devices import DeviceModel
 from tf_ooo.costs.from_graph import Tasks, unknown_activations, with_cores
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.costs.op_seconds import step_costs
@@ -27,11 +28,13 @@ def measured_costs(
     profile: OpProfile | None,
     timed_s: Sequence[float] = (),
     general: Mapping[str, str] | None = None,
+    on: DeviceModel | None = None,
 ) -> CostTable:
     """Costs of the layers for one micro-batch: the mean over all micro-batches of the profiled step.
 
-    Without a profile seconds are calculated from shapes.  ``timed_s``: seconds of equal steps without the
-    profiler.  ``general``: the general name of each op of the profiled step, where it is another trace.
+    Without a profile seconds are calculated from shapes, for the device ``on``.  ``timed_s``: seconds of
+    equal steps without the profiler.  ``general``: the general name of each op of the
+    profiled step, where it is another trace.
     """
     known = step.known
     mean, factor = profile, 1.0
@@ -39,7 +42,7 @@ def measured_costs(
         mean = dataclasses.replace(profile, seconds=step.averaged(profile.seconds, general))
         factor = _between_ops(step, profile, timed_s)
     tasks = _tasks(step)
-    costs = step_costs(known.alone, known.graph, mean, *tasks, factor)
+    costs = step_costs(known.alone, known.graph, mean, *tasks, factor, on)
     layers = tuple(map(_with_tied, costs.layers, *tied_bytes(step)))
     if profile is not None and profile.core_s:
         core_s = _core_seconds(costs.op_seconds, step.averaged(profile.core_s, general), factor)
@@ -144,8 +147,8 @@ def with_link(costs: CostTable, target: Target) -> CostTable:
 
 
 def with_shared_link(costs: CostTable, target: Target) -> CostTable:
-    """As :func:`with_link`; the link also says which devices share cores."""
+    """As :func:`with_link`; the link also says which devices share cores, and how fast each is."""
     if costs.link != Link():
         return costs
     link = sharing_cores(target.link_between(), target.devices, target.hosts())
-    return dataclasses.replace(costs, link=link)
+    return dataclasses.replace(costs, link=dataclasses.replace(link, speeds=target.speeds()))

@@ -30,10 +30,12 @@ from tf_ooo.hosts.addresses import (
     outward_host,
     parse,
 )
+from tf_ooo.hosts.devices import home_device
 from tf_ooo.hosts.facts import Client, Facts, Line, in_a_line, own_facts, say_used, user_of
 from tf_ooo.hosts.link import link_between, measure_device_link
 from tf_ooo.hosts.listening import is_loopback, only_at
 from tf_ooo.hosts.silence import Silence
+from tf_ooo.hosts.speeds import relative_speeds
 from tf_ooo.hosts.watch import SILENCE_S, Watch
 from tf_ooo.hosts.worker import LEAST_THREADS
 
@@ -65,6 +67,7 @@ class Cluster:
         self._watch = Watch(self.workers, silence)
         self._watch.start()
         self._link: Link | None = None
+        self._speeds: tuple[float, ...] | None = None
 
     @property
     def link(self) -> Link | None:
@@ -90,8 +93,14 @@ class Cluster:
         return [host_port(address)[0] for address in addresses]
 
     def costs(self, measured: CostTable) -> CostTable:
-        """Workers are taken to be as fast as this process."""
+        """As they are: how fast each worker is, :meth:`speeds` says."""
         return measured
+
+    def speeds(self) -> tuple[float, ...]:
+        """Of each device beside this process'; measured once."""
+        if self._speeds is None:
+            self._speeds = relative_speeds(self.devices, self.hosts(), home_device())
+        return self._speeds
 
     def lost(self) -> dict[int, str]:
         """Asks all workers; why each lost one is lost, by task."""

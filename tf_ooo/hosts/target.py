@@ -9,8 +9,9 @@ from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
 from tf_ooo.errors import BackendError
 from tf_ooo.hosts.addresses import cluster_of_environment, has_devices, is_cluster
-from tf_ooo.hosts.devices import full_names
+from tf_ooo.hosts.devices import full_names, home_device
 from tf_ooo.hosts.link import link_between
+from tf_ooo.hosts.speeds import relative_speeds
 
 
 @runtime_checkable
@@ -35,6 +36,9 @@ class Target(Protocol):
     def link_between(self) -> Link:
         """Between neighbours; measured when asked for."""
 
+    def speeds(self) -> tuple[float, ...]:
+        """Of each device, see :attr:`tf_ooo.Link.speeds`; measured when asked for, where they may differ."""
+
     def hosts(self) -> Sequence[str]:
         """Of each device, where it is: CPUs of one host share its cores."""
 
@@ -54,6 +58,12 @@ class Devices:
         """The one that was given; else as :func:`tf_ooo.hosts.link.link_between`."""
         link: Link | None = getattr(self._given, "link", None)
         return link_between(self.devices) if link is None else link
+
+    def speeds(self) -> tuple[float, ...]:
+        """As the object says that was given, of which nothing is measured; else what is measured."""
+        if has_devices(self._given):
+            return tuple(getattr(self._given, "speeds", ()))
+        return relative_speeds(self.devices, self.hosts(), home_device())
 
     def hosts(self) -> Sequence[str]:
         """As the object says that was given; those that says nothing of have a host each; else processes."""

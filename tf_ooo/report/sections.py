@@ -80,10 +80,11 @@ class StageRow(Section):
     Attributes:
         stage, device: its number, and the name of its device.
         layers: names of its layers.
-        seconds: of F, dO, dW and U.
+        seconds: of F, dO, dW and U, on the device.
         weight_bytes, slot_bytes, activation_bytes: what it keeps.
         sends: bytes to each stage that reads its outputs.
         why: what its share of the seconds is, and what the cut behind it sends.
+        speed: of its device, where 1 is the one on which costs were measured.
     """
 
     stage: int
@@ -95,11 +96,13 @@ class StageRow(Section):
     activation_bytes: float
     sends: Mapping[int, float]
     why: str
+    speed: float = 1.0
 
     def text(self) -> str:
         first, last, count = self.layers[0], self.layers[-1], len(self.layers)
         layers = first if count == 1 else f"{first} .. {last} ({count} layers)"
-        return f"{device_text(self.device)}: {layers}; {self.why}"
+        speed = "" if self.speed == 1 else f" ({self.speed:.2g} times as fast as where costs were measured)"
+        return f"{device_text(self.device)}{speed}: {layers}; {self.why}"
 
 
 @dataclass(eq=False)

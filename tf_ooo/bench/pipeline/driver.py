@@ -127,7 +127,10 @@ class PipelineDriver:
 
     def _predicted(self, pipeline: InTurn, slower: Slower) -> tuple[Timeline, list[LayerCosts]]:
         """The schedule, and its stages' costs, with as many workers computing as it keeps busy."""
-        rows, schedule, link = pipeline.report.pipeline["stages"], pipeline.schedule, self._cluster.link
+        rows, link = pipeline.report.pipeline["stages"], self._cluster.link
+        # A layer of these costs is a stage; the report's schedule has the model's layers in its stages.
+        stages = tuple((stage, stage) for stage in range(len(rows)))
+        schedule = dataclasses.replace(pipeline.schedule, stages=stages, recompute=())
         together = simulate(schedule, stage_costs(rows, slower.together), link)
         costs = stage_costs(rows, slower.when_busy(1 - together.bubble_fraction))
         return simulate(schedule, costs, link), costs

@@ -165,7 +165,7 @@ def measured(kind: str, count: int, seed: int, devices: int, microbatches: int, 
     took = {"plan_s": time.perf_counter() - began_s, "plan_cpu_s": time.process_time() - began_cpu_s}
     longest_s = max(
         sum(layer.busy_s for layer in layers[first : last + 1])
-        for first, last in Cutter(layers, units, link, microbatches).cut(devices)
+        for first, last in Cutter(layers, units, link, microbatches).cut(tuple(range(devices)))
     )
     serial_s = microbatches * sum(layer.busy_s for layer in layers) + sum(layer.update_s for layer in layers)
     bound_s = _bound_s(layers, devices, microbatches)

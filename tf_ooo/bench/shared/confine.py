@@ -70,11 +70,10 @@ def shares(prefix: str, workers: int, cores_each: float) -> Iterator[None]:
     ``cores_each`` 1 there is no quota: the threads of a worker stay on a core of its own.
     """
     groups = [CPU_GROUPS / f"{prefix}{rank}" for rank in range(workers)]
-    for group in groups:
+    for rank, group in enumerate(groups):
         group.mkdir()
         (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-        quota_us = _NO_QUOTA if cores_each == 1 else round(PERIOD_US * cores_each)
-        (group / "cpu.cfs_quota_us").write_text(str(quota_us))
+        set_share(prefix, rank, cores_each)
         (group / "cpu.shares").write_text("65536")
     groups.append(CPU_GROUPS / f"{prefix}{_FREE}")
     groups[-1].mkdir()
@@ -86,6 +85,12 @@ def shares(prefix: str, workers: int, cores_each: float) -> Iterator[None]:
         for group in groups:
             with contextlib.suppress(OSError):  # a worker that has not ended yet
                 group.rmdir()
+
+
+def set_share(prefix: str, rank: int, cores: float) -> None:
+    """What the group may use of a core; 1: no quota."""
+    quota_us = _NO_QUOTA if cores == 1 else round(PERIOD_US * cores)
+    (CPU_GROUPS / f"{prefix}{rank}" / "cpu.cfs_quota_us").write_text(str(quota_us))
 
 
 def why_no_memory_groups() -> str:

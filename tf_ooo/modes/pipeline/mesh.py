@@ -47,12 +47,20 @@ class Replicas:
 
 @dataclass(frozen=True)
 class Mesh:
-    """What was chosen, all that were compared, and what was asked for of all devices."""
+    """What was chosen, all that were compared, and what was asked for of all devices.
+
+    ``on``: the numbers of the devices that are used; (): all.
+    """
 
     chosen: Replicas
     plan: Plan
     tried: tuple[Replicas, ...]
     wanted: Wanted
+    on: tuple[int, ...] = ()
+
+    def of(self, devices: Sequence[str]) -> tuple[str, ...]:
+        """Those of the devices that are used."""
+        return tuple(devices[number] for number in self.on) if self.on else tuple(devices)
 
     @property
     def step_s(self) -> float:
@@ -66,6 +74,13 @@ class Mesh:
     def microbatches(self) -> int:
         """Of one step."""
         return self.wanted.microbatches
+
+    def slower_by(self) -> list[float]:
+        """Of each layer, how many times as long the devices take that it is on, as the mean of replicas."""
+        link, numbers, each = self.wanted.link, self.plan.schedule.device_of_stage, self.chosen.devices
+        stages = [link.speeds_of(range(number, self.replicas * each, each)) for number in numbers]
+        means = [sum(1 / speed for speed in speeds) / len(speeds) for speeds in stages]
+        return [means[stage] for stage in stage_of_layer(self.plan.problem.bounds)]
 
     def with_costs(self, layers: Sequence[LayerCosts]) -> Mesh:
         """The same plan, of layers with other costs."""
@@ -207,10 +222,10 @@ def _shared(layers: Sequence[LayerCosts], count: int) -> tuple[LayerCosts, ...]:
 
 def _of_one(wanted: Wanted, count: int) -> Wanted:
     """What is asked for of each replica; the first has the most micro-batches."""
-    devices, link = wanted.devices // count, wanted.link
+    devices = wanted.devices // count
     return dataclasses.replace(
         wanted,
         devices=devices,
         microbatches=-(-wanted.microbatches // count),
-        link=dataclasses.replace(link, machines=link.machines[:devices]),
+        link=wanted.link.of_replica(devices, count),
     )

@@ -23,6 +23,7 @@ from tf_ooo.hosts.memory import evaluate_in_host_memory, in_host_memory
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.modes.pipeline.advice import advice
 from tf_ooo.modes.pipeline.company import Company
+from tf_ooo.modes.pipeline.fewer import on_best_devices
 from tf_ooo.modes.pipeline.fit import PipelineSteps
 from tf_ooo.modes.pipeline.mesh import AUTO, Mesh, counts_of, make_mesh
 from tf_ooo.modes.pipeline.options import Pipeline
@@ -230,7 +231,9 @@ class PipelineMode:
         if self.pipeline is None or self.planned_from is None:
             return False
         step, before = self.planned_from
-        costs = dataclasses.replace(costs, link=before.link)
+        on_devices = zip(costs.layers, self.pipeline.mesh.slower_by(), strict=True)
+        layers = tuple(layer.slowed(1 / slower) for layer, slower in on_devices)
+        costs = dataclasses.replace(costs, layers=layers, link=before.link)
         planned = self._planned(step, costs)
         kept = self.pipeline.mesh.with_costs(costs.layers)
         better = planned.step_s < kept.step_s * (1 - _LEAST_GAIN)
@@ -242,7 +245,7 @@ class PipelineMode:
             self._take(planned, step, costs)
         else:
             kept = kept.compared_with(planned)
-            fill_report(report, kept, step, costs, tuple(self.distributed.target.devices))
+            fill_report(report, kept, step, costs, kept.of(self.distributed.target.devices))
         said = f"planned again with costs that were measured while it ran: {seconds_text(planned.step_s)}"
         compared = f"instead of {seconds_text(kept.step_s)}" if better else "no better, so the plan stays"
         report.notes.append(f"{said} a step, {compared}")
@@ -264,18 +267,30 @@ class PipelineMode:
 
     def _planned(self, step: Step, costs: CostTable) -> Mesh:
         wanted, units = self._wanted(step, costs), units_of(len(costs.layers), step.known.glued)
-        planned = make_mesh(costs.layers, units, wanted, self.counts)
+        if self._chooses_devices:
+            planned = on_best_devices(costs.layers, units, wanted)
+        else:
+            planned = make_mesh(costs.layers, units, wanted, self.counts)
         alone = self.company.engine.size == 1
-        self.advise = functools.partial(advice, planned, costs.layers, units, wanted, alone)
+        self.advise = functools.partial(advice, planned, costs.layers, units, planned.wanted, alone)
         return planned
 
+    @property
+    def _chooses_devices(self) -> bool:
+        """Whether fewer devices than are given may train."""
+        options = self.options
+        by_hand = options.stages is not None or self.own is not None
+        return self.may_fall_back() and options.replicas == AUTO and not by_hand
+
     def _take(self, planned: Mesh, step: Step, costs: CostTable) -> PlannedPipeline:
-        report, devices = self.distributed.report, tuple(self.distributed.target.devices)
+        report, given = self.distributed.report, self.distributed.target.devices
+        devices = planned.of(given)
         report.memory_limit_bytes = self.options.memory_limit_bytes
         self.pipeline = PlannedPipeline(planned, step, devices)
         fill_report(report, planned, step, costs, devices)
         if self.options.fall_back:
-            report.kept_because = "the fastest that was compared"
+            fewer = f", on {len(devices)} of {len(given)} devices" if len(devices) < len(given) else ""
+            report.kept_because = f"the fastest that was compared{fewer}"
         return self.pipeline
 
     def exceeds_limit(self, step: Step) -> bool:

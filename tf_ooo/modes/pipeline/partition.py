@@ -14,6 +14,7 @@ import numpy as np
 from tf_ooo.costs.layer_costs import LayerCosts, Link, layer_inputs
 from tf_ooo.errors import OptionsError
 from tf_ooo.planning.building.by_name import Bounds
+from tf_ooo.planning.building.shortest_cut import cheapest, shortest_s
 
 # How much slower than the best cut the slowest stage may be, for less to send.
 _SLACK = (1.0, 1.02, 1.05, 1.1, 1.2, 1.35, 1.6)
@@ -40,28 +41,31 @@ class Cutter:
     link: Link
     microbatches: int
 
-    def cut(self, stages: int) -> Bounds:
+    def cut(self, devices: tuple[int, ...]) -> Bounds:
         """(first, last) layer of each stage: the best found of cuts with a short slowest stage.
 
-        The step is estimated as all micro-batches through the slowest stage, and the first one's messages.
+        ``devices``: by number, of each stage.  The step is estimated as all micro-batches through the slowest
+        stage, and the first one's messages.
         """
-        if stages not in self._cuts:
-            self._cuts[stages] = self._cut(stages)
-        return self._cuts[stages]
+        speeds = self.link.speeds_of(devices)
+        if speeds not in self._cuts:
+            self._cuts[speeds] = self._cut(speeds)
+        return self._cuts[speeds]
 
     @functools.cached_property
-    def _cuts(self) -> dict[int, Bounds]:
-        """Policies ask for the same numbers of stages."""
+    def _cuts(self) -> dict[tuple[float, ...], Bounds]:
+        """Policies ask for the same stages."""
         return {}
 
-    def _cut(self, stages: int) -> Bounds:
-        sums, messages = self._sums(stages, lambda layer: layer.busy_s), self._messages_s
-        limit = _shortest(sums, stages)
-        cuts = [_cheapest(sums, messages, stages, limit * slack) for slack in _SLACK]
+    def _cut(self, speeds: tuple[float, ...]) -> Bounds:
+        sums, messages = self._sums(len(speeds), lambda layer: layer.busy_s), self._messages_s
+        limit = shortest_s(sums, speeds)
+        cuts = [cheapest(sums, messages, speeds, limit * slack) for slack in _SLACK]
 
         def step_s(ends: Sequence[int]) -> float:
             bounds = [0, *ends]
-            longest = max(sums[b] - sums[a] for a, b in zip(bounds, ends, strict=False))
+            stages = zip(bounds, ends, speeds, strict=False)
+            longest = max((sums[b] - sums[a]) / speed for a, b, speed in stages)
             sent = sum(messages[end - 1] for end in ends[:-1])
             busiest = max((messages[end - 1] for end in ends[:-1]), default=0.0)
             return float(max(longest, busiest) * self.microbatches + sent)
@@ -74,10 +78,10 @@ class Cutter:
         The first counts weights, gradients and slots alone, the second and the third also the activations of
         one micro-batch and of all of them.
         """
-        cuts = []
+        cuts, alike = [], (1.0,) * stages
         for kept in sorted({0, 1, self.microbatches}):
             sums = self._sums(stages, functools.partial(held_bytes, kept))
-            cuts.append(_cheapest(sums, self._messages_s, stages, _shortest(sums, stages)))
+            cuts.append(cheapest(sums, self._messages_s, alike, shortest_s(sums, alike)))
         return tuple(dict.fromkeys(self._stages(ends) for ends in cuts if ends))
 
     def _sums(self, stages: int, of_layer: Callable[[LayerCosts], float]) -> np.ndarray:
@@ -109,37 +113,3 @@ def crossing_bytes(layers: tuple[LayerCosts, ...], last: int) -> float:
     """Bytes that layers behind ``last`` read of layers up to it."""
     read = {s for i in range(last + 1, len(layers)) for s in layer_inputs(layers, i) if s <= last}
     return float(sum(layers[source].output_bytes for source in read))
-
-
-def _shortest(sums: np.ndarray, stages: int) -> float:
-    """The shortest possible slowest stage."""
-    count = len(sums) - 1
-    best = sums[1:].copy()
-    for _ in range(1, stages):
-        following = np.full(count, np.inf)
-        for end in range(1, count):
-            following[end] = np.maximum(best[:end], sums[end + 1] - sums[1 : end + 1]).min()
-        best = following
-    return float(best[-1])
-
-
-def _cheapest(sums: np.ndarray, messages: np.ndarray, stages: int, limit: float) -> list[int]:
-    """Ends of stages, none longer than the limit, with the least to send; empty where there are none."""
-    count = len(messages)
-    cost = np.where(sums[1:] <= limit * (1 + 1e-9), 0.0, np.inf)
-    back: list[np.ndarray] = []
-    for _ in range(1, stages):
-        following, chosen = np.full(count, np.inf), np.zeros(count, int)
-        for end in range(1, count):
-            fits = sums[end + 1] - sums[1 : end + 1] <= limit * (1 + 1e-9)
-            total = np.where(fits, cost[:end] + messages[:end], np.inf)
-            chosen[end] = int(total.argmin())
-            following[end] = total[chosen[end]]
-        back.append(chosen)
-        cost = following
-    if not np.isfinite(cost[-1]):
-        return []
-    ends = [count]
-    for chosen in reversed(back):
-        ends.append(int(chosen[ends[-1] - 1]) + 1)
-    return ends[::-1]

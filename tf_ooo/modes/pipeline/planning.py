@@ -170,9 +170,9 @@ def _cuts(
     if asked is None and wanted.schedule != "auto" and wanted.memory_limit_bytes is not None:
         numbers = chunks.tried  # fewer stages may need less
     for count in numbers:
-        options = chunks.options(count)
+        options, devices = chunks.options(count), chunks.devices_of(count * wanted.devices, wanted.devices)
         try:
-            yield cutter.cut(count * wanted.devices), options
+            yield cutter.cut(devices), options
             if wanted.memory_limit_bytes is not None:
                 yield from ((bounds, options) for bounds in cutter.cut_by_bytes(count * wanted.devices))
         except OOOError as error:
@@ -221,7 +221,8 @@ def own_cuts(own: ScheduleFile, cutter: Cutter, stages: Stages | None, by_bytes:
         if len(bounds) != number:
             raise own.error(f"the schedule has {number} stages, stages= names {len(bounds)}")
         return [bounds]
-    return [cutter.cut(number), *(cutter.cut_by_bytes(number) if by_bytes else ())]
+    by_seconds = cutter.cut(tuple(own.schedule.device_of_stage))
+    return [by_seconds, *(cutter.cut_by_bytes(number) if by_bytes else ())]
 
 
 def named_bounds(cutter: Cutter, stages: Stages) -> Bounds:

@@ -60,10 +60,9 @@ def section_of(mesh: Mesh, costs: CostTable, devices: Sequence[str]) -> Pipeline
     count, timeline, link = mesh.microbatches, plan.timeline, costs.link
     bytes_per_s = None if math.isinf(link.bytes_per_s) else link.bytes_per_s
     again = recomputation(Candidate(plan.schedule.policy, plan.problem, plan.trial))
-    names = [devices[number] for number in plan.schedule.device_of_stage]
     return PipelineSection(
         devices=list(devices),
-        stages=[_stage_row(plan, stage, costs, name) for stage, name in enumerate(names)],
+        stages=[_stage_row(plan, stage, costs, devices) for stage in range(len(plan.problem.bounds))],
         candidates=[_candidate_row(candidate) for candidate in plan.candidates],
         predicted_step_s=mesh.step_s,
         predicted_bubble_fraction=float(timeline.bubble_fraction),
@@ -86,27 +85,25 @@ def section_of(mesh: Mesh, costs: CostTable, devices: Sequence[str]) -> Pipeline
 def _replicas_row(each: Replicas, chosen: Replicas) -> ReplicasRow:
     if each.plan is None:
         return ReplicasRow(each.count, each.devices, reason=each.reason)
-    schedule, taken = each.plan.schedule.policy, each.count == chosen.count
+    taken = (each.count, each.devices) == (chosen.count, chosen.devices)
+    schedule = each.plan.schedule.policy
     return ReplicasRow(each.count, each.devices, schedule, each.step_s, max(each.peak_bytes), taken)
 
 
 def limits_of(mesh: Mesh, costs: CostTable) -> list[str]:
     """What the predicted step is spent on, other than all devices at work; each in words."""
-    plan, exchange_s = mesh.plan, mesh.chosen.exchange_s
+    plan, exchange_s, link = mesh.plan, mesh.chosen.exchange_s, mesh.plan.problem.link
     stages, step_s, count = plan.problem.layers, plan.step_s, plan.schedule.microbatches
-    unlinked_s = simulate(plan.schedule, stages, costs.link.free).makespan_s
-    apart_s = simulate(plan.schedule, stages, dataclasses.replace(costs.link, machines=())).makespan_s
-    largest = max(costs.layers, key=lambda layer: layer.busy_s)
+    unlinked_s = simulate(plan.schedule, stages, link.free).makespan_s
+    apart_s = simulate(plan.schedule, stages, dataclasses.replace(link, machines=())).makespan_s
+    on_devices = zip(costs.layers, mesh.slower_by(), strict=True)
+    largest_s, largest = max((layer.busy_s * slower, layer.name) for layer, slower in on_devices)
     return [
         f"bubbles {float(plan.timeline.bubble_fraction):.0%}",
         f"link {1 - unlinked_s / step_s:.0%}",
         *([f"adding up replicas' gradients {exchange_s / mesh.step_s:.0%}"] if exchange_s else []),
-        *(
-            [f"devices that share {costs.link.cores} cores {1 - apart_s / step_s:.0%}"]
-            if apart_s < step_s
-            else []
-        ),
-        f"the largest layer, {largest.name}, {count * largest.busy_s / step_s:.0%} of the step",
+        *([f"devices that share {link.cores} cores {1 - apart_s / step_s:.0%}"] if apart_s < step_s else []),
+        f"the largest layer, {largest}, {count * largest_s / step_s:.0%} of the step",
     ]
 
 
@@ -117,14 +114,15 @@ def _candidate_row(candidate: Candidate) -> CandidateRow:
     return CandidateRow(candidate.name, stages, trial.step_s, trial.peak_bytes)
 
 
-def _stage_row(plan: Plan, stage: int, costs: CostTable, device: str) -> StageRow:
+def _stage_row(plan: Plan, stage: int, costs: CostTable, devices: Sequence[str]) -> StageRow:
     first, last = plan.problem.bounds[stage]
-    stages = plan.problem.layers
-    own = stages[stage]
+    stages, device = plan.problem.layers, plan.schedule.device_of_stage[stage]
+    (speed,) = plan.problem.link.speeds_of([device])
+    own = stages[stage].slowed(1 / speed)
     inputs = stage_inputs(plan.schedule, stages, len(stages))
     return StageRow(
         stage=stage,
-        device=device,
+        device=devices[device],
         layers=[layer.name for layer in costs.layers[first : last + 1]],
         seconds={kind: getattr(own, attribute) for kind, attribute in SECONDS.items()},
         weight_bytes=own.weight_bytes,
@@ -132,6 +130,7 @@ def _stage_row(plan: Plan, stage: int, costs: CostTable, device: str) -> StageRo
         activation_bytes=own.activation_bytes,
         sends={to: size for to, read in enumerate(inputs) for source, size in read if source == stage},
         why=_why(plan, stage, costs),
+        speed=speed,
     )
 
 
@@ -142,15 +141,17 @@ def _why(plan: Plan, stage: int, costs: CostTable) -> str:
         return float(sum(layer.busy_s for layer in layers))
 
     first, last = plan.problem.bounds[stage]
-    mine, all_s = busy_s(costs.layers[first : last + 1]), busy_s(costs.layers)
-    fair = all_s / len(plan.problem.bounds)
+    speeds = plan.problem.link.speeds_of(plan.schedule.device_of_stage)
+    mine = busy_s(costs.layers[first : last + 1]) / speeds[stage]
+    fair = busy_s(costs.layers) / sum(speeds)
     text = f"{seconds_text(mine)} of F + dO + dW a micro-batch, an equal share would be {seconds_text(fair)}"
     if last + 1 < len(costs.layers):
         sent = crossing_bytes(costs.layers, last)
         text += f"; {sent / 1e3:.1f} kB cross the cut behind it"
     largest = max(costs.layers[first : last + 1], key=lambda layer: layer.busy_s)
-    if largest.busy_s > 1.2 * fair:
-        text += f"; {largest.name} alone takes {seconds_text(largest.busy_s)}, and is not cut further"
+    alone_s = largest.busy_s / speeds[stage]
+    if alone_s > 1.2 * fair:
+        text += f"; {largest.name} alone takes {seconds_text(alone_s)}, and is not cut further"
     return text
 
 

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from tf_ooo.costs.layer_costs import LayerCosts
 from tf_ooo.errors import OptionsError
+from tf_ooo.planning.building.shortest_cut import cheapest, shortest_s
 from tf_ooo.planning.model.arrays import Floats, Ints
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.relation import stage_inputs
@@ -29,7 +30,7 @@ class StagedLayers:
     place: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, problem: Problem, chunks: int = 1) -> StagedLayers:
+    def of(cls, problem: Problem, chunks: int = 1, place: tuple[int, ...] = ()) -> StagedLayers:
         """``chunks`` stages for each device, those of the problem's cut if it has one.
 
         OptionsError if that is more stages than layers, or another number than in the cut.
@@ -41,8 +42,9 @@ class StagedLayers:
                 "devices"
             )
         if problem.cut:
-            return cls(problem, problem.cut)
-        return cls(problem, balanced(problem.layers, count))
+            return cls(problem, problem.cut, place)
+        devices = place or [stage % problem.devices for stage in range(count)]
+        return cls(problem, balanced(problem.layers, problem.link.speeds_of(devices)), place)
 
     def sums(self, attribute: str) -> Floats:
         """A cost of each stage: seconds or bytes of one micro-batch, float64 (stages,)."""
@@ -51,8 +53,10 @@ class StagedLayers:
 
     @cached_property
     def seconds(self) -> Floats:
-        """Seconds of F, dO and dW of each stage, shape (3, stages)."""
-        return np.stack([self.sums(name) for name in ("forward_s", "output_grad_s", "weight_grad_s")])
+        """Seconds of F, dO and dW of each stage on its device, shape (3, stages)."""
+        sums = np.stack([self.sums(name) for name in ("forward_s", "output_grad_s", "weight_grad_s")])
+        on_devices: Floats = sums / np.array(self.problem.link.speeds_of(self.devices.tolist()))
+        return on_devices
 
     @cached_property
     def inputs(self) -> list[list[tuple[int, float]]]:
@@ -98,11 +102,18 @@ class StagedLayers:
         return Schedule(MODE, policy, lanes, microbatches=count, stages=self.bounds, fused_backward=fused)
 
 
-def balanced(layers: Sequence[LayerCosts], stages: int) -> tuple[tuple[int, int], ...]:
-    """(first, last) layer of stages, the slowest as fast as possible.  OptionsError: too few layers."""
-    seconds = [layer.busy_s for layer in layers]
+def balanced(layers: Sequence[LayerCosts], speeds: Sequence[float]) -> tuple[tuple[int, int], ...]:
+    """(first, last) layer of stages, the slowest as fast as possible.  OptionsError: too few layers.
+
+    ``speeds``: of the device of each stage.
+    """
+    seconds, stages = [layer.busy_s for layer in layers], len(speeds)
     if stages > len(seconds):
         raise OptionsError(f"{stages} stages are more than the {len(seconds)} layers; use fewer devices")
+    if len(set(speeds)) > 1:
+        sums = np.cumsum([0.0, *seconds])
+        ends = cheapest(sums, np.zeros(len(seconds)), speeds, shortest_s(sums, speeds))
+        return tuple((first, after - 1) for first, after in zip([0, *ends], ends, strict=False))
     if len(set(seconds)) == 1:
         bounds = [len(seconds) * stage // stages for stage in range(stages + 1)]
         return tuple((first, after - 1) for first, after in zip(bounds, bounds[1:], strict=False))

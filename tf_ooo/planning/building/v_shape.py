@@ -24,7 +24,7 @@ _KINDS = ("F", "dO", "dW")
 
 def make(policy: str, steps: v_block.Steps, problem: Problem) -> Schedule:
     """A block's schedule; over the memory limit leaner blocks, then less often, last one after the other."""
-    stages = StagedLayers.of(problem, 2)
+    stages = v_stages(problem)
     for leaner in _blocks(steps, problem.devices) if problem.memory_limit_bytes != 0 else ():
         # Squeezed orders store as many micro-batches as the block's own.
         if within_limit(problem, v_schedule(policy, stages, v_block.lanes(leaner, problem.microbatches))):
@@ -62,13 +62,20 @@ def _styles(policy: str, stages: StagedLayers, of: v_block.Block) -> tuple[Style
     count, some = stages.problem.microbatches, _PERIODS * stages.problem.devices
     if len(_KINDS) * len(stages.bounds) * count <= _TASKS_TO_COMPARE or count <= some:
         return STYLES
-    few = StagedLayers(dataclasses.replace(stages.problem, microbatches=some), stages.bounds)
+    few = dataclasses.replace(stages, problem=dataclasses.replace(stages.problem, microbatches=some))
     order, times = v_block.lanes(of, some), stage_times(few)
 
     def seconds(style: Style) -> tuple[bool, float]:
         return _ranked(few, v_schedule(policy, few, squeeze(order, times, of.limit, style)))[0]
 
     return (min(STYLES, key=seconds),)
+
+
+def v_stages(problem: Problem) -> StagedLayers:
+    """Two stages on each device, the second on the way back.  OptionsError as of :meth:`StagedLayers.of`."""
+    devices = problem.devices
+    place = tuple(v_block.device_of(stage, devices) for stage in range(2 * devices))
+    return StagedLayers.of(problem, 2, place)
 
 
 def v_schedule(policy: str, stages: StagedLayers, order: Sequence[Sequence[Task]]) -> Schedule:
@@ -80,7 +87,6 @@ def v_schedule(policy: str, stages: StagedLayers, order: Sequence[Sequence[Task]
 
 def stage_times(stages: StagedLayers) -> StageTimes:
     """Seconds of the stages of a V, and of the messages between them on an idle link."""
-    device = [v_block.device_of(stage, stages.problem.devices) for stage in range(len(stages.bounds))]
     seconds = dict(zip(_KINDS, stages.seconds.tolist(), strict=True))
     sizes = (max((size for _, size in read), default=0.0) for read in stages.inputs[1:])
-    return StageTimes(device, seconds, [stages.problem.link.seconds(size) for size in sizes])
+    return StageTimes(stages.devices.tolist(), seconds, [stages.problem.link.seconds(size) for size in sizes])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from tf_ooo.costs.layer_costs import Link
 from tf_ooo.costs.table import CostTable
@@ -26,6 +27,7 @@ def assumptions(problem: Problem, table: CostTable | None = None, mode: str | No
         *_of_costs(table),
         _rows_text(problem, table, mode),
         *([_link_text(problem.link)] if problem.devices > 1 else []),
+        *([_speeds_text(problem.link)] if problem.link.speeds else []),
         _limit_text(problem.memory_limit_bytes),
     )
 
@@ -54,13 +56,18 @@ def _counted(count: int, singular: str, plural: str = "") -> str:
 
 
 def _link_text(link: Link) -> str:
-    if link == Link():
+    if replace(link, speeds=()) == Link():
         return "no link is given: what devices send takes no time (--link 25Gbit,20us; link=tf_ooo.Link(...))"
     speed = "any size" if math.isinf(link.bytes_per_s) else f"{link.bytes_per_s * 8 / 1e9:.4g} Gbit/s"
     text = f"link {speed}, {time_text(link.latency_s)} latency, each direction of each two devices"
     if link.overhead_s_per_byte:
         text += f", {link.overhead_s_per_byte * 1e9:.3g} s of both processors for each GB"
     return text
+
+
+def _speeds_text(link: Link) -> str:
+    speeds = ", ".join(f"{speed:.3g}" for speed in link.speeds)
+    return f"devices {speeds} times as fast as the one that the costs are for"
 
 
 def _limit_text(limit_bytes: int | None) -> str:

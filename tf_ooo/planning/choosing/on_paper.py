@@ -58,6 +58,11 @@ def mode_with_stages(problem: Problem, schedule: str, mode: str | None) -> str |
     Nor can the asynchronous mode recompute, in which one dO has two halves on two processors.
     """
     named = policy_named(schedule, mode).modes if schedule != "auto" else ()
+    if problem.link.speeds and ((mode,) if mode else named) == ("data_parallel",):
+        raise OptionsError(
+            "speeds are of a pipeline's devices: workers of data parallel training wait for the slowest, so "
+            "give its costs"
+        )
     if problem.recompute != NONE and "layerpipe" in (mode, *named):
         raise OptionsError(f"recompute={problem.recompute!r} is not for mode='layerpipe'")
     if not problem.cut:

@@ -137,7 +137,7 @@ class Schedule:
     def device_of_stage(self) -> list[int]:
         """The device of each stage, where a stage has one."""
         devices = {task.stage: device for (device, _), tasks in self.lanes.items() for task in tasks}
-        return [devices[stage] for stage in range(len(self.stages))]
+        return [devices[stage] for stage in sorted(devices)]
 
     @property
     def steps_ahead(self) -> int:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tf_ooo.planning.building.pipeline import StagedLayers
-from tf_ooo.planning.building.v_shape import v_schedule
+from tf_ooo.planning.building.v_shape import v_schedule, v_stages
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.planning.policies.policy import Chunks, Needs, Policy
@@ -28,7 +27,7 @@ def make(problem: Problem) -> Schedule:
         ]
         for device in range(problem.devices)
     ]
-    return v_schedule("dualpipe_v", StagedLayers.of(problem, 2), order)
+    return v_schedule("dualpipe_v", v_stages(problem), order)
 
 
 class _DeviceOrder:
@@ -94,4 +93,4 @@ class _DeviceOrder:
         yield self.put_off.pop()
 
 
-POLICY = Policy("dualpipe_v", ("pipeline",), make, needs=Needs(chunks=Chunks((2,))))
+POLICY = Policy("dualpipe_v", ("pipeline",), make, needs=Needs(chunks=Chunks((2,), back=True)))

@@ -27,12 +27,19 @@ class Chunks:
         group_option: the policy's option for the layers of one stage, from which the number follows; empty
             where it has none.
         largest: of the numbers to compare only the largest for which there are enough layers.
+        back: the second stage of each device is on the way back; else stages are dealt out in turn.
     """
 
     tried: tuple[int, ...] = (1,)
     option: str = ""
     group_option: str = ""
     largest: bool = False
+    back: bool = False
+
+    def devices_of(self, stages: int, devices: int) -> tuple[int, ...]:
+        """The device of each stage, where all are alike."""
+        there = [stage % devices for stage in range(stages)]
+        return (*range(devices), *reversed(range(devices))) if self.back else tuple(there)
 
     def tried_with(self, most: int) -> tuple[int, ...]:
         """The numbers to compare, where there are layers for ``most`` stages on each device."""
@@ -70,7 +77,7 @@ class Needs:
 
 # Of orders that follow from what layers and messages take; and of those with two stages on each device.
 BY_COSTS = Needs(costs=True, link=True)
-V_SHAPED = replace(BY_COSTS, chunks=Chunks((2,)))
+V_SHAPED = replace(BY_COSTS, chunks=Chunks((2,), back=True))
 
 
 @dataclass(frozen=True)

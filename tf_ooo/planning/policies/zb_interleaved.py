@@ -55,8 +55,11 @@ def _searched(stages: StagedLayers) -> tuple[list[int], StepTasks, Order]:
     few = tasks
     if some < problem.microbatches:
         few = StepTasks(replace(stages, problem=replace(problem, microbatches=some)), in_flight)
-    places = placements(stages.seconds, problem.devices)
-    best = searched(few, stages.seconds.sum(axis=0), places, _effort(problem))
+    # Where devices differ, stages are cut for those that they are dealt out to in turn.
+    unequal = len(set(problem.link.speeds_of(range(problem.devices)))) > 1
+    places = [stages.devices] if unequal else placements(stages.seconds, problem.devices)
+    effort = 0.0 if unequal else _effort(problem)
+    best = searched(few, stages.seconds.sum(axis=0), places, effort)
     if few is tasks:
         return best.place, tasks, best.order
     return best.place, tasks, shortest_justified(tasks, best.place, _ROUNDS)

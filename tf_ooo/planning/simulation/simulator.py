@@ -84,6 +84,10 @@ def task_seconds(relation: Relation, layers: Sequence[LayerCosts], link: Link) -
                 seconds[there] = sum(link.allreduce_s(size, schedule.workers) for size in sizes)
             else:
                 seconds[there] *= share
+    if link.speeds:
+        computing = fields.kind != KIND_NUMBER["comm"]
+        speeds = np.array(link.speeds_of([device for device, _ in relation.lanes]))
+        seconds[computing] /= speeds[relation.lane[computing]]
     return seconds
 
 
@@ -279,6 +283,9 @@ def _occupancy(
                 (layer.occupancy or (unknown,) * 3)[column] for layer in group
             )
     share[relation.fields.kind == KIND_NUMBER["U"]] = 1.0
+    if link.machines and link.speeds:
+        # All cores of a machine are alike: a device of it that is slow computes with fewer of them.
+        share *= np.minimum(1.0, link.speeds_of(devices))[relation.lane]
     if links.instant:
         return plan.tile(share), np.array(places, np.int32)
     first = links.starts[:-1]

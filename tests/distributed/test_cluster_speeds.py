@@ -1,0 +1,76 @@
+"""Workers of unequal speed: measured, planned for, and seen in the report."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import keras
+import numpy as np
+import pytest
+
+import tf_ooo
+from tests.distributed.clusters import addresses, workers
+from tests.same_bits import bits_of
+from tf_ooo.bench.shared import confine
+
+_SHARE = 0.1  # of a core
+
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.timeout(240),
+    pytest.mark.takes(60),
+    pytest.mark.skipif(
+        bool(confine.why_not(with_link=False)), reason=confine.why_not(with_link=False) or "-"
+    ),
+]
+
+
+@contextlib.contextmanager
+def slowed(process):
+    """The process gets a tenth of a core."""
+    folder = confine.CPU_GROUPS / f"tf_ooo_speeds_{os.getpid()}"
+    folder.mkdir()
+    try:
+        period_us = int((folder / "cpu.cfs_period_us").read_text())
+        (folder / "cpu.cfs_quota_us").write_text(str(round(_SHARE * period_us)))
+        (folder / "cgroup.procs").write_text(str(process.pid))
+        yield
+    finally:
+        for thread in (folder / "cgroup.procs").read_text().split():
+            with contextlib.suppress(OSError):
+                (confine.CPU_GROUPS / "cgroup.procs").write_text(thread)
+        folder.rmdir()
+
+
+def deep():
+    keras.utils.set_random_seed(5)
+    layers = [keras.layers.Dense(160, "tanh") for _ in range(12)]
+    model = keras.Sequential([keras.Input((160,)), *layers])
+    model.compile(keras.optimizers.Adam(1e-3), "mse", jit_compile=False)
+    return model
+
+
+def fitted(cluster, **options):
+    model, random = deep(), np.random.default_rng(1)
+    x = random.normal(size=(384, 160)).astype("float32")
+    callback = tf_ooo.OOOBackprop(mode="pipeline", devices=cluster, microbatches=4, **options)
+    model.fit(x, x, batch_size=64, epochs=1, shuffle=False, verbose=0, callbacks=[callback])
+    return model, callback.report
+
+
+@pytest.mark.parametrize("first_steps", ["auto", "cut"])
+def test_a_slow_worker_gets_less(first_steps):
+    """Also where costs are measured on the workers, each at its speed, and planned with again."""
+    cluster = addresses(2)
+    with workers(cluster, [1]) as started, slowed(started[1]):
+        model, report = fitted(cluster, profile_steps=1, first_steps=first_steps, schedule="1f1b")
+        again, _ = fitted(cluster, costs=report.costs, schedule="1f1b")
+    fast, slow = report.costs.link.speeds
+    assert fast == 1.0
+    assert slow < 0.7
+    stages = report.pipeline["stages"]
+    assert [stage["speed"] for stage in stages] == [fast, slow]
+    assert len(stages[0]["layers"]) > len(stages[1]["layers"])
+    assert f"{slow:.2g} times as fast" in report.summary()
+    assert bits_of(model) == bits_of(again)

@@ -13,10 +13,9 @@ from tf_ooo.bench.planner import zero_bubble
 from tf_ooo.bench.planner.published import load
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import MemoryLimitError, OptionsError
-from tf_ooo.planning.building.pipeline import StagedLayers
 from tf_ooo.planning.building.squeeze import Style, squeeze
 from tf_ooo.planning.building.v_block import HALF, MIN, ZB, block, lanes
-from tf_ooo.planning.building.v_shape import stage_times, v_schedule
+from tf_ooo.planning.building.v_shape import stage_times, v_schedule, v_stages
 from tf_ooo.planning.model.problem import Problem
 from tf_ooo.planning.model.schedule import Schedule, Task
 from tf_ooo.planning.policies import POLICIES
@@ -138,7 +137,7 @@ def test_valid_complete_and_within_the_stated_memory(problem, name):
 @settings(max_examples=25, deadline=None)
 @given(problems(), st.booleans(), st.sampled_from(["dW", "F"]), st.sampled_from([0.0, 0.5, 1.0]))
 def test_squeezing_keeps_the_limit_whatever_the_style(problem, yielding, fill, patience):
-    stages = StagedLayers.of(problem, 2)
+    stages = v_stages(problem)
     of = block(HALF, problem.devices)
     order = squeeze(
         lanes(of, problem.microbatches),

@@ -155,13 +155,13 @@ def make_plan(
     problem, clock = _problem(layers, link, workers), clock_of(steps)
     stock = as_asked(STOCK_ORDER, _told(STOCK_ORDER, problem, {"barrier": False}), clock)
 
-    def whole(policy: Policy) -> list[Candidate]:
-        return [tried(policy, _told(policy, problem, options), clock)]
+    def whole(policies: Sequence[Policy]) -> list[Candidate]:
+        return [tried(policy, _told(policy, problem, options), clock) for policy in policies]
 
     if schedule == "auto":
         rows = auto_candidates([x for x in policies_of(MODE) if x.needs.link], problem, whole)
     else:
-        rows = whole(policy_named(schedule, MODE))
+        rows = whole([policy_named(schedule, MODE)])
         if rows[0].error is not None:
             raise rows[0].error
     best = min(rows, key=lambda row: row.step_s)

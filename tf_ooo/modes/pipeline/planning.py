@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from tf_ooo.costs.layer_costs import LayerCosts, Link
 from tf_ooo.errors import MemoryLimitError, OOOError, OptionsError
+from tf_ooo.modes.pipeline.limited import fastest_first
 from tf_ooo.modes.pipeline.own_schedule import as_run, check_layers, layers_named, stages_of
 from tf_ooo.modes.pipeline.partition import Cutter, held_bytes
 from tf_ooo.planning.building.by_name import Bounds, Stages, bounds_of
@@ -95,17 +96,23 @@ def make_plan(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted) -> Pl
     )
     errors: list[OOOError] = []
 
-    def rows_of(policy: Policy) -> Iterator[Candidate]:
+    def problems_of(policy: Policy) -> Iterator[Problem]:
         own = {name: value for name, value in wanted.options.items() if name in policy.options}
         for bounds, of_cut in _cuts(policy, cutter, wanted, errors):
             stages = merged(cutter.layers, bounds, wanted.microbatches)
             limit, options = wanted.planned_limit_bytes, own | of_cut
-            problem = dataclasses.replace(
+            yield dataclasses.replace(
                 uncut, layers=stages, memory_limit_bytes=limit, options=options, bounds=bounds
             )
-            candidate = tried(policy, problem, _CLOCK)
-            errors.extend([] if candidate.error is None else [candidate.error])
-            yield candidate
+
+    def rows_of(policies: Sequence[Policy]) -> list[Candidate]:
+        asked = [(policy, problem) for policy in policies for problem in problems_of(policy)]
+        if wanted.memory_limit_bytes is None:
+            rows = [tried(policy, problem, _CLOCK) for policy, problem in asked]
+        else:
+            rows = fastest_first(asked, _CLOCK)
+        errors.extend(row.error for row in rows if row.error is not None)
+        return rows
 
     if wanted.own is not None:
         candidates = list(_as_written(wanted.own, cutter, uncut, wanted, errors))
@@ -113,7 +120,7 @@ def make_plan(layers: Sequence[LayerCosts], units: Bounds, wanted: Wanted) -> Pl
         policies = [policy_named(name, MODE) for name in SCHEDULES]
         candidates = auto_candidates(policies, uncut, rows_of)
     else:
-        candidates = list(rows_of(policy_named(wanted.schedule, MODE)))
+        candidates = rows_of([policy_named(wanted.schedule, MODE)])
     if all(candidate.trial is None for candidate in candidates):
         raise _none_left(errors, wanted, cutter)
     return choose(candidates, _rank)

@@ -80,17 +80,20 @@ def candidates(
     """Every schedule of a mode (None: the usual one), simulated, the fastest first, the slow to plan last."""
     wanted = usual_mode(problem, mode)
 
-    def rows_of(policy: Policy) -> list[Candidate]:
+    def row_of(policy: Policy) -> Candidate:
         if on_progress is not None:
             on_progress(policy.name)
         options = {name: value for name, value in problem.options.items() if name in policy.options}
-        return [tried(policy, dataclasses.replace(problem, options=options, mode=wanted))]
+        return tried(policy, dataclasses.replace(problem, options=options, mode=wanted))
+
+    def rows_of(policies: Sequence[Policy]) -> Iterable[Candidate]:
+        return map(row_of, policies)
 
     return sorted(auto_candidates(policies_of(wanted), problem, rows_of), key=shortest)
 
 
 def auto_candidates(
-    policies: Sequence[Policy], problem: Problem, rows_of: Callable[[Policy], Iterable[Candidate]]
+    policies: Sequence[Policy], problem: Problem, rows_of: Callable[[Sequence[Policy]], Iterable[Candidate]]
 ) -> list[Candidate]:
     """What ``auto`` compares; of what it does without, the reason.
 
@@ -100,12 +103,12 @@ def auto_candidates(
     tasks = 3 * problem.devices * problem.microbatches
     usual = [policy for policy in policies if not policy.by_name]
     slow = [policy for policy in usual if policy.auto_tasks is not None and tasks > policy.auto_tasks]
-    rows = [row for policy in usual if policy not in slow for row in rows_of(policy)]
+    rows = list(rows_of([policy for policy in usual if policy not in slow]))
     if any(row.trial is not None for row in rows):
         why = f"not tried: takes long for {tasks:,} tasks; ask for it by name"
         rows += [Candidate(policy.name, problem, reason=why) for policy in slow]
     else:
-        rows += [row for policy in slow for row in rows_of(policy)]
+        rows += rows_of(slow)
     return rows + [
         Candidate(policy.name, problem, reason=policy.by_name) for policy in policies if policy.by_name
     ]

@@ -93,7 +93,8 @@ def _split(problem: Problem, replicas: int) -> Split:
     if left or not own:
         text = f"{problem.microbatches} micro-batches cannot be dealt out evenly to {replicas} replicas"
         return Split(replicas, devices, reason=text)
-    replica = dataclasses.replace(problem, devices=devices, microbatches=own)
+    link = problem.link.of_replica(devices, replicas)
+    replica = dataclasses.replace(problem, devices=devices, microbatches=own, link=link)
     try:
         plan = choose(candidates(replica, _MODE))
     except OOOError as error:

@@ -71,9 +71,11 @@ def _effort(problem: Problem) -> float:
     Small problems are searched alike: what needs least needs no more than what is fastest.
     """
     limit = problem.memory_limit_bytes
+    if problem.recomputed:  # one of many sets of layers that are tried
+        return 0.0
     if limit is None or len(problem.layers) * problem.microbatches <= _FEW_TASKS:
         return 1.0
-    return _WITH_LIMIT if limit and problem.recompute == "none" else 0.0
+    return _WITH_LIMIT if limit else 0.0
 
 
 def _most_chunks(problem: Problem) -> int:

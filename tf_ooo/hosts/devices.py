@@ -27,10 +27,11 @@ def home_device() -> str:
 
 
 def host_device() -> str:
-    """The CPU of this process."""
+    """The CPU of this process, by its full name, which lists lack once a cluster has been joined."""
     import tensorflow as tf
 
-    return str(tf.config.list_logical_devices("CPU")[0].name)
+    with tf.init_scope(), tf.device("/device:CPU:0"):
+        return str(tf.constant(0.0).device)
 
 
 def full_names(value: Any, local_rank: int = 0) -> tuple[str, ...]:
@@ -61,8 +62,8 @@ def full_names(value: Any, local_rank: int = 0) -> tuple[str, ...]:
 def _first(count: int | None, local_rank: int, tf: Any) -> tuple[str, ...]:
     there: list[Any] = []
     for kind in _TYPES:
-        own_job = f"{_local_job()}/"
-        there = [device for device in tf.config.list_logical_devices(kind) if device.name.startswith(own_job)]
+        own = (f"{_local_job()}/", "/device:")  # as they are listed once a cluster has been joined
+        there = [device for device in tf.config.list_logical_devices(kind) if device.name.startswith(own)]
         if there:
             break
     by_name = {device.name: device for device in there}

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from tf_ooo.compat import train_function
 from tf_ooo.errors import BackendError
 from tf_ooo.fit.mode import Training
-from tf_ooo.hosts.addresses import over_hosts
 from tf_ooo.hosts.ranks.base import Engine
 from tf_ooo.hosts.ranks.engine import choose_engine
 from tf_ooo.hosts.ranks.launch import resolved_name
@@ -106,11 +105,4 @@ def _check_replicas(options: Pipeline, size: int) -> None:
         raise BackendError(
             f"replicas={wanted}: {size} process{'es were' if size > 1 else ' was'} launched; each replica is "
             f"a process with devices of its own: horovodrun -np {wanted} python train.py"
-        )
-    if size == 1:
-        return
-    if over_hosts(options.devices):
-        raise BackendError(
-            f"devices={options.devices!r}: a pipeline over several hosts cannot be replicated, its workers "
-            "are no ranks; give each process devices of its own, or leave replicas out"
         )

@@ -8,6 +8,7 @@ from tensorflow.core.framework import node_def_pb2
 
 from grappler_passes.graph.contexts import SWITCHES
 from grappler_passes.graph.dependencies import GraphIndex
+from tf_ooo.hosts.devices import host_device
 from tf_ooo.rewriting.homes import Homes, is_resource
 from tf_ooo.rewriting.unrolled_tasks import Step
 
@@ -18,6 +19,8 @@ _HANDS_ON = ("Identity", *SWITCHES, "Merge", "Enter", "Exit", "NextIteration")
 _FREE = ("Const", "_Arg", "_Retval")
 # tf.py_function and tf.numpy_function: what they call is in the process that traced them.
 _IN_PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
+# The training process is the rank, its workers are none.
+_OF_RANK = "Horovod"
 
 
 def place(
@@ -45,7 +48,15 @@ def place(
             placed.setdefault(name, nodes[name].device)
     slices_at_home(index, nodes, placed)
     follow(index, nodes, placed, bytes_of)
-    return as_they_can(nodes, placed)
+    return with_rank(nodes, as_they_can(nodes, placed))
+
+
+def with_rank(nodes: _Nodes, placed: Mapping[str, str]) -> dict[str, str]:
+    """The same devices, but for ops of Horovod on a worker: what they communicate is sent to this process."""
+    home = host_device()
+    process = home.rpartition("/device:")[0]
+    away = (name for name in placed if nodes[name].op.startswith(_OF_RANK))
+    return {**placed, **{name: home for name in away if not placed[name].startswith(f"{process}/")}}
 
 
 def as_they_can(nodes: _Nodes, placed: Mapping[str, str]) -> dict[str, str]:
